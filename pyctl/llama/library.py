@@ -32,13 +32,13 @@ from pyctl.llama import extension, floor
 from pyctl.llama.extension import build_version, library_file, open_library
 
 __all__ = [
+    "EvaluationControl",
     "HiddenRows",
     "HostBuffer",
     "KVState",
     "LibraryLog",
     "NextnHead",
     "Pulse",
-    "PulseControl",
     "RowStore",
     "allocate",
     "api",
@@ -205,7 +205,7 @@ MIN_LOOKS = 32
 """Least checks per evaluation for preemption: with fewer, a GPU runs almost all of it without one."""
 
 
-class PulseControl:
+class EvaluationControl:
     """The `Control` of evaluations with ``pulse`` attached."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from pyctl.llama.batch import Batch, Embedder, Outputs, RowBatch
 from pyctl.llama.context_memory import ContextMemory
 from pyctl.llama.draft.draft_model import DraftMirror, MakeDraftModel
 from pyctl.llama.image_encoder import ImageEncoder
-from pyctl.llama.library import PulseControl, build_version, checked
+from pyctl.llama.library import EvaluationControl, build_version, checked
 from pyctl.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.llama.memory_check import TRIAL_TOKENS, describe, is_tested, pool_trial, restores, same_bits
 from pyctl.llama.sampler import LlamaSampler, LlamaVocabulary, top_logprobs
@@ -60,7 +60,7 @@ class LlamaBackend:
         self._max_tokens, self._n_outputs, self._make_drafts = max_tokens, n_outputs, make_drafts
         self._pool, self._batch_cost = pool, batch_cost
         self.memory = ContextMemory(pool, marks=marks)
-        self.control = PulseControl()
+        self.control = EvaluationControl()
         self.embedder: Embedder | None = None
         self.encoder = encoder
         self._kept: LlamaTokenizer | None = None

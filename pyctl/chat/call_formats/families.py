@@ -1,12 +1,12 @@
-"""The families whose calls marks describe, each with the models that write so."""
+"""The families whose calls delimiters describe, each with the models that write so."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
 
-from pyctl.chat.call_formats.marked_format import MarkedFormat
-from pyctl.chat.call_formats.marks import LiteralMarks, NameMarks, ObjectMarks, TagMarks
+from pyctl.chat.call_formats.delimited_format import DelimitedFormat
+from pyctl.chat.call_formats.delimiters import LiteralDelimiters, NameDelimiters, ObjectDelimiters, TagDelimiters
 from pyctl.chat.reply import BRACKETS, SEED, THINK, ReasoningTags
 
 __all__ = ["FALLBACK", "FAMILIES", "HERMES", "QWEN"]
@@ -23,8 +23,8 @@ def _reasoning(
     return tuple(replace(each, interrupts=interrupts) for each in tags)
 
 
-_OBJECT = ObjectMarks(open=f"{_TOOL_CALL}\n", close="\n</tool_call>")
-_QWEN = TagMarks(
+_OBJECT = ObjectDelimiters(open=f"{_TOOL_CALL}\n", close="\n</tool_call>")
+_QWEN = TagDelimiters(
     begin=f"{_TOOL_CALL}\n",
     open="<function=",
     name_end=">\n",
@@ -36,7 +36,7 @@ _QWEN = TagMarks(
     is_alone=True,
 )
 _SEED = replace(_QWEN, begin="<seed:tool_call>\n", key_end=">", value_end="</parameter>\n", end="</seed:tool_call>")
-_GLM = TagMarks(
+_GLM = TagDelimiters(
     open=_TOOL_CALL,
     name_end="",
     key_open="<arg_key>",
@@ -46,7 +46,7 @@ _GLM = TagMarks(
     close="</tool_call>",
     is_loose=True,
 )
-_HUNYUAN = TagMarks(
+_HUNYUAN = TagDelimiters(
     begin="<tool_calls:opensource>\n",
     open="<tool_call:opensource>",
     name_end="<tool_sep:opensource>\n",
@@ -58,7 +58,7 @@ _HUNYUAN = TagMarks(
     between="",
     end="</tool_calls:opensource>",
 )
-_INVOKE = TagMarks(
+_INVOKE = TagDelimiters(
     begin="<minimax:tool_call>\n",
     open='<invoke name="',
     name_end='">\n',
@@ -69,7 +69,7 @@ _INVOKE = TagMarks(
     between="",
     end="</minimax:tool_call>",
 )
-_DSML = TagMarks(
+_DSML = TagDelimiters(
     begin=f"<{_BAR}DSML{_BAR}tool_calls>\n",
     open=f'<{_BAR}DSML{_BAR}invoke name="',
     name_end='">\n',
@@ -83,7 +83,7 @@ _DSML = TagMarks(
     tokens=(f"{_BAR}DSML{_BAR}",),
 )
 _DSML_OLD = replace(_DSML, begin=f"<{_BAR}DSML{_BAR}function_calls>\n", end=f"</{_BAR}DSML{_BAR}function_calls>")
-_DEEPSEEK = NameMarks(
+_DEEPSEEK = NameDelimiters(
     begin=f"<{_BAR}tool▁calls▁begin{_BAR}>",
     open=f"<{_BAR}tool▁call▁begin{_BAR}>",
     parts=(None, f"<{_BAR}tool▁sep{_BAR}>"),
@@ -97,7 +97,7 @@ _DEEPSEEK_R1 = replace(
     close=f"\n```<{_BAR}tool▁call▁end{_BAR}>",
     between="\n",
 )
-_KIMI = NameMarks(
+_KIMI = NameDelimiters(
     begin="<|tool_calls_section_begin|>",
     open="<|tool_call_begin|>",
     parts=("functions.", None, ":", re.compile("[0-9]{1,4}"), "<|tool_call_argument_begin|>"),
@@ -106,7 +106,7 @@ _KIMI = NameMarks(
     between="",
     end="<|tool_calls_section_end|>",
 )
-_SOLAR = NameMarks(
+_SOLAR = NameDelimiters(
     begin="<|tool_calls|>",
     open="<|tool_call:begin|>",
     parts=(re.compile("[A-Za-z0-9]{1,32}"), "<|tool_call:name|>", None, "<|tool_call:args|>"),
@@ -115,8 +115,8 @@ _SOLAR = NameMarks(
     between="",
     end="<|calls|>",
 )
-_MISTRAL = NameMarks(open="[TOOL_CALLS]", parts=(None, ("[CALL_ID]", _ID), "[ARGS]"), ids="pattern")
-_LIST = ObjectMarks(begin="<tool_calls>", brackets=("[", "]"), between=", ", end="</tool_calls>")
+_MISTRAL = NameDelimiters(open="[TOOL_CALLS]", parts=(None, ("[CALL_ID]", _ID), "[ARGS]"), ids="pattern")
+_LIST = ObjectDelimiters(begin="<tool_calls>", brackets=("[", "]"), between=", ", end="</tool_calls>")
 _MISTRAL_LIST = replace(_LIST, begin="[TOOL_CALLS]", end="", id_after="id")
 _COHERE = replace(
     _LIST,
@@ -128,7 +128,7 @@ _COHERE = replace(
     arguments_key="parameters",
     id_before="tool_call_id",
 )
-_LFM2 = LiteralMarks(
+_LFM2 = LiteralDelimiters(
     begin="<|tool_call_start|>",
     brackets=("[", "]"),
     between=", ",
@@ -137,7 +137,9 @@ _LFM2 = LiteralMarks(
     separator="=",
     quotes=("'", '"'),
 )
-_GEMMA = LiteralMarks(open="<|tool_call>call:", close="<tool_call|>", between="", quotes=('<|"|>',), is_sorted=True)
+_GEMMA = LiteralDelimiters(
+    open="<|tool_call>call:", close="<tool_call|>", between="", quotes=('<|"|>',), is_sorted=True
+)
 
 _ACTION = replace(
     _COHERE,
@@ -146,10 +148,10 @@ _ACTION = replace(
     id_before="",
     blanks=("\n        ", "\n        ", "\n    "),
 )
-_GIGACHAT = ObjectMarks(open="<|function_call|>", between="")
-_GIGACHAT_3 = ObjectMarks(open="<|message_sep|>\n\nfunction call<|role_sep|>\n", between="")
-_FUNCTIONARY = NameMarks(open="<function=", parts=(None, ">"), close="</function>", between="")
-_MINICPM = TagMarks(
+_GIGACHAT = ObjectDelimiters(open="<|function_call|>", between="")
+_GIGACHAT_3 = ObjectDelimiters(open="<|message_sep|>\n\nfunction call<|role_sep|>\n", between="")
+_FUNCTIONARY = NameDelimiters(open="<function=", parts=(None, ">"), close="</function>", between="")
+_MINICPM = TagDelimiters(
     open='<function name="',
     name_end='">',
     key_open='<param name="',
@@ -163,13 +165,15 @@ _HERMES_REASONING = (
     replace(SEED, forced_close=f"\n{SEED.close}"),
     BRACKETS,
 )
-HERMES = MarkedFormat("Hermes (JSON between tags)", _OBJECT, _QWEN, reasoning=_HERMES_REASONING)
+HERMES = DelimitedFormat("Hermes (JSON between tags)", _OBJECT, _QWEN, reasoning=_HERMES_REASONING)
 """Hermes, Qwen 2.5 and 3, Granite 4, MiMo, Bielik: most models with no better form were taught this one."""
 
-FALLBACK = MarkedFormat("unknown (JSON between <tool_call> tags is read)", _OBJECT, _QWEN, reasoning=_HERMES_REASONING)
+FALLBACK = DelimitedFormat(
+    "unknown (JSON between <tool_call> tags is read)", _OBJECT, _QWEN, reasoning=_HERMES_REASONING
+)
 """For templates that write no calls, or in a form that none recognizes."""
 
-QWEN = MarkedFormat(
+QWEN = DelimitedFormat(
     "Qwen (between tags)",
     _QWEN,
     _OBJECT,
@@ -183,35 +187,35 @@ QWEN = MarkedFormat(
 
 _BRACKETS_FIRST = _reasoning(_MISTRAL.opener, tags=(BRACKETS, THINK, SEED))
 
-FAMILIES: tuple[MarkedFormat, ...] = (
+FAMILIES: tuple[DelimitedFormat, ...] = (
     QWEN,
     HERMES,
-    MarkedFormat("Seed", _SEED, reasoning=_reasoning(_SEED.opener, tags=(SEED, THINK))),
-    MarkedFormat("GLM, Ling, Laguna", _GLM, reasoning=_reasoning(_TOOL_CALL)),
-    MarkedFormat(
+    DelimitedFormat("Seed", _SEED, reasoning=_reasoning(_SEED.opener, tags=(SEED, THINK))),
+    DelimitedFormat("GLM, Ling, Laguna", _GLM, reasoning=_reasoning(_TOOL_CALL)),
+    DelimitedFormat(
         "Hunyuan 3",
         _HUNYUAN,
         reasoning=_reasoning(_HUNYUAN.opener, tags=(ReasoningTags("<think:opensource>", "</think:opensource>"),)),
     ),
-    MarkedFormat("MiniMax M2", _INVOKE, reasoning=_reasoning(_INVOKE.opener)),
-    MarkedFormat("DeepSeek 4", _DSML, reasoning=_reasoning(_DSML.opener)),
-    MarkedFormat("DeepSeek 3.2", _DSML_OLD, reasoning=_reasoning(_DSML_OLD.opener)),
-    MarkedFormat("DeepSeek 3.1", _DEEPSEEK, _DEEPSEEK_R1, reasoning=_reasoning(_DEEPSEEK.opener)),
-    MarkedFormat("DeepSeek R1", _DEEPSEEK_R1, _DEEPSEEK, reasoning=_reasoning(_DEEPSEEK.opener)),
-    MarkedFormat("Kimi K2", _KIMI, reasoning=_reasoning(_KIMI.opener, _KIMI.open)),
-    MarkedFormat("Solar", _SOLAR, reasoning=_reasoning(_SOLAR.opener), around_content=("<|content|>",)),
-    MarkedFormat("Mistral (name and arguments)", _MISTRAL, _MISTRAL_LIST, reasoning=_BRACKETS_FIRST, id_size=9),
-    MarkedFormat("Mistral (list)", _MISTRAL_LIST, _MISTRAL, reasoning=_BRACKETS_FIRST, id_size=9),
-    MarkedFormat(
+    DelimitedFormat("MiniMax M2", _INVOKE, reasoning=_reasoning(_INVOKE.opener)),
+    DelimitedFormat("DeepSeek 4", _DSML, reasoning=_reasoning(_DSML.opener)),
+    DelimitedFormat("DeepSeek 3.2", _DSML_OLD, reasoning=_reasoning(_DSML_OLD.opener)),
+    DelimitedFormat("DeepSeek 3.1", _DEEPSEEK, _DEEPSEEK_R1, reasoning=_reasoning(_DEEPSEEK.opener)),
+    DelimitedFormat("DeepSeek R1", _DEEPSEEK_R1, _DEEPSEEK, reasoning=_reasoning(_DEEPSEEK.opener)),
+    DelimitedFormat("Kimi K2", _KIMI, reasoning=_reasoning(_KIMI.opener, _KIMI.open)),
+    DelimitedFormat("Solar", _SOLAR, reasoning=_reasoning(_SOLAR.opener), around_content=("<|content|>",)),
+    DelimitedFormat("Mistral (name and arguments)", _MISTRAL, _MISTRAL_LIST, reasoning=_BRACKETS_FIRST, id_size=9),
+    DelimitedFormat("Mistral (list)", _MISTRAL_LIST, _MISTRAL, reasoning=_BRACKETS_FIRST, id_size=9),
+    DelimitedFormat(
         "Command-R",
         _COHERE,
         reasoning=_reasoning(_COHERE.opener, tags=(ReasoningTags("<|START_THINKING|>", "<|END_THINKING|>"),)),
         around_content=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
     ),
-    MarkedFormat(
+    DelimitedFormat(
         "Nemotron 2", replace(_LIST, begin="<TOOLCALL>", end="</TOOLCALL>"), reasoning=_reasoning("<TOOLCALL>")
     ),
-    MarkedFormat(
+    DelimitedFormat(
         "Apriel",
         _LIST,
         reasoning=_reasoning(
@@ -219,42 +223,42 @@ FAMILIES: tuple[MarkedFormat, ...] = (
             tags=(THINK, SEED, BRACKETS, ReasoningTags("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]")),
         ),
     ),
-    MarkedFormat(
+    DelimitedFormat(
         "MiniMax M1",
-        ObjectMarks(begin="<tool_calls>\n", close="\n", between="", end="</tool_calls>"),
+        ObjectDelimiters(begin="<tool_calls>\n", close="\n", between="", end="</tool_calls>"),
         reasoning=_reasoning("<tool_calls>"),
     ),
-    MarkedFormat(
+    DelimitedFormat(
         "Granite 3",
         replace(_LIST, begin="<|tool_call|>", end=""),
         reasoning=_reasoning("<|tool_call|>"),
         named_in=("respond only with <|tool_call|>",),
     ),
-    MarkedFormat("GigaChat 3.1", _GIGACHAT, reasoning=_reasoning(_GIGACHAT.opener)),
-    MarkedFormat("GigaChat 3", _GIGACHAT_3, reasoning=_reasoning(_GIGACHAT_3.opener)),
-    MarkedFormat(
+    DelimitedFormat("GigaChat 3.1", _GIGACHAT, reasoning=_reasoning(_GIGACHAT.opener)),
+    DelimitedFormat("GigaChat 3", _GIGACHAT_3, reasoning=_reasoning(_GIGACHAT_3.opener)),
+    DelimitedFormat(
         "Apertus",
         replace(_LIST, begin="<|tools_prefix|>", end="<|tools_suffix|>", name_key=""),
         reasoning=_reasoning("<|tools_prefix|>"),
     ),
-    MarkedFormat("Functionary 3.1", _FUNCTIONARY, reasoning=_reasoning(_FUNCTIONARY.opener)),
-    MarkedFormat(
+    DelimitedFormat("Functionary 3.1", _FUNCTIONARY, reasoning=_reasoning(_FUNCTIONARY.opener)),
+    DelimitedFormat(
         "Functionary 3.2",
-        NameMarks(open=">>>", parts=(None, "\n"), between="", is_known=True),
+        NameDelimiters(open=">>>", parts=(None, "\n"), between="", is_known=True),
         reasoning=_reasoning(">>>"),
         around_content=(">>>all\n",),
         opening=">>>",
     ),
-    MarkedFormat("Firefunction", replace(_LIST, begin=" functools", end=""), reasoning=_reasoning("functools[")),
-    MarkedFormat(
+    DelimitedFormat("Firefunction", replace(_LIST, begin=" functools", end=""), reasoning=_reasoning("functools[")),
+    DelimitedFormat(
         "Command R+",
         _ACTION,
         replace(_ACTION, begin="Action: ```json\n"),
         reasoning=_reasoning(_ACTION.opener),
     ),
-    MarkedFormat("MiniCPM 5", _MINICPM, reasoning=_reasoning(_MINICPM.opener)),
-    MarkedFormat("LFM2", _LFM2, reasoning=_reasoning(_LFM2.opener), named_in=("List of tools: ",)),
-    MarkedFormat(
+    DelimitedFormat("MiniCPM 5", _MINICPM, reasoning=_reasoning(_MINICPM.opener)),
+    DelimitedFormat("LFM2", _LFM2, reasoning=_reasoning(_LFM2.opener), named_in=("List of tools: ",)),
+    DelimitedFormat(
         "Gemma 4",
         _GEMMA,
         reasoning=_reasoning("<|tool_call>", tags=(ReasoningTags("<|channel>thought", "<channel|>"),)),

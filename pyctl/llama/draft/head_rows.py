@@ -92,8 +92,8 @@ class HeadRows(DraftModel):
     """What draft models on ``ctx``, which they own, have in common: to follow, save and restore rows.
 
     Rows of small batches stay pending until the next draft. A subclass says how rows come of the trunk's (`_evaluate`)
-    and how they draft. ``width`` is that of the trunk's rows as `DraftSequence` has them, ``window`` the most rows that stay
-    pending. ``model``, also owned, is the file of the draft model, identified by ``identity``. ``attach`` attaches
+    and how they draft. ``width`` is that of the trunk's rows as `DraftSequence` has them, ``window`` the maximum of
+    pending rows. ``model``, also owned, is the file of the draft model, identified by ``identity``. ``attach`` attaches
     `Pulse` to the context at an address.
     """
 

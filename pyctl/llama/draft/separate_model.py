@@ -34,7 +34,7 @@ class _SequenceState:
     """The draft model's state of a sequence, in which the trunk has ``end`` tokens.
 
     The context holds the trunk's tokens [first, held), then ``ahead``: the unconfirmed tokens evaluated for ``draft``.
-    ``pending`` are the trunk's tokens from ``held`` on, by batch. A recurrent state cannot be cut, so there is a copy at
+    ``pending`` are the trunk's tokens from ``held`` on, by batch. A recurrent state cannot be cut: there is a copy at
     ``mark``; the state is stale if it does not belong to the last held row.
     """
 

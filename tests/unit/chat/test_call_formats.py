@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from pyctl.chat.call_formats import FORMATS, find_call_format
 from pyctl.chat.call_formats.call_format import CallFormat
+from pyctl.chat.call_formats.delimited_format import DelimitedFormat
 from pyctl.chat.call_formats.families import FALLBACK, FAMILIES, HERMES, QWEN
 from pyctl.chat.call_formats.llama3 import LlamaFormat
-from pyctl.chat.call_formats.marked_format import MarkedFormat
 from pyctl.chat.call_formats.message_format import HARMONY, MessageFormat
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.constraint import reply_constraint
@@ -60,7 +60,7 @@ class Family:
             return f"{self.call}{self.form.marks.ends[0]}<|start|>assistant{self.call}"
         if self.form.name == "Functionary 3.2":
             return f"{self.call}>>>{self.call}"
-        marks = self.form.marks[0] if isinstance(self.form, MarkedFormat) else None
+        marks = self.form.marks[0] if isinstance(self.form, DelimitedFormat) else None
         if marks is None or not marks.begin or marks.is_alone:
             return f"{self.call}\n{self.call}"
         begin, end = marks.begin + marks.brackets[0], marks.brackets[1] + marks.end

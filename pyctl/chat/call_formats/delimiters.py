@@ -1,7 +1,7 @@
-"""Calls that marks describe: which texts stand around the calls, their names and their arguments.
+"""Calls that delimiters describe: which texts stand around the calls, their names and their arguments.
 
-A mark is given as templates write it, blanks included; where replies are read, blanks around marks do not count. Each
-kind of marks says how a call begins and what grammar binds it; `MarkedScanner` reads what follows.
+A delimiter is given as templates write it, blanks included; where replies are read, blanks around delimiters do not count. Each
+kind of delimiters says how a call begins and what grammar binds it; `DelimitedScanner` reads what follows.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pyctl.chat.constraint import GrammarBuilder
 from pyctl.chat.tools import Tool, Tools
 
 __all__ = [
+    "CallDelimiters",
     "CallHead",
-    "CallMarks",
-    "LiteralMarks",
-    "NameMarks",
-    "ObjectMarks",
-    "TagMarks",
+    "LiteralDelimiters",
+    "NameDelimiters",
+    "ObjectDelimiters",
+    "TagDelimiters",
     "token_texts",
 ]
 
@@ -41,7 +41,7 @@ _MAX_ANY_ORDER = 5
 
 
 def token_texts(text: str) -> Iterator[str]:
-    """Texts within a mark that may be control tokens, and the mark."""
+    """Texts within a delimiter that may be control tokens, and the delimiter."""
     yield from filter(None, (text.strip(), *_TOKENS.findall(text)))
 
 
@@ -54,7 +54,7 @@ class CallHead(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CallMarks(ABC):
+class CallDelimiters(ABC):
     """``begin`` and ``end`` stand around calls in a row, within these ``brackets``; ``open`` and ``close`` around each,
     ``between`` between two. Each may be empty. ``is_alone`` if each call has a ``begin`` and an ``end``.
 
@@ -118,7 +118,7 @@ class CallMarks(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ObjectMarks(CallMarks):
+class ObjectDelimiters(CallDelimiters):
     """A call is a JSON object, which may begin with an id under ``id_before``, or end with one under ``id_after``.
 
     Without a ``name_key`` its only member has the arguments, under the name. ``blanks`` stand before the name, before
@@ -160,7 +160,7 @@ class ObjectMarks(CallMarks):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NameMarks(CallMarks):
+class NameDelimiters(CallDelimiters):
     """A call is a name and its arguments as JSON. ``parts`` stand between ``open`` and the arguments: texts, None for
     the name, a pattern for an id, and tuples of parts that may be missing. Where calls are read, the last may be, too.
 
@@ -210,7 +210,7 @@ class NameMarks(CallMarks):
 
 
 def _is_one_word(text: str) -> bool:
-    """Whether marks and a name may be all that stands there, and no sentence."""
+    """Whether delimiters and a name may be all that stands there, and no sentence."""
     return all(word[0] in "[<`" for word in text.split(maxsplit=2)[1:2])
 
 
@@ -239,7 +239,7 @@ def _written(grammar: GrammarBuilder, part: Part, name: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TagMarks(CallMarks):
+class TagDelimiters(CallDelimiters):
     """A call is a name and arguments between tags. ``name_end`` follows the name; ``key_open`` and ``key_end`` are
     around the name of an argument, then comes one of ``value_opens``, and ``value_end`` after the value.
 
@@ -269,7 +269,7 @@ class TagMarks(CallMarks):
     @property
     def after_value(self) -> tuple[str, ...]:
         """One of these follows the end of a value."""
-        return tuple(mark.strip() for mark in (self.key_open, self.close, self.end) if mark)
+        return tuple(delimiter.strip() for delimiter in (self.key_open, self.close, self.end) if delimiter)
 
     def head(self, text: str, at: int) -> CallHead:
         """Up to the first tag of an argument."""
@@ -343,7 +343,7 @@ def _members(mask: int) -> list[int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LiteralMarks(CallMarks):
+class LiteralDelimiters(CallDelimiters):
     """A call is a name and arguments in ``round`` brackets as in Python, or in braces with bare keys. ``separator``
     stands after the name of an argument; ``quotes`` around strings, which have escapes unless one is a tag.
     """

@@ -1,4 +1,4 @@
-"""Formats that marks describe, and the reader of all of them.
+"""Formats that delimiters describe, and the reader of all of them.
 
 A call begins where its head is complete: a name, and what comes before its arguments. A value between tags ends only
 where another tag follows, so that it may speak of these tags.
@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pyctl.chat.call_formats.call_format import Chain, TaggedFormat
-from pyctl.chat.call_formats.literal import LiteralReader
-from pyctl.chat.call_formats.marks import (
-    CallMarks,
-    LiteralMarks,
-    NameMarks,
-    ObjectMarks,
-    TagMarks,
+from pyctl.chat.call_formats.delimiters import (
+    CallDelimiters,
+    LiteralDelimiters,
+    NameDelimiters,
+    ObjectDelimiters,
+    TagDelimiters,
     token_texts,
 )
+from pyctl.chat.call_formats.literal import LiteralReader
 from pyctl.chat.call_formats.scan import (
     CallScanner,
     NeedMoreInput,
@@ -38,13 +38,13 @@ from pyctl.chat.template import SAMPLE_KEY, SAMPLE_TOOL, SAMPLE_VALUE
 from pyctl.chat.tools import ALL_TYPES, Tool, Tools
 from pyctl.text import overlap
 
-__all__ = ["MarkedFormat", "MarkedScanner"]
+__all__ = ["DelimitedFormat", "DelimitedScanner"]
 
 _STRING = frozenset({"string"})
 
 
-class MarkedFormat(TaggedFormat):
-    """Calls as the first of ``marks`` says; those of the others are read, too.
+class DelimitedFormat(TaggedFormat):
+    """Calls as the first of ``delimiters`` says; those of the others are read, too.
 
     ``named_in``: texts of templates that write no calls, though their models do. ``id_size``: letters of the ids that
     calls get. ``opening``: the prompt ends with
@@ -54,7 +54,7 @@ class MarkedFormat(TaggedFormat):
     def __init__(
         self,
         name: str,
-        *marks: CallMarks,
+        *delimiters: CallDelimiters,
         reasoning: tuple[ReasoningTags, ...],
         named_in: tuple[str, ...] = (),
         id_size: int = 32,
@@ -63,14 +63,14 @@ class MarkedFormat(TaggedFormat):
     ) -> None:
         self.name = name
         self.reasoning = reasoning
-        texts = [text for each in marks for text in each.all_tokens]
+        texts = [text for each in delimiters for text in each.all_tokens]
         texts += [text for tags in reasoning for tag in (tags.open, tags.close) for text in token_texts(tag)]
         self.control_tokens = tuple(dict.fromkeys(texts))
-        self.trigger = f"({re.escape(marks[0].opener)})"
-        if opening:  # any other name than that of a mark around content
+        self.trigger = f"({re.escape(delimiters[0].opener)})"
+        if opening:  # any other name than that of a delimiter around content
             self.trigger = rf"(?:^|{re.escape(opening)})((?!all\n)[\w.-]{{1,64}}\n\{{)"
-        self.marks = marks
-        self.forgets_tags = isinstance(marks[0], ObjectMarks) and not marks[0].begin
+        self.delimiters = delimiters
+        self.forgets_tags = isinstance(delimiters[0], ObjectDelimiters) and not delimiters[0].begin
         self._named_in = named_in
         self._id_size = id_size
         self.around_content = around_content
@@ -88,10 +88,10 @@ class MarkedFormat(TaggedFormat):
 
     def recognizes(self, sample: str) -> bool:
         """Whether the reader finds the sample call."""
-        begin = sample.rfind(self.marks[0].opener, 0, max(sample.rfind(SAMPLE_VALUE), 0))
+        begin = sample.rfind(self.delimiters[0].opener, 0, max(sample.rfind(SAMPLE_VALUE), 0))
         if begin < 0:
             return False
-        reader, reply = MarkedScanner(Tools((Tool(SAMPLE_TOOL, {}),)), self.marks[:1]), ParsedReply()
+        reader, reply = DelimitedScanner(Tools((Tool(SAMPLE_TOOL, {}),)), self.delimiters[:1]), ParsedReply()
         for delta in (reader.feed(sample[begin:]), reader.finish()):
             reply.add(delta)
         return any(call.name == SAMPLE_TOOL and _is_sample(call.arguments) for call in reply.calls)
@@ -102,18 +102,18 @@ class MarkedFormat(TaggedFormat):
 
     def call_parser(self, tools: Tools) -> CallScanner:
         """Reads calls of all these forms."""
-        return MarkedScanner(tools, self.marks, self._id_size)
+        return DelimitedScanner(tools, self.delimiters, self._id_size)
 
     def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
         """A call as the template writes it."""
-        marks = replace(self.marks[0], open="") if self._opening else self.marks[0]
-        return marks.call(grammar, tool)
+        delimiters = replace(self.delimiters[0], open="") if self._opening else self.delimiters[0]
+        return delimiters.call(grammar, tool)
 
     def calls(self, grammar: GrammarBuilder, call: str, parallel: bool) -> str:
         """One ``call``, or several if ``parallel``, with what stands around them."""
         if self._opening:
             return f"{call} ({grammar.text(self._opening)} {call})*" if parallel else call
-        return self.marks[0].calls(grammar, call, parallel)
+        return self.delimiters[0].calls(grammar, call, parallel)
 
 
 class _Opened:
@@ -136,12 +136,12 @@ class _Opened:
 
 
 class _Unwrapped:
-    """What ``parser`` finds, without these ``marks`` in the content, and ``opening`` where it begins."""
+    """What ``parser`` finds, without these ``delimiters`` in the content, and ``opening`` where it begins."""
 
-    def __init__(self, parser: ReplyParser, marks: tuple[str, ...], opening: str) -> None:
+    def __init__(self, parser: ReplyParser, delimiters: tuple[str, ...], opening: str) -> None:
         self._parser, self._opening = parser, opening
-        self._marks = re.compile("|".join(map(re.escape, marks)))
-        self._texts = marks
+        self._delimiters = re.compile("|".join(map(re.escape, delimiters)))
+        self._texts = delimiters
         self._held = ""
 
     def feed(self, text: str) -> ReplyDelta:
@@ -152,12 +152,12 @@ class _Unwrapped:
 
     def _without(self, delta: ReplyDelta, *, final: bool = False) -> ReplyDelta:
         text = self._held + delta.content
-        is_begun = any(mark.startswith(text) and mark != text for mark in self._texts)
+        is_begun = any(delimiter.startswith(text) and delimiter != text for delimiter in self._texts)
         if text and self._opening and (final or not is_begun):
             text = text if text.startswith(self._texts) else text.removeprefix(self._opening)
             self._opening = ""
-        text = self._marks.sub("", text)
-        size = len(text) - (0 if final else max(overlap(text, mark) for mark in self._texts))
+        text = self._delimiters.sub("", text)
+        size = len(text) - (0 if final else max(overlap(text, delimiter) for delimiter in self._texts))
         self._held = text[size:]
         return delta._replace(content=text[:size])
 
@@ -169,14 +169,16 @@ def _is_sample(arguments: str) -> bool:
         return False
 
 
-class MarkedScanner(CallScanner):
-    """Reads calls as any of ``all_marks`` describe them."""
+class DelimitedScanner(CallScanner):
+    """Reads calls as any of ``all_delimiters`` describe them."""
 
-    def __init__(self, tools: Tools, all_marks: Sequence[CallMarks], id_size: int = 32) -> None:
-        openers = [opener for marks in all_marks for opener in (marks.opener, *marks.other_openers(tools))]
+    def __init__(self, tools: Tools, all_delimiters: Sequence[CallDelimiters], id_size: int = 32) -> None:
+        openers = [
+            opener for delimiters in all_delimiters for opener in (delimiters.opener, *delimiters.other_openers(tools))
+        ]
         super().__init__(tools, list(dict.fromkeys(openers)), id_size)
-        self._all_marks = all_marks
-        self._marks = all_marks[0]
+        self._all_delimiters = all_delimiters
+        self._delimiters = all_delimiters[0]
         self._object_end = ValueEnd()
         self._literals = LiteralReader((), False, self._append)
         self._types: frozenset[str] = frozenset()
@@ -185,10 +187,10 @@ class MarkedScanner(CallScanner):
 
     def _begin(self, final: bool) -> bool:
         waits = False
-        for marks in self._all_marks:
+        for delimiters in self._all_delimiters:
             try:
-                at = marks.first(self._held)
-                if at >= 0 and self._enter(marks, at):
+                at = delimiters.first(self._held)
+                if at >= 0 and self._enter(delimiters, at):
                     return True
             except NeedMoreInput:
                 waits = True
@@ -196,39 +198,39 @@ class MarkedScanner(CallScanner):
             raise NeedMoreInput
         return False
 
-    def _enter(self, marks: CallMarks, at: int) -> bool:
+    def _enter(self, delimiters: CallDelimiters, at: int) -> bool:
         """Take the head of the call that begins there off what is held, and all before it; False if there is none."""
-        head = marks.head(self._held, at)
-        if head.name and isinstance(marks, NameMarks) and marks.is_known and not self._has(head.name):
+        head = delimiters.head(self._held, at)
+        if head.name and isinstance(delimiters, NameDelimiters) and delimiters.is_known and not self._has(head.name):
             return False
         if not head.name:
-            return isinstance(marks, ObjectMarks) and self._enter_whole(marks, at)
-        self._marks, self._n_arguments = marks, 0
+            return isinstance(delimiters, ObjectDelimiters) and self._enter_whole(delimiters, at)
+        self._delimiters, self._n_arguments = delimiters, 0
         state = self._json
-        if isinstance(marks, TagMarks):
+        if isinstance(delimiters, TagDelimiters):
             state = self._body
-        elif isinstance(marks, LiteralMarks):
+        elif isinstance(delimiters, LiteralDelimiters):
             state = self._literal
-            self._literals = LiteralReader(marks.quotes, marks.has_escapes, self._append)
+            self._literals = LiteralReader(delimiters.quotes, delimiters.has_escapes, self._append)
         self._start(head.name, head.at, state, head.call_id)
         return True
 
-    def _enter_whole(self, marks: ObjectMarks, at: int) -> bool:
+    def _enter_whole(self, delimiters: ObjectDelimiters, at: int) -> bool:
         """Take a call whose members come in another order; the whole of it tells whether it is one."""
-        at = marks.object_at(self._held, at)
+        at = delimiters.object_at(self._held, at)
         if not starts_with("{", self._held, at):
             return False
         end = self._object_end.find(self._held, at)
-        name, arguments = whole_call(self._held[at:end], marks.name_key) if end >= 0 else ("", "")
+        name, arguments = whole_call(self._held[at:end], delimiters.name_key) if end >= 0 else ("", "")
         if not name:
             return False
-        self._marks = marks
+        self._delimiters = delimiters
         self._start(name, end, self._tail)
         self._append(arguments)
         return True
 
     def _json_done(self, final: bool) -> bool:
-        if isinstance(self._marks, ObjectMarks):  # the members after the arguments
+        if isinstance(self._delimiters, ObjectDelimiters):  # the members after the arguments
             rest = self._held.lstrip()
             try:
                 end = self._object_end.find(f"{{{rest}", 0) if not rest or rest[0] in ",}" else -1
@@ -249,11 +251,11 @@ class MarkedScanner(CallScanner):
 
     def _body(self, final: bool) -> bool:
         """Between the tags of a call."""
-        assert isinstance(self._marks, TagMarks)
+        assert isinstance(self._delimiters, TagDelimiters)
         rest = self._held.lstrip()
         try:
-            tag = next((tag for tag in self._marks.after_value if starts_with(tag, rest, 0)), "")
-            name, at = self._key(self._marks, rest) if tag == self._marks.key_open.strip() else ("", 0)
+            tag = next((tag for tag in self._delimiters.after_value if starts_with(tag, rest, 0)), "")
+            name, at = self._key(self._delimiters, rest) if tag == self._delimiters.key_open.strip() else ("", 0)
         except NeedMoreInput:
             if final:
                 self._held = ""
@@ -267,14 +269,14 @@ class MarkedScanner(CallScanner):
         self._state = self._tail
         return True
 
-    def _key(self, marks: TagMarks, text: str) -> tuple[str, int]:
+    def _key(self, delimiters: TagDelimiters, text: str) -> tuple[str, int]:
         """The name of the argument whose tag begins ``text``, and where its value begins; no name if it is none."""
-        name, at = tag_name(text, len(marks.key_open.strip()), marks.key_end.strip())
+        name, at = tag_name(text, len(delimiters.key_open.strip()), delimiters.key_end.strip())
         types = self._tools.types(self._name, name)
-        if marks.value_opens != ("",):
+        if delimiters.value_opens != ("",):
             at = skip_blanks(text, at)
-            opens = [mark.strip() for mark in marks.value_opens]
-            found = next((index for index, mark in enumerate(opens) if starts_with(mark, text, at)), -1)
+            opens = [delimiter.strip() for delimiter in delimiters.value_opens]
+            found = next((index for index, delimiter in enumerate(opens) if starts_with(delimiter, text, at)), -1)
             if found < 0:
                 return "", at
             at += len(opens[found])
@@ -286,11 +288,11 @@ class MarkedScanner(CallScanner):
         return name, at
 
     def _value_begin(self, final: bool) -> bool:
-        assert isinstance(self._marks, TagMarks)
+        assert isinstance(self._delimiters, TagDelimiters)
         if not self._held and not final:
             return False
-        self._value_end, self._searched = self._marks.value_end.strip(), 0
-        if self._marks.has_lines and self._held.startswith("\n"):
+        self._value_end, self._searched = self._delimiters.value_end.strip(), 0
+        if self._delimiters.has_lines and self._held.startswith("\n"):
             self._value_end = f"\n{self._value_end}"
             try:
                 empty = self._ends_at(0, final)  # one line break instead of two
@@ -333,29 +335,29 @@ class MarkedScanner(CallScanner):
 
     def _ends_at(self, at: int, final: bool) -> bool:
         """Whether the value ends there: another tag comes next, or nothing more."""
-        assert isinstance(self._marks, TagMarks)
+        assert isinstance(self._delimiters, TagDelimiters)
         if not starts_with(self._value_end, self._held, at):
             return False
         after = skip_blanks(self._held, at + len(self._value_end))
         try:
-            return any(starts_with(tag, self._held, after) for tag in self._marks.after_value)
+            return any(starts_with(tag, self._held, after) for tag in self._delimiters.after_value)
         except NeedMoreInput:
             if final:
                 return True
             raise
 
     def _tail(self, final: bool) -> bool:
-        """Read the closing mark of a call, which may be missing."""
-        if self._take(self._marks.close.strip(), final):
-            self._state = self._after if self._marks.begin else self._text
+        """Read the closing delimiter of a call, which may be missing."""
+        if self._take(self._delimiters.close.strip(), final):
+            self._state = self._after if self._delimiters.begin else self._text
         return self._state != self._tail
 
-    def _take(self, mark: str, final: bool) -> bool:
-        """Take ``mark`` if it comes next, and what the reply ends with of it; False if more input is needed to tell."""
+    def _take(self, delimiter: str, final: bool) -> bool:
+        """Take ``delimiter`` if it comes next, and what the reply ends with of it; False if more input is needed to tell."""
         rest = self._held.lstrip()
         try:
-            if mark and starts_with(mark, rest, 0):
-                self._held = rest[len(mark) :]
+            if delimiter and starts_with(delimiter, rest, 0):
+                self._held = rest[len(delimiter) :]
         except NeedMoreInput:
             if not final:
                 return False
@@ -365,19 +367,19 @@ class MarkedScanner(CallScanner):
     def _after(self, final: bool) -> bool:
         """After a call within others: another one, or what ends them, which may be missing."""
         at = skip_blanks(self._held, 0)
-        between, bracket = self._marks.between.strip(), self._marks.brackets[1].strip()
+        between, bracket = self._delimiters.between.strip(), self._delimiters.brackets[1].strip()
         try:
             if bracket and starts_with(bracket, self._held, at):
                 self._held, self._state = self._held[at + len(bracket) :], self._end
                 return True
-            if not bracket and starts_with(self._marks.end.strip(), self._held, at):
+            if not bracket and starts_with(self._delimiters.end.strip(), self._held, at):
                 self._state = self._end
                 return True
             if between and starts_with(between, self._held, at):
                 at = skip_blanks(self._held, at + len(between))
             elif between:
                 at = -1
-            if self._tools.parallel and at >= 0 and self._enter(self._marks, at):
+            if self._tools.parallel and at >= 0 and self._enter(self._delimiters, at):
                 return True
         except NeedMoreInput:
             if not final and len(self._held) - at < 1 << 13:
@@ -386,6 +388,6 @@ class MarkedScanner(CallScanner):
         return True
 
     def _end(self, final: bool) -> bool:
-        if self._take(self._marks.end.strip(), final):
+        if self._take(self._delimiters.end.strip(), final):
             self._state = self._text
         return self._state != self._end
