@@ -1,4 +1,4 @@
-"""Formats that delimiters describe, and the reader of all of them.
+"""Formats with delimiters, and the reader of all of them.
 
 A call begins where its head is complete: a name, and what comes before its arguments. A value between tags ends only
 where another tag follows, so that it may speak of these tags.
@@ -353,7 +353,7 @@ class DelimitedScanner(CallScanner):
         return self._state != self._tail
 
     def _take(self, delimiter: str, final: bool) -> bool:
-        """Take ``delimiter`` if it comes next, and what the reply ends with of it; False if more input is needed to tell."""
+        """Take ``delimiter``, or its beginning at the end of the reply; False if more input is needed to tell."""
         rest = self._held.lstrip()
         try:
             if delimiter and starts_with(delimiter, rest, 0):

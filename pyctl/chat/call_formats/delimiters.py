@@ -1,7 +1,7 @@
-"""Calls that delimiters describe: which texts stand around the calls, their names and their arguments.
+"""Delimiters of calls: the texts around the calls, their names and their arguments.
 
-A delimiter is given as templates write it, blanks included; where replies are read, blanks around delimiters do not count. Each
-kind of delimiters says how a call begins and what grammar binds it; `DelimitedScanner` reads what follows.
+A delimiter is written as in templates, blanks included; in replies, blanks around it do not count. Each class has the
+start of a call and the grammar that binds it; `DelimitedScanner` reads the rest.
 """
 
 from __future__ import annotations

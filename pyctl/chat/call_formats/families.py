@@ -1,4 +1,4 @@
-"""The families whose calls delimiters describe, each with the models that write so."""
+"""Families of models whose calls have delimiters."""
 
 from __future__ import annotations
 

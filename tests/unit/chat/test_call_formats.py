@@ -57,10 +57,10 @@ class Family:
     def twice(self) -> str:
         """Two calls."""
         if isinstance(self.form, MessageFormat):
-            return f"{self.call}{self.form.marks.ends[0]}<|start|>assistant{self.call}"
+            return f"{self.call}{self.form.delimiters.ends[0]}<|start|>assistant{self.call}"
         if self.form.name == "Functionary 3.2":
             return f"{self.call}>>>{self.call}"
-        marks = self.form.marks[0] if isinstance(self.form, DelimitedFormat) else None
+        marks = self.form.delimiters[0] if isinstance(self.form, DelimitedFormat) else None
         if marks is None or not marks.begin or marks.is_alone:
             return f"{self.call}\n{self.call}"
         begin, end = marks.begin + marks.brackets[0], marks.brackets[1] + marks.end
