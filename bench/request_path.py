@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    vars(serve_command)["leave"] = int  # which would end the process before there is a table
+    vars(serve_command)["exit_process"] = int  # which would end the process before there is a table
     trace = Trace()
     threading.setprofile(trace)
     threading.Thread(target=ask, args=(port, trace), daemon=True).start()

@@ -159,7 +159,7 @@ class DeviceTier:
         False if that would take rows that only the device has of what is locked.
         """
         while (n_before := self.n_cells) > maximum:
-            for segment in self._cache.leaving_device(self._n_freed):
+            for segment in self._cache.device_eviction_order(self._n_freed):
                 self._leave(segment)
                 if self.n_cells <= maximum:
                     return True
@@ -285,7 +285,7 @@ class DeviceTier:
 
     def _copy_if_spare(self, segment: Segment) -> bool:
         """Begin to copy rows to RAM; False if it has no room to spare for them."""
-        if not self._cache.may_add_rows(segment, segment.only_held_bytes, spare=True):
+        if not self._cache.make_room_for_rows(segment, segment.only_held_bytes, only_if_free=True):
             return False
         self._cache.pool.add_rows(segment, self._fetch(segment))
         return True
@@ -293,7 +293,7 @@ class DeviceTier:
     def _copy(self, segment: Segment) -> bool:
         """Copy rows to RAM; False if there is no room for them."""
         assert segment.held is not None
-        if not self._cache.may_add_rows(segment, segment.held.n_bytes):
+        if not self._cache.make_room_for_rows(segment, segment.held.n_bytes):
             return False
         self.counts.to_ram += segment.held.n_cells
         self._cache.pool.add_rows(segment, self._fetch(segment))
@@ -312,7 +312,7 @@ class DeviceTier:
         assert segment.held is not None
         self.counts.lost += segment.held.n_cells
         try:
-            self._cache.lose(segment)
+            self._cache.evict_dependents(segment)
         except ValueError:  # pinned, but the machine has no memory for it
             for snapshot in self._cache.snapshots():
                 if segment in snapshot.chain:

@@ -161,19 +161,19 @@ class DiskTier:
             found |= self.behind.remove(name)
         return self.store.directory.remove(f"{self.store.fingerprint}/{name}") or found
 
-    def wants(self, snapshot: Snapshot, *, is_last: bool = False) -> bool:
+    def should_store(self, snapshot: Snapshot, *, is_last: bool = False) -> bool:
         """Whether the disk may have it and has not got it."""
-        return snapshot.facts.for_disk and self.store.wants(snapshot, is_last=is_last)
+        return snapshot.facts.for_disk and self.store.should_store(snapshot, is_last=is_last)
 
     def write(self, snapshot: Snapshot, *, is_last: bool = False) -> None:
         """Queue ``snapshot``, if it is wanted, as `WriteQueue.write` says; the last one however short it is."""
-        if self.wants(snapshot, is_last=is_last):
+        if self.should_store(snapshot, is_last=is_last):
             self.queue.write(snapshot)
 
     def evict(self, snapshot: Snapshot, worth: float, rows_of: RowsOf) -> None:
         """Keep what is to be written of ``snapshot``, which saves ``worth`` seconds and leaves RAM: what waits already,
         or the policy spills and that is a tenth of what reading it takes (bench/results/spill.md)."""
-        if self.wants(snapshot):
+        if self.should_store(snapshot):
             missing = [segment for segment in snapshot.chain if not segment.file.is_there]
             n_bytes = snapshot.state.n_bytes + sum(each.n_bytes + each.only_held_bytes for each in missing)
             spills = self.policy.spill and worth >= WORTH_WRITING * self.costs.read(n_bytes)

@@ -75,7 +75,7 @@ class CostAwareEviction(Generic[K]):
         self._now = -math.inf
         self._per_byte = True
 
-    def victim(self, may_go: Callable[[K], bool], *, per_byte: bool = True) -> K | None:
+    def victim(self, is_evictable: Callable[[K], bool], *, per_byte: bool = True) -> K | None:
         """The next snapshot to evict, None if all must stay; without ``per_byte`` all count as equally large."""
         self._rank(per_byte)
         heap, staying = self._heap, []
@@ -89,7 +89,7 @@ class CostAwareEviction(Generic[K]):
                 heapq.heappush(heap, (worth, number, node))
                 continue
             staying.append((worth, number, node))
-            if may_go(node.key):
+            if is_evictable(node.key):
                 found = node.key
         for entry in staying:
             heapq.heappush(heap, entry)

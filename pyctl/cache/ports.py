@@ -292,7 +292,7 @@ class WriteJobs(Protocol):
     def is_moving(self) -> bool:
         """Whether snapshots are written whose rows only the device has, and the store takes them."""
 
-    def give_up_least(self) -> bool:
+    def drop_least_worth(self) -> bool:
         """Lose the snapshot that is worth least of those that take RAM; False if there is none."""
 
 
@@ -331,7 +331,7 @@ class Store(Protocol):
     def select(self, matches: RecentMatches, start: int, policy: DiskPolicy | None = None) -> tuple[int, ...]:
         """The prefix lengths past ``start`` that belong in the store, of a prompt that was compared with `recent`."""
 
-    def wants(self, snapshot: Snapshot) -> bool:
+    def should_store(self, snapshot: Snapshot) -> bool:
         """Whether the store may have it and does not."""
 
     def write(self, snapshot: Snapshot, *, is_last: bool = False) -> None:

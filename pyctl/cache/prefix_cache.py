@@ -57,9 +57,9 @@ PARK_MIN = 64
 class PrefixCache:
     """Restores from and saves to ``cache`` and ``disk`` for all sequences of ``memory``.
 
-    A request passes `lookup`, `leave`, `restore`, `plan`, then `save` at each cut, and `persist`. A failure of the
-    cache is a miss or a snapshot less, never an error of the request. A request that has to give its cells to others
-    passes `suspend` and `resume` in between.
+    A request passes `lookup`, `park_previous`, `restore`, `plan`, then `save` at each cut, and `persist`. A failure of
+    the cache is a miss or a missing snapshot, never an error of the request. A request that has to give its cells to
+    others passes `suspend` and `resume` in between.
     """
 
     def __init__(self, memory: SequenceMemory, cache: RamCache, settings: CacheOptions, disk: Store | None) -> None:
@@ -90,7 +90,7 @@ class PrefixCache:
         stats.lookup_ms = (time.perf_counter() - began) * 1e3
         return CacheLookup(request, match, ends, facts, ways, recent)
 
-    def leave(self, seq: LiveSequence, lookup: CacheLookup, stats: RequestStats) -> None:
+    def park_previous(self, seq: LiveSequence, lookup: CacheLookup, stats: RequestStats) -> None:
         """Park the conversation of ``seq`` unless the new prompt continues it; for a background request, whatever would
         be lost of it."""
         began, ways = time.perf_counter(), lookup.ways
@@ -314,9 +314,9 @@ class PrefixCache:
         seq.covered = Coverage(kept.segment, kept.n)
         self.cache.release(kept)
 
-    def give_up(self, n_bytes: int, worth: float) -> bool:
-        """Evict for another model's cache, as `RamCache.give_up` says; what belongs on disk is written."""
-        gave = self.cache.give_up(n_bytes, worth)
+    def evict_bytes(self, n_bytes: int, worth: float) -> bool:
+        """Evict for another model's cache, as `RamCache.evict_bytes` says; what belongs on disk is written."""
+        gave = self.cache.evict_bytes(n_bytes, worth)
         if gave:
             self.hand_over()
         return gave
@@ -342,7 +342,7 @@ class PrefixCache:
         """Give back all RAM, that of pinned snapshots too, and its share of a budget; nothing may be used after."""
         self.cache.pinned.clear()
         self.cache.clear()
-        self.cache.shared.leave(self.cache)
+        self.cache.shared.remove(self.cache)
 
     # -- restoring ---------------------------------------------------------------------------------------------------
 
@@ -452,7 +452,7 @@ class PrefixCache:
 
     def _hold_less(self) -> None:
         """Give up writing what was evicted long ago, if a slow disk makes that much."""
-        while self.disk is not None and self.device.is_behind() and self.disk.queue.give_up_least():
+        while self.disk is not None and self.device.is_behind() and self.disk.queue.drop_least_worth():
             continue
 
     def _park(self, seq: LiveSequence, shared: int, stats: RequestStats, minimum: int = PARK_MIN) -> None:

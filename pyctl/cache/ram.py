@@ -215,18 +215,18 @@ class RamCache:
 
     # -- rows that the device holds ----------------------------------------------------------------------------------
 
-    def may_add_rows(self, segment: Segment, n_bytes: int, *, spare: bool = False) -> bool:
-        """Make room for ``n_bytes``, the rows of ``segment``, which only the device has; what is worth less leaves.
+    def make_room_for_rows(self, segment: Segment, n_bytes: int, *, only_if_free: bool = False) -> bool:
+        """Evict snapshots of lower worth until the rows of ``segment``, ``n_bytes``, which only the device has, fit.
 
-        False when what would have to go is worth more than all that is lost without these rows; nothing has left then.
-        With ``spare`` nothing leaves at all. What is pinned or retained gets its rows, if need be beyond the budget.
+        Returns False, evicting nothing, if the victims are worth more than all that is lost without these rows, and
+        with ``only_if_free`` if there are any. Pinned and retained rows fit, if need be beyond the budget.
         """
         if segment not in self.pool:
             return False
         with self.locked(*self.ends.through(segment)):
             self.ends.fit(n_bytes)
             room = self._room(n_bytes)
-            if room >= 0 or spare:
+            if room >= 0 or only_if_free:
                 return room >= 0
             if not any(segment in snapshot.chain for snapshot in self._fixed()):
                 copies = sum(int(each.rows.nbytes) for each in self.pool.copies())
@@ -237,7 +237,7 @@ class RamCache:
                 self._shrink(n_bytes)
             return True
 
-    def lose(self, segment: Segment) -> None:
+    def evict_dependents(self, segment: Segment) -> None:
         """Evict whatever needs ``segment``, whose rows leave the device and find no room in RAM.
 
         ValueError if something of it has to stay; no more than prompt ends have left then.
@@ -250,7 +250,7 @@ class RamCache:
             self._evict(snapshot)
         self.n_lost += 1
 
-    def leaving_device(self, n_freed: Callable[[Segment], int]) -> Iterator[Segment]:
+    def device_eviction_order(self, n_freed: Callable[[Segment], int]) -> Iterator[Segment]:
         """The segments that the device holds and that may leave it, by the prompts expected to resume there.
 
         Those that RAM has, too, come first: they lose least. ``n_freed`` says how many cells become free now; none of 0
@@ -338,7 +338,7 @@ class RamCache:
         copies = self.pool.copies()
         likely = self.likely() if copies else {}
         for segment in sorted(copies, key=lambda each: likely.get(each, math.inf)):
-            self.pool.shed(segment)
+            self.pool.drop_ram_copy(segment)
             if self._room(n_bytes) >= 0:
                 return
         while (room := self._room(n_bytes)) < 0:
@@ -350,7 +350,7 @@ class RamCache:
                 return
             self._evict(victim)
 
-    def give_up(self, n_bytes: int, worth: float) -> bool:
+    def evict_bytes(self, n_bytes: int, worth: float) -> bool:
         """Evict snapshots of less ``worth`` per byte until ``n_bytes`` are free, for another cache of the same budget;
         whether any left. Ends of prompts go first."""
         before, minimum = self.n_bytes, self.n_bytes - n_bytes

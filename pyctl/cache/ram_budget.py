@@ -19,7 +19,7 @@ class EvictableCache(Protocol):
     def n_fixed(self) -> int:
         """Bytes that it cannot evict: all of them while its model is loaded, else those of pinned snapshots."""
 
-    def give_up(self, n_bytes: int, worth: float) -> bool:
+    def evict_bytes(self, n_bytes: int, worth: float) -> bool:
         """Evict snapshots of less ``worth`` per byte until ``n_bytes`` are free; whether any was evicted.
 
         Waits for the engine of an unloaded model, which is idle. The engine of a loaded model may wait for this caller,
@@ -40,12 +40,12 @@ class RamBudget:
         self._lock = threading.Lock()
         self._caches: dict[object, EvictableCache] = {}
 
-    def join(self, cache: object, evictable: EvictableCache) -> None:
+    def add(self, cache: object, evictable: EvictableCache) -> None:
         """Count ``cache``, which ``evictable`` evicts from."""
         with self._lock:
             self._caches[cache] = evictable
 
-    def leave(self, cache: object) -> None:
+    def remove(self, cache: object) -> None:
         """Count ``cache`` no longer."""
         with self._lock:
             self._caches.pop(cache, None)
@@ -67,7 +67,7 @@ class RamBudget:
     def take(self, cache: object, n_bytes: int, worth: float) -> bool:
         """Evict ``n_bytes`` of less ``worth`` per byte from other caches, largest first; whether any was evicted."""
         others = sorted(self._others(cache), key=lambda each: -each.n_bytes)
-        return any(each.give_up(n_bytes, worth) for each in others if each.n_bytes)
+        return any(each.evict_bytes(n_bytes, worth) for each in others if each.n_bytes)
 
     def _others(self, cache: object) -> list[EvictableCache]:
         with self._lock:

@@ -367,4 +367,4 @@ def _leave(arrival: Arrival, segment: Segment, live: LiveSequence, last: int, me
     """Let the device hold rows of ``segment``, which ``live`` has up to ``last`` now, instead of RAM."""
     if last == segment.end and segment.held is None and not segment.alive:
         segment.held = memory.hold(live.id, segment.start, last)
-        arrival.leave(segment)
+        arrival.free_rows(segment)

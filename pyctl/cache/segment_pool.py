@@ -86,7 +86,7 @@ class SegmentPool:
         segment.rows = rows
         self.n_bytes += int(rows.nbytes)
 
-    def shed(self, segment: Segment) -> None:
+    def drop_ram_copy(self, segment: Segment) -> None:
         """Give up the copy in RAM of rows that the device holds."""
         if segment not in self._alive or segment.held is None:
             raise ValueError("only a segment that is alive, and on the device, can do without its rows in RAM")

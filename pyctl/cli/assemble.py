@@ -161,7 +161,7 @@ def assemble(
     sleep_seconds = settings.engine.sleep_seconds if context.ram is None else -1
     worker = Worker(engine, info, sleep_seconds, settings.engine.stall_seconds)
     if context.ram is not None:
-        context.ram.join(cache, EvictableEngineCache(worker, engine))
+        context.ram.add(cache, EvictableEngineCache(worker, engine))
     service = Service(worker, chat_format, EngineAdmin(worker, engine), settings.replies, context.shared)
     if chat_format.capabilities.tools:
         service.post_reply.add(partial(prepare_vocabulary, worker))

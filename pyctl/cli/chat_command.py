@@ -48,14 +48,14 @@ def chat_backend(settings: CommandSettings) -> Iterator[ChatBackend]:
         return
     # Only now: a running server needs no engine here.
     from pyctl.cli.assemble import assemble, found
-    from pyctl.cli.defaults import tell_directory, with_directory
+    from pyctl.cli.defaults import log_cache_dir, with_directory
     from pyctl.llama.extension import losses
     from pyctl.terminal.local import LocalBackend
 
     for line in losses():
         log.warning("%s", line)
     settings = found(with_directory(settings))
-    tell_directory(settings.disk)
+    log_cache_dir(settings.disk)
     service = assemble(settings)
     try:
         yield LocalBackend(service)

@@ -20,7 +20,7 @@ from pyctl.cli.arguments import CommandSettings
 from pyctl.errors import ConfigError
 from pyctl.llama import MemoryPlan, host_available
 
-__all__ = ["cache_budget", "stored_bytes", "tell_directory", "with_directory", "with_shared_budget"]
+__all__ = ["cache_budget", "log_cache_dir", "stored_bytes", "with_directory", "with_shared_budget"]
 
 log = logging.getLogger("pyctl")
 
@@ -85,7 +85,7 @@ def with_directory(settings: CommandSettings) -> CommandSettings:
     return replace(settings, disk=replace(disk, disk_mib=disk_mib))
 
 
-def tell_directory(disk: DiskSettings) -> None:
+def log_cache_dir(disk: DiskSettings) -> None:
     """Tell the user where the cache is, if it is on disk: in the log, or where that is quiet, at the terminal."""
     if disk.cache_dir:
         size = f"at most {disk.disk_mib:,} MiB" if disk.disk_mib else "of any size"

@@ -17,7 +17,7 @@ from pyctl.cache import DiskSettings, RamBudget
 from pyctl.cache.disk.remote_store import connect
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.assemble import LoadContext, ModelLoader, assemble, check_files, found
-from pyctl.cli.defaults import cache_budget, tell_directory, with_directory, with_shared_budget
+from pyctl.cli.defaults import cache_budget, log_cache_dir, with_directory, with_shared_budget
 from pyctl.cli.doctor_command import log_findings
 from pyctl.cli.logs import start_log
 from pyctl.cli.presets import SHARED_DISK, Preset, find_models
@@ -32,7 +32,7 @@ from pyctl.server.memory import share_heaps
 from pyctl.server.middleware import LoadingApp
 from pyctl.server.models import Models, ModelSource
 from pyctl.server.request_pool import PostReplyQueue, RequestPool
-from pyctl.server.run import leave, serve
+from pyctl.server.run import exit_process, serve
 from pyctl.server.service import AppState
 from pyctl.server.supervisor import Supervisor
 from pyctl.setup.libraries import unused_card, unused_choice
@@ -85,7 +85,7 @@ def run_serve(settings: CommandSettings, argv: Sequence[str], environ: Mapping[s
         tools = ToolBox(settings.tools)
         one = found(settings)
         check_files(one)
-        tell_directory(settings.disk)
+        log_cache_dir(settings.disk)
         names = [sock.getsockname() for sock in sockets]
         addresses = Addresses.of(names, "https" if listen.ssl_cert_file else "http", settings.server.api_prefix)
         serving = _Serving(one, several(settings, argv, environ, tools), tools, addresses)
@@ -97,7 +97,7 @@ def run_serve(settings: CommandSettings, argv: Sequence[str], environ: Mapping[s
         finally:
             complete = serving.close()
     log.info("stopped%s", serving.saved_text)
-    return leave(code if complete else 1)
+    return exit_process(code if complete else 1)
 
 
 def _tenant(settings: CommandSettings) -> str:
@@ -243,5 +243,5 @@ class _Serving:
         self._closing.set()
         self.gate.close()
         self._tools.close()
-        # Abandoned requests may still be tokenised: `leave` ends the process without freeing the model.
+        # Abandoned requests may still be tokenised: `exit_process` ends the process without freeing the model.
         return self._models is None or self._models.close()

@@ -164,7 +164,7 @@ class Generation:
             token = sampler.sample(index)
         else:
             sampler.force(index, token)
-        budget.saw(token)
+        budget.observe_token(token)
         return token
 
     def _top_tokens(self, sampler: Sampler, index: int, token: int) -> TopTokens:

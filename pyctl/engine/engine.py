@@ -194,7 +194,7 @@ class Engine:
         except Exception as error:
             return self.scheduler.fail(active, error)
         if isinstance(step, OutOfCellsError):
-            self.scheduler.make_way(step)
+            self.scheduler.yield_cells(step)
 
     def _decode(self, requests: list[ActiveRequest], *, is_timed: bool) -> None:
         requests, n_free = self.scheduler.with_room(requests)
@@ -217,7 +217,7 @@ class Engine:
             self.tell()
         except OutOfCellsError as error:
             if not self.cells.empty():
-                self.scheduler.make_way(error)
+                self.scheduler.yield_cells(error)
             return False
         except Exception as error:
             for active, _, _ in batch:
@@ -291,6 +291,6 @@ class Engine:
 
     def _restore(self, seq: LiveSequence, lookup: CacheLookup, stats: RequestStats) -> Reading[tuple[Snapshot, ...]]:
         """Restore the longest cached prefix of a prompt; the snapshot that it came from, if any."""
-        self.prefix_cache.leave(seq, lookup, stats)
+        self.prefix_cache.park_previous(seq, lookup, stats)
         self.scheduler.give_all_cells(lookup)
         return (yield from self.prefix_cache.restore(lookup, seq, stats, self.cells.make_room))

@@ -31,10 +31,10 @@ class EvictableEngineCache:
         pool, pinned = self._engine.prefix_cache.cache.pool, tuple(self._engine.prefix_cache.cache.pinned)
         return pool.n_needed(pinned) if self._worker.is_sleeping else pool.n_bytes
 
-    def give_up(self, n_bytes: int, worth: float) -> bool:
+    def evict_bytes(self, n_bytes: int, worth: float) -> bool:
         """Evict on the engine's thread; wait for it only if the model is unloaded."""
         rests = self._worker.is_sleeping
-        done = self._worker.call(lambda: self._engine.prefix_cache.give_up(n_bytes, worth))
+        done = self._worker.call(lambda: self._engine.prefix_cache.evict_bytes(n_bytes, worth))
         if not rests:
             return False
         try:

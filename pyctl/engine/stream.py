@@ -110,10 +110,10 @@ class LineLimits:
 
 
 class ReasoningBudget:
-    """Enforces a `ReasoningLimit`: call `next` before each token and `saw` after it; ``piece`` returns a token's bytes.
+    """Enforces a `ReasoningLimit`: call `next` before each token and `observe_token` after it.
 
-    Tags are looked for in the text, as a tokenizer may join their last letters with what follows. A token that reaches
-    beyond the start counts. The end is never forced within a character.
+    ``piece`` returns a token's bytes. Tags are looked for in the text, as a tokenizer may join their last characters
+    with the next ones. A token that reaches beyond the start counts. The end is never forced within a character.
     """
 
     def __init__(self, limit: ReasoningLimit, piece: Callable[[int], bytes]) -> None:
@@ -126,7 +126,7 @@ class ReasoningBudget:
         self._rest = b""  # of a character
         self._n_letters = max(map(len, limit.ends)) - 1
         for token in limit.read:
-            self.saw(token)
+            self.observe_token(token)
 
     def end(self) -> None:
         """End an open block at the next token."""
@@ -139,7 +139,7 @@ class ReasoningBudget:
             self._forced = list(self._limit.forced)
         return self._forced[0] if self._forced else None
 
-    def saw(self, token: int) -> None:
+    def observe_token(self, token: int) -> None:
         """Record the generated ``token``."""
         if self._is_over:
             return

@@ -107,7 +107,7 @@ class ContextMemory:
             sizes += [2 * one - two, two - one, drafts.state_size(0)]
         self.shape = replace(self.shape, sizes=BlockSizes(*sizes))
 
-    def give_up(self) -> None:
+    def disable_saving(self) -> None:
         """Disable saving, since restored sequences do not reproduce the same bits."""
         can_cut = self.shape.cut_anywhere and self.shape.has_rows
         self.shape = replace(self.shape, resume_points=NOWHERE, cut_anywhere=can_cut)

@@ -147,7 +147,7 @@ class LlamaBackend:
             lengths.append(sum(kv.window))
         holds = (False, True) if in_depth and shape.can_hold else (False,)
         if not all(restores(self, n, n_vocab, hold=hold) for n in lengths for hold in holds):
-            self.memory.give_up()
+            self.memory.disable_saving()
             self._ask_memory()
         end_threads()
 

@@ -71,7 +71,7 @@ class LoadOrder:
             model.n_running -= 1
             model.rests_since = now
 
-    def give_up(self, ticket: Ticket) -> None:
+    def abandon(self, ticket: Ticket) -> None:
         """Forget a request, if it waits."""
         with suppress(ValueError):
             self._waiting.remove(ticket)

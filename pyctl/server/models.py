@@ -373,7 +373,7 @@ class Models:
     def _given_up(self, ticket: Ticket) -> None:
         with self.lock:
             self._futures.pop(ticket, None)
-            self.order.give_up(ticket)
+            self.order.abandon(ticket)
             self.changed.set()
 
     def _let_go(self, model: ServedModel) -> None:

@@ -25,7 +25,7 @@ from pyctl.limit import limit
 from pyctl.server import ListenSettings
 from pyctl.server.guard import ConnectionGuard, GuardedProtocol, raise_file_limit
 
-__all__ = ["leave", "serve"]
+__all__ = ["exit_process", "serve"]
 
 log = logging.getLogger("pyctl")
 
@@ -93,7 +93,7 @@ def serve(
             server.timer.cancel()
 
 
-def leave(code: int) -> int:
+def exit_process(code: int) -> int:
     """End the process, and wait for no thread that still does something; what was logged and printed gets out."""
     with contextlib.suppress(Exception):
         logging.shutdown()
@@ -166,7 +166,7 @@ class _Server(uvicorn.Server):
                 self._end()
         elif now - self._signalled_at > AGAIN_SECONDS:
             log.error("second signal: exiting at once; pending cache writes are lost")
-            leave(1)
+            exit_process(1)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()
@@ -224,7 +224,7 @@ class _Server(uvicorn.Server):
 
 def _too_late() -> None:
     log.critical("the server did not end within %.0f s: what was not written to disk yet is lost", END_SECONDS)
-    leave(1)
+    exit_process(1)
 
 
 def _on_thread(function: Callable[[], object]) -> asyncio.Future[None]:

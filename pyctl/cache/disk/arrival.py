@@ -16,8 +16,8 @@ class Arrival:
 
     ``coming`` are the running reads per segment, ``state`` those of the state. ``done`` is called once when all have
     succeeded, ``failed`` with the first error; the reader then gets StateError, and ``is_lost`` is set. A snapshot
-    ``is_large`` if RAM should not hold all of it: `leave` frees segments, and the reads of ``later`` ones begin in this
-    order.
+    ``is_large`` if RAM should not hold all of it: `free_rows` frees segments, and the reads of ``later`` ones start in
+    this order.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Arrival:
         """Whether `rows` has nothing to begin."""
         return segment not in self._later
 
-    def leave(self, segment: Segment) -> None:
+    def free_rows(self, segment: Segment) -> None:
         """The device has the rows of ``segment``, and RAM need not: the next may come in their place."""
         segment.rows = NOTHING
         if self._later.pop(segment, None) is None and self._later:

@@ -110,15 +110,15 @@ class FileGraph:
         fits beside the rest after all stays. A segment in ``protected`` keeps no state from going.
         """
 
-        def may_go(key: Key) -> bool:
+        def is_evictable(key: Key) -> bool:
             return not self.records[key].pinned and key not in protected
 
         going: list[Record] = []
         for older in [key for key, record in self.records.items() if key[0] in self.older and record.is_state]:
-            if self.n_bytes > budget and older in self.records and may_go(older):
+            if self.n_bytes > budget and older in self.records and is_evictable(older):
                 going += self.remove(older)
         gone: dict[Key, Record] = {}
-        while self.n_bytes > budget and (key := self._policy.victim(may_go)) is not None:
+        while self.n_bytes > budget and (key := self._policy.victim(is_evictable)) is not None:
             gone |= {record.key: record for record in self.remove(key)}
         self._put_back(gone, budget)
         return [*going, *gone.values()]

@@ -100,7 +100,7 @@ class DiskStore:
         self._space = space
         self._handed: WeakValueDictionary[SegmentName, Segment] = WeakValueDictionary()
         self.files = StoreWriter(self.directory, fingerprint, daily_bytes=daily_bytes)
-        self._hangs = False
+        self._is_stalled = False
         self.sizes = sizes
         with suppress(OSError):  # then its files are taken for older ones, which only says who goes first
             if is_older(self.home):
@@ -129,7 +129,7 @@ class DiskStore:
         lengths = sorted(n for n in self.lengths() if 0 < n <= maximum)
         return prompt.among(self.directory.contents.of(self.fingerprint), lengths)[::-1]
 
-    def wants(self, snapshot: Snapshot, *, is_last: bool = False) -> bool:
+    def should_store(self, snapshot: Snapshot, *, is_last: bool = False) -> bool:
         """Whether ``snapshot`` is long enough, or the last one, and not stored yet, or only one that is not exact."""
         is_exact = self.directory.contents.of(self.fingerprint).get(StateName.of(snapshot.prefix))
         return (is_last or snapshot.n >= self.min_tokens) and (is_exact is None or (snapshot.exact and not is_exact))
@@ -140,14 +140,14 @@ class DiskStore:
         """Begin to read the snapshot of ``prefix``, the first tokens of ``tokens``; None on a miss.
 
         Rows in ``base``, a snapshot of the same tokens that stays in memory meanwhile, are not read. Beyond
-        ``max_bytes``, later parts are read as `Arrival.leave` frees earlier ones.
+        ``max_bytes``, later parts are read as `Arrival.free_rows` frees earlier ones.
 
         Damage is a miss, at once or when it is found: the damaged file is removed with all files that need it, and
         `damaged` counts it. A disk that hangs is a miss, too, and gets no further read before it has answered. Segments
         of earlier snapshots from here are shared, so call this on the thread that drops snapshots.
         """
         state = StateName.of(prefix)
-        if self.hangs or not self.contains(prefix) or tokens.size < prefix.n:
+        if self.is_stalled or not self.contains(prefix) or tokens.size < prefix.n:
             return None
         deadline = time.monotonic() + RESTORE_SECONDS
         try:
@@ -175,12 +175,12 @@ class DiskStore:
         self._failed(state, CorruptFileError(str(state), "refused by the model"))
 
     @property
-    def hangs(self) -> bool:
+    def is_stalled(self) -> bool:
         """Whether an abandoned read has not returned yet."""
-        if self._hangs and not self.directory.readers.is_busy:
-            self._hangs = False
+        if self._is_stalled and not self.directory.readers.is_busy:
+            self._is_stalled = False
             log.warning("disk cache: reads work again")
-        return self._hangs
+        return self._is_stalled
 
     def _look(self, state: StateName) -> tuple[StoredFile, list[StoredFile], Tokens]:
         """The headers of a state and of its chain, and the tokens of all: by one reader, which waits for no other."""
@@ -234,9 +234,9 @@ class DiskStore:
     def _failed(self, state: StateName, error: Exception) -> None:
         """Note why a read failed; being short of memory or descriptors says nothing about the files."""
         if isinstance(error, StalledReadError):
-            if not self._hangs:
+            if not self._is_stalled:
                 log.warning("disk cache: reads hang, evaluating instead until they work again")
-            self._hangs = True
+            self._is_stalled = True
             return
         vanished = isinstance(error, FileNotFoundError)
         file = str(state)

@@ -187,7 +187,7 @@ class WriteQueue:
             depends = any(job.depends and not job.refused for job in self._jobs)
             return depends and time.monotonic() - self._moved < STALL_SECONDS
 
-    def give_up_least(self) -> bool:
+    def drop_least_worth(self) -> bool:
         """Lose the snapshot of least rank of those that were evicted or have rows in RAM; False if there is none."""
         with self._changed:
             jobs = [job for job in self._jobs if job.error is None]

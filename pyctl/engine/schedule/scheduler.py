@@ -201,7 +201,7 @@ class Scheduler:
             staying = [active for active in staying if active is not youngest]
             self.suspend(youngest)
 
-    def make_way(self, error: OutOfCellsError) -> None:
+    def yield_cells(self, error: OutOfCellsError) -> None:
         """After ``error``, suspend the youngest request and start no other until one ends.
 
         A request that runs alone ends with ``error``."""

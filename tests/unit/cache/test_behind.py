@@ -314,17 +314,17 @@ def test_the_least_worth_per_byte_is_lost_where_room_ends(
     spill(behind, 6, 8.0, n_bytes=200)
     behind.write(chosen := snapshot(7))
     assert behind.n_waiting == 3
-    assert behind.give_up_least(), "8 s for 200 bytes is less than 5 s for 100"
+    assert behind.drop_least_worth(), "8 s for 200 bytes is less than 5 s for 100"
     behind.serve(rows_of)
     assert writer.begun.wait(60)
     behind.write(snapshot(8))
-    assert behind.give_up_least()
-    assert behind.give_up_least(), "the oldest of those that a policy chose"
+    assert behind.drop_least_worth()
+    assert behind.drop_least_worth(), "the oldest of those that a policy chose"
     assert chosen.facts.for_disk
     writer.gate.set()
     assert behind.flush(60)
     assert writer.seeds == [8]
-    assert not behind.give_up_least()
+    assert not behind.drop_least_worth()
 
 
 def test_rows_that_are_on_disk_are_not_asked_for_and_not_kept(writer: SlowWriter, behind: WriteQueue) -> None:

@@ -167,18 +167,18 @@ def test_the_policy_chooses_what_the_plain_rule_chooses(
     policy = CostAwareEviction(tree, freed.__getitem__, lambda: now)
     while held:
         now += 1
-        may_go = {key for key in held if data.draw(st.booleans())}
+        evictable = {key for key in held if data.draw(st.booleans())}
         value = {}
         for key, one in held.items():
             above = [other for other in held.values() if one.stems_from(other)]
             worth = plain_worth(one, held, now, 60.0, Likelihoods(), hits[key], above) * 1e-3
             assert policy.worth(key) == pytest.approx(worth)
             value[key] = worth / max(freed[key], 1)
-        key = policy.victim(may_go.__contains__)
-        assert (key is None) == (not may_go)
+        key = policy.victim(evictable.__contains__)
+        assert (key is None) == (not evictable)
         if key is None:
             break
-        assert value[key] == pytest.approx(min(value[each] for each in may_go))
+        assert value[key] == pytest.approx(min(value[each] for each in evictable))
         tree.remove(key)
         gone = held.pop(key)
         above = [other for other in held.values() if gone.stems_from(other)]
@@ -306,16 +306,16 @@ class RamHistories(RuleBasedStateMachine):
         assert set(only) == {each for each in self.cache.segments() if each.held and not each.rows.size}
         if only:
             segment, before = data.draw(st.sampled_from(only)), self.held()
-            if self.cache.may_add_rows(segment, segment.held.n_bytes, spare=True):
+            if self.cache.make_room_for_rows(segment, segment.held.n_bytes, only_if_free=True):
                 self.cache.pool.add_rows(segment, np.zeros(segment.held.n_bytes, np.uint8))
             assert self.held() == before
 
     @rule(data=st.data())
-    def shed(self, data: st.DataObject) -> None:
+    def drop_ram_copy(self, data: st.DataObject) -> None:
         both = self.cache.pool.copies()
         if both:
             segment, before = data.draw(st.sampled_from(both)), self.cache.n_bytes
-            self.cache.pool.shed(segment)
+            self.cache.pool.drop_ram_copy(segment)
             assert self.cache.n_bytes == before - 3 * segment.held.n_cells
 
     @rule(data=st.data())
@@ -329,7 +329,7 @@ class RamHistories(RuleBasedStateMachine):
 
     def leave_one(self, blocked: set[Segment], protected: set[Snapshot]) -> None:
         held, fixed = self.held(), set(self.cache.pinned)
-        segment = next(self.cache.leaving_device(lambda each: 0 if each in blocked else each.held.n_cells), None)
+        segment = next(self.cache.device_eviction_order(lambda each: 0 if each in blocked else each.held.n_cells), None)
         if segment is None:
             needed = {link for each in protected for link in each.chain}
             may = [each for each in self.cache.segments() if each.held and each not in blocked]
@@ -338,9 +338,9 @@ class RamHistories(RuleBasedStateMachine):
         assert segment not in blocked
         if not segment.rows.size:
             n_bytes = segment.held.n_bytes
-            if not self.cache.may_add_rows(segment, n_bytes):
+            if not self.cache.make_room_for_rows(segment, n_bytes):
                 assert self.held() == held, "nothing left for what found no room"
-                self.cache.lose(segment)
+                self.cache.evict_dependents(segment)
                 assert segment.dropped
                 assert fixed | protected <= set(self.held())
                 return
@@ -357,7 +357,7 @@ class RamHistories(RuleBasedStateMachine):
         if pinned:
             before = self.held()
             with pytest.raises(ValueError, match="has to stay"):
-                self.cache.lose(data.draw(st.sampled_from([link for one in pinned for link in one.chain])))
+                self.cache.evict_dependents(data.draw(st.sampled_from([link for one in pinned for link in one.chain])))
             assert self.held() == before
 
     @invariant()
@@ -388,7 +388,7 @@ def test_a_copy_that_is_shed_makes_room_once(budget: int, fits: bool) -> None:
         assert cache.add(Snapshot(PromptMatch(tokens).prefix(n), segment, State()))
     before = cache.snapshots()
     assert cache.n_bytes == 2000 + 4 * (20 + 40)
-    assert cache.may_add_rows(segment, 4000) == fits
+    assert cache.make_room_for_rows(segment, 4000) == fits
     if not fits:
         assert (cache.snapshots(), cache.n_bytes) == (before, 2000 + 4 * (20 + 40))
         return

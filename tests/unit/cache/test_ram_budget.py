@@ -32,10 +32,10 @@ class FakeEvictableCache:
     def n_fixed(self) -> int:
         return self.cache.pool.n_needed(tuple(self.cache.pinned)) if self.rests else self.n_bytes
 
-    def give_up(self, n_bytes: int, worth: float) -> bool:
+    def evict_bytes(self, n_bytes: int, worth: float) -> bool:
         if self.rests:
-            return self.cache.give_up(n_bytes, worth)
-        self.later.append(lambda: self.cache.give_up(n_bytes, worth))
+            return self.cache.evict_bytes(n_bytes, worth)
+        self.later.append(lambda: self.cache.evict_bytes(n_bytes, worth))
         return False
 
 
@@ -84,7 +84,7 @@ def test_a_loaded_model_evicts_later_and_pins_stay() -> None:
     for seed in range(3):
         assert ask(first, seed)
     assert not ask(second, 3), "all the room is that of a model that may wait for this one"
-    assert all([give_up() for give_up in fake.later][:1])
+    assert all([evict_bytes() for evict_bytes in fake.later][:1])
     assert ask(second, 3)
     fake.rests = True
     (kept, *_) = first.snapshots()
@@ -140,6 +140,6 @@ def test_all_together_stay_within_the_budget(steps: list[tuple[int, int, str]]) 
             fake.rests = not fake.rests
         else:
             calls, fake.later = fake.later, []
-            for give_up in calls:
-                give_up()
+            for evict_bytes in calls:
+                evict_bytes()
         assert sum(cache.n_bytes for cache, _ in made) <= budget

@@ -48,9 +48,9 @@ def limited(chat: ChatFormat, n: int, tokens: list[int]) -> list[int]:
     for token in tokens:
         while (forced := budget.next()) is not None:
             out.append(forced)
-            budget.saw(forced)
+            budget.observe_token(forced)
         out.append(token)
-        budget.saw(token)
+        budget.observe_token(token)
     return out
 
 

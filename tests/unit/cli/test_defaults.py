@@ -11,7 +11,7 @@ import pytest
 from pyctl.cache import CacheSettings, DiskSettings
 from pyctl.cli import defaults
 from pyctl.cli.arguments import CommandSettings, parse_serve
-from pyctl.cli.defaults import cache_budget, tell_directory, with_directory
+from pyctl.cli.defaults import cache_budget, log_cache_dir, with_directory
 from pyctl.errors import ConfigError
 from pyctl.llama.memory import MemoryPlan, Place, Usage
 
@@ -104,7 +104,7 @@ def test_a_given_directory_that_cannot_be_used_is_an_error(tmp_path: Path) -> No
 
 def test_the_first_line_says_where_the_directory_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "pyctl")
-    tell_directory(with_directory(settings_of("--kv-cache-budget", "2048", home=tmp_path)).disk)
+    log_cache_dir(with_directory(settings_of("--kv-cache-budget", "2048", home=tmp_path)).disk)
     assert caplog.messages == [
         f"disk cache: {tmp_path}/pyctl/kv, at most 2,048 MiB; its files contain text of prompts; "
         "--no-kv-cache turns it off"

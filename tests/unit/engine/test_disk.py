@@ -243,7 +243,7 @@ def test_all_that_was_chosen_is_on_disk_once_a_slow_one_has_caught_up(tmp_path: 
     assert cache.disk.view().waiting == n
     if ends == "evicted":
         assert not cache.disk.policy.spill
-        cache.cache.give_up(10**9, math.inf)
+        cache.cache.evict_bytes(10**9, math.inf)
         assert not cache.cache.snapshots()
     slow.go_on.set()
     if ends == "closed":

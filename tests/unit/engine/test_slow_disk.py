@@ -126,13 +126,13 @@ def test_a_read_that_never_returns_is_a_miss_and_the_disk_rests_until_it_does(
         drive.hang(call)
         reply = within(60, lambda: ask(engine, STORED))
         assert (reply.tokens, reply.done.stats.source) == (expected, "none")
-    assert tier.store.hangs
+    assert tier.store.is_stalled
     engine.prefix_cache.cache.clear()
     within(60, lambda: ask(engine, OTHER))
     assert within(60, lambda: ask(engine, STORED)).tokens == expected, "no request waits a second time"
     assert tier.store.damaged == 0
     drive.answer(tier)
-    assert not tier.store.hangs
+    assert not tier.store.is_stalled
     engine.prefix_cache.cache.clear()
     for seed in (4, 5):
         ask(engine, chat((seed, 200)))

@@ -118,7 +118,7 @@ def spoken(budget: ReasoningBudget, says: list[int]) -> list[int]:
     for token in says:
         forced = budget.next()
         out.append(token if forced is None else forced)
-        budget.saw(out[-1])
+        budget.observe_token(out[-1])
     return out
 
 

@@ -72,7 +72,7 @@ def test_many_snapshots_of_one_conversation_cost_no_chain_each(exact: bool, monk
     for snapshot in found:
         snapshot.segment.held = TenHeldRows()
     with cache.locked(*found):
-        leaving = next(cache.leaving_device(lambda segment: 1), None)
+        leaving = next(cache.device_eviction_order(lambda segment: 1), None)
     assert leaving is not None, "RAM has it, too"
     assert all("chain" not in vars(snapshot) for snapshot in found)
     assert links[0] <= 4 * len(ends)
@@ -88,7 +88,7 @@ def test_rows_that_a_restore_needs_leave_the_device_after_others_of_which_ram_ha
         segment.held = TenHeldRows()
     left = []
     with cache.locked(*wanted):
-        while (segment := next(cache.leaving_device(lambda segment: 1), None)) is not None:
+        while (segment := next(cache.device_eviction_order(lambda segment: 1), None)) is not None:
             segment.held = None
             left.append(segment in {link for snapshot in wanted for link in snapshot.chain})
     assert left == sorted(left)
@@ -112,7 +112,8 @@ def test_many_rows_that_leave_the_device_are_ranked_once() -> None:
     ask(engine, chat((99, 40)), 1)
     n_segments = sum(each.held is not None for each in engine.prefix_cache.cache.segments())
     assert n_segments >= 8
-    with patch.object(RamCache, "leaving_device", autospec=True, side_effect=RamCache.leaving_device) as ranked:
+    order = RamCache.device_eviction_order
+    with patch.object(RamCache, "device_eviction_order", autospec=True, side_effect=order) as ranked:
         assert engine.prefix_cache.device.shrink(0)
     assert engine.prefix_cache.device.counts.to_ram > 2500
     assert ranked.call_count == 1

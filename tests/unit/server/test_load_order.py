@@ -92,7 +92,7 @@ def test_a_busy_model_is_shut_after_a_time_and_opened_when_nobody_waits() -> Non
     clocked.wait(MAX_HELD_SECONDS)
     held = clocked.ask("a")
     assert held not in clocked.running
-    clocked.order.give_up(other)
+    clocked.order.abandon(other)
     clocked.settle()
     assert {long, held} <= set(clocked.running)
 

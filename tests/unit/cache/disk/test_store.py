@@ -145,8 +145,8 @@ def test_tokens_decide_not_digests(open_store: Opener) -> None:
 def test_short_and_given_up_snapshots_are_not_written(open_store: Opener) -> None:
     store = open_store(min_tokens=30)
     short, long = conversation(0, turns=2)
-    assert not store.wants(short)
-    assert store.wants(short, is_last=True)
+    assert not store.should_store(short)
+    assert store.should_store(short, is_last=True)
     short.segment.rows, short.segment.dropped = np.empty(0, np.uint8), True
     assert store.write(long) == 0
     assert on_disk(store.directory.path) == []
