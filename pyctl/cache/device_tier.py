@@ -280,7 +280,7 @@ class DeviceTier:
                 log.warning("copy of rows to RAM failed: %s", error)
                 kept = False
             if not kept:
-                self._lose(segment)
+                self._drop_held(segment)
         self.release(segment)
 
     def _copy_if_spare(self, segment: Segment) -> bool:
@@ -308,7 +308,7 @@ class DeviceTier:
             self._fetched[segment] = weakref.ref(block)
         return block
 
-    def _lose(self, segment: Segment) -> None:
+    def _drop_held(self, segment: Segment) -> None:
         assert segment.held is not None
         self.counts.lost += segment.held.n_cells
         try:

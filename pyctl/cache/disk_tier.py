@@ -198,7 +198,7 @@ class DiskTier:
             self.queue.n_waiting,
             self.queue.n_failed,
             self.queue.spilled,
-            self.queue.n_given_up,
+            self.queue.n_dropped,
             self.behind.view() if self.behind is not None else None,
         )
 

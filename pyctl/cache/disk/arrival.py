@@ -64,7 +64,7 @@ class Arrival:
         try:
             self._coming[segment] = self._later.pop(segment)()
         except Exception as error:  # such as no memory for it
-            raise self._lose(error) from error
+            raise self._fail(error) from error
 
     def state(self) -> Reading[None]:
         """Wait until the state is here, verified."""
@@ -83,9 +83,9 @@ class Arrival:
         try:
             yield from finished(reads)
         except Exception as error:
-            raise self._lose(error) from error
+            raise self._fail(error) from error
 
-    def _lose(self, error: Exception) -> StateError:
+    def _fail(self, error: Exception) -> StateError:
         """Give up the rest after ``error``; what the readers get."""
         self.cancel()
         self.is_lost = True

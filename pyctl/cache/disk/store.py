@@ -251,7 +251,7 @@ class DiskStore:
         name = parse(file)
         assert name is not None
         self.directory.forget(self.fingerprint, state)
-        self.run_soon(lambda: self._lose(name, vanished))
+        self.run_soon(lambda: self._remove_damaged(name, vanished))
 
     # -- change ------------------------------------------------------------------------------------------------------
 
@@ -280,7 +280,7 @@ class DiskStore:
         budget = self.directory.budget
         return n_bytes if budget is None else min(n_bytes, budget // SHARE_BESIDE)
 
-    def _lose(self, name: Name, vanished: bool = False) -> None:
+    def _remove_damaged(self, name: Name, vanished: bool = False) -> None:
         """Remove a damaged file; one that was only evicted meanwhile, or that is back, is not damage."""
         try:
             with self.directory.changing() as connection:

@@ -85,7 +85,7 @@ def verify(directory: Path, index: Index, run: Runner | None, fix: bool) -> Veri
     report.broken += map(_label, broken)
     if fix:
         with index.writing() as connection:
-            _settle(directory, connection, whole, broken, report)
+            _apply(directory, connection, whole, broken, report)
     else:
         report.missing = sorted(map(_label, known - whole.keys() - set(broken)))
         report.unknown = sorted(map(_label, whole.keys() - known))
@@ -126,7 +126,7 @@ def _broken_chains(
     return broken
 
 
-def _settle(
+def _apply(
     directory: Path, connection: sqlite3.Connection, whole: dict[Key, Record], broken: list[Key], report: VerifyReport
 ) -> None:
     for key in broken:

@@ -118,7 +118,7 @@ class WriteQueue:
         self._failure = ""
         self.written = self.spilled = Written()
         self.n_failed = 0
-        self.n_given_up = 0
+        self.n_dropped = 0
         self._thread = threading.Thread(target=self._run, name="pyctl-disk", daemon=True)
         self._thread.start()
 
@@ -151,7 +151,7 @@ class WriteQueue:
             job.take_rows(snapshot, rows_of)
         except (StateError, MemoryError) as error:
             with self._changed:
-                self._lose(job, str(error))
+                self._drop(job, str(error))
 
     @property
     def waits(self) -> bool:
@@ -193,7 +193,7 @@ class WriteQueue:
             jobs = [job for job in self._jobs if job.error is None]
             jobs = [job for job in jobs if job.n_bytes or any(each.rows.size for each in job.snapshot.chain)]
             if jobs:
-                self._lose(min(jobs, key=lambda job: job.rank), "the disk is too slow")
+                self._drop(min(jobs, key=lambda job: job.rank), "the disk is too slow")
             return bool(jobs)
 
     def drop(self, name: str) -> bool:
@@ -254,7 +254,7 @@ class WriteQueue:
         with self._changed:
             self._closing = True
             n_left, n_calls = sum(job.is_chosen for job in self._jobs), len(self._calls)
-            self.n_given_up += n_left
+            self.n_dropped += n_left
             for job in self._jobs.copy():
                 self._cancel(job, "there is no time")
             self._calls.clear()
@@ -276,14 +276,14 @@ class WriteQueue:
             if n_left and job.n_bytes <= room:
                 n_left, room = n_left - 1, room - job.n_bytes
             else:
-                self._lose(job, "the disk is too slow")
+                self._drop(job, "the disk is too slow")
 
-    def _lose(self, job: WriteJob, reason: str) -> None:
+    def _drop(self, job: WriteJob, reason: str) -> None:
         self._cancel(job, reason)
-        self.n_given_up += 1
+        self.n_dropped += 1
         if time.monotonic() >= self._tell_at:
             self._tell_at = time.monotonic() + RETRY_SECONDS
-            log.warning("%d snapshots are not written: %s", self.n_given_up, reason)
+            log.warning("%d snapshots are not written: %s", self.n_dropped, reason)
 
     def _cancel(self, job: WriteJob, reason: str) -> None:
         """End ``job``: now, or in its next turn if it has begun."""
@@ -385,7 +385,7 @@ class WriteQueue:
                 job.refused = job.depends
             else:
                 self._jobs.pop(job, None)
-                self.n_given_up += is_wanted and job.depends
+                self.n_dropped += is_wanted and job.depends
 
     def _leave_alone(self, error: OSError) -> None:
         """The disk takes nothing for a while."""

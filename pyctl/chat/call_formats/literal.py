@@ -137,7 +137,7 @@ class LiteralReader:
         """Within a string."""
         at = 0
         while mark := self._marks[self._quote].search(text, at):
-            self._say(text[at : mark.start()])
+            self._emit(text[at : mark.start()])
             if mark[0] == self._quote:
                 self._append('"')
                 self._state = self._after_string
@@ -150,10 +150,10 @@ class LiteralReader:
                 at = mark.start() + 2
             self._append(_unescaped(text[mark.start() + 1 : at]))
         size = len(text) - (0 if final else overlap(text[at:], self._quote))
-        self._say(text[at:size])
+        self._emit(text[at:size])
         return text[size:]
 
-    def _say(self, text: str) -> None:
+    def _emit(self, text: str) -> None:
         self._append(json.dumps(text, ensure_ascii=False)[1:-1])
 
     def _begins_string(self, text: str, then: State) -> bool:

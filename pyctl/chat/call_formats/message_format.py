@@ -120,7 +120,7 @@ class _Parser:
         elif reasoning is not None and self._split:
             self._kind = "reasoning"
         elif reasoning is not None or "to=" in head:
-            self._say(head)
+            self._emit(head)
 
     def _body(self, final: bool) -> bool:
         """The text of a message."""
@@ -128,12 +128,12 @@ class _Parser:
         size = end.start() if end is not None else len(self._held)
         if end is None and not final:
             size -= max(overlap(self._held, word) for word in (*_ENDS, _START))
-        self._say(self._held[:size])
+        self._emit(self._held[:size])
         self._held = self._held[size:]
         if end is None:
             return False
         if self._kind == "call" and not self._has_arguments:
-            self._say("{}")
+            self._emit("{}")
         if end[0] != _START:
             self._held = self._held[len(end[0]) :]
         self._state = self._between
@@ -153,7 +153,7 @@ class _Parser:
             self._state = self._head
         return bool(self._held)
 
-    def _say(self, text: str) -> None:
+    def _emit(self, text: str) -> None:
         if not text:
             return
         if self._kind == "call":

@@ -115,18 +115,18 @@ class CallScanner(ABC):
 
     def _text(self, final: bool) -> bool:
         if self._n_calls and not self._tools.parallel:
-            return self._say(len(self._held))
+            return self._emit(len(self._held))
         match = self._opener.search(self._held)
         if match is None:
-            return self._say(len(self._held) if final else self._certain())
-        self._say(match.start())
+            return self._emit(len(self._held) if final else self._certain())
+        self._emit(match.start())
         try:
             if not self._begin(final):
-                self._say(1)  # what follows may hold another opener
+                self._emit(1)  # what follows may hold another opener
         except NeedMoreInput:
             if not final and len(self._held) <= 2 * _MAX_CALL:
                 return False
-            self._say(1)
+            self._emit(1)
         return True
 
     def _certain(self) -> int:
@@ -175,7 +175,7 @@ class CallScanner(ABC):
         self._state = self._tail
         return True
 
-    def _say(self, size: int) -> bool:
+    def _emit(self, size: int) -> bool:
         """Take so much content off what is held."""
         text, self._held = self._held[:size], self._held[size:]
         if not self._speaking:

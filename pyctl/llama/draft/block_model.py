@@ -90,7 +90,7 @@ class BlockModel(HeadRows):
     def _draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
         """Return drafts after those of ``items`` that have one token, since rows of the tokens before the last are
         needed."""
-        self._settle()
+        self._finish_copies()
         places: dict[int, int] = {}
         n_tokens = 0
         for item in items:
@@ -138,13 +138,13 @@ class BlockModel(HeadRows):
     def _cut(self, seq: int, n: int) -> None:
         if not self._slides or n == 0:
             return super()._cut(seq, n)
-        self._settle()
+        self._finish_copies()
         at = self._seqs[seq]
         try:
             # What slid out is lost unless a state follows, until when the rows stay.
             self._memory.rewind(seq, n)
         except (ValueError, RuntimeError):
-            return self._lose(seq, at.end)
+            return self._restart(seq, at.end)
         self._cuts[seq] = at.last = n
         at.first = min(at.first, n)
         return None
@@ -177,7 +177,7 @@ class BlockModel(HeadRows):
         if self._seqs[seq].end == start and all(is_signed(block, self._signature) for block, _, _ in spans):
             self._unread[seq] = start, [*unread, *spans]  # the library says by the state where a sequence ends
         else:
-            self._lose(seq, spans[-1][2])
+            self._restart(seq, spans[-1][2])
         return None
 
     def state_size(self, seq: int) -> int:
@@ -208,7 +208,7 @@ class BlockModel(HeadRows):
         self.keep(seq, n)
         if self._seqs[seq].end == n and seq not in self._cuts:
             return None  # nothing was lost
-        self._settle()
+        self._finish_copies()
         try:
             if self._seqs[seq].end != first or block.size != self._n_state or not is_signed(block, self._signature):
                 raise ValueError("another state")
@@ -217,7 +217,7 @@ class BlockModel(HeadRows):
             self._memory.load(seq, first, parts, state)
         except (ValueError, RuntimeError) as error:
             log.info("the draft model begins empty at token %d: %s", n, error)
-            return self._lose(seq, n)
+            return self._restart(seq, n)
         self._cuts.pop(seq, None)
         at = self._seqs[seq]
         at.end = at.last = n

@@ -164,26 +164,26 @@ class DraftMirror:
     def prepare(self) -> None:
         """Pass on hidden rows that the next evaluation would overwrite. Call it before each evaluation."""
         if not self._is_copied:
-            self._settle(before=False)
+            self._pass_on(before=False)
 
     def evaluated(self, items: Sequence[SequenceTokens], n: int) -> None:
         """Record the start of an evaluation of ``items``, ``n`` tokens in total."""
         if self.model is None:
             return
         is_copied = self._hidden is None or (len(items) == 1 and self._hidden.start(n))
-        self._settle(before=is_copied)
+        self._pass_on(before=is_copied)
         firsts = accumulate((len(item.tokens) for item in items), initial=0)
         self._pending, self._is_copied = list(zip(items, firsts, strict=False)), is_copied
 
     def forget(self, seq: int) -> None:
         """Drop the pending tokens of ``seq``, except for pending saves."""
         if any(each == seq for each, _ in self._unsaved):
-            self._settle(before=False)
+            self._pass_on(before=False)
         self._pending = [(item, first) for item, first in self._pending if item.seq != seq]
 
     def settled(self) -> DraftModel | None:
         """Pass on all pending evaluations and return the model."""
-        self._settle(before=False)
+        self._pass_on(before=False)
         return self.model
 
     def save_rows(self, seq: int, first: int, last: int) -> Block:
@@ -213,7 +213,7 @@ class DraftMirror:
             self.model.close()
         self.model = self._hidden = None
 
-    def _settle(self, *, before: bool) -> None:
+    def _pass_on(self, *, before: bool) -> None:
         """Pass on pending evaluations; ``before``: the copy of another evaluation's hidden rows has started since."""
         pending, is_copied = self._pending, self._is_copied
         unsaved, self._unsaved = self._unsaved, []

@@ -160,7 +160,7 @@ class HeadRows(DraftModel):
     def follow(self, seq: int, tokens: Sequence[int], start: int, hidden: NDArray[np.float32] | None) -> None:
         assert hidden is not None
         if start > self._seqs[seq].end:
-            self._lose(seq, start)
+            self._restart(seq, start)
         at = self._seqs[seq]
         n_past = at.end - start
         new = [int(token) for token in tokens[n_past:]]
@@ -186,7 +186,7 @@ class HeadRows(DraftModel):
         self._memory.clear(seq)
         self._seqs[seq] = DraftSequence(self._width, 0, self.origin)
 
-    def _lose(self, seq: int, n: int) -> None:
+    def _restart(self, seq: int, n: int) -> None:
         """Restart at ``n`` without earlier rows."""
         self.clear(seq)
         self._seqs[seq] = DraftSequence(self._width, n, self.origin)
@@ -196,12 +196,12 @@ class HeadRows(DraftModel):
         if self._seqs[seq].end > n:
             self.keep(seq, n)
         elif self._seqs[seq].end < n:
-            self._lose(seq, n)
+            self._restart(seq, n)
         return self._seqs[seq]
 
     def _cut(self, seq: int, n: int) -> None:
         """Drop the rows from ``n`` on."""
-        self._settle()
+        self._finish_copies()
         api.llama_memory_seq_rm(self._cells, seq, n, -1)
         at = self._seqs[seq]
         at.last = max(n, self.origin)
@@ -215,7 +215,7 @@ class HeadRows(DraftModel):
             tokens = at.tokens[len(at.tokens) - n_pending :][:n]
             code = self._evaluate(seq, at.last, tokens, at.hidden(n_pending)[: n + 1])
             if code != 0:
-                self._lose(seq, at.end)
+                self._restart(seq, at.end)
                 self._note(code)
                 break
             at.last += n
@@ -246,9 +246,9 @@ class HeadRows(DraftModel):
         n_own = sum(1 for _ in takewhile(lambda span: is_signed(span[0], self._signature), reversed(spans)))
         own, last = spans[len(spans) - n_own :], spans[-1][2] if spans else first
         if not (at.end == first and n_own == len(spans)):  # rows before those are unknown
-            self._lose(seq, own[0][1] if own else last)
+            self._restart(seq, own[0][1] if own else last)
         if own and not self._append(seq, own):
-            self._lose(seq, last)
+            self._restart(seq, last)
         self._seqs[seq].stand_at(self._none[0], is_known=last == 0)
 
     def _append(self, seq: int, spans: Sequence[BlockSpan]) -> bool:
@@ -296,7 +296,7 @@ class HeadRows(DraftModel):
         super().synchronize()
         self._is_saving = False
 
-    def _settle(self) -> None:
+    def _finish_copies(self) -> None:
         """Wait for copies of rows, which must not be evaluated again meanwhile."""
         if self._is_saving:
             self.synchronize()

@@ -52,7 +52,7 @@ class MtpHead(HeadRows):
         return int(self._head.evaluate(seq, start, tokens, hidden[:-1]))
 
     def _draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
-        self._settle()
+        self._finish_copies()
         jobs = []
         for item in items:
             at = self._stand(item.seq, item.position)

@@ -96,7 +96,7 @@ class SeparateModel(DraftModel):
     def follow(self, seq: int, tokens: Sequence[int], start: int, hidden: NDArray[np.float32] | None) -> None:
         at = self._seqs[seq]
         if start > at.end:
-            self._lose(seq, start)
+            self._restart(seq, start)
         new = [int(token) for token in tokens[at.end - start :]]
         if not new:
             return
@@ -111,7 +111,7 @@ class SeparateModel(DraftModel):
     def keep(self, seq: int, n: int) -> None:
         at = self._seqs[seq]
         if n < at.first:
-            self._lose(seq, n)
+            self._restart(seq, n)
         elif n < at.held:
             self._cut(seq, n)
             at.pending = []
@@ -124,7 +124,7 @@ class SeparateModel(DraftModel):
         at.first = at.held = 0
         at.pending, at.ahead, at.mark, at.is_stale = [], [], -1, False
 
-    def _lose(self, seq: int, n: int) -> None:
+    def _restart(self, seq: int, n: int) -> None:
         """Restart at ``n`` without earlier rows."""
         self.clear(seq)
         self._seqs[seq].first = self._seqs[seq].held = n
@@ -157,7 +157,7 @@ class SeparateModel(DraftModel):
             at.pending = [pending[n_same:]] if n_same < len(pending) else []
         if at.is_stale:
             batches = at.pending
-            self._lose(seq, at.held)
+            self._restart(seq, at.held)
             at.pending = batches
 
     def _evaluate_pending(self, seq: int) -> None:
@@ -170,7 +170,7 @@ class SeparateModel(DraftModel):
         for part in parts:
             code = self._greedy.decode(self._greedy.put(0, seq, part, at.held, n_outputs=0))
             if code != 0:
-                self._lose(seq, end)
+                self._restart(seq, end)
                 return self._note(code)
             at.held += len(part)
 
@@ -202,7 +202,7 @@ class SeparateModel(DraftModel):
         """Evaluate pending tokens that do not fit into one batch with ``item``; return that batch."""
         at = self._seqs[item.seq]
         if at.end < item.position:
-            self._lose(item.seq, item.position)
+            self._restart(item.seq, item.position)
         else:
             self.keep(item.seq, item.position)
         self._confirm(item.seq)
@@ -233,7 +233,7 @@ class SeparateModel(DraftModel):
             elif code == NO_CELLS:
                 at.pending = [early] if (early := tokens[: -len(item.tokens)]) else []
             else:
-                self._lose(item.seq, item.position)
+                self._restart(item.seq, item.position)
         self._note(code)
         going = list(zip((item for item, _ in group), outputs, strict=True)) if code == 0 else []
         while going:
@@ -249,7 +249,7 @@ class SeparateModel(DraftModel):
                     n_tokens = self._greedy.put(n_tokens, item.seq, [token], item.position + len(at.ahead))
             if going and (code := self._greedy.decode(n_tokens)) != 0:
                 for item, _ in going if code != NO_CELLS else ():
-                    self._lose(item.seq, item.position)
+                    self._restart(item.seq, item.position)
                 return self._note(code)
             for item, _ in going:
                 at = self._seqs[item.seq]
@@ -279,7 +279,7 @@ class SeparateModel(DraftModel):
                 self._memory.load(seq, first, [(block[SIGNATURE_BYTES:], p0, p1) for block, p0, p1 in spans])
                 at.held, at.is_stale, at.mark = last, self._is_hybrid and last > 0, -1
                 return
-        self._lose(seq, last)
+        self._restart(seq, last)
 
     def state_size(self, seq: int) -> int:
         return SIGNATURE_BYTES + self._memory.state_size(seq) if self._is_hybrid else 0

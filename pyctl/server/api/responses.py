@@ -86,7 +86,7 @@ class ResponseReply(EventReply):
         if delta.reasoning:
             events += self._reason(delta.reasoning)
         if delta.content:
-            events += self._say(delta.content)
+            events += self._emit(delta.content)
         for call in delta.calls:
             events += self._call(call)
         return events
@@ -137,7 +137,7 @@ class ResponseReply(EventReply):
         self._texts.append(text)
         return [*events, self._event("response.reasoning_text.delta", **self._place(), delta=text)]
 
-    def _say(self, text: str) -> list[dict[str, Any]]:
+    def _emit(self, text: str) -> list[dict[str, Any]]:
         events = []
         if not self._is_open("message"):
             events = self._add({"content": [], "id": "msg_" + random_id(), "role": "assistant", "type": "message"})

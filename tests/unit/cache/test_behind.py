@@ -132,7 +132,7 @@ def test_rows_that_only_the_device_has_come_a_segment_at_a_time_and_hold_up_nobo
         behind.serve(rows_of)
     assert behind.flush(60)
     assert writer.written[-1] == (150, bytes([100]) * 50 + bytes([101]) * 50 + bytes([102]) * 50)
-    assert (behind.waits, behind.is_moving, behind.n_given_up) == (False, False, 0)
+    assert (behind.waits, behind.is_moving, behind.n_dropped) == (False, False, 0)
     assert all(not segment.rows.size for segment in large.chain)
 
 
@@ -145,7 +145,7 @@ def test_rows_that_never_come_end_it(writer: SlowWriter, behind: WriteQueue, why
     large.segment.dropped, large.facts = why == "dropped", PromptFacts(for_disk=why != "unwanted")
     behind.serve(partial(no_rows, error=StateError) if why == "device" else rows_of)
     assert behind.flush(60)
-    assert (behind.n_waiting, behind.n_given_up, writer.n_ended) == (0, 1, 1)
+    assert (behind.n_waiting, behind.n_dropped, writer.n_ended) == (0, 1, 1)
     assert not large.facts.for_disk, "it is not offered again"
 
 
@@ -168,7 +168,7 @@ def test_what_is_evicted_meanwhile_has_all_rows_that_are_left_or_is_lost(
     assert behind.flush(60) is not fits, "its bytes are on their way"
     behind.serve(no_rows)
     assert behind.flush(60)
-    assert (len(writer.written), behind.n_given_up) == ((1, 0) if fits else (0, 1))
+    assert (len(writer.written), behind.n_dropped) == ((1, 0) if fits else (0, 1))
     assert behind.spilled.n == 0
 
 
@@ -309,7 +309,7 @@ def test_the_least_worth_per_byte_is_lost_where_room_ends(
     for seed, worth in enumerate((5.0, 1.0, 3.0, 2.0, 0.5)):
         spill(behind, seed, worth)
     spill(behind, 5, 100.0, n_bytes=301)
-    assert behind.n_given_up == 3, "the one of 1 s, the one of 0.5 s, and what is too large"
+    assert behind.n_dropped == 3, "the one of 1 s, the one of 0.5 s, and what is too large"
     assert len([record for record in caplog.records if "too slow" in record.message]) == 1, "once a minute"
     spill(behind, 6, 8.0, n_bytes=200)
     behind.write(chosen := snapshot(7))
