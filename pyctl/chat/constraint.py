@@ -87,7 +87,7 @@ class GrammarBuilder:
         return " ".join(filter(None, (*parts, text[end:] and self.quoted(text[end:]))))
 
     def quoted(self, text: str) -> str:
-        """``text`` of a client, letter by letter."""
+        """``text`` of a client, character by character."""
         return json.dumps(text)
 
     def one_of(self, choices: Sequence[str]) -> str:

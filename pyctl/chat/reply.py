@@ -110,7 +110,7 @@ class ReasoningSplitter:
         self._trim = self._inside  # blanks that come next are dropped
         self._held = ""
         self._ends = (tags.close, *tags.interrupts) if tags is not None else ()
-        self._end_letters = {end[0] for end in self._ends}
+        self._end_chars = {end[0] for end in self._ends}
 
     def feed(self, text: str) -> ReplyDelta:
         """The parts that became certain with ``text``."""
@@ -144,7 +144,7 @@ class ReasoningSplitter:
             self._held = self._held.lstrip()
             self._trim = not self._held
         held = self._held
-        if self._end_letters.isdisjoint(held):
+        if self._end_chars.isdisjoint(held):
             self._held = ""
             return ReplyDelta(reasoning=held)
         at, end = min(((at, end) for end in self._ends if (at := held.find(end)) >= 0), default=(-1, ""))

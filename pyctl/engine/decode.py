@@ -47,8 +47,8 @@ class Generation:
         self._token = 0
         self._unsent: list[int] = []
         self._probs: list[TopTokens] = []
-        self._starts: list[int] = []  # of these tokens in the reply, in letters
-        self._n_sent = 0  # letters
+        self._starts: list[int] = []  # of these tokens in the reply, in characters
+        self._n_sent = 0  # characters
 
     @property
     def stopping_word(self) -> str:

@@ -35,7 +35,7 @@ class TextStream:
 
     @property
     def n_held(self) -> int:
-        """Letters that are withheld."""
+        """Characters that are withheld."""
         return len(self._held)
 
     def flush(self) -> str:
@@ -124,7 +124,7 @@ class ReasoningBudget:
         self._forced: list[int] = []
         self._text = ""  # the last letters, of which a tag may consist
         self._rest = b""  # of a character
-        self._n_letters = max(map(len, limit.ends)) - 1
+        self._n_chars = max(map(len, limit.ends)) - 1
         for token in limit.read:
             self.observe_token(token)
 
@@ -159,7 +159,7 @@ class ReasoningBudget:
             self._leave(self._text[at + len(end) :])
         else:
             self._left = max(self._left - 1, 0)
-            self._text = self._text[max(len(self._text) - self._n_letters, 0) :]
+            self._text = self._text[max(len(self._text) - self._n_chars, 0) :]
 
     def _enters(self) -> bool:
         """Whether the last token is within a block; one that ends with the start has begun it."""

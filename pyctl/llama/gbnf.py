@@ -50,7 +50,7 @@ class Markers:
 
 def read_gbnf(text: str, markers: Markers) -> tuple[Rules, int]:
     """Parse ``text`` into rules and the index of the start rule. Raises RequestError with the line and the reason."""
-    # A string that names a control token matches that token, as in llama.cpp, or the same text letter by letter.
+    # A string that names a control token matches that token, as in llama.cpp, or the same text character by character.
     if len(text.encode("utf-8", "surrogatepass")) > _MAX_BYTES:
         raise RequestError(f"failed to parse grammar: it has more than {_MAX_BYTES} bytes")
     return _Parser(text, markers).read()

@@ -21,7 +21,7 @@ from pyctl.errors import NotSupportedError, RequestError
 from pyctl.limit import limit
 
 __all__ = [
-    "LETTERS_PER_TOKEN",
+    "CHARS_PER_TOKEN",
     "MAX_BIASES",
     "MAX_REPLIES",
     "ONE_REPLY",
@@ -37,7 +37,7 @@ __all__ = [
     "Names",
     "ReplyOptions",
     "at_most",
-    "check_letters",
+    "check_chars",
     "items",
     "json_object",
     "number",
@@ -48,10 +48,10 @@ __all__ = [
     "scales_of",
 ]
 
-LETTERS_PER_TOKEN = 8
-"""Texts of more letters than this times the context hardly ever fit."""
+CHARS_PER_TOKEN = 8
+"""Texts of more characters than this times the context hardly ever fit."""
 
-MAX_LETTERS = limit(
+MAX_CHARS = limit(
     2**20,
     "a text to tokenise; or 8 characters for each token of the context",
     "400",
@@ -60,9 +60,9 @@ MAX_LETTERS = limit(
 )
 
 
-def check_letters(text: str, n_ctx: int) -> None:
+def check_chars(text: str, n_ctx: int) -> None:
     """RequestError for a text that would take much memory to tokenise, though no reply to it is possible or asked."""
-    maximum = max(MAX_LETTERS, LETTERS_PER_TOKEN * n_ctx)
+    maximum = max(MAX_CHARS, CHARS_PER_TOKEN * n_ctx)
     if len(text) > maximum:
         raise RequestError(f"a text of {len(text)} characters is too long: at most {maximum} are allowed")
 
@@ -302,7 +302,7 @@ MAX_REPLIES = limit(512, "replies of a request, prompts times `n`", "400", "requ
 _MAX_PROBS = limit(100, "`n_probs`, `logprobs` and `top_logprobs`", "400", "request")
 """OpenAI allows 20; users of llama-server ask for 10 to 50."""
 _MAX_STOPS = limit(128, "`stop`, stop strings of a request", "400", "request")
-_MAX_STOP_LETTERS = limit(4_096, "all stop strings of a request together", "400", "request", "characters")
+_MAX_STOP_CHARS = limit(4_096, "all stop strings of a request together", "400", "request", "characters")
 _MAX_BREAKERS = limit(32, "`dry_sequence_breakers`", "400", "request")
 _MAX_BREAKER = limit(256, "one of the `dry_sequence_breakers`", "400", "request", "characters")
 _MAX_SAMPLERS = limit(32, "`samplers`", "400", "request")
@@ -337,7 +337,7 @@ def _member_names(value: Any, name: str) -> tuple[str, ...]:
 def _stops(value: Any, name: str) -> tuple[str, ...]:
     words = strings([word for word in value if word is not None] if isinstance(value, list) else value, name)
     at_most(_MAX_STOPS, len(words), name)
-    at_most(_MAX_STOP_LETTERS, sum(map(len, words)), name, "characters")
+    at_most(_MAX_STOP_CHARS, sum(map(len, words)), name, "characters")
     return words
 
 

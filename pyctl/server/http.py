@@ -160,7 +160,7 @@ def error_response(error: BaseException, form: ErrorForm = error_body) -> Respon
 
 
 _MAX_SHOWN = 200
-"""Letters of a path in an error."""
+"""Characters of a path in an error."""
 
 
 def http_exceptions(prefix: str) -> Callable[[Request, Exception], Awaitable[Response]]:

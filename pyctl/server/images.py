@@ -42,7 +42,7 @@ __all__ = [
 _MAX_FETCHED_BYTES = limit(10 * 2**20, "an image fetched from an address", "400", "request", "bytes")
 _MAX_SECONDS = limit(10.0, "time to fetch an image", "400", "request", "s")
 _MAX_REDIRECTS = limit(3, "redirects on the way to an image", "400", "request")
-_MAX_LETTERS = limit(8_192, "an address of an image", "400", "request", "characters")
+_MAX_CHARS = limit(8_192, "an address of an image", "400", "request", "characters")
 
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _EMBEDDED = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "::/96")))
@@ -109,7 +109,7 @@ def _host(url: str) -> str:
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
-        is_good = url.isascii() and url.isprintable() and " " not in url and len(url) <= _MAX_LETTERS
+        is_good = url.isascii() and url.isprintable() and " " not in url and len(url) <= _MAX_CHARS
     except ValueError:
         is_good = False
     if not is_good or not host or parts.scheme not in ("http", "https") or "@" in parts.netloc:
@@ -189,7 +189,7 @@ _MAX_BYTES = limit(32 * 2**20, "an image in a request or in a file", "400", "req
 
 _MAX_PIXELS = limit(1_000_000_000, "pixels of all images of a request", "400", "request")
 
-_STEP_LETTERS = 1 << 20
+_STEP_CHARS = 1 << 20
 """Base64 that is decoded at a time: other threads get the interpreter in between."""
 
 
@@ -316,8 +316,8 @@ def _decoded(text: str) -> bytes:
     text = text.rstrip("=")
     found = bytearray()
     try:
-        for at in range(0, len(text), _STEP_LETTERS):
-            part = text[at : at + _STEP_LETTERS]
+        for at in range(0, len(text), _STEP_CHARS):
+            part = text[at : at + _STEP_CHARS]
             found += base64.b64decode(part + "=" * (-len(part) % 4), validate=True)
     except ValueError:  # also of what is not ASCII
         raise RequestError("the image must be base64 or a data, http, https or file URL") from None

@@ -25,7 +25,7 @@ from pyctl.prompt import Prompt
 from pyctl.reasoning import ReasoningLimit
 from pyctl.server import REASONING_FORMATS
 from pyctl.server.body import (
-    LETTERS_PER_TOKEN,
+    CHARS_PER_TOKEN,
     MAX_BIASES,
     MAX_REPLIES,
     AnyBody,
@@ -222,7 +222,7 @@ def _refuse_long(service: Service, text: str) -> None:
     come out than of the whole: hence the margin.
     """
     n_ctx = service.info.n_ctx
-    size = LETTERS_PER_TOKEN * n_ctx
+    size = CHARS_PER_TOKEN * n_ctx
     if len(text) > size:
         n = len(service.tokenizer.tokenize(text[:size], add_special=False, parse_special=True))
         if n > n_ctx + n_ctx // 8:
@@ -336,7 +336,7 @@ def _logit_bias(value: Any, tokenizer: Tokenizer, n_vocab: int) -> Iterable[tupl
             continue
         bias = number(bias, "logit_bias")
         if isinstance(token, str):
-            at_most(LETTERS_PER_TOKEN * MAX_BIASES, len(token), "logit_bias", "letters in a text")
+            at_most(CHARS_PER_TOKEN * MAX_BIASES, len(token), "logit_bias", "characters in a text")
             for part in tokenizer.tokenize(token, add_special=False, parse_special=False):
                 yield part, bias
         elif isinstance(token, int) and not isinstance(token, bool) and 0 <= token < n_vocab:

@@ -17,13 +17,13 @@ __all__ = ["McpServer", "ToolSettings", "bounded"]
 
 _MCP_MS = 30_000
 _LONGEST_MS = 24 * 3600 * 1000
-_RESULT_LETTERS = limit(256 << 10, "text of a result of a tool", "truncated", "reply", "characters")
+_RESULT_CHARS = limit(256 << 10, "text of a result of a tool", "truncated", "reply", "characters")
 
 
 def bounded(text: str) -> str:
     """The text of a result as it may go to a model: not too long, and without lone surrogates."""
-    if len(text) > _RESULT_LETTERS:
-        text = text[:_RESULT_LETTERS] + "\n[output truncated]"
+    if len(text) > _RESULT_CHARS:
+        text = text[:_RESULT_CHARS] + "\n[output truncated]"
     return text.encode("utf-8", "replace").decode()
 
 

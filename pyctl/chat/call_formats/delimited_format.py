@@ -44,11 +44,10 @@ _STRING = frozenset({"string"})
 
 
 class DelimitedFormat(TaggedFormat):
-    """Calls as the first of ``delimiters`` says; those of the others are read, too.
+    """Calls have the first of ``delimiters``; those of the others are read as well.
 
-    ``named_in``: texts of templates that write no calls, though their models do. ``id_size``: letters of the ids that
-    calls get. ``opening``: the prompt ends with
-    it, and the reply goes on from there.
+    ``named_in``: texts of templates that write no calls, though their models do. ``id_size``: characters of the ids of
+    calls. ``opening``: the prompt ends with it, and the reply goes on from there.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ class LiteralReader:
     """Reads the arguments of one call from the bracket around them on; ``append`` gets JSON text.
 
     Strings are between ``quotes``, and have escapes with ``has_escapes``. What cannot belong to the arguments ends
-    them. Each letter is looked at a bounded number of times.
+    them. Each character is looked at a bounded number of times.
     """
 
     def __init__(self, quotes: tuple[str, ...], has_escapes: bool, append: Callable[[str], None]) -> None:
@@ -169,7 +169,7 @@ class LiteralReader:
 
 
 def _unescaped(text: str) -> str:
-    """What stands after a backslash, as JSON writes it; one before any other letter is itself."""
+    """What stands after a backslash, as JSON writes it; one before any other character is itself."""
     if len(text) > 1:
         return f"\\u{text[1:]:0>4}"
     return _ESCAPES[text] if text in _ESCAPES else f"\\\\{json.dumps(text, ensure_ascii=False)[1:-1]}"

@@ -55,7 +55,7 @@ _NO_NAME = re.compile(r"[\s<>]")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _JSON_MARKS = re.compile(r'[{}\[\]"\\]')
 _MAX_CALL = 1 << 12
-"""Letters of a call that only its end tells from content."""
+"""Characters of a call that only its end tells from content."""
 
 
 class NeedMoreInput(Exception):
@@ -65,7 +65,7 @@ class NeedMoreInput(Exception):
 class CallScanner(ABC):
     """Feed it the content of one reply; ``tools`` says what may be called, and whether more than once.
 
-    A call can begin only at one of ``openers``. One that the model does not name gets an id of ``id_size`` letters.
+    A call can begin only at one of ``openers``. One that the model does not name gets an id of ``id_size`` characters.
     """
 
     def __init__(self, tools: Tools, openers: Sequence[str], id_size: int = 32) -> None:
@@ -73,8 +73,8 @@ class CallScanner(ABC):
         self._id_size = id_size
         self._openers = openers
         self._opener = re.compile("|".join(map(re.escape, openers)))
-        self._first_letters = {opener[0] for opener in openers}
-        self._repeating = [opener for opener in openers if opener[0] in opener[1:]]  # its first letter
+        self._first_chars = {opener[0] for opener in openers}
+        self._repeating = [opener for opener in openers if opener[0] in opener[1:]]  # its first character
         self._state: Callable[[bool], bool] = self._text
         self._held = ""
         self._name = ""
@@ -132,7 +132,7 @@ class CallScanner(ABC):
     def _certain(self) -> int:
         """So much of what is held begins no opener."""
         size = len(self._held) - max((overlap(self._held, opener) for opener in self._repeating), default=0)
-        for at in sorted(self._held.rfind(letter) for letter in self._first_letters):
+        for at in sorted(self._held.rfind(letter) for letter in self._first_chars):
             if at >= 0 and any(opener.startswith(self._held[at:]) for opener in self._openers):
                 return min(at, size)
         return size
@@ -207,7 +207,7 @@ class CallScanner(ABC):
 class ValueEnd:
     """Finds where a value between brackets ends, as JSON writes it, in text that grows.
 
-    After NeedMoreInput, ask again with more text behind the same: each letter is looked at once.
+    After NeedMoreInput, ask again with more text behind the same: each character is looked at once.
     """
 
     def __init__(self, *, max_size: int = _MAX_CALL) -> None:
@@ -215,7 +215,7 @@ class ValueEnd:
         self._at, self._depth, self._is_quoted = 0, 0, False
 
     def find(self, text: str, begin: int) -> int:
-        """Where the value ends that begins at ``begin``; -1 if it has more than ``max_size`` letters.
+        """Where the value ends that begins at ``begin``; -1 if it has more than ``max_size`` characters.
 
         NeedMoreInput if the text ends before that shows.
         """

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from pyctl.errors import NotSupportedError, RequestError
 from pyctl.limit import limit
 from pyctl.prompt import Tokens, as_tokens
-from pyctl.server.body import Body, Integer, at_most, check_letters, parse_object
+from pyctl.server.body import Body, Integer, at_most, check_chars, parse_object
 from pyctl.server.http import JsonResponse
 from pyctl.server.prepare import mixed
 from pyctl.server.service import Service
@@ -160,7 +160,7 @@ def _tokens(service: Service, item: Any, maximum: int | None = None) -> Tokens:
     tokens: list[int] = []
     for index, part in enumerate(mixed(item, "input", service.info.n_vocab)):
         if isinstance(part, str):
-            check_letters(part, service.info.n_ctx)
+            check_chars(part, service.info.n_ctx)
             tokens += service.tokenizer.tokenize(part, add_special=index == 0, parse_special=True)
         else:
             tokens.append(part)
@@ -206,7 +206,7 @@ async def rank(service: Service, request: Request) -> Response:
     if not isinstance(documents, list) or not documents or not all(isinstance(text, str) for text in documents):
         raise RequestError('"documents" must be a non-empty string array')
     at_most(_MAX_DOCUMENTS, len(documents), "documents", "documents")
-    check_letters(body.query, service.info.n_ctx)
+    check_chars(body.query, service.info.n_ctx)
     label = "score" if is_tei else "relevance_score"
     ranked: list[dict[str, Any]] = []
     found, n_tokens = await _vectors(service, request, documents, partial(_prompt, query=body.query))
@@ -228,7 +228,7 @@ async def rank(service: Service, request: Request) -> Response:
 
 
 def _prompt(service: Service, document: str, query: str) -> Tokens:
-    check_letters(document, service.info.n_ctx)
+    check_chars(document, service.info.n_ctx)
     tokens = as_tokens(list(_pair(service, query, document)))
     if not tokens.size:
         raise RequestError("Input content cannot be empty")

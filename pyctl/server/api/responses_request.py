@@ -235,14 +235,14 @@ def _messages(value: Any) -> list[Any]:
         raise RequestError("'input' must be a string or a list of items")
     if len(value) > _MAX_ITEMS:
         raise RequestError(f"'input' has {len(value)} items; at most {_MAX_ITEMS} are allowed")
-    messages, n_letters = [], 0
+    messages, n_chars = [], 0
     for index, item in enumerate(value):
         if not isinstance(item, dict):
             raise RequestError(f"input[{index}] must be an object")
         if item.get("type") != "additional_tools":
             messages.append(_message(item, f"input[{index}]"))
-            n_letters += len(messages[-1].get("reasoning_content", ""))
-            if n_letters > _MAX_UNPACKED:
+            n_chars += len(messages[-1].get("reasoning_content", ""))
+            if n_chars > _MAX_UNPACKED:
                 raise RequestError(f"the reasoning in 'input' has more than {_MAX_UNPACKED} characters")
     return messages
 

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pyctl.errors import RequestError
-from pyctl.server.body import Body, ConversationBody, check_letters, parse_object
+from pyctl.server.body import Body, ConversationBody, check_chars, parse_object
 from pyctl.server.http import JsonResponse
 from pyctl.server.prepare import mixed, prepare_chat
 from pyctl.server.request_pool import Fetched
@@ -53,7 +53,7 @@ def _tokenize(service: Service, body: _TokenizeBody) -> dict[str, Any]:
     tokens: list[int] = []
     for index, part in enumerate(parts):
         if isinstance(part, str):
-            check_letters(part, service.info.n_ctx)
+            check_chars(part, service.info.n_ctx)
             first = body.add_special and index == 0
             tokens += service.tokenizer.tokenize(part, add_special=first, parse_special=body.parse_special)
         else:
@@ -88,7 +88,7 @@ async def n_input_tokens(
 
     def count(fetched: Fetched) -> int:
         chat = prepare_chat(service, ConversationBody.of(chat_of(parse_object(body))), fetched=fetched)
-        check_letters(chat.text, service.info.n_ctx)
+        check_chars(chat.text, service.info.n_ctx)
         return chat.n_tokens
 
     return await service.shared.pool.read(request, count)

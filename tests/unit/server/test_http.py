@@ -28,7 +28,7 @@ from pyctl.errors import (
 from pyctl.prompt import Prompt
 from pyctl.server import ServerSettings
 from pyctl.server.http import error_body, error_response, form_of
-from pyctl.server.prepare import LETTERS_PER_TOKEN
+from pyctl.server.prepare import CHARS_PER_TOKEN
 from tests.unit.server.fake import HI, N_CTX, Bench, fail, play
 from tests.waiting import until
 
@@ -226,7 +226,7 @@ def test_of_a_text_that_is_much_too_long_only_the_beginning_is_tokenised(path: s
     body = {"prompt": text} if path == "/completion" else {"messages": [{"role": "user", "content": text}]}
     response = bench.post(path, body)
     check(response, 400, "exceed_context_size_error", str(N_CTX))
-    assert N_CTX < response.json()["error"]["n_prompt_tokens"] <= LETTERS_PER_TOKEN * N_CTX
+    assert N_CTX < response.json()["error"]["n_prompt_tokens"] <= CHARS_PER_TOKEN * N_CTX
 
 
 @pytest.mark.parametrize("stream", [False, True])

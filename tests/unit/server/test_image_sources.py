@@ -72,7 +72,7 @@ def test_an_image_comes_from_the_request_or_from_the_folder(bench: Bench, url: s
 
 
 def test_long_base64_is_read_in_steps(monkeypatch: pytest.MonkeyPatch, bench: Bench) -> None:
-    monkeypatch.setattr("pyctl.server.images._STEP_LETTERS", 8)
+    monkeypatch.setattr("pyctl.server.images._STEP_CHARS", 8)
     assert loaded(bench, part(BASE64))[0].data == PNG
 
 

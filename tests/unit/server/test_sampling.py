@@ -139,7 +139,7 @@ def test_what_a_bias_names_is_bounded_before_it_is_read() -> None:
             sampling_of(GenerationBody.of({"logit_bias": biases}), Sampling(), tokenizer, tokenizer.n_vocab)
 
     refused({"97": 10**400}, "too large a number")
-    refused({"x" * (8 * MAX_BIASES + 1): 1}, "letters in a text")
+    refused({"x" * (8 * MAX_BIASES + 1): 1}, "characters in a text")
     assert not texts
     refused([["x" * 1000, 1]] * 100, "at most 8192 tokens")
     assert len(texts) == MAX_BIASES // 1000 + 1, "no more than it takes to be too many"

@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 from pyctl.server import ReplySettings
 from pyctl.server.api import embeddings
 from pyctl.server.api.embeddings import normalised
-from pyctl.server.body import MAX_LETTERS
+from pyctl.server.body import MAX_CHARS
 from tests.unit.server.fake import Bench
 
 
@@ -70,7 +70,7 @@ def test_base64_and_norms(bench: Bench) -> None:
         ({"input": "a", "embd_normalize": -2}, "embd_normalize"),
         ({"input": "x" * 65}, "too many tokens"),
         ({"input": ["x"] * 2049}, "at most 2048 texts"),
-        ({"input": ["x", "x" * (MAX_LETTERS + 1)]}, "too long"),
+        ({"input": ["x", "x" * (MAX_CHARS + 1)]}, "too long"),
     ],
 )
 def test_bad_input(bench: Bench, body: Any, message: str) -> None:

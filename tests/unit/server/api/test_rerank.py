@@ -11,7 +11,7 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from pyctl.server import ReplySettings
-from pyctl.server.body import MAX_LETTERS
+from pyctl.server.body import MAX_CHARS
 from tests.unit.server.fake import Bench
 from tests.unit.server.parts import Caller
 
@@ -67,8 +67,8 @@ def test_a_model_is_asked_in_its_own_words_or_with_its_marks() -> None:
         ({"query": "q", "documents": ["a"], "top_n": -1}, "'top_n' must be in"),
         ({"query": "", "documents": ["a", ""]}, "Input content cannot be empty"),
         ({"query": "q", "documents": ["x" * 64]}, "too many tokens"),
-        ({"query": "q" * (MAX_LETTERS + 1), "documents": ["a"]}, "too long"),
-        ({"query": "q", "documents": ["a", "x" * (MAX_LETTERS + 1)]}, "too long"),
+        ({"query": "q" * (MAX_CHARS + 1), "documents": ["a"]}, "too long"),
+        ({"query": "q", "documents": ["a", "x" * (MAX_CHARS + 1)]}, "too long"),
     ],
 )
 def test_what_cannot_be_ranked(body: dict[str, Any], message: str) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pyctl.server.body import MAX_LETTERS
+from pyctl.server.body import MAX_CHARS
 from tests.unit.chat import toy
 from tests.unit.server.fake import HI, Bench, play
 
@@ -53,8 +53,8 @@ def test_detokenize(bench: Bench) -> None:
         ("/tokenize", {"content": 3}),
         ("/tokenize", {"content": [10**6]}),
         ("/tokenize", {"content": "a", "with_pieces": 1}),
-        ("/tokenize", {"content": "x" * (MAX_LETTERS + 1)}),
-        ("/tokenize", {"content": [1, "x" * (MAX_LETTERS + 1)], "with_pieces": True}),
+        ("/tokenize", {"content": "x" * (MAX_CHARS + 1)}),
+        ("/tokenize", {"content": [1, "x" * (MAX_CHARS + 1)], "with_pieces": True}),
         ("/detokenize", {"tokens": "ab"}),
         ("/detokenize", {"tokens": ["ab"]}),
         ("/detokenize", {"tokens": [-1]}),
