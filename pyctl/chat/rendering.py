@@ -72,7 +72,7 @@ def fit_messages(messages: Sequence[Message], capabilities: TemplateCapabilities
     for index, texts in joined.items():
         fitted[index]["content"] = "\n\n".join([text_of(fitted[index]), *texts])
     if not capabilities.without_user and all(message["role"] != "user" for message in fitted):
-        first = next((at for at, message in enumerate(fitted) if message["role"] != "system"), len(fitted))
+        first = next((i for i, message in enumerate(fitted) if message["role"] != "system"), len(fitted))
         fitted.insert(first, {"role": "user", "content": ""})
     return [_fit(message, capabilities) for message in fitted]
 
@@ -83,21 +83,21 @@ def text_of(message: Message) -> str:
     return content if isinstance(content, str) else "\n".join(content)
 
 
-def _check(message: object, at: str, images: dict[str, ImageFile]) -> Message:
+def _check(message: object, where: str, images: dict[str, ImageFile]) -> Message:
     if not isinstance(message, dict):
-        raise RequestError(f"{at} must be an object")
+        raise RequestError(f"{where} must be an object")
     role = message.get("role")
     if not isinstance(role, str) or not (role in _ROLES or (len(role) <= _MAX_ROLE and _ROLE.fullmatch(role))):
-        raise RequestError(f"{at}.role must be a word such as {', '.join(_ROLES)}, not {json.dumps(role)[:80]}")
+        raise RequestError(f"{where}.role must be a word such as {', '.join(_ROLES)}, not {json.dumps(role)[:80]}")
     calls = message.get("tool_calls")
     if "content" not in message:
         if role != "assistant":
-            raise RequestError(f"{at}.content is missing")
+            raise RequestError(f"{where}.content is missing")
         if not calls and not message.get("reasoning_content"):
-            raise RequestError(f"{at} has neither content nor tool_calls")
+            raise RequestError(f"{where} has neither content nor tool_calls")
     checked: Message = {
         "role": _ROLES.get(role, role),
-        "content": _checked_content(message.get("content"), f"{at}.content", images),
+        "content": _checked_content(message.get("content"), f"{where}.content", images),
     }
     if checked["role"] == "system":
         content = checked["content"]
@@ -107,13 +107,13 @@ def _check(message: object, at: str, images: dict[str, ImageFile]) -> Message:
         if value is None:
             continue
         if not isinstance(value, str):
-            raise RequestError(f"{at}.{name} must be a string")
+            raise RequestError(f"{where}.{name} must be a string")
         checked[name] = value
     if calls is not None:
         if not isinstance(calls, list):
-            raise RequestError(f"{at}.tool_calls must be a list")
+            raise RequestError(f"{where}.tool_calls must be a list")
         if calls:
-            checked["tool_calls"] = [_checked_call(call, f"{at}.tool_calls[{i}]") for i, call in enumerate(calls)]
+            checked["tool_calls"] = [_checked_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
     return checked
 
 
@@ -131,13 +131,13 @@ def _unstamped(text: str) -> str:
     return _STAMP.sub("cch=fffff;", line, count=1) + end + rest
 
 
-def _checked_content(content: object, at: str, images: dict[str, ImageFile]) -> str | list[str]:
+def _checked_content(content: object, where: str, images: dict[str, ImageFile]) -> str | list[str]:
     if content is None:
         return ""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise RequestError(f"{at} must be a string or a list of parts")
+        raise RequestError(f"{where} must be a string or a list of parts")
     parts: list[str | ImageFile] = []
     texts: list[str] = []
     for index, part in enumerate(content):
@@ -147,33 +147,33 @@ def _checked_content(content: object, at: str, images: dict[str, ImageFile]) -> 
             continue
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text":
-            raise unreadable(f"{at}[{index}]", kind)
+            raise unreadable(f"{where}[{index}]", kind)
         if not isinstance(part.get("text"), str):
-            raise RequestError(f"{at}[{index}].text must be a string")
+            raise RequestError(f"{where}[{index}].text must be a string")
         parts.append(part["text"])
         texts.append(part["text"])
     return texts if len(texts) == len(parts) else joined_parts(parts)
 
 
-def unreadable(at: str, kind: object) -> RequestError:
+def unreadable(where: str, kind: object) -> RequestError:
     """The error for a part of a request that no text can be made of, such as a sound."""
     if kind in ("image_url", "image", "input_image", "multimodal_data"):
         # The words of llama-server, which clients look for.
         return RequestError(
-            f"{at}: image input is not supported - hint: if this is unexpected, you may need to provide the mmproj"
+            f"{where}: image input is not supported - hint: if this is unexpected, you may need to provide the mmproj"
         )
-    return RequestError(f"{at}: only parts of type text are supported, not {json.dumps(kind)[:80]}")
+    return RequestError(f"{where}: only parts of type text are supported, not {json.dumps(kind)[:80]}")
 
 
-def _checked_call(call: object, at: str) -> Message:
+def _checked_call(call: object, where: str) -> Message:
     if not isinstance(call, dict) or call.get("type", "function") != "function":
-        raise RequestError(f"{at} must be an object of type function")
+        raise RequestError(f"{where} must be an object of type function")
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise RequestError(f"{at}.function must be an object with a name")
+        raise RequestError(f"{where}.function must be an object with a name")
     arguments = "" if function.get("arguments") is None else function["arguments"]
     if not isinstance(arguments, str | dict):
-        raise RequestError(f"{at}.function.arguments must be a string or an object")
+        raise RequestError(f"{where}.function.arguments must be a string or an object")
     checked: Message = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     if isinstance(call.get("id"), str):
         checked["id"] = call["id"]
@@ -362,8 +362,8 @@ class Renderer:
             raise RequestError("this chat template cannot continue an assistant message")
         text = text[: text.rindex(_GAP)]
         header = self._header(text, messages[:-1], tools, variables)
-        at = header.find(self._tags.open)
-        return RenderedChat(text + content, content, "content", begun=(header[at:] if at >= 0 else "") + content)
+        start = header.find(self._tags.open)
+        return RenderedChat(text + content, content, "content", begun=(header[start:] if start >= 0 else "") + content)
 
     def _has_start(self, *messages: dict[str, Any]) -> bool:
         """Whether one of the tokens stands between two messages, or between a single one and its reply."""

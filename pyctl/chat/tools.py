@@ -106,15 +106,15 @@ def template_tools(tools: object) -> list[dict[str, Any]] | None:
     return [_template_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
 
 
-def _template_tool(tool: Mapping[str, Any], at: str) -> dict[str, Any]:
+def _template_tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise RequestError(f"{at} must be of type function, with a function that has a name")
+        raise RequestError(f"{where} must be of type function, with a function that has a name")
     description, parameters = function.get("description"), function.get("parameters")
     if not isinstance(description, str | None):
-        raise RequestError(f"{at}.function.description must be a string")
+        raise RequestError(f"{where}.function.description must be a string")
     if not isinstance(parameters, dict | None):
-        raise RequestError(f"{at}.function.parameters must be an object")
+        raise RequestError(f"{where}.function.parameters must be an object")
     return {
         "type": "function",
         "function": {"name": function["name"], "description": description or "", "parameters": parameters or {}},
@@ -166,12 +166,12 @@ def _chosen(choice: object) -> tuple[str, set[str] | None]:
     return mode, {_name_of(tool, f"'tool_choice': tools[{index}]") for index, tool in enumerate(tools)}
 
 
-def _name_of(tool: object, at: str) -> str:
+def _name_of(tool: object, where: str) -> str:
     """The name in a reference to a function, nested as in chat completions or flat as in Responses."""
     function = tool.get("function", tool) if isinstance(tool, dict) and tool.get("type") == "function" else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
-        raise RequestError(f"{at} must be of type function, with a function that has a name")
+        raise RequestError(f"{where} must be of type function, with a function that has a name")
     return name
 
 

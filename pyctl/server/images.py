@@ -194,11 +194,11 @@ _STEP_CHARS = 1 << 20
 
 
 class ImagePart(dict[str, Any]):
-    """A part of a message with the image at ``url``, in OpenAI's form, that knows its place ``at`` in the request."""
+    """A part of a message with the image at ``url``, in OpenAI's form; ``where`` is its place in the request."""
 
-    def __init__(self, url: object, at: str) -> None:
+    def __init__(self, url: object, where: str) -> None:
         super().__init__(type="image_url", image_url={"url": url})
-        self.at = at
+        self.where = where
 
 
 def load_images(messages: Any, service: Service, fetched: Fetched) -> Any:
@@ -227,24 +227,24 @@ def data_images(values: Any, service: Service, fetched: Fetched) -> list[ImageFi
     return [image for image in images if image is not None]
 
 
-def _loaded(message: Any, at: str, sources: _Sources) -> Any:
+def _loaded(message: Any, where: str, sources: _Sources) -> Any:
     content = message.get("content") if isinstance(message, dict) else None
     if not isinstance(content, list):
         return message
-    parts = [_part(part, f"{at}.content[{index}]", sources) for index, part in enumerate(content)]
+    parts = [_part(part, f"{where}.content[{index}]", sources) for index, part in enumerate(content)]
     return {**message, "content": parts}
 
 
-def _part(part: Any, at: str, sources: _Sources) -> Any:
+def _part(part: Any, where: str, sources: _Sources) -> Any:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in ("image", "input_image"):
-        raise RequestError(f"{at}: an image must be a part of type image_url, not {kind}")
+        raise RequestError(f"{where}: an image must be a part of type image_url, not {kind}")
     if kind != "image_url":
         return part
     if isinstance(part, ImagePart):
-        at = part.at
+        where = part.where
     url = part.get("image_url")
-    return sources.image(url.get("url") if isinstance(url, dict) else url, at)
+    return sources.image(url.get("url") if isinstance(url, dict) else url, where)
 
 
 class _Sources:
@@ -257,23 +257,23 @@ class _Sources:
         self._found: list[tuple[ImageFile, str]] = []
         self._n_images = 0
 
-    def image(self, url: Any, at: str) -> ImageFile | None:
+    def image(self, url: Any, where: str) -> ImageFile | None:
         """The image that ``url`` says; None if it has to be fetched."""
         if not isinstance(url, str) or not url:
-            raise RequestError(f"{at}: the url of an image must be a string")
+            raise RequestError(f"{where}: the url of an image must be a string")
         self._n_images += 1
         at_most(_MAX_IMAGES, self._n_images, "messages", "images")
         try:
             data = self._bytes(url)
             if data is None:
-                self._missing.setdefault(url, at)
+                self._missing.setdefault(url, where)
                 at_most(_MAX_ADDRESSES, len(self._missing), "messages", "addresses of images")
                 return None
             image = ImageFile.of(data)
-            self._found.append((image, at))
+            self._found.append((image, where))
             return image
         except RequestError as error:
-            raise RequestError(f"{at}: {error}") from error
+            raise RequestError(f"{where}: {error}") from error
 
     def check(self) -> None:
         """Raise FilesMissing if something is, ContextSizeError or RequestError if not all of them can be seen."""
@@ -284,11 +284,11 @@ class _Sources:
             raise ContextSizeError(n_tokens, self._n_ctx)
         if sum(image.width * image.height for image, _ in self._found) > _MAX_PIXELS:
             raise RequestError(f"the images of a request must have at most {_MAX_PIXELS} pixels together")
-        for image, at in self._found:
+        for image, where in self._found:
             try:
                 self._reader.picture(image)
             except RequestError as error:
-                raise RequestError(f"{at}: {error}") from error
+                raise RequestError(f"{where}: {error}") from error
 
     def _bytes(self, url: str) -> bytes | None:
         scheme = url[:8].lower()
@@ -298,10 +298,10 @@ class _Sources:
             return _file(url[7:], self._media_path)
         if not scheme.startswith("data:"):
             return _decoded(url)
-        at = url.find(",", 0, _MAX_HEAD)
-        if at < 0 or not url[:at].lower().endswith(";base64"):
+        comma = url.find(",", 0, _MAX_HEAD)
+        if comma < 0 or not url[:comma].lower().endswith(";base64"):
             raise RequestError("a data URL must be of the form data:image/...;base64,...")
-        return _decoded(url[at + 1 :])
+        return _decoded(url[comma + 1 :])
 
 
 _MAX_HEAD = 1000
@@ -316,8 +316,8 @@ def _decoded(text: str) -> bytes:
     text = text.rstrip("=")
     found = bytearray()
     try:
-        for at in range(0, len(text), _STEP_CHARS):
-            part = text[at : at + _STEP_CHARS]
+        for start in range(0, len(text), _STEP_CHARS):
+            part = text[start : start + _STEP_CHARS]
             found += base64.b64decode(part + "=" * (-len(part) % 4), validate=True)
     except ValueError:  # also of what is not ASCII
         raise RequestError("the image must be base64 or a data, http, https or file URL") from None
@@ -348,9 +348,9 @@ def _file(name: str, media_path: str) -> bytes:
 
 def _fetch_all(addresses: Mapping[str, str]) -> dict[str, bytes]:
     found = {}
-    for address, at in addresses.items():
+    for address, where in addresses.items():
         try:
             found[address] = fetch_image(address)
         except RequestError as error:
-            raise RequestError(f"{at}: {error}") from error
+            raise RequestError(f"{where}: {error}") from error
     return found

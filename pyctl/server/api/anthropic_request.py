@@ -139,12 +139,12 @@ def _messages(value: Any) -> list[Any]:
         raise RequestError("'messages' is required")
     messages: list[Any] = []
     for index, message in enumerate(items(value, "messages")):
-        at = f"messages[{index}]"
+        where = f"messages[{index}]"
         if not isinstance(message, dict):
-            raise RequestError(f"{at} must be an object")
+            raise RequestError(f"{where} must be an object")
         content = message.get("content")
         if isinstance(content, list):
-            messages += _split(str(message.get("role")), _blocks(content, f"{at}.content"))
+            messages += _split(str(message.get("role")), _blocks(content, f"{where}.content"))
         elif content is not None or message.get("role") != "assistant":
             messages.append(message)
     return messages
@@ -170,10 +170,10 @@ def _split(role: str, blocks: list[tuple[str, _Block]]) -> list[dict[str, Any]]:
         for told in (parts, calls, thoughts):
             told.clear()
 
-    for at, block in blocks:
+    for where, block in blocks:
         kind = block.type
         if kind in _READABLE:
-            parts.append(_part(block, at))
+            parts.append(_part(block, where))
         elif kind == "thinking" and block.thinking:
             thoughts.append(block.thinking)
         elif kind == "tool_use":
@@ -181,7 +181,7 @@ def _split(role: str, blocks: list[tuple[str, _Block]]) -> list[dict[str, Any]]:
             calls.append({"id": block.id, "type": "function", "function": function})
         elif kind == "tool_result":
             flush()
-            content = _result(block.content, f"{at}.content")
+            content = _result(block.content, f"{where}.content")
             messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
     flush()
     return messages
@@ -190,11 +190,11 @@ def _split(role: str, blocks: list[tuple[str, _Block]]) -> list[dict[str, Any]]:
 _READABLE = ("text", "document", "image")
 
 
-def _result(content: Any, at: str) -> Any:
+def _result(content: Any, where: str) -> Any:
     """A text, or parts if there are images among them."""
     if not isinstance(content, list):
         return content if isinstance(content, str) else ""
-    parts = [_part(block, at) for at, block in _blocks(content, at) if block.type in _READABLE]
+    parts = [_part(block, where) for where, block in _blocks(content, where) if block.type in _READABLE]
     return parts if _has_image(parts) else _joined(parts)
 
 
@@ -206,28 +206,28 @@ def _joined(parts: list[dict[str, Any]]) -> str:
     return "".join(part["text"] for part in parts)
 
 
-def _part(block: _Block, at: str) -> dict[str, Any]:
+def _part(block: _Block, where: str) -> dict[str, Any]:
     """A readable block as OpenAI writes it."""
     if block.type == "text":
         return {"type": "text", "text": block.text}
     source = _Source.of({} if block.source is None else json_object(block.source, "source"))
     if block.type == "image":
         if source.type not in ("base64", "url"):
-            raise RequestError(f"{at}: the source of an image must be of type base64 or url")
-        return ImagePart(source.url if source.type == "url" else source.data, at)
+            raise RequestError(f"{where}: the source of an image must be of type base64 or url")
+        return ImagePart(source.url if source.type == "url" else source.data, where)
     if source.type != "text":
         raise RequestError("a document must be plain text: its source must have type text")
     return {"type": "text", "text": source.data}
 
 
-def _blocks(content: list[Any], at: str) -> list[tuple[str, _Block]]:
-    places = (f"{at}[{index}]" for index in range(len(content)))
+def _blocks(content: list[Any], where: str) -> list[tuple[str, _Block]]:
+    places = (f"{where}[{index}]" for index in range(len(content)))
     return [(place, _block(block, place)) for place, block in zip(places, content, strict=True)]
 
 
-def _tool(value: Any, at: str) -> dict[str, Any]:
+def _tool(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise RequestError(f"{at} must be an object")
+        raise RequestError(f"{where} must be an object")
     tool = _Tool.of(value)
     function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema or {}}
     return {"type": "function", "function": function}
@@ -243,7 +243,7 @@ def _tool_choice(choice: _ToolChoice) -> Any:
     return known[kind]
 
 
-def _block(value: Any, at: str) -> _Block:
+def _block(value: Any, where: str) -> _Block:
     if not isinstance(value, dict):
-        raise RequestError(f"{at} must be an object")
+        raise RequestError(f"{where} must be an object")
     return _Block.of(value)

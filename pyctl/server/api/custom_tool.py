@@ -21,7 +21,7 @@ _LARK = re.compile(
 """Texts, regular expressions, comments and directives; names of alternatives; all others, and a rule's priority."""
 
 
-def function_of(name: str, tool: Mapping[str, Any], at: str) -> dict[str, Any]:
+def function_of(name: str, tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The function for ``tool``. A grammar of its input is part of the description, and of the function.
 
     RequestError for a format of another kind."""
@@ -30,11 +30,11 @@ def function_of(name: str, tool: Mapping[str, Any], at: str) -> dict[str, Any]:
     if kind == "grammar":
         syntax, definition = form.get("syntax"), form.get("definition")
         if syntax not in ("lark", "regex") or not isinstance(definition, str):
-            raise RequestError(f"{at}.format must have a syntax, lark or regex, and a definition")
+            raise RequestError(f"{where}.format must have a syntax, lark or regex, and a definition")
         grammar = _terminals(definition) if syntax == "lark" else f"START: /{_escaped(definition)}/"
         description = f"{description}\n\nThe input matches this grammar ({syntax}):\n{definition}".lstrip()
     elif kind != "text":
-        raise RequestError(f"{at}.format must be of type text or grammar")
+        raise RequestError(f"{where}.format must be of type text or grammar")
     parameters = {"type": "object", "properties": {_ARGUMENT: {"type": "string"}}, "required": [_ARGUMENT]}
     function = {"name": name, "description": description, "parameters": {**parameters, "additionalProperties": False}}
     return {"type": "function", "function": {**function, "strict": bool(grammar), "grammar": grammar}}

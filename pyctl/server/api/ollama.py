@@ -207,17 +207,17 @@ def _messages(values: list[Any]) -> list[dict[str, Any]]:
     open_calls: list[tuple[Any, str]] = []  # name and id of calls without a result
     n_calls = 0
     for index, value in enumerate(values):
-        at = f"messages[{index}]"
+        where = f"messages[{index}]"
         if not isinstance(value, dict):
-            raise RequestError(f"{at} must be an object")
+            raise RequestError(f"{where} must be an object")
         message = _Message.of(value)
         role = message.role.lower() if isinstance(message.role, str) else message.role
-        found = {"role": role, "content": _content(message.content, message.images, f"{at}.images")}
+        found = {"role": role, "content": _content(message.content, message.images, f"{where}.images")}
         if message.thinking:
             found["reasoning_content"] = message.thinking
         if message.tool_calls:
             found["tool_calls"] = calls = [
-                _call(call, n_calls + n, f"{at}.tool_calls[{n}]") for n, call in enumerate(message.tool_calls)
+                _call(call, n_calls + n, f"{where}.tool_calls[{n}]") for n, call in enumerate(message.tool_calls)
             ]
             n_calls += len(calls)
             open_calls = [(call["function"]["name"], str(call["id"])) for call in calls]
@@ -229,21 +229,21 @@ def _messages(values: list[Any]) -> list[dict[str, Any]]:
     return messages
 
 
-def _content(text: Any, images: list[Any], at: str) -> Any:
+def _content(text: Any, images: list[Any], where: str) -> Any:
     """A text, or parts with the images before it, as Ollama has them."""
     if not images:
         return text
     if not isinstance(text, str):
-        raise RequestError(f"the content beside {at} must be a string")
-    parts: list[dict[str, Any]] = [ImagePart(image, f"{at}[{number}]") for number, image in enumerate(images)]
+        raise RequestError(f"the content beside {where} must be a string")
+    parts: list[dict[str, Any]] = [ImagePart(image, f"{where}[{number}]") for number, image in enumerate(images)]
     return [*parts, {"type": "text", "text": text}]
 
 
-def _call(call: Any, number: int, at: str) -> dict[str, Any]:
+def _call(call: Any, number: int, where: str) -> dict[str, Any]:
     """A call as OpenAI writes it, with its arguments as JSON text."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
-        raise RequestError(f"{at} must be an object with a function")
+        raise RequestError(f"{where} must be an object with a function")
     arguments = function.get("arguments")
     text = encode({} if arguments is None else arguments).decode() if not isinstance(arguments, str) else arguments
     call_id = call.get("id") or f"call{number:05}"
@@ -252,8 +252,8 @@ def _call(call: Any, number: int, at: str) -> dict[str, Any]:
 
 def _answered(open_calls: list[tuple[Any, str]], name: str | None) -> str | None:
     """The id of the first open call of the tool ``name``, else of the first one, which is closed; None without any."""
-    at = next((at for at, (called, _) in enumerate(open_calls) if called == name), 0)
-    return open_calls.pop(at)[1] if open_calls else None
+    index = next((i for i, (called, _) in enumerate(open_calls) if called == name), 0)
+    return open_calls.pop(index)[1] if open_calls else None
 
 
 # -- replies -----------------------------------------------------------------------------------------------------------

@@ -174,20 +174,20 @@ def _tools_within(items: Any) -> dict[int, Any]:
     }
 
 
-def _callable(value: Any, at: str, space: str | None = None) -> Iterator[tuple[str | None, dict[str, Any]]]:
+def _callable(value: Any, where: str, space: str | None = None) -> Iterator[tuple[str | None, dict[str, Any]]]:
     """The functions and custom tools among ``value`` and in its namespaces."""
     if value is None:
         return
     if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
-        raise RequestError(f"'{at}' must be a list of objects")
+        raise RequestError(f"'{where}' must be a list of objects")
     for index, tool in enumerate(value):
         kind, name = tool.get("type"), tool.get("name")
         if kind in ("function", "custom"):
             if not isinstance(name, str):
-                raise RequestError(f"{at}[{index}].name must be a string")
+                raise RequestError(f"{where}[{index}].name must be a string")
             yield space, tool
         elif kind == "namespace" and space is None and isinstance(name, str) and name:
-            yield from _callable(tool.get("tools"), f"{at}[{index}].tools", name)
+            yield from _callable(tool.get("tools"), f"{where}[{index}].tools", name)
         else:
             log.warning("tool of type %.40r ignored: only functions and custom tools are supported", kind)
 
@@ -247,86 +247,86 @@ def _messages(value: Any) -> list[Any]:
     return messages
 
 
-def _message(values: Mapping[str, Any], at: str) -> dict[str, Any]:
+def _message(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     item = _Item.of(values)
     kind, role = item.type, item.role
     if role is not None and kind in (None, "message"):
-        return {"role": role, "content": _said(item, f"{at}.content")}
+        return {"role": role, "content": _said(item, f"{where}.content")}
     if kind == "reasoning":
-        return {"role": "assistant", "reasoning_content": _reasoning(item, at)}
+        return {"role": "assistant", "reasoning_content": _reasoning(item, where)}
     if kind in ("function_call_output", "custom_tool_call_output"):
-        return _result(item.call_id, _content(item.output, f"{at}.output"), at)
+        return _result(item.call_id, _content(item.output, f"{where}.output"), where)
     if kind not in ("function_call", "custom_tool_call"):
-        raise RequestError(f"{at}: items of type {str(kind)[:40]!r} are not supported")
-    name = spaced_name(item.namespace, _required(item.name, f"{at}.name"))
+        raise RequestError(f"{where}: items of type {str(kind)[:40]!r} are not supported")
+    name = spaced_name(item.namespace, _required(item.name, f"{where}.name"))
     if kind == "function_call":
-        return _call(item.call_id, name, _required(item.arguments, f"{at}.arguments"), at)
-    return _call(item.call_id, name, arguments_of(_required(item.input, f"{at}.input")), at)
+        return _call(item.call_id, name, _required(item.arguments, f"{where}.arguments"), where)
+    return _call(item.call_id, name, arguments_of(_required(item.input, f"{where}.input")), where)
 
 
-def _said(item: _Item, at: str) -> Any:
+def _said(item: _Item, where: str) -> Any:
     if item.role != "assistant":
-        return _content(item.content, at)
-    content = "" if item.content is None else _content(item.content, at)
+        return _content(item.content, where)
+    content = "" if item.content is None else _content(item.content, where)
     if isinstance(content, str):
         return content
     if any(isinstance(part, ImagePart) for part in content):
-        raise RequestError(f"{at}: an assistant message cannot have images")
+        raise RequestError(f"{where}: an assistant message cannot have images")
     return "".join(part["text"] for part in content)
 
 
-def _call(call_id: str | None, name: str, arguments: str, at: str) -> dict[str, Any]:
+def _call(call_id: str | None, name: str, arguments: str, where: str) -> dict[str, Any]:
     function = {"name": name, "arguments": arguments}
-    call = {"id": _required(call_id, f"{at}.call_id"), "type": "function", "function": function}
+    call = {"id": _required(call_id, f"{where}.call_id"), "type": "function", "function": function}
     return {"role": "assistant", "tool_calls": [call]}
 
 
-def _result(call_id: str | None, content: Any, at: str) -> dict[str, Any]:
-    return {"role": "tool", "tool_call_id": _required(call_id, f"{at}.call_id"), "content": content}
+def _result(call_id: str | None, content: Any, where: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": _required(call_id, f"{where}.call_id"), "content": content}
 
 
-def _required(value: str | None, at: str) -> str:
+def _required(value: str | None, where: str) -> str:
     if value is None:
-        raise RequestError(f"{at} is required")
+        raise RequestError(f"{where} is required")
     return value
 
 
-def _content(value: Any, at: str) -> Any:
+def _content(value: Any, where: str) -> Any:
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
-        raise RequestError(f"{at} must be a string or a list of parts")
-    return [_part(part, f"{at}[{index}]") for index, part in enumerate(value)]
+        raise RequestError(f"{where} must be a string or a list of parts")
+    return [_part(part, f"{where}[{index}]") for index, part in enumerate(value)]
 
 
-def _part(part: Any, at: str) -> dict[str, Any]:
+def _part(part: Any, where: str) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in ("input_text", "output_text", "refusal"):
         member = "refusal" if kind == "refusal" else "text"
         if not isinstance(part.get(member), str):
-            raise RequestError(f"{at}.{member} must be a string")
+            raise RequestError(f"{where}.{member} must be a string")
         return {"type": "text", "text": part[member]}
     if kind == "input_image":
         url = part.get("image_url")
-        return ImagePart(url.get("url") if isinstance(url, dict) else url, at)
+        return ImagePart(url.get("url") if isinstance(url, dict) else url, where)
     if kind == "input_file":
-        raise unreadable(at, kind)
-    raise RequestError(f"{at}.type must be input_text, input_image or output_text")
+        raise unreadable(where, kind)
+    raise RequestError(f"{where}.type must be input_text, input_image or output_text")
 
 
-def _reasoning(item: _Item, at: str) -> str:
-    text = _texts(item.content, f"{at}.content")
+def _reasoning(item: _Item, where: str) -> str:
+    text = _texts(item.content, f"{where}.content")
     sealed = item.encrypted_content
     if not text and isinstance(sealed, str) and sealed.startswith(_SEAL):
         text = _unseal(sealed)
-    return text or _texts(item.summary, f"{at}.summary")
+    return text or _texts(item.summary, f"{where}.summary")
 
 
-def _texts(parts: Any, at: str) -> str:
+def _texts(parts: Any, where: str) -> str:
     if parts is None:
         return ""
     if not isinstance(parts, list) or not all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in parts):
-        raise RequestError(f"{at} must be a list of parts with a text")
+        raise RequestError(f"{where} must be a list of parts with a text")
     return "".join(part["text"] for part in parts)
 
 
