@@ -116,17 +116,17 @@ _PNG_CHANNELS = {
 
 def _png_chunks(data: bytes) -> Iterator[tuple[bytes, memoryview]]:
     """Type and content of each chunk. Raises IndexError if the file ends within a chunk."""
-    view, at = memoryview(data), 8
+    view, pos = memoryview(data), 8
     for _ in range(_MAX_SEGMENTS):
-        if at == len(data):
+        if pos == len(data):
             return
-        size, kind = struct.unpack_from(">I4s", data, at)
-        if at + 12 + size > len(data):
+        size, kind = struct.unpack_from(">I4s", data, pos)
+        if pos + 12 + size > len(data):
             raise IndexError
-        yield kind, view[at + 8 : at + 8 + size]
+        yield kind, view[pos + 8 : pos + 8 + size]
         if kind == b"IEND":
             return
-        at += 12 + size
+        pos += 12 + size
     raise RequestError(f"the PNG image has more than {_MAX_SEGMENTS} parts")
 
 
@@ -144,23 +144,23 @@ def _png_bytes(data: bytes) -> int:
 
 
 def _jpeg(data: bytes) -> tuple[int, int, int]:
-    at = 2
+    pos = 2
     for _ in range(_MAX_SEGMENTS):
-        at = data.index(b"\xff", at)  # bytes before a marker are padding
-        while data[at] == 0xFF:
-            at += 1
-        mark = data[at]
+        pos = data.index(b"\xff", pos)  # bytes before a marker are padding
+        while data[pos] == 0xFF:
+            pos += 1
+        mark = data[pos]
         if mark in (0xC0, 0xC1, 0xC2):
-            height, width = struct.unpack_from(">HH", data, at + 4)
-            n_scans = data.count(b"\xff\xda", at)
+            height, width = struct.unpack_from(">HH", data, pos + 4)
+            n_scans = data.count(b"\xff\xda", pos)
             if width * height * n_scans > _MAX_SCANNED:
                 raise RequestError(f"the JPEG image has {n_scans} scans, which are too many for its size")
-            if not n_scans or data.rfind(b"\xff\xd9", at) < 0:
+            if not n_scans or data.rfind(b"\xff\xd9", pos) < 0:
                 raise IndexError
             return width, height, 1
         if mark in (0xD9, 0xDA):
             raise RequestError("the JPEG image is broken: it has no size")
-        at += 1 + max(struct.unpack_from(">H", data, at + 1)[0], 2)
+        pos += 1 + max(struct.unpack_from(">H", data, pos + 1)[0], 2)
     raise RequestError(f"the JPEG image has more than {_MAX_SEGMENTS} parts before its pixels")
 
 

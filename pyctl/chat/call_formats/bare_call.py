@@ -72,34 +72,34 @@ class BareCallParser:
 
     def _arguments_at(self) -> int:
         """Where the arguments of a call of a tool begin; 0 if the text is another one."""
-        at = skip_blanks(self._held, 0)
-        self._is_fenced = starts_with(_FENCE, self._held, at)
+        pos = skip_blanks(self._held, 0)
+        self._is_fenced = starts_with(_FENCE, self._held, pos)
         if self._is_fenced:
-            at += len(_FENCE)
-            at += len("json") if starts_with("json", self._held, at) else 0
-        at = self._after(at, "{", '"name"', ":")
-        if at:
-            self._name, at = string_at(self._held, skip_blanks(self._held, at))
+            pos += len(_FENCE)
+            pos += len("json") if starts_with("json", self._held, pos) else 0
+        pos = self._after(pos, "{", '"name"', ":")
+        if pos:
+            self._name, pos = string_at(self._held, skip_blanks(self._held, pos))
         if not any(tool.name == self._name for tool in self._tools.tools):
             return 0
-        return max(self._after(at, ",", '"arguments"', ":", "{") - 1, 0)
+        return max(self._after(pos, ",", '"arguments"', ":", "{") - 1, 0)
 
     def _closes(self) -> bool:
         """Whether nothing but the end of the call follows its arguments."""
         if len(self._held) - self._end > _MAX_AROUND:
             return False
-        at = self._after(self._end, "}", *([_FENCE] if self._is_fenced else ()))
-        self._is_whole = at > 0 and not self._held[at:].strip()
+        pos = self._after(self._end, "}", *([_FENCE] if self._is_fenced else ()))
+        self._is_whole = pos > 0 and not self._held[pos:].strip()
         return self._is_whole
 
-    def _after(self, at: int, *marks: str) -> int:
+    def _after(self, pos: int, *marks: str) -> int:
         """Where ``marks`` end that follow there, blanks between them; 0 if something else does."""
         for mark in marks:
-            at = skip_blanks(self._held, at)
-            if not starts_with(mark, self._held, at):
+            pos = skip_blanks(self._held, pos)
+            if not starts_with(mark, self._held, pos):
                 return 0
-            at += len(mark)
-        return at
+            pos += len(mark)
+        return pos
 
     def _is_object(self, arguments: str) -> bool:
         try:

@@ -188,8 +188,8 @@ class DelimitedScanner(CallScanner):
         waits = False
         for delimiters in self._all_delimiters:
             try:
-                at = delimiters.first(self._held)
-                if at >= 0 and self._enter(delimiters, at):
+                pos = delimiters.first(self._held)
+                if pos >= 0 and self._enter(delimiters, pos):
                     return True
             except NeedMoreInput:
                 waits = True
@@ -197,13 +197,13 @@ class DelimitedScanner(CallScanner):
             raise NeedMoreInput
         return False
 
-    def _enter(self, delimiters: CallDelimiters, at: int) -> bool:
+    def _enter(self, delimiters: CallDelimiters, pos: int) -> bool:
         """Take the head of the call that begins there off what is held, and all before it; False if there is none."""
-        head = delimiters.head(self._held, at)
+        head = delimiters.head(self._held, pos)
         if head.name and isinstance(delimiters, NameDelimiters) and delimiters.is_known and not self._has(head.name):
             return False
         if not head.name:
-            return isinstance(delimiters, ObjectDelimiters) and self._enter_whole(delimiters, at)
+            return isinstance(delimiters, ObjectDelimiters) and self._enter_whole(delimiters, pos)
         self._delimiters, self._n_arguments = delimiters, 0
         state = self._json
         if isinstance(delimiters, TagDelimiters):
@@ -211,16 +211,16 @@ class DelimitedScanner(CallScanner):
         elif isinstance(delimiters, LiteralDelimiters):
             state = self._literal
             self._literals = LiteralReader(delimiters.quotes, delimiters.has_escapes, self._append)
-        self._start(head.name, head.at, state, head.call_id)
+        self._start(head.name, head.pos, state, head.call_id)
         return True
 
-    def _enter_whole(self, delimiters: ObjectDelimiters, at: int) -> bool:
+    def _enter_whole(self, delimiters: ObjectDelimiters, pos: int) -> bool:
         """Take a call whose members come in another order; the whole of it tells whether it is one."""
-        at = delimiters.object_at(self._held, at)
-        if not starts_with("{", self._held, at):
+        pos = delimiters.object_at(self._held, pos)
+        if not starts_with("{", self._held, pos):
             return False
-        end = self._object_end.find(self._held, at)
-        name, arguments = whole_call(self._held[at:end], delimiters.name_key) if end >= 0 else ("", "")
+        end = self._object_end.find(self._held, pos)
+        name, arguments = whole_call(self._held[pos:end], delimiters.name_key) if end >= 0 else ("", "")
         if not name:
             return False
         self._delimiters = delimiters
@@ -254,7 +254,7 @@ class DelimitedScanner(CallScanner):
         rest = self._held.lstrip()
         try:
             tag = next((tag for tag in self._delimiters.after_value if starts_with(tag, rest, 0)), "")
-            name, at = self._key(self._delimiters, rest) if tag == self._delimiters.key_open.strip() else ("", 0)
+            name, pos = self._key(self._delimiters, rest) if tag == self._delimiters.key_open.strip() else ("", 0)
         except NeedMoreInput:
             if final:
                 self._held = ""
@@ -262,7 +262,7 @@ class DelimitedScanner(CallScanner):
         if name:
             self._append(("," if self._n_arguments else "{") + json.dumps(name, ensure_ascii=False) + ":")
             self._n_arguments += 1
-            self._held, self._state = rest[at:], self._value_begin
+            self._held, self._state = rest[pos:], self._value_begin
             return True
         self._append("}" if self._n_arguments else "{}")
         self._state = self._tail
@@ -270,21 +270,21 @@ class DelimitedScanner(CallScanner):
 
     def _key(self, delimiters: TagDelimiters, text: str) -> tuple[str, int]:
         """The name of the argument whose tag begins ``text``, and where its value begins; no name if it is none."""
-        name, at = tag_name(text, len(delimiters.key_open.strip()), delimiters.key_end.strip())
+        name, pos = tag_name(text, len(delimiters.key_open.strip()), delimiters.key_end.strip())
         types = self._tools.types(self._name, name)
         if delimiters.value_opens != ("",):
-            at = skip_blanks(text, at)
+            pos = skip_blanks(text, pos)
             opens = [delimiter.strip() for delimiter in delimiters.value_opens]
-            found = next((index for index, delimiter in enumerate(opens) if starts_with(delimiter, text, at)), -1)
+            found = next((index for index, delimiter in enumerate(opens) if starts_with(delimiter, text, pos)), -1)
             if found < 0:
-                return "", at
-            at += len(opens[found])
+                return "", pos
+            pos += len(opens[found])
             if found:
                 types = types - _STRING or ALL_TYPES - _STRING
             elif len(opens) > 1 and "string" in types:
                 types = _STRING
         self._types = types
-        return name, at
+        return name, pos
 
     def _value_begin(self, final: bool) -> bool:
         assert isinstance(self._delimiters, TagDelimiters)
@@ -304,22 +304,22 @@ class DelimitedScanner(CallScanner):
         return True
 
     def _value(self, final: bool) -> bool:
-        at = self._held.find(self._value_end, self._searched)
+        pos = self._held.find(self._value_end, self._searched)
         try:
-            while at >= 0 and not self._ends_at(at, final):
-                at = self._held.find(self._value_end, at + 1)
+            while pos >= 0 and not self._ends_at(pos, final):
+                pos = self._held.find(self._value_end, pos + 1)
         except NeedMoreInput:
-            self._searched = at
-            return self._value_goes_on(at)
-        if at < 0:
+            self._searched = pos
+            return self._value_goes_on(pos)
+        if pos < 0:
             self._searched = max(len(self._held) - len(self._value_end), 0)
             return self._value_goes_on(len(self._held) - (0 if final else overlap(self._held, self._value_end)), final)
-        value = self._held[:at]
+        value = self._held[:pos]
         if self._types == _STRING:
             self._append(json.dumps(value, ensure_ascii=False)[1:])
         else:
             self._append(coerce_argument(value, self._types))
-        self._held, self._state = self._held[at + len(self._value_end) :], self._body
+        self._held, self._state = self._held[pos + len(self._value_end) :], self._body
         return True
 
     def _value_goes_on(self, size: int, final: bool = False) -> bool:
@@ -332,12 +332,12 @@ class DelimitedScanner(CallScanner):
             self._held = ""
         return False
 
-    def _ends_at(self, at: int, final: bool) -> bool:
+    def _ends_at(self, pos: int, final: bool) -> bool:
         """Whether the value ends there: another tag comes next, or nothing more."""
         assert isinstance(self._delimiters, TagDelimiters)
-        if not starts_with(self._value_end, self._held, at):
+        if not starts_with(self._value_end, self._held, pos):
             return False
-        after = skip_blanks(self._held, at + len(self._value_end))
+        after = skip_blanks(self._held, pos + len(self._value_end))
         try:
             return any(starts_with(tag, self._held, after) for tag in self._delimiters.after_value)
         except NeedMoreInput:
@@ -365,23 +365,23 @@ class DelimitedScanner(CallScanner):
 
     def _after(self, final: bool) -> bool:
         """After a call within others: another one, or what ends them, which may be missing."""
-        at = skip_blanks(self._held, 0)
+        pos = skip_blanks(self._held, 0)
         between, bracket = self._delimiters.between.strip(), self._delimiters.brackets[1].strip()
         try:
-            if bracket and starts_with(bracket, self._held, at):
-                self._held, self._state = self._held[at + len(bracket) :], self._end
+            if bracket and starts_with(bracket, self._held, pos):
+                self._held, self._state = self._held[pos + len(bracket) :], self._end
                 return True
-            if not bracket and starts_with(self._delimiters.end.strip(), self._held, at):
+            if not bracket and starts_with(self._delimiters.end.strip(), self._held, pos):
                 self._state = self._end
                 return True
-            if between and starts_with(between, self._held, at):
-                at = skip_blanks(self._held, at + len(between))
+            if between and starts_with(between, self._held, pos):
+                pos = skip_blanks(self._held, pos + len(between))
             elif between:
-                at = -1
-            if self._tools.parallel and at >= 0 and self._enter(self._delimiters, at):
+                pos = -1
+            if self._tools.parallel and pos >= 0 and self._enter(self._delimiters, pos):
                 return True
         except NeedMoreInput:
-            if not final and len(self._held) - at < 1 << 13:
+            if not final and len(self._held) - pos < 1 << 13:
                 return False
         self._state = self._end if final else self._text
         return True

@@ -50,7 +50,7 @@ class CallHead(NamedTuple):
 
     name: str = ""
     call_id: str = ""
-    at: int = 0
+    pos: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,13 +93,13 @@ class CallDelimiters(ABC):
         begin, bracket = self.begin.strip(), self.brackets[0].strip()
         if not begin or not text.startswith(begin):
             return 0
-        at = skip_blanks(text, len(begin))
+        pos = skip_blanks(text, len(begin))
         if bracket:
-            at = skip_blanks(text, at + len(bracket)) if starts_with(bracket, text, at) else -1
-        return at
+            pos = skip_blanks(text, pos + len(bracket)) if starts_with(bracket, text, pos) else -1
+        return pos
 
     @abstractmethod
-    def head(self, text: str, at: int) -> CallHead:
+    def head(self, text: str, pos: int) -> CallHead:
         """The head of the call that begins there; NeedMoreInput if the text ends before that shows."""
 
     @abstractmethod
@@ -131,16 +131,16 @@ class ObjectDelimiters(CallDelimiters):
     id_after: str = ""
     blanks: tuple[str, str, str] = ("", " ", "")
 
-    def head(self, text: str, at: int) -> CallHead:
+    def head(self, text: str, pos: int) -> CallHead:
         """Up to the arguments, before which other members may stand."""
-        name, at = json_head(text, self.object_at(text, at), self.arguments_key, self.name_key)
-        return CallHead(name, "", at)
+        name, pos = json_head(text, self.object_at(text, pos), self.arguments_key, self.name_key)
+        return CallHead(name, "", pos)
 
-    def object_at(self, text: str, at: int) -> int:
+    def object_at(self, text: str, pos: int) -> int:
         """Where the object of the call begins that begins there, if it does."""
-        if self.open and starts_with(self.open.strip(), text, at):
-            at = skip_blanks(text, at + len(self.open.strip()))
-        return at
+        if self.open and starts_with(self.open.strip(), text, pos):
+            pos = skip_blanks(text, pos + len(self.open.strip()))
+        return pos
 
     def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
         """A call with arguments by the schema as a whole."""
@@ -176,17 +176,17 @@ class NameDelimiters(CallDelimiters):
         """A call alone."""
         return (self.open.strip(),) if self.begin else ()
 
-    def head(self, text: str, at: int) -> CallHead:
+    def head(self, text: str, pos: int) -> CallHead:
         """Up to the arguments."""
-        if not starts_with(self.open.strip(), text, at):
+        if not starts_with(self.open.strip(), text, pos):
             return CallHead()
-        at += len(self.open.strip())
-        end = text.find("{", at, at + _MAX_NAME_PART)
+        pos += len(self.open.strip())
+        end = text.find("{", pos, pos + _MAX_NAME_PART)
         if end < 0:
-            if len(text) - at < _MAX_NAME_PART and _is_one_word(text[at:]):
+            if len(text) - pos < _MAX_NAME_PART and _is_one_word(text[pos:]):
                 raise NeedMoreInput
             return CallHead()
-        found = self._pattern.fullmatch(text[at:end].strip())
+        found = self._pattern.fullmatch(text[pos:end].strip())
         if found is None:
             return CallHead()
         return CallHead(
@@ -271,21 +271,21 @@ class TagDelimiters(CallDelimiters):
         """One of these follows the end of a value."""
         return tuple(delimiter.strip() for delimiter in (self.key_open, self.close, self.end) if delimiter)
 
-    def head(self, text: str, at: int) -> CallHead:
+    def head(self, text: str, pos: int) -> CallHead:
         """Up to the first tag of an argument."""
-        if not starts_with(self.open.strip(), text, at):
+        if not starts_with(self.open.strip(), text, pos):
             return CallHead()
-        at = at + len(self.open.strip())
+        pos = pos + len(self.open.strip())
         if end := self.name_end.strip():
-            name, at = tag_name(text, at, end)
-            return CallHead(name, "", at)
-        at = skip_blanks(text, at)
-        found = _NAME.match(text, at)
-        if found is None and at < len(text):
+            name, pos = tag_name(text, pos, end)
+            return CallHead(name, "", pos)
+        pos = skip_blanks(text, pos)
+        found = _NAME.match(text, pos)
+        if found is None and pos < len(text):
             return CallHead()
-        at = skip_blanks(text, found.end() if found is not None else at)
-        if any(starts_with(tag, text, at) for tag in self.after_value):
-            return CallHead(found[0] if found is not None else "", "", at)
+        pos = skip_blanks(text, found.end() if found is not None else pos)
+        if any(starts_with(tag, text, pos) for tag in self.after_value):
+            return CallHead(found[0] if found is not None else "", "", pos)
         return CallHead()
 
     def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
@@ -357,15 +357,15 @@ class LiteralDelimiters(CallDelimiters):
         """None: a name alone begins no call."""
         return ()
 
-    def head(self, text: str, at: int) -> CallHead:
+    def head(self, text: str, pos: int) -> CallHead:
         """Up to the bracket around the arguments."""
         if self.open:
-            if not starts_with(self.open.strip(), text, at):
+            if not starts_with(self.open.strip(), text, pos):
                 return CallHead()
-            at = skip_blanks(text, at + len(self.open.strip()))
-        found = _NAME.match(text, at)
-        end = found.end() if found is not None else at
-        if end == len(text) and end - at < 256:
+            pos = skip_blanks(text, pos + len(self.open.strip()))
+        found = _NAME.match(text, pos)
+        end = found.end() if found is not None else pos
+        if end == len(text) and end - pos < 256:
             raise NeedMoreInput
         return CallHead(found[0] if found is not None and text[end] == self.around[0] else "", "", end)
 

@@ -135,22 +135,22 @@ class LiteralReader:
 
     def _string(self, text: str, final: bool) -> str:
         """Within a string."""
-        at = 0
-        while mark := self._marks[self._quote].search(text, at):
-            self._emit(text[at : mark.start()])
+        pos = 0
+        while mark := self._marks[self._quote].search(text, pos):
+            self._emit(text[pos : mark.start()])
             if mark[0] == self._quote:
                 self._append('"')
                 self._state = self._after_string
                 return text[mark.end() :]
             size = 2 + _CODE_SIZE.get(text[mark.end() : mark.end() + 1], 0)
-            at = mark.start() + size
-            if at > len(text):
+            pos = mark.start() + size
+            if pos > len(text):
                 return "" if final else text[mark.start() :]
-            if (code := text[mark.start() + 2 : at]) and not _CODE.fullmatch(code):
-                at = mark.start() + 2
-            self._append(_unescaped(text[mark.start() + 1 : at]))
-        size = len(text) - (0 if final else overlap(text[at:], self._quote))
-        self._emit(text[at:size])
+            if (code := text[mark.start() + 2 : pos]) and not _CODE.fullmatch(code):
+                pos = mark.start() + 2
+            self._append(_unescaped(text[mark.start() + 1 : pos]))
+        size = len(text) - (0 if final else overlap(text[pos:], self._quote))
+        self._emit(text[pos:size])
         return text[size:]
 
     def _emit(self, text: str) -> None:

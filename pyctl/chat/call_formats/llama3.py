@@ -62,22 +62,22 @@ class _Parser(CallScanner):
         tagged = self._held.startswith(_TAG)
         if not tagged and self._speaking:
             return False
-        at = skip_blanks(self._held, len(_TAG)) if tagged else 0
-        if at == len(self._held):
+        pos = skip_blanks(self._held, len(_TAG)) if tagged else 0
+        if pos == len(self._held):
             raise NeedMoreInput
-        return self._held[at] == "{" and self._begin_json(at)
+        return self._held[pos] == "{" and self._begin_json(pos)
 
-    def _begin_json(self, at: int) -> bool:
-        first = skip_blanks(self._held, at + 1)
+    def _begin_json(self, pos: int) -> bool:
+        first = skip_blanks(self._held, pos + 1)
         if not any(starts_with(member, self._held, first) for member in _MEMBERS):
             return False
         for key in ("parameters", "arguments"):
-            name, begin = json_head(self._held, at, key)
+            name, begin = json_head(self._held, pos, key)
             if name and self._has(name):
                 return self._start(name, begin, self._json)
         # The members come in another order, or it is no call: only the whole text decides.
-        end = self._json_end.find(self._held, at)
-        name, arguments = whole_call(self._held[at:end]) if end >= 0 else ("", "")
+        end = self._json_end.find(self._held, pos)
+        name, arguments = whole_call(self._held[pos:end]) if end >= 0 else ("", "")
         if not name or not self._has(name):
             return False
         self._start(name, end, self._tail)

@@ -100,12 +100,12 @@ class _Parser:
     def _head(self, final: bool) -> bool:
         """Before the text of a message: its recipient, and the channel. What is no head is content."""
         begins = any(head.startswith(self._held[: len(head)]) for head in _HEADS)
-        at = self._held.find(_MESSAGE)
-        if begins and at < 0 and len(self._held) < _MAX_HEAD + len(_MESSAGE) and not final:
+        pos = self._held.find(_MESSAGE)
+        if begins and pos < 0 and len(self._held) < _MAX_HEAD + len(_MESSAGE) and not final:
             return False
         self._state, self._kind = self._body, "content"
-        head = self._held[: at + len(_MESSAGE)]
-        if begins and 0 <= at <= _MAX_HEAD and not _END.search(head):
+        head = self._held[: pos + len(_MESSAGE)]
+        if begins and 0 <= pos <= _MAX_HEAD and not _END.search(head):
             self._held = self._held[len(head) :]
             self._open(head)
         return bool(self._held)

@@ -132,22 +132,22 @@ class CallScanner(ABC):
     def _certain(self) -> int:
         """So much of what is held begins no opener."""
         size = len(self._held) - max((overlap(self._held, opener) for opener in self._repeating), default=0)
-        for at in sorted(self._held.rfind(letter) for letter in self._first_chars):
-            if at >= 0 and any(opener.startswith(self._held[at:]) for opener in self._openers):
-                return min(at, size)
+        for pos in sorted(self._held.rfind(letter) for letter in self._first_chars):
+            if pos >= 0 and any(opener.startswith(self._held[pos:]) for opener in self._openers):
+                return min(pos, size)
         return size
 
     def _json(self, final: bool) -> bool:
         """Within arguments as JSON, an object, which are passed on as they are; `_json_done` follows."""
-        at = 0
-        while mark := _JSON_MARKS.search(self._held, at):
-            at = mark.end()
+        pos = 0
+        while mark := _JSON_MARKS.search(self._held, pos):
+            pos = mark.end()
             if self._in_string:
                 if mark[0] == "\\":
-                    if at == len(self._held) and not final:
-                        at -= 1
+                    if pos == len(self._held) and not final:
+                        pos -= 1
                         break
-                    at += 1
+                    pos += 1
                 self._in_string = mark[0] != '"'
             elif mark[0] == '"':
                 self._in_string = True
@@ -156,13 +156,13 @@ class CallScanner(ABC):
             elif mark[0] in "}]":
                 self._depth -= 1
                 if not self._depth:
-                    self._append(self._held[:at])
-                    self._held, self._state = self._held[at:], self._json_done
+                    self._append(self._held[:pos])
+                    self._held, self._state = self._held[pos:], self._json_done
                     return True
         else:
-            at = len(self._held)
-        self._append(self._held[:at])
-        self._held = self._held[at:]
+            pos = len(self._held)
+        self._append(self._held[:pos])
+        self._held = self._held[pos:]
         return False
 
     def _json_done(self, final: bool) -> bool:
@@ -219,22 +219,22 @@ class ValueEnd:
 
         NeedMoreInput if the text ends before that shows.
         """
-        at = max(self._at, begin)
-        while (mark := _JSON_MARKS.search(text, at)) and mark.end() - begin <= self._max_size:
-            at, letter = mark.end(), mark[0]
+        pos = max(self._at, begin)
+        while (mark := _JSON_MARKS.search(text, pos)) and mark.end() - begin <= self._max_size:
+            pos, letter = mark.end(), mark[0]
             if letter == "\\":
-                at += self._is_quoted
+                pos += self._is_quoted
             elif letter == '"':
                 self._is_quoted = not self._is_quoted
             elif not self._is_quoted:
                 self._depth += 1 if letter in "[{" else -1
                 if self._depth <= 0:
                     self._reset()
-                    return at
+                    return pos
         if len(text) - begin > self._max_size:
             self._reset()
             return -1
-        self._at = max(at, len(text))
+        self._at = max(pos, len(text))
         raise NeedMoreInput
 
     def _reset(self) -> None:
@@ -252,32 +252,32 @@ def joined(deltas: list[CallDelta]) -> tuple[CallDelta, ...]:
     return tuple(joined)
 
 
-def starts_with(tag: str, text: str, at: int) -> bool:
+def starts_with(tag: str, text: str, pos: int) -> bool:
     """Whether ``tag`` stands there; NeedMoreInput if the text ends before that shows."""
-    if text.startswith(tag, at):
+    if text.startswith(tag, pos):
         return True
-    if len(text) - at < len(tag) and tag.startswith(text[at:]):
+    if len(text) - pos < len(tag) and tag.startswith(text[pos:]):
         raise NeedMoreInput
     return False
 
 
-def skip_blanks(text: str, at: int) -> int:
-    """Where the blanks end that begin at ``at``."""
-    return len(text) - len(text[at:].lstrip())
+def skip_blanks(text: str, pos: int) -> int:
+    """Where the blanks end that begin at ``pos``."""
+    return len(text) - len(text[pos:].lstrip())
 
 
-def tag_name(text: str, at: int, end_mark: str = ">") -> tuple[str, int]:
+def tag_name(text: str, pos: int, end_mark: str = ">") -> tuple[str, int]:
     """The name before the next ``end_mark`` and where that ends; an empty one if it is none."""
-    end = text.find(end_mark, at)
-    name = text[at : end if end >= 0 else len(text) - overlap(text, end_mark)]
+    end = text.find(end_mark, pos)
+    name = text[pos : end if end >= 0 else len(text) - overlap(text, end_mark)]
     if len(name) > _MAX_NAME or _NO_NAME.search(name):
-        return "", at
+        return "", pos
     if end < 0:
         raise NeedMoreInput
     return name, end + len(end_mark)
 
 
-def json_head(text: str, at: int, key: str = "arguments", name_key: str = "name") -> tuple[str, int]:
+def json_head(text: str, pos: int, key: str = "arguments", name_key: str = "name") -> tuple[str, int]:
     """The name, and where the arguments, which are called ``key``, begin; an empty name if the text is another one.
 
     Before the arguments may stand the name and another member that is a string. Without a ``name_key`` the name is what
@@ -285,31 +285,31 @@ def json_head(text: str, at: int, key: str = "arguments", name_key: str = "name"
     """
     members: dict[str, str] = {}
     mark = "{"
-    while len(members) < _MAX_BEFORE and starts_with(mark, text, at := skip_blanks(text, at)):
-        member, at = string_at(text, skip_blanks(text, at + 1))
-        if not member or not starts_with(":", text, at := skip_blanks(text, at)):
+    while len(members) < _MAX_BEFORE and starts_with(mark, text, pos := skip_blanks(text, pos)):
+        member, pos = string_at(text, skip_blanks(text, pos + 1))
+        if not member or not starts_with(":", text, pos := skip_blanks(text, pos)):
             break
-        at = skip_blanks(text, at + 1)
+        pos = skip_blanks(text, pos + 1)
         if member == key or not name_key:
             name = members.get(name_key, "") if name_key else member
-            return (name, at) if name and starts_with("{", text, at) else ("", at)
-        members[member], at = string_at(text, at)
+            return (name, pos) if name and starts_with("{", text, pos) else ("", pos)
+        members[member], pos = string_at(text, pos)
         mark = ","
-    return "", at
+    return "", pos
 
 
-def string_at(text: str, at: int) -> tuple[str, int]:
+def string_at(text: str, pos: int) -> tuple[str, int]:
     """The string that is written there, and where it ends; an empty one if it is none, or a long one."""
-    if not starts_with('"', text, at):
-        return "", at
-    literal = _STRING.match(text, at, at + 6 * _MAX_NAME)
-    if literal is None and len(text) - at <= 6 * _MAX_NAME:
+    if not starts_with('"', text, pos):
+        return "", pos
+    literal = _STRING.match(text, pos, pos + 6 * _MAX_NAME)
+    if literal is None and len(text) - pos <= 6 * _MAX_NAME:
         raise NeedMoreInput
     try:
         value = parse_json(literal[0]) if literal is not None else ""
     except ValueError:
         value = ""
-    return (value, literal.end()) if literal is not None and 0 < len(value) <= _MAX_NAME else ("", at)
+    return (value, literal.end()) if literal is not None and 0 < len(value) <= _MAX_NAME else ("", pos)
 
 
 def whole_call(text: str, name_key: str = "name") -> tuple[str, str]:
