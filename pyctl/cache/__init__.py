@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         view_of,
     )
     from pyctl.cache.costs import Costs
-    from pyctl.cache.device_tier import DeviceCounts, max_behind
+    from pyctl.cache.device_tier import DeviceCounts, max_unwritten
     from pyctl.cache.disk.file_format import INDEX, REPLIES, BlockSizes
     from pyctl.cache.disk.readers import Reading, Reads
     from pyctl.cache.disk_policy import DiskPolicy
@@ -145,7 +145,7 @@ __all__ = [
     "default_directory",
     "ends_within",
     "last_end",
-    "max_behind",
+    "max_unwritten",
     "view_of",
 ]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pyctl.cache.plan import ends_within, last_end
-from pyctl.cache.ports import MAX_BEHIND_BYTES, SequenceMemory
+from pyctl.cache.ports import MAX_UNWRITTEN_BYTES, SequenceMemory
 from pyctl.cache.ram import RamCache
 from pyctl.cache.sequence import Coverage, LiveSequence
 from pyctl.cache.snapshot import NOTHING, Block, Segment, Snapshot, needed_by, stands_within
@@ -18,11 +18,11 @@ from pyctl.errors import StateError
 from pyctl.limit import limit
 from pyctl.prompt import as_tokens
 
-__all__ = ["DeviceCounts", "DeviceTier", "max_behind"]
+__all__ = ["DeviceCounts", "DeviceTier", "max_unwritten"]
 
 log = logging.getLogger(__name__)
 
-BEHIND_PART = 2
+UNWRITTEN_PART = 2
 """Rows of the device that wait to be written may take RAM beside what the cache counts: its budget over this."""
 
 
@@ -34,9 +34,9 @@ is ready a state takes a hundred milliseconds to be saved instead of six (bench/
 PIECE_BYTES = limit(2**28, "rows copied from the device in one segment", "longer segments are split", "memory", "bytes")
 
 
-def max_behind(budget: int | None) -> int:
+def max_unwritten(budget: int | None) -> int:
     """Bytes beside a cache of ``budget`` that may wait for the disk."""
-    return max(MAX_BEHIND_BYTES, (budget or 0) // BEHIND_PART)
+    return max(MAX_UNWRITTEN_BYTES, (budget or 0) // UNWRITTEN_PART)
 
 
 @dataclass
@@ -215,17 +215,17 @@ class DeviceTier:
     @property
     def _spare(self) -> int:
         """Bytes beside the cache that rows leave to states."""
-        return min(SPARE_STATES * self._memory.state_size(0), max_behind(self._cache.budget) // SPARE_PART)
+        return min(SPARE_STATES * self._memory.state_size(0), max_unwritten(self._cache.budget) // SPARE_PART)
 
     @property
     def max_read(self) -> int | None:
         """Bytes of a snapshot from disk that may be in RAM at a time before the device has them; None: no bound."""
         is_bounded = self._memory.shape.can_hold and self._cache.budget is not None
-        return max_behind(self._cache.budget) if is_bounded else None
+        return max_unwritten(self._cache.budget) if is_bounded else None
 
     def is_behind(self, n_more: int = 0) -> bool:
         """Whether more bytes than may wait for the disk are neither counted by the cache nor on their way."""
-        blocks, maximum = self._memory.block_bytes(), max_behind(self._cache.budget)
+        blocks, maximum = self._memory.block_bytes(), max_unwritten(self._cache.budget)
         return blocks.used - blocks.in_flight - self._cache.n_bytes + n_more > maximum
 
     def copy_one(self) -> bool:
@@ -242,7 +242,7 @@ class DeviceTier:
     def is_large(self, snapshot: Snapshot) -> bool:
         """Whether RAM and the disk lack more rows of it than may wait for the disk beside what the cache counts."""
         n_bytes = sum(each.only_held_bytes for each in snapshot.chain if not each.file.is_there)
-        return n_bytes > max_behind(self._cache.budget) - self._spare
+        return n_bytes > max_unwritten(self._cache.budget) - self._spare
 
     def rows_of(self, segments: Sequence[Segment]) -> list[Block]:
         """Copies of their rows as bytes, there after `synchronize`; MemoryError if too much would wait for the disk."""

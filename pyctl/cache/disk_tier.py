@@ -53,7 +53,7 @@ HEAD_TOKENS, TAIL_TOKENS = 12, 24
 class DiskTier:
     """The `Store` on disk: reads from and writes to ``store``; ``policy`` is that of requests that name none.
 
-    ``text_of`` makes text of tokens for people. ``behind`` is the store behind the disk. The engine's thread calls
+    ``text_of`` makes text of tokens for people. ``remote`` is the store behind the disk. The engine's thread calls
     everything and changes `recent`; a thread of its own writes, and one that reads recovers. Closing takes at most
     ``close_seconds``.
     """
@@ -66,10 +66,10 @@ class DiskTier:
         cold_max: int,
         text_of: TextOf | None = None,
         close_seconds: float = FLUSH_SECONDS,
-        behind: RemoteStore | None = None,
+        remote: RemoteStore | None = None,
     ) -> None:
         self.store = store
-        self.behind = behind
+        self.remote = remote
         self.policy = policy
         self.close_seconds = close_seconds
         self._cold_max = cold_max
@@ -96,14 +96,14 @@ class DiskTier:
     def far(self, prompt: PromptMatch, limit: int) -> list[tuple[Prefix, float]]:
         """The prefixes of ``prompt`` of ``limit`` tokens at most that only the store behind has, and the seconds until
         they are here."""
-        if self.behind is None:
+        if self.remote is None:
             return []
         covered = next((prefix.n for prefix in self.find(prompt, limit)), 0)
-        return self.behind.far(prompt, limit, covered)
+        return self.remote.far(prompt, limit, covered)
 
     def fetch(self, prefix: Prefix) -> Reads | None:
         """Begin to bring here what only the store behind has; None if that cannot be now."""
-        return self.behind.fetch(prefix) if self.behind is not None else None
+        return self.remote.fetch(prefix) if self.remote is not None else None
 
     def open(
         self, prefix: Prefix, prompt: PromptMatch, base: Snapshot | None, max_bytes: int | None = None
@@ -128,8 +128,8 @@ class DiskTier:
     def refuse(self, snapshot: Snapshot) -> None:
         """Lose a snapshot that came from here and is of no use to the model."""
         self.store.refuse(snapshot.prefix)
-        if self.behind is not None:
-            self.behind.distrust(StateName.of(snapshot.prefix))
+        if self.remote is not None:
+            self.remote.distrust(StateName.of(snapshot.prefix))
 
     def count_hit(self, snapshot: Snapshot) -> None:
         """Note that a snapshot from here was of use."""
@@ -157,8 +157,8 @@ class DiskTier:
         Waits for the disk; any thread may call it.
         """
         found = self.queue.drop(name)
-        if self.behind is not None:  # first, so that it is not fetched again
-            found |= self.behind.remove(name)
+        if self.remote is not None:  # first, so that it is not fetched again
+            found |= self.remote.remove(name)
         return self.store.directory.remove(f"{self.store.fingerprint}/{name}") or found
 
     def should_store(self, snapshot: Snapshot, *, is_last: bool = False) -> bool:
@@ -199,7 +199,7 @@ class DiskTier:
             self.queue.n_failed,
             self.queue.spilled,
             self.queue.n_dropped,
-            self.behind.view() if self.behind is not None else None,
+            self.remote.view() if self.remote is not None else None,
         )
 
     def close(self, hand_over: HandOver = lambda: None) -> bool:
@@ -210,8 +210,8 @@ class DiskTier:
         done = self.queue.close(self.close_seconds, hand_over)
         if not done:
             log.warning("disk cache: writes are incomplete after %.0f s", self.close_seconds)
-        if self.behind is not None:
-            self.behind.close(max(deadline - time.monotonic(), 0.1))
+        if self.remote is not None:
+            self.remote.close(max(deadline - time.monotonic(), 0.1))
         wait((self._recovery,), max(deadline - time.monotonic(), 0.1))
         if done and self._recovery.done():
             self.store.close()  # which would wait for its users
@@ -220,8 +220,8 @@ class DiskTier:
     def _write(self, snapshot: Snapshot, spilled: bool) -> Writing:
         """Store ``snapshot`` with a label for people, and recent prompts with it, since a process may be killed."""
         n_bytes = yield from self.store.files.write(snapshot, self._label(snapshot), spilled=spilled)
-        if self.behind is not None:
-            self.behind.wake.set()
+        if self.remote is not None:
+            self.remote.wake.set()
         self._save_recent()
         return n_bytes
 

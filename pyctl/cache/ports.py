@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AGAIN_SECONDS",
-    "MAX_BEHIND_BYTES",
+    "MAX_UNWRITTEN_BYTES",
     "CacheOptions",
     "CacheRequest",
     "DiskView",
@@ -193,7 +193,7 @@ HandOver: TypeAlias = Callable[[], object]
 AGAIN_SECONDS = 0.02
 """How soon to look again whether a segment is written, or RAM has room for one."""
 
-MAX_BEHIND_BYTES = limit(
+MAX_UNWRITTEN_BYTES = limit(
     2**29, "evicted snapshots that wait to be written", "the least worth are dropped", "memory", "bytes"
 )
 

@@ -19,7 +19,7 @@ from pyctl.cache import (
     DiskSettings,
     RamBudget,
     RamCache,
-    max_behind,
+    max_unwritten,
 )
 from pyctl.cache.disk.directory import note_model
 from pyctl.cache.disk.remote_store import RemoteStore, connect
@@ -274,7 +274,7 @@ def _load(settings: CommandSettings, report: Progress, context: LoadContext) -> 
             log.warning("%s", warning)
         if settings.model.n_gpu_layers != 0 and not context.is_pinned:
             # While the model loads; what a restart will bring back goes into memory that is ready for it.
-            reserve_pinned(budget, stored_bytes(disk), max_behind(budget) if disk.cache_dir else 0)
+            reserve_pinned(budget, stored_bytes(disk), max_unwritten(budget) if disk.cache_dir else 0)
             context.is_pinned = True
 
     with LoadProgress(settings.model.path) as progress:
@@ -363,7 +363,7 @@ def _disk_tier(settings: DiskSettings, loaded: Loaded) -> DiskTier | None:
     except OSError as error:  # it could be used before the model was loaded
         raise ConfigError(f"cannot use --kv-cache-dir {directory}: {error.strerror or error}") from error
     policy, text_of = DiskPolicy.of_server(settings.disk_policy), partial(readable, loaded.tokenizer)
-    url, behind = settings.store_url, None
+    url, remote = settings.store_url, None
     if url:
-        behind = RemoteStore(connect(url), url, store.files, store.sizes)
-    return DiskTier(store, policy, cold_max=settings.cold_max, text_of=text_of, behind=behind)
+        remote = RemoteStore(connect(url), url, store.files, store.sizes)
+    return DiskTier(store, policy, cold_max=settings.cold_max, text_of=text_of, remote=remote)

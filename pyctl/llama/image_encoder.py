@@ -192,8 +192,8 @@ class ImageEncoder:
         if not ctx:
             raise ModelError(f"cannot load the vision encoder {self._path}: {last_log_error('it does not fit')}")
         self._ctx, self._width, self._graphs = ctx, int(api.llama_model_n_embd_inp(model)), _Graphs()
-        before, behind = self._texts_around()
-        self.around = as_tokens(before), as_tokens(behind)
+        before, after = self._texts_around()
+        self.around = as_tokens(before), as_tokens(after)
         try:
             self._check()
             if self._device is not None:

@@ -279,17 +279,17 @@ QUIET_SECONDS = 30.0
 """Delay without snapshots before pinned memory for pending disk writes returns to the system."""
 
 
-def reserve_pinned(budget: int | None, initial: int = 0, behind: int = 0) -> bool:
+def reserve_pinned(budget: int | None, initial: int = 0, pending: int = 0) -> bool:
     """Pin memory in the background for a cache of ``budget`` bytes; None for half of the machine's memory.
 
     ``initial`` bytes, at most half, are pinned first, for snapshots loaded at a restart. Pinned memory is reused; it
-    returns to the system to make room for blocks that fit no hole, and when the up to ``behind`` bytes for pending disk
+    returns to the system to make room for blocks that fit no hole, and when up to ``pending`` bytes for disk
     writes are idle. False if no loaded device library can pin memory; blocks are then pageable.
     """
     maximum = keep = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     if budget is not None:
         keep = min(maximum, budget + SLACK)
-        maximum = min(maximum, keep + behind)
+        maximum = min(maximum, keep + pending)
     if budget == 0 or not HostBuffer.open(maximum, min(AHEAD, maximum // 4), keep, QUIET_SECONDS):
         return False
     HostBuffer.reserve(min(initial, keep // 2))

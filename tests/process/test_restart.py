@@ -93,7 +93,7 @@ def test_more_rows_than_ram_has_room_for_survive_a_kill(
 ) -> None:
     """The rows are more than 2 MiB, RAM has room for one, and beside it half of one may wait."""
     flags = ["--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "full", "--cache-ram", "1", "--exact", *where]
-    small = "from pyctl.cache import device_tier; device_tier.MAX_BEHIND_BYTES = 2**19; device_tier.PIECE_BYTES = 2**18"
+    small = "from pyctl.cache import device_tier as t; t.MAX_UNWRITTEN_BYTES = 2**19; t.PIECE_BYTES = 2**18"
     messages = [SYSTEM, user(1, n), {"role": "assistant", "content": "Yes."}, user(2, n)]
     server = start("tiny-hybrid", *flags, before=small)
     text = text_of(ask(server, messages))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from pyctl.cache.disk.readers import STALL_SECONDS
-from pyctl.cache.ports import AGAIN_SECONDS, MAX_BEHIND_BYTES, HandOver, RowsOf, Writing, Written
+from pyctl.cache.ports import AGAIN_SECONDS, MAX_UNWRITTEN_BYTES, HandOver, RowsOf, Writing, Written
 from pyctl.cache.snapshot import NOTHING, Segment, Snapshot
 from pyctl.errors import NotWrittenError, StateError
 from pyctl.limit import limit
@@ -101,7 +101,7 @@ class WriteQueue:
     from RAM.
     """
 
-    def __init__(self, write: Callable[[Snapshot, bool], Writing], max_bytes: int = MAX_BEHIND_BYTES) -> None:
+    def __init__(self, write: Callable[[Snapshot, bool], Writing], max_bytes: int = MAX_UNWRITTEN_BYTES) -> None:
         self.on_wait: HandOver = lambda: None
         self._write_one = write
         self._max_bytes = max_bytes

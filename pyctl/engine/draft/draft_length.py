@@ -181,18 +181,18 @@ class DraftLengthController:
             self._costs[n_seqs] = StepCosts(n_seqs, self._graph_ms)
         return self._costs[n_seqs]
 
-    def length(self, key: int, origin: Origin, limit: int, n_seqs: int = 1, *, behind: int = 0) -> int:
+    def length(self, key: int, origin: Origin, limit: int, n_seqs: int = 1, *, n_before: int = 0) -> int:
         """Return the draft length, at most ``limit``, of ``origin`` for ``key`` in a step of ``n_seqs`` requests.
 
-        All requests draft equally many tokens of a model. With ``behind`` so many tokens are drafted already:
+        All requests draft equally many tokens of a model. With ``n_before`` so many tokens are drafted already:
         ``origin`` is of what continues them, and the result is how many more follow.
         """
         costs, drafts = self.costs(n_seqs), self._requests[key][origin]
         if limit <= 0 or costs.needs_plain() or drafts.pause:
             return 0
-        asked = limit, behind, n_seqs, costs.n_steps // 16, self._width
+        asked = limit, n_before, n_seqs, costs.n_steps // 16, self._width
         if drafts.asked != asked or not drafts.length:
-            gain, cost, n = self._best(key, origin, costs, limit, behind)
+            gain, cost, n = self._best(key, origin, costs, limit, n_before)
             drafts.asked, drafts.length = asked, 0
             if gain > MIN_GAIN:
                 drafts.is_probing, self._next_pause[origin] = False, MIN_PAUSE
@@ -218,11 +218,11 @@ class DraftLengthController:
         known = self._origins[origin].share(origin.prior, doubt)
         return known if doubt and n_seqs > 1 else self._requests[key][origin].share(known, doubt)
 
-    def _best(self, key: int, origin: Origin, costs: StepCosts, limit: int, behind: int) -> _ExpectedGain:
-        share = self._share(key, origin._replace(is_before=True), costs.n_seqs) if behind else 0.0
+    def _best(self, key: int, origin: Origin, costs: StepCosts, limit: int, n_before: int) -> _ExpectedGain:
+        share = self._share(key, origin._replace(is_before=True), costs.n_seqs) if n_before else 0.0
         p, best = self._share(key, origin, costs.n_seqs), _ExpectedGain(0.0, 0.0, 0)
         for n in [*(n for n in LENGTHS if n < limit), limit]:
-            expected = self._expected_gain(origin, costs, p, n, (behind, share))
+            expected = self._expected_gain(origin, costs, p, n, (n_before, share))
             if best.n and (expected.cost > costs.budget or expected.gain < TOO_LITTLE * best.gain):
                 break
             best = max(best, expected)
@@ -235,16 +235,16 @@ class DraftLengthController:
 
         A model drafts equally many for all requests, a text for one: the others go on as they are.
         """
-        (behind, share), n_seqs = first, costs.n_seqs
+        (n_before, share), n_seqs = first, costs.n_seqs
         n_own = 1 if origin.matched else n_seqs  # requests that draft
-        yielded, reached = _sum(share, behind), share**behind
+        yielded, reached = _sum(share, n_before), share**n_before
         all_right, more = reached * p**n, reached * (_sum(p, n) - 1)
-        before = n_seqs * (1 + behind)
+        before = n_seqs * (1 + n_before)
         width, known = before + n_own * n, costs.of(before)
         cost = costs.of(width) - known
         if not origin.matched:
             cost += self.proposing[n_seqs](n) / costs.plain_ms
-        if behind + n > self.n_free:  # what is right of them is evaluated again
+        if n_before + n > self.n_free:  # what is right of them is evaluated again
             cost += (1 - all_right) * (costs.of(n_seqs + n_own * round(yielded - 1 + more)) - 1)
         total = known + cost
         if self._width != (n_seqs, width):

@@ -153,14 +153,14 @@ class Speculation:
         idle = self._idle[job.key]
         return self._lengths is None or idle < PATIENCE or idle % STRIDE == 0
 
-    def _n_allowed(self, job: DraftJob, origin: Origin, limit: int, behind: int = 0) -> int:
-        """Return how many drafts follow ``behind`` others, within ``limit`` for all."""
-        limit = (min(limit, self._width) if self._width else limit) - behind
+    def _n_allowed(self, job: DraftJob, origin: Origin, limit: int, n_before: int = 0) -> int:
+        """Return how many drafts follow ``n_before`` others, within ``limit`` for all."""
+        limit = (min(limit, self._width) if self._width else limit) - n_before
         if limit <= 0 or self._lengths is None:
             return max(limit, 0)
-        if behind and len(self._jobs) > 1:  # only as far as rollback is free
-            limit = min(limit, self._lengths.n_free - behind)
-        return self._lengths.length(job.key, origin, limit, len(self._jobs), behind=behind)
+        if n_before and len(self._jobs) > 1:  # only as far as rollback is free
+            limit = min(limit, self._lengths.n_free - n_before)
+        return self._lengths.length(job.key, origin, limit, len(self._jobs), n_before=n_before)
 
     def _ask_model(self, model: ModelDrafts, found: list[tuple[int, ...]]) -> None:
         """Draft with the model, in one evaluation, for all jobs for which no source promises more.

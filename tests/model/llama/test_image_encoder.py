@@ -84,9 +84,9 @@ def test_keys_tell_files_and_bounds_apart(loaded: Loaded, bounded: ImageEncoder)
     assert (first.tokens == again.tokens).all()
     assert (first.tokens < -1).all()
     assert bounded.picture(file_of(1, 512, 416)).key != images.picture(file_of(1, 512, 416)).key
-    before, behind = images.around
+    before, after = images.around
     special = loaded.tokenizer.special_tokens()
-    assert (before.tolist(), behind.tolist()) == ([special["<|vision_start|>"]], [special["<|vision_end|>"]])
+    assert (before.tolist(), after.tolist()) == ([special["<|vision_start|>"]], [special["<|vision_end|>"]])
 
 
 def test_rows_are_the_same_again_and_those_of_this_file(loaded: Loaded) -> None:

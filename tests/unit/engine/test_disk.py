@@ -261,7 +261,7 @@ def test_a_slow_disk_does_not_hold_the_memory_of_what_was_evicted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     maximum, budget = 8_000, 15_000
-    monkeypatch.setattr(device_tier, "MAX_BEHIND_BYTES", maximum)
+    monkeypatch.setattr(device_tier, "MAX_UNWRITTEN_BYTES", maximum)
     engine = engine_on(tmp_path, "hybrid")
     engine.prefix_cache.cache.budget = budget
     writing, go_on = threading.Event(), threading.Event()

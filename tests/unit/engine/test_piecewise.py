@@ -48,7 +48,7 @@ def small(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> No
     """Each test with rows in cells of a context, and with those of a pool."""
     monkeypatch.setattr(sys.modules[__name__], "POOL", request.param)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr(device_tier, "MAX_BEHIND_BYTES", BEHIND)
+    monkeypatch.setattr(device_tier, "MAX_UNWRITTEN_BYTES", BEHIND)
     monkeypatch.setattr(device_tier, "PIECE_BYTES", PIECE)
 
 
@@ -212,11 +212,11 @@ def test_others_come_between_two_parts_and_who_takes_its_cells_leaves_a_copy_or_
         other = chat((50 + looks, 120))
         assert ask(engine, other).tokens == cold(FakeBackend(), other).tokens
     assert temps(tmp_path), "none of these took so many cells"
-    monkeypatch.setattr(device_tier, "MAX_BEHIND_BYTES", room)
-    monkeypatch.setattr(device_tier, "BEHIND_PART", RAM)
+    monkeypatch.setattr(device_tier, "MAX_UNWRITTEN_BYTES", room)
+    monkeypatch.setattr(device_tier, "UNWRITTEN_PART", RAM)
     large = chat(*((seed, 300) for seed in range(90, 102)))
     assert ask(engine, large).tokens == cold(FakeBackend(), large).tokens
-    monkeypatch.setattr(device_tier, "MAX_BEHIND_BYTES", BEHIND)
+    monkeypatch.setattr(device_tier, "MAX_UNWRITTEN_BYTES", BEHIND)
     idle(engine)
     assert tier_of(engine).view().waiting == 0
     directory = tier_of(engine).store.directory

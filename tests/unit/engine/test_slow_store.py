@@ -48,8 +48,8 @@ def second(client: Faulty, clock: ManualClock, tmp_path: Path, monkeypatch: pyte
 
     def get(name: str) -> Engine:
         files = DiskStore(tmp_path / name, "fake", None, min_tokens=100)
-        behind = RemoteStore(client, "memory://", files.files, files.sizes)  # type: ignore[arg-type]
-        tier = DiskTier(files, DiskPolicy.parse("full"), cold_max=10240, close_seconds=60, behind=behind)
+        remote = RemoteStore(client, "memory://", files.files, files.sizes)  # type: ignore[arg-type]
+        tier = DiskTier(files, DiskPolicy.parse("full"), cold_max=10240, close_seconds=60, remote=remote)
         opened.append(Engine(FakeBackend(n_seqs=2), RamCache(16, None), EngineSettings(exact=True), tier))
         return opened[-1]
 
@@ -58,7 +58,7 @@ def second(client: Faulty, clock: ManualClock, tmp_path: Path, monkeypatch: pyte
         ask(first, prompt)
     tier = first.prefix_cache.disk
     assert tier.flush(60)
-    until(lambda: tier.behind.view().sent.n == len(tier.entries()) > 1)
+    until(lambda: tier.remote.view().sent.n == len(tier.entries()) > 1)
     second = get("second")
     until(lambda: len(far(second)) > 1)
     measured(second, 1.0)
@@ -105,7 +105,7 @@ def finish(engine: Engine, handle: RequestHandle) -> Reply:
 def test_what_comes_in_time_is_restored(second: Engine) -> None:
     reply = finish(second, begin(second))
     assert (reply.done.stats.source, reply.done.stats.n_cached > 300) == ("disk", True)
-    assert second.prefix_cache.disk.behind.view().fetched.n == 1
+    assert second.prefix_cache.disk.remote.view().fetched.n == 1
 
 
 def test_others_are_served_while_a_request_waits(second: Engine, client: Faulty) -> None:
@@ -138,11 +138,11 @@ def test_a_request_waits_a_second_of_the_clock_for_a_store_that_hangs(
 def test_a_request_waits_twice_as_long_as_expected_while_bytes_come(
     second: Engine, client: Faulty, clock: ManualClock
 ) -> None:
-    behind = second.prefix_cache.disk.behind
+    remote = second.prefix_cache.disk.remote
     client.gate.clear()
     handle = begin(second)
     prefix, seconds = max(far(second), key=lambda each: each[0].n)
-    fetch, end = behind.fetch(prefix), clock() + 2 * seconds + PATIENCE_SECONDS
+    fetch, end = remote.fetch(prefix), clock() + 2 * seconds + PATIENCE_SECONDS
     while clock() + PATIENCE_SECONDS / 2 < end:
         fetch.move()
         assert waits(second)
@@ -159,7 +159,7 @@ def test_a_cancelled_request_does_not_wait(second: Engine, client: Faulty) -> No
 
 
 CHANGES: dict[str, tuple[Callable[[Engine], object], dict[str, Any]]] = {
-    "slow": (lambda engine: engine.prefix_cache.disk.behind._costs.note_read(2**40, 2.0**50), {}),
+    "slow": (lambda engine: engine.prefix_cache.disk.remote._costs.note_read(2**40, 2.0**50), {}),
     "quick": (lambda engine: measured(engine, 1e-9), {}),
     "uncached": (lambda engine: None, {"cache_prompt": False}),
     "off": (lambda engine: None, {"disk_policy": DiskPolicy.parse("off")}),

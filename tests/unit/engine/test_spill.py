@@ -295,7 +295,7 @@ def test_what_left_ram_for_a_prompt_is_written_although_its_reply_takes_no_step(
 def test_what_the_disk_was_not_given_yet_is_copied_when_the_model_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_tier, "MAX_BEHIND_BYTES", 100_000)
+    monkeypatch.setattr(device_tier, "MAX_UNWRITTEN_BYTES", 100_000)
     monkeypatch.setattr(device_tier, "PIECE_BYTES", 3_000)
     engine = engine_on(tmp_path, policy="full", ram=24_000, n_cells=8192)
     with standing(tier_of(engine)):

@@ -20,7 +20,7 @@ from tests.waiting import until
 pytest.importorskip("obstore")
 
 Opener = Callable[..., DiskStore]
-Behind = Callable[[DiskStore], RemoteStore]
+Remote = Callable[[DiskStore], RemoteStore]
 
 
 class Faulty:
@@ -54,7 +54,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Faulty:
 
 
 @pytest.fixture
-def behind(client: Faulty) -> Iterator[Behind]:
+def remote(client: Faulty) -> Iterator[Remote]:
     opened: list[RemoteStore] = []
 
     def get(store: DiskStore) -> RemoteStore:
@@ -67,24 +67,24 @@ def behind(client: Faulty) -> Iterator[Behind]:
         each.close(10)
 
 
-def found(behind: RemoteStore, made: Snapshot) -> list[int]:
-    return [prefix.n for prefix, _ in behind.far(PromptMatch(made.last_tokens(made.n)), made.n)]
+def found(remote: RemoteStore, made: Snapshot) -> list[int]:
+    return [prefix.n for prefix, _ in remote.far(PromptMatch(made.last_tokens(made.n)), made.n)]
 
 
-def fetch(behind: RemoteStore, made: Snapshot) -> None:
-    until(lambda: made.n in found(behind, made))
-    coming = behind.fetch(made.prefix)
+def fetch(remote: RemoteStore, made: Snapshot) -> None:
+    until(lambda: made.n in found(remote, made))
+    coming = remote.fetch(made.prefix)
     until(coming.ready)
 
 
 @pytest.fixture
-def filled(open_store: Opener, behind: Behind, client: Faulty, tmp_path: Path) -> list[Snapshot]:
+def filled(open_store: Opener, remote: Remote, client: Faulty, tmp_path: Path) -> list[Snapshot]:
     """A conversation of which everything is in the store: the files as they are on disk."""
     made = conversation(1)
     store = open_store(directory=tmp_path / "first")
     for each in made:
         store.write(each)
-    first = behind(store)
+    first = remote(store)
     until(lambda: first.view().sent.n == len(made))
     files = {path.name: path.read_bytes() for path in store.home.iterdir() if path.suffix in (".rows", ".state")}
     assert client.objects == {f"model/{name}": data for name, data in files.items()}
@@ -98,9 +98,9 @@ def second(open_store: Opener, tmp_path: Path) -> DiskStore:
 
 
 @pytest.fixture
-def store(filled: list[Snapshot], second: DiskStore, behind: Behind) -> RemoteStore:
+def store(filled: list[Snapshot], second: DiskStore, remote: Remote) -> RemoteStore:
     """The store behind that directory, which has found the conversation there."""
-    store = behind(second)
+    store = remote(second)
     until(lambda: found(store, filled[-1]) == [20, 40, 60])
     return store
 
@@ -160,13 +160,13 @@ def test_a_store_that_fails_thrice_is_left_alone_and_its_keys_stay_out_of_the_lo
 
 
 def test_a_store_that_cannot_be_written_is_read(
-    filled: list[Snapshot], second: DiskStore, behind: Behind, client: Faulty, caplog: pytest.LogCaptureFixture
+    filled: list[Snapshot], second: DiskStore, remote: Remote, client: Faulty, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = conversation(2)
     for each in other:
         second.write(each)
     client.put = lambda *args, **options: 1 / 0
-    store = behind(second)
+    store = remote(second)
     until(lambda: store.wake.set() or store.view().is_away)
     fetch(store, filled[-1])
     check_read(second, filled[-1])
@@ -202,12 +202,12 @@ def test_what_is_on_its_way_is_bounded(
 
 
 def test_no_more_than_so_many_objects_are_sent(
-    second: DiskStore, behind: Behind, client: Faulty, monkeypatch: pytest.MonkeyPatch
+    second: DiskStore, remote: Remote, client: Faulty, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_store, "MAX_OBJECTS", 4)
     for each in conversation(1):
         second.write(each)
-    store = behind(second)
+    store = remote(second)
     until(lambda: store._seen is second.directory.contents)
     assert sum(name.endswith(".state") for name in client.objects) >= 1
     assert len(client.objects) <= 4

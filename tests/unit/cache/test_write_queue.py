@@ -57,11 +57,11 @@ def writer() -> SlowWriter:
 
 
 @pytest.fixture
-def behind(writer: SlowWriter) -> Iterator[WriteQueue]:
-    behind = WriteQueue(writer.write, max_bytes=300)
-    yield behind
+def writes(writer: SlowWriter) -> Iterator[WriteQueue]:
+    writes = WriteQueue(writer.write, max_bytes=300)
+    yield writes
     writer.gate.set()
-    behind.close(60)
+    writes.close(60)
 
 
 class Cells:
@@ -91,248 +91,248 @@ def no_rows(segments: Sequence[Segment], error: type[Exception] = MemoryError) -
     raise error("none")
 
 
-def spill(behind: WriteQueue, seed: int, worth: float = 1.0, n_bytes: int = 100) -> None:
-    behind.evict(snapshot(seed), rows_of, worth, n_bytes, spills=True)
+def spill(writes: WriteQueue, seed: int, worth: float = 1.0, n_bytes: int = 100) -> None:
+    writes.evict(snapshot(seed), rows_of, worth, n_bytes, spills=True)
 
 
-def test_writing_never_waits_and_the_newest_comes_first(writer: SlowWriter, behind: WriteQueue) -> None:
+def test_writing_never_waits_and_the_newest_comes_first(writer: SlowWriter, writes: WriteQueue) -> None:
     made = [snapshot(seed) for seed in range(12)]
-    behind.write(made[0])
+    writes.write(made[0])
     assert writer.begun.wait(60)  # the thread holds it, at the closed gate
     for each in made[1:]:
-        behind.write(each)
-        behind.write(each)
+        writes.write(each)
+        writes.write(each)
     assert writer.written == [], "nothing waited for the gate"
-    assert not behind.flush(0.05)
-    assert behind.n_waiting == 12
+    assert not writes.flush(0.05)
+    assert writes.n_waiting == 12
     writer.gate.set()
-    assert behind.flush(60)
+    assert writes.flush(60)
     assert writer.seeds == list(range(11, -1, -1)), "each once"
-    assert behind.written == Written(12, 600)
+    assert writes.written == Written(12, 600)
 
 
 def test_rows_that_only_the_device_has_come_a_segment_at_a_time_and_hold_up_nobody(
-    writer: SlowWriter, behind: WriteQueue
+    writer: SlowWriter, writes: WriteQueue
 ) -> None:
     asked = threading.Event()
     writer.gate.set()
-    large, behind.on_wait = snapshot(1, 3), asked.set
-    behind.write(large)
+    large, writes.on_wait = snapshot(1, 3), asked.set
+    writes.write(large)
     for n_served in range(3):
-        assert behind.flush(60)
+        assert writes.flush(60)
         assert asked.is_set()
-        assert (behind.waits, behind.is_moving) == (True, True)
+        assert (writes.waits, writes.is_moving) == (True, True)
         asked.clear()
-        behind.serve(no_rows)
-        behind.write(snapshot(10 + n_served))
-        assert behind.flush(60)
+        writes.serve(no_rows)
+        writes.write(snapshot(10 + n_served))
+        assert writes.flush(60)
         assert writer.seeds == list(range(10, 11 + n_served))
         assert asked.is_set(), "what was written may have left room"
         asked.clear()
-        behind.serve(rows_of)
-    assert behind.flush(60)
+        writes.serve(rows_of)
+    assert writes.flush(60)
     assert writer.written[-1] == (150, bytes([100]) * 50 + bytes([101]) * 50 + bytes([102]) * 50)
-    assert (behind.waits, behind.is_moving, behind.n_dropped) == (False, False, 0)
+    assert (writes.waits, writes.is_moving, writes.n_dropped) == (False, False, 0)
     assert all(not segment.rows.size for segment in large.chain)
 
 
 @pytest.mark.parametrize("why", ["device", "dropped", "unwanted"])
-def test_rows_that_never_come_end_it(writer: SlowWriter, behind: WriteQueue, why: str) -> None:
+def test_rows_that_never_come_end_it(writer: SlowWriter, writes: WriteQueue, why: str) -> None:
     writer.gate.set()
     large = snapshot(1, 2)
-    behind.write(large)
-    assert behind.flush(60)
+    writes.write(large)
+    assert writes.flush(60)
     large.segment.dropped, large.facts = why == "dropped", PromptFacts(for_disk=why != "unwanted")
-    behind.serve(partial(no_rows, error=StateError) if why == "device" else rows_of)
-    assert behind.flush(60)
-    assert (behind.n_waiting, behind.n_dropped, writer.n_ended) == (0, 1, 1)
+    writes.serve(partial(no_rows, error=StateError) if why == "device" else rows_of)
+    assert writes.flush(60)
+    assert (writes.n_waiting, writes.n_dropped, writer.n_ended) == (0, 1, 1)
     assert not large.facts.for_disk, "it is not offered again"
 
 
 @pytest.mark.parametrize("n_served", [0, 2])
 @pytest.mark.parametrize("fits", [True, False])
 def test_what_is_evicted_meanwhile_has_all_rows_that_are_left_or_is_lost(
-    writer: SlowWriter, behind: WriteQueue, n_served: int, fits: bool
+    writer: SlowWriter, writes: WriteQueue, n_served: int, fits: bool
 ) -> None:
     writer.gate.set()
     large = snapshot(1, 3)
-    behind.write(large)
+    writes.write(large)
     for _ in range(n_served):
-        assert behind.flush(60)
-        behind.serve(rows_of)
-    assert behind.flush(60)
+        assert writes.flush(60)
+        writes.serve(rows_of)
+    assert writes.flush(60)
     asked: list[Segment] = []
-    behind.evict(large, lambda each: asked.extend(each) or (rows_of if fits else no_rows)(each), 0.0, 150, spills=False)
+    writes.evict(large, lambda each: asked.extend(each) or (rows_of if fits else no_rows)(each), 0.0, 150, spills=False)
     assert asked == list(large.chain)[: 3 - n_served]
     large.segment.drop()
-    assert behind.flush(60) is not fits, "its bytes are on their way"
-    behind.serve(no_rows)
-    assert behind.flush(60)
-    assert (len(writer.written), behind.n_dropped) == ((1, 0) if fits else (0, 1))
-    assert behind.spilled.n == 0
+    assert writes.flush(60) is not fits, "its bytes are on their way"
+    writes.serve(no_rows)
+    assert writes.flush(60)
+    assert (len(writer.written), writes.n_dropped) == ((1, 0) if fits else (0, 1))
+    assert writes.spilled.n == 0
 
 
-def test_rows_are_held_although_the_cache_drops_them(writer: SlowWriter, behind: WriteQueue) -> None:
+def test_rows_are_held_although_the_cache_drops_them(writer: SlowWriter, writes: WriteQueue) -> None:
     cache = RamCache(1, None)
     kept = snapshot(7)
     kept.segment.draft_rows = np.full(9, 8, np.uint8)
     assert cache.add(kept)
-    behind.write(kept)
+    writes.write(kept)
     cache.drop(kept)
     assert kept.segment.rows.nbytes == 0
     writer.gate.set()
-    assert behind.flush(60)
+    assert writes.flush(60)
     assert writer.written == [(50, bytes([7]) * 50 + bytes([8]) * 9)]
 
 
 @pytest.mark.parametrize("error", [FULL, PermissionError("read-only"), ZeroDivisionError()])
 @pytest.mark.parametrize("spills", [False, True])
 def test_a_disk_that_refuses_is_left_alone_for_a_while(
-    writer: SlowWriter, behind: WriteQueue, caplog: pytest.LogCaptureFixture, error: Exception, spills: bool
+    writer: SlowWriter, writes: WriteQueue, caplog: pytest.LogCaptureFixture, error: Exception, spills: bool
 ) -> None:
     writer.gate.set()
     writer.error = error
     is_full = isinstance(error, OSError)
-    queue = partial(spill, behind) if spills else lambda seed: behind.write(snapshot(seed))
+    queue = partial(spill, writes) if spills else lambda seed: writes.write(snapshot(seed))
     queue(1)
-    behind.serve(rows_of)
-    assert behind.flush(60) == (not is_full)
+    writes.serve(rows_of)
+    assert writes.flush(60) == (not is_full)
     writer.error = None
     queue(2)
-    behind.serve(rows_of)
-    assert behind.flush(60) == (not is_full)
-    assert (behind.n_failed, behind.n_waiting, writer.seeds) == ((1, 2, []) if is_full else (1, 0, [2]))
-    behind.retry()
-    assert behind.flush(60)
+    writes.serve(rows_of)
+    assert writes.flush(60) == (not is_full)
+    assert (writes.n_failed, writes.n_waiting, writer.seeds) == ((1, 2, []) if is_full else (1, 0, [2]))
+    writes.retry()
+    assert writes.flush(60)
     assert sorted(writer.seeds) == ([1, 2] if is_full else [2])
     writer.error = FULL
     queue(3)
-    behind.serve(rows_of)
-    assert not behind.flush(60)
+    writes.serve(rows_of)
+    assert not writes.flush(60)
     writer.error = None
-    assert behind.close(60), "and tried once more in the end"
+    assert writes.close(60), "and tried once more in the end"
     assert writer.seeds[-1] == 3
     assert len([record for record in caplog.records if "serving from RAM" in record.message]) == 1 + is_full
 
 
-def test_what_a_full_disk_refused_without_its_rows_waits_for_the_end(writer: SlowWriter, behind: WriteQueue) -> None:
+def test_what_a_full_disk_refused_without_its_rows_waits_for_the_end(writer: SlowWriter, writes: WriteQueue) -> None:
     writer.gate.set()
     writer.error = FULL
     large = snapshot(1, 2)
-    behind.write(large)
-    assert behind.flush(60)
-    behind.serve(rows_of)
-    until(lambda: behind.n_failed)
+    writes.write(large)
+    assert writes.flush(60)
+    writes.serve(rows_of)
+    until(lambda: writes.n_failed)
     writer.error = None
-    behind.retry()
-    assert behind.flush(60)
-    assert (behind.n_waiting, behind.waits, behind.is_moving, writer.written) == (1, False, False, [])
-    assert behind.close(60, partial(behind.serve, rows_of))
+    writes.retry()
+    assert writes.flush(60)
+    assert (writes.n_waiting, writes.waits, writes.is_moving, writer.written) == (1, False, False, [])
+    assert writes.close(60, partial(writes.serve, rows_of))
     assert len(writer.written) == 1
 
 
-def test_calls_are_run_in_order_and_do_not_pile_up(writer: SlowWriter, behind: WriteQueue) -> None:
-    behind.write(snapshot(1))
+def test_calls_are_run_in_order_and_do_not_pile_up(writer: SlowWriter, writes: WriteQueue) -> None:
+    writes.write(snapshot(1))
     assert writer.begun.wait(60)
     done: list[object] = []
     for number in range(MAX_CALLS + 100):
-        behind.run_soon(partial(done.append, number))
-    behind.run_soon(lambda: [][0])
-    behind.run_soon(lambda: done.append(threading.current_thread().name))
+        writes.run_soon(partial(done.append, number))
+    writes.run_soon(lambda: [][0])
+    writes.run_soon(lambda: done.append(threading.current_thread().name))
     writer.gate.set()
-    assert behind.flush(60)
+    assert writes.flush(60)
     assert done == [*range(102, MAX_CALLS + 100), "pyctl-disk"], "the newest, also after a failure"
 
 
 def test_closing_gives_up_after_its_time_and_a_running_write_ends_with_its_segment(
-    writer: SlowWriter, behind: WriteQueue
+    writer: SlowWriter, writes: WriteQueue
 ) -> None:
     made, first = snapshot(1), snapshot(9).segment
     made.segment.start, made.segment.parent = 50, first
-    behind.write(Snapshot(PromptMatch(as_tokens(range(100))).prefix(100), made.segment, made.state))
+    writes.write(Snapshot(PromptMatch(as_tokens(range(100))).prefix(100), made.segment, made.state))
     assert writer.begun.wait(60)
-    behind.write(snapshot(2))
-    assert not behind.close(0.2)
+    writes.write(snapshot(2))
+    assert not writes.close(0.2)
     assert writer.written == [], "it did not wait for the gate"
-    behind.write(snapshot(3))
-    assert behind.n_waiting == 0
+    writes.write(snapshot(3))
+    assert writes.n_waiting == 0
     writer.gate.set()
     until(lambda: writer.n_ended)
     assert writer.written == []
 
 
-def test_what_is_dropped_by_name_is_not_written_from_wherever_it_waits(writer: SlowWriter, behind: WriteQueue) -> None:
+def test_what_is_dropped_by_name_is_not_written_from_wherever_it_waits(writer: SlowWriter, writes: WriteQueue) -> None:
     writer.error = FULL
     made = [snapshot(seed) for seed in range(3)]
     for each in made:
-        behind.write(each)
+        writes.write(each)
         assert writer.begun.wait(60)  # the first is being written, at the closed gate
-    spill(behind, 3)
-    spill(behind, 4)
-    behind.serve(rows_of)
+    spill(writes, 3)
+    spill(writes, 4)
+    writes.serve(rows_of)
     for seed in (0, 1, 3):
-        assert behind.drop(snapshot(seed).prefix.name)
-        assert not behind.drop(snapshot(seed).prefix.name)
-    assert not behind.drop(snapshot(9).prefix.name)
+        assert writes.drop(snapshot(seed).prefix.name)
+        assert not writes.drop(snapshot(seed).prefix.name)
+    assert not writes.drop(snapshot(9).prefix.name)
     writer.gate.set()
-    assert not behind.flush(60), "the disk refuses"
+    assert not writes.flush(60), "the disk refuses"
     writer.error = None
-    behind.retry()
-    assert behind.flush(60)
+    writes.retry()
+    assert writes.flush(60)
     assert writer.seeds == [2, 4], "nor is what was refused tried again"
 
 
 def test_what_is_spilled_waits_until_its_bytes_are_there_and_comes_after_what_was_chosen(
-    writer: SlowWriter, behind: WriteQueue
+    writer: SlowWriter, writes: WriteQueue
 ) -> None:
-    behind.write(snapshot(0))
+    writes.write(snapshot(0))
     assert writer.begun.wait(60)  # the thread holds it, at the closed gate
     for seed, worth in ((1, 1.0), (2, 3.0), (2, 9.0)):
-        spill(behind, seed, worth)
-    assert behind.waits
-    behind.serve(rows_of)
-    assert not behind.waits
-    spill(behind, 3, 2.0)
-    behind.write(snapshot(4))
+        spill(writes, seed, worth)
+    assert writes.waits
+    writes.serve(rows_of)
+    assert not writes.waits
+    spill(writes, 3, 2.0)
+    writes.write(snapshot(4))
     writer.gate.set()
-    assert not behind.flush(60), "the bytes of one are on their way"
+    assert not writes.flush(60), "the bytes of one are on their way"
     assert sorted(writer.seeds[:2]) == [0, 4]
     assert writer.seeds[2:] == [2, 1], "the most worth first"
-    behind.serve(rows_of)
-    assert behind.flush(60)
-    assert (writer.seeds[-1], behind.spilled) == (3, Written(3, 150))
+    writes.serve(rows_of)
+    assert writes.flush(60)
+    assert (writer.seeds[-1], writes.spilled) == (3, Written(3, 150))
 
 
 def test_the_least_worth_per_byte_is_lost_where_room_ends(
-    writer: SlowWriter, behind: WriteQueue, caplog: pytest.LogCaptureFixture
+    writer: SlowWriter, writes: WriteQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
     for seed, worth in enumerate((5.0, 1.0, 3.0, 2.0, 0.5)):
-        spill(behind, seed, worth)
-    spill(behind, 5, 100.0, n_bytes=301)
-    assert behind.n_dropped == 3, "the one of 1 s, the one of 0.5 s, and what is too large"
+        spill(writes, seed, worth)
+    spill(writes, 5, 100.0, n_bytes=301)
+    assert writes.n_dropped == 3, "the one of 1 s, the one of 0.5 s, and what is too large"
     assert len([record for record in caplog.records if "too slow" in record.message]) == 1, "once a minute"
-    spill(behind, 6, 8.0, n_bytes=200)
-    behind.write(chosen := snapshot(7))
-    assert behind.n_waiting == 3
-    assert behind.drop_least_worth(), "8 s for 200 bytes is less than 5 s for 100"
-    behind.serve(rows_of)
+    spill(writes, 6, 8.0, n_bytes=200)
+    writes.write(chosen := snapshot(7))
+    assert writes.n_waiting == 3
+    assert writes.drop_least_worth(), "8 s for 200 bytes is less than 5 s for 100"
+    writes.serve(rows_of)
     assert writer.begun.wait(60)
-    behind.write(snapshot(8))
-    assert behind.drop_least_worth()
-    assert behind.drop_least_worth(), "the oldest of those that a policy chose"
+    writes.write(snapshot(8))
+    assert writes.drop_least_worth()
+    assert writes.drop_least_worth(), "the oldest of those that a policy chose"
     assert chosen.facts.for_disk
     writer.gate.set()
-    assert behind.flush(60)
+    assert writes.flush(60)
     assert writer.seeds == [8]
-    assert not behind.drop_least_worth()
+    assert not writes.drop_least_worth()
 
 
-def test_rows_that_are_on_disk_are_not_asked_for_and_not_kept(writer: SlowWriter, behind: WriteQueue) -> None:
+def test_rows_that_are_on_disk_are_not_asked_for_and_not_kept(writer: SlowWriter, writes: WriteQueue) -> None:
     writer.gate.set()
     large, asked = snapshot(1, 2), list[Segment]()
     list(large.chain)[1].file.is_there = True
-    behind.evict(large, lambda each: asked.extend(each) or rows_of(each), 1.0, 10, spills=True)
-    behind.serve(rows_of)
-    assert behind.flush(60)
+    writes.evict(large, lambda each: asked.extend(each) or rows_of(each), 1.0, 10, spills=True)
+    writes.serve(rows_of)
+    assert writes.flush(60)
     assert asked == [large.segment]
     assert writer.written == [(100, bytes([101]) * 50)]
