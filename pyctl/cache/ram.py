@@ -160,8 +160,8 @@ class RamCache:
         if self._n_places <= 0 and (victim := self.policy.victim(self._may_go, per_byte=False)) is not None:
             self._evict(victim)
         self._snapshots[snapshot.prefix] = snapshot
-        asked = snapshot.facts.asked
-        used = self.turn if asked is None or asked + 1 >= self.turn else asked
+        turn = snapshot.facts.turn
+        used = self.turn if turn is None or turn + 1 >= self.turn else turn
         node = self.tree.add(snapshot, snapshot.n, snapshot.links(), used, snapshot.hits)
         node.is_turn = snapshot.is_turn
         node.opening = node.begun = snapshot.facts.n_opening

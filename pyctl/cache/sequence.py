@@ -14,7 +14,7 @@ from pyctl.prompt import Tokens, common_prefix
 
 __all__ = ["Coverage", "LiveSequence"]
 
-UNASKED = PromptFacts(asked=0)
+UNASKED = PromptFacts(turn=0)
 
 
 class Coverage(NamedTuple):

@@ -273,13 +273,13 @@ class State:
 class PromptFacts:
     """Facts for policies about the prompt of a sequence or a snapshot.
 
-    ``asked`` is the turn of the cache (`RamCache.turn`) at which it came, None for now. ``cached`` says that its
+    ``turn`` is that of the cache (`RamCache.turn`) at which it came, None for now. ``cached`` says that its
     request allows caching; without ``for_disk`` no request that used it wanted it on disk, and it is never written.
     The next turn of its conversation is the same up to the header at ``n_header``; ``n_opening`` tokens come before
     its first reply (`Prompt.opening`), 0 if unknown.
     """
 
-    asked: int | None = None
+    turn: int | None = None
     cached: bool = True
     for_disk: bool = True
     n_header: int = 0

@@ -249,11 +249,11 @@ class TemplateCapabilities:
     content_beside_reasoning: bool = True
     without_user: bool = True
 
-    def effort(self, asked: Any) -> Any:
-        """``asked``, or the nearest word that the template knows, of two the one for more reasoning."""
-        if not self.reasoning_effort or asked in self.reasoning_effort or asked not in _SCALE:
-            return asked
-        place = _SCALE.index(asked)
+    def effort(self, requested: Any) -> Any:
+        """``requested``, or the nearest word that the template knows, of two the one for more reasoning."""
+        if not self.reasoning_effort or requested in self.reasoning_effort or requested not in _SCALE:
+            return requested
+        place = _SCALE.index(requested)
         return min(reversed(self.reasoning_effort), key=lambda word: abs(_SCALE.index(word) - place))
 
     @classmethod
@@ -274,12 +274,12 @@ class TemplateCapabilities:
         # Some templates take no call without tools.
         known = [sample_tool()] if not objects_shown(None) and objects_shown([sample_tool()]) else None
         objects = known is not None or objects_shown(None)
-        asked, answer = called({"b": "b"}, as_object=objects)
+        requested, answer = called({"b": "b"}, as_object=objects)
         result = {**said("tool", "b"), "tool_call_id": SAMPLE_CALL_ID, "name": SAMPLE_TOOL}
 
         def reasons(key: str, content: str = "") -> bool:
             message = {**answer, **said("assistant", content), key: _A}
-            return _shows(template, [asked, message, result], _A, content)
+            return _shows(template, [requested, message, result], _A, content)
 
         key = next(filter(reasons, _REASONING_KEYS), "")
         reasoned = [said("user", "a"), {**said("assistant", "b"), "reasoning_content": _A}, said("user", "c")]

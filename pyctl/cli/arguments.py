@@ -225,8 +225,8 @@ def parse_serve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) ->
 
 def kept_flags(argv: Sequence[str], dropped: Collection[str]) -> list[str]:
     """Flags of ``pyctl serve`` without those whose destinations are ``dropped``, and without their values."""
-    given = read_flags(argv, {}, [flag for flags in _OF_SERVE.values() for flag in flags], _UNUSED)
-    return [word for dest, words in given.words if dest not in dropped for word in words]
+    parsed = read_flags(argv, {}, [flag for flags in _OF_SERVE.values() for flag in flags], _UNUSED)
+    return [word for dest, words in parsed.words if dest not in dropped for word in words]
 
 
 def parse_launch(
@@ -235,32 +235,32 @@ def parse_launch(
     """The settings of ``pyctl launch``: those of the server that it may start, and its own; likewise."""
     own = tuple(flag for _, flag in flags_of(LaunchSettings))
     usage = f"{program} [--url URL | flags of a server] [-- arguments of {program}]"
-    given = _read("launch", usage, argv, environ, {LAUNCH: own, **_OF_SERVE})
+    parsed = _read("launch", usage, argv, environ, {LAUNCH: own, **_OF_SERVE})
     # The address and the key of a running server.
     known = {flag.dest for flag in own} | {"hosts", "api_keys", "key_file", "api_prefix", "path"}
-    others = tuple(name for dest, name in given.typed.items() if dest not in known)
-    return _settings(given, environ, SERVED_SEQS), fill(LaunchSettings, given.values, server_flags=others)
+    others = tuple(name for dest, name in parsed.typed.items() if dest not in known)
+    return _settings(parsed, environ, SERVED_SEQS), fill(LaunchSettings, parsed.values, server_flags=others)
 
 
 def parse_chat(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> CommandSettings:
     """The settings of ``pyctl chat``, likewise. The server's own flags are taken and have no effect."""
     sections = {CHAT: FLAGS[CHAT], **{section: flags for section, flags in FLAGS.items() if section is not SERVER}}
-    given = _read("chat", "[-m FILE | -hf REPO | --url URL] [flags]", argv, environ, sections)
+    parsed = _read("chat", "[-m FILE | -hf REPO | --url URL] [flags]", argv, environ, sections)
     warnings: list[str] = []
-    if given.values.get("url"):
+    if parsed.values.get("url"):
         for dest in ("path", "hf_repo", "model_url"):
-            if dest in given.typed:
-                raise ConfigError(f"--url and {given.typed[dest]} exclude each other: that server has its own model")
+            if dest in parsed.typed:
+                raise ConfigError(f"--url and {parsed.typed[dest]} exclude each other: that server has its own model")
         idle = {
             flag.dest for section in (MODEL, HUB, CONTEXT, CACHE, DISK, SPECULATION, FORMAT) for flag in FLAGS[section]
         }
-        warnings += [f"{name} has no effect with --url" for dest, name in given.typed.items() if dest in idle]
-    if given.values.get("prompt") == "":
+        warnings += [f"{name} has no effect with --url" for dest, name in parsed.typed.items() if dest in idle]
+    if parsed.values.get("prompt") == "":
         raise ConfigError("--prompt is empty")
-    if given.values.get("workers") and not given.values.get("list_devices"):
+    if parsed.values.get("workers") and not parsed.values.get("list_devices"):
         raise ConfigError("--rpc is for pyctl serve; pyctl chat --url talks to that")
     # Information belongs to the log of a server; a conversation shows it on demand only.
-    return _settings(replace(given, values={"verbosity": 2, **given.values}), environ, 1, warnings)
+    return _settings(replace(parsed, values={"verbosity": 2, **parsed.values}), environ, 1, warnings)
 
 
 def _read(
@@ -272,16 +272,17 @@ def _read(
 ) -> ParsedFlags:
     server_only = {name: int(flag.convert is not None) for flag in FLAGS[SERVER] for name in flag.spellings()}
     flags = [flag for group in sections.values() for flag in group]
-    given = read_flags(argv, environ, flags, {**_UNUSED, **server_only})
-    if "help" in given.values:
-        print(help_text(command, f"pyctl {command} {usage}", sections, given.values["help"]), end="")
+    parsed = read_flags(argv, environ, flags, {**_UNUSED, **server_only})
+    if "help" in parsed.values:
+        print(help_text(command, f"pyctl {command} {usage}", sections, parsed.values["help"]), end="")
         raise SystemExit(0)
-    if "version" in given.values:
+    if "version" in parsed.values:
         print_version()
         raise SystemExit(0)
-    if SERVER in sections and environ.get("LLAMA_API_KEY") == "" and not {"api_keys", "key_file"} & given.values.keys():
+    has_keys = {"api_keys", "key_file"} & parsed.values.keys()
+    if SERVER in sections and environ.get("LLAMA_API_KEY") == "" and not has_keys:
         raise ConfigError("LLAMA_API_KEY is set but empty: unset it to serve without a key")
-    refused = [name for name in given.unused if name in REJECTED]
+    refused = [name for name in parsed.unused if name in REJECTED]
     refused += [name for name in OF_TOOLS if (environ.get(name) or "off").lower() not in FALSE_WORDS]
     if refused:
         why = TOOLS_INSTEAD if refused[0] in OF_TOOLS else "pyctl has no equivalent of this flag of llama-server"
@@ -293,17 +294,17 @@ def _read(
         for variable in sorted(environ)
         if variable.startswith("LLAMA_ARG_") and not {variable, variable.replace("_NO_", "_", 1)} & known
     )
-    unused = (*(name for name in given.unused if name not in NO_OP), *variables)
-    return ParsedFlags(given.values, given.typed, unused)
+    unused = (*(name for name in parsed.unused if name not in NO_OP), *variables)
+    return ParsedFlags(parsed.values, parsed.typed, unused)
 
 
 def _settings(
-    given: ParsedFlags, environ: Mapping[str, str], n_seqs: int, warnings: Sequence[str] = ()
+    parsed: ParsedFlags, environ: Mapping[str, str], n_seqs: int, warnings: Sequence[str] = ()
 ) -> CommandSettings:
     """``n_seqs`` are the sequences that there are when nothing is said."""
-    if given.values.get("n_seqs", -1) == -1:
-        given = replace(given, values={**given.values, "n_seqs": 1 if given.values.get("n_pooled") else n_seqs})
-    values, more = _resolve(given, environ)
+    if parsed.values.get("n_seqs", -1) == -1:
+        parsed = replace(parsed, values={**parsed.values, "n_seqs": 1 if parsed.values.get("n_pooled") else n_seqs})
+    values, more = _resolve(parsed, environ)
     try:
         sampling = fill(Sampling, values)
     except RequestError as error:
@@ -337,22 +338,22 @@ def _request_fields(values: Mapping[str, Any], sampling: Sampling) -> dict[str, 
     return made
 
 
-def _resolve(given: ParsedFlags, environ: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _resolve(parsed: ParsedFlags, environ: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Settle what several flags say about one value."""
-    values = dict(given.values)
-    warnings = [f"without effect here: {', '.join(given.unused)}"] if given.unused else []
+    values = dict(parsed.values)
+    warnings = [f"without effect here: {', '.join(parsed.unused)}"] if parsed.unused else []
 
-    if _chosen(given, "load_mode", ("mmap", "mlock")):
+    if _chosen(parsed, "load_mode", ("mmap", "mlock")):
         mapped = values.get("mmap", True)
         locked = values.get("mlock", False)
         values["load_mode"] = {(True, True): "mmap+mlock", (True, False): "mmap", (False, True): "mlock"}.get(
             (mapped, locked), "none"
         )
-    if _chosen(given, "rope_freq_scale", ("rope_scale",)):
+    if _chosen(parsed, "rope_freq_scale", ("rope_scale",)):
         values["rope_freq_scale"] = 1.0 / values["rope_scale"]
     if isinstance(bound := values.get("grammar"), BoundBySchema):
         values |= {"grammar": bound.grammar, "grammar_kind": bound.kind, "json_schema": bound.schema}
-    if _chosen(given, "chat_template", ("template_file",)):
+    if _chosen(parsed, "chat_template", ("template_file",)):
         values["chat_template"] = values["template_file"]
 
     n_batch = values.get("n_batch", ModelSettings.n_batch)
@@ -366,14 +367,14 @@ def _resolve(given: ParsedFlags, environ: Mapping[str, str]) -> tuple[dict[str, 
         kwargs["reasoning_effort"] = values["reasoning_effort"]
     preserve = bool(values.get("reasoning_preserve", kwargs.pop("preserve_reasoning", True)))
     values["template_kwargs"] = {**keep_reasoning(preserve), **kwargs}
-    if values.get("path") and (download := [given.typed[x] for x in ("hf_repo", "model_url") if x in given.typed]):
+    if values.get("path") and (download := [parsed.typed[x] for x in ("hf_repo", "model_url") if x in parsed.typed]):
         # As in llama-server, the file is where that model was to be kept; here it is the model.
-        warnings.append(f"{download[0]} has no effect with {given.typed.get('path', 'LLAMA_ARG_MODEL')}")
+        warnings.append(f"{download[0]} has no effect with {parsed.typed.get('path', 'LLAMA_ARG_MODEL')}")
     if any(values.get(dest) for dest in ("mcp_config", "mcp_json")) and "origins" not in values:
         values["origins"] = "localhost"  # as in llama-server
     if values.get("rerank"):
         values |= {"embeddings": True, "pooling": "rank"}
-    warnings += _choose_directory(given, environ, values)
+    warnings += _choose_directory(parsed, environ, values)
     if values.get("n_pooled"):
         _check_pool(values)
     values["api_keys"] = (*values.get("api_keys", ()), *values.get("key_file", ()))
@@ -393,12 +394,12 @@ def _names_model(values: Mapping[str, Any]) -> bool:
     return any(values.get(dest) for dest in ("path", "hf_repo", "model_url"))
 
 
-def _choose_directory(given: ParsedFlags, environ: Mapping[str, str], values: dict[str, Any]) -> list[str]:
+def _choose_directory(parsed: ParsedFlags, environ: Mapping[str, str], values: dict[str, Any]) -> list[str]:
     """Settle where the disk cache is: in the default directory if no flag says otherwise. Return warnings."""
     has_ram, lacking = values.get("ram_mib") != 0, "without --kv-cache-dir"
-    if {"cache_dir", "kv_cache"} <= given.typed.keys() and not values["kv_cache"]:
+    if {"cache_dir", "kv_cache"} <= parsed.typed.keys() and not values["kv_cache"]:
         raise ConfigError("--no-kv-cache and --kv-cache-dir exclude each other")
-    if not values.get("kv_cache", True) and "cache_dir" not in given.typed:
+    if not values.get("kv_cache", True) and "cache_dir" not in parsed.typed:
         values["cache_dir"], lacking = "", "with --no-kv-cache"
     elif values.get("cache_dir"):
         if not has_ram:
@@ -415,7 +416,7 @@ def _choose_directory(given: ParsedFlags, environ: Mapping[str, str], values: di
         values.setdefault("daily_mib", DEFAULT_DAILY_MIB)
         return []
     idle = {flag.dest for flag in FLAGS[DISK]} - {"kv_cache"}
-    return [f"{name} has no effect {lacking}" for dest, name in given.typed.items() if dest in idle]
+    return [f"{name} has no effect {lacking}" for dest, name in parsed.typed.items() if dest in idle]
 
 
 def _check_pool(values: Mapping[str, Any]) -> None:
@@ -433,9 +434,9 @@ def _check_pool(values: Mapping[str, Any]) -> None:
             raise ConfigError(f"--kv-pool needs {why}")
 
 
-def _chosen(given: ParsedFlags, dest: str, others: Sequence[str]) -> bool:
+def _chosen(parsed: ParsedFlags, dest: str, others: Sequence[str]) -> bool:
     """Whether ``others``, which say the same in another way, count instead of ``dest``; both typed is an error."""
-    typed = [given.typed[other] for other in others if other in given.typed]
-    if typed and dest in given.typed:
-        raise ConfigError(f"{given.typed[dest]} and {typed[0]} exclude each other")
-    return bool(typed) or (dest not in given.values and any(other in given.values for other in others))
+    typed = [parsed.typed[other] for other in others if other in parsed.typed]
+    if typed and dest in parsed.typed:
+        raise ConfigError(f"{parsed.typed[dest]} and {typed[0]} exclude each other")
+    return bool(typed) or (dest not in parsed.values and any(other in parsed.values for other in others))

@@ -52,9 +52,9 @@ def run_trial(file: Path, seconds: float = TRIAL_SECONDS) -> str:
 
 
 def reason_of_trial(
-    given: tuple[object, ...], environment: Mapping[str, str], seconds: float, maximum: int = resource.RLIM_INFINITY
+    arguments: tuple[object, ...], environment: Mapping[str, str], seconds: float, maximum: int = resource.RLIM_INFINITY
 ) -> str:
-    """Run `pyctl.llama.trial` with ``given`` and ``maximum`` bytes of memory, and return the reason why it fails.
+    """Run `pyctl.llama.trial` with ``arguments`` and ``maximum`` bytes of memory, and return the reason why it fails.
 
     Empty if it does not; it may also crash or take too long. Raises OSError if the trial could not take place.
     """
@@ -68,7 +68,7 @@ def reason_of_trial(
         preexec_fn=partial(_restrict, maximum),
     ) as process:
         try:
-            _, said = process.communicate(pickle.dumps(given), seconds)
+            _, said = process.communicate(pickle.dumps(arguments), seconds)
         except subprocess.TimeoutExpired:
             return f"its trial takes longer than {seconds:g} seconds"
         finally:

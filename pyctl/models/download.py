@@ -123,8 +123,8 @@ def download(
 
 def _receive(client: httpx.Client, url: httpx.URL, part: _Part, bar: Progress, task: TaskID) -> None:
     """Let ``part`` grow to the end of the file. Raises ConfigError if no further try can help."""
-    asked = {"Range": f"bytes={part.n_bytes}-", "If-Range": part.validator} if part.n_bytes and part.validator else {}
-    with client.stream("GET", url, headers=asked) as response:
+    resume = {"Range": f"bytes={part.n_bytes}-", "If-Range": part.validator} if part.n_bytes and part.validator else {}
+    with client.stream("GET", url, headers=resume) as response:
         status, headers = response.status_code, response.headers
         if status in _TRANSIENT:
             raise _Broken(f"it answers with status {status}")
@@ -137,7 +137,7 @@ def _receive(client: httpx.Client, url: httpx.URL, part: _Part, bar: Progress, t
         if not length.isdecimal() and "chunked" not in headers.get("Transfer-Encoding", ""):
             raise ConfigError(f"{_shown(url)} sends no length of the file")
         if status == 206:
-            if not asked or not _continues(headers, part):
+            if not resume or not _continues(headers, part):
                 part.begin("")
                 raise _Broken("it goes on at another place, or with another file")
         else:

@@ -52,8 +52,8 @@ PING = b":\n\n"
 
 def given_key(headers: Headers) -> str:
     """The key that a client sent, as bearer token or as ``x-api-key``; empty without one. "bearer" has any case."""
-    given = headers.get("authorization") or headers.get("x-api-key") or ""
-    return given[7:] if given[:7].lower() == "bearer " else given
+    value = headers.get("authorization") or headers.get("x-api-key") or ""
+    return value[7:] if value[:7].lower() == "bearer " else value
 
 
 def frame(body: bytes) -> bytes:

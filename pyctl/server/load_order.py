@@ -20,10 +20,10 @@ MAX_HELD_SECONDS = limit(
 
 @dataclass(eq=False)
 class Ticket:
-    """A request for the model ``name``; ``asked`` is when, in seconds of the caller's clock."""
+    """A request for the model ``name``; ``since`` is when, in seconds of the caller's clock."""
 
     name: str
-    asked: float
+    since: float
 
 
 @dataclass
@@ -159,8 +159,8 @@ class LoadOrder:
 
     def _held(self, now: float) -> float | None:
         """Seconds that the request for `next_model` has waited."""
-        asked = (ticket.asked for ticket in self._waiting if ticket.name not in self._loaded)
-        first = next(asked, None)
+        since = (ticket.since for ticket in self._waiting if ticket.name not in self._loaded)
+        first = next(since, None)
         return now - first if first is not None else None
 
     def _is_open(self, name: str) -> bool:

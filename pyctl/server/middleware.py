@@ -149,12 +149,12 @@ class CorsMiddleware:
         self._app, self._cors = app, cors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        asked = Headers(scope=scope)
-        added = self._headers(asked)
+        request_headers = Headers(scope=scope)
+        added = self._headers(request_headers)
         if scope["method"] == "OPTIONS":
             headers = self._cors.headers
             if headers == "*":
-                headers = asked.get("access-control-request-headers") or "*"
+                headers = request_headers.get("access-control-request-headers") or "*"
             added |= {
                 "access-control-allow-credentials": "true" if self._cors.credentials else "false",
                 "access-control-allow-methods": self._cors.methods,
@@ -169,8 +169,8 @@ class CorsMiddleware:
 
         await self._app(scope, receive, with_headers)
 
-    def _headers(self, asked: Headers) -> dict[str, str]:
-        allowed = allowed_origin(self._cors, asked.get("origin", ""))
+    def _headers(self, request_headers: Headers) -> dict[str, str]:
+        allowed = allowed_origin(self._cors, request_headers.get("origin", ""))
         if not allowed:
             return {}
         headers = {"access-control-allow-origin": allowed, "access-control-expose-headers": _EXPOSED}

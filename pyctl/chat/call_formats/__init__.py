@@ -119,10 +119,10 @@ def _loose(tool: Tool, probes: Iterator[int]) -> Tool:
     return replace(tool, parameters=_ANYTHING)
 
 
-def _key(*asked: object) -> bytes:
+def _key(*parts: object) -> bytes:
     """A key that is the same for the same tools, part, schema and prefill; empty if they cannot be told from others."""
     try:
-        said = msgspec.json.encode(asked)
+        said = msgspec.json.encode(parts)
     except (ValueError, TypeError, OverflowError, RecursionError):
         return b""
     return hashlib.blake2b(said, digest_size=16).digest()

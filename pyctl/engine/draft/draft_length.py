@@ -125,7 +125,7 @@ class DraftState:
     def __init__(self, decay: float = REQUEST_DECAY) -> None:
         self._keep, self._n_tried, self._n_right = 1 - decay, 0.0, 0.0
         self.pause, self.is_probing = 0, False  # tokens left of a pause, which a probe ends
-        self.asked, self.length = (0, 0, 0, 0, (0, 0)), 0  # inputs for which `length` was chosen
+        self.inputs, self.length = (0, 0, 0, 0, (0, 0)), 0  # inputs for which `length` was chosen
 
     def add(self, n_drafted: int, n_accepted: int) -> None:
         """Count a draft."""
@@ -190,10 +190,10 @@ class DraftLengthController:
         costs, drafts = self.costs(n_seqs), self._requests[key][origin]
         if limit <= 0 or costs.needs_plain() or drafts.pause:
             return 0
-        asked = limit, n_before, n_seqs, costs.n_steps // 16, self._width
-        if drafts.asked != asked or not drafts.length:
+        inputs = limit, n_before, n_seqs, costs.n_steps // 16, self._width
+        if drafts.inputs != inputs or not drafts.length:
             gain, cost, n = self._best(key, origin, costs, limit, n_before)
-            drafts.asked, drafts.length = asked, 0
+            drafts.inputs, drafts.length = inputs, 0
             if gain > MIN_GAIN:
                 drafts.is_probing, self._next_pause[origin] = False, MIN_PAUSE
             elif origin.matched:

@@ -151,13 +151,13 @@ class Scheduler:
 
     def _begin(self, active: ActiveRequest) -> None:
         """Start a request on the free sequence with the highest gain."""
-        free, asked = self.occupancy.free_for(active), active.handle.request
+        free, request = self.occupancy.free_for(active), active.handle.request
         clears = self._clears and not self.running
-        seq = active.seq = self.cells.worth.best(free, asked.prompt, clears=clears)
+        seq = active.seq = self.cells.worth.best(free, request.prompt, clears=clears)
         self._n_begun += 1
         self._found.pop(active, None)
         active.id, active.in_company = self._n_begun, False
-        (self.occupancy.named.add if asked.seq >= 0 else self.occupancy.named.discard)(seq.id)
+        (self.occupancy.named.add if request.seq >= 0 else self.occupancy.named.discard)(seq.id)
         self.occupancy.last[seq.id] = active
         self.running.append(active)
 

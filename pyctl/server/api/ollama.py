@@ -161,33 +161,33 @@ def generate_body(values: Mapping[str, Any]) -> AnyBody | None:
         raise RequestError("'images' cannot be combined with 'raw' or 'suffix'")
     if not (body.prompt or body.suffix or body.images):
         return None
-    asked = _generation(values, body)
+    options = _generation(values, body)
     if body.suffix:
-        return InfillBody.of({**asked, "input_prefix": body.prompt, "input_suffix": body.suffix})
+        return InfillBody.of({**options, "input_prefix": body.prompt, "input_suffix": body.suffix})
     if body.raw:
-        return CompletionBody.of({**asked, "prompt": body.prompt})
+        return CompletionBody.of({**options, "prompt": body.prompt})
     system = [{"role": "system", "content": body.system}] if body.system else []
     content = _content(body.prompt, body.images, "images")
-    return ChatBody.of({**asked, "messages": [*system, {"role": "user", "content": content}]})
+    return ChatBody.of({**options, "messages": [*system, {"role": "user", "content": content}]})
 
 
 def _generation(values: Mapping[str, Any], body: OllamaBody) -> dict[str, Any]:
     """The fields of a completion that say how to answer."""
     refuse_fields(values, {"logprobs": ("/v1/chat/completions has them",)})
-    asked = {**others(values, type(body), _IGNORED), **_options(body.options), "stream": body.stream}
+    options = {**others(values, type(body), _IGNORED), **_options(body.options), "stream": body.stream}
     if body.format == "json":
-        asked["response_format"] = {"type": "json_object"}
+        options["response_format"] = {"type": "json_object"}
     elif isinstance(body.format, dict):
-        asked["response_format"] = {"type": "json_schema", "json_schema": {"schema": body.format}}
+        options["response_format"] = {"type": "json_schema", "json_schema": {"schema": body.format}}
     elif body.format not in (None, ""):
         raise RequestError("'format' must be \"json\" or a JSON schema")
     switch = {"enable_thinking": body.think} if isinstance(body.think, bool) else {}
-    asked["chat_template_kwargs"] = {**switch, **body.chat_template_kwargs}
+    options["chat_template_kwargs"] = {**switch, **body.chat_template_kwargs}
     if isinstance(body.think, str) and body.think in _EFFORTS:
-        asked["reasoning_effort"] = _EFFORTS[body.think]
+        options["reasoning_effort"] = _EFFORTS[body.think]
     elif body.think is not None and not switch:
         raise RequestError(f"'think' must be true, false or one of {', '.join(_EFFORTS)}")
-    return asked
+    return options
 
 
 def _options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -364,8 +364,8 @@ async def _answer(service: Service, request: Request, form: type[OllamaReply]) -
     body = await request.body()
 
     def prepared(fetched: Mapping[str, bytes]) -> list[PreparedReply]:
-        asked = form.read(parse_object(body))
-        return prepare(service, asked, fetched) if asked is not None else []
+        options = form.read(parse_object(body))
+        return prepare(service, options, fetched) if options is not None else []
 
     replies = await service.shared.pool.read(request, prepared)
     if not replies:

@@ -23,16 +23,16 @@ _MAX_DIGITS = 18
 async def resume(models: Models, request: Request) -> ASGIApp:
     """GET /v1/stream?conv_id=ID&from=N: the bytes of a kept stream from N on, to its end; 503 before it has begun."""
     stream = models.shared.streams.get(key_of(request, request.query_params.get("conv_id", "")))
-    given = request.query_params.get("from", "0") or "0"
-    if not (given.isascii() and given.isdecimal() and len(given) <= _MAX_DIGITS):
+    value = request.query_params.get("from", "0") or "0"
+    if not (value.isascii() and value.isdecimal() and len(value) <= _MAX_DIGITS):
         raise RequestError("Invalid 'from' offset")
-    if int(given) < stream.n_dropped:
+    if int(value) < stream.n_dropped:
         raise RequestError("Stream offset lost, please restart")
     if stream.head is None:
         raise LoadingError
 
     async def resumed(scope: Scope, receive: Receive, send: Send) -> None:
-        await until_left(receive, send_stream(stream, int(given), send))  # a client that leaves changes nothing
+        await until_left(receive, send_stream(stream, int(value), send))  # a client that leaves changes nothing
 
     return resumed
 
@@ -45,8 +45,8 @@ async def end(models: Models, request: Request) -> Response:
 
 async def find(models: Models, request: Request) -> Response:
     """POST /v1/streams/lookup {"conversation_ids": [...]}: those of these that are kept for this client."""
-    given = parse_object(await request.body()).get("conversation_ids")
-    names = [name for name in given if isinstance(name, str) and name] if isinstance(given, list) else []
+    value = parse_object(await request.body()).get("conversation_ids")
+    names = [name for name in value if isinstance(name, str) and name] if isinstance(value, list) else []
     at_most(_MAX_IDS, len(names), "conversation_ids", "ids")
     found = [each for name in names for each in models.shared.streams.named(key_of(request, name))]
     return JsonResponse(
