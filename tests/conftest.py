@@ -14,7 +14,7 @@ from httpx._config import DEFAULT_TIMEOUT_CONFIG
 
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.model_settings import ModelSettings
-from pyctl.engine.pool import PoolSettings
+from pyctl.engine.pool_settings import PoolSettings
 from pyctl.engine.vision_settings import VisionSettings
 from pyctl.llama import Loaded, load
 from tests import ownership

@@ -40,7 +40,7 @@ from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.placements import experts_on_cpu
-from pyctl.engine.pool import PoolSettings
+from pyctl.engine.pool_settings import PoolSettings
 from pyctl.engine.request import Done, Request
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, ModelError, PyctlError

@@ -35,7 +35,7 @@ from pyctl.convert import FALSE_WORDS, Convert, on_off
 from pyctl.engine.draft.draft_settings import AUTOMATIC, AUTOMATIC_LENGTH, PRIVATE, DraftSettings, NgramSettings
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import SERVED_SEQS, ModelSettings
-from pyctl.engine.pool import PoolSettings
+from pyctl.engine.pool_settings import PoolSettings
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.engine.vision_settings import VisionSettings
 from pyctl.errors import ConfigError, RequestError

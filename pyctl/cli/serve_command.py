@@ -28,9 +28,9 @@ from pyctl.llama.extension import build_line, losses
 from pyctl.server.app import create_app, create_loading_app
 from pyctl.server.listen import bind
 from pyctl.server.load_order import LoadOrder
-from pyctl.server.memory import share_heaps
 from pyctl.server.middleware import LoadingApp
 from pyctl.server.models import Models, ModelSource
+from pyctl.server.process_memory import share_heaps
 from pyctl.server.request_pool import PostReplyQueue, RequestPool
 from pyctl.server.run import exit_process, serve
 from pyctl.server.service import AppState

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyctl.cache import Block, SequenceMemory
-from pyctl.engine.pool import PoolPlan
+from pyctl.engine.pool_settings import PoolPlan
 from pyctl.engine.sampling import Sampling
 from pyctl.prompt import ImageSpan, Tokens
 

@@ -28,7 +28,7 @@ from pyctl.llama.devices import Device, devices, host_available
 from pyctl.llama.library import allocate, reserve_pinned
 from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.loader import Loaded, load
-from pyctl.llama.memory import MemoryPlan
+from pyctl.llama.memory_plan import MemoryPlan
 from pyctl.llama.params import gpus
 from pyctl.llama.rpc import connect_workers, serve_devices
 

@@ -24,7 +24,7 @@ from pyctl.cache import (
     State,
 )
 from pyctl.engine.backend import BackendFacts, SequenceTokens
-from pyctl.engine.pool import PoolPlan
+from pyctl.engine.pool_settings import PoolPlan
 from pyctl.errors import OutOfCellsError, StateError
 from pyctl.llama.draft.draft_model import DraftMirror
 from pyctl.llama.library import HostBuffer, KVState, RowStore, allocate, checked

@@ -18,7 +18,7 @@ from pyctl.llama.breakdown import ALL_GPUS, Parts, layer_of, parts_of
 from pyctl.llama.devices import devices, host_available, tensor_bytes
 from pyctl.llama.draft.draft_file import check_target
 from pyctl.llama.library import captured_log, forget_log_errors, last_log_error
-from pyctl.llama.memory import MemoryPlan, Place, Usage
+from pyctl.llama.memory_plan import MemoryPlan, Place, Usage
 from pyctl.llama.params import (
     ModelParams,
     check_head,

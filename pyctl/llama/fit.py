@@ -16,7 +16,7 @@ from pyctl.llama.breakdown import layer_of
 from pyctl.llama.devices import devices
 from pyctl.llama.draft.draft_file import count_heads
 from pyctl.llama.dry_runs import NO_DRAFTS, DryRun, dry_run
-from pyctl.llama.memory import MIB, MemoryPlan, Place
+from pyctl.llama.memory_plan import MIB, MemoryPlan, Place
 from pyctl.llama.params import gpus
 
 __all__ = ["CTX_STEP", "DRAFT_CTX", "fit_drafts", "fit_settings", "gpu_shortage", "plan_whole", "refusal", "shortage"]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pyctl.cache import NOWHERE, Block
 from pyctl.engine.backend import BackendFacts, SequenceTokens, TopTokens
 from pyctl.engine.openmp import end_threads
-from pyctl.engine.pool import PoolPlan
+from pyctl.engine.pool_settings import PoolPlan
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, ModelError, NotSupportedError
 from pyctl.llama.batch import Batch, Embedder, Outputs, RowBatch

@@ -15,7 +15,7 @@ from llama_cpp import llama_cpp as api
 from pyctl.engine.backend import EngineInfo
 from pyctl.engine.draft.draft_settings import FEATURE_TYPES, DraftSettings
 from pyctl.engine.model_settings import NUMA, POOLING, ModelSettings
-from pyctl.engine.pool import PoolPlan, PoolSettings
+from pyctl.engine.pool_settings import PoolPlan, PoolSettings
 from pyctl.engine.vision_settings import VisionSettings
 from pyctl.errors import ModelError, UnavailableError
 from pyctl.limit import limit
@@ -35,7 +35,7 @@ from pyctl.llama.library import forget_log_errors, last_log_error, lose, redirec
 from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.llama.make_encoder import make_encoder
-from pyctl.llama.memory import MemoryPlan
+from pyctl.llama.memory_plan import MemoryPlan
 from pyctl.llama.params import (
     ModelParams,
     batch_cost,

@@ -12,7 +12,7 @@ from pyctl.llama.draft.draft_file import with_inferred_type
 from pyctl.llama.dry_runs import dry_run
 from pyctl.llama.fit import plan_whole, shortage
 from pyctl.llama.make_encoder import make_encoder
-from pyctl.llama.memory import MemoryPlan
+from pyctl.llama.memory_plan import MemoryPlan
 from pyctl.llama.params import with_ubatch, without_amx
 
 __all__ = ["has_room", "wanted_memory"]

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.model_settings import ModelSettings
-from pyctl.engine.pool import PoolPlan, PoolSettings
+from pyctl.engine.pool_settings import PoolPlan, PoolSettings
 from pyctl.errors import ModelError
 from pyctl.llama.dry_runs import DryRun, dry_run
 from pyctl.llama.fit import CTX_STEP, gpu_shortage, refusal, shortage
-from pyctl.llama.memory import MemoryPlan, Place, Usage
+from pyctl.llama.memory_plan import MemoryPlan, Place, Usage
 from pyctl.llama.params import element_bytes, padded, pool_cells, with_ubatch
 
 __all__ = ["fit_pool"]

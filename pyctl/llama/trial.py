@@ -19,7 +19,7 @@ from pyctl.cache import NOWHERE
 from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.model_settings import ModelSettings
-from pyctl.engine.pool import PoolSettings
+from pyctl.engine.pool_settings import PoolSettings
 from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.loader import load
 from pyctl.llama.memory_check import made_up_text

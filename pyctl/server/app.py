@@ -24,19 +24,19 @@ from pyctl.pdf_file import pdf_text
 from pyctl.server import ServerSettings
 from pyctl.server.api import (
     anthropic,
+    cache_routes,
     completions,
     embeddings,
     info,
     metrics,
+    model_routes,
     ollama,
-    prefix_cache,
     responses,
     sequences,
     streams,
     token_counts,
-    tools,
+    tool_routes,
 )
-from pyctl.server.api import models as model_list
 from pyctl.server.body import at_most, parse_json, parse_object
 from pyctl.server.http import (
     ErrorForm,
@@ -110,8 +110,8 @@ _OF_MODEL: tuple[Operation[Service], ...] = (
     Operation("GET", metrics.show, ("/metrics",), is_light=True, unnamed=metrics.show_all),
     Operation("GET", sequences.show, ("/slots",), is_light=True),
     Operation("GET", info.adapters, ("/lora-adapters",), is_light=True),
-    Operation("GET", prefix_cache.show, ("/cache",), is_own=True, is_light=True),
-    Operation("GET", prefix_cache.check, ("/cache/check",), is_own=True, is_light=True),
+    Operation("GET", cache_routes.show, ("/cache",), is_own=True, is_light=True),
+    Operation("GET", cache_routes.check, ("/cache/check",), is_own=True, is_light=True),
     Operation("POST", completions.chat_completions, ("/chat/completions", "/v1/chat/completions"), outlives=True),
     Operation("POST", completions.completions, ("/v1/completions",), outlives=True),
     Operation("POST", completions.native_completion, ("/completion", "/completions"), outlives=True),
@@ -125,8 +125,8 @@ _OF_MODEL: tuple[Operation[Service], ...] = (
     Operation("POST", embeddings.native, ("/embedding", "/embeddings")),
     Operation("POST", embeddings.openai, ("/v1/embeddings",)),
     Operation("POST", embeddings.rank, ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking")),
-    Operation("POST", prefix_cache.pin, ("/cache/pin",), is_own=True, is_light=True),
-    Operation("POST", prefix_cache.warm, ("/cache/warm",)),
+    Operation("POST", cache_routes.pin, ("/cache/pin",), is_own=True, is_light=True),
+    Operation("POST", cache_routes.warm, ("/cache/warm",)),
     Operation("POST", anthropic.messages, ("/v1/messages",), outlives=True),
     Operation("POST", anthropic.count_tokens, ("/v1/messages/count_tokens",), is_light=True),
     Operation("POST", responses.create, ("/responses", "/v1/responses"), outlives=True),
@@ -141,21 +141,21 @@ _OF_MODEL: tuple[Operation[Service], ...] = (
     Operation("POST", ollama.generate, ("/api/generate",)),
     Operation("POST", ollama.show, ("/api/show",), is_light=True),
     Operation("POST", ollama.embed, ("/api/embed",)),
-    Operation("DELETE", prefix_cache.clear, ("/cache",), is_own=True, is_light=True),
-    Operation("DELETE", prefix_cache.drop, ("/cache/{id}",), is_own=True, is_light=True),
+    Operation("DELETE", cache_routes.clear, ("/cache",), is_own=True, is_light=True),
+    Operation("DELETE", cache_routes.drop, ("/cache/{id}",), is_own=True, is_light=True),
 )
 
 _OF_PROCESS: tuple[Operation[Models], ...] = (
-    Operation("GET", model_list.health, ("/health", "/v1/health")),
-    Operation("GET", model_list.show, ("/models", "/v1/models")),
-    Operation("GET", model_list.retrieve, ("/v1/models/{id:path}",)),
+    Operation("GET", model_routes.health, ("/health", "/v1/health")),
+    Operation("GET", model_routes.show, ("/models", "/v1/models")),
+    Operation("GET", model_routes.retrieve, ("/v1/models/{id:path}",)),
     Operation("GET", streams.resume, ("/v1/stream",)),
     Operation("DELETE", streams.end, ("/v1/stream",)),
     Operation("POST", streams.find, ("/v1/streams/lookup",)),
-    Operation("GET", tools.show, ("/tools",), is_own=True, by_name=True),
-    Operation("POST", tools.call, ("/tools",), is_own=True, by_name=True),
-    Operation("GET", tools.disabled, ("/cors-proxy",)),
-    Operation("POST", tools.disabled, ("/cors-proxy",)),
+    Operation("GET", tool_routes.show, ("/tools",), is_own=True, by_name=True),
+    Operation("POST", tool_routes.call, ("/tools",), is_own=True, by_name=True),
+    Operation("GET", tool_routes.disabled, ("/cors-proxy",)),
+    Operation("POST", tool_routes.disabled, ("/cors-proxy",)),
     Operation("POST", info.transcribe, ("/audio/transcriptions", "/v1/audio/transcriptions")),
     Operation("POST", completions.control, ("/v1/chat/completions/control",)),
     Operation("POST", _render, ("/page/markdown",)),
@@ -167,9 +167,9 @@ _OF_PROCESS: tuple[Operation[Models], ...] = (
 )
 
 _OF_ROUTER: tuple[Operation[Models], ...] = (
-    Operation("GET", model_list.events, ("/models/sse",)),
-    Operation("POST", model_list.load, ("/models/load",), is_own=True),
-    Operation("POST", model_list.unload, ("/models/unload",), is_own=True),
+    Operation("GET", model_routes.events, ("/models/sse",)),
+    Operation("POST", model_routes.load, ("/models/load",), is_own=True),
+    Operation("POST", model_routes.unload, ("/models/unload",), is_own=True),
 )
 """Endpoints of a process with several models."""
 
@@ -273,7 +273,7 @@ async def _answer(models: Models, endpoint: Operation[Service], form: ErrorForm,
     name = given if isinstance(given, str) else request.query_params.get("model", "")
     if not name and endpoint.unnamed is not None:
         return await endpoint.unnamed(models, request)
-    model = models.last_used if not name and handler in (prefix_cache.show, prefix_cache.check) else None
+    model = models.last_used if not name and handler in (cache_routes.show, cache_routes.check) else None
     model = model or models.named(name)
     if model.service is not None and endpoint.is_light:
         return await handler(model.service, request)

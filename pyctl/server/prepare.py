@@ -40,7 +40,7 @@ from pyctl.server.body import (
     json_object,
     number,
 )
-from pyctl.server.images import data_images, load_images
+from pyctl.server.image_sources import data_images, load_images
 from pyctl.server.reply import PreparedReply
 from pyctl.server.request_pool import NOTHING, Fetched
 from pyctl.server.service import Service

@@ -19,7 +19,7 @@ from pyctl.engine.worker import Worker
 from pyctl.page.markdown_process import MarkdownProcess
 from pyctl.server import ReplySettings, ServerSettings
 from pyctl.server.kept_streams import KeptStreams
-from pyctl.server.memory import give_back
+from pyctl.server.process_memory import give_back
 from pyctl.server.request_pool import PostReplyQueue, RequestPool
 from pyctl.tools.toolbox import ToolBox
 

@@ -7,8 +7,8 @@ import threading
 
 from pyctl.engine.worker import WATCH_SECONDS
 from pyctl.errors import EngineError, ModelError, PyctlError, UnavailableError
-from pyctl.server.memory import collect_all
 from pyctl.server.models import Models, Progress, ServedModel, Status
+from pyctl.server.process_memory import collect_all
 
 __all__ = ["Supervisor"]
 

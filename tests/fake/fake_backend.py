@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pyctl.cache.snapshot import Block
 from pyctl.engine.backend import BackendFacts, SequenceTokens, TopTokens
-from pyctl.engine.pool import PoolPlan
+from pyctl.engine.pool_settings import PoolPlan
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, PreemptedError, RequestError, StateError
 from pyctl.prompt import ImageSpan, Tokens

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 from pyctl.errors import RequestError
 from pyctl.server.body import ONE_REPLY, Body, Names, items, json_object, others, refuse
 from pyctl.server.http import encode
-from pyctl.server.images import ImagePart
+from pyctl.server.image_sources import ImagePart
 
 __all__ = ["chat_fields"]
 

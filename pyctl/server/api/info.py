@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from pyctl.chat.images import MEDIA_MARKER
 from pyctl.chat.template import TemplateCapabilities
-from pyctl.engine.pool import PoolPlan
+from pyctl.engine.pool_settings import PoolPlan
 from pyctl.engine.request import Request as EngineRequest
 from pyctl.errors import NotSupportedError, RequestError
 from pyctl.prompt import Prompt

@@ -14,8 +14,8 @@ from starlette.responses import Response
 from pyctl.cache import CacheView
 from pyctl.engine.engine_stats import EngineStats
 from pyctl.errors import NotSupportedError
-from pyctl.server.memory import resident_bytes
 from pyctl.server.models import Models
+from pyctl.server.process_memory import resident_bytes
 from pyctl.server.service import AppState, Service
 
 __all__ = ["prometheus_text", "show", "show_all"]

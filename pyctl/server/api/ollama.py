@@ -51,7 +51,7 @@ from pyctl.server.body import (
 )
 from pyctl.server.body import refuse as refuse_fields
 from pyctl.server.http import JsonResponse, encode, json_lines, ollama_error
-from pyctl.server.images import ImagePart
+from pyctl.server.image_sources import ImagePart
 from pyctl.server.models import Models
 from pyctl.server.prepare import prepare
 from pyctl.server.reply import EventReply, PreparedReply

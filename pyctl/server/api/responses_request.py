@@ -32,7 +32,7 @@ from pyctl.errors import RequestError
 from pyctl.limit import limit
 from pyctl.server.api.custom_tool import arguments_of, function_of
 from pyctl.server.body import ONE_REPLY, Body, others, refuse
-from pyctl.server.images import ImagePart
+from pyctl.server.image_sources import ImagePart
 
 __all__ = ["ResponseRequest", "ResponsesBody", "seal", "spaced_name"]
 

@@ -15,7 +15,7 @@ from pyctl.engine.draft.draft_settings import AUTOMATIC, PRIVATE, DraftSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import ModelError
 from pyctl.llama import fit, load
-from pyctl.llama.memory import MIB, MemoryPlan, Place, Usage
+from pyctl.llama.memory_plan import MIB, MemoryPlan, Place, Usage
 
 AUTO = DraftSettings(AUTOMATIC, n_draft=2, draft_type_k="q8_0")
 NONE = replace(AUTO, draft_types=())

@@ -20,7 +20,7 @@ from PIL import Image
 
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.model_settings import ModelSettings
-from pyctl.engine.pool import PoolSettings
+from pyctl.engine.pool_settings import PoolSettings
 from pyctl.engine.vision_settings import VisionSettings
 from pyctl.errors import ModelError, NotSupportedError, RequestError
 from pyctl.image_file import ImageFile

@@ -16,7 +16,7 @@ from pyctl.errors import ModelError
 from pyctl.llama import Loaded, MemoryPlan, load, loader
 from pyctl.llama.devices import check_gguf
 from pyctl.llama.dry_runs import dry_run
-from pyctl.llama.memory import Place, Usage
+from pyctl.llama.memory_plan import Place, Usage
 from pyctl.prompt import as_tokens
 from tools.generator import SHAPES
 

@@ -22,7 +22,7 @@ from pyctl.llama import Loaded, MemoryPlan, breakdown, dry_runs, fit, load
 from pyctl.llama.devices import Device
 from pyctl.llama.dry_runs import dry_run
 from pyctl.llama.fit import fit_settings
-from pyctl.llama.memory import MIB, Place, Usage
+from pyctl.llama.memory_plan import MIB, Place, Usage
 from tools.generator import SHAPES, Shape, generate
 from tools.generator.families import FAMILIES, cached_family
 from tools.generator.shapes import tensors

@@ -13,11 +13,11 @@ import pytest
 
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.model_settings import ModelSettings
-from pyctl.engine.pool import PoolPlan, PoolSettings
+from pyctl.engine.pool_settings import PoolPlan, PoolSettings
 from pyctl.errors import ModelError
 from pyctl.llama import MemoryPlan, breakdown, dry_runs
 from pyctl.llama.devices import Device
-from pyctl.llama.memory import MIB
+from pyctl.llama.memory_plan import MIB
 from pyctl.llama.pool_fit import fit_pool
 from tests.model.llama.test_memory_plan import CORE, on_gpus
 from tools.generator import SHAPES

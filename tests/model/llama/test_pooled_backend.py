@@ -22,7 +22,7 @@ from pyctl.engine.draft.draft_settings import FEATURE_TYPES, DraftSettings
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import ModelSettings
-from pyctl.engine.pool import PoolSettings
+from pyctl.engine.pool_settings import PoolSettings
 from pyctl.errors import ModelError, PreemptedError, StateError
 from pyctl.llama import LlamaBackend, Loaded, llama_backend, load
 from pyctl.prompt import as_tokens

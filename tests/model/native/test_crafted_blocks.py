@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from llama_cpp import llama_cpp as api
 
 from pyctl.cache.snapshot import Block, Rows, State
-from pyctl.engine.pool import PoolSettings
+from pyctl.engine.pool_settings import PoolSettings
 from pyctl.errors import OutOfCellsError, StateError
 from pyctl.llama import LlamaBackend, Loaded
 from pyctl.llama.library import checked

@@ -12,7 +12,7 @@ LIMIT = 512 * MIB
 BEGIN = f"""
 import random, time
 from pyctl.llama.library import HostBuffer
-from pyctl.server.memory import resident_bytes
+from pyctl.server.process_memory import resident_bytes
 
 MIB, SLAB, LIMIT = {MIB}, 64 * {MIB}, {LIMIT}
 

@@ -11,7 +11,7 @@ from gguf import GGUFReader, GGUFWriter, RopeScalingType
 
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.model_settings import ModelSettings
-from pyctl.engine.pool import PoolSettings
+from pyctl.engine.pool_settings import PoolSettings
 from pyctl.errors import ModelError
 from pyctl.llama import load
 from pyctl.llama.pool_fit import fit_pool

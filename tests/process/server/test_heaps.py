@@ -8,15 +8,15 @@ import threading
 
 import pytest
 
-from pyctl.server.memory import share_heaps
+from pyctl.server.process_memory import share_heaps
 from tests.unit.server.fake import Bench
 
 THREADS, MIB = 12, 2**20
 
 PROGRAM = f"""
 import ctypes, sys, threading
-from pyctl.server.memory import give_back, share_heaps
-from pyctl.server.memory import resident_bytes
+from pyctl.server.process_memory import give_back, share_heaps
+from pyctl.server.process_memory import resident_bytes
 
 if not share_heaps({{}}):
     sys.exit("no such heaps")

@@ -13,7 +13,7 @@ from pyctl.cli import defaults
 from pyctl.cli.arguments import CommandSettings, parse_serve
 from pyctl.cli.defaults import cache_budget, log_cache_dir, with_directory
 from pyctl.errors import ConfigError
-from pyctl.llama.memory import MemoryPlan, Place, Usage
+from pyctl.llama.memory_plan import MemoryPlan, Place, Usage
 
 MIB, GIB = 2**20, 2**30
 

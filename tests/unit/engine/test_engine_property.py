@@ -20,7 +20,7 @@ from pyctl.chat.boundaries import boundaries, headers
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.pool import PoolPlan
+from pyctl.engine.pool_settings import PoolPlan
 from pyctl.engine.request import Request
 from pyctl.engine.schedule import warm_ups
 from pyctl.image_file import ImageFile

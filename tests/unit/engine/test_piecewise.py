@@ -21,7 +21,7 @@ from pyctl.cache import device_tier
 from pyctl.cache.disk.index import Index
 from pyctl.cache.snapshot import Block, BlockBytes, State
 from pyctl.engine.engine import Engine
-from pyctl.engine.pool import PoolPlan
+from pyctl.engine.pool_settings import PoolPlan
 from pyctl.engine.worker import Worker
 from pyctl.errors import StateError
 from pyctl.prompt import Prompt

@@ -15,7 +15,7 @@ from pyctl.cache.ram import RamCache
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.pool import PoolPlan
+from pyctl.engine.pool_settings import PoolPlan
 from pyctl.engine.request import Done
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.worker import Worker

@@ -21,7 +21,7 @@ from pyctl.cache.snapshot import Block, HeldRows
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.pool import PoolPlan
+from pyctl.engine.pool_settings import PoolPlan
 from pyctl.errors import StateError
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyctl.errors import ContextSizeError, RequestError
 from pyctl.image_file import ImageFile
 from pyctl.server import ServerSettings
-from pyctl.server.images import ImagePart, data_images, load_images
+from pyctl.server.image_sources import ImagePart, data_images, load_images
 from pyctl.server.request_pool import FilesMissing
 from tests.effort import examples
 from tests.pictures import GridReader, image_bytes
@@ -72,7 +72,7 @@ def test_an_image_comes_from_the_request_or_from_the_folder(bench: Bench, url: s
 
 
 def test_long_base64_is_read_in_steps(monkeypatch: pytest.MonkeyPatch, bench: Bench) -> None:
-    monkeypatch.setattr("pyctl.server.images._STEP_CHARS", 8)
+    monkeypatch.setattr("pyctl.server.image_sources._STEP_CHARS", 8)
     assert loaded(bench, part(BASE64))[0].data == PNG
 
 
@@ -150,7 +150,7 @@ def test_numbers_and_sizes_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyP
         loaded(bench, *[part(BASE64)] * 513)
     with pytest.raises(RequestError, match="at most 16 addresses"):
         loaded(bench, *(part(f"http://host/{i}") for i in range(17)))
-    monkeypatch.setattr("pyctl.server.images._MAX_BYTES", len(PNG) - 9)
+    monkeypatch.setattr("pyctl.server.image_sources._MAX_BYTES", len(PNG) - 9)
     for url in (URL, "file://good.png"):
         with pytest.raises(RequestError, match="more than"):
             loaded(bench, part(url))
@@ -173,7 +173,7 @@ def test_no_image_is_decoded_where_not_all_can_be_seen(bench: Bench, monkeypatch
         loaded(bench, good, large, large, large, large)
     with pytest.raises(FilesMissing):
         loaded(bench, good, part("http://a/"))
-    monkeypatch.setattr("pyctl.server.images._MAX_PIXELS", 1500)
+    monkeypatch.setattr("pyctl.server.image_sources._MAX_PIXELS", 1500)
     with pytest.raises(RequestError, match="1500 pixels together"):
         loaded(bench, good, large)
     assert not decoded

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pyctl.errors import RequestError
-from pyctl.server.images import fetch_image, is_public
+from pyctl.server.image_sources import fetch_image, is_public
 from tests.pictures import image_bytes
 from tests.web_server import Handler, web_server
 
@@ -44,8 +44,8 @@ def answer(body: bytes = PNG, status: int = 200, **headers: str) -> Answer:
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.setattr("pyctl.server.images.is_public", lambda address: str(address) == "127.0.0.1")
-    monkeypatch.setattr("pyctl.server.images._MAX_SECONDS", 60.0)
+    monkeypatch.setattr("pyctl.server.image_sources.is_public", lambda address: str(address) == "127.0.0.1")
+    monkeypatch.setattr("pyctl.server.image_sources._MAX_SECONDS", 60.0)
     site = Site()
     with web_server(site.handler) as site.url:
         yield site
@@ -157,7 +157,7 @@ def test_answers_that_are_no_image(site: Site, monkeypatch: pytest.MonkeyPatch) 
         fetch_image(f"{site.url}/none")
     with pytest.raises(RequestError, match="without content encoding"):
         fetch_image(f"{site.url}/packed")
-    monkeypatch.setattr("pyctl.server.images._MAX_FETCHED_BYTES", 1000)
+    monkeypatch.setattr("pyctl.server.image_sources._MAX_FETCHED_BYTES", 1000)
     site.answers["/large"] = answer(bytes(2000))
     site.answers["/fits"] = answer(bytes(1000))
     with pytest.raises(RequestError, match="more than 1000 bytes"):
@@ -190,7 +190,7 @@ def test_a_server_that_takes_its_time(
     site: Site, monkeypatch: pytest.MonkeyPatch, begins: bytes, goes_on: bytes
 ) -> None:
     """Nothing but the whole counts, however little comes at a time."""
-    monkeypatch.setattr("pyctl.server.images._MAX_SECONDS", 0.3)
+    monkeypatch.setattr("pyctl.server.image_sources._MAX_SECONDS", 0.3)
     done = threading.Event()
 
     def slow(handler: Handler) -> None:
@@ -208,7 +208,7 @@ def test_a_server_that_takes_its_time(
 
 
 def test_nobody_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyctl.server.images.is_public", lambda _: True)
+    monkeypatch.setattr("pyctl.server.image_sources.is_public", lambda _: True)
     with socket.socket() as taken:  # bound but not listening, so that no other process takes the port
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(RequestError, match="cannot fetch the image"):

@@ -232,7 +232,7 @@ def test_an_address_is_fetched_beside_the_pool(bench: Bench, monkeypatch: pytest
         assert bench.post("/tokenize", {"content": "a"}).status_code == 200, "the one thread is free meanwhile"
         return PNG
 
-    monkeypatch.setattr("pyctl.server.images.fetch_image", fetch)
+    monkeypatch.setattr("pyctl.server.image_sources.fetch_image", fetch)
     url = "http://host.example/a.png"
     expected = prompt_of(bench, "/v1/chat/completions", {"messages": [openai("a", URL)]}).tokens.tolist()
     for path, body in (

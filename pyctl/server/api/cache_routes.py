@@ -16,9 +16,9 @@ from pyctl.errors import EngineError, NotFoundError, RequestError
 from pyctl.limit import limit
 from pyctl.server.body import Body, ChatBody
 from pyctl.server.http import JsonResponse
-from pyctl.server.memory import resident_bytes
 from pyctl.server.middleware import sees_texts
 from pyctl.server.prepare import prepare_warm_up
+from pyctl.server.process_memory import resident_bytes
 from pyctl.server.service import Service
 
 __all__ = ["check", "clear", "drop", "pin", "show", "warm"]
