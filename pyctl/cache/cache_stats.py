@@ -61,7 +61,7 @@ class RequestStats:
     """One request's account. Counts are tokens, times are milliseconds.
 
     ``n_prompt == n_cached + n_evaluated`` once the prefill has ended; ``n_saved`` counts snapshots taken. ``save_ms``
-    includes the wait for the batch that the device was still computing. Of what was cached, ``n_warmed`` tokens had
+    includes the wait for the batch that the device was still computing. Of what was cached, ``n_prewarmed`` tokens had
     been evaluated for this request before it came. ``restored`` is the id of the snapshot that was resumed from, empty
     without one, ``saved`` are those of the snapshots taken.
     """
@@ -75,7 +75,7 @@ class RequestStats:
     restore_ms: float = 0.0
     save_ms: float = 0.0
     miss: Divergence | None = field(default=None)
-    n_warmed: int = 0
+    n_prewarmed: int = 0
     restored: str = ""
     saved: list[str] = field(default_factory=list)
 
@@ -89,8 +89,8 @@ class RequestStats:
 class CacheStats:
     """Sums over all requests since the start; counts of tokens unless the name says otherwise.
 
-    Background requests count in ``n_warm_ups`` (prompts) and ``n_warmed`` (evaluated tokens) alone; requests resumed
-    from ``n_warmed_used`` of these tokens.
+    Background requests count in ``n_prewarms`` (prompts) and ``n_prewarmed`` (evaluated tokens) alone; requests resumed
+    from ``n_prewarmed_used`` of these tokens.
     """
 
     requests: int = 0
@@ -101,9 +101,9 @@ class CacheStats:
     hits: dict[Source, int] = field(default_factory=lambda: {"live": 0, "ram": 0, "disk": 0})
     n_saved: int = 0
     failed_restores: int = 0
-    n_warmed: int = 0
-    n_warm_ups: int = 0
-    n_warmed_used: int = 0
+    n_prewarmed: int = 0
+    n_prewarms: int = 0
+    n_prewarmed_used: int = 0
 
     def add(self, stats: RequestStats, n_predicted: int) -> None:
         """Count a finished request."""

@@ -163,7 +163,7 @@ class EngineAdmin:
         def run() -> int:
             self._n_changes += 1
             self._engine.speculation.forget()
-            self._engine.warm_ups.forget()
+            self._engine.prewarms.forget()
             return self._engine.prefix_cache.cache.clear()
 
         return self._worker.call(run)

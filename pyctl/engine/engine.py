@@ -59,7 +59,7 @@ class Engine:
         self.cells = self.scheduler.cells
         self.running = self.scheduler.running
         self.waiting = self.scheduler.waiting
-        self.warm_ups = self.scheduler.warm_ups
+        self.prewarms = self.scheduler.prewarms
         self.speculation = speculation or Speculation()
         self.asleep = False
         self._is_prepared = False
@@ -101,7 +101,7 @@ class Engine:
             if reads := [each.reads for each in (*self.running, *self.waiting) if each.reads is not None]:
                 with self.state_reads.allowed(evaluating=False):
                     reads[0].wait(WAIT_SECONDS)
-        return self.scheduler.has_work or self.warm_ups.seconds == 0
+        return self.scheduler.has_work or self.prewarms.seconds == 0
 
     def tell(self) -> None:
         """Deliver the events of the last steps. Called while the device evaluates, so that delivery costs no time."""
@@ -141,8 +141,8 @@ class Engine:
     def sleep(self) -> None:
         """Park all sequences and unload the model; background requests end. Requires that all other requests have
         ended or are cancelled."""
-        self.scheduler.stop_warm_up()
-        self.warm_ups.clear()
+        self.scheduler.stop_prewarm()
+        self.prewarms.clear()
         while self.scheduler.has_work:  # what is cancelled ends at the next step
             self.step()
         self._park_all()
@@ -186,7 +186,7 @@ class Engine:
     def _resume(self, active: ActiveRequest, verify: Verify | None = None) -> None:
         """Run a request up to its next batch or token and record the step that it waits for."""
         if active.steps is None:
-            active.steps = self._warm_up(active) if active.handle.request.background else self._serve(active)
+            active.steps = self._prewarm(active) if active.handle.request.background else self._serve(active)
         try:
             step = active.step = next(active.steps) if verify is None else active.steps.send(verify)
         except StopIteration:
@@ -241,7 +241,7 @@ class Engine:
             stats = active.stats = RequestStats(n_prompt=len(request.prompt))
             lookup = cache.lookup(request, self._prefill.ends(request.prompt), seq, stats)
             restored = yield from self._restore(seq, lookup, stats)
-            stats.n_warmed = self.warm_ups.used(lookup.match, stats.n_cached)
+            stats.n_prewarmed = self.prewarms.used(lookup.match, stats.n_cached)
             lookup = self._prefill.after_reply(seq, lookup)
             # One batch more costs a CPU nothing.
             plan = cache.plan(lookup, restored, seq, stats, may_branch=not self.backend.facts.batch_cost)
@@ -258,34 +258,36 @@ class Engine:
         self.replies.append((self.clock(), timings))
         handle.put(Done(reply.stop_type, reply.stopping_word, timings, stats, seq.id))
 
-    def _warm_up(self, active: ActiveRequest) -> Steps:
+    def _prewarm(self, active: ActiveRequest) -> Steps:
         """Evaluate a prompt ahead if worthwhile, and count evaluated tokens across all interruptions; there is no
         reply."""
         handle, request, seq, cache = active.handle, active.handle.request, active.seq, self.prefix_cache
         assert seq is not None
         active.started = time.perf_counter()
-        ends, goal = self.warm_ups.aim(request, self._prefill.ends(request.prompt))
+        ends, goal = self.prewarms.aim(request, self._prefill.ends(request.prompt))
         reply = Generation(self.backend, handle, seq, self.state_reads)
         stats = active.stats = RequestStats(n_prompt=goal)
         lookup = cache.lookup(request, ends, seq, stats)
-        if self.warm_ups.is_worth_it(lookup, seq, goal):
-            replaced = self.warm_ups.replaced_end(lookup, seq)
+        if self.prewarms.is_worth_it(lookup, seq, goal):
+            replaced = self.prewarms.replaced_end(lookup, seq)
             restored = yield from self._restore(seq, lookup, stats)
             plan = cache.plan(lookup, restored, seq, stats, may_branch=not self.backend.facts.batch_cost)
             plan = replace(plan, cuts=(*plan.cuts, *lookup.ends[-1:], goal))
             try:
                 yield from self._prefill.run(active, seq, lookup, plan, stats)
             finally:
-                self.warm_ups.note(active, lookup.match, stats.n_cached, seq.n)
+                self.prewarms.note(active, lookup.match, stats.n_cached, seq.n)
             cache.persist(plan)
-            self.warm_ups.evaluated(lookup, replaced)
-        stats.n_evaluated, stats.n_cached = active.n_warmed, max(goal - active.n_warmed, 0)
-        if active.n_warmed:
-            cache.totals.n_warm_ups += 1
+            self.prewarms.evaluated(lookup, replaced)
+        stats.n_evaluated, stats.n_cached = active.n_prewarmed, max(goal - active.n_prewarmed, 0)
+        if active.n_prewarmed:
+            cache.totals.n_prewarms += 1
             seconds, why = time.perf_counter() - active.started, "as a client asked"
             if request.after is not None:
                 why = "for the next turn" + ", to its bits" * self.settings.exact
-            log.info("prewarm      %7s tokens  %7s new  %.2f s  %s", f"{goal:,}", f"{active.n_warmed:,}", seconds, why)
+            log.info(
+                "prewarm      %7s tokens  %7s new  %.2f s  %s", f"{goal:,}", f"{active.n_prewarmed:,}", seconds, why
+            )
         timings = reply.timings(stats, active.submitted, active.started)
         handle.put(Done(reply.stop_type, reply.stopping_word, timings, stats, seq.id))
 

@@ -11,12 +11,12 @@ from pyctl.convert import integer, tokens
 from pyctl.limit import SetLimit, limit
 from pyctl.setting import CACHE, SERVER
 
-__all__ = ["MAX_WARM_UPS", "Clock", "EngineSettings"]
+__all__ = ["MAX_PREWARMS", "Clock", "EngineSettings"]
 
 Clock: TypeAlias = Callable[[], float]
 """A monotonic clock in seconds: `time.monotonic`, or a fake clock in tests."""
 
-MAX_WARM_UPS = limit(16, "background requests that wait", "the oldest are dropped", "process")
+MAX_PREWARMS = limit(16, "background requests that wait", "the oldest are dropped", "process")
 
 
 def idle_seconds(text: str) -> int:

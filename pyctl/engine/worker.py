@@ -104,7 +104,7 @@ class IdleJobs:
         """Return (due time, job), most urgent first; the job None stands for steps of the engine."""
         engine = self._engine
         copy_at = math.inf if engine.asleep else self._copy_at
-        ahead = engine.warm_ups.seconds if copy_at > now + AGAIN_SECONDS else None
+        ahead = engine.prewarms.seconds if copy_at > now + AGAIN_SECONDS else None
         sleep_at = self._last_work + self._sleep_seconds if self._sleep_seconds >= 0 and not engine.asleep else math.inf
         ahead_at = now + ahead if ahead is not None else math.inf
         if (disk := engine.prefix_cache.disk) is not None and disk.queue.is_moving:

@@ -51,7 +51,7 @@ __all__ = [
     "parallel_calls",
     "prepare",
     "prepare_chat",
-    "prepare_warm_up",
+    "prepare_prewarm",
     "sampling_of",
     "schema_of",
 ]
@@ -100,7 +100,7 @@ def prepare(service: Service, body: AnyBody, fetched: Fetched = NOTHING) -> list
     return replies
 
 
-def prepare_warm_up(service: Service, body: ChatBody, fetched: Fetched = NOTHING) -> Request:
+def prepare_prewarm(service: Service, body: ChatBody, fetched: Fetched = NOTHING) -> Request:
     """A request that evaluates the prompt of ``body``, as far as its beginning is certain."""
     keep_scales(service.info, body.options.lora)
     prompt = service.chat.beginning(_chat_request(service, body.conversation, fetched))

@@ -90,7 +90,7 @@ def timings_json(timings: Timings, report: RequestStats | None = None) -> dict[s
 
 def _cache_times(report: RequestStats) -> dict[str, Any]:
     return {
-        **({"warmed_n": report.n_warmed} if report.n_warmed else {}),
+        **({"warmed_n": report.n_prewarmed} if report.n_prewarmed else {}),
         "lookup_ms": report.lookup_ms,
         "restore_ms": report.restore_ms,
         "save_ms": report.save_ms,
@@ -120,7 +120,7 @@ def usage_json(done: Done, n_reasoning: int | None = None) -> dict[str, Any]:
 
     ``n_reasoning`` tokens are reasoning, None if they are not counted.
     """
-    warmed = {"warmed_tokens": done.stats.n_warmed} if done.stats.n_warmed else {}
+    warmed = {"warmed_tokens": done.stats.n_prewarmed} if done.stats.n_prewarmed else {}
     n_prompt, n_predicted = done.stats.n_prompt, done.timings.n_predicted
     return {
         "completion_tokens": n_predicted,

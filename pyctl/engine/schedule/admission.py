@@ -37,7 +37,7 @@ class ActiveRequest:
     It waits for ``step``. ``arrived`` numbers requests by arrival, ``id`` by start; ``stats`` is None before the start.
     ``submitted`` and ``started`` are seconds of the performance counter. ``kept`` holds a suspended request's sequence.
     ``passed`` counts younger requests that began while this one had no room. ``in_company``: others ran at the same
-    time. A background request begins after ``quiet`` seconds without a client's request; ``n_warmed`` counts its
+    time. A background request begins after ``quiet`` seconds without a client's request; ``n_prewarmed`` counts its
     evaluated tokens across interruptions.
     """
 
@@ -54,7 +54,7 @@ class ActiveRequest:
     passed: int = 0
     in_company: bool = False
     quiet: float = 0.0
-    n_warmed: int = 0
+    n_prewarmed: int = 0
 
     @property
     def n_needed(self) -> int:

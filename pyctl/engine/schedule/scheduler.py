@@ -18,7 +18,7 @@ from pyctl.engine.jobs import Job
 from pyctl.engine.request import Failed, Request, as_client_error
 from pyctl.engine.schedule.admission import ActiveRequest, Admission, Occupancy
 from pyctl.engine.schedule.cells import CellPool
-from pyctl.engine.schedule.warm_ups import WarmUps
+from pyctl.engine.schedule.prewarm import Prewarms
 from pyctl.errors import EngineError, OutOfCellsError, PyctlError
 
 __all__ = ["Decision", "Scheduler"]
@@ -55,7 +55,7 @@ class Scheduler:
         self.running = self.occupancy.running
         self.cells = CellPool(self.occupancy, facts.n_cells, prefix_cache)
         self.waiting = Admission(facts.n_cells, facts.n_ctx)
-        self.warm_ups = WarmUps(prefix_cache, facts.n_ubatch, clock)
+        self.prewarms = Prewarms(prefix_cache, facts.n_ubatch, clock)
         self.idle_jobs: list[Job[Any]] = []
         self._backend, self._settings = backend, settings
         self._prefix_cache = prefix_cache
@@ -76,8 +76,8 @@ class Scheduler:
     def add(self, handle: RequestHandle, reads: Reads | None = None) -> None:
         """Queue a request, which begins when ``reads`` are ready."""
         if handle.request.background:
-            return self.warm_ups.put(handle, self.occupancy.sequences)
-        self.warm_ups.arrived(handle.request)
+            return self.prewarms.put(handle, self.occupancy.sequences)
+        self.prewarms.arrived(handle.request)
         self._n_arrived += 1
         self.waiting.put_back(ActiveRequest(handle, self._n_arrived, step=reads))
         handle.changed = self._changed
@@ -86,11 +86,11 @@ class Scheduler:
     def schedule(self) -> Decision:
         """Start or resume due requests, end cancelled ones, and return the work of the next step."""
         if self.waiting or self.idle_jobs:
-            self.stop_warm_up()
+            self.stop_prewarm()
         self._run_idle_jobs()
         self._admit()
-        if not self.has_work and (warm_up := self.warm_ups.take()) is not None:
-            self._begin(warm_up)
+        if not self.has_work and (prewarm := self.prewarms.take()) is not None:
+            self._begin(prewarm)
         for active in tuple(self.running):
             active.in_company = active.in_company or len(self.running) > 1
             if active.handle.cancelled:
@@ -123,11 +123,11 @@ class Scheduler:
         for job in ready:
             job.run()
 
-    def stop_warm_up(self) -> None:
+    def stop_prewarm(self) -> None:
         """Interrupt the background request that runs, if any; it waits again."""
         for active in [each for each in self.running if each.handle.request.background]:
             self.end(active)
-            self.warm_ups.put_back(active)
+            self.prewarms.put_back(active)
 
     # -- begin -------------------------------------------------------------------------------------------------------
 
@@ -284,7 +284,7 @@ class Scheduler:
         if active in self.running:
             self.running.remove(active)
         if not active.handle.request.background:
-            self.warm_ups.ended()
+            self.prewarms.ended()
         self._changed.set()
         self._is_over_committed = False
 
@@ -297,7 +297,7 @@ class Scheduler:
 
     def end_all(self, error: PyctlError) -> None:
         """End all requests with ``error``."""
-        for active in [*self.running, *self.waiting, *self.warm_ups.clear()]:
+        for active in [*self.running, *self.waiting, *self.prewarms.clear()]:
             with contextlib.suppress(Exception):
                 self.end(active)
             active.handle.put(Failed(error))

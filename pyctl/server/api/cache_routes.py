@@ -17,7 +17,7 @@ from pyctl.limit import limit
 from pyctl.server.body import Body, ChatBody
 from pyctl.server.http import JsonResponse
 from pyctl.server.middleware import sees_texts
-from pyctl.server.prepare import prepare_warm_up
+from pyctl.server.prepare import prepare_prewarm
 from pyctl.server.process_memory import resident_bytes
 from pyctl.server.service import Service
 
@@ -78,7 +78,7 @@ async def warm(service: Service, request: Request) -> Response:
     """
     raw = await request.body()
     asked = await service.shared.pool.read(
-        request, lambda fetched: prepare_warm_up(service, ChatBody.parse(raw), fetched)
+        request, lambda fetched: prepare_prewarm(service, ChatBody.parse(raw), fetched)
     )
     async for event in service.worker.submit(asked):
         if isinstance(event, Failed):
@@ -183,7 +183,7 @@ def _totals(totals: CacheStats) -> dict[str, Any]:
         "hits": totals.hits,
         "snapshots_saved": totals.n_saved,
         "failed_restores": totals.failed_restores,
-        "warmed": totals.n_warmed,
-        "warmed_used": totals.n_warmed_used,
-        "warm_ups": totals.n_warm_ups,
+        "warmed": totals.n_prewarmed,
+        "warmed_used": totals.n_prewarmed_used,
+        "warm_ups": totals.n_prewarms,
     }

@@ -33,7 +33,7 @@ def prompt_of(n: int, *, n_ids: int = 60) -> Prompt:
     return Prompt.of(np.random.default_rng(3).integers(1, n_ids, n), [40])
 
 
-def warm_up(engine: Engine, prompt: Prompt) -> RequestHandle:
+def prewarm(engine: Engine, prompt: Prompt) -> RequestHandle:
     handle = RequestHandle(Request(prompt, max_tokens=0, background=True))
     engine.submit(handle)
     return handle
@@ -44,7 +44,7 @@ def test_a_batch_that_is_broken_off_is_evaluated_later(kind: str) -> None:
     backend, prompt = FakeBackend(kind), prompt_of(500)  # type: ignore[arg-type]
     expected = cold(FakeBackend(kind), prompt, 5).tokens  # type: ignore[arg-type]
     engine = Engine(backend, RamCache(0, None), EngineSettings(exact=True))
-    handle, (seq,) = warm_up(engine, prompt), engine.sequences
+    handle, (seq,) = prewarm(engine, prompt), engine.sequences
     for _ in range(3):
         before = seq.n
         backend.control.preempt()
@@ -120,7 +120,7 @@ def test_logits_are_those_of_a_cold_run(
     api.llama_set_abort_callback(backend.ctx, pulse.callback, None)
     try:
         engine = Engine(backend, RamCache(0, None), EngineSettings(exact=True))
-        handle, (seq,) = warm_up(engine, prompt), engine.sequences
+        handle, (seq,) = prewarm(engine, prompt), engine.sequences
         assert engine.step()
         before = seq.n
         assert before > 0
@@ -156,7 +156,7 @@ def test_a_device_that_asks_nobody_is_looked_at_between_its_layers(
     monkeypatch.setattr(backend.control, "_n_looks", 0)
     assert backend.control.can_preempt
     engine = Engine(backend, RamCache(0, None), EngineSettings(exact=True))
-    handle, (seq,) = warm_up(engine, prompt), engine.sequences
+    handle, (seq,) = prewarm(engine, prompt), engine.sequences
     for _ in range(3):
         held = seq.n
         backend.control.preempt()

@@ -15,7 +15,7 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Failed, Request
 from pyctl.engine.sampling import Sampling
-from pyctl.engine.schedule import warm_ups
+from pyctl.engine.schedule import prewarms
 from pyctl.engine.worker import Worker
 from pyctl.errors import UnavailableError
 from pyctl.prompt import Prompt, as_tokens
@@ -83,7 +83,7 @@ class Talk:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AT_ONCE_SECONDS", "QUIET_SECONDS", "QUIET_BATCHES"):
-        monkeypatch.setattr(warm_ups, name, 0)
+        monkeypatch.setattr(prewarms, name, 0)
 
 
 @pytest.mark.parametrize("strips", [True, False])
@@ -96,15 +96,15 @@ def test_the_next_turn_evaluates_only_the_new_message_and_is_exact(kind: str, st
         stats = reply.done.stats
         if turn:
             assert stats.n_evaluated == MESSAGE + len(HEADER)
-            assert stats.n_warmed >= 50
+            assert stats.n_prewarmed >= 50
         before = talk.engine.prefix_cache.totals.n_evaluated
         warm = collect_done(talk.next_turn(asked), talk.engine)
         assert warm.stats.n_evaluated >= 50
         assert talk.engine.prefix_cache.totals.n_evaluated == before, "counted apart"
         check_invariants(talk.engine.prefix_cache.cache)
     totals = talk.engine.prefix_cache.totals
-    assert totals.n_warm_ups == 4
-    assert totals.n_warmed_used >= totals.n_warmed * 3 / 4
+    assert totals.n_prewarms == 4
+    assert totals.n_prewarmed_used >= totals.n_prewarmed * 3 / 4
     assert totals.requests == 4
 
 
@@ -151,7 +151,7 @@ def test_who_stops_it_with_another_conversation_lets_it_go_on_later_and_nothing_
     run_all(talk.engine)
     stats = collect(handle).done.stats
     totals = talk.engine.prefix_cache.totals
-    assert totals.n_warmed == stats.n_evaluated == len(handle.request.prompt) - 1 - len(asked.prompt) + len(HEADER)
+    assert totals.n_prewarmed == stats.n_evaluated == len(handle.request.prompt) - 1 - len(asked.prompt) + len(HEADER)
     assert talk.turn(2)[1].done.stats.n_evaluated == MESSAGE + len(HEADER)
 
 
@@ -167,9 +167,9 @@ def test_it_is_given_up_when_its_conversation_goes_on() -> None:
         if handle is None:
             handle = RequestHandle(Request(obsolete, max_tokens=0, background=True, after=asked))
             talk.engine.submit(handle)
-        before = talk.engine.prefix_cache.totals.n_warmed
+        before = talk.engine.prefix_cache.totals.n_prewarmed
         assert run_all(talk.engine) <= 1
-        assert talk.engine.prefix_cache.totals.n_warmed == before
+        assert talk.engine.prefix_cache.totals.n_prewarmed == before
         assert collect(handle).done is None
 
 
@@ -196,7 +196,7 @@ def test_where_batches_are_costly_it_goes_on_to_the_next_message_unless_all_has_
     assert talk.engine.sequences[0].n_exact == len(asked.prompt) - len(HEADER)
     _, reply = talk.turn(2)
     assert reply.done.stats.n_evaluated == MESSAGE + len(HEADER) + exact * 96
-    assert reply.done.stats.n_warmed == (not exact) * 96
+    assert reply.done.stats.n_prewarmed == (not exact) * 96
 
 
 @pytest.mark.parametrize(
@@ -208,12 +208,12 @@ def test_where_batches_are_costly_it_goes_on_to_the_next_message_unless_all_has_
         ({}, {"budget": 0}, 0),  # without a cache to park the live end in
     ],
 )
-def test_nothing_is_made_ready_without_need(talk: dict[str, Any], options: dict[str, Any], n_warmed: int) -> None:
+def test_nothing_is_made_ready_without_need(talk: dict[str, Any], options: dict[str, Any], n_prewarmed: int) -> None:
     talking = Talk(engine_of(FakeBackend(), **options), **talk)
     asked, _ = talking.turn(1)
     talking.next_turn(asked)
     run_all(talking.engine)
-    assert talking.engine.prefix_cache.totals.n_warmed == n_warmed
+    assert talking.engine.prefix_cache.totals.n_prewarmed == n_prewarmed
 
 
 def test_what_is_forgotten_is_not_made_ready() -> None:
@@ -224,7 +224,7 @@ def test_what_is_forgotten_is_not_made_ready() -> None:
         handle = talk.next_turn(asked)
         for _ in range(n_steps):
             talk.engine.step()
-        talk.engine.warm_ups.forget()
+        talk.engine.prewarms.forget()
         run_all(talk.engine)
         assert collect(handle).done is None
 
@@ -250,7 +250,7 @@ def test_what_a_client_wants_to_be_ready_is_evaluated_with_all_it_takes() -> Non
     done = collect_done(handle, engine)
     assert (done.stats.n_prompt, done.stats.n_cached, done.stats.n_evaluated) == (490, 0, 490)
     reply = ask(engine, prompt)
-    assert (reply.done.stats.n_cached, reply.done.stats.n_warmed) == (490, 490)
+    assert (reply.done.stats.n_cached, reply.done.stats.n_prewarmed) == (490, 490)
     assert reply.tokens == run_cold(FakeBackend(), prompt).tokens
     assert len(engine.prefix_cache.recent) == 1
 
@@ -297,7 +297,7 @@ def test_with_several_sequences_it_waits_until_all_are_served() -> None:
     warm = [talk.next_turn(each) for talk, each in zip(talks, asked, strict=True)]
     while not all(handle.is_over for handle in handles):
         engine.step()
-        assert engine.prefix_cache.totals.n_warmed == 0
+        assert engine.prefix_cache.totals.n_prewarmed == 0
     run_all(engine)
     assert all(collect(handle).done is not None for handle in warm)
     for i, talk in enumerate(talks):
@@ -339,27 +339,27 @@ def served(sleep_seconds: float = -1) -> tuple[Worker, Engine, ManualClock]:
 
 
 def test_it_is_quiet_when_nobody_asks_whoever_asked_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm_ups, "AT_ONCE_SECONDS", 0.05)
-    monkeypatch.setattr(warm_ups, "QUIET_SECONDS", 1.0)
+    monkeypatch.setattr(prewarms, "AT_ONCE_SECONDS", 0.05)
+    monkeypatch.setattr(prewarms, "QUIET_SECONDS", 1.0)
     clock = ManualClock()
     engine = Engine(FakeBackend(), RamCache(64, None), EngineSettings(), clock=clock)
     kept, stripped = Talk(engine, strips=False), Talk(engine, head=260)
     kept.next_turn(kept.turn(1)[0])
     clock.advance(0.9)
-    assert engine.warm_ups.seconds == pytest.approx(0.1)
+    assert engine.prewarms.seconds == pytest.approx(0.1)
     asked, _ = stripped.turn(2)
     stripped.next_turn(asked)
-    assert engine.warm_ups.seconds == pytest.approx(0.05), "a client may ask again at once"
+    assert engine.prewarms.seconds == pytest.approx(0.05), "a client may ask again at once"
     totals = engine.prefix_cache.totals
     run_all(engine)
-    assert totals.n_warm_ups == 0
+    assert totals.n_prewarms == 0
     clock.advance(0.6)
     run_all(engine)
-    assert totals.n_warm_ups == 1
-    assert engine.warm_ups.seconds == pytest.approx(0.4), "since the other one was asked, too"
+    assert totals.n_prewarms == 1
+    assert engine.prewarms.seconds == pytest.approx(0.4), "since the other one was asked, too"
     clock.advance(0.4)
     run_all(engine)
-    assert (totals.n_warm_ups, engine.warm_ups.seconds) == (1, None), "the end that was parked is as good"
+    assert (totals.n_prewarms, engine.prewarms.seconds) == (1, None), "the end that was parked is as good"
 
 
 def reply_to(worker: Worker, asked: Request) -> list[int]:
@@ -367,17 +367,17 @@ def reply_to(worker: Worker, asked: Request) -> list[int]:
 
 
 def test_the_thread_begins_when_its_time_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm_ups, "QUIET_SECONDS", 50.0)
+    monkeypatch.setattr(prewarms, "QUIET_SECONDS", 50.0)
     worker, engine, clock = served()
     try:
         asked = request(Prompt.of(said(1, 244), [240]), 100, sampling=ENDLESS)
         tokens = reply_to(worker, asked)
         follow = Prompt.of([*asked.prompt.tokens, *tokens, 60, 61], [240, 244 + len(tokens) + 1])
         worker.warm(Request(follow, background=True, after=asked))
-        assert worker.call(lambda: engine.warm_ups.seconds).result(60) == 50.0
+        assert worker.call(lambda: engine.prewarms.seconds).result(60) == 50.0
         worker.call(lambda: clock.advance(50.0)).result(60)
-        until(lambda: engine.prefix_cache.totals.n_warm_ups)
-        assert engine.prefix_cache.totals.n_warmed == 2, "the last token of the reply and its end"
+        until(lambda: engine.prefix_cache.totals.n_prewarms)
+        assert engine.prefix_cache.totals.n_prewarmed == 2, "the last token of the reply and its end"
     finally:
         assert worker.close()
 
@@ -391,7 +391,7 @@ def test_it_ends_with_the_server_and_sleeps_with_it() -> None:
     worker.warm(Request(prompt, background=True))
     worker.call(lambda: None).result(60)
     assert worker.is_sleeping, "no client waits for it, so the engine stays asleep"
-    assert engine.prefix_cache.totals.n_warmed == 0
+    assert engine.prefix_cache.totals.n_prewarmed == 0
     waited_for = worker.submit(Request(prompt, background=True))
     assert isinstance(list(waited_for)[-1], Done), "a client that asks wakes the engine"
 
@@ -399,7 +399,7 @@ def test_it_ends_with_the_server_and_sleeps_with_it() -> None:
         engine.submit(RequestHandle(Request(Prompt.of(said(9, 100), [90]), background=True)))
         engine.sleep()
         engine.wake()
-        return engine.warm_ups.seconds
+        return engine.prewarms.seconds
 
     assert worker.call(while_one_waits).result(60) is None
     last = worker.submit(Request(Prompt.of(said(3, 3500), [3400]), background=True))

@@ -18,14 +18,14 @@ from pyctl.cache import (
     ends_within,
     last_end,
 )
-from pyctl.engine.engine_settings import MAX_WARM_UPS, Clock
+from pyctl.engine.engine_settings import MAX_PREWARMS, Clock
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Failed, Request
 from pyctl.engine.schedule.admission import ActiveRequest
 from pyctl.errors import BusyError
 from pyctl.prompt import Tokens, common_prefix
 
-__all__ = ["WarmUps"]
+__all__ = ["Prewarms"]
 
 AT_ONCE_SECONDS = 0.05
 """Delay after a reply, so that an immediate next request does not wait for a batch of a warm-up."""
@@ -46,7 +46,7 @@ MAX_AGAIN = 2048
 """Tokens before a reply that a warm-up may evaluate again. If more are missing, the cache is too small for it."""
 
 
-class WarmUps:
+class Prewarms:
     """The queue of background requests, which run one at a time while no other request runs.
 
     These are prompts that clients sent ahead, and the certain beginnings of next turns after replies. Client requests
@@ -61,7 +61,7 @@ class WarmUps:
         self._prefix_cache, self._n_ubatch = prefix_cache, n_ubatch
         self._queue: list[ActiveRequest] = []
         # The latest client requests: tokens only, since image files are large.
-        self._lately: deque[tuple[ref[Request], Tokens]] = deque(maxlen=MAX_WARM_UPS)
+        self._lately: deque[tuple[ref[Request], Tokens]] = deque(maxlen=MAX_PREWARMS)
         self._now: ActiveRequest | None = None
         self._quiet_since = -math.inf  # monotonic seconds
         self._ready: OrderedDict[Prefix, int] = (
@@ -89,8 +89,8 @@ class WarmUps:
                 batch = self._prefix_cache.cache.costs.evaluate(max(len(tokens) - self._n_ubatch, 0), len(tokens))
                 active.quiet = max(QUIET_SECONDS, QUIET_BATCHES * batch)
         self._queue.append(active)
-        if len(self._queue) > MAX_WARM_UPS:
-            self._queue.pop(0).handle.put(Failed(BusyError(MAX_WARM_UPS)))
+        if len(self._queue) > MAX_PREWARMS:
+            self._queue.pop(0).handle.put(Failed(BusyError(MAX_PREWARMS)))
 
     def arrived(self, request: Request) -> None:
         """Cancel the warm-ups that the client's ``request`` makes redundant."""
@@ -171,8 +171,8 @@ class WarmUps:
         self._ready[match.prefix(n)] = before + n - first
         if len(self._ready) > MAX_READY:
             self._ready.popitem(last=False)
-        active.n_warmed += n - first
-        self._prefix_cache.totals.n_warmed += n - first
+        active.n_prewarmed += n - first
+        self._prefix_cache.totals.n_prewarmed += n - first
 
     def evaluated(self, lookup: CacheLookup, replaced: Prefix | None) -> None:
         """Count a finished warm-up, and drop the unused parked snapshot of the live end that it ``replaced``."""
@@ -194,7 +194,7 @@ class WarmUps:
         found = self._ready.pop(match.prefix(n), 0) if n and self._ready else 0
         if found:
             self._n_unused = 0
-            self._prefix_cache.totals.n_warmed_used += found
+            self._prefix_cache.totals.n_prewarmed_used += found
         return found
 
 
@@ -202,8 +202,8 @@ def _shared(one: CacheRequest, other: CacheRequest) -> int:
     return common_prefix(one.prompt.tokens, other.prompt.tokens)
 
 
-def _goes_on(tokens: Tokens, warm_up: Request) -> bool:
-    """Whether ``tokens`` begin with all that ``warm_up`` shares with the request before it; False without one."""
-    before = warm_up.after
-    n_common = common_prefix(tokens, warm_up.prompt.tokens)
-    return before is not None and n_common >= max(_shared(before, warm_up), 1)
+def _goes_on(tokens: Tokens, prewarm: Request) -> bool:
+    """Whether ``tokens`` begin with all that ``prewarm`` shares with the request before it; False without one."""
+    before = prewarm.after
+    n_common = common_prefix(tokens, prewarm.prompt.tokens)
+    return before is not None and n_common >= max(_shared(before, prewarm), 1)
