@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *DOCS]
-WIDTH, README_LINES = 100, 130
+WIDTH, README_LINES, DECISION_WORDS = 100, 130, 400
 
 WIDE_TABLES = {"limits.md"}
 """Generated tables, whose cells hold whole sentences."""
@@ -115,11 +115,12 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in [re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings], link
 
 
-CURRENT = [page for page in PAGES if page.parent.name != "changes"]
-"""All pages but those of earlier versions, which had other flags."""
+def test_decisions_are_short() -> None:
+    decisions = [page for page in DOCS if page.parent.name == "decisions"]
+    assert [page.name for page in decisions if len(text_of(page).split()) > DECISION_WORDS] == []
 
 
-@pytest.mark.parametrize("page", CURRENT, ids=ids(CURRENT))
+@pytest.mark.parametrize("page", PAGES, ids=ids(PAGES))
 def test_named_flags_exist(page: Path) -> None:
     flags = {name for found in FLAGS.values() for flag in found for name in flag.spellings()}
     known = flags | {*NO_OP, *IGNORED, *REJECTED, *OTHERS}
