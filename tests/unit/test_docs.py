@@ -15,6 +15,7 @@ from pyctl.cli.arguments import FLAGS, parse_chat, parse_launch, parse_serve
 from pyctl.cli.flag_aliases import IGNORED, NO_OP, REJECTED
 from pyctl.setup.machine import look_at_machine
 from pyctl.setup.plan import missing_packages
+from pyctl.terminal.interactive import ALIASES, COMMANDS
 from tools import figures
 from tools.house import modules, tree_of
 
@@ -115,11 +116,6 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in [re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings], link
 
 
-def test_decisions_are_short() -> None:
-    decisions = [page for page in DOCS if page.parent.name == "decisions"]
-    assert [page.name for page in decisions if len(text_of(page).split()) > DECISION_WORDS] == []
-
-
 @pytest.mark.parametrize("page", PAGES, ids=ids(PAGES))
 def test_named_flags_exist(page: Path) -> None:
     flags = {name for found in FLAGS.values() for flag in found for name in flag.spellings()}
@@ -166,6 +162,11 @@ def test_the_table_of_threads_has_all() -> None:
     assert rows is not None
     named = {name for row in rows[1].splitlines() for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
     assert {name for _, name in threads()} == named - {"serve"}
+
+
+def test_the_page_of_the_chat_has_all_commands() -> None:
+    named = set(re.findall(r"`(/[a-z]+)`", text_of(ROOT / "docs" / "page-and-chat.md").partition("## Chat")[2]))
+    assert named == {*COMMANDS, *ALIASES}
 
 
 @pytest.mark.parametrize("page", [page for page in DOCS if page.parent.name == "docs"], ids=lambda page: page.name)
