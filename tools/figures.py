@@ -17,7 +17,7 @@ __all__ = ["FIGURES", "PAGES", "filled", "main"]
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
-NAMED = ("24gb", "benchmarks", "drafts", "images", "several-models")
+NAMED = ("24gb", "benchmarks", "drafts", "several-models")
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in NAMED))
 
 Cells: TypeAlias = list[str]
@@ -201,31 +201,17 @@ def images() -> list[str]:
 
 DOCS = ROOT / "docs"
 
-LEFT_FREE = 1024
-"""MiB that a context has to leave on the card: the default of --fit-target."""
-
 
 def models() -> list[str]:
-    """Contexts of docs/24gb.md: what the defaults choose, and the largest of the tables that leaves enough memory."""
-    chosen = {name: context for name, context, *_ in rows("24gb.md", "A 24 GB card", DOCS)}
-
-    def maximum(heading: str, shape: str = "") -> str:
-        head, *body = rows("24gb.md", heading, DOCS)
-        left = next(cells for cells in body if cells[0].startswith("left of"))
-        fitting = [name for name, rest in zip(head[1:], left[1:], strict=True) if number(rest) >= LEFT_FREE]
-        contexts = [n for name in fitting if shape in name for n in re.findall(r"\d{2,3},\d{3}", name)]
-        return str(max(contexts, key=number))
-
-    moe = "Qwen3.6-35B-A3B, Q4_K_M"
-    whole = rows("24gb.md", moe, DOCS)[0][1].removesuffix(" tokens")
-    drafting = maximum("Drafts from the model's head", "27B")
-    body = [
-        ("Qwen3.6-27B, Qwen3.8-27B", f"{chosen['27B']} tokens; {maximum('Qwen3.6-27B, Q4_K_M')} of q8_0"),
-        ("the same, with drafts", f"{chosen['27B with a head']} tokens; {drafting} of q8_0 with `-np 1`"),
-        ("Qwen3.6-35B-A3B", f"{chosen['35B-A3B, with a head or without']} tokens; {whole} of q8_0"),
-        ("the same, experts of 4 layers in RAM", f"{maximum(moe)} tokens of q8_0"),
-    ]
-    return table(("model, Q4_K_M, on 24 GB", "context"), body)
+    """Contexts of docs/24gb.md, which the planner computed."""
+    context = {name: n for name, n, *_ in rows("24gb.md", "A 24 GB card", DOCS)}
+    shown = {
+        "Qwen3.6-27B, Qwen3.8-27B": ("27B", "27B, q8_0"),
+        "the same, with drafts": ("27B with a head", "27B with a head, q8_0"),
+        "Qwen3.6-35B-A3B": ("35B-A3B, with a head or without", "35B-A3B, q8_0"),
+    }
+    body = [(title, *(context[name] for name in names)) for title, names in shown.items()]
+    return table(("tokens of context on 24 GB, Q4_K_M, computed", "f16", "q8_0"), body)
 
 
 CARD = {
