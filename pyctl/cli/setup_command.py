@@ -1,4 +1,4 @@
-"""`pyctl setup`: builds llama.cpp for this machine's card once, in a directory of its own."""
+"""`pyctl setup`: llama.cpp for this machine's card, from a release or compiled here, in a directory of its own."""
 
 from __future__ import annotations
 
@@ -21,20 +21,23 @@ from pyctl.setup.build import (
     compile_libraries,
     place_libraries,
     stage_libraries,
+    stage_release,
 )
 from pyctl.setup.libraries import BuiltLibraries, build_home, choose, cpu_features, data_home, fits, libraries_at
-from pyctl.setup.machine import Compiler, Machine, free_bytes, look_at_machine
+from pyctl.setup.machine import Machine, free_bytes, look_at_machine
 from pyctl.setup.plan import (
     BuildPlan,
     check_compiler,
     check_room,
     describe,
+    describe_build,
     jobs_for,
     make_plan,
     parse_architectures,
 )
+from pyctl.setup.release_files import ReleaseFile, UnfitError, fetch, find_cuda_file, release_place, unpack_cuda_file
 from pyctl.setup.source import open_release, pip_command, read_pin
-from pyctl.setup.toolkit import install_toolkit, install_tools
+from pyctl.setup.toolkit import install_toolkit, install_tools, install_wheels
 
 __all__ = ["run_setup"]
 
@@ -72,10 +75,10 @@ def run_setup(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
 
         print("\n".join([plan.why, *losses()]))
         return 0
-    for line in describe(machine, plan, jobs_for(machine, arguments.jobs or 0)):
-        print(line)
+    print(describe(machine))
     try:
-        return _set_up(machine, plan, places, arguments)
+        file = _ready_file(plan, arguments, environ)
+        return _set_up(machine, plan, places, arguments, file)
     except OSError as error:
         raise ConfigError(f"{error.filename or places.work}: {error.strerror or error}") from error
     finally:
@@ -86,12 +89,19 @@ def run_setup(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="pyctl setup",
-        description="Build llama.cpp for this machine's NVIDIA card. The compiler and the libraries of CUDA come from "
-        "PyPI. pyctl finds the result at its next start. A build that was interrupted goes on where it stopped.",
+        description="Get llama.cpp for this machine's NVIDIA card: from a release of pyctl, or compiled here if that "
+        "does not serve the card. CUDA comes from PyPI. pyctl finds the result at its next start. A build that was "
+        "interrupted goes on where it stopped.",
     )
     parser.add_argument("--cpu", action="store_true", help="build for the CPU, with all features that it has")
     parser.add_argument("--arch", metavar="LIST", help="compute capabilities to build for, such as 86,89")
     parser.add_argument("--jobs", "-j", type=int, metavar="N", help="compilers at a time")
+    parser.add_argument(
+        "--release",
+        metavar="DIR|URL",
+        help="take the compiled file from this release (default: PYCTL_RELEASE, or where pyctl was installed from); "
+        "none: compile",
+    )
     parser.add_argument("--dir", metavar="DIR", help="place for everything, to be named by PYCTL_LIBS afterwards")
     release = parser.add_mutually_exclusive_group()
     release.add_argument(
@@ -106,28 +116,43 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _set_up(machine: Machine, plan: BuildPlan, places: _Places, arguments: argparse.Namespace) -> int:
-    compiler = check_compiler(machine, plan)
+def _ready_file(plan: BuildPlan, arguments: argparse.Namespace, environ: Mapping[str, str]) -> ReleaseFile | None:
+    """The compiled file of the release that was named, or that pyctl was installed from."""
+    place = arguments.release or release_place(environ)
+    if not place or place == "none" or plan.kind != "pypi" or arguments.llama_cpp:
+        return None
+    try:
+        return find_cuda_file(place)
+    except ConfigError as error:
+        if arguments.release or "PYCTL_RELEASE" in environ:
+            raise ConfigError(f"{error}; to compile instead: pyctl setup --release none") from error
+        print(f"no compiled file: {error}")
+        return None
+
+
+def _set_up(
+    machine: Machine, plan: BuildPlan, places: _Places, arguments: argparse.Namespace, file: ReleaseFile | None
+) -> int:
     is_here = bool(machine.cards) and plan.kind != "cpu"
     existing = _existing(machine, plan, places.home) if not arguments.llama_cpp else None
     if existing is not None:
-        print(f"already built: {existing.directory}")
-        if arguments.dry_run:
-            return 0
-        print(_checked(existing, is_here))
+        print(f"already there: {existing.directory}")
+        if not arguments.dry_run:
+            print(_checked(existing, is_here))
         return 0
-    check_room(plan, free_bytes(places.work) + _size(places.work), places.work)
-    if arguments.dry_run:
-        print(f"dry run: nothing was changed; libraries would go to {places.home / 'llama'}")
-        return 0
-    if not arguments.yes:
-        if not sys.stdin.isatty():
-            raise ConfigError("this needs an answer, and there is no terminal to give it; pass --yes")
-        if input("build now? [Y/n] ").strip().lower() not in ("", "y", "yes"):
-            return 1
+    if not _agreed(machine, plan, places, arguments, file):
+        return 0 if arguments.dry_run else 1
     began = time.monotonic()
     with build_lock(places.work) as lock:
-        built = _build(machine, plan, places, compiler, lock, arguments)
+        built = None
+        if file is not None:
+            try:
+                built = _taken(machine, plan, places, file)
+            except UnfitError as error:
+                print(error)
+                if not _agreed(machine, plan, places, arguments):
+                    return 1
+        built = built or _build(machine, plan, places, lock, arguments)
         print(_checked(built, is_here and (not arguments.llama_cpp or bool(built.architectures))))
         target = place_libraries(built)
         if arguments.llama_cpp:
@@ -137,16 +162,54 @@ def _set_up(machine: Machine, plan: BuildPlan, places: _Places, arguments: argpa
     return 0
 
 
+def _agreed(
+    machine: Machine,
+    plan: BuildPlan,
+    places: _Places,
+    arguments: argparse.Namespace,
+    file: ReleaseFile | None = None,
+) -> bool:
+    """Say what would be done, and ask. Raises ConfigError if it cannot be done."""
+    if file is not None:
+        print(f"take:  {file.url}, and CUDA from PyPI")
+    else:
+        check_compiler(machine, plan)
+        print(describe_build(machine, plan, jobs_for(machine, arguments.jobs or 0)))
+    check_room(plan, free_bytes(places.work) + _size(places.work), places.work)
+    if arguments.dry_run:
+        print(f"dry run: nothing was changed; libraries would go to {places.home / 'llama'}")
+        return False
+    if arguments.yes:
+        return True
+    if not sys.stdin.isatty():
+        raise ConfigError("this needs an answer, and there is no terminal to give it; pass --yes")
+    return input("go on? [Y/n] ").strip().lower() in ("", "y", "yes")
+
+
+def _taken(machine: Machine, plan: BuildPlan, places: _Places, file: ReleaseFile) -> BuiltLibraries:
+    """The libraries of the release's file and of NVIDIA's wheels. Raises UnfitError if it does not serve the cards."""
+    work = places.work
+    print("fetching", flush=True)
+    archive = fetch(file, work)
+    unpacked = archive.with_name("unpacked")
+    shutil.rmtree(unpacked, ignore_errors=True)
+    manifest = unpack_cuda_file(archive, unpacked, plan.architectures)
+    nvidia = work / f"nvidia-{manifest.toolkit}"
+    if not nvidia.exists():
+        install_wheels(pip_command(work), manifest.requirements, nvidia)
+    driver = machine.driver.release if machine.driver is not None else ""
+    return stage_release(manifest, unpacked, nvidia / "nvidia" / "cu13" / "lib", places.home, driver)
+
+
 def _build(
     machine: Machine,
     plan: BuildPlan,
     places: _Places,
-    compiler: Compiler,
     lock: int,
     arguments: argparse.Namespace,
 ) -> BuiltLibraries:
     """Fetch what is missing, compile, and collect the libraries."""
-    work = places.work
+    work, compiler = places.work, check_compiler(machine, plan)
     pip = pip_command(work)
     print("fetching what the build needs", flush=True)
     release = open_release(pip, arguments.llama_cpp or "", work)

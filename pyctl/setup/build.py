@@ -6,6 +6,7 @@ All files of a build lie in one work directory. A build that was interrupted goe
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import os
 import re
 import shutil
@@ -13,9 +14,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TextIO
@@ -24,6 +25,7 @@ from pyctl.errors import ConfigError
 from pyctl.setup.libraries import BINDINGS, EXTENSION, MODULES, BuiltLibraries, cpu_features, write_built
 from pyctl.setup.machine import Compiler
 from pyctl.setup.plan import duration
+from pyctl.setup.release_files import Manifest
 from pyctl.setup.source import Release, extension_digest, extension_source, read_pin
 from pyctl.setup.toolkit import BuildTools, Toolkit
 
@@ -34,6 +36,7 @@ __all__ = [
     "compile_libraries",
     "place_libraries",
     "stage_libraries",
+    "stage_release",
 ]
 
 TARGETS = ("llama", "mtmd")
@@ -269,12 +272,7 @@ def stage_libraries(
     has its bindings beside them, and its modules but those that are ``missing`` for a reason.
     """
     directory, release, toolkit = home / "llama" / f".{build.name}", build.release, build.toolkit
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-    for path in sorted((build.directory / "bin").glob(LIBRARY_NAMES)):
-        shutil.copy2(path, directory / path.name, follow_symlinks=False)
-    for path in toolkit.libraries if toolkit is not None else ():
-        shutil.copy2(path, directory / path.name)
+    new_stage(directory, [build.directory / "bin"], toolkit.libraries if toolkit is not None else ())
     if release is not None:
         ignored = shutil.ignore_patterns("lib", "*.so*", "__pycache__")
         shutil.copytree(release.bindings, directory / BINDINGS / "llama_cpp", ignore=ignored)
@@ -282,24 +280,59 @@ def stage_libraries(
         for name in set(MODULES) - missing.keys():
             for file in (build.directory / EXTENSION).glob(f"{name}.*so"):
                 shutil.copy2(file, directory / EXTENSION)
-    staged = BuiltLibraries(
-        release=release.name if release is not None else read_pin().release,
-        toolkit=toolkit.release if toolkit is not None else "",
-        architectures=build.architectures,
-        compiler=f"{build.compiler.cxx} {'.'.join(map(str, build.compiler.version))}",
-        driver=driver,
-        features=cpu_features(),
-        files={
-            str(path.relative_to(directory)): path.stat().st_size for path in directory.rglob("*") if path.is_file()
-        },
-        outside=(),
-        built=built,
-        directory=directory,
-        digests={"archive": release.digest, "csrc": extension_digest()} if release is not None else {},
-        missing=dict(missing),
+    return end_stage(
+        BuiltLibraries(
+            release=release.name if release is not None else read_pin().release,
+            toolkit=toolkit.release if toolkit is not None else "",
+            architectures=build.architectures,
+            compiler=f"{build.compiler.cxx} {'.'.join(map(str, build.compiler.version))}",
+            driver=driver,
+            features=cpu_features(),
+            files={},
+            outside=(),
+            built=built,
+            directory=directory,
+            digests={"archive": release.digest, "csrc": extension_digest()} if release is not None else {},
+            missing=dict(missing),
+        )
     )
-    write_built(staged)
+
+
+def new_stage(directory: Path, places: Iterable[Path], others: Iterable[Path]) -> None:
+    """Make ``directory`` anew, with the libraries of ``places``, whose links stay links, and ``others``."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    for path in sorted(path for place in places for path in place.glob(LIBRARY_NAMES)):
+        shutil.copy2(path, directory / path.name, follow_symlinks=False)
+    for path in others:
+        shutil.copy2(path, directory / path.name)
+
+
+def end_stage(staged: BuiltLibraries) -> BuiltLibraries:
+    """``staged`` with the files of its directory, noted there."""
+    place = staged.directory
+    files = {str(path.relative_to(place)): path.stat().st_size for path in place.rglob("*") if path.is_file()}
+    write_built(staged := replace(staged, files=files))
     return staged
+
+
+def stage_release(manifest: Manifest, unpacked: Path, nvidia: Path, home: Path, driver: str) -> BuiltLibraries:
+    """Collect the library for cards in the directory ``unpacked`` and NVIDIA's in ``nvidia``, beside copies of those
+    of llama-cpp-python, in a hidden directory below ``home``."""
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is None or spec.origin is None:
+        raise ConfigError("llama-cpp-python is not installed; install pyctl again")
+    package, release = Path(spec.origin).with_name("lib"), read_pin().release
+    directory = home / "llama" / f".{release}-cuda{manifest.toolkit}-{'_'.join(manifest.architectures)}"
+    new_stage(directory, [package, unpacked], [nvidia / name for name in manifest.libraries])
+    # Libraries with variants for all CPUs choose one at their start; those that pip compiled are for this CPU.
+    features = () if any(package.glob("libggml-cpu-*.so")) else cpu_features()
+    compiler, architectures = manifest.compiler, manifest.architectures
+    return end_stage(
+        BuiltLibraries(
+            release, manifest.toolkit, architectures, compiler, driver, features, {}, (), time.time(), directory
+        )
+    )
 
 
 def place_libraries(staged: BuiltLibraries) -> Path:

@@ -182,13 +182,12 @@ def capability(architecture: str) -> tuple[int, int]:
     return int(digits[:-1]), int(digits[-1])
 
 
-def covers(architectures: Sequence[str], card: Card) -> bool:
-    """Whether machine code for one of ``architectures`` runs on ``card``: same major version, minor not above."""
+def covers(architectures: Sequence[str], wanted: tuple[int, int]) -> bool:
+    """Whether machine code for one of ``architectures`` runs on a card with the ``wanted`` capability: same major
+    version, minor not above."""
     for architecture in architectures:
         built = capability(architecture)
-        if built == card.capability or (
-            architecture[-1].isdigit() and built[0] == card.capability[0] and built <= card.capability
-        ):
+        if built == wanted or (architecture[-1].isdigit() and built[0] == wanted[0] and built <= wanted):
             return True
     return False
 
@@ -197,7 +196,9 @@ def fits(built: BuiltLibraries, release: str, cards: Sequence[Card], features: S
     """Whether ``built`` is of this release and runs on this CPU and, if it uses CUDA, on all ``cards``."""
     if built.release != release or not set(built.features) <= set(features):
         return False
-    return not built.architectures or (bool(cards) and all(covers(built.architectures, card) for card in cards))
+    return not built.architectures or (
+        bool(cards) and all(covers(built.architectures, card.capability) for card in cards)
+    )
 
 
 def use_libraries(

@@ -22,6 +22,7 @@ __all__ = [
     "check_compiler",
     "check_room",
     "describe",
+    "describe_build",
     "duration",
     "jobs_for",
     "make_plan",
@@ -192,13 +193,20 @@ def jobs_for(machine: Machine, wanted: int) -> int:
     return wanted or max(min(machine.n_cores, machine.n_ram // JOB_BYTES), 1)
 
 
-def describe(machine: Machine, plan: BuildPlan, n_jobs: int) -> list[str]:
-    """Lines about the findings and the planned work."""
-    lines = [f"found: {_cards(machine)}", f"       {_builders(machine)}"]
-    seconds = CPU_SECONDS + CUDA_SECONDS * len(plan.architectures)
-    lines.append(f"build: {plan.why}")
-    lines.append(f"       about {duration(seconds / n_jobs)} with {n_jobs} jobs, {SIZES[plan.kind]}")
-    return lines
+def describe(machine: Machine) -> str:
+    """One line about the cards and the driver."""
+    if machine.cards:
+        return "found: " + ", ".join(map(_card, machine.cards)) + f"; driver {_driver(machine)}"
+    if machine.has_nvidia:
+        return "found: an NVIDIA card without a working driver"
+    return "found: no NVIDIA card"
+
+
+def describe_build(machine: Machine, plan: BuildPlan, n_jobs: int) -> str:
+    """Two lines about what will be compiled."""
+    about = duration((CPU_SECONDS + CUDA_SECONDS * len(plan.architectures)) / n_jobs)
+    compiler = machine.compiler.cxx if machine.compiler is not None else "no C++ compiler"
+    return f"build: {plan.why}\n       about {about} with {n_jobs} jobs of {compiler}, {SIZES[plan.kind]}"
 
 
 def duration(seconds: float) -> str:
@@ -209,14 +217,6 @@ def duration(seconds: float) -> str:
     return f"{minutes} minutes" if minutes < 120 else f"{minutes // 60} hours {minutes % 60} minutes"
 
 
-def _cards(machine: Machine) -> str:
-    if machine.cards:
-        return ", ".join(map(_card, machine.cards)) + f"; driver {_driver(machine)}"
-    if machine.has_nvidia:
-        return "an NVIDIA card without a working driver"
-    return "no NVIDIA card" + (", WSL2" if machine.is_wsl else "")
-
-
 def _card(card: Card) -> str:
     return f"{card.name} ({card.n_bytes / GIB:.0f} GiB, compute capability {_dotted(card.capability)})"
 
@@ -224,10 +224,3 @@ def _card(card: Card) -> str:
 def _driver(machine: Machine) -> str:
     assert machine.driver is not None
     return f"{machine.driver.release or 'of unknown release'} (CUDA {_dotted(machine.driver.cuda)})"
-
-
-def _builders(machine: Machine) -> str:
-    compiler = machine.compiler
-    found = [f"{compiler.cxx} {_dotted(compiler.version)}" if compiler is not None else "no C++ compiler"]
-    found.append(f"{machine.n_cores} cores, {machine.n_ram / GIB:.0f} GiB of RAM")
-    return ", ".join(found)

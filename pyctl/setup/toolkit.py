@@ -16,7 +16,7 @@ from pyctl.errors import ConfigError
 from pyctl.setup.machine import Compiler
 from pyctl.setup.source import new_directory, pip_environment
 
-__all__ = ["TOOLKIT_RELEASE", "BuildTools", "Toolkit", "install_toolkit", "install_tools"]
+__all__ = ["TOOLKIT_RELEASE", "BuildTools", "Toolkit", "install_toolkit", "install_tools", "install_wheels"]
 
 TOOLKIT_RELEASE = "13.5.0"
 
@@ -75,7 +75,7 @@ def install_toolkit(pip: Sequence[str], work: Path, compiler: Compiler) -> Toolk
     """Install PyPI's toolkit below ``work`` unless it is there. Raises ConfigError."""
     place = work / f"cuda-{TOOLKIT_RELEASE}"
     if not place.exists():
-        _install(pip, TOOLKIT_WHEELS, place)
+        install_wheels(pip, TOOLKIT_WHEELS, place)
     root = place / "nvidia" / "cu13"
     cudart, cublas = root / "lib" / "libcudart.so.13", root / "lib" / "libcublas.so.13"
     libraries = (cudart, cublas, root / "lib" / "libcublasLt.so.13")
@@ -90,15 +90,15 @@ def install_tools(pip: Sequence[str], work: Path) -> BuildTools:
     """PyPI's cmake, ninja and pybind11 below ``work``, installed unless they are there. Raises ConfigError."""
     place = work / "tools"
     if not place.exists():
-        _install(pip, TOOL_WHEELS, place)
+        install_wheels(pip, TOOL_WHEELS, place)
     cmake, ninja = place / "cmake" / "data" / "bin" / "cmake", place / "bin" / "ninja"
     if missing := [path.name for path in (cmake, ninja) if not path.exists()]:
         raise ConfigError(f"{place} lacks {', '.join(missing)}; remove it and run pyctl setup again")
     return BuildTools(str(cmake), str(ninja), str(place / "pybind11" / "share" / "cmake" / "pybind11"))
 
 
-def _install(pip: Sequence[str], wheels: Sequence[str], place: Path) -> None:
-    """Install ``wheels`` into the new directory ``place``, which appears whole."""
+def install_wheels(pip: Sequence[str], wheels: Sequence[str], place: Path) -> None:
+    """Install ``wheels`` into the new directory ``place``, which appears whole. Raises ConfigError."""
     command = [*pip, "install", "--disable-pip-version-check", "--no-deps", "--no-compile"]
     command += [] if sys.stdout.isatty() else ["--quiet"]  # several hundred MB deserve a bar
     with new_directory(place) as part:

@@ -1,0 +1,222 @@
+"""The file with llama.cpp's library for NVIDIA cards in a release of pyctl: a directory, or its URL, with SHA256SUMS.
+
+Nothing of the file is used before its hash is verified; what is read and written is bounded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import os
+import platform
+import re
+import sys
+import tarfile
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import IO, Any
+
+from pyctl.errors import ConfigError
+from pyctl.setup.libraries import capability, covers
+from pyctl.setup.source import new_directory, read_pin
+
+__all__ = ["Manifest", "ReleaseFile", "UnfitError", "fetch", "find_cuda_file", "release_place", "unpack_cuda_file"]
+
+SUMS, MANIFEST, FORMAT = "SHA256SUMS", "manifest.json", 1
+
+MOST_TEXT, MOST_FILE, MOST_UNPACKED, MOST_WINDOW = 2**20, 2**31, 2**32, 2**27
+"""Bytes of SHA256SUMS or manifest.json, of the file, of all that is in it, and of zstd's window."""
+
+SILENCE_SECONDS, PIECE = 60.0, 2**20
+
+LINKS = re.compile(r'find-links[":=,\s\[]+([^"\s]+)"')
+"""In what uv and pipx note about a program: where they looked for its wheel besides the index."""
+
+
+class UnfitError(ConfigError):
+    """The file is whole, but not for this machine or this pyctl; to compile helps."""
+
+
+@dataclass(frozen=True)
+class ReleaseFile:
+    """A file of a release, and the sha256 that SHA256SUMS has for it."""
+
+    url: str
+    name: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of manifest.json.
+
+    ``digest`` is that of llama.cpp's source. ``requirements`` are NVIDIA's wheels with ``libraries``. ``files`` maps
+    each other member to its sha256 and size.
+    """
+
+    digest: str
+    toolkit: str
+    architectures: tuple[str, ...]
+    compiler: str
+    requirements: tuple[str, ...]
+    libraries: tuple[str, ...]
+    files: Mapping[str, Mapping[str, Any]]
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a name that is a path, and for a requirement that is no wheel of NVIDIA."""
+        for pattern, names in (
+            (r"[\w+-][\w.+-]*", (*self.files, *self.libraries)),
+            (r"nvidia-[a-z0-9-]+==[\d.]+", self.requirements),
+        ):
+            if wrong := [name for name in names if not re.fullmatch(pattern, name, re.ASCII)]:
+                raise ValueError(f"{wrong[0]!r} is no valid name")
+        if not 0 <= min(self.sizes, default=0) <= sum(self.sizes) <= MOST_UNPACKED:
+            raise ValueError(f"its content is not between 0 and {MOST_UNPACKED} bytes")
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of each file."""
+        return [int(each["size"]) for each in self.files.values()]
+
+
+def release_place(environ: Mapping[str, str] = os.environ, prefix: Path = Path(sys.prefix)) -> str:
+    """The directory or URL of PYCTL_RELEASE, else where pip, uv or pipx noted that it found the wheel of this package;
+    empty if they did not."""
+    if "PYCTL_RELEASE" in environ:
+        return environ["PYCTL_RELEASE"]
+    try:
+        noted = json.loads(distribution("pyctl-llama").read_text("direct_url.json") or "{}").get("url", "")
+    except (PackageNotFoundError, ValueError):
+        noted = ""
+    if noted.endswith(".whl"):
+        return str(noted.rpartition("/")[0])
+    notes = [path.read_text(encoding="utf-8") for path in map(prefix.joinpath, NOTES) if path.is_file()]
+    return next((found[1] for found in map(LINKS.search, notes) if found is not None), "")
+
+
+NOTES = ("uv-receipt.toml", "pipx_metadata.json")
+
+
+def find_cuda_file(place: str) -> ReleaseFile | None:
+    """The file for cards in the release at ``place``, for this processor and the pinned llama.cpp; None without one.
+
+    Raises ConfigError if ``place`` has no SHA256SUMS.
+    """
+    base = place.rstrip("/") if "://" in place else Path(place).expanduser().resolve().as_uri()
+    with _reading(f"{base}/{SUMS}") as source:
+        text = source.read(MOST_TEXT).decode("utf-8", "replace")
+    name = rf"pyctl-cuda-{re.escape(read_pin().release)}-cuda[\w.]+-{platform.machine()}\.tar\.zst"
+    found = re.search(rf"^([0-9a-f]{{64}}) [ *]({name})$", text, re.MULTILINE)
+    return ReleaseFile(f"{base}/{found[2]}", found[2], found[1]) if found is not None else None
+
+
+def fetch(file: ReleaseFile, directory: Path) -> Path:
+    """Fetch ``file`` into a directory of its own below ``directory``, unless it is there.
+
+    Raises ConfigError if it is damaged or too large.
+    """
+    target = directory / f"file-{file.digest[:16]}" / file.name
+    part = target.with_suffix(".part")
+    part.parent.mkdir(parents=True, exist_ok=True)
+    if target.exists():
+        return target
+    digest, n_bytes = hashlib.sha256(), 0
+    with _reading(file.url) as source, part.open("wb") as out:
+        n_bytes = int(source.headers.get("Content-Length") or 0)
+        while n_bytes <= MOST_FILE and (data := source.read(PIECE)):
+            digest.update(data)
+            n_bytes = max(n_bytes, out.tell() + out.write(data))
+    if n_bytes > MOST_FILE or digest.hexdigest() != file.digest:
+        part.unlink()
+        fault = "is too large" if n_bytes > MOST_FILE else f"is damaged: its SHA-256 is not that of {SUMS}"
+        raise ConfigError(f"{file.url} {fault}")
+    return part.rename(target)
+
+
+@contextmanager
+def _reading(url: str) -> Iterator[Any]:
+    """What ``url`` answers: a file, or a server of HTTP."""
+    if not url.startswith(("file:", "http:", "https:")):
+        raise ConfigError(f"{url}: a release is a directory or an address of http or https")
+    try:
+        with urllib.request.urlopen(url, timeout=SILENCE_SECONDS) as source:
+            yield source
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise ConfigError(f"{url}: {error}") from error
+
+
+class _Bounded:
+    """A stream of which ``left`` bytes may be read."""
+
+    def __init__(self, stream: IO[bytes], left: int) -> None:
+        self._stream = stream
+        self.left = left
+
+    def read(self, n_bytes: int) -> bytes:
+        data = self._stream.read(min(n_bytes, self.left + 1))
+        self.left -= len(data)
+        if self.left < 0:
+            raise ValueError("it is larger than its manifest says")
+        return data
+
+
+def unpack_cuda_file(archive: Path, target: Path, architectures: tuple[str, ...]) -> Manifest:
+    """Unpack ``archive`` into the new directory ``target``, which appears whole.
+
+    Raises UnfitError, before anything is written, if it does not serve ``architectures``, and ConfigError if its
+    content is not that of its manifest.
+    """
+    import zstandard  # a build needs the standard library alone
+
+    try:
+        with archive.open("rb") as file:
+            stream = _Bounded(zstandard.ZstdDecompressor(max_window_size=MOST_WINDOW).stream_reader(file), MOST_TEXT)
+            with tarfile.open(fileobj=stream, mode="r|") as tar:  # type: ignore[call-overload]
+                manifest = _manifest(tar)
+                if manifest.digest != read_pin().digest:
+                    raise UnfitError(f"{archive.name} is of another llama.cpp")
+                if without := [each for each in architectures if not covers(manifest.architectures, capability(each))]:
+                    raise UnfitError(f"{archive.name} has no code for compute capability {', '.join(without)}")
+                stream.left = sum(manifest.sizes) + MOST_TEXT
+                with new_directory(target) as part:
+                    _write_members(tar, manifest, part)
+                return manifest
+    except (OSError, EOFError, ValueError, TypeError, KeyError, tarfile.TarError, zstandard.ZstdError) as error:
+        raise ConfigError(f"{archive}: {error}") from error
+
+
+def _manifest(tar: tarfile.TarFile) -> Manifest:
+    member = tar.next()
+    if member is None or member.name != MANIFEST or not member.isreg() or member.size > MOST_TEXT:
+        raise ValueError(f"it does not begin with {MANIFEST}")
+    content = tar.extractfile(member)
+    assert content is not None
+    values = json.loads(content.read())
+    if values["format"] != FORMAT:
+        raise UnfitError(f"the file is of format {values['format']}, and this pyctl knows {FORMAT}")
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    return Manifest(**{field.name: values[field.name] for field in fields(Manifest)})
+
+
+def _write_members(tar: tarfile.TarFile, manifest: Manifest, place: Path) -> None:
+    """Write the members of ``tar`` into ``place`` by the names of ``manifest``, which has all of them."""
+    missing = dict(manifest.files)
+    while (member := tar.next()) is not None:
+        noted = missing.pop(member.name, None)
+        content = tar.extractfile(member) if member.isreg() else None
+        if noted is None or content is None or member.size != noted["size"]:
+            raise ValueError(f"{member.name!r} is not what {MANIFEST} says")
+        digest = hashlib.sha256()
+        with (place / member.name).open("xb") as out:
+            while data := content.read(PIECE):
+                digest.update(data)
+                out.write(data)
+        if digest.hexdigest() != noted["sha256"]:
+            raise ValueError(f"{member.name!r} is damaged")
+    if missing:
+        raise ValueError(f"it lacks {', '.join(missing)}")

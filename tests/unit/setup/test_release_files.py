@@ -1,0 +1,148 @@
+"""The compiled file of a release: found, fetched, and unpacked only as its manifest says."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import platform
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from pyctl.errors import ConfigError
+from pyctl.setup import release_files
+from pyctl.setup.release_files import UnfitError, fetch, find_cuda_file, release_place, unpack_cuda_file
+from pyctl.setup.source import read_pin
+
+LIBRARY = b"library" * 1000
+MANIFEST: dict[str, Any] = {
+    "format": 1,
+    "release": read_pin().release,
+    "digest": read_pin().digest,
+    "toolkit": "13.5.0",
+    "architectures": ["75", "86"],
+    "driver": 580,
+    "glibc": "2.31",
+    "machine": platform.machine(),
+    "compiler": "g++ 12.2.0",
+    "requirements": ["nvidia-cublas==13.10.0.20"],
+    "libraries": ["libcublas.so.13"],
+    "files": {"libggml-cuda.so": {"sha256": hashlib.sha256(LIBRARY).hexdigest(), "size": len(LIBRARY)}},
+}
+NAME = f"pyctl-cuda-{read_pin().release}-cuda13.5.0-{platform.machine()}.tar.zst"
+
+Members = dict[str | tarfile.TarInfo, bytes]
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, link
+    return info
+
+
+def release(directory: Path, manifest: dict[str, Any] | None = None, members: Members | None = None) -> Path:
+    """A release in ``directory``, whose file has ``members`` behind its manifest."""
+    tar_bytes = io.BytesIO()
+    with tarfile.open(fileobj=tar_bytes, mode="w") as tar:
+        given = {"libggml-cuda.so": LIBRARY} if members is None else members
+        for info, data in {"manifest.json": json.dumps({**MANIFEST, **(manifest or {})}).encode(), **given}.items():
+            info = member(info) if isinstance(info, str) else info
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    data = zstandard.compress(tar_bytes.getvalue())
+    directory.mkdir(exist_ok=True)
+    (directory / NAME).write_bytes(data)
+    (directory / "SHA256SUMS").write_text(f"{hashlib.sha256(data).hexdigest()}  {NAME}\n{'0' * 64}  other.whl\n")
+    return directory
+
+
+def test_the_file_of_a_release_is_fetched_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = release(tmp_path / "a b")
+    (work := tmp_path / "work").mkdir()
+    file = find_cuda_file(str(place))
+    assert file is not None
+    assert fetch(file, work) == fetch(file, work)
+    manifest = unpack_cuda_file(fetch(file, work), tmp_path / "new", ("86", "89"))
+    assert (manifest.architectures, manifest.libraries) == (("75", "86"), ("libcublas.so.13",))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "new").iterdir()} == {"libggml-cuda.so": LIBRARY}
+    fetch(file, work).unlink()
+    (place / NAME).write_bytes((place / NAME).read_bytes()[:-1])
+    with pytest.raises(ConfigError, match="is damaged: its SHA-256 is not that of SHA256SUMS"):
+        fetch(file, work)
+    monkeypatch.setattr(release_files, "MOST_FILE", 100)
+    with pytest.raises(ConfigError, match="is too large"):
+        fetch(file, work)
+    assert not list(work.glob("*/*"))
+    (place / "SHA256SUMS").write_text(f"{'0' * 64}  pyctl-cuda-0.0.1-cuda13.5.0-{platform.machine()}.tar.zst\n")
+    assert find_cuda_file(place.as_uri()) is None
+    for wrong in (str(tmp_path / "none"), "http://127.0.0.1:9/none", "ftp://127.0.0.1/none"):
+        with pytest.raises(ConfigError, match="none/SHA256SUMS: "):
+            find_cuda_file(wrong)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "words"),
+    [
+        ({"format": 2}, "of format 2, and this pyctl knows 1"),
+        ({"digest": "0"}, "is of another llama.cpp"),
+        ({"architectures": ["75", "89"]}, "has no code for compute capability 86"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_not_unpacked(manifest: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(UnfitError, match=words):
+        unpack_cuda_file(release(tmp_path / "r", manifest) / NAME, tmp_path / "new", ("86",))
+    assert not list(tmp_path.glob("new*"))
+
+
+BOTH = {"libggml-cuda.so": LIBRARY}
+HUGE = {"libggml-cuda.so": {"sha256": "", "size": 2**33}}
+
+
+@pytest.mark.parametrize(
+    ("manifest", "members", "words"),
+    [
+        ({}, {**BOTH, "more.so": b""}, "'more.so' is not what manifest.json says"),
+        ({}, {**BOTH, member("libggml-cuda.so"): LIBRARY}, "is not what manifest.json says"),
+        ({}, {"libggml-cuda.so": LIBRARY[1:]}, "is not what manifest.json says"),
+        ({}, {"libggml-cuda.so": LIBRARY[::-1]}, "'libggml-cuda.so' is damaged"),
+        ({}, {}, "it lacks libggml-cuda.so"),
+        ({}, {member("libggml-cuda.so", tarfile.SYMTYPE, "/etc/passwd"): b""}, "is not what manifest.json says"),
+        ({}, {"../libggml-cuda.so": LIBRARY}, "is not what manifest.json says"),
+        ({"files": {"../a": {"sha256": "", "size": 0}}}, {"../a": b""}, "'../a' is no valid name"),
+        ({"libraries": ["/lib/libc.so.6"]}, BOTH, "is no valid name"),
+        ({"requirements": ["--index-url=http://127.0.0.1"]}, BOTH, "is no valid name"),
+        ({"files": HUGE}, BOTH, "its content is not between 0 and"),
+        ({"files": {"a": {"sha256": "", "size": -1}}}, BOTH, "its content is not between 0 and"),
+        ({"files": {}}, {"a": bytes(2**22)}, "larger than its manifest says|is not what manifest.json says"),
+        ({"more": "x" * 2**21}, BOTH, "it does not begin with manifest.json"),
+    ],
+)
+def test_a_file_has_what_its_manifest_says_and_nothing_else(
+    manifest: dict[str, Any], members: Members, words: str, tmp_path: Path
+) -> None:
+    archive = release(tmp_path / "r", manifest, members) / NAME
+    with pytest.raises(ConfigError, match=words):
+        unpack_cuda_file(archive, tmp_path / "new", ("86",))
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} <= {
+        NAME, "SHA256SUMS", *(["libggml-cuda.so"] if (tmp_path / "new.part").exists() else []),
+    }  # fmt: skip
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("note", "text", "place"),
+    [
+        ("uv-receipt.toml", '[tool.options]\nfind-links = ["file:///tmp/a%20b"]\n', "file:///tmp/a%20b"),
+        ("pipx_metadata.json", json.dumps({"pip_args": ["--find-links", "/r"]}, indent=4), "/r"),
+        ("pipx_metadata.json", json.dumps({"pip_args": ["--find-links=/r"]}), "/r"),
+        ("pipx_metadata.json", "{}", ""),
+    ],
+)
+def test_the_release_is_where_the_wheel_came_from(note: str, text: str, place: str, tmp_path: Path) -> None:
+    (tmp_path / note).write_text(text)
+    assert release_place({}, tmp_path) == place
+    assert release_place({"PYCTL_RELEASE": "/named"}, tmp_path) == "/named"
