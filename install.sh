@@ -1,0 +1,59 @@
+#!/bin/sh
+# Installs pyctl for this user from a release, a directory or its URL, and sets up an NVIDIA card:
+#     sh install.sh DIR-or-URL
+#     sh install.sh --remove
+set -eu
+data=${XDG_DATA_HOME:-$HOME/.local/share}/pyctl
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/pyctl
+state=${XDG_STATE_HOME:-$HOME/.local/state}/pyctl
+command=$HOME/.local/bin/pyctl
+
+fail() { echo "install.sh: $*" >&2 && exit 1; }
+[ ! -e "$command" ] || [ "$(readlink "$command")" = "$data/env/bin/pyctl" ] || fail "$command is of another installation"
+
+if [ "${1-}" = --remove ]; then
+  echo "removing $command, $data, $cache and $state: programs, cached prompts, conversations"
+  rm -rf "$command" "$data" "$cache" "$state"
+  (cd "$HOME" && rmdir -p .local/bin .local/share .local/state .cache) 2>/dev/null || :
+  exit 0
+fi
+
+place=${1:-${PYCTL_RELEASE:-}}
+[ -n "$place" ] || fail "name the release, a directory or its URL: sh install.sh DIR-or-URL"
+python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null ||
+  fail "Python 3.10 or newer is missing: sudo apt install python3 python3-venv"
+uv=$(command -v uv) || python3 -c 'import ensurepip, venv' 2>/dev/null ||
+  fail "python3-venv is missing: sudo apt install python3-venv (Fedora and Arch have it in python3)"
+
+echo "installing pyctl from $place into $data/env (300 MB), with the command $command"
+wheels=$(mktemp -d)
+trap 'rm -rf "$wheels"' EXIT
+python3 - "$place" "$wheels" <<'PYTHON'
+import hashlib, os, pathlib, re, sys, urllib.request
+place, wheels = sys.argv[1:]
+base = place.rstrip("/") if "://" in place else pathlib.Path(place).resolve().as_uri()
+fits = re.compile(r"-(py3-none|cp3\d+-abi3|cp{}{}-cp\d+)-".format(*sys.version_info[:2])).search
+try:
+    sums = urllib.request.urlopen(base + "/SHA256SUMS", timeout=60).read(2**20).decode()
+    for digest, name in re.findall(r"^([0-9a-f]{64}) [ *]([\w.+-]+\.whl)$", sums, re.MULTILINE):
+        if fits(name):
+            data = urllib.request.urlopen(base + "/" + name, timeout=60).read(2**30)
+            if hashlib.sha256(data).hexdigest() != digest:
+                sys.exit("install.sh: {}/{} is damaged: its SHA-256 is not that of SHA256SUMS".format(base, name))
+            pathlib.Path(wheels, name).write_bytes(data)
+except (OSError, ValueError) as error:
+    sys.exit("install.sh: {}: {}".format(base, error))
+os.listdir(wheels) or sys.exit("install.sh: {} has no wheel for Python {}.{}".format(base, *sys.version_info[:2]))
+PYTHON
+rm -rf "$data/env"
+if [ -n "$uv" ]; then
+  uv venv --quiet --python python3 "$data/env"
+  uv pip install --quiet --no-cache --python "$data/env/bin/python" "$wheels"/*.whl
+else
+  python3 -m venv "$data/env"
+  "$data/env/bin/python" -m pip install --quiet --no-cache-dir --disable-pip-version-check "$wheels"/*.whl
+fi
+mkdir -p "${command%/*}"
+ln -sf "$data/env/bin/pyctl" "$command"
+"$command" setup --yes --release "$place" || echo "pyctl runs on the CPU until this succeeds: pyctl setup --release $place"
+echo "done: $command serve --open (to remove pyctl: sh install.sh --remove)"
