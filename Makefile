@@ -1,4 +1,5 @@
-# make demo    from a fresh checkout to a conversation that resumes from the cache
+# make demo    from a fresh checkout to a conversation that resumes from the cache; PYCTL_RELEASE=DIR or a URL installs the
+#              wheels there, and nothing is compiled
 # make check   lint, types, unit tests, and two smoke tests on real models: 90 seconds on 2 cores
 # make test    everything that is tested
 # make clients the programs of pyctl launch, for their tests: npm, 3 minutes, 3 GB
@@ -43,10 +44,10 @@ PYTEST = $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder 
 
 .PHONY: demo install check quick test tests real clients lint bench contract build clean matrix unit model smoke soak
 
-# Not what the tests need, which is twice as much again.
+# Not what the tests need, which is twice as much again. A script finds the installed pyctl, not that of the checkout.
 demo:
 	@$(MAKE) --no-print-directory install EXTRAS=demo
-	$(BIN)/python -m tools.demo
+	$(BIN)/python tools/demo.py
 
 install: $(BUILT) $(INSTALLED) $(SET_UP)
 
@@ -55,9 +56,14 @@ $(BIN)/pip:
 
 # The editable install follows changes in pyctl/ by itself; csrc/ and the pin need a new build.
 $(BUILT): $(BIN)/pip pyproject.toml CMakeLists.txt vendor/llama.cpp/pin.txt $(wildcard csrc/* csrc/*/*)
+ifdef PYCTL_RELEASE
+	$(BIN)/pip install --disable-pip-version-check --find-links "$(PYCTL_RELEASE)" \
+	  --only-binary pyctl-llama,llama-cpp-python pyctl-llama
+else
 	@$(BIN)/python -m pyctl.setup
 	@echo "installing; llama.cpp is compiled for the CPU unless pip's cache has it (about 5 minutes on 2 cores)"
 	$(BIN)/pip install --disable-pip-version-check --editable .
+endif
 	@touch $@
 
 # One line on a machine without an NVIDIA card. A failure leaves pyctl on the CPU, and the next make tries again.

@@ -13,9 +13,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def commands_for(target: str) -> str:
+def commands_for(target: str, *variables: str) -> str:
     """What `make` would run for ``target`` in a fresh checkout."""
-    command = ["make", "--dry-run", "--always-make", "--directory", str(ROOT), target]
+    command = ["make", "--dry-run", "--always-make", "--directory", str(ROOT), target, *variables]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
@@ -29,6 +29,14 @@ def test_the_demo_installs_what_it_imports() -> None:
     names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     tops = {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names) - {"pyctl", "tools"}
     assert tops <= {re.split(r"[<>=]", each)[0] for each in required}
+
+
+def test_a_release_makes_the_demo_without_a_compiler() -> None:
+    wheels, build = '--find-links "/r"', "pip install --disable-pip-version-check --editable"
+    commands = commands_for("demo", "PYCTL_RELEASE=/r")
+    assert wheels in commands
+    assert build not in commands
+    assert build in commands_for("demo")
 
 
 def test_clients_are_of_the_versions_that_were_measured() -> None:
