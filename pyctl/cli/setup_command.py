@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from pyctl.cli.command_parser import CommandParser
@@ -218,7 +217,7 @@ def _build(
         toolkit = install_toolkit(pip, work, compiler)
     n_jobs = jobs_for(machine, arguments.jobs or 0)
     own = release if arguments.llama_cpp else None
-    build = Build(work, compiler, tools, n_jobs, toolkit, plan.architectures, own, say=partial(print, flush=True))
+    build = Build(work, compiler, tools, n_jobs, toolkit, plan.architectures, own)
     compile_libraries(build, release.tree, lock)
     driver = machine.driver.release if machine.driver is not None else ""
     missing = compile_extension(build, own, lock) if own is not None else {}

@@ -14,9 +14,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TextIO
@@ -24,7 +24,6 @@ from typing import TextIO
 from pyctl.errors import ConfigError
 from pyctl.setup.libraries import BINDINGS, EXTENSION, MODULES, BuiltLibraries, cpu_features, write_built
 from pyctl.setup.machine import Compiler
-from pyctl.setup.plan import duration
 from pyctl.setup.release_files import Manifest
 from pyctl.setup.source import Release, extension_digest, extension_source, read_pin
 from pyctl.setup.toolkit import BuildTools, Toolkit
@@ -43,15 +42,6 @@ TARGETS = ("llama", "mtmd")
 """libllama needs libggml, and that all of its backends."""
 
 LIBRARY_NAMES, LOG = "lib*.so*", "setup.log"
-
-LAST_LINES = 30
-"""Lines of a failed compilation that an error shows."""
-
-STEP = re.compile(r"\[([1-9][0-9]*)/([0-9]+)\] ")
-"""A line of ninja: steps that have ended, and all."""
-
-REPORT_SECONDS = 20.0
-"""Time between two lines of progress where the output is no terminal."""
 
 SETTINGS = {
     "CMAKE_BUILD_TYPE": "Release",
@@ -85,8 +75,6 @@ class Build:
     toolkit: Toolkit | None = None
     architectures: tuple[str, ...] = ()
     release: Release | None = None
-    say: Callable[[str], None] = field(default=print)
-    now: Callable[[], float] = field(default=time.monotonic)
 
     @property
     def name(self) -> str:
@@ -101,11 +89,6 @@ class Build:
     def directory(self) -> Path:
         """Where cmake and ninja work."""
         return self.work / f"build-{self.name}"
-
-    @property
-    def log(self) -> Path:
-        """The output of cmake and ninja."""
-        return self.directory / LOG
 
 
 @contextmanager
@@ -127,10 +110,12 @@ def build_lock(work: Path) -> Iterator[int]:
 
 
 def compile_libraries(build: Build, source: Path, lock: int) -> None:
-    """Compile llama.cpp. Raises ConfigError with the end of the log if that fails."""
-    build.say("configuring")
+    """Compile llama.cpp; ninja shows its steps and errors. Raises ConfigError if that fails."""
     if _compile(build, build.directory, source, defines(build), TARGETS, lock) != 0:
-        raise ConfigError(failure(build))
+        raise ConfigError(
+            f"the compilation with {build.compiler.cxx} failed (see above); if the memory was too small: pyctl setup "
+            f"--jobs {max(build.n_jobs // 2, 1)}"
+        )
 
 
 def compile_extension(build: Build, release: Release, lock: int) -> dict[str, str]:
@@ -148,8 +133,10 @@ def compile_extension(build: Build, release: Release, lock: int) -> dict[str, st
         "LLAMA_DIR": str(release.tree),
         "BINDINGS_VERSION": release.version,
     }
-    build.say("compiling the extension")
-    _compile(build, place, extension_source(), values, ("-k", "0"), lock)
+    print("compiling the extension", flush=True)
+    place.mkdir(parents=True)
+    with (place / LOG).open("w", encoding="utf-8") as log:
+        _compile(build, place, extension_source(), values, ("-k", "0"), lock, log)
     text = (place / LOG).read_text(encoding="utf-8", errors="replace")
     missing = {}
     for name in MODULES:
@@ -162,42 +149,43 @@ def compile_extension(build: Build, release: Release, lock: int) -> dict[str, st
 
 
 def _compile(
-    build: Build, place: Path, source: Path, values: Mapping[str, str], arguments: Sequence[str], lock: int
+    build: Build,
+    place: Path,
+    source: Path,
+    values: Mapping[str, str],
+    arguments: Sequence[str],
+    lock: int,
+    log: TextIO | None = None,
 ) -> int:
-    """Run cmake with ``values`` and ninja with ``arguments`` in ``place``; returns the exit code of the last one."""
-    place.mkdir(parents=True, exist_ok=True)
+    """Run cmake with ``values`` and ninja with ``arguments`` in ``place``; returns the exit code of the last one.
+
+    Their output goes to ``log`` if given. A terminal sends Ctrl-C to ninja too, which ends its compilers.
+    """
     environment = _environment(build)
     command = [build.tools.cmake, "-S", str(source), "-B", str(place), "-G", "Ninja"]
     command += [f"-D{name}={value}" for name, value in values.items()]
-    with (place / LOG).open("w", encoding="utf-8") as log:
-        if code := subprocess.run(command, stdout=log, stderr=log, env=environment, check=False).returncode:
-            return code
-        polite = ["nice", "-n", "10"] if shutil.which("nice") else []
-        with subprocess.Popen(
-            [*polite, build.tools.ninja, "-C", str(place), "-j", str(build.n_jobs), *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env=environment,
-            pass_fds=(lock,),
-        ) as process:
-            try:
-                return _follow(process, build, log)
-            except KeyboardInterrupt:
-                # A terminal sends the signal to ninja too, which ends its compilers.
-                process.send_signal(signal.SIGINT)
-                process.wait()
-                build.say("stopped; run pyctl setup again to go on")
-                raise
-            finally:
-                if process.poll() is None:
-                    process.terminate()
+    quiet = log if log is not None else subprocess.DEVNULL
+    if code := subprocess.run(command, stdout=quiet, stderr=log, env=environment, check=False).returncode:
+        return code
+    command = [*(["nice"] if shutil.which("nice") else []), build.tools.ninja]
+    command += ["-C", str(place), "-j", str(build.n_jobs), *arguments]
+    with subprocess.Popen(command, stdout=log, stderr=log, env=environment, pass_fds=(lock,)) as process:
+        try:
+            return process.wait()
+        except BaseException:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+            raise
 
 
 def _environment(build: Build) -> dict[str, str]:
     """Variables for cmake and ninja, without those that mean another build."""
-    environment = {**os.environ, "CC": build.compiler.cc, "CXX": build.compiler.cxx, "NINJA_STATUS": "[%f/%t] "}
+    environment = {
+        **os.environ,
+        "CC": build.compiler.cc,
+        "CXX": build.compiler.cxx,
+        "NINJA_STATUS": "[%f/%t, %W left] ",
+    }
     for name in ("CMAKE_ARGS", "LDFLAGS", "CUDACXX", "CMAKE_GENERATOR", "CUDAARCHS"):
         environment.pop(name, None)
     return environment
@@ -212,51 +200,6 @@ def defines(build: Build) -> dict[str, str]:
         # Machine code only: drivers older than the toolkit do not take its PTX.
         values["CMAKE_CUDA_ARCHITECTURES"] = ";".join(f"{each}-real" for each in build.architectures)
     return values
-
-
-def _follow(process: subprocess.Popen[str], build: Build, log: TextIO) -> int:
-    """Copy ninja's output to the log and show its count of steps; returns the exit code."""
-    assert process.stdout is not None
-    is_terminal, began = sys.stdout.isatty(), build.now()
-    shown = began
-    for line in process.stdout:
-        log.write(line)
-        log.flush()
-        if (step := STEP.match(line)) is None:
-            continue
-        now, n_done, n_steps = build.now(), int(step[1]), int(step[2])
-        left = duration((now - began) * (n_steps / n_done - 1))
-        text = f"step {n_done} of {n_steps}, about {left} left"
-        if is_terminal:
-            print(f"\r\x1b[K{text}", end="", flush=True)
-        elif now - shown >= REPORT_SECONDS:
-            shown = now
-            build.say(text)
-    if is_terminal:
-        print("\r\x1b[K", end="", flush=True)
-    return process.wait()
-
-
-def failure(build: Build) -> str:
-    """The error of a failed compilation: the cause if known, the end of the log, and its path."""
-    text = build.log.read_text(encoding="utf-8", errors="replace")
-    tools = [f"{build.compiler.cxx} {'.'.join(map(str, build.compiler.version))}"]
-    if build.toolkit is not None:
-        tools.append(f"nvcc {build.toolkit.release}")
-    hint = ""
-    if re.search(r"No space left on device", text):
-        hint = f"\nthe disk of {build.directory} or of the directory for temporary files is full"
-    elif re.search(r"\bKilled\b|cannot allocate memory|out of memory", text, re.IGNORECASE):
-        hint = f"\nthe memory was too small for {build.n_jobs} files at a time; try --jobs {max(build.n_jobs // 2, 1)}"
-    return f"the compilation failed ({', '.join(tools)}):\n{end_of_log(build.log)}{hint}"
-
-
-def end_of_log(log: Path) -> str:
-    """The last lines of ``log`` and its path; of a failed step, from its beginning on."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    failed = next((index for index, line in enumerate(lines) if line.startswith("FAILED:")), None)
-    shown = lines[failed : failed + LAST_LINES] if failed is not None else lines[-LAST_LINES:]
-    return "\n".join([*(line[:400] for line in shown), f"log: {log}"])
 
 
 def stage_libraries(

@@ -30,7 +30,7 @@ TOOLKIT_WHEELS = (
 )
 """The parts of CUDA 13.5.0 that compiling needs; all of CUDA 13 runs on drivers from 580 on."""
 
-TOOL_WHEELS = ("cmake>=3.21", "ninja>=1.11", "pybind11>=2.13,<4")
+TOOL_WHEELS = ("cmake>=3.21", "ninja>=1.12", "pybind11>=2.13,<4")
 
 STUB = "void cuDeviceGet(void){} void cuMemCreate(void){}\n"
 """The driver for the linker. It names two symbols that libggml-cuda uses, because --as-needed drops an empty library;

@@ -55,7 +55,7 @@ def build(tmp_path: Path, release: Release) -> Build:
     ninja = write(tmp_path, {"ninja": NINJA}) / "ninja"
     ninja.chmod(0o755)
     tools, compiler = BuildTools("true", str(ninja)), Compiler("c++", "cc", (14, 2), False, True)
-    return Build(tmp_path / "work", compiler, tools, 2, release=release, say=lambda line: None)
+    return Build(tmp_path / "work", compiler, tools, 2, release=release)
 
 
 def chosen(build: Build, home: Path) -> Path:
