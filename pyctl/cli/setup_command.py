@@ -172,7 +172,7 @@ def _agreed(
     if file is not None:
         print(f"take:  {file.url}, and CUDA from PyPI")
     else:
-        check_compiler(machine, plan)
+        check_compiler(machine)
         print(describe_build(machine, plan, jobs_for(machine, arguments.jobs or 0)))
     check_room(plan, free_bytes(places.work) + _size(places.work), places.work)
     if arguments.dry_run:
@@ -208,7 +208,7 @@ def _build(
     arguments: argparse.Namespace,
 ) -> BuiltLibraries:
     """Fetch what is missing, compile, and collect the libraries."""
-    work, compiler = places.work, check_compiler(machine, plan)
+    work, compiler = places.work, check_compiler(machine)
     pip = pip_command(work)
     print("fetching what the build needs", flush=True)
     release = open_release(pip, arguments.llama_cpp or "", work)

@@ -95,7 +95,6 @@ class Compiler:
     cxx: str
     cc: str
     version: tuple[int, ...]
-    is_clang: bool
     is_shared: bool
 
 
@@ -114,7 +113,6 @@ class Machine:
     headers: Path | None
     n_cores: int
     n_ram: int
-    is_wsl: bool
     libc: str
     processor: str
 
@@ -139,7 +137,6 @@ def look_at_machine(environ: Mapping[str, str] = os.environ, root: Path = Path("
         headers=include if (include / "Python.h").is_file() else None,
         n_cores=_cores(root),
         n_ram=min([total_ram(root), *(group.limit for group in memory_groups(root))]),
-        is_wsl="microsoft" in _read(root / "proc/sys/kernel/osrelease").lower(),
         libc=" ".join(platform.libc_ver()).strip(),
         processor=platform.machine(),
     )
@@ -219,8 +216,7 @@ def _compiler(path: str, is_shared: bool, environ: Mapping[str, str]) -> Compile
     beside = Path(path).with_name(c)
     cc = environ.get("CC") or (str(beside) if beside.exists() else c)
     text = _output(path, "--version")
-    found = re.search(r"clang version (\d+(?:\.\d+)*)", text) or re.search(r"(\d+\.\d+\.\d+)", text)
-    return Compiler(path, cc, _version(found), "clang" in text, is_shared)
+    return Compiler(path, cc, _version(re.search(r"(\d+\.\d+\.\d+)", text)), is_shared)
 
 
 def _links(compiler: str) -> bool | None:

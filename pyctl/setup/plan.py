@@ -36,9 +36,6 @@ MIN_DRIVER, MIN_CUDA = "580", (13, 0)
 MIN_CAPABILITY = (7, 5)
 """What CUDA 13 supports: drivers from 580 on, cards from Turing on."""
 
-MAX_GCC, MAX_CLANG = 16, 22
-"""The newest host compilers that CUDA 13.5 accepts."""
-
 JOB_BYTES = int(1.2 * GIB)
 """Memory of one compilation; the largest kernels take 0.9 GiB."""
 
@@ -159,7 +156,7 @@ def _dotted(version: Sequence[int]) -> str:
     return ".".join(map(str, version))
 
 
-def check_compiler(machine: Machine, plan: BuildPlan) -> Compiler:
+def check_compiler(machine: Machine) -> Compiler:
     """The compiler of ``machine``. Raises ConfigError with the command that installs one."""
     compiler = machine.compiler
     if compiler is None:
@@ -168,13 +165,6 @@ def check_compiler(machine: Machine, plan: BuildPlan) -> Compiler:
         raise ConfigError(
             f"{compiler.cxx} links the C++ library statically, and llama.cpp's libraries then fail beside Python's "
             "modules; name another compiler by CXX"
-        )
-    newest = MAX_CLANG if compiler.is_clang else MAX_GCC
-    if plan.kind == "pypi" and compiler.version[:1] > (newest,):
-        name = "clang" if compiler.is_clang else "g++"
-        raise ConfigError(
-            f"CUDA {TOOLKIT_RELEASE} accepts {name} up to {newest}, and {compiler.cxx} is {_dotted(compiler.version)}; "
-            "install an older one and name it by CXX"
         )
     return compiler
 

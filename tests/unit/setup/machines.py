@@ -53,11 +53,10 @@ ON_BUS = NVIDIA
 BARE = Machine(
     driver=None,
     pci_cards=(),
-    compiler=Compiler("/usr/bin/g++", "/usr/bin/gcc", (14, 2, 0), False, True),
+    compiler=Compiler("/usr/bin/g++", "/usr/bin/gcc", (14, 2, 0), True),
     headers=Path("/usr/include/python3.13"),
     n_cores=16,
     n_ram=64 * GIB,
-    is_wsl=False,
     libc="glibc 2.41",
     processor="x86_64",
 )

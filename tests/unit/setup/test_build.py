@@ -95,7 +95,7 @@ def work(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def compiler() -> Compiler:
-    return Compiler("c++", "cc", (14, 2), False, True)
+    return Compiler("c++", "cc", (14, 2), True)
 
 
 @pytest.fixture

@@ -103,7 +103,7 @@ def test_a_compiler_has_to_compile_and_to_share_its_library(tmp_path: Path) -> N
     shared = program(tmp_path, "shared", "LIB=libstdc++.so.6; " + script)
     found = {name: find_compiler({"CXX": str(path)}) for name, path in (("alone", alone), ("shared", shared))}
     assert found["shared"] is not None
-    assert (found["shared"].cxx, found["shared"].is_clang, found["shared"].version) == (str(shared), True, (20, 1, 2))
+    assert (found["shared"].cxx, found["shared"].version) == (str(shared), (20, 1, 2))
     others = find_compiler({"CXX": str(broken), "PATH": ""})
     assert others is None or others.cxx == "/usr/bin/g++"
     assert found["alone"] is not None
@@ -112,10 +112,8 @@ def test_a_compiler_has_to_compile_and_to_share_its_library(tmp_path: Path) -> N
 
 def test_containers_limit_cores_and_memory(tmp_path: Path) -> None:
     write(tmp_path / "proc/meminfo", "MemTotal:       32768000 kB\n")
-    write(tmp_path / "proc/sys/kernel/osrelease", "5.15.167.4-microsoft-standard-WSL2\n")
     machine = look_at_machine(root=tmp_path)
     assert machine.n_ram == 32768000 * 1024
-    assert machine.is_wsl
     write(tmp_path / "sys/fs/cgroup/cpu.max", "50000 100000\n")
     write(tmp_path / "sys/fs/cgroup/memory.max", "1073741824\n")
     machine = look_at_machine(root=tmp_path)

@@ -54,7 +54,7 @@ def release(tmp_path: Path) -> Release:
 def build(tmp_path: Path, release: Release) -> Build:
     ninja = write(tmp_path, {"ninja": NINJA}) / "ninja"
     ninja.chmod(0o755)
-    tools, compiler = BuildTools("true", str(ninja)), Compiler("c++", "cc", (14, 2), False, True)
+    tools, compiler = BuildTools("true", str(ninja)), Compiler("c++", "cc", (14, 2), True)
     return Build(tmp_path / "work", compiler, tools, 2, release=release)
 
 
