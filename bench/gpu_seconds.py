@@ -1,8 +1,8 @@
 """Seconds of batches and copies on a GPU: measured on an H200, published for an RTX 3090.
 
-Sources: bench/results/gpu-batches.md (batches of both shapes by size and depth), bench/results/gpu-long.md (depth, and
-copies between RAM and the device). The RTX 3090: 673 to 993 tokens/s of a 27B below 32K tokens, 540 over 128K, 43
-tokens/s in replies (published by its owners); smaller batches as on the H200, in proportion.
+Sources: bench/results/gpu-batches.md of 1323d1c8 (batches of both shapes by size and depth), bench/results/gpu-long.md
+(depth, and copies between RAM and the device). The RTX 3090: 673 to 993 tokens/s of a 27B below 32K tokens, 540 over
+128K, 43 tokens/s in replies (published by its owners); smaller batches as on the H200, in proportion.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from pathlib import Path
 from pyctl.setup.machine import find_compiler
 
 __all__ = [
-    "Cuda", "available_mib", "cached_share", "compilers", "continued", "describe", "direct_rate", "find_cuda",
+    "Cuda", "available_mib", "cached_share", "compilers", "describe", "direct_rate", "find_cuda",
     "free_vram_mib", "settle", "storage_reads", "vram_mib",
 ]  # fmt: skip
 
@@ -64,14 +64,6 @@ def describe(weights: str) -> dict[str, str]:
         "command": f"`{_command()}`",
         "weights": weights,
     }
-
-
-def continued(old: dict[str, str], new: dict[str, str]) -> dict[str, str] | None:
-    """The head of a page that another command adds to; None if its commit, machine or weights are others."""
-    if any(old.get(name) != new[name] for name in ("commit", "machine", "weights")):
-        return None
-    commands = dict.fromkeys([*old["command"].split(", "), new["command"]])
-    return {**new, "command": ", ".join(commands)}
 
 
 def _command() -> str:

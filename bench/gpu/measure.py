@@ -7,8 +7,8 @@
 Sections, the most telling first: defaults (first token and replies side by side with as few flags as possible), base
 (first token, decode, prefill, memory, restarts at --sizes), held (returns on the device), kv (copies in GB/s), memory
 (resident beside counted bytes over many prompts, without a cache directory), long (as base, at --long), exact (logits),
-card (defaults and an expert's flags within 24 GB), soak (bench.soak on the model, only if it is named). Each finding is
-written to gpu-side-by-side-<shape>.json and .md at once. The tables name the sections that --budget left out.
+card (defaults and an expert's flags within 24 GB). Each finding is written to gpu-side-by-side-<shape>.json and .md at
+once. The tables name the sections that --budget left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 from bench.compare import MeasurementError, measured
 from bench.gpu.machine import available_mib, cached_share, describe, direct_rate, settle, storage_reads, vram_mib
-from bench.gpu.report import BARE, BY_DEFAULT, COLD, ONE_MESSAGE, OURS, PEER, RESTART, SPARE_MIB, WARM_RESTART, aims
+from bench.gpu.report import BARE, BY_DEFAULT, COLD, ONE_MESSAGE, OURS, PEER, RESTART, WARM_RESTART, aims
 from bench.gpu.run import N_DECODE, N_FIRST, QUESTION, Clock, Results, Run, Visit
 from bench.gpu.servers import Server, llama_server, options_of, prepared_in, pyctl, weights_of
 from bench.gpu.speculative import CHANCE_DRAFTS
@@ -49,8 +49,6 @@ drafts that are accepted."""
 
 N_PROMPTS, PROMPT_TOKENS = 60, 2000
 """Of the section memory: with 27B, more than the default cache holds."""
-
-SOAK_MINUTES = 5
 
 STREAMS = (1, 4, 16)
 """Blocks read at a time when the drive is measured alone."""
@@ -227,18 +225,6 @@ def memory(run: Run) -> None:
                 visit.memory(f"{number} prompts", vram, available)
 
 
-def soak(run: Run) -> None:
-    """`bench.soak` on this model. Its violations become records; the rest is in its own output."""
-    if not run.clock.fits(SOAK_MINUTES * 60 + 2 * run.loading + 60):
-        return run.results.skip("soak", "soak", "no time left")
-    flags = ["--flags", "-ngl 99 -fa on -ub 512", "--context", "32768", "--cache-ram", "8192"]
-    bounds = ["--growth-limit", str(SPARE_MIB), "--minutes", str(SOAK_MINUTES)]
-    command = [*module_command("bench.soak"), "-m", str(run.model), *flags, *bounds]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPOSITORY)
-    print(done.stdout, done.stderr[-3000:], sep="\n", flush=True)
-    run.results.add("soak", "soak", exit_code=done.returncode, wrong=done.stderr[-3000:] if done.returncode else "")
-
-
 def exact(run: Run) -> None:
     """Logits by `bench.exact`, in a process of its own."""
     for record in alone(run, "exact", 60, "bench.exact", ["--tokens", str(run.options.exact_tokens)]):
@@ -340,7 +326,6 @@ WORK: dict[str, Callable[[Run], None]] = {
     "long": long,
     "exact": exact,
     "card": card,
-    "soak": soak,
 }
 """By section, the most telling first."""
 
@@ -364,7 +349,7 @@ def wait_for(model: Path, clock: Clock) -> bool:
 def main() -> None:
     parser = options_of(__doc__, 3600)
     parser.add_argument("directory", type=Path, help="the directory of prepare.py")
-    parser.add_argument("--only", nargs="+", choices=WORK, default=[name for name in WORK if name != "soak"])
+    parser.add_argument("--only", nargs="+", choices=WORK, default=list(WORK))
     parser.add_argument("--models", nargs="+", metavar="SHAPE", help="default: the prepared ones")
     parser.add_argument("--sizes", type=int, nargs="+", default=[32768, 8192], help="conversations of base, tokens")
     parser.add_argument("--long", type=int, default=100_000, help="conversation of long and card, tokens")

@@ -1,7 +1,6 @@
 """Switch between two models behind conversations, pyctl beside llama-server's router; prepare.py has run before.
 
     DIR/python -m bench.gpu.models DIR --sizes 8000 52000 --card
-    DIR/python -m bench.gpu.models DIR --sizes 131000 --ctx 135168 --ways first back --keep-found
     DIR/python -m bench.gpu.models DIR --models tiny-hybrid tiny-dense --sizes 1500 --ctx 8192 --switches 6 --no-card
 
 One model is loaded at a time (--models-max 1). Ways, in this order:
@@ -13,7 +12,7 @@ One model is loaded at a time (--models-max 1). Ways, in this order:
 
 Columns: seconds to the first token by the client's clock, of which loading (pyctl says it, of llama-server it is what
 the prompt did not take), GB/s of the file in that time, tokens from the cache, tokens evaluated. What no longer fits
---budget is left out, and said. Findings go to gpu-models.json; with --keep-found those of other ways and sizes stay.
+--budget is left out, and said. Findings go to gpu-models.json.
 """
 
 from __future__ import annotations
@@ -217,19 +216,10 @@ def measure(name: str, peer: str, models: dict[str, Path], options: argparse.Nam
     return found
 
 
-def keep(path: Path, found: list[Record], *, others: bool) -> None:
-    """Write the findings, with ``others`` beside what earlier runs found of other ways, models and sizes."""
-
-    def key(record: Record) -> tuple[Any, ...]:
-        return tuple(record.get(name) for name in ("server", "way", "model", "size"))
-
-    mine = {key(record) for record in found}
-    known = json.loads(path.read_text(encoding="utf-8"))["found"] if others and path.exists() else []
-    kept = [record for record in known if key(record) not in mine]
+def keep(path: Path, found: list[Record]) -> None:
+    """Write the findings, and what was measured."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        json.dumps({"machine": describe("random"), "found": [*kept, *found]}, indent=1) + "\n", encoding="utf-8"
-    )
+    path.write_text(json.dumps({"machine": describe("random"), "found": found}, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -247,7 +237,6 @@ def main() -> None:
     parser.add_argument("--card", action=argparse.BooleanOptionalAction, default=True, help="leave what 24 GB have")
     parser.add_argument("--budget", type=float, default=540, metavar="S", help="seconds, all in all")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
-    parser.add_argument("--keep-found", action="store_true", help="keep what earlier runs found of other ways")
     options = parser.parse_args()
     prepared = json.loads((options.directory / "prepared.json").read_text(encoding="utf-8"))
     work = options.directory / "work-models"
@@ -265,7 +254,7 @@ def main() -> None:
     for name in options.servers:
         if name == OURS or prepared["llama_server"]:
             found += measure(name, str(prepared["llama_server"]), models, options, work)
-    keep(options.results / "gpu-models.json", found, others=options.keep_found)
+    keep(options.results / "gpu-models.json", found)
     names = (
         f"{'server':12} {'way':22} {'model':12} {'tokens':>8} {'first s':>8} {'load s':>8} {'GB/s':>8} {'prompt s':>8}"
     )

@@ -1,4 +1,4 @@
-"""A report on the records of `bench.gpu.speculative`: tables in Markdown, and the aims."""
+"""A report on the records of `bench.gpu.speculative`: tables in Markdown."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.gpu.report import OURS, PEER, median_of, ratio, table_lines
 
-__all__ = ["WITHOUT", "acceptance_rates", "aims", "document"]
+__all__ = ["WITHOUT", "acceptance_rates", "document"]
 
 Record = dict[str, Any]
 Measured = tuple[str, int, int]
@@ -17,9 +17,6 @@ WITHOUT = "without drafts"
 BOTH = (OURS, PEER)
 NOT_DONE = ("failed", "skipped")
 COLUMNS = ("length", "step ms", "steps with drafts", "tokens a draft")
-
-FASTER, PREFILL, VRAM_MIB = 1.15, 0.97, 200.0
-"""Aims: against llama-server at length 2 and above, of a prompt's speed without a head, and beyond llama-server's."""
 
 
 def acceptance_rates(length: float, n_max: int) -> tuple[float, ...]:
@@ -121,34 +118,6 @@ def rewriting_rows(records: Sequence[Record]) -> list[list[str]]:
     return rows
 
 
-def aims(records: Sequence[Record]) -> list[tuple[str, str, str, bool]]:
-    """(what, aim, found, reached) for every aim that was measured."""
-    found: list[tuple[str, str, str, bool]] = []
-    with_memory = set()
-    speed = measured(records)
-    for (case, prompt, reply), both in speed.items():
-        if set(both) != {*BOTH}:
-            continue
-        ours, peer = both[OURS], both[PEER]
-        if ours["n_max"] and ours["wanted"] >= 2:
-            faster = at_wanted(ours) / at_wanted(peer)
-            what = f"{case}, {reply:,} tokens behind {prompt:,}: against llama-server"
-            found.append((what, f">= {FASTER}x", f"{faster:.2f}x", faster >= FASTER))
-        known = ours["vram_mib"] is not None and peer["vram_mib"] is not None
-        if known and case not in with_memory:
-            with_memory.add(case)
-            beyond = ours["vram_mib"] - peer["vram_mib"]
-            limit = f"<= {VRAM_MIB:.0f} MiB"
-            found.append((f"{case}: VRAM beyond llama-server's", limit, f"{beyond:.0f} MiB", beyond <= VRAM_MIB))
-    bare = {prompt: both[OURS] for (case, prompt, _), both in speed.items() if case == WITHOUT and OURS in both}
-    for (case, prompt), record in {key[:2]: both[OURS] for key, both in speed.items() if OURS in both}.items():
-        if record["n_max"] and record.get("prefill") and bare.get(prompt, {}).get("prefill"):
-            of = record["prefill"] / bare[prompt]["prefill"]
-            what = f"{case}, {prompt:,} tokens: prefill, of that without"
-            found.append((what, f">= {PREFILL}", f"{of:.3f}", of >= PREFILL))
-    return found
-
-
 def document(data: dict[str, Any]) -> str:
     """All tables of one model as Markdown."""
     records = data["records"]
@@ -156,7 +125,6 @@ def document(data: dict[str, Any]) -> str:
     lines += [f"- {name}: {value}" for name, value in data["machine"].items()]
     lines.append("")
     for title, columns, rows in (
-        ("Aims", ["what", "aim", "found", "reached"], [[*a[:3], "yes" if a[3] else "NO"] for a in aims(records)]),
         (
             "Tokens per second, at the length that was asked for",
             ["case", "prompt", "reply", OURS, PEER, "ratio", *(f"{s}: {column}" for column in COLUMNS for s in BOTH)],

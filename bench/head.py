@@ -1,0 +1,59 @@
+"""The heads of pages of results: what they say of a measurement, and how old it is."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+__all__ = ["HASH", "HEAD", "age", "continued", "head"]
+
+ROOT = Path(__file__).resolve().parents[1]
+
+HEAD = ("commit", "date", "machine", "command", "weights")
+HASH = re.compile(r"\b[0-9a-f]{7,40}\b")
+
+ENGINE = ("pyctl/engine", "pyctl/cache", "pyctl/llama/draft", "csrc")
+"""What chooses batch ends, takes snapshots and drafts."""
+
+RENAMES = ": name "
+"""Subjects of commits that rename, and so change no figure."""
+
+
+def head(source: Path) -> dict[str, str]:
+    """Commit, date, machine, command and weights of a page of results; ValueError if it lacks one."""
+    text = source.read_text(encoding="utf-8")
+    lines = re.findall(r"^- (\w+): (.+)$", text.partition("\n|")[0], re.MULTILINE)
+    found = json.loads(text)["machine"] if source.suffix == ".json" else dict(lines)
+    missing = [name for name in HEAD if not found.get(name) or (name == "commit" and not HASH.search(found[name]))]
+    if missing:
+        raise ValueError(f"{source.name} lacks its {', '.join(missing)}: write '- {missing[0]}: ...' at its top")
+    return {name: found[name] for name in HEAD}
+
+
+def continued(old: dict[str, str], new: dict[str, str]) -> dict[str, str] | None:
+    """The head of a page that another command adds to; None if its commit, machine or weights are others."""
+    if any(old.get(name) != new[name] for name in ("commit", "machine", "weights")):
+        return None
+    commands = dict.fromkeys([*old["command"].split(", "), new["command"]])
+    return {**new, "command": ", ".join(commands)}
+
+
+def age(commit: str, root: Path = ROOT) -> str:
+    """How many commits are newer than ``commit``, marked if some of these changed batch ends, snapshots or drafts."""
+    n = _count(root, f"{commit}..HEAD")
+    n_engine = _count(root, "--invert-grep", f"--grep={RENAMES}", f"{commit}..HEAD", "--", *ENGINE)
+    if n is None or n_engine is None:
+        return "of unknown age"
+    return f"{n:,} commits old" + (f", {n_engine:,} of them in the engine: OLD" if n_engine else "")
+
+
+def _count(root: Path, *arguments: str) -> int | None:
+    """Commits that `git rev-list` counts; None without git, or if this copy lacks the history."""
+    command = ("git", "rev-list", "--count", *arguments)
+    try:
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return int(done.stdout) if done.returncode == 0 else None
