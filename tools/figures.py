@@ -1,33 +1,46 @@
-"""Writes the tables of README and docs that show measurements, from bench/results and docs/24gb.md.
+"""Writes the tables of README and docs that show measurements, from bench/results, bench/claims.tsv and docs/24gb.md.
 
-    python -m tools.figures
+    python -m tools.figures            # writes them
+    python -m tools.figures --check    # the age of each source, in commits; fails if a head or a table is wrong
 
-A table follows the comment that names it: ``<!-- figures: first-token -->``.
+A table follows the comment that names it, ``<!-- figures: first-token -->``, and a line that says what was measured.
+The head of a source names commit, date, machine, command and weights, as `bench.gpu.machine.describe` writes it.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
-__all__ = ["FIGURES", "PAGES", "filled", "main"]
+from bench.head import HASH, age, head
+
+__all__ = ["CLAIMS", "FIGURES", "check", "filled", "main", "pages"]
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
-NAMED = ("24gb", "benchmarks", "drafts", "several-models")
-PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in NAMED))
+DOCS = ROOT / "docs"
+CLAIMS = ROOT / "bench" / "claims.tsv"
+"""A line for each claim of README and docs: the claim, a tab, and the command or test that shows it."""
 
 Cells: TypeAlias = list[str]
 
 SHAPES = {"27B": "27b", "35B-A3B": "35b-a3b"}
-FAMILIES = {"Gemma 4": "gemma4-26b-a4b", "gpt-oss": "gpt-oss-20b", "qwen4exp": "qwen4exp-20b-a6b"}
+SIDE_BY_SIDE = {name: f"gpu-side-by-side-{shape}.md" for name, shape in SHAPES.items()}
+CARDS = {name: f"gpu-side-by-side-{shape}-nextn.md" for name, shape in SHAPES.items()}
+DRAFTS = {name: f"gpu-decode-{shape}-nextn.md" for name, shape in SHAPES.items()}
 
 
 def rows(page: str, heading: str, where: Path = RESULTS) -> list[Cells]:
-    """The cells of the first table below ``heading`` of a page, its head first."""
+    """The cells of the first table below ``heading`` of a page, its columns first.
+
+    ValueError if a page of results lacks its head, or the page this heading.
+    """
+    if where == RESULTS:
+        head(where / page)
     lines = iter((where / page).read_text(encoding="utf-8").splitlines())
     for line in lines:
         if line.lstrip("# ") == heading and line.startswith("#"):
@@ -59,123 +72,71 @@ def number(text: str) -> float:
     return float(text.replace(",", ""))
 
 
-def seconds(ms: str, digits: int) -> str:
-    return f"{number(ms) / 1e3:.{digits}f}" if ms else ""
-
-
 # -- the tables --------------------------------------------------------------------------------------------------------
 
+SERVERS = ("llama-server", "pyctl")
+COLUMNS = ("", "27B: llama-server", "pyctl", "35B-A3B: llama-server", "pyctl")
+
 WAYS = {
-    "cold": "cold",
-    "append": "next turn",
-    "regenerate": "regenerate",
-    "branch": "branch",
-    "return after another": "another conversation and back",
-    "shortened": "history shortened",
+    "cold": "cold", "append": "next turn", "regenerate": "regenerate", "branch": "branch",
+    "return after another": "another conversation and back", "shortened": "history shortened",
     "shortened to half": "history shortened to half",
     "after a restart, files in the page cache": "after a restart, files in the page cache",
     "after a restart": "after a restart, files on the drive",
-}
+}  # fmt: skip
 
 
 def first_token(shape: str, way: str) -> tuple[str, str]:
     """Milliseconds of llama-server and of pyctl at 32,768 tokens of history."""
-    _, ours, _, peer, _ = row(f"gpu-side-by-side-{SHAPES[shape]}.md", "Time to first token", "32,768", way)
+    _, ours, _, peer, _ = row(SIDE_BY_SIDE[shape], "Time to first token", "32,768", way)
     return peer, ours
 
 
 def readme_first_token() -> list[str]:
-    shown = ("append", "return after another", "shortened to half", "after a restart, files in the page cache")
+    shown = ("cold", "append", "return after another", "shortened to half", "after a restart, files in the page cache")
     body = [(WAYS[way], *(f"{ms} ms" for ms in first_token("27B", way))) for way in shown]
-    return table(("first token, 27B, 32K tokens of history, one H200", "llama-server", "pyctl"), body)
+    return table(("first token, 27B shape, 32K tokens of history", "llama-server", "pyctl"), body)
 
 
 def first_tokens() -> list[str]:
     body = [(name, *first_token("27B", way), *first_token("35B-A3B", way)) for way, name in WAYS.items()]
-    return table(("", "27B: llama-server", "pyctl", "35B-A3B: llama-server", "pyctl"), body)
+    return table(COLUMNS, body)
 
 
-def families() -> list[str]:
-    """As `first_tokens`, of models of other families, at 32,000 tokens."""
-    found = [rows(f"gpu-side-by-side-{file}.md", "Time to first token") for file in FAMILIES.values()]
-    servers = [[{each[1]: each[at] for each in table if each[0] == "32,000"} for table in found] for at in (5, 3)]
-    body = [(name, *(cells[way] for server in servers for cells in server)) for way, name in WAYS.items()]
-    first, *rest = FAMILIES
-    return table(("", f"llama-server: {first}", *rest, f"pyctl: {first}", *rest), body)
+DEFAULTS = {
+    "cold": ("32,768", "cold"),
+    "next turn": ("32,768", "append"),
+    "message edited right after its history": ("8,192", "edited at once"),
+}
 
 
 def default_flags() -> list[str]:
-    names = rows("gpu-steps.md", "The hierarchy")[0]
-    measured = [row("gpu-steps.md", "The hierarchy", f"{SHAPES[shape]}, again") for shape in SHAPES]
+    """First tokens, replies and memory of both servers with the flags that they need."""
 
-    def pairs(column: str) -> list[tuple[str, str]]:
-        """(llama-server, pyctl) of each shape; the source has them the other way round."""
-        at = names.index(column) - 1
-        return [(peer, ours) for ours, peer in (cells[at].split(" / ") for cells in measured)]
+    def pairs(heading: str, *keys: str, at: tuple[int, int]) -> list[str]:
+        """The cells of llama-server and of pyctl, of each shape."""
+        found = [row(page, heading, *keys) for page in SIDE_BY_SIDE.values()]
+        return [cells[column] for cells in found for column in at]
 
-    body = [
-        (name, *(cell for pair in pairs(column) for cell in pair))
-        for name, column in (
-            ("cold", "cold, 32K"),
-            ("next turn", "next turn"),
-            ("message edited right after its history", "history edited at once"),
-        )
-    ]
-    body.append(("next turn after 300 tokens of thought and 700 of reply", *thoughts("27B"), *thoughts("35B-A3B")))
-    for name, column in (("one reply", "one stream, tokens/s"), ("four replies", "four streams, each")):
-        ratios = [f"{number(ours) / number(peer):.2f}" for peer, ours in pairs(column)]
-        body.append((f"{name}, tokens/s each, of llama-server's", "1", ratios[0], "1", ratios[1]))
-    more = [f"{number(ours) - number(peer):,.0f}" for peer, ours in pairs("VRAM MiB")]
-    body.append(("VRAM beyond llama-server's, MiB", "", more[0], "", more[1]))
-    return table(("", "27B: llama-server", "pyctl", "35B-A3B: llama-server", "pyctl"), body)
+    body = [[f"{name}, ms", *pairs("Default flags", *keys, at=(3, 1))] for name, keys in DEFAULTS.items()]
+    for n, name in (("1", "one reply, tokens/s"), ("4", "four replies, tokens/s each")):
+        body.append([name, *pairs("Replies side by side, default flags", n, at=(1, 0))])
+    vram = [row(page, "Memory, MiB", s, "defaults, end")[0] for page in SIDE_BY_SIDE.values() for s in SERVERS]
+    return table(COLUMNS, [*body, ["VRAM, MiB", *vram]])
 
 
-def thoughts(shape: str) -> tuple[str, str]:
-    """Milliseconds of llama-server and of pyctl, some seconds after a reply with reasoning."""
-    text = (RESULTS / "gpu-steps.md").read_text(encoding="utf-8")
-    first, second = (part for part in re.split(r"\| server \| evaluated then .*\n", text)[1:3])
-    part = first if shape == "35B-A3B" else second  # the order of that page
-    (peer,) = re.findall(r"^\| llama-server \|.*\| ([\d,]+) \|$", part, re.MULTILINE)[:1]
-    (ours,) = re.findall(r"^\| pyctl, \d s later \|.*\| ([\d,]+) \|$", part, re.MULTILINE)[:1]
-    return peer, ours
-
-
-LONG = (("27B", "100,000", "f16"), ("35B-A3B", "200,000", "q8_0"), ("27B", "200,000", "f16"))
-
-
-def long_conversations() -> list[str]:
-    body = []
-    for shape, n, kv in LONG:
-        ways = {way: row("gpu-long.md", f"{shape}, {kv}", n, way) for way in ("cold", "append", "after a restart")}
-        (_, cold, _, peer_cold, _), (_, turn, _, peer_turn, _) = ways["cold"], ways["append"]
-        times = (seconds(peer_cold, 1), seconds(cold, 1), seconds(peer_turn, 3), seconds(turn, 3))
-        body.append((f"{shape}, {n} tokens of {kv}", *times, seconds(ways["after a restart"][1], 1)))
-    return table(
-        ("", "cold: llama-server", "pyctl", "next turn: llama-server", "pyctl", "after a restart: pyctl"), body
-    )
-
-
-NAMES = {
-    "aider": "Aider",
-    "claude code": "Claude Code",
-    "cline": "Cline",
-    "codex": "Codex",
-    "continue": "Continue",
-    "mini swe": "mini-swe-agent",
-    "open webui": "Open WebUI",
-    "opencode": "OpenCode",
-    "qwen code": "Qwen Code",
-    "sillytavern": "SillyTavern",
-    "sub agents": "sub-agents",
-}
-"""Names of programs; other workloads have theirs from `bench.replay`."""
+WORKLOADS = {
+    "claude code": "Claude Code", "three agents": "three agents", "opencode": "OpenCode", "codex": "Codex",
+    "qwen code": "Qwen Code", "cline": "Cline", "aider": "Aider", "open webui": "Open WebUI",
+    "mini swe": "mini-swe-agent", "dynamic tail": "dynamic tail", "short requests": "short requests",
+}  # fmt: skip
 
 
 def evaluated_tokens() -> list[str]:
-    body = [
-        (NAMES.get(cells[0], cells[0]), cells[5], cells[2], cells[9].partition(" ")[0], cells[8].partition(" ")[0])
-        for cells in rows("replay.md", "At 8 GiB of the 27B")[1:]
-    ]
+    body = []
+    for workload, name in WORKLOADS.items():
+        cells = row("replay.md", "At 8 GiB of the 27B", workload)
+        body.append((name, cells[4], cells[1], cells[8].partition(" ")[0], cells[7].partition(" ")[0]))
     return table(("workload", "llama-server", "pyctl", "seconds: llama-server", "pyctl"), body)
 
 
@@ -184,8 +145,8 @@ def drafts() -> list[str]:
     lengths = {"2": "length 2", "3": "length 3", "4": "all accepted"}
     cases = {"no drafts": "without drafts", **{name: f"n_max 3, {case}" for name, case in lengths.items()}}
     body = []
-    for shape, name in SHAPES.items():
-        page, heading = f"gpu-decode-{name}-nextn.md", "Tokens per second, at the length that was asked for"
+    for shape, page in DRAFTS.items():
+        heading = "Tokens per second, at the length that was asked for"
         body.append((shape, *(" / ".join(row(page, heading, case, "10,240", "1,000")[:2]) for case in cases.values())))
     return table(("tokens per step", *cases), body)
 
@@ -199,7 +160,8 @@ def images() -> list[str]:
     return table((what, "llama-server", "pyctl"), body)
 
 
-DOCS = ROOT / "docs"
+LEFT_FREE = 1024
+"""MiB that a context has to leave on the card: the default of --fit-target."""
 
 
 def models() -> list[str]:
@@ -224,9 +186,7 @@ CARD = {
 def card(shape: str) -> list[str]:
     """The defaults on 24,000 MiB beside the flags of an expert."""
     body = []
-    for name, _, context, vram, ram, start, _, cold, turn, speed in rows(
-        f"gpu-side-by-side-{SHAPES[shape]}-nextn.md", "On a card of 24 GB"
-    )[1:]:
+    for name, _, context, vram, ram, start, _, cold, turn, speed in rows(CARDS[shape], "On a card of 24 GB")[1:]:
         body.append((CARD[name], context, vram, ram, f"{start} s", f"{cold} s", f"{turn} ms", speed))
     return table((shape, "context", "VRAM", "RAM", "start", "first token", "next turn", "tokens/s"), body)
 
@@ -253,33 +213,83 @@ def switches() -> list[str]:
     return [lines[0], lines[1].replace("--- | ---:", "---: | ---", 1), *lines[2:]]
 
 
-FIGURES: dict[str, Callable[[], list[str]]] = {
-    "readme-first-token": readme_first_token,
-    "models": models,
-    "card-27b": lambda: card("27B"),
-    "card-35b-a3b": lambda: card("35B-A3B"),
-    "first-token": first_tokens,
-    "families": families,
-    "default-flags": default_flags,
-    "long-conversations": long_conversations,
-    "evaluated-tokens": evaluated_tokens,
-    "drafts": drafts,
-    "switches": switches,
-    "images": images,
+def claims() -> list[str]:
+    """The claims of README and docs, and what shows each."""
+    lines = CLAIMS.read_text(encoding="utf-8").splitlines()
+    body = [(claim, f"`{shown}`") for claim, shown in (line.split("\t") for line in lines)]
+    return ["| claim | shown by |", "| --- | --- |", *table((), body)[2:]]
+
+
+class Figure(NamedTuple):
+    """The lines of a table, and the pages of bench/results that they come from."""
+
+    lines: Callable[[], list[str]]
+    sources: tuple[str, ...] = ()
+
+    def caption(self) -> list[str]:
+        """Weights, device, commit and date of the sources, above the table."""
+        heads = [head(RESULTS / source) for source in self.sources]
+        parts = [f"{each['weights']} weights" for each in heads]
+        parts += [re.split("[,;]", each["machine"])[0] for each in heads]
+        parts += [f"commit {commit}" for each in heads for commit in HASH.findall(each["commit"])]
+        said = ", ".join(dict.fromkeys([*parts, *(each["date"][:10] for each in heads)]))
+        return [f"*{said[0].upper()}{said[1:]}*", ""] if said else []
+
+
+FIGURES = {
+    "readme-first-token": Figure(readme_first_token, (SIDE_BY_SIDE["27B"],)),
+    "models": Figure(models),
+    "card-27b": Figure(lambda: card("27B"), (CARDS["27B"],)),
+    "card-35b-a3b": Figure(lambda: card("35B-A3B"), (CARDS["35B-A3B"],)),
+    "first-token": Figure(first_tokens, tuple(SIDE_BY_SIDE.values())),
+    "default-flags": Figure(default_flags, tuple(SIDE_BY_SIDE.values())),
+    "evaluated-tokens": Figure(evaluated_tokens, ("replay.md",)),
+    "drafts": Figure(drafts, tuple(DRAFTS.values())),
+    "switches": Figure(switches, ("gpu-models.json",)),
+    "images": Figure(images, ("gpu-images.md",)),
+    "claims": Figure(claims),
 }
 
 
 def filled(text: str) -> str:
-    """``text`` with each table that a comment names written anew."""
+    """``text`` with each table that a comment names written anew; ValueError if a source lacks its head."""
 
     def made(found: re.Match[str]) -> str:
-        return "\n".join([found[0].partition("\n")[0], *FIGURES[found[1]](), ""])
+        figure = FIGURES[found[1]]
+        return "\n".join([found[0].partition("\n")[0], *figure.caption(), *figure.lines(), ""])
 
-    return re.sub(r"^<!-- figures: ([\w-]+) -->\n(?:\|.*\n)*", made, text, flags=re.MULTILINE)
+    return re.sub(r"^<!-- figures: ([\w-]+) -->\n(?:\*.*\*\n\n)?(?:\|.*\n)*", made, text, flags=re.MULTILINE)
 
 
-def main() -> None:
-    for page in PAGES:
+def pages() -> list[Path]:
+    """README and the pages of docs that show tables."""
+    found = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+    return [page for page in found if "<!-- figures: " in page.read_text(encoding="utf-8")]
+
+
+def check() -> list[str]:
+    """Print the age of each source; the sources without a head and the pages with other tables than theirs."""
+    wrong = []
+    for source in sorted([*RESULTS.glob("*.md"), *RESULTS.glob("*.json")]):
+        try:
+            (commit, *_) = HASH.findall(head(source)["commit"])
+            print(f"{source.name:40} {commit}  {age(commit)}")
+        except ValueError as error:
+            wrong.append(str(error))
+    for page in pages() if not wrong else ():
+        if filled(text := page.read_text(encoding="utf-8")) != text:
+            wrong.append(f"{page.name}: run python -m tools.figures")
+    return wrong
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="print ages, write nothing")
+    if parser.parse_args(argv).check:
+        if wrong := check():
+            raise SystemExit("\n".join(wrong))
+        return
+    for page in pages():
         page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 

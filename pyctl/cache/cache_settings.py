@@ -93,7 +93,7 @@ class DiskSettings:
         True, "--kv-cache", "keep snapshots on disk; --no-kv-cache: do not", None, "PYCTL_KV_CACHE", off="--no-kv-cache"
     )
     disk_mib: int = DISK.flag(
-        16384,  # less than RAM has is of little use (bench/results/spill-4-gib.md)
+        16384,  # less than RAM has is of little use (bench/results/spill-4-gib.md of 1323d1c8)
         "--kv-cache-budget",
         "MiB of that directory, 0 = no limit; in the default one at most a tenth of the free space, unless given",
         integer(0),
@@ -126,7 +126,7 @@ class DiskSettings:
         "PYCTL_DISK_PREFIX_CACHE",
         "POLICY",
     )
-    # 50 TB a year, where drives of 1 TB are made for 120: 300 to 900 turns of agents (bench/results/spill.md).
+    # 50 TB a year, where drives of 1 TB are made for 120: 300 to 900 turns of agents (bench/results/spill.md of 1323d1c8).
     daily_mib: int = DISK.flag(
         131_072,
         "--kv-cache-daily-writes",

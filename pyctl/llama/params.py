@@ -199,7 +199,7 @@ def without_amx(settings: ModelSettings) -> ModelSettings:
 
 def batch_cost(settings: ModelSettings) -> int:
     """Return the preferred average tokens of a batch, see `batch_ends`: half a full one on a GPU, which evaluates it as
-    fast per token (bench/results/gpu-batches.md, gpu-long.md); 0 without a GPU, where batches cost little."""
+    fast per token (bench/results/gpu-batches.md of 1323d1c8); 0 without a GPU, where batches cost little."""
     return settings.n_ubatch // 2 if gpus(settings) else 0
 
 

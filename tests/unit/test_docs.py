@@ -15,8 +15,6 @@ from pyctl.cli.arguments import FLAGS, parse_chat, parse_launch, parse_serve
 from pyctl.cli.flag_aliases import IGNORED, NO_OP, REJECTED
 from pyctl.setup.machine import look_at_machine
 from pyctl.setup.plan import missing_packages
-from pyctl.terminal.interactive import ALIASES, COMMANDS
-from tools import figures
 from tools.house import modules, tree_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,8 +23,8 @@ DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *DOCS]
 WIDTH, README_LINES, DECISION_WORDS = 100, 130, 400
 
-WIDE_TABLES = {"limits.md"}
-"""Generated tables, whose cells hold whole sentences."""
+WIDE_TABLES = {"benchmarks.md", "contract.md", "limits.md"}
+"""Tables whose cells hold whole sentences, tests or links."""
 
 REFERENCE = {
     *("architecture.md", "disk-format.md", "glossary.md", "limits.md"),
@@ -52,8 +50,8 @@ OTHERS = {
     *("--no-cache-dir", "--url", "--only", "--gib", "--models", "--restore-chat-history"),  # of pip, bench, aider
     *("--continue", "--resume", "--schema", "--functions", "--auth-type", "--model", "--config"),  # of clients
     *("--against", "--parts", "--servers", "--real"),  # of bench
-    *("--quick", "--depths", "--llama-server", "--budget", "--cache"),  # of pyctl bench and doctor
-    *("--weights", "--modelfile"),  # of tools, ollama
+    *("--check", "--quick", "--depths", "--llama-server", "--budget", "--cache"),  # of pyctl bench and doctor
+    *("--api-prefix", "--weights"),  # of tools
 }
 """Flags of other programs, and of other commands than serve and chat."""
 
@@ -130,17 +128,6 @@ def test_commands_are_understood(page: Path) -> None:
         assert READERS[command](flags).warnings == ()
     if page in (README, ROOT / "docs" / "24gb.md"):
         assert commands_of(page)
-
-
-@pytest.mark.parametrize("page", figures.PAGES, ids=ids(list(figures.PAGES)))
-def test_figures_are_those_of_bench_results(page: Path) -> None:
-    assert "<!-- figures: " in text_of(page)
-    assert figures.filled(text_of(page)) == text_of(page), "run python -m tools.figures"
-
-
-def test_each_table_of_figures_is_shown() -> None:
-    shown = re.findall(r"<!-- figures: ([\w-]+) -->", "".join(map(text_of, figures.PAGES)))
-    assert sorted(shown) == sorted(figures.FIGURES)
 
 
 def threads() -> Iterator[tuple[str, str]]:

@@ -1,0 +1,91 @@
+"""Tables of README and docs are those of bench/results; each source, and each claim, says how to repeat it."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bench.gpu.machine import describe
+from bench.head import HEAD, ROOT, age, head
+from tools.figures import CLAIMS, FIGURES, check, pages
+
+COMPLETE = {
+    "commit": "written at abcdef01",
+    "date": "2026-01-01",
+    "machine": "a CPU",
+    "command": "`a`",
+    "weights": "none",
+}
+
+
+def test_all_tables_are_those_of_sources_that_name_their_origin(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check() == []
+    assert re.search(
+        r"^replay\.md +63ae04c +(\d[\d,]* commits old|of unknown age)", capsys.readouterr().out, re.MULTILINE
+    )
+    shown = re.findall(r"<!-- figures: ([\w-]+) -->", "".join(page.read_text(encoding="utf-8") for page in pages()))
+    assert sorted(shown) == sorted(FIGURES)
+
+
+@pytest.mark.parametrize(
+    ("change", "missing"), [*(({name: ""}, name) for name in HEAD), ({"commit": "the newest"}, "commit")]
+)
+def test_a_source_without_its_whole_head_is_refused(tmp_path: Path, change: dict[str, str], missing: str) -> None:
+    source = tmp_path / "planted.md"
+    for fields in (COMPLETE, COMPLETE | change):
+        lines = [f"- {name}: {value}" for name, value in fields.items() if value]
+        source.write_text("\n".join(["# Planted", "", *lines, "", "| a |", "|---|", f"| - {missing}: abcdef01 |"]))
+        if fields == COMPLETE:
+            assert head(source) == COMPLETE
+    with pytest.raises(ValueError, match=f"planted.md lacks its {missing}: write '- {missing}: "):
+        head(source)
+
+
+def test_scripts_write_the_whole_head() -> None:
+    assert tuple(describe("random")) == HEAD
+
+
+def test_ages_count_commits_and_need_no_history(tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        names = ("-c", "user.name=a", "-c", "user.email=a@b")
+        return subprocess.run(
+            ("git", *names, *arguments), cwd=tmp_path, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    assert age("abcdef01", tmp_path) == "of unknown age"
+    git("init", "-q")
+    (tmp_path / "csrc").mkdir()
+    commits = []
+    for number, subject in enumerate(
+        ("core: begin", "docs: change nothing", "core: name a thing", "core: end batches")
+    ):
+        (tmp_path / ("README" if subject.startswith("docs") else "csrc/a")).write_text(str(number))
+        git("add", ".")
+        git("commit", "-q", "-m", subject)
+        commits.append(git("rev-parse", "HEAD"))
+    assert [age(commit, tmp_path) for commit in commits[1:]] == [
+        "2 commits old, 1 of them in the engine: OLD", "1 commits old, 1 of them in the engine: OLD", "0 commits old"
+    ]  # fmt: skip
+    git("clone", "-q", "--depth", "1", f"file://{tmp_path}", "shallow")
+    assert age(commits[0], tmp_path / "shallow") == "of unknown age"
+    assert age(commits[3], tmp_path / "shallow") == "0 commits old"
+
+
+@pytest.mark.parametrize("claim", CLAIMS.read_text(encoding="utf-8").splitlines(), ids=lambda line: line.split("\t")[0])
+def test_what_shows_a_claim_exists(claim: str) -> None:
+    _, shown = claim.split("\t")
+    if shown.startswith("tests/"):
+        path, _, name = shown.partition("::")
+        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+        assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    elif shown.startswith("make "):
+        makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+        assert re.search(rf"^{shown.removeprefix('make ')}:", makefile, re.MULTILINE)
+    else:
+        module = shown.removeprefix("python -m ").split()[0]
+        assert importlib.util.find_spec(module) is not None
