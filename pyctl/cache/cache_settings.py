@@ -126,7 +126,7 @@ class DiskSettings:
         "PYCTL_DISK_PREFIX_CACHE",
         "POLICY",
     )
-    # 50 TB a year, where drives of 1 TB are made for 120: 300 to 900 turns of agents (bench/results/spill.md of 1323d1c8).
+    # 50 TB a year, where drives of 1 TB are made for 120: 300 to 900 turns of agents (spill.md of 1323d1c8).
     daily_mib: int = DISK.flag(
         131_072,
         "--kv-cache-daily-writes",

@@ -15,6 +15,7 @@ from pyctl.cli.arguments import FLAGS, parse_chat, parse_launch, parse_serve
 from pyctl.cli.flag_aliases import IGNORED, NO_OP, REJECTED
 from pyctl.setup.machine import look_at_machine
 from pyctl.setup.plan import missing_packages
+from pyctl.terminal.interactive import ALIASES, COMMANDS
 from tools.house import modules, tree_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,13 +24,10 @@ DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *DOCS]
 WIDTH, README_LINES, DECISION_WORDS = 100, 130, 400
 
-WIDE_TABLES = {"benchmarks.md", "contract.md", "limits.md"}
+WIDE_TABLES = {"benchmarks.md", "limits.md"}
 """Tables whose cells hold whole sentences, tests or links."""
 
-REFERENCE = {
-    *("architecture.md", "disk-format.md", "glossary.md", "limits.md"),
-    *("model.md", "native.md", "requests.md"),
-}
+REFERENCE = {"limits.md"}
 """Pages about how the program works, which has nothing to copy."""
 
 OTHERS = {
@@ -51,7 +49,7 @@ OTHERS = {
     *("--continue", "--resume", "--schema", "--functions", "--auth-type", "--model", "--config"),  # of clients
     *("--against", "--parts", "--servers", "--real"),  # of bench
     *("--check", "--quick", "--depths", "--llama-server", "--budget", "--cache"),  # of pyctl bench and doctor
-    *("--api-prefix", "--weights"),  # of tools
+    *("--weights", "--modelfile"),  # of tools, ollama
 }
 """Flags of other programs, and of other commands than serve and chat."""
 
