@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyctl.measure.observed import resident_mib
-
 from bench.common import words
 from bench.gpu.machine import available_mib, vram_mib
 from bench.gpu.report import COLD, FIRST_TOKEN, OURS, PEER, RESTART, document
 from bench.gpu.servers import Reply, Server
 from bench.gpu.workloads import RETURN, Conversation, Step
 from bench.head import continued
+from pyctl.measure.process_stats import resident_mib
 from tools.generator import SHAPES
 
 __all__ = ["N_FIRST", "QUESTION", "Clock", "Results", "Run", "Visit"]

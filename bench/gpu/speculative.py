@@ -29,8 +29,6 @@ from itertools import product, repeat
 from pathlib import Path
 from typing import Any
 
-from pyctl.measure.observed import resident_mib
-
 from bench.common import words
 from bench.gpu.machine import describe, free_vram_mib, vram_mib
 from bench.gpu.report import OURS, PEER
@@ -38,6 +36,7 @@ from bench.gpu.rewriting import HEAD, rewriting
 from bench.gpu.servers import Completion, Server, llama_server, models_of, options_of, pyctl, weights_of
 from bench.gpu.speculative_report import WITHOUT, document
 from bench.head import continued
+from pyctl.measure.process_stats import resident_mib
 from pyctl.measure.server_process import PYCTL_SERVE
 from pyctl.module_command import module_command
 from tools.generator import SHAPES
