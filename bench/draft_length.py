@@ -186,7 +186,7 @@ TEXTS = (
 )
 LIMITS = {HEAD: 3, COPY: LONGEST}
 MIN_MATCH = 4
-"""Tokens that match where a source begins to propose."""
+"""Tokens that match where a source starts to propose."""
 NONE = as_tokens([])
 
 

@@ -49,7 +49,7 @@ from tools.generator.zoo import ZOO
 N_CTX, N_UBATCH = 4096, 128
 N_REPLY, N_BEST = 6, 5
 START, ASSISTANT = 257, (97, 115)
-"""Tokens of the byte vocabulary: the one that begins a message, and the name that opens a reply."""
+"""Tokens of the byte vocabulary: the one that starts a message, and the name that opens a reply."""
 MAX_SECONDS = 600
 """For one model; one that needs more is stuck."""
 

@@ -100,7 +100,7 @@ def memory(pid: int) -> float:
 
 
 def file_of(seed: object, size: int) -> str:
-    """Asks for a file again, of about ``size`` characters, that begins otherwise for each seed."""
+    """Asks for a file again, of about ``size`` characters, that starts otherwise for each seed."""
     file = f"# {words(seed, 24)}\n{FILE.read_text(encoding='utf-8')[:size]}"
     return f"```python\n{file}\n```\n\nThe same file, with `environ` named `variables`:\n\n```python\n"
 

@@ -1,4 +1,4 @@
-// What each extension module begins with.
+// What each extension module starts with.
 #pragma once
 
 #include <stdexcept>

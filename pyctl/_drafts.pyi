@@ -18,8 +18,8 @@ class HiddenRows:
         """Those of the ``n`` tokens evaluated last, in their order, until the next evaluation. Waits for it."""
 
     def start(self, n: int) -> bool:
-        """Begin to copy those of the last evaluation, one batch of ``n`` tokens of one sequence, so that the next may
-        begin. False where evaluations are complete on return."""
+        """Start to copy those of the last evaluation, one batch of ``n`` tokens of one sequence, so that the next may
+        start. False where evaluations are complete on return."""
 
     def finish(self, before: bool = False) -> NDArray[np.float32]:
         """The copy of the last `start`, or of the one ``before``, valid until the next but one. ValueError without any."""

@@ -21,7 +21,7 @@ _MEMORY = limit(1 << 30, "memory of the process that reads a PDF file", "400", "
 
 
 def is_pdf(data: bytes) -> bool:
-    """Whether ``data`` begins as a PDF file does."""
+    """Whether ``data`` starts as a PDF file does."""
     return data.startswith(b"%PDF-")
 
 

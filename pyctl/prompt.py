@@ -54,7 +54,7 @@ def common_prefix(a: Tokens, b: Tokens) -> int:
 
 @dataclass(frozen=True, eq=False)
 class ImageSpan:
-    """An image in a prompt that begins at token ``start`` and takes ``columns`` times ``lines`` tokens, row-major.
+    """An image in a prompt that starts at token ``start`` and takes ``columns`` times ``lines`` tokens, row-major.
 
     Images with the same ``key`` are equal to the model. ``source`` is the file.
     """
@@ -87,8 +87,8 @@ class ImageSpan:
 class Prompt:
     """Token ids of one request, and the positions at which prompts may diverge.
 
-    ``boundaries`` are token counts at which a message begins, ascending, each in (0, len(tokens)); the last one is the
-    generation header, if there is one. ``headers`` are the boundaries at which the assistant begins; None if the
+    ``boundaries`` are token counts at which a message starts, ascending, each in (0, len(tokens)); the last one is the
+    generation header, if there is one. ``headers`` are the boundaries at which the assistant starts; None if the
     template does not show them. ``turn`` is the header of the reply to the user's last message, before any tool
     results; 0 if unknown. ``line_ends`` are token counts at which a line of raw text ends, ascending, before the first
     message. Raises ValueError for boundaries out of order or out of range.

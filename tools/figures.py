@@ -57,7 +57,7 @@ def rows(page: str, heading: str, where: Path = RESULTS) -> list[Cells]:
 
 
 def row(page: str, heading: str, *keys: str) -> Cells:
-    """The cells of the one row that begins with ``keys``, without them."""
+    """The cells of the one row that starts with ``keys``, without them."""
     (found,) = (cells for cells in rows(page, heading) if cells[: len(keys)] == list(keys))
     return found[len(keys) :]
 

@@ -46,7 +46,7 @@ def interpreter(version: str) -> str | None:
 
 
 def run(target: str, version: str, python: str) -> str:
-    """Run a target of the Makefile in the environment of ``version``; a cell of the table, which begins with FAILED
+    """Run a target of the Makefile in the environment of ``version``; a cell of the table, which starts with FAILED
     if it did not succeed."""
     variables = [f"VENV=build/matrix/{version}", f"PYTHON={python}", "EXTRAS=test"]
     command = ["make", "--no-print-directory", target, *variables]

@@ -193,7 +193,7 @@ class Subject:
 
 @dataclass
 class Run:
-    """One model, its findings, and the time until which cases may begin."""
+    """One model, its findings, and the time until which cases may start."""
 
     shape: str
     model: Path

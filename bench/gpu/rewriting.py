@@ -177,7 +177,7 @@ def _measure(run: Run, name: str, types: str, server: Server, kinds: dict[str, l
 
 
 def _asked(server: Server, texts: Sequence[Text], n_seqs: int) -> dict[str, Any]:
-    """The replies to all ``texts``, ``n_seqs`` at a time; the time begins with the first token of each, or of all."""
+    """The replies to all ``texts``, ``n_seqs`` at a time; the time starts with the first token of each, or of all."""
     with ThreadPoolExecutor(n_seqs) as pool:
         replies = list(pool.map(lambda text: server.complete(text[0], len(text[1])), texts))
     spans = [(reply.arrivals[0], reply.arrivals[-1]) for reply in replies]

@@ -106,7 +106,7 @@ BEGAN = time.monotonic()
 
 @dataclass
 class Run:
-    """One model, and the time until which things may be begun."""
+    """One model, and the time until which things may be started."""
 
     shape: str
     model: Path

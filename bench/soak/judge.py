@@ -66,7 +66,7 @@ class Judge:
 
 
 def _gap(token: dict[str, Any], rest: str = "") -> float:
-    """The least difference to another token with which ``rest`` begins, which may be the end of a reply."""
+    """The least difference to another token with which ``rest`` starts, which may be the end of a reply."""
     others = [other for other in token["top_logprobs"] if other["token"] != token["token"]]
     if rest:
         others = [other for other in others if other["token"] and rest.startswith(other["token"])]

@@ -116,7 +116,7 @@ class Target:
         return 0
 
     def lives(self, life: int) -> bool:
-        """Whether that life goes on: the server was not stopped or killed since it began."""
+        """Whether that life goes on: the server was not stopped or killed since it started."""
         running = self._up.is_set() and self._process.is_running
         return running and self.life == life and not self.over.is_set()
 

@@ -20,7 +20,7 @@ std::vector<row_span> part_of(const std::vector<row_span> & spans, int64_t first
     return part;
 }
 
-// Where the step ends that begins with row `first` of `spans`.
+// Where the step ends that starts with row `first` of `spans`.
 int64_t step_end(const std::vector<row_span> & spans, int64_t first) {
     int64_t end = first, room = rows_per_step;
     for (const row_span & span : part_of(spans, first, last_position)) {
@@ -309,7 +309,7 @@ void attention_rows::reserve(int64_t n, bool in_parts) {
     }
     check_free(n);
     // The library looks for empty cells from some cell on, which it alone knows, or from the first one on. If it takes them in
-    // parts, it may begin anew for each.
+    // parts, it may start anew for each.
     std::vector<int64_t> next = cache.find(n);
     for (int64_t cell = 0; in_parts && n > 0 && cell < cache.size(); ++cell) {
         if (cache.is_empty(cell)) {

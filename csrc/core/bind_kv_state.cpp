@@ -109,7 +109,7 @@ private:
             const py::gil_scoped_release release;  // the copies touch no Python object; the caller keeps the buffers alive
             function();
         } catch (...) {
-            call<&kv_state::finish>();  // some copies may have begun
+            call<&kv_state::finish>();  // some copies may have started
             throw;
         }
         if (!is_async()) {

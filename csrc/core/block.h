@@ -1,6 +1,6 @@
 // The bytes of a saved block. They go into files, so they never change under one version; numbers are little-endian.
 //
-// Every block begins with 64 bytes:
+// Every block starts with 64 bytes:
 //    0  char[4]  "ROWS" or "STAT"
 //    4  uint32   version of this format, 1
 //    8  uint64   hash of the layout's text (layout.h): bytes of another layout are refused
@@ -28,7 +28,7 @@
 // llama.cpp numbers positions with 32 bits: what claims more is nonsense, and its size need not fit into 64.
 constexpr int64_t last_position = INT32_MAX;
 
-// What a block of each kind begins with.
+// What a block of each kind starts with.
 constexpr const char * rows_block = "ROWS", * state_block = "STAT";
 
 struct block_header {
@@ -46,7 +46,7 @@ static_assert(offsetof(block_header, layout) == 8 && offsetof(block_header, p0) 
 // `data` has room for a header.
 void write_header(uint8_t * data, const char * kind, uint64_t layout, int64_t p0, int64_t p1);
 
-// std::invalid_argument if the `size` bytes at `data` do not begin with a header of this kind and layout.
+// std::invalid_argument if the `size` bytes at `data` do not start with a header of this kind and layout.
 block_header read_header(const uint8_t * data, size_t size, const char * kind, uint64_t layout);
 
 // "[p0, p1)"

@@ -4,7 +4,7 @@
 #include <iterator>
 #include <limits>
 
-// The last image that begins before `row`; null for none.
+// The last image that starts before `row`; null for none.
 const row_positions::image * row_positions::before(int64_t row) const {
     const auto after = std::lower_bound(images.begin(), images.end(), row, [](const image & i, int64_t n) { return i.row < n; });
     return after == images.begin() ? nullptr : &*std::prev(after);

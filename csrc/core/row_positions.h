@@ -1,5 +1,5 @@
 // Which position each row of a sequence has. A row of text has the one after that of the row before it. All rows of an
-// image have the position at which it begins, and a line and a column beside it; the text goes on as many positions later
+// image have the position at which it starts, and a line and a column beside it; the text goes on as many positions later
 // as the image has lines or columns, whichever are more. So there may be more rows than positions.
 #pragma once
 
@@ -9,7 +9,7 @@ class row_positions {
 public:
     bool has_images() const { return !images.empty(); }
 
-    // Of a row that is there, or of the next one, if that is text or begins an image.
+    // Of a row that is there, or of the next one, if that is text or starts an image.
     int64_t position(int64_t row) const;
 
     // The row of a cell.
@@ -24,7 +24,7 @@ public:
     // The first row from n on that belongs to an image, INT64_MAX for none.
     int64_t next_image(int64_t n) const;
 
-    // Forgets what begins at row n or later, and the part from there on of what does not.
+    // Forgets what starts at row n or later, and the part from there on of what does not.
     void truncate(int64_t n);
 
     // The `count` rows after the last one are at `pos`, and belong to an image with so many columns.

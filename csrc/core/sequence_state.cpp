@@ -190,7 +190,7 @@ void window_rows::load(llama_seq_id seq, int64_t n, const std::vector<row_span> 
 void window_rows::clear(llama_seq_id seq) {
     llama_memory_seq_rm(cache.memory(), seq, -1, -1);
     if (cache.n_used() == 0) {
-        llama_memory_clear(cache.memory(), false);  // what comes next begins at the first cell
+        llama_memory_clear(cache.memory(), false);  // what comes next starts at the first cell
     }
 }
 

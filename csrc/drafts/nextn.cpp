@@ -55,7 +55,7 @@ public:
         return view(data, n);
     }
 
-    // Starts to copy them into memory of this object's own, so that the next evaluation may begin. False where nothing
+    // Starts to copy them into memory of this object's own, so that the next evaluation may start. False where nothing
     // would be gained, since the evaluation is complete on return.
     bool start(py::ssize_t n) {
         ggml_tensor *  tensor  = library::hidden_tensor(ctx, layer);
@@ -181,7 +181,7 @@ public:
     }
 
     // Rows [start, start + n) of `seq` from n tokens and the n hidden rows before them; llama_decode's result. No logits
-    // are computed, and where a device computes, it has only begun on return.
+    // are computed, and where a device computes, it has only started on return.
     int evaluate(llama_seq_id seq, llama_pos start, const token_list & given, const float_rows & hidden) {
         check(seq, given.size(), hidden);
         if (given.size() > tokens.size() || rows_of(hidden) != given.size()) {

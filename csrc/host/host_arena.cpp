@@ -230,7 +230,7 @@ bool host_arena::has_spare() const {
            last_whole_slab() != nowhere;
 }
 
-// Where the last slab begins of which nothing is in use.
+// Where the last slab starts of which nothing is in use.
 size_t host_arena::last_whole_slab() const {
     for (auto it = free_.rbegin(); it != free_.rend(); ++it) {
         const size_t end = (it->first + it->second) / slab * slab;

@@ -88,7 +88,7 @@ struct recorder : llama_io_write_i, llama_io_read_i {
     size_t n_bytes() override { return n_plain + n_tensors; }
 };
 
-// What ggml's books of a buffer on several devices begin with; no header has them.
+// What ggml's books of a buffer on several devices start with; no header has them.
 struct books {
     std::vector<ggml_context_ptr>                             contexts;
     std::map<const ggml_tensor *, std::vector<ggml_tensor *>> tensors;  // of each, those of the devices

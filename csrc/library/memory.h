@@ -50,7 +50,7 @@ memory_parts parts_of(llama_context * ctx);
 // Whether layers with a window see position p from n on.
 bool sees(llama_context * ctx, int64_t n, int64_t p);
 
-// Lets `seq` begin in the first plane of a recurrent part, wherever a rollback has left it.
+// Lets `seq` start in the first plane of a recurrent part, wherever a rollback has left it.
 void begin_anew(llama_memory_t recurrent, llama_seq_id seq);
 
 // What a part writes for `seq`; tensor data stays where it is.

@@ -204,7 +204,7 @@ class DeviceTier:
             self.release(segment)
 
     def copy_spare(self, *segments: Segment) -> None:
-        """Begin to copy rows that the disk will want, as far as RAM has room to spare for them."""
+        """Start to copy rows that the disk will want, as far as RAM has room to spare for them."""
         for segment in segments:
             if segment.only_held_bytes and not segment.file.is_there:
                 try:
@@ -284,7 +284,7 @@ class DeviceTier:
         self.release(segment)
 
     def _copy_if_spare(self, segment: Segment) -> bool:
-        """Begin to copy rows to RAM; False if it has no room to spare for them."""
+        """Start to copy rows to RAM; False if it has no room to spare for them."""
         if not self._cache.make_room_for_rows(segment, segment.only_held_bytes, only_if_free=True):
             return False
         self._cache.pool.add_rows(segment, self._fetch(segment))

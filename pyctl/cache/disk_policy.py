@@ -69,7 +69,7 @@ class DiskPolicy:
       deeper of these places is persisted. For a conversation that is the generation header; for a reminder or a tool
       result that is replaced in each turn, the place before it; for a dynamic tail, the scope itself. If all three are
       still to be evaluated, the scope waits for another request.
-    * ``fixed``: the first ``tokens`` tokens of every longer prompt, wherever messages begin.
+    * ``fixed``: the first ``tokens`` tokens of every longer prompt, wherever messages start.
     * ``spill``: none at once.
 
     A prompt without boundaries is cut at any token, and its end stands for its last boundary.

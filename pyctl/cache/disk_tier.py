@@ -102,7 +102,7 @@ class DiskTier:
         return self.remote.far(prompt, limit, covered)
 
     def fetch(self, prefix: Prefix) -> Reads | None:
-        """Begin to bring here what only the store behind has; None if that cannot be now."""
+        """Start to bring here what only the store behind has; None if that cannot be now."""
         return self.remote.fetch(prefix) if self.remote is not None else None
 
     def open(

@@ -33,7 +33,7 @@ class Likelihoods:
     """Where the next prompt of a conversation resumes, as weights that `bench.policy --weights` bears out.
 
     Most go on at the ``end``. Of the others, histories that are cut back, a distance from the end is as likely as twice
-    that, from ``near`` tokens on. As likely as ``head`` a new conversation begins as this one did, up to a place in its
+    that, from ``near`` tokens on. As likely as ``head`` a new conversation starts as this one did, up to a place in its
     opening (before the first reply), and near the end of that rather than far from it: what programs say of the day,
     the folder or the task comes late. Where an opening is not known, that is behind the very first snapshot. A place at
     which more prompts parted than the first is likely to be one again: each time counts ``again``. A history that is

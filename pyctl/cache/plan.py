@@ -54,7 +54,7 @@ def batch_ends(prompt: Prompt, n_ubatch: int, min_batch: int = MIN_BATCH, batch_
     """Token counts at which evaluation stops, ascending; the last is len(prompt).
 
     Batches have ``n_ubatch`` tokens at most. They also end where later prompts may part: always where the assistant
-    begins, at the first boundary and at the edges of images; at other boundaries, and half a batch into the prompt, if
+    starts, at the first boundary and at the edges of images; at other boundaries, and half a batch into the prompt, if
     batches have ``batch_cost`` tokens on average then; in raw text at line ends that are a RAW_PART, ``batch_cost`` and
     a RAW_FILL of a batch apart. A batch has at least ``min_batch`` tokens, next to an image one. Nothing else enters,
     so a prompt that extends another has the same ends in the shared part, except for the shorter one's very end.

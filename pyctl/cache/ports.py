@@ -153,7 +153,7 @@ class SequenceMemory(Protocol):
         """Let held rows go; twice is harmless."""
 
     def release_all(self) -> None:
-        """Let all held rows go: they belong to one cache, and another one begins."""
+        """Let all held rows go: they belong to one cache, and another one starts."""
 
     def fetch(self, held: HeldRows, first: int, last: int) -> Block:
         """A copy of held rows [first, last), there after `synchronize`; they may be released before that."""
@@ -253,7 +253,7 @@ class Entry:
     """A snapshot in the store. ``n_bytes`` are its state and the rows that no shallower one has.
 
     Times are epoch seconds. ``name`` is that of the Prefix, ``parent`` the name of the deepest shallower snapshot on
-    its chain, "" for none. ``label`` says to people how it begins and ends. ``is_older``: made under older rules of
+    its chain, "" for none. ``label`` says to people how it starts and ends. ``is_older``: made under older rules of
     batch ends, of use to none.
     """
 
@@ -318,7 +318,7 @@ class Store(Protocol):
     def open(
         self, prefix: Prefix, prompt: PromptMatch, base: Snapshot | None, max_bytes: int | None = None
     ) -> Reading[Arrival | None]:
-        """Begin to read ``prefix`` without the rows of ``base``; None if it is gone. Of more than ``max_bytes`` the
+        """Start to read ``prefix`` without the rows of ``base``; None if it is gone. Of more than ``max_bytes`` the
         rest comes when the first has left RAM."""
 
     def far(self, prompt: PromptMatch, limit: int) -> list[tuple[Prefix, float]]:
@@ -326,7 +326,7 @@ class Store(Protocol):
         how many seconds that takes."""
 
     def fetch(self, prefix: Prefix) -> Reads | None:
-        """Begin to fetch ``prefix``; None if that cannot be now."""
+        """Start to fetch ``prefix``; None if that cannot be now."""
 
     def select(self, matches: RecentMatches, start: int, policy: DiskPolicy | None = None) -> tuple[int, ...]:
         """The prefix lengths past ``start`` that belong in the store, of a prompt that was compared with `recent`."""

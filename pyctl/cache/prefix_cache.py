@@ -125,7 +125,7 @@ class PrefixCache:
         return max(self._near(PromptMatch(prompt.tokens, is_raw=prompt.is_raw), ends, [seq]), default=0)
 
     def fetch(self, request: CacheRequest, ends_of: EndsOf, sequences: Sequence[LiveSequence]) -> Reads | None:
-        """Begin to fetch the best prefix that only a store behind the disk has, if that is quicker than the ways here;
+        """Start to fetch the best prefix that only a store behind the disk has, if that is quicker than the ways here;
         else None. ``ends_of`` gives the batch ends of the prompt."""
         if self.disk is None or request.background or not self._facts(request).for_disk:
             return None

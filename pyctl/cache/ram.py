@@ -86,7 +86,7 @@ class RamCache:
     # -- lookup ------------------------------------------------------------------------------------------------------
 
     def next_turn(self) -> None:
-        """Another request begins: the policy's clock counts these."""
+        """Another request starts: the policy's clock counts these."""
         self.turn = self.shared.next_turn()
 
     def lookup(self, prompt: PromptMatch, limit: int) -> list[Snapshot]:
@@ -473,7 +473,7 @@ class PromptEnds:
                 self.drop(end)
 
     def lose_from(self, snapshot: Snapshot) -> None:
-        """Give up those of prompts that begin with what ``snapshot`` holds."""
+        """Give up those of prompts that start with what ``snapshot`` holds."""
         for end in list(self):
             if any(each is snapshot.segment and last >= snapshot.n for each, last in end.chain.items()):
                 self.drop(end)

@@ -51,7 +51,7 @@ class RamBudget:
             self._caches.pop(cache, None)
 
     def next_turn(self) -> int:
-        """Another request of any model begins; returns the clock."""
+        """Another request of any model starts; returns the clock."""
         with self._lock:
             self.turn += 1
             return self.turn

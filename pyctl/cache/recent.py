@@ -156,7 +156,7 @@ class RecentPrompts:
             self.listener(prompt.tokens)
 
     def load(self, newest_first: Iterable[Recent]) -> None:
-        """Begin with these, as far as there is room."""
+        """Start with these, as far as there is room."""
         self._recent = self._places = ()
         kept: list[Recent] = []
         n_tokens = 0

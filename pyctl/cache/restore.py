@@ -157,7 +157,7 @@ class Ways:
         )
 
     def at(self, source: Source, snapshot: Snapshot, arrival: Arrival | None = None) -> Candidate | None:
-        """That at the end of ``snapshot``, with which the prompt begins; None if it were not exact."""
+        """That at the end of ``snapshot``, with which the prompt starts; None if it were not exact."""
         n = snapshot.n
         if not self._shape.resume_points.allow(n):
             return None  # of a server whose ring had another size

@@ -1,4 +1,4 @@
-"""Where messages begin in a prompt: at the tokens with which the chat template starts a message.
+"""Where messages start in a prompt: at the tokens with which the chat template starts a message.
 
 Every occurrence of such a token, from index 1 on, is a boundary. So boundaries depend on the tokens before them and on
 nothing else, also in raw text, without a system message, and when a user pastes a marker (one more boundary then).
@@ -32,7 +32,7 @@ _TEXTS = "x", " x", "\n", "\n\n", *punctuation
 
 
 class MessageStarts:
-    """The tokens with which ``template`` begins messages, and where they stand in a prompt; ``ids`` begin any message.
+    """The tokens with which ``template`` starts messages, and where they stand in a prompt; ``ids`` start any message.
 
     ``specials`` are the tokenizer's special tokens; the text of one is ``call_end``, with which a message that calls a
     tool ends, empty if unknown. ``inside`` are texts within messages, such as the tags of reasoning.
@@ -52,7 +52,7 @@ class MessageStarts:
         self.call_end = _call_end(template, tokenizer, self.ids, {token: text for text, token in specials.items()})
 
     def prompt(self, tokens: Tokens, pictures: Sequence[ImageSpan]) -> Prompt:
-        """The prompt of ``tokens``, with every place at which something begins or ends."""
+        """The prompt of ``tokens``, with every place at which something starts or ends."""
         begins = boundaries(tokens, self.ids)
         replies = headers(tokens, begins, self._assistant)
         turn = last_turn(tokens, begins, replies or (), self._result)
@@ -62,7 +62,7 @@ class MessageStarts:
 
 
 def boundaries(tokens: Tokens, starts: Sequence[int]) -> tuple[int, ...]:
-    """Token counts at which a message begins, ascending: the indices above 0 of ``starts`` in ``tokens``."""
+    """Token counts at which a message starts, ascending: the indices above 0 of ``starts`` in ``tokens``."""
     if not starts:
         return ()
     here = tokens == starts[0] if len(starts) == 1 else np.isin(tokens, starts)
@@ -70,9 +70,9 @@ def boundaries(tokens: Tokens, starts: Sequence[int]) -> tuple[int, ...]:
 
 
 def headers(tokens: Tokens, boundaries: Sequence[int], start: Sequence[int]) -> tuple[int, ...] | None:
-    """Those of ``boundaries`` at which the assistant begins, with the tokens ``start``; None without any such tokens.
+    """Those of ``boundaries`` at which the assistant starts, with the tokens ``start``; None without any such tokens.
 
-    One whose tokens are not all there is none yet: what begins there shows when they are.
+    One whose tokens are not all there is none yet: what starts there shows when they are.
     """
     if not start:
         return None
@@ -82,7 +82,7 @@ def headers(tokens: Tokens, boundaries: Sequence[int], start: Sequence[int]) -> 
 
 
 def last_turn(tokens: Tokens, boundaries: Sequence[int], headers: Sequence[int], result: Sequence[int]) -> int:
-    """The last of ``headers`` that follows no result of a tool, which begins with the tokens ``result``; 0 without one.
+    """The last of ``headers`` that follows no result of a tool, which starts with the tokens ``result``; 0 without one.
 
     So far a history stays as it is when the user speaks again: many templates strip the reasoning after it then.
     """
@@ -103,10 +103,10 @@ def _line_ends(tokens: Tokens, tokenizer: Tokenizer) -> tuple[int, ...]:
 def message_starts(
     template: Template, tokenizer: Tokenizer, specials: Mapping[str, int], inside: Sequence[str] = ()
 ) -> tuple[int, ...]:
-    """Ids of the special tokens that begin a message, ascending; none for a template that begins them with plain text.
+    """Ids of the special tokens that start a message, ascending; none for a template that starts them with plain text.
 
     Found by comparing renderings: between two messages stand the special tokens that end the first, which is what also
-    stands there when no message follows, and then the one that begins the second. Texts ``inside`` messages begin none.
+    stands there when no message follows, and then the one that starts the second. Texts ``inside`` messages start none.
     """
     gaps = _Gaps(template, tokenizer, {token for text, token in specials.items() if text.strip()}, inside)
     starts = {start for start in _starts(gaps, template.capabilities) if start is not None}
@@ -116,9 +116,9 @@ def message_starts(
 
 
 def _assistant_start(template: Template, tokenizer: Tokenizer, starts: Sequence[int]) -> tuple[int, ...]:
-    """The tokens with which both a generation header and a message of the assistant begin, and no other message does.
+    """The tokens with which both a generation header and a message of the assistant start, and no other message does.
 
-    Empty where the template has no such header, or all its messages begin alike.
+    Empty where the template has no such header, or all its messages start alike.
     """
     gaps = _Gaps(template, tokenizer, starts)
     roles = zip(("user", "assistant", "user"), _MARKS, strict=False)
@@ -131,7 +131,7 @@ def _assistant_start(template: Template, tokenizer: Tokenizer, starts: Sequence[
 
 
 def _result_start(template: Template, tokenizer: Tokenizer, starts: Sequence[int]) -> tuple[int, ...]:
-    """The tokens with which a message with the result of a tool begins, and no message of the user does; else empty."""
+    """The tokens with which a message with the result of a tool starts, and no message of the user does; else empty."""
     gaps = _Gaps(template, tokenizer, starts)
     said, called, result = _samples(template.capabilities)
     begins, user = gaps.last_start([*called, result], 2), gaps.last_start(said, 2)
@@ -139,7 +139,7 @@ def _result_start(template: Template, tokenizer: Tokenizer, starts: Sequence[int
 
 
 def _call_end(template: Template, tokenizer: Tokenizer, starts: Sequence[int], specials: Mapping[int, str]) -> str:
-    """The special token that stands between a call and the token that begins its result; empty if there is none."""
+    """The special token that stands between a call and the token that starts its result; empty if there is none."""
     _, called, result = _samples(template.capabilities)
     found = _Gaps(template, tokenizer, specials).specials([*called, result], 2) or []
     at = next((at for at, token in enumerate(found) if token in starts), 0)
@@ -179,14 +179,14 @@ class _Gaps:
         self._inside = inside
 
     def first(self, messages: Sequence[Mapping[str, Any]]) -> int | None:
-        """The token that begins the first message."""
+        """The token that starts the first message."""
         before = self.specials(messages, 0) or []
         if before[:1] == [self._tokenizer.bos] and len(before) > 1:
             before = before[1:]
         return before[0] if before else None
 
     def last_start(self, messages: Sequence[Mapping[str, Any]], gap: int, header: bool = False) -> tuple[int, ...]:
-        """The tokens before mark ``gap``, or after the last, from the last special one on that begins a message; those
+        """The tokens before mark ``gap``, or after the last, from the last special one on that starts a message; those
         that depend on its text are left out."""
         text = self._text(messages, gap, header) or ""
         tokens, *others = (self._tokenizer.tokenize(text + said) for said in _TEXTS)
@@ -226,7 +226,7 @@ class _Gaps:
         gap: int,
         header: bool = False,
     ) -> int | None:
-        """The token in ``gap`` of ``after`` that begins what ``before`` does not have yet."""
+        """The token in ``gap`` of ``after`` that starts what ``before`` does not have yet."""
         ends, between = self.specials(before, gap), self.specials(after, gap, header)
         if ends is None or between is None:
             return None

@@ -67,7 +67,7 @@ class ChatFormat:
     """``ChatFormat(template, tokenizer).prepare(ChatRequest([{"role": "user", "content": "Hi"}])).prompt``
 
     ``kwargs`` are variables of the template that a request may override; ``replay`` remembers replies and puts them
-    into later conversations; ``starts`` are the token ids that begin a message. Without ``images`` there can be none.
+    into later conversations; ``starts`` are the token ids that start a message. Without ``images`` there can be none.
     Tools that differ from those of an earlier reply in the order of keys alone take that order, unless ``keeps_order``.
     Thread-safe. Whatever is wrong with a request raises RequestError.
     """
@@ -204,7 +204,7 @@ class ChatFormat:
 class PreparedChat:
     """The answer to a ChatRequest: ``text`` of the prompt, and from there whatever the engine needs.
 
-    The reply begins with ``open_reasoning``, text of the prompt that no token of the reply brings, where reasoning
+    The reply starts with ``open_reasoning``, text of the prompt that no token of the reply brings, where reasoning
     stays in the content. ``is_continued`` if the client asked for the last message to be continued. ``control_texts``
     are the control tokens that the splitter has to see, and their texts.
     """
@@ -333,7 +333,7 @@ class PreparedChat:
         return ReplySplitter(parser, echo, opening, ended)
 
     def _begins(self) -> ReplyPart:
-        """Where the reply begins: ``start`` only if the template leaves it a reasoning block to open."""
+        """Where the reply starts: ``start`` only if the template leaves it a reasoning block to open."""
         if self.rendered.reply_part != "start":
             return self.rendered.reply_part
         tags = self._chat.tags

@@ -41,7 +41,7 @@ class Constraint:
     """``grammar`` binds the whole reply, which goes on from ``prefill``; its ``kind`` is its language.
 
     With ``triggers`` (regular expressions) it binds nothing until the reply matches one of them, and from there on;
-    where the reply begins with what is ``hidden`` (an opening, empty if the prompt has it, and a closing), only what
+    where the reply starts with what is ``hidden`` (an opening, empty if the prompt has it, and a closing), only what
     comes after that counts.
     """
 
@@ -138,7 +138,7 @@ def json_constraint(schema: Any) -> Constraint:
 def reply_constraint(
     schema: Any, tags: ReasoningTags, part: ReplyPart, prefill: str = "", controls: Mapping[str, int] | None = None
 ) -> Constraint:
-    """Content that is JSON by ``schema``, after an optional reasoning block; ``part`` is where the reply begins."""
+    """Content that is JSON by ``schema``, after an optional reasoning block; ``part`` is where the reply starts."""
     grammar = GrammarBuilder(controls)
     return grammar.constraint(reply_json(grammar, schema, tags, part), prefill=prefill)
 

@@ -1,4 +1,4 @@
-"""Conversations as text: messages checked, fitted to the template and rendered, and where the reply begins."""
+"""Conversations as text: messages checked, fitted to the template and rendered, and where the reply starts."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _unstamped(text: str) -> str:
     """``text`` without its stamps, if it is a billing header:
     ``x-anthropic-billing-header: cc_version=2.1.197.a5a; ...; cch=a5145;``
 
-    The one after the version says how the conversation began, so that no two of them would share their system text.
+    The one after the version says how the conversation started, so that no two of them would share their system text.
     """
     if not text.startswith(_BILLING):
         return text
@@ -224,7 +224,7 @@ class RenderedChat:
     """A rendered conversation.
 
     ``prefill`` is the part of the reply that the conversation already holds; ``reply_part`` says where the rest
-    begins, and ``open_reasoning`` is what the prompt has written of a reasoning block that the reply is to fill.
+    starts, and ``open_reasoning`` is what the prompt has written of a reasoning block that the reply is to fill.
     ``begun`` is all that the prompt has of the reply, from the tag of its reasoning on if there is one.
     ``parts`` are the text in pieces, with the tokens of replies that are replayed, and empty if there are none. The
     reply stands at ``place`` of the conversation, empty where no replies are remembered. ``images`` are those in the
@@ -244,7 +244,7 @@ class RenderedChat:
 class Renderer:
     """Renders conversations with ``template``; ``variables`` are those of the template that a request may override.
 
-    ``start_texts`` are the tokens that begin a message, as text. ``strip_bos``: BOS is left out, because the tokenizer
+    ``start_texts`` are the tokens that start a message, as text. ``strip_bos``: BOS is left out, because the tokenizer
     adds it to every prompt. Replies that ``marks`` remembers are put in as they were sampled.
     """
 
@@ -380,7 +380,7 @@ class Renderer:
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any],
     ) -> str:
-        """What ``text`` has of the reply after the messages ``before``: all from the last token on that begins a
+        """What ``text`` has of the reply after the messages ``before``: all from the last token on that starts a
         message, or what a rendering of them alone does not have."""
         if self._marks_replies:
             return text[max((text.rfind(start) for start in self._start_texts), default=-1) + 1 :]

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class SampledReply:
-    """A reply as it was written: ``header`` is the text from the token that begins the message to the first
+    """A reply as it was written: ``header`` is the text from the token that starts the message to the first
     sampled one, ``text`` and ``tokens`` are what was sampled, tokens None if they are not known.
 
     Its calls had these ``ids``, and its reasoning this digest.
@@ -390,7 +390,7 @@ def _calling(message: dict[str, Any], marked: dict[str, Any]) -> dict[str, Any]:
 
 
 class ReplayMarks:
-    """Replaces messages by what ``replay`` remembers; ``starts`` are the texts of the tokens that begin a message,
+    """Replaces messages by what ``replay`` remembers; ``starts`` are the texts of the tokens that start a message,
     ``tags`` those around reasoning, which may follow on the same line, and ``around`` those that a template writes
     around content. ``call_end`` is the text of the token that ends a message with calls.
     """
@@ -472,7 +472,7 @@ class ReplayMarks:
         return text[start:] if start >= 0 else ""
 
     def _last_start(self, text: str, low: int, high: int) -> int:
-        """Where the last message in this part begins, -1 for none: a tag that begins with the same token is none."""
+        """Where the last message in this part starts, -1 for none: a tag that starts with the same token is none."""
         for _ in range(_MAX_TAGS):
             at = max((text.rfind(start, low, high) for start in self._starts), default=-1)
             if at < 0 or self._role(text[at:high]):

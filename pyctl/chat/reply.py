@@ -48,7 +48,7 @@ class ReplyDelta(NamedTuple):
 
 
 ReplyPart: TypeAlias = Literal["start", "reasoning", "content"]
-"""Where a reply begins: at its very start, inside a reasoning block that the prompt has opened, or after one."""
+"""Where a reply starts: at its first token, inside a reasoning block that the prompt has opened, or after one."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class ReasoningTags:
     """``open`` and ``close`` enclose the reasoning; what ``interrupts`` ends it, too, but belongs to the content.
 
     Reasoning that is cut short ends with ``forced_close``, which is ``close`` unless the model writes more than that.
-    Where a reply consists of messages, ``next_message`` begins another one after the reasoning, and ``content_open``
+    Where a reply consists of messages, ``next_message`` starts another one after the reasoning, and ``content_open``
     comes before the content. ``is_known`` unless the template does not have these tags.
     """
 
@@ -100,7 +100,7 @@ class ReasoningSplitter:
     """Feed it the pieces of one reply; a tag may be spread over any number of them.
 
     Blanks around the tags belong to neither part, except those that end the reasoning; nor do those at the beginning of
-    a reply whose template knows the tags. A reasoning block is recognised only where the reply begins: later tags are
+    a reply whose template knows the tags. A reasoning block is recognised only where the reply starts: later tags are
     content. Without ``tags``, everything is content.
     """
 
@@ -223,7 +223,7 @@ class ReplySplitter:
     """Feed it the pieces of one reply: text, and the tokens that it stands for where they are known.
 
     ``echo`` is the part of the reply that the prompt holds already, as it would have been read. ``opening`` is text of
-    the prompt with which the content of the reply begins. ``on_end`` gets the whole reply in the end: its text, its
+    the prompt with which the content of the reply starts. ``on_end`` gets the whole reply in the end: its text, its
     tokens and its parts; ``reply`` has those so far. ``n_reasoning`` counts the tokens so far whose text is reasoning
     and nothing else.
     """

@@ -216,7 +216,7 @@ _OF_SERVE = {section: flags for section, flags in FLAGS.items() if section is no
 
 
 def parse_serve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> CommandSettings:
-    """The settings of ``pyctl serve``; ``argv`` begins after the command.
+    """The settings of ``pyctl serve``; ``argv`` starts after the command.
 
     --help and --version print and raise SystemExit(0); anything that cannot be served raises ConfigError.
     """

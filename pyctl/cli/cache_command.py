@@ -189,7 +189,7 @@ def _each(
 
 
 def _meant(text: str, known: Collection[str]) -> list[str]:
-    """Names that begin with ``text``, or whose digest does; one name may belong to snapshots of several models."""
+    """Names that start with ``text``, or whose digest does; one name may belong to snapshots of several models."""
     names = (name for name in known if "/" not in name)
     return sorted(name for name in names if text and text in (name[: len(text)], name.partition("-")[2][: len(text)]))
 

@@ -37,7 +37,7 @@ class Invocation:
 
 
 def run_launch(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Run the program that ``argv`` begins with; returns its exit code, 128 + N after signal N.
+    """Run the program that ``argv`` starts with; returns its exit code, 128 + N after signal N.
 
     Words after "--" are its arguments. Raises ConfigError if the program or the server cannot be started.
     """

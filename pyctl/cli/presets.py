@@ -257,7 +257,7 @@ def _words(key: str, value: str) -> list[str]:
     name, takes = _flag(key)
     if isinstance(takes, int):
         return [name, *[value] * takes] if takes or value.lower() in TRUE_WORDS else []
-    if takes.bare is not None:  # apart, a value that begins with a dash would be the next flag
+    if takes.bare is not None:  # apart, a value that starts with a dash would be the next flag
         return [f"{takes.names.split()[-1]}={value}"]
     if takes.convert is not None:
         return [name, value]

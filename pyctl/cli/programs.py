@@ -71,7 +71,7 @@ class ClientProgram:
     """A program and its settings for an `Endpoint`.
 
     ``arguments`` come before the user's. ``files`` are texts of temporary files: the name is the flag, or else the
-    variable, that gets the path. ``unset`` begins variables that would lead the program to another server.
+    variable, that gets the path. ``unset`` starts variables that would lead the program to another server.
     """
 
     install: str

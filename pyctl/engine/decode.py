@@ -127,7 +127,7 @@ class Generation:
         sampler = self._sampler
         assert sampler is not None
         budget = self._budget
-        with self._state_reads.allowed():  # for the device, if it has only begun the evaluation
+        with self._state_reads.allowed():  # for the device, if it has only started the evaluation
             token = sampler.sample(index) if budget is None else self._budgeted(sampler, budget, index)
         if self.n_predicted == 0:
             self.first_token = time.perf_counter()
@@ -174,7 +174,7 @@ class Generation:
         return self._evaluator.top_tokens(index, token, n)
 
     def _send(self, text: str, n_probs: int = 0) -> None:
-        """Send ``text``, with the probabilities of the tokens that it begins, or of ``n_probs``."""
+        """Send ``text``, with the probabilities of the tokens that it starts, or of ``n_probs``."""
         self._n_sent += len(text)
         n_probs = n_probs or bisect_left(self._starts, self._n_sent)
         self._handle.hold(Piece(text, tuple(self._unsent), tuple(self._probs[:n_probs])))

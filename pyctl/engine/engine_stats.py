@@ -83,7 +83,7 @@ class EngineMemory:
 class EngineStats:
     """Counters since the start (``total``) and since the previous query (``recent``), and the current load.
 
-    Of ``n_waiting`` requests, ``n_suspended`` have begun and hold ``suspended_bytes`` of the cache's RAM. The context
+    Of ``n_waiting`` requests, ``n_suspended`` have started and hold ``suspended_bytes`` of the cache's RAM. The context
     has ``n_cells``: sequences use ``n_cells_used``, held rows ``n_cells_held``; ``device`` counts uses of held rows.
     """
 

@@ -69,7 +69,7 @@ class Prefill:
                 yield None  # encoding is slow: other requests decode a token first
             while (refused := self._evaluate(active, seq, end, plan)) is not None:
                 yield refused if isinstance(refused, OutOfCellsError) else None
-            last = seq.n if self._backend.facts.is_async else end  # a device has only begun the last batch
+            last = seq.n if self._backend.facts.is_async else end  # a device has only started the last batch
             # The very end of a prompt is a batch end of longer prompts only if it fills its batch.
             is_cold = end in ends and (end < len(prompt) or end - previous == self._backend.facts.n_ubatch)
             seq.append(prompt.tokens[seq.n : end], exact=is_cold)

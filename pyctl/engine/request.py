@@ -124,7 +124,7 @@ class Piece(NamedTuple):
     """Final text: never half a character, never part of a stop string.
 
     ``text`` may be empty if the tokens end within a character. ``tokens`` are the ids sampled since the last piece.
-    ``probs`` holds for each token that the text begins (id, logprob) of the sampled token, then of the ``n_probs`` most
+    ``probs`` holds for each token that the text starts (id, logprob) of the sampled token, then of the ``n_probs`` most
     likely ones; with ``post_sampling_probs``, probabilities instead of logarithms.
     """
 

@@ -15,7 +15,7 @@ __all__ = ["LineLimits", "ReasoningBudget", "TextStream"]
 class TextStream:
     """Converts the bytes of tokens to text that can be sent.
 
-    Text that may begin a stop string is withheld until it no longer can. After a stop string, ``stopping_word`` holds
+    Text that may start a stop string is withheld until it no longer can. After a stop string, ``stopping_word`` holds
     it and `feed` returns no more text. Invalid UTF-8 becomes U+FFFD.
     """
 
@@ -68,14 +68,14 @@ class _Stops:
 
     def search(self, text: str) -> tuple[int, str, int]:
         """Find the first word in ``text``: (its start, the word, 0). If there is none: (-1, "", the length of the
-        longest end of ``text`` that begins a word)."""
+        longest end of ``text`` that starts a word)."""
         if (found := self._pattern.search(text)) is not None:
             return found.start(), found[0], 0
         lengths = range(min(self._longest - 1, len(text)), 0, -1)
         return -1, "", next((n for n in lengths if self._begins(text[-n:])), 0)
 
     def _begins(self, end: str) -> bool:
-        """Whether a word begins with ``end``; of all, the one at its place in their order."""
+        """Whether a word starts with ``end``; of all, the one at its place in their order."""
         at = bisect_left(self._words, end)
         return any(word.startswith(end) for word in self._words[at : at + 1])
 
@@ -90,7 +90,7 @@ class LineLimits:
     def __init__(self, n_indent: int) -> None:
         self.ended = False
         self._n_indent = n_indent
-        self._blanks = -1  # of the line so far; -1 when its text has begun
+        self._blanks = -1  # of the line so far; -1 when its text has started
 
     def feed(self, text: str, time_is_up: bool) -> str:
         """Return the part of ``text`` that belongs to the reply."""
@@ -162,7 +162,7 @@ class ReasoningBudget:
             self._text = self._text[max(len(self._text) - self._n_chars, 0) :]
 
     def _enters(self) -> bool:
-        """Whether the last token is within a block; one that ends with the start has begun it."""
+        """Whether the last token is within a block; one that ends with the start has started it."""
         start = self._limit.start
         if self._limit.recurs:
             _, tag, behind = self._text.partition(start)

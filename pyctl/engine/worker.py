@@ -198,7 +198,7 @@ class Worker:
             self._engine.backend.control.preempt()
         return handle
 
-    def warm(self, request: Request) -> None:
+    def prewarm(self, request: Request) -> None:
         """Queue a background request without a consumer. Does not wake a sleeping engine."""
         handle = RequestHandle(request)
         if len(request.prompt) < self.info.n_ctx:

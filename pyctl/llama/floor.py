@@ -123,7 +123,7 @@ class KVState:
         """Drop everything ``seq`` holds."""
         if not self._memory:
             return
-        if self._fresh is not None:  # llama.cpp begins with this times zero: what is not a number would stay
+        if self._fresh is not None:  # llama.cpp starts with this times zero: what is not a number would stay
             api.llama_state_seq_set_data_ext(
                 self._ctx, *_memory_of(self._fresh), seq, api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
             )

@@ -202,7 +202,7 @@ class LlamaBackend:
     ) -> None:
         """Evaluate ``rows``, shape (n, n_embd), rows from ``first`` on of an image with ``columns``.
 
-        The image begins at token ``start`` of the sequence.
+        The image starts at token ``start`` of the sequence.
         """
         n, width = rows.shape
         self._reserve(n)

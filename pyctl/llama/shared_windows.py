@@ -74,7 +74,7 @@ class WindowRows:
         return tuple(piece.block for piece in self.pieces)
 
     def joined(self, head: Block) -> Block:
-        """The state's block that begins with ``head``, in one."""
+        """The state's block that starts with ``head``, in one."""
         first, last = self.pieces[0].first, self.pieces[-1].last
         block = np.empty(head.size + (last - first) * self.form.row_bytes, np.uint8)
         block[: head.size] = head

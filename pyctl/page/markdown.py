@@ -30,7 +30,7 @@ __all__ = ["html_of"]
 _DELIMITERS = (("$$", "$$"), ("\\[", "\\]"), ("\\(", "\\)"), ("$", "$"))
 
 _BARE = re.compile(r"\\begin\{((?:align|aligned|alignat|cases|equation|eqnarray|gather|multline|[bpvBV]?matrix)\*?)\}")
-"""Where a formula begins that has no delimiters."""
+"""Where a formula starts that has no delimiters."""
 
 _URL = re.compile('https?://\\w[^][{}\\s<>"`|]*', re.IGNORECASE)
 
@@ -72,7 +72,7 @@ def _parser() -> MarkdownIt:
 
 
 def _url_at_start(text: str) -> SimpleNamespace | None:
-    """The address that ``text`` begins with, as the rule for bare links wants it; a sentence around it is not part."""
+    """The address that ``text`` starts with, as the rule for bare links wants it; a sentence around it is not part."""
     found, after = _URL.match(text), ".,;:!?'*_~"
     if found is None:
         return None

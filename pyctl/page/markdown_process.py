@@ -78,7 +78,7 @@ class MarkdownProcess:
         return self._process
 
     def _ask(self, process: subprocess.Popen[bytes], text: str, seconds: float) -> str:
-        """A line of JSON each way. TimeoutError if no answer begins in time, OSError if it never ends."""
+        """A line of JSON each way. TimeoutError if no answer starts in time, OSError if it never ends."""
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(json.dumps(text).encode() + b"\n")

@@ -163,7 +163,7 @@ class GuardedProtocol(H11Protocol):
         self._check_write(passed)
         if self.transport.is_closing() or self.flow.read_paused:
             return  # we do not read: the client waits for us
-        self._waited += min(passed, now - self._since)  # what is awaited may have begun since the last look
+        self._waited += min(passed, now - self._since)  # what is awaited may have started since the last look
         if self._is_kept():
             return  # uvicorn closes it after KEPT_SECONDS
         if self._phase is h11.IDLE and self._waited > HEAD_SECONDS:
@@ -204,7 +204,7 @@ class GuardedProtocol(H11Protocol):
             self.transport.abort()
 
     def _answer(self, status: int, message: str, *, retry: bool = False) -> None:
-        """Say why, past whatever HTTP had begun, and close."""
+        """Say why, past whatever HTTP had started, and close."""
         kind = "unavailable_error" if status == 503 else "invalid_request_error"
         body = json.dumps({"error": {"code": status, "message": message, "type": kind}}).encode()
         phrase = "Service Unavailable" if status == 503 else "Request Timeout"

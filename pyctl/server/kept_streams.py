@@ -118,7 +118,7 @@ class KeptStreams:
         self._working: set[asyncio.Future[None]] = set()
 
     def start(self, work: Awaitable[None]) -> asyncio.Future[None]:
-        """Begin ``work``, for which no connection waits."""
+        """Start ``work``, for which no connection waits."""
         task = asyncio.ensure_future(work)
         self._working.add(task)
         task.add_done_callback(self._working.discard)
@@ -158,7 +158,7 @@ class KeptStreams:
             found.cancelled.set()
 
     def end(self, key: Key, stream: KeptStream) -> None:
-        """``stream`` is complete. One that never began is forgotten, as llama-server does with refused requests."""
+        """``stream`` is complete. One that never started is forgotten, as llama-server does with refused requests."""
         stream.end()
         if stream.head is None and self._streams.get(key) is stream:
             del self._streams[key]
@@ -245,7 +245,7 @@ class KeptResponse:
 
 
 async def send_stream(stream: KeptStream, start: int, send: Send) -> None:
-    """Send a stream that has begun as a response, from byte ``start`` on."""
+    """Send a stream that has started as a response, from byte ``start`` on."""
     assert stream.head is not None
     await send(stream.head)
     async with aclosing(stream.read(start)) as parts:

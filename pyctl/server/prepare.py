@@ -124,7 +124,8 @@ def _prewarm(service: Service, chat: PreparedChat, request: Request, message: di
     prompt = chat.next_prompt(message)
     if prompt is not None:
         policy, seq = request.disk_policy, request.seq
-        service.worker.warm(Request(prompt, max_tokens=0, disk_policy=policy, seq=seq, background=True, after=request))
+        ahead = Request(prompt, max_tokens=0, disk_policy=policy, seq=seq, background=True, after=request)
+        service.worker.prewarm(ahead)
 
 
 def prepare_chat(

@@ -297,7 +297,7 @@ class Reply(ABC):
         return PING
 
     def error_event(self, error: Exception) -> bytes:
-        """``error`` as the last event of a stream that has begun."""
+        """``error`` as the last event of a stream that has started."""
         return frame(encode(self.error_form(error)))
 
     def timings(self, done: Done) -> dict[str, Any]:

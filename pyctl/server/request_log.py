@@ -43,7 +43,7 @@ def _log_miss(path: str, miss: Divergence, service: Service) -> None:
 
 
 def _endpoint(path: str) -> str:
-    """The endpoint as lines of the log begin with it: "chat" for /v1/chat/completions."""
+    """The endpoint as lines of the log start with it: "chat" for /v1/chat/completions."""
     return f"{path.rpartition('/v1/')[2].strip('/').removesuffix('/completions'):<12}"
 
 

@@ -136,7 +136,7 @@ class _Server(uvicorn.Server):
             loop.close()
 
     def join(self) -> None:
-        """Wait for the thread that began; raises what it raised."""
+        """Wait for the thread that started; raises what it raised."""
         if self._beginning.ident is not None:
             self._beginning.join(JOIN_SECONDS)
         if self._failure is not None:

@@ -69,7 +69,7 @@ class ReplyResponse:
     whole ones, in their order.
 
     When the client leaves, all work is cancelled. An error becomes a response of its own as long as nothing has been
-    sent, and an event after that. A stream begins with the first event, or after one ping interval without any.
+    sent, and an event after that. A stream starts with the first event, or after one ping interval without any.
     """
 
     def __init__(

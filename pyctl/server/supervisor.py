@@ -27,7 +27,7 @@ class Supervisor:
 
     def __init__(self, models: Models) -> None:
         self._models = models
-        self._left: dict[str, float] = {}  # what left for the model that is about to be loaded, and when that began
+        self._left: dict[str, float] = {}  # what left for the model that is about to be loaded, and when that started
         self._thread = threading.Thread(target=self._run, name="pyctl-models", daemon=True)
 
     def run(self) -> None:

@@ -91,7 +91,7 @@ class PipeReader:
 
 
 class TerminalReader:
-    """Enter sends; Alt-Enter begins a new line.
+    """Enter sends; Alt-Enter starts a new line.
 
     History is kept in ``history``. Tab completes the ``commands``, which are described by their values, and the paths
     after those in ``with_path``.
@@ -155,7 +155,7 @@ def shorten_history(path: Path, maximum: int = _MAX_HISTORY_BYTES) -> None:
         if (n_bytes := file.seek(0, os.SEEK_END)) <= maximum:
             return
         file.seek(n_bytes - maximum // 2)
-        # Each entry begins with an empty line and a comment; the first of these bytes are the rest of one.
+        # Each entry starts with an empty line and a comment; the first of these bytes are the rest of one.
         entries = file.read().partition(b"\n\n# ")[2]
     write_atomic(path, b"\n# " + entries if entries else b"")
 

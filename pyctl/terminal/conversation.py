@@ -86,7 +86,7 @@ class Conversation:
     messages: tuple[Message, ...] = ()
 
     def asked(self, text: str, images: tuple[str, ...] = (), attached: str = "") -> Conversation:
-        """With a message of the user at the end, which begins with the files ``attached``."""
+        """With a message of the user at the end, which starts with the files ``attached``."""
         attached = _encodable(attached)
         message = Message("user", attached + _encodable(text), images=images, n_attached=len(attached))
         return replace(self, messages=(*self.messages, message))

@@ -105,7 +105,7 @@ class Chat:
             COMMANDS[name][0](self, argument.strip())
 
     def ask(self, text: str) -> None:
-        """One message, whatever it begins with."""
+        """One message, whatever it starts with."""
         before = self.conversation
         try:
             self._reply(before.asked(text, self._images, "".join(self._files)))

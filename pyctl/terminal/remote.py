@@ -28,7 +28,7 @@ __all__ = ["RemoteBackend"]
 
 CONNECT_SECONDS = 10.0
 UNIX = "unix://"
-"""Begins the address of a server at a socket of this machine, before its path."""
+"""Starts the address of a server at a socket of this machine, before its path."""
 
 _MAX_MODELS = limit(1000, "models of a server in a chat at a terminal", "the rest is left out", "memory")
 

@@ -68,7 +68,7 @@ class Block:
 
 
 class MarkdownBlocks:
-    """Markdown, cut where the parser begins another block at the outermost level.
+    """Markdown, cut where the parser starts another block at the outermost level.
 
     ``gap`` are the empty rows above the open block; it ``is_final`` if more text changes only its last rows.
     """
@@ -77,7 +77,7 @@ class MarkdownBlocks:
         self.gap, self.is_final = 1, True
         self._lines: list[str] = []
         self._rest = ""
-        self._n_head = 0  # lines that each part of the open block begins with
+        self._n_head = 0  # lines that each part of the open block starts with
         self._n_repeated = 0  # of them stand in a part before
 
     def feed(self, text: str) -> list[Block]:

@@ -41,7 +41,7 @@ _KEEPER = Path(__file__).with_name("keeper.py")
 class McpTool:
     """A tool of an MCP server, under the name that the model gets; ``schema`` is that of its arguments.
 
-    ``call`` begins a call, which ends when its future is cancelled. Its result is ``{"error": ...}`` if it failed, took
+    ``call`` starts a call, which ends when its future is cancelled. Its result is ``{"error": ...}`` if it failed, took
     too long, or the server cannot be started.
     """
 

@@ -115,7 +115,7 @@ def _byte_alphabet() -> str:
 
 
 BYTE_ALPHABET = _byte_alphabet()
-"""Character of each byte in GPT-2's vocabularies: visible Latin-1 stands for itself, the rest begins at U+0100."""
+"""Character of each byte in GPT-2's vocabularies: visible Latin-1 stands for itself, the rest starts at U+0100."""
 
 _BYTE_OF = {char: byte for byte, char in enumerate(BYTE_ALPHABET)}
 

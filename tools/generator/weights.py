@@ -287,7 +287,7 @@ class Tiles:
         else:
             tile["d"] = deviation / _uniform_deviation(256)
         content = tile.view(np.uint8).data
-        # Each tensor begins elsewhere in the tile, or all layers would be alike.
+        # Each tensor starts elsewhere in the tile, or all layers would be alike.
         start = zlib.crc32(tensor.name.encode()) % TILE_BLOCKS * tile.itemsize
         left = tensor.num_bytes
         while left:

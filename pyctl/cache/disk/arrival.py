@@ -38,7 +38,7 @@ class Arrival:
         self._done, self._failed = done, failed
 
     def cancel(self) -> None:
-        """End the reads that have not begun."""
+        """End the reads that have not started."""
         for reads in (*self._coming.values(), self._state):
             reads.cancel()
 
@@ -50,7 +50,7 @@ class Arrival:
             yield from self._wait(self._coming[segment])
 
     def has_begun(self, segment: Segment) -> bool:
-        """Whether `rows` has nothing to begin."""
+        """Whether `rows` has nothing to start."""
         return segment not in self._later
 
     def free_rows(self, segment: Segment) -> None:

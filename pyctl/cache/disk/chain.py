@@ -115,7 +115,7 @@ class StoredFile:
 
     @property
     def start(self) -> int:
-        """Where the segment begins, 0 for a state."""
+        """Where the segment starts, 0 for a state."""
         return self.header.name.start if isinstance(self.header.name, SegmentName) else 0
 
     @property

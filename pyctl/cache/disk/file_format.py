@@ -309,7 +309,7 @@ class Header:
 
     @property
     def offsets(self) -> list[int]:
-        """Where each chunk of each part begins in the file, and then where the file ends."""
+        """Where each chunk of each part starts in the file, and then where the file ends."""
         sizes = [last - first for part in self.parts for first, last in part.chunks]
         return list(accumulate(sizes, initial=header_size(self)))
 

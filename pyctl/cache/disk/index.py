@@ -91,7 +91,7 @@ def is_corrupt(error: sqlite3.Error) -> bool:
 
 
 class Index:
-    """Transactions on the file at ``path``. ``lost`` is set when it began empty, until it is filled.
+    """Transactions on the file at ``path``. ``lost`` is set when it started empty, until it is filled.
 
     Safe from any thread. Reading never waits for a writer. OSError if the file cannot be opened; sqlite3.Error from
     transactions, after which a corrupt index was replaced by an empty one.

@@ -57,7 +57,7 @@ class Readers:
         self._lock = threading.Lock()
         self._n_open = 0  # reads that wait or are under way
         self.moved = time.monotonic()
-        """When a read last returned or began."""
+        """When a read last returned or started."""
 
     def start(self, jobs: Iterable[Callable[[], R]]) -> list[Future[R]]:
         """Run ``jobs`` soon."""
@@ -123,7 +123,7 @@ class DiskReads(Reads):
         self._began = time.monotonic()
 
     def cancel(self) -> None:
-        """End those that have not begun."""
+        """End those that have not started."""
         for future in self.futures:
             future.cancel()
 

@@ -191,7 +191,7 @@ class RemoteStore:
         return self._costs.read(self._listed.get(state, 0) + max(state.n - covered, 0) * row)
 
     def fetch(self, prefix: Prefix) -> Fetch | None:
-        """Begin to bring ``prefix`` to the disk, which has it when this is ready and all went well; None if not now."""
+        """Start to bring ``prefix`` to the disk, which has it when this is ready and all went well; None if not now."""
         state = StateName.of(prefix)
         fetch = self._fetches.get(state)
         if fetch is None and len(self._fetches) < MAX_FETCHES and not self._closing:

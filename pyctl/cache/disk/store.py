@@ -137,7 +137,7 @@ class DiskStore:
     def open(
         self, prefix: Prefix, tokens: Tokens, base: Snapshot | None = None, max_bytes: int | None = None
     ) -> Reading[Arrival | None]:
-        """Begin to read the snapshot of ``prefix``, the first tokens of ``tokens``; None on a miss.
+        """Start to read the snapshot of ``prefix``, the first tokens of ``tokens``; None on a miss.
 
         Rows in ``base``, a snapshot of the same tokens that stays in memory meanwhile, are not read. Beyond
         ``max_bytes``, later parts are read as `Arrival.free_rows` frees earlier ones.

@@ -286,7 +286,7 @@ class WriteQueue:
             log.warning("%d snapshots are not written: %s", self.n_dropped, reason)
 
     def _cancel(self, job: WriteJob, reason: str) -> None:
-        """End ``job``: now, or in its next turn if it has begun."""
+        """End ``job``: now, or in its next turn if it has started."""
         job.snapshot.facts = replace(job.snapshot.facts, for_disk=False)  # of a copy
         job.error = NotWrittenError(reason)
         if job.writing is None and job is not self._current:

@@ -68,7 +68,7 @@ class StoreWriter:
         the day. NotWrittenError when its rows were given up, or the directory has no room for it. OSError when the disk
         does not take it; nothing stays behind then, and nothing can be found before all is there.
         """
-        for _ in range(3):  # segments that were there when it began may be gone at the end
+        for _ in range(3):  # segments that were there when it started may be gone at the end
             if (writing := self._open(snapshot, label, spilled)) is None:
                 return 0
             try:

@@ -52,7 +52,7 @@ class BoundCalls:
         self._known: OrderedDict[bytes, Constraint | None] = OrderedDict()
 
     def constraint(self, tools: Tools, part: ReplyPart, schema: Any = None, prefill: str = "") -> Constraint | None:
-        """The constraint on calls in a reply that begins in ``part``; with ``schema``, which can be converted, on calls
+        """The constraint on calls in a reply that starts in ``part``; with ``schema``, which can be converted, on calls
         or JSON that goes on from ``prefill``.
 
         An argument whose schema cannot be converted may be any JSON, unless its tool is strict: then RequestError. None

@@ -71,7 +71,7 @@ class BareCallParser:
             return self._begin > 0 or len(self._held) <= _MAX_AROUND
 
     def _arguments_at(self) -> int:
-        """Where the arguments of a call of a tool begin; 0 if the text is another one."""
+        """Where the arguments of a call of a tool start; 0 if the text is another one."""
         pos = skip_blanks(self._held, 0)
         self._is_fenced = starts_with(_FENCE, self._held, pos)
         if self._is_fenced:

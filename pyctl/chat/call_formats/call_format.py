@@ -48,7 +48,7 @@ class CallFormat(ABC):
 
     @abstractmethod
     def parser(self, tools: Tools | None, tags: ReasoningTags | None, reply_part: ReplyPart) -> ReplyParser:
-        """Takes a reply apart that begins in ``reply_part``; without ``tags`` the reasoning stays in the content,
+        """Takes a reply apart that starts in ``reply_part``; without ``tags`` the reasoning stays in the content,
         without ``tools`` the calls do.
         """
 
@@ -70,7 +70,7 @@ class CallFormat(ABC):
         schema: Any = None,
         prefill: str = "",
     ) -> Constraint:
-        """The constraint on calls in a reply that begins in ``reply_part``: all of it to a call, or to several where
+        """The constraint on calls in a reply that starts in ``reply_part``: all of it to a call, or to several where
         ``tools`` allow it, if they are forced; to that or to JSON by ``schema``, which may go on from ``prefill``; else
         only what comes from the first call on, which is one where the parser takes it for one: after the reasoning, or
         within if a call interrupts that.

@@ -1,6 +1,6 @@
 """Formats with delimiters, and the reader of all of them.
 
-A call begins where its head is complete: a name, and what comes before its arguments. A value between tags ends only
+A call starts where its head is complete: a name, and what comes before its arguments. A value between tags ends only
 where another tag follows, so that it may speak of these tags.
 """
 
@@ -135,7 +135,7 @@ class _Opened:
 
 
 class _Unwrapped:
-    """What ``parser`` finds, without these ``delimiters`` in the content, and ``opening`` where it begins."""
+    """What ``parser`` finds, without these ``delimiters`` in the content, and ``opening`` where it starts."""
 
     def __init__(self, parser: ReplyParser, delimiters: tuple[str, ...], opening: str) -> None:
         self._parser, self._opening = parser, opening
@@ -198,7 +198,7 @@ class DelimitedScanner(CallScanner):
         return False
 
     def _enter(self, delimiters: CallDelimiters, pos: int) -> bool:
-        """Take the head of the call that begins there off what is held, and all before it; False if there is none."""
+        """Take the head of the call that starts there off what is held, and all before it; False if there is none."""
         head = delimiters.head(self._held, pos)
         if head.name and isinstance(delimiters, NameDelimiters) and delimiters.is_known and not self._has(head.name):
             return False
@@ -269,7 +269,7 @@ class DelimitedScanner(CallScanner):
         return True
 
     def _key(self, delimiters: TagDelimiters, text: str) -> tuple[str, int]:
-        """The name of the argument whose tag begins ``text``, and where its value begins; no name if it is none."""
+        """The name of the argument whose tag starts ``text``, and where its value starts; no name if it is none."""
         name, pos = tag_name(text, len(delimiters.key_open.strip()), delimiters.key_end.strip())
         types = self._tools.types(self._name, name)
         if delimiters.value_opens != ("",):

@@ -46,7 +46,7 @@ def token_texts(text: str) -> Iterator[str]:
 
 
 class CallHead(NamedTuple):
-    """The name of a call, its own id if it has one, and where its arguments begin; no name if there is no call."""
+    """The name of a call, its own id if it has one, and where its arguments start; no name if there is no call."""
 
     name: str = ""
     call_id: str = ""
@@ -72,11 +72,11 @@ class CallDelimiters(ABC):
 
     @property
     def opener(self) -> str:
-        """The text with which the first call begins."""
+        """The text with which the first call starts."""
         return (self.begin or self.open).strip()
 
     def other_openers(self, tools: Tools) -> Iterable[str]:
-        """Texts with which a call begins where ``begin`` is missing."""
+        """Texts with which a call starts where ``begin`` is missing."""
         return ()
 
     @property
@@ -89,7 +89,7 @@ class CallDelimiters(ABC):
                     yield from token_texts(text)
 
     def first(self, text: str) -> int:
-        """Where the first call begins in ``text``, which begins with an opener; negative if it does not."""
+        """Where the first call starts in ``text``, which starts with an opener; negative if it does not."""
         begin, bracket = self.begin.strip(), self.brackets[0].strip()
         if not begin or not text.startswith(begin):
             return 0
@@ -100,7 +100,7 @@ class CallDelimiters(ABC):
 
     @abstractmethod
     def head(self, text: str, pos: int) -> CallHead:
-        """The head of the call that begins there; NeedMoreInput if the text ends before that shows."""
+        """The head of the call that starts there; NeedMoreInput if the text ends before that shows."""
 
     @abstractmethod
     def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
@@ -119,7 +119,7 @@ class CallDelimiters(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectDelimiters(CallDelimiters):
-    """A call is a JSON object, which may begin with an id under ``id_before``, or end with one under ``id_after``.
+    """A call is a JSON object, which may start with an id under ``id_before``, or end with one under ``id_after``.
 
     Without a ``name_key`` its only member has the arguments, under the name. ``blanks`` stand before the name, before
     the arguments, and after them.
@@ -137,7 +137,7 @@ class ObjectDelimiters(CallDelimiters):
         return CallHead(name, "", pos)
 
     def object_at(self, text: str, pos: int) -> int:
-        """Where the object of the call begins that begins there, if it does."""
+        """Where the object of the call starts that starts there, if it does."""
         if self.open and starts_with(self.open.strip(), text, pos):
             pos = skip_blanks(text, pos + len(self.open.strip()))
         return pos
@@ -244,7 +244,7 @@ class TagDelimiters(CallDelimiters):
     around the name of an argument, then comes one of ``value_opens``, and ``value_end`` after the value.
 
     Of two ``value_opens``, the first says that the value is a string, the second that it is JSON. ``is_loose`` if a
-    model may begin a line after each tag, or not.
+    model may start a line after each tag, or not.
     """
 
     name_end: str = ""
@@ -354,7 +354,7 @@ class LiteralDelimiters(CallDelimiters):
     is_sorted: bool = False
 
     def other_openers(self, tools: Tools) -> Iterable[str]:
-        """None: a name alone begins no call."""
+        """None: a name alone starts no call."""
         return ()
 
     def head(self, text: str, pos: int) -> CallHead:

@@ -157,7 +157,7 @@ class LiteralReader:
         self._append(json.dumps(text, ensure_ascii=False)[1:-1])
 
     def _begins_string(self, text: str, then: State) -> bool:
-        """Whether a string begins there; ``then`` follows it."""
+        """Whether a string starts there; ``then`` follows it."""
         quote = next(filter(text.startswith, self._quotes), "")
         if quote:
             self._append('"')

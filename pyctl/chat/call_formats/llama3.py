@@ -2,7 +2,7 @@
 
     {"name": "look_up", "parameters": {"city": "Paris"}}
 
-Without the control token, JSON is a call only where the message begins, and of a known function. Several calls may be
+Without the control token, JSON is a call only where the message starts, and of a known function. Several calls may be
 parted by semicolons.
 """
 

@@ -30,7 +30,7 @@ _MAX_HEAD = 256
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 """Each closes a message."""
 _HEADS = (_CHANNEL, "<|constrain|>", _MESSAGE, " to=", "to=")
-"""A head begins with one of these."""
+"""A head starts with one of these."""
 
 _END = re.compile("|".join(map(re.escape, (*_ENDS, _START))))
 _FUNCTION = re.compile(r"\bto=functions\.([\w.-]+)")
@@ -59,7 +59,7 @@ class MessageFormat(CallFormat):
 
     def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
         """A message for the function."""
-        to = grammar.quoted(f" to=functions.{tool.name}")  # in one piece, as other heads begin with the same letters
+        to = grammar.quoted(f" to=functions.{tool.name}")  # in one piece, as other heads start with the same letters
         head = f"{grammar.text(f'{_CHANNEL}commentary')} {to} {grammar.text(f' <|constrain|>json{_MESSAGE}')}"
         return f"{head} {json_arguments(grammar, tool)}"
 
@@ -111,7 +111,7 @@ class _Parser:
         return bool(self._held)
 
     def _open(self, head: str) -> None:
-        """A message begins."""
+        """A message starts."""
         function, reasoning = _FUNCTION.search(head), _REASONING.search(head)
         if function is not None and self._tools is not None and (self._tools.parallel or not self._n_calls):
             self._calls.append(CallDelta(self._n_calls, random_id(), function[1]))
@@ -140,7 +140,7 @@ class _Parser:
         return True
 
     def _between(self, final: bool) -> bool:
-        """After a message, where the next one begins."""
+        """After a message, where the next one starts."""
         if not final and len(self._held) < len(_ROLE) and _ROLE.startswith(self._held):
             return False
         if self._held.startswith(_ROLE):

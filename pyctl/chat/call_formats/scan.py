@@ -65,7 +65,7 @@ class NeedMoreInput(Exception):
 class CallScanner(ABC):
     """Feed it the content of one reply; ``tools`` says what may be called, and whether more than once.
 
-    A call can begin only at one of ``openers``. One that the model does not name gets an id of ``id_size`` characters.
+    A call can start only at one of ``openers``. One that the model does not name gets an id of ``id_size`` characters.
     """
 
     def __init__(self, tools: Tools, openers: Sequence[str], id_size: int = 32) -> None:
@@ -130,7 +130,7 @@ class CallScanner(ABC):
         return True
 
     def _certain(self) -> int:
-        """So much of what is held begins no opener."""
+        """So much of what is held starts no opener."""
         size = len(self._held) - max((overlap(self._held, opener) for opener in self._repeating), default=0)
         for pos in sorted(self._held.rfind(letter) for letter in self._first_chars):
             if pos >= 0 and any(opener.startswith(self._held[pos:]) for opener in self._openers):
@@ -187,7 +187,7 @@ class CallScanner(ABC):
         return False
 
     def _start(self, name: str, size: int, state: Callable[[bool], bool], call_id: str = "") -> bool:
-        """A call of ``name`` begins, the head of which takes so much of what is held; ``state`` reads the rest."""
+        """A call of ``name`` starts, the head of which takes so much of what is held; ``state`` reads the rest."""
         self._calls.append(CallDelta(self._n_calls, call_id or random_id()[: self._id_size], name))
         self._name = name
         self._depth, self._in_string = 0, False
@@ -215,7 +215,7 @@ class ValueEnd:
         self._at, self._depth, self._is_quoted = 0, 0, False
 
     def find(self, text: str, begin: int) -> int:
-        """Where the value ends that begins at ``begin``; -1 if it has more than ``max_size`` characters.
+        """Where the value ends that starts at ``begin``; -1 if it has more than ``max_size`` characters.
 
         NeedMoreInput if the text ends before that shows.
         """
@@ -262,7 +262,7 @@ def starts_with(tag: str, text: str, pos: int) -> bool:
 
 
 def skip_blanks(text: str, pos: int) -> int:
-    """Where the blanks end that begin at ``pos``."""
+    """Where the blanks end that start at ``pos``."""
     return len(text) - len(text[pos:].lstrip())
 
 
@@ -278,7 +278,7 @@ def tag_name(text: str, pos: int, end_mark: str = ">") -> tuple[str, int]:
 
 
 def json_head(text: str, pos: int, key: str = "arguments", name_key: str = "name") -> tuple[str, int]:
-    """The name, and where the arguments, which are called ``key``, begin; an empty name if the text is another one.
+    """The name, and where the arguments, which are called ``key``, start; an empty name if the text is another one.
 
     Before the arguments may stand the name and another member that is a string. Without a ``name_key`` the name is what
     the arguments are called.

@@ -77,7 +77,7 @@ class _IndexWriter:
                 self._blocks.popitem(last=False)
 
     def add(self, prompt: Tokens, start: int, tokens: Tokens) -> None:
-        """Add ``tokens`` at position ``start`` of the text that begins with ``prompt``."""
+        """Add ``tokens`` at position ``start`` of the text that starts with ``prompt``."""
         whose, end = self._tail
         if whose is not prompt or end != start:
             self._index.begin()

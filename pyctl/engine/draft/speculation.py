@@ -63,7 +63,7 @@ class ModelDrafts:
 
 
 class Speculation:
-    """Drafts that begin with what ``sources`` or the draft model propose, whichever promises more by ``lengths``, and
+    """Drafts that start with what ``sources`` or the draft model propose, whichever promises more by ``lengths``, and
     go on with what ``sources`` know to follow.
 
     Without ``lengths`` a draft of ``sources`` comes before one of the model, and all have the largest allowed length.
@@ -195,7 +195,7 @@ class Speculation:
         return self._lengths.gain(job.key, own, n, n_seqs) > self._lengths.gain(job.key, origin, len(found), n_seqs)
 
     def _copy(self, source: DraftSource, found: list[tuple[int, ...]], wanted: Sequence[int]) -> None:
-        """Let ``source`` begin or continue the drafts of the ``wanted`` jobs, and keep what it proposes to learn."""
+        """Let ``source`` start or continue the drafts of the ``wanted`` jobs, and keep what it proposes to learn."""
         for i in wanted:
             job, draft = self._jobs[i], found[i]
             names = self._origins[job.key].source.split("+") if draft else []

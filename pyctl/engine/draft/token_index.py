@@ -112,7 +112,7 @@ class TokenIndex:
             while length < gram:
                 hashes[length:] += hashes[:-length] * np.uint64(pow(_FACTOR, length, 2**64))
                 length *= 2
-            # The first n-grams would begin before the text.
+            # The first n-grams would start before the text.
             skipped = max(gram - 1 - context, 0)
             if skipped < n:
                 buckets = (hashes[context + skipped :] * np.uint64(_SPREAD)) >> np.uint64(self._shift)

@@ -22,7 +22,7 @@ __all__ = ["ActiveRequest", "Admission", "Occupancy", "Step", "Steps"]
 MAX_PASSED = limit(8, "younger requests that may pass a request that waits for cells", "they wait for it", "request")
 
 MAX_RESERVE = 2048
-"""Tokens reserved for a reply when it begins, or an eighth of the context if that is less."""
+"""Tokens reserved for a reply when it starts, or an eighth of the context if that is less."""
 
 Step: TypeAlias = tuple[int, ...] | Reads | OutOfCellsError | None
 Steps: TypeAlias = Generator[Step, Verify, None]
@@ -36,8 +36,8 @@ class ActiveRequest:
 
     It waits for ``step``. ``arrived`` numbers requests by arrival, ``id`` by start; ``stats`` is None before the start.
     ``submitted`` and ``started`` are seconds of the performance counter. ``kept`` holds a suspended request's sequence.
-    ``passed`` counts younger requests that began while this one had no room. ``in_company``: others ran at the same
-    time. A background request begins after ``quiet`` seconds without a client's request; ``n_prewarmed`` counts its
+    ``passed`` counts younger requests that started while this one had no room. ``in_company``: others ran at the same
+    time. A background request starts after ``quiet`` seconds without a client's request; ``n_prewarmed`` counts its
     evaluated tokens across interruptions.
     """
 
@@ -105,7 +105,7 @@ class Occupancy:
         return [seq for seq in self.sequences if asked in (-1, seq.id) and self.owner(seq) is None]
 
     def to_park(self) -> list[LiveSequence]:
-        """Return nonempty sequences of ended requests: free ones, and those whose owner has not begun."""
+        """Return nonempty sequences of ended requests: free ones, and those whose owner has not started."""
         owned = {active.seq.id for active in self.running if active.seq is not None and active.stats is not None}
         return [seq for seq in self.sequences if seq.n and seq.id not in owned]
 
@@ -132,7 +132,7 @@ class Admission:
         return heapq.merge(self.suspended, self.queue, key=attrgetter("arrived"))
 
     def n_alike(self, active: ActiveRequest, running: Sequence[ActiveRequest]) -> int:
-        """Return how many requests not yet begun share the prompt object of ``active``: choices of one API request."""
+        """Return how many requests that have not started share the prompt of ``active``: choices of one API request."""
         prompt = active.handle.request.prompt
         return sum(each.stats is None and each.handle.request.prompt is prompt for each in (*self.queue, *running))
 
@@ -153,7 +153,7 @@ class Admission:
         return found
 
     def take_next(self, occupancy: Occupancy) -> ActiveRequest | None:
-        """Remove and return the request that begins or resumes now, None for none."""
+        """Remove and return the request that starts or resumes now, None for none."""
         running, n_seqs = occupancy.running, len(occupancy.sequences)
         claimed = sum(map(self._claim, running))
         blocked: list[ActiveRequest] = []

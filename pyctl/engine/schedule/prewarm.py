@@ -121,7 +121,7 @@ class Prewarms:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds until the next request may begin; None if there is none."""
+        """Seconds until the next request may start; None if there is none."""
         quiet = min((each.quiet for each in self._queue), default=None)
         return max(self._quiet_since + quiet - self._clock(), 0.0) if quiet is not None else None
 
@@ -203,7 +203,7 @@ def _shared(one: CacheRequest, other: CacheRequest) -> int:
 
 
 def _goes_on(tokens: Tokens, prewarm: Request) -> bool:
-    """Whether ``tokens`` begin with all that ``prewarm`` shares with the request before it; False without one."""
+    """Whether ``tokens`` start with all that ``prewarm`` shares with the request before it; False without one."""
     before = prewarm.after
     n_common = common_prefix(tokens, prewarm.prompt.tokens)
     return before is not None and n_common >= max(_shared(before, prewarm), 1)

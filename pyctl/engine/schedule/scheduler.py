@@ -34,7 +34,7 @@ class Decision(NamedTuple):
 
 
 class Scheduler:
-    """Requests ``running`` on sequences, and requests ``waiting`` to begin or resume.
+    """Requests ``running`` on sequences, and requests ``waiting`` to start or resume.
 
     All share ``cells``. When cells run out, the youngest request is suspended with its sequence in RAM. Background
     requests run alone, one at a time, and start again after an interruption. ``n_ready`` says how many tokens of a
@@ -64,8 +64,8 @@ class Scheduler:
         self._found: WeakKeyDictionary[ActiveRequest, int] = WeakKeyDictionary()  # what `n_ready` said
         self._n_arrived = 0
         self._n_begun = 0
-        self._changed = threading.Event()  # a waiting request may begin, or was cancelled, since the last look
-        self._is_over_committed = False  # llama.cpp had fewer cells than counted: no request begins until one ends
+        self._changed = threading.Event()  # a waiting request may start, or was cancelled, since the last look
+        self._is_over_committed = False  # llama.cpp had fewer cells than counted: no request starts until one ends
         self._has_passed = False  # the last prefill was short and passed others
 
     @property
@@ -74,7 +74,7 @@ class Scheduler:
         return bool(self.running or self.waiting or self.idle_jobs)
 
     def add(self, handle: RequestHandle, reads: Reads | None = None) -> None:
-        """Queue a request, which begins when ``reads`` are ready."""
+        """Queue a request, which starts when ``reads`` are ready."""
         if handle.request.background:
             return self.prewarms.put(handle, self.occupancy.sequences)
         self.prewarms.arrived(handle.request)
@@ -129,7 +129,7 @@ class Scheduler:
             self.end(active)
             self.prewarms.put_back(active)
 
-    # -- begin -------------------------------------------------------------------------------------------------------
+    # -- start -------------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
         """Start or resume waiting requests, if something has changed since the last time, or reads may be ready."""

@@ -31,7 +31,7 @@ BlockSpan: TypeAlias = tuple[Block, int, int]
 class DraftModel(Protocol):
     """Follows the evaluations of the model (the *trunk*) in each sequence, and drafts. Only the backend calls it.
 
-    Missed tokens only lower the quality of drafts. Therefore its rows may begin late or have gaps, and it ignores
+    Missed tokens only lower the quality of drafts. Therefore its rows may start late or have gaps, and it ignores
     blocks of other draft models. Positions are token counts. ``type`` is its name in ``--spec-type``; `follow` needs
     the input rows of the trunk's ``layers``, side by side, -1 for what leaves the last. A subclass sets ``_memory``,
     what holds its rows, and the ``_signature`` of its blocks.
@@ -238,5 +238,5 @@ def signature(*names: str) -> bytes:
 
 
 def is_signed(block: Block, by: bytes) -> bool:
-    """Whether ``block`` begins with the signature ``by``; False if empty."""
+    """Whether ``block`` starts with the signature ``by``; False if empty."""
     return block.size > SIGNATURE_BYTES and block[:SIGNATURE_BYTES].tobytes() == by

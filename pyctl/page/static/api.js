@@ -78,7 +78,7 @@ export async function resume(id, from, signal) {
       return events(await call(`${streamPath(id)}&from=${from}`, { quiet: true, signal }));
     } catch (error) {
       if (error.status !== 503) throw error;
-      await new Promise((go) => setTimeout(go, 500)); // it has not begun
+      await new Promise((go) => setTimeout(go, 500)); // it has not started
     }
   }
 }

@@ -126,7 +126,7 @@ function treeOf(body) {
     item.tier ??= item.children[0].tier;
     return item;
   };
-  // A name stands where its conversation begins.
+  // A name stands where its conversation starts.
   const begin = (item, before) => {
     const name = item.name || before;
     if (item.name === before) item.name = "";

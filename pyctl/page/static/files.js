@@ -25,7 +25,7 @@ export const accepted = () => (sees ? "image/*," : "") + TEXTS;
 // Wait for what is being read: false if some of it cannot go along.
 export const ready = async () => (await reading) ?? true;
 
-// All of them, and begin anew.
+// All of them, and start anew.
 export function take() {
   const taken = files;
   files = [];

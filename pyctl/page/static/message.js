@@ -256,7 +256,7 @@ export class Streamed {
     this.begin(0);
   }
 
-  // The last block begins at a place of the text, which is rendered up to `shown`.
+  // The last block starts at a place of the text, which is rendered up to `shown`.
   begin(at) {
     this.tail = el("div", { class: "tail", "data-end": "" });
     this.done = this.shown = this.asked = at;
@@ -366,7 +366,7 @@ function renew(old, html) {
   end.dataset.end = ""; // where the text goes on
 }
 
-// Where the last finished block of a text ends: before a line that begins a new one, and in no fence and no formula.
+// Where the last finished block of a text ends: before a line that starts a new one, and in no fence and no formula.
 export function finished(text, from) {
   let fence = "", end = from, at = from;
   for (let stop; (stop = text.indexOf("\n", at)) >= 0; at = stop + 1) {

@@ -231,7 +231,7 @@ class ChatReply(_OpenAIReply):
         return self.body(choice, done)
 
     def _with_echo(self, delta: ReplyDelta) -> ReplyDelta:
-        """The first delta of a stream begins with what the prompt holds of the reply, unless the client knows that."""
+        """The first delta of a stream starts with what the prompt holds of the reply, unless the client knows that."""
         echo, self._echo = self._echo, ReplyDelta()
         if not (echo.reasoning or echo.content):
             return delta

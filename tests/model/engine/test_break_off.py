@@ -198,7 +198,7 @@ def test_a_request_breaks_off_what_runs(open_model: Callable[..., Loaded], monke
     monkeypatch.setattr(backend, "evaluate", evaluate)
     worker = Worker(Engine(backend, RamCache(0, None), EngineSettings()), INFO)
     try:
-        worker.warm(Request(prompt_of(300), max_tokens=0, background=True))
+        worker.prewarm(Request(prompt_of(300), max_tokens=0, background=True))
         assert begun.wait(60)
         handle = worker.submit(request(prompt_of(50), 2))
         asked.set()

@@ -373,7 +373,7 @@ def test_the_thread_begins_when_its_time_has_come(monkeypatch: pytest.MonkeyPatc
         asked = request(Prompt.of(said(1, 244), [240]), 100, sampling=ENDLESS)
         tokens = reply_to(worker, asked)
         follow = Prompt.of([*asked.prompt.tokens, *tokens, 60, 61], [240, 244 + len(tokens) + 1])
-        worker.warm(Request(follow, background=True, after=asked))
+        worker.prewarm(Request(follow, background=True, after=asked))
         assert worker.call(lambda: engine.prewarms.seconds).result(60) == 50.0
         worker.call(lambda: clock.advance(50.0)).result(60)
         until(lambda: engine.prefix_cache.totals.n_prewarms)
@@ -388,7 +388,7 @@ def test_it_ends_with_the_server_and_sleeps_with_it() -> None:
     assert reply_to(worker, request(Prompt.of(said(2, 100), [90]), 3))
     worker.call(lambda: clock.advance(60.0)).result(60)
     until(lambda: worker.is_sleeping)
-    worker.warm(Request(prompt, background=True))
+    worker.prewarm(Request(prompt, background=True))
     worker.call(lambda: None).result(60)
     assert worker.is_sleeping, "no client waits for it, so the engine stays asleep"
     assert engine.prefix_cache.totals.n_prewarmed == 0
