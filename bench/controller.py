@@ -99,7 +99,7 @@ def history(n_messages: int, words_each: int) -> list[dict[str, object]]:
 
 
 def measure(chat: ChatFormat, n_messages: int, words_each: int, turns: int) -> dict[str, Any]:
-    """Median milliseconds of the parts of a turn; on the processor's clock, too, which a busy machine hardly moves."""
+    """Median milliseconds of the parts of a turn; also on the processor's clock, which a busy machine hardly moves."""
     backend = NullBackend(n_ctx=1 << 19, n_ubatch=512, n_vocab=1 << 18, can_hold=False)
     engine = Engine(backend, RamCache(32, None), EngineSettings(exact=True))
     messages = history(n_messages, words_each)

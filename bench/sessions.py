@@ -211,7 +211,7 @@ def three_agents(server: Answers, n_steps: int = 48, *, in_turn: bool = False) -
 
 
 def long_agents(server: Answers) -> None:
-    """The same one after the other, until each has 90,000 tokens."""
+    """Runs them one after the other, until each has 90,000 tokens."""
     three_agents(server, 64, in_turn=True)
 
 

@@ -8,7 +8,7 @@ thread that owns the context makes the calls.
 Where `KVState.is_async`, `save_*` and `load_*` only start the copies. They happen in the order of the calls and keep
 their buffers alive; evaluation comes before or after them as it was called. Only after `KVState.finish` may anything
 else read what was saved or change what was loaded. A buffer is let go by the first call after its copy is complete, or
-when many others wait behind it: then that call waits, too.
+when many others wait behind it: then that call waits as well.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class HostBuffer:
         """Open the arena of pinned memory, ``limit`` bytes at most, with ``ahead`` bytes ready beyond what is used.
 
         Unused memory beyond ``keep`` bytes (all by default) returns to the system after ``quiet`` seconds without an
-        allocation. Buffers that are not pinned count to the limit, too: the arena is smaller by as much. False where no loaded device library can register memory. A second call can only raise ``ahead``.
+        allocation. Buffers that are not pinned also count: the arena is smaller by as much. False where no loaded device library can register memory. A second call can only raise ``ahead``.
         Without ``registered``, for tests, no device library is needed and nothing is pinned.
         """
 

@@ -1,4 +1,4 @@
-"""Measures of the house: files, lines, imports between its rooms. tests/unit/test_house.py holds the ceilings.
+"""Measures of the code: files, lines, imports between its packages. tests/unit/test_house.py holds the ceilings.
 
 python -m tools.house
 """

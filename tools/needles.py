@@ -197,7 +197,7 @@ class Told:
         return [*self.messages, {"role": "user", "content": self.questions[number].text}]
 
     def edited(self, number: int) -> tuple[Messages, str]:
-        """The same question after another value was told in the place of the right one, and its answer."""
+        """Ask the question again after another value was told in the place of the right one, and its answer."""
         question = self.questions[number]
         fact, messages = question.fact, self.ask(number)
         random = Random(f"{fact.value} edited")

@@ -19,7 +19,7 @@ class Fault(NamedTuple):
 
 FAULTS = (
     Fault(
-        "wrong-cell",  # rows that follow each other are taken for rows whose cells do, too
+        "wrong-cell",  # rows that follow each other are taken for rows whose cells also do
         "csrc/device/held_rows.cpp",
         "runs.back().cell + runs.back().count == run.cell && runs.back().row",
         "runs.back().row",

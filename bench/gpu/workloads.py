@@ -81,7 +81,7 @@ class Conversation:
         yield from self.ask(way, USER)
 
     def regenerate(self, way: str) -> Steps:
-        """The same request again."""
+        """Repeats the request."""
         del self.messages[-1]
         yield from self.ask(way, 0)
 

@@ -125,7 +125,7 @@ class Talker:
         """The key "model" of requests where a server has several."""
         self.pictures: Sequence[str] = ()
         self.latest: list[Message] = []
-        """Some conversation that was asked lately: what clients that vanish ask for, too."""
+        """Some conversation that was asked lately: vanishing clients ask for it as well."""
 
     def run(self) -> None:
         """Until the soak is over."""
@@ -205,7 +205,7 @@ class Talker:
             raise LostError from error
 
     def _request(self, client: httpx.Client, life: int, kind: str, body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """The same prompt as ``body`` by another API."""
+        """Returns the prompt of ``body`` for another API."""
         if kind == "n":
             return CHAT, {**body, "n": 2}
         if kind not in PATHS:

@@ -123,7 +123,7 @@ void attention_rows::load_checked(llama_seq_id seq, int64_t p0, const std::vecto
     } catch (...) {
         copies.finish();
         settle();
-        remove(seq, position(seq, p0));  // the image, too, where p0 is inside of one
+        remove(seq, position(seq, p0));  // also the image that p0 is inside of
         positions[static_cast<size_t>(seq)].truncate(positions_of(seq).end_of(last_of(seq)));
         fence();
         changed();

@@ -16,7 +16,7 @@ class attention_rows final : public row_memory {
 public:
     // `memory`, of which `sets` are parts, must outlive this. With `defers`, the library learns of dropped rows in `reserve`,
     // without which nothing may be evaluated then: so those that are loaded next take over their cells, and the library's
-    // books, which are slow, stay as they are.
+    // bookkeeping, which is slow, stays as they are.
     attention_rows(llama_memory_t memory, const std::vector<row_set> & sets, const row_layout & layout, uint64_t hash,
                    transfer & copies, bool defers);
 

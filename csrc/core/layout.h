@@ -18,7 +18,7 @@ struct row_tensor {
     size_t per_token() const { return row * n_embd; }
 };
 
-// K and V of row sets, one set after the other. `has_ext`: cells hold a cell_extra, too. `is_2d`: with a line and a column.
+// K and V of row sets, one set after the other. `has_ext`: cells also hold a cell_extra. `is_2d`: with a line and a column.
 struct row_layout {
     bool                    has_ext      = false;
     bool                    is_2d        = false;

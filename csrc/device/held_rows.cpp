@@ -34,7 +34,7 @@ void held_rows::release(handle held) {
 const held_rows::entry & held_rows::at(handle held) const {
     const auto found = entries.find(held);
     if (found == entries.end()) {
-        throw std::invalid_argument("these rows are not held any more");
+        throw std::invalid_argument("these rows are no longer held");
     }
     return found->second;
 }

@@ -20,7 +20,7 @@ class cache {
 public:
     cache() = default;  // none
 
-    // The books of a stream are the cache's own, not a copy.
+    // The cells of a stream are the cache's own, not a copy.
     cache(llama_kv_cache * memory) : owner(memory), cells(const_cast<llama_kv_cells *>(&memory->get_cells(0))) {}
 
     explicit operator bool() const { return owner != nullptr; }

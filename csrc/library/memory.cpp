@@ -88,8 +88,8 @@ struct recorder : llama_io_write_i, llama_io_read_i {
     size_t n_bytes() override { return n_plain + n_tensors; }
 };
 
-// What ggml's books of a buffer on several devices start with; no header has them.
-struct books {
+// The first members of ggml's record of a buffer on several devices; no header has it.
+struct buffer_record {
     std::vector<ggml_context_ptr>                             contexts;
     std::map<const ggml_tensor *, std::vector<ggml_tensor *>> tensors;  // of each, those of the devices
 };
@@ -147,7 +147,7 @@ std::vector<row_part> parts_of_rows(llama_context * ctx, const ggml_tensor * ten
     }
     auto         data    = ctx->get_model().get_split_state_ud;
     const auto   split   = llama_meta_device_get_split_state(tensor, &data);
-    const auto & devices = static_cast<const books *>(tensor->buffer->context)->tensors.at(tensor);
+    const auto & devices = static_cast<const buffer_record *>(tensor->buffer->context)->tensors.at(tensor);
     std::vector<row_part> parts;
     if (split.axis == GGML_BACKEND_SPLIT_AXIS_MIRRORED) {
         for (ggml_tensor * each : devices) {

@@ -202,7 +202,7 @@ class SnapshotDelta:
 
     @classmethod
     def of(cls, snapshot: Snapshot, n_parent: int) -> SnapshotDelta:
-        """That of ``snapshot``; costs as much as is new in it."""
+        """Return the delta of ``snapshot``, at the cost of its new part."""
         spans = []
         for segment, last in snapshot.links():
             if last <= n_parent:

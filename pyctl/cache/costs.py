@@ -77,5 +77,5 @@ class Costs:
         self._line = base, slope
 
     def note_read(self, n_bytes: int, seconds: float) -> None:
-        """So many bytes were read from disk in ``seconds``."""
+        """Record a read of ``n_bytes`` from disk in ``seconds``."""
         self._read.note(n_bytes, max(seconds - _READ_LATENCY, seconds / 8))

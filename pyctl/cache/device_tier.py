@@ -118,7 +118,7 @@ class DeviceTier:
         yield first, seq.n
 
     def hold(self, snapshot: Snapshot, seq: LiveSequence) -> None:
-        """Let rows of ``snapshot``, all of which ``seq`` holds, stay where it has them; RAM may have them, too."""
+        """Let rows of ``snapshot``, all of which ``seq`` holds, stay where it has them, even if RAM has a copy."""
         for segment, last in snapshot.chain.items() if self._memory.shape.can_hold else ():
             if segment.held is None and not segment.dropped and last == segment.end:
                 with contextlib.suppress(StateError):
@@ -183,7 +183,7 @@ class DeviceTier:
                 self._leave(segment)
 
     def can_shrink(self, maximum: int, likely: float) -> bool:
-        """Whether `shrink` takes only what RAM has, too, or what fewer prompts than ``likely`` are expected to need."""
+        """Whether `shrink` takes only rows that RAM also has, or that fewer prompts than ``likely`` will need."""
         n_over = self.n_cells - maximum
         if n_over <= 0:
             return True
@@ -252,7 +252,7 @@ class DeviceTier:
         return [each.rows if each.rows.size or each.held is None else self._fetch(each) for each in segments]
 
     def rows_now(self, segments: Sequence[Segment]) -> list[Block]:
-        """The same, and the bytes are there."""
+        """Return the block once its bytes are there."""
         rows = self.rows_of(segments)
         self._memory.synchronize()
         return rows

@@ -130,7 +130,7 @@ class DiskPolicy:
         return policy.with_window(window)
 
     def with_window(self, n: int) -> DiskPolicy:
-        """The same, comparing with the newest ``n`` prompts; only ``auto`` compares."""
+        """Return this policy, comparing with the newest ``n`` prompts; only ``auto`` compares."""
         return replace(self, window=n) if self.kind == "auto" else self
 
     @property

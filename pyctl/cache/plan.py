@@ -146,7 +146,7 @@ def _grid(inner: Sequence[int], cuts: Collection[int], step: int) -> set[int]:
 
 
 def _spread(inner: Sequence[int], cuts: Collection[int], start: int, step: int) -> Iterator[int]:
-    """Those of ``inner`` that are at least ``step`` behind ``start``, behind one of ``cuts``, or behind the last."""
+    """Return the ends in ``inner`` that are at least ``step`` after ``start``, one of ``cuts``, or the last."""
     last = start
     for end in inner:
         if end in cuts:

@@ -104,8 +104,8 @@ class SequenceMemory(Protocol):
     """Moves what sequences hold: rows, which can be cut anywhere, and the state at the end.
 
     Rows and states have parts: the model's own, and those of a draft model that follows it. Only drafts depend on the
-    latter: where they are empty, or another draft model's, it goes on without them, and nothing raises. What the model
-    itself does not have is empty, too: the rows of one without rows, the state of one that needs none.
+    latter: where they are empty, or another draft model's, it goes on without them, and nothing raises. Parts that the
+    model does not have are empty: the rows of one without rows, the state of one that needs none.
 
     Rows or a state that do not fit raise StateError before the sequence is changed, and OutOfCellsError where only the
     room for them is missing.

@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 EndsOf: TypeAlias = Callable[[Prompt], Sequence[int]]
 
 END_MIN = 64
-"""So many tokens behind the last batch end are worth a snapshot of a prompt's end, though it may never recur."""
+"""Tokens after the last batch end that are worth a snapshot of a prompt's end, though it may never recur."""
 
 PARK_MIN = 64
 """Fewer new tokens than this are not worth a snapshot when a live sequence is given away."""

@@ -44,7 +44,7 @@ class TreeNode(Generic[K]):
 
 @dataclass(eq=False)
 class _Link:
-    """Where a segment hangs: on ``parent`` up to ``last``; ``n_on`` snapshots end in it or segments hang on it."""
+    """Where a segment hangs: on ``parent`` up to ``last``; ``n_on`` snapshots end in it or segments depend on it."""
 
     parent: Any
     last: int
@@ -166,7 +166,7 @@ class PrefixTree(Generic[K]):
         return sums
 
     def _link(self, chain: Iterable[tuple[Any, int]]) -> Any:
-        """Note what hangs on what; returns the deepest segment."""
+        """Record the parents; returns the deepest segment."""
         deepest = below = None
         for segment, last in chain:
             link = self._links.get(segment)

@@ -253,7 +253,7 @@ class RamCache:
     def device_eviction_order(self, n_freed: Callable[[Segment], int]) -> Iterator[Segment]:
         """The segments that the device holds and that may leave it, by the prompts expected to resume there.
 
-        Those that RAM has, too, come first: they lose least. ``n_freed`` says how many cells become free now; none of 0
+        Those that RAM also has come first: they lose least. ``n_freed`` says how many cells become free now; none of 0
         comes. What locked snapshots need leaves only if RAM has it, and after what others need.
         """
         staying, likely = needed_by(self.locks), self.likely()
@@ -432,7 +432,7 @@ class PromptEnds:
             self._ends.move_to_end(snapshot.prefix)
 
     def through(self, segment: Segment) -> list[Snapshot]:
-        """Those that need ``segment``."""
+        """The snapshots that need ``segment``."""
         return [end for end in self if segment in end.chain]
 
     def may_add(self, n_bytes: int, *, is_wanted: bool) -> bool:

@@ -93,13 +93,13 @@ class CacheLookup:
 
     @property
     def snapshots(self) -> tuple[Snapshot, ...]:
-        """Those that may be restored."""
+        """The snapshots that may be restored."""
         return tuple(way.snapshot for way in self.ways if way.snapshot is not None)
 
 
 @dataclass(frozen=True)
 class CachePlan:
-    """The plan for a prompt: take snapshots at ``cuts``, where batches end, too, write those at ``persist`` to disk.
+    """The plan for a prompt: end batches and take snapshots at ``cuts``, write those at ``persist`` to disk.
 
     The prompt was ``restored`` from these snapshots, which stay locked meanwhile. The user's next turn resumes at
     ``turn``.
@@ -201,7 +201,7 @@ class Ways:
         is_same = end.exact and tuple(at for at in end.ends if at < end.n) == self._ends[:-1]
         if self._prompt.shared(end) != end.n or (self._exact and not is_same):
             return None
-        # The batch at the very end was the same, too, if the live sequence had this prompt and no other.
+        # The last batch was also the same if the live sequence had this prompt and no other.
         is_own = self._same == last_end(self._ends, end.n - 1) and self._live.n_prompt == self._shared == end.n
         keep = self._shape.kept(end.n if is_own else last_end(self._ends, min(self._same, end.n)))
         return Candidate("live" if keep == end.n else "ram", end.n, keep, end)
@@ -286,7 +286,7 @@ def make_room_for(
 ) -> int:
     """Have cells for the rows that ``live`` has not got yet; how many of them lie on the device in their own.
 
-    Those that RAM has, too, may have to leave for it, and need other cells then. Where there are not enough, the other
+    Those that RAM also has may be evicted for it, and need other cells then. Where there are not enough, the other
     ways to resume may be given up.
     """
     if device.is_pool:

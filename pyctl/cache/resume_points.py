@@ -23,7 +23,7 @@ class ResumePoints:
         return n <= self.window or (self.step > 0 and (n - self.window) % self.step == 0)
 
     def among(self, ends: Sequence[int]) -> list[int]:
-        """Those of the batch ``ends`` at which a sequence may be saved."""
+        """Return the batch ``ends`` at which a sequence may be saved."""
         return [end for end in ends if self.allow(end)]
 
     def added_to(self, ends: list[int]) -> list[int]:

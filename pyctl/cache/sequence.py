@@ -24,7 +24,7 @@ class Coverage(NamedTuple):
     n: int = 0
 
     def within(self, n: int) -> Coverage:
-        """That of the first ``n`` tokens."""
+        """The prefix of the first ``n`` tokens."""
         return Coverage(self.segment, min(self.n, n))
 
     def alive(self) -> Coverage:
@@ -46,7 +46,7 @@ class LiveSequence:
     it generated, so that a reply could have ended there. ``facts`` are those of its prompt. Of the rows ``covered`` are
     saved; up to ``n_overlap`` some other snapshot may have them. A restore that is under way takes up to ``n_expected``
     tokens. ``in_image`` says that it ends inside an image, where it can go on but where nothing else can resume.
-    ``shares`` says that other sequences take cells, too, where that counts (`Scheduler.note_shared`): no batch is one
+    ``shares``: other sequences take cells as well, where that counts (`Scheduler.note_shared`): no batch is one
     of a cold run then, and loaded rows lie elsewhere.
     """
 
@@ -100,7 +100,7 @@ class LiveSequence:
         self.n += 1
 
     def truncate(self, n: int) -> None:
-        """Record that nothing is evaluated from ``n`` on any more."""
+        """Record that nothing is evaluated from ``n`` on."""
         self.ends = list(ends_within(self.ends, 0, n))
         self.in_image = self.in_image and n == self.n
         self.n = n

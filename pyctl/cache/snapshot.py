@@ -121,7 +121,7 @@ Stands: TypeAlias = tuple[tuple[int, int], ...]
 
 
 def stands_within(stands: Stands, first: int, last: int) -> Stands:
-    """Those of ``stands`` in [first, last]."""
+    """Return the part of ``stands`` in [first, last]."""
     clipped = ((max(low, first), min(high, last)) for low, high in stands)
     return tuple((low, high) for low, high in clipped if low <= high)
 
@@ -141,7 +141,7 @@ class Segment:
     """The rows of tokens [start, start + len(tokens)), immutable, and the segment that covers what comes before.
 
     The parent may reach past ``start``; its rows from there on belong to another branch. ``ends`` are the batch ends in
-    (start, end] that a cold run would have, too, and ``stands`` where their sequence stood between two generated tokens
+    (start, end] that a cold run would also have, and ``stands`` where their sequence stood between two generated tokens
     (not in files). ``references`` counts snapshots and children; only the cache that counts the bytes changes it, and
     sets ``dropped`` when it gives the rows up. They lie in RAM (``rows``), on the device (``held``), or both; a model
     without rows of its own (whole-sequence states) has neither, and its segments still hold the tokens. ``draft_rows``
@@ -255,7 +255,7 @@ class State:
         return self.parts.get(OUTPUT, NOTHING)
 
     def with_output(self, output: Block) -> State:
-        """The same with ``output`` beside it."""
+        """Return a copy with ``output``."""
         return State({**self.parts, OUTPUT: output}, self.window)
 
     @property
@@ -326,7 +326,7 @@ class Snapshot:
         return dict(self.links())
 
     def links(self) -> Iterator[tuple[Segment, int]]:
-        """The same, one after the other, as far as the caller asks."""
+        """Yield the pairs of `chain` one after the other."""
         n, segment = self.n, self.segment
         while True:
             yield segment, min(n, segment.end)

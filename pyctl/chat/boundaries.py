@@ -70,7 +70,7 @@ def boundaries(tokens: Tokens, starts: Sequence[int]) -> tuple[int, ...]:
 
 
 def headers(tokens: Tokens, boundaries: Sequence[int], start: Sequence[int]) -> tuple[int, ...] | None:
-    """Those of ``boundaries`` at which the assistant starts, with the tokens ``start``; None without any such tokens.
+    """Return the ``boundaries`` at which the assistant starts, with the tokens ``start``; None without any such tokens.
 
     One whose tokens are not all there is none yet: what starts there shows when they are.
     """

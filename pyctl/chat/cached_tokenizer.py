@@ -152,7 +152,7 @@ def _separators(tokenizer: Tokenizer, specials: Mapping[str, int]) -> dict[str, 
 
 
 def _overlapping(texts: Mapping[str, int]) -> set[str]:
-    """Those of ``texts`` of which a part can belong to an occurrence of another."""
+    """Return the ``texts`` of which a part can belong to an occurrence of another."""
     starts: dict[str, set[str]] = {}
     for text in texts:
         for size in range(1, len(text)):

@@ -53,7 +53,7 @@ ReplyPart: TypeAlias = Literal["start", "reasoning", "content"]
 
 @dataclass(frozen=True)
 class ReasoningTags:
-    """``open`` and ``close`` enclose the reasoning; what ``interrupts`` ends it, too, but belongs to the content.
+    """``open`` and ``close`` enclose the reasoning; ``interrupts`` also ends it, but belongs to the content.
 
     Reasoning that is cut short ends with ``forced_close``, which is ``close`` unless the model writes more than that.
     Where a reply consists of messages, ``next_message`` starts another one after the reasoning, and ``content_open``

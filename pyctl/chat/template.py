@@ -63,7 +63,7 @@ def sample_call(*arguments: Mapping[str, str], as_text: bool = True, as_object: 
 
 
 _NO_PARAMETERS = {"type": "object", "properties": {}, "required": []}
-"""With the members that some templates take for granted."""
+"""No parameters, with the members that some templates take for granted."""
 
 
 def sample_tool(name: str = SAMPLE_TOOL) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class Template:
 
 
 class _Missing(jinja2.ChainableUndefined):
-    """A missing variable or member. Its members are missing, too, and its methods make nothing, as in llama-server."""
+    """A missing variable or member. Its members are missing, its methods make nothing, as in llama-server."""
 
     def strip(self, *args: Any) -> str:
         return ""
@@ -145,7 +145,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     """The sandbox with two shortcuts that change no answer and save a third of the time on long conversations.
 
     Lists may grow and shrink: Kimi's template keeps ids in one, and llama-server lets it. A text and nothing is the
-    text, there, too.
+    text, as there.
     """
 
     intercepted_binops = frozenset({"+"})

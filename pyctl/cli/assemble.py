@@ -62,7 +62,7 @@ ROWS_PART = 16
 
 
 def found(settings: CommandSettings) -> CommandSettings:
-    """With the paths of the models that ``settings.hub`` names, which are fetched if need be.
+    """Add the paths of the models that ``settings.hub`` names, which are fetched if need be.
 
     A model that has a path is not fetched; of a repository for drafts, the path is that of the file in it. A model
     from a repository comes with the vision encoder in its repository, unless another is named.
@@ -227,7 +227,7 @@ def _files(settings: CommandSettings) -> list[tuple[int, int, int]]:
 
 
 def _with_model(settings: CommandSettings) -> CommandSettings:
-    """With the built-in model where no other is named."""
+    """Choose the built-in model if no other is named."""
     model, chat, drafts = settings.model, settings.format, settings.drafts
     if model.path:
         return settings
@@ -295,12 +295,12 @@ def _load(settings: CommandSettings, report: Progress, context: LoadContext) -> 
 
 
 def _checked(settings: CommandSettings, loaded: Loaded) -> Loaded:
-    """With --exact the model is known to come back to the same bits, or is not cached."""
+    """Check that with --exact the model is known to come back to the same bits, or is not cached."""
     backend = loaded.backend
     if settings.engine.exact:
         backend.check_restoring()
         info = replace(loaded.info, n_ctx=backend.facts.n_ctx, memory=backend.memory_text)
-        # Other servers write what they evaluated together with other sequences, too.
+        # Other servers write also what they evaluated together with other sequences.
         mixed = hashlib.blake2b(f"{info.fingerprint} exact{loaded.split}".encode(), digest_size=16).hexdigest()
         loaded = replace(loaded, info=replace(info, fingerprint=mixed))
     level = logging.DEBUG if backend.memory.shape.resume_points == ANYWHERE else logging.WARNING

@@ -29,7 +29,7 @@ class CommandParser(argparse.ArgumentParser):
 
     @classmethod
     def beside_serve(cls, prog: str, usage: str, description: str) -> CommandParser:
-        """A parser whose command takes flags of pyctl serve, too: of its own it has --help."""
+        """A parser whose command also takes flags of pyctl serve; its own flag is --help."""
         parser = cls(prog=prog, usage=usage, description=description, add_help=False, allow_abbrev=False)
         parser.add_argument("--help", action="help", help="print this text")
         return parser

@@ -69,14 +69,14 @@ def _parser() -> argparse.ArgumentParser:
         "pyctl doctor",
         "pyctl doctor [-m FILE] [--json] [flags of pyctl serve]",
         "Say what is wrong or slow on this machine, and the fix. With -m and flags of pyctl serve, "
-        "the model's file and the memory that it takes are checked, too.",
+        "the model's file and the memory that it takes are also checked.",
     )
     parser.add_argument("--json", action="store_true", help="print every finding as JSON")
     return parser
 
 
 def _with_fetched(settings: CommandSettings) -> CommandSettings:
-    """With the path of a model that -hf names and that is there already; nothing is fetched."""
+    """Add the path of a model that -hf names and that is there already; nothing is fetched."""
     if settings.model.path or not settings.hub.hf_repo:
         return settings
     from pyctl.cli.assemble import found

@@ -201,7 +201,7 @@ REJECTED: Mapping[str, int] = _names(
 """,
 )
 """Flags that ask for an answer or for tools that pyctl does not have, or for a model from where it cannot fetch; and
-those that llama-server refuses, too."""
+those that llama-server also refuses."""
 
 OF_TOOLS = ("--tools", "--tools-runtime", "-ag", "--agent", "LLAMA_ARG_TOOLS", "LLAMA_ARG_AGENT")
 """Names by which llama-server turns on built-in tools, variables included."""

@@ -134,7 +134,7 @@ def _run(invocation: Invocation) -> int:
                 os.kill(process.pid, number)
 
     def leave_to_program(number: int, _: FrameType | None) -> None:
-        """The terminal sends these to the program, too. A handler, since the program would inherit SIG_IGN."""
+        """The terminal sends these to the program as well. A handler, since the program would inherit SIG_IGN."""
 
     handlers = {signal.SIGINT: leave_to_program, signal.SIGQUIT: leave_to_program}
     handlers |= {signal.SIGTERM: pass_on, signal.SIGHUP: pass_on}

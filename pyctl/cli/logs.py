@@ -29,7 +29,7 @@ log = logging.getLogger("pyctl")
 
 @dataclass(frozen=True)
 class LogSettings:
-    """How much is logged; -1 is nothing, and the lines go to ``log_file``, too."""
+    """How much is logged; -1 is nothing, and the lines also go to ``log_file``."""
 
     verbosity: int = LOG.flag(
         3,

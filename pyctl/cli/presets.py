@@ -139,7 +139,7 @@ def read_presets(path: Path) -> dict[str, dict[str, str]]:
                 raise ConfigError(f"{path}: two models are called {name!r}")
             section = sections[name] = {}
         elif pair := _KEY.fullmatch(_NOTE.sub("", line)):
-            section.pop(pair[1], None)  # the last of several spellings wins, too
+            section.pop(pair[1], None)  # the last of several spellings also wins
             section[pair[1]] = pair[2].strip(" \t")
         elif _NOTE.sub("", line):
             raise ConfigError(f"{path} is no INI file: line {at} is neither [NAME] nor KEY = VALUE")
@@ -151,7 +151,7 @@ def read_presets(path: Path) -> dict[str, dict[str, str]]:
 def models_in(directory: Path) -> dict[str, list[str]]:
     """The models of a directory by name, each with the flags that name its files.
 
-    A file is a model; a folder is one, too: of a file or the first of several, with the encoder in a file that is
+    A file is a model, and so is a folder: of a file or the first of several, with the encoder in a file that is
     called mmproj. Raises ConfigError if the directory cannot be read.
     """
     try:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["run_worker"]
 
 PORT = 50052
-"""That of llama.cpp's rpc-server."""
+"""The port of llama.cpp's rpc-server."""
 
 WARNING = """warning: {address} is open to other machines, and has neither a key nor encryption: anyone who reaches it
 can read and change the memory of this process, and may run code in it; open it to machines of your own only"""

@@ -26,7 +26,7 @@ def overcommit(facts: Facts) -> list[Finding]:
 
 
 def memory_lock(facts: Facts) -> list[Finding] | None:
-    """With --mlock, the limit of locked memory is not below the model."""
+    """Check that the limit of locked memory is not below the model, with --mlock."""
     if not facts.requested.locks_memory:
         return None
     needed = sum(path.stat().st_size for path in facts.requested.model_files if path.is_file())

@@ -96,7 +96,7 @@ class RequestHandle:
         self._wake_up()
 
     def _deliver_held(self) -> None:
-        with suppress(IndexError):  # another thread that puts an end delivers them, too
+        with suppress(IndexError):  # another thread that puts an end also delivers them
             while self._held:
                 self._events.put(self._held.popleft())
 

@@ -115,7 +115,7 @@ class ContextMemory:
     def close(self, *, is_lost: bool = False) -> None:
         """Detach from the context, before the owner frees it, and free device memory.
 
-        A context that ``is_lost`` is not called any more, and stays until the process ends.
+        A context that ``is_lost`` is no longer called, and stays until the process ends.
         """
         if is_lost:
             self._lost = self.kv, self.store, self.drafts

@@ -146,7 +146,7 @@ def _possible(wanted: W | None, flag: str, module: object) -> W | None:
 
 
 def _alone(path: Path, settings: ModelSettings) -> ModelSettings:
-    """With one sequence where an indexer chooses among the cells of a context, so that a reply depends on its own, and
+    """Allow one sequence where an indexer chooses among the cells of a context, so that a reply depends on its own, and
     without the extension, where the cells of others determine bits."""
     if extension.core is None:
         return replace(settings, n_seqs=1)

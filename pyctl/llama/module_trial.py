@@ -42,7 +42,7 @@ FROM_OUTSIDE = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
 """Signals that say nothing about a module."""
 
 WITHOUT_CARDS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1", "OPENBLAS_NUM_THREADS": "1"}
-"""Without cards, which another program may have filled, and without a thread of numpy for each core."""
+"""Hides cards, which another program may have filled, and gives numpy one thread."""
 
 
 def run_trial(file: Path, seconds: float = TRIAL_SECONDS) -> str:

@@ -70,7 +70,7 @@ class WindowRows:
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        """The blocks, some of which other states hold, too."""
+        """The blocks, some of which other states also hold."""
         return tuple(piece.block for piece in self.pieces)
 
     def joined(self, head: Block) -> Block:

@@ -58,7 +58,7 @@ def html_of(text: str) -> str:
 def _parser() -> MarkdownIt:
     options = {"html": True, "linkify": True, "breaks": True, "maxNesting": 32}
     parser = MarkdownIt("js-default", options).disable("html_block")
-    parser.core.ruler.disable("linkify")  # which looks for names of hosts, too
+    parser.core.ruler.disable("linkify")  # which also looks for names of hosts
     parser.linkify = SimpleNamespace(match_at_start=_url_at_start)
     parser.inline.ruler.before("escape", "formula", _inline_formula)
     parser.block.ruler.before("fence", "formulas", _block_formula, {"alt": ["paragraph", "list", "blockquote"]})

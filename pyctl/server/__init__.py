@@ -21,7 +21,7 @@ REASONING_FORMATS: dict[str, Literal["auto", "deepseek", "none"]] = {
     "auto": "auto",
     "none": "none",
     "deepseek": "deepseek",
-    "deepseek-legacy": "deepseek",  # llama-server, too, treats both alike
+    "deepseek-legacy": "deepseek",  # llama-server also treats both alike
 }
 """Names that users and requests may use, with their meaning."""
 

@@ -49,7 +49,7 @@ _EMBEDDED = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", 
 """IPv6 addresses that end in one of IPv4, to which a gateway may take us."""
 
 _UNICAST = ipaddress.IPv6Network("2000::/3")
-"""All IPv6 addresses of the public network; Python counts fec0::/10, which are a site's own, and unknown ones, too."""
+"""All IPv6 addresses of the public network; Python counts fec0::/10, which are a site's own, and unknown ones."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 

@@ -45,7 +45,7 @@ def _bind(host: str, port: int, *, only_v6: bool) -> socket.socket:
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6 and only_v6:  # else "::" takes the port of 0.0.0.0, too
+        if family == socket.AF_INET6 and only_v6:  # else "::" also takes the port of 0.0.0.0
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.bind(address)
     except BaseException:

@@ -89,7 +89,7 @@ class LoadOrder:
         self._loaded[name] = _Loaded(keeps, now)
 
     def unloaded(self, name: str) -> None:
-        """The model is not loaded any more."""
+        """The model was unloaded."""
         self._loaded.pop(name, None)
         self._shut.discard(name)
         self._leaving = "" if self._leaving == name else self._leaving

@@ -60,7 +60,7 @@ class LoadingApp:
         self.close()
 
     def close(self) -> None:
-        """Hold no request any more."""
+        """Stop holding requests."""
         self._is_waiting = False
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop is gone

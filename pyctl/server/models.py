@@ -352,7 +352,7 @@ class Models:
         self._tell({"model": model.name, "event": "model_status", "data": {"status": status, **more}})
 
     def fail(self, error: PyctlError) -> None:
-        """Serve nothing any more: ``error`` ended one engine, and a device that failed is of use to no other."""
+        """Stop serving: ``error`` ended one engine, and a device that failed is of use to no other."""
         with self.lock:
             self._trouble = self._trouble or error
             self.closing.set()

@@ -199,7 +199,7 @@ def _prompts(service: Service, body: AnyBody, fetched: Fetched) -> Iterator[_Ask
     if isinstance(body, ChatBody):
         chat = prepare_chat(service, body.conversation, body, fetched)
         _refuse_long(service, chat.text)
-        # What binds all replies of this server binds those with calls, too, unless the request itself says otherwise.
+        # What binds all replies of this server also binds those with calls, unless the request itself says otherwise.
         is_bound = bool(service.settings.sampling.grammar and not body.grammar and schema_of(body) is None)
         yield _Asked(chat.prompt, chat.text, None if is_bound else chat.constraint, chat.reasoning, chat)
         return

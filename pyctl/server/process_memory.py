@@ -32,7 +32,7 @@ def give_back() -> bool:
 
 
 def collect_all() -> None:
-    """Free what no reference reaches any more, also of a model that was loaded: those are not looked at otherwise."""
+    """Free objects without references, also of a model that was loaded: those are not looked at otherwise."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()

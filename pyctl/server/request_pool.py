@@ -166,7 +166,7 @@ class Lane:
             self._pool.start(self._work)
 
     def _forget(self, job: _Job[Any]) -> None:
-        """The request of ``job`` does not wait for it any more."""
+        """Forget ``job``, which its request no longer awaits."""
         with self._lock:
             if job.state == "waiting":
                 job.state = "over"
@@ -221,7 +221,7 @@ class PostReplyQueue:
             self._pool.start(self._work)
 
     def close(self) -> None:
-        """Run nothing any more; waits for what runs now, which uses the vocabulary, as long as it may take to render
+        """Start no more functions; waits for what runs now, which uses the vocabulary, as long as it may take to render
         a conversation.
         """
         with self._changed:
@@ -249,7 +249,7 @@ class _Job(Generic[R]):
     def __init__(self, function: Callable[[], R], loop: asyncio.AbstractEventLoop) -> None:
         self.state = "waiting"
         self.done: asyncio.Future[R] | None = loop.create_future()
-        """None when the request does not wait for it any more."""
+        """None once the request no longer waits for it."""
         self._function, self._loop = function, loop
 
     def run(self) -> Callable[[asyncio.Future[R]], None]:

@@ -34,7 +34,7 @@ BACKLOG = limit(512, "connections that wait to be accepted", "the client's syste
 HANDSHAKE_SECONDS = limit(10.0, "a TLS handshake", "closed", "connection", "s")
 
 DRAIN_SECONDS = 3.0
-"""How long connections may take to end when nothing is being served any more."""
+"""How long connections may take to end after the last reply."""
 
 JOIN_SECONDS = 10.0
 """How long loading may take to stop."""

@@ -86,7 +86,7 @@ class Conversation:
     messages: tuple[Message, ...] = ()
 
     def asked(self, text: str, images: tuple[str, ...] = (), attached: str = "") -> Conversation:
-        """With a message of the user at the end, which starts with the files ``attached``."""
+        """Append a message of the user, which starts with the files ``attached``."""
         attached = _encodable(attached)
         message = Message("user", attached + _encodable(text), images=images, n_attached=len(attached))
         return replace(self, messages=(*self.messages, message))
@@ -94,23 +94,23 @@ class Conversation:
     def answered(
         self, content: str, reasoning: str = "", calls: tuple[Call, ...] = (), *, stopped: bool = False
     ) -> Conversation:
-        """With a reply at the end."""
+        """Append a reply."""
         return replace(self, messages=(*self.messages, Message("assistant", content, reasoning, stopped, calls)))
 
     def returned(self, call: Call, result: str) -> Conversation:
-        """With the result of a tool at the end."""
+        """Append the result of a tool."""
         return replace(self, messages=(*self.messages, Message("tool", _encodable(result), call_id=call.id)))
 
     def undone(self) -> Conversation:
-        """Without the last message of the user and what came after it."""
+        """Drop the last message of the user and all after it."""
         return replace(self, messages=self.messages[: self._last_question()])
 
     def reopened(self) -> Conversation:
-        """Without what came after the last message of the user, ready for another reply."""
+        """Drop all after the last message of the user, ready for another reply."""
         return replace(self, messages=self.messages[: self._last_question() + 1])
 
     def edited(self, text: str) -> Conversation:
-        """With ``text`` in place of the last message of the user, whose images and files stay, and nothing after it."""
+        """Put ``text`` in place of the last message of the user, whose images and files stay, and nothing after it."""
         message = self.messages[self._last_question()]
         return self.undone().asked(text, message.images, message.content[: message.n_attached])
 
@@ -120,7 +120,7 @@ class Conversation:
         return message.content[message.n_attached :]
 
     def instructed(self, system: str) -> Conversation:
-        """With another system text; empty takes it away."""
+        """Replace the system text; empty removes it."""
         return replace(self, system=_encodable(system))
 
     def for_model(self, *, marked: bool = False) -> list[dict[str, Any]]:
@@ -206,7 +206,7 @@ def _is_json(text: object) -> bool:
 
 
 def _encodable(text: str) -> str:
-    """Without lone surrogates, which bytes that are no UTF-8 become in a terminal and \\ud800 in JSON."""
+    """Replace lone surrogates, which bytes that are no UTF-8 become in a terminal and \\ud800 in JSON."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 

@@ -257,7 +257,7 @@ class GrowingText:
 
 
 def _trimmed(row: list[Segment]) -> list[Segment]:
-    """Without the blanks at the end, with which rich fills rows: a copy from the terminal would have them."""
+    """Drop the blanks at the end, with which rich fills rows: a copy from the terminal would have them."""
     row = [*row]
     while row and not row[-1].text.rstrip():
         row.pop()

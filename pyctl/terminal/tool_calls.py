@@ -51,7 +51,7 @@ class ToolSource(Protocol):
         """The tools, in a stable order."""
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """The result, for the model. An exception becomes one, too."""
+        """The result, for the model. An exception becomes one."""
 
 
 class OwnTools:

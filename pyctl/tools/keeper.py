@@ -1,4 +1,4 @@
-"""Runs a program between this process's input and output, and ends with it all that it started, in other sessions, too.
+"""Runs a program between this process's input and output, and ends with it all that it started, also in other sessions.
 
 python keeper.py LIMIT PROGRAM ARGUMENT...
 

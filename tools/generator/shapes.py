@@ -130,7 +130,7 @@ class Shape:
         )
 
     def with_nextn(self) -> Shape:
-        """The same model with a head for drafts; if not quantised, with habits, so that the head is often right."""
+        """Return this model with a head for drafts; if not quantised, with habits, so that the head is often right."""
         return replace(self, name=f"{self.name}-nextn", num_nextn=1, habit=0.0 if self.quantised else _HABIT)
 
     def only_nextn(self) -> Shape:

@@ -52,7 +52,7 @@ def blocks_of(segment: Segment) -> dict[PartKind, Block]:
 
 class ChainNames:
     """Names the files of a chain: ``missing`` are the segments of ``snapshot`` above the deepest one that is on disk
-    with all that it hangs on, the first one first. ``chain`` are the names of that one and of those named since.
+    with all that it depends on, the first one first. ``chain`` are the names of that one and of those named since.
 
     ``is_there`` is asked about names that segments have got before.
     """
@@ -76,7 +76,7 @@ class ChainNames:
                 self._running.update(_bytes(segment.tokens[: last - segment.start]))
 
     def name(self, segment: Segment) -> tuple[SegmentName, SegmentName | None]:
-        """Name the next one of ``missing``, which has its rows, and what it hangs on; NotWrittenError if they were
+        """Name the next one of ``missing``, which has its rows, and its parent; NotWrittenError if they were
         dropped. Rows are looked through once, since they never change. The draft model's are no part of the name: a
         server without one uses the same file."""
         if segment.dropped:
@@ -212,7 +212,7 @@ def _tokens(chain: list[StoredFile], state: StateName) -> Tokens:
         pieces.append(found.tokens[: found.last - found.start])
         running.update(_bytes(pieces[-1]))
     if running.digest() != state.digest:
-        raise CorruptFileError(str(state), "hangs on other tokens than its name says")
+        raise CorruptFileError(str(state), "depends on other tokens than its name says")
     return as_tokens(np.concatenate(pieces))
 
 

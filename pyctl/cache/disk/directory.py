@@ -56,7 +56,7 @@ class Contents:
         return self.states.get(fingerprint, _NONE)
 
     def changed(self, changes: Iterable[tuple[Record, bool]], n_bytes: int) -> Contents:
-        """The same with files that came (True) or went (False)."""
+        """Return contents with files added (True) or removed (False)."""
         states: dict[str, dict[StateName, bool]] = {}
         for record, is_there in changes:
             if not isinstance(record.name, StateName):

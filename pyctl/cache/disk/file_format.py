@@ -393,7 +393,7 @@ def _unpack_fields(data: bytes, kind: int, exact: bool) -> Header:
     if not isinstance(below, SegmentName):
         below = None
     if (parent or first) and not (below is not None and below.start < first <= below.end):
-        raise ValueError("hangs on a file that does not cover it")
+        raise ValueError("parent segment ends before this one starts")
     if isinstance(name, SegmentName) and parts[0].size != 4 * (name.end - name.start):
         raise ValueError("another number of tokens")
     return Header(fingerprint, name, below, exact, created, parts)

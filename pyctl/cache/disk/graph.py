@@ -19,7 +19,7 @@ class FileGraph:
     """All files of a directory, every fingerprint. Removing here removes nothing on disk: the caller does.
 
     A segment stays while a state needs it, directly or through a child. Files of the fingerprints ``older`` are of no
-    use any more.
+    further use.
     """
 
     def __init__(self, records: Iterable[Record], older: frozenset[str] = frozenset()) -> None:
@@ -73,7 +73,7 @@ class FileGraph:
         return self.records.keys() - needed
 
     def chain(self, key: Key) -> list[Key]:
-        """The segments that the file ``key`` hangs on, the nearest first."""
+        """The segments that the file ``key`` depends on, nearest first."""
         found: list[Key] = []
         record = self.records.get(key)
         while record is not None and record.parent_key is not None:
@@ -82,7 +82,7 @@ class FileGraph:
         return found
 
     def remove(self, key: Key) -> list[Record]:
-        """Take out a file with everything that hangs on it and the segments that are not needed then."""
+        """Remove a file with its dependents and the segments that nothing else needs."""
         removed: list[Record] = []
         waiting = [key]
         while waiting:

@@ -42,7 +42,7 @@ Key: TypeAlias = tuple[str, Name]
 
 @dataclass(frozen=True)
 class Record:
-    """A file in the index, and the segment that it hangs on.
+    """A file in the index, and its parent segment.
 
     ``created`` and ``used`` are epoch seconds; ``hits``, ``used`` and ``pinned`` mean something for states only.
     """
@@ -320,7 +320,7 @@ def _record(row: tuple[str, str, int, str, int, float, float, int, int]) -> Reco
     fingerprint, file, n_bytes, parent, exact, created, used, hits, pinned = row
     below = _name(parent) if parent else None
     if isinstance(below, StateName):
-        raise sqlite3.DatabaseError(f"{file} hangs on {parent}")
+        raise sqlite3.DatabaseError(f"{file} depends on {parent}")
     return Record(fingerprint, _name(file), n_bytes, below, bool(exact), created, used, hits, bool(pinned))
 
 

@@ -86,7 +86,7 @@ def read_jobs(path: Path, header: Header, outs: dict[PartKind, Block]) -> Iterat
 
 
 def check_jobs(path: Path, header: Header) -> Iterator[Callable[[], None]]:
-    """The same for all parts, only to see that they can be read; each job takes memory for one chunk."""
+    """Return jobs that only check that all parts can be read; each job takes memory for one chunk."""
     offsets = iter(header.offsets)
     for part in header.parts:
         for (first, last), offset, crc in zip(part.chunks, offsets, part.crcs, strict=False):

@@ -143,7 +143,7 @@ class DiskStore:
         ``max_bytes``, later parts are read as `Arrival.free_rows` frees earlier ones.
 
         Damage is a miss, at once or when it is found: the damaged file is removed with all files that need it, and
-        `damaged` counts it. A disk that hangs is a miss, too, and gets no further read before it has answered. Segments
+        `damaged` counts it. A disk that hangs is also a miss, and gets no further read before it has answered. Segments
         of earlier snapshots from here are shared, so call this on the thread that drops snapshots.
         """
         state = StateName.of(prefix)

@@ -160,8 +160,8 @@ class WriteQueue:
             return any(job.asks or not job.is_ready for job in self._jobs)
 
     def serve(self, rows_of: RowsOf) -> None:
-        """All bytes of what was evicted are there; have the rows for which a job asks, if RAM has room for them, there,
-        too. For the thread that owns the device."""
+        """All bytes of what was evicted are there; have the rows for which a job asks, if RAM has room for them, also
+        there. For the thread that owns the device."""
         with self._changed:
             for each in self._jobs:
                 each.is_ready = True
@@ -199,7 +199,7 @@ class WriteQueue:
     def drop(self, name: str) -> bool:
         """Write no snapshot of the prefix called ``name`` of those that wait; False if there is none in the queue.
 
-        One that is being written is not published any more, unless it has been already. The cache offers it again once
+        One that is being written is no longer published, unless it has been already. The cache offers it again once
         it was used.
         """
         with self._changed:

@@ -120,7 +120,7 @@ class StoreWriter:
     def _finish(self, writing: OpenWrite) -> int | None:
         """Write the state and publish everything; how many bytes that took, None if segments that were there are gone.
 
-        NotWrittenError if the directory has no room for it, or does not want it any more.
+        NotWrittenError if the directory is full or the snapshot is no longer selected.
         """
         names, snapshot = writing.names, writing.snapshot
         path = writing.temps.enter_context(temp_path(self.home))
@@ -130,7 +130,7 @@ class StoreWriter:
         writing.records[path] = record
         done = self._publish(snapshot, writing.records, [self.key(name) for name in names.chain], writing.label)
         if done == 0:
-            raise NotWrittenError("the directory has no room for it, or does not want it any more")
+            raise NotWrittenError("the directory is full, or the snapshot is no longer selected")
         if done is not None:
             sync_directory(self.home)
             for segment in names.missing:
@@ -161,7 +161,7 @@ class StoreWriter:
             )
 
     def _may_spill(self, n_bytes: int, written: int) -> bool:
-        """The same for what leaves RAM."""
+        """Whether a snapshot that RAM evicts may be written."""
         day, budget = int(time.time() // 86_400), self.directory.budget
         if self._spilled[0] != day:
             self._spilled = [day, 0]
@@ -193,7 +193,7 @@ class StoreWriter:
             return graph.n_bytes <= room and all(record.key != state.key for record in going)
 
     def _is_whole(self, connection: sqlite3.Connection, name: SegmentName) -> bool:
-        """Whether a segment is there with all that it hangs on."""
+        """Whether a segment is there with all its ancestors."""
         at: SegmentName | None = name
         while at is not None:
             record = Index.record(connection, self.key(at))
@@ -230,7 +230,7 @@ class StoreWriter:
     def _publish(
         self, snapshot: Snapshot | None, temps: dict[Path, Record], chain: list[Key], label: str
     ) -> int | None:
-        """Make room, rename and enter, all in one transaction; nothing of a ``snapshot`` not for the disk any more."""
+        """Make room, rename and enter, in one transaction; nothing if the ``snapshot`` is no longer for the disk."""
         state_path, state = next((path, record) for path, record in temps.items() if record.is_state)
         renamed: list[Path] = []
         try:

@@ -23,7 +23,7 @@ class CallFormat(ABC):
     that the vocabulary hides from readers and that the parser has to see. ``around_content``: what templates write
     around the content of a message, and is no part of it. ``trigger``: a regular expression that
     matches the beginning of a call, from where on a grammar binds a reply that need not call anything.
-    ``forgets_tags``: models leave out the tags around a call, so that a reply that is nothing but its JSON is one, too.
+    ``forgets_tags``: models leave out the tags around a call, so that a reply of nothing but its JSON is also one.
     ``is_bare_json``: a call may be JSON with nothing around it, which no grammar parts from other JSON; a reply that
     follows a schema is no call then, unless one is forced.
     """

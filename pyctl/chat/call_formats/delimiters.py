@@ -37,7 +37,7 @@ _LINE = r" /\n/?"
 Part: TypeAlias = str | re.Pattern[str] | tuple["Part", ...] | None
 
 _MAX_ANY_ORDER = 5
-"""So many required arguments take 32 rules; more of them come in the order of the schema."""
+"""Required arguments in any order: 5 take 32 rules; more of them come in the order of the schema."""
 
 
 def token_texts(text: str) -> Iterator[str]:
@@ -162,7 +162,7 @@ class ObjectDelimiters(CallDelimiters):
 @dataclass(frozen=True, kw_only=True)
 class NameDelimiters(CallDelimiters):
     """A call is a name and its arguments as JSON. ``parts`` stand between ``open`` and the arguments: texts, None for
-    the name, a pattern for an id, and tuples of parts that may be missing. Where calls are read, the last may be, too.
+    the name, a pattern for an id, and tuples of parts that may be missing. The last may be missing in a reply.
 
     ``ids`` are the ids of calls: none, the text that the pattern matches, or all that stands before the last part.
     ``is_known`` if only the name of a tool makes it a call.

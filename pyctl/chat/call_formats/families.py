@@ -19,7 +19,7 @@ _ID = re.compile("[A-Za-z0-9]{9}")
 def _reasoning(
     *interrupts: str, tags: tuple[ReasoningTags, ...] = (THINK, SEED, BRACKETS)
 ) -> tuple[ReasoningTags, ...]:
-    """``tags`` around reasoning that a call ends, too."""
+    """``tags`` around reasoning that a call also ends."""
     return tuple(replace(each, interrupts=interrupts) for each in tags)
 
 

@@ -56,7 +56,7 @@ class LiteralReader:
         if not text or self._may_be_quote(text):
             return text
         if text[0] in "{[(":
-            is_object = text[0] == "{" or not self._open  # the round brackets around the arguments, too
+            is_object = text[0] == "{" or not self._open  # also the round brackets around the arguments
             self._append("{" if is_object else "[")
             self._open.append("}" if is_object else "]")
             self._state = self._first
@@ -66,7 +66,7 @@ class LiteralReader:
         if self._begins_string(text, self._next):
             return text[len(self._quote) :]
         word = _WORD.match(text)
-        assert word is not None  # it matches nothing, too
+        assert word is not None  # it also matches nothing
         if word.end() == len(text) <= _MAX_WORD and not final:
             return text
         if not word[0]:

@@ -36,7 +36,7 @@ DRAFT_TYPES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "cac
 """Draft sources in the order of their use: llama-server's, and pyctl's own `cache`."""
 
 LONGEST = limit(128, "tokens of a draft from `cache`", "cut", "request")
-"""With longer ones a rewriting gains nothing: its edits end them (docs/decisions/004-draft-length.md)."""
+"""Longer ones gain nothing in a rewriting: its edits end them (docs/decisions/009-composed-drafts.md)."""
 
 AUTOMATIC = ("auto",)
 """The types of a model for which no flag names a source; loading replaces them."""

@@ -170,7 +170,7 @@ class Scheduler:
                 seq.shares = False
 
     def note_shared(self) -> None:
-        """With --exact, mark sequences that share the context with others: the cache must not reuse their new rows.
+        """Mark, with --exact, sequences that share the context with others: the cache must not reuse their new rows.
 
         Attention sums in cell order, so result bits depend on the cells of other sequences.
         """

@@ -207,7 +207,7 @@ export function resume(conversations) {
     for (const message of Object.values(own.messages)) if (message.stream && !runs.has(own.id)) follow(own, message);
 }
 
-// Another tab writes the reply that this one took for its own: what it has read so far is the other's, too.
+// Another tab writes the reply that this one took for its own: what it has read so far is also the other's.
 export function yields(own) {
   const run = runOf(own);
   if (!run?.resumed) return;

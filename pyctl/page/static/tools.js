@@ -41,7 +41,7 @@ export function mayRun(conversation, name, path) {
   return Boolean(find(name)) && known && since < 2 * MAX_ALONE;
 }
 
-// What was chosen for one call holds for later ones, too: in this chat or always.
+// A choice for one call also holds for later ones: in this chat or always.
 function remember(conversation, name, choice) {
   if (choice === "chat") conversation.allowed = [...(conversation.allowed ?? []), name];
   if (choice !== "always") return;

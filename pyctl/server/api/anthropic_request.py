@@ -100,7 +100,7 @@ def chat_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     body = _MessagesBody.of(values)
     chat = others(values, _MessagesBody, _IGNORED)
     chat["messages"] = [*_system(body.system), *_messages(body.messages)]
-    if body.messages and not chat["messages"]:  # llama-server answers, too, where no block says anything
+    if body.messages and not chat["messages"]:  # llama-server also answers if all blocks are empty
         chat["messages"] = [{"role": "user", "content": ""}]
     chat["max_tokens"] = body.max_tokens
     if body.stop_sequences is not None:

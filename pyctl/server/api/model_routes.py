@@ -33,7 +33,7 @@ class _ModelBody(Body, frozen=True):
 
 
 async def health(models: Models, request: Request) -> Response:
-    """GET /health: 503 when nothing will be served any more."""
+    """GET /health: 503 when nothing will be served again."""
     if (trouble := models.trouble) is not None:
         return error_response(UnavailableError(str(trouble)))
     return JsonResponse({"status": "ok"})

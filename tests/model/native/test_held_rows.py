@@ -97,7 +97,7 @@ def test_two_conversations_in_turn_equal_cold_runs(backend: LlamaBackend) -> Non
         backend.memory.release(rows)
         backend.memory.release(rows)
     assert backend.memory.n_free == N_CELLS
-    with pytest.raises(StateError, match="not held any more"):
+    with pytest.raises(StateError, match="no longer held"):
         backend.memory.fetch(held[0], 0, n)
 
 
