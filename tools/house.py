@@ -66,11 +66,11 @@ def longest_chain(graph: dict[str, set[str]]) -> int:
     return max(map(depth, graph))
 
 
-def room_of(name: str) -> str:
+def package_of(name: str) -> str:
     return name.split(".")[1] if "." in name else name
 
 
-def rooms() -> dict[str, list[Path]]:
+def packages() -> dict[str, list[Path]]:
     """The files of each directory of the package; "" has those of the package itself."""
     found: dict[str, list[Path]] = defaultdict(list)
     for path in modules().values():
@@ -78,9 +78,9 @@ def rooms() -> dict[str, list[Path]]:
     return dict(found)
 
 
-def n_arrows(graph: dict[str, set[str]], room: str, of: str) -> int:
-    """Imports of modules of ``room`` by modules of another one; each pair of modules is one."""
-    inside = f"pyctl.{room}"
+def n_arrows(graph: dict[str, set[str]], package: str, of: str) -> int:
+    """Imports of modules of ``package`` by modules of another one; each pair of modules is one."""
+    inside = f"pyctl.{package}"
     importers = (targets for name, targets in graph.items() if f"{name}.".startswith(f"pyctl.{of}."))
     return sum(f"{target}.".startswith(f"{inside}.") for targets in importers for target in targets)
 
@@ -103,11 +103,11 @@ def n_port_methods() -> int:
     return found
 
 
-def n_callables(*rooms: str) -> int:
+def n_callables(*packages: str) -> int:
     """Parameters and fields that are functions, by their annotations."""
     found = 0
     for name, path in modules().items():
-        if not name.startswith(tuple(f"pyctl.{room}" for room in rooms)):
+        if not name.startswith(tuple(f"pyctl.{package}" for package in packages)):
             continue
         for node in ast.walk(tree_of(path)):
             if isinstance(node, (ast.arg, ast.AnnAssign)) and node.annotation is not None:
@@ -137,15 +137,15 @@ def measure() -> dict[str, int]:
     return {
         "files": len(known),
         "lines": n_lines(known.values()),
-        **{f"lines of pyctl/{room}": n_lines(paths) for room, paths in rooms().items()},
+        **{f"lines of pyctl/{package}": n_lines(paths) for package, paths in packages().items()},
         "lines of csrc": n_lines(csrc),
         **{f"lines of {name}": n_lines((ROOT / name).rglob("*.py")) for name in ("tests", "bench", "tools")},
         "words of docs": sum(len(path.read_text(encoding="utf-8").split()) for path in (ROOT / "docs").rglob("*.md")),
         "private members in tests": sum(map(is_private, of_tests)),
         "monkeypatches in tests": sum(isinstance(node, ast.Attribute) and node.attr == "setattr" for node in of_tests),
         "methods of the ports": n_port_methods(),
-        "imports between rooms": sum(
-            room_of(name) != room_of(target) for name in graph for target in graph[name] & graph.keys()
+        "imports between packages": sum(
+            package_of(name) != package_of(target) for name in graph for target in graph[name] & graph.keys()
         ),
         "imports of cache by engine": n_arrows(graph, "cache", "engine"),
         "callables handed on in cache and engine": n_callables("cache", "engine"),

@@ -1,6 +1,6 @@
 """The prefix cache: snapshots on the device, in RAM and on disk. It handles bytes and tokens only.
 
-Other rooms import from here alone, but for the disk, which only `cli` builds. A name is loaded when it is first used,
+Other packages import only from here, except the disk, which only `cli` builds. A name is loaded when it is first used,
 so that settings load without NumPy.
 """
 

@@ -106,13 +106,13 @@ def test_one_place_talks_to_llama_cpp() -> None:
     assert all(name.startswith("pyctl.llama.") for name in speakers)
     # pyctl.llama loads the C++ runtime first: a library with a runtime of its own must not take its place.
     bindings = re.compile(r"^\s*(?:from|import) llama_cpp\b", re.MULTILINE)
-    files = [path for room in ("bench", "tools") for path in (ROOT / room).rglob("*.py")]
+    files = [path for package in ("bench", "tools") for path in (ROOT / package).rglob("*.py")]
     assert [path for path in files if bindings.search(path.read_text("utf-8"))] == []
 
 
-def test_rooms_of_the_extension() -> None:
-    """What copies bytes stands below what knows sequences: see the table of docs/internals/native.md."""
-    rooms = {
+def test_packages_of_the_extension() -> None:
+    """What copies bytes stands below what knows sequences: see the table of docs/native.md."""
+    packages = {
         "library": (),
         "host": ("device/device_runtime.h",),
         "device": ("host/", "core/block.h"),
@@ -120,10 +120,10 @@ def test_rooms_of_the_extension() -> None:
         "drafts": ("device/handles.h",),
         "pool": ("host/", "device/", "core/"),
     }
-    for room, names in rooms.items():
-        for path in sorted((ROOT / "csrc" / room).iterdir()):
+    for package, names in packages.items():
+        for path in sorted((ROOT / "csrc" / package).iterdir()):
             used = re.findall(r'#include "(\w+/\w+\.h)"', path.read_text(encoding="utf-8"))
-            assert [name for name in used if not name.startswith((f"{room}/", "library/", *names))] == [], path.name
+            assert [name for name in used if not name.startswith((f"{package}/", "library/", *names))] == [], path.name
 
 
 STANDARD = {
@@ -155,8 +155,8 @@ def test_sources_include_the_standard_headers_that_they_use() -> None:
         assert used - found == set(), path.name
 
 
-def test_one_room_names_what_is_private_of_llama_cpp() -> None:
-    """Another release has to fit that room alone; `get_` begins the members that others could call."""
+def test_one_package_names_private_parts_of_llama_cpp() -> None:
+    """Another release has to fit only that package; `get_` starts the members that others could call."""
     vendor, csrc = ROOT / "vendor" / "llama.cpp", ROOT / "csrc"
 
     def names(paths: Iterable[Path]) -> set[str]:
