@@ -186,7 +186,7 @@ class Count:
 
 
 class Head:
-    """A head that drafts what is said, or another token where it is wrong."""
+    """A head that drafts the reply, or another token where it is wrong."""
 
     name, n_max = "draft-mtp", 3
 

@@ -23,7 +23,7 @@ __all__ = ["MeasurementError", "add_comparison", "compare", "measured"]
 HERE = Path(__file__).resolve().parents[1]
 
 Record = dict[str, Any]
-"""Numbers by what they are; everything else says what was measured."""
+"""Numbers by their kind; all other fields name the measurement."""
 
 
 class MeasurementError(Exception):

@@ -39,7 +39,7 @@ BOTH = (HEAD, COPY)
 class Machine:
     """Milliseconds of steps by tokens, in line between them, of a draft of a head, and what the first two steps of
     another width take longer: on a GPU one runs without a CUDA graph, and one captures it. Where a draft of more than
-    ``n_free`` tokens is not all right, what is right of it is evaluated again."""
+    ``n_free`` tokens is not all right, its right tokens are evaluated again."""
 
     name: str
     step_ms: Mapping[int, float]
@@ -274,7 +274,7 @@ class Simulation:
         return all_ms
 
     def _step_ms(self, n_tokens: int, place: int, drafts: Mapping[int, Draft], accepted: Mapping[int, int]) -> float:
-        """Milliseconds of a step, with the repeated evaluation of what was right before a mark."""
+        """Milliseconds of a step, with the repeated evaluation of right tokens before a mark."""
         machine, text, rng = self.machine, self.text, self._noise
         depth = 1 + sum(self.at.values()) / text.n_seqs / 5000  # steps take longer with more context
         ms = machine.ms(n_tokens) * depth + (machine.graph_ms[place] if place < 2 else 0.0)

@@ -53,7 +53,7 @@ START, ASSISTANT = 257, (97, 115)
 MAX_SECONDS = 600
 """For one model; one that needs more is stuck."""
 
-# -- what is asked -----------------------------------------------------------------------------------------------------
+# -- questions ---------------------------------------------------------------------------------------------------------
 
 Message: TypeAlias = "tuple[int, int] | str"
 """Seed and length of a made-up message, or the name of the step whose reply it is."""

@@ -372,7 +372,7 @@ def qwen_code(server: Answers) -> None:
 
 
 def aider(server: Answers) -> None:
-    """Files and reminders stand behind the history, so what is new goes into the middle."""
+    """Files and reminders stand after the history, so new messages go into the middle."""
     for i, place in enumerate(places()):
         head = [system("aider", 2500), *(user(("example", k), 200) if k % 2 == 0 else said(k, 300) for k in range(4))]
         map_ = {"role": "user", "content": f"Here are summaries of files:\n{text(('map', place.folder), 2500)}"}

@@ -7,7 +7,7 @@ thread that owns the context makes the calls.
 
 Where `KVState.is_async`, `save_*` and `load_*` only start the copies. They happen in the order of the calls and keep
 their buffers alive; evaluation comes before or after them as it was called. Only after `KVState.finish` may anything
-else read what was saved or change what was loaded. A buffer is let go by the first call after its copy is complete, or
+else read saved or change loaded bytes. A buffer is let go by the first call after its copy is complete, or
 when many others wait behind it: then that call waits as well.
 """
 
@@ -45,7 +45,7 @@ class HostBuffer:
 
     @staticmethod
     def open(limit: int, ahead: int, keep: int = ..., quiet: float = 0.0, registered: bool = True) -> bool:
-        """Open the arena of pinned memory, ``limit`` bytes at most, with ``ahead`` bytes ready beyond what is used.
+        """Open the arena of pinned memory, ``limit`` bytes at most, with ``ahead`` bytes ready beyond the used ones.
 
         Unused memory beyond ``keep`` bytes (all by default) returns to the system after ``quiet`` seconds without an
         allocation. Buffers that are not pinned also count: the arena is smaller by as much. False where no loaded device library can register memory. A second call can only raise ``ahead``.
@@ -75,7 +75,7 @@ class HostBuffer:
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 class OutOfCells(RuntimeError):
-    """There are too few free cells for what was asked; nothing has changed."""
+    """There are too few free cells for the call; nothing has changed."""
 
 class ContextState:
     """A `KVState` as other modules take it."""
@@ -262,10 +262,10 @@ class Pulse:
         """Let the evaluation that runs now, and all later ones, end with llama_decode's 2."""
 
     def ask(self, for_it: bool = True) -> None:
-        """The same for an evaluation that is allowed to end so, until this is taken back."""
+        """Do so for an evaluation that is allowed to end so, until this is taken back."""
 
     def allow(self, is_so: bool) -> None:
-        """Whether `ask` ends what is evaluated from now on."""
+        """Whether `ask` ends evaluations from now on."""
 
     @property
     def count(self) -> int:

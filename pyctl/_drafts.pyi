@@ -15,7 +15,7 @@ class HiddenRows:
 
     def __init__(self, ctx: int, layer: int = -1) -> None: ...
     def rows(self, n: int) -> NDArray[np.float32]:
-        """Those of the ``n`` tokens evaluated last, in their order, until the next evaluation. Waits for it."""
+        """Rows of the ``n`` tokens evaluated last, in their order, until the next evaluation. Waits for it."""
 
     def start(self, n: int) -> bool:
         """Start to copy those of the last evaluation, one batch of ``n`` tokens of one sequence, so that the next may
@@ -29,7 +29,7 @@ class NextnHead:
     or an EAGLE-3 model, whose graph ``gives_all`` rows logits.
 
     Row p of its cache belongs to the token at p and the model's hidden row of the token before. With ``p_min``, a token
-    is drafted only if it is that likely among the ten best. ValueError for what cannot be evaluated; otherwise
+    is drafted only if it is that likely among the ten best. ValueError for arguments that cannot be evaluated; else
     llama_decode's result.
     """
 

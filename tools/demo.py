@@ -87,7 +87,7 @@ def converse(console: Console, cache: str) -> list[list[object]]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="also write what is printed as a picture")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="also write the output as a picture")
     args = parser.parse_args(argv)
     console = Console(width=96, record=args.svg is not None, highlight=False)
     console.print(f"The system message is a manual of {HEAD.count('Rule')} rules. [dim]Model: built-in.[/]")

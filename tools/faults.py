@@ -39,7 +39,7 @@ FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+::.*?)(?: - .*)?$", re.MULTILINE)
 """A line of pytest's summary with the id of a test."""
 
 REQUIREMENTS = {"pybind11": "pybind11>=2.13,<4", "cmake": "cmake"}
-"""To build the extension; what is missing is installed in BUILDERS."""
+"""To build the extension; missing ones are installed in BUILDERS."""
 
 
 class Outcome(NamedTuple):
@@ -145,7 +145,7 @@ def make_copy() -> None:
 
 
 def copy_core() -> None:
-    """Put the installed extension, and what was compiled with it, into the copy."""
+    """Put the installed extension, with its compiled modules, into the copy."""
     found = importlib.util.find_spec("pyctl._core")
     if found is None or found.origin is None:
         raise SystemExit("pyctl's extension is not installed: make install")

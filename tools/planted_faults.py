@@ -68,7 +68,7 @@ FAULTS = (
         ("tests/unit/cache/disk/test_store.py::test_equal_tokens_with_other_rows_are_kept_apart",),
     ),
     Fault(
-        "gone-entry",  # the index lists what has left the disk
+        "gone-entry",  # the index lists files that the disk lost
         "pyctl/cache/disk/directory.py",
         "known.pop(record.name, None)",
         "known[record.name] = record.exact",

@@ -250,7 +250,7 @@ class Run:
         path.with_suffix(".md").write_text(document(data), encoding="utf-8")
 
 
-# -- what is written ---------------------------------------------------------------------------------------------------
+# -- written files -----------------------------------------------------------------------------------------------------
 
 
 def waits(asked: Sequence[Record]) -> tuple[float, float]:

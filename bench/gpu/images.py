@@ -192,7 +192,7 @@ def ask(server: Server, name: str, n_words: int) -> None:
         row("same image, next question", conversation("a", other, 1, n_words))
         row("another conversation", conversation("b", first, 2, n_words))
         row("and back", conversation("a", other, 1, n_words))
-        time.sleep(2)  # what is on its way to disk
+        time.sleep(2)  # snapshots on their way to disk
     with server:
         row("after a restart", conversation("a", other, 1, n_words))
 

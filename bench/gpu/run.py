@@ -28,7 +28,7 @@ Record = dict[str, Any]
 
 
 class Clock:
-    """The time until ``end``, in monotonic seconds, and estimates that learn from what was measured."""
+    """The time until ``end``, in monotonic seconds, and estimates that learn from measurements."""
 
     def __init__(self, end: float, tokens_per_second: float) -> None:
         self._began = time.monotonic()

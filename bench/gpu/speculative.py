@@ -163,7 +163,7 @@ class Run:
 
 
 class Subject:
-    """A server with the case that it is measured in, and what was found of each prompt and reply."""
+    """A server with the case that it is measured in, and the results of each prompt and reply."""
 
     def __init__(self, run: Run, case: Case, name: str, number: int) -> None:
         self.run, self.case, self.name = run, case, name

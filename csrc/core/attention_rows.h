@@ -64,7 +64,7 @@ private:
 
     std::vector<row_positions> positions;  // of each sequence
     bool               defers;
-    llama_seq_id       cut_seq     = -1;     // what was dropped and is not settled: its rows from cut_at on
+    llama_seq_id       cut_seq     = -1;     // dropped rows that are not settled: its rows from cut_at on
     int64_t            cut_at      = 0;
     int64_t            cut_pos     = 0;      // the position of that row
     mutable bool       is_counted  = true;  // whether n_only_held and n_cut are as of now

@@ -37,7 +37,7 @@ public:
 
     ~bound_state() { kv_state::finish(); }
 
-    // Calls `function` of kv_state, which may take its time; what has been copied is let go.
+    // Calls `function` of kv_state, which may take its time; finished copies are released.
     template <auto function, typename... A> auto call(A... given) {
         const std::shared_ptr<void> after(nullptr, [this](void *) { let_go(); });
         const py::gil_scoped_release release;
@@ -76,7 +76,7 @@ public:
     }
 
 private:
-    // Lets go of what has been copied.
+    // Releases finished copies.
     void let_go() {
         while (!in_flight.empty() && progress().is_complete(in_flight.front().ticket)) {
             in_flight.pop_front();

@@ -27,7 +27,7 @@ public:
     // How many rows `seq` has.
     virtual int64_t end_of(llama_seq_id seq) const = 0;
 
-    // The position of row n of `seq`, or of what comes after the last one.
+    // The position of row n of `seq`, or the one after the last row.
     virtual int64_t position(llama_seq_id, int64_t n) const { return n; }
 
     // The last `count` rows of `seq`, which the library evaluated at one position, belong to an image with so many columns.
@@ -39,7 +39,7 @@ public:
     // Rows [p0, p1) of `seq` into a block of exactly `size(p0, p1)` bytes.
     void save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size);
 
-    // Throws unless `load_checked` may be called with these arguments. The position of what comes after the last row of `spans`.
+    // Throws unless `load_checked` may be called with these arguments. The position after the last row of `spans`.
     int64_t check_load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) const;
 
     // Appends the rows of `spans`, which follow each other from p0 on, to `seq`, which ends at p0. What was held is
@@ -76,7 +76,7 @@ protected:
     }
 
     // Of `spans` that follow each other from p0 on, as blocks and held rows have them: throws if they cannot be loaded. The
-    // position of what comes after their last row.
+    // position after their last row.
     virtual int64_t position_after(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) const = 0;
 
     // Whether no sequence has the cell, or just one that has dropped it.

@@ -157,7 +157,7 @@ void window_rows::save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, 
     }
     copies.save_begin();
     each_region(planes, runs, p0, p1, p0, p1, [&](const copy_region & from) { copies.save(from, out); });
-    copies.load_end();  // what is evaluated next may take these cells
+    copies.load_end();  // the next evaluation may take these cells
 }
 
 void window_rows::load(llama_seq_id seq, int64_t n, const std::vector<row_span> & spans) {
@@ -190,7 +190,7 @@ void window_rows::load(llama_seq_id seq, int64_t n, const std::vector<row_span> 
 void window_rows::clear(llama_seq_id seq) {
     llama_memory_seq_rm(cache.memory(), seq, -1, -1);
     if (cache.n_used() == 0) {
-        llama_memory_clear(cache.memory(), false);  // what comes next starts at the first cell
+        llama_memory_clear(cache.memory(), false);  // the next row starts at the first cell
     }
 }
 

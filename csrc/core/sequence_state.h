@@ -15,7 +15,7 @@ public:
     virtual size_t size(llama_seq_id seq) const = 0;
     virtual void   save(llama_seq_id seq, uint8_t * out, size_t size) = 0;
 
-    // Makes what was saved at position `n` the state of `seq`: what is computed after `transfer::load_end` sees it.
+    // Makes the bytes saved at position `n` the state of `seq` for evaluations after `transfer::load_end`.
     // Of a size that is not right, as that of an opaque one may be, std::invalid_argument.
     virtual void load(llama_seq_id seq, int64_t n, const uint8_t * data, size_t size) = 0;
 

@@ -16,7 +16,7 @@ template <typename F> void look_up(F & function, const std::string & name) {
 }
 
 struct functions {
-    const char * backend                            = "";  // ggml's name for what is loaded
+    const char * backend                            = "";  // ggml's name of the loaded runtime
     int (*register_memory)(void *, size_t, unsigned) = nullptr;
     int (*unregister_memory)(void *)                 = nullptr;
     int (*query_event)(void *)                       = nullptr;

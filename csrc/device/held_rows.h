@@ -18,7 +18,7 @@ struct cell_move {
     int64_t from, to;
 };
 
-// There are too few free cells for what was asked; nothing has changed.
+// There are too few free cells for the call; nothing has changed.
 struct out_of_cells : std::runtime_error {
     using std::runtime_error::runtime_error;
 };

@@ -123,7 +123,7 @@ std::vector<cell_move> relocation::into(const std::vector<cell_run> & from_runs,
         to.insert(to.end(), few.begin(), few.begin() + std::min(few.size(), from.size() - to.size()));
     }
     if (to.size() < from.size()) {
-        throw out_of_cells("there are too few cells for what is held");
+        throw out_of_cells("there are too few cells for the held rows");
     }
     add_moves(moves, from, to);
     return moves;

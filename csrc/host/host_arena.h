@@ -83,7 +83,7 @@ private:
     size_t                   ahead_      = 0;
     size_t                   keep_       = 0;
     clock::duration          quiet_{};
-    clock::time_point        quiet_from_{};  // what is spare may go back from then on
+    clock::time_point        quiet_from_{};  // spare memory may go back from then on
     size_t                   reserved_   = 0;  // more than `ahead_`, once
     size_t                   n_ready_    = 0;  // slabs touched and registered
     size_t                   outside_    = 0;
@@ -91,6 +91,6 @@ private:
     bool                     full_       = false;  // the system refused more, or no more is wanted
     bool                     keeps_      = false;  // the system takes nothing back
     std::vector<bool>        ready_;      // by slab
-    std::map<size_t, size_t> free_;       // offset -> size, of what is ready, never adjacent
+    std::map<size_t, size_t> free_;       // offset -> size of ready ranges, never adjacent
     size_t                   n_allocated_ = 0;
 };

@@ -7,7 +7,7 @@
 
 namespace library {
 
-// The last graph's result of a context has no public name. An explicit instantiation may name what is private.
+// The last graph's result of a context has no public name. An explicit instantiation may name private members.
 llm_graph_result * last_result(llama_context * ctx);
 template <auto member> struct reveal {
     friend llm_graph_result * last_result(llama_context * ctx) { return (ctx->*member)(); }

@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t   mask_element   = 2;       // f16
 constexpr size_t   mask_tile      = 64;      // kernels may read so many rows at a time, also behind the last one
-constexpr uint16_t hidden         = 0xfc00;  // minus infinity; what is visible is zero
+constexpr uint16_t hidden         = 0xfc00;  // minus infinity; visible ones are zero
 constexpr size_t   pattern_bytes  = size_t(1) << 20;
 constexpr int64_t  pattern_column = 1024;  // columns that are filled at a time
 

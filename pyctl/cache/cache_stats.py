@@ -61,7 +61,7 @@ class RequestStats:
     """One request's account. Counts are tokens, times are milliseconds.
 
     ``n_prompt == n_cached + n_evaluated`` once the prefill has ended; ``n_saved`` counts snapshots taken. ``save_ms``
-    includes the wait for the batch that the device was still computing. Of what was cached, ``n_prewarmed`` tokens had
+    includes the wait for the batch that the device was still computing. Of the cached, ``n_prewarmed`` tokens had
     been evaluated for this request before it came. ``restored`` is the id of the snapshot that was resumed from, empty
     without one, ``saved`` are those of the snapshots taken.
     """

@@ -18,7 +18,7 @@ _DEPTH_SCALE = 4096.0
 
 
 class _Rate:
-    """Seconds per byte of what was moved of late, beginning with ``rate`` bytes a second."""
+    """Seconds per byte of recent transfers, starting with ``rate`` bytes a second."""
 
     def __init__(self, rate: float) -> None:
         self._n_bytes, self._seconds = _PRIOR_BYTES, _PRIOR_BYTES / rate
@@ -35,8 +35,8 @@ class _Rate:
 class Costs:
     """Measured seconds of evaluating and reading; sane guesses until something was measured.
 
-    A token costs more the deeper it stands: its seconds are taken to grow in a line with its position, fitted to what
-    was evaluated of late. One thread notes, any may ask.
+    A token costs more the deeper it stands: its seconds are taken to grow in a line with its position, fitted to
+    recent evaluations. One thread notes, any may ask.
     """
 
     def __init__(self) -> None:

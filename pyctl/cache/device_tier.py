@@ -154,7 +154,7 @@ class DeviceTier:
     # -- giving up ---------------------------------------------------------------------------------------------------
 
     def shrink(self, maximum: int) -> bool:
-        """Have these rows take ``maximum`` cells at most; what is worth least goes to RAM, or away.
+        """Reduce these rows to ``maximum`` cells; rows of least worth move to RAM or are dropped.
 
         False if that would take rows that only the device has of what is locked.
         """
@@ -170,8 +170,8 @@ class DeviceTier:
     def vacate(self, first: int, last: int, coming: Snapshot | None = None) -> None:
         """In a pool, have nothing held where rows [first, last) go but those that are ``coming`` and lie there already.
 
-        What is in the way goes to RAM, or away where that has no room for it that is worth less; what is locked makes
-        no room.
+        What is in the way goes to RAM, or away where that has no room for it that is worth less; locked snapshots
+        make no room.
         """
         if not self.n_cells:
             return

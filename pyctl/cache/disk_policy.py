@@ -19,7 +19,7 @@ __all__ = ["MAX_COUNT", "DiskPolicy", "Kind", "Selection"]
 Kind: TypeAlias = Literal["off", "full", "auto", "fixed", "spill"]
 
 SPILL = "spill"
-"""The word for what is written when it leaves RAM."""
+"""The word for writing snapshots that RAM evicts."""
 
 MAX_COUNT = 1_000_000
 """The largest window, in prompts, and the largest fixed prefix, in tokens."""
@@ -74,7 +74,7 @@ class DiskPolicy:
 
     A prompt without boundaries is cut at any token, and its end stands for its last boundary.
 
-    With ``spill``, whatever the kind, also what leaves RAM is written if it is worth that.
+    With ``spill``, whatever the kind, evicted snapshots are written if they are worth that.
     """
 
     kind: Kind
@@ -109,8 +109,8 @@ class DiskPolicy:
     def of_request(cls, value: object, default: DiskPolicy) -> DiskPolicy:
         """The policy of a request whose field ``prefix_cache`` is ``value``; None, or what it leaves open, is default.
 
-        A window changes ``auto`` only, and only ``off`` changes whether what leaves RAM is written. RequestError if a
-        value is not of the allowed form.
+        A window changes ``auto`` only, and only ``off`` changes whether evicted snapshots are written. RequestError if
+        a value is not of the allowed form.
         """
         if value is None:
             return default

@@ -85,7 +85,7 @@ class DiskTier:
         self.costs = Costs()
         self.n_hits = 0
         self._refreshed = time.monotonic()
-        # Start-up never waits for a large directory; what is not adopted yet is a miss until it is.
+        # Start-up never waits for a large directory; a file is a miss until it is adopted.
         (self._recovery,) = store.directory.readers.start([self._recover])
 
     def find(self, prompt: PromptMatch, limit: int) -> list[Prefix]:
@@ -180,7 +180,7 @@ class DiskTier:
             self.queue.evict(snapshot, rows_of, worth, n_bytes, spills=spills)
 
     def flush(self, timeout: float) -> bool:
-        """Wait until what was queued is written, ``timeout`` seconds at most; False if something is left."""
+        """Wait until the queue is written, ``timeout`` seconds at most; False if something is left."""
         return self.queue.flush(timeout)
 
     def view(self) -> DiskView:
@@ -203,7 +203,7 @@ class DiskTier:
         )
 
     def close(self, hand_over: HandOver = lambda: None) -> bool:
-        """Write what is waiting and close the store, within ``close_seconds``; False if something is not written."""
+        """Write the queue and close the store, within ``close_seconds``; False if something is not written."""
         n_failed = self.queue.n_failed
         deadline = time.monotonic() + self.close_seconds
         self.queue.run_soon(self._save_recent)

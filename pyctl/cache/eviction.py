@@ -22,7 +22,7 @@ __all__ = ["CostAwareEviction", "Likelihoods"]
 K = TypeVar("K", bound=Hashable)
 
 SAME_MOMENT_SECONDS = 60.0
-"""Added to the age of what is on disk, so that what was used a moment ago is not told apart by it."""
+"""Added to the age of snapshots on disk, so that uses within a moment count alike."""
 
 RANKED_AT_ONCE = 128
 """Snapshots for each of which time passes at every unit of the clock; of more it passes in fewer, longer steps."""
@@ -50,7 +50,7 @@ class Likelihoods:
 
 
 class CostAwareEviction(Generic[K]):
-    """The policy of all tiers: what is worth least per byte goes first.
+    """The policy of all tiers: evict the least worth per byte first.
 
     A snapshot is worth the seconds that its prompts would lose without it (the tokens between it and its parent), times
     how likely such a prompt is. That depends on how far it is from the ends of the conversations through it, and on how

@@ -70,7 +70,7 @@ def batch_ends(prompt: Prompt, n_ubatch: int, min_batch: int = MIN_BATCH, batch_
             continue
         while last + n_ubatch <= stop:
             last += n_ubatch
-            spare = max(spare + n_ubatch - batch_cost, -batch_cost)  # what is missing is forgotten beyond one batch
+            spare = max(spare + n_ubatch - batch_cost, -batch_cost)  # a lack is forgotten beyond one batch
             ends.append(last)
         n_new = stop - last
         is_raw = stop in lines and n_new >= max(n_ubatch // RAW_FILL, batch_cost, last / RAW_PART)

@@ -113,7 +113,7 @@ class SequenceMemory(Protocol):
     Rows can be *held*: they stay on the device whatever becomes of their sequence, in cells that sequences do not see.
     What needs such a cell has its rows moved to another one first, and is refused with OutOfCellsError if there is
     none, so held rows are never lost by themselves. A cell that a sequence has and that is held counts once, as does
-    one that is held twice. In a pool nothing moves: a position has one cell, refused until what is held is released.
+    one that is held twice. In a pool nothing moves: a position has one cell, refused until the held row is released.
     """
 
     @property

@@ -170,7 +170,7 @@ class PrefixCache:
         *,
         may_branch: bool = False,
     ) -> CachePlan:
-        """Where to take snapshots of what is still to be evaluated, and what of the prompt belongs on disk.
+        """Where to take snapshots of the rest to evaluate, and which prefixes belong on disk.
 
         With ``may_branch`` also where raw text leaves another prompt, since it was edited or its last token has grown,
         if that takes a state.
@@ -232,7 +232,7 @@ class PrefixCache:
         """Keep the end of a prompt that ``seq`` has just reached, with the ``output`` there: see `PromptEnds`.
 
         It is worth room that others have if the same was asked before, ``n_alike`` others wait with it, or much of it
-        lies behind the last batch end; else it takes what is to spare.
+        lies behind the last batch end; else it takes spare bytes only.
         """
         began, recent, n = time.perf_counter(), lookup.recent, seq.n
         before = lookup.ends[-2] if len(lookup.ends) > 1 else 0
@@ -353,7 +353,7 @@ class PrefixCache:
         stats: RequestStats,
         make_room: MakeRoom,
     ) -> Reading[tuple[Snapshot, ...] | None]:
-        """Restore from disk what is quicker than memory, again after each failure; None if nothing is of use."""
+        """Restore from disk if that is quicker than memory, again after each failure; None if nothing is of use."""
         assert self.disk is not None
         match = lookup.match
         found = self.disk.find(match, int(match.tokens.size) - 1)
@@ -451,7 +451,7 @@ class PrefixCache:
     # -- saving ------------------------------------------------------------------------------------------------------
 
     def _hold_less(self) -> None:
-        """Give up writing what was evicted long ago, if a slow disk makes that much."""
+        """Drop the oldest evicted snapshots if a slow disk leaves too many unwritten."""
         while self.disk is not None and self.device.is_behind() and self.disk.queue.drop_least_worth():
             continue
 

@@ -139,15 +139,15 @@ class RamCache:
         """Whether there would be room for a snapshot of ``prefix``: ``n_bytes`` beside the rows of ``segment`` and the
         ``blocks`` of a window. Nothing leaves before `add`.
 
-        False when the prefix is here already, or the budget or the number of snapshots leaves no room beside what has
-        to stay.
+        False when the prefix is here already, or the budget or the number of snapshots leaves no room beside
+        snapshots that stay.
         """
         if not self.enabled or prefix in self._snapshots or not self._fits(prefix, n_bytes, segment, blocks):
             return False
         return self._n_places > 0 or self.policy.victim(self._may_go, per_byte=False) is not None
 
     def add(self, snapshot: Snapshot) -> bool:
-        """Enter ``snapshot``, and evict what has to leave for it; False if `may_add` says so of it.
+        """Enter ``snapshot``, and evict others for it; False if `may_add` says so of it.
 
         ValueError if it builds on rows that were dropped.
         """

@@ -31,7 +31,7 @@ class RamBudget:
     """``n_bytes`` for the snapshots of several caches together, None for no limit. Thread-safe.
 
     Requests of all models are the units of one clock, so that worth compares across models. A cache that needs room
-    evicts what is worth least per byte over its own snapshots and those of models that are unloaded.
+    evicts the least worth per byte over its own snapshots and those of models that are unloaded.
     """
 
     def __init__(self, n_bytes: int | None) -> None:

@@ -138,7 +138,7 @@ class StoredFileRef:
 
 @dataclass(eq=False)
 class Segment:
-    """The rows of tokens [start, start + len(tokens)), immutable, and the segment that covers what comes before.
+    """The rows of tokens [start, start + len(tokens)), immutable, and the segment that covers the tokens before.
 
     The parent may reach past ``start``; its rows from there on belong to another branch. ``ends`` are the batch ends in
     (start, end] that a cold run would also have, and ``stands`` where their sequence stood between two generated tokens
@@ -210,7 +210,7 @@ class Window(Protocol):
         """The blocks; each counts once however many states have it."""
 
     def joined(self, head: Block) -> Block:
-        """The model's own part of a state, of which ``head`` is what is not shared."""
+        """The model's own part of a state, of which ``head`` is not shared."""
 
 
 @dataclass(frozen=True, eq=False)

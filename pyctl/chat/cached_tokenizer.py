@@ -103,7 +103,7 @@ class CachedTokenizer:
         with self._lock:
             memo = self._memo
             for index, piece in enumerate(pieces):
-                if index % 2:  # every second piece is what was split at
+                if index % 2:  # every second piece is a separator
                     found.append(self._separators[piece])
                 elif piece:
                     tokens = memo.get(piece)

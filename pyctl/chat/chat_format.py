@@ -139,7 +139,7 @@ class ChatFormat:
         """
         messages = [] if request.messages is None else request.messages
         if not isinstance(messages, list):
-            return self.prepare(request).prompt  # which says what is wrong
+            return self.prepare(request).prompt  # with the reason
         last = messages[-1] if messages and isinstance(messages[-1], dict) else {}
         if last.get("role") not in (None, "system", "developer", "assistant"):
             return self.prepare(request).prompt

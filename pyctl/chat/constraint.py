@@ -21,7 +21,7 @@ from pyctl.errors import RequestError
 __all__ = ["Constraint", "GrammarBuilder", "json_constraint", "reasoned", "reply_constraint", "reply_json"]
 
 _HEADER = '%llguidance {"no_forcing": true}\n'
-"""The model may spell what is certain in any tokens it likes."""
+"""The model may spell fixed text in any tokens."""
 
 _JSON_OPTIONS = {
     "whitespace_pattern": r"(?: |\n{1,2}[ \t]{0,20})",
@@ -105,7 +105,7 @@ class GrammarBuilder:
         return f"{text} {self.text(end[is_control.start() :])}" if is_control else text
 
     def json(self, schema: Any, root: Any = None) -> str:
-        """JSON that ``schema`` accepts, which is a part of ``root``; RequestError for what is no schema."""
+        """JSON that ``schema`` accepts, which is a part of ``root``; RequestError if it is no schema."""
         schema = {**ready_schema(schema, root), "x-guidance": _JSON_OPTIONS}
         try:
             return self.rule(f"%json {json.dumps(schema)}")

@@ -45,7 +45,7 @@ _BEYOND_REGULAR = re.compile(r"\(\?<?[=!]|\\[1-9k]")
 
 
 def ready_schema(schema: Any, root: Any = None) -> dict[str, Any]:
-    """Return an equivalent of ``schema`` with definitions of its own. RequestError says what is wrong.
+    """Return an equivalent of ``schema`` with definitions of its own. RequestError names the fault.
 
     References are looked up in ``root``, or in ``schema`` itself.
     """

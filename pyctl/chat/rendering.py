@@ -348,7 +348,7 @@ class Renderer:
             raise RequestError("an assistant message with tool calls cannot be continued")
         content, reasoning = last["content"], last.get("reasoning_content", "")
         if not isinstance(content, str):
-            content = "\n\n".join(content)  # as llama-server joins what is continued
+            content = "\n\n".join(content)  # as llama-server joins a continued message
         if continues == "reasoning_content" or (continues == "auto" and reasoning and not content):
             gap = {**last, "content": "", "reasoning_content": _GAP}
             text = self._text([*messages[:-1], gap], tools, variables, False)

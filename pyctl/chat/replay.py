@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, eq=False)
 class SampledReply:
     """A reply as it was written: ``header`` is the text from the token that starts the message to the first
-    sampled one, ``text`` and ``tokens`` are what was sampled, tokens None if they are not known.
+    sampled one, ``text`` and ``tokens`` are the sampled ones, tokens None if they are not known.
 
     Its calls had these ``ids``, and its reasoning this digest.
     """
@@ -49,8 +49,8 @@ class SampledReply:
 class ReplayLog:
     """Replies in the file at ``path`` and in one of older replies next to it, together never more than ``max_bytes``.
 
-    A file that is half of that becomes the older one, whose place it takes: nothing has to be rewritten, and what was
-    not used since the last time is forgotten. ``spend`` is asked before bytes are written, and says no when there were
+    A file that is half of that becomes the older one, whose place it takes: nothing has to be rewritten, and replies
+    unused since the last time are forgotten. ``spend`` is asked before bytes are written, and says no when there were
     enough today. What the disk refuses is a warning and no error. Several processes may append; within one, one thread
     at a time.
     """
@@ -370,7 +370,7 @@ _IN_CALL = "-call"
 """Follows a mark that stands in the arguments of a call."""
 
 _MAX_TAGS = 4
-"""Tags of reasoning between the beginning of a message and what was sampled."""
+"""Tags of reasoning between the start of a message and the sampled text."""
 
 
 def _calling(message: dict[str, Any], marked: dict[str, Any]) -> dict[str, Any]:

@@ -175,7 +175,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _Generation(Extension):
-    """``{% generation %}``, by which transformers marks assistant text in training; here only what is inside counts."""
+    """``{% generation %}``, by which transformers marks assistant text in training; here only the inside counts."""
 
     tags = {"generation"}  # noqa: RUF012 (an instance variable in jinja2)
 
@@ -258,7 +258,7 @@ class TemplateCapabilities:
 
     @classmethod
     def of(cls, template: Template) -> TemplateCapabilities:
-        """Render what the capabilities ask about and see what comes out."""
+        """Render samples for the capabilities and look at the output."""
         parts = _shows(template, [sample_message("user", _A, as_text=False)], _A, never="'type'")
         text = _shows(template, [sample_message("user", _A)], _A) or not parts
 

@@ -95,7 +95,7 @@ class Tools:
 def template_tools(tools: object) -> list[dict[str, Any]] | None:
     """The tools as llama-server hands them to the template: name, description and parameters, and nothing else.
 
-    ``tools`` is what a client sent, None for nothing; RequestError names what is wrong with it.
+    ``tools`` come from a client, None for none; RequestError names the fault.
     """
     if tools is None:
         return None
@@ -181,7 +181,7 @@ def types_of(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``schema``, or what it refers to in ``root``; an empty one for what is no schema."""
+    """``schema``, or its target in ``root``; an empty one if it is no schema."""
     for _ in range(_DEPTH):
         if not isinstance(schema, Mapping):
             break

@@ -21,7 +21,7 @@ commands:
   worker   lend this machine's devices to a server on another one (--rpc)
   models   list the models that are here, and whether they fit this machine
   cache    look through a cache directory: ls, verify, prune, pin, unpin, rm
-  doctor   say what is wrong or slow on this machine, and the fix
+  doctor   name faults and slow settings of this machine, with fixes
   completion  let bash or zsh complete commands, flags, values and files
   bench    measure this machine with a model: first tokens, replies, exactness
 
@@ -96,7 +96,7 @@ def _run(command: str, argv: Sequence[str]) -> int:
     if settings.action != "run":
         return _answer(settings.action, settings.model.workers)
     if command == "serve":
-        gc.disable()  # what is imported stays: the collector need not look at it, now or later
+        gc.disable()  # imports stay: the collector need not look at them, now or later
         from pyctl.cli.serve_command import run_serve
 
         gc.freeze()

@@ -420,7 +420,7 @@ def _choose_directory(parsed: ParsedFlags, environ: Mapping[str, str], values: d
 
 
 def _check_pool(values: Mapping[str, Any]) -> None:
-    """ConfigError for what cannot be combined with a pool."""
+    """Raise ConfigError for flags that exclude a pool."""
     for is_wrong, why in (
         (values["n_seqs"] != 1, f"one reply at a time, not --parallel {values['n_seqs']}"),
         (values.get("flash_attn") == "off", "flash attention, which --flash-attn off forbids"),

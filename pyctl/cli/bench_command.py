@@ -175,7 +175,7 @@ def _work_directory(settings: CommandSettings) -> Iterator[Path]:
 
 
 def _cache_mib(work: Path) -> int:
-    """MiB for the cache's files: half of what is free, at most what `pyctl serve` takes."""
+    """MiB for the cache's files: half of the free space, at most as for `pyctl serve`."""
     free = shutil.disk_usage(work).free // MIB // 2
     if free < MIN_CACHE_MIB:
         raise ConfigError(f"{work.parent} has {2 * free} MiB free; the run needs {2 * MIN_CACHE_MIB} MiB")

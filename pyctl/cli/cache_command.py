@@ -78,8 +78,8 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     listed.add_argument("--model", metavar="NAME", default="", help="only those of this model")
     listed.add_argument("--json", action="store_true", help="everything that is known, as JSON")
     verify = command("verify", _verify, "read every byte and compare the files with the index")
-    verify.add_argument("--fix", action="store_true", help="remove what is damaged or useless, adopt what is whole")
-    prune = command("prune", _prune, "remove what is worth least until the directory has a size")
+    verify.add_argument("--fix", action="store_true", help="remove damaged and useless files, adopt whole ones")
+    prune = command("prune", _prune, "remove the snapshots of least worth until the directory has a size")
     prune.add_argument("--kv-cache-budget", type=int, default=-1, metavar="MiB", help="the size in MiB, required")
     prune.add_argument("--dry-run", action="store_true", help="only say what would be freed")
     for name, function, text in (
@@ -131,7 +131,7 @@ def _line(entry: Entry, now: float) -> tuple[str, ...]:
 
 
 def _print_lines(lines: list[tuple[str, ...]]) -> None:
-    """A table: whole lines into a pipe; on a terminal, the text gets what is left of its width."""
+    """A table: whole lines into a pipe; on a terminal, the text gets the rest of its width."""
     widths = [max(map(len, column)) for column in zip(HEAD, *lines, strict=True)]
     room = shutil.get_terminal_size().columns - sum(widths[:-1]) - 2 * (len(HEAD) - 1)
     for line in (HEAD, *lines):
@@ -165,7 +165,7 @@ def _prune(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
     from pyctl.cache.disk.directory import users_of
 
     if users := users_of(directory.path):
-        print(f"in use by process {', '.join(users)}: its next prompts evaluate what goes", file=sys.stderr)
+        print(f"in use by process {', '.join(users)}: its next prompts evaluate the removed prefixes", file=sys.stderr)
     before, freed = directory.n_bytes, directory.prune(arguments.kv_cache_budget * MIB, dry_run=arguments.dry_run)
     print(f"{freed / MIB:.1f} of {before / MIB:.1f} MiB {'would be freed' if arguments.dry_run else 'freed'}")
     return 0

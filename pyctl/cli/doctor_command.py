@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = CommandParser.beside_serve(
         "pyctl doctor",
         "pyctl doctor [-m FILE] [--json] [flags of pyctl serve]",
-        "Say what is wrong or slow on this machine, and the fix. With -m and flags of pyctl serve, "
+        "Name faults and slow settings of this machine, with fixes. With -m and flags of pyctl serve, "
         "the model's file and the memory that it takes are also checked.",
     )
     parser.add_argument("--json", action="store_true", help="print every finding as JSON")
@@ -144,7 +144,7 @@ def cuda_version(library: Path) -> int:
 
 
 def cuda_can_pin(n_bytes: int = 2**26) -> str:
-    """Pin and release ``n_bytes`` through the CUDA or HIP runtime of this process; empty, or what is in the way."""
+    """Pin and release ``n_bytes`` through the CUDA or HIP runtime of this process; empty, or the obstacle."""
     process = ctypes.CDLL(None)
     for vendor in ("cuda", "hip"):
         register = getattr(process, f"{vendor}HostRegister", None)

@@ -25,7 +25,7 @@ PINNED_BYTES, AHEAD_BYTES = 2**28, 2**26
 
 
 def check_libraries(directory: Path, *, uses_gpu: bool) -> str:
-    """Load the libraries in ``directory`` and try the modules with them; text about what was found.
+    """Load the libraries in ``directory`` and try the modules with them; text about the result.
 
     Raises ConfigError if the libraries do not work, or modules that are not compiled for them do not fit.
     """

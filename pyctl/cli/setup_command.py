@@ -52,7 +52,7 @@ class _Places:
 
 
 def run_setup(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Look, say what was found, build, check; returns the exit code. Raises ConfigError if it cannot be done."""
+    """Look, print the findings, build, check; returns the exit code. Raises ConfigError if it cannot be done."""
     arguments = _parser().parse_args(argv)
     architectures = parse_architectures(arguments.arch) if arguments.arch else ()
     if arguments.cpu and architectures:
@@ -110,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
         "parts of the extension that fit it",
     )
     release.add_argument("--pinned", action="store_true", help="go back to the release for which pyctl was made")
-    parser.add_argument("--dry-run", action="store_true", help="say what was found and would be done")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be done")
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
     return parser
 
@@ -207,8 +207,8 @@ def _build(
     lock: int,
     arguments: argparse.Namespace,
 ) -> BuiltLibraries:
-    """Fetch what is missing, compile, and collect the libraries."""
-    work, compiler = places.work, check_compiler(machine)
+    """Fetch missing sources, compile, and collect the libraries."""
+    work = places.work
     pip = pip_command(work)
     print("fetching what the build needs", flush=True)
     release = open_release(pip, arguments.llama_cpp or "", work)

@@ -49,7 +49,7 @@ CHECKS = (
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """``findings`` with what is wrong first; names of the checks that found nothing, and of those that do not apply."""
+    """``findings`` with faults first; names of the checks that found nothing, and of those that do not apply."""
 
     findings: tuple[Finding, ...]
     fine: tuple[str, ...]

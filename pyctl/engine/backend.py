@@ -192,7 +192,7 @@ class Control(Protocol):
     @property
     def heartbeat(self) -> int:
         """A counter that grows while an evaluation makes progress, if the device reports it. EngineError if a device
-        was lost: what was called for it never returns."""
+        was lost: calls for it never return."""
 
 
 class Evaluator(Protocol):

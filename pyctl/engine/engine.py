@@ -143,7 +143,7 @@ class Engine:
         ended or are cancelled."""
         self.scheduler.stop_prewarm()
         self.prewarms.clear()
-        while self.scheduler.has_work:  # what is cancelled ends at the next step
+        while self.scheduler.has_work:  # cancelled requests end at the next step
             self.step()
         self._park_all()
         self.prefix_cache.device.leave_all()

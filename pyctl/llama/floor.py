@@ -123,7 +123,7 @@ class KVState:
         """Drop everything ``seq`` holds."""
         if not self._memory:
             return
-        if self._fresh is not None:  # llama.cpp starts with this times zero: what is not a number would stay
+        if self._fresh is not None:  # llama.cpp starts with this times zero: a NaN would stay
             api.llama_state_seq_set_data_ext(
                 self._ctx, *_memory_of(self._fresh), seq, api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
             )
@@ -222,12 +222,12 @@ class Pulse:
         self._raise_flag()
 
     def ask(self, for_it: bool = True) -> None:
-        """The same for an evaluation that is allowed to end so, until this is taken back."""
+        """Do so for an evaluation that is allowed to end so, until this is taken back."""
         self._is_asked = for_it
         self._raise_flag()
 
     def allow(self, is_so: bool) -> None:
-        """Whether `ask` ends what is evaluated from now on."""
+        """Whether `ask` ends evaluations from now on."""
         self._is_allowed = is_so
         self._raise_flag()
 

@@ -212,7 +212,7 @@ class ImageEncoder:
 
     def _check(self) -> None:
         if not hasattr(mtmd, "mtmd_helper_init_opt_default"):
-            raise ModelError("images need llama-cpp-python 0.3.36 or newer: older ones open what is no image by ffmpeg")
+            raise ModelError("images need llama-cpp-python 0.3.36 or newer: older ones open other files by ffmpeg")
         if not mtmd.mtmd_support_vision(self._ctx):
             raise ModelError(f"{self._path} is not a vision encoder")
         if not mtmd.mtmd_decode_use_mrope(self._ctx) or mtmd.mtmd_decode_use_non_causal(self._ctx, None):

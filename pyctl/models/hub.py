@@ -29,7 +29,7 @@ __all__ = ["fetch", "fetch_companion"]
 def fetch(settings: HubSettings) -> Path:
     """The GGUF file that ``settings`` name, the first one of a split model; everything missing is downloaded.
 
-    Without a network, or with ``offline``, what was fetched before is used. Raises ConfigError.
+    Without a network, or with ``offline``, earlier downloads are used. Raises ConfigError.
     """
     if settings.model_url:
         return fetch_url(settings.model_url, settings.offline)
@@ -44,7 +44,7 @@ def fetch(settings: HubSettings) -> Path:
     revision = newest(repo)
     if revision is None:
         raise ConfigError(f"{repo} is not downloaded yet, and {unreachable}")
-    wanted = choose(revision.names, quant, settings.hf_file, f"what was fetched of {repo}")
+    wanted = choose(revision.names, quant, settings.hf_file, f"the downloaded part of {repo}")
     if missing := [name for name in split_names(wanted) if name not in revision.names]:
         raise ConfigError(f"{missing[0]} of {repo} is not downloaded yet, and {unreachable}")
     return revision.path / wanted

@@ -190,7 +190,7 @@ def _formula(self: RendererHTML, tokens: list[Token], index: int, options: Any, 
 
 
 def _mathml(element: ElementTree.Element) -> str:
-    """``element`` with what is known to be harmless of it."""
+    """``element`` with only its harmless parts."""
     name = element.tag.rpartition("}")[2]
     inner = escape(element.text or "") + "".join(_mathml(child) + escape(child.tail or "") for child in element)
     if not _MATHML.fullmatch(name):

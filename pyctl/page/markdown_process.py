@@ -32,7 +32,7 @@ _IDLE_SECONDS = 300
 
 
 def plain_html(text: str) -> str:
-    """``text`` as it is, for what cannot be rendered."""
+    """``text`` as it is, if it cannot be rendered."""
     return f'<p class="plain">{escape(text)}</p>\n'
 
 
@@ -48,7 +48,7 @@ class MarkdownProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def render(self, texts: Iterable[str]) -> list[str]:
-        """The HTML of each, as `html_of` makes it; what is too long or takes too long stays as it is."""
+        """The HTML of each, as `html_of` makes it; texts that are too long or take too long stay as they are."""
         with self._lock:
             end = time.monotonic() + self._all_seconds
             return [self._render(text, end) for text in texts]

@@ -446,7 +446,7 @@ def sampling_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _samplers(value: str | list[Any]) -> tuple[str, ...]:
-    """Names, in any spelling, or one letter per sampler; what is unknown is left out."""
+    """Names, in any spelling, or one letter per sampler; unknown ones are left out."""
     if isinstance(value, str):
         return tuple(SAMPLER_LETTERS[letter] for letter in value if letter in SAMPLER_LETTERS)
     if not all(isinstance(item, str) for item in value):

@@ -204,7 +204,7 @@ class ImagePart(dict[str, Any]):
 def load_images(messages: Any, service: Service, fetched: Fetched) -> Any:
     """``messages`` with an ImageFile in the place of each part that has an image; as they are where none can be seen.
 
-    Raises RequestError, which names the image and what is wrong with it.
+    Raises RequestError, which names the image and its fault.
     """
     if service.chat.images is None or not isinstance(messages, list):
         return messages
@@ -319,7 +319,7 @@ def _decoded(text: str) -> bytes:
         for start in range(0, len(text), _STEP_CHARS):
             part = text[start : start + _STEP_CHARS]
             found += base64.b64decode(part + "=" * (-len(part) % 4), validate=True)
-    except ValueError:  # also of what is not ASCII
+    except ValueError:  # also of other characters than ASCII
         raise RequestError("the image must be base64 or a data, http, https or file URL") from None
     return bytes(found)
 

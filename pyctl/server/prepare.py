@@ -174,7 +174,7 @@ def _binding(service: Service, body: ChatBody) -> dict[str, Any]:
     settings = service.settings
     budget = body.reasoning_budget if body.reasoning_budget >= 0 else settings.reasoning_budget
     if budget < 0 and body.options.reasoning_control:
-        budget = INT32_MAX  # only what is limited can be ended
+        budget = INT32_MAX  # only limited reasoning can be ended
     message = body.reasoning_budget_message
     return {
         "reasoning_format": _reasoning_format(body.options, settings.reasoning_format),

@@ -1,4 +1,4 @@
-"""Memory of this process: the heaps of the C library, pages that go back to the system, and what is resident."""
+"""Memory of this process: the heaps of the C library, pages that go back to the system, and resident bytes."""
 
 from __future__ import annotations
 

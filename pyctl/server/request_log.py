@@ -57,7 +57,7 @@ def log_error(path: str, error: Exception) -> None:
 
 
 def log_disconnect(path: str, progress: Progress | None, n_predicted: int) -> None:
-    """Log a request whose client closed the connection; ``progress`` is what is known of its prompt."""
+    """Log a request whose client closed the connection; ``progress`` is that of its prompt."""
     cached = f"{progress.n_cached:,} of {progress.n_prompt:,} tokens cached  " if progress is not None else ""
     log.info("%s cancelled: the client disconnected  %s%s generated", _endpoint(path), cached, f"{n_predicted:,}")
 

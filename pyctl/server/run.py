@@ -94,7 +94,7 @@ def serve(
 
 
 def exit_process(code: int) -> int:
-    """End the process, and wait for no thread that still does something; what was logged and printed gets out."""
+    """End the process, and wait for no thread that still works; logged and printed lines get out."""
     with contextlib.suppress(Exception):
         logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
@@ -223,7 +223,7 @@ class _Server(uvicorn.Server):
 
 
 def _too_late() -> None:
-    log.critical("the server did not end within %.0f s: what was not written to disk yet is lost", END_SECONDS)
+    log.critical("the server did not end within %.0f s: unwritten snapshots are lost", END_SECONDS)
     exit_process(1)
 
 

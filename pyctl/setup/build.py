@@ -209,7 +209,7 @@ def stage_libraries(
     built: float,
     missing: Mapping[str, str] = MappingProxyType({}),
 ) -> BuiltLibraries:
-    """Collect what was built in a hidden directory below ``home``, to be checked; links stay links.
+    """Collect the build in a hidden directory below ``home``, to be checked; links stay links.
 
     ``driver`` is the driver's release, ``built`` the time in seconds since 1970. Another release than the pinned one
     has its bindings beside them, and its modules but those that are ``missing`` for a reason.

@@ -65,7 +65,7 @@ class PipeReader:
         return self._decoded(line).rstrip("\r\n")
 
     def ask(self, question: str) -> str:
-        """Nothing: what comes through a pipe are messages."""
+        """Nothing: lines of a pipe are messages."""
         return ""
 
     def read_all(self) -> str:

@@ -1,4 +1,4 @@
-"""Conversations of the terminal: what was said, files of them, and the backends that continue them."""
+"""Conversations of the terminal: messages, files of them, and the backends that continue them."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ VERSION = 1
 
 
 def save(path: Path, conversation: Conversation) -> None:
-    """Write ``conversation`` to ``path``; a failure leaves what was there and raises RequestError."""
+    """Write ``conversation`` to ``path``; a failure leaves the old file and raises RequestError."""
     document = {"format": FORMAT, "version": VERSION, "messages": conversation.for_model(marked=True)}
     data = (json.dumps(document, ensure_ascii=False, indent=1) + "\n").encode("utf-8")
     if len(data) > _MAX_CHAT_BYTES:

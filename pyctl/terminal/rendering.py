@@ -172,7 +172,7 @@ def _parser(*, inline: bool = True) -> MarkdownIt:
 def formatted(text: str) -> RenderableType:
     """``text`` rendered as Markdown; as it is where it is nested too deeply."""
     tokens = _parser().parse(text)
-    is_deep = any(token.level >= _MAX_NESTED - 1 for token in tokens)  # the parser drops what is deeper
+    is_deep = any(token.level >= _MAX_NESTED - 1 for token in tokens)  # the parser drops deeper ones
     return Text(text) if is_deep else _Formatted(text, tokens)
 
 

@@ -237,7 +237,7 @@ class _Process:
 
 
 def _as_result(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The texts of a result; what is no text is named."""
+    """The texts of a result; other parts are named."""
     parts = [
         part.get("text") or "" if part.get("type") == "text" else f"[{part.get('type')}, not shown]"
         for part in result.get("content") or ()

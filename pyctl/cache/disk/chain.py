@@ -99,7 +99,7 @@ class ChainNames:
 class StoredFile:
     """A file of a chain on disk and the bytes that are read into place; ``last`` is up to where it counts.
 
-    ``outs`` has space for what is small; `make_space` gives it to rows or a state when they are to be read.
+    ``outs`` has space for small parts; `make_space` gives it to rows or a state when they are to be read.
     """
 
     path: Path

@@ -199,7 +199,7 @@ _DIGEST_BYTES = 8
 
 
 def rules_id() -> str:
-    """A name for the rules of batch ends: what was saved under other rules is never resumed."""
+    """A name for the rules of batch ends: snapshots of other rules are never resumed."""
     return hashlib.blake2b(repr(plan.RULES).encode(), digest_size=8).hexdigest()
 
 

@@ -325,7 +325,7 @@ def _record(row: tuple[str, str, int, str, int, float, float, int, int]) -> Reco
 
 
 def _name(file: str) -> Name:
-    """DatabaseError, after which the index is rebuilt, for what is no name."""
+    """Raise DatabaseError, after which the index is rebuilt, for an invalid name."""
     name = parse(file)
     if name is None:
         raise sqlite3.DatabaseError(f"an entry called {file}")

@@ -68,8 +68,8 @@ class _Stopwatch:
 class DiskStore:
     """Snapshots of one ``fingerprint`` in a cache directory, which other fingerprints and processes may share.
 
-    ``budget`` bounds the bytes of all files of the directory, ``daily_bytes`` what is written in a day (UTC) by all
-    processes; None is no limit. ``space`` allocates memory for blocks that are read; blocks of other sizes than
+    ``budget`` bounds the bytes of all files of the directory, ``daily_bytes`` the bytes written in a day (UTC) by
+    all processes; None is no limit. ``space`` allocates memory for blocks that are read; blocks of other sizes than
     ``sizes`` are damaged. ``note_read`` gets the bytes and the seconds of each restore. Thread-safe; a lookup or a read
     never waits for a write: `contains` and `lengths` are by the last look at `directory`. ``run_soon`` removes damaged
     files, now or later. OSError if the directory cannot be used. The caller has the directory recover once, on any
@@ -110,7 +110,7 @@ class DiskStore:
                 write_atomic(self.home / SIZES, str(sizes).encode(), sync=False)
 
     def close(self) -> None:
-        """Wait for what is running; nothing works afterwards."""
+        """Wait for running operations; nothing works afterwards."""
         self.directory.close()
 
     # -- lookup ------------------------------------------------------------------------------------------------------

@@ -67,8 +67,8 @@ class WriteJob:
 
     @property
     def rank(self) -> tuple[bool, bool, bool, float]:
-        """The larger, the earlier is its turn, and the later it is given up: what ends, what was chosen, what takes
-        RAM, what is worth more, per byte unless it was chosen."""
+        """The larger, the earlier is its turn, and the later it is given up: ended, selected, in RAM, of more
+        worth, per byte unless it was selected."""
         value = self.worth if self.is_chosen else self.worth / max(self.n_bytes, 1)
         return self.error is not None, self.is_chosen, self.n_bytes > 0, value
 
@@ -160,7 +160,7 @@ class WriteQueue:
             return any(job.asks or not job.is_ready for job in self._jobs)
 
     def serve(self, rows_of: RowsOf) -> None:
-        """All bytes of what was evicted are there; have the rows for which a job asks, if RAM has room for them, also
+        """All bytes of evicted snapshots are there; have the rows for which a job asks, if RAM has room for them, also
         there. For the thread that owns the device."""
         with self._changed:
             for each in self._jobs:

@@ -98,7 +98,7 @@ class TaggedFormat(CallFormat):
         """Finds the calls in the content of one reply."""
 
     def parser(self, tools: Tools | None, tags: ReasoningTags | None, reply_part: ReplyPart) -> ReplyParser:
-        """First the reasoning, then the calls in what comes after it."""
+        """First the reasoning, then the calls after it."""
         reasoning = ReasoningSplitter(tags, reply_part)
         return reasoning if tools is None else Chain(reasoning, self.call_parser(tools))
 

@@ -1,6 +1,6 @@
 """Formats with delimiters, and the reader of all of them.
 
-A call starts where its head is complete: a name, and what comes before its arguments. A value between tags ends only
+A call starts where its head is complete: a name, and the text before its arguments. A value between tags ends only
 where another tag follows, so that it may speak of these tags.
 """
 
@@ -198,7 +198,7 @@ class DelimitedScanner(CallScanner):
         return False
 
     def _enter(self, delimiters: CallDelimiters, pos: int) -> bool:
-        """Take the head of the call that starts there off what is held, and all before it; False if there is none."""
+        """Remove the head of the call there from the held text, and all before it; False if there is none."""
         head = delimiters.head(self._held, pos)
         if head.name and isinstance(delimiters, NameDelimiters) and delimiters.is_known and not self._has(head.name):
             return False
@@ -323,7 +323,7 @@ class DelimitedScanner(CallScanner):
         return True
 
     def _value_goes_on(self, size: int, final: bool = False) -> bool:
-        """So much of what is held belongs to the value."""
+        """The characters of the held text that belong to the value."""
         if self._types == _STRING:
             self._append(json.dumps(self._held[:size], ensure_ascii=False)[1:-1])
             self._held, self._searched = self._held[size:], 0

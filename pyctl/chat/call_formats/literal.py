@@ -41,7 +41,7 @@ class LiteralReader:
         self.is_done = False
 
     def read(self, text: str, final: bool) -> str:
-        """Take from ``text`` what is certain, and return the rest."""
+        """Consume the certain part of ``text``, and return the rest."""
         while text and not self.is_done:
             state, size = self._state, len(text)
             text = state(text, final)

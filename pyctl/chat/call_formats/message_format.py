@@ -5,7 +5,7 @@
 
     <|channel|>final<|message|>It rains.<|return|>
 
-(without line breaks). Analysis is reasoning, what is for a function is a call of it, all else is content. The recipient
+(without line breaks). Analysis is reasoning, a message to a function is a call, all else is content. The recipient
 may also come before the channel.
 """
 
@@ -95,7 +95,7 @@ class _Parser:
         self._reasoning, self._content, self._calls = [], [], []
         return delta
 
-    # Each state takes from what is held and says whether the next one should try.
+    # Each state consumes held text and returns whether the next one should try.
 
     def _head(self, final: bool) -> bool:
         """Before the text of a message: its recipient, and the channel. What is no head is content."""

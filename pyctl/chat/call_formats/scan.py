@@ -98,7 +98,7 @@ class CallScanner(ABC):
 
     @abstractmethod
     def _begin(self, final: bool) -> bool:
-        """Take the head of a call off the beginning of what is held, which is an opener; False if there is none."""
+        """Remove the head of a call from the held text, which starts with an opener; False if there is none."""
 
     @abstractmethod
     def _tail(self, final: bool) -> bool:
@@ -111,7 +111,7 @@ class CallScanner(ABC):
         self._content, self._calls = [], []
         return delta
 
-    # Each state takes from what is held and says whether the next one should try.
+    # Each state consumes held text and returns whether the next one should try.
 
     def _text(self, final: bool) -> bool:
         if self._n_calls and not self._tools.parallel:
@@ -130,7 +130,7 @@ class CallScanner(ABC):
         return True
 
     def _certain(self) -> int:
-        """So much of what is held starts no opener."""
+        """The characters of the held text that start no opener."""
         size = len(self._held) - max((overlap(self._held, opener) for opener in self._repeating), default=0)
         for pos in sorted(self._held.rfind(letter) for letter in self._first_chars):
             if pos >= 0 and any(opener.startswith(self._held[pos:]) for opener in self._openers):
@@ -176,7 +176,7 @@ class CallScanner(ABC):
         return True
 
     def _emit(self, size: int) -> bool:
-        """Take so much content off what is held."""
+        """Emit ``size`` characters of the held text as content."""
         text, self._held = self._held[:size], self._held[size:]
         if not self._speaking:
             text, self._blanks = self._blanks + text, ""
@@ -187,7 +187,7 @@ class CallScanner(ABC):
         return False
 
     def _start(self, name: str, size: int, state: Callable[[bool], bool], call_id: str = "") -> bool:
-        """A call of ``name`` starts, the head of which takes so much of what is held; ``state`` reads the rest."""
+        """Start a call of ``name`` whose head takes ``size`` characters; ``state`` reads the rest."""
         self._calls.append(CallDelta(self._n_calls, call_id or random_id()[: self._id_size], name))
         self._name = name
         self._depth, self._in_string = 0, False
@@ -343,7 +343,7 @@ def coerce_argument(text: str, types: Set[str]) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """The value of JSON text; anything else, also NaN and what is nested too deeply, raises ValueError."""
+    """The value of JSON text; anything else, also NaN and deep nesting, raises ValueError."""
     try:
         return json.loads(text, parse_constant=_refuse)
     except RecursionError as error:

@@ -51,7 +51,7 @@ class _IndexWriter:
 
     @staticmethod
     def run(queue: SimpleQueue[_Job | None]) -> None:
-        """Call what is in the queue until it is None."""
+        """Call the functions of the queue until one is None."""
         while (job := queue.get()) is not None:
             job()
 

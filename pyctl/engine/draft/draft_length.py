@@ -244,7 +244,7 @@ class DraftLengthController:
         cost = costs.of(width) - known
         if not origin.matched:
             cost += self.proposing[n_seqs](n) / costs.plain_ms
-        if n_before + n > self.n_free:  # what is right of them is evaluated again
+        if n_before + n > self.n_free:  # right ones are evaluated again
             cost += (1 - all_right) * (costs.of(n_seqs + n_own * round(yielded - 1 + more)) - 1)
         total = known + cost
         if self._width != (n_seqs, width):

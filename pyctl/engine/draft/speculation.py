@@ -215,7 +215,7 @@ class Speculation:
             self._proposals[job.key].append(_Proposal(job.seq.n + len(job.sure), before, tokens, origin))
 
     def _compare(self, job: DraftJob) -> None:
-        """Learn from what was proposed where the reply of ``job`` has got to by now, evaluated or not."""
+        """Learn from earlier proposals for where the reply of ``job`` is now, evaluated or not."""
         left: list[_Proposal] = []
         for proposal in self._proposals.get(job.key, ()):
             place, before, more, origin = proposal

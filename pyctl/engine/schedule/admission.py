@@ -69,7 +69,7 @@ class ActiveRequest:
 
     @property
     def reads(self) -> Reads | None:
-        """Pending disk reads, before the start also what comes from a store behind the disk; None for none."""
+        """Pending disk reads, before the start also fetches from a store; None for none."""
         return self.step if isinstance(self.step, Reads) else None
 
     def unbegin(self) -> None:

@@ -150,7 +150,7 @@ class BlockModel(HeadRows):
         return None
 
     def _finish_cuts(self) -> None:
-        """Let the library know what was cut or cleared."""
+        """Tell the library of cut or cleared rows."""
         if self._memory is not None:
             self._memory.reserve(0)
         for seq, n in self._cuts.items():

@@ -37,7 +37,7 @@ def type_of(path: Path) -> str:
 @dataclass(frozen=True)
 class BlockShape:
     """How a DFlash or DSpark file of ``type`` drafts: ``maximum`` tokens at once, also at the place of the known one if
-    ``is_anchored``; from the ``top_k`` candidates of each place if that is not 0; with what comes later if not
+    ``is_anchored``; from the ``top_k`` candidates of each place if that is not 0; with later places if not
     ``is_causal``. ``is_sure`` where the file says how sure it is, or has no need to.
     """
 
@@ -66,7 +66,7 @@ def block_shape(path: Path) -> BlockShape:
 
 
 def check_target(path: Path, target: Any) -> tuple[int, ...]:
-    """Return the layers of the llama_model ``target`` whose inputs the file ``path`` reads; -1: what leaves the last.
+    """Return the layers of the llama_model ``target`` whose inputs the file ``path`` reads; -1: the output of the last.
 
     Raises ModelError if the target has no such layers, or another width or vocabulary.
     """

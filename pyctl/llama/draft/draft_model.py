@@ -33,7 +33,7 @@ class DraftModel(Protocol):
 
     Missed tokens only lower the quality of drafts. Therefore its rows may start late or have gaps, and it ignores
     blocks of other draft models. Positions are token counts. ``type`` is its name in ``--spec-type``; `follow` needs
-    the input rows of the trunk's ``layers``, side by side, -1 for what leaves the last. A subclass sets ``_memory``,
+    the input rows of the trunk's ``layers``, side by side, -1 for the output of the last. A subclass sets ``_memory``,
     what holds its rows, and the ``_signature`` of its blocks.
     """
 

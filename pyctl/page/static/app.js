@@ -153,7 +153,7 @@ async function load(file) {
   tell(made.length === 1 ? "1 conversation imported" : `${count(made.length)} conversations imported`);
 }
 
-// -- what is typed ---------------------------------------------------------------------------------------------------
+// -- typed messages ---------------------------------------------------------------------------------------------------
 
 // Whether keys are real: there is a mouse, or no keyboard takes its part of the screen.
 const hasKeys = () => !matchMedia("(pointer: coarse)").matches || visualViewport.height > 0.65 * screen.height;

@@ -108,7 +108,7 @@ export function say(text, shown = false) {
 
 export const tell = (text) => say(text, true);
 
-// A dialog with what is given; the value of the button that ended it, "" if nothing was chosen. An element for each:
+// A dialog of elements; the value of the button that ended it, "" if nothing was chosen. An element for each:
 // the event that one was closed comes later than its closing, and would end the next one. One that is still open gives
 // way; one that was heard of is empty.
 export function ask(title, body, ...buttons) {

@@ -14,7 +14,7 @@ let files = [];
 let reading = null; // ends when all that was attached has been read
 let sees = false;
 
-// Whether the model sees; what was attached before stays.
+// Whether the model has vision; earlier attachments stay.
 export function allowImages(yes) {
   sees = yes;
   $("attach").setAttribute("aria-label", yes ? "Attach text files or pictures" : "Attach text files");
@@ -22,7 +22,7 @@ export function allowImages(yes) {
 
 export const accepted = () => (sees ? "image/*," : "") + TEXTS;
 
-// Wait for what is being read: false if some of it cannot go along.
+// Wait for files being read: false if some cannot be sent.
 export const ready = async () => (await reading) ?? true;
 
 // All of them, and start anew.

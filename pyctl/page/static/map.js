@@ -101,7 +101,7 @@ export class TreeMap {
     this.drawing.append(this.axis);
   }
 
-  // A light goes from the beginning to what was resumed from.
+  // A light runs from the start to the resumed snapshot.
   travel(id) {
     const route = this.routes.get(id), still = matchMedia("(prefers-reduced-motion: reduce)").matches;
     if (!route || still || document.hidden) return;

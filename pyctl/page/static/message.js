@@ -28,7 +28,7 @@ export function make(message) {
   return made;
 }
 
-// `run` is what is being said right now in this message, or null.
+// `run` is the reply that streams into this message, or null.
 export function update(made, message, { run, siblings, isLeaf }) {
   made.message = message;
   if (made.isNear && !run) fill(made);
@@ -217,7 +217,7 @@ function drawTools(box, message, run, siblings, at, isLeaf) {
     button("Delete", "Delete message and what follows", () => acts.erase(message)));
 }
 
-// A field in place of the text; `done` gets what was typed, if that is something else.
+// A field in place of the text; `done` gets the typed text, if it differs.
 export function edit(made, verb, done) {
   const { message } = made, body = made.box("body");
   const rows = Math.min(message.content.split("\n").length + 1, 14);
@@ -319,7 +319,7 @@ export class Streamed {
     this.isAsking = false;
   }
 
-  // No renderer answers: what is left shows as it is.
+  // No renderer answers: the rest shows as it is.
   showAll() {
     this.since = -LATE_MS;
     this.drawRest();
@@ -343,7 +343,7 @@ function closed(text) {
 
 const BLOCKS = "p,ul,ol,li,blockquote,.code,pre,pre>code,.table,.table :not(td *,th *),h1,h2,h3,h4";
 
-// Make the children of `old` those of `made`: what is the same stays, selected and scrolled as it is.
+// Make the children of `old` those of `made`: equal ones stay, selected and scrolled.
 function alike(old, made) {
   const kids = [...made.childNodes];
   kids.forEach((kid, i) => {

@@ -16,7 +16,7 @@ export async function open() {
   db = await request(opening);
 }
 
-// Other tabs hear what is written here.
+// Other tabs hear of writes here.
 const others = new BroadcastChannel("pyctl");
 export const onOthers = (run) => (others.onmessage = (event) => run(event.data));
 
@@ -184,7 +184,7 @@ function messageOf(id, given, messages) {
   return message;
 }
 
-// The conversations of a file; an Error says what is wrong with it. Those that are here already come as copies.
+// The conversations of a file; an Error names its fault. Those that are here already come as copies.
 export function parse(text, known) {
   let data;
   try {

@@ -7,7 +7,7 @@ const MAX_ALONE = 100; // calls after one message; then each is asked about agai
 const REFUSED = "The user refused this call.";
 
 let tools = []; // as GET /tools lists them
-let rules = {}; // by the tool's name: "always" or "off"; what is not here is asked about
+let rules = {}; // by the tool's name: "always" or "off"; others are confirmed each time
 try {
   rules = JSON.parse(localStorage.getItem("tools")) ?? {};
 } catch { /* as if there were none */ }

@@ -144,7 +144,7 @@ async def adapters(service: Service, request: Request) -> Response:
 
 
 async def change_adapters(service: Service, request: Request) -> Response:
-    """POST /lora-adapters [{"id": ..., "scale": ...}]: what is left out gets 0, unknown ids are ignored, as there."""
+    """POST /lora-adapters [{"id": ..., "scale": ...}]: missing ones get 0, unknown ids are ignored, as there."""
     entries = parse_json(await request.body())
     if not isinstance(entries, list):
         raise RequestError("Request body must be an array")

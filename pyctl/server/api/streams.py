@@ -1,4 +1,4 @@
-"""llama-server's endpoints of streams that outlive their connections: replay, end, and what is there."""
+"""llama-server's endpoints of streams that outlive their connections: replay, end, and list."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def test_what_was_fetched_is_found_without_a_network(run: Run, hub: str) -> None
         Hub.broken = False
     (missing,) = run({"hf_repo": "org/model-GGUF:Q8_0", "offline": True})
     assert missing == (
-        "no GGUF file of quant Q8_0 in what was fetched of org/model-GGUF; found model-BF16-00001-of-00002.gguf,"
+        "no GGUF file of quant Q8_0 in the downloaded part of org/model-GGUF; found model-BF16-00001-of-00002.gguf,"
         " model-Q4_K_M.gguf"
     )
 
