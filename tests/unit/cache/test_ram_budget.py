@@ -44,7 +44,7 @@ def caches(budget: int, n: int = 2) -> list[tuple[RamCache, FakeEvictableCache]]
     for _ in range(n):
         cache = RamCache(0, budget, shared=shared)
         made.append((cache, FakeEvictableCache(cache)))
-        shared.join(*made[-1])
+        shared.add(*made[-1])
     return made
 
 
