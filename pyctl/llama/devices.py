@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -12,7 +13,7 @@ from typing import Any
 from llama_cpp import llama_cpp as api
 
 from pyctl.errors import ModelError
-from pyctl.llama.library import forget_log_errors, last_log_error, redirect_log
+from pyctl.llama.library import forget_log_errors, last_log_error, library_file, redirect_log
 from pyctl.models import split_names
 from pyctl.setup.control_groups import memory_groups
 
@@ -28,6 +29,7 @@ __all__ = [
     "host_available",
     "host_total",
     "model_files",
+    "start_backends",
     "tensor_bytes",
 ]
 
@@ -53,9 +55,22 @@ class Device:
     is_remote: bool = False
 
 
+@cache
+def start_backends() -> None:
+    """Initialise llama.cpp, once, with backends that are files beside it: the best of ggml-cpu for this CPU, and CUDA.
+
+    Without a path, ggml would take such files from the current directory.
+    """
+    redirect_log()
+    ggml = ggml_library()
+    if not ggml.ggml_backend_reg_count():
+        ggml.ggml_backend_load_all_from_path(os.fsencode(library_file("")))
+    api.llama_backend_init()
+
+
 def devices() -> tuple[Device, ...]:
     """Return all devices, GPUs in llama.cpp's order: it puts those of workers first."""
-    api.llama_backend_init()
+    start_backends()
     ggml = ggml_library()
     found = []
     for index in range(ggml.ggml_backend_dev_count()):
@@ -136,6 +151,8 @@ def ggml_library() -> Any:
         "ggml_backend_reg_get_proc_address": (pointer, [pointer, ctypes.c_char_p]),
         "ggml_backend_register": (None, [pointer]),
         "ggml_backend_load": (pointer, [ctypes.c_char_p]),
+        "ggml_backend_load_all_from_path": (None, [ctypes.c_char_p]),
+        "ggml_backend_reg_count": (size, []),
         "ggml_type_name": (ctypes.c_char_p, [ctypes.c_int]),
         "ggml_row_size": (size, [ctypes.c_int, ctypes.c_int64]),
         "gguf_init_from_file": (pointer, [ctypes.c_char_p, _Params]),

@@ -21,7 +21,7 @@ from pyctl.errors import ModelError, UnavailableError
 from pyctl.limit import limit
 from pyctl.llama import extension
 from pyctl.llama.batch import Embedder
-from pyctl.llama.devices import check_gguf, file_head, tensor_bytes
+from pyctl.llama.devices import check_gguf, file_head, start_backends, tensor_bytes
 from pyctl.llama.draft.block_model import BlockModel
 from pyctl.llama.draft.draft_file import block_shape, check_target, vocabulary_difference, with_inferred_type
 from pyctl.llama.draft.draft_model import DraftModel, MakeDraftModel
@@ -31,7 +31,7 @@ from pyctl.llama.dry_runs import NO_DRAFTS
 from pyctl.llama.fingerprint import file_digest, fingerprint, shared_split
 from pyctl.llama.fit import fit_drafts, fit_settings
 from pyctl.llama.image_encoder import ImageEncoder
-from pyctl.llama.library import forget_log_errors, last_log_error, lose, redirect_log, when_aborted
+from pyctl.llama.library import forget_log_errors, last_log_error, lose, when_aborted
 from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.llama.make_encoder import make_encoder
@@ -93,9 +93,8 @@ def load(
     UnavailableError if ``progress`` stopped loading.
     """
     path = Path(settings.path)
-    redirect_log()
+    start_backends()
     when_aborted(lose)
-    api.llama_backend_init()
     if settings.numa:
         api.llama_numa_init(NUMA[settings.numa])
     check_gguf(path)

@@ -19,8 +19,8 @@ from typing import Any
 import pyctl
 from pyctl.errors import ConfigError
 from pyctl.limit import limit
-from pyctl.llama.devices import Device, backend_function, ggml_library
-from pyctl.llama.library import RPC_SOURCE, lose, loss, redirect_log, when_aborted
+from pyctl.llama.devices import Device, backend_function, ggml_library, start_backends
+from pyctl.llama.library import RPC_SOURCE, lose, loss, when_aborted
 
 __all__ = ["connect_workers", "serve_devices"]
 
@@ -32,7 +32,7 @@ NO_ANSWER = "it does not answer: it serves another server, or its machine does n
 @cache
 def _backend() -> Any:
     """ggml with its RPC backend registered. Raises ConfigError if it cannot be loaded."""
-    redirect_log()
+    start_backends()
     ggml = ggml_library()
     if not ggml.ggml_backend_reg_by_name(b"RPC"):
         paths = [Path(place) / "lib" / "libggml-rpc.so" for place in pyctl.__path__]  # an editable pyctl has two
