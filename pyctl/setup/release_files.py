@@ -70,7 +70,7 @@ class Manifest:
     def __post_init__(self) -> None:
         """Raises ValueError for a name that is a path, and for a requirement that is no wheel of NVIDIA."""
         for pattern, names in (
-            (r"[\w+-][\w.+-]*", (*self.files, *self.libraries)),
+            (r"[\w+-][\w.+-]*", (*self.files, *self.libraries, self.toolkit, *self.architectures)),
             (r"nvidia-[a-z0-9-]+==[\d.]+", self.requirements),
         ):
             if wrong := [name for name in names if not re.fullmatch(pattern, name, re.ASCII)]:
