@@ -19,6 +19,7 @@ mountpoint -q "$root/proc" || { mount -t proc proc "$root/proc" && trap 'umount 
 inside() { chroot "$root" env -i HOME=/root PATH=/root/.local/bin:/opt/tools/bin:/usr/bin:/bin \
   SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt PIP_NO_CACHE_DIR=1 UV_NO_CACHE=1 UV_PYTHON_DOWNLOADS=never PYTHONDONTWRITEBYTECODE=1 "$@"; }
 files() { inside find / -xdev \( -path /proc -o -path /dev -o -path /tmp -o -path /release \) -prune -o -print | sort; }
+since() { echo "$(date +%s.%N) $1" | awk '{ printf "%.0f", $1 - $2 }'; }
 size() { du -xsm "$root" | cut -f1; }
 
 # The first program that uv or pipx installs leaves files of their own.
@@ -49,14 +50,15 @@ PYTHON
 way() { # NAME COMMAND INSTALL REMOVE
   files > "$root/tmp/before" && before=$(size) && began=$(date +%s.%N)
   inside sh -c "$3" > "$root/tmp/log" 2>&1 || { cat "$root/tmp/log" && exit 1; }
-  seconds=$(echo "$(date +%s.%N) $began" | awk '{ printf "%.0f", $1 - $2 }') mb=$(($(size) - before))
+  seconds=$(since "$began") mb=$(($(size) - before)) began=$(date +%s.%N)
   answer=$(inside python3 /release/ask.py "$2")
+  answered=$(since "$began")
   version=$(inside "$2" --version)
   inside sh -c "$4" > "$root/tmp/log" 2>&1 || { cat "$root/tmp/log" && exit 1; }
   rm -rf "$root/root/.cache/pyctl" && rmdir "$root/root/.cache" 2> /dev/null || :
   # uv and pipx keep locks and logs of their own.
   files | comm -13 "$root/tmp/before" - | grep -v -e /uv/credentials -e '/pipx/.*[.]log$' -e '/pipx/.*[.]lock$' > "$root/tmp/left" || :
-  echo "$suite $1: $seconds s, $mb MB, $version, answers $answer, leaves $(wc -l < "$root/tmp/left") files"
+  echo "$suite $1: $seconds s, $mb MB, $version, after $answered s $answer, leaves $(wc -l < "$root/tmp/left") files"
   cat "$root/tmp/left" && [ ! -s "$root/tmp/left" ]
 }
 way uv /root/.local/bin/pyctl 'uv tool install --find-links /release pyctl-llama' 'uv tool uninstall pyctl-llama'
