@@ -34,7 +34,15 @@ from pyctl.setup.plan import (
     make_plan,
     parse_architectures,
 )
-from pyctl.setup.release_files import ReleaseFile, UnfitError, fetch, find_cuda_file, release_place, unpack_cuda_file
+from pyctl.setup.release_files import (
+    ReleaseFile,
+    UnfitError,
+    fetch,
+    find_cuda_file,
+    release_bindings,
+    release_place,
+    unpack,
+)
 from pyctl.setup.source import open_release, pip_command, read_pin
 from pyctl.setup.toolkit import install_toolkit, install_tools, install_wheels
 
@@ -187,17 +195,17 @@ def _agreed(
 
 def _taken(machine: Machine, plan: BuildPlan, places: _Places, file: ReleaseFile) -> BuiltLibraries:
     """The libraries of the release's file and of NVIDIA's wheels. Raises UnfitError if it does not serve the cards."""
-    work = places.work
+    work, bindings = places.work, release_bindings()
     print("fetching", flush=True)
     archive = fetch(file, work)
     unpacked = archive.with_name("unpacked")
     shutil.rmtree(unpacked, ignore_errors=True)
-    manifest = unpack_cuda_file(archive, unpacked, plan.architectures)
+    manifest = unpack(archive, unpacked, plan.architectures)
     nvidia = work / f"nvidia-{manifest.toolkit}"
     if not nvidia.exists():
         install_wheels(pip_command(work), manifest.requirements, nvidia)
     driver = machine.driver.release if machine.driver is not None else ""
-    return stage_release(manifest, unpacked, nvidia / "nvidia" / "cu13" / "lib", places.home, driver)
+    return stage_release(manifest, (bindings, unpacked), nvidia / "nvidia" / "cu13" / "lib", places.home, driver)
 
 
 def _build(

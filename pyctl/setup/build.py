@@ -6,7 +6,6 @@ All files of a build lie in one work directory. A build that was interrupted goe
 from __future__ import annotations
 
 import fcntl
-import importlib.util
 import os
 import re
 import shutil
@@ -259,23 +258,15 @@ def end_stage(staged: BuiltLibraries) -> BuiltLibraries:
     return staged
 
 
-def stage_release(manifest: Manifest, unpacked: Path, nvidia: Path, home: Path, driver: str) -> BuiltLibraries:
-    """Collect the library for cards in the directory ``unpacked`` and NVIDIA's in ``nvidia``, beside copies of those
-    of llama-cpp-python, in a hidden directory below ``home``."""
-    spec = importlib.util.find_spec("llama_cpp")
-    if spec is None or spec.origin is None:
-        raise ConfigError("llama-cpp-python is not installed; install pyctl again")
-    package, release = Path(spec.origin).with_name("lib"), read_pin().release
-    directory = home / "llama" / f".{release}-cuda{manifest.toolkit}-{'_'.join(manifest.architectures)}"
-    new_stage(directory, [package, unpacked], [nvidia / name for name in manifest.libraries])
-    # Libraries with variants for all CPUs choose one at their start; those that pip compiled are for this CPU.
-    features = () if any(package.glob("libggml-cpu-*.so")) else cpu_features()
-    compiler, architectures = manifest.compiler, manifest.architectures
-    return end_stage(
-        BuiltLibraries(
-            release, manifest.toolkit, architectures, compiler, driver, features, {}, (), time.time(), directory
-        )
-    )
+def stage_release(manifest: Manifest, places: Sequence[Path], nvidia: Path, home: Path, driver: str) -> BuiltLibraries:
+    """Collect the libraries of ``places``, the release's for CPUs and for cards, and NVIDIA's in ``nvidia`` in a hidden
+    directory below ``home``."""
+    release, architectures = read_pin().release, manifest.architectures
+    directory = home / "llama" / f".{release}-cuda{manifest.toolkit}-{'_'.join(architectures)}"
+    new_stage(directory, places, [nvidia / name for name in manifest.libraries])
+    # No CPU features: the libraries choose their variant at their start.
+    about = (release, manifest.toolkit, architectures, manifest.compiler, driver)
+    return end_stage(BuiltLibraries(*about, (), {}, (), time.time(), directory))
 
 
 def place_libraries(staged: BuiltLibraries) -> Path:

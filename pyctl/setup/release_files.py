@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import importlib.util
 import json
 import os
 import platform
@@ -25,7 +26,16 @@ from pyctl.errors import ConfigError
 from pyctl.setup.libraries import capability, covers
 from pyctl.setup.source import new_directory, read_pin
 
-__all__ = ["Manifest", "ReleaseFile", "UnfitError", "fetch", "find_cuda_file", "release_place", "unpack_cuda_file"]
+__all__ = [
+    "Manifest",
+    "ReleaseFile",
+    "UnfitError",
+    "fetch",
+    "find_cuda_file",
+    "release_bindings",
+    "release_place",
+    "unpack",
+]
 
 SUMS, MANIFEST, FORMAT = "SHA256SUMS", "manifest.json", 1
 
@@ -102,6 +112,18 @@ def release_place(environ: Mapping[str, str] = os.environ, prefix: Path = Path(s
 NOTES = ("uv-receipt.toml", "pipx_metadata.json")
 
 
+def release_bindings() -> Path:
+    """The directory with llama.cpp's libraries from the wheel of a release, which have a variant for each kind of CPU.
+
+    Raises UnfitError if pip compiled them: ggml then has no place for a library that is added.
+    """
+    spec = importlib.util.find_spec("llama_cpp")
+    place = Path(spec.origin).with_name("lib") if spec is not None and spec.origin is not None else Path()
+    if not any(place.glob("libggml-cpu-*.so")) or (place / "libggml-cpu.so").exists():
+        raise UnfitError("llama-cpp-python is not that of a release, to which the compiled file belongs")
+    return place
+
+
 def find_cuda_file(place: str) -> ReleaseFile | None:
     """The file for cards in the release at ``place``, for this processor and the pinned llama.cpp; None without one.
 
@@ -165,7 +187,7 @@ class _Bounded:
         return data
 
 
-def unpack_cuda_file(archive: Path, target: Path, architectures: tuple[str, ...]) -> Manifest:
+def unpack(archive: Path, target: Path, architectures: tuple[str, ...]) -> Manifest:
     """Unpack ``archive`` into the new directory ``target``, which appears whole.
 
     Raises UnfitError, before anything is written, if it does not serve ``architectures``, and ConfigError if its

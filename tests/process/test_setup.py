@@ -9,9 +9,10 @@ import pytest
 
 from pyctl.llama.extension import core
 from pyctl.llama.module_trial import run_trial
-from pyctl.setup.libraries import MODULES
+from pyctl.setup.libraries import MODULES, libraries_at
 from tests.process.conftest import Server, pyctl
 from tests.unit.setup.machines import build_libcuda
+from tests.unit.setup.test_release_files import release
 
 
 def test_setup_looks_and_says_what_it_would_do(tmp_path: Path) -> None:
@@ -23,6 +24,25 @@ def test_setup_looks_and_says_what_it_would_do(tmp_path: Path) -> None:
     assert lines[1] == "build: for the CPU only, because --cpu was given: no graphics card will be used"
     assert lines[-1] == f"dry run: nothing was changed; libraries would go to {tmp_path}/data/pyctl/llama"
     assert not list(tmp_path.iterdir())
+
+
+def test_the_file_of_a_release_is_taken_where_it_fits(tmp_path: Path) -> None:
+    home, work = tmp_path / "data" / "pyctl", tmp_path / "cache" / "pyctl" / "setup"
+    environ = {"XDG_DATA_HOME": str(home.parent), "XDG_CACHE_HOME": str(work.parents[1]), "PYTHONPATH": str(tmp_path)}
+    environ["PYCTL_RELEASE"] = str(release(tmp_path / "a release"))
+    for name in ("llama_cpp/__init__.py", "llama_cpp/lib/libllama.so", "llama_cpp/lib/libggml-cpu-haswell.so"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (cuda := work / "nvidia-13.5.0" / "nvidia" / "cu13" / "lib").mkdir(parents=True)  # else pip fetches it
+    (cuda / "libcublas.so.13").write_bytes(b"cublas")
+    done = pyctl("setup", "--arch", "86", "--yes", **environ)
+    assert done.returncode == 0, done.stderr
+    assert f"take:  {(tmp_path / 'a release').as_uri()}/pyctl-cuda-" in done.stdout
+    (built,) = libraries_at(home)
+    assert (built.architectures, built.toolkit, built.features) == (("75", "86"), "13.5.0", ())
+    assert built.files.keys() == {"libggml-cuda.so", "libcublas.so.13", "libllama.so", "libggml-cpu-haswell.so"}
+    assert [path.name for path in work.iterdir()] == ["lock"]
+    assert "already there" in pyctl("setup", "--arch", "75,86", "--yes", **environ).stdout
 
 
 def test_serve_says_that_a_card_is_idle(start: Callable[..., Server], tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import zstandard
 
 from pyctl.errors import ConfigError
 from pyctl.setup import release_files
-from pyctl.setup.release_files import UnfitError, fetch, find_cuda_file, release_place, unpack_cuda_file
+from pyctl.setup.release_files import UnfitError, fetch, find_cuda_file, release_place, unpack
 from pyctl.setup.source import read_pin
 
 LIBRARY = b"library" * 1000
@@ -66,7 +66,7 @@ def test_the_file_of_a_release_is_fetched_whole_or_not_at_all(tmp_path: Path, mo
     file = find_cuda_file(str(place))
     assert file is not None
     assert fetch(file, work) == fetch(file, work)
-    manifest = unpack_cuda_file(fetch(file, work), tmp_path / "new", ("86", "89"))
+    manifest = unpack(fetch(file, work), tmp_path / "new", ("86", "89"))
     assert (manifest.architectures, manifest.libraries) == (("75", "86"), ("libcublas.so.13",))
     assert {path.name: path.read_bytes() for path in (tmp_path / "new").iterdir()} == {"libggml-cuda.so": LIBRARY}
     fetch(file, work).unlink()
@@ -94,7 +94,7 @@ def test_the_file_of_a_release_is_fetched_whole_or_not_at_all(tmp_path: Path, mo
 )
 def test_a_file_that_does_not_fit_is_not_unpacked(manifest: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(UnfitError, match=words):
-        unpack_cuda_file(release(tmp_path / "r", manifest) / NAME, tmp_path / "new", ("86",))
+        unpack(release(tmp_path / "r", manifest) / NAME, tmp_path / "new", ("86",))
     assert not list(tmp_path.glob("new*"))
 
 
@@ -127,7 +127,7 @@ def test_a_file_has_what_its_manifest_says_and_nothing_else(
 ) -> None:
     archive = release(tmp_path / "r", manifest, members) / NAME
     with pytest.raises(ConfigError, match=words):
-        unpack_cuda_file(archive, tmp_path / "new", ("86",))
+        unpack(archive, tmp_path / "new", ("86",))
     assert {path.name for path in tmp_path.rglob("*") if path.is_file()} <= {
         NAME, "SHA256SUMS", *(["libggml-cuda.so"] if (tmp_path / "new.part").exists() else []),
     }  # fmt: skip
