@@ -100,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="about a minute on a GPU, without --exact")
     parser.add_argument("--llama-server", metavar="PATH", help="send the same requests to this server, too")
     parser.add_argument("--depths", type=int, nargs="+", metavar="N", help="prompt tokens (default: 2048 8192 32768)")
-    parser.add_argument("--budget", type=float, metavar="S", help="skip what would take longer (default: 900)")
+    parser.add_argument("--budget", type=float, metavar="S", help="skip slower rows (default: 900, 120 with --quick)")
     parser.add_argument("--json", action="store_true", help="print every figure as JSON")
     return parser
 
