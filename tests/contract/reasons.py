@@ -95,6 +95,17 @@ REASONS: tuple[tuple[str, str, str], ...] = (
 """Deliberate differences: what matches (endpoint and probe; one line of the difference), and why it is so."""
 
 
+KINDS = (
+    (r"^status: 2\d\d / ", "refused by pyctl only"),
+    (r"^status: \d+ / 2", "answered by pyctl only"),
+    (r"^status: ", "refused with another status"),
+    (r"(^|: )(missing|no event) ", "lack a member"),
+    (r"^(?!(event[^:]*: )?extra |header access-control-)", "show another value"),
+    ("", "add members"),
+)
+"""What the lines of a difference amount to, the gravest first."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The differences in the replies to ``probe``: lines without a reason, and (line, reason) for the others."""
@@ -104,8 +115,10 @@ class Verdict:
     explained: tuple[tuple[str, str], ...]
 
     @property
-    def is_same(self) -> bool:
-        return not self.new and not self.explained
+    def kind(self) -> str:
+        """The gravest of `KINDS` in the differences, or "same"."""
+        lines = [*self.new, *(line for line, _ in self.explained)]
+        return next((kind for pattern, kind in KINDS if any(re.search(pattern, line) for line in lines)), "same")
 
 
 def judge(probe: Probe, theirs: Reduced, ours: Reduced) -> Verdict:
@@ -121,27 +134,9 @@ def judge(probe: Probe, theirs: Reduced, ours: Reduced) -> Verdict:
     return Verdict(probe, tuple(new), tuple(explained))
 
 
-KINDS = (
-    (r"^status: 2\d\d / ", "refused by pyctl only"),
-    (r"^status: \d+ / 2", "answered by pyctl only"),
-    (r"^status: ", "refused with another status"),
-    (r"(^|: )(missing|no event) ", "lack a member"),
-    (r"^(?!(event[^:]*: )?extra |header access-control-)", "show another value"),
-    ("", "add members"),
-)
-"""What the lines of a difference amount to, the gravest first."""
-
-
-def kind_of(verdict: Verdict) -> str:
-    """The gravest of `KINDS` in the differences, or "same"."""
-    lines = [*verdict.new, *(line for line, _ in verdict.explained)]
-    found = (kind for pattern, kind in KINDS if any(re.search(pattern, line) for line in lines))
-    return next(found, "same")
-
-
 def summary(verdicts: Sequence[Verdict]) -> str:
     """How many requests are answered alike, and how the answers to the others differ."""
-    counted = Counter(map(kind_of, verdicts))
+    counted = Counter(verdict.kind for verdict in verdicts)
     kinds = (f"{counted[kind]} {kind}" for kind in ("same", *(kind for _, kind in reversed(KINDS))))
     n_new = sum(bool(verdict.new) for verdict in verdicts)
     return f"{len(verdicts):,} requests: {', '.join(kinds)}; {n_new} without a reason"
@@ -160,17 +155,7 @@ stream's events are compared. With `KEEP=1` the test writes this file.
 
 def document(verdicts: Sequence[Verdict], build: str) -> str:
     """All differences by their reasons, as Markdown."""
-    lines = [
-        INTRODUCTION,
-        f"{build}.",
-        f"{summary(verdicts)}.",
-        "",
-        "| endpoint | requests | same |",
-        "|---|---:|---:|",
-    ]
-    asked = Counter(_name(verdict.probe) for verdict in verdicts)
-    same = Counter(_name(verdict.probe) for verdict in verdicts if verdict.is_same)
-    lines += [f"| {name} | {count} | {same[name]} |" for name, count in asked.items()]
+    lines = [INTRODUCTION, f"{build}.", f"{summary(verdicts)}."]
     for why in dict.fromkeys(why for _, _, why in REASONS):
         if rows := list(_rows(verdicts, why)):
             title = why[:1].upper() + why[1:]

@@ -108,7 +108,7 @@ def reply(status: int = 200, **body: Any) -> Reduced:
 
 def test_a_difference_without_a_reason_is_new() -> None:
     probe = Probe("/completion", "plain")
-    assert judge(probe, reply(content="a"), reply(content="b")).is_same
+    assert judge(probe, reply(content="a"), reply(content="b")).kind == "same"
     assert judge(probe, reply(content="a"), reply()).new
     assert judge(probe, reply(content="a"), reply(content=1)).new
     assert judge(probe, reply(200), reply(500)).new
@@ -117,7 +117,6 @@ def test_a_difference_without_a_reason_is_new() -> None:
 def test_a_known_difference_is_told_by_its_reason() -> None:
     verdict = judge(Probe("/tokenize", "number"), reply(500), reply(400))
     assert not verdict.new
-    assert not verdict.is_same
     text = document([verdict], "llama.cpp")
     assert "1 requests: 0 same, 0 add members, 0 show another value, 0 lack a member, 1 refused with another" in text
     assert "| POST /tokenize | 1 | number | status: 500 / 400 |" in text

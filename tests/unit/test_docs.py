@@ -27,21 +27,12 @@ WIDTH, README_LINES, DECISION_WORDS = 100, 130, 400
 WIDE_TABLES = {"benchmarks.md", "limits.md"}
 """Tables whose cells hold whole sentences, tests or links."""
 
-REFERENCE = {"limits.md"}
+REFERENCE = {"architecture.md", "disk-format.md", "glossary.md", "limits.md", "model.md", "native.md", "requests.md"}
 """Pages about how the program works, which has nothing to copy."""
 
 OTHERS = {
     *("--fix", "--json", "--help", "--version"),  # of pyctl cache, of all commands
-    *(
-        "--dry-run",
-        "--yes",
-        "--jobs",
-        "--arch",
-        "--cpu",
-        "--dir",
-        "--llama-cpp",
-        "--pinned",
-    ),  # of pyctl setup
+    *("--dry-run", "--yes", "--jobs", "--arch", "--cpu", "--dir", "--llama-cpp", "--pinned"),  # of pyctl setup
     *("--user", "--now", "--settings", "--model-metadata-file", "--message"),  # of systemctl, claude, aider
     *("--build-arg", "--detach", "--read-only", "--shm-size", "--stop-timeout", "--tmpfs"),  # of docker
     *("--gpus", "--no-deps", "--no-binary"),  # of pyctl setup, docker and podman, pip
