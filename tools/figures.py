@@ -72,8 +72,6 @@ def number(text: str) -> float:
     return float(text.replace(",", ""))
 
 
-# -- the tables --------------------------------------------------------------------------------------------------------
-
 SERVERS = ("llama-server", "pyctl")
 COLUMNS = ("", "27B: llama-server", "pyctl", "35B-A3B: llama-server", "pyctl")
 
@@ -176,11 +174,7 @@ def models() -> list[str]:
     return table(("tokens of context on 24 GB, Q4_K_M, computed", "f16", "q8_0"), body)
 
 
-CARD = {
-    "defaults": "defaults",
-    "defaults, no drafts": "`--spec-type none`",
-    "expert": "expert: q8_0, `-np 1`, drafts",
-}
+CARD = {"defaults": "defaults", "defaults, no drafts": "`--spec-type none`", "expert": "expert: q8_0, `-np 1`, drafts"}
 
 
 def card(shape: str) -> list[str]:
@@ -216,8 +210,8 @@ def switches() -> list[str]:
 def claims() -> list[str]:
     """The claims of README and docs, and what shows each."""
     lines = CLAIMS.read_text(encoding="utf-8").splitlines()
-    body = [(claim, f"`{shown}`") for claim, shown in (line.split("\t") for line in lines)]
-    return ["| claim | shown by |", "| --- | --- |", *table((), body)[2:]]
+    body = [f"| {claim} | `{shown}` |" for claim, shown in (line.split("\t") for line in lines)]
+    return ["| claim | shown by |", "| --- | --- |", *body]
 
 
 class Figure(NamedTuple):
@@ -286,9 +280,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="print ages, write nothing")
     if parser.parse_args(argv).check:
-        if wrong := check():
-            raise SystemExit("\n".join(wrong))
-        return
+        raise SystemExit("\n".join(check()) or None)
     for page in pages():
         page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
 

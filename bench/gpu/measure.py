@@ -25,7 +25,7 @@ from typing import Any
 
 from bench.compare import MeasurementError, measured
 from bench.gpu.machine import available_mib, cached_share, describe, direct_rate, settle, storage_reads, vram_mib
-from bench.gpu.report import BARE, BY_DEFAULT, COLD, ONE_MESSAGE, OURS, PEER, RESTART, WARM_RESTART, aims
+from bench.gpu.report import BARE, BY_DEFAULT, COLD, ONE_MESSAGE, OURS, PEER, RESTART, WARM_RESTART
 from bench.gpu.run import N_DECODE, N_FIRST, QUESTION, Clock, Results, Run, Visit
 from bench.gpu.servers import Server, llama_server, options_of, prepared_in, pyctl, weights_of
 from bench.gpu.speculative import CHANCE_DRAFTS
@@ -376,10 +376,6 @@ def main() -> None:
             work_on(run)
         else:
             run.results.skip(section, section, "the model is not there")
-    for run in runs:
-        print(f"\n{run.shape}")
-        for what, aim, found, reached in aims(run.results.records):
-            print(f"  {'  ' if reached else '! '}{what}: {found} ({aim})")
     print(f"\n{time.monotonic() - began:.0f} s; tables in {options.results}")
 
 

@@ -1,4 +1,4 @@
-"""A report on the records of a measurement: medians and ratios, aims, tables in Markdown."""
+"""A report on the records of a measurement: medians and ratios, tables in Markdown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 __all__ = [
     "BARE", "BY_DEFAULT", "COLD", "FIRST_TOKEN", "ONE_MESSAGE", "OURS", "PEER", "RESTART", "TO_HALF", "WARM_RESTART",
-    "Record", "aims", "document", "first_tokens", "median_of", "ratio", "table_lines",
+    "Record", "document", "first_tokens", "median_of", "ratio", "table_lines",
 ]  # fmt: skip
 
 Record = dict[str, Any]
@@ -16,12 +16,6 @@ Record = dict[str, Any]
 OURS, PEER = "pyctl", "llama-server"
 FIRST_TOKEN, BY_DEFAULT = "first token", "first token by default"
 """Kinds of records: with the flags of a section, and with as few flags as possible."""
-
-LATEST = 1.02
-"""A first token may come so much later than llama-server's."""
-
-RESTART_SIZE = 30_000
-"""From so many tokens on, a restart is to be 40 times sooner than a cold prompt."""
 
 COLD, ONE_MESSAGE, BARE = "cold", "cold, one message", "cold, nothing cached"
 TO_HALF = "shortened to half"
@@ -115,101 +109,6 @@ def disk_rates(records: Sequence[Record]) -> list[tuple[str, int, float, float, 
     return found
 
 
-def memory(records: Sequence[Record]) -> dict[str, float | None]:
-    """VRAM of both in MiB and the difference; RAM of a kept turn against its rows and states."""
-    peak = {}
-    for server in (OURS, PEER):
-        values = [r["vram_mib"] for r in records if r["kind"] == "memory" and r["server"] == server and r["vram_mib"]]
-        peak[server] = max(values, default=None)
-    ours, peer = peak[OURS], peak[PEER]
-    turn = median_of(records, "ratio", kind="kept turn")
-    return {OURS: ours, PEER: peer, "beyond": None if ours is None or peer is None else ours - peer, "turn": turn}
-
-
-SPARE_MIB = 1024
-"""What a server may take beside its model and what its cache may hold."""
-
-
-def beyond_budget(records: Sequence[Record]) -> float | None:
-    """The peak growth of pyctl's resident memory after loading, in MiB, and its budget."""
-    sizes = [r for r in records if r["kind"] == "memory" and r["server"] == OURS and r.get("resident_mib")]
-    loaded = {r["section"]: r["resident_mib"] for r in sizes if r["when"] == "loaded"}
-    return max(
-        (
-            r["resident_mib"] - loaded[r["section"]] - r["budget_mib"]
-            for r in sizes
-            if r["section"] in loaded and "budget_mib" in r
-        ),
-        default=None,
-    )
-
-
-def aims(records: Sequence[Record]) -> list[tuple[str, str, str, bool]]:
-    """(what, aim, found, reached) for every aim that was measured."""
-    found: list[tuple[str, str, str, bool]] = []
-
-    def check(what: str, aim: str, value: float | None, form: str, reached: bool) -> None:
-        if value is not None:
-            found.append((what, aim, form.format(value), reached))
-
-    table = first_tokens(records)
-    against = [(s[OURS][1] / s[PEER][1], f"{way}, {size:,}") for size, way, s in table if len(s) == 2]
-    late = sorted((pair for pair in against if pair[0] > LATEST), reverse=True) or [max(against)] if against else []
-    for later, what in late:
-        check(f"first token, {what}: against llama-server", f"<= {LATEST}x", later, "{:.2f}x", later <= LATEST)
-    for size, way, servers in first_tokens(records, BY_DEFAULT):
-        of_peer = ratio(servers[OURS][1], servers[PEER][1]) if len(servers) == 2 else None
-        what = f"first token, default flags, {way}, {size:,}: against llama-server"
-        check(what, f"<= {LATEST}x", of_peer, "{:.2f}x", bool(of_peer and of_peer <= LATEST))
-    for n, ours, peer in stream_rates(records):
-        of_peer = ratio(ours, peer)
-        check(f"decode, streams: {n}, against llama-server", ">= 1", of_peer, "{:.3f}", bool(of_peer and of_peer >= 1))
-    for record in records:
-        if record["kind"] == "return":
-            longer, what = record["held_ms"] / record["append_ms"], f"return on the device, {record['n']:,}"
-            check(f"{what}: against an append", "<= 1.1x", longer, "{:.2f}x", longer <= 1.1 and record["equal"])
-    times = {(size, way): servers for size, way, servers in table}
-    for size in sorted({size for size, _, _ in table}):
-        cold = times.get((size, COLD), {}).get(OURS)
-        for way in (RESTART, WARM_RESTART) if size >= RESTART_SIZE else ():
-            warm = times.get((size, way), {}).get(OURS)
-            sooner = ratio(cold[1], warm[1]) if cold and warm else None
-            check(f"{way}, {size:,}: sooner than cold", ">= 40x", sooner, "{:.1f}x", bool(sooner and sooner >= 40))
-        both = times.get((size, "return after another"), {})
-        sooner = both[PEER][1] / both[OURS][1] if len(both) == 2 else None
-        check(f"return, {size:,}: sooner than llama-server", ">= 3x", sooner, "{:.1f}x", bool(sooner and sooner >= 3))
-    for what, ours, peer in speeds(records):
-        of_peer = ratio(ours, peer)
-        check(f"{what}, against llama-server", ">= 0.98", of_peer, "{:.3f}", bool(of_peer and of_peer >= 0.98))
-    for size, reported, clock in cut_shares(records):
-        check(f"cuts, {size:,}: share of the prefill, reported", "<= 1 %", reported * 100, "{:.2f} %", reported <= 0.01)
-        if clock is not None:
-            check(f"cuts, {size:,}: by the clock", "<= 1 %", clock * 100, "{:.2f} %", clock <= 0.01)
-    for record in records:
-        if record["kind"] == "copy" and record["what"] != "state":
-            what, back, out = f"{record['what']}, {record['tokens']:,}", record["back_share"], record["out_share"]
-            check(f"restore from RAM, {what}: of a pinned copy", ">= 70 %", back * 100, "{:.0f} %", back >= 0.7)
-            check(f"save, {what}: of a pinned copy", ">= 50 %", out * 100, "{:.0f} %", out >= 0.5)
-    for way, size, read, rate, drive in disk_rates(records):
-        if drive is not None and read > 0.5:
-            share = rate / drive
-            check(f"{way}, {size:,}: of the drive's speed", ">= 80 %", share * 100, "{:.0f} %", share >= 0.8)
-    held = memory(records)
-    beyond, turn = held["beyond"], held["turn"]
-    check("VRAM beyond llama-server's", "<= 200 MiB", beyond, "{:.0f} MiB", beyond is not None and beyond <= 200)
-    spare = beyond_budget(records)
-    within = spare is not None and spare <= SPARE_MIB
-    check("resident memory beyond model and budget", f"<= {SPARE_MIB} MiB", spare, "{:.0f} MiB", within)
-    check("RAM per kept turn, of rows and states", "<= 1.05", turn, "{:.3f}", turn is not None and turn <= 1.05)
-    exact = [record["differences"] for record in records if record["kind"] == "exact"]
-    if exact:
-        resumed = [value for found in exact for name, value in found.items() if name != "other prompt"]
-        apart = min(found["other prompt"] for found in exact)
-        reached = all(value == 0 for value in resumed) and apart > 0
-        check("logits of resumed runs, largest difference", "0", max(resumed), "{:.3g}", reached)
-    return found
-
-
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 Row = list[str]
@@ -247,10 +146,6 @@ def speed_rows(records: Sequence[Record]) -> list[Row]:
 
 def _rows(records: Sequence[Record], kind: str, cells: Callable[[Record], Row]) -> list[Row]:
     return [cells(record) for record in records if record["kind"] == kind]
-
-
-def aim_rows(records: Sequence[Record]) -> list[Row]:
-    return [[what, aim, found, "yes" if reached else "NO"] for what, aim, found, reached in aims(records)]
 
 
 def cut_rows(records: Sequence[Record]) -> list[Row]:
@@ -306,7 +201,6 @@ def document(data: dict[str, Any]) -> str:
     lines += [f"- flags of both: `{flags}`"] * bool(flags) + [""]
     exact = next((list(record["differences"]) for record in records if record["kind"] == "exact"), [])
     for title, text, columns, rows in (
-        ("Aims", "", ["what", "aim", "found", "reached"], aim_rows(records)),
         (
             "Time to first token",
             "Milliseconds on the client's clock, streaming, medians; tokens are those evaluated.",

@@ -36,14 +36,14 @@ def test_all_tables_are_those_of_sources_that_name_their_origin(capsys: pytest.C
     ("change", "missing"), [*(({name: ""}, name) for name in HEAD), ({"commit": "the newest"}, "commit")]
 )
 def test_a_source_without_its_whole_head_is_refused(tmp_path: Path, change: dict[str, str], missing: str) -> None:
-    source = tmp_path / "planted.md"
-    for fields in (COMPLETE, COMPLETE | change):
+    def plant(fields: dict[str, str]) -> Path:
         lines = [f"- {name}: {value}" for name, value in fields.items() if value]
-        source.write_text("\n".join(["# Planted", "", *lines, "", "| a |", "|---|", f"| - {missing}: abcdef01 |"]))
-        if fields == COMPLETE:
-            assert head(source) == COMPLETE
+        (tmp_path / "planted.md").write_text("\n".join(["# Planted", "", *lines, "", f"| - {missing}: abcdef01 |"]))
+        return tmp_path / "planted.md"
+
+    assert head(plant(COMPLETE)) == COMPLETE
     with pytest.raises(ValueError, match=f"planted.md lacks its {missing}: write '- {missing}: "):
-        head(source)
+        head(plant(COMPLETE | change))
 
 
 def test_scripts_write_the_whole_head() -> None:
@@ -52,10 +52,8 @@ def test_scripts_write_the_whole_head() -> None:
 
 def test_ages_count_commits_and_need_no_history(tmp_path: Path) -> None:
     def git(*arguments: str) -> str:
-        names = ("-c", "user.name=a", "-c", "user.email=a@b")
-        return subprocess.run(
-            ("git", *names, *arguments), cwd=tmp_path, capture_output=True, text=True, check=True
-        ).stdout.strip()
+        command = ("git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments)
+        return subprocess.check_output(command, cwd=tmp_path, text=True).strip()
 
     assert age("abcdef01", tmp_path) == "of unknown age"
     git("init", "-q")
