@@ -76,9 +76,8 @@ SERVERS = ("llama-server", "pyctl")
 COLUMNS = ("", "27B: llama-server", "pyctl", "35B-A3B: llama-server", "pyctl")
 
 WAYS = {
-    "cold": "cold", "append": "next turn", "regenerate": "regenerate", "branch": "branch",
-    "return after another": "another conversation and back", "shortened": "history shortened",
-    "shortened to half": "history shortened to half",
+    "cold": "cold", "append": "next turn", "regenerate": "regenerate",
+    "return after another": "another conversation and back", "shortened to half": "history shortened to half",
     "after a restart, files in the page cache": "after a restart, files in the page cache",
     "after a restart": "after a restart, files on the drive",
 }  # fmt: skip
