@@ -142,20 +142,16 @@ def summary(verdicts: Sequence[Verdict]) -> str:
     return f"{len(verdicts):,} requests: {', '.join(kinds)}; {n_new} without a reason"
 
 
-INTRODUCTION = """\
-# Answers of llama-server and of pyctl
-
-    make contract LLAMA_SERVER=/path/to/llama-server
-
-Both servers get the same tiny model and the same requests (tests/contract/probes.py). Status,
-content type, members with their types, values that clients branch on, and the sequence of a
-stream's events are compared. With `KEEP=1` the test writes this file.
+INTRODUCTION = """
+Both servers get the same model and the same requests (tests/contract/probes.py). Status, content
+type, members with their types, values that clients branch on, and the sequence of a stream's
+events are compared. With `KEEP=1` the test writes this file.
 """
 
 
-def document(verdicts: Sequence[Verdict], build: str) -> str:
-    """All differences by their reasons, as Markdown."""
-    lines = [INTRODUCTION, f"{build}.", f"{summary(verdicts)}."]
+def document(verdicts: Sequence[Verdict], head: str) -> str:
+    """All differences by their reasons, as Markdown; ``head`` says where, when and how they were found."""
+    lines = [f"# Answers of llama-server and of pyctl\n{head}", INTRODUCTION, f"{summary(verdicts)}."]
     for why in dict.fromkeys(why for _, _, why in REASONS):
         if rows := list(_rows(verdicts, why)):
             title = why[:1].upper() + why[1:]
@@ -171,14 +167,10 @@ def _rows(verdicts: Sequence[Verdict], why: str) -> Iterator[str]:
         matching = [line for line, reason in verdict.explained if reason == why]
         if matching:
             line = re.sub(r'"/\S*/', '"/.../', matching[0])  # a path of the machine that asked
-            found.setdefault(_name(verdict.probe), []).append((verdict.probe.what, line))
+            found.setdefault(f"{verdict.probe.method} {verdict.probe.endpoint}", []).append((verdict.probe.what, line))
     for name, examples in found.items():
         what, line = examples[0]
         yield f"| {name} | {len(examples)} | {_cell(what)} | {_cell(line)} |"
-
-
-def _name(probe: Probe) -> str:
-    return f"{probe.method} {probe.endpoint}"
 
 
 def _cell(text: str) -> str:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,15 @@ LLAMA_SERVER = os.environ.get("LLAMA_SERVER", "")
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "bench" / "results" / "contract.md"
 FLAGS = ("-c", "8192", "-t", "1", "-ub", "128")
+
+
+def head() -> str:
+    """The first lines of a page of results."""
+    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True).strip()
+    lines = f"commit: {commit}", f"date: {date.today()}", f"machine: {os.cpu_count()} cores; {build_version()}"
+    return "\n- ".join(
+        ("", *lines, "command: `make contract LLAMA_SERVER=PATH`", "weights: random, of a tiny hybrid model")
+    )
 
 
 class Subject:
@@ -91,7 +102,7 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Verdict]
         found = [judge(probe, theirs[probe.group].ask(probe), ours[probe.group].ask(probe)) for probe in asked]
         print(f"\n{summary(found)}")
         if os.environ.get("KEEP"):
-            KEPT.write_text(document(found, build_version()), encoding="utf-8")
+            KEPT.write_text(document(found, head()), encoding="utf-8")
         yield found
 
 
@@ -117,7 +128,7 @@ def test_a_difference_without_a_reason_is_new() -> None:
 def test_a_known_difference_is_told_by_its_reason() -> None:
     verdict = judge(Probe("/tokenize", "number"), reply(500), reply(400))
     assert not verdict.new
-    text = document([verdict], "llama.cpp")
+    text = document([verdict], "")
     assert "1 requests: 0 same, 0 add members, 0 show another value, 0 lack a member, 1 refused with another" in text
     assert "| POST /tokenize | 1 | number | status: 500 / 400 |" in text
 
