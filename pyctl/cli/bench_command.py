@@ -21,7 +21,7 @@ from pyctl.cache import default_directory
 from pyctl.cli.arguments import FLAGS, CommandSettings, kept_flags, parse_serve
 from pyctl.cli.command_parser import CommandParser
 from pyctl.cli.signals import ending_by_signal
-from pyctl.doctor.nvidia_smi import used_bytes
+from pyctl.doctor.nvidia_smi import card_states, used_bytes
 from pyctl.errors import ConfigError, ModelError
 from pyctl.measure.bench_report import is_wrong, table_lines
 from pyctl.measure.bench_run import BenchOptions, BenchRun
@@ -44,16 +44,13 @@ BUILTIN_CONTEXT = "65536"
 
 MIN_CACHE_MIB, MAX_CACHE_MIB = 256, 16384
 
-OWN_DISK_FLAGS = frozenset({"cache_dir", "disk_mib", "kv_cache"})
-"""What `pyctl bench` sets itself; other flags of the disk cache are the user's."""
-
 DROPPED = frozenset(
     flag.dest
     for section in (SERVER, GENERAL, LOG, DISK)
     for flag in FLAGS[section]
-    if section is not DISK or flag.dest in OWN_DISK_FLAGS
+    if section is not DISK or flag.dest in ("cache_dir", "disk_mib", "kv_cache")
 )
-"""Flags of a serve command that the servers under test do not get."""
+"""Flags of a serve command that the servers under test do not get; other flags of the disk cache are the user's."""
 
 
 def run_bench(argv: Sequence[str]) -> int:
@@ -81,10 +78,12 @@ def run_bench(argv: Sequence[str]) -> int:
         run = BenchRun(measured, work, lambda text: print(f"{run.seconds:6.1f} s  {text}", file=sys.stderr, flush=True))
         began = time.strftime("%Y-%m-%d %H:%M")
         run.run()
-        header = _header(flags)
+        cards = [state.name for state in card_states() or ()]
+        header = _header(flags, cards)
         if options.json:
-            found = {"pyctl": __version__, "began": began, "seconds": run.seconds, "about": header}
-            print(json.dumps({**found, "flags": flags, "records": run.records}, indent=1))
+            found = {"pyctl": __version__, "began": began, "seconds": run.seconds, "about": header, "cards": cards}
+            shared = ("-m", Path(flags[1]).name, *flags[2:])  # without the user's directories
+            print(json.dumps({**found, "flags": shared, "records": run.records}, indent=1))
         else:
             print("\n".join(table_lines(run.records, header)))
         return int(is_wrong(run.records))
@@ -182,8 +181,8 @@ def _cache_mib(work: Path) -> int:
     return min(free, MAX_CACHE_MIB)
 
 
-def _header(flags: Sequence[str]) -> list[str]:
-    """Model, machine and flags, in lines of 80 columns."""
+def _header(flags: Sequence[str], cards: Sequence[str]) -> list[str]:
+    """Model, machine with its ``cards``, and flags, in lines of 80 columns."""
     from pyctl.llama.library import build_version
 
     path = Path(flags[1])
@@ -191,6 +190,6 @@ def _header(flags: Sequence[str]) -> list[str]:
     cpu = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())
     size = sum(path.with_name(name).stat().st_size for name in split_names(path.name))
     model = f"{one_line(path.name)}, {size / MIB:,.0f} MiB"
-    found = [f"pyctl {__version__}, {build_version()}", f"{cpu}, {len(os.sched_getaffinity(0))} cores", model]
+    found = [f"pyctl {__version__}, {build_version()}", f"{cpu}, {len(os.sched_getaffinity(0))} cores", *cards, model]
     found += [" ".join(map(one_line, flags[2:]))] if flags[2:] else []
     return [line if len(line) <= 80 else f"{line[:79]}…" for line in found]

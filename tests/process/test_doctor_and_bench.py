@@ -62,10 +62,16 @@ def test_bench_measures_and_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_memory_before_a_prompt_is_no_figure(tmp_path: Path) -> None:
+    """And a file to send names the card, and no directory of the user's."""
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho NVIDIA GeForce RTX 3090, 16, 16, 4, 4, 500\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
     arguments = command("bench", *SMALL, "--budget", "0.001", "--json")
-    done = subprocess.run(arguments, capture_output=True, text=True, env=environment(tmp_path / "home"), timeout=240)
-    kinds = {record["kind"] for record in json.loads(done.stdout)["records"]}
+    home = environment(tmp_path / "home") | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(arguments, capture_output=True, text=True, env=home, timeout=240)
+    found = json.loads(done.stdout)
+    kinds = {record["kind"] for record in found["records"]}
     assert (done.returncode, "skipped" in kinds, "memory" in kinds) == (0, True, False)
+    assert (found["cards"], found["flags"][:2]) == (["NVIDIA GeForce RTX 3090"], ["-m", "builtin.gguf"])
 
 
 def test_a_bench_whose_server_does_not_start_says_why(tmp_path: Path) -> None:
