@@ -2,8 +2,6 @@
 
 python -m tools.faults                     all
 python -m tools.faults wrong-cell ...      some
-python -m tools.faults --list              their names and places
-python -m tools.faults NAME --tests PATH   the same with other tests
 
 The copy is in build/faults, with an environment that sees no other pyctl. Exit code 1 if a fault is not caught, if its
 text does not occur once, or if the tests fail without it.
@@ -56,19 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     by_name = {fault.name: fault for fault in FAULTS}
     parser = argparse.ArgumentParser(prog="python -m tools.faults", description="plant faults and see which test fails")
     parser.add_argument("names", nargs="*", metavar="NAME", help="which faults, all by default")
-    parser.add_argument("--list", action="store_true", help="list them")
-    parser.add_argument("--tests", nargs="+", metavar="PATH", help="run these tests instead of those that catch them")
     options = parser.parse_args(arguments)
     if unknown := [name for name in options.names if name not in by_name]:
         parser.error(f"no fault is called {unknown[0]}")
-    chosen = [by_name[name] for name in options.names] or list(FAULTS)
-    if options.tests:
-        chosen = [fault._replace(tests=tuple(options.tests)) for fault in chosen]
-    if options.list:
-        print(*(f"{fault.name:20} {fault.place}" for fault in chosen), sep="\n")
-        return 0
     make_copy()
-    return try_all(chosen)
+    return try_all([by_name[name] for name in options.names] or FAULTS)
 
 
 def try_all(faults: Sequence[Fault]) -> int:

@@ -23,8 +23,8 @@ __all__ = ["CLAIMS", "FIGURES", "check", "filled", "main", "pages"]
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 DOCS = ROOT / "docs"
-CLAIMS = ROOT / "bench" / "claims.tsv"
-"""A line for each claim of README and docs: the claim, a tab, and the command or test that shows it."""
+NAMED = ("24gb", "benchmarks", "drafts", "several-models")
+PAGES = (ROOT / "README.md", *(DOCS / f"{name}.md" for name in NAMED))
 
 Cells: TypeAlias = list[str]
 
@@ -155,10 +155,6 @@ def images() -> list[str]:
         body.append((name, *(f"{cell.partition(' ')[0]} ms" for cell in (peer, ours))))
     what = "first token, question about a 1080p image in 23K tokens, 27B, one H200"
     return table((what, "llama-server", "pyctl"), body)
-
-
-LEFT_FREE = 1024
-"""MiB that a context has to leave on the card: the default of --fit-target."""
 
 
 def models() -> list[str]:

@@ -1,4 +1,4 @@
-"""Measures of the code: files, lines, imports between its packages. tests/unit/test_house.py holds the ceilings.
+"""Measures of the house: lines, words, imports. tests/unit/test_house.py holds the ceilings.
 
 python -m tools.house
 """
@@ -66,11 +66,7 @@ def longest_chain(graph: dict[str, set[str]]) -> int:
     return max(map(depth, graph))
 
 
-def package_of(name: str) -> str:
-    return name.split(".")[1] if "." in name else name
-
-
-def packages() -> dict[str, list[Path]]:
+def rooms() -> dict[str, list[Path]]:
     """The files of each directory of the package; "" has those of the package itself."""
     found: dict[str, list[Path]] = defaultdict(list)
     for path in modules().values():
@@ -131,22 +127,18 @@ def is_private(node: ast.AST) -> bool:
 
 def measure() -> dict[str, int]:
     """Every figure by its name."""
-    known, graph = modules(), module_graph()
+    graph = module_graph()
     csrc = [path for path in (ROOT / "csrc").rglob("*") if path.is_file()]
     of_tests = [node for path in (ROOT / "tests").rglob("*.py") for node in ast.walk(tree_of(path))]
     return {
-        "files": len(known),
-        "lines": n_lines(known.values()),
-        **{f"lines of pyctl/{package}": n_lines(paths) for package, paths in packages().items()},
+        "lines": n_lines(modules().values()),
+        **{f"lines of pyctl/{room}": n_lines(paths) for room, paths in rooms().items()},
         "lines of csrc": n_lines(csrc),
         **{f"lines of {name}": n_lines((ROOT / name).rglob("*.py")) for name in ("tests", "bench", "tools")},
         "words of docs": sum(len(path.read_text(encoding="utf-8").split()) for path in (ROOT / "docs").rglob("*.md")),
         "private members in tests": sum(map(is_private, of_tests)),
         "monkeypatches in tests": sum(isinstance(node, ast.Attribute) and node.attr == "setattr" for node in of_tests),
         "methods of the ports": n_port_methods(),
-        "imports between packages": sum(
-            package_of(name) != package_of(target) for name in graph for target in graph[name] & graph.keys()
-        ),
         "imports of cache by engine": n_arrows(graph, "cache", "engine"),
         "callables handed on in cache and engine": n_callables("cache", "engine"),
         "fields of LiveSequence": n_fields("LiveSequence"),
