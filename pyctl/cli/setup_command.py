@@ -39,9 +39,9 @@ from pyctl.setup.release_files import (
     UnfitError,
     fetch,
     find_cuda_file,
-    release_bindings,
     release_place,
     unpack,
+    wheel_libraries,
 )
 from pyctl.setup.source import open_release, pip_command, read_pin
 from pyctl.setup.toolkit import install_toolkit, install_tools, install_wheels
@@ -195,7 +195,7 @@ def _agreed(
 
 def _taken(machine: Machine, plan: BuildPlan, places: _Places, file: ReleaseFile) -> BuiltLibraries:
     """The libraries of the release's file and of NVIDIA's wheels. Raises UnfitError if it does not serve the cards."""
-    work, bindings = places.work, release_bindings()
+    work, bindings = places.work, wheel_libraries()
     print("fetching", flush=True)
     archive = fetch(file, work)
     unpacked = archive.with_name("unpacked")

@@ -110,7 +110,7 @@ def build_lock(work: Path) -> Iterator[int]:
 
 def compile_libraries(build: Build, source: Path, lock: int) -> None:
     """Compile llama.cpp; ninja shows its steps and errors. Raises ConfigError if that fails."""
-    if _compile(build, build.directory, source, defines(build), TARGETS, lock) != 0:
+    if _compile(build, build.directory, source, defines(build), lock) != 0:
         raise ConfigError(
             f"the compilation with {build.compiler.cxx} failed (see above); if the memory was too small: pyctl setup "
             f"--jobs {max(build.n_jobs // 2, 1)}"
@@ -135,7 +135,7 @@ def compile_extension(build: Build, release: Release, lock: int) -> dict[str, st
     print("compiling the extension", flush=True)
     place.mkdir(parents=True)
     with (place / LOG).open("w", encoding="utf-8") as log:
-        _compile(build, place, extension_source(), values, ("-k", "0"), lock, log)
+        _compile(build, place, extension_source(), values, lock, log)
     text = (place / LOG).read_text(encoding="utf-8", errors="replace")
     missing = {}
     for name in MODULES:
@@ -152,13 +152,13 @@ def _compile(
     place: Path,
     source: Path,
     values: Mapping[str, str],
-    arguments: Sequence[str],
     lock: int,
     log: TextIO | None = None,
 ) -> int:
-    """Run cmake with ``values`` and ninja with ``arguments`` in ``place``; returns the exit code of the last one.
+    """Run cmake with ``values`` and ninja in ``place``; returns the exit code of the last one.
 
-    Their output goes to ``log`` if given. A terminal sends Ctrl-C to ninja too, which ends its compilers.
+    With a ``log`` they make what they can, and their output goes there. A terminal sends Ctrl-C to ninja too, which
+    ends its compilers.
     """
     environment = _environment(build)
     command = [build.tools.cmake, "-S", str(source), "-B", str(place), "-G", "Ninja"]
@@ -167,7 +167,7 @@ def _compile(
     if code := subprocess.run(command, stdout=quiet, stderr=log, env=environment, check=False).returncode:
         return code
     command = [*(["nice"] if shutil.which("nice") else []), build.tools.ninja]
-    command += ["-C", str(place), "-j", str(build.n_jobs), *arguments]
+    command += ["-C", str(place), "-j", str(build.n_jobs), *(TARGETS if log is None else ("-k", "0"))]
     with subprocess.Popen(command, stdout=log, stderr=log, env=environment, pass_fds=(lock,)) as process:
         try:
             return process.wait()

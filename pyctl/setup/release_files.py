@@ -32,9 +32,9 @@ __all__ = [
     "UnfitError",
     "fetch",
     "find_cuda_file",
-    "release_bindings",
     "release_place",
     "unpack",
+    "wheel_libraries",
 ]
 
 SUMS, MANIFEST, FORMAT = "SHA256SUMS", "manifest.json", 1
@@ -112,7 +112,7 @@ def release_place(environ: Mapping[str, str] = os.environ, prefix: Path = Path(s
 NOTES = ("uv-receipt.toml", "pipx_metadata.json")
 
 
-def release_bindings() -> Path:
+def wheel_libraries() -> Path:
     """The directory with llama.cpp's libraries from the wheel of a release, which have a variant for each kind of CPU.
 
     Raises UnfitError if pip compiled them: ggml then has no place for a library that is added.
