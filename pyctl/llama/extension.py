@@ -124,8 +124,7 @@ def _check_params() -> None:
     if found != [api.LLAMA_SPLIT_MODE_LAYER, False, True, api.GGML_TYPE_F16, api.GGML_TYPE_F16, False, True, True]:
         raise LibraryMismatchError(
             f"llama-cpp-python {llama_cpp.__version__} was made for another llama.cpp than the one in "
-            f"{library_file('libllama.so').parent}; reinstall it: pip install --force-reinstall --no-cache-dir "
-            f"llama-cpp-python=={llama_cpp.__version__}"
+            f"{library_file('libllama.so').parent}; reinstall pyctl (docs/install.md)"
         )
 
 
