@@ -39,7 +39,7 @@ __all__ = [
 
 SUMS, MANIFEST, FORMAT = "SHA256SUMS", "manifest.json", 1
 
-MOST_TEXT, MOST_FILE, MOST_UNPACKED, MOST_WINDOW = 2**20, 2**31, 2**32, 2**27
+MAX_TEXT, MAX_FILE, MAX_UNPACKED, MAX_WINDOW = 2**20, 2**31, 2**32, 2**27
 """Bytes of SHA256SUMS or manifest.json, of the file, of all that is in it, and of zstd's window."""
 
 SILENCE_SECONDS, PIECE = 60.0, 2**20
@@ -85,8 +85,8 @@ class Manifest:
         ):
             if wrong := [name for name in names if not re.fullmatch(pattern, name, re.ASCII)]:
                 raise ValueError(f"{wrong[0]!r} is no valid name")
-        if not 0 <= min(self.sizes, default=0) <= sum(self.sizes) <= MOST_UNPACKED:
-            raise ValueError(f"its content is not between 0 and {MOST_UNPACKED} bytes")
+        if not 0 <= min(self.sizes, default=0) <= sum(self.sizes) <= MAX_UNPACKED:
+            raise ValueError(f"its content is not between 0 and {MAX_UNPACKED} bytes")
 
     @property
     def sizes(self) -> list[int]:
@@ -131,7 +131,7 @@ def find_cuda_file(place: str) -> ReleaseFile | None:
     """
     base = place.rstrip("/") if "://" in place else Path(place).expanduser().resolve().as_uri()
     with _reading(f"{base}/{SUMS}") as source:
-        text = source.read(MOST_TEXT).decode("utf-8", "replace")
+        text = source.read(MAX_TEXT).decode("utf-8", "replace")
     name = rf"pyctl-cuda-{re.escape(read_pin().release)}-cuda[\w.]+-{platform.machine()}\.tar\.zst"
     found = re.search(rf"^([0-9a-f]{{64}}) [ *]({name})$", text, re.MULTILINE)
     return ReleaseFile(f"{base}/{found[2]}", found[2], found[1]) if found is not None else None
@@ -150,12 +150,12 @@ def fetch(file: ReleaseFile, directory: Path) -> Path:
     digest, n_bytes = hashlib.sha256(), 0
     with _reading(file.url) as source, part.open("wb") as out:
         n_bytes = int(source.headers.get("Content-Length") or 0)
-        while n_bytes <= MOST_FILE and (data := source.read(PIECE)):
+        while n_bytes <= MAX_FILE and (data := source.read(PIECE)):
             digest.update(data)
             n_bytes = max(n_bytes, out.tell() + out.write(data))
-    if n_bytes > MOST_FILE or digest.hexdigest() != file.digest:
+    if n_bytes > MAX_FILE or digest.hexdigest() != file.digest:
         part.unlink()
-        fault = "is too large" if n_bytes > MOST_FILE else f"is damaged: its SHA-256 is not that of {SUMS}"
+        fault = "is too large" if n_bytes > MAX_FILE else f"is damaged: its SHA-256 is not that of {SUMS}"
         raise ConfigError(f"{file.url} {fault}")
     return part.rename(target)
 
@@ -197,14 +197,14 @@ def unpack(archive: Path, target: Path, architectures: tuple[str, ...]) -> Manif
 
     try:
         with archive.open("rb") as file:
-            stream = _Bounded(zstandard.ZstdDecompressor(max_window_size=MOST_WINDOW).stream_reader(file), MOST_TEXT)
+            stream = _Bounded(zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW).stream_reader(file), MAX_TEXT)
             with tarfile.open(fileobj=stream, mode="r|") as tar:  # type: ignore[call-overload]
                 manifest = _manifest(tar)
                 if manifest.digest != read_pin().digest:
                     raise UnfitError(f"{archive.name} is of another llama.cpp")
                 if without := [each for each in architectures if not covers(manifest.architectures, capability(each))]:
                     raise UnfitError(f"{archive.name} has no code for compute capability {', '.join(without)}")
-                stream.left = sum(manifest.sizes) + MOST_TEXT
+                stream.left = sum(manifest.sizes) + MAX_TEXT
                 with new_directory(target) as part:
                     _write_members(tar, manifest, part)
                 return manifest
@@ -214,7 +214,7 @@ def unpack(archive: Path, target: Path, architectures: tuple[str, ...]) -> Manif
 
 def _manifest(tar: tarfile.TarFile) -> Manifest:
     member = tar.next()
-    if member is None or member.name != MANIFEST or not member.isreg() or member.size > MOST_TEXT:
+    if member is None or member.name != MANIFEST or not member.isreg() or member.size > MAX_TEXT:
         raise ValueError(f"it does not begin with {MANIFEST}")
     content = tar.extractfile(member)
     assert content is not None
