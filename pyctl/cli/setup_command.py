@@ -133,7 +133,7 @@ def _ready_file(plan: BuildPlan, arguments: argparse.Namespace, environ: Mapping
     except ConfigError as error:
         if arguments.release or "PYCTL_RELEASE" in environ:
             raise ConfigError(f"{error}; to compile instead: pyctl setup --release none") from error
-        print(f"no compiled file: {error}")
+        print(f"no compiled file, {error}; --release names another place")
         return None
 
 
