@@ -215,8 +215,6 @@ def make_cuda(work: Work, toolkit: Toolkit, architectures: Sequence[str]) -> Pat
         "CMAKE_CUDA_ARCHITECTURES": ";".join(f"{each}-real" for each in architectures),
     }
     library = work.compile("cuda", values, ("ggml-cuda",)) / "libggml-cuda.so"
-    # It uses the ggml of the process, whatever that one's file is called.
-    run(["patchelf", "--remove-needed", "libggml-base.so", str(library)])
     compiler = run([work.environment["CXX"], "--version"], quiet=True).splitlines()[0]
     files = {library.name: library.read_bytes(), "llama.cpp-LICENSE": (work.release.tree / "LICENSE").read_bytes()}
     manifest = {
@@ -267,12 +265,12 @@ def write_sums(target: Path) -> None:
     (target / "SHA256SUMS").write_text("".join(rows), encoding="ascii")
 
 
-def find_toolkit(work: Work, pip: Sequence[str], nvcc: str) -> Toolkit:
+def find_toolkit(work: Work, nvcc: str) -> Toolkit:
     """CUDA's toolkit: PyPI's, or that of ``nvcc`` on this machine."""
     compiler = find_compiler(work.environment)
     assert compiler is not None
     if not nvcc:
-        return install_toolkit(pip, work.place, compiler)
+        return install_toolkit(pip_command(work.place), work.place, compiler)
     program = find_nvcc({"PATH": str(Path(nvcc).parent)})
     if program is None:
         raise SystemExit(f"{nvcc} is no nvcc")
@@ -283,10 +281,9 @@ def make(options: argparse.Namespace) -> None:
     target, place = options.target.absolute(), options.work.absolute()
     target.mkdir(parents=True, exist_ok=True)
     place.mkdir(parents=True, exist_ok=True)
-    pip = pip_command(place)
-    release = open_release(pip, str(options.source or ""), place)
+    release = open_release(pip_command(place) if options.source is None else [], str(options.source or ""), place)
     cmake, ninja = shutil.which("cmake"), shutil.which("ninja")
-    tools = BuildTools(cmake, ninja) if cmake and ninja else install_tools(pip, place)
+    tools = BuildTools(cmake, ninja) if cmake and ninja else install_tools(pip_command(place), place)
     sysroot = options.sysroot.absolute() if options.sysroot else None
     work = Work(place, target, release, tools, compilers(sysroot, place), options.jobs)
     made = [make_bindings(work)] if "bindings" in options.parts else []
@@ -297,7 +294,7 @@ def make(options: argparse.Namespace) -> None:
     if made:
         run([*module_command("twine"), "check", *map(str, made)])
     if "cuda" in options.parts:
-        made.append(make_cuda(work, find_toolkit(work, pip, options.nvcc), options.arch.split(",")))
+        made.append(make_cuda(work, find_toolkit(work, options.nvcc), options.arch.split(",")))
     write_sums(target)
     for path in made:
         print(f"{path.stat().st_size / 1e6:8.1f} MB  {path.name}")
