@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["CONTAINERFILE", "Instruction", "build_files", "stages", "words_of"]
+__all__ = ["CONTAINERFILE", "Instruction", "stages", "words_of"]
 
 CONTAINERFILE = Path(__file__).resolve().parents[1] / "Containerfile"
 
@@ -24,8 +24,8 @@ class Instruction:
 
 
 def stages(text: str) -> list[list[Instruction]]:
-    """The instructions of each stage, FROM first."""
-    found: list[list[Instruction]] = []
+    """The instructions before the first stage, then those of each, FROM first."""
+    found: list[list[Instruction]] = [[]]
     lines = "\n".join(line for line in text.splitlines() if not line.startswith("#")).replace("\\\n", " ")
     for line in filter(None, map(str.strip, lines.splitlines())):
         name, _, rest = line.partition(" ")
@@ -43,9 +43,3 @@ def words_of(instruction: Instruction) -> list[str]:
     """The words of an instruction in JSON's form (ENTRYPOINT, HEALTHCHECK CMD, VOLUME) or separated by blanks."""
     text = instruction.text.removeprefix("CMD ")
     return list(json.loads(text)) if text.startswith("[") else shlex.split(text)
-
-
-def build_files(root: Path) -> list[Path]:
-    """What `COPY . .` copies from ``root``: top-level names that .dockerignore lets through."""
-    allowed = [line[1:] for line in (root / ".dockerignore").read_text().splitlines() if line.startswith("!")]
-    return [root / name for name in allowed]

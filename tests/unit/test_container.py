@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pyctl.cli.arguments import parse_serve
-from pyctl.cli.setup_command import run_setup
-from pyctl.errors import ConfigError
-from tools.container import CONTAINERFILE, Instruction, build_files, stages, words_of
+from tools.container import CONTAINERFILE, Instruction, stages, words_of
 
 yaml = pytest.importorskip("yaml")
 ROOT = CONTAINERFILE.parent
-BUILD, IMAGE = stages(CONTAINERFILE.read_text(encoding="utf-8"))
+HEAD, BUILD, IMAGE = stages(CONTAINERFILE.read_text(encoding="utf-8"))
 
 
 def named(stage: list[Instruction], name: str) -> list[Instruction]:
@@ -36,11 +33,14 @@ def service() -> dict[str, Any]:
 
 
 def test_the_build_gets_what_it_copies() -> None:
-    assert [words_of(copy) for copy in named(BUILD, "COPY")] == [[".", "."]]
-    assert all(path.exists() for path in build_files(ROOT))
-    # What the build of the package reads (CMakeLists.txt, pyproject.toml) is not left out.
-    needed = ["CMakeLists.txt", "LICENSE", "README.md", "csrc", "pyctl", "pyproject.toml", "vendor"]
-    assert sorted(path.name for path in build_files(ROOT)) == sorted(needed)
+    assert [words_of(copy) for copy in named(BUILD, "COPY")] == [["dist", "/dist"]]
+    assert (ROOT / ".dockerignore").read_text(encoding="utf-8").split() == ["*", "!dist"]
+
+
+def test_both_stages_have_the_same_python(service: dict[str, Any]) -> None:
+    assert [named(stage, "FROM")[0].text.split()[0] for stage in (BUILD, IMAGE)] == ["$BASE", "$BASE"]
+    (base,) = one(HEAD, "ARG")
+    assert service["build"]["args"]["BASE"] == "${BASE:-%s}" % base.removeprefix("BASE=")
 
 
 def test_the_image_gets_what_the_build_makes() -> None:
@@ -51,20 +51,8 @@ def test_the_image_gets_what_the_build_makes() -> None:
         assert source == target  # scripts of a virtual environment name their own place
         assert re.search(rf"(venv|mkdir|mkdir -p \S+) {source}\b", commands)
     variables = dict(word.split("=", 1) for word in one(IMAGE, "ENV"))
-    assert variables["PYCTL_LIBS"] == "/opt/libs"
+    assert variables["PYCTL_LIBS"] == "package"
     assert variables["PATH"].split(":")[0] == "/opt/pyctl/bin"
-
-
-@pytest.mark.parametrize("flags", ["", "--cpu", "--arch 86,89"])
-def test_flags_of_setup_are_understood(flags: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (given,) = (words_of(argument)[0] for argument in named(BUILD, "ARG"))
-    (run,) = (run.text for run in named(BUILD, "RUN") if " setup " in run.text)
-    words = shlex.split(run.replace("$SETUP", flags or given.partition("=")[2]).replace("$place", str(tmp_path)))
-    at = words.index("/opt/pyctl/bin/pyctl")
-    command = words[at + 1 : words.index("&&", at)]
-    assert command[:2] == ["setup", "--yes"]
-    with pytest.raises(ConfigError, match="unrecognized arguments: --no-such-flag"):
-        run_setup([*command[1:], "--no-such-flag"], {})
 
 
 def test_the_entry_point_serves_on_the_published_port(service: dict[str, Any]) -> None:
@@ -92,9 +80,9 @@ def test_the_image_runs_with_few_rights_and_time_to_write(service: dict[str, Any
     assert "deploy" not in service  # a machine without a card starts it, too
     (own,) = yaml.safe_load((ROOT / "compose.gpu.yaml").read_text(encoding="utf-8"))["services"].values()
     (device,) = own.pop("deploy")["resources"]["reservations"]["devices"]
-    assert not own
+    assert own.pop("image") != service["image"]
+    assert own == {"build": {"args": {"BASE": "${BASE:-docker.io/nvidia/cuda:13.0.2-runtime-ubuntu24.04}"}}}
     assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
-    assert service["build"]["args"]["SETUP"] == "${SETUP:---arch 86}"
 
 
 @pytest.mark.parametrize("router", ["haproxy.yaml", "sglang-router.yaml"])
@@ -109,7 +97,9 @@ def test_two_servers_are_those_of_one_and_a_router_is_in_front(service: dict[str
         assert device == {"driver": "nvidia", "device_ids": [card], "capabilities": ["gpu"]}
         one["command"][1] = "x.gguf"
         one["volumes"][0] = one["volumes"][0].replace("../models", "./models")
-        assert one == {name: service[name] for name in service if name not in ("build", "ports")}
+        assert one == {name: service[name] for name in service if name not in ("build", "ports")} | {
+            "image": "pyctl-cuda"
+        }
     (program,) = front["services"].values()
     assert program["ports"] == service["ports"]
     assert program["depends_on"] == ["a", "b"]
@@ -118,7 +108,7 @@ def test_two_servers_are_those_of_one_and_a_router_is_in_front(service: dict[str
 
 
 def test_instructions_are_read() -> None:
-    (stage,) = stages('# c\nFROM a AS b\nRUN --mount=x --mount=y one && \\\n    two\nCMD ["a b", "c"]\n')
+    _, stage = stages('# c\nFROM a AS b\nRUN --mount=x --mount=y one && \\\n    two\nCMD ["a b", "c"]\n')
     assert [instruction.name for instruction in stage] == ["FROM", "RUN", "CMD"]
     assert stage[1].flags == {"mount": ("x", "y")}
     assert re.sub(" +", " ", stage[1].text) == "one && two"
