@@ -4,7 +4,8 @@
     python -m tools.release DIR --parts bindings pyctl   # without CUDA
     python -m tools.release DIR --sysroot ROOT           # for a glibc that is older than this machine's
 
-pip install '.[release]' brings what this needs beside a C++ compiler. ROOT is an old system's headers and libraries:
+It needs a C++ compiler, and auditwheel, twine, wheel and zstandard from PyPI. ROOT has headers and libraries of an old
+system:
 
     mmdebstrap --variant=extract --include=libc6-dev,libstdc++-10-dev,libgomp1 bullseye ROOT
 
@@ -37,12 +38,13 @@ from pyctl.setup.build import SETTINGS
 from pyctl.setup.machine import find_compiler, find_nvcc
 from pyctl.setup.source import Release, open_release, pip_command, read_pin
 from pyctl.setup.toolkit import BuildTools, Toolkit, install_toolkit, install_tools, probe_system_toolkit
-from tools.matrix import PYTHONS, interpreter
+from tools import matrix
 
 __all__ = ["ARCHITECTURES", "Work", "cuda_archive", "required_glibc", "write_wheel"]
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("bindings", "pyctl", "cuda")
+PYTHONS = (*matrix.PYTHONS, "3.14")
 
 ARCHITECTURES = ("75", "80", "86", "89", "90", "120a")
 """Compute capabilities of the CUDA archive; machine code only, for drivers older than the toolkit take no PTX."""
@@ -288,7 +290,7 @@ def make(options: argparse.Namespace) -> None:
     work = Work(place, target, release, tools, compilers(sysroot, place), options.jobs)
     made = [make_bindings(work)] if "bindings" in options.parts else []
     if "pyctl" in options.parts:
-        pythons = {version: interpreter(version) for version in options.pythons}
+        pythons = {version: matrix.interpreter(version) for version in options.pythons}
         print(f"not installed: {', '.join(name for name, path in pythons.items() if path is None) or 'none'}")
         made += [make_pyctl(work, python) for python in pythons.values() if python is not None]
     if made:

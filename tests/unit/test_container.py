@@ -40,7 +40,7 @@ def test_the_build_gets_what_it_copies() -> None:
 def test_both_stages_have_the_same_python(service: dict[str, Any]) -> None:
     assert [named(stage, "FROM")[0].text.split()[0] for stage in (BUILD, IMAGE)] == ["$BASE", "$BASE"]
     (base,) = one(HEAD, "ARG")
-    assert service["build"]["args"]["BASE"] == "${BASE:-%s}" % base.removeprefix("BASE=")
+    assert service["build"]["args"]["BASE"] == f"${{BASE:-{base.removeprefix('BASE=')}}}"
 
 
 def test_the_image_gets_what_the_build_makes() -> None:
