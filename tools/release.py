@@ -197,7 +197,7 @@ def make_pyctl(work: Work, python: str) -> Path:
 def _tagged(wheel: Path, work: Work) -> Path:
     """Move ``wheel`` into the release, with the platform tag that auditwheel finds."""
     shown = run([*module_command("auditwheel"), "show", "--json", str(wheel)], quiet=True)
-    tag = str(json.loads(shown)["policy"])
+    tag = str(json.loads(shown)["overall_tag"])
     name = run([*module_command("wheel"), "tags", "--platform-tag", tag, str(wheel)], quiet=True).split()[-1]
     return Path(shutil.move(wheel.with_name(Path(name).name), work.target / Path(name).name))
 
