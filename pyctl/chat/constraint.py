@@ -1,7 +1,6 @@
 """Constraints on a reply: GBNF of the client, or a grammar for llguidance made of texts and JSON schemas.
 
-Each `Constraint` was compiled once without a vocabulary, within limits. So errors of a schema are found before
-evaluation.
+Each `Constraint` was compiled once without a vocabulary, within limits, to find errors of a schema early.
 """
 
 from __future__ import annotations

@@ -48,9 +48,7 @@ def mark_of(image: ImageFile) -> str:
 
 
 def joined_parts(parts: Sequence[str | ImageFile]) -> str:
-    """The content of a message with images as text: as llama-server has it, a line for each text, and none starts or
-    ends at an image.
-    """
+    """The content of a message with images as text: as in llama-server, a line for each text, but none at an image."""
     text, after_image = "", True
     for part in parts:
         is_image = isinstance(part, ImageFile)

@@ -223,12 +223,11 @@ _RESERVED = frozenset({"self", "messages", "tools", "add_generation_prompt"})
 class RenderedChat:
     """A rendered conversation.
 
-    ``prefill`` is the part of the reply that the conversation already holds; ``reply_part`` says where the rest
-    starts, and ``open_reasoning`` is what the prompt has written of a reasoning block that the reply is to fill.
-    ``begun`` is all that the prompt has of the reply, from the tag of its reasoning on if there is one.
-    ``parts`` are the text in pieces, with the tokens of replies that are replayed, and empty if there are none. The
-    reply stands at ``place`` of the conversation, empty where no replies are remembered. ``images`` are those in the
-    text, by their marks.
+    ``prefill`` is the part of the reply that the conversation already holds; ``reply_part`` says where the rest starts,
+    and ``open_reasoning`` is what the prompt has written of a reasoning block that the reply is to fill. ``begun`` is
+    all that the prompt has of the reply, from the tag of its reasoning on if there is one. ``parts`` are the text in
+    pieces, with the tokens of replies that are replayed, and empty if there are none. The reply stands at ``place`` of
+    the conversation, empty where no replies are remembered. ``images`` are those in the text, by their marks.
     """
 
     text: str

@@ -54,9 +54,7 @@ def sample_message(role: str, text: str, *, as_text: bool = True) -> dict[str, A
 
 
 def sample_call(*arguments: Mapping[str, str], as_text: bool = True, as_object: bool = True) -> dict[str, Any]:
-    """A message of the assistant that calls the sample tool with each of ``arguments``, as JSON text unless
-    ``as_object``.
-    """
+    """An assistant message that calls the sample tool with each of ``arguments``, as JSON text unless ``as_object``."""
     functions = [{"name": SAMPLE_TOOL, "arguments": each if as_object else json.dumps(each)} for each in arguments]
     calls = [{"type": "function", "id": SAMPLE_CALL_ID, "function": function} for function in functions]
     return {**sample_message("assistant", "", as_text=as_text), "tool_calls": calls}

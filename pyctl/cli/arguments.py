@@ -272,17 +272,16 @@ def _read(
 ) -> ParsedFlags:
     server_only = {name: int(flag.convert is not None) for flag in FLAGS[SERVER] for name in flag.spellings()}
     flags = [flag for group in sections.values() for flag in group]
-    parsed = read_flags(argv, environ, flags, {**_UNUSED, **server_only})
-    if "help" in parsed.values:
-        print(help_text(command, f"pyctl {command} {usage}", sections, parsed.values["help"]), end="")
+    found = read_flags(argv, environ, flags, {**_UNUSED, **server_only})
+    if "help" in found.values:
+        print(help_text(command, f"pyctl {command} {usage}", sections, found.values["help"]), end="")
         raise SystemExit(0)
-    if "version" in parsed.values:
+    if "version" in found.values:
         print_version()
         raise SystemExit(0)
-    has_keys = {"api_keys", "key_file"} & parsed.values.keys()
-    if SERVER in sections and environ.get("LLAMA_API_KEY") == "" and not has_keys:
+    if SERVER in sections and environ.get("LLAMA_API_KEY") == "" and not {"api_keys", "key_file"} & found.values.keys():
         raise ConfigError("LLAMA_API_KEY is set but empty: unset it to serve without a key")
-    refused = [name for name in parsed.unused if name in REJECTED]
+    refused = [name for name in found.unused if name in REJECTED]
     refused += [name for name in OF_TOOLS if (environ.get(name) or "off").lower() not in FALSE_WORDS]
     if refused:
         why = TOOLS_INSTEAD if refused[0] in OF_TOOLS else "pyctl has no equivalent of this flag of llama-server"
@@ -294,8 +293,8 @@ def _read(
         for variable in sorted(environ)
         if variable.startswith("LLAMA_ARG_") and not {variable, variable.replace("_NO_", "_", 1)} & known
     )
-    unused = (*(name for name in parsed.unused if name not in NO_OP), *variables)
-    return ParsedFlags(parsed.values, parsed.typed, unused)
+    unused = (*(name for name in found.unused if name not in NO_OP), *variables)
+    return ParsedFlags(found.values, found.typed, unused)
 
 
 def _settings(

@@ -153,8 +153,7 @@ def _head_flags(settings: CommandSettings, flags: Sequence[str]) -> tuple[str, .
 
 @contextmanager
 def _work_directory(settings: CommandSettings) -> Iterator[Path]:
-    """A temporary directory on the disk that a cache would be on: beside the given cache directory or the default one,
-    which need not exist."""
+    """A temporary directory on the disk of the given cache directory or of the default one, which need not exist."""
     given = settings.disk.cache_dir and not settings.disk.is_default
     cache = Path(settings.disk.cache_dir) if given else default_directory(os.environ)
     place = cache.expanduser().absolute().parent

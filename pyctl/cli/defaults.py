@@ -39,8 +39,7 @@ OTHERS_RAM = 2 * GIB
 def cache_budget(settings: CacheSettings, plan: MemoryPlan | None) -> int | None:
     """Bytes of RAM for snapshots, None for no limit; without --cache-ram from the memory that ``plan`` leaves free.
 
-    Half of what is left. Where that is less than 8 GiB: as much of it as fits with the half of it that may wait for
-    the disk.
+    Half of the rest; if that is below 8 GiB, as much as fits with the half of it that may wait for the disk.
     """
     if settings.ram_mib is not None:
         return None if settings.ram_mib < 0 else settings.ram_mib * MIB

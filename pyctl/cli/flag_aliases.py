@@ -200,8 +200,7 @@ REJECTED: Mapping[str, int] = _names(
 --draft --draft-n --draft-max --draft-min --draft-n-min --spec-ngram-size-n --spec-ngram-size-m --spec-ngram-min-hits
 """,
 )
-"""Flags that ask for an answer or for tools that pyctl does not have, or for a model from where it cannot fetch; and
-those that llama-server also refuses."""
+"""Flags for answers, tools or sources of models that pyctl lacks, and those that llama-server also refuses."""
 
 OF_TOOLS = ("--tools", "--tools-runtime", "-ag", "--agent", "LLAMA_ARG_TOOLS", "LLAMA_ARG_AGENT")
 """Names by which llama-server turns on built-in tools, variables included."""

@@ -94,8 +94,7 @@ class LineFormatter(logging.Formatter):
     """Shows text from elsewhere with escapes, in one line, so that it cannot forge lines of the log.
 
     That holds for the arguments of a message. What else has more lines (a table, a traceback) has them indented, so
-    that none looks like a message. With ``is_coloured``, time and marks have colours, and so has the text that a record
-    names as ``strong``.
+    that none looks like a message. With ``is_coloured``, time, marks and ``strong`` text have colours.
     """
 
     def __init__(self, *, with_time: bool, is_coloured: bool = False) -> None:

@@ -131,9 +131,8 @@ class BackendFacts:
 
     One of the ``n_seqs`` sequences holds up to ``n_ctx``, all together ``n_cells``. One evaluation takes up to
     ``n_ubatch``, `Evaluator.embed` up to ``n_embed``, 0 without embeddings; one `Evaluator.decode` returns up to
-    ``n_outputs`` >= ``n_seqs`` outputs. Batches of ``batch_cost`` on
-    average keep the overhead per batch low; see `batch_ends`. With ``is_async``, `decode` returns once the device has
-    started.
+    ``n_outputs`` >= ``n_seqs`` outputs. Batches of ``batch_cost`` on average keep the overhead per batch low; see
+    `batch_ends`. With ``is_async``, `decode` returns once the device has started.
 
     `SequenceMemory.rollback` removes up to ``n_rollback`` drafts of a sequence at no cost; with ``has_planes``, only if
     all items of the `decode` had equally many tokens. With a mark it removes up to ``max_drafts``; 0: it cannot.

@@ -139,8 +139,7 @@ class Engine:
             self.prefix_cache.forget(seq)
 
     def sleep(self) -> None:
-        """Park all sequences and unload the model; background requests end. Requires that all other requests have
-        ended or are cancelled."""
+        """Park all sequences and unload the model; background requests end. All others have ended or are cancelled."""
         self.scheduler.stop_prewarm()
         self.prewarms.clear()
         while self.scheduler.has_work:  # cancelled requests end at the next step

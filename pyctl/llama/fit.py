@@ -79,8 +79,8 @@ def fit_drafts(
     """Return automatic ``drafts`` as those of the head in the model's file and of `cache`, with the plan of all, or
     none; others unchanged.
 
-    They need memory, all layers on GPUs, and beside what each sequence takes for them room for the given context,
-    without -c for `DRAFT_CTX` tokens.
+    They need memory, all layers on GPUs, and beside them room for the given context, without -c for `DRAFT_CTX` tokens.
+    Each drafted token takes a state of each sequence; a draft of one is tried if longer ones take too much.
     """
     if not drafts.is_automatic:
         return drafts, None

@@ -377,8 +377,7 @@ class ReplyOptions(Body, frozen=True):
 
     ``ping_seconds`` is the silence after which a stream sends a comment, None for the server's own, as for the
     ``reasoning_format`` and ``verbose``. ``return_cache`` is not llama-server's: ``timings.cache`` says what the prefix
-    cache did. The last row has no meaning here: it is shown back in the settings, or refused, as llama-server
-    does.
+    cache did. The last row has no meaning here: it is shown back in the settings, or refused, as llama-server does.
     """
 
     stream: bool = False

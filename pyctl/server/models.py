@@ -227,8 +227,7 @@ class Models:
         self.ask(model).add_done_callback(_close_at_once)
 
     def unload(self, model: ServedModel) -> None:
-        """Unload the model soon: after its replies, or when these take too long. Raises RequestError if it is not
-        loaded."""
+        """Unload the model after its replies, or when these take too long. RequestError if it is not loaded."""
         with self.lock:
             if self._models.get(model.name) is not model:
                 raise RequestError("model is not running")  # replaced meanwhile

@@ -221,9 +221,7 @@ class PostReplyQueue:
             self._pool.start(self._work)
 
     def close(self) -> None:
-        """Start no more functions; waits for what runs now, which uses the vocabulary, as long as it may take to render
-        a conversation.
-        """
+        """Start no more functions; wait for the one that runs, which uses the vocabulary, as long as it renders."""
         with self._changed:
             self._is_closed = True
             self._waiting.clear()

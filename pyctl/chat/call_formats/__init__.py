@@ -42,9 +42,7 @@ _ANYTHING = {"type": "object", "additionalProperties": True}
 
 
 class BoundCalls:
-    """Constraints on calls as ``form`` writes them, the last used few remembered: agents send the same tools again and
-    again. Thread-safe.
-    """
+    """Constraints on calls as ``form`` writes them, the last few remembered: agents repeat their tools. Thread-safe."""
 
     def __init__(self, form: CallFormat, tags: ReasoningTags, controls: Mapping[str, int]) -> None:
         self._form, self._tags, self._controls = form, tags, controls

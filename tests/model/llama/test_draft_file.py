@@ -72,9 +72,8 @@ def test_drafts_are_no_longer_than_the_block(
         found = with_inferred_type(DraftSettings(draft_path=str(path), n_draft=n, n_draft_min=n_min))
         assert (found.n_draft, found.n_draft_min) == (min(n, maximum), min(n_min, maximum))
         told = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-        assert told == [f"{path} drafts at most {maximum} tokens at a time, not {n} (--spec-draft-n-max)"] * (
-            n > maximum
-        )
+        warning = f"{path} drafts at most {maximum} tokens at a time, not {n} (--spec-draft-n-max)"
+        assert told == [warning] * (n > maximum)
 
 
 def test_a_separate_model_drafts_without_the_module_of_the_others(

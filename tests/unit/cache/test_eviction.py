@@ -30,7 +30,7 @@ SHAPES = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 3), st.booleans()
 
 
 @dataclass
-class HeldRows:
+class Held:
     """A snapshot of a plain search: its segments with the positions up to which they count, the deepest first."""
 
     n: int
@@ -41,15 +41,15 @@ class HeldRows:
     reach: int = 0
     opening: int = 0
 
-    def stems_from(self, other: HeldRows) -> bool:
+    def stems_from(self, other: Held) -> bool:
         return other.n < self.n and self.chain.get(next(iter(other.chain)), 0) >= other.n
 
-    def below(self, held: dict[int, HeldRows]) -> int:
+    def below(self, held: dict[int, Held]) -> int:
         return max((other.n for other in held.values() if self.stems_from(other)), default=0)
 
 
-def grown(shapes: list[tuple[int, int, bool]]) -> list[HeldRows]:
-    found: list[HeldRows] = []
+def grown(shapes: list[tuple[int, int, bool]]) -> list[Held]:
+    found: list[Held] = []
     for segment, (stem, steps, middle) in enumerate(shapes):
         chain: dict[int, int] = {}
         start = 0
@@ -58,14 +58,14 @@ def grown(shapes: list[tuple[int, int, bool]]) -> list[HeldRows]:
             start = parent.n - STEP // 2 if middle else parent.n
             chain = {other: min(last, start) for other, last in parent.chain.items()}
         n, used = start + steps * STEP, float(segment)
-        found.append(HeldRows(n, {segment: n, **chain}, used, False, used, n))
+        found.append(Held(n, {segment: n, **chain}, used, False, used, n))
     return found
 
 
 @given(SHAPES, st.lists(st.integers(0, 39)))
 def test_the_tree_knows_what_a_plain_search_finds(shapes: list[tuple[int, int, bool]], gone: list[int]) -> None:
     tree: PrefixTree[int] = PrefixTree()
-    held: dict[int, HeldRows] = {}
+    held: dict[int, Held] = {}
     steps: list[tuple[str, int]] = [("add", key) for key in range(len(shapes))]
     for at, key in enumerate(gone):
         steps.insert(min(len(steps), 2 * at + 1), ("remove", key))
@@ -92,26 +92,20 @@ def test_the_tree_knows_what_a_plain_search_finds(shapes: list[tuple[int, int, b
             assert weights[segment] == len(needing)
 
 
-def children_of(one: HeldRows, held: dict[int, HeldRows]) -> list[HeldRows]:
+def children_of(one: Held, held: dict[int, Held]) -> list[Held]:
     below = [other for other in held.values() if other.stems_from(one)]
     return [other for other in below if not any(other.stems_from(middle) for middle in below)]
 
 
 def plain_worth(
-    one: HeldRows,
-    held: dict[int, HeldRows],
-    now: float,
-    half: float,
-    odds: Likelihoods,
-    hits: int,
-    above: list[HeldRows],
+    one: Held, held: dict[int, Held], now: float, half: float, odds: Likelihoods, hits: int, above: list[Held]
 ) -> float:
     """The rule of `CostAwareEviction` as it would be written without an index."""
 
     def age(used: float) -> float:
         return half / (max(now - used, 0.0) + half)
 
-    def newest(of: HeldRows) -> HeldRows:
+    def newest(of: Held) -> Held:
         deeper = [other for other in held.values() if other.stems_from(of)]
         return max([of, *deeper], key=lambda other: (other.seen, other.n))
 
@@ -397,7 +391,7 @@ def test_a_copy_that_is_shed_makes_room_once(budget: int, fits: bool) -> None:
     check_invariants(cache)
 
 
-def records_of(held: list[HeldRows], data: st.DataObject) -> list[Record]:
+def records_of(held: list[Held], data: st.DataObject) -> list[Record]:
     """One file per segment and one per state."""
     found = []
     rows: dict[int, SegmentName] = {}

@@ -50,15 +50,8 @@ def main() -> None:
     gate = LoadingApp(create_loading_app(ServerSettings()))
     try:
         with bind(host.split(","), port) as sockets:
-            maximum = int(sys.argv[5])
-            serve(
-                gate,
-                sockets,
-                ListenSettings(max_connections=maximum),
-                grace_seconds=grace,
-                on_ready=begin,
-                on_stop=stop,
-            )
+            listen = ListenSettings(max_connections=int(sys.argv[5]))
+            serve(gate, sockets, listen, grace_seconds=grace, on_ready=begin, on_stop=stop)
     except ConfigError as error:
         print(error, flush=True)
         raise SystemExit(2) from None
