@@ -128,7 +128,7 @@ FAULTS = (
         "pyctl/engine/decode.py",
         "            if n_right == len(drafts) or token != drafts[n_right]:\n",
         "            if n_right == len(drafts) or (token != drafts[n_right] and n_right):\n",
-        ("tests/unit/engine/draft/test_verify_batch.py::test_behind_a_mark_nobody_goes_back_there",),
+        ("tests/unit/engine/draft/test_verify_batch.py::test_rejected_long_drafts_are_evaluated_again_once",),
     ),
     Fault(
         "leaking-cancel",  # rows restored before a cancel keep their cells

@@ -242,7 +242,7 @@ def test_a_conversation_that_keeps_its_reasoning_is_known_by_it(serve: Callable[
     assert 0 < body["timings"]["warmed_n"] < 10
 
 
-def test_nothing_for_raw_prompts_nor_without_the_cache_nor_for_several_choices(serve: Callable[..., Served]) -> None:
+def test_no_prewarm_for_raw_prompts_uncached_or_several_choices(serve: Callable[..., Served]) -> None:
     server = serve()
     for path in ("/completion", "/v1/completions"):
         server.post(path, {"prompt": SYSTEM, **THINKS})

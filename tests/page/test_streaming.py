@@ -137,7 +137,7 @@ def put(tab: Tab, stats: dict[str, Any]) -> None:
     tab.reload()
 
 
-def test_a_context_that_is_nearly_full_says_so_and_a_prompt_within_a_recent_one_differs_nowhere(tab: Tab) -> None:
+def test_nearly_full_context_and_nested_prompt_are_reported(tab: Tab) -> None:
     miss = {"position": 81, "nearest": 41, "was": "so it is. Write a title", "is": "so it is."}
     cache = {"source": "live", "restored": "", "saved": [], "miss": miss}
     times = {"prompt_n": 700, "prompt_ms": 10, "predicted_n": 9, "predicted_ms": 47_637_000}

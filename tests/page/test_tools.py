@@ -171,7 +171,7 @@ def calling(tab: Tab, name: str, arguments: str, finish: str = "tool_calls") -> 
     tab.page.unroute(path)
 
 
-def test_a_call_is_shown_by_its_arguments_and_one_that_was_cut_off_cannot_run(tab: Tab) -> None:
+def test_call_shows_arguments_and_truncated_one_cannot_run(tab: Tab) -> None:
     run = tab.page.get_by_role("button", name="Run once")
     calling(tab, "child_note", json.dumps({"path": "a <b>.md", "content": "one\ntwo", "n": [1], "__proto__": {}}))
     call = tab.replies.last.locator(".call")

@@ -199,7 +199,7 @@ def stream(server: Server) -> str:
 
 
 @pytest.mark.parametrize("fault", ["raise SystemExit('lost')", "time.sleep(3600)"], ids=["its thread ends", "it hangs"])
-def test_an_engine_that_is_lost_ends_streams_with_an_error_and_the_process_with_1(start: Start, fault: str) -> None:
+def test_lost_engine_ends_streams_with_an_error_and_exit_code_1(start: Start, fault: str) -> None:
     server = start("tiny-hybrid", "--stall-timeout", "3", before=FAULTY.format(fault=fault))
     text = stream(server)
     assert '"error"' in text

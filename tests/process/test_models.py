@@ -189,7 +189,7 @@ class Talks:
         self.max_bytes = max(self.max_bytes, held)
 
 
-def test_one_budget_holds_and_replies_are_exact_over_switches_restarts_and_kills(
+def test_one_budget_and_exact_replies_over_restarts_and_kills(
     start: Callable[..., Server], preset: Callable[..., Path], alone: dict[str, Server], tmp_path: Path
 ) -> None:
     flags = ["--models-preset", str(preset(embed=EMBED)), "--models-patience", "0", "--models-max", "2", "--metrics"]
@@ -260,7 +260,7 @@ Engine.wake = full
 
 
 @pytest.mark.parametrize("is_asked", [False, True], ids=["alone", "with a signal"])
-def test_a_gpu_without_memory_for_a_model_ends_the_server_with_all_caches_on_disk(
+def test_gpu_out_of_memory_ends_server_with_caches_on_disk(
     start: Callable[..., Server], preset: Callable[..., Path], tmp_path: Path, is_asked: bool
 ) -> None:
     flags = ["--models-preset", str(preset(embed=EMBED)), "--models-patience", "0", "--models-max", "1"]

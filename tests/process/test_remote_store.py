@@ -190,7 +190,7 @@ def held(answer: Answer) -> Answer:
     return replace(answer, is_held=answer.method == "GET" and answer.path.endswith(".rows"))
 
 
-def test_a_store_that_hangs_delays_its_request_by_a_second_and_others_and_the_end_not_at_all(
+def test_stalled_store_delays_only_its_request_by_a_second(
     filled: Filled, proxy: FaultyProxy, start: Start, tmp_path: Path
 ) -> None:
     server = started(start, tmp_path / "b", before=IMPATIENT)

@@ -103,7 +103,7 @@ def test_the_prompt_after_a_tool_goes_on_where_the_call_ended(
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_the_prompt_after_a_restart_goes_on_where_the_last_one_ended_however_the_keys_of_tools_are_ordered(
+def test_prompt_resumes_after_restart_with_reordered_tool_keys(
     form: str, start: Callable[..., Server], tmp_path: Path, exact: bool
 ) -> None:
     cached = ["--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "full", "--kv-cache-min-tokens", "1"]

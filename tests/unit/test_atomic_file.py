@@ -115,9 +115,7 @@ def test_a_killed_writer_leaves_what_is_found(tmp_path: Path) -> None:
     assert is_abandoned(left)
 
 
-def test_what_somebody_writes_is_not_abandoned_whatever_its_number_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_being_written_is_not_abandoned_whatever_its_pid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In another container, the number of a living process is that of none here."""
     dead = subprocess.Popen(["true"])
     dead.wait()
@@ -167,9 +165,7 @@ def test_without_locks_nothing_is_abandoned(tmp_path: Path, monkeypatch: pytest.
     assert not is_abandoned(left)
 
 
-def test_a_file_that_was_taken_for_abandoned_before_it_was_locked_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_judged_abandoned_before_its_lock_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[Path] = []
     real = fcntl.flock
 

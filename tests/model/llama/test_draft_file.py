@@ -99,7 +99,7 @@ def test_without_a_file_nothing_is_inferred() -> None:
     assert with_inferred_type(DraftSettings(("draft-mtp",))).draft_types == ("draft-mtp",)
 
 
-def test_a_draft_model_without_a_file_is_an_error_in_the_log_as_in_llama_server(
+def test_draft_model_without_file_is_a_logged_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     types = ("draft-simple", *FEATURE_TYPES)

@@ -128,7 +128,7 @@ def test_a_draft_model_of_its_own_drafts_what_it_drafts_cold(
 
 @pytest.mark.parametrize("way", ["live", "ram"])
 @pytest.mark.parametrize("draft", ["tiny-dense-eagle3", "tiny-dense-dflash-window"])
-def test_where_a_model_is_cut_anywhere_some_drafts_are_not_those_of_the_cold_run(
+def test_cut_models_may_draft_unlike_the_cold_run(
     open_drafting: Opener, model_path: Callable[[str], Path], tmp_path: Path, draft: str, way: str
 ) -> None:
     """They need what the model made of the token before the cut, or a window, which only a snapshot's end keeps."""

@@ -154,7 +154,7 @@ def test_eagle3_drafts_what_it_was_trained_to(opened: Callable[..., LlamaBackend
     assert sum(rights) >= len(rights) - 1
 
 
-def test_after_long_drafts_that_were_taken_back_a_block_is_not_drafted_from_rows_it_lacks(
+def test_block_is_not_drafted_from_rows_lost_in_a_rollback(
     opened: Callable[..., LlamaBackend],
 ) -> None:
     for kind in KINDS:

@@ -260,7 +260,7 @@ def test_what_it_drafted_from_may_turn_out_to_be_wrong(
     reference.check([*text, 82] if rows.size else [90, 82], draft)
 
 
-def test_blocks_of_another_are_nothing(opened: Callable[..., SeparateModel], reference: PlainModel) -> None:
+def test_blocks_of_another_draft_model_are_ignored(opened: Callable[..., SeparateModel], reference: PlainModel) -> None:
     model, text = opened(identity="one"), PROMPT[:100]
     feed(model, text)
     blocks = saved(model, len(text))

@@ -34,7 +34,7 @@ def test_a_pattern_of_layers_is_repeated_and_large_matrices_are_quantised(tmp_pa
     assert not np.array_equal(tensors["blk.0.attn_q.weight"].data, tensors["blk.1.attn_q.weight"].data)
 
 
-def test_a_model_of_three_kinds_of_layers_loads_without_what_published_files_lack(tmp_path: Path) -> None:
+def test_model_of_three_layer_kinds_loads_as_published(tmp_path: Path) -> None:
     whole = LARGE["qwen4exp-20b-a6b"].of_layers(range(N_LAYERS))
     rows = {"ple.head_offsets": tuple(range(0, 16 * 64, 64)), "ple.head_vocab_sizes": (64,) * 16}
     sizes = {"vocab_size": 2048, "ple.eos_token_id": 2047, "embedding_length": 256, "expert_count": 16, **rows}

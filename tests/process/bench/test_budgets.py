@@ -17,7 +17,7 @@ def ratio(name: str, gib: float | None) -> float:
     return sum(turn.n_evaluated for turn in turns) / sum(turn.floor for turn in turns)
 
 
-def test_without_a_cache_conversations_that_alternate_are_evaluated_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alternating_conversations_without_cache_are_reevaluated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.budgets.N_SEQS", 1)
     turns = simulated("alternating", 0).turns
     assert sum(turn.n_evaluated for turn in turns) == sum(turn.n for turn in turns)

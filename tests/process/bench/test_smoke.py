@@ -41,7 +41,7 @@ def check_tables(text: str) -> None:
     assert "nan" not in text
 
 
-def test_a_short_prompt_is_exact_and_one_without_places_to_resume_from_is_refused() -> None:
+def test_short_prompt_is_exact_and_without_resume_points_refused() -> None:
     check_tables(run("bench.exact", "--tokens", "320", "-t", "1"))
     with pytest.raises(SystemExit, match="no batch ends at 31, a place to resume from"):
         exact.main(["--tokens", "319"])

@@ -407,7 +407,7 @@ def records_of(held: list[Held], data: st.DataObject) -> list[Record]:
 
 
 @given(SHAPES, st.data())
-def test_the_disk_keeps_what_is_pinned_or_protected_and_gets_within_its_budget(
+def test_disk_keeps_pinned_and_protected_within_its_budget(
     shapes: list[tuple[int, int, bool]], data: st.DataObject
 ) -> None:
     graph = FileGraph(records_of(grown(shapes), data))

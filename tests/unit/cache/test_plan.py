@@ -71,7 +71,7 @@ def test_long_stretches_are_cut_too() -> None:
     st.integers(1, 60_000),
     st.sampled_from([2000, DEFAULT_STEP]),
 )
-def test_a_history_cut_anywhere_loses_little_more_than_a_snapshot_at_each_step_would(
+def test_cut_history_costs_little_more_than_a_snapshot_per_step(
     boundaries: set[int], n: int, at: int, step: int
 ) -> None:
     given_prompt = prompt(n, 500, *boundaries)
@@ -106,7 +106,7 @@ def conversation(n: int, head: int, *turn: int) -> Prompt:
     raise AssertionError
 
 
-def test_a_costly_batch_ends_where_replies_begin_and_elsewhere_as_often_as_it_can_be_afforded() -> None:
+def test_costly_batches_end_at_replies_and_when_affordable() -> None:
     given_prompt = conversation(20_000, 2_000, *TURN)
     ends = batch_ends(given_prompt, 1024, 32, 480)
     assert {*given_prompt.headers, 2_000} <= set(ends)
@@ -133,7 +133,7 @@ def test_nearly_all_messages_of_long_turns_end_a_batch_however_deep() -> None:
     assert set(given_prompt.boundaries) <= set(batch_ends(given_prompt, 1024, 32))
 
 
-def test_tasks_that_share_their_instructions_part_half_a_batch_into_the_prompt() -> None:
+def test_tasks_with_equal_instructions_branch_half_a_batch_in() -> None:
     assert batch_ends(prompt(3000), 1024, 32, 480) == [512, 1536, 2560, 3000]
     assert batch_ends(prompt(3000), 1024, 32, 600) == [1024, 2048, 3000], "too dear"
     assert batch_ends(prompt(500), 1024, 32, 480) == [500]

@@ -210,9 +210,7 @@ def test_a_server_may_also_write_what_leaves_ram(text: str, name: str, spill: bo
         ("auto:8,spill", {"scope": "off"}, "off"),
     ],
 )
-def test_a_request_overrides_the_default_and_leaves_the_spill_unless_it_wants_nothing_on_disk(
-    default: str, value: object, name: str
-) -> None:
+def test_request_policy_overrides_default_and_keeps_spill(default: str, value: object, name: str) -> None:
     assert DiskPolicy.of_request(value, DiskPolicy.of_server(default)).name == name
 
 

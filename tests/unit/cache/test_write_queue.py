@@ -111,9 +111,7 @@ def test_writing_never_waits_and_the_newest_comes_first(writer: SlowWriter, writ
     assert writes.written == Written(12, 600)
 
 
-def test_rows_that_only_the_device_has_come_a_segment_at_a_time_and_hold_up_nobody(
-    writer: SlowWriter, writes: WriteQueue
-) -> None:
+def test_device_only_rows_are_copied_by_segment_without_delays(writer: SlowWriter, writes: WriteQueue) -> None:
     asked = threading.Event()
     writer.gate.set()
     large, writes.on_wait = snapshot(1, 3), asked.set
@@ -244,9 +242,7 @@ def test_calls_are_run_in_order_and_do_not_pile_up(writer: SlowWriter, writes: W
     assert done == [*range(102, MAX_CALLS + 100), "pyctl-disk"], "the newest, also after a failure"
 
 
-def test_closing_gives_up_after_its_time_and_a_running_write_ends_with_its_segment(
-    writer: SlowWriter, writes: WriteQueue
-) -> None:
+def test_close_times_out_and_running_write_ends_with_its_segment(writer: SlowWriter, writes: WriteQueue) -> None:
     made, first = snapshot(1), snapshot(9).segment
     made.segment.start, made.segment.parent = 50, first
     writes.write(Snapshot(PromptMatch(as_tokens(range(100))).prefix(100), made.segment, made.state))
@@ -282,9 +278,7 @@ def test_what_is_dropped_by_name_is_not_written_from_wherever_it_waits(writer: S
     assert writer.seeds == [2, 4], "nor is what was refused tried again"
 
 
-def test_what_is_spilled_waits_until_its_bytes_are_there_and_comes_after_what_was_chosen(
-    writer: SlowWriter, writes: WriteQueue
-) -> None:
+def test_spilled_snapshots_wait_for_bytes_and_follow_selected(writer: SlowWriter, writes: WriteQueue) -> None:
     writes.write(snapshot(0))
     assert writer.begun.wait(60)  # the thread holds it, at the closed gate
     for seed, worth in ((1, 1.0), (2, 3.0), (2, 9.0)):

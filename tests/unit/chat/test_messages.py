@@ -114,7 +114,7 @@ def test_system_messages_inside_stay_in_place_as_user_text() -> None:
     assert fit(messages, system_inside=False, repeated_user=False) == [first, ("user", "U\n\nnote"), *last]
 
 
-def test_leading_system_messages_are_one_and_user_text_where_there_is_no_such_role() -> None:
+def test_leading_system_messages_are_joined_or_become_user_text() -> None:
     messages = said(("system", "S1"), ("developer", "S2"), ("user", "U"))
     assert fit(messages, system_inside=False) == [("system", "S1\n\nS2"), ("user", "U")]
     without = {"system_first": False, "system_inside": False}

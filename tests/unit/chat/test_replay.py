@@ -335,7 +335,7 @@ def test_what_clients_write_anew_each_turn_is_still_the_same_conversation() -> N
     assert "fine" in prepare(dialogue.chat, [*again, last, HI], tools=[TOOL]).text
 
 
-def test_tools_that_differ_in_the_order_of_keys_alone_are_those_of_the_earlier_reply() -> None:
+def test_tools_with_reordered_keys_match_the_earlier_reply() -> None:
     sent = function("look_up", required=["a", "b"], a={"type": "string"}, b={"default": 1})
     dialogue = Dialogue(qwen())
     dialogue.turn(HI, reply="hm\n</think>\n\nHello.")

@@ -131,9 +131,7 @@ F_NESTED, F_FLAT = {"type": "function", "function": {"name": "f"}}, {"type": "fu
         ({"type": "allowed_tools", "mode": "auto", "tools": []}, "", False),
     ],
 )
-def test_only_the_tools_of_the_choice_may_be_called_and_all_stay_in_the_prompt(
-    choice: Any, names: str, forced: bool
-) -> None:
+def test_only_chosen_tools_may_be_called_and_all_stay_in_prompt(choice: Any, names: str, forced: bool) -> None:
     known, tools = read_tools(named("f", "g"), choice)
     assert [tool["function"]["name"] for tool in known or ()] == ["f", "g"]
     assert [tool.name for tool in tools.tools] == list(names) if tools is not None else not names

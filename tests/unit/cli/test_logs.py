@@ -44,7 +44,7 @@ def test_a_log_file_on_a_full_disk_is_one_line_on_stderr(capsys: pytest.CaptureF
     assert capsys.readouterr().err == "cannot write --log-file /dev/full: No space left on device\n"
 
 
-def test_what_a_message_is_about_stays_in_its_line_and_its_tracebacks_are_indented() -> None:
+def test_log_message_stays_in_its_line_with_indented_traceback() -> None:
     said = io.StringIO()
     handler = logging.StreamHandler(said)
     handler.setFormatter(logs.LineFormatter(with_time=False))

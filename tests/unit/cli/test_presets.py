@@ -37,7 +37,7 @@ def read(tmp_path: Path, text: str, *argv: str, environ: Mapping[str, str] | Non
     return {preset.card.name: preset for preset in found}
 
 
-def test_keys_are_flags_and_the_command_line_wins_over_a_section_and_that_over_all(
+def test_command_line_wins_over_section_and_section_over_global(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     text = """
@@ -215,9 +215,7 @@ def test_a_key_above_all_sections_hides_none_of_a_section(tmp_path: Path, caplog
     assert "models.ini: without effect above the sections: c; use [*]" in caplog.text
 
 
-def test_warnings_are_shown_once_with_a_section_and_those_of_the_command_line_are_not(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_warnings_of_sections_are_shown_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     text = "[*]\nprio = 2\n[a]\nmodel = x\n[b]\nmodel = y\nub = 4096\n[c]\nmodel = z\n"
     read(tmp_path, text, "--no-kv-cache", "--kv-cache-min-tokens", "64")
     shown = sorted(record.getMessage().partition("models.ini: ")[2] for record in caplog.records)

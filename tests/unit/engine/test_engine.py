@@ -173,7 +173,7 @@ def test_a_miss_names_the_first_differing_token() -> None:
     assert ask(engine, Prompt.of(edited, prompt.boundaries)).done.stats.miss.is_by_chance
 
 
-def test_behind_a_reply_batches_end_at_every_message_whatever_they_cost() -> None:
+def test_batches_after_a_reply_end_at_every_message() -> None:
     def random(seed: int, n: int) -> list[int]:
         return np.random.default_rng(seed).integers(1, 60, n).tolist()
 

@@ -119,7 +119,7 @@ def test_running_out_of_memory_in_decode_fails_that_reply_and_no_other(faulty: A
     assert worker.trouble is None
 
 
-def test_a_step_that_breaks_off_anywhere_fails_all_requests_and_the_engine_goes_on(faulty: Any) -> None:
+def test_failed_step_fails_all_requests_and_engine_goes_on(faulty: Any) -> None:
     backend, worker, engine = faulty(is_held=True)
     handles = [worker.submit(request(PROMPT)) for _ in range(3)]
     assert backend.waits.wait(60)
@@ -216,7 +216,7 @@ def test_a_long_evaluation_that_makes_progress_is_left_alone(faulty: Any, monkey
 
 
 @pytest.mark.parametrize("stops", [True, False])
-def test_closing_in_a_long_evaluation_interrupts_it_and_closes_the_engine_or_says_that_it_did_not_stop(
+def test_close_interrupts_a_long_evaluation_or_reports_it(
     faulty: Any, monkeypatch: pytest.MonkeyPatch, stops: bool
 ) -> None:
     """Not every device can be interrupted."""

@@ -64,7 +64,7 @@ def test_agents_with_one_head_take_a_sequence_each() -> None:
         assert clients.turn(who, 40).done.stats.source == "live"
 
 
-def test_a_request_that_fits_elsewhere_does_not_empty_the_sequence_that_a_client_calls_by_number() -> None:
+def test_request_spares_a_numbered_sequence_if_it_fits_elsewhere() -> None:
     """Also where a request that is served alone has all others parked."""
     engine = engine_of(n_ctx=2048, clear_idle=True)
     clients = Clients(engine)
@@ -115,7 +115,7 @@ def held_of(engine: Engine, prompt: Prompt) -> set[bool]:
 
 
 @pytest.mark.parametrize("kind", ["hybrid", "attention"])
-def test_what_nobody_asked_for_long_makes_way_before_rows_that_were_of_use_just_now(kind: str) -> None:
+def test_long_unused_rows_are_evicted_before_recently_used_ones(kind: str) -> None:
     engine = engine_of(kind, n_seqs=2, n_ctx=2048)
     old, new = chat((1, 600)), chat((2, 600))
     ask(engine, old, 1, seq=0)

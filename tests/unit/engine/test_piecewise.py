@@ -202,7 +202,7 @@ def test_the_next_turn_writes_only_what_is_new(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("room", [4 * RAM, PIECE])
-def test_others_come_between_two_parts_and_who_takes_its_cells_leaves_a_copy_or_ends_it(
+def test_requests_between_two_parts_copy_or_end_the_prewarm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:
     engine = engine_of(tmp_path)

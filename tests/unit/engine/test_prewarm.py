@@ -140,7 +140,7 @@ def test_a_request_stops_it_within_one_batch_and_finds_its_own_live_end(
     check_invariants(talk.engine.prefix_cache.cache)
 
 
-def test_who_stops_it_with_another_conversation_lets_it_go_on_later_and_nothing_is_done_twice() -> None:
+def test_stopped_prewarm_resumes_without_repeating_work() -> None:
     backend = FakeBackend()
     talk = Talk(engine_of(backend), n=360)
     asked, _ = talk.turn(1)
@@ -186,7 +186,7 @@ def test_another_reply_to_the_same_prompt_makes_the_first_one_obsolete() -> None
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_where_batches_are_costly_it_goes_on_to_the_next_message_unless_all_has_to_be_exact(exact: bool) -> None:
+def test_costly_prewarm_reaches_the_next_message_unless_exact(exact: bool) -> None:
     backend = FakeBackend(n_ubatch=256, batch_cost=250)
     talk = Talk(engine_of(backend, exact=exact), n=2 * 96 - 10)
     asked, _ = talk.turn(1)
@@ -255,7 +255,7 @@ def test_what_a_client_wants_to_be_ready_is_evaluated_with_all_it_takes() -> Non
     assert len(engine.prefix_cache.recent) == 1
 
 
-def test_what_was_made_ready_survives_a_restart_unless_its_request_wants_nothing_on_disk(tmp_path: Path) -> None:
+def test_prewarmed_prompt_survives_restart_unless_policy_is_off(tmp_path: Path) -> None:
     for policy in ("full", "off"):
         directory = tmp_path / policy
         talk = Talk(engine_on(directory, "hybrid"))

@@ -116,7 +116,7 @@ def test_others_are_served_while_one_waits_for_the_disk(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("call", ["pread", "preadv"])
-def test_a_read_that_never_returns_is_a_miss_and_the_disk_rests_until_it_does(
+def test_stalled_read_is_a_miss_and_pauses_the_disk(
     tmp_path: Path, drive: HangingDrive, monkeypatch: pytest.MonkeyPatch, kind: str, call: str
 ) -> None:
     engine = stored(tmp_path, kind)

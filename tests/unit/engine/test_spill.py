@@ -94,9 +94,7 @@ def ask_source(engine: Engine, prompt: Prompt, expected: list[int]) -> str:
 
 
 @pytest.mark.parametrize(("policy", "read_seconds"), [("auto", 0.0), ("spill", 1e12)])
-def test_without_the_word_or_where_reading_takes_longer_than_it_saves_nothing_is_spilled(
-    tmp_path: Path, policy: str, read_seconds: float
-) -> None:
+def test_no_spill_without_the_flag_or_if_reading_costs_more(tmp_path: Path, policy: str, read_seconds: float) -> None:
     costs = Steady()
     costs.read = lambda n_bytes: read_seconds  # type: ignore[method-assign]
     engine = engine_on(tmp_path, policy=policy, costs=costs)
@@ -282,7 +280,7 @@ def test_no_step_copies_more_than_a_segment_for_the_disk(tmp_path: Path, monkeyp
     assert tier_of(engine).view().written.n_bytes > 30_000
 
 
-def test_what_left_ram_for_a_prompt_is_written_although_its_reply_takes_no_step(tmp_path: Path) -> None:
+def test_evicted_snapshots_are_written_while_reply_has_no_step(tmp_path: Path) -> None:
     engine = engine_on(tmp_path)
     for prompt in CONVERSATIONS:
         ask(engine, prompt, 1)

@@ -78,7 +78,7 @@ def test_many_snapshots_of_one_conversation_cost_no_chain_each(exact: bool, monk
     assert links[0] <= 4 * len(ends)
 
 
-def test_rows_that_a_restore_needs_leave_the_device_after_others_of_which_ram_has_a_copy() -> None:
+def test_restore_evicts_device_rows_with_ram_copies_first() -> None:
     older, newer = (as_tokens(np.random.default_rng(seed).integers(0, 250, N)) for seed in (1, 2))
     cache, _ = filled(older)
     wanted = cache.snapshots()

@@ -107,7 +107,7 @@ async def test_deleting_a_stream_ends_its_work(path: str) -> None:
 
 
 @in_loop
-async def test_a_reply_that_has_not_begun_can_be_ended_and_one_that_was_refused_is_not_kept() -> None:
+async def test_unstarted_reply_can_be_ended_and_refused_one_is_dropped() -> None:
     def silent(request: Request) -> Script:
         yield Pause(None)
 

@@ -51,7 +51,7 @@ class Clocked:
             self.running += self.order.admitted()
 
 
-def test_a_model_that_rests_leaves_after_patience_and_the_least_recently_used_first() -> None:
+def test_idle_models_are_unloaded_after_patience_in_lru_order() -> None:
     clocked = Clocked(2)
     first, second = clocked.ask("a"), clocked.ask("b")
     clocked.end(first)
@@ -85,7 +85,7 @@ def test_requests_that_follow_each_other_go_first_but_not_for_ever() -> None:
     assert late in clocked.running
 
 
-def test_a_busy_model_is_shut_after_a_time_and_opened_when_nobody_waits() -> None:
+def test_busy_model_is_closed_after_patience_and_reopened() -> None:
     clocked = Clocked(1)
     long = clocked.ask("a")
     other = clocked.ask("b")

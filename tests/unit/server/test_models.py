@@ -91,7 +91,7 @@ def state(models: Models, name: str) -> str:
     return models.named(name).status
 
 
-def test_a_load_that_fails_is_the_error_of_its_requests_and_brings_back_what_left(run: Callable[..., Models]) -> None:
+def test_failed_load_fails_its_requests_and_reloads_evicted(run: Callable[..., Models]) -> None:
     bad = Loader(ModelError("it is broken"))
     models = run(1, good=Loader(), bad=bad)
     lease(models, "good").close()
@@ -142,7 +142,7 @@ def test_what_serves_does_not_leave(run: Callable[..., Models]) -> None:
     assert (state(models, "a"), state(models, "b")) == ("unloaded", "loaded")
 
 
-def test_who_leaves_gives_up_the_place_and_what_came_too_late_is_given_back(run: Callable[..., Models]) -> None:
+def test_leaving_client_gives_up_its_place_and_late_leases(run: Callable[..., Models]) -> None:
     slow = Loader(is_open=False)
     models = run(1, slow=slow)
     asked = [models.ask(models.named("slow")) for _ in range(3)]

@@ -83,7 +83,7 @@ async def test_work_that_takes_too_long_is_given_up_and_replaced() -> None:
 
 
 @in_loop
-async def test_who_has_heard_of_the_end_leaves_nothing_behind() -> None:
+async def test_pool_is_clean_if_client_leaves_at_the_end() -> None:
     """The thread stops between telling the loop and what it does next, and the client leaves just then."""
     pool, go_on = Lane(RequestPool(), 16), threading.Event()
     tell = request_pool._Job.tell
@@ -173,7 +173,7 @@ def test_a_full_pool_is_503_with_a_time_to_try_again() -> None:
         assert (response.status_code, response.headers.get("retry-after")) == (503, "5"), path
 
 
-def test_what_comes_afterwards_is_done_in_order_and_ends_before_the_vocabulary_goes(
+def test_post_reply_queue_runs_in_order_and_ends_first(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pyctl.server.request_pool._CLOSE_SECONDS", 60.0)

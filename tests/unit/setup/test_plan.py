@@ -88,10 +88,26 @@ def test_missing_packages_are_one_sentence() -> None:
     )
     assert "sudo apt install g++ python3-dev" in missing_packages(replace(BARE, compiler=None, headers=None))
     with pytest.raises(ConfigError, match=r"a C\+\+ compiler is not installed: sudo apt install g\+\+ \("):
-        check_compiler(replace(BARE, compiler=None, headers=None))
-    assert check_compiler(BARE) is BARE.compiler
-    with pytest.raises(ConfigError, match=r"links the C\+\+ library statically"):
-        check_compiler(replace(BARE, compiler=Compiler("/opt/g++", "/opt/gcc", (14, 2), False)))
+        check_compiler(replace(BARE, compiler=None, headers=None), BuildPlan("cpu", ""))
+
+
+@pytest.mark.parametrize(
+    ("compiler", "kind", "words"),
+    [
+        (Compiler("/opt/g++", "/opt/gcc", (14, 2), False, False), "cpu", "links the C[+][+] library statically"),
+        (Compiler("/usr/bin/g++", "gcc", (17, 1), False, True), "pypi", "accepts g[+][+] up to 16"),
+        (Compiler("/usr/bin/clang++", "clang", (23, 1), True, True), "pypi", "accepts clang up to 22"),
+        (Compiler("/usr/bin/g++", "gcc", (17, 1), False, True), "cpu", ""),
+        (Compiler("/usr/bin/clang++", "clang", (22, 1), True, True), "pypi", ""),
+    ],
+)
+def test_unsuitable_compilers_are_refused(compiler: Compiler, kind: str, words: str) -> None:
+    machine, plan = replace(BARE, compiler=compiler), BuildPlan(kind, "")  # type: ignore[arg-type]
+    if not words:
+        assert check_compiler(machine, plan) is compiler
+        return
+    with pytest.raises(ConfigError, match=words):
+        check_compiler(machine, plan)
 
 
 def test_jobs_follow_cores_and_memory() -> None:

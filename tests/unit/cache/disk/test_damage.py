@@ -170,7 +170,7 @@ LIES: dict[str, Callable[[RawFile], None]] = {
 
 
 @pytest.mark.parametrize("lie", [each for each in LIES if not (IS_QUICK and each == "large chunks")])
-def test_right_checksums_over_wrong_numbers_are_a_miss_that_verify_finds(
+def test_valid_checksums_over_wrong_numbers_are_found_by_verify(
     open_store: Opener, made: list[Snapshot], lie: str
 ) -> None:
     store = open_store(sizes=BlockSizes(0, ROW, 500))
@@ -189,7 +189,7 @@ AWAY = [OSError(number, "away") for number in (errno.EACCES, errno.ESTALE, errno
 
 @pytest.mark.parametrize("call", ["pread", "preadv"])
 @pytest.mark.parametrize("error", [*AWAY, ZeroDivisionError()], ids=repr)
-def test_a_read_that_fails_is_a_miss_and_loses_the_file_unless_the_drive_is_away(
+def test_failed_read_is_a_miss_and_drops_file_if_drive_is_there(
     store: DiskStore, made: list[Snapshot], error: Exception, call: str
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:

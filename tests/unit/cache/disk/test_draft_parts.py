@@ -84,7 +84,7 @@ def test_a_model_of_rows_alone_has_a_state_of_its_draft_model_alone(open_store: 
 
 
 @pytest.mark.parametrize("sizes", [PLAIN, OTHERS])
-def test_who_has_no_use_for_them_takes_the_rest_and_reads_nothing_of_them(
+def test_unused_draft_parts_are_not_read(
     open_store: Opener, plain: list[Snapshot], made: list[Snapshot], sizes: BlockSizes
 ) -> None:
     write(open_store(sizes=DRAFTS), made)

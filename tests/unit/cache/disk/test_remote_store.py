@@ -140,7 +140,7 @@ def test_damage_is_a_miss_and_not_fetched_again(
     check_directory(second)
 
 
-def test_a_store_that_fails_thrice_is_left_alone_and_its_keys_stay_out_of_the_log(
+def test_store_pauses_after_three_failures_without_logging_keys(
     filled: list[Snapshot], store: RemoteStore, client: Faulty, caplog: Any, monkeypatch: Any
 ) -> None:
     client.error = OSError("http://key:secret@host/bucket: 503 Service Unavailable, AWSAccessKeyId=key")

@@ -109,7 +109,7 @@ def test_a_draft_of_another_source_is_continued(source: CacheDrafts) -> None:
     assert starts(talk.draft(), FILE[33:])
 
 
-def test_what_others_sent(source: CacheDrafts) -> None:
+def test_drafts_come_from_other_conversations(source: CacheDrafts) -> None:
     Talk(source, 1, FILE)
     source.end(1)
     talk = Talk(source, 2, OTHER)
@@ -285,7 +285,7 @@ def test_requests_end(source: CacheDrafts) -> None:
     assert source.match(DraftJob(1, talk.seq, (1,), 5)) == NO_MATCH
 
 
-def test_its_thread_ends_with_it() -> None:
+def test_thread_ends_with_the_source() -> None:
     source = CacheDrafts(2**12)
     thread = next(thread for thread in reversed(threading.enumerate()) if thread.name == "pyctl-drafts")
     del source

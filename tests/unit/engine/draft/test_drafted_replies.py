@@ -174,7 +174,7 @@ ACTIONS = st.lists(
     missing=st.sampled_from([0, 0, 0, 60, 150]),
     actions=ACTIONS,
 )
-def test_whoever_drafts_beside_whom_each_reply_is_the_one_alone(
+def test_replies_do_not_depend_on_other_drafting_requests(
     kind: str,
     n_seqs: int,
     drafting: Drafting,

@@ -133,7 +133,7 @@ def test_more_tokens_than_one_evaluation_takes_are_several() -> None:
 
 
 @pytest.mark.parametrize("n_planes", [0, 3])
-def test_behind_a_mark_nobody_goes_back_there(n_planes: int) -> None:
+def test_rejected_long_drafts_are_evaluated_again_once(n_planes: int) -> None:
     """Drafts that are always long and always wrong: what is evaluated again is evaluated once."""
     backend = WatchedBackend("hybrid", n_planes=n_planes, n_ctx=1024)
     prompt, seen = prompt_of(1, 150), backend.decoded

@@ -206,7 +206,7 @@ EXPLICIT: Any = {"continue_final_message": True, "add_generation_prompt": False}
         (THOUGHT, " so.</think>Yes", {"reasoning_format": "none"}, None, "<think>\nI think so.</think>Yes", True),
     ],
 )
-def test_a_reply_comes_with_its_beginning_unless_a_stream_was_asked_to_continue(
+def test_reply_includes_its_prefill_unless_a_stream_continues(
     last: Any, reply: str, fields: Any, reasoning: str | None, content: str, begun: bool
 ) -> None:
     messages = [*HI, last]

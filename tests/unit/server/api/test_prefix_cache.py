@@ -116,7 +116,7 @@ HERE, ELSEWHERE = "127.0.0.1", "192.168.1.20"
         ({"show_prompts": True}, ELSEWHERE, "rebound.example.com:8080", {}, False),
     ],
 )
-def test_words_of_prompts_are_shown_here_and_to_whom_a_key_or_a_flag_allows_it(
+def test_prompt_texts_are_shown_only_locally_or_with_key_or_flag(
     settings: dict[str, object], client: str, host: str, headers: dict[str, str], shown: bool
 ) -> None:
     bench = filled(**settings)

@@ -69,7 +69,7 @@ def test_without_tools_both_are_disabled() -> None:
     assert "tools" not in server.get("/props").json()
 
 
-def test_tools_are_listed_and_called_and_headers_of_built_in_tools_mean_nothing() -> None:
+def test_tools_are_listed_and_called_without_builtin_headers() -> None:
     fake = FakeClient()
     server = Client(bench_with(fake).app)
     looks, waits = server.get("/tools").json()
@@ -133,7 +133,7 @@ def test_pages_of_other_origins_have_no_tools(origin: str, origins: str) -> None
     assert call(named, "own_look", {"origin": origin}).status_code == 200
 
 
-def test_a_page_whose_name_may_be_rebound_and_a_client_without_the_key_have_none() -> None:
+def test_rebound_page_and_client_without_key_get_no_texts() -> None:
     rebound = {"host": "evil.example", "origin": "http://evil.example"}
     assert call(client(), "own_look", rebound).status_code == 403
     keyed = client(ServerSettings(api_keys=("k",), cors=Cors("localhost")))
