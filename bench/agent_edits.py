@@ -6,7 +6,7 @@ bench/recorded holds files of this project before and after a change (as difflib
 reads the file, and the agent changes it in one of the usual ways; the reply is replayed token by token against the
 proposed drafts. A step evaluates one token and the drafts. Without --vocab the tokens are those of Qwen3.5, if a build
 has unpacked llama.cpp here, or else of the built-in model. The first table is beside a head that predicts `HEAD_SHARE`
-of all tokens: tokens a step, and speed as a multiple of that with the head alone, with the step times of two models on
+of all tokens: tokens a step, and speed as a multiple of that with only the head, with the step times of two models on
 an H200 (bench/draft_length.py). The second is of the reply that `bench.gpu.rewriting` measures.
 """
 

@@ -308,7 +308,7 @@ def _measure_first(record: Record, kind: str, backend: LlamaBackend, prompts: di
 
 
 def _measure_further(record: Record, kind: str, backend: LlamaBackend, prompts: Mapping[str, Prompt]) -> None:
-    """Fewer prompts, from RAM alone; where there are several sequences first so many at a time, then each alone."""
+    """Fewer prompts, only from RAM; with several sequences first so many at a time, then one by one."""
     n_seqs = backend.facts.n_seqs
     cold = {name: cold_answer(backend, prompts[name]) for name in FEWER}
     for mode, exact in MODES.items():

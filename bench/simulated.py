@@ -1,6 +1,6 @@
 """A server without a model: real engine and cache, tokens without cost, rows and states of a model's sizes.
 
-It serves hundreds of requests a second, to compare budgets and rules quickly. Its replies depend on the request alone.
+It serves hundreds of requests a second, to compare budgets and rules quickly. Its replies depend only on the request.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class SizedBackend:
     def _append(self, seq: int, n: int, start: int) -> None:
         held = self._seqs[seq]
         if held.cells.size != start or held.at != start:
-            raise StateError(f"rows end at {held.cells.size}, the state at {held.at}, the batch begins at {start}")
+            raise StateError(f"rows end at {held.cells.size}, the state at {held.at}, the batch starts at {start}")
         held.cells = np.concatenate([held.cells, self._take(n)])
         held.at = start + n
         self.n_evaluated += n
@@ -336,7 +336,7 @@ class Known:
 
 
 class Scripted:
-    """Answers with text that depends on the request alone; ``_ask`` gets each prompt and its reply as text."""
+    """Answers with text that depends only on the request; ``_ask`` gets each prompt and its reply as text."""
 
     def __init__(self, template: Template) -> None:
         self._template = template

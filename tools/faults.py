@@ -128,7 +128,7 @@ def make_copy() -> None:
     copy_core()
     if not PYTHON.exists():
         subprocess.run([*module_command("venv"), "--without-pip", str(VENV)], check=True)
-    # The paths alone: of an editable installation, the hook would lead back to the tree.
+    # Only the paths: of an editable installation, the hook would lead back to the tree.
     sites = [path for path in sys.path if path.endswith("site-packages")]
     (site,) = VENV.glob("lib/python*/site-packages")
     (site / "copy.pth").write_text("\n".join([str(COPY), *sites]), encoding="utf-8")

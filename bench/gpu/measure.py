@@ -51,7 +51,7 @@ N_PROMPTS, PROMPT_TOKENS = 60, 2000
 """Of the section memory: with 27B, more than the default cache holds."""
 
 STREAMS = (1, 4, 16)
-"""Blocks read at a time when the drive is measured alone."""
+"""Blocks read at a time when only the drive is measured."""
 
 
 @contextmanager

@@ -240,7 +240,7 @@ def document(data: dict[str, Any]) -> str:
         ),
         (
             "From disk",
-            "The drive alone: the same files past the page cache, best of several depths.",
+            "Only the drive: the same files past the page cache, best of several depths.",
             ["way", "conversation", "read from the drive", "restored GB/s", "drive alone GB/s", "share"],
             disk_rows(records),
         ),

@@ -90,7 +90,7 @@ def options_of(description: str | None, budget: float) -> argparse.ArgumentParse
     """The options that all measurements of both servers have; ``budget`` is in seconds."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--servers", nargs="+", choices=(OURS, PEER), default=(OURS, PEER))
-    parser.add_argument("--budget", type=float, default=budget, metavar="S", help="nothing is begun after so long")
+    parser.add_argument("--budget", type=float, default=budget, metavar="S", help="nothing is started after so long")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
     parser.add_argument("--flags", type=str.split, default=[], help="more flags for both servers, in one argument")
     return parser

@@ -1,4 +1,4 @@
-// What attention of a model computes, for `_pool` alone.
+// What attention of a model computes, only for `_pool`.
 #pragma once
 
 #include "llama-context.h"

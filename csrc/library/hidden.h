@@ -1,4 +1,4 @@
-// Hidden rows of a context, of `_drafts` alone: those that enter a layer, or where `layer` is negative leave the last one.
+// Hidden rows of a context, only for `_drafts`: those that enter a layer, or where `layer` is negative leave the last one.
 #pragma once
 
 #include "llama-context.h"

@@ -5,7 +5,7 @@
 
 #include <string>
 
-// attention: rows only. hybrid: a state, and rows unless the memory is recurrent alone. opaque: anything else; only the
+// attention: rows only. hybrid: a state, and rows unless the memory is only recurrent. opaque: anything else; only the
 // library can save it.
 enum class memory_kind { attention, hybrid, opaque };
 

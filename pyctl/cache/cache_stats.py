@@ -89,7 +89,7 @@ class RequestStats:
 class CacheStats:
     """Sums over all requests since the start; counts of tokens unless the name says otherwise.
 
-    Background requests count in ``n_prewarms`` (prompts) and ``n_prewarmed`` (evaluated tokens) alone; requests resumed
+    Background requests count only in ``n_prewarms`` (prompts) and ``n_prewarmed`` (evaluated tokens); requests resumed
     from ``n_prewarmed_used`` of these tokens.
     """
 

@@ -142,7 +142,7 @@ class DiskPolicy:
     def select(self, matches: RecentMatches, *, min_tokens: int, cold_max: int, start: int = 0) -> Selection:
         """Choose the prefixes of ``matches.prompt`` to persist, by the recent prompts that it was compared with.
 
-        None is shorter than ``min_tokens``; ``start`` is the restored position. ``cold_max`` is for ``full`` alone.
+        None is shorter than ``min_tokens``; ``start`` is the restored position. ``cold_max`` is only for ``full``.
         """
         prompt = matches.prompt
         if self.kind == "fixed":

@@ -1,4 +1,4 @@
-"""Batch ends, which depend on the prompt alone, and cuts, the batch ends at which snapshots are taken."""
+"""Batch ends, which depend only on the prompt, and cuts, the batch ends at which snapshots are taken."""
 
 from __future__ import annotations
 

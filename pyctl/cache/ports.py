@@ -81,7 +81,7 @@ class CacheOptions(Protocol):
 class MemoryShape:
     """Facts of a memory that do not change while its model is loaded.
 
-    A sequence may be saved at ``places``, because it comes back to the same bits from there. ``sizes`` are those of
+    A sequence may be saved at ``resume_points``, as it comes back to the same bits from there. ``sizes`` are those of
     saved blocks. With ``cut_anywhere`` a sequence goes on wherever it was cut; else it also needs the state there.
     Without ``has_rows`` the state is everything: nothing of a sequence can stay when another state is loaded.
     With ``can_hold`` the device holds rows for the cache, and with ``is_pool`` the rows of the one sequence have a
@@ -338,7 +338,7 @@ class Store(Protocol):
         """Queue a ``snapshot`` of the cache if it is wanted, the last one however short; its bytes in RAM are there."""
 
     def evict(self, snapshot: Snapshot, worth: float, rows_of: RowsOf) -> None:
-        """The cache is about to drop ``snapshot``, which saves ``worth`` seconds: keep what is to be written of it."""
+        """The cache is about to drop ``snapshot``, which saves ``worth`` seconds: keep the part of it to be written."""
 
     def stored(self, prefix: Prefix) -> bool:
         """Whether the state of ``prefix`` is in the store."""

@@ -40,7 +40,7 @@ class RamCache:
     anything goes. Rows that the device holds take no bytes here, but those of what has to stay count as if they did, so
     that they can come. Several caches may have one budget, ``shared``. Not thread-safe: the engine's thread owns it.
 
-    ``on_evict``, which may not change the cache, is called with a snapshot that leaves for want of room, all its rows
+    ``on_evict``, which may not change the cache, is called with a snapshot that is evicted, all its rows
     still there, and the seconds that it could be expected to save.
     """
 
@@ -251,7 +251,7 @@ class RamCache:
         self.n_lost += 1
 
     def device_eviction_order(self, n_freed: Callable[[Segment], int]) -> Iterator[Segment]:
-        """The segments that the device holds and that may leave it, by the prompts expected to resume there.
+        """The segments that the device may evict, by the prompts expected to resume there.
 
         Those that RAM also has come first: they lose least. ``n_freed`` says how many cells become free now; none of 0
         comes. What locked snapshots need leaves only if RAM has it, and after what others need.
@@ -366,7 +366,7 @@ class RamCache:
         return self.n_bytes < before
 
     def _deserves(self, segment: Segment, n_bytes: float) -> bool:
-        """Whether what would leave for ``n_bytes`` of ``segment`` is worth less than all that needs these rows.
+        """Whether the victims for ``n_bytes`` of ``segment`` are worth less than all that needs these rows.
 
         All copies have been shed by then.
         """
@@ -436,7 +436,7 @@ class PromptEnds:
         return [end for end in self if segment in end.chain]
 
     def may_add(self, n_bytes: int, *, is_wanted: bool) -> bool:
-        """Whether one that adds ``n_bytes`` can stay. Unless it ``is_wanted``, only others of its kind leave for it."""
+        """Whether one that adds ``n_bytes`` can stay. Unless it ``is_wanted``, it evicts only its own kind."""
         return self._n_places > 0 and (is_wanted or self._cache._room(n_bytes) + self.n_bytes >= 0)
 
     def add(self, snapshot: Snapshot, *, is_wanted: bool) -> bool:

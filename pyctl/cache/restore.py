@@ -220,7 +220,7 @@ def coverage(seq: LiveSequence, match: PromptMatch, cache: RamCache) -> Coverage
 def publish(arrival: Arrival, seq: LiveSequence, cache: RamCache, device: DeviceTier, disk: Store) -> Reading[bool]:
     """Put a complete arrival from disk into RAM; False if there is no room or some of it never came.
 
-    Rows that find no room stay on the device alone, where ``seq`` has them.
+    Rows that find no room stay only on the device, where ``seq`` has them.
     """
     disk.count_hit(arrival.snapshot)
     try:

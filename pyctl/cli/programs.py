@@ -1,4 +1,4 @@
-"""The programs that `pyctl launch` starts, each with a server's address and context; and the settings of it alone."""
+"""The programs that `pyctl launch` starts, each with a server's address and context; and its own settings."""
 
 from __future__ import annotations
 

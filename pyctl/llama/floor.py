@@ -1,4 +1,4 @@
-"""What a server needs of the extension, in Python and by llama.cpp's public functions alone.
+"""What a server needs of the extension, in Python, only by llama.cpp's public functions.
 
 Classes have the names of those in `pyctl._core`, whose place they take where it is missing. They know one context of
 one sequence: several would share its cells, whose order determines bits.
@@ -31,7 +31,7 @@ ALL = -1
 
 
 class OutOfCells(RuntimeError):
-    """Raised by the extension alone; here llama.cpp says that cells are missing."""
+    """Raised only by the extension; here llama.cpp says that cells are missing."""
 
 
 class KVState:

@@ -59,7 +59,7 @@ class MemoryPlan:
 
     ``layers`` are llama.cpp's names of the layers' devices, the output last. Each sequence has ``n_planes`` states in
     addition to the last: planes, and a mark if drafts may be longer. A ``pool`` divides K and V between a device and
-    the host. ``n_ctx_train`` is the model's own context. An ``is_estimate`` comes from the model's file alone.
+    the host. ``n_ctx_train`` is the model's own context. An ``is_estimate`` comes only from the model's file.
     """
 
     n_ctx: int

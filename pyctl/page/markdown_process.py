@@ -100,7 +100,7 @@ class MarkdownProcess:
 
 
 def _main() -> None:
-    """Answer until no text has come for some time."""
+    """Answer until no text arrives for some time."""
     import resource
 
     from pyctl.page.markdown import html_of

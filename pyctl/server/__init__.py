@@ -138,7 +138,7 @@ class RouterSettings:
     patience: float = SERVER.flag(
         0.2,
         "--models-patience",
-        "seconds after its last reply before a model leaves for another one",
+        "seconds after its last reply before a model is unloaded for another one",
         number(0.0),
         "PYCTL_MODELS_PATIENCE",
         "SECONDS",

@@ -163,7 +163,7 @@ class GuardedProtocol(H11Protocol):
         self._check_write(passed)
         if self.transport.is_closing() or self.flow.read_paused:
             return  # we do not read: the client waits for us
-        self._waited += min(passed, now - self._since)  # what is awaited may have started since the last look
+        self._waited += min(passed, now - self._since)  # the awaited thread may have started since the last look
         if self._is_kept():
             return  # uvicorn closes it after KEPT_SECONDS
         if self._phase is h11.IDLE and self._waited > HEAD_SECONDS:

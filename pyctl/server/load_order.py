@@ -1,4 +1,4 @@
-"""The choice of the model to load next and of the model to unload for it, from requests and times alone."""
+"""The choice of the model to load next and of the model to unload for it, only from requests and times."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class LoadOrder:
     # -- models ------------------------------------------------------------------------------------------------------
 
     def loaded(self, name: str, now: float, *, keeps: bool = False) -> None:
-        """The model is loaded; with ``keeps`` it leaves for no other."""
+        """The model is loaded; with ``keeps`` it is unloaded for no other."""
         self._loaded[name] = _Loaded(keeps, now)
 
     def unloaded(self, name: str) -> None:

@@ -69,7 +69,7 @@ class ModelSource:
     """A model that can be loaded. Two are equal if one behaves as the other: ``settings`` are all that it has, of
     which the card leaves secrets out.
 
-    With ``keeps`` it leaves for no other. After ``sleep_seconds`` without a request it is unloaded (negative: never);
+    With ``keeps`` it is unloaded for no other. After ``sleep_seconds`` without a request it is unloaded (< 0: never);
     an unload that a client asks for waits ``stop_seconds`` for replies.
     """
 
@@ -346,7 +346,7 @@ class Models:
             self.set_status(self._models[model.name], "unloaded")
 
     def set_status(self, model: ServedModel, status: Status, **more: object) -> None:
-        """The state of ``model``, which listeners hear; ``more`` about it is for them alone."""
+        """The state of ``model``, which listeners hear; ``more`` about it is only for them."""
         model.status = status
         self._tell({"model": model.name, "event": "model_status", "data": {"status": status, **more}})
 

@@ -111,7 +111,7 @@ def prepare_prewarm(service: Service, body: ChatBody, fetched: Fetched = NOTHING
 
 
 def _splitter(service: Service, chat: PreparedChat | None, request: Request, *, is_alone: bool) -> ReplySplitter:
-    """Takes the reply apart; after the only reply of a chat, what is certain of the next prompt is evaluated."""
+    """Takes the reply apart; after the only reply of a chat, the certain part of the next prompt is evaluated."""
     if chat is None:
         return ReplySplitter(ReasoningSplitter(None, "content"))
     if not (service.settings.warm_next and is_alone and request.cache_prompt and request.max_tokens != 0):
@@ -120,7 +120,7 @@ def _splitter(service: Service, chat: PreparedChat | None, request: Request, *, 
 
 
 def _prewarm(service: Service, chat: PreparedChat, request: Request, message: dict[str, Any]) -> None:
-    """Have the reply evaluated as the next prompt will have it: with what comes before, after and instead of it."""
+    """Evaluate the reply as the next prompt will have it: with the text before, after and instead of it."""
     prompt = chat.next_prompt(message)
     if prompt is not None:
         policy, seq = request.disk_policy, request.seq
@@ -131,7 +131,7 @@ def _prewarm(service: Service, chat: PreparedChat, request: Request, message: di
 def prepare_chat(
     service: Service, body: ConversationBody, asked: ChatBody | None = None, fetched: Fetched = NOTHING
 ) -> PreparedChat:
-    """The conversation alone, as far as its prompt; with all that binds the reply if the whole request is ``asked``."""
+    """Only the conversation, as far as its prompt; with all that binds the reply if the whole request is ``asked``."""
     request = _chat_request(service, body, fetched)
     return service.chat.prepare(request if asked is None else replace(request, **_binding(service, asked)))
 

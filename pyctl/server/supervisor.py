@@ -27,7 +27,7 @@ class Supervisor:
 
     def __init__(self, models: Models) -> None:
         self._models = models
-        self._left: dict[str, float] = {}  # what left for the model that is about to be loaded, and when that started
+        self._left: dict[str, float] = {}  # models unloaded for the one to be loaded, and when that started
         self._thread = threading.Thread(target=self._run, name="pyctl-models", daemon=True)
 
     def run(self) -> None:
@@ -193,7 +193,7 @@ class Supervisor:
         log.info("%s unloaded in %.1f s", model.name, self._models.clock() - began)
 
     def _failed(self, model: ServedModel, error: Exception) -> None:
-        """Tell all that wait for ``model``, and load again what left for it; nothing at the end of all."""
+        """Tell all that wait for ``model``, and reload the models unloaded for it; nothing at the end."""
         if self._models.closing.is_set():
             return
         known = error if isinstance(error, PyctlError) else ModelError(f"cannot load {model.name}: internal error")

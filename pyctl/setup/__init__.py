@@ -1,4 +1,4 @@
 """Facts about this machine, and llama.cpp's libraries built for it once, outside of the Python environment.
 
-The package needs the standard library alone, since parts of it run before anything is installed.
+The package needs only the standard library, since parts of it run before anything is installed.
 """

@@ -1,7 +1,7 @@
 """Source distributions of llama-cpp-python, which hold llama.cpp's source: the pinned one, and those of users.
 
-vendor/llama.cpp/unpack.py imports this before anything is installed, so the whole package `pyctl.setup` needs the
-standard library alone.
+vendor/llama.cpp/unpack.py imports this before anything is installed, so the whole package `pyctl.setup` needs
+only the standard library.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Pin:
 
     @property
     def release(self) -> str:
-        """The version alone, such as ``0.3.36``."""
+        """Only the version, such as ``0.3.36``."""
         return self.requirement.partition("==")[2]
 
 

@@ -101,7 +101,7 @@ class Chat:
             name, argument = (*text.split(maxsplit=1), "")[:2]
             name = ALIASES.get(name, name)
             if name not in COMMANDS:
-                raise RequestError(f"unknown command {name}; /help lists them, and // begins a message with a slash")
+                raise RequestError(f"unknown command {name}; /help lists them, and // starts a message with a slash")
             COMMANDS[name][0](self, argument.strip())
 
     def ask(self, text: str) -> None:
@@ -191,7 +191,7 @@ class Chat:
         if (name := ALIASES.get(name, name)) in COMMANDS:
             return self._view.info(f"{name} {COMMANDS[name][1]}")
         lines = [f"{name:<8} {text}" for name, (_, text) in COMMANDS.items()]
-        lines.append("//...    a message that begins with a slash")
+        lines.append("//... a message that starts with a slash")
         self._view.info("\n".join(lines))
 
     def _regen(self, _: str) -> None:
@@ -259,7 +259,7 @@ class Chat:
         if argument in models:
             found = [argument]
         if len(found) != 1:
-            raise RequestError(f"{'several' if found else 'no'} models begin with {argument!r}; /model lists them")
+            raise RequestError(f"{'several' if found else 'no'} models start with {argument!r}; /model lists them")
         self._backend.use(found[0])
         self._view.info(f"model: {found[0]}")
 
@@ -311,7 +311,7 @@ def _path(argument: str) -> Path:
 
 class _Interrupts:
     """Ctrl-C while a reply comes. It is raised only while the next piece is awaited, never while something is shown or
-    put away; what comes sooner counts at the next wait, and further ones are swallowed."""
+    put away; an earlier one counts at the next wait, and further ones are swallowed."""
 
     def __init__(self) -> None:
         self._waiting = False

@@ -20,7 +20,7 @@ from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import ModelSettings
-from pyctl.engine.schedule import prewarms
+from pyctl.engine.schedule import prewarm
 from pyctl.engine.worker import Worker
 from pyctl.llama import load
 from pyctl.server import ReplySettings, ServerSettings
@@ -95,7 +95,7 @@ class Served:
 
 @pytest.fixture
 def serve(model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Served]]:
-    monkeypatch.setattr(prewarms, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(prewarm, "QUIET_SECONDS", 0.0)
     monkeypatch.setattr(worker, "IDLE_SECONDS", 3600.0)  # nothing moves from the device for want of work
     served: list[Served] = []
 

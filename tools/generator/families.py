@@ -1,7 +1,7 @@
 """Models with random weights of other families than Qwen's: tiny ones, one or two for each memory that llama.cpp has,
 and three as large as published ones (`LARGE`).
 
-A family is metadata alone: llama.cpp says itself which tensors a model with this metadata has
+A family is only metadata: llama.cpp says itself which tensors a model with this metadata has
 (`llama_model_init_from_user`). Tiny weights are f32, large matrices are quantised. The keys are those of llama.cpp's
 src/llama-arch.cpp.
 """
@@ -68,7 +68,7 @@ class Family:
         return {**COMMON, **self.keys}
 
     def of_layers(self, layers: Sequence[int]) -> Family:
-        """A family of these layers alone."""
+        """A family of only these layers."""
         n_all = self.all_keys["block_count"]
         keys = dict(self.keys)
         for key, value in self.keys.items():

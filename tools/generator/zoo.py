@@ -1,4 +1,4 @@
-"""Tiny models with random weights of every architecture of llama.cpp that generates text and needs metadata alone.
+"""Tiny models with random weights of every architecture of llama.cpp that generates text and needs only metadata.
 
 Most architectures read what they need of `EVERY_KEY` and ignore the rest; `OWN_KEYS` has what the others need.
 """

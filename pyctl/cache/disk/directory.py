@@ -188,7 +188,7 @@ class CacheDirectory:
         return self._check(deep=False, fix=True)
 
     def verify(self, fix: bool = False) -> VerifyReport:
-        """Compare index and files in both directions and read every byte; with ``fix``, put right what is wrong."""
+        """Compare index and files in both directions and read every byte; with ``fix``, repair them."""
         return self._check(deep=True, fix=fix)
 
     # -- for a store -------------------------------------------------------------------------------------------------

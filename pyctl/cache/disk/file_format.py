@@ -246,7 +246,7 @@ class Part:
 class BlockSizes:
     """Bytes of a model's blocks: n rows have ``base`` + n * ``row``, a state has ``state``; -1 if that differs.
 
-    The fields with ``draft_`` are those of the draft model, 0 without one. The text has the model's alone, since
+    The fields with ``draft_`` are those of the draft model, 0 without one. The text has only the model's, since
     `verify` does not know the draft model.
     """
 

@@ -126,7 +126,7 @@ class FileGraph:
     def _put_back(self, gone: dict[Key, Record], budget: int) -> None:
         """Put in again the states that fit with all that they need, the last that had ``gone`` first."""
         states, n_before = [key for key, record in reversed(gone.items()) if record.is_state], 0
-        while n_before != len(gone):  # what came back may be all that another one lacked
+        while n_before != len(gone):  # a returned file may be all that another one lacked
             n_before = len(gone)
             for key in states:
                 missing, at = list[Record](), gone.get(key)
@@ -170,7 +170,7 @@ class FileGraph:
         for key in self.chain(record.key):
             reach[key] = n
             n = key[1].start if isinstance(key[1], SegmentName) else 0
-        return reach or {record.key: n}  # without a parent: verify removes it, but eviction may come first
+        return reach or {record.key: n}  # without a parent: verify removes it, but eviction may be earlier
 
     def _freed(self, key: Key) -> int:
         """Bytes that go with a state: its own, and of segments that only it needs."""

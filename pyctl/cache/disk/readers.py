@@ -140,7 +140,7 @@ class DiskReads(Reads):
         if (error := self._failed()) is not None:
             raise error
         if any(future.cancelled() or not future.done() for future in self.futures):
-            raise StalledReadError("the disk does not return what is read")
+            raise StalledReadError("the disk does not return from a read")
 
     def _failed(self) -> BaseException | None:
         done = (future for future in self.futures if future.done() and not future.cancelled())

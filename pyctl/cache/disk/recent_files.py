@@ -71,7 +71,7 @@ class RecentFiles:
         return found[::-1]
 
     def save(self, newest_first: Sequence[Recent]) -> None:
-        """Write those that are not there yet and remove what is none of them; OSError if the disk refuses."""
+        """Write the files that are not there yet and remove all others; OSError if the disk refuses."""
         kept = {recent for recent in newest_first if recent.for_disk}
         gone = [recent for recent in self._saved if recent not in kept]
         fresh = [recent for recent in reversed(newest_first) if recent.for_disk and recent not in self._saved]

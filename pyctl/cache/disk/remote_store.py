@@ -51,7 +51,7 @@ MAX_USELESS = limit(4096, "snapshots in the store that were of no use", "the old
 MAX_FAILURES = limit(3, "failures of the store in a row", "it is left alone for half a minute", "process")
 
 LOOK_SECONDS, IDLE_SECONDS, PAUSE_SECONDS = 5.0, 60.0, 30.0
-"""How often to list the store while there are requests, and without them, and how long it is left alone."""
+"""How often to list the store while there are requests, and without them, and how long it rests."""
 
 PIECE, MEASURED = 2**18, 2**20
 """Bytes that are written at a time, and of which a bandwidth is measured."""

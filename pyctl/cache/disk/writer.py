@@ -170,7 +170,7 @@ class StoreWriter:
         return self._has_day(SPILL_SHARE * n_bytes, SPILL_SHARE * written)
 
     def _would_stay(self, snapshot: Snapshot) -> bool:
-        """Whether something worth less would leave for ``snapshot``, as far as something has to leave."""
+        """Whether the snapshots to evict for ``snapshot``, if any, are worth less."""
         budget = self.directory.budget
         if budget is None:
             return True

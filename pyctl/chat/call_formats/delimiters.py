@@ -173,7 +173,7 @@ class NameDelimiters(CallDelimiters):
     is_known: bool = False
 
     def other_openers(self, tools: Tools) -> Iterable[str]:
-        """A call alone."""
+        """A single call."""
         return (self.open.strip(),) if self.begin else ()
 
     def head(self, text: str, pos: int) -> CallHead:
@@ -255,7 +255,7 @@ class TagDelimiters(CallDelimiters):
     is_loose: bool = False
 
     def other_openers(self, tools: Tools) -> Iterable[str]:
-        """A call alone, of a known function where its tag tells little."""
+        """A single call, of a known function where its tag tells little."""
         if self.begin and self.open.endswith(">"):
             yield self.open
         elif self.begin:
@@ -376,7 +376,7 @@ class LiteralDelimiters(CallDelimiters):
 
     def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
         """A call with arguments in the order of the schema, or of their names with ``is_sorted``: strings and words are
-        bound, numbers and the like by their schema, objects and lists to their form alone.
+        bound, numbers and the like by their schema, objects and lists only to their form.
         """
         keys = sorted(tool.properties, key=str.lower) if self.is_sorted else tool.properties
         pairs = [(self._pair(grammar, tool, key), key in tool.required) for key in keys]

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 class BlockModel(HeadRows):
     """Drafts ``n_max`` tokens at a time on ``ctx`` of a DFlash or DSpark model, from the inputs of ``layers``.
 
-    Row p is computed from the trunk's rows at p alone, so only rows are saved; those of layers with windows as a state.
+    Row p is computed only from the trunk's rows at p, so only rows are saved; those of layers with windows as a state.
     A draft is one evaluation of the last token and of masks after it, whose rows are dropped. It ends before a token
     below probability ``p_min``. Otherwise as `HeadRows`. Raises ModelError for a model that cannot draft.
     """
@@ -216,7 +216,7 @@ class BlockModel(HeadRows):
             parts = [(each[SIGNATURE_BYTES:], p0, p1) for each, p0, p1 in spans]
             self._memory.load(seq, first, parts, state)
         except (ValueError, RuntimeError) as error:
-            log.info("the draft model begins empty at token %d: %s", n, error)
+            log.info("draft model: no saved state at token %d, starting empty (%s)", n, error)
             return self._restart(seq, n)
         self._cuts.pop(seq, None)
         at = self._seqs[seq]

@@ -62,7 +62,7 @@ function open(conversation) {
   drawList();
 }
 
-// Open a conversation where it says what is searched for, in the open branch if that has it.
+// Open a conversation at the search's match, in the open branch if that has one.
 function openFound(conversation) {
   const all = [...store.path(conversation), ...Object.values(conversation.messages)];
   const found = isFound(store.titleOf(conversation)) ? null : all.find(says);
@@ -375,7 +375,7 @@ async function main() {
     lost: ({ id }) => reread(id),
     again: () => connect(true),
     replied: async (found) => {
-      if (offered.length) await connect(true); // another model may have left for this one
+      if (offered.length) await connect(true); // another model may have been unloaded for it
       if (about.model_path) await cache.replied(found);
     },
     drawn: (path) => {

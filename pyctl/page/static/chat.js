@@ -1,4 +1,4 @@
-// The open conversation, and what is being said in any: sending, branching, stopping.
+// The open conversation, and replies that stream into any: sending, branching, stopping.
 
 import { $, count, el, keyed, put, say, sure, tell } from "./dom.js";
 import * as api from "./api.js";

@@ -40,7 +40,7 @@ export function attach(given) {
   return (reading = own);
 }
 
-// Whether all of `given`, and of what was attached just before it, could be read.
+// Whether all of `given`, and the attachments just before it, could be read.
 async function read(given, before) {
   let all = (await before) ?? true;
   for (const file of given) {

@@ -223,7 +223,7 @@ export function edit(made, verb, done) {
   const rows = Math.min(message.content.split("\n").length + 1, 14);
   const field = el("textarea", { class: "edit", "aria-label": "Edited message", rows });
   field.value = message.content;
-  made.filled = null; // what is being rendered does not replace the field
+  made.filled = null; // a rendering in progress does not replace the field
   const close = () => {
     body.replaceChildren();
     fill(made, true);

@@ -116,7 +116,7 @@ function form(active) {
     el("div", { class: "grid" }, rows,
       choice("thinking", "Reasoning", thinking, values.thinking ?? ""),
       labelled("Limit of reasoning tokens", number("reasoning_budget", { min: 0, placeholder: "no limit" }),
-        "after so many the reply begins")),
+        "after so many the reply starts")),
     area("json", "Other request fields, as JSON", values.json, 2, '{"tools": [...]}'),
     labelled("Save as preset", el("input", { name: "name", value: active?.name ?? "", placeholder: "Name" })),
     el("hr"),

@@ -22,7 +22,7 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.pool_settings import PoolPlan
 from pyctl.engine.request import Request
-from pyctl.engine.schedule import prewarms
+from pyctl.engine.schedule import prewarm
 from pyctl.image_file import ImageFile
 from pyctl.prompt import ImageSpan, Prompt, Tokens, as_tokens, common_prefix
 from tests.effort import examples
@@ -174,7 +174,7 @@ class Conversations(RuleBasedStateMachine):
         after = asked if is_next else None
         handle = RequestHandle(Request(wanted, max_tokens=0, background=True, after=after))
         at_once = dict.fromkeys(("AT_ONCE_SECONDS", "QUIET_SECONDS", "QUIET_BATCHES"), 0)
-        with patch.multiple(prewarms, **at_once):
+        with patch.multiple(prewarm, **at_once):
             self.engine.submit(handle)
         for _ in range(steps):
             self.engine.step()

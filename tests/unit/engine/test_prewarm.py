@@ -15,7 +15,7 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Failed, Request
 from pyctl.engine.sampling import Sampling
-from pyctl.engine.schedule import prewarms
+from pyctl.engine.schedule import prewarm
 from pyctl.engine.worker import Worker
 from pyctl.errors import UnavailableError
 from pyctl.prompt import Prompt, as_tokens
@@ -83,7 +83,7 @@ class Talk:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AT_ONCE_SECONDS", "QUIET_SECONDS", "QUIET_BATCHES"):
-        monkeypatch.setattr(prewarms, name, 0)
+        monkeypatch.setattr(prewarm, name, 0)
 
 
 @pytest.mark.parametrize("strips", [True, False])
@@ -339,8 +339,8 @@ def served(sleep_seconds: float = -1) -> tuple[Worker, Engine, ManualClock]:
 
 
 def test_it_is_quiet_when_nobody_asks_whoever_asked_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prewarms, "AT_ONCE_SECONDS", 0.05)
-    monkeypatch.setattr(prewarms, "QUIET_SECONDS", 1.0)
+    monkeypatch.setattr(prewarm, "AT_ONCE_SECONDS", 0.05)
+    monkeypatch.setattr(prewarm, "QUIET_SECONDS", 1.0)
     clock = ManualClock()
     engine = Engine(FakeBackend(), RamCache(64, None), EngineSettings(), clock=clock)
     kept, stripped = Talk(engine, strips=False), Talk(engine, head=260)
@@ -367,7 +367,7 @@ def reply_to(worker: Worker, asked: Request) -> list[int]:
 
 
 def test_the_thread_begins_when_its_time_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prewarms, "QUIET_SECONDS", 50.0)
+    monkeypatch.setattr(prewarm, "QUIET_SECONDS", 50.0)
     worker, engine, clock = served()
     try:
         asked = request(Prompt.of(said(1, 244), [240]), 100, sampling=ENDLESS)
