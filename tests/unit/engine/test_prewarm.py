@@ -200,7 +200,7 @@ def test_costly_prewarm_reaches_the_next_message_unless_exact(exact: bool) -> No
 
 
 @pytest.mark.parametrize(
-    ("talk", "options", "n_warmed"),
+    ("talk", "options", "n_prewarmed"),
     [
         ({"strips": False, "n": 64 + 15}, {}, 0),  # the next turn goes on from the live end
         ({"strips": False, "n": 64 + 15}, {"exact": True}, 64),  # which is no batch end
