@@ -48,7 +48,7 @@ class HostBuffer:
         """Open the arena of pinned memory, ``limit`` bytes at most, with ``ahead`` bytes ready beyond the used ones.
 
         Unused memory beyond ``keep`` bytes (all by default) returns to the system after ``quiet`` seconds without an
-        allocation. Buffers that are not pinned also count: the arena is smaller by as much. False where no loaded device library can register memory. A second call can only raise ``ahead``.
+        allocation. Buffers that are not pinned also count: the arena is smaller by as much. False if no loaded device library can register memory. A second call can only raise ``ahead``.
         Without ``registered``, for tests, no device library is needed and nothing is pinned.
         """
 

@@ -208,7 +208,7 @@ def is_abandoned(path: Path, *, remove: bool = False) -> bool:
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # of its writer, or the file system has no locks, where no cache is
+        except OSError:  # of its writer, or the file system has no locks, if no cache is
             return False
         if remove:
             with suppress(OSError):

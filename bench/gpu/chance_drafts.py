@@ -45,7 +45,7 @@ class _Chance:
 
 
 class _ChanceSampler:
-    """The sampler of a request: it samples where no draft is accepted, as llama-server's does."""
+    """The sampler of a request: it samples if no draft is accepted, as llama-server's does."""
 
     def __init__(self, sampler: Any, chance: _Chance, n_vocab: int) -> None:
         self._sampler, self._chance, self._n_vocab = sampler, chance, n_vocab

@@ -227,7 +227,7 @@ def compilers() -> dict[str, str]:
 def find_cuda(architectures: str | None, *, build: bool) -> Cuda | None:
     """The toolkit of this machine, for its own GPU unless ``architectures`` says otherwise.
 
-    Where nothing is to be built with it (``build``), None if there is none; else SystemExit.
+    If nothing is to be built with it (``build``), None if there is none; else SystemExit.
     """
     known = [shutil.which("nvcc"), *sorted(map(str, Path("/usr/local").glob("cuda*/bin/nvcc")), reverse=True)]
     nvcc = next((Path(path) for path in known if path is not None), None)

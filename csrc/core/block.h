@@ -11,7 +11,7 @@
 // ROWS continues, with n = p1 - p0, with
 //   n cell_extra of 12 bytes, where the model gives tokens further positions: x, y, token. Text has x = y = its
 //     position; rows of an image have the token -1, their column and line counted from its position, and follow line by line,
-//   the n K rows of each layer, layer by layer, of one cache after the other where there are several,
+//   the n K rows of each layer, layer by layer, of one cache after the other if there are several,
 //   the n V rows of each layer, layer by layer; where V is transposed (no flash attention), a layer has one run of n
 //   elements per embedding dimension instead.
 // STAT continues with

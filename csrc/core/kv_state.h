@@ -28,13 +28,13 @@ public:
     const std::string & type() const { return parts.type; }
     const std::string & layout_text() const { return layout.text; }
 
-    // How many tokens sliding layers see, and the cells for these; 0 where there are none.
+    // How many tokens sliding layers see, and the cells for these; 0 if there are none.
     std::pair<int64_t, int64_t> window() const { return { parts.n_seen, parts.window ? parts.window.size() : 0 }; }
 
     int64_t n_tokens(llama_seq_id seq) const;
     int64_t position(llama_seq_id seq, int64_t n) const;
 
-    // What moves; std::invalid_argument where nothing does, or without such a sequence.
+    // What moves; std::invalid_argument if nothing does, or without such a sequence.
     row_memory & movable_rows() const;
     row_memory & movable_rows(llama_seq_id seq) const;
 

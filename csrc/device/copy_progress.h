@@ -44,7 +44,7 @@ private:
 
     void pop_front();
 
-    std::vector<ggml_backend_t> streams;  // none where there is no device
+    std::vector<ggml_backend_t> streams;  // none if there is no device
     size_t                      lag      = 0;
     bool                        askable  = true;
     ticket                      taken    = 0;

@@ -120,7 +120,7 @@ private:
         event_handle       computed;
         event_handle       copied;
         event_handle       left;
-        tensor_buffer      stage;     // on the device; none where nothing is staged
+        tensor_buffer      stage;     // on the device; none if nothing is staged
         size_t             n_staged;  // bytes of it; behind them come zeros, as many as the largest region has
         backend_handle     copies;  // these go first
         backend_handle     leaves;

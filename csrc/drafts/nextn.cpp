@@ -55,7 +55,7 @@ public:
         return view(data, n);
     }
 
-    // Starts to copy them into memory of this object's own, so that the next evaluation may start. False where nothing
+    // Starts to copy them into memory of this object's own, so that the next evaluation may start. False if nothing
     // would be gained, since the evaluation is complete on return.
     bool start(py::ssize_t n) {
         ggml_tensor *  tensor  = library::hidden_tensor(ctx, layer);

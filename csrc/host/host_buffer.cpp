@@ -1,4 +1,4 @@
-// Host memory for saved rows and states: from the arena where there is one, plain otherwise.
+// Host memory for saved rows and states: from the arena if there is one, plain otherwise.
 #include "host/host_arena.h"
 
 #include <pybind11/pybind11.h>

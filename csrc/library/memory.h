@@ -17,7 +17,7 @@ struct row_set {
 
 // The parts of a memory, which belong to the context. All `sets` have the row of a token in the same cell; an opaque
 // memory has none. `recurrent` and `window`, the cache of layers that see the last `n_seen` tokens or a chunk of so many,
-// are none where there is no such part. `type` is the name of the memory's class.
+// are none if there is no such part. `type` is the name of the memory's class.
 struct memory_parts {
     std::vector<row_set> sets;
     llama_memory_t       recurrent = nullptr;

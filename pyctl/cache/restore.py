@@ -286,7 +286,7 @@ def make_room_for(
 ) -> int:
     """Have cells for the rows that ``live`` has not got yet; how many of them lie on the device in their own.
 
-    Those that RAM also has may be evicted for it, and need other cells then. Where there are not enough, the other
+    Those that RAM also has may be evicted for it, and need other cells then. If there are not enough, the other
     ways to resume may be given up.
     """
     if device.is_pool:

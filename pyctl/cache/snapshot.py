@@ -94,7 +94,7 @@ class HeldRows(Protocol):
 class Rows(NamedTuple):
     """Rows in parts: the model's ``own``, in a block or held by the device, and a block of its draft model.
 
-    ``own`` is empty for a model without rows of its own, ``draft`` where no draft model has followed.
+    ``own`` is empty for a model without rows of its own, ``draft`` if no draft model has followed.
     """
 
     own: Block | HeldRows

@@ -227,7 +227,7 @@ class RenderedChat:
     and ``open_reasoning`` is what the prompt has written of a reasoning block that the reply is to fill. ``begun`` is
     all that the prompt has of the reply, from the tag of its reasoning on if there is one. ``parts`` are the text in
     pieces, with the tokens of replies that are replayed, and empty if there are none. The reply stands at ``place`` of
-    the conversation, empty where no replies are remembered. ``images`` are those in the text, by their marks.
+    the conversation, empty if no replies are remembered. ``images`` are those in the text, by their marks.
     """
 
     text: str

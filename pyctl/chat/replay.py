@@ -414,7 +414,7 @@ class ReplayMarks:
     ) -> tuple[bytes, list[dict[str, Any]], Mapping[str, SampledReply]]:
         """The place of the reply, checked messages with a mark for each that can be replaced, and the replies by mark.
 
-        With ``is_continued`` the last message is the beginning of the reply. No place where no reply is remembered.
+        With ``is_continued`` the last message is the beginning of the reply. No place if no reply is remembered.
         """
         if self.replay.mode == "off" or not self._starts:
             return b"", list(messages), {}

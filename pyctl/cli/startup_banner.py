@@ -70,7 +70,7 @@ def _url(scheme: str, host: str, port: int, prefix: str) -> str:
 def ready_text(
     seconds: float, addresses: Addresses, *, has_page: bool, info: EngineInfo | str, device: str, cache: str
 ) -> str:
-    """Return the block; its first line is "ready in ...". ``info`` is a text where there are several models."""
+    """Return the block; its first line is "ready in ...". ``info`` is a text if there are several models."""
     local, network = addresses.local, addresses.network
     models = f"models     {info}"
     if not isinstance(info, str):

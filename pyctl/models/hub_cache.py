@@ -14,7 +14,7 @@ from pyctl.models import SPLIT_NAME, is_model_file
 __all__ = ["Revision", "cached_files", "choose", "companion_of", "newest", "revisions"]
 
 PREFERRED = ("Q4_K_M", "Q8_0")
-"""Quants that are taken where none is asked for, as in llama-server."""
+"""Quants that are taken if none is asked for, as in llama-server."""
 
 
 @dataclass(frozen=True)

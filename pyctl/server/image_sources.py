@@ -202,7 +202,7 @@ class ImagePart(dict[str, Any]):
 
 
 def load_images(messages: Any, service: Service, fetched: Fetched) -> Any:
-    """``messages`` with an ImageFile in the place of each part that has an image; as they are where none can be seen.
+    """``messages`` with an ImageFile in the place of each part that has an image; as they are if none can be seen.
 
     Raises RequestError, which names the image and its fault.
     """

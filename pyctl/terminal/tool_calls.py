@@ -30,7 +30,7 @@ CHOICES = "[o]nce, [c]hat, [a]lways, [n]o"
 """Short, so that the question fits into one line; "y" counts as once."""
 
 Ask = Callable[[str], str]
-"""Asks the user a question in one line; "" where there is no terminal."""
+"""Asks the user a question in one line; "" if there is no terminal."""
 
 
 @dataclass(frozen=True)

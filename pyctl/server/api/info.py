@@ -32,7 +32,7 @@ __all__ = [
 
 
 async def router_props(models: Models, request: Request) -> Response:
-    """GET /props without a model, where there are several: what llama-server's router answers."""
+    """GET /props without a model, if there are several: what llama-server's router answers."""
     return JsonResponse(
         {
             "role": "router",

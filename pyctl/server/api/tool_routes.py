@@ -24,7 +24,7 @@ _CALLS = limit(64, "calls of tools that run or wait", "503 with Retry-After", "p
 
 
 async def disabled(models: Models, request: Request) -> Response:
-    """/cors-proxy, and /tools where there are none"""
+    """/cors-proxy, and /tools if there are none"""
     error = {"message": "this feature is disabled", "type": "feature_disabled"}
     return JsonResponse({"error": error}, status_code=403)
 
