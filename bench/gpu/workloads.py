@@ -127,7 +127,7 @@ def restarted(conversations: Sequence[Conversation], way: str) -> Steps:
 def cut(conversation: Conversation) -> Steps:
     """Back to before the last message that was there when it was opened, then to half of that history.
 
-    The history arrived in one go, so the second place is none where a message was ever the last one. PostReplyQueue the
+    The history arrived in one go, so the second place is none where a message was ever the last one. Afterwards the
     conversation goes on as if this had not been.
     """
     kept = list(conversation.messages)

@@ -56,7 +56,7 @@ def bound_by_schema_file(text: str) -> BoundBySchema:
 
 @dataclass(frozen=True)
 class InfoFlags:
-    """InfoFlags that are answered instead of running."""
+    """Flags that print something and exit."""
 
     help: str = GENERAL.flag(
         "",
