@@ -223,7 +223,7 @@ class Beside:
         return self.count.n_tokens / self.ms * 1e3
 
     def reply(self, key: int, prompt: Tokens, reply: Tokens) -> None:
-        """A request whose model says ``reply``; what is right behind a mark is sure in the next step."""
+        """A request whose model says ``reply``; what is right after a mark is sure in the next step."""
         seq, tokens, n = LiveSequence(0, prompt.size + reply.size), tuple(reply.tolist()), 1
         seq.reset(prompt)
         self.head.text, n_free, sure = [*prompt.tolist(), *tokens], self.machine.n_free, tokens[:1]

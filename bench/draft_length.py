@@ -75,7 +75,7 @@ MACHINES = (
     Machine("line of 0.5", {1: 10.0, 513: 2570.0}, 0.3),
 )
 REWRITING = (
-    # Settled steps behind 12,000 tokens, with sampling; from 129 tokens on, batches of prompts and outputs apart.
+    # Settled steps after 12,000 tokens, with sampling; from 129 tokens on, batches of prompts and outputs apart.
     Machine(
         "27B, H100",
         {
@@ -139,7 +139,7 @@ def beside(
     share: float, of_cache: Callable[[random.Random, int], Iterator[Known]], late: int = 0
 ) -> Callable[[random.Random, int], Iterator[Known]]:
     """A head that is right with this chance, and what the cache knows, of which it proposes the first ``late`` tokens
-    of a stretch only behind the head's."""
+    of a stretch only after the head's."""
 
     def drawn(rng: random.Random, n: int) -> Iterator[Known]:
         since = 0

@@ -22,7 +22,7 @@ BATCH = 512
 class Device:
     """A model on a card.
 
-    ``sizes`` and ``seconds`` are those of single batches behind few tokens, ascending; each token takes ``per_row``
+    ``sizes`` and ``seconds`` are those of single batches after few tokens, ascending; each token takes ``per_row``
     seconds more for each token before it. ``bandwidth`` is bytes per second between RAM and the device.
     """
 
@@ -33,7 +33,7 @@ class Device:
     bandwidth: float
 
     def batch(self, n: int, n_before: int) -> float:
-        """Seconds for ``n`` tokens behind ``n_before``."""
+        """Seconds for ``n`` tokens after ``n_before``."""
         maximum = self.sizes[-1]
         alone = self.seconds[-1] * n / maximum if n > maximum else float(np.interp(n, self.sizes, self.seconds))
         return alone + self.per_row * n * (n_before + n / 2)

@@ -30,7 +30,7 @@ REPEAT, N_MESSAGE = 7, 64
 
 @dataclass(frozen=True)
 class Returns:
-    """Milliseconds behind ``n`` tokens: one more message, back to held rows, those in RAM; whether bits agree."""
+    """Milliseconds after ``n`` tokens: one more message, back to held rows, those in RAM; whether bits agree."""
 
     n: int
     append_ms: float

@@ -333,7 +333,7 @@ def codex(server: Answers) -> None:
 
 
 def opencode(server: Answers) -> None:
-    """A title of its own head; the environment in the middle of the head, rules of the folder behind it."""
+    """A title of its own head; the environment in the middle of the head, rules of the folder after it."""
     listed = tools("opencode", 10, 1000)
     for i, place in enumerate(places()):
         title = [{"role": "system", "content": text("opencode title", 1400)}]

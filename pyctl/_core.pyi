@@ -249,7 +249,7 @@ class Pulse:
         """Take part in the evaluations of the context at address ``ctx`` from now on."""
 
     def watch(self, ctx: int) -> None:
-        """Also end evaluations of the context at ``ctx`` whose devices take no part, behind the attention of a layer, if
+        """Also end evaluations of the context at ``ctx`` whose devices take no part, after the attention of a layer, if
         it is flash attention. Its evaluation callback must be free. 0 ends the watch."""
 
     @property

@@ -16,7 +16,7 @@ __all__ = ["module_command"]
 
 def module_command(name: str, python: str = "", path: Sequence[str] | None = None) -> list[str]:
     """The command that runs ``name`` as ``-m`` does, with the packages of this process and none of the current
-    directory, unless pyctl or the module lies there. Another ``python`` has its own packages, behind ``path``."""
+    directory, unless pyctl or the module lies there. Another ``python`` has its own packages, after ``path``."""
     if path is None:
         package = sys.modules.get(name.partition(".")[0])
         homes = [os.path.dirname(os.path.abspath(__file__)), *getattr(package, "__path__", ())]

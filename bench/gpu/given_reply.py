@@ -3,7 +3,7 @@
     python -m bench.gpu.given_reply TOKENS SHARE -m FILE --spec-type draft-mtp,cache ...
 
 ``TOKENS`` is a file of 32-bit numbers (`write`): prompts with replies that have no token in common. All is computed as
-ever; behind position p the token at p + 1 of the same text is taken, whatever the logits say. The head, whose weights
+ever; after position p the token at p + 1 of the same text is taken, whatever the logits say. The head, whose weights
 are random, drafts the given token with the chance ``SHARE``, drawn by position. No reply ends by itself. For
 llama-server given_reply.c does the same.
 """
@@ -30,7 +30,7 @@ Texts = Sequence[Sequence[int]]
 
 
 def write(file: Path, texts: Texts) -> None:
-    """Write ``texts``, each behind its length."""
+    """Write ``texts``, each after its length."""
     np.asarray([number for text in texts for number in (len(text), *text)], np.int32).tofile(file)
 
 
@@ -66,7 +66,7 @@ def preloaded(directory: Path, tokens: Path, share: float) -> list[str]:
 
 
 class _Given:
-    """Which token is given behind each output of the last evaluation."""
+    """Which token is given after each output of the last evaluation."""
 
     def __init__(self, texts: Texts, share: float) -> None:
         self.texts, self.share = {token: text for text in texts for token in text}, share

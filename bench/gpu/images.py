@@ -4,7 +4,7 @@
 
 MODEL is a file of Qwen's shape; without ``--encoder`` one of random weights, of the real shape, is written beside it.
 ``encode`` loads both in this process: bits of the rows when they are made again, and milliseconds by size. ``bits``
-compares logits behind images of several sizes with those of a cold run: cold again, restored, rewound, and after
+compares logits after images of several sizes with those of a cold run: cold again, restored, rewound, and after
 another image in their place. ``ask`` starts servers and sends a conversation with an image of 1920 x 1080 pixels: new,
 with another question, after another conversation, and after a restart. `bench.gpu.memory` measures what both take.
 """
@@ -39,7 +39,7 @@ FLAGS = ("-ngl", "99", "-fa", "on")
 N_REPLY = 16
 PARTS = ("encode", "bits", "ask")
 N_TEXT = (700, 40)
-"""Tokens before and behind an image."""
+"""Tokens before and after an image."""
 
 
 def bitmap(width: int, height: int, seed: int) -> bytes:
@@ -105,7 +105,7 @@ class Talk:
         self._text(self._texts[0], 0)
 
     def image(self) -> None:
-        """The image, behind it."""
+        """The image, after it."""
         picture, step = self._picture, self._backend.facts.n_ubatch
         for first in range(0, picture.n_tokens, step):
             tokens = picture.tokens[first : first + step]

@@ -47,7 +47,7 @@ SETTLED = 3
 """Switches after which memory counts: both models have been there, and the first one again."""
 
 SHORT = 300
-"""Tokens of the text behind a short turn."""
+"""Tokens of the text after a short turn."""
 
 REST = 1.0
 """Seconds between two turns: no person is faster, and --models-patience is over by then."""
@@ -97,7 +97,7 @@ class Switching:
                 continue
 
     def short(self, n: int) -> None:
-        """``n`` switches behind a short text."""
+        """``n`` switches after a short text."""
         seen: list[Record] = []
         shapes = list(self.models)
         clock = self._clocks[shapes[0]]

@@ -5,7 +5,7 @@
     python -m bench.gpu.pool MODELS --card 15800 --models 35b-a3b --modes pool:auto+moe:18    # and of 16 GB
 
 MODELS is the directory of the files; files of tiny shapes are made there. A mode says where K and V lie. With
-``+moe:N`` the experts of N layers lie in RAM. ``depth`` evaluates batches and single tokens behind so many rows.
+``+moe:N`` the experts of N layers lie in RAM. ``depth`` evaluates batches and single tokens after so many rows.
 ``restore`` resumes prompts of those sizes (100,000 tokens or more, or the largest) from RAM, from disk, and from files
 in the page cache. ``cold`` evaluates a whole prompt. Rows at depth are copies of those of a few batches, since time
 depends on their number, not on their values. Each mode runs in a process of its own, so that a crash is a line of the
@@ -60,7 +60,7 @@ N_SINGLE = 48
 """Tokens that are evaluated one by one."""
 
 SLOWEST_S = 20.0
-"""A batch that would take longer, by what one behind fewer rows took, is left out; single tokens end after so long."""
+"""A batch that would take longer, by what one after fewer rows took, is left out; single tokens end after so long."""
 
 LONG = 100_000
 

@@ -52,7 +52,7 @@ LONGEST = 600
 """Tokens of a reply."""
 
 N_WARM = 2
-"""Tokens behind each prompt before anything counts: the cache is not to know a reply."""
+"""Tokens after each prompt before anything counts: the cache is not to know a reply."""
 
 CONTEXT = 65_536
 
@@ -157,7 +157,7 @@ def _server(run: Run, name: str, types: str, file: Path) -> Server:
 
 
 def _measure(run: Run, name: str, types: str, server: Server, kinds: dict[str, list[Text]]) -> None:
-    """Ask for replies in turn and at once, each behind a prompt that was evaluated before."""
+    """Ask for replies in turn and at once, each after a prompt that was evaluated before."""
     found: list[dict[str, Any]] = []
     with server:
         for kind, texts in kinds.items():

@@ -44,7 +44,7 @@ from tools.generator import SHAPES
 PARTS = ("lengths", "rewriting")
 
 N_WARM, N_QUIET = 16, 64
-"""Tokens generated before anything counts: once loaded, and behind each prompt, so that costs are known."""
+"""Tokens generated before anything counts: once loaded, and after each prompt, so that costs are known."""
 
 CHANCE_DRAFTS = module_command("bench.gpu.chance_drafts")
 
@@ -218,7 +218,7 @@ class Subject:
             self._note("skipped", why=f"no time left for {n_left} replies")
 
     def _continued(self, n: int) -> list[Record]:
-        """A prompt of ``n`` tokens, evaluated once, and each number of tokens behind it."""
+        """A prompt of ``n`` tokens, evaluated once, and each number of tokens after it."""
         prompt = words(f"{self.run.shape} {self.case.name} {n}", n)
         cold = self.server.complete(prompt, N_QUIET)
         prefill = cold.timings["prompt_n"] / cold.first_ms * 1e3

@@ -35,7 +35,7 @@ system ten seconds after it read the last request, so afterwards it holds only w
 """
 
 BUSY_SECONDS = 5.0
-"""So long they ask again behind the last rest: a life ends in the middle of requests."""
+"""So long they ask again after the last rest: a life ends in the middle of requests."""
 
 END_SECONDS = 60.0
 """Longest end of a server that has said why it ends."""

@@ -5,7 +5,7 @@
 //    4  uint32   version of this format, 1
 //    8  uint64   hash of the layout's text (layout.h): bytes of another layout are refused
 //   16  int64    p0, the first row (token) of the sequence; 0 for a state
-//   24  int64    p1, the row after the last one; for a state, how many tokens it stands behind
+//   24  int64    p1, the row after the last one; for a state, how many tokens it stands after
 //   32  32 bytes, zero
 //
 // ROWS continues, with n = p1 - p0, with

@@ -19,7 +19,7 @@ public:
     void attach(uintptr_t ctx) { llama_set_abort_callback(reinterpret_cast<llama_context *>(ctx), beat, this); }
 
     // Devices have no callback between two nodes. The scheduler does, if it has a callback, and waits for the device then: it
-    // gets one only while evaluations may end early, and waits behind attention, so a few times in a batch.
+    // gets one only while evaluations may end early, and waits after attention, so a few times in a batch.
     void watch(uintptr_t ctx) {
         watched = reinterpret_cast<llama_context *>(ctx);
         is_cut  = false;

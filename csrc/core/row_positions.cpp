@@ -86,7 +86,7 @@ bool row_positions::append(int64_t row, const cell_extra & ext) {
     if (ext.x != pos || ext.y != pos) {
         return false;
     }
-    if (ext.token < 0) {  // an image may have only this row, and then positions go on as behind text
+    if (ext.token < 0) {  // an image may have only this row, and then positions go on as after text
         images.push_back({ row, pos, 1, 1 });
     }
     return true;

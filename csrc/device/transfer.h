@@ -14,8 +14,8 @@
 //   leaves -> computing   tensors while the stage leaves, and the next content of the stage waits until it has left.
 //   leaves -> copies      `load` from host memory that a stage still goes to waits for that.
 //
-// `wipe`, `put` and `move` are on the stream that computes, behind the evaluations before them and before those after them.
-// So held rows move behind a fence: saves read them where they were, evaluations and later saves where they are. To the
+// `wipe`, `put` and `move` are on the stream that computes, after the evaluations before them and before those after them.
+// So held rows move after a fence: saves read them where they were, evaluations and later saves where they are. To the
 // host all copies are complete after `finish` or when `progress` says so: its memory has to live, unchanged, until then.
 // Copies that are not asynchronous are complete on return, and run in the order of the calls.
 #pragma once
@@ -121,7 +121,7 @@ private:
         event_handle       copied;
         event_handle       left;
         tensor_buffer      stage;     // on the device; none if nothing is staged
-        size_t             n_staged;  // bytes of it; behind them come zeros, as many as the largest region has
+        size_t             n_staged;  // bytes of it; after them come zeros, as many as the largest region has
         backend_handle     copies;  // these go first
         backend_handle     leaves;
     };

@@ -279,7 +279,7 @@ private:
         return llama_decode(ctx, batch);
     }
 
-    // Takes from that call a token behind all of `state`, up to n in all, and the hidden row after it; false when it is done.
+    // Takes from that call a token after all of `state`, up to n in all, and the hidden row after it; false when it is done.
     bool advance(run_state & state, size_t n) {
         if (state.hidden.size() == state.tokens.size() * width) {
             const llama_token token = choose(state.last);

@@ -12,7 +12,7 @@
 namespace {
 
 constexpr size_t   mask_element   = 2;       // f16
-constexpr size_t   mask_tile      = 64;      // kernels may read so many rows at a time, also behind the last one
+constexpr size_t   mask_tile      = 64;      // kernels may read so many rows at a time, also after the last one
 constexpr uint16_t hidden         = 0xfc00;  // minus infinity; visible ones are zero
 constexpr size_t   pattern_bytes  = size_t(1) << 20;
 constexpr int64_t  pattern_column = 1024;  // columns that are filled at a time
@@ -42,7 +42,7 @@ redirect::~redirect() {
     library::on_node(ctx, nullptr, nullptr);
 }
 
-// A device that converts quantised rows puts them behind the output of attention, which the library has made as large
+// A device that converts quantised rows puts them after the output of attention, which the library has made as large
 // as its own few rows need: then the output of all layers, one after the other, goes to a place with room for all rows.
 void redirect::open_output(const row_layout & rows, ggml_backend_buffer_type_t type) {
     if (ggml_backend_buft_is_host(type) && !copies.is_async()) {
@@ -197,7 +197,7 @@ void redirect::follow(ggml_tensor * node) {
     remember(node, before);
 }
 
-// Sees to it that the output of attention, with all that a device puts behind it, has room where it goes.
+// Sees to it that the output of attention, with all that a device puts after it, has room where it goes.
 bool redirect::give_room(ggml_tensor * node, const ggml_tensor & before) {
     moved = nullptr;
     ggml_backend_buffer_type_t type   = ggml_backend_buffer_get_type(mask_buffer.buffer.get());

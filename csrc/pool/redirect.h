@@ -92,6 +92,6 @@ private:
 
     std::unordered_map<ggml_tensor *, changed_node> changed;  // nodes, by the evaluation that runs
     int64_t     first = 0, last = 0;  // positions of that, none if that is none
-    size_t      stopped = 0;          // the layer behind whose attention it stopped last
+    size_t      stopped = 0;          // the layer after whose attention it stopped last
     std::string failure;
 };

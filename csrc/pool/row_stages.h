@@ -9,7 +9,7 @@
 
 #include <array>
 
-// Kernels may read a little behind the last quantised row.
+// Kernels may read a little after the last quantised row.
 constexpr size_t row_slack = 4096;
 
 using kv_buffers = std::array<tensor_buffer, 2>;
@@ -31,7 +31,7 @@ public:
     // The stage of `layer`, which is not resident.
     kv_buffers & rows_of(const stored_layer & layer) { return stage_of(layer.order).rows; }
 
-    // Before an evaluation that starts behind n rows: the layers that come first have these.
+    // Before an evaluation that starts after n rows: the layers that come first have these.
     void prepare(int64_t n);
 
     // Within that of rows [first, last): attention of `layer` has been computed, nothing more is on its way. The next

@@ -191,7 +191,7 @@ _Steps: TypeAlias = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class SnapshotDelta:
-    """The part of a snapshot behind its parent's ``n_parent`` tokens: segments with their positions, ascending, and the
+    """The part of a snapshot after its parent's ``n_parent`` tokens: segments with their positions, ascending, and the
     tokens of its label."""
 
     n_parent: int

@@ -232,7 +232,7 @@ class PrefixCache:
         """Keep the end of a prompt that ``seq`` has just reached, with the ``output`` there: see `PromptEnds`.
 
         It is worth room that others have if the same was asked before, ``n_alike`` others wait with it, or much of it
-        lies behind the last batch end; else it takes spare bytes only.
+        lies after the last batch end; else it takes spare bytes only.
         """
         began, recent, n = time.perf_counter(), lookup.recent, seq.n
         before = lookup.ends[-2] if len(lookup.ends) > 1 else 0
@@ -462,7 +462,7 @@ class PrefixCache:
             self.save(seq, CachePlan(PromptMatch(seq.tokens)), stats)
 
     def _take(self, seq: LiveSequence, prefix: Prefix, covered: Coverage) -> Snapshot:
-        """A snapshot of all that ``seq`` holds: the rows behind those ``covered``, and the state."""
+        """A snapshot of all that ``seq`` holds: the rows after those ``covered``, and the state."""
         state, exact, segment = self.memory.save_state(seq.id, seq.n), seq.n_exact == seq.n, covered.segment
         if segment is None or covered.n < seq.n:
             segment = self.device.segment(seq, covered)

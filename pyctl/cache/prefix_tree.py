@@ -128,7 +128,7 @@ class PrefixTree(Generic[K]):
         node.key = node.segment = None  # type: ignore[assignment]
 
     def matching(self, matches: Callable[[K], bool]) -> list[K]:
-        """The snapshots that match something; behind one that does not, none does."""
+        """The snapshots that match something; after one that does not, none does."""
         found: list[K] = []
         waiting = list(self._roots)
         while waiting:

@@ -27,7 +27,7 @@ class ResumePoints:
         return [end for end in ends if self.allow(end)]
 
     def added_to(self, ends: list[int]) -> list[int]:
-        """Batch ``ends`` with one at each place behind the window, where there would seldom be one by chance."""
+        """Batch ``ends`` with one at each place after the window, where there would seldom be one by chance."""
         if self.step <= 1 or not ends:
             return ends
         return sorted({*ends, *range(self.window + self.step, ends[-1], self.step)})

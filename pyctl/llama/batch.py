@@ -40,7 +40,7 @@ class Batch:
             setattr(self.struct, name, ctypes.cast(array.ctypes.data, type(getattr(self.struct, name))))
 
     def put(self, n: int, seq: int, tokens: Sequence[int] | Tokens, start: int, *, n_outputs: int = 1) -> int:
-        """Put ``tokens`` of ``seq`` behind the first ``n``, from position ``start`` on, with outputs of the last ones.
+        """Put ``tokens`` of ``seq`` after the first ``n``, from position ``start`` on, with outputs of the last ones.
 
         Returns the new number of tokens."""
         end = n + len(tokens)

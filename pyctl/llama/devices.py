@@ -223,7 +223,7 @@ class FileHead:
     """What one GGUF file says of itself: tensors in file order, architecture, and tokens of its tokenizer.
 
     ``arch`` is empty and ``n_vocab`` 0 where the file does not say. ``numbers`` are the integers and booleans under
-    `NUMBERS`, keys behind the architecture's name, of those that it has. ``kind``: model, vision encoder or adapter.
+    `NUMBERS`, keys after the architecture's name, of those that it has. ``kind``: model, vision encoder or adapter.
     """
 
     tensors: tuple[FileTensor, ...]

@@ -63,7 +63,7 @@ def reason_of_trial(
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        env={**os.environ, "GGML_NO_BACKTRACE": "1", **environment},  # a backtrace would come behind the reason
+        env={**os.environ, "GGML_NO_BACKTRACE": "1", **environment},  # a backtrace would come after the reason
         start_new_session=True,
         preexec_fn=partial(_restrict, maximum),
     ) as process:

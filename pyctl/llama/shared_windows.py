@@ -19,7 +19,7 @@ __all__ = ["SharedWindows", "WindowForm", "WindowRows"]
 
 @dataclass(frozen=True)
 class WindowForm:
-    """Where a state's block has the rows of a window: behind ``head`` bytes, plane after plane.
+    """Where a state's block has the rows of a window: after ``head`` bytes, plane after plane.
 
     A plane of n rows is ``planes[i][0]`` runs of n pieces of ``planes[i][1]`` bytes.
     """

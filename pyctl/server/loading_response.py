@@ -76,7 +76,7 @@ class LoadingResponse:
             return self._as_response(error)
 
     def _after_comments(self, send: Send) -> Send:
-        """Sends a response behind the comments: its body only, as an event if it is an error."""
+        """Sends a response after the comments: its body only, as an event if it is an error."""
         is_error = False
 
         async def later(message: Message) -> None:

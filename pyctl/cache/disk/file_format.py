@@ -52,7 +52,7 @@ __all__ = [
 INDEX = "index.sqlite3"
 
 REPLIES = "replies"
-"""Replies as they were sampled; the older half of them has OLDER behind the name."""
+"""Replies as they were sampled; the older half of them has OLDER after the name."""
 
 OLDER = ".older"
 

@@ -116,7 +116,7 @@ class DelimitedFormat(TaggedFormat):
 
 
 class _Opened:
-    """What ``parser`` finds, its content behind ``opening``."""
+    """What ``parser`` finds, its content after ``opening``."""
 
     def __init__(self, parser: ReplyParser, opening: str) -> None:
         self._parser, self._opening = parser, opening

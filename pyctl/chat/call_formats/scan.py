@@ -207,7 +207,7 @@ class CallScanner(ABC):
 class ValueEnd:
     """Finds where a value between brackets ends, as JSON writes it, in text that grows.
 
-    After NeedMoreInput, ask again with more text behind the same: each character is looked at once.
+    After NeedMoreInput, ask again with more text after the same: each character is looked at once.
     """
 
     def __init__(self, *, max_size: int = _MAX_CALL) -> None:

@@ -44,7 +44,7 @@ class Origin(NamedTuple):
 
     @classmethod
     def of(cls, source: str, n_matched: int) -> Origin:
-        """Return the origin of drafts behind ``n_matched`` tokens."""
+        """Return the origin of drafts after ``n_matched`` tokens."""
         return cls(source, max((n for n in MATCHED if n <= n_matched), default=0))
 
     @property
@@ -53,7 +53,7 @@ class Origin(NamedTuple):
         return self.matched / (1 + self.matched) if self.matched else PRIOR
 
     def counted(self, n: int) -> int:
-        """Return how many of ``n`` drafts are evidence: behind as many right ones, more tokens would have matched."""
+        """Return how many of ``n`` drafts are evidence: after as many right ones, more tokens would have matched."""
         return min(n, self.matched) if self.matched else n
 
 
@@ -275,7 +275,7 @@ class DraftLengthController:
                 lost += proposing[1] / costs.plain_ms if costs.plain_ms else 0.0
         self._width = width
         for key, n_accepted in accepted.items():
-            for state in self._requests.get(key, {}).values():  # none behind its end
+            for state in self._requests.get(key, {}).values():  # none after its end
                 state.pause = max(state.pause - 1 - n_accepted, 0)
             lost -= n_accepted / n_seqs
         costs.budget = max(min(costs.budget + LOSS - lost, 2 * BUDGET), 0.0)

@@ -46,7 +46,7 @@ class DraftSource(Protocol):
         """Register a request with this prompt, before its first token."""
 
     def match(self, job: DraftJob, draft: tuple[int, ...] = ()) -> Match:
-        """Return the place to copy from, behind the sure tokens of ``job`` and a ``draft`` that another source proposed
+        """Return the place to copy from, after the sure tokens of ``job`` and a ``draft`` that another source proposed
         for it in this step; `NO_MATCH` if there is none, or if this source continues no drafts."""
 
     def end(self, key: int) -> None:

@@ -38,7 +38,7 @@ NO_DRAFT = Draft()
 
 
 class _Proposal(NamedTuple):
-    """Tokens behind the first ``place`` of a request: those of another source, and what ``origin`` has go on."""
+    """Tokens after the first ``place`` of a request: those of another source, and what ``origin`` has go on."""
 
     place: int
     before: tuple[int, ...]

@@ -64,7 +64,7 @@ class ActiveRequest:
 
     @property
     def pending(self) -> tuple[int, ...] | None:
-        """Tokens of the reply that wait for evaluation behind those in ``seq``; None during prefill."""
+        """Tokens of the reply that wait for evaluation after those in ``seq``; None during prefill."""
         return self.step if isinstance(self.step, tuple) else None
 
     @property

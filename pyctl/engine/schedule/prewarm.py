@@ -145,7 +145,7 @@ class Prewarms:
         return list(ends_within(ends, 0, last)), max(last, self._rest(request, last))  # including ends inside images
 
     def is_worth_it(self, lookup: CacheLookup, seq: LiveSequence, goal: int) -> bool:
-        """Whether the warm-up gains a snapshot behind all that the next turn finds, and does not merely refill a cache
+        """Whether the warm-up gains a snapshot after all that the next turn finds, and does not merely refill a cache
         that is too small."""
         request, nearest, last = lookup.request, lookup.ways[0].n if lookup.ways else 0, max(lookup.ends, default=0)
         if nearest >= last and (goal == last or self._prefix_cache.cache.get(lookup.match.prefix(goal))):

@@ -24,7 +24,7 @@ from pyctl.llama.library import allocate
 __all__ = ["BlockModel"]
 
 N_SIZE = 8
-"""Bytes of the size behind a state, which is shorter at the start of a text."""
+"""Bytes of the size after a state, which is shorter at the start of a text."""
 
 log = logging.getLogger(__name__)
 

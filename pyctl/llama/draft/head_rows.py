@@ -270,7 +270,7 @@ class HeadRows(DraftModel):
         return True
 
     def _unpadded(self, block: Block) -> Block:
-        """Return what the extension saved in ``block``, which may have room for a row before `origin` behind it."""
+        """Return what the extension saved in ``block``, which may have room for a row before `origin` after it."""
         n = SIGNATURE_BYTES + int(self._memory.rows_size(0, 1)) if self.origin else 0
         if block.size >= n > 0 and (bounds := block[FIRST_AND_LAST].view(np.int64))[0] == self.origin:
             return block[SIGNATURE_BYTES : SIGNATURE_BYTES + int(self._memory.rows_size(*map(int, bounds)))]

@@ -9,7 +9,7 @@ It has the engine, the cache, the tools and the images of all other APIs. What d
 * Without ``options``, sampling parameters are those of the server.
 * ``think`` true or absent leaves it to the template whether the model reasons; a template without reasoning ignores it.
 * ``template`` and ``context`` of /api/generate are refused.
-* Tool calls come in one chunk, behind all text. One that was cut off is left out; the done_reason is length then.
+* Tool calls come in one chunk, after all text. One that was cut off is left out; the done_reason is length then.
 * ``logprobs`` are refused.
 * ``load_duration`` is the time before the evaluation of the prompt, in the queue or until a sleeping model is loaded.
 * A silent stream repeats an empty chunk.
