@@ -234,7 +234,7 @@ class ServerSettings:
 
 @dataclass(frozen=True)
 class ReplySettings:
-    """Replies of one model: what a request gets that does not say otherwise.
+    """Replies of one model: defaults of requests.
 
     ``n_batch`` bounds the text around the gap in /infill. ``disk_policy``, ``n_batch`` and ``embeddings`` are the
     settings of these names of the disk and the model.

@@ -66,7 +66,7 @@ __all__ = ["create_app", "create_loading_app"]
 
 
 async def _render(models: Models, request: Request) -> Response:
-    """POST /page/markdown {"texts": [...]}: the HTML of each, harmless whatever the texts say."""
+    """POST /page/markdown {"texts": [...]}: the HTML of each, harmless for any texts."""
     texts = parse_object(await request.body()).get("texts")
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise RequestError("'texts' must be a list of strings")

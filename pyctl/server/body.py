@@ -1,6 +1,6 @@
 """Typed request bodies, read with llama-server's tolerance: null is absent, unknown names are ignored.
 
-A body declares its fields with their types; what a type does not say (a range, other names) is annotated:
+A body declares its fields with their types; further rules (a range, other names) are annotated:
 
     class Greeting(Body):
         loud: bool = False
@@ -196,7 +196,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls: type[B], values: Mapping[str, Any]) -> B:
-        """The body that ``values`` say. Raises RequestError."""
+        """The body of ``values``. Raises RequestError."""
         found: dict[str, Any] = {}
         for field, (names, read) in _fields(cls).items():
             if isinstance(read, Flattened):
@@ -211,7 +211,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls: type[B], body: bytes) -> B:
-        """The body that JSON text says. Raises RequestError."""
+        """The body of JSON text. Raises RequestError."""
         return cls.of(parse_object(body))
 
     @classmethod
@@ -376,8 +376,8 @@ class ReplyOptions(Body, frozen=True):
     """How to answer; names and defaults are llama-server's.
 
     ``ping_seconds`` is the silence after which a stream sends a comment, None for the server's own, as for the
-    ``reasoning_format`` and ``verbose``. ``return_cache`` is not llama-server's: ``timings.cache`` says what the prefix
-    cache did. The last row has no meaning here: it is shown back in the settings, or refused, as llama-server does.
+    ``reasoning_format`` and ``verbose``. ``return_cache`` is not llama-server's: ``timings.cache`` reports on the
+    prefix cache. The last row has no meaning here: it is shown back in the settings, or refused, as llama-server does.
     """
 
     stream: bool = False

@@ -47,7 +47,7 @@ encode = msgspec.json.Encoder().encode
 """Any plain value to JSON bytes; infinities become null."""
 
 PING = b":\n\n"
-"""A comment, which tells clients that a silent stream is alive."""
+"""A comment, which shows clients that a silent stream is alive."""
 
 
 def given_key(headers: Headers) -> str:

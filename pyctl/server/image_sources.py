@@ -258,7 +258,7 @@ class _Sources:
         self._n_images = 0
 
     def image(self, url: Any, where: str) -> ImageFile | None:
-        """The image that ``url`` says; None if it has to be fetched."""
+        """The image in ``url``; None if it has to be fetched."""
         if not isinstance(url, str) or not url:
             raise RequestError(f"{where}: the url of an image must be a string")
         self._n_images += 1

@@ -52,7 +52,7 @@ class LoadOrder:
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def ask(self, ticket: Ticket) -> None:
-        """A request waits from now on; `admitted` tells when it may run."""
+        """A request waits from now on; `admitted` lists it when it may run."""
         self._waiting.append(ticket)
 
     def admitted(self) -> list[Ticket]:

@@ -99,7 +99,7 @@ class ServedModel:
 
     @property
     def name(self) -> str:
-        """The name by which clients know it."""
+        """Its name for clients."""
         return self.source.card.name
 
 

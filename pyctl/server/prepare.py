@@ -165,12 +165,12 @@ def _chat_request(service: Service, body: ConversationBody, fetched: Fetched) ->
 
 
 def parallel_calls(service: Service, asked: bool | None) -> bool:
-    """Whether a reply may hold several calls: as the client says, or else as the template can write."""
+    """Whether a reply may hold several calls: by the request, or else by the template."""
     return service.chat.capabilities.parallel_calls if asked is None else asked
 
 
 def _binding(service: Service, body: ChatBody) -> dict[str, Any]:
-    """The members of ChatRequest that say how the reply is bound and read."""
+    """The members of ChatRequest that bind and read the reply."""
     settings = service.settings
     budget = body.reasoning_budget if body.reasoning_budget >= 0 else settings.reasoning_budget
     if budget < 0 and body.options.reasoning_control:
@@ -199,7 +199,7 @@ def _prompts(service: Service, body: AnyBody, fetched: Fetched) -> Iterator[_Ask
     if isinstance(body, ChatBody):
         chat = prepare_chat(service, body.conversation, body, fetched)
         _refuse_long(service, chat.text)
-        # What binds all replies of this server also binds those with calls, unless the request itself says otherwise.
+        # What binds all replies of this server also binds those with calls, unless the request overrides it.
         is_bound = bool(service.settings.sampling.grammar and not body.grammar and schema_of(body) is None)
         yield _Asked(chat.prompt, chat.text, None if is_bound else chat.constraint, chat.reasoning, chat)
         return
@@ -424,7 +424,7 @@ def infill_prompt(service: Service, body: InfillBody) -> list[int]:
     """The prompt's token ids. NotSupportedError for a model without the tokens, RequestError for bad fields.
 
     Of prefix and suffix so much is taken, next to the gap, as fits into a batch, three parts to one; the extra context
-    fills the rest. ``prompt`` is the beginning of what fills the gap: it stands last, as llama-server's README says.
+    fills the rest. ``prompt`` is the beginning of what fills the gap: it stands last, as in llama-server's README.
     """
     special = service.tokenizer.fim_tokens()
     missing = "".join(f"{word} token is missing. " for name, word in _NAMES.items() if name not in special)

@@ -259,7 +259,7 @@ class Reply(ABC):
         self._first = 0.0
 
     def progressed(self, progress: Progress) -> bytes:
-        """Events for a report of the prefill, if the client wants them."""
+        """Events for a report of the prefill, if requested."""
         self.progress = progress
         return self.progress_frames(progress) if self.options.return_progress else b""
 

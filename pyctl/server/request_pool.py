@@ -251,7 +251,7 @@ class _Job(Generic[R]):
         self._function, self._loop = function, loop
 
     def run(self) -> Callable[[asyncio.Future[R]], None]:
-        """Call the function; what `tell` needs then."""
+        """Call the function; returns the argument of `tell`."""
         try:
             result = self._function()
         except BaseException as error:

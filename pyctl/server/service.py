@@ -75,12 +75,12 @@ class Service:
 
     @cached_property
     def model(self) -> str:
-        """The name under which clients know the model."""
+        """The model's name for clients."""
         return self.info.model_alias or self.info.model_name
 
     @cached_property
     def disk_policy(self) -> DiskPolicy:
-        """The disk policy of requests that do not say."""
+        """The default disk policy of requests."""
         return DiskPolicy.of_server(self.settings.disk_policy)
 
     def text_of(self, tokens: Sequence[int]) -> str:

@@ -157,7 +157,7 @@ class _OpenAIReply(Reply):
         return usage
 
     def usage_frame(self, done: Done) -> bytes:
-        """The tokens of all replies, after the last of them, if the client wants to know."""
+        """The tokens of all replies, after the last of them, if the client asks."""
         self._answer.usages.append(self.usage(done))
         is_last = len(self._answer.usages) == len(self._answer.prompts)
         if not is_last or not self.options.stream_options.include_usage:
@@ -231,7 +231,7 @@ class ChatReply(_OpenAIReply):
         return self.body(choice, done)
 
     def _with_echo(self, delta: ReplyDelta) -> ReplyDelta:
-        """The first delta of a stream starts with what the prompt holds of the reply, unless the client knows that."""
+        """The first delta of a stream starts with the prefill of the reply, unless the client sent that."""
         echo, self._echo = self._echo, ReplyDelta()
         if not (echo.reasoning or echo.content):
             return delta

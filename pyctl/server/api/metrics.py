@@ -169,7 +169,7 @@ def _cache(view: CacheView) -> Iterator[Metric]:
         yield _gauge("pyctl:cache_disk_waiting", "Snapshots that wait to be written", disk.waiting)
         yield _counter("pyctl:cache_disk_spilled_total", "Snapshots written as they left RAM", disk.spilled.n)
         yield _counter("pyctl:cache_disk_spilled_bytes_total", "Bytes written as they left RAM", disk.spilled.n_bytes)
-        yield _counter("pyctl:cache_disk_given_up_total", "Snapshots not written for want of time", disk.given_up)
+        yield _counter("pyctl:cache_disk_given_up_total", "Snapshots not written for lack of time", disk.given_up)
         yield _counter("pyctl:cache_disk_failed_writes_total", "Snapshots that could not be written", disk.failed)
         yield _counter("pyctl:cache_disk_damaged_total", "Files found damaged", disk.damaged)
 

@@ -68,7 +68,7 @@ async def retrieve(models: Models, request: Request) -> Response:
 
 
 async def load(models: Models, request: Request) -> Response:
-    """POST /models/load {"model": ...}: starts to load a model; GET /models and /models/sse tell when it is there."""
+    """POST /models/load {"model": ...}: starts to load a model; GET /models and /models/sse show when it is there."""
     name = _ModelBody.parse(await request.body()).model
     if (model := models.find(name)) is None:
         raise NotFoundError("model is not found")

@@ -14,7 +14,7 @@ It has the engine, the cache, the tools and the images of all other APIs. What d
 * ``load_duration`` is the time before the evaluation of the prompt, in the queue or until a sleeping model is loaded.
 * A silent stream repeats an empty chunk.
 
-What Ollama's API does not know (cache_prompt, prefix_cache, tool_choice, ...) is passed on.
+Fields that Ollama's API lacks (cache_prompt, prefix_cache, tool_choice, ...) is passed on.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ _IGNORED = frozenset(
 _SAMPLING = frozenset(item.name for item in fields(Sampling) if not item.name.startswith("grammar")) - _IGNORED
 
 _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "max": "high"}
-"""Levels of ``think``. No template knows a fourth one under this name."""
+"""Levels of ``think``. No template has a fourth one under this name."""
 
 
 def chat_body(values: Mapping[str, Any]) -> ChatBody | None:
@@ -172,7 +172,7 @@ def generate_body(values: Mapping[str, Any]) -> AnyBody | None:
 
 
 def _generation(values: Mapping[str, Any], body: OllamaBody) -> dict[str, Any]:
-    """The fields of a completion that say how to answer."""
+    """The fields of a completion that control the answer."""
     refuse_fields(values, {"logprobs": ("/v1/chat/completions has them",)})
     options = {**others(values, type(body), _IGNORED), **_options(body.options), "stream": body.stream}
     if body.format == "json":

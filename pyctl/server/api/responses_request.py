@@ -114,7 +114,7 @@ class ResponseRequest:
 
 
 def spaced_name(space: str | None, name: str) -> str:
-    """The name in a chat, which knows no namespaces, of a tool of ``space``; "functions" is one for tools without."""
+    """The name in a chat, which has no namespaces, of a tool of ``space``; "functions" is one for tools without."""
     return f"{space}__{name}" if space and space != "functions" else name
 
 
