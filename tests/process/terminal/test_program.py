@@ -123,7 +123,7 @@ def test_piped_lines_are_messages_and_commands(tmp_path: Path) -> None:
         ("fail\nnever\n", "error: it broke"),
         (
             "/nonsense\nnever\n",
-            "error: unknown command /nonsense; /help lists them, and // begins a message with a slash",
+            "error: unknown command /nonsense; /help lists them, and // starts a message with a slash",
         ),
         ("/undo\n", "error: no message has been sent yet"),
         (b"\xff\n", "error: the input is not utf-8 text"),

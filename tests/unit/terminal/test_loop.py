@@ -274,7 +274,7 @@ def test_quit_ends_and_unknown_commands_do_not(script: Any) -> None:
     for leave in ("/exit", "/bye"):
         assert start(script.backend(), leave, "never")[0].run() == 0
     _, view, reader = talk(script.backend(), "/frobnicate", "/quit", "never")
-    assert view.errors == ["unknown command /frobnicate; /help lists them, and // begins a message with a slash"]
+    assert view.errors == ["unknown command /frobnicate; /help lists them, and // starts a message with a slash"]
     assert reader.items == ["never"]
 
 
