@@ -152,7 +152,7 @@ RPC_SOURCE = b"ggml-rpc"
 """Part of the message of an abort that a lost worker causes."""
 
 SAVING_SECONDS = limit(
-    30.0, "writing the cache after a device was lost", "the process exits without writing to disk", "process", "s"
+    30.0, "writing the cache after a device was lost", "the process exits; unwritten snapshots are lost", "process", "s"
 )
 
 
