@@ -23,8 +23,8 @@ __all__ = ["CLAIMS", "FIGURES", "check", "filled", "main", "pages"]
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 DOCS = ROOT / "docs"
-NAMED = ("24gb", "benchmarks", "drafts", "several-models")
-PAGES = (ROOT / "README.md", *(DOCS / f"{name}.md" for name in NAMED))
+CLAIMS = ROOT / "bench" / "claims.tsv"
+"""A line for each claim of README and docs: the claim, a tab, and the command or test that shows it."""
 
 Cells: TypeAlias = list[str]
 
@@ -66,10 +66,6 @@ def table(head: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
     """Lines of a table: its first column to the left, the others to the right."""
     rule = ["---", *["---:"] * (len(head) - 1)]
     return ["| " + " | ".join(cells) + " |" for cells in (head, rule, *body)]
-
-
-def number(text: str) -> float:
-    return float(text.replace(",", ""))
 
 
 SERVERS = ("llama-server", "pyctl")

@@ -35,9 +35,9 @@ from pathlib import Path
 from pyctl.errors import ConfigError
 from pyctl.module_command import module_command
 from pyctl.setup.build import SETTINGS
-from pyctl.setup.machine import find_compiler, find_nvcc
+from pyctl.setup.machine import find_compiler
 from pyctl.setup.source import Release, open_release, pip_command, read_pin
-from pyctl.setup.toolkit import BuildTools, Toolkit, install_toolkit, install_tools, probe_system_toolkit
+from pyctl.setup.toolkit import BuildTools, Toolkit, install_toolkit, install_tools, make_stub
 from tools import matrix
 
 __all__ = ["ARCHITECTURES", "Work", "cuda_archive", "required_glibc", "write_wheel"]
@@ -273,10 +273,10 @@ def find_toolkit(work: Work, nvcc: str) -> Toolkit:
     assert compiler is not None
     if not nvcc:
         return install_toolkit(pip_command(work.place), work.place, compiler)
-    program = find_nvcc({"PATH": str(Path(nvcc).parent)})
-    if program is None:
-        raise SystemExit(f"{nvcc} is no nvcc")
-    return probe_system_toolkit(program, compiler, work.place)
+    root, found = Path(nvcc).resolve().parents[1], re.search(r"release ([\d.]+)", run([nvcc, "--version"], quiet=True))
+    cudart, cublas = (root / "lib64" / f"lib{name}.so" for name in ("cudart", "cublas"))
+    release = found[1] if found is not None else "unknown"
+    return Toolkit(release, Path(nvcc), root, cudart, cublas, make_stub(work.place, compiler), ())
 
 
 def make(options: argparse.Namespace) -> None:

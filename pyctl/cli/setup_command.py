@@ -216,7 +216,7 @@ def _build(
     arguments: argparse.Namespace,
 ) -> BuiltLibraries:
     """Fetch missing sources, compile, and collect the libraries."""
-    work = places.work
+    work, compiler = places.work, check_compiler(machine)
     pip = pip_command(work)
     print("fetching what the build needs", flush=True)
     release = open_release(pip, arguments.llama_cpp or "", work)

@@ -28,7 +28,7 @@ CUINIT = {
 def libraries(facts: Facts) -> list[Finding]:
     """llama.cpp's libraries load, and all of the extension fits them."""
     error = facts.llama.error
-    mend = "reinstall pyctl (docs/install.md)"
+    fix = "reinstall pyctl (docs/install.md)"
     if error:
         return [wrong(f"llama.cpp cannot be loaded: {error}", fix)]
     fix = f"pyctl setup --pinned: llama-cpp-python {read_pin().release} and the whole extension; or {fix}"

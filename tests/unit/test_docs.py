@@ -15,7 +15,8 @@ from pyctl.cli.arguments import FLAGS, parse_chat, parse_launch, parse_serve
 from pyctl.cli.flag_aliases import IGNORED, NO_OP, REJECTED
 from pyctl.setup.machine import look_at_machine
 from pyctl.setup.plan import missing_packages
-from tools import cards, figures
+from pyctl.terminal.interactive import ALIASES, COMMANDS
+from tools import cards
 from tools.house import modules, tree_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,10 +25,10 @@ DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *DOCS]
 WIDTH, README_LINES, DECISION_WORDS = 100, 130, 400
 
-WIDE_TABLES = {"cards.md", "contract.md", "limits.md"}
-"""Generated tables, whose cells hold whole sentences."""
+WIDE_TABLES = {"benchmarks.md", "cards.md", "limits.md"}
+"""Tables whose cells hold whole sentences, tests or links."""
 
-REFERENCE = {"architecture.md", "disk-format.md", "glossary.md", "limits.md", "model.md", "native.md", "requests.md"}
+REFERENCE = {"limits.md"}
 """Pages about how the program works, which has nothing to copy."""
 
 OTHERS = {
@@ -120,19 +121,8 @@ def test_commands_are_understood(page: Path) -> None:
         assert commands_of(page)
 
 
-@pytest.mark.parametrize("page", figures.PAGES, ids=ids(list(figures.PAGES)))
-def test_figures_are_those_of_bench_results(page: Path) -> None:
-    assert "<!-- figures: " in text_of(page)
-    assert figures.filled(text_of(page)) == text_of(page), "run python -m tools.figures"
-
-
 def test_cards_are_those_of_bench_cards() -> None:
     assert cards.written(text_of(cards.PAGE)) == text_of(cards.PAGE), "run python -m tools.cards"
-
-
-def test_each_table_of_figures_is_shown() -> None:
-    shown = re.findall(r"<!-- figures: ([\w-]+) -->", "".join(map(text_of, figures.PAGES)))
-    assert sorted(shown) == sorted(figures.FIGURES)
 
 
 def threads() -> Iterator[tuple[str, str]]:
