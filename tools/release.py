@@ -189,7 +189,7 @@ def make_pyctl(work: Work, python: str) -> Path:
     run([sys.executable, str(ROOT / "vendor" / "llama.cpp" / "unpack.py"), "--from", str(work.release.tree)])
     place = work.place / "pyctl"
     shutil.rmtree(place, ignore_errors=True)
-    command = [sys.executable, "-m", "pip", "--python", python, "wheel", "--quiet", "--disable-pip-version-check"]
+    command = [*module_command("pip"), "--python", python, "wheel", "--quiet", "--disable-pip-version-check"]
     run([*command, "--no-deps", "--no-cache-dir", "--wheel-dir", str(place), str(ROOT)], work.environment)
     return _tagged(next(place.glob("*.whl")), work)
 

@@ -152,7 +152,6 @@ def ggml_library() -> Any:
         "ggml_backend_register": (None, [pointer]),
         "ggml_backend_load": (pointer, [ctypes.c_char_p]),
         "ggml_backend_load_all_from_path": (None, [ctypes.c_char_p]),
-        "ggml_backend_reg_count": (size, []),
         "ggml_type_name": (ctypes.c_char_p, [ctypes.c_int]),
         "ggml_row_size": (size, [ctypes.c_int, ctypes.c_int64]),
         "gguf_init_from_file": (pointer, [ctypes.c_char_p, _Params]),

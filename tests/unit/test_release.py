@@ -12,7 +12,7 @@ from pathlib import Path
 
 import zstandard
 
-from tools.release import cuda_archive, required_glibc, write_wheel
+from tools.release import cuda_archive, write_wheel
 
 
 def test_a_wheel_lists_its_files_and_is_always_the_same(tmp_path: Path) -> None:
@@ -24,8 +24,8 @@ def test_a_wheel_lists_its_files_and_is_always_the_same(tmp_path: Path) -> None:
     with zipfile.ZipFile(first) as wheel:
         rows = dict(line.split(",", 1) for line in wheel.read("a-1.dist-info/RECORD").decode().splitlines())
         assert rows.keys() == set(wheel.namelist())
-        digest = urlsafe_b64encode(hashlib.sha256(b"x" * 1000).digest()).rstrip(b"=").decode()
-        assert rows["a/lib/libx.so"] == f"sha256={digest},1000"
+    digest = urlsafe_b64encode(hashlib.sha256(b"x" * 1000).digest()).rstrip(b"=").decode()
+    assert rows["a/lib/libx.so"] == f"sha256={digest},1000"
 
 
 def test_the_archive_for_cards_begins_with_a_manifest_of_its_files() -> None:
@@ -35,8 +35,3 @@ def test_the_archive_for_cards_begins_with_a_manifest_of_its_files() -> None:
         manifest = json.loads(tar.extractfile("manifest.json").read())
         assert tar.extractfile("libggml-cuda.so").read() == b"code"
     assert manifest["files"] == {"libggml-cuda.so": {"sha256": hashlib.sha256(b"code").hexdigest(), "size": 4}}
-
-
-def test_the_newest_glibc_that_a_library_names_is_found(tmp_path: Path) -> None:
-    (tmp_path / "lib.so").write_bytes(b"\0GLIBC_2.2.5\0GLIBC_2.29\0GLIBC_2.3.4\0GLIBCXX_3.4.30\0")
-    assert required_glibc(tmp_path / "lib.so") == "2.29"
