@@ -136,7 +136,7 @@ class Facts:
     # -- disks -------------------------------------------------------------------------------------------------------
 
     def mount_of(self, path: Path) -> Mount:
-        """The file system that holds ``path`` or its nearest directory that exists."""
+        """The file system of ``path`` or of its nearest existing directory. Raises UnknownError if none is found."""
         path = existing(path)
         found = None
         for line in self.text("proc/self/mountinfo").splitlines():

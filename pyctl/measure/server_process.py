@@ -40,7 +40,7 @@ class ServerProcess:
     """``command`` with `--port`, and what it prints in ``log``; may be started again after it was stopped.
 
     Its environment is `clean_environment`, and ``environment``. It ends with the thread that started it.
-    As a context manager it is started at once and stopped in the end.
+    As a context manager it is started at once, within ``timeout`` seconds, and stopped in the end.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ def is_model_file(name: str) -> bool:
 
 
 def hub_name(text: str) -> str:
-    """``USER/MODEL``, with or without ``:QUANT``."""
+    """``USER/MODEL``, with or without ``:QUANT``. Raises ValueError for other text."""
     if not re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", text, re.ASCII):
         raise ValueError(f"{text!r} is not of the form USER/MODEL or USER/MODEL:QUANT")
     return text
@@ -41,8 +41,8 @@ class HubSettings:
     """A model on huggingface.co, or at an address; ``hf_repo`` is USER/MODEL or USER/MODEL:QUANT.
 
     ``hf_file`` wins over the quant; ``draft_repo`` is the same for a draft model. With ``mmproj_auto``, the vision
-    encoder in the same repository is fetched; ``mmproj_url`` is the address of one. ``offline`` takes only files that
-    were fetched before.
+    encoder in the same repository comes, too; ``mmproj_url`` is the address of one. ``offline`` takes only files that
+    were fetched before. Raises ConfigError if flags exclude each other, or one lacks another.
     """
 
     hf_repo: str = HUB.flag(

@@ -44,7 +44,7 @@ class McpServer:
 
 
 def mcp_servers(text: str) -> tuple[McpServer, ...]:
-    """MCP servers as JSON: {"mcpServers": {NAME: {"command": ..., "args": [...]}}}."""
+    """MCP servers as JSON: {"mcpServers": {NAME: {"command": ..., "args": [...]}}}. Raises ValueError."""
     listed = json_object(text).get("mcpServers")
     if not isinstance(listed, dict):
         raise ValueError('no object "mcpServers"')
@@ -78,7 +78,7 @@ def mcp_servers_file(text: str) -> tuple[McpServer, ...]:
 class ToolSettings:
     """The MCP servers whose tools the model gets; none by default.
 
-    Of two MCP servers of one name the first counts, that of the file before the other.
+    Of two MCP servers of one name the first counts, that of the file before the other. Raises ConfigError without mcp.
     """
 
     mcp_config: tuple[McpServer, ...] = TOOLS.flag(
