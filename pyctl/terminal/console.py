@@ -52,7 +52,7 @@ class PipeReader:
         self._is_open = True
 
     def read(self, default: str = "") -> str:
-        """The next line, unchanged. Raises EOFError at the end."""
+        """The next line, unchanged. Raises EOFError at the end, RequestError for a ``default``: nothing can edit it."""
         if default:
             raise RequestError("no terminal to edit in; give the new text after /edit")
         while b"\n" not in self._read and self._is_open:
@@ -69,7 +69,7 @@ class PipeReader:
         return ""
 
     def read_all(self) -> str:
-        """Everything up to the end, without line ends at the end."""
+        """Everything up to the end, without line ends at the end. Raises RequestError above MAX_TEXT_BYTES."""
         while self._is_open:
             self._fill()
             if len(self._read) > MAX_TEXT_BYTES:

@@ -146,8 +146,8 @@ class Conversation:
 
     @classmethod
     def from_file(cls, turns: Sequence[object]) -> Conversation:
-        """A conversation from messages in OpenAI's form; only texts, images of the user, and a system message only at
-        the start."""
+        """A conversation from messages in OpenAI's form: texts, images of the user, a system message only at the
+        start. Raises RequestError for others."""
         system, messages = "", []
         for index, turn in enumerate(turns):
             text, images = _content(turn.get("content") if isinstance(turn, Mapping) else None)

@@ -90,7 +90,7 @@ class Chat:
         return 0
 
     def take(self, text: str) -> None:
-        """One message or command. Raises PyctlError, which leaves the conversation as it was."""
+        """One message or command. Raises RequestError or another PyctlError; the conversation stays as it was then."""
         if not text.strip():
             return
         if not text.startswith("/"):
@@ -105,7 +105,7 @@ class Chat:
             COMMANDS[name][0](self, argument.strip())
 
     def ask(self, text: str) -> None:
-        """One message, whatever it starts with."""
+        """One message, whatever it begins with. Raises PyctlError; RequestError if the model refuses its images."""
         before = self.conversation
         try:
             self._reply(before.asked(text, self._images, "".join(self._files)))

@@ -39,7 +39,7 @@ class LocalBackend:
     def stream(
         self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any] | None = None
     ) -> Generator[ReplyEvent, None, None]:
-        """The model's reply; closing the generator, or Ctrl-C within, stops the work at the next batch end or token."""
+        """The model's reply; closing the generator, or Ctrl-C, ends it after a batch or token. Raises EngineError."""
         body = {"messages": list(messages), "stream": True, **(fields or {})}
         (prepared,) = prepare(self._service, ChatBody.of(body))
         splitter = prepared.splitter

@@ -22,7 +22,7 @@ ERASE = "\r\x1b[2K"
 class PromptLine:
     """Shows progress on ``file`` if that is a terminal, until it is closed for good; then nothing of it is left.
 
-    A thread writes the line, since a server may be silent for long; nothing else writes to the terminal meanwhile.
+    A thread writes the line every ``pause`` seconds, since a server may be silent for long; nothing else writes then.
     """
 
     def __init__(self, file: TextIO, pause: float = PAUSE_SECONDS) -> None:

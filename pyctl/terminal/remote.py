@@ -99,7 +99,7 @@ class RemoteBackend:
     def stream(
         self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any] | None = None
     ) -> Generator[ReplyEvent, None, None]:
-        """The server's reply to ``messages``; the time to the first token is measured here."""
+        """The server's reply to ``messages``, timed here. Raises UnavailableError if the server closes early."""
         body = {"messages": list(messages), "stream": True, "stream_options": {"include_usage": True}}
         if self._facts()[1]:  # others refuse fields that they do not know
             body |= {"return_progress": True, "return_cache": True}
@@ -133,7 +133,7 @@ class RemoteBackend:
         return self._offered
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """The result of a tool of the server."""
+        """The result of a tool of the server. Raises EngineError if the server sends none."""
         response = self._ask("POST", "/tools", {"tool": name, "params": arguments})
         _check(response)
         try:

@@ -177,7 +177,7 @@ def formatted(text: str) -> RenderableType:
 
 
 class GrowingText:
-    """Markdown that grows at the end of ``console``, a terminal; ``render`` makes rows of each of its blocks."""
+    """Markdown at the end of ``console``, a terminal. ``render`` makes rows of a block; ``clock`` gives seconds."""
 
     def __init__(
         self,
