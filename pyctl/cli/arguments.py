@@ -243,7 +243,7 @@ def parse_launch(
 
 
 def parse_chat(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> CommandSettings:
-    """The settings of ``pyctl chat``, likewise. The server's own flags are taken and have no effect."""
+    """The settings of ``pyctl chat``; the server's own flags have no effect. Raises ConfigError if flags conflict."""
     sections = {CHAT: FLAGS[CHAT], **{section: flags for section, flags in FLAGS.items() if section is not SERVER}}
     parsed = _read("chat", "[-m FILE | -hf REPO | --url URL] [flags]", argv, environ, sections)
     warnings: list[str] = []

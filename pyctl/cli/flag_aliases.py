@@ -35,7 +35,7 @@ class BoundBySchema:
 
 
 def bound_by_schema(text: str) -> BoundBySchema:
-    """A JSON schema."""
+    """A JSON schema and its grammar. Raises ValueError for one that has none."""
     # Only now: most starts need no grammar.
     from pyctl.chat.constraint import json_constraint
 

@@ -54,7 +54,7 @@ class LogSettings:
 
 
 def start_log(settings: LogSettings, warnings: Sequence[str]) -> None:
-    """Send the log of everything to stderr and a file if there is one, and start it with ``warnings``."""
+    """Log to stderr and ``log_file``, ``warnings`` first. Raises ConfigError if that file cannot be written."""
     screen = logging.StreamHandler(sys.stderr)
     handlers: list[logging.Handler] = [screen]
     if settings.log_file:
