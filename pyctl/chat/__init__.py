@@ -27,7 +27,7 @@ CHATML = """\
 
 
 def jinja_text(text: str) -> str:
-    """Jinja text, or chatml."""
+    """Jinja text, or chatml. Raises ValueError for other names."""
     if text == "chatml":
         return CHATML
     if "{" not in text:

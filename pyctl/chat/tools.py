@@ -73,7 +73,7 @@ class Tools:
 
     @classmethod
     def of(cls, tools: Sequence[Mapping[str, Any]], parallel: bool = True, forced: bool = False) -> Tools:
-        """Read tools as OpenAI writes them, each of type function and with a name."""
+        """Read tools of type function in OpenAI's form, each with a name. Raises RequestError for a long grammar."""
         found = []
         for tool in tools:
             function = tool["function"]

@@ -177,7 +177,7 @@ class NameDelimiters(CallDelimiters):
         return (self.open.strip(),) if self.begin else ()
 
     def head(self, text: str, pos: int) -> CallHead:
-        """Up to the arguments."""
+        """Up to the arguments. Raises NeedMoreInput where ``text`` ends too early."""
         if not starts_with(self.open.strip(), text, pos):
             return CallHead()
         pos += len(self.open.strip())
@@ -358,7 +358,7 @@ class LiteralDelimiters(CallDelimiters):
         return ()
 
     def head(self, text: str, pos: int) -> CallHead:
-        """Up to the bracket around the arguments."""
+        """Up to the bracket around the arguments. Raises NeedMoreInput where ``text`` ends too early."""
         if self.open:
             if not starts_with(self.open.strip(), text, pos):
                 return CallHead()

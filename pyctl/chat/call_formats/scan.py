@@ -267,7 +267,7 @@ def skip_blanks(text: str, pos: int) -> int:
 
 
 def tag_name(text: str, pos: int, end_mark: str = ">") -> tuple[str, int]:
-    """The name before the next ``end_mark`` and where that ends; an empty one if it is none."""
+    """The name before the next ``end_mark``, empty if it is none, and where that ends. Raises NeedMoreInput."""
     end = text.find(end_mark, pos)
     name = text[pos : end if end >= 0 else len(text) - overlap(text, end_mark)]
     if len(name) > _MAX_NAME or _NO_NAME.search(name):
@@ -299,7 +299,7 @@ def json_head(text: str, pos: int, key: str = "arguments", name_key: str = "name
 
 
 def string_at(text: str, pos: int) -> tuple[str, int]:
-    """The string that is written there, and where it ends; an empty one if it is none, or a long one."""
+    """The JSON string there, empty if it is none or too long, and where it ends. Raises NeedMoreInput."""
     if not starts_with('"', text, pos):
         return "", pos
     literal = _STRING.match(text, pos, pos + 6 * _MAX_NAME)
