@@ -106,21 +106,21 @@ def words(text: str) -> tuple[str, ...]:
 
 
 def on_off(text: str) -> bool:
-    """``on`` or ``off``; accepts llama-server's synonyms."""
+    """``on`` or ``off``, or llama-server's synonyms. Raises ValueError for others."""
     if text.lower() in TRUE_WORDS | FALSE_WORDS:
         return text.lower() in TRUE_WORDS
     raise ValueError(f"{text!r} is none of on, off")
 
 
 def printable(text: str) -> str:
-    """Printable ASCII, as an HTTP header requires."""
+    """Printable ASCII, as an HTTP header requires. Raises ValueError for other text."""
     if not (text.isascii() and text.isprintable()):
         raise ValueError("a key can only hold printable ASCII characters")
     return text
 
 
 def directory(text: str) -> str:
-    """The path of a directory that exists or can be created."""
+    """The path of a directory that exists or can be created. Raises ValueError for a file or an unknown home."""
     try:
         path = Path(text).expanduser()
     except RuntimeError:
@@ -136,7 +136,7 @@ def integers(text: str) -> tuple[int, ...]:
 
 
 def file_text(text: str) -> str:
-    """The contents of the UTF-8 file at ``text``."""
+    """The contents of the UTF-8 file at ``text``. Raises ValueError if it cannot be read."""
     try:
         return Path(text).expanduser().read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -147,7 +147,7 @@ def file_text(text: str) -> str:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """A JSON object."""
+    """A JSON object. Raises ValueError for other text."""
     try:
         value = json.loads(text, parse_constant=number())  # no NaN, which equals nothing, itself included
     except (ValueError, RecursionError) as error:
@@ -158,7 +158,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def web_address(text: str) -> str:
-    """An http or https address; http is the default."""
+    """An http or https address; http is the default. Raises ValueError for other text."""
     address = (text if "://" in text else f"http://{text}").rstrip("/")
     if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", address):
         raise ValueError(f"{text!r} is not an http or https address")
@@ -166,7 +166,7 @@ def web_address(text: str) -> str:
 
 
 def server_address(text: str) -> str:
-    """An http or https address, or ``unix://`` with the absolute path of a socket."""
+    """An http or https address, or ``unix://`` with the absolute path of a socket. Raises ValueError for others."""
     if re.fullmatch(r"unix:///[^\0]+", text):
         return text
     try:

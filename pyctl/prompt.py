@@ -21,7 +21,7 @@ Tokens: TypeAlias = NDArray[np.int32]
 
 
 def as_tokens(values: ArrayLike) -> Tokens:
-    """A contiguous, read-only int32 copy of ``values``, shape (n,)."""
+    """A contiguous, read-only int32 copy of ``values``, shape (n,). Raises ValueError for more dimensions."""
     tokens = np.array(values, dtype=np.int32, ndmin=1)
     if tokens.ndim != 1:
         raise ValueError(f"tokens must have one dimension, not {tokens.ndim}")
