@@ -81,14 +81,14 @@ class RowBatch:
             setattr(self.struct, name, ctypes.cast(array.ctypes.data, type(getattr(self.struct, name))))
 
     def fill(self, seq: int, rows: NDArray[np.float32], position: int, first: int, columns: int, *, last: bool) -> None:
-        """Fill in rows ``first``, ``first`` + 1, ... of an image at ``position``; with ``last``, output of the last."""
+        """Fill in rows from ``first`` on, (n, n_embd), of an image at ``position``; with ``last``, output the last."""
         at = np.arange(first, first + len(rows))
         # M-RoPE sections: the image's position, line, column, and an unused one.
         self._fill(seq, rows, (position, position + at // columns, position + at % columns, 0))
         self._batch.outputs[len(rows) - 1] = last
 
     def fill_text(self, seq: int, rows: NDArray[np.float32], start: int) -> None:
-        """Fill in ``rows`` of tokens of text from position ``start`` on, without outputs."""
+        """Fill in ``rows``, (n, n_embd), of tokens of text from position ``start`` on, without outputs."""
         at = np.arange(start, start + len(rows))
         self._fill(seq, rows, (at, at, at, 0))
 
@@ -153,7 +153,7 @@ class Embedder:
     def embed(self, tokens: Tokens) -> NDArray[np.float32]:
         """Return embeddings of ``tokens``, shape (1, width), or (n, width) without pooling; for "rank" (1, classes).
 
-        RequestError if they exceed a batch or the context, EngineError if llama.cpp fails.
+        Raises ContextSizeError or RequestError if they exceed the context or a batch, EngineError if llama.cpp fails.
         """
         n = int(tokens.size)
         if n > self.n_max > self._n_batch:

@@ -87,7 +87,7 @@ class KVState:
         return HEADER.size + int(api.llama_state_seq_get_size_ext(self._ctx, seq, 0))
 
     def save_state(self, seq: int, n: int, out: Block) -> None:
-        """Write ``seq``, which ends at ``n``, to ``out`` of ``state_size(seq)`` bytes."""
+        """Write ``seq`` of ``n`` tokens to ``out`` of ``state_size(seq)`` bytes, else ValueError or RuntimeError."""
         if n <= 0 or self.n_tokens(seq) != n or out.nbytes != self.state_size(seq):
             raise ValueError(f"sequence {seq} has {self.n_tokens(seq)} tokens, it cannot be saved at {n}")
         self._check_rows(seq, n, out.nbytes)
@@ -96,7 +96,7 @@ class KVState:
             raise RuntimeError("llama.cpp could not write the state of the sequence")
 
     def load(self, seq: int, n: int, spans: Sequence[object], data: Block, window: Sequence[object] = ()) -> None:
-        """Replace ``seq`` by the one of ``n`` tokens in ``data``; the others are empty."""
+        """Replace ``seq`` by the one of ``n`` tokens in ``data``. Raises ValueError if it holds none, or for rows."""
         if data.nbytes <= HEADER.size or HEADER.unpack(data[: HEADER.size].tobytes()) != (MAGIC, n) or n <= 0:
             raise ValueError(f"the block does not hold a sequence of {n} tokens")
         if spans or window:
@@ -113,7 +113,7 @@ class KVState:
         return self.can_cut and bool(api.llama_memory_seq_rm(self._memory, seq, n, ALL)) and self.n_tokens(seq) == n
 
     def rewind(self, seq: int, n: int) -> None:
-        """Drop the tokens from ``n`` on; at 0 as `clear`."""
+        """Drop the tokens from ``n`` on; at 0 as `clear`. Raises ValueError if the memory cannot."""
         if n == 0:
             self.clear(seq)
         elif not 0 < n <= self.n_tokens(seq) or not self.cut(seq, n):
@@ -173,7 +173,7 @@ class HostBuffer(np.ndarray[Any, Any]):
 
     @staticmethod
     def open(limit: int, ahead: int, keep: int = 0, quiet: float = 0.0) -> bool:
-        """Return False: there is no arena of pinned memory."""
+        """Return False: there is no arena of pinned memory to trim after ``quiet`` seconds."""
         del limit, ahead, keep, quiet
         return False
 

@@ -58,7 +58,7 @@ class Candidates:
         self.array.data, self.array.size, self.array.selected, self.array.sorted = self._data, self._ids.size, -1, False
 
     def fill_best(self, logits: NDArray[np.float32], n_groups: int, n: int, also: Tokens) -> None:
-        """Reset to at least the ``n`` most likely tokens and the ids ``also``, sorted by id; see `fill`.
+        """Reset to at least the ``n`` likeliest tokens of ``logits``, (n_vocab,), and to ``also``, by id; see `fill`.
 
         Of ``n_groups`` > n equal ranges of tokens, at least n tokens reach the n-th largest maximum.
         """

@@ -54,7 +54,7 @@ class ImageRows:
         return self._rows[key]
 
     def put(self, key: bytes, rows: NDArray[np.float32]) -> None:
-        """Add ``rows`` and evict others beyond the limit."""
+        """Add ``rows``, shape (n, n_embd), and evict others beyond the limit."""
         self.n_bytes += rows.nbytes - (self._rows[key].nbytes if key in self._rows else 0)
         self._rows[key] = rows
         self._rows.move_to_end(key)
@@ -177,7 +177,7 @@ class ImageEncoder:
     # -- opening and closing -----------------------------------------------------------------------------------------
 
     def open(self, model: Any) -> None:
-        """Load the encoder; on a GPU, encode the largest image to allocate all its memory."""
+        """Load the encoder; on a GPU, encode the largest image to allocate all its memory. Raises ModelError."""
         mtmd.mtmd_log_set(log_callback, ctypes.c_void_p(0))
         mtmd.mtmd_helper_log_set(log_callback, ctypes.c_void_p(0))
         params = mtmd.mtmd_context_params_default()

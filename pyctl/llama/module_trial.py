@@ -56,7 +56,7 @@ def reason_of_trial(
 ) -> str:
     """Run `pyctl.llama.trial` with ``arguments`` and ``maximum`` bytes of memory, and return the reason why it fails.
 
-    Empty if it does not; it may also crash or take too long. Raises OSError if the trial could not take place.
+    Empty if it does not; it may crash or take too long. Raises OSError if it cannot run, InterruptedError if killed.
     """
     with subprocess.Popen(
         module_command("pyctl.llama.trial"),

@@ -127,7 +127,7 @@ class LayerRows:
             raise ModelError(str(error)) from error
 
     def rows(self, n: int) -> NDArray[np.float32]:
-        """As `HiddenRows.rows`, of all layers side by side."""
+        """As `HiddenRows.rows`, of all layers side by side: shape (n, layers * n_embd)."""
         return _beside([part.rows(n) for part in self._parts])
 
     def start(self, n: int) -> bool:

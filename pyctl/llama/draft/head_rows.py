@@ -56,7 +56,7 @@ class DraftSequence:
         return self._rows[self._n_rows - n - 1 : self._n_rows]
 
     def append(self, tokens: list[int], hidden: NDArray[np.float32]) -> None:
-        """Append ``tokens`` with their hidden rows."""
+        """Append ``tokens`` with their hidden rows, shape (len(tokens), width)."""
         n = self._n_rows + len(tokens)
         if n > len(self._rows):
             grown = np.empty((2 * n, self._rows.shape[1]), np.float32)
@@ -76,7 +76,7 @@ class DraftSequence:
             self.stand_at(np.zeros(self._rows.shape[1], np.float32), is_known=self.end == 0)
 
     def stand_at(self, row: NDArray[np.float32], *, is_known: bool) -> None:
-        """Set ``row`` as the only hidden row, that of the last token."""
+        """Set ``row``, shape (width,), as the only hidden row, that of the last token."""
         self._rows, self._n_rows = np.array(row[None]), 1
         self.tokens, self.is_known = [], is_known
 

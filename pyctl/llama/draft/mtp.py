@@ -24,7 +24,7 @@ class MtpHead(HeadRows):
 
     Row p is computed from the token at p and the trunk's hidden row before it. A draft evaluates pending rows with its
     first token. On a GPU each call evaluates ``n_max`` + 1 rows, some again, so that one graph serves all calls at the
-    same cost. A draft ends before a token below probability ``p_min``. Otherwise as `HeadRows`.
+    same cost. A draft ends before a token below probability ``p_min``. Raises ModelError. Otherwise as `HeadRows`.
     """
 
     type = "draft-mtp"
