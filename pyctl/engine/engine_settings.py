@@ -20,7 +20,7 @@ MAX_PREWARMS = limit(16, "background requests that wait", "the oldest are droppe
 
 
 def idle_seconds(text: str) -> int:
-    """Seconds from 1 up, or -1."""
+    """Seconds from 1 up, or -1. Raises ValueError for others."""
     if (value := int(integer(-1)(text))) == 0:
         raise ValueError("0 seconds is too short; use -1 for never")
     return value

@@ -60,7 +60,7 @@ def proportions(text: str) -> tuple[float, ...]:
 
 
 def as_metadata(text: str) -> tuple[tuple[str, int | float | bool | str], ...]:
-    """Parse ``KEY=TYPE:VALUE,...`` with types int, float, bool and str, up to 127 bytes each as in llama.cpp."""
+    """Parse ``KEY=TYPE:VALUE,...``, TYPE int, float, bool or str, 127 bytes each. Raises ValueError for others."""
     found: list[tuple[str, int | float | bool | str]] = []
     for part in words(text):
         match = re.fullmatch(r"([^=]{1,127})=(int|float|bool|str):(.{0,127})", part)
@@ -86,7 +86,7 @@ def unscaled(text: str) -> tuple[tuple[str, float], ...]:
 
 
 def scaled(text: str) -> tuple[tuple[str, float], ...]:
-    """Parse ``FILE:SCALE,...``."""
+    """Parse ``FILE:SCALE,...``. Raises ValueError for other forms."""
     found = []
     for part in words(text):
         name, colon, scale = part.rpartition(":")
@@ -97,7 +97,7 @@ def scaled(text: str) -> tuple[tuple[str, float], ...]:
 
 
 def as_workers(text: str) -> tuple[str, ...]:
-    """Parse ``HOST:PORT,...``, up to MAX_WORKERS, each once; a host is a name or an IPv4 address, as in llama.cpp."""
+    """Parse ``HOST:PORT,...``, up to MAX_WORKERS, HOST a name or an IPv4 address. Raises ValueError for others."""
     found = tuple(dict.fromkeys(words(text)))
     for each in found:
         match = re.fullmatch(r"[A-Za-z0-9_.-]{1,253}:([0-9]{1,5})", each)
@@ -119,7 +119,7 @@ class ModelSettings:
     core. ``n_ubatch`` 0 is automatic. ``n_ctx`` 0, ``rope_*`` 0 or empty, ``yarn_orig_ctx`` 0, other ``yarn_*`` -1 and
     an empty ``pooling`` mean the model's own. ``tensor_split`` are proportions, empty for an even split. ``pooling``
     requires ``embeddings``. ``workers`` are host:port of machines that lend devices. With ``kv_unified`` all ``n_seqs``
-    share ``n_ctx``, each up to ``n_ctx_per_seq``, 0 for no limit.
+    share ``n_ctx``, each up to ``n_ctx_per_seq``, 0 for no limit. Raises ConfigError if values exclude each other.
     """
 
     path: str = MODEL.flag("", "-m --model", "GGUF file to load", str, "LLAMA_ARG_MODEL", "FILE")

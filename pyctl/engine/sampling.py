@@ -102,7 +102,7 @@ def not_negative(text: str) -> float:
 
 
 def as_bias(text: str) -> tuple[tuple[int, float], ...]:
-    """Parse ``ID+BIAS`` or ``ID-BIAS`` into one pair."""
+    """Parse ``ID+BIAS`` or ``ID-BIAS`` into one pair. Raises ValueError for other forms."""
     match = re.fullmatch(r"([0-9]+)([+-][0-9]*\.?[0-9]+|-inf)", text)
     if match is None:
         raise ValueError(f"{text!r} is not of the form TOKEN_ID+BIAS or TOKEN_ID-BIAS")

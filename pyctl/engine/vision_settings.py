@@ -12,7 +12,7 @@ __all__ = ["VisionSettings"]
 
 
 def one_device(text: str) -> str:
-    """Parse the name of one device."""
+    """Parse the name of one device. Raises ValueError for several."""
     if "," in text:
         raise ValueError("only one device may be specified for the mmproj")
     return text
@@ -24,7 +24,7 @@ class VisionSettings:
 
     With ``mmproj_offload`` it runs on ``mmproj_device``, empty for the model's first GPU, "none" for the CPU. Images
     are resized to ``image_min_tokens`` .. ``image_max_tokens``; -1 is the encoder's own limit. ``is_optional``: no flag
-    requested the encoder.
+    requested the encoder. Raises ConfigError if the minimum is above the maximum.
     """
 
     mmproj_path: str = MODEL.flag(

@@ -58,8 +58,8 @@ class Origin(NamedTuple):
 
 
 class CostCurve:
-    """A non-decreasing cost by number of tokens: linear between measurements, ``slope`` before any, and beyond all of
-    them at most ``steepest``."""
+    """A non-decreasing cost, plain steps or ms, by number of tokens: linear between measurements, ``slope`` before any,
+    and beyond all of them at most ``steepest``."""
 
     def __init__(self, start: int = 0, cost: float = 0.0, slope: float = 0.0, steepest: float = math.inf) -> None:
         self._steepest = steepest
@@ -68,7 +68,7 @@ class CostCurve:
         self._tokens, self._costs = [start, start + 4096], [cost, cost + 4096 * slope]
 
     def add(self, n: int, cost: float) -> None:
-        """Add a measurement. A single one per ``n`` is ignored, since it may include loading kernels."""
+        """Add a measurement in plain steps or ms. A single one per ``n`` is ignored: it may include loading kernels."""
         self._samples[n].append(cost)
         found = {self._tokens[0]: self._costs[0]}
         found |= {each: _quartile(samples) for each, samples in sorted(self._samples.items()) if len(samples) > 1}

@@ -52,7 +52,7 @@ _NOT_HERE = ("ngram-cache",)
 
 
 def as_draft_types(text: str) -> tuple[str, ...]:
-    """Parse names of `DRAFT_TYPES` separated by commas; ``none`` overrides all others."""
+    """Parse names of `DRAFT_TYPES` separated by commas; ``none`` overrides all. Raises ValueError for others."""
     names = words(text)
     for name in names:
         if name in _NOT_HERE:
