@@ -24,7 +24,7 @@ def default_directory(environ: Mapping[str, str]) -> Path:
 
 
 def policy(text: str) -> str:
-    """In lower case, if it is a form that DiskPolicy.of_server takes."""
+    """In lower case, if it is a form that DiskPolicy.of_server takes, else ValueError."""
     # Only now: the policy compares tokens, with numpy, which --help does not need.
     from pyctl.cache.disk_policy import MAX_COUNT, DiskPolicy
 
@@ -40,7 +40,7 @@ STORES = ("s3", "gs", "az", "file", "memory")
 
 
 def store_url(text: str) -> str:
-    """An address of a store; one that holds a key is refused, without saying it."""
+    """An address of a store. Raises ValueError for others, and for one that holds a key, without quoting it."""
     scheme, _, rest = text.partition("://")
     if scheme not in STORES or (scheme == "file" and not rest.startswith("/")) or not (rest or scheme == "memory"):
         raise ValueError(f"it must begin with {', '.join(f'{each}://' for each in STORES)}, file:// with a whole path")
@@ -77,7 +77,7 @@ class DiskSettings:
     """The prefix cache on disk; without ``cache_dir`` there is none.
 
     ``is_default``: no flag names the directory, so serving goes on without it if it cannot be used. The files may take
-    one ``free_part``-th of the free space, 0 for no such bound.
+    one ``free_part``-th of the free space, 0 for no such bound. Raises ConfigError if nothing would be written.
     """
 
     cache_dir: str = DISK.flag(

@@ -118,7 +118,7 @@ class CostAwareEviction(Generic[K]):
         return seconds
 
     def likely_within(self, used: float | None) -> float:
-        """Expected prompts that resume anywhere in a conversation last used at ``used``, None for now."""
+        """Expected prompts that resume in a conversation last used at ``used`` seconds of the clock, None for now."""
         now = self._clock()
         return (1 + self.likelihoods.head) * self._decay(now if used is None else used, now)
 

@@ -101,7 +101,7 @@ class PrefixTree(Generic[K]):
         return node
 
     def touch(self, key: K, used: float) -> None:
-        """Note that a snapshot was used."""
+        """Note that a snapshot was used, at ``used`` seconds of the caller's clock."""
         node = self._nodes[key]
         node.used = node.seen = used
         node.reach = node.n

@@ -80,14 +80,14 @@ class SegmentPool:
             segment = segment.parent
 
     def add_rows(self, segment: Segment, rows: Block) -> None:
-        """Add a copy of the rows of ``segment`` in RAM."""
+        """Let ``segment`` have its rows in RAM, too. Raises ValueError if it has some, or is not alive."""
         if segment not in self._alive or segment.rows.size:
             raise ValueError("only a segment that is alive, and has no rows in RAM, can be given some")
         segment.rows = rows
         self.n_bytes += int(rows.nbytes)
 
     def drop_ram_copy(self, segment: Segment) -> None:
-        """Give up the copy in RAM of rows that the device holds."""
+        """Give up the copy in RAM of rows that the device holds. Raises ValueError if it holds none."""
         if segment not in self._alive or segment.held is None:
             raise ValueError("only a segment that is alive, and on the device, can do without its rows in RAM")
         self.n_bytes -= int(segment.rows.nbytes)

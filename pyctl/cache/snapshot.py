@@ -291,8 +291,8 @@ class Snapshot:
     """Everything needed to resume at ``prefix.n`` tokens: a chain of segments over [0, n) and the state at n.
 
     ``is_turn`` says that a conversation is likely to go on from here when the user speaks again (`Prompt.turn`).
-    ``facts`` are those of its prompt. ``state`` has no parts for models that need only rows. ``exact``: every row
-    and the state came from batches that a cold run would have evaluated. ``made`` and ``used`` are monotonic seconds.
+    ``facts`` are those of its prompt. ``state`` has no parts for models that need only rows. ``exact``: all came from
+    batches of a cold run. ``made`` and ``used`` are monotonic seconds. Raises ValueError unless ``segment`` covers n.
     """
 
     prefix: Prefix

@@ -177,8 +177,8 @@ def open_chain(
 ) -> tuple[StoredFile, list[StoredFile], Tokens]:
     """The headers of a state and of its chain over [0, n), the segment at 0 first, and the tokens of all.
 
-    FileNotFoundError or Damage; ``run`` runs the jobs that read tokens. ``paths`` are where those files are that do not
-    have their names yet.
+    ``run`` runs the jobs that read tokens. ``paths`` are those of files that do not have their names yet. Raises
+    FileNotFoundError or CorruptFileError.
     """
     path = paths.get(state, directory / str(state))
     header = read_header(path, sizes, str(state))
@@ -198,7 +198,7 @@ def open_chain(
 def _tokens(chain: list[StoredFile], state: StateName) -> Tokens:
     """The tokens of a chain whose tokens and ends were read, shape (state.n,).
 
-    Damage unless they are those of every name on it, and the ends ascend within each segment.
+    Raises CorruptFileError unless they are those of every name on it, and the ends ascend within each segment.
     """
     running = hashlib.blake2b(digest_size=DIGEST_BYTES)
     pieces = []

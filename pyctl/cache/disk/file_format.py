@@ -279,7 +279,7 @@ class BlockSizes:
         return f"rows {self.base} + n * {self.row}, state {self.state}\n"
 
     def check(self, header: Header) -> None:
-        """Damage unless the parts of a file are as large as they have to be."""
+        """Raise CorruptFileError unless the parts of a file are as large as they have to be."""
         name = header.name
         for part in header.parts:
             if part.what == PartKind.ROWS and isinstance(name, SegmentName):
@@ -341,7 +341,7 @@ def pack(header: Header) -> bytes:
 def unpack(data: bytes, file: str, file_size: int) -> Header | int:
     """The header at the start of ``data``, or how many bytes it has if ``data`` is shorter than that.
 
-    ``file`` is the name it was found under. Damage unless all of it is whole and ``file_size`` is what it says.
+    ``file`` is the name of the file. Raises CorruptFileError unless all is whole and ``file_size`` is what it says.
     """
     if len(data) < _PRELUDE.size:
         raise CorruptFileError(file, "shorter than a header")

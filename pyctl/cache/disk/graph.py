@@ -48,7 +48,7 @@ class FileGraph:
         _ = self._tree
 
     def touch(self, key: Key, used: float) -> None:
-        """Note that a state was used."""
+        """Note that a state was used, at ``used`` seconds since the epoch."""
         if (record := self.records.get(key)) is not None:
             self.records[key] = replace(record, hits=record.hits + 1, used=used)
             if "_tree" in self.__dict__:

@@ -224,7 +224,7 @@ class RemoteStore:
         return StoreView(self._label, n_states, sum(listed.values()), self._fetched, self._sent, is_away)
 
     def close(self, timeout: float) -> None:
-        """Stop within ``timeout`` and twice CLOSE_SECONDS; unsent files are sent after the next start."""
+        """Stop within ``timeout`` seconds and twice CLOSE_SECONDS; unsent files are sent after the next start."""
         self._closing = True
         self.wake.set()
         for fetch in self._fetches.copy().values():

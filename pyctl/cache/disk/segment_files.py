@@ -51,10 +51,10 @@ def write_file(path: Path, header: Header, blocks: dict[PartKind, Block]) -> Non
 
 
 def read_header(path: Path, sizes: BlockSizes | None = None, file: str = "") -> Header:
-    """The header of the file at ``path``, whose fingerprint is that of the directory; FileNotFoundError or Damage.
+    """The header of the file at ``path``, whose fingerprint is that of the directory.
 
     With ``sizes`` its parts have those, so that no more memory is taken for it. ``file`` is its name, if ``path`` has
-    another one.
+    another one. Raises FileNotFoundError or CorruptFileError.
     """
     file = file or path.name
     with _opened(path) as descriptor:
@@ -75,7 +75,7 @@ def read_jobs(path: Path, header: Header, outs: dict[PartKind, Block]) -> Iterat
     """One job per chunk of the parts in ``outs``, to be run on any thread: each reads into place and verifies.
 
     Reads and no mappings: on a mapping, a bad sector would be a signal and not an error. Jobs raise FileNotFoundError
-    or Damage.
+    or CorruptFileError.
     """
     offsets = iter(header.offsets)
     for part in header.parts:
@@ -113,7 +113,7 @@ def _write(descriptor: int, data: bytes | memoryview[int], at: int) -> None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    """A descriptor to read from; Damage if the disk does not let us, FileNotFoundError, OSError if memory is short."""
+    """A descriptor to read from. Raises CorruptFileError if the disk refuses, FileNotFoundError, or OSError."""
     try:
         descriptor = open_regular(path)
         try:

@@ -135,7 +135,7 @@ class WriteQueue:
 
     def evict(self, snapshot: Snapshot, rows_of: RowsOf, worth: float, n_bytes: int, *, spills: bool) -> None:
         """Have all rows of ``snapshot``, which the cache evicts, if it waits; else queue it if it ``spills`` and all
-        that waits so is not worth more."""
+        that waits so is not above ``worth``, the seconds that it saves."""
         with self._changed:
             job = self._find(snapshot)
             if job is None and spills and not self._closing:
