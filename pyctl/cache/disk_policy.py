@@ -84,7 +84,7 @@ class DiskPolicy:
 
     @classmethod
     def of_server(cls, text: str) -> DiskPolicy:
-        """From a form of `parse`, alone or before ``,spill``, or from ``spill``. Raises RequestError for ``off,spill``."""
+        """From a form of `parse`, alone or before ``,spill``, or ``spill``. Raises RequestError for ``off,spill``."""
         *kinds, word = text.lower().split(",")
         if word != SPILL or len(kinds) > 1:
             return cls.parse(text)

@@ -27,21 +27,21 @@ REASONING_FORMATS: dict[str, Literal["auto", "deepseek", "none"]] = {
 
 
 def addresses(text: str) -> tuple[str, ...]:
-    """One address or several."""
+    """One address or several. Raises ValueError for none."""
     if not (found := words(text)):
         raise ValueError(f"{text!r} is not an address")
     return found
 
 
 def keys(text: str) -> tuple[str, ...]:
-    """One key or several; an empty text is an error: it must not open the server."""
+    """One key or several. Raises ValueError for an empty text: it must not open the server."""
     if not (found := words(text)):
         raise ValueError("no key given; omit the flag to serve without a key")
     return found
 
 
 def key_lines(text: str) -> tuple[str, ...]:
-    """The lines of a file that are neither empty nor comments, without the blanks around them."""
+    """The stripped lines of a file that are neither empty nor comments. Raises ValueError if it has none."""
     lines = (line.strip() for line in file_text(text).splitlines())
     found = tuple(line for line in lines if line and not line.startswith("#"))
     if not found:
@@ -55,14 +55,14 @@ def existing_or_new(text: str) -> Path:
 
 
 def existing(text: str) -> str:
-    """A directory that is there."""
+    """A directory that is there. Raises ValueError for others."""
     if not Path(directory(text)).is_dir():
         raise ValueError(f"{text!r} does not exist")
     return directory(text)
 
 
 def url_path(text: str) -> str:
-    """A path to serve below, without a slash at its end."""
+    """A path to serve below, without a slash at its end. Raises ValueError for other text."""
     if text and not re.fullmatch(r"(/[\w.~-]+)+", text):
         raise ValueError(f"{text!r} is not a path such as /llm")
     return text
@@ -70,7 +70,7 @@ def url_path(text: str) -> str:
 
 @dataclass(frozen=True)
 class ListenSettings:
-    """Where the server listens, and for how many; one of ``hosts`` may be a UNIX socket, a path ending in .sock."""
+    """Where the server listens; a host PATH.sock is a UNIX socket. Raises ConfigError for one TLS file of two."""
 
     hosts: tuple[str, ...] = SERVER.flag(
         ("127.0.0.1",),

@@ -141,7 +141,7 @@ items: Callable[[Any, str], list[Any]] = _typed(list, "a list")
 
 
 def number(value: Any, name: str) -> float:
-    """A number."""
+    """A number. Raises RequestError for others."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise RequestError(f"'{name}' must be a number")
     try:
@@ -151,7 +151,7 @@ def number(value: Any, name: str) -> float:
 
 
 def strings(value: Any, name: str) -> tuple[str, ...]:
-    """A list of strings; a single string is a list of one."""
+    """A list of strings; a single string is a list of one. Raises RequestError for others."""
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
@@ -319,7 +319,7 @@ class _Scale(Body, frozen=True):
 
 
 def scales_of(value: Any, name: str = "lora") -> tuple[tuple[int, float], ...]:
-    """Adapters of a request by number and scale."""
+    """Adapters of a request by number and scale. Raises RequestError for other values."""
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise RequestError(f"'{name}' must be an array of objects with 'id' and 'scale' fields")
     at_most(_MAX_NAMES, len(value), name)

@@ -110,7 +110,7 @@ class KeptStream:
 
 
 class KeptStreams:
-    """Streams by their keys: bounded in number, and in the time after their end. Only the event loop uses them."""
+    """Streams by their keys, bounded in number and in seconds after their end. Only the event loop uses them."""
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self.now = now

@@ -66,7 +66,7 @@ class LoadOrder:
         return found
 
     def end(self, ticket: Ticket, now: float) -> None:
-        """A request that ran has ended."""
+        """A request that ran has ended, at ``now`` seconds of the caller's clock."""
         if (model := self._loaded.get(ticket.name)) is not None:
             model.n_running -= 1
             model.rests_since = now
@@ -85,7 +85,7 @@ class LoadOrder:
     # -- models ------------------------------------------------------------------------------------------------------
 
     def loaded(self, name: str, now: float, *, keeps: bool = False) -> None:
-        """The model is loaded; with ``keeps`` it is unloaded for no other."""
+        """The model is loaded, ``now`` on the caller's clock; with ``keeps`` it leaves for no other."""
         self._loaded[name] = _Loaded(keeps, now)
 
     def unloaded(self, name: str) -> None:

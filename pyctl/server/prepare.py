@@ -101,7 +101,7 @@ def prepare(service: Service, body: AnyBody, fetched: Fetched = NOTHING) -> list
 
 
 def prepare_prewarm(service: Service, body: ChatBody, fetched: Fetched = NOTHING) -> Request:
-    """A request that evaluates the prompt of ``body``, as far as its beginning is certain."""
+    """A request that evaluates the certain beginning of the prompt of ``body``. Raises ContextSizeError."""
     keep_scales(service.info, body.options.lora)
     prompt = service.chat.beginning(_chat_request(service, body.conversation, fetched))
     if len(prompt) >= service.info.n_ctx:
@@ -385,7 +385,7 @@ def prompts_of(value: Any, service: Service, maximum: int, fetched: Fetched) -> 
 
 
 def mixed(value: Any, name: str, n_vocab: int) -> list[str | int]:
-    """A text, or a list of texts and token ids, as such a list."""
+    """A text, or a list of texts and token ids, as such a list. Raises RequestError for others."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):

@@ -61,7 +61,7 @@ async def check(service: Service, request: Request) -> Response:
 
 
 async def pin(service: Service, request: Request) -> Response:
-    """POST /cache/pin {"id": ..., "pinned": true}: a pinned prefix is never evicted."""
+    """POST /cache/pin {"id": ..., "pinned": true}: never evict it. Raises RequestError, NotFoundError for no id."""
     body = _PinBody.parse(await request.body())
     name = body.id
     if not isinstance(name, str) or not name:
@@ -74,7 +74,7 @@ async def pin(service: Service, request: Request) -> Response:
 async def warm(service: Service, request: Request) -> Response:
     """POST /cache/warm: evaluates the prompt of a chat request, as far as it is certain, while the engine is idle.
 
-    Answers with its tokens when they are ready; a client that does not wait changes nothing.
+    Answers with its tokens when they are ready; a client that leaves changes nothing. Raises EngineError.
     """
     raw = await request.body()
     asked = await service.shared.pool.read(
@@ -90,7 +90,7 @@ async def warm(service: Service, request: Request) -> Response:
 
 
 async def drop(service: Service, request: Request) -> Response:
-    """DELETE /cache/{id}: drops one prefix that is not pinned, wherever it is."""
+    """DELETE /cache/{id}: drops one prefix that is not pinned, wherever it is. Raises NotFoundError if none has it."""
     name = request.path_params["id"]
     if not await service.shared.pool.storage.run(request, service.admin.drop, name):
         raise NotFoundError(f"no prefix {name!r} in the cache")

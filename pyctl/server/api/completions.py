@@ -277,7 +277,7 @@ class ChatReply(_OpenAIReply):
 
 
 class TextReply(_OpenAIReply):
-    """A text completion."""
+    """A text completion. Raises NotSupportedError for log-probabilities of an echo."""
 
     kind = "text_completion"
     chunk_kind = "text_completion"
@@ -337,7 +337,7 @@ async def chat_completions(service: Service, request: Request) -> ReplyResponse:
 
 
 async def control(models: Models, request: Request) -> Response:
-    """POST /v1/chat/completions/control: ends the reasoning of a reply that is being sent."""
+    """POST /v1/chat/completions/control: ends the reasoning of a reply. Raises RequestError without id or action."""
     body = _ControlBody.parse(await request.body())
     if not body.id:
         raise RequestError("missing completion id")

@@ -193,7 +193,7 @@ _MAX_DOCUMENTS = limit(1024, "documents to rank", "400", "request")
 
 
 async def rank(service: Service, request: Request) -> Response:
-    """POST /rerank {"query", "documents", "top_n"}: indices and scores of the documents, the best first."""
+    """POST /rerank {"query", "documents", "top_n"}: documents by score. Raises NotSupportedError or RequestError."""
     if not service.settings.embeddings or service.info.pooling != "rank":
         raise NotSupportedError("This server does not support reranking. Start it with `--reranking`")
     values = parse_object(await request.body())

@@ -127,7 +127,7 @@ def _pool_json(pool: PoolPlan) -> dict[str, Any]:
 
 
 async def change_props(service: Service, request: Request) -> Response:
-    """POST /props: as in llama-server, nothing can be changed yet, and with --props that is a success."""
+    """POST /props: changes nothing, as in llama-server, and succeeds. Raises NotSupportedError without --props."""
     if not service.shared.settings.change_props:
         raise NotSupportedError("This server does not support changing global properties. Start it with `--props`")
     return JsonResponse({"success": True})
@@ -144,7 +144,7 @@ async def adapters(service: Service, request: Request) -> Response:
 
 
 async def change_adapters(service: Service, request: Request) -> Response:
-    """POST /lora-adapters [{"id": ..., "scale": ...}]: missing ones get 0, unknown ids are ignored, as there."""
+    """POST /lora-adapters [{"id", "scale"}]: those left out get 0, unknown ids are ignored. Raises RequestError."""
     entries = parse_json(await request.body())
     if not isinstance(entries, list):
         raise RequestError("Request body must be an array")
@@ -154,5 +154,5 @@ async def change_adapters(service: Service, request: Request) -> Response:
 
 
 async def transcribe(service: object, request: Request) -> Response:
-    """POST /audio/transcriptions"""
+    """POST /audio/transcriptions: raises NotSupportedError."""
     raise NotSupportedError("The current model does not support audio input.")

@@ -55,7 +55,7 @@ async def show(models: Models, request: Request) -> Response:
 
 
 async def retrieve(models: Models, request: Request) -> Response:
-    """GET /v1/models/{id}; Ollama's clients add a tag."""
+    """GET /v1/models/{id}; Ollama's clients add a tag. Raises NotFoundError for an unknown model."""
     name = str(request.path_params["id"])
     if models.only is not None:
         service = models.only
@@ -68,7 +68,7 @@ async def retrieve(models: Models, request: Request) -> Response:
 
 
 async def load(models: Models, request: Request) -> Response:
-    """POST /models/load {"model": ...}: starts to load a model; GET /models and /models/sse show when it is there."""
+    """POST /models/load {"model": ...}: begins to load one; /models/sse tells the end. Raises NotFoundError."""
     name = _ModelBody.parse(await request.body()).model
     if (model := models.find(name)) is None:
         raise NotFoundError("model is not found")
@@ -77,7 +77,7 @@ async def load(models: Models, request: Request) -> Response:
 
 
 async def unload(models: Models, request: Request) -> Response:
-    """POST /models/unload {"model": ...}: unloads a model after its replies, or ends these after its stop-timeout."""
+    """POST /models/unload {"model": ...}: unloads it after its replies or stop-timeout. Raises RequestError."""
     name = _ModelBody.parse(await request.body()).model
     if (model := models.find(name)) is None:
         raise RequestError("model is not found")

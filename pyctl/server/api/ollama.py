@@ -149,7 +149,7 @@ def chat_body(values: Mapping[str, Any]) -> ChatBody | None:
 
 
 def generate_body(values: Mapping[str, Any]) -> AnyBody | None:
-    """The completion that /api/generate asks for, None if it only wants the model loaded. Raises RequestError."""
+    """The completion for /api/generate, None to load the model only. Raises RequestError or NotSupportedError."""
     body = OllamaGenerateBody.of(values)
     if body.raw and (body.template or body.system or body.context):
         raise RequestError("raw mode does not support template, system, or context")
@@ -376,7 +376,7 @@ async def _answer(service: Service, request: Request, form: type[OllamaReply]) -
 
 
 async def embed(service: Service, request: Request) -> Response:
-    """POST /api/embed: vectors of length 1."""
+    """POST /api/embed: vectors of length 1. Raises RequestError unless the input is text."""
     body = _EmbedBody.parse(await request.body())
     texts = [body.input] if isinstance(body.input, str) else items(body.input, "input")
     if not all(isinstance(text, str) for text in texts):
@@ -490,7 +490,7 @@ async def version(service: object, request: Request) -> Response:
 
 
 async def refuse(service: object, request: Request) -> Response:
-    """All other paths below /api/."""
+    """All other paths below /api/: raises NotSupportedError."""
     raise NotSupportedError(
         "of Ollama's API this server has version, tags, show, ps, chat, generate and embed; "
         "choose models when it starts, by `pyctl serve -m FILE` or `-hf USER/REPO`"

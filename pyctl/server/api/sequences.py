@@ -24,7 +24,7 @@ _FORBIDDEN = frozenset('/\\:*?"<>|\uff0e\u2215\u2216\ufffd\ufeff')
 
 
 async def show(service: Service, request: Request) -> Response:
-    """GET /slots; ``?fail_on_no_slot=1`` makes it 503 when all are busy."""
+    """GET /slots. Raises NotSupportedError without --slots; UnavailableError if all are busy and fail_on_no_slot=1."""
     if not service.shared.settings.show_slots:
         raise NotSupportedError("This server does not support slots endpoint. Start it with `--slots`")
     views = await asyncio.wrap_future(service.admin.sequences(with_tokens=service.shared.settings.slots_debug))
@@ -34,7 +34,7 @@ async def show(service: Service, request: Request) -> Response:
 
 
 async def act(service: Service, request: Request) -> Response:
-    """POST /slots/{id}?action=save|restore|erase; the first two take {"filename": ...}."""
+    """POST /slots/{id}?action=save|restore|erase, {"filename": ...}. Raises NotSupportedError or RequestError."""
     directory = service.shared.settings.slot_save_path
     if directory is None:
         raise NotSupportedError("This server does not support slots action. Start it with `--slot-save-path`")

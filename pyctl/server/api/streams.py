@@ -21,7 +21,7 @@ _MAX_DIGITS = 18
 
 
 async def resume(models: Models, request: Request) -> ASGIApp:
-    """GET /v1/stream?conv_id=ID&from=N: the bytes of a kept stream from N on, to its end; 503 before it has started."""
+    """GET /v1/stream?conv_id=ID&from=N: a kept stream from byte N. Raises RequestError; LoadingError before it."""
     stream = models.shared.streams.get(key_of(request, request.query_params.get("conv_id", "")))
     value = request.query_params.get("from", "0") or "0"
     if not (value.isascii() and value.isdecimal() and len(value) <= _MAX_DIGITS):

@@ -47,7 +47,7 @@ def _shown(tool: McpTool) -> dict[str, Any]:
 
 
 async def call(models: Models, request: Request) -> Response:
-    """POST /tools {"tool": ..., "params": {...}}: the result. The call ends if the client leaves."""
+    """POST /tools {"tool", "params"}: its result. Raises RequestError, NotFoundError, BusyError or ClientDisconnect."""
     shared = models.shared
     if not shared.tools:
         return await disabled(models, request)
