@@ -1,6 +1,6 @@
-"""Format and size of image files, read from their headers before decoding.
+"""Format and size of image files, from headers that decoders trust: checked before, without memory for pixels.
 
-Decoders trust the sizes in a header. This module checks them against limits first and allocates no pixels.
+By the PNG specification, ITU-T T.81 (JPEG), GIF89a, Microsoft's BITMAPINFOHEADER (BMP) and RFC 9649 (WebP).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class EvictableCache(Protocol):
         """Bytes that it cannot evict: all of them while its model is loaded, else those of pinned snapshots."""
 
     def evict_bytes(self, n_bytes: int, worth: float) -> bool:
-        """Evict snapshots of less ``worth`` per byte until ``n_bytes`` are free; whether any was evicted.
+        """Evict snapshots below ``worth``, seconds per byte, until ``n_bytes`` are free; whether any was evicted.
 
         Waits for the engine of an unloaded model, which is idle. The engine of a loaded model may wait for this caller,
         so it evicts later, and the result is False.
@@ -65,7 +65,7 @@ class RamBudget:
         return sum(each.n_fixed for each in self._others(cache))
 
     def take(self, cache: object, n_bytes: int, worth: float) -> bool:
-        """Evict ``n_bytes`` of less ``worth`` per byte from other caches, largest first; whether any was evicted."""
+        """Evict ``n_bytes`` below ``worth``, seconds per byte, of other caches, largest first; whether any went."""
         others = sorted(self._others(cache), key=lambda each: -each.n_bytes)
         return any(each.evict_bytes(n_bytes, worth) for each in others if each.n_bytes)
 

@@ -32,7 +32,7 @@ class EvictableEngineCache:
         return pool.n_needed(pinned) if self._worker.is_sleeping else pool.n_bytes
 
     def evict_bytes(self, n_bytes: int, worth: float) -> bool:
-        """Evict on the engine's thread; wait for it only if the model is unloaded."""
+        """Evict below ``worth``, seconds per byte, on the engine's thread; wait only if the model is unloaded."""
         rests = self._worker.is_sleeping
         done = self._worker.call(lambda: self._engine.prefix_cache.evict_bytes(n_bytes, worth))
         if not rests:

@@ -1,4 +1,4 @@
-"""Devices with their memory, and the heads of GGUF files, read through ggml."""
+"""Devices with their memory, and the heads of GGUF files, read through ggml (ggml/include/gguf.h)."""
 
 from __future__ import annotations
 

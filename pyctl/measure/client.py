@@ -1,4 +1,4 @@
-"""A server process with an address, and its replies with times by the client's clock."""
+"""A server process with an address, and its replies, server-sent events (WHATWG HTML), timed by the client."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ __all__ = ["MAGIC", "download", "fetch_url"]
 log = logging.getLogger(__name__)
 
 MAGIC = b"GGUF"
-"""How every model file starts."""
+"""How every GGUF file begins (docs/gguf.md of ggml)."""
 
 CONNECT_SECONDS = 10.0
 READ_SECONDS = limit(60, "silence of a server during a download", "the download is resumed", "connection", "s")

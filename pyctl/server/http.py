@@ -57,7 +57,7 @@ def given_key(headers: Headers) -> str:
 
 
 def frame(body: bytes) -> bytes:
-    """``body`` as one server-sent event."""
+    """``body`` as one server-sent event (WHATWG HTML, section 9.2)."""
     return b"data: " + body + b"\n\n"
 
 

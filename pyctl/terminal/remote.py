@@ -241,7 +241,7 @@ def _call(call: Mapping[str, Any]) -> CallDelta:
 
 
 def _events(chunks: Iterable[bytes]) -> Iterator[str]:
-    """The data of server-sent events. Lines end at LF only: text in JSON may hold Unicode's other line ends."""
+    """The data of server-sent events (WHATWG HTML). Lines end at LF only: JSON may hold Unicode's other line ends."""
     pending, data = b"", []
     for chunk in chunks:
         *lines, pending = (pending + chunk).split(b"\n")
