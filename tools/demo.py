@@ -56,7 +56,7 @@ def turn(client: openai.OpenAI, messages: Any, **extra: Any) -> tuple[str, dict[
 
 
 def converse(console: Console, cache: str) -> list[list[object]]:
-    """Hold the conversation; one row of numbers per turn."""
+    """Hold the conversation; one row of numbers per turn. SystemExit if a reply is not that of a cold run."""
     rows: list[list[object]] = []
     messages = [{"role": "system", "content": HEAD}]
     starts = (0, *RESTARTS, len(TURNS))

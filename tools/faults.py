@@ -135,7 +135,7 @@ def make_copy() -> None:
 
 
 def copy_core() -> None:
-    """Put the installed extension, with its compiled modules, into the copy."""
+    """Put the installed extension, and what was compiled with it, into the copy. SystemExit if there is none."""
     found = importlib.util.find_spec("pyctl._core")
     if found is None or found.origin is None:
         raise SystemExit("pyctl's extension is not installed: make install")

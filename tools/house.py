@@ -82,7 +82,7 @@ def n_arrows(graph: dict[str, set[str]], package: str, of: str) -> int:
 
 
 def n_fields(name: str) -> int:
-    """Annotated fields of the class."""
+    """Annotated fields of the class. Raises KeyError if there is none."""
     for path in modules().values():
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ClassDef) and node.name == name:

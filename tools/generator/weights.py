@@ -90,7 +90,7 @@ def fill(shape: Shape, tensor: Tensor, vocab: Vocab, seed: int) -> FloatArray:
 
 
 def proposed(shape: Shape) -> npt.NDArray[np.int64]:
-    """The tokens that a draft model proposes, evenly spread."""
+    """The tokens that a draft model proposes, evenly spread, shape (draft_vocab,)."""
     return np.arange(shape.draft_vocab) * shape.vocab_size // shape.draft_vocab
 
 
@@ -191,7 +191,7 @@ _NORMED = 1.35
 
 
 def embed(vocab: Vocab) -> npt.NDArray[np.float32]:
-    """The reserved channels of the token embedding, [tokens, NUM_RESERVED]."""
+    """The reserved channels of the token embedding, shape (tokens, NUM_RESERVED)."""
     channels = np.zeros((len(vocab), NUM_RESERVED), np.float32)
     channels[:, CONSTANT] = _LEVEL
     for row, (token, kind) in enumerate(zip(vocab.tokens, vocab.types, strict=True)):
@@ -201,7 +201,7 @@ def embed(vocab: Vocab) -> npt.NDArray[np.float32]:
 
 
 def predict(vocab: Vocab) -> npt.NDArray[np.float32]:
-    """The reserved columns of the output matrix, [tokens, NUM_RESERVED]."""
+    """The reserved columns of the output matrix, shape (tokens, NUM_RESERVED)."""
     first = np.array([_first(token, kind) for token, kind in zip(vocab.tokens, vocab.types, strict=True)])
     columns = np.zeros((len(vocab), NUM_RESERVED), np.float32)
     columns[:, 1:] = _FOLLOWS.T[first] / _NORMED
