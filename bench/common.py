@@ -75,7 +75,7 @@ def answered(engine: Engine, request: Request) -> Done:
 
 
 def finished(events: Iterable[Event]) -> Done:
-    """The end of a reply; raises its error."""
+    """The end of a reply; raises its error, or RuntimeError if it has no end."""
     last: Event | None = None
     for last in events:
         if isinstance(last, Failed):

@@ -38,7 +38,7 @@ def add_comparison(parser: argparse.ArgumentParser) -> None:
 
 
 def compare(module: str, arguments: Sequence[str], other: Path, rounds: int) -> None:
-    """Print the findings of ``python -m module --json`` here and in ``other``, and their ratio."""
+    """Print the findings of ``python -m module --json`` here and in ``other``, and their ratio, or MeasurementError."""
     runs: dict[Path, list[list[Record]]] = {HERE: [], other: []}
     for turn in range(rounds):
         for tree in (HERE, other) if turn % 2 else (other, HERE):

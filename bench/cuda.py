@@ -79,7 +79,7 @@ def open_device() -> Device | None:
 
 
 def hold_all_but(left_mib: int) -> None:
-    """Take device memory until ``left_mib`` MiB are left, as on a smaller card, for as long as the input is open."""
+    """Take device memory but for ``left_mib`` MiB, as long as the input is open. SystemExit if fewer are free."""
     device = open_device()
     if device is None:
         raise SystemExit("no GPU")

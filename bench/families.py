@@ -348,7 +348,7 @@ def sizes_of(engine: Engine) -> Sizes:
 
 
 def distinct(texts: Iterable[np.ndarray]) -> int:
-    """How many tokens ``texts`` have, where a beginning that several share counts once."""
+    """How many tokens ``texts``, each (n,) int32, have, where a beginning that several share counts once."""
     ordered = sorted((text.astype(np.int32) for text in texts), key=lambda text: text.astype(">i4").tobytes())
     found, before = 0, np.empty(0, np.int32)
     for text in ordered:

@@ -74,7 +74,7 @@ class Trace:
 
 
 def ask(port: int, trace: Trace) -> None:
-    """Two requests, the second of which is followed; then the server is stopped."""
+    """Two requests, the second of which is followed; then the server is stopped. SystemExit without a whole reply."""
     url = f"http://127.0.0.1:{port}"
     for _ in range(600):
         try:

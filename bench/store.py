@@ -107,7 +107,7 @@ def asked(url: str, prompts: Sequence[str]) -> list[object]:
 
 
 def measure(model: Sequence[str], prompts: Sequence[str], links: Sequence[float], root: Path) -> Iterator[list[object]]:
-    """A row for each way to the first token."""
+    """A row for each way to the first token; ``links`` are in Gbit/s."""
 
     def command(directory: str, store: str) -> list[str]:
         flags = ["--kv-cache-dir", f"{root}/{directory}", "--disk-prefix-cache", "full", "--kv-store", store]

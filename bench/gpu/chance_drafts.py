@@ -61,7 +61,7 @@ class _ChanceSampler:
 
 
 def accept_by_chance(backend: type[LlamaBackend], length: float, n_max: int) -> None:
-    """Have all backends of this class accept drafts by chance from now on, and end no reply."""
+    """Have all backends of this class accept ``length`` tokens a step by chance from now on, and end no reply."""
     chance = _Chance(acceptance_rates(length, n_max))
     decode, sampler = backend.decode, backend.sampler
 

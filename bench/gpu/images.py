@@ -112,7 +112,7 @@ class Talk:
             self._backend.evaluate(0, tokens, self.start + first, output=False, picture=picture)
 
     def tail(self) -> NDArray[np.float32]:
-        """The logits of what follows the image."""
+        """The logits of what follows the image, shape (n_vocab,)."""
         self._text(self._texts[1], self.end)
         return np.array(self._backend.logits(0))
 

@@ -245,7 +245,7 @@ def alone(run: Run, section: str, seconds: float, module: str, arguments: list[s
 
 @contextmanager
 def small_card(left_mib: int = CARD_MIB) -> Iterator[None]:
-    """Leaves ``left_mib`` of device memory, by default as much as a card of 24 GB would have."""
+    """Leaves ``left_mib`` of device memory, by default that of a card of 24 GB. Raises OSError if it cannot."""
     arguments = [*module_command("bench.cuda"), str(left_mib)]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY) as process:
         assert process.stdin is not None

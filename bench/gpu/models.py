@@ -64,7 +64,7 @@ def preset(path: Path, models: dict[str, Path], options: argparse.Namespace) -> 
 
 
 class Switching:
-    """One server, and the conversations that it has with each model."""
+    """One server, and the conversations that it has with each model until ``end``, monotonic seconds."""
 
     def __init__(
         self, server: Server, models: dict[str, Path], sizes: Sequence[int], end: float, found: list[Record]

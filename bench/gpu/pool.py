@@ -69,7 +69,7 @@ HEAD += "| waited ms | GPU MiB |"
 
 
 class Bench:
-    """One model in one mode."""
+    """One model in one mode. Raises ModelError for an unknown mode."""
 
     def __init__(self, options: argparse.Namespace, shape: str, mode: str) -> None:
         path = model_file(options.directory, shape)
@@ -351,7 +351,7 @@ def main() -> None:
 
 
 def run_mode(options: argparse.Namespace, shape: str, mode: str, left: float) -> None:
-    """Run it in a process of its own, and pass its output on at once."""
+    """Run it in a process of its own for ``left`` seconds at most, and pass its output on at once."""
     if left < 10:
         print(f"| {shape} | {mode} | left out: no time |", flush=True)
         return

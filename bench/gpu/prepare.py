@@ -75,7 +75,7 @@ def requirements() -> dict[str, str]:
 
 
 def install_packages(place: Path, wheels: Path | None) -> None:
-    """Put into site/ what this Python lacks: from ``wheels`` if given, else through pip."""
+    """Put into site/ what this Python lacks: from ``wheels`` if given, else through pip. SystemExit if that fails."""
     missing = [item for name, item in requirements().items() if not present(name, place / "site")]
     if not missing:
         return
@@ -97,7 +97,7 @@ def present(name: str, site: Path) -> bool:
 
 
 def install_bindings(place: Path, source: Path | None) -> None:
-    """llama-cpp-python's own Python files into site/, unless this Python has the pinned release of it."""
+    """llama-cpp-python's Python files into site/, unless its pinned release is installed. SystemExit without source."""
     wanted = read_pin().release
     try:
         if importlib.metadata.version("llama_cpp_python") == wanted:
@@ -126,7 +126,7 @@ def bindings_here() -> Path | None:
 
 
 def fetch_source(place: Path, given: Path | None) -> Path:
-    """The unpacked source distribution: ``given``, or what pip fetches and verifies; the headers go to vendor/."""
+    """The unpacked source: ``given``, or from pip, verified; headers go to vendor/. SystemExit if it is another one."""
     root = given
     if root is None or root.is_file():
         root = place / "source"
@@ -148,7 +148,7 @@ def fetch_source(place: Path, given: Path | None) -> Path:
 
 
 def build_libraries(place: Path, source: Path | None, options: argparse.Namespace, cuda: Cuda | None) -> None:
-    """libllama, libggml* and llama-server into lib/; with --libs only the server, against the libraries given."""
+    """libllama, libggml* and llama-server into lib/; with --libs only the server. SystemExit without ``source``."""
     (place / "lib").mkdir(parents=True, exist_ok=True)
     if options.libs is not None and not (place / "lib" / "libllama.so").exists():
         copy(sorted(options.libs.glob("lib*.so*")), place / "lib")
@@ -242,7 +242,7 @@ def environment_of(place: Path, cuda: Cuda | None) -> dict[str, str]:
 
 
 def finish(place: Path, variables: dict[str, str], models: dict[str, Path], *, server: bool, gpu: bool) -> None:
-    """Check that both programs start, and write `python` and prepared.json."""
+    """Check that both programs start, or SystemExit, and write `python` and prepared.json."""
     environment = {**os.environ, **variables}
     check = "import pyctl.cli; from pyctl.llama.library import HostBuffer, build_version"
     check += "; print(build_version(), 'pinned', HostBuffer.open(2**28, 2**26)); HostBuffer.stop()"

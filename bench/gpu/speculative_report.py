@@ -21,7 +21,7 @@ COLUMNS = ("length", "step ms", "steps with drafts", "tokens a draft")
 
 def acceptance_rates(length: float, n_max: int) -> tuple[float, ...]:
     """How often each of ``n_max`` drafts is right, together with all before it: powers of one number whose sum is
-    ``length`` - 1."""
+    ``length`` - 1, with ``length`` in tokens per step."""
     low, high = 0.0, 1.0
     for _ in range(40):
         middle = (low + high) / 2

@@ -187,7 +187,7 @@ def corpus(without: Sequence[str]) -> list[Hostile]:
 
 
 class Attacker:
-    """Hostile clients, each a method that runs on a thread of its own."""
+    """Hostile clients, each a method on a thread of its own; a reply may take ``patience`` seconds."""
 
     def __init__(
         self, target: Target, findings: Findings, talkers: Sequence[Talker], seed: int, patience: float

@@ -17,7 +17,7 @@ TIE = 0.1
 
 
 class Judge:
-    """Replies of the other server, each computed once."""
+    """Replies of the other server, each computed once; ``tie`` is a difference of log-probabilities."""
 
     def __init__(self, url: str, tie: float = TIE) -> None:
         self.tie = tie
@@ -26,7 +26,7 @@ class Judge:
         self._known: dict[str, dict[str, Any]] = {}
 
     def choice(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The first choice of /v1/chat/completions for ``body``, with the likeliest tokens."""
+        """The first choice of /v1/chat/completions for ``body``, with the likeliest tokens. Raises RuntimeError."""
         asked = {**body, "stream": False, "n": 1, "cache_prompt": False, "logprobs": True, "top_logprobs": N_SHOWN}
         key = json.dumps(asked, sort_keys=True)
         with self._lock:

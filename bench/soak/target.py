@@ -304,7 +304,7 @@ def sample_of(pid: int) -> Sample | None:
 
 
 def add_soak(parser: argparse.ArgumentParser, kinds: Sequence[str], cache_ram: int, growth_limit: float) -> None:
-    """The options that all soaks have."""
+    """The options that all soaks have; ``growth_limit`` is in MiB."""
     parser.add_argument("--parallel", type=int, default=4, metavar="N", help="-np of the server")
     parser.add_argument("--clients", type=int, default=6, metavar="N", help="clients, with two conversations each")
     parser.add_argument("--cache-ram", type=int, default=cache_ram, metavar="MiB")
@@ -356,7 +356,7 @@ def short_lives(
 
 
 def report(target: Target, title: str, more: Sequence[Sequence[object]] = (), keep: str = "") -> None:
-    """Print the tables, ``more`` rows in the first; exit with 1 if anything is wrong."""
+    """Print the tables, ``more`` rows in the first. SystemExit if anything is wrong."""
     findings = target.findings
     rows: list[Sequence[object]] = [[name, f"{count:,}"] for name, count in sorted(findings.counts.items())]
     rows += [[f"longest {name}", f"{took:.2f} s ({what})"] for name, (took, what) in sorted(findings.worst.items())]

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.test_names import promised
 from tools.house import ROOT, tree_of
 
-CEILINGS = {"errors": 27, "shapes": 6, "units": 10, "formats": 0}
+CEILINGS = {"errors": 2, "shapes": 0, "units": 2, "formats": 0}
 """How many functions, or modules that read a format, miss a rule today. A number may only fall."""
 
 Function = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -20,7 +20,7 @@ CONSTRUCTORS = ("__init__", "__post_init__")
 SHAPE = re.compile(r"\([^()\s]+,\)|\([^()]+, [^()]+\)|\b(u?int|float)(8|16|32|64)\b|\b(shape|as `\w+\.\w+`)", re.I)
 UNIT = re.compile(
     r"\b(seconds?|ms|milliseconds|[MG]iB|bytes|tokens|plain steps|prompts|scales|values|numbers|integers|probability"
-    r"|shares?|fractions?|clock|as `\w+\.\w+`)(?!\w)",
+    r"|shares?|fractions?|clock|Gbit/s|[a-z]+-probabilities|as `\w+\.\w+`)(?!\w)",
     re.IGNORECASE,
 )
 WITH_UNIT = re.compile(r"seconds|(^|_)(ms|[mg]ibs?)$|bytes|share|ratio|rate$|probab|^p_|temperature|scale")
@@ -69,7 +69,7 @@ def misses(tree: ast.Module, explained: set[str]) -> Iterator[tuple[str, str]]:
             types = {arg.arg: ast.unparse(arg.annotation) for arg in every if arg.annotation is not None}
             arrays = [*types.values(), ast.unparse(node.returns) if node.returns is not None else ""]
             floats = [name for name, kind in types.items() if re.search(r"\bfloat\b", kind)]
-            if any(name not in text for name in raised(node)):
+            if node.name != "main" and any(name not in text for name in raised(node)):
                 yield "errors", node.name
             if any(re.search("NDArray|ndarray", kind) for kind in arrays) and not SHAPE.search(text):
                 yield "shapes", node.name
