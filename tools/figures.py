@@ -144,6 +144,21 @@ def drafts() -> list[str]:
     return table(("tokens per step", *cases), body)
 
 
+TEXTS = ("plain text", "a file", "search and replace", "JSON calls")
+
+
+def texts() -> list[str]:
+    """Tokens per second of the default, of the head alone and of llama-server's best, by text, shape and replies."""
+    cases = (("pyctl", "draft-mtp,cache"), ("pyctl", "draft-mtp"), ("llama-server", "ngram-map-k,draft-mtp"))
+    body = []
+    for shape, name in SHAPES.items():
+        page, heading = f"gpu-texts-{name}-nextn.md", "Texts of their own, and changed files"
+        for n, said in (("1", ""), ("4", ", 4 replies")):
+            for text in TEXTS:
+                body.append((f"{shape}{said}: {text}", *(row(page, heading, text, n, *case)[0] for case in cases)))
+    return table(("text", "default", "`draft-mtp`", "llama-server: `ngram-map-k,draft-mtp`"), body)
+
+
 def images() -> list[str]:
     body = []
     for name, request in (("another question", "same image, next question"), ("after a restart", "after a restart")):
@@ -158,7 +173,7 @@ def models() -> list[str]:
     context = {name: n for name, n, *_ in rows("24gb.md", "A 24 GB card", DOCS)}
     shown = {
         "Qwen3.6-27B, Qwen3.8-27B": ("27B", "27B, q8_0"),
-        "the same, with drafts": ("27B with a head", "27B with a head, q8_0"),
+        "the same, with a head": ("27B with a head", "27B with a head, q8_0"),
         "Qwen3.6-35B-A3B": ("35B-A3B, with a head or without", "35B-A3B, q8_0"),
     }
     body = [(title, *(context[name] for name in names)) for title, names in shown.items()]
@@ -230,6 +245,7 @@ FIGURES = {
     "default-flags": Figure(default_flags, tuple(SIDE_BY_SIDE.values())),
     "evaluated-tokens": Figure(evaluated_tokens, ("replay.md",)),
     "drafts": Figure(drafts, tuple(DRAFTS.values())),
+    "texts": Figure(texts, tuple(f"gpu-texts-{name}-nextn.md" for name in SHAPES.values())),
     "switches": Figure(switches, ("gpu-models.json",)),
     "images": Figure(images, ("gpu-images.md",)),
     "claims": Figure(claims),
