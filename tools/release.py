@@ -54,7 +54,7 @@ DRIVER = 580
 
 NVIDIA = ("nvidia-cuda-runtime==13.5.37", "nvidia-cublas==13.10.0.20")
 NVIDIA_LIBRARIES = ("libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13")
-"""PyPI's packages beside the archive, and the libraries that it needs of them."""
+"""PyPI's packages next to the archive, and the libraries that it needs of them."""
 
 COMMON = {
     **SETTINGS,
@@ -75,7 +75,7 @@ exec {command} "$@"
 
 @dataclass(frozen=True)
 class Work:
-    """What all parts of a release share. ``place`` keeps what was compiled, ``environment`` names the compilers."""
+    """The parts of a release share this. ``place`` keeps what was compiled, ``environment`` names the compilers."""
 
     place: Path
     target: Path
@@ -206,7 +206,7 @@ def _tagged(wheel: Path, work: Work) -> Path:
 
 
 def make_cuda(work: Work, toolkit: Toolkit, architectures: Sequence[str]) -> Path:
-    """The archive with libggml-cuda, a module that ggml loads beside the variants for the CPU."""
+    """The archive with libggml-cuda, a module that ggml loads next to the variants for the CPU."""
     values = {
         **COMMON,
         **toolkit.defines(),
@@ -238,7 +238,7 @@ def make_cuda(work: Work, toolkit: Toolkit, architectures: Sequence[str]) -> Pat
 
 
 def cuda_archive(manifest: Mapping[str, object], files: Mapping[str, bytes]) -> bytes:
-    """A tar of ``files`` behind manifest.json, to which their sizes and hashes are added, compressed by zstd."""
+    """A tar of ``files`` after manifest.json, to which their sizes and hashes are added, compressed by zstd."""
     import zstandard
 
     listed = {

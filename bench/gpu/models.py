@@ -217,7 +217,7 @@ def measure(name: str, peer: str, models: dict[str, Path], options: argparse.Nam
 
 
 def keep(path: Path, found: list[Record]) -> None:
-    """Write the findings, and what was measured."""
+    """Write the findings and their head."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"machine": describe("random"), "found": found}, indent=1) + "\n", encoding="utf-8")
 

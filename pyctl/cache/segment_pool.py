@@ -80,7 +80,7 @@ class SegmentPool:
             segment = segment.parent
 
     def add_rows(self, segment: Segment, rows: Block) -> None:
-        """Let ``segment`` have its rows in RAM, too. Raises ValueError if it has some, or is not alive."""
+        """Let ``segment`` also have its rows in RAM. Raises ValueError if it has some, or is not alive."""
         if segment not in self._alive or segment.rows.size:
             raise ValueError("only a segment that is alive, and has no rows in RAM, can be given some")
         segment.rows = rows

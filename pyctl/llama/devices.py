@@ -57,7 +57,7 @@ class Device:
 
 @cache
 def start_backends() -> None:
-    """Initialise llama.cpp, once, with backends that are files beside it: the best of ggml-cpu for this CPU, and CUDA.
+    """Initialise llama.cpp, once, with backends that are files next to it: the best of ggml-cpu for this CPU, and CUDA.
 
     Without a path, ggml would take such files from the current directory.
     """

@@ -215,12 +215,12 @@ def unpack(archive: Path, target: Path, architectures: tuple[str, ...]) -> Manif
 def _manifest(tar: tarfile.TarFile) -> Manifest:
     member = tar.next()
     if member is None or member.name != MANIFEST or not member.isreg() or member.size > MAX_TEXT:
-        raise ValueError(f"it does not begin with {MANIFEST}")
+        raise ValueError(f"it does not start with {MANIFEST}")
     content = tar.extractfile(member)
     assert content is not None
     values = json.loads(content.read())
     if values["format"] != FORMAT:
-        raise UnfitError(f"the file is of format {values['format']}, and this pyctl knows {FORMAT}")
+        raise UnfitError(f"the file is of format {values['format']}, this pyctl reads {FORMAT}")
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     return Manifest(**{field.name: values[field.name] for field in fields(Manifest)})
 

@@ -39,7 +39,7 @@ a shared library may leave the other symbols open."""
 
 @dataclass(frozen=True)
 class Toolkit:
-    """A CUDA toolkit. ``libraries`` are copied beside llama.cpp's."""
+    """A CUDA toolkit. ``libraries`` are copied next to llama.cpp's."""
 
     release: str
     nvcc: Path

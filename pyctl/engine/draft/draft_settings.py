@@ -42,7 +42,7 @@ AUTOMATIC = ("auto",)
 """The types of a model for which no flag names a source; loading replaces them."""
 
 PRIVATE = ("auto", "private")
-"""The same where clients have keys of their own: without `cache`, which drafts from the texts of all."""
+"""Return the settings for clients with several keys: without `cache`, which drafts from the texts of all."""
 
 AUTOMATIC_LENGTH = 2
 """Most tokens of a draft if no flag names a source: a third token gains next to nothing for a single reply, and takes a
