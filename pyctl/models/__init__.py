@@ -41,7 +41,7 @@ class HubSettings:
     """A model on huggingface.co, or at an address; ``hf_repo`` is USER/MODEL or USER/MODEL:QUANT.
 
     ``hf_file`` wins over the quant; ``draft_repo`` is the same for a draft model. With ``mmproj_auto``, the vision
-    encoder in the same repository comes, too; ``mmproj_url`` is the address of one. ``offline`` takes only files that
+    encoder in the same repository also comes; ``mmproj_url`` is the address of one. ``offline`` takes only files that
     were fetched before. Raises ConfigError if flags exclude each other, or one lacks another.
     """
 

@@ -83,7 +83,7 @@ def test_the_file_of_a_release_is_fetched_whole_or_not_at_all(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("manifest", "words"),
     [
-        ({"format": 2}, "of format 2, and this pyctl knows 1"),
+        ({"format": 2}, "of format 2, this pyctl reads 1"),
         ({"digest": "0"}, "is of another llama.cpp"),
         ({"architectures": ["75", "89"]}, "has no code for compute capability 86"),
     ],
@@ -115,7 +115,7 @@ HUGE = {"libggml-cuda.so": {"sha256": "", "size": 2**33}}
         ({"files": HUGE}, BOTH, "its content is not between 0 and"),
         ({"files": {"a": {"sha256": "", "size": -1}}}, BOTH, "its content is not between 0 and"),
         ({"files": {}}, {"a": bytes(2**22)}, "larger than its manifest says|is not what manifest.json says"),
-        ({"more": "x" * 2**21}, BOTH, "it does not begin with manifest.json"),
+        ({"more": "x" * 2**21}, BOTH, "it does not start with manifest.json"),
     ],
 )
 def test_a_file_has_what_its_manifest_says_and_nothing_else(
