@@ -19,16 +19,6 @@ POOL = ["--kv-pool", "40960"]
 LONG = 32_768
 """The longest conversation; it is evaluated cold once only."""
 
-TOLD = ((1, 1024, 8), (1, 4096, 4), (2, 16_384, 4))
-"""Conversations of the plain model, as arguments of `told`; of the longest the first question is asked."""
-
-
-def questions_of(seed: int, tokens: int, count: int) -> list[tuple[Messages, Question]]:
-    conversation = told(seed, tokens, count)
-    asked = conversation.questions[: 1 if tokens >= 16_384 else count]
-    return [(conversation.ask(number), question) for number, question in enumerate(asked)]
-
-
 def ask(server: Server, messages: Messages, **fields: Any) -> tuple[str, dict[str, Any]]:
     """The greedy reply and its timings."""
     body = {"messages": messages, "max_tokens": 48, "temperature": 0, **fields}
@@ -49,15 +39,6 @@ def after(messages: Messages, reply: str, question: Question) -> Messages:
 @pytest.fixture(scope="module")
 def server(start: Callable[..., Server]) -> Server:
     return start("", *FLAGS)
-
-
-@pytest.mark.parametrize(("seed", "tokens", "count"), TOLD)
-def test_the_plain_model_recalls(server: Server, seed: int, tokens: int, count: int) -> None:
-    for prompt, question in questions_of(seed, tokens, count):
-        reply, timings = ask(server, prompt, cache_prompt=False)
-        assert timings["source"] == "none"
-        assert timings["prompt_n"] > 0.8 * tokens
-        assert reply == question.answer
 
 
 @pytest.mark.timeout(1200)
