@@ -21,7 +21,7 @@ INSTALLED := $(VENV)/installed-$(subst $(COMMA),-,$(EXTRAS))
 OF_EXTRAS := import importlib.metadata as m; \
   print(*(r.partition(';')[0] for r in m.requires('pyctl-llama') if r.partition('extra == ')[2][1:-1] in '$(EXTRAS)'.split(',')))
 
-SMOKE := tests/process/test_serve.py tests/model/llama/test_families.py
+SMOKE := tests/process/test_sdk_openai.py tests/model/llama/test_families.py
 
 # A refusal that takes longer, or memory that grows more, is wrong on any machine; lives of a short soak have no rests.
 SOAK := --patience 60 --growth-limit 400

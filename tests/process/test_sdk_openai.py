@@ -38,6 +38,7 @@ def client(server: Server) -> Iterator[openai.OpenAI]:
         yield client
 
 
+@pytest.mark.smoke
 def test_a_chat_streamed_with_its_helper(client: openai.OpenAI) -> None:
     fields: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "max_tokens": 20}
     fields["extra_body"] = {"grammar": 'root ::= "It " [a-z]{5} "."'}  # the helper wants a reply that ends by itself

@@ -26,11 +26,6 @@ def server(request: pytest.FixtureRequest, start: Callable[..., Server]) -> Serv
 
 
 @pytest.fixture(scope="module")
-def hybrid(start: Callable[..., Server]) -> Server:
-    return start("tiny-hybrid", "--exact", "--alias", "tiny")
-
-
-@pytest.fixture(scope="module")
 def patient(start: Callable[..., Server]) -> Server:
     """With room for a reply that lasts as long as a test may wait."""
     return start("tiny-hybrid", "-c", "65536")
@@ -67,20 +62,6 @@ def test_a_conversation_is_cached_and_equal_to_an_uncached_one(server: Server, c
         if turn:
             assert warm.usage.prompt_tokens - cached < 240, "only the last reply and the new message are evaluated"
         messages.append({"role": "assistant", "content": warm.choices[0].message.content})
-
-
-@pytest.mark.smoke
-def test_streaming_gives_the_same_text_and_ends_with_usage(hybrid: Server, client_of: ClientOf) -> None:
-    client = client_of(hybrid)
-    fields: dict[str, Any] = {"model": "any", "messages": [SYSTEM, user("Hello there")], "max_tokens": 30, "seed": 5}
-    whole = client.chat.completions.create(**fields)
-    chunks = list(client.chat.completions.create(**fields, stream=True, stream_options={"include_usage": True}))
-    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    assert text == whole.choices[0].message.content
-    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
-    reasons = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices]
-    assert reasons[-1] == whole.choices[0].finish_reason
-    assert set(reasons[:-1]) == {None}
 
 
 def raw_request(server: Server, body: dict[str, Any]) -> socket.socket:
