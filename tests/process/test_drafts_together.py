@@ -30,22 +30,6 @@ def drafts_of(reply: dict[str, Any]) -> tuple[int, int]:
     return timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
 
 
-def test_with_exact_no_source_changes_a_reply(start: Callable[..., Server]) -> None:
-    """Remembered texts change the speed of a reply, never its tokens."""
-    prompts = [TEXT * 8, "{" + TEXT * 6, TEXT * 9 + "x"]
-    fields: dict[str, Any] = {"temperature": 0.8, "seed": 5, "n_probs": 1}
-    replies: dict[str, list[list[int]]] = {}
-    accepted: dict[str, int] = {}
-    for types in ("draft-mtp", ALL):
-        server = start("tiny-hybrid-nextn", "--exact", "--spec-type", types, "--spec-ngram-simple-size-n", "2")
-        found = [ask(server, prompt, 120, **fields) for prompt in prompts * 3]
-        replies[types] = [each["tokens"] for each in found]
-        accepted[types] = sum(drafts_of(each)[1] for each in found)
-        assert replies[types][:3] == replies[types][3:6] == replies[types][6:]
-    assert replies["draft-mtp"] == replies[ALL]
-    assert accepted[ALL] > accepted["draft-mtp"], "replies that were given before are drafted"
-
-
 @pytest.mark.parametrize("flags", [["--exact"], []])
 @pytest.mark.parametrize("name", ["tiny-hybrid-nextn", "tiny-moe-nextn"])
 def test_clients_side_by_side_get_what_they_asked_for(
