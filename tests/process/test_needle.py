@@ -19,6 +19,7 @@ POOL = ["--kv-pool", "40960"]
 LONG = 32_768
 """The longest conversation; it is evaluated cold once only."""
 
+
 def ask(server: Server, messages: Messages, **fields: Any) -> tuple[str, dict[str, Any]]:
     """The greedy reply and its timings."""
     body = {"messages": messages, "max_tokens": 48, "temperature": 0, **fields}

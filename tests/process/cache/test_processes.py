@@ -24,7 +24,7 @@ from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.snapshot import PromptMatch, Snapshot
 from pyctl.prompt import Prompt
-from tests.unit.cache.disk.making import check_directory, check_read, conversation, on_disk
+from tests.unit.cache.disk.making import check_directory, check_read, conversation
 from tests.waiting import until
 
 Opener = Callable[..., DiskStore]
@@ -54,18 +54,6 @@ def write_for_ever(directory: str, seed: int, written: ctypes.c_int) -> None:
             store.touch(each.prefix)
             if choice.random() < 0.1:
                 store.directory.remove(each.prefix.name)
-
-
-def write_once(directory: str, first: int, damaged: object) -> None:
-    store = DiskStore(Path(directory), "model", BUDGET, min_tokens=1)
-    store.directory.recover()
-    for each in all_snapshots(first):
-        store.write(each)
-        found = store.read(each.prefix, each.last_tokens(each.n))
-        assert found is None or found.state.recurrent.tobytes() == each.state.recurrent.tobytes()
-        assert store.directory.n_bytes <= BUDGET
-    damaged.value += store.damaged  # type: ignore[attr-defined]
-    store.close()
 
 
 def check_all(store: DiskStore) -> int:
@@ -116,19 +104,6 @@ def test_two_containers_share_a_volume(tmp_path: Path, open_store: Opener) -> No
     check_read(store, conversation(3)[-1])
 
 
-def test_killed_while_writing(tmp_path: Path) -> None:
-    choice = random.Random(0)
-    kept = []
-    for number in range(ROUNDS):
-        written = SPAWN.RawValue(ctypes.c_int, -1)
-        child = start(write_for_ever, tmp_path / "cache", number, written)
-        wait_until(written, choice.randrange(8))
-        time.sleep(choice.uniform(0.0, 0.1))  # so that it is somewhere within the next one
-        kill(child)
-        kept.append(reopen(tmp_path / "cache"))
-    assert max(kept) > 5
-
-
 def start(
     target: Callable[..., None], directory: Path, number: int, done: ctypes.c_int
 ) -> multiprocessing.process.BaseProcess:
@@ -148,33 +123,6 @@ def kill(child: multiprocessing.process.BaseProcess) -> None:
     child.join(120)
     assert child.exitcode == -signal.SIGKILL
     child.close()
-
-
-def reopen(directory: Path) -> int:
-    """Check as a new process: no temp files, no damage, within the budget; returns the number of snapshots."""
-    store = DiskStore(directory, "model", BUDGET, min_tokens=1)
-    try:
-        store.directory.recover()
-        assert not [path for path in on_disk(directory) if path.suffix == ".tmp"]
-        return check_all(store)
-    finally:
-        store.close()
-
-
-def test_two_processes_write_at_once(open_store: Opener, tmp_path: Path) -> None:
-    directory = tmp_path / "cache"
-    damaged = SPAWN.Value("i", 0)
-    children = [SPAWN.Process(target=write_once, args=(str(directory), first, damaged)) for first in (0, 0, 6)]
-    for child in children:
-        child.start()
-    for child in children:
-        child.join(120)
-        assert child.exitcode == 0
-        child.close()
-    assert damaged.value == 0
-    store = open_store(directory=directory, budget=BUDGET)
-    assert store.directory.recover().sound
-    assert check_all(store) > 0
 
 
 def test_reads_while_recovering_and_writing(open_store: Opener) -> None:
@@ -306,17 +254,19 @@ def test_a_look_from_another_process_leaves_the_index_alone(open_store: Opener, 
 def test_two_processes_hold_one_budget_whoever_is_killed_or_looks(open_store: Opener, tmp_path: Path) -> None:
     directory = tmp_path / "cache"
     store = open_store(directory=directory, budget=BUDGET)
-    for number in range(4):
+    for number in range(max(ROUNDS // 4, 4)):
         written = SPAWN.RawValue(ctypes.c_int, -1)
         child = start(write_for_ever, directory, number, written)
         wait_until(written, 2)
-        for each in all_snapshots()[number::4]:
+        for each in all_snapshots()[number % 4 :: 4]:
             store.write(each)
+            found = store.read(each.prefix, each.last_tokens(each.n))
+            assert found is None or found.state.recurrent.tobytes() == each.state.recurrent.tobytes()
             assert store.directory.n_bytes <= BUDGET
         look(directory)
         wait_until(written, 4)
         kill(child)
-    store.directory.recover()
+    assert not store.directory.recover().broken
     assert not lost_files()
     assert look(directory, "verify")[0] == "True"
-    assert sum(path.stat().st_size for path in on_disk(directory)) <= BUDGET
+    assert check_all(store) > 0
