@@ -109,6 +109,25 @@ def test_sizes_add_up_and_prune_says_what_it_would_do_and_who_else_is_there(run:
         run("prune", "kv", "--to", "1MB")
 
 
+def test_verify_finds_and_fixes_damage(run: Run, directory: Path) -> None:
+    victim = min(directory.rglob("*.state"))
+    victim.write_bytes(bytes(byte ^ 1 for byte in victim.read_bytes()))
+    code, out, _ = run("verify")
+    assert (code, f"broken: {victim.parent.name}/{victim.name}" in out) == (1, True)
+    assert [run("verify", "--fix")[0], run("verify")[0]] == [0, 0]
+    assert not victim.exists()
+    assert len(json.loads(run("ls", "--json")[1])) == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "place", "message"),
+    [("ls", "none", "none is not a directory"), ("ls", "", "no prefix cache in "), ("dance", "", "no such command")],
+)
+def test_what_cannot_be_done(command: str, place: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run_cache([command, "--kv-cache-dir", str(tmp_path / place)], {})
+
+
 def test_the_beginning_of_an_id_is_enough(run: Run) -> None:
     entries = json.loads(run("ls", "--json")[1])
     digest = entries[0]["name"].partition("-")[2]
