@@ -8,7 +8,6 @@ import pytest
 
 from pyctl.engine.request import Request
 from pyctl.errors import EngineError
-from pyctl.server import ServerSettings
 from tests.unit.chat.toy import THINKING
 from tests.unit.server.fake import HI, Bench, Script, fail, play
 from tests.unit.server.parts import named_events, split_by_lines
@@ -180,10 +179,3 @@ def test_a_failure_after_the_first_byte_is_an_event() -> None:
     assert events[0]["type"] == "message_start"
     error = {"code": 500, "message": "broken", "type": "api_error"}
     assert events[-1] == {"type": "error", "error": error}
-
-
-def test_keys_come_in_either_header() -> None:
-    bench = Bench(play("x"), settings=ServerSettings(api_keys=("secret",)))
-    for headers in ({"x-api-key": "secret"}, {"authorization": "Bearer secret"}):
-        assert bench.post("/v1/messages", {"messages": HI}, headers=headers).status_code == 200
-    assert bench.post("/v1/messages", {"messages": HI}, headers={"x-api-key": "wrong"}).status_code == 401
