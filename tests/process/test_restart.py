@@ -147,18 +147,3 @@ def test_kill_at_random_moments(start: Callable[..., Server], tmp_path: Path) ->
     server = start("tiny-hybrid", *flags)
     assert server.stop() == 0
     check_directory(tmp_path)
-
-
-def test_a_request_may_choose_its_own_policy(start: Callable[..., Server], tmp_path: Path) -> None:
-    server = start("tiny-hybrid", "--kv-cache-dir", str(tmp_path))
-    for value, status in (
-        ({"scope": "off"}, 200),
-        ({"scope": "auto:4", "window": 2}, 200),
-        ({"scope": "core"}, 400),
-        ({"window": 0}, 400),
-    ):
-        body = {"messages": [SYSTEM, user(1)], "max_tokens": 1, "prefix_cache": value}
-        response = httpx.post(f"{server.url}/v1/chat/completions", json=body)
-        assert response.status_code == status
-        assert status == 200 or response.json()["error"]["message"].startswith("prefix_cache.")
-    assert httpx.get(f"{server.url}/props").json()["full_cache"]["disk_policy"]

@@ -3,8 +3,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from tests.unit.chat import toy
 from tests.unit.server.fake import Bench, play
 
@@ -71,25 +69,3 @@ def test_tools_reach_the_template_as_llama_server_writes_them() -> None:
     text = bench.tokenizer.detokenize(bench.worker.requests[0].prompt.tokens.tolist()).decode()
     tool = {"type": "function", "function": {"name": "stop", "description": "", "parameters": {}}}
     assert json.loads(text[: text.index("<|im_start|>")]) == [tool]
-
-
-@pytest.mark.parametrize(
-    ("fields", "why"),
-    [
-        ({"tools": {}}, "list"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "parameters"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "description": 3}}]}, "description"),
-        ({"tools": [TOOL], "tool_choice": "ever"}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": 3}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "'g'"),
-        ({"tools": [TOOL], "parallel_tool_calls": 1}, "parallel_tool_calls"),
-        ({"tools": [TOOL], "grammar": "root ::= [a]"}, "grammar"),
-    ],
-)
-def test_what_is_wrong_is_said(fields: dict[str, Any], why: str) -> None:
-    bench = Bench(play("x"))
-    response = bench.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], **fields})
-    assert response.status_code == 400
-    assert why in response.json()["error"]["message"]
