@@ -178,14 +178,6 @@ def test_a_budget_of_reasoning_in_the_words_of_another_api(fields: dict[str, Any
     assert limit.n_tokens == 7
 
 
-def test_a_prefilled_reply_is_continued() -> None:
-    bench = Bench(play(" world"))
-    body = bench.chat(messages=[*HI, {"role": "assistant", "content": "Hello"}])
-    assert body["choices"][0]["message"]["content"] == "Hello world"
-    prompt = bench.worker.requests[0].prompt.tokens.tolist()
-    assert bench.tokenizer.detokenize(prompt).endswith(b"assistant\nHello")
-
-
 THOUGHT: Any = {"role": "assistant", "content": "", "reasoning_content": "I think"}
 SAID: Any = {"role": "assistant", "content": "Well, ", "reasoning_content": "I think"}
 EXPLICIT: Any = {"continue_final_message": True, "add_generation_prompt": False}
