@@ -223,18 +223,3 @@ def test_a_server_that_is_killed_in_the_middle_of_a_fetch(
     assert ask(again, TEXTS[0]) == (filled.replies[0], "disk")
     assert again.stop() == 0
     assert pyctl("cache", "verify", "--kv-cache-dir", str(tmp_path / "b")).returncode == 0
-
-
-def test_a_directory_as_a_store(start: Start, tmp_path: Path) -> None:
-    url = f"file://{tmp_path}/shared"
-    first = start("tiny-hybrid", *flags(tmp_path / "a", url))
-    cold, _ = ask(first, TEXTS[0])
-    until(lambda: store_of(first)["sent"]["n"], every=0.1)
-    assert first.stop() == 0
-    second = started(start, tmp_path / "b", url)
-    assert ask(second, TEXTS[0]) == (cold, "disk")
-    found = httpx.get(f"{second.url}/cache").json()["prefixes"][0]
-    assert httpx.delete(f"{second.url}/cache/{found['id']}").status_code == 200
-    states = f"{found['id'].partition('-')[0]}-*.state"
-    until(lambda: not list((tmp_path / "shared").rglob(states)))
-    assert second.stop() == 0

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.process.conftest import Server, pyctl
@@ -72,4 +73,8 @@ def test_a_store_needs_no_locks(place: Path, start: Start, tmp_path: Path) -> No
     second = start("tiny-hybrid", *flags(tmp_path / "b", url))
     until(lambda: store_of(second)["in_use"], every=0.1)
     assert ask(second, ASKED) == (cold[0], "disk")
+    found = httpx.get(f"{second.url}/cache").json()["prefixes"][0]
+    assert httpx.delete(f"{second.url}/cache/{found['id']}").status_code == 200
+    states = f"{found['id'].partition('-')[0]}-*.state"
+    until(lambda: not list((place / "shared").rglob(states)))
     assert (first.stop(), second.stop()) == (0, 0)
