@@ -274,6 +274,7 @@ def test_every_part_of_an_address_tells_models_apart(
         )
     }
     assert len(found) == 7
+    assert fetch_url(f"{base}/x/m.gguf", offline=True) in found
     assert {path.name for path in found} == {"m.gguf", "m n.gguf"}
     for address in (f"{base.replace('http', 'https')}/x/m.gguf", "http://127.0.0.1:9/x/m.gguf"):
         with pytest.raises(ConfigError, match="is not downloaded yet"):

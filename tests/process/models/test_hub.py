@@ -70,9 +70,6 @@ class Hub(Handler):
             if (found := REPOS.get(match[1], {}).get(match[2])) is None:
                 return 404, b"", {"X-Error-Code": "EntryNotFound"}
             return 200, found, {"ETag": f'"{hashlib.sha256(found).hexdigest()}"', "X-Repo-Commit": COMMIT}
-        if self.path.startswith("/files/"):
-            found = FILES.get(self.path.removeprefix("/files/"))
-            return (404, b"", {}) if found is None else (200, found, {})
         return 401, b"", {"X-Error-Code": "RepoNotFound"}
 
 
@@ -228,20 +225,3 @@ def test_what_the_hub_does_not_have(run: Run, hub: str) -> None:
 def test_no_network_and_nothing_fetched(run: Run) -> None:
     (message,) = run({"hf_repo": "org/model-GGUF"}, endpoint="http://127.0.0.1:9")
     assert str(message).startswith("org/model-GGUF is not downloaded yet, and http://127.0.0.1:9 cannot be reached (")
-
-
-def test_models_by_address(run: Run, hub: str, tmp_path: Path) -> None:
-    model = {"model_url": f"{hub}/files/model-BF16-00001-of-00002.gguf"}
-    fetched = ["model-BF16-00001-of-00002.gguf", "GGUF one"]
-    assert run(model) == [fetched]
-    assert len(list(tmp_path.rglob("model-BF16-0000?-of-00002.gguf"))) == 2
-    assert run({**model, "offline": True}) == [fetched]
-    missing = {"model_url": f"{hub}/files/x.gguf"}
-    assert run(missing, {**missing, "offline": True}, {"model_url": f"{hub}/files/README.md"}) == [
-        f"{hub}/files/x.gguf answers with status 404",
-        "x.gguf is not downloaded yet, and --offline forbids it",
-        f"{hub}/files/README.md does not end in the name of a GGUF file",
-    ]
-    (message,) = run({"model_url": "http://127.0.0.1:9/x.gguf"})
-    assert str(message).startswith("cannot fetch http://127.0.0.1:9/x.gguf: ")
-    assert not list(tmp_path.rglob(".*.tmp"))
