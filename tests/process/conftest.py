@@ -68,16 +68,6 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def until_replying(server: Server, key: str = "none") -> None:
-    """Wait until a client gets a reply; a prompt that is made ready behind one makes a sequence busy, too."""
-
-    def replies() -> bool:
-        slots = httpx.get(f"{server.url}/slots", headers={"authorization": f"Bearer {key}"}).json()
-        return any(slot["is_processing"] and slot["next_token"][0]["n_decoded"] > 1 for slot in slots)
-
-    until(replies, every=0.02)
-
-
 def lengths_on_disk(server: Server) -> list[int]:
     """Of the snapshots that the index has, also after a kill; their files were there a moment before."""
     body = httpx.get(f"{server.url}/cache").json()
