@@ -68,16 +68,6 @@ def test_a_budget_ends_the_reasoning(server: Server, budget: int) -> None:
     assert free["reasoning_content"].startswith(thought.removesuffix("Now:"))
 
 
-def test_several_replies_share_the_prompt(server: Server) -> None:
-    body = chat(server, n=3, seed=5, max_tokens=8)
-    texts = [choice["message"]["reasoning_content"] for choice in body["choices"]]
-    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
-    assert len(set(texts)) == 3
-    alone = [chat(server, seed=5 + number, max_tokens=8) for number in range(3)]
-    assert texts == [one["choices"][0]["message"]["reasoning_content"] for one in alone]
-    assert alone[2]["timings"]["cache_n"] > 0
-
-
 def test_filling_a_gap(server: Server) -> None:
     body = post(server, "/infill", input_prefix="def f(", input_suffix="):", n_predict=4, ignore_eos=True)
     assert body["tokens_predicted"] == 4

@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -95,14 +94,6 @@ def test_a_broken_image_is_refused_before_a_stream_begins(server: Server) -> Non
         assert response.json()["error"]["message"].startswith("messages[1].content[1]: the "), response.text
     assert said(ask(server, shown("What is this?", PNG))) == before
     assert "ERROR" not in server.log()
-
-
-def test_many_at_once_with_images_and_without(start: Start, flags: list[str]) -> None:
-    server = start("tiny-hybrid", *[flag for flag in flags if flag != "--exact"], "-np", "3")
-    questions = [[shown(f"What is {i}?", *((PNG, JPEG)[: i % 3]))] for i in range(9)]
-    with ThreadPoolExecutor(9) as pool:
-        replies = list(pool.map(lambda question: ask(server, *question, ignore_eos=True).json(), questions))
-    assert [reply["usage"]["completion_tokens"] for reply in replies] == [8] * 9
 
 
 def test_a_chat_at_the_terminal(tiny_mmproj: Path, model_path: Callable[[str], Path], tmp_path: Path) -> None:

@@ -55,12 +55,6 @@ def called(client: openai.OpenAI, **fields: Any) -> Any:
     return client.chat.completions.create(model="any", messages=ASKED, **{**options, **fields})
 
 
-def test_a_named_tool_is_called(client: openai.OpenAI) -> None:
-    choice = {"type": "function", "function": {"name": "stop"}}
-    message = called(client, tools=[TOOL, OTHER], tool_choice=choice).choices[0].message
-    assert [call.function.name for call in message.tool_calls] == ["stop"]
-
-
 def test_reasoning_comes_before_a_forced_call(client: openai.OpenAI, form: str) -> None:
     if form == "json":
         pytest.skip("this template knows no reasoning")
