@@ -52,15 +52,10 @@ def test_prompts_outlive_a_restart_without_a_flag(start: Start, tmp_path: Path) 
     assert "north gate" in listed.stdout, listed.stderr
 
 
-def test_without_it_nothing_is_written(start: Start, tmp_path: Path) -> None:
-    server = start("tiny-hybrid", "--no-kv-cache", before=at_home(tmp_path))
-    assert ask(server) == "none"
-    assert server.stop() == 0
-    assert (list(tmp_path.iterdir()), "disk cache" in server.log()) == ([], False)
-
-
-def test_the_servers_of_the_tests_write_nothing(start: Start, tmp_path: Path) -> None:
-    server = start("tiny-hybrid", before=f"import os; os.environ['XDG_CACHE_HOME'] = {str(tmp_path)!r}")
+@pytest.mark.parametrize("flags", [("--no-kv-cache",), ()], ids=["turned off", "servers of the tests"])
+def test_without_it_nothing_is_written(start: Start, tmp_path: Path, flags: tuple[str, ...]) -> None:
+    before = at_home(tmp_path) if flags else f"import os; os.environ['XDG_CACHE_HOME'] = {str(tmp_path)!r}"
+    server = start("tiny-hybrid", *flags, before=before)
     assert ask(server) == "none"
     assert server.stop() == 0
     assert (list(tmp_path.iterdir()), "disk cache" in server.log()) == ([], False)
