@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from llama_cpp import llama_cpp as api
 from pyctl.cli.arguments import parse_serve
 from pyctl.cli.serve_command import several
 from pyctl.server.models import Models
-from pyctl.server.supervisor import Supervisor
+from tests.unit.server.parts import supervised
 from tests.waiting import until
 
 N_RELOADS = 4
@@ -47,23 +47,17 @@ def text_of(model: Path, n_ctx: int) -> str:
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Callable[[str], Models]]:
     """run(text) -> the models of a preset file, which are served."""
-    running: list[tuple[Models, threading.Thread]] = []
+    with ExitStack() as stack:
 
-    def start(text: str) -> Models:
-        preset = tmp_path / "models.ini"
-        preset.write_text(text)
-        argv = ["--models-preset", str(preset), "--models-patience", "0", "--no-kv-cache"]
-        models = several(parse_serve(argv, {}), argv, {})
-        assert models is not None
-        thread = threading.Thread(target=Supervisor(models).run, daemon=True)
-        thread.start()
-        running.append((models, thread))
-        return models
+        def start(text: str) -> Models:
+            preset = tmp_path / "models.ini"
+            preset.write_text(text)
+            argv = ["--models-preset", str(preset), "--models-patience", "0", "--no-kv-cache"]
+            models = several(parse_serve(argv, {}), argv, {})
+            assert models is not None
+            return stack.enter_context(supervised(models))
 
-    yield start
-    for models, thread in running:
-        models.close()
-        thread.join(60)
+        yield start
 
 
 def load(models: Models, name: str) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -15,7 +16,28 @@ from starlette.types import ASGIApp
 from pyctl.chat.chat_format import PreparedChat
 from pyctl.chat.reply import CallDelta, ReplyDelta, ReplySplitter
 from pyctl.engine.request import Request
+from pyctl.errors import PyctlError
+from pyctl.server.models import Models
+from pyctl.server.supervisor import Supervisor
 from tests.unit.server.fake import Bench, Gate, Script, play
+
+
+@contextmanager
+def supervised(models: Models) -> Iterator[Models]:
+    """They are served in a thread of their own, which ends with the context."""
+
+    def serve() -> None:
+        with suppress(PyctlError):
+            Supervisor(models).run()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield models
+    finally:
+        models.close()
+        thread.join(60)
+        assert not thread.is_alive()
 
 
 class PartSplitter:

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -18,9 +19,8 @@ from pyctl.server.app import create_app
 from pyctl.server.load_order import LoadOrder
 from pyctl.server.models import Lease, ModelCard, Models, ModelSource, give_back_lease
 from pyctl.server.service import AppState, Service
-from pyctl.server.supervisor import Supervisor
 from tests.unit.server.fake import HI, Bench, Client
-from tests.unit.server.parts import Caller, in_loop
+from tests.unit.server.parts import Caller, in_loop, supervised
 from tests.waiting import until
 
 
@@ -58,29 +58,14 @@ def found() -> list[ModelSource]:
 @pytest.fixture
 def run(found: list[ModelSource]) -> Iterator[Callable[..., Models]]:
     """run(1, a=Loader(), ...) -> models that are served, of which one is loaded at a time."""
-    running: list[tuple[Models, threading.Thread]] = []
+    with ExitStack() as stack:
 
-    def start(maximum: int, **loaders: Loader) -> Models:
-        found[:] = [ModelSource(ModelCard(name), loader) for name, loader in loaders.items()]
-        models = Models(AppState(ServerSettings(ping_seconds=1)), lambda: list(found), LoadOrder(maximum, 0.0))
-        thread = threading.Thread(target=lambda: trouble_of(models), daemon=True)
-        thread.start()
-        running.append((models, thread))
-        return models
+        def start(maximum: int, **loaders: Loader) -> Models:
+            found[:] = [ModelSource(ModelCard(name), loader) for name, loader in loaders.items()]
+            state = AppState(ServerSettings(ping_seconds=1))
+            return stack.enter_context(supervised(Models(state, lambda: list(found), LoadOrder(maximum, 0.0))))
 
-    yield start
-    for models, thread in running:
-        models.close()
-        thread.join(60)
-        assert not thread.is_alive()
-
-
-def trouble_of(models: Models) -> PyctlError | None:
-    try:
-        Supervisor(models).run()
-    except PyctlError as error:
-        return error
-    return None
+        yield start
 
 
 def lease(models: Models, name: str) -> Lease:
