@@ -61,7 +61,7 @@ async def check(service: Service, request: Request) -> Response:
 
 
 async def pin(service: Service, request: Request) -> Response:
-    """POST /cache/pin {"id": ..., "pinned": true}: never evict it. Raises RequestError, NotFoundError for no id."""
+    """POST /cache/pin {"id": ..., "pinned": true}: never evict it. Raises RequestError, NotFoundError if unknown."""
     body = _PinBody.parse(await request.body())
     name = body.id
     if not isinstance(name, str) or not name:

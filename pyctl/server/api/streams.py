@@ -21,7 +21,7 @@ _MAX_DIGITS = 18
 
 
 async def resume(models: Models, request: Request) -> ASGIApp:
-    """GET /v1/stream?conv_id=ID&from=N: a kept stream from byte N. Raises RequestError; LoadingError before it."""
+    """GET /v1/stream?conv_id=ID&from=N: its bytes from N on. Raises RequestError; LoadingError before it begins."""
     stream = models.shared.streams.get(key_of(request, request.query_params.get("conv_id", "")))
     value = request.query_params.get("from", "0") or "0"
     if not (value.isascii() and value.isdecimal() and len(value) <= _MAX_DIGITS):
