@@ -17,7 +17,6 @@ from pyctl.errors import LibraryMismatchError
 from pyctl.llama import extension, library
 
 ROOT = Path(__file__).resolve().parents[3]
-VENDORED = ROOT / "vendor/llama.cpp"
 
 
 def test_versions_are_stated_alike_everywhere() -> None:

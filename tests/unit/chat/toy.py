@@ -98,16 +98,6 @@ THINKING = """\
 """
 """Like Qwen's: a generation header that opens a reasoning block, no system message inside."""
 
-EFFORT = (
-    """\
-{%- set effort = reasoning_effort | default('xhigh') -%}
-{%- if effort not in ('low', 'medium', 'xhigh') -%}{{- raise_exception('unknown effort') -}}{%- endif -%}
-{%- if effort != 'medium' -%}{{- '<|im_start|>system\\nThink ' + effort + '.<|im_end|>\\n' -}}{%- endif -%}
-"""
-    + CHATML
-)
-"""Like Qwen3.8's: xhigh by default, an instruction for xhigh and low, none for medium, an error for others."""
-
 LLAMA3 = """\
 {{- bos_token -}}
 {%- for m in messages -%}
