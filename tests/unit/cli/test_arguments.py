@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -88,49 +90,45 @@ def test_every_name_has_one_meaning() -> None:
     assert sum(map(len, (NO_OP, IGNORED, REJECTED))) == len(WITHOUT_USE)
 
 
-@pytest.mark.parametrize("text", ["top_k;top_p;temperature", "top-k;nucleus;temp", "TopK; topp ;temperature;"])
-def test_sampler_names(text: str) -> None:
-    assert serve("--samplers", text).replies.sampling.samplers == ("top_k", "top_p", "temperature")
+THREE = ("top_k", "top_p", "temperature")
 
 
-def test_sampler_letters() -> None:
-    assert serve("--sampling-seq", "kpt").replies.sampling.samplers == ("top_k", "top_p", "temperature")
-    assert serve("--sampler-seq", "edskypmxt").replies.sampling == Sampling()
-
-
-def test_flags_know_every_sampler_that_a_request_may_name() -> None:
-    assert serve("--sampling-seq", "kia").replies.sampling.samplers == ("top_k", "infill", "adaptive_p")
-    assert serve("--samplers", "adaptive-p").replies.sampling.samplers == ("adaptive_p",)
-
-
-@pytest.mark.parametrize(("argv", "value"), [(["auto"], -1), (["99"], 99), (["0"], 0), (["-1"], -1)])
-def test_gpu_layers(argv: list[str], value: int) -> None:
-    assert serve("-ngl", *argv).model.n_gpu_layers == value
-
-
-def test_load_mode_from_older_flags() -> None:
-    assert serve("--no-mmap", "--mlock").model.load_mode == "mlock"
-    assert serve("--no-mmap", LLAMA_ARG_LOAD_MODE="dio").model.load_mode == "none"
-    assert serve("-lm", "dio", LLAMA_ARG_MLOCK="1").model.load_mode == "dio"
-    assert serve(LLAMA_ARG_MLOCK="1").model.load_mode == "mmap+mlock"
-    assert serve(LLAMA_ARG_NO_MMAP="").model.load_mode == "none"
-
-
-def test_seed_of_minus_one_is_random() -> None:
-    assert serve("-s", "-1").replies.sampling.seed == RANDOM_SEED
-
-
-def test_negative_temperature_is_greedy() -> None:
-    assert serve("--temp", "-1").replies.sampling.temperature == 0.0
-
-
-def test_verbosity() -> None:
-    assert (serve("-v").log.verbosity, serve("-v").server.is_verbose) == (10, True)
-    assert not serve("-lv", "5").server.is_verbose
-    assert serve("--log-disable").log.verbosity == -1
-    assert serve("-lv", "1").log.verbosity == 1
-    assert serve(LLAMA_ARG_LOG_VERBOSITY="2").log.verbosity == 2
-    assert serve("-v", LLAMA_ARG_LOG_VERBOSITY="2").log.verbosity == 10
+@pytest.mark.parametrize(
+    ("line", "path", "value"),
+    [
+        ("--samplers top_k;top_p;temperature", "replies.sampling.samplers", THREE),
+        ("--samplers top-k;nucleus;temp", "replies.sampling.samplers", THREE),
+        ("--samplers 'TopK; topp ;temperature;'", "replies.sampling.samplers", THREE),
+        ("--sampling-seq kpt", "replies.sampling.samplers", THREE),
+        ("--sampler-seq edskypmxt", "replies.sampling", Sampling()),
+        ("--sampling-seq kia", "replies.sampling.samplers", ("top_k", "infill", "adaptive_p")),
+        ("--samplers adaptive-p", "replies.sampling.samplers", ("adaptive_p",)),
+        *((f"-ngl {text}", "model.n_gpu_layers", n) for text, n in (("auto", -1), ("99", 99), ("0", 0), ("-1", -1))),
+        ("--no-mmap --mlock", "model.load_mode", "mlock"),  # older flags
+        ("LLAMA_ARG_LOAD_MODE=dio --no-mmap", "model.load_mode", "none"),
+        ("LLAMA_ARG_MLOCK=1 -lm dio", "model.load_mode", "dio"),
+        ("LLAMA_ARG_MLOCK=1", "model.load_mode", "mmap+mlock"),
+        ("LLAMA_ARG_NO_MMAP=", "model.load_mode", "none"),
+        ("-s -1", "replies.sampling.seed", RANDOM_SEED),
+        ("--temp -1", "replies.sampling.temperature", 0.0),  # greedy
+        ("-v", "log.verbosity", 10),
+        ("-v", "server.is_verbose", True),
+        ("-lv 5", "server.is_verbose", False),
+        ("--log-disable", "log.verbosity", -1),
+        ("-lv 1", "log.verbosity", 1),
+        ("LLAMA_ARG_LOG_VERBOSITY=2", "log.verbosity", 2),
+        ("LLAMA_ARG_LOG_VERBOSITY=2 -v", "log.verbosity", 10),
+        ("--ssl-key-file k --ssl-cert-file c", "listen.ssl_key_file", "k"),
+        ("--ssl-key-file k --ssl-cert-file c", "listen.ssl_cert_file", "c"),
+        ("-np 3 --kv-unified-per-slot 1024", "model.n_ctx", 3072),
+        ("-np 3 --kv-unified-per-slot 1024 -c 512", "model.n_ctx", 512),
+    ],
+)
+def test_a_command_line_gives_a_setting(line: str, path: str, value: object) -> None:
+    words = shlex.split(line)
+    environ = dict(word.split("=") for word in words if word.startswith("LLAMA_ARG_"))
+    settings = serve(*(word for word in words if not word.startswith("LLAMA_ARG_")), **environ)
+    assert attrgetter(path)(settings) == value
 
 
 def test_four_replies_side_by_side_unless_told_otherwise() -> None:
@@ -282,11 +280,6 @@ def test_clients_with_keys_of_their_own_share_no_texts_by_default(keys: str, typ
     assert serve("--api-key", keys).drafts.draft_types == types
 
 
-def test_tls_files() -> None:
-    server = serve("--ssl-key-file", "k", "--ssl-cert-file", "c").listen
-    assert (server.ssl_key_file, server.ssl_cert_file) == ("k", "c")
-
-
 def test_placements_keep_their_order_and_their_variables_add_up() -> None:
     experts = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
     argv = ["-ot", r"blk\.0\.=CUDA0,attn=CPU", "-cmoe", "--n-cpu-moe", "2", "-ncffn", "1"]
@@ -318,11 +311,6 @@ def test_adapters() -> None:
     argv = ["--lora", "a.gguf,b.gguf", "--lora-scaled", "c.gguf:0.5"]
     assert serve(*argv).model.lora == (("a.gguf", 1.0), ("b.gguf", 1.0), ("c.gguf", 0.5))
     assert [scale for _, scale in serve(*argv, "--lora-init-without-apply").model.lora] == [0.0] * 3
-
-
-def test_the_context_of_several_sequences() -> None:
-    assert serve("-np", "3", "--kv-unified-per-slot", "1024").model.n_ctx == 3072
-    assert serve("-np", "3", "--kv-unified-per-slot", "1024", "-c", "512").model.n_ctx == 512
 
 
 def test_models_from_the_network() -> None:
