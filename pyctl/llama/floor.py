@@ -10,15 +10,14 @@ import ctypes
 import struct
 import time
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 from llama_cpp import llama_cpp as api
-from numpy.typing import NDArray
+
+from pyctl.cache import Block
 
 __all__ = ["HostBuffer", "KVState", "OutOfCells", "Pulse"]
-
-Block: TypeAlias = NDArray[np.uint8]
 
 HEADER = struct.Struct("<8sq")
 MAGIC = b"pyctlpub"
