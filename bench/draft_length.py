@@ -122,8 +122,7 @@ def steady(*shares: float, stretch: int = 200) -> Callable[[random.Random, int],
 
 
 def copies(n_own: float, n_copied: float) -> Callable[[random.Random, int], Iterator[Known]]:
-    """Stretches of so many tokens on average: of its own, where a source proposes wrong tokens now and then, and
-    copied."""
+    """Stretches of so many tokens on average: its own, where a source proposes some wrong tokens, and copied ones."""
 
     def drawn(rng: random.Random, n: int) -> Iterator[Known]:
         copied = False

@@ -33,6 +33,7 @@ from pyctl.prompt import Prompt, Tokens, as_tokens, common_prefix
 from tools.generator.vocab import SPECIAL_TOKENS
 
 Cells: TypeAlias = NDArray[np.int64]
+"""Numbers of cells, shape (n,)."""
 
 _IDS = {name: 256 + i for i, name in enumerate(SPECIAL_TOKENS)}
 _START, _END = _IDS["<|im_start|>"], _IDS["<|im_end|>"]

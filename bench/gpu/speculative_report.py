@@ -60,8 +60,7 @@ def measured(records: Sequence[Record]) -> dict[Measured, dict[str, Record]]:
 
 
 def speed_rows(records: Sequence[Record]) -> list[list[str]]:
-    """By case, prompt and reply: both servers' speed, their ratio, the lengths that chance made, and milliseconds of a
-    step."""
+    """By case, prompt and reply: both speeds, their ratio, the lengths that chance made, and milliseconds of a step."""
     rows = []
     for (case, prompt, reply), both in measured(records).items():
         rates = {server: at_wanted(record) for server, record in both.items()}
