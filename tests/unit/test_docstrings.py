@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 
@@ -16,7 +17,6 @@ CEILINGS = {"errors": 2, "shapes": 0, "units": 2, "formats": 0}
 
 Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 CONSTRUCTORS = ("__init__", "__post_init__")
-# The aliases of arrays, Tokens and Block, give shape and type of elements where they are defined.
 SHAPE = re.compile(r"\([^()\s]+,\)|\([^()]+, [^()]+\)|\b(u?int|float)(8|16|32|64)\b|\b(shape|as `\w+\.\w+`)", re.I)
 UNIT = re.compile(
     r"\b(seconds?|ms|milliseconds|[MG]iB|bytes|tokens|plain steps|prompts|scales|values|numbers|integers|probability"
@@ -54,8 +54,14 @@ def raised(node: ast.AST) -> set[str]:
 
 
 def misses(tree: ast.Module, explained: set[str]) -> Iterator[tuple[str, str]]:
-    """(rule, function) of each public function that misses a rule. A method may rely on the docstring of its class, or
-    on that of a protocol."""
+    """(rule, name) of each public function that misses a rule, and of each alias of an array.
+
+    A method may rely on the docstring of its class or of a protocol, Tokens and Block on that of the alias.
+    """
+    for node, after in pairwise(tree.body):
+        is_array = isinstance(node, ast.AnnAssign) and re.match(r"\w+: TypeAlias = NDArray", ast.unparse(node))
+        if is_array and not (isinstance(after, ast.Expr) and SHAPE.search(ast.unparse(after))):
+            yield "shapes", ast.unparse(node)
     for owner in (tree, *(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_")):
         of_class = ast.get_docstring(owner) or "" if isinstance(owner, ast.ClassDef) else ""
         for node in owner.body:
