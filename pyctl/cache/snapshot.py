@@ -64,7 +64,6 @@ class Prefix:
 
 
 Block: TypeAlias = NDArray[np.uint8]
-
 """Saved bytes, shape (size,), opaque to the cache."""
 
 NOTHING: Block = np.empty(0, np.uint8)
