@@ -241,7 +241,7 @@ class Models:
         """Look again which models there are; the future ends when they are those. Blocks on files.
 
         A model that is gone or has other settings or files is unloaded first, as by `unload`, and its snapshots in RAM
-        go; others stay. Raises ConfigError as at the start, UnavailableError at the end, and changes nothing then.
+        go; others stay. Raises ConfigError as at the start, UnavailableError at shutdown, and changes nothing then.
         """
         done: Future[None] = Future()
         with self._reading:
