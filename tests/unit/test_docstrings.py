@@ -26,7 +26,7 @@ UNIT = re.compile(
 WITH_UNIT = re.compile(r"seconds|(^|_)(ms|[mg]ibs?)$|bytes|share|ratio|rate$|probab|^p_|temperature|scale")
 FORMAT = re.compile(r"\.unpack(_from)?\(|from_bytes\(|b\"GGUF\"|b\"data: |\"\"\"Parser of|server-sent")
 SOURCE = re.compile(
-    r"https?://|RFC \d+|[Ss]pecification|WHATWG|docs/\w+|(src|include)/[\w-]+\.\w+|Struct\(.*\n(MAGIC.*\n)?\"\"\""
+    r"RFC \d+|[Ss]pecification|WHATWG|docs/\w+|(src|include)/[\w-]+\.\w+|Struct\(.*\n(MAGIC.*\n)?\"\"\""
 )
 
 
