@@ -111,7 +111,7 @@ def test_one_place_talks_to_llama_cpp() -> None:
 
 
 def test_packages_of_the_extension() -> None:
-    """What copies bytes stands below what knows sequences: see the table of docs/native.md."""
+    """What copies bytes stands below what knows sequences: see the table of docs/internals/native.md."""
     packages = {
         "library": (),
         "host": ("device/device_runtime.h",),
