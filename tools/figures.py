@@ -74,7 +74,7 @@ COLUMNS = ("", "27B: llama-server", "pyctl", "35B-A3B: llama-server", "pyctl")
 WAYS = {
     "cold": "cold", "append": "next turn", "regenerate": "regenerate",
     "return after another": "another conversation and back", "shortened to half": "history shortened to half",
-    "after a restart, files in the page cache": "after a restart, files in the page cache",
+    "after a restart, files in the page cache": "after a restart, files still in RAM",
     "after a restart": "after a restart, files on the drive",
 }  # fmt: skip
 

@@ -34,7 +34,7 @@ REFERENCE = {"limits.md"}
 OTHERS = {
     *("--fix", "--json", "--help", "--version"),  # of pyctl cache, of all commands
     *("--dry-run", "--yes", "--jobs", "--arch", "--cpu", "--dir", "--llama-cpp", "--pinned"),  # of pyctl setup
-    *("--release", "--find-links", "--pip-args", "--remove"),  # of pyctl setup, pip, pipx, install.sh
+    *("--release", "--find-links", "--with", "--pip-args", "--remove"),  # of pyctl setup, pip, pipx, install.sh
     *("--user", "--now", "--settings", "--model-metadata-file", "--message"),  # of systemctl, claude, aider
     *("--build-arg", "--detach", "--read-only", "--shm-size", "--stop-timeout", "--tmpfs"),  # of docker
     *("--gpus", "--no-deps", "--no-binary"),  # of pyctl setup, docker and podman, pip
