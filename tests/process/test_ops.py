@@ -1,17 +1,15 @@
-"""Operations of a real server: sleep and wake, slot files, embeddings, warm-ups, log and metrics."""
+"""Operations of a real server: sleep and wake, embeddings, and warm-ups."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from tests.process.conftest import Server, source_of
 from tests.waiting import until
@@ -57,35 +55,6 @@ def test_it_sleeps_keeps_its_cache_and_wakes(start: Start) -> None:
     assert "Traceback" not in server.log()
 
 
-@pytest.mark.parametrize("shape", ["tiny-hybrid", "tiny-dense"])
-def test_a_slot_survives_a_restart(start: Start, tmp_path: Path, shape: str) -> None:
-    server = start(shape, "--slot-save-path", str(tmp_path))
-    body = {"prompt": "Once upon a time there was a king " * 20, "n_predict": 8, "temperature": 0, "ignore_eos": True}
-    first = httpx.post(f"{server.url}/completion", json={**body, "return_tokens": True}).json()
-    saved = httpx.post(f"{server.url}/slots/0?action=save", json={"filename": "king.bin"}).json()
-    assert saved["n_saved"] == first["timings"]["prompt_n"] + 7
-    assert saved["n_written"] == (tmp_path / "king.bin").stat().st_size
-    assert [path.name for path in tmp_path.iterdir()] == ["king.bin"]
-    goes_on = {**body, "prompt": [body["prompt"], *first["tokens"][:-1], " and then"]}
-    response = httpx.post(f"{server.url}/completion", json=goes_on)
-    expected = response.json()
-    assert source_of(response) == "live"
-
-    other = start(shape, "--slot-save-path", str(tmp_path))
-    read = httpx.post(f"{other.url}/slots/0?action=restore", json={"filename": "king.bin"}).json()
-    assert (read["n_restored"], read["n_read"]) == (saved["n_saved"], saved["n_written"])
-    reply = httpx.post(f"{other.url}/completion", json=goes_on).json()
-    assert reply["timings"]["cache_n"] == saved["n_saved"]
-    assert reply["content"] == expected["content"]
-
-    erased = httpx.post(f"{other.url}/slots/0?action=erase").json()
-    assert erased == {"id_slot": 0, "n_erased": reply["tokens_cached"]}
-    response = httpx.post(f"{other.url}/slots/0?action=restore", json={"filename": "missing.bin"})
-    assert response.status_code == 400
-    assert response.json()["error"]["message"].startswith("Unable to restore slot")
-    assert httpx.post(f"{other.url}/completion", json=goes_on).json()["content"] == expected["content"]
-
-
 def test_embeddings_beside_a_conversation(start: Start) -> None:
     server = start("tiny-hybrid", "--embeddings", "--pooling", "mean", is_f32=True)
     first = ask(server, "What is in chapter one?")
@@ -113,24 +82,6 @@ def test_embeddings_of_each_token(start: Start) -> None:
     assert len(item["embedding"]) == len(tokens)
     assert len(set(map(len, item["embedding"]))) == 1
     assert httpx.post(f"{server.url}/v1/embeddings", json={"input": "a cat"}).status_code == 400
-
-
-def test_metrics_of_a_real_server(start: Start) -> None:
-    server = start("tiny-hybrid", "--metrics", "--exact")
-    replies = [ask(server, "What is in chapter one?"), ask(server, "What is in chapter one?", "And in two?")]
-    text = httpx.get(f"{server.url}/metrics").text
-    values = {
-        sample.name + "".join(sample.labels.values()): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-    timings = [reply["timings"] for reply in replies]
-    assert values["llamacpp:prompt_tokens_total"] == sum(each["prompt_n"] for each in timings)
-    assert values["llamacpp:prompt_tokens_cached_total"] == sum(each["cache_n"] for each in timings) > 0
-    assert values["llamacpp:tokens_predicted_total"] == sum(each["predicted_n"] for each in timings)
-    assert values["pyctl:cache_requests_total"] == 2
-    assert sum(values[f"pyctl:cache_hits_total{source}"] for source in ("live", "ram", "disk")) == 1
-    assert values["pyctl:cache_snapshots"] > 0
 
 
 def test_prompts_are_made_ready_while_nobody_asks(start: Start) -> None:
