@@ -192,21 +192,6 @@ def test_what_binds_the_reply(thinking: ChatFormat) -> None:
     assert prepare(thinking, HI, tools=[TOOL], schema={"type": "integer"}, tool_choice="required").constraint == forced
 
 
-@pytest.mark.parametrize(
-    ("fields", "why"),
-    [
-        ({"tools": {}}, "must be a list of objects"),
-        ({"tools": [{"type": "x"}]}, r"tools\[0\] must be of type function"),
-        ({"tools": [TOOL], "tool_choice": "perhaps"}, "must be auto, none, required or an object"),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "'x', which is none"),
-        ({"tools": [TOOL], "grammar": ""}, "Cannot use custom grammar constraints with tools"),
-    ],
-)
-def test_what_is_wrong_is_said_at_once(thinking: ChatFormat, fields: dict[str, Any], why: str) -> None:
-    with pytest.raises(RequestError, match=why):
-        prepare(thinking, HI, **fields)
-
-
 def test_what_is_wrong_with_a_constraint_is_said_when_it_is_asked_for(thinking: ChatFormat) -> None:
     for fields, why in (
         ({"schema": {}, "grammar": "x"}, "both json_schema and grammar"),
