@@ -136,20 +136,6 @@ def test_what_is_restored_is_what_a_cold_run_says(opened: Open, tmp_path: Path, 
     assert sum(n_encoded for _, n_encoded in again.values()) == 0, "no image was looked at again"
 
 
-def test_one_bit_of_a_file_is_another_picture(opened: Open) -> None:
-    loaded = opened()
-    engine = Engine(loaded.backend, RamCache(32, None), EngineSettings())
-    data = bytearray(A.data)
-    data[-1000] ^= 1
-    other = ImageFile.of(bytes(data))
-    first, second = (prompt_of(loaded, HEAD + USER, file, f"What is it?{END}{REPLY}") for file in (A, other))
-    ask(engine, first)
-    reply = ask(engine, second)
-    assert reply.done is not None
-    assert reply.done.stats.n_cached <= second.pictures[0].start
-    assert_same(reply, cold(loaded.backend, second))
-
-
 def test_a_cancelled_prefill_goes_on_and_leaves_no_half_image(opened: Open) -> None:
     """Stopped between two batches of an image: the live sequence goes on, and nothing resumes inside."""
     loaded = opened()
