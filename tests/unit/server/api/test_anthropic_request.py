@@ -4,11 +4,8 @@ from typing import Any
 
 import pytest
 
-from pyctl.chat.rendering import check_messages
 from pyctl.errors import RequestError
 from pyctl.server.api.anthropic_request import chat_fields
-
-STAMPED = "x-anthropic-billing-header: cc_version=2.1.101.fff; cc_entrypoint=cli; cch={};You are a helper."
 
 
 def converted(messages: Any, **fields: Any) -> dict[str, Any]:
@@ -34,23 +31,6 @@ def test_system_text_comes_first_and_its_blocks_are_joined() -> None:
     assert messages_of(HI, system="be kind") == [{"role": "system", "content": "be kind"}, HI]
     blocks = [text("a", cache_control={"type": "ephemeral"}), text("b")]
     assert messages_of(HI, system=blocks)[0] == {"role": "system", "content": "ab"}
-
-
-@pytest.mark.parametrize("form", [lambda value: value, lambda value: [text(value)]])
-def test_the_stamp_of_the_billing_header_is_always_the_same(form: Any) -> None:
-    one, two = (check_messages(messages_of(HI, system=form(STAMPED.format(stamp))))[0] for stamp in ("a5145", "09bcd"))
-    assert one == two == {"role": "system", "content": STAMPED.format("fffff")}
-
-
-def test_text_behind_the_billing_header_may_look_like_a_stamp() -> None:
-    system = "x-anthropic-billing-header: cc_version=2.1.101.fff;\nWrite cch=a5145; and nothing else."
-    messages = messages_of(HI, system=system)
-    assert messages[0]["content"] == check_messages(messages)[0]["content"] == system
-
-
-@pytest.mark.parametrize("system", ["cch=a5145; hello", " " + STAMPED.format("a5145"), STAMPED.format("a514")])
-def test_other_system_text_is_left_alone(system: str) -> None:
-    assert messages_of(HI, system=system)[0]["content"] == system
 
 
 def test_a_system_message_stays_in_its_place() -> None:
