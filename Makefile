@@ -60,7 +60,6 @@ ifdef PYCTL_RELEASE
 	$(BIN)/pip install --disable-pip-version-check --find-links "$(PYCTL_RELEASE)" \
 	  --only-binary pyctl-llama,llama-cpp-python pyctl-llama
 else
-	@$(BIN)/python -m pyctl.setup
 	@echo "installing; llama.cpp is compiled for the CPU unless pip's cache has it (about 5 minutes on 2 cores)"
 	$(BIN)/pip install --disable-pip-version-check --editable .
 endif

@@ -75,9 +75,9 @@ def run_setup(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         return 0
     machine = look_at_machine(environ)
     plan = make_plan(machine, architectures, cpu=arguments.cpu)
-    if plan.kind == "none" and arguments.llama_cpp:
-        plan = BuildPlan("cpu", "for the CPU, as this machine has no card that llama.cpp uses through CUDA")
-    if plan.kind == "none":
+    if not plan.is_needed and arguments.llama_cpp:
+        plan = BuildPlan("for the CPU, as this machine has no card that llama.cpp uses through CUDA")
+    if not plan.is_needed:
         from pyctl.llama.extension import losses  # tries the modules, so that no start waits for that
 
         print("\n".join([plan.why, *losses()]))
@@ -126,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
 def _ready_file(plan: BuildPlan, arguments: argparse.Namespace, environ: Mapping[str, str]) -> ReleaseFile | None:
     """The compiled file of the release that was named, or that pyctl was installed from."""
     place = arguments.release or release_place(environ)
-    if not place or place == "none" or plan.kind != "pypi" or arguments.llama_cpp:
+    if not place or place == "none" or not plan.architectures or arguments.llama_cpp:
         return None
     try:
         return find_cuda_file(place)
@@ -140,7 +140,7 @@ def _ready_file(plan: BuildPlan, arguments: argparse.Namespace, environ: Mapping
 def _set_up(
     machine: Machine, plan: BuildPlan, places: _Places, arguments: argparse.Namespace, file: ReleaseFile | None
 ) -> int:
-    is_here = bool(machine.cards) and plan.kind != "cpu"
+    is_here = bool(machine.cards and plan.architectures)
     existing = _existing(machine, plan, places.home) if not arguments.llama_cpp else None
     if existing is not None:
         print(f"already there: {existing.directory}")
@@ -150,16 +150,16 @@ def _set_up(
     if not _agreed(machine, plan, places, arguments, file):
         return 0 if arguments.dry_run else 1
     began = time.monotonic()
-    with build_lock(places.work) as lock:
+    with build_lock(places.work):
         built = None
         if file is not None:
             try:
-                built = _taken(machine, plan, places, file)
+                built = _taken(plan, places, file)
             except UnfitError as error:
                 print(error)
                 if not _agreed(machine, plan, places, arguments):
                     return 1
-        built = built or _build(machine, plan, places, lock, arguments)
+        built = built or _build(machine, plan, places, arguments)
         print(_checked(built, is_here and (not arguments.llama_cpp or bool(built.architectures))))
         target = place_libraries(built)
         if arguments.llama_cpp:
@@ -170,18 +170,13 @@ def _set_up(
 
 
 def _agreed(
-    machine: Machine,
-    plan: BuildPlan,
-    places: _Places,
-    arguments: argparse.Namespace,
-    file: ReleaseFile | None = None,
+    machine: Machine, plan: BuildPlan, places: _Places, arguments: argparse.Namespace, file: ReleaseFile | None = None
 ) -> bool:
     """Say what would be done, and ask. Raises ConfigError if it cannot be done."""
     if file is not None:
         print(f"take:  {file.url}, and CUDA from PyPI")
     else:
-        check_compiler(machine)
-        print(describe_build(machine, plan, jobs_for(machine, arguments.jobs or 0)))
+        print(describe_build(check_compiler(machine), plan, jobs_for(machine, arguments.jobs or 0)))
     check_room(plan, free_bytes(places.work) + _size(places.work), places.work)
     if arguments.dry_run:
         print(f"dry run: nothing was changed; libraries would go to {places.home / 'llama'}")
@@ -193,7 +188,7 @@ def _agreed(
     return input("go on? [Y/n] ").strip().lower() in ("", "y", "yes")
 
 
-def _taken(machine: Machine, plan: BuildPlan, places: _Places, file: ReleaseFile) -> BuiltLibraries:
+def _taken(plan: BuildPlan, places: _Places, file: ReleaseFile) -> BuiltLibraries:
     """The libraries of the release's file and of NVIDIA's wheels. Raises UnfitError if it does not serve the cards."""
     work, bindings = places.work, wheel_libraries()
     print("fetching", flush=True)
@@ -202,34 +197,24 @@ def _taken(machine: Machine, plan: BuildPlan, places: _Places, file: ReleaseFile
     shutil.rmtree(unpacked, ignore_errors=True)
     manifest = unpack(archive, unpacked, plan.architectures)
     nvidia = work / f"nvidia-{manifest.toolkit}"
-    if not nvidia.exists():
-        install_wheels(pip_command(work), manifest.requirements, nvidia)
-    driver = machine.driver.release if machine.driver is not None else ""
-    return stage_release(manifest, (bindings, unpacked), nvidia / "nvidia" / "cu13" / "lib", places.home, driver)
+    install_wheels(pip_command(work), manifest.requirements, nvidia)
+    return stage_release(manifest, (bindings, unpacked), nvidia / "nvidia" / "cu13" / "lib", places.home)
 
 
-def _build(
-    machine: Machine,
-    plan: BuildPlan,
-    places: _Places,
-    lock: int,
-    arguments: argparse.Namespace,
-) -> BuiltLibraries:
+def _build(machine: Machine, plan: BuildPlan, places: _Places, arguments: argparse.Namespace) -> BuiltLibraries:
     """Fetch missing sources, compile, and collect the libraries."""
     work, compiler = places.work, check_compiler(machine)
     pip = pip_command(work)
     print("fetching what the build needs", flush=True)
     release = open_release(pip, arguments.llama_cpp or "", work)
-    tools, toolkit = install_tools(pip, work), None
-    if plan.kind == "pypi":
-        toolkit = install_toolkit(pip, work, compiler)
+    tools = install_tools(pip, work)
+    toolkit = install_toolkit(pip, work, compiler) if plan.architectures else None
     n_jobs = jobs_for(machine, arguments.jobs or 0)
     own = release if arguments.llama_cpp else None
     build = Build(work, compiler, tools, n_jobs, toolkit, plan.architectures, own)
-    compile_libraries(build, release.tree, lock)
-    driver = machine.driver.release if machine.driver is not None else ""
-    missing = compile_extension(build, own, lock) if own is not None else {}
-    return stage_libraries(build, places.home, driver, time.time(), missing)
+    compile_libraries(build, release.tree)
+    missing = compile_extension(build, own) if own is not None else {}
+    return stage_libraries(build, places.home, time.time(), missing)
 
 
 def _checked(built: BuiltLibraries, is_here: bool) -> str:

@@ -15,12 +15,14 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TextIO
 
 from pyctl.errors import ConfigError
+from pyctl.module_process import end_with_parent
 from pyctl.setup.libraries import BINDINGS, EXTENSION, MODULES, BuiltLibraries, cpu_features, write_built
 from pyctl.setup.machine import Compiler
 from pyctl.setup.release_files import Manifest
@@ -91,11 +93,8 @@ class Build:
 
 
 @contextmanager
-def build_lock(work: Path) -> Iterator[int]:
-    """Hold the lock of ``work`` during the block; yields its descriptor. Raises ConfigError if another process has it.
-
-    Ninja inherits the descriptor, so the lock also outlasts a process that was killed while ninja still runs.
-    """
+def build_lock(work: Path) -> Iterator[None]:
+    """Hold the lock of ``work`` during the block. Raises ConfigError if another process has it."""
     work.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(work / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -103,21 +102,21 @@ def build_lock(work: Path) -> Iterator[int]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ConfigError(f"another pyctl setup is building in {work}") from error
-        yield descriptor
+        yield
     finally:
         os.close(descriptor)
 
 
-def compile_libraries(build: Build, source: Path, lock: int) -> None:
+def compile_libraries(build: Build, source: Path) -> None:
     """Compile llama.cpp; ninja shows its steps and errors. Raises ConfigError if that fails."""
-    if _compile(build, build.directory, source, defines(build), lock) != 0:
+    if _compile(build, build.directory, source, defines(build)) != 0:
         raise ConfigError(
             f"the compilation with {build.compiler.cxx} failed (see above); if the memory was too small: pyctl setup "
             f"--jobs {max(build.n_jobs // 2, 1)}"
         )
 
 
-def compile_extension(build: Build, release: Release, lock: int) -> dict[str, str]:
+def compile_extension(build: Build, release: Release) -> dict[str, str]:
     """Compile the native modules into ``extension`` of the build's directory, against the headers of ``release``.
 
     Returns the reason of each that does not compile; there is one for each module if cmake fails.
@@ -135,7 +134,7 @@ def compile_extension(build: Build, release: Release, lock: int) -> dict[str, st
     print("compiling the extension", flush=True)
     place.mkdir(parents=True)
     with (place / LOG).open("w", encoding="utf-8") as log:
-        _compile(build, place, extension_source(), values, lock, log)
+        _compile(build, place, extension_source(), values, log)
     text = (place / LOG).read_text(encoding="utf-8", errors="replace")
     missing = {}
     for name in MODULES:
@@ -147,18 +146,11 @@ def compile_extension(build: Build, release: Release, lock: int) -> dict[str, st
     return missing
 
 
-def _compile(
-    build: Build,
-    place: Path,
-    source: Path,
-    values: Mapping[str, str],
-    lock: int,
-    log: TextIO | None = None,
-) -> int:
+def _compile(build: Build, place: Path, source: Path, values: Mapping[str, str], log: TextIO | None = None) -> int:
     """Run cmake with ``values`` and ninja in ``place``; returns the exit code of the last one.
 
-    With a ``log`` they make what they can, and their output goes there. A terminal sends Ctrl-C to ninja too, which
-    ends its compilers.
+    With a ``log`` they make what they can, and their output goes there. Ninja ends its compilers and itself when this
+    process is interrupted or killed.
     """
     environment = _environment(build)
     command = [build.tools.cmake, "-S", str(source), "-B", str(place), "-G", "Ninja"]
@@ -168,7 +160,8 @@ def _compile(
         return code
     command = [*(["nice"] if shutil.which("nice") else []), build.tools.ninja]
     command += ["-C", str(place), "-j", str(build.n_jobs), *(TARGETS if log is None else ("-k", "0"))]
-    with subprocess.Popen(command, stdout=log, stderr=log, env=environment, pass_fds=(lock,)) as process:
+    end = partial(end_with_parent, signal.SIGINT)
+    with subprocess.Popen(command, stdout=log, stderr=log, env=environment, preexec_fn=end) as process:
         try:
             return process.wait()
         except BaseException:
@@ -202,16 +195,12 @@ def defines(build: Build) -> dict[str, str]:
 
 
 def stage_libraries(
-    build: Build,
-    home: Path,
-    driver: str,
-    built: float,
-    missing: Mapping[str, str] = MappingProxyType({}),
+    build: Build, home: Path, built: float, missing: Mapping[str, str] = MappingProxyType({})
 ) -> BuiltLibraries:
     """Collect the build in a hidden directory below ``home``, to be checked; links stay links.
 
-    ``driver`` is the driver's release, ``built`` the time in seconds since 1970. Another release than the pinned one
-    has its bindings beside them, and its modules but those that are ``missing`` for a reason.
+    ``built`` is the time in seconds since 1970. Another release than the pinned one has its bindings beside them, and
+    its modules but those that are ``missing`` for a reason.
     """
     directory, release, toolkit = home / "llama" / f".{build.name}", build.release, build.toolkit
     new_stage(directory, [build.directory / "bin"], toolkit.libraries if toolkit is not None else ())
@@ -222,16 +211,13 @@ def stage_libraries(
         for name in set(MODULES) - missing.keys():
             for file in (build.directory / EXTENSION).glob(f"{name}.*so"):
                 shutil.copy2(file, directory / EXTENSION)
-    return end_stage(
+    return write_built(
         BuiltLibraries(
             release=release.name if release is not None else read_pin().release,
             toolkit=toolkit.release if toolkit is not None else "",
             architectures=build.architectures,
-            compiler=f"{build.compiler.cxx} {'.'.join(map(str, build.compiler.version))}",
-            driver=driver,
             features=cpu_features(),
             files={},
-            outside=(),
             built=built,
             directory=directory,
             digests={"archive": release.digest, "csrc": extension_digest()} if release is not None else {},
@@ -250,23 +236,14 @@ def new_stage(directory: Path, places: Iterable[Path], others: Iterable[Path]) -
         shutil.copy2(path, directory / path.name)
 
 
-def end_stage(staged: BuiltLibraries) -> BuiltLibraries:
-    """``staged`` with the files of its directory, noted there."""
-    place = staged.directory
-    files = {str(path.relative_to(place)): path.stat().st_size for path in place.rglob("*") if path.is_file()}
-    write_built(staged := replace(staged, files=files))
-    return staged
-
-
-def stage_release(manifest: Manifest, places: Sequence[Path], nvidia: Path, home: Path, driver: str) -> BuiltLibraries:
+def stage_release(manifest: Manifest, places: Sequence[Path], nvidia: Path, home: Path) -> BuiltLibraries:
     """Collect the libraries of ``places``, the release's for CPUs and for cards, and NVIDIA's in ``nvidia`` in a hidden
     directory below ``home``."""
     release, architectures = read_pin().release, manifest.architectures
     directory = home / "llama" / f".{release}-cuda{manifest.toolkit}-{'_'.join(architectures)}"
     new_stage(directory, places, [nvidia / name for name in manifest.libraries])
     # No CPU features: the libraries choose their variant at their start.
-    about = (release, manifest.toolkit, architectures, manifest.compiler, driver)
-    return end_stage(BuiltLibraries(*about, (), {}, (), time.time(), directory))
+    return write_built(BuiltLibraries(release, manifest.toolkit, architectures, (), {}, time.time(), directory))
 
 
 def place_libraries(staged: BuiltLibraries) -> Path:

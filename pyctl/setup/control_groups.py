@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["MemoryGroup", "memory_groups"]
+__all__ = ["MemoryGroup", "memory_groups", "text_of"]
 
 NO_LIMIT = 2**63
 
@@ -20,19 +20,15 @@ class MemoryGroup(NamedTuple):
 
 def memory_groups(root: Path = Path("/")) -> list[MemoryGroup]:
     """The groups of this process and all around them, of versions 1 and 2, by the files below ``root``."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = ["0::/"]
+    lines = text_of(root / "proc/self/cgroup").splitlines() or ["0::/"]
     directories = ((each, kind) for line in lines for each, kind in _directories(root / "sys/fs/cgroup", line))
     return [found for each, kind in directories if (found := _read(each, kind)) is not None]
 
 
-Names = tuple[str, str]
 V1, V2 = ("memory.limit_in_bytes", "memory.usage_in_bytes"), ("memory.max", "memory.current")
 
 
-def _directories(groups: Path, line: str) -> Iterator[tuple[Path, Names]]:
+def _directories(groups: Path, line: str) -> Iterator[tuple[Path, tuple[str, str]]]:
     """Directories of a line of /proc/self/cgroup, with the names of limit and use in them."""
     number, controllers, path = (*line.split(":", 2), "", "")[:3]
     if number == "0" and not controllers:
@@ -47,17 +43,18 @@ def _directories(groups: Path, line: str) -> Iterator[tuple[Path, Names]]:
             yield place / each, names
 
 
-def _read(directory: Path, names: Names) -> MemoryGroup | None:
-    limit, used = (_text(directory / name) for name in names)
+def _read(directory: Path, names: tuple[str, str]) -> MemoryGroup | None:
+    limit, used = (text_of(directory / name) for name in names)
     if not limit:
         return None
-    pairs = (line.split() for line in _text(directory / "memory.stat").splitlines())
+    pairs = (line.split() for line in text_of(directory / "memory.stat").splitlines())
     files = sum(int(pair[1]) for pair in pairs if pair[0] in ("active_file", "inactive_file"))
     return MemoryGroup(int(limit) if limit.isdigit() else NO_LIMIT, max(int(used or 0) - files, 0))
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """The text of a small file without blanks around it; empty if it cannot be read."""
     try:
-        return path.read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
         return ""

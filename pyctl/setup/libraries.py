@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
 from importlib.util import spec_from_file_location
 from pathlib import Path
@@ -77,8 +77,7 @@ class BuiltLibraries:
     """The content of built.json.
 
     ``architectures`` are such as ``86``, none for a CPU build. ``features`` are the CPU features of the machine that
-    compiled. ``files`` maps names in ``directory`` to their bytes, ``outside`` lists libraries elsewhere. ``built`` is
-    seconds since 1970.
+    compiled. ``files`` maps names in ``directory`` to their bytes. ``built`` is seconds since 1970.
 
     Of a release that a user chose: ``digests`` has the sha256 of its ``archive``, and of ``csrc``, from which its
     modules were compiled; ``missing`` has the reason of each module that did not compile or pass.
@@ -87,11 +86,8 @@ class BuiltLibraries:
     release: str
     toolkit: str
     architectures: tuple[str, ...]
-    compiler: str
-    driver: str
     features: tuple[str, ...]
     files: Mapping[str, int]
-    outside: tuple[str, ...]
     built: float
     directory: Path = field(default=Path(), compare=False)
     digests: Mapping[str, str] = field(default_factory=dict)
@@ -104,7 +100,7 @@ class BuiltLibraries:
             sizes = {name: (self.directory / name).stat().st_size for name in self.files}
         except OSError:
             return False
-        return bool(sizes) and sizes == dict(self.files) and all(map(os.path.exists, self.outside))
+        return bool(sizes) and sizes == dict(self.files)
 
     @property
     def is_tried(self) -> bool:
@@ -125,11 +121,16 @@ def build_home(environ: Mapping[str, str] = os.environ) -> Path:
     return user_directory("cache", environ) / "setup"
 
 
-def write_built(built: BuiltLibraries) -> None:
-    """Write built.json into the directory of ``built``, for all users, as the libraries are."""
+def write_built(built: BuiltLibraries) -> BuiltLibraries:
+    """Write built.json into the directory of ``built``, for all users, as the libraries are; returns it with the files
+    that are there."""
+    place = built.directory
+    files = {str(path.relative_to(place)): path.stat().st_size for path in place.rglob("*") if path.is_file()}
+    built = replace(built, files=files)
     fields = {name: value for name, value in asdict(built).items() if name != "directory"}
-    write_atomic(built.directory / BUILT, json.dumps(fields, indent=1).encode() + b"\n")
-    (built.directory / BUILT).chmod(0o644)
+    write_atomic(place / BUILT, json.dumps(fields, indent=1).encode() + b"\n")
+    (place / BUILT).chmod(0o644)
+    return built
 
 
 def choose(home: Path, name: str) -> None:
@@ -159,7 +160,8 @@ def _read_built(directory: Path) -> BuiltLibraries | None:
     """The complete build in ``directory``; None if there is none."""
     try:
         values = json.loads((directory / BUILT).read_text(encoding="utf-8"))
-        values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        known = BuiltLibraries.__dataclass_fields__.keys() & values.keys()
+        values = {name: tuple(values[name]) if isinstance(values[name], list) else values[name] for name in known}
         built = BuiltLibraries(**values, directory=directory)
         return built if built.is_whole else None
     except (OSError, ValueError, TypeError, AttributeError):
@@ -298,10 +300,6 @@ def unused_card(
         line = f"the NVIDIA card of this machine is idle: its driver {fault}; see: pyctl setup"
         return line if NVIDIA in look_at_bus() else ""
     name, reason = driver.cards[0].name, "these libraries of llama.cpp use the CPU only"
-    if LIBRARY_PATH not in environ:
-        release, built = read_pin().release, [each for each in libraries_at(data_home(environ)) if each.architectures]
-        if built and all(each.release != release for each in built):
-            reason = f"its libraries are of llama-cpp-python {built[0].release}, and pyctl needs {release}"
-        elif built:
-            reason = f"its libraries were built for other cards ({', '.join(built[0].architectures)}) or another CPU"
+    if LIBRARY_PATH not in environ and any(built.architectures for built in libraries_at(data_home(environ))):
+        reason = f"its libraries were built for other cards, another CPU or not for llama.cpp {read_pin().release}"
     return f"{name} is idle: {reason}; to build them for it: pyctl setup"

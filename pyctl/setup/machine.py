@@ -12,13 +12,13 @@ import platform
 import re
 import shutil
 import subprocess
-import sysconfig
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyctl.setup.control_groups import memory_groups
+from pyctl.setup.control_groups import memory_groups, text_of
 
 __all__ = [
     "AMD",
@@ -94,7 +94,6 @@ class Compiler:
 
     cxx: str
     cc: str
-    version: tuple[int, ...]
     is_shared: bool
 
 
@@ -102,15 +101,13 @@ class Compiler:
 class Machine:
     """Everything that `pyctl setup` and `pyctl doctor` decide by. Sizes are bytes.
 
-    ``pci_cards`` are the vendor ids of cards on the bus, with or without a driver. ``headers`` is the directory with
-    Python.h. ``libc`` is such as ``glibc 2.41``, ``processor`` such as ``x86_64``. ``n_cores`` and ``n_ram`` respect
-    the limits of a container.
+    ``pci_cards`` are the vendor ids of cards on the bus, with or without a driver. ``libc`` is such as ``glibc 2.41``,
+    ``processor`` such as ``x86_64``. ``n_cores`` and ``n_ram`` respect the limits of a container.
     """
 
     driver: Driver | None
     pci_cards: tuple[str, ...]
     compiler: Compiler | None
-    headers: Path | None
     n_cores: int
     n_ram: int
     libc: str
@@ -129,12 +126,10 @@ class Machine:
 
 def look_at_machine(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> Machine:
     """Collect the facts; takes about a second. ``root`` is where /sys and /proc are looked for."""
-    include = Path(sysconfig.get_paths()["include"])
     return Machine(
         driver=find_driver(root=root),
         pci_cards=find_pci_cards(root),
         compiler=find_compiler(environ),
-        headers=include if (include / "Python.h").is_file() else None,
         n_cores=_cores(root),
         n_ram=min([total_ram(root), *(group.limit for group in memory_groups(root))]),
         libc=" ".join(platform.libc_ver()).strip(),
@@ -152,7 +147,7 @@ def find_driver(places: Sequence[str] = DRIVER_PLACES, root: Path = Path("/")) -
             library = ctypes.CDLL(place)
         except OSError:
             continue
-        return _ask(library, _read(root / "sys/module/nvidia/version").strip())
+        return _ask(library, text_of(root / "sys/module/nvidia/version"))
     return None
 
 
@@ -183,8 +178,8 @@ def find_pci_cards(root: Path = Path("/")) -> tuple[str, ...]:
     """The vendor ids of NVIDIA's and AMD's cards on the PCI bus, in the order of their addresses."""
     found = []
     for device in sorted((root / "sys/bus/pci/devices").glob("*")):
-        vendor = _read(device / "vendor").strip()
-        if vendor in (NVIDIA, AMD) and _read(device / "class").startswith(DISPLAY_CLASSES):
+        vendor = text_of(device / "vendor")
+        if vendor in (NVIDIA, AMD) and text_of(device / "class").startswith(DISPLAY_CLASSES):
             found.append(vendor)
     return tuple(found)
 
@@ -197,26 +192,22 @@ def find_compiler(environ: Mapping[str, str] = os.environ) -> Compiler | None:
 
     CXX comes first, the system's g++ before other ones in PATH.
     """
-    tried: dict[str, Compiler] = {}
-    for name in (environ.get("CXX", ""), "/usr/bin/g++", "g++", "c++", "clang++"):
-        path = shutil.which(name, path=environ.get("PATH")) if name else None
-        if path is None or path in tried:
-            continue
-        is_shared = _links(path)
-        if is_shared is None:
-            continue
-        tried[path] = compiler = _compiler(path, is_shared, environ)
-        if is_shared:
-            return compiler
-    return next(iter(tried.values()), None)
+    names, first = (environ.get("CXX", ""), "/usr/bin/g++", "g++", "c++", "clang++"), None
+    paths = (shutil.which(name, path=environ.get("PATH")) for name in names)
+    for path in dict.fromkeys(filter(None, paths)):
+        if (is_shared := _links(path)) is not None:
+            compiler = Compiler(path, _c_compiler(path, environ), is_shared)
+            if is_shared:
+                return compiler
+            first = first or compiler
+    return first
 
 
-def _compiler(path: str, is_shared: bool, environ: Mapping[str, str]) -> Compiler:
+def _c_compiler(path: str, environ: Mapping[str, str]) -> str:
+    """The C compiler that belongs to the C++ compiler at ``path``."""
     c = {"g++": "gcc", "c++": "cc", "clang++": "clang"}.get(Path(path).name, "cc")
     beside = Path(path).with_name(c)
-    cc = environ.get("CC") or (str(beside) if beside.exists() else c)
-    text = _output(path, "--version")
-    return Compiler(path, cc, _version(re.search(r"(\d+\.\d+\.\d+)", text)), is_shared)
+    return environ.get("CC") or (str(beside) if beside.exists() else c)
 
 
 def _links(compiler: str) -> bool | None:
@@ -224,24 +215,13 @@ def _links(compiler: str) -> bool | None:
     with tempfile.TemporaryDirectory() as name:
         source, library = Path(name) / "probe.cpp", Path(name) / "probe.so"
         source.write_text("#include <string>\nstd::string twice(const std::string & s) { return s + s; }\n")
-        _output(compiler, "-shared", "-fPIC", "-o", str(library), str(source))
+        command = [compiler, "-shared", "-fPIC", "-o", str(library), str(source)]
+        with suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(command, capture_output=True, timeout=PROBE_SECONDS, check=False)
         if not library.exists():
             return None
         # The names of needed libraries stand in the file as they are.
         return any(shared in library.read_bytes() for shared in (b"libstdc++.so", b"libc++.so"))
-
-
-def _output(*command: str) -> str:
-    try:
-        return subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=PROBE_SECONDS, check=False
-        ).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-
-
-def _version(found: re.Match[str] | None) -> tuple[int, ...]:
-    return tuple(map(int, found[1].split("."))) if found else ()
 
 
 # -- cores, memory, disk -----------------------------------------------------------------------------------------------
@@ -249,15 +229,15 @@ def _version(found: re.Match[str] | None) -> tuple[int, ...]:
 
 def _cores(root: Path) -> int:
     n_cores = len(os.sched_getaffinity(0))
-    quota, _, period = _read(root / "sys/fs/cgroup/cpu.max").partition(" ")
-    if quota.isdigit() and period.strip().isdigit():
+    quota, _, period = text_of(root / "sys/fs/cgroup/cpu.max").partition(" ")
+    if quota.isdigit() and period.isdigit():
         n_cores = min(n_cores, math.ceil(int(quota) / int(period)))
     return max(n_cores, 1)
 
 
 def total_ram(root: Path = Path("/")) -> int:
     """Bytes of RAM of the machine, 0 if it does not say."""
-    found = re.search(r"^MemTotal: +(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
+    found = re.search(r"^MemTotal: +(\d+) kB", text_of(root / "proc/meminfo"), re.MULTILINE)
     return int(found[1]) * 1024 if found else 0
 
 
@@ -266,10 +246,3 @@ def free_bytes(path: Path) -> int:
     while not path.exists() and path != path.parent:
         path = path.parent
     return shutil.disk_usage(path).free
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

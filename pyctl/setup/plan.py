@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Literal
+from dataclasses import dataclass
 
 from pyctl.errors import ConfigError
 from pyctl.setup.libraries import capability
-from pyctl.setup.machine import AMD, Card, Compiler, Machine
+from pyctl.setup.machine import AMD, Compiler, Machine
 from pyctl.setup.toolkit import TOOLKIT_RELEASE
 
 __all__ = [
@@ -23,10 +21,8 @@ __all__ = [
     "check_room",
     "describe",
     "describe_build",
-    "duration",
     "jobs_for",
     "make_plan",
-    "missing_packages",
     "parse_architectures",
 ]
 
@@ -45,11 +41,6 @@ CUDA_SECONDS, CPU_SECONDS = 2712.0, 500.0
 CUDA_BYTES, CPU_BYTES = int(2.6 * GIB), int(0.7 * GIB)
 """Disk that a build needs at most; after it about 0.7 GiB and 20 MiB remain."""
 
-SIZES = {
-    "cpu": "0.1 GB to download, 20 MB afterwards",
-    "pypi": "0.7 GB to download, 0.7 GB afterwards",
-}
-
 DRIVER_ERRORS = {
     34: "a stub of libcuda.so.1 lies in the library path; remove its directory from LD_LIBRARY_PATH",
     100: "the driver shows no card; look at CUDA_VISIBLE_DEVICES, and start a container with --gpus all",
@@ -59,34 +50,17 @@ DRIVER_ERRORS = {
 }
 """Results of cuInit, and what to do."""
 
-INSTALL = {
-    "a C++ compiler": ("g++", "gcc-c++", "gcc"),
-    "Python's headers": ("python3-dev", "python3-devel", "python"),
-}
-
-Kind = Literal["none", "cpu", "pypi"]
-"""No build, one without a toolkit, or with the one of PyPI."""
-
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """``kind`` names the toolkit: ``cpu`` is a build without one, ``none`` no build. ``why`` is one line."""
+    """A build for cards with ``architectures``, or for the CPU without any; ``why`` is one line.
 
-    kind: Kind
+    It ``is_needed`` unless the libraries that pip installed are all that this machine can use.
+    """
+
     why: str
     architectures: tuple[str, ...] = ()
-
-
-def missing_packages(machine: Machine) -> str:
-    """The packages for compiling that ``machine`` lacks, with the command that installs them; empty if none."""
-    lacks = ["a C++ compiler"] * (machine.compiler is None) + ["Python's headers"] * (machine.headers is None)
-    if not lacks:
-        return ""
-    debian, fedora, arch = (" ".join(names) for names in zip(*(INSTALL[what] for what in lacks), strict=True))
-    return (
-        f"{' and '.join(lacks)} {'are' if len(lacks) > 1 or lacks[0].endswith('s') else 'is'} not installed: "
-        f"sudo apt install {debian} (Fedora: sudo dnf install {fedora}, Arch: sudo pacman -S {arch})"
-    )
+    is_needed: bool = True
 
 
 def parse_architectures(text: str) -> tuple[str, ...]:
@@ -104,35 +78,27 @@ def make_plan(machine: Machine, architectures: tuple[str, ...] = (), *, cpu: boo
     """Decide, with what ``--arch`` or ``--cpu`` asks for. Raises ConfigError if that or what the cards need cannot be
     built here."""
     if cpu:
-        return BuildPlan("cpu", "for the CPU only, because --cpu was given: no graphics card will be used")
+        return BuildPlan("for the CPU only, because --cpu was given: no graphics card will be used")
     if architectures:
         why = f"for compute capability {', '.join(architectures)}, because --arch was given"
         return _with_toolkit(machine, architectures, why)
-    if not machine.has_nvidia and machine.driver is None:
-        return BuildPlan("none", _no_card(machine))
-    if machine.driver is None:
+    if machine.driver is None and machine.has_nvidia:
         raise ConfigError(
             "this machine has an NVIDIA card, but its driver is not found (libcuda.so.1); install the driver "
             f"({MIN_DRIVER} or newer; Ubuntu: sudo apt install nvidia-driver-{MIN_DRIVER}), or start the container "
             "with --gpus all; to build for the CPU: pyctl setup --cpu"
         )
-    if machine.driver.error:
+    if machine.driver is not None and machine.driver.error:
         hint = DRIVER_ERRORS.get(machine.driver.error, "see the system's log (dmesg)")
         raise ConfigError(f"the NVIDIA driver reports error {machine.driver.error}: {hint}")
     if not machine.cards:
-        return BuildPlan("none", _no_card(machine))
+        found = "no NVIDIA card"
+        if AMD in machine.pci_cards:
+            found = "an AMD card, which takes a build by hand (docs/install.md), and no NVIDIA card"
+        return BuildPlan(f"nothing to do: this machine has {found}; pyctl runs on the CPU", is_needed=False)
     architectures = tuple(dict.fromkeys(card.architecture for card in machine.cards))
     why = f"for {', '.join(dict.fromkeys(card.name for card in machine.cards))}"
     return _with_toolkit(machine, architectures, why)
-
-
-def _no_card(machine: Machine) -> str:
-    if AMD in machine.pci_cards:
-        return (
-            "nothing to do: this machine has an AMD card and no NVIDIA card; pyctl runs on the CPU. "
-            "A build for HIP has to be made by hand (docs/install.md)"
-        )
-    return "nothing to do: this machine has no NVIDIA card; pyctl runs on the CPU with the libraries that pip built"
 
 
 def _with_toolkit(machine: Machine, architectures: tuple[str, ...], why: str) -> BuildPlan:
@@ -142,14 +108,14 @@ def _with_toolkit(machine: Machine, architectures: tuple[str, ...], why: str) ->
         problem = f"CUDA 13 has no support for compute capability {', '.join(old)} (docs/install.md)"
     elif driver is not None and driver.cuda < MIN_CUDA:
         problem = (
-            f"the NVIDIA driver {driver.release or ''} supports CUDA {_dotted(driver.cuda)}, and CUDA 13 needs driver "
-            f"{MIN_DRIVER} or newer; update the driver (Ubuntu: sudo apt install nvidia-driver-{MIN_DRIVER})"
-        ).replace("  ", " ")
+            f"the NVIDIA driver supports CUDA {_dotted(driver.cuda)}, and CUDA 13 needs driver {MIN_DRIVER} or newer; "
+            f"update the driver (Ubuntu: sudo apt install nvidia-driver-{MIN_DRIVER})"
+        )
     elif not machine.libc.startswith("glibc") or machine.processor not in ("x86_64", "aarch64"):
         problem = f"NVIDIA's packages need glibc on x86_64 or aarch64, not {machine.libc} on {machine.processor}"
     if problem:
         raise ConfigError(f"{problem}; to build for the CPU: pyctl setup --cpu")
-    return BuildPlan("pypi", f"{why}, with CUDA {TOOLKIT_RELEASE} from PyPI", architectures)
+    return BuildPlan(f"{why}, with CUDA {TOOLKIT_RELEASE} from PyPI", architectures)
 
 
 def _dotted(version: Sequence[int]) -> str:
@@ -160,7 +126,10 @@ def check_compiler(machine: Machine) -> Compiler:
     """The compiler of ``machine``. Raises ConfigError with the command that installs one."""
     compiler = machine.compiler
     if compiler is None:
-        raise ConfigError(missing_packages(replace(machine, headers=Path())))  # the extension is compiled already
+        raise ConfigError(
+            "a C++ compiler is not installed: sudo apt install g++ (Fedora: sudo dnf install gcc-c++, Arch: sudo "
+            "pacman -S gcc)"
+        )
     if not compiler.is_shared:
         raise ConfigError(
             f"{compiler.cxx} links the C++ library statically, and llama.cpp's libraries then fail beside Python's "
@@ -171,7 +140,7 @@ def check_compiler(machine: Machine) -> Compiler:
 
 def check_room(plan: BuildPlan, free: int, where: object) -> None:
     """Raises ConfigError if ``free`` bytes at ``where`` are too few for the build."""
-    needed = CPU_BYTES if plan.kind == "cpu" else CUDA_BYTES
+    needed = CUDA_BYTES if plan.architectures else CPU_BYTES
     if free < needed:
         raise ConfigError(
             f"{where} has {free / GIB:.1f} GiB free, and the build needs {needed / GIB:.1f} GiB; see --dir"
@@ -185,32 +154,17 @@ def jobs_for(machine: Machine, wanted: int) -> int:
 
 def describe(machine: Machine) -> str:
     """One line about the cards and the driver."""
-    if machine.cards:
-        return "found: " + ", ".join(map(_card, machine.cards)) + f"; driver {_driver(machine)}"
-    if machine.has_nvidia:
-        return "found: an NVIDIA card without a working driver"
-    return "found: no NVIDIA card"
+    driver = machine.driver
+    if driver is None or not driver.cards:
+        return "found: an NVIDIA card without a working driver" if machine.has_nvidia else "found: no NVIDIA card"
+    cards = ", ".join(
+        f"{card.name} ({card.n_bytes / GIB:.0f} GiB, compute capability {_dotted(card.capability)})"
+        for card in driver.cards
+    )
+    return f"found: {cards}; driver {driver.release or 'of unknown release'} (CUDA {_dotted(driver.cuda)})"
 
 
-def describe_build(machine: Machine, plan: BuildPlan, n_jobs: int) -> str:
+def describe_build(compiler: Compiler, plan: BuildPlan, n_jobs: int) -> str:
     """Two lines about what will be compiled."""
-    about = duration((CPU_SECONDS + CUDA_SECONDS * len(plan.architectures)) / n_jobs)
-    compiler = machine.compiler.cxx if machine.compiler is not None else "no C++ compiler"
-    return f"build: {plan.why}\n       about {about} with {n_jobs} jobs of {compiler}, {SIZES[plan.kind]}"
-
-
-def duration(seconds: float) -> str:
-    """Seconds below two minutes, else minutes, or hours and minutes."""
-    if seconds < 120:
-        return f"{max(round(seconds), 1)} seconds"
-    minutes = round(seconds / 60)
-    return f"{minutes} minutes" if minutes < 120 else f"{minutes // 60} hours {minutes % 60} minutes"
-
-
-def _card(card: Card) -> str:
-    return f"{card.name} ({card.n_bytes / GIB:.0f} GiB, compute capability {_dotted(card.capability)})"
-
-
-def _driver(machine: Machine) -> str:
-    assert machine.driver is not None
-    return f"{machine.driver.release or 'of unknown release'} (CUDA {_dotted(machine.driver.cuda)})"
+    minutes = max(round((CPU_SECONDS + CUDA_SECONDS * len(plan.architectures)) / n_jobs / 60), 1)
+    return f"build: {plan.why}\n       about {minutes} minutes with {n_jobs} jobs of {compiler.cxx}"

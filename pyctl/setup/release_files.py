@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pyctl.errors import ConfigError
+from pyctl.setup.control_groups import text_of
 from pyctl.setup.libraries import capability, covers
 from pyctl.setup.source import new_directory, read_pin
 
@@ -57,7 +58,6 @@ class ReleaseFile:
     """A file of a release, and the sha256 that SHA256SUMS has for it."""
 
     url: str
-    name: str
     digest: str
 
 
@@ -72,7 +72,6 @@ class Manifest:
     digest: str
     toolkit: str
     architectures: tuple[str, ...]
-    compiler: str
     requirements: tuple[str, ...]
     libraries: tuple[str, ...]
     files: Mapping[str, Mapping[str, Any]]
@@ -105,11 +104,8 @@ def release_place(environ: Mapping[str, str] = os.environ, prefix: Path = Path(s
         noted = ""
     if noted.endswith(".whl"):
         return str(noted.rpartition("/")[0])
-    notes = [path.read_text(encoding="utf-8") for path in map(prefix.joinpath, NOTES) if path.is_file()]
+    notes = [text_of(prefix / name) for name in ("uv-receipt.toml", "pipx_metadata.json")]
     return next((found[1] for found in map(LINKS.search, notes) if found is not None), "")
-
-
-NOTES = ("uv-receipt.toml", "pipx_metadata.json")
 
 
 def wheel_libraries() -> Path:
@@ -134,7 +130,7 @@ def find_cuda_file(place: str) -> ReleaseFile | None:
         text = source.read(MAX_TEXT).decode("utf-8", "replace")
     name = rf"pyctl-cuda-{re.escape(read_pin().release)}-cuda[\w.]+-{platform.machine()}\.tar\.zst"
     found = re.search(rf"^([0-9a-f]{{64}}) [ *]({name})$", text, re.MULTILINE)
-    return ReleaseFile(f"{base}/{found[2]}", found[2], found[1]) if found is not None else None
+    return ReleaseFile(f"{base}/{found[2]}", found[1]) if found is not None else None
 
 
 def fetch(file: ReleaseFile, directory: Path) -> Path:
@@ -142,7 +138,7 @@ def fetch(file: ReleaseFile, directory: Path) -> Path:
 
     Raises ConfigError if it is damaged or too large.
     """
-    target = directory / f"file-{file.digest[:16]}" / file.name
+    target = directory / f"file-{file.digest[:16]}" / file.url.rpartition("/")[2]
     part = target.with_suffix(".part")
     part.parent.mkdir(parents=True, exist_ok=True)
     if target.exists():

@@ -74,14 +74,10 @@ class BuildTools:
 def install_toolkit(pip: Sequence[str], work: Path, compiler: Compiler) -> Toolkit:
     """Install PyPI's toolkit below ``work`` unless it is there. Raises ConfigError."""
     place = work / f"cuda-{TOOLKIT_RELEASE}"
-    if not place.exists():
-        install_wheels(pip, TOOLKIT_WHEELS, place)
     root = place / "nvidia" / "cu13"
     cudart, cublas = root / "lib" / "libcudart.so.13", root / "lib" / "libcublas.so.13"
     libraries = (cudart, cublas, root / "lib" / "libcublasLt.so.13")
-    missing = [path.name for path in (root / "bin" / "nvcc", *libraries) if not path.exists()]
-    if missing:
-        raise ConfigError(f"NVIDIA's packages lack {', '.join(missing)}; remove {place} and run pyctl setup again")
+    install_wheels(pip, TOOLKIT_WHEELS, place, (root / "bin" / "nvcc", *libraries))
     stub = make_stub(work, compiler)
     return Toolkit(TOOLKIT_RELEASE, root / "bin" / "nvcc", root, cudart, cublas, stub, libraries)
 
@@ -89,16 +85,23 @@ def install_toolkit(pip: Sequence[str], work: Path, compiler: Compiler) -> Toolk
 def install_tools(pip: Sequence[str], work: Path) -> BuildTools:
     """PyPI's cmake, ninja and pybind11 below ``work``, installed unless they are there. Raises ConfigError."""
     place = work / "tools"
-    if not place.exists():
-        install_wheels(pip, TOOL_WHEELS, place)
     cmake, ninja = place / "cmake" / "data" / "bin" / "cmake", place / "bin" / "ninja"
-    if missing := [path.name for path in (cmake, ninja) if not path.exists()]:
-        raise ConfigError(f"{place} lacks {', '.join(missing)}; remove it and run pyctl setup again")
+    install_wheels(pip, TOOL_WHEELS, place, (cmake, ninja))
     return BuildTools(str(cmake), str(ninja), str(place / "pybind11" / "share" / "cmake" / "pybind11"))
 
 
-def install_wheels(pip: Sequence[str], wheels: Sequence[str], place: Path) -> None:
-    """Install ``wheels`` into the new directory ``place``, which appears whole. Raises ConfigError."""
+def install_wheels(pip: Sequence[str], wheels: Sequence[str], place: Path, needed: Sequence[Path] = ()) -> None:
+    """Install ``wheels`` into the directory ``place``, which appears whole, unless it is there.
+
+    Raises ConfigError if pip fails, or one of the files that are ``needed`` is missing.
+    """
+    if not place.exists():
+        _install(pip, wheels, place)
+    if missing := [path.name for path in needed if not path.exists()]:
+        raise ConfigError(f"{place} lacks {', '.join(missing)}; remove it and run pyctl setup again")
+
+
+def _install(pip: Sequence[str], wheels: Sequence[str], place: Path) -> None:
     command = [*pip, "install", "--disable-pip-version-check", "--no-deps", "--no-compile"]
     command += [] if sys.stdout.isatty() else ["--quiet"]  # several hundred MB deserve a bar
     with new_directory(place) as part:

@@ -32,10 +32,8 @@ def make(
     directory = home / "llama" / name
     directory.mkdir(parents=True)
     (directory / "libllama.so").write_bytes(b"library")
-    toolkit, files = "13.5.0" if architectures else "", {"libllama.so": 7}
-    write_built(
-        BuiltLibraries(release, toolkit, architectures, "g++", "580", FEATURES, files, (), built, directory=directory)
-    )
+    toolkit = "13.5.0" if architectures else ""
+    write_built(BuiltLibraries(release, toolkit, architectures, FEATURES, {}, built, directory))
     return directory
 
 
@@ -105,10 +103,9 @@ def test_damaged_builds_are_left_out(home: Path) -> None:
     (make(home, "broken", ("86",), 4.0) / BUILT).write_text("no JSON")
     lists = make(home, "lists", ("86",), 4.0) / BUILT
     lists.write_text(json.dumps({**json.loads(lists.read_text()), "files": []}))
-    outside = make(home, "outside", ("86",), 4.0) / BUILT
-    outside.write_text(json.dumps({**json.loads(outside.read_text()), "outside": ["/no/libcublas.so.13"]}))
     make(home, ".unchecked", ("86",), 4.0)
-    make(home, "whole", ("86",), 1.0)
+    whole = make(home, "whole", ("86",), 1.0) / BUILT
+    whole.write_text(json.dumps({**json.loads(whole.read_text()), "of": "an older pyctl"}))
     assert [built.directory.name for built in libraries_at(home)] == ["whole"]
 
 
@@ -130,10 +127,8 @@ def test_an_idle_card_is_one_line(home: Path) -> None:
         "NVIDIA GeForce RTX 3090 is idle: these libraries of llama.cpp use the CPU only; "
         "to build them for it: pyctl setup"
     )
-    make(home, "old", ("86",), release="0.3.35")
-    assert f"its libraries are of llama-cpp-python 0.3.35, and pyctl needs {RELEASE}" in line(DRIVER)
     make(home, "new", ("90",))
-    assert "other cards (90) or another CPU" in line(DRIVER)
+    assert f"its libraries were built for other cards, another CPU or not for llama.cpp {RELEASE}" in line(DRIVER)
     assert "driver is not available" in line(None)
     assert "reports error 803" in line(Driver((13, 0), "580", error=803))
     assert line(DRIVER, PYCTL_LIBS="package") == ""

@@ -98,12 +98,12 @@ def test_a_card_counts_with_a_driver_or_without() -> None:
 
 def test_a_compiler_has_to_compile_and_to_share_its_library(tmp_path: Path) -> None:
     broken = program(tmp_path, "broken", "exit 1")
-    script = 'while [ "$1" != -o ]; do [ $# = 0 ] && echo "clang version 20.1.2" && exit; shift; done; echo $LIB > $2'
+    script = 'while [ "$1" != -o ]; do shift; done; echo $LIB > $2'
     alone = program(tmp_path, "alone", "LIB=none; " + script)
     shared = program(tmp_path, "shared", "LIB=libstdc++.so.6; " + script)
     found = {name: find_compiler({"CXX": str(path)}) for name, path in (("alone", alone), ("shared", shared))}
     assert found["shared"] is not None
-    assert (found["shared"].cxx, found["shared"].version) == (str(shared), (20, 1, 2))
+    assert found["shared"].cxx == str(shared)
     others = find_compiler({"CXX": str(broken), "PATH": ""})
     assert others is None or others.cxx == "/usr/bin/g++"
     assert found["alone"] is not None

@@ -54,7 +54,7 @@ def release(tmp_path: Path) -> Release:
 def build(tmp_path: Path, release: Release) -> Build:
     ninja = write(tmp_path, {"ninja": NINJA}) / "ninja"
     ninja.chmod(0o755)
-    tools, compiler = BuildTools("true", str(ninja)), Compiler("c++", "cc", (14, 2), True)
+    tools, compiler = BuildTools("true", str(ninja)), Compiler("c++", "cc", True)
     return Build(tmp_path / "work", compiler, tools, 2, release=release)
 
 
@@ -63,7 +63,7 @@ def chosen(build: Build, home: Path) -> Path:
     write(build.directory / "extension", {"_core.cpython.so": "module", "_pool.cpython.so": "older"})
     write(build.directory / "bin", {"libllama.so": "library"})
     missing = {"_drafts": "too new", "_pool": "other names"}
-    target = place_libraries(stage_libraries(build, home, "", 7.0, missing))
+    target = place_libraries(stage_libraries(build, home, 7.0, missing))
     choose(home, target.name)
     return target
 
@@ -94,7 +94,7 @@ def test_what_is_no_source_is_one_error(damage: str, tmp_path: Path) -> None:
 
 
 def test_a_module_that_does_not_compile_has_a_reason(build: Build, release: Release) -> None:
-    missing = compile_extension(build, release, 0)
+    missing = compile_extension(build, release)
     assert missing == {"_drafts": "it does not compile", "_pool": "error: no such name"}
 
 
