@@ -30,7 +30,7 @@ __all__ = ["address_of", "find_server", "started_server"]
 STOP_SECONDS = 70.0
 """A server ends within a minute of SIGTERM, all cache writes included."""
 
-ANSWER_SECONDS = 10.0
+ANSWER_SECONDS = 5.0
 POLL_SECONDS = 0.1
 
 
@@ -45,15 +45,15 @@ def address_of(settings: CommandSettings, port: int | None = None) -> str:
     return f"http://{shown}:{listen.port if port is None else port}{settings.server.api_prefix}"
 
 
-def find_server(url: str, key: str) -> Endpoint | None:
+def find_server(url: str, key: str, *, waits: bool = True) -> Endpoint | None:
     """The pyctl or llama-server at ``url``, without /v1, after it has loaded its model; None if neither answers.
 
-    Raises ConfigError if it refuses ``key``.
+    Raises ConfigError if it refuses ``key``, or has no model yet and this ``waits`` for none.
     """
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     with httpx.Client(timeout=ANSWER_SECONDS, headers=headers, trust_env=False) as client:
         try:
-            while (health := client.get(f"{url}/health")).status_code == 503 and "Loading" in health.text:
+            while (health := client.get(f"{url}/health")).status_code == 503 and waits and "Loading" in health.text:
                 time.sleep(POLL_SECONDS)
             if health.status_code == 503:
                 raise ConfigError(f"the server at {url} has failed; restart it")

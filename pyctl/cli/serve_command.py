@@ -102,18 +102,12 @@ def run_serve(settings: CommandSettings, argv: Sequence[str], environ: Mapping[s
 
 def _tenant(settings: CommandSettings) -> str:
     """The end of an error: the server that answers at a port that is taken, and a way out."""
-    import httpx  # only now: most ports are free
+    from pyctl.cli.launched_server import address_of, find_server  # only now: most ports are free
 
-    from pyctl.cli.launched_server import address_of
-
-    keys, who = settings.server.api_keys, ""
-    headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
-    with suppress(httpx.HTTPError, ConfigError, ValueError, LookupError, TypeError):  # of any other program
-        reply = httpx.get(f"{address_of(settings)}/props", headers=headers, timeout=2.0, trust_env=False)
-        props = reply.raise_for_status().json()
-        name = "pyctl" if "model_memory" in props else "llama-server"
-        who = f"; {name} answers there, with {one_line(str(props['model_alias'] or 'several models'))}"
-    return f"{who}; --port 0 takes a free port"
+    found = None
+    with suppress(ConfigError):  # it has another key or no model yet
+        found = find_server(address_of(settings), next(iter(settings.server.api_keys), ""), waits=False)
+    return f"{f'; a server of {one_line(found.model)} answers there' if found else ''}; --port 0 takes a free port"
 
 
 def _chooses(settings: CommandSettings) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pyctl.errors import ConfigError
 from pyctl.module_command import module_command
-from pyctl.setup.libraries import EXTENSION
+from pyctl.setup.libraries import EXTENSION, BuiltLibraries
 
 __all__ = ["check_libraries"]
 
@@ -24,11 +24,14 @@ SECONDS = 600.0
 PINNED_BYTES, AHEAD_BYTES = 2**28, 2**26
 
 
-def check_libraries(directory: Path, *, uses_gpu: bool) -> str:
-    """Load the libraries in ``directory`` and try the modules with them; text about the result.
+def check_libraries(built: BuiltLibraries, *, uses_gpu: bool) -> str:
+    """Load the libraries of ``built`` and try the modules with them; text about the result.
 
     Raises ConfigError if the libraries do not work, or modules that are not compiled for them do not fit.
     """
+    if built.architectures and not uses_gpu:
+        return "not checked: this machine has no NVIDIA driver, which the libraries need to load"
+    directory = built.directory
     facts = json.loads(_run(directory, "pyctl.cli.setup_check"))
     line = "\n".join([*facts["losses"], f"checked: {facts['version']}"])
     if facts["losses"] and not (directory / EXTENSION).exists():

@@ -8,10 +8,10 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from pyctl.cli.command_parser import CommandParser
+from pyctl.cli.setup_check import check_libraries
 from pyctl.errors import ConfigError
 from pyctl.setup.build import (
     Build,
@@ -22,7 +22,16 @@ from pyctl.setup.build import (
     stage_libraries,
     stage_release,
 )
-from pyctl.setup.libraries import BuiltLibraries, build_home, choose, cpu_features, data_home, fits, libraries_at
+from pyctl.setup.libraries import (
+    BuiltLibraries,
+    build_home,
+    capability,
+    choose,
+    cpu_features,
+    data_home,
+    fits,
+    libraries_at,
+)
 from pyctl.setup.machine import Machine, free_bytes, look_at_machine
 from pyctl.setup.plan import (
     BuildPlan,
@@ -51,26 +60,16 @@ __all__ = ["run_setup"]
 MIB = 2**20
 
 
-@dataclass(frozen=True)
-class _Places:
-    """Where built libraries lie, and where they are built."""
-
-    home: Path
-    work: Path
-
-
 def run_setup(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     """Look, print the findings, build, check; returns the exit code. Raises ConfigError if it cannot be done."""
     arguments = _parser().parse_args(argv)
     architectures = parse_architectures(arguments.arch) if arguments.arch else ()
-    if arguments.cpu and architectures:
-        raise ConfigError("--cpu excludes --arch")
     if arguments.jobs is not None and arguments.jobs < 1:
         raise ConfigError("--jobs must be at least 1")
     given = Path(arguments.dir).expanduser().resolve() if arguments.dir else None
-    places = _Places(given or data_home(environ), given / "setup" if given is not None else build_home(environ))
+    home, work = (given, given / "setup") if given is not None else (data_home(environ), build_home(environ))
     if arguments.pinned:
-        choose(places.home, "")
+        choose(home, "")
         print(f"from its next start on, pyctl uses llama-cpp-python {read_pin().release}, for which it was made")
         return 0
     machine = look_at_machine(environ)
@@ -85,9 +84,9 @@ def run_setup(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     print(describe(machine))
     try:
         file = _ready_file(plan, arguments, environ)
-        return _set_up(machine, plan, places, arguments, file)
+        return _set_up(machine, plan, home, work, arguments, file)
     except OSError as error:
-        raise ConfigError(f"{error.filename or places.work}: {error.strerror or error}") from error
+        raise ConfigError(f"{error.filename or work}: {error.strerror or error}") from error
     finally:
         if given is not None and (given / "llama").is_dir():
             print(f"pyctl uses these libraries where PYCTL_LIBS={given} is set")
@@ -100,8 +99,9 @@ def _parser() -> argparse.ArgumentParser:
         "does not serve the card. CUDA comes from PyPI. pyctl finds the result at its next start. A build that was "
         "interrupted goes on where it stopped.",
     )
-    parser.add_argument("--cpu", action="store_true", help="build for the CPU, with all features that it has")
-    parser.add_argument("--arch", metavar="LIST", help="compute capabilities to build for, such as 86,89")
+    target = parser.add_mutually_exclusive_group()
+    target.add_argument("--cpu", action="store_true", help="build for the CPU, with all features that it has")
+    target.add_argument("--arch", metavar="LIST", help="compute capabilities to build for, such as 86,89")
     parser.add_argument("--jobs", "-j", type=int, metavar="N", help="compilers at a time")
     parser.add_argument(
         "--release",
@@ -138,48 +138,56 @@ def _ready_file(plan: BuildPlan, arguments: argparse.Namespace, environ: Mapping
 
 
 def _set_up(
-    machine: Machine, plan: BuildPlan, places: _Places, arguments: argparse.Namespace, file: ReleaseFile | None
+    machine: Machine, plan: BuildPlan, home: Path, work: Path, arguments: argparse.Namespace, file: ReleaseFile | None
 ) -> int:
-    is_here = bool(machine.cards and plan.architectures)
-    existing = _existing(machine, plan, places.home) if not arguments.llama_cpp else None
+    """Put the libraries of ``plan`` into ``home``, from ``file`` or a build in ``work``; returns the exit code."""
+    uses_gpu = bool(machine.cards and plan.architectures)
+    existing = _existing(plan, home) if not arguments.llama_cpp else None
     if existing is not None:
         print(f"already there: {existing.directory}")
         if not arguments.dry_run:
-            print(_checked(existing, is_here))
+            print(check_libraries(existing, uses_gpu=uses_gpu))
         return 0
-    if not _agreed(machine, plan, places, arguments, file):
+    if not _agreed(machine, plan, home, work, arguments, file):
         return 0 if arguments.dry_run else 1
     began = time.monotonic()
-    with build_lock(places.work):
+    with build_lock(work):
         built = None
         if file is not None:
             try:
-                built = _taken(plan, places, file)
+                built = _taken(plan, home, work, file)
             except UnfitError as error:
                 print(error)
-                if not _agreed(machine, plan, places, arguments):
+                if not _agreed(machine, plan, home, work, arguments):
                     return 1
-        built = built or _build(machine, plan, places, arguments)
-        print(_checked(built, is_here and (not arguments.llama_cpp or bool(built.architectures))))
+        built = built or _build(machine, plan, home, work, arguments)
+        print(check_libraries(built, uses_gpu=uses_gpu))
         target = place_libraries(built)
         if arguments.llama_cpp:
-            choose(places.home, target.name)
-        _tidy(places.work)
-    print(f"done in {(time.monotonic() - began) / 60:.1f} minutes: {target} ({_size(target) / MIB:.0f} MiB)")
+            choose(home, target.name)
+        shutil.rmtree(work)
+    n_mib = sum(built.files.values()) / MIB
+    print(f"done in {(time.monotonic() - began) / 60:.1f} minutes: {target} ({n_mib:.0f} MiB)")
     return 0
 
 
 def _agreed(
-    machine: Machine, plan: BuildPlan, places: _Places, arguments: argparse.Namespace, file: ReleaseFile | None = None
+    machine: Machine,
+    plan: BuildPlan,
+    home: Path,
+    work: Path,
+    arguments: argparse.Namespace,
+    file: ReleaseFile | None = None,
 ) -> bool:
     """Say what would be done, and ask. Raises ConfigError if it cannot be done."""
     if file is not None:
         print(f"take:  {file.url}, and CUDA from PyPI")
     else:
         print(describe_build(check_compiler(machine), plan, jobs_for(machine, arguments.jobs or 0)))
-    check_room(plan, free_bytes(places.work) + _size(places.work), places.work)
+    found = (path.lstat() for path in work.rglob("*") if not path.is_dir())
+    check_room(plan, free_bytes(work) + sum(entry.st_size for entry in found), work)
     if arguments.dry_run:
-        print(f"dry run: nothing was changed; libraries would go to {places.home / 'llama'}")
+        print(f"dry run: nothing was changed; libraries would go to {home / 'llama'}")
         return False
     if arguments.yes:
         return True
@@ -188,9 +196,9 @@ def _agreed(
     return input("go on? [Y/n] ").strip().lower() in ("", "y", "yes")
 
 
-def _taken(plan: BuildPlan, places: _Places, file: ReleaseFile) -> BuiltLibraries:
+def _taken(plan: BuildPlan, home: Path, work: Path, file: ReleaseFile) -> BuiltLibraries:
     """The libraries of the release's file and of NVIDIA's wheels. Raises UnfitError if it does not serve the cards."""
-    work, bindings = places.work, wheel_libraries()
+    bindings = wheel_libraries()
     print("fetching", flush=True)
     archive = fetch(file, work)
     unpacked = archive.with_name("unpacked")
@@ -198,13 +206,12 @@ def _taken(plan: BuildPlan, places: _Places, file: ReleaseFile) -> BuiltLibrarie
     manifest = unpack(archive, unpacked, plan.architectures)
     nvidia = work / f"nvidia-{manifest.toolkit}"
     install_wheels(pip_command(work), manifest.requirements, nvidia)
-    return stage_release(manifest, (bindings, unpacked), nvidia / "nvidia" / "cu13" / "lib", places.home)
+    return stage_release(manifest, (bindings, unpacked), nvidia / "nvidia" / "cu13" / "lib", home)
 
 
-def _build(machine: Machine, plan: BuildPlan, places: _Places, arguments: argparse.Namespace) -> BuiltLibraries:
+def _build(machine: Machine, plan: BuildPlan, home: Path, work: Path, arguments: argparse.Namespace) -> BuiltLibraries:
     """Fetch missing sources, compile, and collect the libraries."""
-    work, compiler = places.work, check_compiler(machine)
-    pip = pip_command(work)
+    compiler, pip = check_compiler(machine), pip_command(work)
     print("fetching what the build needs", flush=True)
     release = open_release(pip, arguments.llama_cpp or "", work)
     tools = install_tools(pip, work)
@@ -214,37 +221,11 @@ def _build(machine: Machine, plan: BuildPlan, places: _Places, arguments: argpar
     build = Build(work, compiler, tools, n_jobs, toolkit, plan.architectures, own)
     compile_libraries(build, release.tree)
     missing = compile_extension(build, own) if own is not None else {}
-    return stage_libraries(build, places.home, time.time(), missing)
+    return stage_libraries(build, home, time.time(), missing)
 
 
-def _checked(built: BuiltLibraries, is_here: bool) -> str:
-    from pyctl.cli.setup_check import check_libraries
-
-    if built.architectures and not is_here:
-        return "not checked: this machine has no NVIDIA driver, which the libraries need to load"
-    return check_libraries(built.directory, uses_gpu=is_here)
-
-
-def _existing(machine: Machine, plan: BuildPlan, home: Path) -> BuiltLibraries | None:
-    """A build that is what ``plan`` would make."""
-    release, features = read_pin().release, cpu_features()
-    for built in filter(lambda built: not built.digests, libraries_at(home)):
-        is_same = (built.architectures, built.release) == (plan.architectures, release)
-        if (is_same and set(built.features) <= set(features)) or (
-            built.architectures and plan.architectures and fits(built, release, machine.cards, features)
-        ):
-            return built
-    return None
-
-
-def _tidy(work: Path) -> None:
-    """Remove what only the build needed; the lock's file stays, as another process may wait for it."""
-    for path in work.iterdir():
-        if path.name != "lock":
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _size(directory: Path) -> int:
-    """Bytes of the files below ``directory``."""
-    found = (path.lstat() for path in directory.rglob("*") if not path.is_dir())
-    return sum(entry.st_size for entry in found)
+def _existing(plan: BuildPlan, home: Path) -> BuiltLibraries | None:
+    """A build for what ``plan`` is for."""
+    release, features, wanted = read_pin().release, cpu_features(), [*map(capability, plan.architectures)]
+    fitting = (built for built in libraries_at(home) if not built.digests and fits(built, release, wanted, features))
+    return next((built for built in fitting if bool(built.architectures) == bool(wanted)), None)

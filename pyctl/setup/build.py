@@ -96,7 +96,7 @@ class Build:
 def build_lock(work: Path) -> Iterator[None]:
     """Hold the lock of ``work`` during the block. Raises ConfigError if another process has it."""
     work.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(work / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(work.with_name(f"{work.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

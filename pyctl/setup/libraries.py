@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pyctl.atomic_file import write_atomic
-from pyctl.setup.machine import NVIDIA, Card, Driver, find_driver, find_pci_cards
+from pyctl.setup.machine import NVIDIA, Driver, find_driver, find_pci_cards
 from pyctl.setup.source import extension_digest, read_pin
 from pyctl.user_directory import user_directory
 
@@ -194,13 +194,12 @@ def covers(architectures: Sequence[str], wanted: tuple[int, int]) -> bool:
     return False
 
 
-def fits(built: BuiltLibraries, release: str, cards: Sequence[Card], features: Sequence[str]) -> bool:
-    """Whether ``built`` is of this release and runs on this CPU and, if it uses CUDA, on all ``cards``."""
+def fits(built: BuiltLibraries, release: str, cards: Sequence[tuple[int, int]], features: Sequence[str]) -> bool:
+    """Whether ``built`` is of this release and runs on this CPU and, if it uses CUDA, on ``cards`` of all these
+    capabilities."""
     if built.release != release or not set(built.features) <= set(features):
         return False
-    return not built.architectures or (
-        bool(cards) and all(covers(built.architectures, card.capability) for card in cards)
-    )
+    return not built.architectures or (bool(cards) and all(covers(built.architectures, card) for card in cards))
 
 
 def use_libraries(
@@ -218,7 +217,7 @@ def use_libraries(
     candidates = [built for built in found if built.directory.name == name and built.is_tried]
     candidates += [built for built in found if built.release == release and not built.digests]
     driver = look() if any(built.architectures for built in candidates) else None
-    cards = driver.cards if driver is not None else ()
+    cards = [card.capability for card in driver.cards] if driver is not None else []
     chosen = next((built for built in candidates if fits(built, built.release, cards, features())), None)
     if chosen is not None:
         environ[LIBRARY_PATH] = str(chosen.directory)

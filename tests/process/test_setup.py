@@ -41,7 +41,7 @@ def test_the_file_of_a_release_is_taken_where_it_fits(tmp_path: Path) -> None:
     (built,) = libraries_at(home)
     assert (built.architectures, built.toolkit, built.features) == (("75", "86"), "13.5.0", ())
     assert built.files.keys() == {"libggml-cuda.so", "libcublas.so.13", "libllama.so", "libggml-cpu-haswell.so"}
-    assert [path.name for path in work.iterdir()] == ["lock"]
+    assert [path.name for path in work.parent.iterdir()] == ["setup.lock"]
     assert "already there" in pyctl("setup", "--arch", "75,86", "--yes", **environ).stdout
 
 
