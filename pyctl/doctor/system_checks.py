@@ -7,7 +7,7 @@ import resource
 from pyctl.doctor.facts import Facts
 from pyctl.doctor.finding import Finding, UnknownError, wrong
 from pyctl.setup.control_groups import memory_groups
-from pyctl.setup.machine import total_ram
+from pyctl.setup.machine import meminfo
 
 __all__ = ["container_memory", "memory_lock", "overcommit"]
 
@@ -46,7 +46,7 @@ def container_memory(facts: Facts) -> list[Finding] | None:
     if not limits:
         raise UnknownError("no control group of this process is found below /sys/fs/cgroup")
     minimum = min(limits)
-    if not (ram := total_ram(facts.root)):
+    if not (ram := meminfo("MemTotal", facts.root)):
         raise UnknownError("/proc/meminfo has no MemTotal")
     if minimum >= ram or minimum >= wanted + OTHERS:
         return []

@@ -16,6 +16,7 @@ from pyctl.errors import ModelError
 from pyctl.llama.library import forget_log_errors, last_log_error, library_file, redirect_log
 from pyctl.models import split_names
 from pyctl.setup.control_groups import memory_groups
+from pyctl.setup.machine import meminfo
 
 __all__ = [
     "Device",
@@ -101,22 +102,14 @@ def devices() -> tuple[Device, ...]:
 
 def host_available() -> int | None:
     """Return the memory available without swapping in bytes, None if unknown; limits of control groups apply."""
-    found = _meminfo("MemAvailable:")
-    return found if found is None else min(found, *(max(limit - used, 0) for limit, used in memory_groups()), found)
+    found = meminfo("MemAvailable")
+    return min(found, *(max(limit - used, 0) for limit, used in memory_groups()), found) if found else None
 
 
 def host_total() -> int | None:
     """Return the memory of the machine in bytes, None if unknown; limits of control groups apply."""
-    found = _meminfo("MemTotal:")
-    return found if found is None else min(found, *(limit for limit, _ in memory_groups()), found)
-
-
-def _meminfo(name: str) -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), None)
+    found = meminfo("MemTotal")
+    return min(found, *(limit for limit, _ in memory_groups()), found) if found else None
 
 
 class _Params(ctypes.Structure):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from llama_cpp import llama_cpp as api
@@ -12,7 +12,7 @@ from llama_cpp import llama_cpp as api
 from pyctl.cache import RULES
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import ModelError
-from pyctl.llama.devices import FileTensor, file_head, model_files
+from pyctl.llama.devices import FileTensor, file_head, model_files, tensor_bytes
 from pyctl.llama.library import build_version
 from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.params import batch_cost, gpus, metadata_text
@@ -42,18 +42,10 @@ def fingerprint(backend: LlamaBackend, settings: ModelSettings, layers: Sequence
     ``layers`` are the devices of the layers. The digest is independent of paths, file times, and flags that do not
     affect bytes. ModelError if a file cannot be read.
     """
-    digest = hashlib.blake2b(digest_size=16)
-    files = {file: file_head(file).tensors for file in model_files(Path(settings.path))}
-    has_factors = any("rope_factors_long" in tensor.name for tensors in files.values() for tensor in tensors)
-    try:
-        for fact in _facts(backend, settings, layers, _rope_factors(backend, settings) if has_factors else ""):
-            digest.update(f"{fact}\0".encode())
-        for file, tensors in files.items():
-            for piece in _content(file, tensors):
-                digest.update(piece)
-    except OSError as error:
-        raise ModelError(f"cannot read {error.filename or settings.path}: {error.strerror}") from error
-    return digest.hexdigest()
+    path = Path(settings.path)
+    has_factors = any("rope_factors_long" in name for name in tensor_bytes(path))
+    factors = _rope_factors(backend, settings) if has_factors else ""
+    return file_digest(path, _facts(backend, settings, layers, factors))
 
 
 def shared_split(settings: ModelSettings, layers: Sequence[str]) -> str:
@@ -68,10 +60,13 @@ def shared_split(settings: ModelSettings, layers: Sequence[str]) -> str:
     return f" {settings.split_mode} {layers} {settings.tensor_split} {os.environ.get(SUMS)}"
 
 
-def file_digest(path: Path) -> str:
-    """Return the BLAKE2b-128 of a model's sizes, metadata and weight samples. ModelError if a file cannot be read."""
+def file_digest(path: Path, facts: Iterable[object] = ()) -> str:
+    """Return the BLAKE2b-128 of ``facts`` and of a model's sizes, metadata and weight samples. ModelError if a file
+    cannot be read."""
     digest = hashlib.blake2b(digest_size=16)
     try:
+        for fact in facts:
+            digest.update(f"{fact}\0".encode())
         for file in model_files(path):
             for piece in _content(file, file_head(file).tensors):
                 digest.update(piece)

@@ -24,6 +24,7 @@ from pyctl.errors import ModelError
 from pyctl.limit import limit
 from pyctl.llama.devices import Device, devices, file_head, ggml_library, model_files
 from pyctl.llama.library import forget_log_errors, last_log_error
+from pyctl.setup.control_groups import text_of
 
 __all__ = [
     "ModelParams",
@@ -324,12 +325,5 @@ def padded(n: int) -> int:
 
 def _physical_cores() -> int:
     """Cores this process may use; two threads of one core count once, since they share its arithmetic units."""
-    siblings = set()
-    for cpu in os.sched_getaffinity(0):
-        try:
-            siblings.add(
-                Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text(encoding="ascii")
-            )
-        except OSError:
-            siblings.add(str(cpu))
-    return max(len(siblings), 1)
+    places = {cpu: f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list" for cpu in os.sched_getaffinity(0)}
+    return max(len({text_of(Path(place)) or cpu for cpu, place in places.items()}), 1)

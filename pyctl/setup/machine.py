@@ -32,7 +32,7 @@ __all__ = [
     "find_pci_cards",
     "free_bytes",
     "look_at_machine",
-    "total_ram",
+    "meminfo",
 ]
 
 DRIVER_PLACES = (
@@ -131,7 +131,7 @@ def look_at_machine(environ: Mapping[str, str] = os.environ, root: Path = Path("
         pci_cards=find_pci_cards(root),
         compiler=find_compiler(environ),
         n_cores=_cores(root),
-        n_ram=min([total_ram(root), *(group.limit for group in memory_groups(root))]),
+        n_ram=min([meminfo("MemTotal", root), *(group.limit for group in memory_groups(root))]),
         libc=" ".join(platform.libc_ver()).strip(),
         processor=platform.machine(),
     )
@@ -235,9 +235,9 @@ def _cores(root: Path) -> int:
     return max(n_cores, 1)
 
 
-def total_ram(root: Path = Path("/")) -> int:
-    """Bytes of RAM of the machine, 0 if it does not say."""
-    found = re.search(r"^MemTotal: +(\d+) kB", text_of(root / "proc/meminfo"), re.MULTILINE)
+def meminfo(name: str, root: Path = Path("/")) -> int:
+    """Bytes that the kernel has under ``name``, such as MemTotal; 0 if it does not say."""
+    found = re.search(rf"^{name}: +(\d+) kB", text_of(root / "proc/meminfo"), re.MULTILINE)
     return int(found[1]) * 1024 if found else 0
 
 

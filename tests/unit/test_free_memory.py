@@ -18,8 +18,8 @@ GIB = 2**30
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The root of control groups of a process on a machine of 64 GiB, of which 50 are available."""
-    memory = {"MemAvailable:": 50 * GIB, "MemTotal:": 64 * GIB}
-    monkeypatch.setattr(devices, "_meminfo", memory.get)
+    memory = {"MemAvailable": 50 * GIB, "MemTotal": 64 * GIB}
+    monkeypatch.setattr(devices, "meminfo", memory.get)
     monkeypatch.setattr(devices, "memory_groups", partial(memory_groups, tmp_path))
     name_group(tmp_path, "1:name=systemd:/x\n0::/user/pyctl.service\n")
     found = tmp_path / "sys" / "fs" / "cgroup"
