@@ -144,12 +144,9 @@ class EngineAdmin:
         disk = self._engine.prefix_cache.disk
         if disk is None:
             return []
-        contents, entries = self._stored
-        if contents is not disk.contents:
-            contents = disk.contents
-            entries = disk.entries()
-            self._stored = contents, entries
-        return entries
+        if self._stored[0] is not disk.contents:
+            self._stored = disk.contents, disk.entries()
+        return self._stored[1]
 
     @property
     def n_saved(self) -> int | None:

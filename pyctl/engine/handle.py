@@ -130,10 +130,8 @@ class RequestHandle:
         if self._flowing and self._events.empty():
             time.sleep(REST_SECONDS)
         while True:
-            try:
+            with suppress(Empty):
                 return self._taken(self._events.get(timeout=SIGNAL_SECONDS))
-            except Empty:
-                continue
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self

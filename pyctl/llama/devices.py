@@ -82,7 +82,7 @@ def devices() -> tuple[Device, ...]:
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         ggml.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
         if kind == CPU:
-            free.value, total.value = host_available() or 0, host_total() or 0
+            free.value, total.value = host_available() or 0, host_total()
         buffer_type = ggml.ggml_backend_dev_buffer_type(handle)
         found.append(
             Device(
@@ -106,10 +106,9 @@ def host_available() -> int | None:
     return min(found, *(max(limit - used, 0) for limit, used in memory_groups()), found) if found else None
 
 
-def host_total() -> int | None:
-    """Return the memory of the machine in bytes, None if unknown; limits of control groups apply."""
-    found = meminfo("MemTotal")
-    return min(found, *(limit for limit, _ in memory_groups()), found) if found else None
+def host_total() -> int:
+    """Return the memory of the machine in bytes, 0 if unknown; limits of control groups apply."""
+    return min([meminfo("MemTotal"), *(limit for limit, _ in memory_groups())])
 
 
 class _Params(ctypes.Structure):

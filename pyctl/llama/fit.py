@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
 from pyctl.engine.draft.draft_settings import PRIVATE, DraftSettings
@@ -201,12 +202,7 @@ def _by_layer(run: DryRun, wanted: re.Pattern[str]) -> list[int]:
 
 def _count_to_free(sizes: Sequence[int], missing: int) -> int:
     """Return the least number of leading ``sizes`` that sum to ``missing``, or all."""
-    total = 0
-    for count, size in enumerate(sizes, 1):
-        total += size
-        if total >= missing:
-            return count
-    return len(sizes)
+    return next((n for n, total in enumerate(accumulate(sizes), 1) if total >= missing), len(sizes))
 
 
 def gpu_shortage(settings: ModelSettings, plan: MemoryPlan) -> int:

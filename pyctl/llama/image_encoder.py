@@ -45,9 +45,6 @@ class ImageRows:
     def __contains__(self, key: bytes) -> bool:
         return key in self._rows
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
     def get(self, key: bytes) -> NDArray[np.float32]:
         """Return the rows of one image, shape (n, width). Raises KeyError."""
         self._rows.move_to_end(key)
@@ -60,11 +57,6 @@ class ImageRows:
         self._rows.move_to_end(key)
         while len(self._rows) > 1 and self.n_bytes > self.limit:
             self.n_bytes -= self._rows.popitem(last=False)[1].nbytes
-
-    def clear(self) -> None:
-        """Remove all rows."""
-        self._rows.clear()
-        self.n_bytes = 0
 
 
 MAX_READY_BYTES = limit(

@@ -134,7 +134,7 @@ class LlamaSampler:
         except BaseException:
             self.close()
             raise
-        window = max(self._last(sampling.repeat_last_n), self._last(sampling.dry_penalty_last_n))
+        window = max(_last(sampling.repeat_last_n, self._n_ctx), _last(sampling.dry_penalty_last_n, self._n_ctx))
         if window and (_penalises(sampling) or sampling.dry_multiplier != 0.0):
             for token in prompt[-window:].tolist():
                 api.llama_sampler_accept(self._chain, token)
@@ -259,19 +259,21 @@ class LlamaSampler:
         def when(active: bool, make: Callable[[], Any]) -> Callable[[], None]:
             return lambda: self._add(make()) if active else None
 
-        keep = s.min_keep
+        keep, n_ctx = s.min_keep, self._n_ctx
         return {
             "penalties": when(
                 _penalises(s),
                 lambda: api.llama_sampler_init_penalties(
                     self._n_vocab,
-                    self._last(s.repeat_last_n),
+                    _last(s.repeat_last_n, n_ctx),
                     s.repeat_penalty,
                     s.frequency_penalty,
                     s.presence_penalty,
                 ),
             ),
-            "dry": when(s.dry_multiplier != 0.0, lambda: self._dry_samplers.copy(s, self._last(s.dry_penalty_last_n))),
+            "dry": when(
+                s.dry_multiplier != 0.0, lambda: self._dry_samplers.copy(s, _last(s.dry_penalty_last_n, n_ctx))
+            ),
             "top_n_sigma": when(s.top_n_sigma > 0.0, lambda: api.llama_sampler_init_top_n_sigma(s.top_n_sigma)),
             "top_k": when(s.top_k > 0, lambda: api.llama_sampler_init_top_k(s.top_k)),
             "typ_p": when(s.typical_p < 1.0, lambda: api.llama_sampler_init_typical(s.typical_p, keep)),
@@ -287,9 +289,6 @@ class LlamaSampler:
                 True, lambda: api.llama_sampler_init_temp_ext(s.temperature, s.dynatemp_range, s.dynatemp_exponent)
             ),
         }
-
-    def _last(self, n: int) -> int:
-        return _last(n, self._n_ctx)
 
 
 def top_logprobs(logits: NDArray[np.float32], token: int, n: int) -> TopTokens:

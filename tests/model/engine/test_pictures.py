@@ -22,7 +22,7 @@ from pyctl.engine.vision_settings import VisionSettings
 from pyctl.errors import EngineError, RequestError
 from pyctl.image_file import ImageFile
 from pyctl.llama import Loaded
-from pyctl.llama.image_encoder import ImageEncoder
+from pyctl.llama.image_encoder import ImageEncoder, ImageRows
 from pyctl.prompt import ImageSpan, Prompt, as_tokens
 from tests.pictures import image_bytes
 from tests.unit.engine.drive import Reply, ask, cold, collect, empty, request, run_all, tier_on
@@ -42,7 +42,7 @@ def opened(open_model: Open, model_path: Callable[[str], Path], tiny_mmproj: Pat
         drafts, vision = DraftSettings(draft_types=types, draft_path=path), VisionSettings(str(tiny_mmproj))
         kinds = {"type_k": kv, "type_v": kv}
         loaded = open_model(name, n_ctx=2048, n_ubatch=128, n_batch=128, drafts=drafts, vision=vision, **kinds)
-        encoder_of(loaded).rows.clear()
+        encoder_of(loaded).rows = ImageRows()
         return loaded
 
     return get
@@ -143,7 +143,7 @@ def test_a_cancelled_prefill_goes_on_and_leaves_no_half_image(opened: Open) -> N
     first, second = (prompt_of(loaded, HEAD + USER, file, f"What is it?{END}{REPLY}") for file in (A, B))
     expected = [cold(backend, prompt, 8, EXACT) for prompt in (first, second)]
     for n_steps in range(2, 7):
-        encoder_of(loaded).rows.clear()
+        encoder_of(loaded).rows = ImageRows()
         empty(backend)
         engine = Engine(backend, RamCache(32, None), EXACT)
         ask(engine, first, 8, cancel_after=n_steps)
