@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from pyctl import __version__
@@ -157,19 +157,13 @@ def _work_directory(settings: CommandSettings) -> Iterator[Path]:
     given = settings.disk.cache_dir and not settings.disk.is_default
     cache = Path(settings.disk.cache_dir) if given else default_directory(os.environ)
     place = cache.expanduser().absolute().parent
-    is_new = not place.exists()
     try:
         place.mkdir(parents=True, exist_ok=True)
-        work = tempfile.mkdtemp(prefix="pyctl-bench-", dir=place)
+        work = tempfile.TemporaryDirectory(prefix="pyctl-bench-", dir=place, ignore_cleanup_errors=True)
     except OSError as error:
         raise ConfigError(f"cannot write to {place}: {error.strerror}") from error
-    try:
-        yield Path(work)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-        if is_new:
-            with suppress(OSError):  # another program may have put something there
-                place.rmdir()
+    with work as name:
+        yield Path(name)
 
 
 def _cache_mib(work: Path) -> int:

@@ -9,6 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -53,11 +54,8 @@ def run_cache(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     if arguments.run is not _verify and not (path / INDEX).exists():
         raise ConfigError(f"no prefix cache in {path}")
     try:
-        directory = CacheDirectory(path)
-        try:
+        with closing(CacheDirectory(path)) as directory:
             return int(arguments.run(directory, arguments))
-        finally:
-            directory.close()
     except OSError as error:
         raise ConfigError(f"cannot use {path}: {error.strerror or error}") from error
 

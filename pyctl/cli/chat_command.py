@@ -40,11 +40,8 @@ def chat_backend(settings: CommandSettings) -> Iterator[ChatBackend]:
     if terminal.url:
         from pyctl.terminal.remote import RemoteBackend
 
-        remote = RemoteBackend(terminal.url, terminal.api_key, settings.request_fields)
-        try:
+        with closing(RemoteBackend(terminal.url, terminal.api_key, settings.request_fields)) as remote:
             yield remote
-        finally:
-            remote.close()
         return
     # Only now: a running server needs no engine here.
     from pyctl.cli.assemble import assemble, found
@@ -57,7 +54,5 @@ def chat_backend(settings: CommandSettings) -> Iterator[ChatBackend]:
     settings = found(with_directory(settings))
     log_cache_dir(settings.disk)
     service = assemble(settings)
-    try:
+    with closing(service.worker):
         yield LocalBackend(service)
-    finally:
-        service.worker.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import shutil
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,8 +109,6 @@ def stored_bytes(disk: DiskSettings) -> int:
     """Bytes of the cache directory; 0 without one, or if it cannot be read."""
     if not disk.cache_dir:
         return 0
-    try:
-        with closing(CacheDirectory(Path(disk.cache_dir).expanduser())) as directory:
-            return directory.n_bytes
-    except OSError:
-        return 0
+    with suppress(OSError), closing(CacheDirectory(Path(disk.cache_dir).expanduser())) as directory:
+        return directory.n_bytes
+    return 0

@@ -148,7 +148,7 @@ def _set_up(
         if not arguments.dry_run:
             print(check_libraries(existing, uses_gpu=uses_gpu))
         return 0
-    if not _agreed(machine, plan, home, work, arguments, file):
+    if not _agreed(machine, plan, work, arguments, file):
         return 0 if arguments.dry_run else 1
     began = time.monotonic()
     with build_lock(work):
@@ -158,7 +158,7 @@ def _set_up(
                 built = _taken(plan, home, work, file)
             except UnfitError as error:
                 print(error)
-                if not _agreed(machine, plan, home, work, arguments):
+                if not _agreed(machine, plan, work, arguments):
                     return 1
         built = built or _build(machine, plan, home, work, arguments)
         print(check_libraries(built, uses_gpu=uses_gpu))
@@ -172,12 +172,7 @@ def _set_up(
 
 
 def _agreed(
-    machine: Machine,
-    plan: BuildPlan,
-    home: Path,
-    work: Path,
-    arguments: argparse.Namespace,
-    file: ReleaseFile | None = None,
+    machine: Machine, plan: BuildPlan, work: Path, arguments: argparse.Namespace, file: ReleaseFile | None = None
 ) -> bool:
     """Say what would be done, and ask. Raises ConfigError if it cannot be done."""
     if file is not None:
@@ -187,7 +182,7 @@ def _agreed(
     found = (path.lstat() for path in work.rglob("*") if not path.is_dir())
     check_room(plan, free_bytes(work) + sum(entry.st_size for entry in found), work)
     if arguments.dry_run:
-        print(f"dry run: nothing was changed; libraries would go to {home / 'llama'}")
+        print("dry run: nothing was changed")
         return False
     if arguments.yes:
         return True
