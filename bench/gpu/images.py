@@ -30,6 +30,7 @@ from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.vision_settings import VisionSettings
 from pyctl.image_file import ImageFile
 from pyctl.llama import LlamaBackend, load
+from pyctl.llama.image_encoder import ImageRows
 from pyctl.prompt import ImageSpan, Tokens, as_tokens
 from tools.generator import VISION_SHAPES, write_encoder
 
@@ -69,7 +70,7 @@ def encode(model: Path, encoder: Path) -> None:
         decoded = (time.perf_counter() - began) * 1e3
         rows, times = [], []
         for _ in range(4):
-            images.rows.clear()
+            images.rows = ImageRows()
             began = time.perf_counter()
             images.encode(picture)
             times.append((time.perf_counter() - began) * 1e3)
@@ -139,7 +140,7 @@ def bits(model: Path, encoder: Path, kv: str) -> None:
         backend.memory.rewind(0, n)
         backend.memory.restore(0, n, (), behind[1])
         equal += np.array_equal(talk.tail(), cold)  # rewound
-        images.rows.clear()
+        images.rows = ImageRows()
         talk.head()
         talk.image()
         equal += np.array_equal(talk.tail(), cold)  # cold, encoded again
