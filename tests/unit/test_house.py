@@ -21,7 +21,7 @@ CEILINGS = {
     "lines of pyctl/terminal": 1952,
     "lines of pyctl/tools": 559,
     "lines of csrc": 5627,
-    "lines of tests": 55050,
+    "lines of tests": 55064,
     "lines of bench": 9429,
     "lines of tools": 3963,
     "words of docs": 24000,

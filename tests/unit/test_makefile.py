@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,19 @@ def test_a_release_makes_the_demo_without_a_compiler() -> None:
     assert wheels in commands
     assert build not in commands
     assert build in commands_for("demo")
+
+
+def test_a_machine_without_a_compiler_is_told_before_anything_is_built(tmp_path: Path) -> None:
+    for name in ("make", "sh", "touch"):
+        (tmp_path / name).symlink_to(str(shutil.which(name)))
+    (tmp_path / "pip").touch(0o700)
+    flags = [f"BIN={tmp_path}", f"BUILT={tmp_path / 'built'}"]
+    command = [tmp_path / "make", *flags, tmp_path / "built"]
+    done = subprocess.run(command, cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, NO_COMPILER)
+
+
+NO_COMPILER = "a C++ compiler or Python's headers are missing; the packages are in docs/install.md, From the source\n"
 
 
 def test_clients_are_of_the_versions_that_were_measured() -> None:
