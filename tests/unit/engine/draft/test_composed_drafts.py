@@ -73,8 +73,8 @@ class Recording(DraftLengthController):
         super().__init__()
         self.continues, self.learnt = continues, dict[Origin, tuple[int, int]]()
 
-    def length(self, key: int, origin: Origin, limit: int, n_seqs: int = 1, *, behind: int = 0) -> int:
-        return limit if self.continues or not behind else 0
+    def length(self, key: int, origin: Origin, limit: int, n_seqs: int = 1, *, n_before: int = 0) -> int:
+        return limit if self.continues or not n_before else 0
 
     def learn(self, key: int, origin: Origin, n: int, n_right: int) -> None:
         self.learnt[origin] = n, n_right
