@@ -62,7 +62,7 @@ class Engine:
         self.prewarms = self.scheduler.prewarms
         self.speculation = speculation or Speculation()
         self.asleep = False
-        self._is_prepared = False
+        self._is_prepared = self._drafts_lack_cells = False
         self._prefill = Prefill(backend, self.cells, self.prefix_cache, self.counters, self.state_reads)
 
     def submit(self, handle: RequestHandle) -> None:
@@ -197,13 +197,13 @@ class Engine:
 
     def _decode(self, requests: list[ActiveRequest], *, is_timed: bool) -> None:
         requests, n_free = self.scheduler.with_room(requests)
+        n_free, self._drafts_lack_cells = 0 if self._drafts_lack_cells else n_free, False
         batches = verify_batches(requests, self.backend.facts, self.speculation, n_free, self.cells.make_room)
         began, before = time.perf_counter(), [active.handle.drafts.n_accepted for active in requests]
         # The next step retries batches that found no cells.
         if all(map(self._evaluate, batches)) and self.speculation and batches:
             n_tokens = sum(len(item.tokens) for batch in batches for _, item, _ in batch)
-            pairs = zip(requests, before, strict=True)
-            accepted = {active.id: active.handle.drafts.n_accepted - n for active, n in pairs}
+            accepted = {each.id: each.handle.drafts.n_accepted - n for each, n in zip(requests, before, strict=True)}
             self.speculation.record(accepted, n_tokens, (time.perf_counter() - began) * 1e3 if is_timed else None)
 
     def _evaluate(self, batch: list[BatchItem]) -> bool:
@@ -215,7 +215,8 @@ class Engine:
                 self.backend.decode([item.tokens for item in batch])
             self.tell()
         except OutOfCellsError as error:
-            if not self.cells.empty():
+            self._drafts_lack_cells = any(item.n_drafts for _, item, _ in batch)  # the next step goes without
+            if not self.cells.empty() and not self._drafts_lack_cells:
                 self.scheduler.yield_cells(error)
             return False
         except Exception as error:

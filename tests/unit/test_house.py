@@ -5,13 +5,13 @@ from __future__ import annotations
 from tools.house import measure
 
 CEILINGS = {
-    "lines": 48645,
+    "lines": 48646,
     "lines of pyctl/": 1471,
     "lines of pyctl/cache": 8469,
     "lines of pyctl/chat": 5576,
     "lines of pyctl/cli": 4020,
     "lines of pyctl/doctor": 594,
-    "lines of pyctl/engine": 6123,
+    "lines of pyctl/engine": 6124,
     "lines of pyctl/llama": 7723,
     "lines of pyctl/measure": 764,
     "lines of pyctl/models": 618,
