@@ -49,7 +49,7 @@ LlamaBackend._decode = until_stopped
 """
 """Makes a long batch last until it is interrupted, so that the speed of the machine does not matter."""
 
-DEAF = ENDLESS + "library.PulseControl.interrupt = lambda self: None"
+DEAF = ENDLESS + "library.EvaluationControl.interrupt = lambda self: None"
 """As ENDLESS, and interrupts have no effect."""
 
 
