@@ -36,6 +36,7 @@ from pyctl.errors import ConfigError
 from pyctl.module_command import module_command
 from pyctl.setup.build import SETTINGS
 from pyctl.setup.machine import find_compiler
+from pyctl.setup.plan import MIN_DRIVER
 from pyctl.setup.source import Release, open_release, pip_command, read_pin
 from pyctl.setup.toolkit import BuildTools, Toolkit, install_toolkit, install_tools, make_stub
 from tools import matrix
@@ -48,9 +49,6 @@ PYTHONS = (*matrix.PYTHONS, "3.14")
 
 ARCHITECTURES = ("75", "80", "86", "89", "90", "120a")
 """Compute capabilities of the CUDA archive; machine code only, for drivers older than the toolkit take no PTX."""
-
-DRIVER = 580
-"""The first major release of NVIDIA's driver that runs CUDA 13."""
 
 NVIDIA = ("nvidia-cuda-runtime==13.5.37", "nvidia-cublas==13.10.0.20")
 NVIDIA_LIBRARIES = ("libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13")
@@ -207,15 +205,7 @@ def _tagged(wheel: Path, work: Work) -> Path:
 
 def make_cuda(work: Work, toolkit: Toolkit, architectures: Sequence[str]) -> Path:
     """The archive with libggml-cuda, a module that ggml loads next to the variants for the CPU."""
-    values = {
-        **COMMON,
-        **toolkit.defines(),
-        "GGML_CPU": "OFF",
-        "GGML_CUDA": "ON",
-        "GGML_CUDA_NCCL": "OFF",
-        "CMAKE_CUDA_HOST_COMPILER": work.environment["CXX"],
-        "CMAKE_CUDA_ARCHITECTURES": ";".join(f"{each}-real" for each in architectures),
-    }
+    values = {**COMMON, **toolkit.defines(work.environment["CXX"], architectures), "GGML_CPU": "OFF"}
     library = work.compile("cuda", values, ("ggml-cuda",)) / "libggml-cuda.so"
     compiler = run([work.environment["CXX"], "--version"], quiet=True).splitlines()[0]
     files = {library.name: library.read_bytes(), "llama.cpp-LICENSE": (work.release.tree / "LICENSE").read_bytes()}
@@ -225,7 +215,7 @@ def make_cuda(work: Work, toolkit: Toolkit, architectures: Sequence[str]) -> Pat
         "digest": read_pin().digest,
         "toolkit": toolkit.release,
         "architectures": list(architectures),
-        "driver": DRIVER,
+        "driver": int(MIN_DRIVER),
         "glibc": required_glibc(library),
         "machine": platform.machine(),
         "compiler": compiler,

@@ -172,12 +172,8 @@ def _compile(build: Build, place: Path, source: Path, values: Mapping[str, str],
 
 def _environment(build: Build) -> dict[str, str]:
     """Variables for cmake and ninja, without those that mean another build."""
-    environment = {
-        **os.environ,
-        "CC": build.compiler.cc,
-        "CXX": build.compiler.cxx,
-        "NINJA_STATUS": "[%f/%t, %W left] ",
-    }
+    compilers = {"CC": build.compiler.cc, "CXX": build.compiler.cxx}
+    environment = {**os.environ, **compilers, "NINJA_STATUS": "[%f/%t, %W left] "}
     for name in ("CMAKE_ARGS", "LDFLAGS", "CUDACXX", "CMAKE_GENERATOR", "CUDAARCHS"):
         environment.pop(name, None)
     return environment
@@ -187,10 +183,7 @@ def defines(build: Build) -> dict[str, str]:
     """CMake's variables for ``build``."""
     values = dict(SETTINGS, CMAKE_MAKE_PROGRAM=build.tools.ninja)
     if build.toolkit is not None:
-        values |= build.toolkit.defines()
-        values |= {"GGML_CUDA": "ON", "GGML_CUDA_NCCL": "OFF", "CMAKE_CUDA_HOST_COMPILER": build.compiler.cxx}
-        # Machine code only: drivers older than the toolkit do not take its PTX.
-        values["CMAKE_CUDA_ARCHITECTURES"] = ";".join(f"{each}-real" for each in build.architectures)
+        values |= build.toolkit.defines(build.compiler.cxx, build.architectures)
     return values
 
 

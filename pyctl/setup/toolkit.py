@@ -49,9 +49,14 @@ class Toolkit:
     stub: Path
     libraries: tuple[Path, ...]
 
-    def defines(self) -> dict[str, str]:
-        """What CMake has to be told."""
+    def defines(self, cxx: str, architectures: Sequence[str]) -> dict[str, str]:
+        """Return CMake's variables for CUDA, with ``cxx`` as host compiler, for ``architectures`` such as ``86``."""
         return {
+            "GGML_CUDA": "ON",
+            "GGML_CUDA_NCCL": "OFF",
+            "CMAKE_CUDA_HOST_COMPILER": cxx,
+            # Machine code only: drivers older than the toolkit do not take its PTX.
+            "CMAKE_CUDA_ARCHITECTURES": ";".join(f"{each}-real" for each in architectures),
             "CMAKE_CUDA_COMPILER": str(self.nvcc),
             "CUDAToolkit_ROOT": str(self.root),
             "CUDA_CUDART": str(self.cudart),
