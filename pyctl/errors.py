@@ -15,6 +15,7 @@
     - BusyError            the queue is full (HTTP 503 with Retry-After)
     - LoadingError         the model is not loaded yet (HTTP 503 with Retry-After)
   + EngineError            llama.cpp failed during a request (HTTP 500)
+    - PreemptedError       an evaluation stopped early for a waiting request; the engine repeats it later
     - StateError           bytes that do not fit the model's memory; a cache miss, never a failed request
     - NotWrittenError      a snapshot that a store did not write; other writes are unaffected
     - OutOfCellsError      the context has no free cells; the data to load may still be valid
@@ -140,10 +141,7 @@ class NotWrittenError(EngineError):
 
 
 class OutOfCellsError(EngineError):
-    """The context has no free cells; the sequence is unchanged.
-
-    The text is llama-server's, since clients match it.
-    """
+    """The context has no free cells; the sequence is unchanged. Clients match the text, which is llama-server's."""
 
     def __init__(self) -> None:
         super().__init__("Context size has been exceeded.")

@@ -66,7 +66,7 @@ def longest_chain(graph: dict[str, set[str]]) -> int:
     return max(map(depth, graph))
 
 
-def rooms() -> dict[str, list[Path]]:
+def packages() -> dict[str, list[Path]]:
     """The files of each directory of the package; "" has those of the package itself."""
     found: dict[str, list[Path]] = defaultdict(list)
     for path in modules().values():
@@ -132,7 +132,7 @@ def measure() -> dict[str, int]:
     of_tests = [node for path in (ROOT / "tests").rglob("*.py") for node in ast.walk(tree_of(path))]
     return {
         "lines": n_lines(modules().values()),
-        **{f"lines of pyctl/{room}": n_lines(paths) for room, paths in rooms().items()},
+        **{f"lines of pyctl/{name}": n_lines(paths) for name, paths in packages().items()},
         "lines of csrc": n_lines(csrc),
         **{f"lines of {name}": n_lines((ROOT / name).rglob("*.py")) for name in ("tests", "bench", "tools")},
         "words of docs": sum(len(path.read_text(encoding="utf-8").split()) for path in (ROOT / "docs").rglob("*.md")),
