@@ -122,7 +122,7 @@ def words(seed: object, n: int) -> str:
 
 
 def shown(number: float) -> str:
-    """Three digits, or all before the point."""
+    """Numbers of 100 and more without a fraction, others with three digits."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 

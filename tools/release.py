@@ -106,7 +106,7 @@ def run(command: Sequence[str], environment: Mapping[str, str] = os.environ, *, 
 
 
 def compilers(sysroot: Path | None, place: Path) -> dict[str, str]:
-    """The environment with CC and CXX: this machine's compilers, which see the headers and libraries of ``sysroot``."""
+    """The environment with CC and CXX, compilers for the libraries of ``sysroot``; SystemExit if there is none."""
     environment = {name: value for name, value in os.environ.items() if name not in ("CMAKE_ARGS", "LDFLAGS")}
     found = find_compiler(environment)
     if found is None:
@@ -258,7 +258,7 @@ def write_sums(target: Path) -> None:
 
 
 def find_toolkit(work: Work, nvcc: str) -> Toolkit:
-    """CUDA's toolkit: PyPI's, or that of ``nvcc`` on this machine."""
+    """CUDA's toolkit: PyPI's, or ``nvcc``'s on this machine."""
     compiler = find_compiler(work.environment)
     assert compiler is not None
     if not nvcc:

@@ -64,6 +64,7 @@ def of_both(records: Sequence[Record], field: str, **wanted: object) -> list[flo
 
 
 def ratio(a: float | None, b: float | None) -> float | None:
+    """The ratio of two numbers, None unless both are known."""
     return None if a is None or b is None or not b else a / b
 
 

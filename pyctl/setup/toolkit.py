@@ -118,7 +118,7 @@ def _install(pip: Sequence[str], wheels: Sequence[str], place: Path) -> None:
 
 
 def make_stub(work: Path, compiler: Compiler) -> Path:
-    """Compile the library that the linker takes for the driver's.
+    """Compile the library that the linker takes for the driver's. Raises ConfigError if the compiler cannot.
 
     It is not named libcuda.so.1: the loader would find it before the driver's where CMake adds its directory to the
     run path.

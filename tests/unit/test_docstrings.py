@@ -12,7 +12,7 @@ import pytest
 from tests.unit.test_names import promised
 from tools.house import ROOT, tree_of
 
-CEILINGS = {"errors": 2, "shapes": 0, "units": 2, "formats": 0}
+CEILINGS = {"errors": 0, "shapes": 0, "units": 0, "formats": 0}
 """How many functions, or modules that read a format, miss a rule today. A number may only fall."""
 
 Function = (ast.FunctionDef, ast.AsyncFunctionDef)
