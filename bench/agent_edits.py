@@ -4,7 +4,7 @@
 
 bench/recorded holds files of this project before and after a change (as difflib's ndiff). In each conversation a tool
 reads the file, and the agent changes it in one of the usual ways; the reply is replayed token by token against the
-proposed drafts. A step evaluates one token and the drafts. Without --vocab the tokens are those of Qwen3.5, if a build
+proposed drafts. A step evaluates one token and the drafts. Without --vocab the tokens are Qwen3.5's, if a build
 has unpacked llama.cpp here, or else of the built-in model. The first table is beside a head that predicts `HEAD_SHARE`
 of all tokens: tokens a step, and speed as a multiple of that with only the head, with the step times of two models on
 an H200 (bench/draft_length.py). The second is of the reply that `bench.gpu.rewriting` measures.
@@ -39,7 +39,7 @@ N_FILE, N_EDITS = 8192, 12
 """Tokens of the file, and changes in it."""
 
 HEAD_SHARE = 0.8
-"""Places where a head knows the next token, in the first table."""
+"""Places where a head has the right next token, in the first table."""
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ class Beside:
         return self.count.n_tokens / self.ms * 1e3
 
     def reply(self, key: int, prompt: Tokens, reply: Tokens) -> None:
-        """A request whose model says ``reply``; what is right after a mark is sure in the next step."""
+        """A request whose model replies ``reply``; what is right after a mark is sure in the next step."""
         seq, tokens, n = LiveSequence(0, prompt.size + reply.size), tuple(reply.tolist()), 1
         seq.reset(prompt)
         self.head.text, n_free, sure = [*prompt.tolist(), *tokens], self.machine.n_free, tokens[:1]

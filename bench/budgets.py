@@ -53,7 +53,7 @@ def simulated(
 ) -> Simulation:
     """Run a workload with ``gib`` of RAM for ``n_slots`` snapshots; None and 0: no limit.
 
-    ``likelihoods`` replace those of the policy.
+    ``likelihoods`` replace the policy's.
     """
     groups = {**WORKLOADS, **BUDGETED, **LONG, **AGENTS}
     plain = name in WORKLOADS or not TEMPLATE.is_file()

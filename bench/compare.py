@@ -1,7 +1,7 @@
-"""Two checkouts measured in alternation: `--against DIR` of the scripts that know `--json`.
+"""Two checkouts measured in alternation: `--against DIR` of the scripts that have `--json`.
 
-Each measurement is a process of its own, so that no version inherits memory of the other, and a busy machine slows
-both. DIR is a checkout with a built extension and a `bench` of its own; its .venv is used if it has one.
+Each measurement is a separate process, so that no version inherits memory of the other, and a busy machine slows
+both. DIR is a checkout with a built extension and its own `bench`; its .venv is used if it has one.
 """
 
 from __future__ import annotations

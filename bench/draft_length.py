@@ -105,7 +105,7 @@ Known = tuple[tuple[bool, bool], ...]
 
 @dataclass(frozen=True)
 class Text:
-    """Replies of ``n_tokens``, ``n_seqs`` at a time; ``predicted`` says what ``sources`` know of each token."""
+    """Replies of ``n_tokens``, ``n_seqs`` at a time; ``predicted`` has the guesses of ``sources`` for each token."""
 
     name: str
     predicted: Callable[[random.Random, int], Iterator[Known]]
@@ -137,7 +137,7 @@ def copies(n_own: float, n_copied: float) -> Callable[[random.Random, int], Iter
 def beside(
     share: float, of_cache: Callable[[random.Random, int], Iterator[Known]], late: int = 0
 ) -> Callable[[random.Random, int], Iterator[Known]]:
-    """A head that is right with this chance, and what the cache knows, of which it proposes the first ``late`` tokens
+    """A head that is right with this chance, and the cache's guesses, of which it proposes the first ``late`` tokens
     of a stretch only after the head's."""
 
     def drawn(rng: random.Random, n: int) -> Iterator[Known]:
@@ -222,7 +222,7 @@ class Source:
 
 
 class Simulation:
-    """The replies of one text on one machine; ``fixed`` drafts that many tokens always, None as a controller says.
+    """The replies of one text on one machine; ``fixed`` drafts that many tokens always, None as a controller chooses.
 
     Drafts come from the first ``n_sources`` of the text.
     """

@@ -3,9 +3,9 @@
     python -m bench.families --keep                  # the whole zoo, to bench/results/families.md
     python -m bench.families --only tiny-gemma3      # some of it
 
-Each model of `tools.generator.zoo` is asked what a client asks: appended turns, edits, branches, regenerated replies,
+Each model of `tools.generator.zoo` gets a client's requests: appended turns, edits, branches, regenerated replies,
 shortened histories, three conversations in turn, prompts beyond the window, and some of it again after a restart from
-disk; with KV in 8 bits, and two at a time, each alone afterwards. A cell says how many replies are not those of a cold
+disk; with KV in 8 bits, and two at a time, each alone afterwards. A cell counts the replies that differ from a cold
 run to the bit, of how many, and the largest difference of a log probability among the five best of each token. "early"
 is what an edit of an early message changes there: a row with a small number proves less. Each model runs in a process
 of its own, since a failed assertion of llama.cpp ends it.
@@ -61,7 +61,7 @@ Message: TypeAlias = "tuple[int, int] | str"
 
 @dataclass(frozen=True)
 class Step:
-    """One request: the conversation that it sends, by a name that says what that is to those before."""
+    """One request: the conversation that it sends, by a name for its relation to those before."""
 
     name: str
     messages: tuple[Message, ...]
@@ -118,7 +118,7 @@ FEWER = (
 
 
 def prompt_of(messages: Iterable[Message], replies: Mapping[str, Answer]) -> Prompt:
-    """The tokens of ``messages`` and a generation header; ``replies`` are those of earlier steps."""
+    """The tokens of ``messages`` and a generation header; ``replies`` come from earlier steps."""
     tokens: list[int] = []
     for message in messages:
         if isinstance(message, str):
@@ -193,7 +193,7 @@ def empty_engine(backend: LlamaBackend, directory: Path | None, *, exact: bool) 
 
 
 def cold_answer(backend: LlamaBackend, prompt: Prompt) -> Answer:
-    """The reply of an engine that knows nothing, on a backend that holds nothing afterwards."""
+    """The reply of an engine without a cache, on a backend that holds nothing afterwards."""
     for seq in range(backend.facts.n_seqs):
         backend.memory.clear(seq)
     engine = Engine(backend, RamCache(0, 0), EngineSettings(exact=True))
@@ -266,7 +266,7 @@ MODES = {"default": False, "--exact": True}
 
 
 def measure(name: str, path: Path) -> Record:
-    """All of one model: each kind of KV, with and without --exact. The first kind says what the prompts are."""
+    """All of one model: each kind of KV, with and without --exact. The first kind defines the prompts."""
     record, prompts = Record(name), dict[str, Prompt]()
     for kind, more in KINDS.items():
         given = {"n_ctx": N_CTX, "n_ubatch": N_UBATCH, "n_threads": 1, "n_seqs": 1, **more}
@@ -361,7 +361,7 @@ def distinct(texts: Iterable[np.ndarray]) -> int:
 
 
 def in_own_process(name: str) -> Record:
-    """What a process of its own measures; a failure names the assertion or the last line."""
+    """The measurements of a separate process; a failure names the assertion or the last line."""
     command = [*module_command("bench.families"), "--json", "--only", name]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=MAX_SECONDS)

@@ -22,7 +22,7 @@ BATCH = 512
 class Device:
     """A model on a card.
 
-    ``sizes`` and ``seconds`` are those of single batches after few tokens, ascending; each token takes ``per_row``
+    ``sizes`` and ``seconds`` are the single batches' after few tokens, ascending; each token takes ``per_row``
     seconds more for each token before it. ``bandwidth`` is bytes per second between RAM and the device.
     """
 

@@ -1,4 +1,4 @@
-"""The heads of pages of results: what they say of a measurement, and how old it is."""
+"""The heads of pages of results: the facts of a measurement, and how old it is."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@
 With --weights, eviction from RAM and the device instead: agents' sessions in a simulation (bench/budgets.py), with each
 likelihood in the worth of snapshots halved and doubled. Means over the workloads.
 
-tools/disk_simulation.py describes the simulation. Tokens are sums over the seeds, MiB those of one seed, figures in
+tools/disk_simulation.py describes the simulation. Tokens are sums over the seeds, MiB are one seed's, figures in
 brackets requests.
 """
 

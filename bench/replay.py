@@ -8,7 +8,7 @@ The model has the 27B's ratio of state to rows, and budgets are in bytes of the 
 tokens less those that any request before it, or its reply, had in the same places; a request is
 "late" if it evaluated more than twice its floor and 64 tokens. Half of llama-server's budget goes to its cache
 (--cache-ram), half to the checkpoints of its sequences, which it does not count. Otherwise both run with their
-defaults. Seconds are those of the evaluated tokens with a 27B on an RTX 3090 (bench/gpu_seconds.py), in total and at
+defaults. Seconds are the evaluated tokens' with a 27B on an RTX 3090 (bench/gpu_seconds.py), in total and at
 most, without copies.
 """
 

@@ -91,7 +91,7 @@ def ask(port: int, trace: Trace) -> None:
                 if b"[DONE]" not in reply.read():
                     raise SystemExit("the reply was not complete")
             trace.on = False
-            time.sleep(1)  # else what follows the first reply, on threads of its own, would count as the second's
+            time.sleep(1)  # else what follows the first reply, on other threads, would count as the second's
     finally:
         os.kill(os.getpid(), signal.SIGINT)
 

@@ -1,6 +1,6 @@
 """Conversations in the shapes of programs that use a server, for a real server or a simulation.
 
-Lengths are characters; a tiny model has a token for each, so heads and results are as long in tokens as those of the
+Lengths are characters; a tiny model has a token for each, so heads and results are as long in tokens as in the
 programs they are modelled on. All words are replaced.
 """
 
@@ -21,7 +21,7 @@ Message: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class Reply:
-    """How many characters the model thinks, says, and writes into a call; a real model just goes on for so long."""
+    """How many characters the model thinks, replies, and writes into a call; a real model just goes on for so long."""
 
     said: int = 100
     thought: int = 0
@@ -216,7 +216,7 @@ def long_agents(server: Answers) -> None:
 
 
 def visits(server: Answers) -> None:
-    """Eight conversations of some length on heads of their own; people come back to one of them and stay a while."""
+    """Eight conversations of some length on separate heads; people come back to one of them and stay a while."""
     rng = random.Random(5)
     people = [[system(("person", i), 1500), user((i, "first"), 800)] for i in range(8)]
     for visit in range(24):
@@ -250,7 +250,7 @@ BUDGETED, LONG = named(three_agents, visits, long_and_short), named(long_agents)
 
 @dataclass(frozen=True)
 class Place:
-    """What differs between two sessions of a program: the day, the folder and what git says of it."""
+    """What differs between two sessions of a program: the day, the folder and git's view of it."""
 
     day: str
     folder: str
@@ -288,7 +288,7 @@ def loop(
     keeps: bool = True,
     results: tuple[int, int] = (300, 2500),
 ) -> None:
-    """The model calls until it is done; ``keeps`` says whether its reasoning comes back."""
+    """The model calls until it is done; ``keeps``: its reasoning comes back."""
     rng = random.Random(repr(seed))
     for i in range(steps):
         last = i == steps - 1
@@ -318,7 +318,7 @@ def claude_code(server: Answers) -> None:
 
 
 def codex(server: Answers) -> None:
-    """Instructions, then what the folder is like as a message of its own; all reasoning comes back."""
+    """Instructions, then what the folder is like as a separate message; all reasoning comes back."""
     listed = tools("codex", 7, 600)
     for i, place in enumerate(places()):
         messages = [{"role": "system", "content": text("codex", 9000)}]
@@ -333,7 +333,7 @@ def codex(server: Answers) -> None:
 
 
 def opencode(server: Answers) -> None:
-    """A title of its own head; the environment in the middle of the head, rules of the folder after it."""
+    """A title with its own head; the environment in the middle of the head, rules of the folder after it."""
     listed = tools("opencode", 10, 1000)
     for i, place in enumerate(places()):
         title = [{"role": "system", "content": text("opencode title", 1400)}]

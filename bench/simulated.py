@@ -372,7 +372,7 @@ class Scripted:
 
 
 class Simulation(Scripted):
-    """Answers with an engine of its own; ``turns`` are the requests so far."""
+    """Answers with a separate engine; ``turns`` are the requests so far."""
 
     def __init__(
         self, template: Template, backend: SizedBackend, budget: int | None, n_slots: int = 32, **settings: Any
@@ -388,7 +388,7 @@ class Simulation(Scripted):
         self.answer(prompt_of(rendered), tokens_of(out))
 
     def answer(self, prompt: Prompt, reply: Tokens) -> None:
-        """Evaluate ``prompt`` and say ``reply``."""
+        """Evaluate ``prompt`` and return ``reply``."""
         self._backend.reply = iter([*reply.tolist(), _END])
         before = dict(self._backend.seconds)
         done = answered(self._engine, Request(prompt, max_tokens=reply.size + 1))

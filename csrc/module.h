@@ -3,5 +3,5 @@
 
 #include <stdexcept>
 
-// std::runtime_error, with which its import fails, unless the loaded library and the loaded `_core` are those of `build`.
+// std::runtime_error, with which its import fails, unless the loaded library and the loaded `_core` are `build`'s.
 void check_module(const char * build);

@@ -1,7 +1,7 @@
 """The compiled extension: moves rows and state of one sequence in and out of a llama_context.
 
 `pyctl.llama.extension` alone imports it, and `_drafts` and `_pool` beside it: after llama.cpp's libraries, and only if all fit.
-Tokens of a sequence, and their rows, are counted from 0; sizes are bytes. Every call checks its ranges and sizes before llama.cpp sees them and raises
+Tokens of a sequence, and their rows, are counted from 0; sizes are bytes. Every call checks its ranges and sizes before llama.cpp gets them and raises
 ValueError with the reason; the sequence is unchanged then. Copies release the GIL. None of this is thread-safe: the
 thread that owns the context makes the calls.
 
@@ -136,7 +136,7 @@ class KVState(ContextState):
     def add_image(self, seq: int, columns: int, count: int) -> None:
         """Tell that the last ``count`` rows of ``seq``, just evaluated, belong to an image of so many columns.
 
-        They follow each other line by line, and those of the same image that were evaluated before. ValueError where
+        They follow each other line by line, after earlier rows of the same image. ValueError where
         the model gives tokens no lines and columns.
         """
 
@@ -256,7 +256,7 @@ class Pulse:
     def is_watching(self) -> bool: ...
     @property
     def code(self) -> int:
-        """2 if the last evaluation, which was allowed to, ended so: llama_decode does not know; else 0."""
+        """2 if the last evaluation, which was allowed to, ended so, which llama_decode does not report; else 0."""
 
     def stop(self) -> None:
         """Let the evaluation that runs now, and all later ones, end with llama_decode's 2."""

@@ -18,7 +18,7 @@ class HiddenRows:
         """Rows of the ``n`` tokens evaluated last, in their order, until the next evaluation. Waits for it."""
 
     def start(self, n: int) -> bool:
-        """Start to copy those of the last evaluation, one batch of ``n`` tokens of one sequence, so that the next may
+        """Start to copy the last evaluation's, one batch of ``n`` tokens of one sequence, so that the next may
         start. False where evaluations are complete on return."""
 
     def finish(self, before: bool = False) -> NDArray[np.float32]:

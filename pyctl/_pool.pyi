@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pyctl._core import ContextState
 
 class RowStore:
-    """Has the rows of ``kv`` lie in buffers of their own from now on: up to ``n_ctx`` of one sequence, 0, however few cells its context has.
+    """Has the rows of ``kv`` lie in separate buffers from now on: up to ``n_ctx`` of one sequence, 0, however few cells its context has.
 
     llama.cpp needs cells for a batch and one token more. Attention reads and writes here, to the same bits as with that
-    many cells; blocks are those of `KVState`. Layers are counted as blocks have them; ``resident`` ones have their rows
+    many cells; blocks are `KVState`'s. Layers are counted as blocks have them; ``resident`` ones have their rows
     on the device, the others in host memory, from where they pass through ``stages`` buffers of a layer on the device,
     one at least, in each evaluation. Only `decode` evaluates; `KVState.clear` the sequence first. ``kv`` lives as long as this.
 

@@ -129,7 +129,7 @@ class EngineError(PyctlError):
 
 
 class PreemptedError(EngineError):
-    """An evaluation stopped early in favour of a waiting request; the caller knows the sequence's content before it."""
+    """An evaluation stopped early in favour of a waiting request; the caller restores the sequence to before it."""
 
 
 class StateError(EngineError):

@@ -13,7 +13,7 @@ __all__ = ["install_command"]
 
 
 def install_command(requirement: str, prefix: Path = Path(sys.prefix)) -> str:
-    """The shell command that installs ``requirement`` into the environment at ``prefix``, that of this interpreter."""
+    """The shell command that installs ``requirement`` into the environment at ``prefix``, this interpreter's."""
     wanted, python = shlex.quote(requirement), shlex.quote(sys.executable)
     if (prefix / "pipx_metadata.json").exists():
         return f"pipx inject {prefix.name} {wanted}"

@@ -31,7 +31,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class SetLimit:
-    """A limit that a flag sets; value and flag are those of the setting."""
+    """A limit that a flag sets; value and flag are the setting's."""
 
     what: str
     effect: str

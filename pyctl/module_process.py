@@ -16,7 +16,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def start_module(name: str) -> subprocess.Popen[bytes]:
-    """The module ``name`` in a session of its own, with pipes for its input and its output."""
+    """The module ``name`` in its own session, with pipes for its input and its output."""
     return subprocess.Popen(
         module_command(name),
         stdin=subprocess.PIPE,

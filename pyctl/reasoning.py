@@ -13,7 +13,7 @@ class ReasoningLimit:
     """At most ``n_tokens`` between the text ``start`` and one of ``ends``; at the limit, the tokens ``forced`` follow.
 
     The block starts where the reply does, after blanks; one that ``recurs`` starts at any ``start``, and each has the
-    full limit. ``read`` are tokens of a block that the prompt already opens, its start included. ``texts`` are those of
+    full limit. ``read`` are tokens of a block that the prompt already opens, its start included. ``texts`` are texts of
     the control tokens in these tags; no other control token has any.
     """
 

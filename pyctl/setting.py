@@ -87,7 +87,7 @@ class Section:
         shown: str | None = None,
         **facts: object,
     ) -> T:
-        """A field with ``default``, set by this flag and by those of ``also``.
+        """A field with ``default``, set by this flag and by ``also``.
 
         ``shown`` replaces the default in --help. ``facts`` are added to the metadata of the field; one with
         ``secret`` is or may hold a secret, such as a key in an address, and is shown to no client.

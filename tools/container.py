@@ -24,7 +24,7 @@ class Instruction:
 
 
 def stages(text: str) -> list[list[Instruction]]:
-    """The instructions before the first stage, then those of each, FROM first."""
+    """The instructions before the first stage, then each stage's, FROM first."""
     found: list[list[Instruction]] = [[]]
     lines = "\n".join(line for line in text.splitlines() if not line.startswith("#")).replace("\\\n", " ")
     for line in filter(None, map(str.strip, lines.splitlines())):

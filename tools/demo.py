@@ -56,7 +56,7 @@ def turn(client: openai.OpenAI, messages: Any, **extra: Any) -> tuple[str, dict[
 
 
 def converse(console: Console, cache: str) -> list[list[object]]:
-    """Hold the conversation; one row of numbers per turn. SystemExit if a reply is not that of a cold run."""
+    """Hold the conversation; one row of numbers per turn. SystemExit if a reply is not a cold run's."""
     rows: list[list[object]] = []
     messages = [{"role": "system", "content": HEAD}]
     starts = (0, *RESTARTS, len(TURNS))
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         table.add_row(*(str(cell) for cell in row))
     console.print()
     console.print(table)
-    console.print("Every reply equals that of a cold run.")
+    console.print("Every reply equals a cold run's.")
     if args.svg is not None:
         console.save_svg(str(args.svg), title="make demo")
 

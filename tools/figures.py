@@ -3,7 +3,7 @@
     python -m tools.figures            # writes them
     python -m tools.figures --check    # the age of each source, in commits; fails if a head or a table is wrong
 
-A table follows the comment that names it, ``<!-- figures: first-token -->``, and a line that says what was measured.
+A table follows the comment that names it, ``<!-- figures: first-token -->``, and a line about the measurement.
 The head of a source names commit, date, machine, command and weights, as `bench.gpu.machine.describe` writes it.
 """
 
@@ -199,7 +199,7 @@ SWITCHES = {
 
 
 def switches() -> list[str]:
-    """Seconds to the first token of a request that switches the model, and those of loading."""
+    """Seconds to the first token of a request that switches the model, and of loading."""
     found = json.loads((RESULTS / "gpu-models.json").read_text(encoding="utf-8"))["found"]
     by_way: dict[tuple[str, int], dict[tuple[str, str], str]] = {}
     for record in found:

@@ -67,7 +67,7 @@ def longest_chain(graph: dict[str, set[str]]) -> int:
 
 
 def packages() -> dict[str, list[Path]]:
-    """The files of each directory of the package; "" has those of the package itself."""
+    """The files of each directory of the package; "" has the package's own."""
     found: dict[str, list[Path]] = defaultdict(list)
     for path in modules().values():
         found[path.relative_to(PACKAGE).parts[0] if path.parent != PACKAGE else ""].append(path)

@@ -24,7 +24,7 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "limits.md"
 HEAD = """# Limits
 
 Everything that a client, a file or time could make grow has a bound. This page has the bounds that
-a flag sets and those that a client sees as an HTTP status; the others are constants next to the
+a flag sets and those that a client gets as an HTTP status; the others are constants next to the
 code that enforces them. `python -m tools.limits` writes this page from the code.
 """
 

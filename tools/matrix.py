@@ -1,4 +1,4 @@
-"""Tests on every Python that pyctl supports, each in an environment of its own: what `make matrix` runs.
+"""Tests on every Python that pyctl supports, each in its own environment: what `make matrix` runs.
 
     python -m tools.matrix                              # every one that this machine has
     python -m tools.matrix 3.13 --stages model smoke

@@ -1,4 +1,4 @@
-"""Conversations that tell facts and ask for them at the end, in plain words that the built-in model was trained on.
+"""Conversations with facts and questions about them at the end, in plain words that the built-in model was trained on.
 
 The training never saw the values: a checksum held them out. A right answer was copied from the conversation.
 """
@@ -135,7 +135,7 @@ class Fact:
     value: str
 
     def told(self, random: Random) -> str:
-        """A sentence that tells it."""
+        """A sentence with it."""
         return self._sentence(random.choice(self.kind.tell)) + "."
 
     def asked(self, random: Random) -> str:

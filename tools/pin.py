@@ -4,7 +4,7 @@ python -m tools.pin 0.3.35
 python -m tools.pin llama_cpp_python-0.3.35.tar.gz
 python -m tools.pin path/to/llama.cpp
 
-Compares the headers of llama.cpp that csrc includes with those of the pinned release: each class and function of them
+Compares the headers of llama.cpp that csrc includes with the pinned release's: each class and function of them
 that the sources name, and the classes of memories. `pyctl setup --llama-cpp` then compiles and tests that release.
 """
 

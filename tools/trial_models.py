@@ -21,7 +21,7 @@ from tools.generator.zoo import ZOO
 OUTPUT = Path(__file__).resolve().parents[1] / "pyctl" / "models" / "trial"
 
 OPTIONAL = (".scale", ".input_scale", "attn_q.bias", "attn_k.bias", "attn_v.bias")
-"""Ends of the names of tensors that a release may not know."""
+"""Ends of the names of tensors that a release may lack."""
 
 
 def write_small(source: Path, target: Path) -> None:

@@ -7,7 +7,7 @@
 Each agent has its own task and its own tool results after one head (system message) that all share. A reply has a
 given number of letters, one token each, so that a server finds in the next prompt what it wrote. Cases: 4 and 8 agents
 at once, 4 in turn (with the shortest replies), and 4 at once where ``-c`` holds `OVER` of what they grow to. An agent
-asks again after a refusal, at most `TRIES` times; its first token counts from when it first asked. `ideal` is what the
+tries again after a refusal, at most `TRIES` times; its first token counts from its first request. `ideal` is what the
 same tokens take without any overlap or waiting: those that no earlier request had at the speed of one cold prompt, then
 the replies at the speed of a full batch after short prompts, both measured on the same server. A second table splits
 the first tokens by turn: with ``--results-of N N --replies-of N N`` the prompts of a turn are equal; of eight that come

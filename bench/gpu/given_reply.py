@@ -3,7 +3,7 @@
     python -m bench.gpu.given_reply TOKENS SHARE -m FILE --spec-type draft-mtp,cache ...
 
 ``TOKENS`` is a file of 32-bit numbers (`write`): prompts with replies that have no token in common. All is computed as
-ever; after position p the token at p + 1 of the same text is taken, whatever the logits say. The head, whose weights
+ever; after position p the token at p + 1 of the same text is taken, whatever the logits are. The head, whose weights
 are random, drafts the given token with the chance ``SHARE``, drawn by position. No reply ends by itself. For
 llama-server given_reply.c does the same.
 """
@@ -85,7 +85,7 @@ class _Given:
         return self._at(last, place, sampled)
 
     def draft(self, item: SequenceTokens, drafted: Sequence[int]) -> tuple[int, ...]:
-        """``drafted``, with the tokens that the head knows."""
+        """``drafted``, with the tokens that the head has."""
         places = enumerate(drafted, item.position + len(item.tokens))
         return tuple(
             self._at(item.tokens[-1], place, token) if is_known(place, self.share) else token for place, token in places

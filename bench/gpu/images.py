@@ -4,7 +4,7 @@
 
 MODEL is a file of Qwen's shape; without ``--encoder`` one of random weights, of the real shape, is written beside it.
 ``encode`` loads both in this process: bits of the rows when they are made again, and milliseconds by size. ``bits``
-compares logits after images of several sizes with those of a cold run: cold again, restored, rewound, and after
+compares logits after images of several sizes with a cold run's: cold again, restored, rewound, and after
 another image in their place. ``ask`` starts servers and sends a conversation with an image of 1920 x 1080 pixels: new,
 with another question, after another conversation, and after a restart. `bench.gpu.memory` measures what both take.
 """

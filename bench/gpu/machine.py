@@ -98,7 +98,7 @@ def _memory(what: str) -> list[float]:
 
 
 def _gpus(fields: str) -> list[list[str]]:
-    """What nvidia-smi says of each GPU that CUDA_VISIBLE_DEVICES leaves, by field."""
+    """nvidia-smi's fields of each GPU that CUDA_VISIBLE_DEVICES leaves, by field."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     chosen = [f"--id={visible}"] if visible else []
     lines = _output("nvidia-smi", *chosen, f"--query-gpu={fields}", "--format=csv,noheader").splitlines()
@@ -121,7 +121,7 @@ def storage_reads(pid: int) -> int:
 
 BLOCK = 4 * 2**20
 LIMIT = 4 * 2**30
-"""Enough to know the drive's speed."""
+"""Enough to measure the drive's speed."""
 
 
 def settle(directory: Path, quiet: float = 4.0, limit: float = 60.0) -> int:
@@ -202,7 +202,7 @@ def direct_rate(files: Sequence[Path], streams: int) -> float | None:
             buffer.close()
 
 
-# -- what a build needs to know ----------------------------------------------------------------------------------------
+# -- facts for a build -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ def compilers() -> dict[str, str]:
 
 
 def find_cuda(architectures: str | None, *, build: bool) -> Cuda | None:
-    """The toolkit of this machine, for its own GPU unless ``architectures`` says otherwise.
+    """The toolkit of this machine, for its own GPU unless ``architectures`` names others.
 
     If nothing is to be built with it (``build``), None if there is none; else SystemExit.
     """

@@ -69,7 +69,7 @@ def side_by_side(run: Run, section: str, sizes: Sequence[int], *, thorough: bool
     """Both servers, one after the other, through the same conversations.
 
     ``thorough`` adds a cold prompt of one message, prompts that pyctl does not cache, and llama-server after a restart,
-    which knows nothing then and evaluates everything.
+    which then has no cache and evaluates everything.
     """
     for name in (OURS, PEER):
         if name not in run.options.servers or (name == PEER and run.llama_server is None):
@@ -191,13 +191,13 @@ def defaults(run: Run) -> None:
 
 
 def held(run: Run) -> None:
-    """Returns to conversations on the device by `bench.held`, in a process of its own."""
+    """Returns to conversations on the device by `bench.held`, in a separate process."""
     for record in alone(run, "held", 60, "bench.held", ["--tokens", *map(str, sorted(run.options.sizes))]):
         run.results.add("held", "return", **record)
 
 
 def copies(run: Run) -> None:
-    """Rows and state by `bench.kv`, in a process of its own."""
+    """Rows and state by `bench.kv`, in a separate process."""
     sizes = [n // 512 * 512 for n in (min(run.options.sizes), max(run.options.sizes))]
     for rate in alone(run, "kv", 40, "bench.kv", ["--tokens", *map(str, sizes)]):
         run.results.add(
@@ -226,7 +226,7 @@ def memory(run: Run) -> None:
 
 
 def exact(run: Run) -> None:
-    """Logits by `bench.exact`, in a process of its own."""
+    """Logits by `bench.exact`, in a separate process."""
     for record in alone(run, "exact", 60, "bench.exact", ["--tokens", str(run.options.exact_tokens)]):
         run.results.add("exact", "exact", tokens=run.options.exact_tokens, **record)
 
@@ -245,7 +245,7 @@ def alone(run: Run, section: str, seconds: float, module: str, arguments: list[s
 
 @contextmanager
 def small_card(left_mib: int = CARD_MIB) -> Iterator[None]:
-    """Leaves ``left_mib`` of device memory, by default that of a card of 24 GB. Raises OSError if it cannot."""
+    """Leaves ``left_mib`` of device memory, by default as a card of 24 GB. Raises OSError if it cannot."""
     arguments = [*module_command("bench.cuda"), str(left_mib)]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY) as process:
         assert process.stdin is not None

@@ -10,7 +10,7 @@ One model is loaded at a time (--models-max 1). Ways, in this order:
     cold       the same with the models' files out of the page cache
     switches   --switches short turns at once, with the memory after each: it must stay flat
 
-Columns: seconds to the first token by the client's clock, of which loading (pyctl says it, of llama-server it is what
+Columns: seconds to the first token by the client's clock, of which loading (pyctl's figure, of llama-server it is what
 the prompt did not take), GB/s of the file in that time, tokens from the cache, tokens evaluated. What no longer fits
 --budget is left out, and said. Findings go to gpu-models.json.
 """

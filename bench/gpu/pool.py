@@ -4,11 +4,11 @@
     python -m bench.gpu.pool MODELS --card 24000 --parts depth restore --modes pool:auto      # as on a card of 24 GB
     python -m bench.gpu.pool MODELS --card 15800 --models 35b-a3b --modes pool:auto+moe:18    # and of 16 GB
 
-MODELS is the directory of the files; files of tiny shapes are made there. A mode says where K and V lie. With
+MODELS is the directory of the files; files of tiny shapes are made there. A mode is the place of K and V. With
 ``+moe:N`` the experts of N layers lie in RAM. ``depth`` evaluates batches and single tokens after so many rows.
 ``restore`` resumes prompts of those sizes (100,000 tokens or more, or the largest) from RAM, from disk, and from files
-in the page cache. ``cold`` evaluates a whole prompt. Rows at depth are copies of those of a few batches, since time
-depends on their number, not on their values. Each mode runs in a process of its own, so that a crash is a line of the
+in the page cache. ``cold`` evaluates a whole prompt. Rows at depth are copies of a few batches', since time
+depends on their number, not on their values. Each mode runs in a separate process, so that a crash is a line of the
 table.
 """
 
@@ -143,10 +143,7 @@ class Bench:
         return (0, 0.0) if store is None else (store.streamed_bytes, store.wait_ms)
 
     def restores(self) -> None:
-        """What the engine says of prompts that are new, in RAM, on disk and in files in memory.
-
-        Their rows are made up, not evaluated.
-        """
+        """The engine's figures for prompts, with made-up rows, that are new, in RAM, on disk and in files in memory."""
         backend, step = self.backend, self.options.ubatch
         evaluate, n = backend.evaluate, 0
 
@@ -351,7 +348,7 @@ def main() -> None:
 
 
 def run_mode(options: argparse.Namespace, shape: str, mode: str, left: float) -> None:
-    """Run it in a process of its own for ``left`` seconds at most, and pass its output on at once."""
+    """Run it in a separate process for ``left`` seconds at most, and pass its output on at once."""
     if left < 10:
         print(f"| {shape} | {mode} | left out: no time |", flush=True)
         return

@@ -305,7 +305,7 @@ def main() -> None:
         futures: list[Future[None]] = [pool.submit(job) for job in jobs]
     for future in futures:
         future.result()
-    models = write_models(place, options.models, environment)  # asks llama.cpp for the tensors of some
+    models = write_models(place, options.models, environment)  # needs llama.cpp for the tensors of some
     finish(place, variables, models, server=not options.no_server, gpu=not options.cpu)
     say(f"done; next: {place}/python -m bench.gpu.measure {place}")
 

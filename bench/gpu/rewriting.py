@@ -3,9 +3,9 @@
 Prompts are documents of this project, and files of bench/recorded; replies are other documents, and the changed files
 in the ways of `bench.agent_edits`. Models have random weights, so both servers are given the replies
 (`bench.gpu.given_reply`): n-grams and the cache propose what they find in the text, and are right where it is so. No
-conversation is asked twice, since the cache knows a reply that it was given before. The tokens are those of Qwen3.5
+conversation is sent twice, since the cache remembers a reply that it was given. The tokens are Qwen3.5's
 (vendor/llama.cpp/models, once a build has unpacked it), of the built-in model for tiny shapes, numbered anew so that
-none is special, and those of each conversation are its own.
+none is special, and each conversation has its own.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = ["rewriting"]
 
 HEAD = "draft-mtp"
 TYPES = {OURS: (f"{HEAD},cache", HEAD), PEER: (f"ngram-map-k,{HEAD}",)}
-"""Ways of drafting, by server; llama-server asks n-grams before the head."""
+"""Ways of drafting, by server; llama-server tries n-grams before the head."""
 
 PLAIN = "plain text"
 AT_ONCE = (1, 4)
@@ -52,7 +52,7 @@ LONGEST = 600
 """Tokens of a reply."""
 
 N_WARM = 2
-"""Tokens after each prompt before anything counts: the cache is not to know a reply."""
+"""Tokens after each prompt before anything counts: the cache must not have a reply."""
 
 CONTEXT = 65_536
 

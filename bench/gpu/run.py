@@ -159,7 +159,7 @@ class Visit:
         return True
 
     def expected(self, step: Step) -> int:
-        """How many tokens the server may have to evaluate: llama-server knows nothing after a restart, and what is
+        """How many tokens the server may have to evaluate: llama-server has no cache after a restart, and what is
         larger than its cache in RAM is lost to it when another conversation comes."""
         if self.server.name == PEER and (step.way == RESTART or (step.way == RETURN and step.size > LARGE)):
             return sum(len(message["content"]) for message in step.messages)

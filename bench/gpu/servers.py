@@ -105,7 +105,7 @@ def prepared_in(directory: Path) -> dict[str, Any]:
 
 
 def weights_of(shape: str) -> str:
-    """The weights of a model: those of the generated shapes are random."""
+    """The weights of a model: random in generated shapes."""
     return "random" if shape in SHAPES else f"real, {shape}"
 
 

@@ -7,9 +7,9 @@
 The server has what a card of 24 GB has left, for small models less (--left), and meanwhile another program takes and
 gives memory. Its models are behind one address, one at a time (--models-max 1). A model of which DIR has an encoder
 (VISION_SHAPES) gets images; one with a head drafts by it, others by n-grams and the cache. Greedy replies are compared
-with those of a second server, which has the model alone: one sequence, no cache, no drafts, the same device and flags.
+with a second server's, which has the model alone: one sequence, no cache, no drafts, the same device and flags.
 
-Wrong is what `bench.soak` names, but for lack of memory: then a request may fail with an error that says so, and the
+Wrong is what `bench.soak` names, but for lack of memory: then a request may fail with an error that names it, and the
 server may end with exit code 1 when it has said why, with the cache written. Exits with 1 if anything is wrong.
 """
 
@@ -108,7 +108,7 @@ class Neighbour:
                     return
 
     def _rest(self, life: int) -> None:
-        """Have the first model loaded, and compare the memory with that of the last rest."""
+        """Have the first model loaded, and compare the memory with the last rest's."""
         body = {"model": self.name, "messages": [{"role": "user", "content": "rest"}], "max_tokens": 1}
         with suppress(httpx.TransportError):
             httpx.post(f"{self.target.url}{CHAT}", json=body, timeout=REST_SECONDS / 2)
@@ -223,7 +223,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--context", type=int, default=16384, help="cells of each model")
     add_soak(parser, KINDS, 512, 256.0)
     parser.add_argument("--flags", default="-ngl 99 -fa on", help="more flags for all servers, in one string")
-    parser.add_argument("--card", action=argparse.BooleanOptionalAction, default=True, help="leave what --left says")
+    parser.add_argument("--card", action=argparse.BooleanOptionalAction, default=True, help="leave --left of memory")
     parser.add_argument("--left", type=int, metavar="MiB", help="memory of the card; default: by the larger model")
     parser.add_argument("--work", type=Path, metavar="DIR", help="keep the logs and the cache there")
     options = parse(parser, argv, minutes=0.4, clients=4, context=4096, growth_limit=1000.0)

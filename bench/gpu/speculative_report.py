@@ -106,7 +106,7 @@ def memory_rows(records: Sequence[Record]) -> list[list[str]]:
 
 
 def rewriting_rows(records: Sequence[Record]) -> list[list[str]]:
-    """By text, replies at once, server and way of drafting: speed, of that of llama-server, tokens a step, memory."""
+    """By text, replies at once, server and way of drafting: speed, relative to llama-server, tokens a step, memory."""
     found = [record for record in records if record["kind"] == "rewriting"]
     rows = []
     for r in sorted(found, key=lambda r: r["n_seqs"]):

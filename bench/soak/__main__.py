@@ -8,7 +8,7 @@ schemas and several choices. Other clients disconnect in the middle, send hostil
 operator saves, restores, pins and clears. The server has three long lives: without a cache directory, with one, and
 with --exact as well. Between them it is stopped and killed.
 
-The soak reports as wrong: a 500; a greedy reply that differs from that of a second server (one sequence, no cache, one
+The soak reports as wrong: a 500; a greedy reply that differs from a second server's (one sequence, no cache, one
 request at a time); a slow refusal; memory that grows from one pause without requests to the next; threads or files that
 grow after the first third of a life; a log that grows faster than requests; an unexpected exit code; a connection that
 breaks while the server lives. Where two tokens are nearly as likely, a batch with other sequences may choose either;

@@ -181,13 +181,13 @@ def paths() -> Iterator[Hostile]:
 
 
 def corpus(without: Sequence[str]) -> list[Hostile]:
-    """All of them but those of the kinds in ``without``."""
+    """All of them but the kinds in ``without``."""
     every = (*grammars(), *schemas(), *numbers(), *texts(), *paths())
     return [hostile for hostile in every if hostile.kind not in without]
 
 
 class Attacker:
-    """Hostile clients, each a method on a thread of its own; a reply may take ``patience`` seconds."""
+    """Hostile clients, each a method on a separate thread; a reply may take ``patience`` seconds."""
 
     def __init__(
         self, target: Target, findings: Findings, talkers: Sequence[Talker], seed: int, patience: float

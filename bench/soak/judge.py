@@ -1,4 +1,4 @@
-"""The right replies: those of a second server with one sequence, no cache, and one request at a time."""
+"""The right replies, from a second server with one sequence, no cache, and one request at a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 N_SHOWN = 100
-"""Likeliest tokens that are told, constraint or not, as many as one may ask: a schema may allow none of the first."""
+"""Likeliest tokens that are told, constraint or not, as many as allowed: a schema may allow none of the first."""
 
 TIE = 0.1
 """Difference of two log probabilities below which rounding may choose either token, on a CPU."""
@@ -35,7 +35,7 @@ class Judge:
                     self._known.clear()
                 response = self._client.post("/v1/chat/completions", json=asked)
                 if response.status_code != 200:
-                    raise RuntimeError(f"the judge says {response.status_code}: {response.text[:300]}")
+                    raise RuntimeError(f"the judge answers {response.status_code}: {response.text[:300]}")
                 self._known[key] = response.json()["choices"][0]
             return self._known[key]
 

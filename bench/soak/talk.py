@@ -125,7 +125,7 @@ class Talker:
         """The key "model" of requests where a server has several."""
         self.pictures: Sequence[str] = ()
         self.latest: list[Message] = []
-        """Some conversation that was asked lately: vanishing clients ask for it as well."""
+        """Some conversation that was asked lately: vanishing clients request it as well."""
 
     def run(self) -> None:
         """Until the soak is over."""
@@ -276,7 +276,7 @@ class Talker:
         choice = self.judge.choice(body)
         right = choice["message"]
         if right.get("reasoning_content") and way == "completion":
-            return  # which does not tell reasoning from content
+            return  # which does not separate reasoning from content
         expected = (right["content"] or "", [call["function"] for call in right.get("tool_calls") or ()])
         self.findings.count("replies compared")
         sees = any(isinstance(message["content"], list) for message in body["messages"])

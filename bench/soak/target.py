@@ -35,7 +35,7 @@ system ten seconds after it read the last request, so afterwards it holds only w
 """
 
 BUSY_SECONDS = 5.0
-"""So long they ask again after the last rest: a life ends in the middle of requests."""
+"""So long they try again after the last rest: a life ends in the middle of requests."""
 
 END_SECONDS = 60.0
 """Longest end of a server that has said why it ends."""
@@ -52,7 +52,7 @@ MAX_REST = 0.4
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample of the process from /proc, and what it says of itself."""
+    """One sample of the process from /proc, and its own figures."""
 
     resident_mib: float
     n_threads: int
@@ -62,7 +62,7 @@ class Sample:
 
     @property
     def grown_mib(self) -> float:
-        """Resident memory that has no bound of its own."""
+        """Resident memory that has no separate bound."""
         return self.resident_mib - self.arena_mib
 
 
@@ -122,7 +122,7 @@ class Target:
 
     @property
     def is_resting(self) -> bool:
-        """Whether no client asks, so that memory can be compared."""
+        """Whether no client has a request, so that memory can be compared."""
         return self._up.is_set() and not self._may_ask.is_set()
 
     def is_excused(self, text: str = "") -> bool:

@@ -203,7 +203,7 @@ std::vector<cell_run> attention_rows::take_over(llama_seq_id seq, int64_t p0, in
     return taken;
 }
 
-// Where the rows are when those of `spans` follow them.
+// Where the rows are when the rows of `spans` follow them.
 row_positions attention_rows::appended(const row_positions & before, const std::vector<row_span> & spans) const {
     row_positions after = before;
     int64_t       row   = spans.empty() ? 0 : spans.front().first;
@@ -215,7 +215,7 @@ row_positions attention_rows::appended(const row_positions & before, const std::
     return after;
 }
 
-// Brings the rows of `spans` to their cells, `runs`, which have their positions: what else the library knows follows.
+// Brings the rows of `spans` to their cells, `runs`, which have their positions: the library's other facts follow.
 void attention_rows::append(const std::vector<cell_run> & runs, const std::vector<row_span> & spans) {
     const std::vector<cell_extra> exts = exts_of(spans);
     for (const cell_run & run : runs) {
@@ -305,10 +305,10 @@ void attention_rows::check_free(int64_t n) const {
 void attention_rows::reserve(int64_t n, bool in_parts) {
     settle();
     if (held.empty() || n <= 0) {
-        return;  // the library says itself what it has no cells for
+        return;  // the library reports itself that cells are missing
     }
     check_free(n);
-    // The library looks for empty cells from some cell on, which it alone knows, or from the first one on. If it takes them in
+    // The library looks for empty cells from some hidden cell on, or from the first one on. If it takes them in
     // parts, it may start anew for each.
     std::vector<int64_t> next = cache.find(n);
     for (int64_t cell = 0; in_parts && n > 0 && cell < cache.size(); ++cell) {
@@ -337,7 +337,7 @@ std::vector<cell_run> attention_rows::held_runs(const std::vector<row_span> & sp
     return all;
 }
 
-// Free cells that loading takes: those of blocks, and of held rows that another sequence keeps in its own cells.
+// Free cells that loading takes: for blocks, and for held rows that another sequence keeps in its own cells.
 int64_t attention_rows::n_needed(const std::vector<row_span> & spans) const {
     int64_t n = spans.back().last - spans.front().first;
     for (const cell_run & run : held_runs(spans)) {
@@ -348,7 +348,7 @@ int64_t attention_rows::n_needed(const std::vector<row_span> & spans) const {
     return n;
 }
 
-// What is computed or copied until now sees the rows where they were.
+// Computations and copies until now have the rows where they were.
 void attention_rows::relocate(const std::vector<cell_move> & moves) {
     if (!moves.empty()) {
         fence();

@@ -1,7 +1,7 @@
 // Rows of attention caches: out of a sequence into a block, and from blocks to the end of a sequence.
 //
 // A sequence's rows are numbered 0, 1, 2 ... in the order of its tokens; which positions the library has them at, where
-// there are images, `row_positions` knows. Only `planes` knows where the bytes are on the device.
+// there are images, is in `row_positions`. Only `planes` has the place of the bytes on the device.
 //
 // Rows can also be held: they stay on the device when their sequence has gone. The library takes their cells for free
 // ones, so that they cost its computation nothing, and before it gets such a cell its row is copied to another one.

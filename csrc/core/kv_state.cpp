@@ -33,7 +33,7 @@ void kv_state::check_seq(llama_seq_id seq) const {
     }
 }
 
-// The position after that of the last of n tokens.
+// The position after the last of n tokens.
 int64_t kv_state::position_after(llama_seq_id seq, int64_t n) const {
     return rows != nullptr && n > 0 ? rows->position(seq, n - 1) + 1 : n;
 }
@@ -145,7 +145,7 @@ void kv_state::load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & 
         check_window();
     }
     const int64_t position = spans.empty() ? position_after(seq, n) : movable_rows().check_load(seq, p0, spans);
-    size_t        head     = size;  // of an opaque state only the library knows that
+    size_t        head     = size;  // of an opaque state only the library has that
     if (parts.kind != memory_kind::opaque) {
         head = sizeof(header) + (state != nullptr ? state->size(seq) : 0);
     }

@@ -1,9 +1,9 @@
-// Rows and state of the sequences inside a llama_context, as blocks of bytes (block.h). This is what Python sees: it
+// Rows and state of the sequences inside a llama_context, as blocks of bytes (block.h). This is Python's interface: it
 // checks sequence ids, token counts and headers, and leaves the moving to the parts that the memory consists of.
 //
 // Wrong arguments throw std::invalid_argument before the sequence changes; what the library does wrong throws
 // std::runtime_error. Where `is_async`, what is saved and loaded may still be on its way when a function returns: the
-// buffers must live until `progress` says that it is complete. One thread at a time: the one that owns the context.
+// buffers must live until `progress` is complete. One thread at a time: the one that owns the context.
 // pyctl/_core.pyi has the contract of each call.
 #pragma once
 

@@ -15,7 +15,7 @@ uint64_t fnv1a(const std::string & text) {
 // The plain bytes of `step` as a value; std::runtime_error if they are no T.
 template <typename T> T value_of(const io_step & step) {
     if (step.tensor != nullptr || step.bytes.size() != sizeof(T)) {
-        throw std::runtime_error("llama.cpp wrote its state in an order this extension does not know");
+        throw std::runtime_error("llama.cpp wrote its state in an order this extension cannot read");
     }
     T value;
     std::memcpy(&value, step.bytes.data(), sizeof(T));
@@ -26,7 +26,7 @@ row_layout rows_of(llama_context * ctx, const row_set & set, llama_seq_id seq) {
     const auto steps = library::written(set.cache.memory(), seq);
     row_layout layout;
     layout.has_ext = set.cache.has_extra();
-    // After the number of streams come that of cells, these cells, whether V is transposed, and the number of layers.
+    // After the number of streams come their number, these cells, whether V is transposed, and the number of layers.
     const auto n_cells  = value_of<uint32_t>(steps.at(1));
     size_t     at       = 2 + n_cells * (layout.has_ext ? 4 : 3);
     layout.v_transposed = value_of<uint32_t>(steps.at(at++)) != 0;
@@ -156,7 +156,7 @@ memory_layout layout_of(llama_context * ctx, const memory_parts & parts, llama_s
     if (parts.kind == memory_kind::hybrid && parts.recurrent != nullptr) {
         layout.recurrent = recurrent_of(parts.recurrent, seq);
     }
-    // Also those of a memory that is saved whole: its states are wiped.
+    // Also in a memory that is saved whole: its states are wiped.
     for (const io_step & step : parts.recurrent != nullptr ? library::written(parts.recurrent, seq) : layout.recurrent) {
         if (step.tensor != nullptr) {
             layout.parts[step.tensor] = library::parts_of_rows(ctx, step.tensor);

@@ -36,7 +36,7 @@ using tensor_parts = std::map<const ggml_tensor *, std::vector<row_part>>;
 std::vector<copy_region> regions_of(const std::vector<io_step> & steps, const tensor_parts & parts);
 
 // Everything that decides what saved bytes mean: equal texts may exchange blocks. `recurrent` is what the library writes for
-// the one recurrent cell of a sequence, `parts` those of its tensors, `hash` is FNV-1a of the text.
+// the one recurrent cell of a sequence, `parts` its tensors', `hash` is FNV-1a of the text.
 struct memory_layout {
     row_layout           rows, window;
     std::vector<io_step> recurrent;

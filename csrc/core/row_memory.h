@@ -19,7 +19,7 @@ struct row_span {
 // caller's to check. Copies may be on their way when a function returns, see transfer.h.
 class row_memory {
 public:
-    // `copies` must outlive this; `hash` is that of the whole memory's layout, which blocks carry.
+    // `copies` must outlive this; `hash` is the whole memory layout's, which blocks carry.
     row_memory(const row_layout & layout, uint64_t hash, transfer & copies, size_t n_cells)
         : layout(layout), hash(hash), copies(copies), held(n_cells) {}
     virtual ~row_memory() = default;
@@ -85,7 +85,7 @@ protected:
     // Copies rows [p0, p1), which lie in `runs`, to `out`, where a block has them.
     virtual void copy_out(const std::vector<cell_run> & runs, int64_t p0, int64_t p1, uint8_t * out) = 0;
 
-    // What the library knows of the rows of `spans`; empty where that is nothing.
+    // The library's facts about the rows of `spans`; empty without any.
     std::vector<cell_extra> exts_of(const std::vector<row_span> & spans) const;
 
     // What is computed or moved next may overwrite rows that were given up.

@@ -1,4 +1,4 @@
-// Which position each row of a sequence has. A row of text has the one after that of the row before it. All rows of an
+// Which position each row of a sequence has. A row of text has the one after the row before it. All rows of an
 // image have the position at which it starts, and a line and a column beside it; the text goes on as many positions later
 // as the image has lines or columns, whichever are more. So there may be more rows than positions.
 #pragma once
@@ -30,7 +30,7 @@ public:
     // The `count` rows after the last one are at `pos`, and belong to an image with so many columns.
     void add_image(int64_t pos, int64_t columns, int64_t count);
 
-    // Row `row`, the next one, is what its cell says: false if it cannot follow those before.
+    // Row `row`, the next one, has its cell's position: false if it cannot follow those before.
     bool append(int64_t row, const cell_extra & ext);
 
 private:

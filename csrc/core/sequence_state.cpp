@@ -56,7 +56,7 @@ public:
     }
 
 private:
-    // Where a state lies that is written or read in `these` steps, in pieces like those of any other.
+    // Where a state lies that is written or read in `these` steps, in pieces like any other's.
     std::vector<copy_region> known(const std::vector<io_step> & these) const {
         std::vector<copy_region> regions = regions_of(these, parts);
         const auto               is_same = [](const copy_region & a, const copy_region & b) { return a.size == b.size; };
@@ -90,7 +90,7 @@ private:
     std::vector<copy_region> pieces;
     transfer &               copies;
 
-    std::vector<tensor_buffer> kept;  // of each piece, those of all sequences one after the other
+    std::vector<tensor_buffer> kept;  // of each piece, all sequences' one after the other
 };
 
 class opaque_state : public sequence_state {

@@ -9,19 +9,19 @@ class sequence_state {
 public:
     virtual ~sequence_state() = default;
 
-    // The position after that of the token at which the state of `seq` stands.
+    // The position after the token at which the state of `seq` stands.
     virtual int64_t position(llama_seq_id seq) const = 0;
 
     virtual size_t size(llama_seq_id seq) const = 0;
     virtual void   save(llama_seq_id seq, uint8_t * out, size_t size) = 0;
 
     // Makes the bytes saved at position `n` the state of `seq` for evaluations after `transfer::load_end`.
-    // Of a size that is not right, as that of an opaque one may be, std::invalid_argument.
+    // Of a wrong size, which an opaque one may have, std::invalid_argument.
     virtual void load(llama_seq_id seq, int64_t n, const uint8_t * data, size_t size) = 0;
 
     virtual void clear(llama_seq_id seq) = 0;
 
-    // Whether states can be kept where they lie: `mark` does so with that of `seq`, and `reset` makes it the state again,
+    // Whether states can be kept where they lie: `mark` keeps that of `seq`, and `reset` makes it the state again,
     // at the position n that it had.
     virtual bool has_marks() const { return false; }
     virtual void mark(llama_seq_id) {}
@@ -44,7 +44,7 @@ public:
 
     int64_t position(llama_seq_id seq) const { return llama_memory_seq_pos_max(cache.memory(), seq) + 1; }
 
-    // The first row that the token at n sees, at least the last one, which says where the sequence stands. Cells of rows
+    // The first row that the token at n sees, at least the last one, where the sequence stands. Cells of rows
     // before it may be others' by now.
     int64_t first_seen(int64_t n) const;
 

@@ -1,4 +1,4 @@
-// Progress of copies on streams: a ticket taken after copies were queued tells later whether they are complete.
+// Progress of copies on streams: a ticket taken after copies were queued shows later whether they are complete.
 #pragma once
 
 #include "device/handles.h"

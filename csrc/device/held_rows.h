@@ -32,7 +32,7 @@ public:
 
     explicit held_rows(size_t n_cells) : holders(n_cells, 0) {}
 
-    // Remembers rows [p0, p1), which `runs` say where to find; `exts` are those of each row, or empty.
+    // Remembers rows [p0, p1), whose places are `runs`; `exts` has one for each row, or none.
     handle add(int64_t p0, int64_t p1, const std::vector<cell_run> & runs, std::vector<cell_extra> exts);
 
     // std::invalid_argument after its release.
@@ -51,7 +51,7 @@ public:
     // Where rows [first, last) of `held` lie, in order; std::invalid_argument if it does not have them.
     std::vector<cell_run> runs_of(handle held, int64_t first, int64_t last) const;
 
-    // What the library knows of `held` from row `first` on, which it has.
+    // The library's facts about `held` from row `first` on, which it has.
     const cell_extra * exts_of(handle held, int64_t first) const;
 
     // The bytes were copied, as if all at once: an owner of the row in `from` has it in `to`.

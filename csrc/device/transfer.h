@@ -7,7 +7,7 @@
 //
 //   computing -> copies   `save_begin`, `load_begin`: a save reads what was computed before it, and a load does not
 //                         overwrite what an evaluation before it still reads.
-//   copies -> computing   `load_end`: an evaluation sees what was loaded before it. It also may overwrite what was saved
+//   copies -> computing   `load_end`: an evaluation has what was loaded before it. It also may overwrite what was saved
 //                         before it, so `row_memory::fence` calls it when saved rows are given up; rows that stay where
 //                         they are need no such wait.
 //   computing -> leaves   `save_staged` copies to a stage on the stream that computes. The next evaluation may overwrite the
@@ -16,7 +16,7 @@
 //
 // `wipe`, `put` and `move` are on the stream that computes, after the evaluations before them and before those after them.
 // So held rows move after a fence: saves read them where they were, evaluations and later saves where they are. To the
-// host all copies are complete after `finish` or when `progress` says so: its memory has to live, unchanged, until then.
+// host all copies are complete after `finish` or when `progress` is: its memory has to live, unchanged, until then.
 // Copies that are not asynchronous are complete on return, and run in the order of the calls.
 #pragma once
 

@@ -1,5 +1,5 @@
 // The extension module `_drafts`: HiddenRows, the rows that a model makes of its tokens, and NextnHead, the head (its "nextn"
-// block, in a context of its own) that predicts further tokens from them. They evaluate and copy only.
+// block, in a separate context) that predicts further tokens from them. They evaluate and copy only.
 #include "device/handles.h"
 #include "library/context.h"
 #include "library/hidden.h"

@@ -211,7 +211,7 @@ void host_arena::run() {
     }
 }
 
-// Whether more is to be ready. Beyond `keep_` not for want of a hole: there may be many that are too small.
+// Whether more is to be ready. Beyond `keep_` not for lack of a hole: there may be many that are too small.
 bool host_arena::wants_more() const {
     const size_t free = largest_free();
     if (!may_grow() || free >= std::max(ahead_, reserved_)) {

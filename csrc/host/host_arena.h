@@ -25,7 +25,7 @@ public:
     // because buffers outlive the object that opened it.
     static host_arena & instance();
 
-    // Hold up to `limit` bytes, those of `count_outside` included, and keep `ahead` unused bytes ready. Unused memory
+    // Hold up to `limit` bytes, `count_outside`'s included, and keep `ahead` unused bytes ready. Unused memory
     // beyond `keep` bytes returns to the system after `quiet` seconds without an allocation. False, and no arena, where
     // the loaded device library cannot register memory. Opening again only raises `ahead`. Without `registered`, for
     // tests, no device library is needed.

@@ -18,7 +18,7 @@ inline size_t attention_width(llama_context * ctx) {
     return width;
 }
 
-// Whether a token sees all that came before it and nothing else, alike at any distance and in a context of any length.
+// Whether a token attends to all before it and nothing else, alike at any distance and in a context of any length.
 inline bool sees_all_before(llama_context * ctx) {
     const llama_model &   model   = ctx->get_model();
     const llama_hparams & hparams = model.hparams;

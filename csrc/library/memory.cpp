@@ -25,7 +25,7 @@ namespace library {
 
 namespace {
 
-// `memory` as a T; null unless that is its very class: one that derives from T may have caches that T does not know of.
+// `memory` as a T; null unless that is its very class: one that derives from T may have caches that T lacks.
 template <typename T> T * exactly(llama_memory_t memory) {
     return typeid(*memory) == typeid(T) ? static_cast<T *>(memory) : nullptr;
 }
@@ -91,7 +91,7 @@ struct recorder : llama_io_write_i, llama_io_read_i {
 // The first members of ggml's record of a buffer on several devices; no header has it.
 struct buffer_record {
     std::vector<ggml_context_ptr>                             contexts;
-    std::map<const ggml_tensor *, std::vector<ggml_tensor *>> tensors;  // of each, those of the devices
+    std::map<const ggml_tensor *, std::vector<ggml_tensor *>> tensors;  // of each, the devices'
 };
 
 }  // namespace
@@ -173,7 +173,7 @@ std::vector<row_part> parts_of_rows(llama_context * ctx, const ggml_tensor * ten
         place += count * pitch;
     }
     if (split.axis != GGML_BACKEND_SPLIT_AXIS_0 || place != tensor->nb[1]) {
-        throw std::runtime_error("llama.cpp splits its memory in a way this extension does not know");
+        throw std::runtime_error("llama.cpp splits its memory in a way this extension cannot read");
     }
     return parts;
 }

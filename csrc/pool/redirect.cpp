@@ -66,7 +66,7 @@ void redirect::open_output(const row_layout & rows, ggml_backend_buffer_type_t t
 
 // -- the mask --------------------------------------------------------------------------------------------------------
 
-// Row i is that of token i of a batch: from column mask_at[i] + i + 1 on, everything is hidden.
+// Row i belongs to token i of a batch: from column mask_at[i] + i + 1 on, everything is hidden.
 void redirect::open_mask() {
     auto * dark = reinterpret_cast<uint16_t *>(pattern_buffer.data() + pattern_bytes);
     std::fill(dark, dark + pattern_bytes / mask_element, hidden);
@@ -95,7 +95,7 @@ void redirect::fill_mask(bool visible, int64_t row, int64_t n, int64_t column, i
     }
 }
 
-// Makes the first n rows those of the tokens from position `to` on. Only what changes is written: between two batches
+// Gives the first n rows to the tokens from position `to` on. Only what changes is written: between two batches
 // that is as many columns as the first one has tokens.
 void redirect::move_mask(int64_t to, int64_t n) {
     for (int64_t row = 0; row < n;) {

@@ -36,7 +36,7 @@ public:
     // The library computes attention over so many rows at a time.
     static constexpr int64_t padding = 256;
 
-    // The next evaluation is that of positions [first, last).
+    // The next evaluation is of positions [first, last).
     void begin(int64_t first, int64_t last);
 
     // Ends the evaluation. Returns the error; empty if each layer has read and written its rows once.

@@ -34,11 +34,11 @@ public:
     // Before an evaluation that starts after n rows: the layers that come first have these.
     void prepare(int64_t n);
 
-    // Within that of rows [first, last): attention of `layer` has been computed, nothing more is on its way. The next
+    // In the evaluation of [first, last): attention of `layer` has been computed, nothing more is on its way. The next
     // layer's rows are there when it returns.
     void layer_done(const stored_layer & layer, int64_t first, int64_t last);
 
-    // Rows from n on are void, also those of an evaluation that failed.
+    // Rows from n on are void, also after an evaluation that failed.
     void truncate(int64_t n);
 
     // Waits until all rows that layers are done with are in host memory.

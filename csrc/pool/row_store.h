@@ -1,6 +1,6 @@
 // Rows of one sequence in buffers of our own, for contexts that are longer than the library's cache or than the device has
-// room for. The library keeps the last row and those of its last batch, to know where the sequence ends; its attention
-// reads and writes here (redirect.h). The rows of a *resident* layer lie on the device; those of the others lie in host
+// room for. The library keeps the last row and its last batch's, to find where the sequence ends; its attention
+// reads and writes here (redirect.h). The rows of a *resident* layer lie on the device; the others' lie in host
 // memory and pass through a stage on the device in each evaluation (row_stages.h).
 //
 // The row of a position has one place. A held row stays there when the sequence is cut, and blocks any other row of
@@ -19,7 +19,7 @@ struct store_settings {
 
 class row_store : public row_memory {
 public:
-    // The memory of `cache` and `copies` must outlive this; `hash` is that of the whole memory's layout. There is one sequence in the
+    // The memory of `cache` and `copies` must outlive this; `hash` is the whole layout's. There is one sequence in the
     // context, and nothing of it is kept. std::runtime_error where attention cannot be redirected, or without memory.
     row_store(llama_context * ctx, library::cache cache, const row_layout & layout, uint64_t hash, transfer & copies,
               const store_settings & settings);

@@ -63,7 +63,7 @@ class RequestStats:
     ``n_prompt == n_cached + n_evaluated`` once the prefill has ended; ``n_saved`` counts snapshots taken. ``save_ms``
     includes the wait for the batch that the device was still computing. Of the cached, ``n_prewarmed`` tokens had
     been evaluated for this request before it came. ``restored`` is the id of the snapshot that was resumed from, empty
-    without one, ``saved`` are those of the snapshots taken.
+    without one, ``saved`` are the ids of the snapshots taken.
     """
 
     n_prompt: int
@@ -87,7 +87,7 @@ class RequestStats:
 
 @dataclass
 class CacheStats:
-    """Sums over all requests since the start; counts of tokens unless the name says otherwise.
+    """Sums over all requests since the start; counts of tokens unless the name shows another unit.
 
     Background requests count only in ``n_prewarms`` (prompts) and ``n_prewarmed`` (evaluated tokens); requests resumed
     from ``n_prewarmed_used`` of these tokens.
@@ -229,7 +229,7 @@ class SnapshotDelta:
         return round(ram), round(device)
 
     def shared(self, before: SnapshotDelta) -> int:
-        """How many tokens have the same rows as those of ``before``, which has the same parent."""
+        """How many tokens have the same rows as ``before``, which has the same parent."""
         n = self.n_parent
         for (one, last), (other, stop) in zip(self.steps, before.steps, strict=False):
             if one != other:

@@ -24,7 +24,7 @@ def _of_names(cache: RamCache) -> Iterator[str]:
         yield f"{len(kept) + len(cache.ends)} snapshots, at most {cache.n_slots} are allowed"
     for snapshot in [*kept, *cache.ends]:
         if PromptMatch(snapshot.last_tokens(snapshot.n)).prefix(snapshot.n) != snapshot.prefix:
-            yield f"{snapshot.prefix.name} holds other tokens than its name says"
+            yield f"{snapshot.prefix.name} holds tokens that do not match its name"
         spans = snapshot.spans(0, snapshot.n)
         if [*(first for _, first, _ in spans), snapshot.n] != [0, *(last for _, _, last in spans)]:
             yield f"{snapshot.prefix.name} lacks rows"

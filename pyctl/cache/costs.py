@@ -36,7 +36,7 @@ class Costs:
     """Measured seconds of evaluating and reading; sane guesses until something was measured.
 
     A token costs more the deeper it stands: its seconds are taken to grow in a line with its position, fitted to
-    recent evaluations. One thread notes, any may ask.
+    recent evaluations. One thread writes, any may read.
     """
 
     def __init__(self) -> None:

@@ -141,7 +141,7 @@ class DeviceTier:
                     segment.drop()
 
     def n_ready(self, snapshot: Snapshot, first: int, last: int) -> int:
-        """How many rows [first, last) of ``snapshot`` lie in cells of their own, and need no further ones."""
+        """How many rows [first, last) of ``snapshot`` lie in their own cells, and need no further ones."""
         spans = snapshot.spans(first, last)
         return sum(self._memory.n_own(rows.held, *span) for rows, *span in spans if rows.held is not None)
 
@@ -204,7 +204,7 @@ class DeviceTier:
             self.release(segment)
 
     def copy_spare(self, *segments: Segment) -> None:
-        """Start to copy rows that the disk will want, as far as RAM has room to spare for them."""
+        """Start to copy rows that the disk will need, as far as RAM has room to spare for them."""
         for segment in segments:
             if segment.only_held_bytes and not segment.file.is_there:
                 try:

@@ -44,17 +44,17 @@ WORTH_WRITING = 0.1
 """A snapshot is written only if it saves this part of the seconds that reading it takes."""
 
 MEASURED_BYTES = 2**20
-"""Smaller reads say nothing about a drive."""
+"""Smaller reads do not show a drive's speed."""
 
 HEAD_TOKENS, TAIL_TOKENS = 12, 24
 """How much of a prefix people are shown."""
 
 
 class DiskTier:
-    """The `Store` on disk: reads from and writes to ``store``; ``policy`` is that of requests that name none.
+    """The `Store` on disk: reads from and writes to ``store``; ``policy`` serves requests that name none.
 
     ``text_of`` makes text of tokens for people. ``remote`` is the store behind the disk. The engine's thread calls
-    everything and changes `recent`; a thread of its own writes, and one that reads recovers. Closing takes at most
+    everything and changes `recent`; a separate thread writes, and one that reads recovers. Closing takes at most
     ``close_seconds``.
     """
 
@@ -166,7 +166,7 @@ class DiskTier:
         return snapshot.facts.for_disk and self.store.should_store(snapshot, is_last=is_last)
 
     def write(self, snapshot: Snapshot, *, is_last: bool = False) -> None:
-        """Queue ``snapshot``, if it is wanted, as `WriteQueue.write` says; the last one however short it is."""
+        """Queue ``snapshot``, if it is selected, as `WriteQueue.write` does; the last one however short it is."""
         if self.should_store(snapshot, is_last=is_last):
             self.queue.write(snapshot)
 

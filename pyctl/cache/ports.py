@@ -50,7 +50,7 @@ class CacheRequest(Protocol):
 
     @property
     def disk_policy(self) -> DiskPolicy | None:
-        """Its disk policy; None for that of the server."""
+        """Its disk policy; None for the server's."""
 
     @property
     def background(self) -> bool:
@@ -81,7 +81,7 @@ class CacheOptions(Protocol):
 class MemoryShape:
     """Facts of a memory that do not change while its model is loaded.
 
-    A sequence may be saved at ``resume_points``, as it comes back to the same bits from there. ``sizes`` are those of
+    A sequence may be saved at ``resume_points``, as it comes back to the same bits from there. ``sizes`` describe
     saved blocks. With ``cut_anywhere`` a sequence goes on wherever it was cut; else it also needs the state there.
     Without ``has_rows`` the state is everything: nothing of a sequence can stay when another state is loaded.
     With ``can_hold`` the device holds rows for the cache, and with ``is_pool`` the rows of the one sequence have a
@@ -103,7 +103,7 @@ class MemoryShape:
 class SequenceMemory(Protocol):
     """Moves what sequences hold: rows, which can be cut anywhere, and the state at the end.
 
-    Rows and states have parts: the model's own, and those of a draft model that follows it. Only drafts depend on the
+    Rows and states have parts: the model's own, and a draft model's that follows it. Only drafts depend on the
     latter: where they are empty, or another draft model's, it goes on without them, and nothing raises. Parts that the
     model does not have are empty: the rows of one without rows, the state of one that needs none.
 
@@ -130,7 +130,7 @@ class SequenceMemory(Protocol):
         The bytes are there after `synchronize`."""
 
     def save_state(self, seq: int, n: int) -> State:
-        """All parts of that of ``seq``, which ends at ``n``. There after `synchronize`."""
+        """All parts of the state of ``seq``, which ends at ``n``. There after `synchronize`."""
 
     def restore(self, seq: int, first: int, spans: Sequence[Span], state: State | None = None) -> None:
         """Append rows to ``seq``, which ends at ``first``, and replace its state by ``state``, saved where they end.
@@ -188,7 +188,7 @@ Writing: TypeAlias = Generator[Segment, None, int]
 """Yields segments that need their rows next, and returns how many bytes it wrote; closing it removes them."""
 
 HandOver: TypeAlias = Callable[[], object]
-"""Has all bytes there that are to be written, and copies the segment for which a job asks, now or soon."""
+"""Has all bytes there that are to be written, and copies the segment that a job needs, now or soon."""
 
 AGAIN_SECONDS = 0.02
 """How soon to look again whether a segment is written, or RAM has room for one."""
@@ -227,7 +227,7 @@ class StoreView:
 class DiskView:
     """Sums of the tier: lengths at which something is stored, bytes of the directory, its budget (-1: none), restores
     that came from it, snapshots written by this process, files found damaged, snapshots that wait to be written, and
-    those that could not be. ``spilled`` are those written because they left RAM; ``given_up`` were not, for want of
+    those that could not be. ``spilled`` are those written because they left RAM; ``given_up`` were not, for lack of
     time. ``store`` is behind the disk."""
 
     policy: str
@@ -252,8 +252,8 @@ SHORT_DIGITS = 10
 class Entry:
     """A snapshot in the store. ``n_bytes`` are its state and the rows that no shallower one has.
 
-    Times are epoch seconds. ``name`` is that of the Prefix, ``parent`` the name of the deepest shallower snapshot on
-    its chain, "" for none. ``label`` says to people how it starts and ends. ``is_older``: made under older rules of
+    Times are epoch seconds. ``name`` is the Prefix's, ``parent`` the name of the deepest shallower snapshot on
+    its chain, "" for none. ``label`` shows users its start and end. ``is_older``: made under older rules of
     batch ends, of use to none.
     """
 
@@ -286,7 +286,7 @@ class WriteJobs(Protocol):
         """Whether a job waits for `serve`."""
 
     def serve(self, rows_of: RowsOf) -> None:
-        """All bytes of evicted snapshots are there; have the rows for which a job asks, if RAM has room."""
+        """All bytes of evicted snapshots are there; have the rows that a job needs, if RAM has room."""
 
     @property
     def is_moving(self) -> bool:
@@ -299,7 +299,7 @@ class WriteJobs(Protocol):
 class Store(Protocol):
     """Keeps snapshots beyond RAM, across restarts. The engine's thread calls it and never waits for the medium.
 
-    ``policy`` is that of requests that name none; ``recent`` are the prompts by which it chooses. The cache sets
+    ``policy`` serves requests that name none; ``recent`` are the prompts by which it chooses. The cache sets
     ``costs`` to its own.
     """
 

@@ -263,7 +263,7 @@ class PrefixCache:
         self._write([each for each in found if each is not None])
 
     def hand_over(self) -> None:
-        """Have all bytes there that wait for the disk, and copy the segment for which its thread asks: a few
+        """Have all bytes there that wait for the disk, and copy the segment that its thread needs: a few
         milliseconds, between two steps."""
         if self.disk is not None and self.disk.queue.waits:
             self.memory.synchronize()
@@ -271,7 +271,7 @@ class PrefixCache:
             self._hold_less()
 
     def copy_next(self) -> bool:
-        """In an idle moment: copy some of what only the device has to RAM, or else write what the disk would want in
+        """In an idle moment: copy some of what only the device has to RAM, or else write what the disk would need in
         the end, when there would be no time for so much. False if there is nothing left to copy."""
         if self.device.copy_one():
             return True
@@ -315,7 +315,7 @@ class PrefixCache:
         self.cache.release(kept)
 
     def evict_bytes(self, n_bytes: int, worth: float) -> bool:
-        """Evict for another model's cache, as `RamCache.evict_bytes` says; what belongs on disk is written."""
+        """Evict for another model's cache, as `RamCache.evict_bytes` does; what belongs on disk is written."""
         gave = self.cache.evict_bytes(n_bytes, worth)
         if gave:
             self.hand_over()
@@ -327,7 +327,7 @@ class PrefixCache:
         seq.reset(as_tokens([]))
 
     def check(self) -> list[str]:
-        """The contradictions of the cache in RAM, as `faults` says."""
+        """The contradictions of the cache in RAM, as `faults` lists them."""
         return faults(self.cache)
 
     def close(self) -> bool:
@@ -339,7 +339,7 @@ class PrefixCache:
         return self.disk.close(self.hand_over)
 
     def give_back(self) -> None:
-        """Give back all RAM, that of pinned snapshots too, and its share of a budget; nothing may be used after."""
+        """Give back all RAM, also of pinned snapshots, and its share of a budget; nothing may be used after."""
         self.cache.pinned.clear()
         self.cache.clear()
         self.cache.shared.remove(self.cache)

@@ -17,7 +17,7 @@ class TreeNode(Generic[K]):
     """The snapshot called ``key``: ``n`` tokens, the last of them in ``segment``, used ``hits`` times.
 
     ``used`` is when it was used last, in units of any one clock. ``parent`` is the deepest shallower snapshot on its
-    chain, where its prompts would resume without it. ``seen`` and ``reach`` say when it or a deeper one that has left
+    chain, where its prompts would resume without it. ``seen`` and ``reach`` are when it or a deeper one that has left
     was used last, and how deep that one was, ``opening`` how many tokens come before the first reply there, 0 if
     unknown; ``newest``, ``end`` and ``begun``, the policy's, the same with all that are there, and ``has_turn``
     whether one of these that is deeper ``is_turn`` (`Prompt.turn`). ``likely`` is how many prompts the policy expects

@@ -23,7 +23,7 @@ __all__ = ["MAX_ENDS", "RamCache"]
 log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 60.0
-"""How often the log says at most that something is too large."""
+"""The least time between two warnings that something is too large."""
 
 HALF_TURNS = 8.0
 """After so many requests without one, a conversation is half as likely to go on with the next."""
@@ -37,7 +37,7 @@ class RamCache:
 
     A prefix has one snapshot at most, which holds exactly that. One that is `locked` or pinned is never evicted; the
     policy chooses among the others. What would not fit beside these, with all rows that it builds on, is refused before
-    anything goes. Rows that the device holds take no bytes here, but those of what has to stay count as if they did, so
+    anything goes. Rows that the device holds take no bytes here, but rows that have to stay count as if they did, so
     that they can come. Several caches may have one budget, ``shared``. Not thread-safe: the engine's thread owns it.
 
     ``on_evict``, which may not change the cache, is called with a snapshot that is evicted, all its rows
@@ -147,7 +147,7 @@ class RamCache:
         return self._n_places > 0 or self.policy.victim(self._may_go, per_byte=False) is not None
 
     def add(self, snapshot: Snapshot) -> bool:
-        """Enter ``snapshot``, and evict others for it; False if `may_add` says so of it.
+        """Enter ``snapshot``, and evict others for it; False if `may_add` refuses it.
 
         ValueError if it builds on rows that were dropped.
         """
@@ -253,7 +253,7 @@ class RamCache:
     def device_eviction_order(self, n_freed: Callable[[Segment], int]) -> Iterator[Segment]:
         """The segments that the device may evict, by the prompts expected to resume there.
 
-        Those that RAM also has come first: they lose least. ``n_freed`` says how many cells become free now; none of 0
+        Those that RAM also has come first: they lose least. ``n_freed`` is how many cells become free now; none of 0
         comes. What locked snapshots need leaves only if RAM has it, and after what others need.
         """
         staying, likely = needed_by(self.locks), self.likely()
@@ -317,7 +317,7 @@ class RamCache:
         return False
 
     def _frees(self, n_bytes: int) -> bool:
-        """Whether the states alone that may go give enough: mostly one look is all that it takes to know."""
+        """Whether the states alone that may go give enough: mostly one look is enough."""
         room = self._room(n_bytes)
         others = (each for each in (*self.ends, *self.snapshots()) if each not in self.locks)
         while room < 0 and (each := next(others, None)) is not None:
@@ -473,7 +473,7 @@ class PromptEnds:
                 self.drop(end)
 
     def lose_from(self, snapshot: Snapshot) -> None:
-        """Give up those of prompts that start with what ``snapshot`` holds."""
+        """Give up outputs of prompts that start with what ``snapshot`` holds."""
         for end in list(self):
             if any(each is snapshot.segment and last >= snapshot.n for each, last in end.chain.items()):
                 self.drop(end)

@@ -17,7 +17,7 @@ class EvictableCache(Protocol):
 
     @property
     def n_fixed(self) -> int:
-        """Bytes that it cannot evict: all of them while its model is loaded, else those of pinned snapshots."""
+        """Bytes that it cannot evict: all of them while its model is loaded, else the pinned snapshots'."""
 
     def evict_bytes(self, n_bytes: int, worth: float) -> bool:
         """Evict snapshots below ``worth``, seconds per byte, until ``n_bytes`` are free; whether any was evicted.
@@ -31,7 +31,7 @@ class RamBudget:
     """``n_bytes`` for the snapshots of several caches together, None for no limit. Thread-safe.
 
     Requests of all models are the units of one clock, so that worth compares across models. A cache that needs room
-    evicts the least worth per byte over its own snapshots and those of models that are unloaded.
+    evicts the least worth per byte over its own snapshots and unloaded models'.
     """
 
     def __init__(self, n_bytes: int | None) -> None:

@@ -141,7 +141,7 @@ class RecentPrompts:
         return RecentMatches(prompt, self._recent, shared)
 
     def add(self, prompt: Prompt, matches: RecentMatches | None = None, for_disk: bool = True) -> None:
-        """Remember ``prompt`` as the newest. ``matches``, if they are at hand, are those of `compare`."""
+        """Remember ``prompt`` as the newest. ``matches``, if they are at hand, come from `compare`."""
         if matches is None or matches.recent is not self._recent:
             matches = self.compare(prompt)
         nearest = matches.nearest(for_disk=for_disk)

@@ -128,7 +128,7 @@ class Ways:
         self._shared = live.shared(prompt.tokens)
         # Live rows that a cold run of this prompt would have evaluated in the same batches.
         self._same = last_common_end(ends, live.ends, self._shared)
-        # How many of these ends lie before a segment, if they are those of its chain, or -1.
+        # How many of these ends lie before a segment, if they are on its chain, or -1.
         self._before: dict[Segment, int] = {}
 
     def find(self, cache: RamCache, *, may_end: bool = True) -> list[Candidate]:
@@ -208,7 +208,7 @@ class Ways:
 
 
 def coverage(seq: LiveSequence, match: PromptMatch, cache: RamCache) -> Coverage:
-    """The rows of ``seq`` that need not be saved: its own that are, or those of a snapshot beside it."""
+    """The rows of ``seq`` that need not be saved: its own that are, or rows of a snapshot beside it."""
     if (covered := seq.covered.alive()).n < seq.n_overlap:
         other, shared = cache.overlap(match)
         common = last_common_end(seq.ends, other.ends, min(shared, seq.n)) if other is not None else 0

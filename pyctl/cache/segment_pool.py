@@ -119,7 +119,7 @@ class SegmentPool:
         blocks: Collection[Block] = (),
     ) -> int:
         """Bytes of all of these, ``segment`` with its parents, and a window's ``blocks``: the rows of ``fixed`` as if
-        all were in RAM, those of the others that the device holds as if none were."""
+        all were in RAM, the others' that the device holds as if none were."""
         counted: dict[Segment, int] = {}
         for snapshot in fixed:
             for link in snapshot.chain:

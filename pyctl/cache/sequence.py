@@ -43,9 +43,9 @@ class LiveSequence:
     """Tokens [0, n) of sequence ``id`` are evaluated; the state stands at n.
 
     ``ends`` are the batch ends of the exact part: batches that a cold run would evaluate. It stood at ``stands`` while
-    it generated, so that a reply could have ended there. ``facts`` are those of its prompt. Of the rows ``covered`` are
+    it generated, so that a reply could have ended there. ``facts`` are its prompt's. Of the rows ``covered`` are
     saved; up to ``n_overlap`` some other snapshot may have them. A restore that is under way takes up to ``n_expected``
-    tokens. ``in_image`` says that it ends inside an image, where it can go on but nothing else can resume.
+    tokens. ``in_image``: it ends inside an image, where it can go on but nothing else can resume.
     ``shares``: other sequences take cells as well, where that counts (`Scheduler.note_shared`): no batch is one
     of a cold run then, and loaded rows lie elsewhere.
     """

@@ -79,7 +79,7 @@ class BlockBytes(NamedTuple):
 
 
 class HeldRows(Protocol):
-    """Rows that lie on the device in cells that no sequence needs to hold; what made it knows where."""
+    """Rows that lie on the device in cells that no sequence needs to hold; its maker has the places."""
 
     @property
     def n_cells(self) -> int:
@@ -93,7 +93,7 @@ class HeldRows(Protocol):
 class Rows(NamedTuple):
     """Rows in parts: the model's ``own``, in a block or held by the device, and a block of its draft model.
 
-    ``own`` is empty for a model without rows of its own, ``draft`` if no draft model has followed.
+    ``own`` is empty for a model without own rows, ``draft`` if no draft model has followed.
     """
 
     own: Block | HeldRows
@@ -143,8 +143,8 @@ class Segment:
     (start, end] that a cold run would also have, and ``stands`` where their sequence stood between two generated tokens
     (not in files). ``references`` counts snapshots and children; only the cache that counts the bytes changes it, and
     sets ``dropped`` when it gives the rows up. They lie in RAM (``rows``), on the device (``held``), or both; a model
-    without rows of its own (whole-sequence states) has neither, and its segments still hold the tokens. ``draft_rows``
-    are those of the draft model, NOTHING if there was none: only what it drafts depends on them, so a segment is whole
+    without own rows (whole-sequence states) has neither, and its segments still hold the tokens. ``draft_rows``
+    are the draft model's, NOTHING if there was none: only what it drafts depends on them, so a segment is whole
     without. ``file`` is for the disk tier.
     """
 
@@ -272,7 +272,7 @@ class State:
 class PromptFacts:
     """Facts for policies about the prompt of a sequence or a snapshot.
 
-    ``turn`` is that of the cache (`RamCache.turn`) at which it came, None for now. ``cached`` says that its
+    ``turn`` is the cache's (`RamCache.turn`) at which it came, None for now. ``cached``: its
     request allows caching; without ``for_disk`` no request that used it wanted it on disk, and it is never written.
     The next turn of its conversation is the same up to the header at ``n_header``; ``n_opening`` tokens come before
     its first reply (`Prompt.opening`), 0 if unknown.
@@ -289,8 +289,8 @@ class PromptFacts:
 class Snapshot:
     """Everything needed to resume at ``prefix.n`` tokens: a chain of segments over [0, n) and the state at n.
 
-    ``is_turn`` says that a conversation is likely to go on from here when the user speaks again (`Prompt.turn`).
-    ``facts`` are those of its prompt. ``state`` has no parts for models that need only rows. ``exact``: all came from
+    ``is_turn``: a conversation is likely to go on from here when the user speaks again (`Prompt.turn`).
+    ``facts`` are its prompt's. ``state`` has no parts for models that need only rows. ``exact``: all came from
     batches of a cold run. ``made`` and ``used`` are monotonic seconds. Raises ValueError unless ``segment`` covers n.
     """
 

@@ -22,7 +22,7 @@ class Tokenizer(Protocol):
     """Text to token ids and back. Thread-safe."""
 
     def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
-        """Ids of ``text``. ``add_special`` adds BOS and EOS where the model wants them; without ``parse_special``
+        """Ids of ``text``. ``add_special`` adds BOS and EOS where the model needs them; without ``parse_special``
         the text of a control token is ordinary text."""
         ...
 
@@ -46,7 +46,7 @@ class Tokenizer(Protocol):
 
     @property
     def add_bos(self) -> bool:
-        """Whether the model wants BOS before every prompt."""
+        """Whether the model needs BOS before every prompt."""
         ...
 
     def special_tokens(self) -> dict[str, int]:

@@ -68,7 +68,7 @@ class ChatFormat:
 
     ``kwargs`` are variables of the template that a request may override; ``replay`` remembers replies and puts them
     into later conversations; ``starts`` are the token ids that start a message. Without ``images`` there can be none.
-    Tools that differ from those of an earlier reply in the order of keys alone take that order, unless ``keeps_order``.
+    Tools that differ from an earlier reply's in the order of keys alone take that order, unless ``keeps_order``.
     Thread-safe. Whatever is wrong with a request raises RequestError.
     """
 
@@ -153,7 +153,7 @@ class ChatFormat:
         return one.first(common_prefix(one.tokens, other.tokens))
 
     def prompt_from_text(self, text: str, images: Sequence[ImageFile] | None = None) -> Prompt:
-        """Tokens of ``text``, special tokens included, after BOS where the model wants it; with ``images`` in the
+        """Tokens of ``text``, special tokens included, after BOS where the model needs it; with ``images`` in the
         places of the marker for them, which is text like any other for None."""
         return self._prompt([self._bos, *self._pieces([text] if images is None else split_marker(text, images))])
 
@@ -166,7 +166,7 @@ class ChatFormat:
         return self._prompt(runs)
 
     def prompt_of(self, rendered: RenderedChat) -> Prompt:
-        """The tokens of ``rendered``, those of replayed replies as they were sampled."""
+        """The tokens of ``rendered``, of replayed replies as they were sampled."""
         parts: list[Tokens | ImageSpan] = [self._bos]
         for part in rendered.parts or (rendered.text,):
             text = part if isinstance(part, str) else part.text
@@ -314,7 +314,7 @@ class PreparedChat:
         parser = self._chat.call_format.parser(self._tools, tags, rendered.reply_part)
         if rendered.reply_part == "reasoning" and rendered.prefill.strip():
             parser.feed(rendered.prefill)
-        forgets_tags = self._chat.call_format.forgets_tags and self._request.schema is None  # which asks for JSON
+        forgets_tags = self._chat.call_format.forgets_tags and self._request.schema is None  # which requests JSON
         if self._tools is not None and forgets_tags and not echo.content.strip():
             parser = BareCallParser(parser, self._tools)
 
@@ -350,7 +350,7 @@ class PreparedChat:
         return self._chat.bound_calls.constraint(tools, self._begins(), schema, prefill)
 
     def _tokens_of(self, text: str, tokens: list[int]) -> Tokens | None:
-        """``tokens`` without those of a character that is cut at the end; None if their text is another."""
+        """``tokens`` without a character's that is cut at the end; None if their text is another."""
         tokenizer = self._chat.tokenizer
         for special in (False, True):
             data = tokenizer.detokenize(tokens, special=special)

@@ -154,7 +154,7 @@ _GAP = r"/[ \t\n]{1,8}/?"
 
 
 def reasoned(grammar: GrammarBuilder, content: str, tags: ReasoningTags, part: ReplyPart, gap: str = "") -> str:
-    """``content`` after a reasoning block and ``gap``, as ``part`` says."""
+    """``content`` after a reasoning block and ``gap``, according to ``part``."""
     if part == "content":
         return content
     block = f"{grammar.until(tags.close)} {grammar.text(tags.next_message)} {gap}"
@@ -165,7 +165,7 @@ _PLACE = re.compile(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?")
 
 
 def _reason(error: str) -> str:
-    """The line that says it, of the library's message."""
+    """The line of the library's message that has the reason."""
     lines = [line.strip() for line in error.splitlines() if line.strip()]
     said = next((line for line in lines if line.startswith("error:")), lines[0] if lines else "it is refused")
     return _PLACE.sub("", said)[:300]

@@ -38,7 +38,7 @@ class ImageReader(Protocol):
         ...
 
     def picture(self, image: ImageFile) -> ImageSpan:
-        """How the model sees ``image``. One that is new is decoded; RequestError if that fails."""
+        """``image`` as the model reads it. One that is new is decoded; RequestError if that fails."""
         ...
 
 

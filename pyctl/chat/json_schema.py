@@ -3,7 +3,7 @@
 The dialect is what llama-server takes: types, const and enum, properties with required and additionalProperties,
 patternProperties, items, prefixItems, minItems and maxItems, lengths, patterns and formats of strings, bounds of
 numbers, anyOf, oneOf (taken for anyOf), allOf and references into the same document. Other keywords are ignored. As in
-llama-server, an object with ``properties`` has no others unless the schema says so, a list of ``prefixItems`` is
+llama-server, an object with ``properties`` has no others unless the schema allows them, a list of ``prefixItems`` is
 complete, and required properties come first, then the others, each in their order.
 """
 
@@ -45,7 +45,7 @@ _BEYOND_REGULAR = re.compile(r"\(\?<?[=!]|\\[1-9k]")
 
 
 def ready_schema(schema: Any, root: Any = None) -> dict[str, Any]:
-    """Return an equivalent of ``schema`` with definitions of its own. RequestError names the fault.
+    """Return an equivalent of ``schema`` with its own definitions. RequestError names the fault.
 
     References are looked up in ``root``, or in ``schema`` itself.
     """
@@ -139,7 +139,7 @@ class _Reader:
     # -- parts of one object -----------------------------------------------------------------------------------------
 
     def _merged(self, schema: Mapping[str, Any], scope: frozenset[str] | None, depth: int) -> Any:
-        """All parts hold at once, and together they say which properties there may be."""
+        """All parts hold at once, and together they define which properties there may be."""
         rest = {key: value for key, value in schema.items() if key not in _COMBINATORS}
         names: dict[str, bool] = {}
         more = self._gather(schema, names, set(), 0)
@@ -157,7 +157,7 @@ class _Reader:
         return {**own, "allOf": parts} if own or len(parts) > 1 else parts[0]
 
     def _gather(self, schema: Any, names: dict[str, bool], seen: set[str], depth: int) -> Any:
-        """Collect what properties the parts of ``schema`` know, and whether they require them; returns what others
+        """Collect the properties that the parts of ``schema`` name, and whether they require them; returns what others
         may be, false for none."""
         self._count()
         if depth > _MAX_DEPTH or isinstance(schema, bool):
@@ -318,7 +318,7 @@ def _additional(schema: Mapping[str, Any]) -> Any:
 
 
 def _first(names: Iterable[str], first: Iterable[str]) -> list[str]:
-    """``names`` with those of ``first`` at the beginning, each in their order."""
+    """``names``, the ones in ``first`` before the others, each in their order."""
     wanted = set(first)
     return sorted(names, key=lambda name: name not in wanted)
 
@@ -337,7 +337,7 @@ def _parts(schema: Mapping[str, Any], word: str) -> list[Any]:
 
 
 def _regular_pattern(pattern: Any) -> str | None:
-    """``pattern``, None if no regular language is what it says: a look-around, a back reference."""
+    """``pattern``, None if it is no regular language: a look-around, a back reference."""
     if not isinstance(pattern, str):
         raise RequestError("'pattern' in a JSON schema must be a string")
     if len(pattern) > _MAX_PATTERN:

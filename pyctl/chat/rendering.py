@@ -26,7 +26,7 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 _MAX_MESSAGES = limit(10_000, "`messages`", "400", "request")
 
 _ROLE = re.compile(r"[A-Za-z][\w-]*", re.ASCII)
-_MAX_ROLE = limit(64, "characters of a role that only the chat template knows", "400", "request")
+_MAX_ROLE = limit(64, "characters of a role that only the chat template reads", "400", "request")
 
 _BILLING = "x-anthropic-billing-header:"
 _STAMP = re.compile(r"\bcch=[^;\s]{1,16};")
@@ -52,7 +52,7 @@ def fit_messages(messages: Sequence[Message], capabilities: TemplateCapabilities
 
     A system message where the template takes none becomes user text, and joins the user message next to it where the
     template takes only one at a time. So text that was rendered for the first n messages mostly stays as it is. Where
-    the user has to say something and does not, an empty message of the user comes first.
+    the user has to speak and does not, an empty message of the user comes first.
     """
     fitted: list[Message] = []
     joined: dict[int, list[str]] = {}  # texts that join the message with this index
@@ -121,7 +121,7 @@ def _unstamped(text: str) -> str:
     """``text`` without its stamps, if it is a billing header:
     ``x-anthropic-billing-header: cc_version=2.1.197.a5a; ...; cch=a5145;``
 
-    The one after the version says how the conversation started, so that no two of them would share their system text.
+    The one after the version depends on the conversation's start, so that no two of them would share their system text.
     """
     if not text.startswith(_BILLING):
         return text
@@ -205,7 +205,7 @@ def _function(function: Mapping[str, Any], capabilities: TemplateCapabilities) -
             parsed = json.loads(arguments or "{}")
         except ValueError:
             parsed = None
-        # Arguments that a model left unfinished stay text: a template may still take them, and if not, it says so.
+        # Arguments that a model left unfinished stay text: a template may still take them, and else raises an error.
         arguments = parsed if isinstance(parsed, dict) else arguments
     elif not capabilities.object_arguments and isinstance(arguments, dict):
         arguments = json.dumps(arguments, ensure_ascii=False)
@@ -223,7 +223,7 @@ _RESERVED = frozenset({"self", "messages", "tools", "add_generation_prompt"})
 class RenderedChat:
     """A rendered conversation.
 
-    ``prefill`` is the part of the reply that the conversation already holds; ``reply_part`` says where the rest starts,
+    ``prefill`` is the part of the reply that the conversation already holds; ``reply_part`` is where the rest starts,
     and ``open_reasoning`` is what the prompt has written of a reasoning block that the reply is to fill. ``begun`` is
     all that the prompt has of the reply, from the tag of its reasoning on if there is one. ``parts`` are the text in
     pieces, with the tokens of replies that are replayed, and empty if there are none. The reply stands at ``place`` of
@@ -241,7 +241,7 @@ class RenderedChat:
 
 
 class Renderer:
-    """Renders conversations with ``template``; ``variables`` are those of the template that a request may override.
+    """Renders conversations with ``template``; ``variables`` are the template's that a request may override.
 
     ``start_texts`` are the tokens that start a message, as text. ``strip_bos``: BOS is left out, because the tokenizer
     adds it to every prompt. Replies that ``marks`` remembers are put in as they were sampled.

@@ -50,7 +50,7 @@ class ReplayLog:
     """Replies in the file at ``path`` and in one of older replies next to it, together never more than ``max_bytes``.
 
     A file that is half of that becomes the older one, whose place it takes: nothing has to be rewritten, and replies
-    unused since the last time are forgotten. ``spend`` is asked before bytes are written, and says no when there were
+    unused since the last time are forgotten. ``spend`` is called before bytes are written, and returns False after
     enough today. What the disk refuses is a warning and no error. Several processes may append; within one, one thread
     at a time.
     """
@@ -87,7 +87,7 @@ class ReplayLog:
                 log.warning("cannot read remembered replies: %s", error)
 
     def has(self, reply: SampledReply) -> bool:
-        """Whether it is in the newer file; any thread may ask."""
+        """Whether it is in the newer file; any thread may call it."""
         return reply in self._fresh
 
     def append(self, key: bytes, reply: SampledReply) -> None:
@@ -183,7 +183,7 @@ _MAX_UNWRITTEN = limit(256, "remembered replies that wait for the disk", "others
 
 _MAX_TOOLS = limit(1 << 20, "tools whose order of keys is remembered", "rendered as sent", "memory", "characters")
 
-_TOOLS = b"tools"  # their place, which is that of no reply
+_TOOLS = b"tools"  # their place, which no reply has
 
 _ENTRY_BYTES = 600
 """Size of the containers around one reply, roughly."""
@@ -339,7 +339,7 @@ def _meaning(message: dict[str, Any]) -> bytes:
 
 
 def places(messages: Sequence[dict[str, Any]], tools: object = None) -> list[bytes]:
-    """For each of these checked messages, and for one after them, what tells the conversation before it from others.
+    """For each of these checked messages, and for one after them, the key of the conversation that precedes it.
 
     Reasoning does not count, which many clients leave out later, nor do the ids of calls. Where anything else differs,
     the tokens do as well, so that there is nothing to resume that a replayed reply could keep whole.

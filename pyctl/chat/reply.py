@@ -100,7 +100,7 @@ class ReasoningSplitter:
     """Feed it the pieces of one reply; a tag may be spread over any number of them.
 
     Blanks around the tags belong to neither part, except those that end the reasoning; nor do those at the beginning of
-    a reply whose template knows the tags. A reasoning block is recognised only where the reply starts: later tags are
+    a reply whose template has the tags. A reasoning block is recognised only where the reply starts: later tags are
     content. Without ``tags``, everything is content.
     """
 

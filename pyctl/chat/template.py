@@ -36,10 +36,10 @@ __all__ = [
 ]
 
 EFFORTS = ("low", "medium", "high", "xhigh")
-"""Values of ``reasoning_effort`` that templates know; Qwen3.8's knows low, medium and xhigh."""
+"""Values of ``reasoning_effort`` that templates accept; Qwen3.8's accepts low, medium and xhigh."""
 
 _SCALE = ("minimal", *EFFORTS, "max")
-"""All that clients ask for."""
+"""All that clients request."""
 
 SAMPLE_CALL_ID = "Ab3dEf7hI"
 """Nine letters and digits, which is the only form that some templates take."""
@@ -107,7 +107,7 @@ class Template:
 
         RequestError if the template refuses or fails.
         """
-        today = datetime.now()  # as llama-server says it: the day, so that a prompt stays the same for as long
+        today = datetime.now()  # as in llama-server: the day, so that a prompt stays the same for as long
         variables: dict[str, Any] = {
             "bos_token": self.bos_token,
             "eos_token": self.eos_token,
@@ -228,8 +228,8 @@ class TemplateCapabilities:
     calls in assistant messages, ``parallel_calls`` several in one, ``object_arguments`` their arguments as an object
     (else as JSON text). ``old_reasoning``: reasoning of earlier turns if it is to be kept. ``reasoning_effort``: the
     words for how much of it there should be, empty if the template reads none; ``reasoning_key`` is the member of
-    a message that has it, and ``content_beside_reasoning`` says whether a message that calls may have both.
-    ``without_user``: conversations in which the user says nothing.
+    a message that has it, and ``content_beside_reasoning`` whether a message that calls may have both.
+    ``without_user``: conversations without a message of the user.
     """
 
     system_first: bool
@@ -248,7 +248,7 @@ class TemplateCapabilities:
     without_user: bool = True
 
     def effort(self, requested: Any) -> Any:
-        """``requested``, or the nearest word that the template knows, of two the one for more reasoning."""
+        """``requested``, or the nearest word that the template accepts, of two the one for more reasoning."""
         if not self.reasoning_effort or requested in self.reasoning_effort or requested not in _SCALE:
             return requested
         place = _SCALE.index(requested)

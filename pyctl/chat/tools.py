@@ -55,7 +55,7 @@ class Tool:
         return tuple(name for name in names if name in self.properties)
 
     def types(self, argument: str) -> frozenset[str]:
-        """JSON types that the schema allows for ``argument``; all for one that it does not know."""
+        """JSON types that the schema allows for ``argument``; all for one that it lacks."""
         return types_of(self.properties.get(argument, True), self.parameters)
 
     def words(self, argument: str) -> list[str | None]:
@@ -176,7 +176,7 @@ def _name_of(tool: object, where: str) -> str:
 
 
 def types_of(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
-    """JSON types of the values that ``schema`` allows, as far as it says; ``root`` is where references lead."""
+    """JSON types of the values that ``schema`` allows, all if it names none; ``root`` is where references lead."""
     return _types(schema, root, {}, 0) or ALL_TYPES
 
 

@@ -1,4 +1,4 @@
-"""The command `pyctl`: reads the settings, builds the objects, runs them; nothing else knows concrete classes."""
+"""The command `pyctl`: reads the settings, builds the objects, runs them; nothing else uses concrete classes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ConfigError(f"{what}: {argv[0]!r}{hint}")
         return _run(argv[0], argv[1:])
     except ConfigError as error:
-        # Hubs, model files and templates have their say in these.
+        # Hubs, model files and templates contribute to these.
         print(f"pyctl: error: {clean(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -108,7 +108,7 @@ def _run(command: str, argv: Sequence[str]) -> int:
 
 
 def _answer(action: str, workers: Sequence[str]) -> int:
-    """Print the list that was asked for, of devices with those of ``workers``."""
+    """Print the list that was asked for, of devices with the ``workers``'."""
     if action == "models":
         from pyctl.models.hub_cache import cached_files
         from pyctl.text import one_line

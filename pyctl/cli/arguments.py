@@ -70,7 +70,7 @@ __all__ = ["FLAGS", "OWNERS", "CommandSettings", "converted", "kept_flags", "par
 class ParsedFlags:
     """The given flags: values by destination, the name typed for each, and names that were taken without effect.
 
-    ``words`` are those of the command line, split by flag, each with its destination.
+    ``words`` are the command line's, split by flag, each with its destination.
     """
 
     values: Mapping[str, Any]
@@ -232,7 +232,7 @@ def kept_flags(argv: Sequence[str], dropped: Collection[str]) -> list[str]:
 def parse_launch(
     program: str, argv: Sequence[str], environ: Mapping[str, str] = os.environ
 ) -> tuple[CommandSettings, LaunchSettings]:
-    """The settings of ``pyctl launch``: those of the server that it may start, and its own; likewise."""
+    """``pyctl launch``'s settings: the server's that it may start, and its own; likewise."""
     own = tuple(flag for _, flag in flags_of(LaunchSettings))
     usage = f"{program} [--url URL | flags of a server] [-- arguments of {program}]"
     parsed = _read("launch", usage, argv, environ, {LAUNCH: own, **_OF_SERVE})
@@ -338,7 +338,7 @@ def _request_fields(values: Mapping[str, Any], sampling: Sampling) -> dict[str, 
 
 
 def _resolve(parsed: ParsedFlags, environ: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Settle what several flags say about one value."""
+    """Combine several flags for one value."""
     values = dict(parsed.values)
     warnings = [f"without effect here: {', '.join(parsed.unused)}"] if parsed.unused else []
 
@@ -394,7 +394,7 @@ def _names_model(values: Mapping[str, Any]) -> bool:
 
 
 def _choose_directory(parsed: ParsedFlags, environ: Mapping[str, str], values: dict[str, Any]) -> list[str]:
-    """Settle where the disk cache is: in the default directory if no flag says otherwise. Return warnings."""
+    """Settle where the disk cache is: in the default directory unless a flag names another. Return warnings."""
     has_ram, lacking = values.get("ram_mib") != 0, "without --kv-cache-dir"
     if {"cache_dir", "kv_cache"} <= parsed.typed.keys() and not values["kv_cache"]:
         raise ConfigError("--no-kv-cache and --kv-cache-dir exclude each other")
@@ -434,7 +434,7 @@ def _check_pool(values: Mapping[str, Any]) -> None:
 
 
 def _chosen(parsed: ParsedFlags, dest: str, others: Sequence[str]) -> bool:
-    """Whether ``others``, which say the same in another way, count instead of ``dest``; both typed is an error."""
+    """Whether ``others``, which mean the same, count instead of ``dest``; both typed is an error."""
     typed = [parsed.typed[other] for other in others if other in parsed.typed]
     if typed and dest in parsed.typed:
         raise ConfigError(f"{parsed.typed[dest]} and {typed[0]} exclude each other")

@@ -64,7 +64,7 @@ ROWS_PART = 16
 def found(settings: CommandSettings) -> CommandSettings:
     """Add the paths of the models that ``settings.hub`` names, which are fetched if need be.
 
-    A model that has a path is not fetched; of a repository for drafts, the path is that of the file in it. A model
+    A model that has a path is not fetched; of a repository for drafts, the path is the file's in it. A model
     from a repository comes with the vision encoder in its repository, unless another is named.
     """
     model, drafts, vision, hub = settings.model, settings.drafts, settings.vision, settings.hub
@@ -187,12 +187,12 @@ class ModelLoader:
         return service
 
     def is_current(self) -> bool:
-        """Whether the files are those of the last `load`; so are files that cannot be read now."""
+        """Whether the files are the last `load`'s; so are files that cannot be read now."""
         found = _files(self._settings) if self._loaded else []
         return not found or found == self._loaded
 
     def fits(self) -> bool:
-        """Whether the model has room beside those that are loaded, with the whole context that it asks for.
+        """Whether the model has room beside those that are loaded, with the whole context that it requests.
 
         Raises ConfigError if it cannot be loaded.
         """
@@ -232,7 +232,7 @@ def _with_model(settings: CommandSettings) -> CommandSettings:
     if model.path:
         return settings
     path = builtin_model()
-    log.warning("no -m given: running the built-in model, which only remembers what you tell it")
+    log.warning("no -m given: running the built-in model, which only remembers what it is told")
     model = replace(model, path=str(path), n_ctx=model.n_ctx or 65536)
     chat = replace(chat, template_kwargs={"enable_thinking": False, **chat.template_kwargs})
     if not (drafts.draft_types or drafts.draft_path):
@@ -309,7 +309,7 @@ def _checked(settings: CommandSettings, loaded: Loaded) -> Loaded:
 
 
 def _speculation(settings: CommandSettings, loaded: Loaded, remembered: CacheDrafts | None) -> Speculation:
-    """The sources of drafts: none unless a flag asks for it, or where a memory takes nothing back."""
+    """The sources of drafts: none unless a flag names one, or where a memory takes nothing back."""
     backend, drafts = loaded.backend, loaded.drafts
     texts: list[NgramSource | CacheDrafts] = [*ngram_sources(drafts.ordered_types, settings.ngrams)]
     texts += [remembered] if remembered is not None else []

@@ -65,7 +65,7 @@ def run_bench(argv: Sequence[str]) -> int:
         raise ConfigError(f"--depths takes 1 to {MAX_DEPTHS} numbers of tokens")
     flags = _server_flags(settings, rest)
     if head_flags := _head_flags(settings, flags):
-        flags = (*flags, "--spec-type", "none")  # what drafts gain is a row of its own
+        flags = (*flags, "--spec-type", "none")  # what drafts gain is a separate row
     peer = _peer(options.llama_server, flags) if options.llama_server else ()
     with ending_by_signal(), _work_directory(settings) as work:
         measured = BenchOptions(
@@ -123,7 +123,7 @@ def _server_flags(settings: CommandSettings, rest: Sequence[str]) -> tuple[str, 
 
 
 def _peer(path: str, flags: Sequence[str]) -> tuple[str, ...]:
-    """llama-server's command: those of ``flags`` that its --help names."""
+    """llama-server's command: the ``flags`` that its --help names."""
     try:
         text = subprocess.run([path, "--help"], capture_output=True, text=True, check=True, timeout=60).stdout
     except (OSError, subprocess.SubprocessError) as error:
@@ -134,7 +134,7 @@ def _peer(path: str, flags: Sequence[str]) -> tuple[str, ...]:
 
 
 def _head_flags(settings: CommandSettings, flags: Sequence[str]) -> tuple[str, ...]:
-    """The flags for drafts from the model's own head, if it has one and no flag asks for drafts."""
+    """The flags for drafts from the model's own head, if it has one and no flag selects drafts."""
     drafts = settings.drafts
     if not drafts.is_automatic and (drafts.draft_types or drafts.draft_path):
         return ()

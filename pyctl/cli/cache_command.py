@@ -73,13 +73,13 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         return added
 
     listed = command("ls", _list, "list the snapshots by model, the last used first")
-    listed.add_argument("--model", metavar="NAME", default="", help="only those of this model")
+    listed.add_argument("--model", metavar="NAME", default="", help="only snapshots of this model")
     listed.add_argument("--json", action="store_true", help="everything that is known, as JSON")
     verify = command("verify", _verify, "read every byte and compare the files with the index")
     verify.add_argument("--fix", action="store_true", help="remove damaged and useless files, adopt whole ones")
     prune = command("prune", _prune, "remove the snapshots of least worth until the directory has a size")
     prune.add_argument("--kv-cache-budget", type=int, default=-1, metavar="MiB", help="the size in MiB, required")
-    prune.add_argument("--dry-run", action="store_true", help="only say what would be freed")
+    prune.add_argument("--dry-run", action="store_true", help="only print what would be freed")
     for name, function, text in (
         ("pin", lambda directory, name: directory.pin(name, True), "keep snapshots from eviction"),
         ("unpin", lambda directory, name: directory.pin(name, False), "let snapshots be evicted again"),

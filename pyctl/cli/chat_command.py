@@ -29,7 +29,7 @@ def chat(settings: CommandSettings) -> int:
         box.wait()
         tools: ToolSource | None = OwnTools(box) if box else None
         if tools is None and settings.terminal.url:
-            tools = cast(ToolSource, backend)  # those of the server
+            tools = cast(ToolSource, backend)  # the server's
         return run_chat(backend, settings.terminal, tools=tools)
 
 

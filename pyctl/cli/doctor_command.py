@@ -55,7 +55,7 @@ def run_doctor(argv: Sequence[str]) -> int:
 
 
 def log_findings(settings: CommandSettings, root: Path = Path("/")) -> None:
-    """Log the worst findings of the checks that take no time and ask no library."""
+    """Log the worst findings of the checks that take no time and load no library."""
     from pyctl.doctor.examine import CHECKS, examine
     from pyctl.doctor.facts import Facts
 

@@ -139,7 +139,7 @@ FURTHER: tuple[tuple[Section, Flag], ...] = (
         Flag("-jf --json-schema-file", "file of a JSON schema", bound_by_schema_file, metavar="FILE", dest="grammar"),
     ),
 )
-"""Flags for a field whose class cannot know how to read them."""
+"""Flags for a field whose class cannot parse them."""
 
 
 def _names(bare: str, with_value: str = "", with_two: str = "") -> dict[str, int]:

@@ -94,7 +94,7 @@ def started_server(
 
 @contextmanager
 def _child(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """``command`` in a session of its own: Ctrl-C and Ctrl-Z at the terminal reach only the program."""
+    """``command`` in its own session: Ctrl-C and Ctrl-Z at the terminal reach only the program."""
     try:
         make_private(log.parent)
         descriptor = open_private(log, os.O_WRONLY | os.O_TRUNC)

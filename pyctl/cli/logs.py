@@ -67,7 +67,7 @@ def start_log(settings: LogSettings, warnings: Sequence[str]) -> None:
         is_coloured = handler is screen and sys.stderr.isatty() and not os.environ.get("NO_COLOR")
         handler.setFormatter(LineFormatter(with_time=settings.timestamps, is_coloured=is_coloured))
     logging.basicConfig(level=_LOG_LEVELS.get(settings.verbosity, logging.DEBUG), handlers=handlers)
-    # Libraries have a line for each of their own steps.
+    # Libraries log a line for each of their steps.
     for name in ("httpx", "httpx2", "huggingface_hub"):
         logging.getLogger(name).setLevel(logging.WARNING)
     if settings.verbosity <= 3:
@@ -77,7 +77,7 @@ def start_log(settings: LogSettings, warnings: Sequence[str]) -> None:
 
 
 class LogFile(logging.FileHandler):
-    """A file that says once on stderr that it cannot be written, such as when the disk is full."""
+    """A file that reports once on stderr that it cannot be written, such as when the disk is full."""
 
     _said = False
 

@@ -42,7 +42,7 @@ def _parser() -> CommandParser:
     parser = CommandParser.beside_serve(
         "pyctl models",
         "pyctl models [--json] [--models-dir DIR] [--models-preset FILE] [flags of pyctl serve]",
-        "List the models that were fetched or downloaded, and those of a directory and of presets: their sizes, and "
+        "List the models that were fetched or downloaded, and models of a directory and of presets: their sizes, and "
         "the context that fits the memory that is free now, from the heads of the files.",
     )
     parser.add_argument("--json", action="store_true", help="everything that is known, as JSON")

@@ -33,7 +33,7 @@ MAX_MODELS = limit(256, "models of --models-dir, --models-preset and the hub's c
 MAX_PRESET_BYTES = limit(2**20, "the file of --models-preset", "the program ends", "process", "bytes")
 
 EVERY = "*"
-"""The section whose keys all models have, unless their own section says otherwise."""
+"""The section whose keys all models have, unless their own section overrides them."""
 
 TOP = ""
 """The name of the lines before the first section of a preset file, such as its version."""
@@ -76,7 +76,7 @@ class _Known:
 
 
 def find_models(router: RouterSettings, argv: Sequence[str], environ: Mapping[str, str]) -> list[Preset]:
-    """All models that ``router`` names, by name, with their flags: those of the section ``[*]``, then of their own,
+    """All models that ``router`` names, by name, with their flags: the section ``[*]``'s, then their own,
     then of the command line ``argv``; the last wins. Logs the warnings of sections.
 
     Raises ConfigError for a file that cannot be read, a key that is unknown or has no effect in a section, a wrong
@@ -124,7 +124,7 @@ _NOTE = re.compile(r"(^|[ \t])[;#].*")
 
 def read_presets(path: Path) -> dict[str, dict[str, str]]:
     """The sections of a preset file, and `TOP`, read as llama-server does: the last of equal keys wins, and
-    ``version`` says nothing. Raises ConfigError."""
+    ``version`` has no effect. Raises ConfigError."""
     try:
         if path.stat().st_size > MAX_PRESET_BYTES:
             raise ConfigError(f"{path} is larger than {MAX_PRESET_BYTES} bytes")
@@ -227,7 +227,7 @@ def _preset(
 
 
 def _log_warnings(router: RouterSettings, presets: Iterable[Preset], usual: Sequence[str]) -> None:
-    """Log each warning once, with the first model that has it; ``usual`` are those of the command line."""
+    """Log each warning once, with the first model that has it; ``usual`` are the command line's."""
     names: dict[str, list[str]] = {}
     for preset in presets:
         for text in preset.warnings:

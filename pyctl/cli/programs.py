@@ -41,7 +41,7 @@ NO_KEY = "none"
 class Endpoint:
     """A server as programs see it: ``url`` without /v1, and ``n_ctx`` tokens for the prompt and reply of a request.
 
-    ``model_path`` is the file of its model, if it tells.
+    ``model_path`` is the file of its model, if it is known.
     """
 
     url: str
@@ -57,7 +57,7 @@ class Endpoint:
 
     @property
     def n_reply(self) -> int:
-        """Tokens of the context that a program keeps free for a reply, where it asks for a number."""
+        """Tokens of the context that a program keeps free for a reply, where it needs a number."""
         return min(MAX_REPLY_TOKENS, self.n_ctx // 8)
 
 

@@ -149,7 +149,7 @@ def several(
 
 def _source(preset: Preset, context: LoadContext, shared: DiskSettings) -> ModelSource:
     disk = replace(preset.settings.disk, **{name: getattr(shared, name) for name in SHARED_DISK})
-    if disk.cache_dir and disk.store_url not in ("", shared.store_url):  # that of all has been tried
+    if disk.cache_dir and disk.store_url not in ("", shared.store_url):  # the shared one has been tried
         connect(disk.store_url)
     settings = replace(preset.settings, disk=disk)
     return ModelSource(

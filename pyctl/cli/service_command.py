@@ -59,7 +59,7 @@ def _quoted(word: str) -> str:
 
 
 def _printable(word: str) -> str:
-    """``word``. Raises ConfigError for control characters, which may start a line of their own."""
+    """``word``. Raises ConfigError for control characters, which may start a new line."""
     if not word.isprintable():
         raise ConfigError(f"{word!r} cannot stand in a unit")
     return word

@@ -1,4 +1,4 @@
-"""`pyctl setup`: llama.cpp for this machine's card, from a release or compiled here, in a directory of its own."""
+"""`pyctl setup`: llama.cpp for this machine's card, from a release or compiled here, in its own directory."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     release.add_argument("--pinned", action="store_true", help="go back to the release for which pyctl was made")
     parser.add_argument("--dry-run", action="store_true", help="print what would be done")
-    parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
+    parser.add_argument("--yes", "-y", action="store_true", help="answer yes to all questions")
     return parser
 
 
@@ -174,7 +174,7 @@ def _set_up(
 def _agreed(
     machine: Machine, plan: BuildPlan, work: Path, arguments: argparse.Namespace, file: ReleaseFile | None = None
 ) -> bool:
-    """Say what would be done, and ask. Raises ConfigError if it cannot be done."""
+    """Print what would be done, and let the user confirm. Raises ConfigError if it cannot be done."""
     if file is not None:
         print(f"take:  {file.url}, and CUDA from PyPI")
     else:

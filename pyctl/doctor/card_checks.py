@@ -59,7 +59,7 @@ def build(facts: Facts) -> list[Finding] | None:
     if not facts.has_nvidia:
         return None
     if facts.llama.gpus() or facts.driver is None or facts.driver.error:
-        return []  # an error of the driver has a check of its own
+        return []  # an error of the driver has its own check
     text, _, fix = facts.llama.idle_card().rpartition("; ")
     return [wrong(text, fix.rpartition(": ")[2])] if text else []
 

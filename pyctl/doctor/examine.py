@@ -20,7 +20,7 @@ WIDTH, LEVEL, NAME = 80, 9, 17
 class Check:
     """``look`` returns findings, an empty list if all is fine, None if the check does not apply to this machine.
 
-    It raises UnknownError if it cannot tell. ``is_quick`` checks take no more than some milliseconds together.
+    It raises UnknownError if it finds no answer. ``is_quick`` checks take no more than some milliseconds together.
     """
 
     name: str

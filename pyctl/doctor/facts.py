@@ -25,11 +25,11 @@ class LlamaFacts:
     """Facts from llama.cpp's libraries, read only when a check needs them. Each function may raise UnknownError.
 
     ``losses`` are lines about native modules that do not fit these libraries, and about a release that was chosen and
-    is not in use. ``gpus`` are the names of GPUs they can use; ``idle_card`` says why they use none, and after the last
+    is not in use. ``gpus`` are the names of GPUs they can use; ``idle_card`` is why they use none, and after the last
     semicolon what helps. ``cuda`` is the CUDA version that they were built with, 0 without CUDA.
     ``pin_error`` is empty if memory can be pinned. ``plan`` are the warnings of a dry run with the given flags, it
     raises ModelError if the model cannot be served so; ``file`` are the bytes that a model's file must have, and if it
-    has a chat template, ModelError for a damaged one. ``error`` says why the libraries do not load, empty if they do.
+    has a chat template, ModelError for a damaged one. ``error`` is why the libraries do not load, empty if they do.
     """
 
     error: str = ""
@@ -48,7 +48,7 @@ class RequestedSettings:
 
     ``model_files`` are all files of the model. ``cache_dir`` is the directory of the disk cache, which need not exist,
     None without a disk cache. ``cache_bytes`` is None if the free space decides, ``ram_bytes`` if the free memory does.
-    A model that ``chats`` needs a template of its own.
+    A model that ``chats`` needs its own template.
     """
 
     model_files: tuple[Path, ...] = ()
@@ -127,7 +127,7 @@ class Facts:
 
     @cached_property
     def cards(self) -> tuple[CardState, ...]:
-        """The state of each NVIDIA card. Raises UnknownError if nvidia-smi does not tell."""
+        """The state of each NVIDIA card. Raises UnknownError if nvidia-smi fails."""
         states = self.card_states()
         if states is None:
             raise UnknownError("nvidia-smi does not answer")

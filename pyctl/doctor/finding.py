@@ -22,7 +22,7 @@ class Finding:
 
 
 class UnknownError(Exception):
-    """A check cannot be made; the message says why."""
+    """A check cannot be made; the message is the reason."""
 
 
 def wrong(text: str, fix: str) -> Finding:

@@ -13,9 +13,9 @@ SECONDS = 20.0
 
 
 class CardState(NamedTuple):
-    """What the program says of a card; None for what it does not say.
+    """The program's answer for a card; None for what it lacks.
 
-    ``lanes`` are PCIe lanes now, and those of the card. ``generations`` are the best that slot and
+    ``lanes`` are PCIe lanes now, and the card's. ``generations`` are the best that slot and
     card reach together, and the card's; a card at rest runs below both. ``used`` is bytes.
     """
 
@@ -26,7 +26,7 @@ class CardState(NamedTuple):
 
 
 def card_states(program: str = "nvidia-smi") -> tuple[CardState, ...] | None:
-    """All cards of the machine, whatever CUDA_VISIBLE_DEVICES says; None if ``program`` does not answer."""
+    """All cards of the machine, whatever CUDA_VISIBLE_DEVICES is; None if ``program`` does not answer."""
     command = [program, f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits"]
     try:
         text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=SECONDS).stdout

@@ -45,12 +45,12 @@ def model_files(facts: Facts) -> list[Finding] | None:
 
 
 def chat_template(facts: Facts) -> list[Finding] | None:
-    """The model's file says how a chat is written."""
+    """The model's file defines how a chat is written."""
     if not facts.requested.chats or not facts.requested.model_files or model_files(facts):
         return None
     if facts.llama.file(facts.requested.model_files[0])[1]:
         return []
-    text = "the model has no chat template, so chats are written as ChatML, which it may not know"
+    text = "the model has no chat template, so chats are written as ChatML, which may not suit it"
     return [wrong(text, "the version of it for chats (-it, -Instruct), or --chat-template-file FILE")]
 
 

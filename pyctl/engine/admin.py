@@ -48,8 +48,8 @@ HOUR = 3600.0
 class EngineAdmin:
     """Reads and changes the engine's sequences and cache, from any thread. Futures hold the results.
 
-    Views are those of the current moment, also while the model evaluates. Changes happen between two steps of the
-    engine, those of a sequence once it is idle. Sequence numbers are taken modulo the number of sequences, as in
+    Views show the current moment, also while the model evaluates. Changes happen between two steps of the
+    engine, a sequence's once it is idle. Sequence numbers are taken modulo the number of sequences, as in
     llama-server.
     """
 
@@ -108,7 +108,7 @@ class EngineAdmin:
         return self._worker.call(self._revise, is_read=True)
 
     def check(self) -> Future[list[str]]:
-        """The contradictions of the cache in RAM, as `PrefixCache.check` says; nothing is evaluated meanwhile."""
+        """The contradictions of the cache in RAM, as `PrefixCache.check` lists them; nothing is evaluated meanwhile."""
         return self._worker.call(self._engine.prefix_cache.check, is_read=True)
 
     def pin(self, name: str, pinned: bool) -> Future[bool]:
@@ -263,8 +263,8 @@ class EngineAdmin:
         return EngineMemory(prefix_cache.cache.n_bytes, blocks, prefix_cache.recent.n_bytes, *remembered)
 
     def _look_at_device(self) -> tuple[int, BlockBytes]:
-        """Cells of held rows and bytes of blocks; while the backend evaluates, those of last time, and the next step
-        asks its memory."""
+        """Cells of held rows and bytes of blocks; while the backend evaluates, last time's, and the next step
+        reads its memory."""
         engine = self._engine
         if engine.state_reads.is_evaluating:
             self._worker.call(self._look_at_device)
@@ -317,7 +317,7 @@ class EngineAdmin:
         seq.reset(saved.tokens, ends=saved.ends)
         engine.scheduler.note_shared()
         if seq.shares:
-            seq.ends = []  # its rows lie after those of other sequences
+            seq.ends = []  # its rows lie after other sequences'
         disk = engine.prefix_cache.disk
         for_disk = disk is not None and disk.policy.kind != "off"
         seq.facts = PromptFacts(engine.prefix_cache.cache.turn, for_disk=for_disk, n_header=seq.n)

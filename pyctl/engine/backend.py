@@ -41,7 +41,7 @@ class EngineInfo:
     ``pooling`` is the pooling of embeddings, empty without embeddings. ``draft_types`` are values of --spec-type.
     ``vision``: prompts may contain images. ``lora`` are (path, scale). ``model_alias`` is the name for clients, the
     first of ``model_aliases`` if any. A reranker's prompt is ``rerank_template``, or if that is empty query and
-    document with ``rerank_marks`` before, between and after them. ``pool`` tells where rows lie, None if all are on
+    document with ``rerank_marks`` before, between and after them. ``pool`` is where rows lie, None if all are on
     the device. ``memory`` describes llama.cpp's kind of memory, and where sequences can resume.
     """
 
@@ -115,7 +115,7 @@ class SequenceTokens(NamedTuple):
 
 
 class Verify(NamedTuple):
-    """The result of an evaluation: ``output`` is the index of the last sure token's output, those of ``drafts`` follow.
+    """The result of an evaluation: ``output`` is the index of the last sure token's output, the ``drafts``' follow.
 
     Drafts after the first ``n_drafted`` are padding of the batch.
     """
@@ -235,7 +235,7 @@ class Evaluator(Protocol):
     def decode(self, items: Sequence[SequenceTokens]) -> None:
         """Evaluate one or more tokens for each of several sequences, up to ``n_ubatch`` in total or one each.
 
-        Outputs are those of each item's last sure token and its drafts, numbered across items. A sequence with more
+        Outputs belong to each item's last sure token and its drafts, numbered across items. A sequence with more
         drafts than ``n_rollback`` is marked first, so that `rollback` can return to its start.
         """
 

@@ -35,7 +35,7 @@ WAIT_SECONDS = 0.005
 class Engine:
     """Serves requests on the sequences of one backend, restoring from and saving to ``cache`` and ``disk``.
 
-    Not thread-safe; `Worker` runs it on a thread of its own.
+    Not thread-safe; `Worker` runs it on a separate thread.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Engine:
         return not any(seq.n for seq in self.sequences) and not self.prefix_cache.device.n_cells
 
     def prepare(self) -> None:
-        """Let a device of its own load its kernels in a full batch; a request preempts that."""
+        """Let a separate device load its kernels in a full batch; a request preempts that."""
         facts, control = self.backend.facts, self.backend.control
         control.preempt(False)
         control.allow(True)

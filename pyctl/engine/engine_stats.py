@@ -141,7 +141,7 @@ log = logging.getLogger(__name__)
 class PrefillLog:
     """Logs the progress of the prefill of request ``task``, from ``start`` to ``n_prompt`` tokens.
 
-    The rest takes as many times what ``costs`` say as the tokens that are evaluated took.
+    The rest takes as many times the prediction of ``costs`` as the tokens that are evaluated took.
     """
 
     def __init__(

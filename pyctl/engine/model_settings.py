@@ -30,7 +30,7 @@ SERVED_SEQS = 4
 """Sequences of a server without ``--parallel``, as in llama-server."""
 
 EXTENSION = "PYCTL_EXTENSION"
-"""Variable that says whether this process uses the extension; read when llama.cpp's libraries are loaded."""
+"""The variable for whether this process uses the extension; read when llama.cpp's libraries are loaded."""
 
 MAX_SEQS = 255
 """llama.cpp's 256 less the one used to restore rows."""

@@ -55,7 +55,7 @@ class Prefill:
     ) -> Steps:
         """Evaluate the missing tokens up to each of ``lookup.ends``, each cut and ``stats.n_prompt``, as cells allow.
 
-        Afterwards output 0 is that of the prompt's end. A batch to none of the ends differs from a cold run's."""
+        Afterwards output 0 is the prompt end's. A batch to none of the ends differs from a cold run's."""
         prompt, ends = active.handle.request.prompt, lookup.ends
         began, save_before = time.perf_counter(), stats.save_ms
         first = last = seq.n

@@ -63,7 +63,7 @@ class Request:
 
 
 MAX_POSITIONS = 64
-"""Draft positions with a count of their own."""
+"""Draft positions with separate counts."""
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class VisionSettings:
         one_device,
         "MTMD_BACKEND_DEVICE",
         "NAME",
-        shown="that of the model",
+        shown="the model's",
     )
     image_min_tokens: int = MODEL.flag(
         -1,

@@ -79,7 +79,7 @@ class IdleJobs:
         self._engine.prefix_cache.hand_over()
 
     def hand_over(self) -> None:
-        """Copy what the disk asks for; while a client waits for the engine's work, that is done between two tokens."""
+        """Copy what the disk needs; while a client waits for the engine's work, that is done between two tokens."""
         if self.is_ahead or not self._engine.scheduler.has_work:
             self._engine.prefix_cache.hand_over()
 

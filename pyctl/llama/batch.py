@@ -112,7 +112,7 @@ class Outputs:
         self.is_recalled = False
 
     def set(self, places: Sequence[int]) -> None:
-        """Take the outputs of the evaluation that has started, which are those of tokens ``places`` of its batch."""
+        """Take the outputs of the evaluation that has started, which belong to tokens ``places`` of its batch."""
         self._places, self._rows, self.is_recalled = places, None, False
 
     def recall(self, logits: NDArray[np.float32]) -> None:

@@ -24,7 +24,7 @@ KEYS, RECURRENT = re.compile(r"\.attn_(k|kv\w*)\."), re.compile(r"\.(ssm|shortco
 """Tensors of layers with K and V, and of those with a state."""
 
 ACTIVATIONS = 12
-"""Vectors as wide as the largest matrix that a batch takes for each token: more than those of any tested model."""
+"""Vectors as wide as the largest matrix that a batch takes for each token: more than any tested model's."""
 
 
 def layer_of(tensor: str) -> int:

@@ -70,7 +70,7 @@ def start_backends() -> None:
 
 
 def devices() -> tuple[Device, ...]:
-    """Return all devices, GPUs in llama.cpp's order: it puts those of workers first."""
+    """Return all devices, GPUs in llama.cpp's order: it puts workers' first."""
     start_backends()
     ggml = ggml_library()
     found = []
@@ -121,7 +121,7 @@ class _Params(ctypes.Structure):
 def ggml_library() -> Any:
     """Return llama.cpp's ggml library with the signatures used here and in `rpc`.
 
-    It is the one that libllama uses: pip installs libraries under several names, each a file of its own, and to load
+    It is the one that libllama uses: pip installs libraries under several names, each a separate file, and to load
     another one makes a second list of devices.
     """
     library = ctypes.CDLL(None)
@@ -168,7 +168,7 @@ def ggml_library() -> Any:
 
 
 def backend_function(backend: bytes, name: bytes, result: Any, *arguments: Any) -> Any:
-    """Return the function ``name`` that ggml's ``backend`` offers beside those of all; None if it does not."""
+    """Return the function ``name`` that ggml's ``backend`` offers besides the common ones; None if it does not."""
     ggml = ggml_library()
     address = ggml.ggml_backend_reg_get_proc_address(ggml.ggml_backend_reg_by_name(backend), name)
     return ctypes.CFUNCTYPE(result, *arguments)(address) if address else None
@@ -211,9 +211,9 @@ def check_gguf(path: Path, what: str = "model") -> None:
 
 @dataclass(frozen=True)
 class FileHead:
-    """What one GGUF file says of itself: tensors in file order, architecture, and tokens of its tokenizer.
+    """The metadata of one GGUF file: tensors in file order, architecture, and tokens of its tokenizer.
 
-    ``arch`` is empty and ``n_vocab`` 0 where the file does not say. ``numbers`` are the integers and booleans under
+    ``arch`` is empty and ``n_vocab`` 0 where the file lacks them. ``numbers`` are the integers and booleans under
     `NUMBERS`, keys after the architecture's name, of those that it has. ``kind``: model, vision encoder or adapter.
     """
 

@@ -181,7 +181,7 @@ class DryRun:
     def _spread(self, sizes: Parts) -> dict[str, Parts]:
         """Return by GPU what all have together, by --tensor-split, or evenly.
 
-        Counted states are those of the GPU that has the most, counted buffers those of each.
+        States count on the GPU that has the most of them, buffers on each.
         """
         gpus = [gpu.name for gpu in self._gpus if not self._settings.devices or gpu.name in self._settings.devices]
         split = (*self._settings.tensor_split, *(0.0,) * len(gpus))[: len(gpus)]

@@ -66,7 +66,7 @@ def open_library(name: str) -> ctypes.CDLL:
 
 
 def library_versions() -> dict[str, str]:
-    """Return the loaded versions of the bindings, libllama and libggml, of which older releases do not tell."""
+    """Return the loaded versions of the bindings, libllama and libggml, which older releases lack."""
     versions = {"llama-cpp-python": llama_cpp.__version__}
     for name, (library, symbol) in LIBRARIES.items():
         function = getattr(open_library(library), symbol, None)

@@ -30,7 +30,7 @@ ROPE_FIELDS = ("rope_scaling", "rope_freq_base", "rope_freq_scale")
 YARN_FIELDS = ("yarn_orig_ctx", "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_slow", "yarn_beta_fast")
 
 SUMS = "GGML_CUDA_ALLREDUCE"
-"""The variable that says how GPUs with parts of tensors sum."""
+"""The variable for how GPUs with parts of tensors sum."""
 
 HARMLESS = ("DEBUG", "BACKTRACE", "PINNED", "REGISTER_HOST", "P2P", SUMS)
 """Parts of the names of ggml's environment variables that do not affect results."""

@@ -32,7 +32,7 @@ EXPERTS = re.compile(CPU_EXPERTS)
 ATTEMPTS = 4
 
 DRAFT_CTX = 65_536
-"""Least context beside drafts that no flag asks for: coding agents work in less, but not well."""
+"""Least context with drafts that no flag selects: coding agents work in less, but not well."""
 
 
 def fit_settings(
@@ -77,7 +77,7 @@ def fit_settings(
 def fit_drafts(
     settings: ModelSettings, drafts: DraftSettings, vision: tuple[str, int] | None = None
 ) -> tuple[DraftSettings, MemoryPlan | None]:
-    """Return automatic ``drafts`` as those of the head in the model's file and of `cache`, with the plan of all, or
+    """Return automatic ``drafts`` as the head's in the model's file and `cache`'s, with the plan of all, or
     none; others unchanged.
 
     They need memory, all layers on GPUs, and beside them room for the given context, without -c for `DRAFT_CTX` tokens.

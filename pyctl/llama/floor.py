@@ -1,6 +1,6 @@
 """What a server needs of the extension, in Python, only by llama.cpp's public functions.
 
-Classes have the names of those in `pyctl._core`, whose place they take where it is missing. They know one context of
+Classes have the names of those in `pyctl._core`, whose place they take where it is missing. They serve one context of
 one sequence: several would share its cells, whose order determines bits.
 """
 
@@ -30,7 +30,7 @@ ALL = -1
 
 
 class OutOfCells(RuntimeError):
-    """Raised only by the extension; here llama.cpp says that cells are missing."""
+    """Raised only by the extension; here llama.cpp reports that cells are missing."""
 
 
 class KVState:
@@ -76,7 +76,7 @@ class KVState:
         return n
 
     def reserve(self, n: int, in_parts: bool = False) -> None:
-        """Do nothing: llama.cpp finds cells itself, or says that there are none."""
+        """Do nothing: llama.cpp finds cells itself, or reports that there are none."""
 
     def finish(self) -> None:
         """Do nothing: copies are complete."""
@@ -135,11 +135,11 @@ class KVState:
         return one, self.state_size(0) - one
 
     def _check_rows(self, seq: int, n: int, size: int) -> None:
-        """Raise ValueError unless ``seq`` of ``n`` tokens has them all, or a window those that `window` says.
+        """Raise ValueError unless ``seq`` of ``n`` tokens has them all, or a window those in `window`.
 
         llama.cpp loads the rest of what a ring had into its first cells, so its bits come back at certain counts only
-        (`memory_check.resume_points_of`). No public function tells its cells: a full one has as many tokens, one just
-        loaded has those of the window. Where a memory forgets and does not say so, its last tokens add fewer bytes.
+        (`memory_check.resume_points_of`). No public function returns its cells: a full one has as many tokens, one just
+        loaded has the window's. Where a memory forgets without notice, its last tokens add fewer bytes.
         """
         (window, ring), (one, each) = self.window, self._sizes
         if window and n > window:
@@ -189,7 +189,7 @@ class HostBuffer(np.ndarray[Any, Any]):
 
 
 class Pulse:
-    """Stops evaluations by llama.cpp's abort callback, on devices that ask it; any thread.
+    """Stops evaluations by llama.cpp's abort callback, on devices that call it; any thread.
 
     The callback is the C library's strlen over one byte, so that llama.cpp does not wait for the interpreter. Nothing
     counts the steps of an evaluation: ``count`` goes on by itself, and a device that hangs is not noticed.

@@ -1,6 +1,6 @@
 """Translation of GBNF into an equivalent llguidance grammar.
 
-Every character is a terminal of its own: llguidance matches the longest terminal, and GBNF has no terminals.
+Every character is a separate terminal: llguidance matches the longest terminal, and GBNF has no terminals.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def translated(rules: Rules, root: int, end_tokens: frozenset[int]) -> str:
 
 
 _FEW = 16
-"""Alternatives of a rule that are spelled out, its own and those of a rule between."""
+"""Alternatives of a rule that are spelled out, its own and a rule's between."""
 
 _NEVER = "never"
 """A rule that no text matches."""

@@ -296,7 +296,7 @@ class ImageEncoder:
         try:
             size = mtmd.mtmd_bitmap_get_nx(found.bitmap), mtmd.mtmd_bitmap_get_ny(found.bitmap)
             if size != (file.width, file.height):
-                raise RequestError(f"the {file.kind.upper()} image has another size than its header says")
+                raise RequestError(f"the {file.kind.upper()} image does not have the size in its header")
             return self._chunk_of(found.bitmap, n_tokens)
         finally:
             mtmd.mtmd_bitmap_free(found.bitmap)
@@ -380,5 +380,5 @@ def _webp_pixels(file: ImageFile) -> NDArray[np.uint8]:
     except (OSError, ValueError, RuntimeError, SyntaxError, EOFError, KeyError):
         raise RequestError("the WEBP image is broken") from None
     if pixels.shape != (file.height, file.width, 3):
-        raise RequestError("the WEBP image has another size than its header says")
+        raise RequestError("the WEBP image does not have the size in its header")
     return np.ascontiguousarray(pixels)

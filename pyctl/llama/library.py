@@ -160,7 +160,7 @@ SAVING_SECONDS = limit(
 class Loss:
     """The loss of a device as ``text`` for the log, "" while all are there; whether a thread watches for it.
 
-    ``workers`` names those of --rpc.
+    ``workers`` names the workers of --rpc.
     """
 
     text: str = ""

@@ -34,7 +34,7 @@ class LlamaBackend:
     """The `Backend` on one llama_context; it owns the model and context that ``make`` returns.
 
     The third that ``make`` returns is a tokenizer that stays usable while the model is unloaded, the same each time, or
-    None for one of the model itself. With it, the model need not know texts of tokens.
+    None for one of the model itself. With it, the model needs no texts of tokens.
     ``identify`` returns the fingerprint of saved bytes, by default the memory's layout; it must be equal after a
     reload. ``embedder`` creates the embedder. ``max_tokens`` maps the number of cells to the limit of one sequence, by
     default all; ``n_outputs`` is the room for outputs, by default one per sequence. ``make_drafts`` creates the draft

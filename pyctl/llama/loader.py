@@ -66,7 +66,7 @@ W = TypeVar("W")
 
 @dataclass(frozen=True)
 class Loaded:
-    """A loaded model; ``drafts`` are the settings of its draft sources, ``split`` says how GPUs share it."""
+    """A loaded model; ``drafts`` are the settings of its draft sources, ``split`` is how GPUs share it."""
 
     backend: LlamaBackend
     tokenizer: LlamaTokenizer
@@ -166,7 +166,7 @@ def _note_blocking_copies(plan: MemoryPlan) -> None:
 class _Source:
     """Creates the same model and context on each call; with the tokenizer of ``vocabulary``, the same each time.
 
-    Models know texts of tokens if something ``needs_texts`` from them.
+    Models have texts of tokens if something ``needs_texts`` from them.
     """
 
     def __init__(

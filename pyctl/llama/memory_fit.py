@@ -19,7 +19,7 @@ __all__ = ["has_room", "wanted_memory"]
 
 
 def wanted_memory(settings: ModelSettings, drafts: DraftSettings, vision: VisionSettings) -> MemoryPlan:
-    """Return the memory of a model with all its layers where they belong and the whole context that it asks for.
+    """Return the memory of a model with all its layers where they belong and the whole context that it requests.
 
     Loads nothing. Raises ModelError for a file that cannot be loaded, and for a context that no memory of the machine
     could hold.

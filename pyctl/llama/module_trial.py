@@ -1,4 +1,4 @@
-"""Trials in processes of their own, of which a file keeps the results: whether native modules fit the libraries."""
+"""Trials in separate processes, of which a file keeps the results: whether native modules fit the libraries."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ HEAD_BYTES = 4096
 """The beginning of a library, where its build id is."""
 
 FROM_OUTSIDE = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
-"""Signals that say nothing about a module."""
+"""Signals that prove nothing about a module."""
 
 WITHOUT_CARDS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1", "OPENBLAS_NUM_THREADS": "1"}
 """Hides cards, which another program may have filled, and gives numpy one thread."""
@@ -143,7 +143,7 @@ def remembered(
 ) -> dict[str, str]:
     """Return the results for ``key`` in the file ``name`` of ``directories`` or the user's cache directory.
 
-    Else those of ``attempt``, kept in the first of these files that can be written, for all users.
+    Else the results of ``attempt``, kept in the first of these files that can be written, for all users.
     """
     places = [directory / name for directory in directories]
     with suppress(RuntimeError):  # a user without a home directory

@@ -1,4 +1,4 @@
-"""ggml's RPC backend: devices of workers on other machines, and a worker for those of this one.
+"""ggml's RPC backend: devices of workers on other machines, and a worker for this one's.
 
 The protocol has no encryption and no key, and a worker trusts its input. The client has no time limits, and aborts the
 process when a connection fails. Then the thread of that call waits, while another one saves and ends the process.
@@ -51,7 +51,7 @@ def _function(name: bytes, result: Any, *arguments: Any) -> Any:
 
 
 def connect_workers(endpoints: Sequence[str]) -> None:
-    """Add the devices of the workers at ``endpoints`` (host:port) to those of this process, for as long as it lives.
+    """Add the devices of the workers at ``endpoints`` (host:port) to this process's, for as long as it lives.
 
     Raises ConfigError for one that cannot be reached, serves another server, or is of another release.
     """

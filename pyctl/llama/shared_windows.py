@@ -88,8 +88,8 @@ class WindowRows:
 class SharedWindows:
     """Saves of a window only the rows that no living state of the sequence has.
 
-    A block lives as long as some state holds it. Its rows are those of the sequence until that is cut, which the owner
-    tells by `forget`. They need not be there yet.
+    A block lives as long as some state holds it. Its rows belong to the sequence until that is cut, which the owner
+    announces by `forget`. They need not be there yet.
     """
 
     def __init__(self, form: WindowForm) -> None:

@@ -55,6 +55,6 @@ def with_split(
 
 
 def tried(settings: ModelSettings, drafts: DraftSettings) -> str:
-    """Return the reason against these settings from a process of its own, which llama.cpp may end."""
+    """Return the reason against these settings from a separate process, which llama.cpp may end."""
     log.info("trying --split-mode tensor once with this model")
     return reason_of_trial((settings, drafts), {IN_TRIAL: "1"}, SPLIT_SECONDS).rpartition("/")[2]

@@ -1,7 +1,7 @@
-"""python -m pyctl.llama.trial: use what its input says in a process of its own, to which the libraries may do anything.
+"""python -m pyctl.llama.trial: use what its input names in a separate process, to which the libraries may do anything.
 
 That is the native module that PYCTL_TRIAL names, on tiny models written to a directory, or settings of a model. The
-last line says why it fails.
+last line is the reason if it fails.
 """
 
 from __future__ import annotations

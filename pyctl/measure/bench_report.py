@@ -45,12 +45,12 @@ def table_lines(records: Sequence[Record], header: Sequence[str]) -> Iterator[st
 
 
 def is_wrong(records: Iterable[Record]) -> bool:
-    """Whether a server failed, or a restored prompt differs from a cold one where the promise is that it does not."""
+    """Whether a server failed, or a restored prompt differs from a cold one where it must not."""
     return any(record["kind"] == "failed" or (record["kind"] == "exact" and _breaks(record)) for record in records)
 
 
 def _breaks(record: Record) -> bool:
-    # Without --exact, rows of a generated reply are those of its single steps, which a batch does not reproduce.
+    # Without --exact, rows of a generated reply come from its single steps, which a batch does not reproduce.
     return bool(record["difference"]) and (record["mode"] == "--exact" or record["what"] != "after its own reply")
 
 

@@ -60,7 +60,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """Options of a run. ``flags`` are those of `pyctl serve`, ``peer`` llama-server's command without them, or empty.
+    """Options of a run. ``flags`` are `pyctl serve`'s, ``peer`` llama-server's command without them, or empty.
 
     ``depths`` are prompt tokens, ascending; ``budget`` is seconds. ``head_flags`` turn on drafts from the model's own
     head, empty for a model without one. ``vram`` returns the bytes in use on all GPUs, None without one.
@@ -129,7 +129,7 @@ class BenchRun:
     def _part(
         self, name: str, command: Sequence[str], *steps: Callable[[AskedServer], None], is_cold: bool = False
     ) -> None:
-        """Make ``steps`` with a server of their own. What fails is recorded; the server does not outlive an interrupt.
+        """Make ``steps`` with a separate server. What fails is recorded; the server does not outlive an interrupt.
 
         With ``is_cold`` the files of the cache are taken out of the page cache first.
         """
@@ -149,7 +149,7 @@ class BenchRun:
             server.kill()
 
     def _fits(self, n_tokens: int, what: str) -> bool:
-        """Whether evaluating ``n_tokens`` fits the budget; if not, a record says so."""
+        """Whether evaluating ``n_tokens`` fits the budget; if not, a record notes it."""
         needed = n_tokens / self.tokens_per_second if self.tokens_per_second else 0.0
         left = self.options.budget - self.seconds
         if needed > left:
@@ -293,6 +293,6 @@ def _likeliest(probs: Mapping[str, float]) -> str:
 
 
 def _last_words(text: str) -> str:
-    """The last line of a server's log, which says why it ended."""
+    """The last line of a server's log, which has the reason for its end."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:200] if lines else "no reason given"

@@ -50,7 +50,7 @@ class TimedReply:
 
     @property
     def source(self) -> str:
-        """The place that the prompt was restored from; empty for a server that does not say."""
+        """The place that the prompt was restored from; empty for a server that does not report it."""
         return str(self.timings.get("source", ""))
 
     @property

@@ -1,4 +1,4 @@
-"""Conversations like those of a coding agent: a client's messages that carry source files, those of pyctl."""
+"""Conversations like a coding agent's: a client's messages that carry source files, pyctl's."""
 
 from __future__ import annotations
 

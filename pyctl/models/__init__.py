@@ -17,7 +17,7 @@ SPLIT_NAME = re.compile(r"^(.+)-([0-9]{5})-of-([0-9]{5})\.gguf$", re.IGNORECASE)
 """A file of a model that is split: stem, number from 1, count."""
 
 COMPANIONS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
-"""Parts of file names that belong to no model of their own."""
+"""Parts of file names that belong to no separate model."""
 
 MAX_PARTS = limit(512, "files of a split model", "the program ends", "process")
 

@@ -52,7 +52,7 @@ class _Broken(Exception):
 def fetch_url(address: str, offline: bool) -> Path:
     """The file at ``address``, under the user's cache directory; parts of a split model lie in the same directory.
 
-    A place of its own for each scheme, host, port, folder and query. Raises ConfigError.
+    A separate place for each scheme, host, port, folder and query. Raises ConfigError.
     """
     try:
         url = httpx.URL(address)
@@ -185,7 +185,7 @@ def _check_space(url: httpx.URL, part: _Part, needed: int) -> None:
 class _Part:
     """The file that will be ``target``, as far as it came; locked within a ``with`` block.
 
-    ``n_bytes`` of it are good. ``validator`` tells the server which file they are of. ``head`` are the first bytes.
+    ``n_bytes`` of it are good. ``validator`` identifies their file to the server. ``head`` are the first bytes.
     """
 
     def __init__(self, target: Path) -> None:
@@ -219,7 +219,7 @@ class _Part:
                     path.unlink(missing_ok=True)
 
     def begin(self, validator: str) -> None:
-        """Start anew with the file that ``validator`` tells from others."""
+        """Start anew with the file that ``validator`` identifies."""
         self._note.unlink(missing_ok=True)
         self._file.truncate(0)
         self.n_bytes, self.validator, self.head, self._noted = 0, validator, b"", 0

@@ -50,7 +50,7 @@ def newest(repo: str, environ: Mapping[str, str] = os.environ) -> Revision | Non
 
 
 def cached_files(environ: Mapping[str, str] = os.environ) -> dict[str, Path]:
-    """The models that can be used without a network, as ``USER/MODEL:QUANT`` where the name says the quant, with their
+    """The models that can be used without a network, as ``USER/MODEL:QUANT`` where the name has the quant, with their
     (first) files."""
     found = {}
     for revision in sorted(revisions(environ), key=lambda revision: revision.rank):
@@ -88,7 +88,7 @@ def companion_of(names: Sequence[str], model: str) -> str:
 
 
 def _bits(name: str) -> int:
-    """How many bits a weight has, as the name of a file says; 0 if it does not."""
+    """How many bits a weight has, from the name of a file; 0 if it has none."""
     digits = re.search(r"[0-9]{1,4}", _quant(name))
     return int(digits[0]) if digits else 0
 

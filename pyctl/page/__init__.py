@@ -38,7 +38,7 @@ def asset(name: str = "index.html") -> Asset | None:
 
 @cache
 def names() -> frozenset[str]:
-    """The names that `asset` knows."""
+    """The names that `asset` accepts."""
     return frozenset(path.name for path in _DIRECTORY.iterdir() if path.suffix != ".css")
 
 

@@ -1,4 +1,4 @@
-"""Markdown to HTML that a page can show as it is: no script, no request, no style of its own.
+"""Markdown to HTML that a page can show as it is: no script, no request, no styles.
 
 Every text may be hostile, and neither parsing nor highlighting is bounded in time. So a server does not call this; it
 uses a `MarkdownProcess`, which can be killed.
@@ -72,7 +72,7 @@ def _parser() -> MarkdownIt:
 
 
 def _url_at_start(text: str) -> SimpleNamespace | None:
-    """The address that ``text`` starts with, as the rule for bare links wants it; a sentence around it is not part."""
+    """The address that ``text`` starts with, by the rule for bare links; a sentence around it is not part."""
     found, after = _URL.match(text), ".,;:!?'*_~"
     if found is None:
         return None
@@ -180,7 +180,7 @@ def _block_formula(state: StateBlock, first: int, last: int, silent: bool) -> bo
 def _formula(self: RendererHTML, tokens: list[Token], index: int, options: Any, env: Any) -> str:
     token = tokens[index]
     display = "block" if token.meta["block"] else "inline"
-    # Environments that the converter does not know, or numbers, by others that look the same.
+    # Environments that the converter lacks, or numbers, by others that look the same.
     content = re.sub(r"\\(begin|end)\{(aligned|align|eqnarray)\*?\}", r"\\\1{align*}", token.content.strip())
     content = re.sub(r"\\(begin|end)\{(gathered|gather|multline)\*?\}", r"\\\1{matrix}", content)
     try:

@@ -37,7 +37,7 @@ def plain_html(text: str) -> str:
 
 
 class MarkdownProcess:
-    """Renders in a process of its own, which starts with the first text and goes when there was none for minutes.
+    """Renders in a separate process, which starts with the first text and goes when there was none for minutes.
 
     Any thread; one text at a time.
     """

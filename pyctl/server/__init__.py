@@ -1,4 +1,4 @@
-"""The HTTP server. Its settings: where it listens, what clients may ask, and what replies are like by default."""
+"""The HTTP server. Its settings: where it listens, what clients may request, and what replies are like by default."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class RouterSettings:
     models_dir: str = SERVER.flag(
         "",
         "--models-dir",
-        "directory of models that requests name; a model of several files has a folder of its own",
+        "directory of models that requests name; a model of several files has its own folder",
         directory,
         "LLAMA_ARG_MODELS_DIR",
         "DIR",
@@ -183,9 +183,9 @@ class Cors:
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Clients of a process: which may ask, and what they may see and change.
+    """Clients of a process: which may generate, and what they may see and change.
 
-    No ``api_keys``, those of ``key_file`` included, means that every client may ask. ``slots_debug`` adds prompts to
+    Without ``api_keys``, ``key_file``'s included, every client may generate. ``slots_debug`` adds prompts to
     /slots, ``show_prompts`` their ends to /cache even if there are no keys; with ``is_verbose``, OpenAI's replies hold
     llama-server's.
     """

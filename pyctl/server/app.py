@@ -181,7 +181,7 @@ def create_app(models: Models) -> Starlette:
     for endpoint in _OF_MODEL:
         for path in endpoint.paths:
             paths.setdefault(path, {})[endpoint.method] = endpoint, partial(_answer, models, endpoint, form_of(path))
-    # After those of models: the first path that fits counts, and "/api/{name:path}" fits many.
+    # After the models' routes: the first path that fits counts, and "/api/{name:path}" fits many.
     for of_process in (*_OF_PROCESS, *(() if models.only is not None else _OF_ROUTER)):
         for path in of_process.paths:
             paths.setdefault(path, {})[of_process.method] = of_process, partial(of_process.answer, models)

@@ -280,9 +280,9 @@ def others(values: Mapping[str, Any], body: type[Body], ignored: frozenset[str])
 
 
 def refuse(values: Mapping[str, Any], not_done: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raise NotSupportedError for a field that is known, but not done here, if it asks for something.
+    """Raise NotSupportedError for a field that is known, but not done here, if it has an effect.
 
-    ``not_done`` has by its name a hint, and the values that ask for nothing, as null, false, 0 and empty ones do.
+    ``not_done`` has by its name a hint, and the values without an effect, as null, false, 0 and empty ones do.
     """
     for name, (hint, *idle) in not_done.items():
         value = values.get(name)
@@ -300,7 +300,7 @@ MAX_CHOICES = limit(128, "`n`, choices of a request", "400", "request")
 
 MAX_REPLIES = limit(512, "replies of a request, prompts times `n`", "400", "request")
 _MAX_PROBS = limit(100, "`n_probs`, `logprobs` and `top_logprobs`", "400", "request")
-"""OpenAI allows 20; users of llama-server ask for 10 to 50."""
+"""OpenAI allows 20; users of llama-server request 10 to 50."""
 _MAX_STOPS = limit(128, "`stop`, stop strings of a request", "400", "request")
 _MAX_STOP_CHARS = limit(4_096, "all stop strings of a request together", "400", "request", "characters")
 _MAX_BREAKERS = limit(32, "`dry_sequence_breakers`", "400", "request")

@@ -82,7 +82,7 @@ class ConnectionGuard:
         if not self._heads:
             self.say("no more than %d connections (--max-connections): a client gets 503", self.maximum)
             return False
-        self.say("no more than %d connections (--max-connections): one that says nothing is closed", self.maximum)
+        self.say("no more than %d connections (--max-connections): one that sends nothing is closed", self.maximum)
         connection_out = next(iter(self._heads))
         self.drop(connection_out)
         connection.connections.discard(connection_out)

@@ -74,7 +74,7 @@ def named_frames(events: Iterable[dict[str, Any]]) -> bytes:
 
 
 def json_lines(values: Iterable[dict[str, Any]]) -> bytes:
-    """``values`` as JSON, each on a line of its own."""
+    """``values`` as JSON, each on a separate line."""
     return b"".join(encode(value) + b"\n" for value in values)
 
 
@@ -164,7 +164,7 @@ _MAX_SHOWN = 200
 
 
 def http_exceptions(prefix: str) -> Callable[[Request, Exception], Awaitable[Response]]:
-    """Starlette's handler of its own errors; a wrong method is an unknown path, as it is to llama-server."""
+    """Starlette's handler of its errors; a wrong method is an unknown path, as it is to llama-server."""
 
     async def respond(request: Request, error: Exception) -> Response:
         path = request.url.path

@@ -1,6 +1,6 @@
 """Images of a request: in it, in files that the server may show, or at addresses of the public network.
 
-Those are fetched by `RequestPool.read` on threads of their own, so that a slow one delays no other request."""
+Those are fetched by `RequestPool.read` on separate threads, so that a slow one delays no other request."""
 
 from __future__ import annotations
 

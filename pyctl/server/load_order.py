@@ -116,7 +116,7 @@ class LoadOrder:
 
     @property
     def next_model(self) -> str | None:
-        """The model to load: that of the request that waits longest for one that is not loaded."""
+        """The model to load: the one that the oldest request for an unloaded model needs."""
         return next((ticket.name for ticket in self._waiting if ticket.name not in self._loaded), None)
 
     @property

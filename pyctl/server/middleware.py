@@ -142,7 +142,7 @@ class CorsMiddleware:
     """Adds the headers of ``cors`` to every response and answers OPTIONS itself, since browsers send it without a key.
 
     Where llama-server allows the headers ``*``, which browsers do not take for Authorization, the headers that the
-    browser asks for are named.
+    browser requests are named.
     """
 
     def __init__(self, app: ASGIApp, cors: Cors) -> None:
@@ -222,7 +222,7 @@ def check_origin(headers: Headers, settings: ServerSettings, *, by_name: bool = 
 
 def is_own(headers: Headers, settings: ServerSettings) -> bool:
     """Whether a request is none of another origin's page, nor of one under a name that may be rebound: pages leave
-    out the origin of their own GET, so that a key has to tell them."""
+    out the origin of their GET, so that a key has to identify them."""
     try:
         check_origin(headers, settings)
     except ForbiddenError:
@@ -280,7 +280,7 @@ class BodyLimitMiddleware:
     in addition to other large ones, which are not answered yet, BusyError.
 
     The rest of the body is read and dropped before, since most clients look for an answer only after they have sent
-    everything; a client that asks first (Expect: 100-continue) gets the answer at once. ``prefix`` stands before every
+    everything; a client that first sends Expect: 100-continue gets the answer at once. ``prefix`` stands before every
     path.
     """
 

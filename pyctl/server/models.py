@@ -70,7 +70,7 @@ class ModelSource:
     which the card leaves secrets out.
 
     With ``keeps`` it is unloaded for no other. After ``sleep_seconds`` without a request it is unloaded (< 0: never);
-    an unload that a client asks for waits ``stop_seconds`` for replies.
+    an unload that a client requests waits ``stop_seconds`` for replies.
     """
 
     card: ModelCard

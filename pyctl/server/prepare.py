@@ -61,7 +61,7 @@ log = logging.getLogger(__name__)
 
 
 def prepare(service: Service, body: AnyBody, fetched: Fetched = NOTHING) -> list[PreparedReply]:
-    """All replies that ``body`` asks for: ``body.n`` to each of its prompts.
+    """All replies that ``body`` requests: ``body.n`` to each of its prompts.
 
     Raises RequestError, FilesMissing for images at addresses that are not ``fetched``, and NotSupportedError for what
     this model or server cannot do.
@@ -354,7 +354,7 @@ def _token_or_text(key: str) -> int | str:
 
 
 def keep_scales(info: EngineInfo, scales: Iterable[tuple[int, float]]) -> None:
-    """Raise NotSupportedError if ``scales`` are not those of the model: an adapter that they leave out gets 0.
+    """Raise NotSupportedError if ``scales`` are not the model's: an adapter that they leave out gets 0.
 
     None at all change nothing, as in llama-server.
     """

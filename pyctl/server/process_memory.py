@@ -47,7 +47,7 @@ def _of_glibc(name: str, *numbers: int) -> int:
 
 def resident_bytes() -> int:
     """Bytes of this process that are in memory now, freed ones that its heaps keep included; where the system does not
-    tell, the most there ever were.
+    report them, the most there ever were.
     """
     try:
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -200,7 +200,7 @@ def without_long(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PreparedReply:
-    """Reply number ``index`` of a request: what the engine is asked, how the client wants it, and the prompt as text.
+    """Reply number ``index`` of a request: the engine's request, the client's format, and the prompt as text.
 
     ``splitter`` takes the reply apart; of a raw prompt's, everything is content. ``chat`` is the conversation that the
     reply continues, None for a raw prompt.

@@ -49,7 +49,7 @@ def _endpoint(path: str) -> str:
 
 def log_error(path: str, error: Exception) -> None:
     """Log a request that ended with an error, with a traceback if it is unexpected."""
-    if isinstance(error, PyctlError):  # a page that was reloaded asks for streams that may be over
+    if isinstance(error, PyctlError):  # a page that was reloaded requests streams that may be over
         level = logging.INFO if isinstance(error, NotFoundError) else logging.WARNING
         log.log(level, "%s: %s", _endpoint(path).rstrip(), error)
     else:
@@ -57,7 +57,7 @@ def log_error(path: str, error: Exception) -> None:
 
 
 def log_disconnect(path: str, progress: Progress | None, n_predicted: int) -> None:
-    """Log a request whose client closed the connection; ``progress`` is that of its prompt."""
+    """Log a request whose client closed the connection; ``progress`` is its prompt's."""
     cached = f"{progress.n_cached:,} of {progress.n_prompt:,} tokens cached  " if progress is not None else ""
     log.info("%s cancelled: the client disconnected  %s%s generated", _endpoint(path), cached, f"{n_predicted:,}")
 

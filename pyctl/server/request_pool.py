@@ -145,7 +145,7 @@ class Lane:
             leaving.cancel()
             done.cancel()
             self._forget(job)
-            # An error knows the frames that it passed, and they the request: if one of them led back to the error, the
+            # An error holds the frames that it passed, and they the request: if one of them led back to the error, the
             # request's body would stay until the collector comes by.
             job.done = None
             del job, done, leaving, ends

@@ -56,9 +56,9 @@ def serve(
 ) -> None:
     """Serve ``app`` on ``sockets``, which are bound; return after SIGTERM, SIGINT, or SIGHUP unless it is ignored.
 
-    ``on_ready`` is called as soon as requests are taken, on a thread of its own, and may last as long as the server. An
+    ``on_ready`` is called as soon as requests are taken, on a separate thread, and may last as long as the server. An
     error of it before a signal comes ends the server and is raised here. After a signal running replies have
-    ``grace_seconds`` to end; then ``on_stop`` is called, on a thread of its own, and must make the rest end,
+    ``grace_seconds`` to end; then ``on_stop`` is called, on a separate thread, and must make the rest end,
     ``on_ready`` included. A second signal ends the process at once, and so does an end that takes too long, both with
     exit code 1. Raises ConfigError if the certificate of ``listen`` cannot be used.
     """

@@ -68,7 +68,7 @@ class ReplyResponse:
     """An ASGI application that sends ``replies``, each made of the events of a handle; ``combine`` makes one body of
     whole ones, in their order.
 
-    When the client leaves, all work is cancelled. An error becomes a response of its own as long as nothing has been
+    When the client leaves, all work is cancelled. An error becomes a separate response as long as nothing has been
     sent, and an event after that. A stream starts with the first event, or after one ping interval without any.
     """
 
@@ -136,7 +136,7 @@ class ReplyResponse:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _batches(self, path: str) -> AsyncGenerator[bytes, None]:
-        """Frames as they come; those of events that wait together are joined. Raises the error of a Failed."""
+        """Frames as they come; frames of events that wait together are joined. Raises the error of a Failed."""
         async with aclosing(merged(self._handles)) as found:
             async for number, events in found:
                 frames: list[bytes] = []

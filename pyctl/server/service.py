@@ -90,7 +90,7 @@ class Service:
     def counted_bytes(self, engine: EngineMemory) -> Mapping[str, int]:
         """Bytes by what they are for; ``engine`` is what `EngineAdmin.memory` found.
 
-        ``snapshots`` are the prefix cache's. ``blocks`` are all saved rows and states: those of snapshots, those
+        ``snapshots`` are the prefix cache's. ``blocks`` are all saved rows and states: of snapshots, those
         ``in_flight`` to or from a device, those that wait for the disk. ``arena`` is memory taken from the system for
         blocks, future ones included. The others are remembered between requests.
         """

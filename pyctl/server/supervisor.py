@@ -155,7 +155,7 @@ class Supervisor:
         except Exception as error:
             if model.service is None or source.loader.is_current():
                 return self._failed(model, error)
-            # Its vocabulary and snapshots are those of the old files. Its requests wait for it to be loaded anew.
+            # Its vocabulary and snapshots belong to the old files. Its requests wait for it to be loaded anew.
             log.info("%s has other files", model.name)
             self._models.renew(model)
             _close(model)

@@ -1,4 +1,4 @@
-"""Compile llama.cpp's libraries into a directory of their own.
+"""Compile llama.cpp's libraries into a separate directory.
 
 All files of a build lie in one work directory. A build that was interrupted goes on where it stopped.
 """

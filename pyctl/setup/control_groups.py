@@ -1,4 +1,4 @@
-"""Control groups of this process: what memory it may take beside that of the machine."""
+"""Control groups of this process: the memory it may take besides the machine's."""
 
 from __future__ import annotations
 

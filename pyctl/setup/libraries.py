@@ -104,12 +104,12 @@ class BuiltLibraries:
 
     @property
     def is_tried(self) -> bool:
-        """Whether the modules of this build of a chosen release are those of this pyctl."""
+        """Whether the modules of this build of a chosen release are this pyctl's."""
         return self.digests.get("csrc") == extension_digest()
 
 
 def data_home(environ: Mapping[str, str] = os.environ) -> Path:
-    """The directory for built libraries: that of PYCTL_LIBS, else XDG_DATA_HOME/pyctl."""
+    """The directory for built libraries: PYCTL_LIBS, else XDG_DATA_HOME/pyctl."""
     chosen = environ.get(CHOICE, "")
     if chosen and chosen != PACKAGE:
         return Path(chosen)
@@ -232,7 +232,7 @@ class _Modules:
         self._place = place
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """The module called ``name``, None if it is no native one. ModuleNotFoundError says why it is left out."""
+        """The module called ``name``, None if it is no native one. ModuleNotFoundError if it is left out."""
         package, _, module = name.partition(".")
         if package != "pyctl" or module not in MODULES:
             return None

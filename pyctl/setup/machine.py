@@ -86,7 +86,7 @@ class Driver:
 
 @dataclass(frozen=True)
 class Compiler:
-    """A C++ compiler. ``is_shared`` says whether it links the C++ library as a shared one.
+    """A C++ compiler. ``is_shared``: it links the C++ library as a shared one.
 
     One that links it statically gives the extension a second copy beside Python's other modules, and the first
     exception that crosses between the two ends the process.
@@ -236,7 +236,7 @@ def _cores(root: Path) -> int:
 
 
 def meminfo(name: str, root: Path = Path("/")) -> int:
-    """Bytes that the kernel has under ``name``, such as MemTotal; 0 if it does not say."""
+    """Bytes that the kernel has under ``name``, such as MemTotal; 0 if it does not report it."""
     found = re.search(rf"^{name}: +(\d+) kB", text_of(root / "proc/meminfo"), re.MULTILINE)
     return int(found[1]) * 1024 if found else 0
 

@@ -75,7 +75,7 @@ def parse_architectures(text: str) -> tuple[str, ...]:
 
 
 def make_plan(machine: Machine, architectures: tuple[str, ...] = (), *, cpu: bool = False) -> BuildPlan:
-    """Decide, with what ``--arch`` or ``--cpu`` asks for. Raises ConfigError if that or what the cards need cannot be
+    """Decide, with ``--arch`` or ``--cpu`` as given. Raises ConfigError if that or what the cards need cannot be
     built here."""
     if cpu:
         return BuildPlan("for the CPU only, because --cpu was given: no graphics card will be used")

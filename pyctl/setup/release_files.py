@@ -65,7 +65,7 @@ class ReleaseFile:
 class Manifest:
     """The content of manifest.json.
 
-    ``digest`` is that of llama.cpp's source. ``requirements`` are NVIDIA's wheels with ``libraries``. ``files`` maps
+    ``digest`` is llama.cpp's source's. ``requirements`` are NVIDIA's wheels with ``libraries``. ``files`` maps
     each other member to its sha256 and size.
     """
 
@@ -116,7 +116,7 @@ def wheel_libraries() -> Path:
     spec = importlib.util.find_spec("llama_cpp")
     place = Path(spec.origin).with_name("lib") if spec is not None and spec.origin is not None else Path()
     if not any(place.glob("libggml-cpu-*.so")) or (place / "libggml-cpu.so").exists():
-        raise UnfitError("llama-cpp-python is not that of a release, to which the compiled file belongs")
+        raise UnfitError("llama-cpp-python is not from a release, to which the compiled file belongs")
     return place
 
 
@@ -134,7 +134,7 @@ def find_cuda_file(place: str) -> ReleaseFile | None:
 
 
 def fetch(file: ReleaseFile, directory: Path) -> Path:
-    """Fetch ``file`` into a directory of its own below ``directory``, unless it is there.
+    """Fetch ``file`` into a separate directory below ``directory``, unless it is there.
 
     Raises ConfigError if it is damaged or too large.
     """
@@ -151,7 +151,7 @@ def fetch(file: ReleaseFile, directory: Path) -> Path:
             n_bytes = max(n_bytes, out.tell() + out.write(data))
     if n_bytes > MAX_FILE or digest.hexdigest() != file.digest:
         part.unlink()
-        fault = "is too large" if n_bytes > MAX_FILE else f"is damaged: its SHA-256 is not that of {SUMS}"
+        fault = "is too large" if n_bytes > MAX_FILE else f"is damaged: its SHA-256 is not the one in {SUMS}"
         raise ConfigError(f"{file.url} {fault}")
     return part.rename(target)
 
@@ -179,7 +179,7 @@ class _Bounded:
         data = self._stream.read(min(n_bytes, self.left + 1))
         self.left -= len(data)
         if self.left < 0:
-            raise ValueError("it is larger than its manifest says")
+            raise ValueError("it is larger than in its manifest")
         return data
 
 
@@ -187,7 +187,7 @@ def unpack(archive: Path, target: Path, architectures: tuple[str, ...]) -> Manif
     """Unpack ``archive`` into the new directory ``target``, which appears whole.
 
     Raises UnfitError, before anything is written, if it does not serve ``architectures``, and ConfigError if its
-    content is not that of its manifest.
+    content does not match its manifest.
     """
     import zstandard  # a build needs the standard library alone
 
@@ -228,7 +228,7 @@ def _write_members(tar: tarfile.TarFile, manifest: Manifest, place: Path) -> Non
         noted = missing.pop(member.name, None)
         content = tar.extractfile(member) if member.isreg() else None
         if noted is None or content is None or member.size != noted["size"]:
-            raise ValueError(f"{member.name!r} is not what {MANIFEST} says")
+            raise ValueError(f"{member.name!r} does not match {MANIFEST}")
         digest = hashlib.sha256()
         with (place / member.name).open("xb") as out:
             while data := content.read(PIECE):

@@ -1,4 +1,4 @@
-"""Source distributions of llama-cpp-python, which hold llama.cpp's source: the pinned one, and those of users.
+"""Source distributions of llama-cpp-python, which hold llama.cpp's source: the pinned one, and users'.
 
 vendor/llama.cpp/unpack.py imports this before anything is installed, so the whole package `pyctl.setup` needs
 only the standard library.
@@ -60,7 +60,7 @@ class Pin:
 class Release:
     """Another source than the pinned one: ``tree`` is llama.cpp's, ``bindings`` the package llama_cpp for it.
 
-    ``version`` is that of the bindings. ``name`` is the same, or for a tree without bindings ``tree-`` and llama.cpp's
+    ``version`` is the bindings'. ``name`` is the same, or for a tree without bindings ``tree-`` and llama.cpp's
     version. ``digest`` is the sha256 of the archive, empty for a directory.
     """
 
@@ -224,5 +224,5 @@ def _version(path: Path, pattern: str) -> str:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     if found is None:
-        raise ConfigError(f"{path} does not say its version")
+        raise ConfigError(f"{path} does not state its version")
     return ".".join(found.groups())

@@ -220,7 +220,7 @@ class View:
         """An answer to a command."""
 
     def error(self, text: str) -> None:
-        """One line that says what went wrong."""
+        """One line with the reason for a failure."""
 
     def close(self) -> None:
         """End the row that something was shown on."""

@@ -41,7 +41,7 @@ Role: TypeAlias = Literal["user", "assistant", "tool"]
 
 @dataclass(frozen=True)
 class Call:
-    """A tool that a reply asks for; ``arguments`` is JSON text."""
+    """A tool that a reply calls; ``arguments`` is JSON text."""
 
     id: str
     name: str
@@ -294,7 +294,7 @@ def _failed(what: str, path: Path, error: Exception) -> RequestError:
 class ReplyStats:
     """Numbers of one reply, in tokens, milliseconds and tokens per second; None where they are not known.
 
-    Of ``n_drafted`` tokens of drafts the reply has ``n_accepted``. ``source`` says where the cached tokens came from,
+    Of ``n_drafted`` tokens of drafts the reply has ``n_accepted``. ``source`` is where the cached tokens came from,
     empty when unknown; ``truncated`` that the reply met a limit.
     """
 
@@ -334,7 +334,7 @@ class ChatBackend(Protocol):
         """Let ``model``, one of `models`, reply from now on."""
 
     def sees_images(self) -> bool:
-        """Whether the model in use has an image encoder; True where the server does not say."""
+        """Whether the model in use has an image encoder; True where the server does not report it."""
 
     def stream(
         self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any] | None = None

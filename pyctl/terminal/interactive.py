@@ -346,7 +346,7 @@ class _Interrupts:
 
 
 def run_chat(backend: ChatBackend, settings: TerminalSettings, tools: ToolSource | None = None) -> int:
-    """Chat over the standard streams as ``settings`` say; lines typed and the last chat are kept in the user's files.
+    """Chat over the standard streams with ``settings``; lines typed and the last chat are kept in the user's files.
 
     At a terminal until the input ends. Otherwise the prompt of ``settings``, the text of a pipe, or both are one
     message; with ``lines`` each line of the pipe is a message or command. Returns the exit code: 0, 1 after an error in
@@ -390,7 +390,7 @@ def run_chat(backend: ChatBackend, settings: TerminalSettings, tools: ToolSource
 
 
 def _view(stats: bool) -> View:
-    """Rendered on a terminal that can do it, unless NO_COLOR asks for plain text."""
+    """Rendered on a terminal that can do it, unless NO_COLOR selects plain text."""
     console = Console(file=sys.stdout, highlight=False, theme=THEME)
     if console.is_terminal and not console.is_dumb_terminal and not os.environ.get("NO_COLOR"):
         return RichView(console, stats=stats)

@@ -1,4 +1,4 @@
-"""One line of a terminal that says how far a prompt is read."""
+"""One line of a terminal that shows how far a prompt is read."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class RemoteBackend:
             self._url = "http://localhost"
         self._fields = dict(fields or {})
         self._model: str | None = None
-        self._listed: Mapping[str, tuple[bool, bool]] = {}  # whether it sees images, and tells how far a prompt is read
+        self._listed: Mapping[str, tuple[bool, bool]] = {}  # whether it reads images, and reports progress
         # A prefill may take minutes without a byte: only connecting has a time limit.
         self._client = httpx.Client(
             headers={"Accept-Encoding": "identity", **({"Authorization": f"Bearer {api_key}"} if api_key else {})},
@@ -89,7 +89,7 @@ class RemoteBackend:
         self._model = model
 
     def sees_images(self) -> bool:
-        """Whether the server says that the model has an image encoder, or says nothing."""
+        """Whether the server reports an image encoder, or reports nothing about it."""
         return self._facts()[0]
 
     def _facts(self) -> tuple[bool, bool]:
@@ -101,7 +101,7 @@ class RemoteBackend:
     ) -> Generator[ReplyEvent, None, None]:
         """The server's reply to ``messages``, timed here. Raises UnavailableError if the server closes early."""
         body = {"messages": list(messages), "stream": True, "stream_options": {"include_usage": True}}
-        if self._facts()[1]:  # others refuse fields that they do not know
+        if self._facts()[1]:  # others refuse unknown fields
             body |= {"return_progress": True, "return_cache": True}
         body |= {**self._fields, **(fields or {})}
         if self._model:
@@ -224,7 +224,7 @@ _TIMINGS = {
 
 
 def _progress(told: Mapping[str, Any]) -> PromptProgress:
-    """llama-server's ``prompt_progress``; it says nothing of the time that is left, as pyctl does in ``left_ms``."""
+    """llama-server's ``prompt_progress``; it lacks the time that is left, which pyctl has in ``left_ms``."""
     n_prompt, n_read, n_cached, ms, left_ms = (
         min(max(int(told.get(name) or 0), 0), INT32_MAX)
         for name in ("total", "processed", "cache", "time_ms", "left_ms")
@@ -286,7 +286,7 @@ def _offered(response: httpx.Response) -> Sequence[OfferedTool]:
 
 
 def _listed(response: httpx.Response) -> dict[str, tuple[bool, bool]]:
-    """The models by name. A router says of each what it takes; llama-server says it in a second list, of one model."""
+    """The models by name. A router lists what each takes; llama-server does so in a second list, of one model."""
     try:
         body = response.json()
         first: dict[str, Any] = next(iter(body.get("models") or ()), {})

@@ -136,7 +136,7 @@ class ToolCalls:
 
 
 def _arguments(call: Call) -> Mapping[str, Any] | None:
-    """The arguments of ``call``; None if they are no JSON object, as those of a call that was cut off."""
+    """The arguments of ``call``; None if they are no JSON object, as in a call that was cut off."""
     try:
         found = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):

@@ -78,7 +78,7 @@ def mcp_servers_file(text: str) -> tuple[McpServer, ...]:
 class ToolSettings:
     """The MCP servers whose tools the model gets; none by default.
 
-    Of two MCP servers of one name the first counts, that of the file before the other. Raises ConfigError without mcp.
+    Of two MCP servers of one name the first counts, the file's before the other. Raises ConfigError without mcp.
     """
 
     mcp_config: tuple[McpServer, ...] = TOOLS.flag(

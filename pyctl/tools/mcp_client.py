@@ -28,7 +28,7 @@ from pyctl.tools import McpServer, bounded
 __all__ = ["McpConnection", "McpTool"]
 
 log = logging.getLogger("pyctl")
-for _name in ("mcp", "client"):  # the package's own, with tracebacks for what a server says
+for _name in ("mcp", "client"):  # the package's own, with tracebacks for a server's messages
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 _LIST_SECONDS = limit(30.0, "an MCP server that lists its tools at the start", "without its tools", "process", "s")
@@ -39,7 +39,7 @@ _KEEPER = Path(__file__).with_name("keeper.py")
 
 @dataclass(frozen=True)
 class McpTool:
-    """A tool of an MCP server, under the name that the model gets; ``schema`` is that of its arguments.
+    """A tool of an MCP server, under the name that the model gets; ``schema`` describes its arguments.
 
     ``call`` starts a call, which ends when its future is cancelled. Its result is ``{"error": ...}`` if it failed, took
     too long, or the server cannot be started.
@@ -75,7 +75,7 @@ class McpConnection:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def tools(self) -> list[McpTool]:
-        """Start the server, ask for its tools, and end it; none if that fails, which is logged."""
+        """Start the server, list its tools, and end it; none if that fails, which is logged."""
         name = one_line(self._server.name)
         if not self._server.command:
             log.warning("MCP server %s left out: it has no command", name)
@@ -170,7 +170,7 @@ class _Process:
         self._life = asyncio.create_task(self._live(server, errors))
 
     async def session(self) -> ClientSession:
-        """The session with it. Raises an exception that says why there is none."""
+        """The session with it. Raises an exception with the reason why there is none."""
         return await asyncio.shield(self._session)
 
     @contextmanager
@@ -225,7 +225,7 @@ class _Process:
                 group.cancel_scope.cancel()
 
     async def _pass_on(self, source: Any, sink: Any) -> None:
-        """Pass on what a server says, and note the end of it, which the client does not tell."""
+        """Pass on a server's messages, and note its end, which the client does not report."""
         async with sink:
             with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
                 async for message in source:

@@ -22,9 +22,9 @@ _CLOSE_SECONDS = 0.5
 
 @dataclass
 class ToolBox:
-    """The tools of the MCP servers of ``settings``, which run on an event loop in a thread of its own.
+    """The tools of the MCP servers of ``settings``, which run on an event loop in a separate thread.
 
-    `start` starts to ask the servers for them, `wait` waits until all answered. Any thread may call tools.
+    `start` starts to list them, `wait` waits until all answered. Any thread may call tools.
     """
 
     settings: ToolSettings = field(default_factory=ToolSettings)

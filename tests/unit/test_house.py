@@ -5,8 +5,8 @@ from __future__ import annotations
 from tools.house import measure
 
 CEILINGS = {
-    "lines": 48645,
-    "lines of pyctl/": 1471,
+    "lines": 48642,
+    "lines of pyctl/": 1469,
     "lines of pyctl/cache": 8469,
     "lines of pyctl/chat": 5576,
     "lines of pyctl/cli": 4020,
@@ -17,12 +17,12 @@ CEILINGS = {
     "lines of pyctl/models": 618,
     "lines of pyctl/page": 384,
     "lines of pyctl/server": 8751,
-    "lines of pyctl/setup": 1640,
+    "lines of pyctl/setup": 1639,
     "lines of pyctl/terminal": 1952,
     "lines of pyctl/tools": 559,
     "lines of csrc": 5627,
     "lines of tests": 55064,
-    "lines of bench": 9429,
+    "lines of bench": 9427,
     "lines of tools": 3953,
     "words of docs": 24000,
     "private members in tests": 94,

@@ -76,14 +76,14 @@ WORDS = {
     r"\bthe (most|least) is\b": 0,  # quoted
     r", too(?=[.,;:)]|$)": 0,  # quoted
     r'\Ar?"""(That of|Those|The same|With |Without |So many)': 0,
-    r"\bwhat (is|was|leaves|goes|comes|has|cannot)\b": 40,
-    r"\b(promises?|wants?|tells?|knows?|says?|sees|asks?)\b": 358,
-    r"\b(behind|beside)\b": 110,
-    r"\b(begins?|began|begun)\b": 31,
-    r"\b(leaves?|left|goes|comes?|came) (first|last|away|back|along|for|it|there)\b": 47,
+    r"\bwhat (is|was|leaves|goes|comes|has|cannot)\b": 38,
+    r"\b(promises?|wants?|tells?|knows?|says?|sees|asks?)\b": 27,
+    r"\b(behind|beside)\b": 106,
+    r"\b(begins?|began|begun)\b": 30,
+    r"\b(leaves?|left|goes|comes?|came) (first|last|away|back|along|for|it|there)\b": 46,
     r"\b[Ww]here (no|nothing|there|it|they|that)\b": 91,
     r"\balone(?=[.,;:)])": 13,
-    r"\b(of its own|that of|those of|of their own)\b": 263,
+    r"\b(of its own|that of|those of|of their own)\b": 13,
 }
 """Foreign patterns, and how many places have them: the numbers may only fall. A line of data ends in ``# quoted``."""
 TEXTS = ("README.md", "pyctl/", "csrc/", "bench/", "tools/", "docs/", "tests/")

@@ -17,7 +17,7 @@ from tools.generator.vision import VISION_SHAPES, write_encoder
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Write one model as the command line says."""
+    """Write the model of the command line."""
     parser = argparse.ArgumentParser(prog="python -m tools.generator", description="Write a GGUF with random weights.")
     shapes = [*SHAPES, *VISION_SHAPES, *LARGE]
     parser.add_argument("--shape", choices=shapes, required=True, help="which model to imitate")

@@ -1,8 +1,8 @@
 """Models with random weights of other families than Qwen's: tiny ones, one or two for each memory that llama.cpp has,
 and three as large as published ones (`LARGE`).
 
-A family is only metadata: llama.cpp says itself which tensors a model with this metadata has
-(`llama_model_init_from_user`). Tiny weights are f32, large matrices are quantised. The keys are those of llama.cpp's
+A family is only metadata: llama.cpp itself returns the tensors of a model with this metadata
+(`llama_model_init_from_user`). Tiny weights are f32, large matrices are quantised. The keys are in llama.cpp's
 src/llama-arch.cpp.
 """
 
@@ -353,7 +353,7 @@ a kernel that selects experts only for powers of two.
 """
 
 _MIN_QUANTISED = 2**18
-"""Values of a matrix of a large model below which it stays f32: routers, convolutions, and what kernels want so."""
+"""Values of a matrix of a large model below which it stays f32: routers, convolutions, and what kernels need so."""
 
 _SCALE = re.compile(r"(?<!ffn_gate_inp)\.(input_)?scale$")
 """Scales of matrices, which files have whose matrices have no blocks. Routers have some always."""
@@ -399,7 +399,7 @@ def _examples(family: Family) -> list[int]:
 
 
 def _repeated(family: Family, found: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """``found``, with every layer like that of its kind, and without scales of matrices."""
+    """``found``, with every layer like its kind, and without scales of matrices."""
     if not family.pattern:
         return dict(found)
     n_all = family.all_keys["block_count"]
@@ -422,7 +422,7 @@ def _type(family: Family, name: str, dims: tuple[int, ...]) -> GGMLQuantizationT
 
 @contextlib.contextmanager
 def _begun(path: Path, family: Family) -> Iterator[GGUFWriter]:
-    """A writer that knows the metadata."""
+    """A writer that has the metadata."""
     writer, keys = GGUFWriter(path, family.arch), family.all_keys
     for name, value in keys.items():  # one group of keys has no prefix
         _add(writer, name if name.startswith("xielu.") else f"{family.arch}.{name}", value)
@@ -462,7 +462,7 @@ class _TensorHead(ctypes.Structure):
 
 
 def _tensors(metadata: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes (slowest dimension first) of the tensors that llama.cpp wants for this metadata."""
+    """Names and shapes (slowest dimension first) of the tensors that llama.cpp needs for this metadata."""
     library, found = ggml(), {}
 
     def note(tensor: int, _: Any) -> None:

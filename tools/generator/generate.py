@@ -149,7 +149,7 @@ def write_tensors(
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    # GGUFWriter.write_tensor_data wants a whole tensor in memory; its file and its alignment are used directly.
+    # GGUFWriter.write_tensor_data needs a whole tensor in memory; its file and its alignment are used directly.
     assert writer.fout is not None
     file = writer.fout[0]
     writer.write_padding(file, file.tell())
@@ -168,7 +168,7 @@ def cached_model(shape: Shape | VisionShape, directory: str | PathLike[str], *, 
     """The model or encoder of `shape` and `seed` in `directory`, generated there if it is missing.
 
     The file name carries a digest of the shape and of this package's source, so another generator makes another file.
-    Any number of threads and processes may call this at once: each sees a whole file.
+    Any number of threads and processes may call this at once: each gets a whole file.
     """
     digest = hashlib.blake2b(f"{source_digest()} {shape!r}".encode(), digest_size=6).hexdigest()
     path = Path(directory) / f"{shape.name}-{seed}-{digest}.gguf"

@@ -51,8 +51,8 @@ class Shape:
     some Q6_K instead of f32 for the matrices. With `num_classes` it is a reranker.
 
     `num_nextn` (0 or 1) is the number of blocks after the last layer that predict one more token each (a head for
-    drafts); `has_trunk` is False for a file of its own with nothing but that head. `habit` is by how much (in logits)
-    each letter suggests one that follows it: what a head can know.
+    drafts); `has_trunk` is False for a separate file with nothing but that head. `habit` is by how much (in logits)
+    each letter suggests one that follows it: what a head can learn.
 
     A draft model reads the inputs of `target_layers` of its target. With `block` it drafts that many tokens at once,
     the known one among them; `selector` is how many candidates of each place it weighs, by vectors of `selector_rank`,
@@ -96,7 +96,7 @@ class Shape:
     draft_vocab: int = 0
 
     def eagle3(self) -> Shape:
-        """A draft model that reads three layers of `with_nextn`, with embeddings and an output matrix of its own."""
+        """A draft model that reads three layers of `with_nextn`, with its own embeddings and output matrix."""
         return self._reader("eagle3", 1, (1, self.num_layers // 2, self.num_layers))
 
     def dflash(self, kind: str = "dflash") -> Shape:
@@ -134,7 +134,7 @@ class Shape:
         return replace(self, name=f"{self.name}-nextn", num_nextn=1, habit=0.0 if self.quantised else _HABIT)
 
     def only_nextn(self) -> Shape:
-        """The head of `with_nextn` in a file of its own, with the embeddings and the output matrix that it needs."""
+        """The head of `with_nextn` in a separate file, with the embeddings and the output matrix that it needs."""
         return replace(self.with_nextn(), name=f"{self.name}-head", has_trunk=False)
 
     def is_recurrent(self, layer: int) -> bool:
@@ -447,7 +447,7 @@ def _reader(shape: Shape) -> Iterator[_Part]:
 
 def _reading_layer(shape: Shape, layer: int) -> Iterator[_Part]:
     width = shape.embedding
-    # EAGLE-3 sees the token beside what it read.
+    # EAGLE-3 gets the token beside what it read.
     seen = width if shape.block else 2 * width
     heads = shape.num_heads * shape.head_size
     parts: list[tuple[str, tuple[int, ...]]] = [("attn_norm.weight", (width,)), ("ffn_norm.weight", (width,))]

@@ -1,4 +1,4 @@
-"""Image encoders with random weights, as GGUF files of their own ("mmproj"): the encoder of Qwen3-VL and Qwen3.6.
+"""Image encoders with random weights, as separate GGUF files ("mmproj"): the encoder of Qwen3-VL and Qwen3.6.
 
 Patches of 16 by 16 pixels pass a transformer; four neighbours at a time become one token of the text model. Tensors and
 metadata have the names that libmtmd looks up for the projector type `qwen3vl_merger`.

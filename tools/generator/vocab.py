@@ -67,7 +67,7 @@ _PLACEHOLDER = re.compile(r"\[PAD\d+\]")
 
 @dataclass(frozen=True)
 class Vocab:
-    """Tokens by id, with what llama.cpp's "gpt2" tokenizer needs to know about them.
+    """Tokens by id, with what llama.cpp's "gpt2" tokenizer needs of them.
 
     `tokens` are in the byte alphabet except for the special ones, which are plain text. There is no
     beginning-of-sequence token, as in the real models.
@@ -131,7 +131,7 @@ def token_bytes(token: str) -> bytes:
 def byte_vocab() -> Vocab:
     """One token per byte, with the ids that the real vocabulary gives them, then the special tokens."""
     tokens = sorted(BYTE_ALPHABET)
-    # llama.cpp wants at least one merge; single bytes never spell these two words.
+    # llama.cpp needs at least one merge; single bytes never spell these two words.
     merges = ("<|im_start|> <|im_end|>",)
     empty = Vocab(tuple(tokens), (TokenType.NORMAL,) * len(tokens), merges)
     return empty.fitted(len(tokens) + len(SPECIAL_TOKENS))

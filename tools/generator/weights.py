@@ -5,7 +5,7 @@ writes strongly, a long one hardly forgets and writes little, since with the del
 lies in the same direction.
 
 Letters follow letters, and most replies end after a while: the first channels of the embedding are reserved and no
-layer writes to them. One is a constant, which gives weights that have no bias of their own one; the others say what
+layer writes to them. One is a constant, which gives weights without a bias one; the others show what
 kind of character a token ends in. The output matrix reads from these a preference for the kind that follows, on top of
 its random part, which is where the context speaks. In a model with a head for drafts, each letter suggests one that
 follows (`Shape.habit`): that much of the next token can be known without the layers. The head passes the token on, adds
@@ -155,7 +155,7 @@ def _reserve(values: FloatArray, tensor: Tensor, vocab: Vocab) -> None:
         values[:, width:] *= math.sqrt(2)
         values[:, :width] = np.eye(width)
     else:
-        # What is the same for most tokens must not drown what tells them apart.
+        # What is the same for most tokens must not drown what separates them.
         values[..., reserved] = 0
     if tensor.role == "ssm_beta":
         write = _per_head(_WRITE, tensor)

@@ -130,4 +130,4 @@ ZOO: Mapping[str, Family] = {
     **{f"tiny-{arch}": Family(f"tiny-{arch}", arch, keys={**EVERY_KEY, **keys}) for arch, keys in OWN_KEYS.items()},
     **{f"{name}-{window}": published(name, window, head) for name, window, head in WINDOWS},
 }
-"""All of them, by name: those of FAMILIES, the others in the order of their names, and published windows."""
+"""All of them, by name: FAMILIES', the others in the order of their names, and published windows."""

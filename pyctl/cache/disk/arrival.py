@@ -14,7 +14,7 @@ __all__ = ["Arrival"]
 class Arrival:
     """A snapshot that is being read. One reader may use ``snapshot``; it is whole only after `complete`.
 
-    ``coming`` are the running reads per segment, ``state`` those of the state. ``done`` is called once when all have
+    ``coming`` are the running reads per segment, ``state`` the state's. ``done`` is called once when all have
     succeeded, ``failed`` with the first error; the reader then gets StateError, and ``is_lost`` is set. A snapshot
     ``is_large`` if RAM should not hold all of it: `free_rows` frees segments, and the reads of ``later`` ones start in
     this order.

@@ -177,7 +177,7 @@ def open_chain(
 ) -> tuple[StoredFile, list[StoredFile], Tokens]:
     """The headers of a state and of its chain over [0, n), the segment at 0 first, and the tokens of all.
 
-    ``run`` runs the jobs that read tokens. ``paths`` are those of files that do not have their names yet. Raises
+    ``run`` runs the jobs that read tokens. ``paths`` are the paths of files without their names yet. Raises
     FileNotFoundError or CorruptFileError.
     """
     path = paths.get(state, directory / str(state))
@@ -198,7 +198,7 @@ def open_chain(
 def _tokens(chain: list[StoredFile], state: StateName) -> Tokens:
     """The tokens of a chain whose tokens and ends were read, shape (state.n,).
 
-    Raises CorruptFileError unless they are those of every name on it, and the ends ascend within each segment.
+    Raises CorruptFileError unless they match every name on it, and the ends ascend within each segment.
     """
     running = hashlib.blake2b(digest_size=DIGEST_BYTES)
     pieces = []
@@ -206,13 +206,13 @@ def _tokens(chain: list[StoredFile], state: StateName) -> Tokens:
         whole = running.copy()
         whole.update(_bytes(found.tokens))
         if whole.digest() != found.header.name.digest:
-            raise CorruptFileError(str(found.name), "other tokens than its name says")
+            raise CorruptFileError(str(found.name), "its tokens do not match its name")
         if any(not first < last <= found.name.end for first, last in pairwise((found.start, *found.ends))):
             raise CorruptFileError(str(found.name), "ends that are none of its positions")
         pieces.append(found.tokens[: found.last - found.start])
         running.update(_bytes(pieces[-1]))
     if running.digest() != state.digest:
-        raise CorruptFileError(str(state), "depends on other tokens than its name says")
+        raise CorruptFileError(str(state), "the tokens it depends on do not match its name")
     return as_tokens(np.concatenate(pieces))
 
 

@@ -82,7 +82,7 @@ class CacheDirectory:
 
     def __init__(self, path: Path, budget: int | None = None) -> None:
         make_private(path)
-        if not has_locks(path):  # SQLite would wait for one, and then say that another process has it
+        if not has_locks(path):  # SQLite would wait for one, then report that another process has it
             raise OSError(errno.ENOLCK, "its file system has no locks")
         self.path = path
         self.budget = budget
@@ -110,7 +110,7 @@ class CacheDirectory:
         return self.contents.n_bytes
 
     def refresh(self) -> None:
-        """Let `contents` tell what this and other processes have changed."""
+        """Let `contents` show the changes of this and other processes."""
         with self._looking:
             try:
                 beside = self.bytes_beside()
@@ -141,7 +141,7 @@ class CacheDirectory:
     def pin(self, name: str, pinned: bool) -> bool:
         """Keep the snapshots called ``name`` from eviction, or stop to; False if there is none.
 
-        A name is that of a Prefix, in any fingerprint, or ``<fingerprint>/<name>``.
+        A name is a Prefix's, in any fingerprint, or ``<fingerprint>/<name>``.
         """
         self.restore_index()
         found = self._named(name)
@@ -195,7 +195,7 @@ class CacheDirectory:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """The index, to ask; OSError for what SQLite cannot do."""
+        """The index, to read; OSError if SQLite fails."""
         with _as_os_error(), self._index.reading() as connection:
             yield connection
 
@@ -342,7 +342,7 @@ def model_in(directory: Path, fingerprint: str) -> str:
 
 
 def users_of(directory: Path) -> list[str]:
-    """The ids of other processes of this user that have ``directory`` open, where the system tells (/proc)."""
+    """The ids of other processes of this user that have ``directory`` open, if the system shows them (/proc)."""
     found = set[str]()
     for each in glob.glob("/proc/[0-9]*/fd/*"):
         with suppress(OSError):  # one that was closed meanwhile
@@ -352,7 +352,7 @@ def users_of(directory: Path) -> list[str]:
 
 
 def is_older(home: Path) -> bool:
-    """Whether the files in ``home`` were made under other rules of batch ends than those of this program."""
+    """Whether the files in ``home`` were made under other rules of batch ends than this program's."""
     try:
         return read_regular(home / RULES, MAX_NAME_BYTES) != rules_id().encode()
     except OSError:

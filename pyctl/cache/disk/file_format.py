@@ -174,7 +174,7 @@ def check_fingerprint(fingerprint: str) -> str:
 
 
 def is_fingerprint(name: str) -> bool:
-    """Whether ``name`` can be that of a fingerprint's folder."""
+    """Whether a fingerprint's folder can be called ``name``."""
     return _FINGERPRINT.fullmatch(name) is not None
 
 
@@ -193,7 +193,7 @@ _PART = struct.Struct("<BBBIQ")
 _CHUNK = struct.Struct("<II")
 
 CHUNK = 34 * 4 * 30_840
-"""Bytes with a checksum of their own, just under 4 MiB, so that threads share the reading."""
+"""Bytes with one checksum, just under 4 MiB, so that threads share the reading."""
 
 _DIGEST_BYTES = 8
 
@@ -204,7 +204,7 @@ def rules_id() -> str:
 
 
 class CorruptFileError(StateError):
-    """A stored file that is not what its name says; ``file`` is its name."""
+    """A stored file whose content does not match its name, ``file``."""
 
     def __init__(self, file: str, what: str) -> None:
         super().__init__(f"{file}: {what}")
@@ -246,8 +246,8 @@ class Part:
 class BlockSizes:
     """Bytes of a model's blocks: n rows have ``base`` + n * ``row``, a state has ``state``; -1 if that differs.
 
-    The fields with ``draft_`` are those of the draft model, 0 without one. The text has only the model's, since
-    `verify` does not know the draft model.
+    The fields with ``draft_`` are the draft model's, 0 without one. The text has only the model's, since
+    `verify` has no draft model.
     """
 
     base: int
@@ -341,7 +341,7 @@ def pack(header: Header) -> bytes:
 def unpack(data: bytes, file: str, file_size: int) -> Header | int:
     """The header at the start of ``data``, or how many bytes it has if ``data`` is shorter than that.
 
-    ``file`` is the name of the file. Raises CorruptFileError unless all is whole and ``file_size`` is what it says.
+    ``file`` is the name of the file. Raises CorruptFileError unless all is whole and ``file_size`` matches.
     """
     if len(data) < _PRELUDE.size:
         raise CorruptFileError(file, "shorter than a header")

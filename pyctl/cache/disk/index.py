@@ -108,7 +108,7 @@ class Index:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection to ask."""
+        """A connection for reading."""
         with self._reader as connection:
             yield connection
 
@@ -172,7 +172,7 @@ class Index:
 
     @staticmethod
     def insert(connection: sqlite3.Connection, record: Record, label: str = "") -> None:
-        """Enter a file; ``label`` says to people what it holds."""
+        """Enter a file; ``label`` describes its content to users."""
         r = record
         parent = "" if r.parent is None else str(r.parent)
         row = (r.fingerprint, str(r.name), r.n_bytes, parent, r.exact, r.created, r.used, r.hits, r.pinned)
@@ -277,7 +277,7 @@ class _Connection:
     def _make_private(self) -> None:
         """Create the file with the mode that SQLite then gives its other files."""
         # An existing file is never opened here: closing a descriptor releases all POSIX locks of the process on the
-        # file, those of SQLite included (https://www.sqlite.org/howtocorrupt.html, 2.2).
+        # file, SQLite's included (https://www.sqlite.org/howtocorrupt.html, 2.2).
         with suppress(FileExistsError):
             os.close(open_private(self.path, os.O_RDWR | os.O_EXCL))
 

@@ -28,7 +28,7 @@ RESTORE_SECONDS = limit(120.0, "waiting for a snapshot from disk", "a miss", "di
 
 
 class Reads(ABC):
-    """Reads of a store that are under way. A class, since each step asks whether it got one."""
+    """Reads of a store that are under way. A class, since each step checks whether it got one."""
 
     @abstractmethod
     def ready(self) -> bool:

@@ -34,7 +34,7 @@ DEFAULT_FILE_BYTES = 2**25
 class RecentFiles:
     """The recent prompts on disk, a file each in ``directory``, together at most ``max_bytes``.
 
-    ``spend`` is asked before bytes are written, and says no when there were enough today. For one thread at a time.
+    ``spend`` is called before bytes are written, and returns False if the day has enough. For one thread at a time.
     """
 
     def __init__(

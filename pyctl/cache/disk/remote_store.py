@@ -89,7 +89,7 @@ def _reason(error: BaseException) -> str:
 
 @dataclass
 class _Health:
-    """Whether the store lately did what ``what`` says. Logs when that changes."""
+    """Whether the store lately did ``what``. Logs when that changes."""
 
     what: str
     n_failed: int = 0  # in a row
@@ -256,7 +256,7 @@ class RemoteStore:
         maximum = min(MAX_IN_FLIGHT, disk.directory.budget or MAX_IN_FLIGHT)
         paths, records = dict[Name, Path](), dict[Path, Record]()
         with ExitStack() as temps:
-            while name is not None and not disk.has(name):  # each file says on which it hangs
+            while name is not None and not disk.has(name):  # each file names its parent
                 if (size := self._listed.get(name)) is None:
                     raise FileNotFoundError(str(name))
                 fetch.n_wanted += size

@@ -22,7 +22,7 @@ NOT_DAMAGE = {
     *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.EAGAIN, errno.EINTR),
     *(errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENODEV),
 }
-"""Errors of a read that say nothing about the file: short of something, of another owner, or a drive that is away."""
+"""Errors of a read that are not the file's: short of something, of another owner, or a drive that is away."""
 
 FIRST_READ = 4096
 """Bytes read in the hope that they hold the whole header."""
@@ -51,7 +51,7 @@ def write_file(path: Path, header: Header, blocks: dict[PartKind, Block]) -> Non
 
 
 def read_header(path: Path, sizes: BlockSizes | None = None, file: str = "") -> Header:
-    """The header of the file at ``path``, whose fingerprint is that of the directory.
+    """The header of the file at ``path``, whose fingerprint is the directory's.
 
     With ``sizes`` its parts have those, so that no more memory is taken for it. ``file`` is its name, if ``path`` has
     another one. Raises FileNotFoundError or CorruptFileError.
@@ -133,7 +133,7 @@ def _check_chunk(path: Path, part: Part, size: int, offset: int, crc: int) -> No
 def _read_chunk(path: Path, part: Part, out: Block, offset: int, crc: int) -> None:
     data = out.data
     with _opened(path) as descriptor:
-        # The whole chunk at once: read-ahead alone asks a cold drive for less than it can give. Reading past the page
+        # The whole chunk at once: read-ahead alone requests less than a cold drive can give. Reading past the page
         # cache is no faster, and looking for cached pages (RWF_NOWAIT) makes it slower.
         os.posix_fadvise(descriptor, offset, len(data), os.POSIX_FADV_WILLNEED)
         done = 0

@@ -102,7 +102,7 @@ class DiskStore:
         self.files = StoreWriter(self.directory, fingerprint, daily_bytes=daily_bytes)
         self._is_stalled = False
         self.sizes = sizes
-        with suppress(OSError):  # then its files are taken for older ones, which only says who goes first
+        with suppress(OSError):  # then its files count as older ones, which only affects the order of eviction
             if is_older(self.home):
                 write_atomic(self.home / RULES, rules_id().encode(), sync=False)
         if sizes is not None:
@@ -232,7 +232,7 @@ class DiskStore:
         return Arrival(snapshot, coming, coming_state, done=done, failed=failed, later=later)
 
     def _failed(self, state: StateName, error: Exception) -> None:
-        """Note why a read failed; being short of memory or descriptors says nothing about the files."""
+        """Note why a read failed; a lack of memory or descriptors is no fault of the files."""
         if isinstance(error, StalledReadError):
             if not self._is_stalled:
                 log.warning("disk cache: reads hang, evaluating instead until they work again")
@@ -256,7 +256,7 @@ class DiskStore:
     # -- change ------------------------------------------------------------------------------------------------------
 
     def write(self, snapshot: Snapshot, label: str = "", *, spilled: bool = False) -> int:
-        """Store ``snapshot``, as `StoreWriter.write` says; 0 also if there is no room for it."""
+        """Store ``snapshot``, as `StoreWriter.write` does; 0 also if there is no room for it."""
         writing = self.files.write(snapshot, label, spilled=spilled)
         try:
             while True:

@@ -95,7 +95,7 @@ def verify(directory: Path, index: Index, run: Runner | None, fix: bool) -> Veri
 
 
 def is_home(path: Path) -> bool:
-    """Whether it holds the files of a fingerprint; a link does not, since they may be those of another directory."""
+    """Whether it holds the files of a fingerprint; a link does not, since they may belong to another directory."""
     return is_fingerprint(path.name) and path.is_dir() and not path.is_symlink()
 
 
@@ -110,7 +110,7 @@ def read_sizes(home: Path) -> BlockSizes | None:
 def _broken_chains(
     directory: Path, whole: dict[Key, Record], sizes: Callable[[Path], BlockSizes | None], run: Runner
 ) -> list[Key]:
-    """Takes out of ``whole`` the files whose tokens or ends are not those of their names, and returns them."""
+    """Takes out of ``whole`` the files whose tokens or ends do not match their names, and returns them."""
     broken = []
     for fingerprint, name in list(whole):
         if not isinstance(name, StateName) or (fingerprint, name) not in whole:

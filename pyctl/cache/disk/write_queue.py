@@ -36,7 +36,7 @@ MAX_CALLS = limit(4096, "queued disk operations, such as counting a hit", "the o
 
 @dataclass(eq=False)
 class WriteJob:
-    """Writes ``snapshot``, which has segments of its own, one of them in each turn.
+    """Writes ``snapshot``, which has its own segments, one of them in each turn.
 
     Rows that only the device has come from the ``original`` in the cache when they are ``wanted``. Once that is
     evicted, the job has all rows: ``n_bytes`` of RAM, which may be on their way until it ``is_ready``. ``worth`` is in
@@ -94,9 +94,9 @@ class WriteQueue:
 
     ``write`` gets a snapshot, and whether it was evicted without having been chosen.
 
-    A job whose snapshot is in the cache costs nothing. It asks for rows that only the device has with ``on_wait``,
+    A job whose snapshot is in the cache costs nothing. It requests rows that only the device has by ``on_wait``,
     and others have their turns until `serve` brings them. Evicted snapshots that no policy chose are limited to
-    MAX_SPILLED and ``max_bytes``: those of the least worth per byte are lost, with a warning once a minute. OSError (a
+    MAX_SPILLED and ``max_bytes``: the ones worth least per byte are lost, with a warning once a minute. OSError (a
     full or read-only disk) is a warning once a minute; jobs stay queued for the next attempt, and the server goes on
     from RAM.
     """
@@ -160,7 +160,7 @@ class WriteQueue:
             return any(job.asks or not job.is_ready for job in self._jobs)
 
     def serve(self, rows_of: RowsOf) -> None:
-        """All bytes of evicted snapshots are there; have the rows for which a job asks, if RAM has room for them, also
+        """All bytes of evicted snapshots are there; have the rows that a job needs, if RAM has room for them, also
         there. For the thread that owns the device."""
         with self._changed:
             for each in self._jobs:
@@ -334,7 +334,7 @@ class WriteQueue:
         return max(ready, key=lambda job: job.rank, default=None)
 
     def _turn(self, job: WriteJob) -> None:
-        """Write the segment whose rows are here; it wants the next one then."""
+        """Write the segment whose rows are here, then wait for the next one."""
         if job.error is not None:
             return self._end(job, job.error)
         try:
@@ -399,7 +399,7 @@ class WriteQueue:
 
 
 def copy_of(snapshot: Snapshot) -> Snapshot:
-    """A copy with segments of its own that share the bytes, so that no eviction takes them away."""
+    """A copy with its own segments that share the bytes, so that no eviction takes them away."""
     parent: Segment | None = None
     for segment in reversed(snapshot.chain):
         held = segment.held if segment.only_held_bytes else None

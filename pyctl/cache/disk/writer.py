@@ -63,7 +63,7 @@ class StoreWriter:
         """Store ``snapshot``, a segment each time that the one that it yielded has its rows; for one writing thread per
         store.
 
-        ``label`` says to people what it holds. What is ``spilled`` may take part of the bytes of a day only, and does
+        ``label`` describes its content to users. What is ``spilled`` may take part of the bytes of a day only, and does
         not replace snapshots of more worth. 0 when it is too long, here already, or does not fit the bytes of
         the day. NotWrittenError when its rows were given up, or the directory has no room for it. OSError when the disk
         does not take it; nothing stays behind then, and nothing can be found before all is there.

@@ -131,7 +131,7 @@ FORMATS: tuple[CallFormat, ...] = (*FAMILIES, LlamaFormat(), HARMONY)
 
 
 def find_call_format(template: Template) -> CallFormat:
-    """The format in which ``template`` writes calls, told by how it renders a sample; the log says which it is."""
+    """The format in which ``template`` writes calls, found from how it renders a sample; it is logged."""
     capabilities = template.capabilities
     text, as_object = capabilities.text, capabilities.object_arguments
     messages = [

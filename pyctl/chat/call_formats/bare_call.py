@@ -1,6 +1,6 @@
 """A call without its tags: a reply that is one JSON object with the name and arguments of a tool, bare or in a fence.
 
-Some models forget the tags of their format. Only the whole reply tells a call from an answer in JSON, so that what may
+Some models omit the tags of their format. Only the whole reply separates a call from JSON content, so that what may
 still become a call is held back.
 """
 

@@ -44,7 +44,7 @@ _STRING = frozenset({"string"})
 
 
 class DelimitedFormat(TaggedFormat):
-    """Calls have the first of ``delimiters``; those of the others are read as well.
+    """Calls have the first of ``delimiters``; the others' calls are read as well.
 
     ``named_in``: texts of templates that write no calls, though their models do. ``id_size``: characters of the ids of
     calls. ``opening``: the prompt ends with it, and the reply goes on from there.
@@ -66,7 +66,7 @@ class DelimitedFormat(TaggedFormat):
         texts += [text for tags in reasoning for tag in (tags.open, tags.close) for text in token_texts(tag)]
         self.control_tokens = tuple(dict.fromkeys(texts))
         self.trigger = f"({re.escape(delimiters[0].opener)})"
-        if opening:  # any other name than that of a delimiter around content
+        if opening:  # any name but a delimiter's around content
             self.trigger = rf"(?:^|{re.escape(opening)})((?!all\n)[\w.-]{{1,64}}\n\{{)"
         self.delimiters = delimiters
         self.forgets_tags = isinstance(delimiters[0], ObjectDelimiters) and not delimiters[0].begin
@@ -96,7 +96,7 @@ class DelimitedFormat(TaggedFormat):
         return any(call.name == SAMPLE_TOOL and _is_sample(call.arguments) for call in reply.calls)
 
     def is_named_in(self, source: str) -> bool:
-        """Whether the template ``source`` asks for calls of this form."""
+        """Whether the template ``source`` requests calls of this form."""
         return any(text in source for text in self._named_in)
 
     def call_parser(self, tools: Tools) -> CallScanner:
@@ -215,7 +215,7 @@ class DelimitedScanner(CallScanner):
         return True
 
     def _enter_whole(self, delimiters: ObjectDelimiters, pos: int) -> bool:
-        """Take a call whose members come in another order; the whole of it tells whether it is one."""
+        """Take a call whose members come in another order; only the whole of it shows whether it is one."""
         pos = delimiters.object_at(self._held, pos)
         if not starts_with("{", self._held, pos):
             return False
@@ -352,7 +352,7 @@ class DelimitedScanner(CallScanner):
         return self._state != self._tail
 
     def _take(self, delimiter: str, final: bool) -> bool:
-        """Take ``delimiter``, or its beginning at the end of the reply; False if more input is needed to tell."""
+        """Take ``delimiter``, or its beginning at the end of the reply; False if more input is needed."""
         rest = self._held.lstrip()
         try:
             if delimiter and starts_with(delimiter, rest, 0):

@@ -243,7 +243,7 @@ class TagDelimiters(CallDelimiters):
     """A call is a name and arguments between tags. ``name_end`` follows the name; ``key_open`` and ``key_end`` are
     around the name of an argument, then comes one of ``value_opens``, and ``value_end`` after the value.
 
-    Of two ``value_opens``, the first says that the value is a string, the second that it is JSON. ``is_loose`` if a
+    Of two ``value_opens``, the first starts a string, the second JSON. ``is_loose`` if a
     model may start a line after each tag, or not.
     """
 
@@ -255,7 +255,7 @@ class TagDelimiters(CallDelimiters):
     is_loose: bool = False
 
     def other_openers(self, tools: Tools) -> Iterable[str]:
-        """A single call, of a known function where its tag tells little."""
+        """A single call, of a known function where its tag is ambiguous."""
         if self.begin and self.open.endswith(">"):
             yield self.open
         elif self.begin:
@@ -263,7 +263,7 @@ class TagDelimiters(CallDelimiters):
 
     @property
     def has_lines(self) -> bool:
-        """Whether values stand on lines of their own."""
+        """Whether values stand on separate lines."""
         return (self.key_end + self.value_opens[0]).endswith("\n")
 
     @property

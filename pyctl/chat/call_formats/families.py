@@ -183,7 +183,7 @@ QWEN = DelimitedFormat(
         BRACKETS,
     ),
 )
-"""Qwen3-Coder and its successors, Nemotron 3. The end of reasoning has a line of its own."""
+"""Qwen3-Coder and its successors, Nemotron 3. The end of reasoning has its own line."""
 
 _BRACKETS_FIRST = _reasoning(_MISTRAL.opener, tags=(BRACKETS, THINK, SEED))
 

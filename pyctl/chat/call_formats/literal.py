@@ -49,7 +49,7 @@ class LiteralReader:
                 return "" if final else text
         return text
 
-    # Each state takes from the text and returns the rest: the same text if that is not enough to tell.
+    # Each state takes from the text and returns the rest: the same text if that is not enough.
 
     def _value(self, text: str, final: bool) -> str:
         text = text.lstrip()

@@ -1,4 +1,4 @@
-"""The format of gpt-oss, in which a reply is several messages, each with a head that says for whom it is::
+"""The format of gpt-oss, in which a reply is several messages, each with a head that names its recipient::
 
     <|channel|>analysis<|message|>The user wants...<|end|><|start|>assistant
     <|channel|>commentary to=functions.look_up <|constrain|>json<|message|>{"city": "Paris"}<|call|>

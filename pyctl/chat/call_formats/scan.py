@@ -55,15 +55,15 @@ _NO_NAME = re.compile(r"[\s<>]")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _JSON_MARKS = re.compile(r'[{}\[\]"\\]')
 _MAX_CALL = 1 << 12
-"""Characters of a call that only its end tells from content."""
+"""Characters of a call that only its end distinguishes from content."""
 
 
 class NeedMoreInput(Exception):
-    """More text is needed to tell."""
+    """More text is needed for a decision."""
 
 
 class CallScanner(ABC):
-    """Feed it the content of one reply; ``tools`` says what may be called, and whether more than once.
+    """Feed it the content of one reply; ``tools`` defines what may be called, and whether more than once.
 
     A call can start only at one of ``openers``. One that the model does not name gets an id of ``id_size`` characters.
     """
@@ -207,7 +207,7 @@ class CallScanner(ABC):
 class ValueEnd:
     """Finds where a value between brackets ends, as JSON writes it, in text that grows.
 
-    After NeedMoreInput, ask again with more text after the same: each character is looked at once.
+    After NeedMoreInput, call again with more text after the same: each character is looked at once.
     """
 
     def __init__(self, *, max_size: int = _MAX_CALL) -> None:
@@ -329,7 +329,7 @@ def whole_call(text: str, name_key: str = "name") -> tuple[str, str]:
 def coerce_argument(text: str, types: Set[str]) -> str:
     """``text`` as JSON text: as it is where it is JSON of one of ``types``, otherwise as a string.
 
-    Literals and quotes as Python writes them are taken for JSON's. What can be no string stays what JSON says it is.
+    Literals and quotes as Python writes them are taken for JSON's. What can be no string keeps its JSON type.
     """
     if types != {"string"}:
         for candidate in (text.strip(), from_python(text.strip())):

@@ -37,7 +37,7 @@ class Scheduler:
     """Requests ``running`` on sequences, and requests ``waiting`` to start or resume.
 
     All share ``cells``. When cells run out, the youngest request is suspended with its sequence in RAM. Background
-    requests run alone, one at a time, and start again after an interruption. ``n_ready`` says how many tokens of a
+    requests run alone, one at a time, and start again after an interruption. ``n_ready`` is how many tokens of a
     request's prompt could be restored to a sequence.
     """
 

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 class BlockModel(HeadRows):
     """Drafts ``n_max`` tokens at a time on ``ctx`` of a DFlash or DSpark model, from the inputs of ``layers``.
 
-    Row p is computed only from the trunk's rows at p, so only rows are saved; those of layers with windows as a state.
+    Row p is computed only from the trunk's rows at p, so only rows are saved; windowed layers' as a state.
     A draft is one evaluation of the last token and of masks after it, whose rows are dropped. It ends before a token
     below probability ``p_min``. Otherwise as `HeadRows`. Raises ModelError for a model that cannot draft.
     """
@@ -50,13 +50,13 @@ class BlockModel(HeadRows):
         self._n_block = n_max + self._first
         self._mask = int(api.llama_vocab_mask(vocabulary))
         if p_min > 0 and not shape.is_sure:
-            raise ModelError("the draft model does not say how sure it is: it needs --spec-draft-p-min 0")
+            raise ModelError("the draft model has no probabilities: it needs --spec-draft-p-min 0")
         if self._mask < 0:
             raise ModelError("the draft model names no mask token")
         if self._n_block > self._n_batch:
             raise ModelError(f"--ubatch-size {self._n_batch} is below a block of drafts, {self._n_block} tokens")
         self._batch = RowBatch(self._n_batch, self._width)
-        # DSpark says how sure it is, and DFlash of the second kind gives candidates, in place of hidden rows.
+        # DSpark gives probabilities, and DFlash of the second kind gives candidates, in place of hidden rows.
         self._reads_states = shape.top_k > 0 or (self.type == "draft-dspark" and p_min > 0)
         self._greedy = Greedy(ctx, int(api.llama_vocab_n_tokens(vocabulary)), 0.0 if self._reads_states else p_min)
         ext.llama_set_embeddings_nextn(ctx, self._reads_states, False)
@@ -88,7 +88,7 @@ class BlockModel(HeadRows):
         return int(api.llama_decode(self._ctx, self._batch.struct))
 
     def _draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
-        """Return drafts after those of ``items`` that have one token, since rows of the tokens before the last are
+        """Return drafts after the ``items`` that have one token, since rows of the tokens before the last are
         needed."""
         self._finish_copies()
         places: dict[int, int] = {}
@@ -175,7 +175,7 @@ class BlockModel(HeadRows):
             self._evaluate_pending(seq)
             start, unread = first, []
         if self._seqs[seq].end == start and all(is_signed(block, self._signature) for block, _, _ in spans):
-            self._unread[seq] = start, [*unread, *spans]  # the library says by the state where a sequence ends
+            self._unread[seq] = start, [*unread, *spans]  # the library shows by the state where a sequence ends
         else:
             self._restart(seq, spans[-1][2])
         return None

@@ -38,7 +38,7 @@ def type_of(path: Path) -> str:
 class BlockShape:
     """How a DFlash or DSpark file of ``type`` drafts: ``maximum`` tokens at once, also at the place of the known one if
     ``is_anchored``; from the ``top_k`` candidates of each place if that is not 0; with later places if not
-    ``is_causal``. ``is_sure`` where the file says how sure it is, or has no need to.
+    ``is_causal``. ``is_sure`` where the file has probabilities, or needs none.
     """
 
     type: str
@@ -54,7 +54,7 @@ def block_shape(path: Path) -> BlockShape:
     head, type = file_head(model_files(path)[0]), type_of(path)
     is_spark = type == "draft-dspark"
     if is_spark and "block_size" not in head.numbers:  # llama.cpp would end the process
-        raise ModelError(f"{path} does not say the size of its block")
+        raise ModelError(f"{path} does not state the size of its block")
 
     def number(key: str, default: int) -> int:
         return head.numbers.get(key, (default,))[0]
@@ -136,7 +136,7 @@ MAX_MORE_TOKENS = 128
 
 
 def vocabulary_difference(model: Any, draft: Any) -> str:
-    """Return how the vocabulary of the llama_model ``draft`` differs from that of ``model``; empty if it does not."""
+    """Return how the vocabulary of the llama_model ``draft`` differs from ``model``'s; empty if it does not."""
     first, second = api.llama_model_get_vocab(model), api.llama_model_get_vocab(draft)
     if api.llama_vocab_type(first) != api.llama_vocab_type(second):
         return "its vocabulary is of another type"

@@ -33,7 +33,7 @@ class DraftSequence:
     """The draft model's state of one sequence, in which the trunk has ``end`` tokens.
 
     It holds rows [first, last), and possibly one at ``end`` for the expected token ``ahead``. ``tokens`` are the latest
-    before ``end``, at least those of missing rows; `hidden` has the trunk's rows of these and of the token before them.
+    before ``end``, at least those of missing rows; `hidden` has the trunk's rows for these and the token before.
     """
 
     def __init__(self, width: int, n: int = 0, origin: int = 0) -> None:
@@ -76,7 +76,7 @@ class DraftSequence:
             self.stand_at(np.zeros(self._rows.shape[1], np.float32), is_known=self.end == 0)
 
     def stand_at(self, row: NDArray[np.float32], *, is_known: bool) -> None:
-        """Set ``row``, shape (width,), as the only hidden row, that of the last token."""
+        """Set ``row``, shape (width,), as the only hidden row, the last token's."""
         self._rows, self._n_rows = np.array(row[None]), 1
         self.tokens, self.is_known = [], is_known
 
@@ -91,8 +91,8 @@ class DraftSequence:
 class HeadRows(DraftModel):
     """What draft models on ``ctx``, which they own, have in common: to follow, save and restore rows.
 
-    Rows of small batches stay pending until the next draft. A subclass says how rows come of the trunk's (`_evaluate`)
-    and how they draft. ``width`` is that of the trunk's rows as `DraftSequence` has them, ``window`` the maximum of
+    Rows of small batches stay pending until the next draft. A subclass makes rows from the trunk's (`_evaluate`)
+    and how they draft. ``width`` is how wide the trunk's rows are in `DraftSequence`, ``window`` the maximum of
     pending rows. ``model``, also owned, is the file of the draft model, identified by ``identity``. ``attach`` attaches
     `Pulse` to the context at an address.
     """

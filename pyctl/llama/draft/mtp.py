@@ -104,7 +104,7 @@ class Eagle3(MtpHead):
         ext.llama_set_embeddings_nextn(self._ctx, True, False)
         for first in range(0, len(rows), self._n_batch):
             part = rows[first : first + self._n_batch]
-            # The positions only have to follow those of the memory.
+            # The positions only have to follow the memory's.
             self._batch.fill_text(0, part, int(api.llama_memory_seq_pos_max(self._cells, 0)) + 1)
             code = int(api.llama_encode(self._ctx, self._batch.struct))
             self._note(code)

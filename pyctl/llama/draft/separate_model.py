@@ -54,7 +54,7 @@ class _SequenceState:
 class SeparateModel(DraftModel):
     """Drafts on ``ctx``, a context of ``model`` with the trunk's number of sequences; owns both once constructed.
 
-    `Greedy` says where a draft ends, by the trunk's ``n_vocab`` and by ``p_min``. ``identity`` identifies the file.
+    `Greedy` decides where a draft ends, by the trunk's ``n_vocab`` and by ``p_min``. ``identity`` identifies the file.
     ``attach`` attaches `Pulse` to the context at an address. Raises ModelError for a model that cannot draft.
     """
 

@@ -1,4 +1,4 @@
-// The server, by addresses relative to this page. What a person does asks for the key; what runs by itself does not.
+// The server, by addresses relative to this page. A person's actions prompt for the key; background requests do not.
 
 let key = localStorage.getItem("key") || "";
 let askForKey = null;
@@ -21,7 +21,7 @@ export class Refusal extends Error {
   constructor(message, status, more = {}) {
     super(message);
     this.status = status; // 0 without an answer
-    this.more = more; // all that the server says of it
+    this.more = more; // all that the server reports of it
   }
 }
 
@@ -67,7 +67,7 @@ export const streamId = () =>
 const streamPath = (id) => "v1/stream?conv_id=" + id;
 export const forget = (id) => call(streamPath(id), { method: "DELETE", quiet: true }).catch(() => {});
 
-// The events of a stream that the server keeps under the id, each with its bytes; what it says of an error is thrown.
+// The events of a stream that the server keeps under the id, each with its bytes; an error in it is thrown.
 export const stream = async (path, body, id, signal) =>
   events(await call(path, { method: "POST", body: { ...body, stream: true }, named: id, signal }));
 

@@ -299,7 +299,7 @@ async function chooseModel(quiet) {
   return !found || wasLoaded(found);
 }
 
-// Ask until it answers; what it says of itself may be another thing than before.
+// Retry until it answers; its properties may have changed.
 async function meet(quiet) {
   for (;;) {
     try {
@@ -341,7 +341,7 @@ function connect(quiet) {
   return connecting;
 }
 
-// What the server says of its model.
+// The server's description of its model.
 async function describe() {
   const listed = await api.get("v1/models", { quiet: true }).catch(() => ({}));
   const { meta = {}, id } = listed.data?.find(({ id }) => id === api.modelName()) ?? listed.data?.[0] ?? {};

@@ -136,7 +136,7 @@ function treeOf(body) {
   return roots.map(finish).sort((a, b) => a.idle - b.idle);
 }
 
-// Rows of a list. An only child stays on the rail of its parent, branches get rails of their own: `passes` are the
+// Rows of a list. An only child stays on the rail of its parent, branches get their own rails: `passes` are the
 // rails of others that go by, with whether the open conversation runs on them.
 function rowsOf(roots) {
   const found = [];

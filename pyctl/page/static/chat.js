@@ -25,7 +25,7 @@ export function connect(given) {
   let before = 0;
   scroll().addEventListener("scroll", () => {
     const { scrollTop: top, scrollHeight, clientHeight } = scroll();
-    // Only who scrolls up wants to stay where that is; what grows does not.
+    // Only a person who scrolls up stays there; growing content does not.
     if (top < before - 2) follows = false;
     if (scrollHeight - top - clientHeight < 40) follows = true;
     before = top;

@@ -28,7 +28,7 @@ export const put = (box, ...kids) => box.replaceChildren(...there(kids));
 
 export const $ = (id) => document.getElementById(id);
 
-// Make the children of `parent` those of `items`: elements of known keys stay and get their new item.
+// Make the children of `parent` match `items`: elements of known keys stay and get their new item.
 export function keyed(parent, items, keyOf, make, update = () => {}) {
   const known = new Map([...parent.children].map((child) => [child.dataset.key, child]));
   let before = null;

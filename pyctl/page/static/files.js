@@ -81,7 +81,7 @@ async function text(file) {
 async function picture(file) {
   if (!sees) throw new Error("this model takes no pictures");
   const bitmap = await createImageBitmap(file).catch(() => null);
-  if (!bitmap) throw new Error("this is no picture that the browser knows");
+  if (!bitmap) throw new Error("the browser cannot read this picture");
   const most = Math.max(bitmap.width, bitmap.height);
   let blob = file;
   if (!["image/png", "image/jpeg"].includes(file.type) || most > MAX_PIXELS || file.size > MAX_IMAGE_BYTES) {

@@ -12,7 +12,7 @@ function place(item, row) {
   return last;
 }
 
-// Where a token lies: as far apart as the square root says, so that turns stay visible after a long head.
+// Where a token lies: as far apart as the square root, so that turns stay visible after a long head.
 function scale(counts, width) {
   const ns = [...new Set([0, ...counts])].sort((a, b) => a - b), at = new Map([[0, 0]]);
   const gaps = ns.slice(1).map((n, i) => Math.sqrt(n - ns[i]));

@@ -59,7 +59,7 @@ export async function fill(made, anew = false) {
   if (!body.childNodes.length) put(body, el("div", { class: "plain" }, message.content));
   const html = message.content ? await api.html(message.content).catch(() => null) : "";
   if (made.filled !== stamp) return;
-  if (html !== null) return void (body.innerHTML = html); // harmless by the server's promise and our policy
+  if (html !== null) return void (body.innerHTML = html); // the server makes it harmless, and so does our policy
   made.filled = null;
   clearTimeout(again);
   again = setTimeout(acts.again, FAILED_MS);
@@ -167,7 +167,7 @@ function costs(stats) {
     cache.miss ? el("p", { class: "miss" }, missed(cache.miss)) : null);
 }
 
-// Whether a prompt ends within a recent one, as that of Continue does where a title was asked for.
+// Whether a prompt ends within a recent one, as Continue's does where a title was asked for.
 const isPart = ({ was, is }) => was?.startsWith(is);
 
 // Where the prompt left a recent one, in words.
@@ -343,7 +343,7 @@ function closed(text) {
 
 const BLOCKS = "p,ul,ol,li,blockquote,.code,pre,pre>code,.table,.table :not(td *,th *),h1,h2,h3,h4";
 
-// Make the children of `old` those of `made`: equal ones stay, selected and scrolled.
+// Make the children of `old` match `made`: equal ones stay, selected and scrolled.
 function alike(old, made) {
   const kids = [...made.childNodes];
   kids.forEach((kid, i) => {

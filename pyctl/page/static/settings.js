@@ -1,4 +1,4 @@
-// What a request says in addition to its messages: presets of system prompt and sampling, the theme, the key.
+// The parts of a request besides its messages: presets of system prompt and sampling, the theme, the key.
 
 import { $, ask, el } from "./dom.js";
 import * as api from "./api.js";
@@ -55,7 +55,7 @@ export function applyTheme() {
   document.documentElement.classList.toggle("no-stats", !state.stats);
 }
 
-// A conversation keeps its preset; a new one has that of the last.
+// A conversation keeps its preset; a new one has the last one's.
 export function usePreset(name = state.preset) {
   state.preset = name;
   drawPresets();

@@ -55,7 +55,7 @@ export function path(conversation) {
   return found.reverse();
 }
 
-// The children of each message, the oldest first; those of "" are the first ones.
+// The children of each message, the oldest first; the children of "" are the first ones.
 export function families(conversation) {
   const found = new Map();
   for (const message of Object.values(conversation.messages)) {

@@ -20,7 +20,7 @@ export async function learn({ tools: runs }) {
 export const find = (name) => tools.find(({ tool }) => tool === name && rules[name] !== "off");
 const offered = () => tools.filter(({ tool }) => rules[tool] !== "off");
 
-// What a request says of them.
+// Their part of a request.
 export const fields = () => (offered().length ? { tools: offered().map(({ definition }) => definition) } : {});
 
 function draw() {
@@ -87,7 +87,7 @@ export function resultsOf(message) {
 
 export const areDone = (message) => message.calls.every((_, i) => resultsOf(message)[i] !== undefined);
 
-// Run the calls that may run, and number `chosen` as `choice` says; an abort is thrown.
+// Run the calls that may run, and number `chosen` by `choice`; an abort is thrown.
 export async function run(conversation, message, path, signal, chosen = -1, choice = "") {
   const found = resultsOf(message);
   if (chosen >= 0) remember(conversation, message.calls[chosen].name, choice);

@@ -3,13 +3,13 @@
 Names and members of replies are llama-server's. What differs, after Anthropic's own API and its clients:
 
 * A block is closed before the next one is opened; llama-server closes all of them at the end.
-* ``stop_reason`` says stop_sequence where one ended the reply; llama-server says end_turn.
+* ``stop_reason`` is stop_sequence where one ended the reply; llama-server's is end_turn.
 * A tool_use block starts with an empty ``input``, and usage has ``cache_creation_input_tokens``, always 0: typed
   clients read both.
 * The last usage repeats the cached tokens.
 * A silent stream gets ping events, not comments, which the watchdogs of some clients do not see.
 * Errors carry ``"type": "error"`` in addition to ``error``, in bodies and in events, and Anthropic's types; a prompt
-  that does not fit is also refused in Anthropic's words, by which agents know that they have to shorten it.
+  that does not fit is also refused in Anthropic's words, by which agents find that they have to shorten it.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ _NOT_DONE = {
 
 
 def chat_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The chat completion that ``values`` ask for. Raises RequestError."""
+    """The chat completion that ``values`` describe. Raises RequestError."""
     refuse(values, _NOT_DONE)
     body = _MessagesBody.of(values)
     chat = others(values, _MessagesBody, _IGNORED)

@@ -37,7 +37,7 @@ async def show(service: Service, request: Request) -> Response:
     """GET /cache: the tree of prefixes, with sizes in bytes, ages in seconds and hits, and sums since the start.
 
     ``replies`` are the last ones, with tokens and milliseconds; ``shared`` of a prefix are the tokens whose rows
-    are also those of the one before it in the list.
+    are shared with the one before it in the list.
 
     Words of prompts are for those that `sees_texts` lets. ``?since=`` takes a ``revision`` of before: only the present
     one comes back as long as it is the same.

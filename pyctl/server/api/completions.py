@@ -157,7 +157,7 @@ class _OpenAIReply(Reply):
         return usage
 
     def usage_frame(self, done: Done) -> bytes:
-        """The tokens of all replies, after the last of them, if the client asks."""
+        """The tokens of all replies, after the last of them, if the client requests them."""
         self._answer.usages.append(self.usage(done))
         is_last = len(self._answer.usages) == len(self._answer.prompts)
         if not is_last or not self.options.stream_options.include_usage:

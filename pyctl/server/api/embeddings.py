@@ -41,7 +41,7 @@ class _EmbeddingsBody(Body, frozen=True):
 
 
 class _RerankBody(Body, frozen=True):
-    """POST /rerank; ``texts`` in place of ``documents`` asks for the answer of Text Embeddings Inference."""
+    """POST /rerank; ``texts`` in place of ``documents`` selects the answer of Text Embeddings Inference."""
 
     query: Any = None
     documents: Any = None

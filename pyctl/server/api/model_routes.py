@@ -68,7 +68,7 @@ async def retrieve(models: Models, request: Request) -> Response:
 
 
 async def load(models: Models, request: Request) -> Response:
-    """POST /models/load {"model": ...}: begins to load one; /models/sse tells the end. Raises NotFoundError."""
+    """POST /models/load {"model": ...}: starts to load one; /models/sse reports the end. Raises NotFoundError."""
     name = _ModelBody.parse(await request.body()).model
     if (model := models.find(name)) is None:
         raise NotFoundError("model is not found")

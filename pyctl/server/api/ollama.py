@@ -6,7 +6,7 @@ It has the engine, the cache, the tools and the images of all other APIs. What d
   answers all other paths. Names in lists have the tag ``latest``, by which clients look for them.
 * ``options`` that load a model (num_ctx, num_gpu, ...) have no effect, nor has ``keep_alive``: the model is loaded.
 * A prompt that does not fit is refused; Ollama leaves out old messages.
-* Without ``options``, sampling parameters are those of the server.
+* Without ``options``, sampling parameters are the server's.
 * ``think`` true or absent leaves it to the template whether the model reasons; a template without reasoning ignores it.
 * ``template`` and ``context`` of /api/generate are refused.
 * Tool calls come in one chunk, after all text. One that was cut off is left out; the done_reason is length then.
@@ -74,7 +74,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 API_VERSION = "0.13.0"
-"""The release of Ollama that has what these endpoints have; clients ask for it before they use an ability."""
+"""The release of Ollama that has what these endpoints have; clients read it before they use an ability."""
 
 # -- requests ----------------------------------------------------------------------------------------------------------
 
@@ -130,7 +130,7 @@ _IGNORED = frozenset(
     {"model", "keep_alive", "truncate", "shift", "tools", "n", "n_cmpl"}
     | {"n_probs", "post_sampling_probs", "logprobs", "top_logprobs"}
 )
-"""Fields that mean nothing to us, and of other APIs what this one does not have or says in another way."""
+"""Fields that mean nothing to us, and of other APIs what this one lacks or expresses in another way."""
 
 _SAMPLING = frozenset(item.name for item in fields(Sampling) if not item.name.startswith("grammar")) - _IGNORED
 
@@ -139,7 +139,7 @@ _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "max": "high"}
 
 
 def chat_body(values: Mapping[str, Any]) -> ChatBody | None:
-    """The chat completion that /api/chat asks for, None if it only wants the model loaded. Raises RequestError."""
+    """The chat completion that /api/chat describes, None if it only loads the model. Raises RequestError."""
     body = OllamaChatBody.of(values)
     chat = _generation(values, body)
     chat["messages"] = _messages(body.messages)
@@ -448,7 +448,7 @@ def _capabilities(service: Service) -> list[str]:
 
 
 def _model(service: Service) -> dict[str, Any]:
-    """The model in lists. ``digest`` identifies it, and how it is evaluated; it is not that of the file."""
+    """The model in lists. ``digest`` identifies it, and how it is evaluated; it is not the file's."""
     info = service.info
     name = service.model if ":" in service.model else f"{service.model}:latest"
     return {

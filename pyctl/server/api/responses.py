@@ -1,4 +1,4 @@
-"""OpenAI's Responses API: endpoints and replies; `responses_request` reads what they ask.
+"""OpenAI's Responses API: endpoints and replies; `responses_request` reads their requests.
 
 Names and members are llama-server's, with what OpenAI's own clients read in addition: sequence numbers, indices, the
 request's settings in the body, the ends of reasoning and of arguments. What differs from llama-server:
@@ -6,12 +6,12 @@ request's settings in the body, the ends of reasoning and of arguments. What dif
 * An item is done before the next one is added; llama-server ends all of them at the end.
 * The response opens with the prefill, and a silent stream repeats ``response.in_progress``: some clients do not count
   comments as life.
-* A reply that was cut off has the status incomplete, with the reason; llama-server says completed. The event remains
+* A reply that was cut off has the status incomplete, with the reason; llama-server's is completed. The event remains
   ``response.completed``, which its clients wait for.
 * A failure is a ``response.failed`` and an ``error`` event; llama-server sends data without a name, which some
   clients skip.
 * ``store`` is false: each request brings its whole input, and the cache makes that cheap.
-* ``encrypted_content`` carries the reasoning to clients that ask for it with ``include``; llama-server leaves it empty.
+* ``encrypted_content`` carries the reasoning to clients that request it with ``include``; llama-server leaves it empty.
 """
 
 from __future__ import annotations

@@ -331,7 +331,7 @@ def _texts(parts: Any, where: str) -> str:
 
 
 def _joined(messages: list[Any]) -> list[Any]:
-    """``messages`` with those of the assistant in a row made one: a turn comes as several items."""
+    """``messages`` with the assistant's in a row made one: a turn comes as several items."""
     joined: list[Any] = []
     for is_assistant, turn in groupby(messages, key=lambda message: message["role"] == "assistant"):
         parts = list(turn)

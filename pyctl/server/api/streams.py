@@ -44,7 +44,7 @@ async def end(models: Models, request: Request) -> Response:
 
 
 async def find(models: Models, request: Request) -> Response:
-    """POST /v1/streams/lookup {"conversation_ids": [...]}: those of these that are kept for this client."""
+    """POST /v1/streams/lookup {"conversation_ids": [...]}: the ones that are kept for this client."""
     value = parse_object(await request.body()).get("conversation_ids")
     names = [name for name in value if isinstance(name, str) and name] if isinstance(value, list) else []
     at_most(_MAX_IDS, len(names), "conversation_ids", "ids")

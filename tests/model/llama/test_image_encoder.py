@@ -200,7 +200,7 @@ def test_webp_that_does_not_decode(loaded: Loaded) -> None:
     images, data = images_of(loaded), image_bytes(320, 200, "webp", seed=9)
     with pytest.raises(RequestError, match="WEBP image is broken"):
         images.picture(ImageFile.of(data[:4] + struct.pack("<I", 992) + data[8:1000]))  # a third of its pixels
-    with pytest.raises(RequestError, match="another size than its header says"):
+    with pytest.raises(RequestError, match="not have the size in its header"):
         images.picture(replace(ImageFile.of(data), width=640))
 
 

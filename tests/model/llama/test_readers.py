@@ -239,8 +239,8 @@ def test_a_block_is_drafted_up_to_its_end(opened: Callable[..., LlamaBackend]) -
     ("kind", "lacks", "reason", "fields"),
     [
         ("dflash2", "mask", "names no mask token", {}),
-        ("dspark", "block", "does not say the size of its block", {}),
-        ("dspark", "confidence", "does not say how sure it is: it needs --spec-draft-p-min 0", {"draft_p_min": 0.5}),
+        ("dspark", "block", "does not state the size of its block", {}),
+        ("dspark", "confidence", "has no probabilities: it needs --spec-draft-p-min 0", {"draft_p_min": 0.5}),
     ],
 )
 def test_a_file_that_lacks_what_drafting_needs_is_refused(

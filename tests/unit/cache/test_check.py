@@ -26,7 +26,7 @@ def filled() -> RamCache:
 @pytest.mark.parametrize(
     ("part", "name", "value", "told"),
     [
-        (lambda cache: cache.snapshots()[0].segment, "tokens", as_tokens(range(1, 11)), "holds other tokens than its"),
+        (lambda cache: cache.snapshots()[0].segment, "tokens", as_tokens(range(1, 11)), "tokens that do not match its"),
         (lambda cache: cache.snapshots()[0].segment, "references", 3, "[0, 10) counts 3 references, 2 are there"),
         (lambda cache: cache.snapshots()[1].segment, "rows", np.zeros(30, np.uint8), "counts 116 bytes, 136 are there"),
         (lambda cache: cache, "pinned", set(filled().snapshots()[:1]), "a pinned snapshot is gone"),

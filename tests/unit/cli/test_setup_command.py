@@ -73,7 +73,7 @@ def test_without_a_file_that_fits_it_compiles(run: Run, tmp_path: Path, capsys: 
         run(replace(WITH_CARD, compiler=None), "--release", place)
     with pytest.raises(ConfigError, match=r"a C\+\+ compiler is not installed"):
         run(replace(WITH_CARD, compiler=None), "--release", place, "--yes")
-    assert "llama-cpp-python is not that of a release" in capsys.readouterr().out
+    assert "llama-cpp-python is not from a release" in capsys.readouterr().out
     assert run(WITH_CARD, "--release", "none", "--dry-run")[1][1].startswith("build: for NVIDIA GeForce RTX 3090")
     with pytest.raises(ConfigError, match=r"SHA256SUMS: .*to compile instead: pyctl setup --release none"):
         run(WITH_CARD, "--release", str(tmp_path / "none"))

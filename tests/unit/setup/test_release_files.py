@@ -70,7 +70,7 @@ def test_the_file_of_a_release_is_fetched_whole_or_not_at_all(tmp_path: Path) ->
     assert {path.name: path.read_bytes() for path in (tmp_path / "new").iterdir()} == {"libggml-cuda.so": LIBRARY}
     fetch(file, work).unlink()
     (place / NAME).write_bytes((place / NAME).read_bytes()[:-1])
-    with pytest.raises(ConfigError, match="is damaged: its SHA-256 is not that of SHA256SUMS"):
+    with pytest.raises(ConfigError, match="is damaged: its SHA-256 is not the one in SHA256SUMS"):
         fetch(file, work)
     assert not list(work.glob("*/*"))
     (place / "SHA256SUMS").write_text(f"{'0' * 64}  pyctl-cuda-0.0.1-cuda13.5.0-{platform.machine()}.tar.zst\n")
@@ -101,20 +101,20 @@ HUGE = {"libggml-cuda.so": {"sha256": "", "size": 2**33}}
 @pytest.mark.parametrize(
     ("manifest", "members", "words"),
     [
-        ({}, {**BOTH, "more.so": b""}, "'more.so' is not what manifest.json says"),
-        ({}, {**BOTH, member("libggml-cuda.so"): LIBRARY}, "is not what manifest.json says"),
-        ({}, {"libggml-cuda.so": LIBRARY[1:]}, "is not what manifest.json says"),
+        ({}, {**BOTH, "more.so": b""}, "'more.so' does not match manifest.json"),
+        ({}, {**BOTH, member("libggml-cuda.so"): LIBRARY}, "does not match manifest.json"),
+        ({}, {"libggml-cuda.so": LIBRARY[1:]}, "does not match manifest.json"),
         ({}, {"libggml-cuda.so": LIBRARY[::-1]}, "'libggml-cuda.so' is damaged"),
         ({}, {}, "it lacks libggml-cuda.so"),
-        ({}, {member("libggml-cuda.so", tarfile.SYMTYPE, "/etc/passwd"): b""}, "is not what manifest.json says"),
-        ({}, {"../libggml-cuda.so": LIBRARY}, "is not what manifest.json says"),
+        ({}, {member("libggml-cuda.so", tarfile.SYMTYPE, "/etc/passwd"): b""}, "does not match manifest.json"),
+        ({}, {"../libggml-cuda.so": LIBRARY}, "does not match manifest.json"),
         ({"files": {"../a": {"sha256": "", "size": 0}}}, {"../a": b""}, "'../a' is no valid name"),
         ({"libraries": ["/lib/libc.so.6"]}, BOTH, "is no valid name"),
         ({"toolkit": "../.."}, BOTH, "is no valid name"),
         ({"requirements": ["--index-url=http://127.0.0.1"]}, BOTH, "is no valid name"),
         ({"files": HUGE}, BOTH, "its content is not between 0 and"),
         ({"files": {"a": {"sha256": "", "size": -1}}}, BOTH, "its content is not between 0 and"),
-        ({"files": {}}, {"a": bytes(2**22)}, "larger than its manifest says|is not what manifest.json says"),
+        ({"files": {}}, {"a": bytes(2**22)}, "larger than in its manifest|does not match manifest.json"),
         ({"more": "x" * 2**21}, BOTH, "it does not start with manifest.json"),
     ],
 )
