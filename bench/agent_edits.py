@@ -1,11 +1,11 @@
-"""The gain of drafts from `cache` beside a head when agents rewrite files that they have read, without a model.
+"""The gain of drafts from `cache` in addition to a head when agents rewrite files that they have read, without a model.
 
     python -m bench.agent_edits [--vocab ggml-vocab-qwen35.gguf] [--keep]
 
 bench/recorded holds files of this project before and after a change (as difflib's ndiff). In each conversation a tool
 reads the file, and the agent changes it in one of the usual ways; the reply is replayed token by token against the
 proposed drafts. A step evaluates one token and the drafts. Without --vocab the tokens are Qwen3.5's, if a build
-has unpacked llama.cpp here, or else of the built-in model. The first table is beside a head that predicts `HEAD_SHARE`
+has unpacked llama.cpp here, or else of the built-in model. The first table has a head that predicts `HEAD_SHARE`
 of all tokens: tokens a step, and speed as a multiple of that with only the head, with the step times of two models on
 an H200 (bench/draft_length.py). The second is of the reply that `bench.gpu.rewriting` measures.
 """
@@ -186,7 +186,7 @@ class Count:
 
 
 class Head:
-    """A head that drafts the reply, or another token where it is wrong."""
+    """A head that drafts the reply, or another token if it is wrong."""
 
     name, n_max = "draft-mtp", 3
 
@@ -223,7 +223,7 @@ class Beside:
         return self.count.n_tokens / self.ms * 1e3
 
     def reply(self, key: int, prompt: Tokens, reply: Tokens) -> None:
-        """A request whose model replies ``reply``; what is right after a mark is sure in the next step."""
+        """A request whose model replies ``reply``; right tokens after a mark are sure in the next step."""
         seq, tokens, n = LiveSequence(0, prompt.size + reply.size), tuple(reply.tolist()), 1
         seq.reset(prompt)
         self.head.text, n_free, sure = [*prompt.tolist(), *tokens], self.machine.n_free, tokens[:1]
@@ -297,7 +297,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     edits = recorded()[: options.edits]
     columns = ["way to edit", *(f"{m.name}: {what}" for m in MACHINES[:2] for what in ("head", "and cache", "speed"))]
     rows: list[list[object]] = [[title, *beside_head(form, edits, vocab)] for title, form in FORMS.items()]
-    title = f"{len(edits)} edits beside a head that is right in {HEAD_SHARE:.0%} of all places: tokens a step, speed"
+    title = f"{len(edits)} edits with a head that is right in {HEAD_SHARE:.0%} of all places: tokens a step, speed"
     show(title, columns, rows, keep="agent-edits-head" if options.keep else "", weights=SIMULATED)
     n_file, n_edits = (N_FILE, N_EDITS) if options.edits is None else (512, options.edits)
     prompt, reply = map(as_tokens, conversation(file, n_file, n_edits))

@@ -125,7 +125,7 @@ def measure(chat: ChatFormat, n_messages: int, words_each: int, turns: int) -> d
 
 
 def chat_format(vocabulary: Path) -> ChatFormat:
-    """The chat format of ``vocabulary``, with the template that the pinned release keeps beside its own one."""
+    """The chat format of ``vocabulary``, with the template that the pinned release keeps next to its own."""
     redirect_log()
     template = vocabulary.parent / TEMPLATE
     source = template.read_text("utf-8") if template.exists() else CHATML

@@ -235,7 +235,7 @@ class Tally:
 @dataclass(frozen=True)
 class Sizes:
     """RAM of all snapshots, in bytes for each of ``n_tokens`` different tokens: as they are, and as rows once and one
-    state for each of ``n_snapshots``; and likewise all files of the cache, 0 where they were not measured."""
+    state for each of ``n_snapshots``; and likewise all files of the cache, 0 if they were not measured."""
 
     n_snapshots: int
     n_tokens: int

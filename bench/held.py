@@ -85,7 +85,7 @@ def go_to(backend: LlamaBackend, n: int, state: State | None, source: Block | He
 
 
 def answer(backend: LlamaBackend, n: int, message: Tokens) -> np.ndarray:
-    """The logits behind ``message`` at position ``n``, shape (n_vocab,)."""
+    """The logits after ``message`` at position ``n``, shape (n_vocab,)."""
     backend.evaluate(0, message, n)
     return backend.logits(0)
 

@@ -7,7 +7,7 @@
 The servers take turns, so that load of the machine meets all of them. While one answers, which takes a second or two,
 its threads are in the real-time class where the system allows it. With other processes, which only count, it and they
 have the highest priority of the usual class instead, so that they share the cores with little else. "Rewriting" has
-drafts of n-grams on, and repeats a file of Python with another name in it. Rates are the servers' own ("timings").
+drafts of n-grams on, and says a file of Python again with another name in it. Rates are the servers' own ("timings").
 Memory is what the process holds after its replies, with the mapped weights. All are medians, and in brackets, above 1
 where pyctl is better, the median of pyctl's part by this server's of the same round. Compare figures of one run only.
 """

@@ -1,10 +1,10 @@
-"""What a store behind the disk gives: the first token cold, from the directory, from the store, and if it hangs.
+"""What an object store gives: the first token cold, from the directory, from the store, and if it hangs.
 
     python -m bench.store                          # the built-in model
     python -m bench.store --model FILE --links 0 10 1    # Gbit/s; 0 is loopback as it is
 
 Real servers, each with its own directory: the first evaluates all prompts, the others restore them. The store is a
-folder behind a small S3 server in this process, with the speed of a link. Seconds are medians of the prompts.
+folder of a small S3 server in this process, with the speed of a link. Seconds are medians of the prompts.
 """
 
 from __future__ import annotations

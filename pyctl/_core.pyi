@@ -1,6 +1,6 @@
 """The compiled extension: moves rows and state of one sequence in and out of a llama_context.
 
-`pyctl.llama.extension` alone imports it, and `_drafts` and `_pool` beside it: after llama.cpp's libraries, and only if all fit.
+`pyctl.llama.extension` alone imports it, and `_drafts` and `_pool` with it: after llama.cpp's libraries, and only if all fit.
 Tokens of a sequence, and their rows, are counted from 0; sizes are bytes. Every call checks its ranges and sizes before llama.cpp gets them and raises
 ValueError with the reason; the sequence is unchanged then. Copies release the GIL. None of this is thread-safe: the
 thread that owns the context makes the calls.
@@ -8,7 +8,7 @@ thread that owns the context makes the calls.
 Where `KVState.is_async`, `save_*` and `load_*` only start the copies. They happen in the order of the calls and keep
 their buffers alive; evaluation comes before or after them as it was called. Only after `KVState.finish` may anything
 else read saved or change loaded bytes. A buffer is let go by the first call after its copy is complete, or
-when many others wait behind it: then that call waits as well.
+when many others wait after it: then that call waits as well.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class KVState(ContextState):
     a recurrent memory no rows) or ``opaque`` (a memory of another kind, or one stream per sequence: no rows, and the state is llama.cpp's own of the whole
     sequence).
 
-    With a ``lag``, for tests, a host behaves as a device that copies beside the computation does towards its buffers:
+    With a ``lag``, for tests, a host behaves as a device that copies during the computation does towards its buffers:
     a copy counts as complete when so many further calls were made, or something waited for it.
 
     With ``marks``, a hybrid without sliding layers has room for one more state of each sequence, on the devices where states lie; RuntimeError
@@ -118,7 +118,7 @@ class KVState(ContextState):
 
     @property
     def is_async(self) -> bool:
-        """Whether copies run beside the computation, so that `finish` has to be waited for."""
+        """Whether copies run during the computation, so that `finish` has to be waited for."""
 
     @property
     def in_flight_bytes(self) -> int:
@@ -158,7 +158,7 @@ class KVState(ContextState):
         """
 
     def release(self, held: int) -> None:
-        """Let held rows go; harmless where they have gone."""
+        """Let held rows go; harmless if they have gone."""
 
     def fetch(self, held: int, p0: int, p1: int, out: Buffer) -> None:
         """Copy held rows [p0, p1) into ``out``, as `save_rows` does. They may be released at once."""
@@ -191,7 +191,7 @@ class KVState(ContextState):
     def save_state(self, seq: int, n: int, out: Buffer) -> None:
         """Copy the state of ``seq``, which ends at ``n``, into ``out`` of exactly ``state_size(seq)`` bytes.
 
-        Without its last part, where that is the rows of a window, for an ``out`` that has no room for them.
+        Without its last part, if that is the rows of a window, for an ``out`` that has no room for them.
         """
 
     def save_window(self, seq: int, p0: int, p1: int, out: Buffer) -> None:

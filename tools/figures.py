@@ -184,7 +184,7 @@ CARD = {"defaults": "defaults", "defaults, no drafts": "`--spec-type none`", "ex
 
 
 def card(shape: str) -> list[str]:
-    """The defaults on 24,000 MiB beside the flags of an expert."""
+    """The defaults on 24,000 MiB next to the flags of an expert."""
     body = []
     for name, _, context, vram, ram, start, _, cold, turn, speed in rows(CARDS[shape], "On a card of 24 GB")[1:]:
         body.append((CARD[name], context, vram, ram, f"{start} s", f"{cold} s", f"{turn} ms", speed))

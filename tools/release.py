@@ -73,7 +73,7 @@ exec {command} "$@"
 
 @dataclass(frozen=True)
 class Work:
-    """The parts of a release share this. ``place`` keeps what was compiled, ``environment`` names the compilers."""
+    """The parts of a release share this. ``place`` keeps compiled files, ``environment`` names the compilers."""
 
     place: Path
     target: Path

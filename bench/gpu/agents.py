@@ -46,7 +46,7 @@ N_DECODE = 64
 """Tokens of each reply with which the speed of a full batch is measured."""
 
 OVER = 0.6
-"""What ``-c`` holds of all contexts together where they do not fit."""
+"""What ``-c`` holds of all contexts together if they do not fit."""
 
 TRIES, PAUSE = 5, 0.5
 """Of one request that is refused, and seconds between them."""

@@ -2,7 +2,7 @@
 
     python -m bench.gpu.images MODEL [--encoder FILE] [--llama-server BINARY] [--parts encode bits ask]
 
-MODEL is a file of Qwen's shape; without ``--encoder`` one of random weights, of the real shape, is written beside it.
+MODEL is a file of Qwen's shape; without ``--encoder`` one of random weights, of the real shape, is written next to it.
 ``encode`` loads both in this process: bits of the rows when they are made again, and milliseconds by size. ``bits``
 compares logits after images of several sizes with a cold run's: cold again, restored, rewound, and after
 another image in their place. ``ask`` starts servers and sends a conversation with an image of 1920 x 1080 pixels: new,

@@ -6,7 +6,7 @@
 
 Sections, the most telling first: defaults (first token and replies side by side with as few flags as possible), base
 (first token, decode, prefill, memory, restarts at --sizes), held (returns on the device), kv (copies in GB/s), memory
-(resident beside counted bytes over many prompts, without a cache directory), long (as base, at --long), exact (logits),
+(resident and counted bytes over many prompts, without a cache directory), long (as base, at --long), exact (logits),
 card (defaults and an expert's flags within 24 GB). Each finding is written to gpu-side-by-side-<shape>.json and .md at
 once. The tables name the sections that --budget left out.
 """
@@ -44,7 +44,7 @@ LOADING = {"27b": 10.0, "35b-a3b": 12.0}
 """Seconds until a server answers, likewise."""
 
 CARD_MIB, CARD_PROMPT, CARD_SHARE = 24_000, 60_000, 0.7
-"""What a card of 24 GB has left beside the driver's own, a prompt that fits into every context there, and the share of
+"""What a card of 24 GB has left besides the driver's, a prompt that fits into every context there, and the share of
 drafts that are accepted."""
 
 N_PROMPTS, PROMPT_TOKENS = 60, 2000

@@ -1,4 +1,4 @@
-"""Memory plans on GPUs beside the memory that a load takes.
+"""Memory plans on GPUs, next to the memory that a load takes.
 
     DIR/python -m bench.gpu.memory MODEL [MODEL ...] [--encoder FILE]
 

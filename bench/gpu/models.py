@@ -1,4 +1,4 @@
-"""Switch between two models behind conversations, pyctl beside llama-server's router; prepare.py has run before.
+"""Switch between two models with conversations, pyctl next to llama-server's router; prepare.py has run before.
 
     DIR/python -m bench.gpu.models DIR --sizes 8000 52000 --card
     DIR/python -m bench.gpu.models DIR --models tiny-hybrid tiny-dense --sizes 1500 --ctx 8192 --switches 6 --no-card

@@ -104,7 +104,7 @@ class Bench:
     def depth_rows(self) -> None:
         """A line for each depth."""
         backend, at, n = self.backend, 0, self.options.ubatch
-        longest = 0.0  # expected milliseconds of a batch, where that is known
+        longest = 0.0  # expected milliseconds of a batch, if known
         for depth in self.depths:
             if depth + 2 * n > backend.facts.n_ctx or time.monotonic() > self.end:
                 print(f"| {self.shape} | {self.mode} | {backend.facts.n_ctx:,} | | {depth:,} | left out |", flush=True)

@@ -41,7 +41,7 @@ def first_tokens(
 ) -> list[tuple[int, str, dict[str, tuple[float, float]]]]:
     """(size, way, {server: (tokens evaluated, milliseconds)}) for everything measured, long conversations last.
 
-    What a restart costs llama-server does not depend on the page cache, so it stands beside both of ours.
+    What a restart costs llama-server does not depend on the page cache, so it stands next to both of ours.
     """
     found = []
     for size in sorted({record["size"] for record in records if record["kind"] == kind}):

@@ -2,7 +2,7 @@
 
 Prompts are documents of this project, and files of bench/recorded; replies are other documents, and the changed files
 in the ways of `bench.agent_edits`. Models have random weights, so both servers are given the replies
-(`bench.gpu.given_reply`): n-grams and the cache propose what they find in the text, and are right where it is so. No
+(`bench.gpu.given_reply`): n-grams and the cache propose what they find in the text, and are right if that fits. No
 conversation is sent twice, since the cache remembers a reply that it was given. The tokens are Qwen3.5's
 (vendor/llama.cpp/models, once a build has unpacked it), of the built-in model for tiny shapes, numbered anew so that
 none is special, and each conversation has its own.

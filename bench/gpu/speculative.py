@@ -8,7 +8,7 @@
 
 Parts: lengths (drafts accepted by chance with a given mean length, and no drafts), rewriting (`bench.gpu.rewriting`:
 given replies, with and without the cache). Chance makes lengths differ: speeds are for its yield on average from
-drafts as long as each server makes them, which may be shorter than --n-max, or none, where that is faster. Servers are
+drafts as long as each server makes them, which may be shorter than --n-max, or none, if that is faster. Servers are
 loaded and warmed several at a time, as the device's memory allows, and measured one after the other while the others
 are idle: each evaluates every prompt once, and continues it by every number of tokens. Findings go to
 gpu-speculative-<shape>.json and .md once a server has ended, with a draft model to gpu-speculative-<shape>-<file>.
@@ -51,7 +51,7 @@ CHANCE_DRAFTS = module_command("bench.gpu.chance_drafts")
 _ALONE = threading.Lock()
 
 BESIDE_MIB = 4500
-"""What a server may take on the device beside its weights, rows and states."""
+"""What a server may take on the device besides its weights, rows and states."""
 
 Record = dict[str, Any]
 

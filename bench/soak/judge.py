@@ -56,7 +56,7 @@ class Judge:
         return _gap(self._end(body, len(tokens)), text[len(said) :])
 
     def _end(self, body: dict[str, Any], n: int) -> dict[str, Any]:
-        """The end token after ``n`` others, which the list of a reply lacks, beside the likeliest ones."""
+        """The end token after ``n`` others, which the list of a reply lacks, with the likeliest ones."""
         longer = self.choice({**body, "max_tokens": n + 1, "ignore_eos": True})
         others = longer["logprobs"]["content"][n]["top_logprobs"]
         return {**next((other for other in others if not other["token"]), others[0]), "top_logprobs": others}

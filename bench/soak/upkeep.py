@@ -1,4 +1,4 @@
-"""An operator's requests beside the clients: cache views, saves, restores, pins, clears."""
+"""An operator's requests, next to the clients': cache views, saves, restores, pins, clears."""
 
 from __future__ import annotations
 

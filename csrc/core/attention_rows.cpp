@@ -112,7 +112,7 @@ void attention_rows::load_checked(llama_seq_id seq, int64_t p0, const std::vecto
         const int64_t               last      = spans.back().last;
         const std::vector<cell_run> taken     = take_over(seq, p0, last);
         const int64_t               first_new = taken.empty() ? p0 : taken.back().row + taken.back().count;
-        // Those have theirs at once: a part of them would find no use for cells of the others that what is held leaves.
+        // Those have theirs at once: a part of them would find no use for cells of the others that held rows free.
         if (!taken.empty()) {
             append(taken, part_of(spans, p0, first_new));
         }

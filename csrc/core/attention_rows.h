@@ -68,5 +68,5 @@ private:
     int64_t            cut_at      = 0;
     int64_t            cut_pos     = 0;      // the position of that row
     mutable bool       is_counted  = true;  // whether n_only_held and n_cut are as of now
-    mutable int64_t    n_cut       = 0;  // cells of what is not settled, counted with them
+    mutable int64_t    n_cut       = 0;  // unsettled cells, counted with them
 };

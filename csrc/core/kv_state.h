@@ -2,7 +2,7 @@
 // checks sequence ids, token counts and headers, and leaves the moving to the parts that the memory consists of.
 //
 // Wrong arguments throw std::invalid_argument before the sequence changes; what the library does wrong throws
-// std::runtime_error. Where `is_async`, what is saved and loaded may still be on its way when a function returns: the
+// std::runtime_error. Where `is_async`, copies may still be on their way when a function returns: the
 // buffers must live until `progress` is complete. One thread at a time: the one that owns the context.
 // pyctl/_core.pyi has the contract of each call.
 #pragma once

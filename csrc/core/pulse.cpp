@@ -1,5 +1,5 @@
 // Registers Pulse: what llama.cpp calls between the nodes of a graph. It counts, and ends the evaluation when told to;
-// no interpreter takes part, so it costs nothing beside a node.
+// no interpreter takes part, so it costs nothing compared to a node.
 #include "library/context.h"
 
 #include <pybind11/pybind11.h>

@@ -1,5 +1,5 @@
 // Which position each row of a sequence has. A row of text has the one after the row before it. All rows of an
-// image have the position at which it starts, and a line and a column beside it; the text goes on as many positions later
+// image have the position at which it starts, and a line and a column; the text goes on as many positions later
 // as the image has lines or columns, whichever are more. So there may be more rows than positions.
 #pragma once
 

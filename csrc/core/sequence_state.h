@@ -1,4 +1,4 @@
-// What a sequence holds beside the rows that can be cut, at one position, as bytes after a block's header: a state of all that
+// What a sequence holds besides rows that can be cut, at one position, as bytes after a block's header: a state of all that
 // it has seen, or the rows that layers with a window still see, or both. Sizes are bytes without the header. Sequence ids and
 // block headers are the caller's to check. Copies may be on their way when a function returns, see transfer.h.
 #pragma once

@@ -11,7 +11,7 @@ bool can_pin();
 // Makes `size` bytes at `data` memory that the device copies fast; false if the system refuses.
 bool pin(void * data, size_t size);
 
-// Takes that back; false, and the memory stays as it is, where that cannot be done.
+// Takes that back; false, and the memory stays as it is, if that cannot be done.
 bool unpin(void * data);
 
 // Whether `is_complete` supports events of `device`.

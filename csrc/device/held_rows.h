@@ -23,7 +23,7 @@ struct out_of_cells : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// Joins a run to the last one where it goes on there.
+// Joins a run to the last one if it goes on there.
 void append_run(std::vector<cell_run> & runs, const cell_run & run);
 
 class held_rows {

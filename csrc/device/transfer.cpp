@@ -49,7 +49,7 @@ transfer::transfer(llama_context * context, const std::vector<ggml_tensor *> & t
     open_stages(staged);
 }
 
-// False unless all tensors lie on devices that copy beside what they compute.
+// False unless all tensors lie on devices that copy during computation.
 bool transfer::open_lanes(const std::vector<ggml_tensor *> & tensors) {
     for (const ggml_tensor * tensor : tensors) {
         ggml_backend_dev_t device = device_of(tensor);

@@ -5,7 +5,7 @@
 // `save_staged`, since devices copy both ways at a time. What is on one stream runs in the order of the calls. Between two
 // of them only events order, and the host waits for none:
 //
-//   computing -> copies   `save_begin`, `load_begin`: a save reads what was computed before it, and a load does not
+//   computing -> copies   `save_begin`, `load_begin`: a save reads earlier results, and a load does not
 //                         overwrite what an evaluation before it still reads.
 //   copies -> computing   `load_end`: an evaluation has what was loaded before it. It also may overwrite what was saved
 //                         before it, so `row_memory::fence` calls it when saved rows are given up; rows that stay where

@@ -100,7 +100,7 @@ private:
         return py::array_t<float>({ n, static_cast<py::ssize_t>(width) }, data, py::capsule(data, [](void *) {}));
     }
 
-    // Memory and events of `device`, or false where it works in step with the host.
+    // Memory and events of `device`, or false if it works in step with the host.
     bool prepare(ggml_backend_dev_t device) {
         if (slots[1].copied != nullptr) {
             return true;
@@ -141,7 +141,7 @@ llama_sampler_i best_interface = [] {
     return made;
 }();
 
-// The candidates beside which --spec-draft-p-min measures how likely the best one is, as in llama-server.
+// The candidates among which --spec-draft-p-min measures how likely the best one is, as in llama-server.
 constexpr int n_compared = 10;
 
 // A context of type MTP: row p of its cache belongs to the token at p and the hidden row before it.

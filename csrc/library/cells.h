@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-// What a cell has beside its position. Bytes of these are in files, see core/block.h.
+// What a cell has besides its position. Bytes of these are in files, see core/block.h.
 struct cell_extra {
     int32_t x, y, token;
 };
@@ -29,7 +29,7 @@ public:
 
     int64_t size() const { return cells->size(); }  // in cells
     int64_t n_used() const { return cells->get_used(); }
-    bool    has_extra() const { return owner->has_cell_ext(); }  // beside positions, that saved rows need
+    bool    has_extra() const { return owner->has_cell_ext(); }  // besides positions, that saved rows need
 
     bool      is_empty(int64_t cell) const { return cells->is_empty(at(cell)); }
     llama_pos position(int64_t cell) const { return cells->pos_get(at(cell)); }  // of one that is not empty
@@ -59,7 +59,7 @@ public:
         return found.empty() ? std::vector<int64_t>() : std::vector<int64_t>(found.idxs[0].begin(), found.idxs[0].end());
     }
 
-    // Gives these cells to text of `seq` at `positions`, as an evaluation would; what is in them is dropped.
+    // Gives these cells to text of `seq` at `positions`, as an evaluation would; their content is dropped.
     void take(const std::vector<int64_t> & taken, llama_seq_id seq, std::vector<llama_pos> positions) {
         std::vector<llama_token>    tokens(positions.size());
         std::vector<int32_t>        n_seqs(positions.size(), 1);

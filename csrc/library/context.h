@@ -13,7 +13,7 @@ inline ggml_backend_sched_t scheduler(llama_context * ctx) {
     return ctx->get_sched();
 }
 
-// The backend with which `ctx` computes on `device`, perhaps on others beside it; null for none.
+// The backend with which `ctx` computes on `device`, perhaps on others as well; null for none.
 inline ggml_backend_t backend_of(llama_context * ctx, ggml_backend_dev_t device) {
     for (int i = 0; i < ggml_backend_sched_get_n_backends(scheduler(ctx)); ++i) {
         ggml_backend_t backend = ggml_backend_sched_get_backend(scheduler(ctx), i);

@@ -106,7 +106,7 @@ memory_parts parts_of(llama_context * ctx) {
     parts.type                = typeid(*memory).name();  // its length comes first
     parts.type.erase(0, parts.type.find_first_not_of("0123456789"));
     parts.n_seen = model.hparams.swa_type != LLAMA_SWA_TYPE_NONE ? model.hparams.n_swa : 0;
-    // Only a cache beside others may slide, with one position a cell except in drafts, which have only text. With a stream
+    // Only one of several caches may slide, with one position a cell except in drafts, which have only text. With a stream
     // per sequence rows cannot be handed on.
     const bool is_unified = parts.sets.empty() ? parts.recurrent != nullptr : parts.sets[0].cache.memory()->get_n_stream() == 1;
     if (!is_unified || (parts.n_seen > 0) != bool(parts.window) ||

@@ -143,7 +143,7 @@ class DiskSettings:
     store_url: str = DISK.flag(
         "",
         "--kv-store",
-        "object store behind that directory, which servers may share: s3://, gs://, az://, file:// or memory://; "
+        "object store for that directory's files, which servers may share: s3://, gs://, az://, file:// or memory://; "
         "keys come from the environment; needs obstore",
         store_url,
         "PYCTL_KV_STORE",

@@ -23,7 +23,7 @@ __all__ = ["DeviceCounts", "DeviceTier", "max_unwritten"]
 log = logging.getLogger(__name__)
 
 UNWRITTEN_PART = 2
-"""Rows of the device that wait to be written may take RAM beside what the cache counts: its budget over this."""
+"""Rows of the device that wait to be written may take RAM on top of the cache: its budget over this."""
 
 
 SPARE_STATES, SPARE_PART = 4, 4
@@ -35,7 +35,7 @@ PIECE_BYTES = limit(2**28, "rows copied from the device in one segment", "longer
 
 
 def max_unwritten(budget: int | None) -> int:
-    """Bytes beside a cache of ``budget`` that may wait for the disk."""
+    """Bytes on top of a cache of ``budget`` that may wait for the disk."""
     return max(MAX_UNWRITTEN_BYTES, (budget or 0) // UNWRITTEN_PART)
 
 
@@ -85,7 +85,7 @@ class DeviceTier:
 
     def segment(self, seq: LiveSequence, covered: Coverage) -> Segment:
         """The rows of ``seq`` that are not ``covered``: the deepest segment, if they are more than should leave the
-        device at once. StateError or MemoryError leave nothing behind."""
+        device at once. StateError or MemoryError leave no trace."""
         made: list[Segment] = []
         try:
             for start, last in self._pieces(seq, covered.n):
@@ -156,7 +156,7 @@ class DeviceTier:
     def shrink(self, maximum: int) -> bool:
         """Reduce these rows to ``maximum`` cells; rows of least worth move to RAM or are dropped.
 
-        False if that would take rows that only the device has of what is locked.
+        False if that would take rows that only the device has of locked snapshots.
         """
         while (n_before := self.n_cells) > maximum:
             for segment in self._cache.device_eviction_order(self._n_freed):
@@ -170,7 +170,7 @@ class DeviceTier:
     def vacate(self, first: int, last: int, coming: Snapshot | None = None) -> None:
         """In a pool, have nothing held where rows [first, last) go but those that are ``coming`` and lie there already.
 
-        What is in the way goes to RAM, or away where that has no room for it that is worth less; locked snapshots
+        What is in the way goes to RAM, or away if that has no room for it that is worth less; locked snapshots
         make no room.
         """
         if not self.n_cells:
@@ -214,7 +214,7 @@ class DeviceTier:
 
     @property
     def _spare(self) -> int:
-        """Bytes beside the cache that rows leave to states."""
+        """Bytes on top of the cache that rows leave to states."""
         return min(SPARE_STATES * self._memory.state_size(0), max_unwritten(self._cache.budget) // SPARE_PART)
 
     @property
@@ -240,7 +240,7 @@ class DeviceTier:
         return False
 
     def is_large(self, snapshot: Snapshot) -> bool:
-        """Whether RAM and the disk lack more rows of it than may wait for the disk beside what the cache counts."""
+        """Whether RAM and the disk lack more rows of it than may wait for the disk on top of the cache."""
         n_bytes = sum(each.only_held_bytes for each in snapshot.chain if not each.file.is_there)
         return n_bytes > max_unwritten(self._cache.budget) - self._spare
 

@@ -53,7 +53,7 @@ HEAD_TOKENS, TAIL_TOKENS = 12, 24
 class DiskTier:
     """The `Store` on disk: reads from and writes to ``store``; ``policy`` serves requests that name none.
 
-    ``text_of`` makes text of tokens for people. ``remote`` is the store behind the disk. The engine's thread calls
+    ``text_of`` makes text of tokens for people. ``remote`` is the object store. The engine's thread calls
     everything and changes `recent`; a separate thread writes, and one that reads recovers. Closing takes at most
     ``close_seconds``.
     """
@@ -94,7 +94,7 @@ class DiskTier:
         return self.store.find(prompt, limit)
 
     def far(self, prompt: PromptMatch, limit: int) -> list[tuple[Prefix, float]]:
-        """The prefixes of ``prompt`` of ``limit`` tokens at most that only the store behind has, and the seconds until
+        """The prefixes of ``prompt`` of ``limit`` tokens at most that only the object store has, and the seconds until
         they are here."""
         if self.remote is None:
             return []
@@ -102,7 +102,7 @@ class DiskTier:
         return self.remote.far(prompt, limit, covered)
 
     def fetch(self, prefix: Prefix) -> Reads | None:
-        """Start to bring here what only the store behind has; None if that cannot be now."""
+        """Start to bring here what only the object store has; None if that cannot be now."""
         return self.remote.fetch(prefix) if self.remote is not None else None
 
     def open(
@@ -152,7 +152,7 @@ class DiskTier:
         return chosen.positions
 
     def remove(self, name: str) -> bool:
-        """Remove the snapshot called ``name``, also where it waits to be written; False if there is none.
+        """Remove the snapshot called ``name``, also if it waits to be written; False if there is none.
 
         Waits for the disk; any thread may call it.
         """

@@ -35,7 +35,7 @@ class Likelihoods:
     Most go on at the ``end``. Of the others, histories that are cut back, a distance from the end is as likely as twice
     that, from ``near`` tokens on. As likely as ``head`` a new conversation starts as this one did, up to a place in its
     opening (before the first reply), and near its end rather than far from it: the programs' text about the day,
-    the folder or the task comes late. Where an opening is not known, that is behind the very first snapshot. A place at
+    the folder or the task comes late. Where an opening is not known, that is after the very first snapshot. A place at
     which more prompts parted than the first is likely to be one again: each time counts ``again``. A history that is
     written anew when the user speaks again stays as it is up to the reply to what the user had said before: there
     ``turn`` resume.

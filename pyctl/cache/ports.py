@@ -104,7 +104,7 @@ class SequenceMemory(Protocol):
     """Moves what sequences hold: rows, which can be cut anywhere, and the state at the end.
 
     Rows and states have parts: the model's own, and a draft model's that follows it. Only drafts depend on the
-    latter: where they are empty, or another draft model's, it goes on without them, and nothing raises. Parts that the
+    latter: if they are empty, or another draft model's, it goes on without them, and nothing raises. Parts that the
     model does not have are empty: the rows of one without rows, the state of one that needs none.
 
     Rows or a state that do not fit raise StateError before the sequence is changed, and OutOfCellsError where only the
@@ -212,7 +212,7 @@ class Written:
 
 @dataclass(frozen=True)
 class StoreView:
-    """Sums of the store behind the disk: snapshots and bytes of this model there, snapshots that this process
+    """Sums of the object store: snapshots and bytes of this model there, snapshots that this process
     ``fetched`` and ``sent``, and whether the store is left alone after failures (``is_away``)."""
 
     name: str
@@ -228,7 +228,7 @@ class DiskView:
     """Sums of the tier: lengths at which something is stored, bytes of the directory, its budget (-1: none), restores
     that came from it, snapshots written by this process, files found damaged, snapshots that wait to be written, and
     those that could not be. ``spilled`` are those written because they left RAM; ``given_up`` were not, for lack of
-    time. ``store`` is behind the disk."""
+    time. ``store`` is the object store's."""
 
     policy: str
     in_use: int

@@ -125,7 +125,7 @@ class PrefixCache:
         return max(self._near(PromptMatch(prompt.tokens, is_raw=prompt.is_raw), ends, [seq]), default=0)
 
     def fetch(self, request: CacheRequest, ends_of: EndsOf, sequences: Sequence[LiveSequence]) -> Reads | None:
-        """Start to fetch the best prefix that only a store behind the disk has, if that is quicker than the ways here;
+        """Start to fetch the best prefix that only an object store has, if that is quicker than the ways here;
         else None. ``ends_of`` gives the batch ends of the prompt."""
         if self.disk is None or request.background or not self._facts(request).for_disk:
             return None
@@ -148,7 +148,7 @@ class PrefixCache:
         return found
 
     def _far(self, match: PromptMatch) -> list[tuple[Prefix, float]]:
-        """The prefixes that only a store behind the disk has, with the same seconds."""
+        """The prefixes that only an object store has, with the same seconds."""
         n_prompt, costs = int(match.tokens.size), self.cache.costs
         far = self.disk.far(match, n_prompt - 1) if self.disk is not None else []
         return [(each, s + self._read_seconds(each) + costs.evaluate(each.n, n_prompt)) for each, s in far]

@@ -36,7 +36,7 @@ class RamCache:
     """Up to ``n_slots`` snapshots (0: as many as there is room for) within ``budget`` bytes (None: no limit).
 
     A prefix has one snapshot at most, which holds exactly that. One that is `locked` or pinned is never evicted; the
-    policy chooses among the others. What would not fit beside these, with all rows that it builds on, is refused before
+    policy chooses among the others. What would not fit with these, with all rows that it builds on, is refused before
     anything goes. Rows that the device holds take no bytes here, but rows that have to stay count as if they did, so
     that they can come. Several caches may have one budget, ``shared``. Not thread-safe: the engine's thread owns it.
 
@@ -123,7 +123,7 @@ class RamCache:
 
     @contextmanager
     def locked(self, *snapshots: Snapshot) -> Iterator[None]:
-        """Evict none of ``snapshots`` meanwhile; one may be locked several times, also where it is no entry."""
+        """Evict none of ``snapshots`` meanwhile; one may be locked several times, also if it is no entry."""
         self.locks.update(snapshots)
         try:
             yield
@@ -136,10 +136,10 @@ class RamCache:
     def may_add(
         self, prefix: Prefix, n_bytes: int, segment: Segment | None = None, blocks: Collection[Block] = ()
     ) -> bool:
-        """Whether there would be room for a snapshot of ``prefix``: ``n_bytes`` beside the rows of ``segment`` and the
+        """Whether there would be room for a snapshot of ``prefix``: ``n_bytes`` besides the rows of ``segment`` and the
         ``blocks`` of a window. Nothing leaves before `add`.
 
-        False when the prefix is here already, or the budget or the number of snapshots leaves no room beside
+        False when the prefix is here already, or the budget or the number of snapshots leaves no room for it beyond
         snapshots that stay.
         """
         if not self.enabled or prefix in self._snapshots or not self._fits(prefix, n_bytes, segment, blocks):
@@ -202,7 +202,7 @@ class RamCache:
     def pin(self, name: str, pinned: bool) -> bool:
         """Lock the snapshot of the prefix called ``name`` until it is unpinned, or unpin it.
 
-        False if there is none, or if the budget has no room for all of it beside what else has to stay.
+        False if there is none, or if the budget has no room for all of it and what else has to stay.
         """
         for snapshot in self.snapshots():
             if snapshot.prefix.name == name:

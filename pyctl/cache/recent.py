@@ -31,7 +31,7 @@ class Recent:
 class Nearest:
     """The prompt of late that shares the most with a new one: ``common`` tokens, ``safe`` aligned to a boundary.
 
-    ``left`` is how many boundaries before its end the new one leaves it, 0 where it has none to count.
+    ``left`` is how many boundaries before its end the new one leaves it, 0 if it has none to count.
     """
 
     recent: Recent

@@ -208,7 +208,7 @@ class Ways:
 
 
 def coverage(seq: LiveSequence, match: PromptMatch, cache: RamCache) -> Coverage:
-    """The rows of ``seq`` that need not be saved: its own that are, or rows of a snapshot beside it."""
+    """The rows of ``seq`` that need not be saved: its own that are, or rows of a snapshot next to it."""
     if (covered := seq.covered.alive()).n < seq.n_overlap:
         other, shared = cache.overlap(match)
         common = last_common_end(seq.ends, other.ends, min(shared, seq.n)) if other is not None else 0

@@ -46,7 +46,7 @@ class LiveSequence:
     it generated, so that a reply could have ended there. ``facts`` are its prompt's. Of the rows ``covered`` are
     saved; up to ``n_overlap`` some other snapshot may have them. A restore that is under way takes up to ``n_expected``
     tokens. ``in_image``: it ends inside an image, where it can go on but nothing else can resume.
-    ``shares``: other sequences take cells as well, where that counts (`Scheduler.note_shared`): no batch is one
+    ``shares``: other sequences take cells as well, if that counts (`Scheduler.note_shared`): no batch is one
     of a cold run then, and loaded rows lie elsewhere.
     """
 

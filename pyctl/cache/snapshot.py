@@ -171,7 +171,7 @@ class Segment:
 
     @property
     def parts(self) -> Rows:
-        """Its rows as a memory loads them: from the device, where that has them."""
+        """Its rows as a memory loads them: from the device, if that has them."""
         return Rows(self.rows if self.held is None else self.held, self.draft_rows)
 
     @property
@@ -216,7 +216,7 @@ class Window(Protocol):
 class State:
     """The state of a sequence at one position: named parts, each opaque bytes.
 
-    A model has RECURRENT, or nothing if its rows suffice; a draft model beside it adds DRAFT. All parts are saved,
+    A model has RECURRENT, or nothing if its rows suffice; a draft model adds DRAFT. All parts are saved,
     loaded, counted and lost together. With a ``window``, what RECURRENT shares with neighbours is there instead.
     """
 
@@ -373,7 +373,7 @@ class Snapshot:
         return np.concatenate(parts[::-1])[-n:]
 
     def spans(self, first: int, last: int) -> list[Span]:
-        """The rows [first, last) of the chain, in order; where they are on the device, from there."""
+        """The rows [first, last) of the chain, in order; from the device if they are there."""
         found = ((each, max(first, each.start), min(stop, last)) for each, stop in reversed(self.chain.items()))
         return [(segment.parts, start, end) for segment, start, end in found if start < end]
 

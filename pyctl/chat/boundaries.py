@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 _MARKS = tuple(f"pyctlsample{letter}" for letter in "abcd")
 
 _TEXTS = "x", " x", "\n", "\n\n", *punctuation
-"""First characters of a message, with which a tokenizer may join the end of what stands before it."""
+"""First characters of a message, with which a tokenizer may join the end of the text before it."""
 
 
 class MessageStarts:

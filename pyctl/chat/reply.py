@@ -220,7 +220,7 @@ class ParsedReply:
 
 
 class ReplySplitter:
-    """Feed it the pieces of one reply: text, and the tokens that it stands for where they are known.
+    """Feed it the pieces of one reply: text, and the tokens that it stands for if they are known.
 
     ``echo`` is the part of the reply that the prompt holds already, as it would have been read. ``opening`` is text of
     the prompt with which the content of the reply starts. ``on_end`` gets the whole reply in the end: its text, its

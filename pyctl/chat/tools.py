@@ -192,7 +192,7 @@ def _resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _words(schema: object, root: Mapping[str, Any]) -> list[str | None]:
-    """The strings that ``schema`` lists, alone or as alternatives, and None if it allows null beside them.
+    """The strings that ``schema`` lists, alone or as alternatives, and None if it allows null as well.
 
     None at all for any other schema, or if null could be taken for a string that is listed.
     """

@@ -192,7 +192,7 @@ class ModelLoader:
         return not found or found == self._loaded
 
     def fits(self) -> bool:
-        """Whether the model has room beside those that are loaded, with the whole context that it requests.
+        """Whether the model has room next to those that are loaded, with the whole context that it requests.
 
         Raises ConfigError if it cannot be loaded.
         """

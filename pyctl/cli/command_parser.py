@@ -1,4 +1,4 @@
-"""The parser of commands that have their own flags, beside settings; and the hint that mistakes get."""
+"""The parser of commands that have their own flags, besides settings; and the hint that mistakes get."""
 
 from __future__ import annotations
 

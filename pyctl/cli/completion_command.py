@@ -37,7 +37,7 @@ def run_completion(argv: Sequence[str]) -> int:
 
 
 def candidates(words: Sequence[str]) -> list[str] | None:
-    """The words that the last of ``words``, which follow "pyctl", may become; None where it may be a file."""
+    """The words that the last of ``words``, which follow "pyctl", may become; None if it may be a file."""
     from pyctl.cli import COMMANDS
     from pyctl.cli.programs import PROGRAMS
 

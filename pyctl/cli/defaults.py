@@ -64,7 +64,7 @@ def with_shared_budget(settings: CommandSettings) -> CommandSettings:
 def with_directory(settings: CommandSettings) -> CommandSettings:
     """Create and try the directory of the disk cache, and set its budget; without one if the default cannot be used.
 
-    Raises ConfigError if a given directory or the store behind it cannot be used.
+    Raises ConfigError if a given directory or its object store cannot be used.
     """
     disk = settings.disk
     if not disk.cache_dir or settings.terminal.url:
@@ -85,7 +85,7 @@ def with_directory(settings: CommandSettings) -> CommandSettings:
 
 
 def log_cache_dir(disk: DiskSettings) -> None:
-    """Tell the user where the cache is, if it is on disk: in the log, or where that is quiet, at the terminal."""
+    """Tell the user where the cache is, if it is on disk: in the log, or if that is quiet, at the terminal."""
     if disk.cache_dir:
         size = f"at most {disk.disk_mib:,} MiB" if disk.disk_mib else "of any size"
         where = f"disk cache: {Path(disk.cache_dir).expanduser()}, {size}"

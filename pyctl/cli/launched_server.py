@@ -1,4 +1,4 @@
-"""The server behind `pyctl launch`: one that runs, or a child process for the time of the program."""
+"""The server of `pyctl launch`: one that runs, or a child process for the time of the program."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _child(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes
         try:
             yield process
         finally:
-            # The writes take seconds; a signal meanwhile must not leave the server behind.
+            # The writes take seconds; a signal meanwhile must not leave the server running.
             with handled(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.SIG_IGN)):
                 process.terminate()
                 with suppress(subprocess.TimeoutExpired):
@@ -119,7 +119,7 @@ def _child(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes
 
 
 def _port_for(settings: CommandSettings, *, is_typed: bool) -> int:
-    """The server's port: the one that was typed, else the usual one or, where that is taken, a free one."""
+    """The server's port: the one that was typed, else the usual one or, if that is taken, a free one."""
     port, hosts = settings.listen.port, [host for host in settings.listen.hosts if not host.endswith(".sock")]
     for tried in (port, 0):
         with suppress(ConfigError), bind(hosts[:1], tried) as sockets:

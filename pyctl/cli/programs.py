@@ -57,7 +57,7 @@ class Endpoint:
 
     @property
     def n_reply(self) -> int:
-        """Tokens of the context that a program keeps free for a reply, where it needs a number."""
+        """Tokens of the context that a program keeps free for a reply, if it needs a number."""
         return min(MAX_REPLY_TOKENS, self.n_ctx // 8)
 
 

@@ -61,7 +61,7 @@ def open_in_browser(address: str, pool: RequestPool) -> None:
 def run_serve(settings: CommandSettings, argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     """Serve until a signal; returns the exit code: 1 if an engine failed, or could not write all it had to.
 
-    ``argv`` are the flags behind ``settings``, read for each of several models. Raises ConfigError if it cannot start.
+    ``argv`` are the flags of ``settings``, read for each of several models. Raises ConfigError if it cannot start.
     """
     share_heaps()
     os.environ.pop("LLAMA_API_KEY", None)  # has been read: no child needs it, such as the browser of --open

@@ -91,7 +91,7 @@ def ready_text(
 
 
 def device_text(gpus: Sequence[str], threads: tuple[int, int]) -> str:
-    """Return ``gpus``, or the CPU with its ``threads`` for prompts and for single tokens, where they are known."""
+    """Return ``gpus``, or the CPU with its ``threads`` for prompts and for single tokens, if they are known."""
     shown = ("1 thread" if n == 1 else f"{n} threads" for n in threads)
     by_use = " for prompts, ".join(shown) + " for replies" if any(threads) else ""
     return ", ".join(gpus) or ", ".join(filter(None, ("CPU", by_use)))

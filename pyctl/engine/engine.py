@@ -66,7 +66,7 @@ class Engine:
         self._prefill = Prefill(backend, self.cells, self.prefix_cache, self.counters, self.state_reads)
 
     def submit(self, handle: RequestHandle) -> None:
-        """Queue a request; its snapshot in a store behind the disk is fetched while it waits."""
+        """Queue a request; its snapshot in an object store is fetched while it waits."""
         self.scheduler.add(handle, self.prefix_cache.fetch(handle.request, self._prefill.ends, self.sequences))
         if not handle.request.background:
             self.backend.control.preempt(False)  # the request that preempted has arrived

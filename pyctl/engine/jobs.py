@@ -79,7 +79,7 @@ class StateReads:
 
     def run(self) -> None:
         """Run the queued reads, unless the engine's thread is at work or another thread does so."""
-        # Each holder of the lock looks again after its release: no read that was queued meanwhile is left behind.
+        # Each holder of the lock looks again after its release: no read that was queued meanwhile is forgotten.
         while self._jobs and self._closed.acquire(blocking=False):
             try:
                 with contextlib.suppress(IndexError):

@@ -41,7 +41,7 @@ SAMPLE_CELLS = 16_384
 class DryRun:
     """A model without weights; ``n_layers`` and ``n_ctx_train`` are the file's, ``tensors`` bytes by name.
 
-    ``drafts`` are its draft settings; ``is_head``: it drafts beside its trunk. ``draft_file`` is its draft model.
+    ``drafts`` are its draft settings; ``is_head``: it drafts with its trunk. ``draft_file`` is its draft model.
     ``vision`` is the device of the vision encoder, empty for the CPU, and its bytes.
     """
 

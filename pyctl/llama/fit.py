@@ -80,7 +80,7 @@ def fit_drafts(
     """Return automatic ``drafts`` as the head's in the model's file and `cache`'s, with the plan of all, or
     none; others unchanged.
 
-    They need memory, all layers on GPUs, and beside them room for the given context, without -c for `DRAFT_CTX` tokens.
+    They need memory, all layers on GPUs, and then room for the given context, without -c for `DRAFT_CTX` tokens.
     Each drafted token takes a state of each sequence; a draft of one is tried if longer ones take too much.
     """
     if not drafts.is_automatic:
@@ -103,7 +103,7 @@ def fit_drafts(
             length = f"; the model's head drafts up to {tried.n_draft} tokens a step" * tried.has("draft-mtp")
             log.info("drafts by default: --spec-type %s, none turns them off%s", names, length)
             return tried, plan
-        lacking = f"{minimum:,} tokens of context do not fit beside them; -np 1 or -ctk q8_0 -ctv q8_0 makes room"
+        lacking = f"{minimum:,} tokens of context do not fit with them; -np 1 or -ctk q8_0 -ctv q8_0 makes room"
     if lacking:
         log.info("no drafts by default: %s", lacking)
     return none, None

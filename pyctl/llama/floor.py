@@ -1,6 +1,6 @@
 """What a server needs of the extension, in Python, only by llama.cpp's public functions.
 
-Classes have the names of those in `pyctl._core`, whose place they take where it is missing. They serve one context of
+Classes have the names of those in `pyctl._core`, whose place they take if it is missing. They serve one context of
 one sequence: several would share its cells, whose order determines bits.
 """
 

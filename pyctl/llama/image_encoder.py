@@ -220,7 +220,7 @@ class ImageEncoder:
             self._encode(self._tokenized(*side, np.zeros((side[1], side[0], 3), np.uint8)), *self.grid.of(*side))
         except EngineError as error:
             why = last_log_error(str(error))
-            problem = f"an image of {self.grid.limits[1]} tokens does not fit beside the model: {why}"
+            problem = f"an image of {self.grid.limits[1]} tokens does not fit with the model: {why}"
             raise ModelError(f"{problem}; try a smaller --image-max-tokens or --no-mmproj-offload") from error
 
     def _texts_around(self) -> tuple[list[int], list[int]]:

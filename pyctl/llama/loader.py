@@ -88,7 +88,7 @@ def load(
     """Load the model, its context, and optionally a draft model, a vision encoder and a pool.
 
     ``announce`` receives the memory plan before allocation. ``progress`` receives fractions from 0 to 1 and returns
-    whether to continue. The tokenizer has its own copy of the vocabulary, read beside the weights and usable while the
+    whether to continue. The tokenizer has its own copy of the vocabulary, read with the weights and usable while the
     model is unloaded. Raises ModelError if a file is missing, damaged, unsupported or too large for memory, and
     UnavailableError if ``progress`` stopped loading.
     """
@@ -267,7 +267,7 @@ def _load_model(path: Path, params: ModelParams, progress: Callable[[float], boo
 
 
 def _read_vocabulary(path: Path, settings: ModelSettings) -> Future[LlamaTokenizer]:
-    """Load the vocabulary beside everything else: half a second for 250,000 tokens. The future raises ModelError."""
+    """Load the vocabulary alongside everything else: half a second for 250,000 tokens. The future raises ModelError."""
 
     def read() -> LlamaTokenizer:
         params = ModelParams(settings)  # the metadata of the user count here

@@ -1,4 +1,4 @@
-"""Whether a model has room beside those that are loaded."""
+"""Whether a model has room next to those that are loaded."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def _restrict(maximum: int) -> None:
 def try_modules(
     core: Path, attempt: Callable[[Path], str] = run_trial, environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Return the reason against ``core`` and each module beside it with the loaded libraries, empty if it fits.
+    """Return the reason against ``core`` and each module next to it with the loaded libraries, empty if it fits.
 
     ``attempt`` returns the reason against a module's file. If it raises OSError, as without room for the models, the
     next call tries again. Processes that come at the same time may each try.

@@ -288,7 +288,7 @@ def context_params(
 def head_params(
     settings: ModelSettings, drafts: DraftSettings, trunk: Any, n_ctx: int, n_layer_bytes: int | None = None
 ) -> Any:
-    """Return a llama_context_params for a draft model beside the context ``trunk``, for ``n_ctx`` tokens of that."""
+    """Return a llama_context_params for a draft model with the context ``trunk``, for ``n_ctx`` tokens of that."""
     is_head = drafts.has("draft-mtp")
     # A block takes one cell more than it drafts.
     n_cells = n_ctx if is_head else draft_cells(settings, drafts, n_ctx) + settings.n_seqs

@@ -185,7 +185,7 @@ def _formula(self: RendererHTML, tokens: list[Token], index: int, options: Any, 
     content = re.sub(r"\\(begin|end)\{(gathered|gather|multline)\*?\}", r"\\\1{matrix}", content)
     try:
         return _mathml(ElementTree.fromstring(latex2mathml.converter.convert(content, display=display)))
-    except Exception:  # whatever a converter makes of what is no formula
+    except Exception:  # whatever a converter makes of other text
         return f"<code>{escape(token.content)}</code>"
 
 

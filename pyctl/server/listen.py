@@ -16,7 +16,7 @@ __all__ = ["bind"]
 
 @contextlib.contextmanager
 def bind(hosts: Sequence[str] = ("127.0.0.1",), port: int = 8080) -> Iterator[list[socket.socket]]:
-    """Take the addresses ``hosts`` (UNIX sockets where they end in .sock) and ``port``, for the time of the block.
+    """Take the addresses ``hosts`` (UNIX sockets if they end in .sock) and ``port``, for the time of the block.
 
     Port 0 is any free one, the same for all. Until the server listens, clients are refused; at UNIX sockets they wait.
     Raises ConfigError if an address cannot be had.

@@ -61,7 +61,7 @@ class ServiceLoader(Protocol):
         """Whether the model's files are still those that `load` read last, as far as can be told. Blocks on files."""
 
     def fits(self) -> bool:
-        """Whether the model has room beside those that are loaded. Raises ModelError if it cannot be loaded."""
+        """Whether the model has room next to those that are loaded. Raises ModelError if it cannot be loaded."""
 
 
 @dataclass(frozen=True)

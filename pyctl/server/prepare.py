@@ -261,7 +261,7 @@ def schema_of(body: GenerationBody) -> Any:
         wrapped = {} if form.json_schema is None else json_object(form.json_schema, "json_schema")
         if "schema" not in wrapped and wrapped.keys() - {"name", "description", "strict"}:
             raise RequestError("'json_schema' must hold the schema as its member 'schema'")
-        schema = wrapped.get("schema") or form.schema or {}  # beside the type as llama-server's README has it
+        schema = wrapped.get("schema") or form.schema or {}  # next to the type as in llama-server's README
     elif form.type not in ("", "text", "json_object"):
         kinds = '"text", "json_object" or "json_schema"'
         raise RequestError(f"response_format type must be one of {kinds}, not: {form.type}")

@@ -312,7 +312,7 @@ class Reply(ABC):
         return {"content": probs_json(probs, self.service.tokenizer, self.request.sampling.post_sampling_probs)}
 
     def extras(self, progress: Progress | None = None) -> bytes:
-        """``,"timings":...`` and ``,"prompt_progress":...`` for an event before the end, where they were asked for."""
+        """``,"timings":...`` and ``,"prompt_progress":...`` for an event before the end, if they were asked for."""
         parts = b""
         if self.options.timings_per_token:
             parts += b',"timings":' + encode(timings_json(self._timings_so_far()))

@@ -192,7 +192,7 @@ def stage_libraries(
 ) -> BuiltLibraries:
     """Collect the build in a hidden directory below ``home``, to be checked; links stay links.
 
-    ``built`` is the time in seconds since 1970. Another release than the pinned one has its bindings beside them, and
+    ``built`` is the time in seconds since 1970. Another release than the pinned one has its bindings next to them, and
     its modules but those that are ``missing`` for a reason.
     """
     directory, release, toolkit = home / "llama" / f".{build.name}", build.release, build.toolkit

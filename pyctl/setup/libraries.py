@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 BUILT, CHOSEN = "built.json", "chosen"
-"""Files: the content of a build, in its directory; the name of the build that a user chose, beside all of them."""
+"""Files: the content of a build, in its directory; the name of the build that a user chose, next to all of them."""
 
 BINDINGS, EXTENSION = "bindings", "extension"
 
@@ -248,7 +248,7 @@ def use_release(
     environ: Mapping[str, str] = os.environ, path: list[str] = sys.path, finders: list[Any] = sys.meta_path
 ) -> None:
     """Let this process import bindings and native modules of the build that ``environ`` names, if it has its own, and
-    the modules beside the one that it tries."""
+    the modules next to the one that it tries."""
     directory = Path(environ.get(LIBRARY_PATH, ""))
     if directory.is_absolute() and (directory / BINDINGS).is_dir():
         path.insert(0, str(directory / BINDINGS))

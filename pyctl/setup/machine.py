@@ -88,7 +88,7 @@ class Driver:
 class Compiler:
     """A C++ compiler. ``is_shared``: it links the C++ library as a shared one.
 
-    One that links it statically gives the extension a second copy beside Python's other modules, and the first
+    One that links it statically gives the extension a second copy besides Python's other modules', and the first
     exception that crosses between the two ends the process.
     """
 

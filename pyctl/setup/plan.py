@@ -132,7 +132,7 @@ def check_compiler(machine: Machine) -> Compiler:
         )
     if not compiler.is_shared:
         raise ConfigError(
-            f"{compiler.cxx} links the C++ library statically, and llama.cpp's libraries then fail beside Python's "
+            f"{compiler.cxx} links the C++ library statically, and llama.cpp's libraries then fail with Python's "
             "modules; name another compiler by CXX"
         )
     return compiler

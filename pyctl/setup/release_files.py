@@ -1,6 +1,6 @@
 """The file with llama.cpp's library for NVIDIA cards in a release of pyctl: a directory, or its URL, with SHA256SUMS.
 
-Nothing of the file is used before its hash is verified; what is read and written is bounded.
+Nothing of the file is used before its hash is verified; reads and writes are bounded.
 """
 
 from __future__ import annotations

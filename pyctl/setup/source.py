@@ -72,7 +72,7 @@ class Release:
 
 
 def read_pin() -> Pin:
-    """Read pin.txt: the installed one beside this module, else the one of the source tree. Raises ConfigError."""
+    """Read pin.txt: the installed one next to this module, else the one of the source tree. Raises ConfigError."""
     path = HERE / "pin.txt"
     if not path.exists():
         path = HERE.parents[1] / "vendor" / "llama.cpp" / "pin.txt"
@@ -87,7 +87,7 @@ def read_pin() -> Pin:
 
 
 def extension_source() -> Path:
-    """The directory with the extension's CMakeLists.txt and csrc: installed beside this module, or the source tree."""
+    """The directory with the extension's CMakeLists.txt and csrc: installed next to this module, or the source tree."""
     installed = HERE / "extension"
     return installed if installed.exists() else HERE.parents[1]
 

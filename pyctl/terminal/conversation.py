@@ -292,7 +292,7 @@ def _failed(what: str, path: Path, error: Exception) -> RequestError:
 
 @dataclass(frozen=True)
 class ReplyStats:
-    """Numbers of one reply, in tokens, milliseconds and tokens per second; None where they are not known.
+    """Numbers of one reply, in tokens, milliseconds and tokens per second; None if they are not known.
 
     Of ``n_drafted`` tokens of drafts the reply has ``n_accepted``. ``source`` is where the cached tokens came from,
     empty when unknown; ``truncated`` that the reply met a limit.

@@ -124,7 +124,7 @@ class RemoteBackend:
         yield reply.stats()
 
     def offered(self) -> Sequence[OfferedTool]:
-        """The tools that the server runs; none where it has no such thing."""
+        """The tools that the server runs; none if it has no such thing."""
         if self._offered is None:
             response = self._ask("GET", "/tools")
             if response.status_code == 503:

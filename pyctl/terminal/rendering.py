@@ -149,7 +149,7 @@ class _Code(CodeBlock):
 class _Formatted(Markdown):
     """Markdown without HTML, images and definitions, which rich would leave out: they are shown as they are.
 
-    A line end is kept, as a page of a chat keeps it. Addresses are shown beside the text of a link.
+    A line end is kept, as a page of a chat keeps it. Addresses are shown next to the text of a link.
     """
 
     elements: ClassVar = {**Markdown.elements, "heading_open": _LeftHeading, "fence": _Code, "code_block": _Code}
@@ -170,7 +170,7 @@ def _parser(*, inline: bool = True) -> MarkdownIt:
 
 
 def formatted(text: str) -> RenderableType:
-    """``text`` rendered as Markdown; as it is where it is nested too deeply."""
+    """``text`` rendered as Markdown; as it is if it is nested too deeply."""
     tokens = _parser().parse(text)
     is_deep = any(token.level >= _MAX_NESTED - 1 for token in tokens)  # the parser drops deeper ones
     return Text(text) if is_deep else _Formatted(text, tokens)

@@ -447,7 +447,7 @@ def _reader(shape: Shape) -> Iterator[_Part]:
 
 def _reading_layer(shape: Shape, layer: int) -> Iterator[_Part]:
     width = shape.embedding
-    # EAGLE-3 gets the token beside what it read.
+    # EAGLE-3 gets the token with what it read.
     seen = width if shape.block else 2 * width
     heads = shape.num_heads * shape.head_size
     parts: list[tuple[str, tuple[int, ...]]] = [("attn_norm.weight", (width,)), ("ffn_norm.weight", (width,))]

@@ -149,7 +149,7 @@ def _reserve(values: FloatArray, tensor: Tensor, vocab: Vocab) -> None:
     elif tensor.role in _GAIN:
         values[..., reserved, :] = 0
     elif tensor.role == "eh_proj":
-        # The token as it is, and beside it what the trunk made of the one before, to matter as much.
+        # The token as it is, and next to it what the trunk made of the one before, to matter as much.
         width = len(values)
         values[reserved] = values[:, width:][:, reserved] = 0
         values[:, width:] *= math.sqrt(2)
@@ -185,7 +185,7 @@ _FOLLOWS = np.array(
     ]
 )
 
-# Value of a reserved channel, and what is left of it after the last norm (measured: the other channels grow).
+# Value of a reserved channel, and its rest after the last norm (measured: the other channels grow).
 _LEVEL = 2.0
 _NORMED = 1.35
 

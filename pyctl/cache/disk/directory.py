@@ -170,7 +170,7 @@ class CacheDirectory:
         return [_entry(graph.records[key], graph, labels.get(key, ""), n_bytes) for key, n_bytes in sizes]
 
     def prune(self, budget: int, *, dry_run: bool = False) -> int:
-        """Remove what is worth least until ``budget`` bytes or only pinned snapshots are left; returns bytes freed, or
+        """Remove the least valuable files until ``budget`` bytes or only pins are left; returns bytes freed, or
         with ``dry_run`` how many that would be."""
         self.restore_index()
         if dry_run:
@@ -284,7 +284,7 @@ class CacheDirectory:
         return True
 
     def shrink(self, connection: sqlite3.Connection, budget: int) -> int:
-        """Remove what is worth least until no more than ``budget`` bytes are left; returns bytes freed."""
+        """Remove the least valuable files until no more than ``budget`` bytes are left; returns bytes freed."""
         beside = self.bytes_beside()
         if Index.n_bytes(connection) + beside <= budget:
             return 0

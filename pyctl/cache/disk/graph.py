@@ -107,7 +107,7 @@ class FileGraph:
 
     def shrink(self, budget: int, protected: Collection[Key] = ()) -> list[Record]:
         """Take out older files and then what costs least, until there are ``budget`` bytes or nothing else may go; what
-        fits beside the rest after all stays. A segment in ``protected`` keeps no state from going.
+        fits with the rest after all stays. A segment in ``protected`` keeps no state from going.
         """
 
         def is_evictable(key: Key) -> bool:

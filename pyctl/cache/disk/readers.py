@@ -88,7 +88,7 @@ class Readers:
         return self._n_open > 0
 
     def close(self, timeout: float = 1.0) -> None:
-        """End the threads when they have done what is queued, and wait up to ``timeout`` seconds for that."""
+        """End the threads when they have done the queue, and wait up to ``timeout`` seconds for that."""
         deadline = time.monotonic() + timeout
         for _ in self._threads:
             self._jobs.put(None)

@@ -1,4 +1,4 @@
-"""An object store behind the disk cache: it gets the files of the directory, which gets the files that a prompt needs.
+"""An object store for the disk cache: it gets the files of the directory, which gets the files that a prompt needs.
 
 Objects have the names and bytes of files on disk, so equal prefixes are one object and writers never conflict. The
 engine's thread never waits here, and every byte of the store is checked before the directory has it.

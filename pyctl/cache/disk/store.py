@@ -42,7 +42,7 @@ __all__ = ["DiskStore"]
 log = logging.getLogger(__name__)
 
 SHARE_BESIDE = 64
-"""Recent prompts and replies may each have this part of the budget: they are nothing beside the snapshots."""
+"""Recent prompts and replies may each have this part of the budget: they are small next to the snapshots."""
 
 
 def _now(function: Callable[[], None]) -> None:
@@ -273,10 +273,10 @@ class DiskStore:
         except OSError:
             return  # the use of a file, and no file: not worth an error
 
-    # -- what lies beside --------------------------------------------------------------------------------------------
+    # -- other files -------------------------------------------------------------------------------------------------
 
     def limit_beside(self, n_bytes: int) -> int:
-        """How many of ``n_bytes`` a file beside the snapshots may take."""
+        """How many of ``n_bytes`` a file that is no snapshot may take."""
         budget = self.directory.budget
         return n_bytes if budget is None else min(n_bytes, budget // SHARE_BESIDE)
 

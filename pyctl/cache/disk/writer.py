@@ -66,7 +66,7 @@ class StoreWriter:
         ``label`` describes its content to users. What is ``spilled`` may take part of the bytes of a day only, and does
         not replace snapshots of more worth. 0 when it is too long, here already, or does not fit the bytes of
         the day. NotWrittenError when its rows were given up, or the directory has no room for it. OSError when the disk
-        does not take it; nothing stays behind then, and nothing can be found before all is there.
+        does not take it; nothing stays then, and nothing can be found before all is there.
         """
         for _ in range(3):  # segments that were there when it started may be gone at the end
             if (writing := self._open(snapshot, label, spilled)) is None:
@@ -275,7 +275,7 @@ class StoreWriter:
         return written
 
     def spend(self, n_bytes: int) -> bool:
-        """Make room for bytes written beside the snapshots and count them; False if the day has none for them."""
+        """Make room for bytes that are no snapshot's and count them; False if the day has none for them."""
         freed = 0
         with self.directory.changing(look=False) as connection:
             if not self._allows(connection, n_bytes):

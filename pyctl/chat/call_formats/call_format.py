@@ -72,7 +72,7 @@ class CallFormat(ABC):
     ) -> Constraint:
         """The constraint on calls in a reply that starts in ``reply_part``: all of it to a call, or to several where
         ``tools`` allow it, if they are forced; to that or to JSON by ``schema``, which may go on from ``prefill``; else
-        only what comes from the first call on, which is one where the parser takes it for one: after the reasoning, or
+        only the part from the first call on, which is one where the parser takes it for one: after the reasoning, or
         within if a call interrupts that.
 
         ``controls`` are the control tokens of the vocabulary. RequestError for a schema that is none.

@@ -290,7 +290,7 @@ class TagDelimiters(CallDelimiters):
 
     def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
         """A call between tags: values are text up to the end tag where the schema allows a string, one of its words
-        where it lists them, and JSON by their schema elsewhere; the required ones may come in any order.
+        if it lists them, and JSON by their schema elsewhere; the required ones may come in any order.
         """
         arguments = {key: self._argument(grammar, tool, key) for key in tool.properties}
         required = [arguments[key] for key in dict.fromkeys(tool.required)]

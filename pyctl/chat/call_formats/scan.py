@@ -1,7 +1,7 @@
 """Incremental scanning of tool calls as they stream, and coercion of their arguments to JSON.
 
 `CallScanner` is what the parsers of all formats share: text that is no call is content, byte for byte; from the head of
-a call on it is a call, come what may: what cannot belong to it ends it and is content, and a reply that ends within
+a call on it is a call, always: what cannot belong to it ends it and is content, and a reply that ends within
 leaves its arguments unfinished, so that no client takes them for whole. Blanks between calls and after the last belong
 to nothing.
 """
@@ -327,7 +327,7 @@ def whole_call(text: str, name_key: str = "name") -> tuple[str, str]:
 
 
 def coerce_argument(text: str, types: Set[str]) -> str:
-    """``text`` as JSON text: as it is where it is JSON of one of ``types``, otherwise as a string.
+    """``text`` as JSON text: as it is if it is JSON of one of ``types``, otherwise as a string.
 
     Literals and quotes as Python writes them are taken for JSON's. What can be no string keeps its JSON type.
     """

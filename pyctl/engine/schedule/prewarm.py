@@ -52,7 +52,7 @@ class Prewarms:
     These are prompts that clients sent ahead, and the certain beginnings of next turns after replies. Client requests
     interrupt them between two batches, or within one if the device supports it; the evaluated part stays, and the rest
     follows later unless the conversation has continued. Batches end where a cold run's do. With --exact a
-    warm-up evaluates nothing behind the last of these; else it goes on to the next message's boundary, and leaves
+    warm-up evaluates nothing after the last of these; else it goes on to the next message's boundary, and leaves
     generated tokens as they are: what the next turn would not evaluate is not worth the seconds now.
     """
 

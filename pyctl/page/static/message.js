@@ -252,7 +252,7 @@ const SHARE = 10; // the server renders for this page a tenth of the time at mos
 export class Streamed {
   constructor(message) {
     this.message = message;
-    this.rest = el("span", { class: "plain" }); // what is not rendered yet, if that takes long
+    this.rest = el("span", { class: "plain" }); // text not rendered yet, if that takes long
     this.begin(0);
   }
 

@@ -138,7 +138,7 @@ export async function openSettings() {
   const json = body.querySelector("[name=json]"), note = el("p", { class: "error", role: "alert" });
   const closing = ask(active ? "Settings · " + active.name : "Settings", body,
     ["Save", "save", "primary"], ["Cancel", ""], ...(active ? [["Delete preset", "remove"]] : []));
-  body.after(note); // beside the buttons, which stay in sight
+  body.after(note); // next to the buttons, which stay in sight
   body.closest("form").addEventListener("submit", (event) => {
     if (event.submitter?.value !== "save" || isObject(json.value)) return;
     event.preventDefault();

@@ -10,7 +10,7 @@ let asking = null;
 // What is asked next does not wait for a title.
 export const stop = () => asking?.abort();
 
-// What the model calls a conversation of these messages; "" if it is busy, or answers nothing of use. The prompt goes on
+// What the model calls a conversation of these messages; "" if it is busy or gives no title. The prompt goes on
 // where the reply ended, so it evaluates little more than the wish.
 export async function titleFor(messages) {
   if (!settings.givesTitles()) return "";

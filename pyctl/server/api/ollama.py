@@ -234,7 +234,7 @@ def _content(text: Any, images: list[Any], where: str) -> Any:
     if not images:
         return text
     if not isinstance(text, str):
-        raise RequestError(f"the content beside {where} must be a string")
+        raise RequestError(f"the content next to {where} must be a string")
     parts: list[dict[str, Any]] = [ImagePart(image, f"{where}[{number}]") for number, image in enumerate(images)]
     return [*parts, {"type": "text", "text": text}]
 

@@ -73,7 +73,7 @@ def _detokenize(service: Service, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _readable(piece: bytes) -> str | list[int]:
-    """Text, or the bytes where they are no whole characters."""
+    """Text, or the bytes if they are no whole characters."""
     try:
         return piece.decode()
     except UnicodeDecodeError:

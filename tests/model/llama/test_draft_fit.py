@@ -133,8 +133,7 @@ def test_the_log_says_what_drafts_or_why_nothing_does(fitted: Fit, caplog: pytes
         "drafts by default: --spec-type draft-mtp,cache, none turns them off; "
         "the model's head drafts up to 2 tokens a step",
         "drafts by default: --spec-type cache, none turns them off",
-        "no drafts by default: 65,536 tokens of context do not fit beside them; "
-        "-np 1 or -ctk q8_0 -ctv q8_0 makes room",
+        "no drafts by default: 65,536 tokens of context do not fit with them; -np 1 or -ctk q8_0 -ctv q8_0 makes room",
         "no drafts by default: no memory for the states",
     ]
 

@@ -283,7 +283,7 @@ def test_the_largest_image_is_encoded_at_the_start(
     assert [each.args[2:] for each in encoded.call_args_list] == [(8, 8)]
     assert not caplog.records
     monkeypatch.setattr("pyctl.llama.image_encoder.mtmd.mtmd_encode_chunk", lambda *_: 1)
-    with pytest.raises(ModelError, match=r"an image of 64 tokens does not fit beside the model.*--image-max-tokens"):
+    with pytest.raises(ModelError, match=r"an image of 64 tokens does not fit with the model.*--image-max-tokens"):
         load(model, vision=vision)
 
 
