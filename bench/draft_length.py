@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import random
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ BOTH = (HEAD, COPY)
 class Machine:
     """Milliseconds of steps by tokens, in line between them, of a draft of a head, and what the first two steps of
     another width take longer: on a GPU one runs without a CUDA graph, and one captures it. Where a draft of more than
-    ``n_free`` tokens is not all right, its right tokens are evaluated again."""
+    ``n_free`` tokens is not all right, the next step evaluates its right tokens again."""
 
     name: str
     step_ms: Mapping[int, float]
@@ -52,21 +53,22 @@ class Machine:
 
     def controller(self) -> DraftLengthController:
         """One as a server has it at its start."""
-        return DraftLengthController(self.n_free, GRAPH_MS if any(self.graph_ms) else 0.0)
+        graph_ms = GRAPH_MS if any(self.graph_ms) else 0.0
+        return DraftLengthController(self.n_free, graph_ms, has_planes=self.n_free < 1024)
 
 
 MACHINES = (
     # Widths to 7 by bench.gpu.speculative and the profile of single steps, wider ones as in bench.gpu_seconds.
     Machine(
         "27B, H200",
-        {1: 12.8, 2: 13.7, 3: 15.8, 4: 19.3, 5: 20.5, 6: 22.8, 7: 25.2, 32: 30.0, 64: 41.0, 128: 67.0, 256: 113.0},
+        {1: 12.8, 2: 13.7, 3: 15.8, 4: 19.3, 5: 20.5, 6: 22.8, 7: 25.2, 32: 30.0, 64: 41.0, 128: 67.0, 512: 205.0},
         1.15,
         (4.5, 12.0),
         n_free=3,
     ),
     Machine(
         "35B-A3B, H200",
-        {1: 4.75, 2: 5.45, 3: 6.15, 4: 7.4, 5: 8.0, 32: 25.0, 64: 41.0, 128: 69.0, 256: 77.0},
+        {1: 4.75, 2: 5.45, 3: 6.15, 4: 7.4, 5: 8.0, 32: 25.0, 64: 41.0, 128: 69.0, 256: 77.0, 512: 100.0},
         0.7,
         (4.5, 12.0),
         n_free=3,
@@ -181,7 +183,10 @@ TEXTS = (
         )
     ),
     Text("head 70%, the cache always wrong, 4 replies", beside(0.7, copies(1e9, 1)), BOTH, n_seqs=4),
-    Text("head 70%, copies of 40, own text of 40, 4 replies", beside(0.7, copies(40, 40), 4), BOTH, n_seqs=4),
+    *(
+        Text(f"head 70%, copies of {n}, own text of {m}, 4 replies", beside(0.7, copies(m, n), 4), BOTH, n_seqs=4)
+        for n, m in ((12, 30), (40, 40), (300, 10))
+    ),
 )
 LIMITS = {HEAD: 3, COPY: LONGEST}
 MIN_MATCH = 4
@@ -246,49 +251,55 @@ class Simulation:
         return ms / self._n_said
 
     def _reply(self, reply: int) -> float:
-        text, all_ms = self.text, 0.0
+        text, machine, all_ms = self.text, self.machine, 0.0
         keys = range(reply * text.n_seqs, (reply + 1) * text.n_seqs)
         self.known = {key: list(text.predicted(self._written, text.n_tokens + 1)) for key in keys}
-        self.at = dict.fromkeys(keys, 0)
-        self.seqs = {key: LiveSequence(key, text.n_tokens + 1) for key in keys}
-        width, place = 0, 0  # the prompt was of another
+        self.at, seqs = dict.fromkeys(keys, 0), {key: LiveSequence(key, text.n_tokens + 1) for key in keys}
+        widths: tuple[int, ...] = ()  # the prompt was of another
+        place = 0
         with ExitStack() as opened:
             for key in keys:
                 opened.enter_context(self._speculation.following(key, NONE))
             while (n_left := text.n_tokens - max(self.at.values())) > 0:
                 self.head_ms = 0.0
-                drafts = self._drafted(keys, n_left - 1)
-                accepted = {key: _n_right(draft.tokens) for key, draft in drafts.items()}
-                n_tokens = text.n_seqs + sum(len(draft.tokens) for draft in drafts.values())
-                place = place + 1 if n_tokens == width else 0
-                width = n_tokens
-                ms = self._step_ms(n_tokens, place, drafts, accepted)
+                jobs = [self._job(seqs[key], n_left - 1) for key in keys]
+                drafts = self._speculation.propose(jobs)
+                before, widths = widths, self._evaluations(jobs, drafts)
+                place = place + 1 if widths == before else 0
+                ms, accepted = self._step_ms(widths, place), {}
+                for job, draft in zip(jobs, drafts, strict=True):
+                    n = accepted[job.key] = _n_right(draft.tokens)
+                    self.at[job.key] += 1 + n
+                    if not machine.n_free < len(draft.tokens) > n:  # else all is evaluated again
+                        for _ in range(len(job.sure) + n):
+                            seqs[job.key].append_one(1)
+                self._speculation.record(accepted, sum(widths), ms)
                 all_ms += ms + self.head_ms
-                for key in keys:
-                    for _ in range(1 + accepted[key]):
-                        self.seqs[key].append_one(1)
-                    self.at[key] = self.seqs[key].n
-                self._speculation.record(accepted, n_tokens, ms)
         self._n_said += sum(self.at.values())
         return all_ms
 
-    def _step_ms(self, n_tokens: int, place: int, drafts: Mapping[int, Draft], accepted: Mapping[int, int]) -> float:
-        """Milliseconds of a step, with the repeated evaluation of right tokens before a mark."""
+    def _job(self, seq: LiveSequence, maximum: int) -> DraftJob:
+        n_sure = 1 + self.at[seq.id] - seq.n
+        maximum = maximum if self.fixed is None else min(maximum, self.fixed)
+        return DraftJob(seq.id, seq, (1,) * n_sure, min(maximum, self.machine.n_free) if n_sure > 1 else maximum)
+
+    def _evaluations(self, jobs: Sequence[DraftJob], drafts: Sequence[Draft]) -> tuple[int, ...]:
+        """Tokens of each evaluation: free rollback needs equal numbers of all replies in it, as in `verify_batches`."""
+        n_each = [len(draft.tokens) for draft in drafts]
+        shorts = [len(job.sure) == 1 and n <= self.machine.n_free for job, n in zip(jobs, n_each, strict=True)]
+        shared = max((n for n, short in zip(n_each, shorts, strict=True) if short), default=0)
+        groups: Counter[int] = Counter()
+        for job, n, short in zip(jobs, n_each, shorts, strict=True):
+            n_tokens = len(job.sure) + (shared if short else n)
+            groups[n_tokens if 0 < n_tokens - len(job.sure) <= self.machine.n_free < 1024 else 0] += n_tokens
+        return tuple(groups.values())
+
+    def _step_ms(self, widths: Sequence[int], place: int) -> float:
+        """Milliseconds of a step that evaluates so many tokens, one evaluation after the other."""
         machine, text, rng = self.machine, self.text, self._noise
         depth = 1 + sum(self.at.values()) / text.n_seqs / 5000  # steps take longer with more context
-        ms = machine.ms(n_tokens) * depth + (machine.graph_ms[place] if place < 2 else 0.0)
-        ms *= 3 if rng.random() < text.noise / 5 else 1 + text.noise * rng.random()
-        for key, draft in drafts.items():
-            if len(draft.tokens) > machine.n_free and accepted[key] < len(draft.tokens):
-                ms += machine.ms(2 + accepted[key]) - machine.ms(1)
-        return ms
-
-    def _drafted(self, keys: Sequence[int], maximum: int) -> dict[int, Draft]:
-        """What each request drafts."""
-        if self.fixed is not None:
-            maximum = min(maximum, self.fixed)
-        jobs = [DraftJob(key, self.seqs[key], (1,), maximum) for key in keys]
-        return dict(zip(keys, self._speculation.propose(jobs), strict=True))
+        ms = sum(map(machine.ms, widths)) * depth + (machine.graph_ms[place] if place < 2 else 0.0)
+        return ms * (3 if rng.random() < text.noise / 5 else 1 + text.noise * rng.random())
 
 
 def _n_right(draft: Sequence[int]) -> int:

@@ -27,12 +27,7 @@ from pyctl.cli import main as run
 from pyctl.cli import serve_command
 
 PACKAGE = os.path.dirname(os.path.abspath(pyctl.__file__)) + os.sep
-BODY = {
-    "messages": [{"role": "user", "content": "My name is Ada."}],
-    "max_tokens": 4,
-    "temperature": 0,
-    "stream": True,
-}
+BODY = {"messages": [{"role": "user", "content": "My name is Ada."}], "max_tokens": 4, "temperature": 0, "stream": True}
 
 
 class Trace:

@@ -184,8 +184,7 @@ def sub_agents(server: Answers) -> None:
 
 
 WORKLOADS = named(
-    *(growing, shortened, alternating, fan_out, sub_agents),
-    *(dynamic_tail, branching, titles, regenerate, tool_loop),
+    *(growing, shortened, alternating, fan_out, sub_agents), *(dynamic_tail, branching, titles, regenerate, tool_loop)
 )
 
 

@@ -17,14 +17,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
-from bench.agent_edits import (
-    VOCABULARY,
-    Conversation,
-    json_edits,
-    recorded,
-    search_and_replace,
-    whole_file,
-)
+from bench.agent_edits import VOCABULARY, Conversation, json_edits, recorded, search_and_replace, whole_file
 from bench.common import tokenizer_of
 from bench.gpu.given_reply import preloaded, write
 from bench.gpu.machine import vram_mib

@@ -227,13 +227,7 @@ class Target:
         return code, took
 
     def _judge(
-        self,
-        name: str,
-        seconds: float,
-        code: int | None,
-        n_requests: int,
-        samples: list[Sample],
-        rests: list[Sample],
+        self, name: str, seconds: float, code: int | None, n_requests: int, samples: list[Sample], rests: list[Sample]
     ) -> None:
         warm = samples[int(len(samples) * WARM_UP) :]
         if not warm:

@@ -39,9 +39,8 @@ from pyctl.engine.draft.draft_length import GRAPH_MS, DraftLengthController
 from pyctl.engine.draft.ngram import NgramSource, ngram_sources
 from pyctl.engine.draft.speculation import ModelDrafts, Speculation
 from pyctl.engine.engine import Engine
-from pyctl.engine.evictable_cache import EvictableEngineCache
 from pyctl.engine.sampling import Sampling
-from pyctl.engine.worker import Worker
+from pyctl.engine.worker import EvictableEngineCache, Worker
 from pyctl.errors import ConfigError, ModelError, PyctlError
 from pyctl.llama import Loaded, MemoryPlan, allocate, load, reserve_pinned
 from pyctl.llama.devices import check_gguf, file_head, model_files
@@ -323,7 +322,8 @@ def _speculation(settings: CommandSettings, loaded: Loaded, remembered: CacheDra
     if is_wanted and why:
         log.log(logging.DEBUG if settings.drafts.is_automatic else logging.WARNING, "drafts disabled: %s", why)
         return Speculation()
-    lengths = None if exact else DraftLengthController(backend.facts.n_rollback, GRAPH_MS if on_device else 0.0)
+    costs = backend.facts.n_rollback, GRAPH_MS if on_device else 0.0
+    lengths = None if exact else DraftLengthController(*costs, has_planes=backend.facts.has_planes)
     return Speculation(texts, model, lengths=lengths, width=width)
 
 

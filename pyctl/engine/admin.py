@@ -25,13 +25,7 @@ from pyctl.cache import (
     view_of,
 )
 from pyctl.engine.engine import Engine
-from pyctl.engine.engine_stats import (
-    EngineCounters,
-    EngineMemory,
-    EngineStats,
-    SequenceFile,
-    SequenceView,
-)
+from pyctl.engine.engine_stats import EngineCounters, EngineMemory, EngineStats, SequenceFile, SequenceView
 from pyctl.engine.request import Timings
 from pyctl.engine.sequence_file import load_file, save_file
 from pyctl.engine.worker import Worker

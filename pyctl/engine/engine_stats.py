@@ -11,15 +11,7 @@ from pyctl.engine.engine_settings import Clock
 from pyctl.engine.request import DraftCounts, Request, Timings
 from pyctl.limit import limit
 
-__all__ = [
-    "MAX_REPLIES",
-    "EngineCounters",
-    "EngineMemory",
-    "EngineStats",
-    "PrefillLog",
-    "SequenceFile",
-    "SequenceView",
-]
+__all__ = ["MAX_REPLIES", "EngineCounters", "EngineMemory", "EngineStats", "PrefillLog", "SequenceFile", "SequenceView"]
 
 
 @dataclass
@@ -144,14 +136,7 @@ class PrefillLog:
     The rest takes as many times the prediction of ``costs`` as the tokens that are evaluated took.
     """
 
-    def __init__(
-        self,
-        task: int,
-        start: int,
-        n_prompt: int,
-        costs: Costs,
-        clock: Clock = time.monotonic,
-    ) -> None:
+    def __init__(self, task: int, start: int, n_prompt: int, costs: Costs, clock: Clock = time.monotonic) -> None:
         self._task, self._start, self._n_prompt, self._costs, self._clock = task, start, n_prompt, costs, clock
         self._began = clock()
         self._next_line = self._began + LINE_SECONDS

@@ -17,10 +17,7 @@ from pyctl.limit import limit
 __all__ = ["RequestHandle"]
 
 MAX_UNREAD = limit(
-    2**16,
-    "tokens, with `n_probs`, that wait for a client that does not read",
-    "the reply ends with an error",
-    "memory",
+    2**16, "tokens, with `n_probs`, that wait for a client that does not read", "the reply ends with an error", "memory"
 )
 
 REST_SECONDS = 0.002

@@ -10,7 +10,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, TypeVar
 
 from pyctl.cache import AGAIN_SECONDS, RequestStats
@@ -24,7 +25,7 @@ from pyctl.engine.sampling import Sampling
 from pyctl.errors import BusyError, ContextSizeError, EngineError, PyctlError, RequestError, UnavailableError
 from pyctl.limit import limit
 
-__all__ = ["Worker"]
+__all__ = ["EvictableEngineCache", "Worker"]
 
 R = TypeVar("R")
 
@@ -110,12 +111,7 @@ class IdleJobs:
         if (disk := engine.prefix_cache.disk) is not None and disk.queue.is_moving:
             sleep_at, ahead_at = (max(at, now + AGAIN_SECONDS) for at in (sleep_at, ahead_at))
         prepare_at = self._last_work + PREPARE_SECONDS if engine.can_prepare else math.inf
-        return [
-            (ahead_at, None),
-            (sleep_at, self._sleep),
-            (copy_at, self._copy),
-            (prepare_at, engine.prepare),
-        ]
+        return [(ahead_at, None), (sleep_at, self._sleep), (copy_at, self._copy), (prepare_at, engine.prepare)]
 
     def _sleep(self) -> None:
         self._engine.sleep()
@@ -460,3 +456,36 @@ class Worker:
                     item.put(Failed(reason or UnavailableError("the server is shutting down")))
                 elif item is not None:
                     item.fail(reason)
+
+
+WAIT_SECONDS = 0.25
+"""Longest wait for the engine of an unloaded model, which answers at once unless it is being loaded."""
+
+
+class EvictableEngineCache:
+    """The cache of ``engine``, which ``worker`` runs, in a `RamBudget`. Thread-safe."""
+
+    def __init__(self, worker: Worker, engine: Engine) -> None:
+        self._worker, self._engine = worker, engine
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the cache."""
+        return self._engine.prefix_cache.cache.pool.n_bytes
+
+    @property
+    def n_fixed(self) -> int:
+        """Bytes that it cannot evict at once."""
+        pool, pinned = self._engine.prefix_cache.cache.pool, tuple(self._engine.prefix_cache.cache.pinned)
+        return pool.n_needed(pinned) if self._worker.is_sleeping else pool.n_bytes
+
+    def evict_bytes(self, n_bytes: int, worth: float) -> bool:
+        """Evict below ``worth``, seconds per byte, on the engine's thread; wait only if the model is unloaded."""
+        rests = self._worker.is_sleeping
+        done = self._worker.call(lambda: self._engine.prefix_cache.evict_bytes(n_bytes, worth))
+        if not rests:
+            return False
+        try:
+            return done.result(WAIT_SECONDS)
+        except (FutureTimeout, CancelledError):
+            return False

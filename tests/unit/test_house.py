@@ -5,13 +5,13 @@ from __future__ import annotations
 from tools.house import measure
 
 CEILINGS = {
-    "lines": 48642,
+    "lines": 48634,
     "lines of pyctl/": 1469,
     "lines of pyctl/cache": 8469,
     "lines of pyctl/chat": 5576,
     "lines of pyctl/cli": 4020,
     "lines of pyctl/doctor": 594,
-    "lines of pyctl/engine": 6124,
+    "lines of pyctl/engine": 6116,
     "lines of pyctl/llama": 7723,
     "lines of pyctl/measure": 764,
     "lines of pyctl/models": 618,
@@ -21,8 +21,8 @@ CEILINGS = {
     "lines of pyctl/terminal": 1952,
     "lines of pyctl/tools": 559,
     "lines of csrc": 5627,
-    "lines of tests": 55064,
-    "lines of bench": 9427,
+    "lines of tests": 55045,
+    "lines of bench": 9419,
     "lines of tools": 3953,
     "words of docs": 24000,
     "private members in tests": 94,

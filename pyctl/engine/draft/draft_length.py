@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -28,7 +28,6 @@ PRIOR, PRIOR_WEIGHT = 0.8, 3.0  # prior of the accepted share, and its weight in
 DOUBT = 0.6  # standard deviations
 MATCHED = (1, 4, 16, 64)  # matching tokens from which on shares differ
 REQUEST_DECAY, SOURCE_DECAY = 0.06, 0.02  # decay of evidence per draft, in a request and in a source
-TOO_LITTLE = 0.8  # of the gain of a shorter draft: longer ones promise less still
 REMEASURE, GRAPH_STEPS = 256, 16  # steps between measurements of plain ones; steps per CUDA graph of a draft model
 SLOPE, GRAPH_MS = 0.1, 12.0  # assumed: plain steps for each further token; milliseconds of a new CUDA graph
 
@@ -95,6 +94,7 @@ class StepCosts:
         slope = SLOPE / n_seqs
         # On a GPU the first few tokens beyond a plain step cost more each than those of wide steps.
         self.of = CostCurve(n_seqs, 1.0, slope, slope if graph_ms else math.inf)
+        self.apart = CostCurve(n_seqs, 1.0, SLOPE / 2)
         self.n_seqs, self.plain_ms, self.graph_ms = n_seqs, 0.0, graph_ms
         self.n_steps, self._measured = 0, 0
         self.budget = BUDGET  # plain steps that drafts may lose
@@ -109,10 +109,13 @@ class StepCosts:
         """Whether the next step should have no drafts."""
         return len(self.plain) < 2 or self.n_steps - self._measured >= REMEASURE * (1 + self.graph)
 
-    def add(self, n_tokens: int, ms: float) -> None:
-        """Count a step of ``n_tokens`` that took ``ms``."""
+    def add(self, n_tokens: int, ms: float, n_apart: int = 0) -> None:
+        """Count a step of ``n_tokens``, ``n_apart`` of them in a second evaluation, that took ``ms``."""
         self.n_steps += 1
-        if n_tokens <= self.n_seqs:
+        if n_apart:
+            others = self.plain_ms * self.of(n_tokens - n_apart)
+            self.apart.add(-(-n_apart // 8) * 8, max(ms - others, 0.0) / (self.plain_ms or ms))
+        elif n_tokens <= self.n_seqs:
             self.plain.append(ms)
             self.plain_ms, self._measured = _quartile(self.plain), self.n_steps
         elif self.plain_ms:  # as a ratio, since both grow with the context
@@ -163,17 +166,19 @@ def _sum(p: float, n: int) -> float:
 class DraftLengthController:
     """Chooses draft lengths and learns from results. Only the engine's thread calls it.
 
-    Drafts over ``n_free`` tokens cost a repeated evaluation of the accepted ones on rollback. ``graph_ms`` is what a
-    new CUDA graph takes, 0 without a GPU."""
+    Drafts over ``n_free`` tokens cost a repeated evaluation of the accepted ones on rollback. With ``has_planes``
+    shorter ones are padded to one length for all requests, and longer ones need a second evaluation. ``graph_ms`` is
+    the time of a new CUDA graph, 0 without a GPU."""
 
-    def __init__(self, n_free: int = 1024, graph_ms: float = 0.0) -> None:
-        self.n_free, self._graph_ms = n_free, graph_ms
+    def __init__(self, n_free: int = 1024, graph_ms: float = 0.0, *, has_planes: bool = False) -> None:
+        self.n_free, self._graph_ms, self._has_planes = n_free, graph_ms, has_planes
         self._costs: dict[int, StepCosts] = {}
         self.proposing: defaultdict[int, CostCurve] = defaultdict(CostCurve)  # ms of a model by requests
         self._origins: defaultdict[Origin, DraftState] = defaultdict(lambda: DraftState(SOURCE_DECAY))
         self._next_pause: defaultdict[Origin, int] = defaultdict(lambda: MIN_PAUSE)
         self._requests: defaultdict[int, defaultdict[Origin, DraftState]] = defaultdict(lambda: defaultdict(DraftState))
         self._width, self._place = (0, 0), 0  # requests and tokens of the last step; equal steps before it
+        self._n_apart = 0  # tokens of this step that others wait for
 
     def costs(self, n_seqs: int) -> StepCosts:
         """Return the costs of steps for ``n_seqs`` requests."""
@@ -210,8 +215,27 @@ class DraftLengthController:
 
     def gain(self, key: int, origin: Origin, n: int, n_seqs: int = 1) -> float:
         """Return the expected speed with ``n`` drafts of ``origin`` as a multiple of that of a plain step."""
-        costs = self.costs(n_seqs)
-        return self._expected_gain(origin, costs, self._share(key, origin, n_seqs), n).gain if costs.plain_ms else 1.0
+        return self._expected_gain(origin, self.costs(n_seqs), self._share(key, origin, n_seqs), n).gain
+
+    def leads(self, key: int, model: Origin, n: int, text: Origin, n_text: int, n_seqs: int = 1) -> bool:
+        """Return whether ``n`` drafts of ``model``, for all ``n_seqs`` requests, gain more than ``n_text`` of ``text``.
+
+        If the latter need a second evaluation, the others draft with the model all the same."""
+        costs, gain = self.costs(n_seqs), self.gain(key, model, n, n_seqs) if self.costs(n_seqs).plain_ms else 0.0
+        if not gain or not self._is_apart(n_seqs, n_text):
+            return gain > 0 and gain > self.gain(key, text, n_text, n_seqs)
+        p, share = self._share(key, text, n_seqs), self._share(key, model, n_seqs)
+        n_without = 2 - p**n_text  # steps of this request without the model: the tokens may be evaluated again
+        more = _sum(p, n_text) - 1 - n_without * (_sum(share, n) - 1)
+        return n_seqs * gain * self._expected_gain(text, costs, p, n_text).cost > more
+
+    def split(self, sizes: Sequence[tuple[int, int]]) -> None:
+        """Set the ``sizes`` of a step, sure tokens and drafts by request: some of them need a second evaluation."""
+        is_split = self._has_planes and len(sizes) > 1
+        self._n_apart = sum(sure + n for sure, n in sizes if sure > 1 or n > self.n_free) if is_split else 0
+
+    def _is_apart(self, n_seqs: int, n: int) -> bool:
+        return self._has_planes and n_seqs > 1 and n > self.n_free
 
     def _share(self, key: int, origin: Origin, n_seqs: int) -> float:
         doubt = 0.0 if origin.matched else DOUBT  # a model that was wrong is to be tried again
@@ -223,7 +247,7 @@ class DraftLengthController:
         p, best = self._share(key, origin, costs.n_seqs), _ExpectedGain(0.0, 0.0, 0)
         for n in [*(n for n in LENGTHS if n < limit), limit]:
             expected = self._expected_gain(origin, costs, p, n, (n_before, share))
-            if best.n and (expected.cost > costs.budget or expected.gain < TOO_LITTLE * best.gain):
+            if best.n and expected.cost > costs.budget:
                 break
             best = max(best, expected)
         return best
@@ -240,11 +264,14 @@ class DraftLengthController:
         yielded, reached = _sum(share, n_before), share**n_before
         all_right, more = reached * p**n, reached * (_sum(p, n) - 1)
         before = n_seqs * (1 + n_before)
-        width, known = before + n_own * n, costs.of(before)
-        cost = costs.of(width) - known
+        is_apart = self._is_apart(n_seqs, n_before + n)
+        width, known = before + (n_seqs if self._has_planes and not is_apart else n_own) * n, costs.of(before)
+        cost = costs.apart(1 + n) if is_apart else costs.of(width) - known
         if not origin.matched:
             cost += self.proposing[n_seqs](n) / costs.plain_ms
-        if n_before + n > self.n_free:  # right ones are evaluated again
+        if is_apart:
+            cost += (1 - all_right) * costs.apart(2 + round(more))
+        elif n_before + n > self.n_free:  # right ones are evaluated again
             cost += (1 - all_right) * (costs.of(n_seqs + n_own * round(yielded - 1 + more)) - 1)
         total = known + cost
         if self._width != (n_seqs, width):
@@ -265,11 +292,12 @@ class DraftLengthController:
         ``ms`` is None if it did other work. ``proposing`` is how many tokens a model drafted for each, and its time."""
         n_seqs, width, costs = len(accepted), (len(accepted), n_tokens), self.costs(len(accepted))
         self._place = 0 if width != self._width else self._place + 1
-        new_graph = (0.25, 1.0, 0.0)[min(self._place, 2)]
-        lost = costs.of(n_tokens) - 1 + (new_graph * costs.graph if self._width[0] == n_seqs else 0.0)
+        new_graph, n_apart = (0.25, 1.0, 0.0)[min(self._place, 2)], self._n_apart
+        lost = costs.of(n_tokens - n_apart) - 1 + (new_graph * costs.graph if self._width[0] == n_seqs else 0.0)
+        lost += costs.apart(n_apart) if n_apart else 0.0
         if ms is not None:
-            if new_graph < 1 or not costs.graph_ms:
-                costs.add(n_tokens, ms - new_graph * costs.graph_ms)
+            if new_graph < 1 or not costs.graph_ms or n_apart:
+                costs.add(n_tokens, ms - new_graph * costs.graph_ms, n_apart)
             if proposing is not None:
                 self.proposing[n_seqs].add(*proposing)
                 lost += proposing[1] / costs.plain_ms if costs.plain_ms else 0.0

@@ -140,6 +140,8 @@ class Speculation:
             origin = self._origins.get(job.key)
             copies = origin is not None and origin.matched > 0
             self._idle[job.key] = 0 if copies else self._idle[job.key] + 1
+        if self._lengths is not None:
+            self._lengths.split([(len(job.sure), len(tokens)) for job, tokens in zip(jobs, found, strict=True)])
         return [self._draft(job, tokens) for job, tokens in zip(jobs, found, strict=True)]
 
     def record(self, accepted: Mapping[int, int], n_tokens: int, decode_ms: float | None) -> None:
@@ -192,7 +194,7 @@ class Speculation:
         origin, n_seqs = self._origins[job.key], len(self._jobs)
         if not n or self._lengths is None:
             return n > 0 and own.prior >= origin.prior
-        return self._lengths.gain(job.key, own, n, n_seqs) > self._lengths.gain(job.key, origin, len(found), n_seqs)
+        return self._lengths.leads(job.key, own, n, origin, len(found), n_seqs)
 
     def _copy(self, source: DraftSource, found: list[tuple[int, ...]], wanted: Sequence[int]) -> None:
         """Let ``source`` start or continue the drafts of the ``wanted`` jobs, and keep what it proposes to learn."""

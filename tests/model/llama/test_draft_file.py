@@ -99,9 +99,7 @@ def test_without_a_file_nothing_is_inferred() -> None:
     assert with_inferred_type(DraftSettings(("draft-mtp",))).draft_types == ("draft-mtp",)
 
 
-def test_draft_model_without_file_is_a_logged_error(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_draft_model_without_file_is_a_logged_error(caplog: pytest.LogCaptureFixture) -> None:
     types = ("draft-simple", *FEATURE_TYPES)
     assert with_inferred_type(DraftSettings((*types, "cache"))).draft_types == ("cache",)
     assert [(record.levelno, record.message) for record in caplog.records] == [

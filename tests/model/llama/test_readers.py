@@ -154,9 +154,7 @@ def test_eagle3_drafts_what_it_was_trained_to(opened: Callable[..., LlamaBackend
     assert sum(rights) >= len(rights) - 1
 
 
-def test_block_is_not_drafted_from_rows_lost_in_a_rollback(
-    opened: Callable[..., LlamaBackend],
-) -> None:
+def test_block_is_not_drafted_from_rows_lost_in_a_rollback(opened: Callable[..., LlamaBackend]) -> None:
     for kind in KINDS:
         backend = opened(kind)
         prefill(backend, prompt(50))

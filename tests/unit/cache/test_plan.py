@@ -9,12 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyctl.cache.plan import (
-    DEFAULT_STEP,
-    batch_ends,
-    choose_cuts,
-    last_common_end,
-)
+from pyctl.cache.plan import DEFAULT_STEP, batch_ends, choose_cuts, last_common_end
 from pyctl.chat.boundaries import boundaries, headers
 from pyctl.image_file import ImageFile
 from pyctl.prompt import ImageSpan, Prompt, as_tokens
@@ -148,12 +143,7 @@ def test_tasks_with_equal_instructions_branch_half_a_batch_in() -> None:
     line=st.integers(1, 200),
 )
 def test_headers_lines_and_costs_follow_from_the_prefix_alone(
-    messages: list[tuple[bool, int]],
-    n_ubatch: int,
-    cost: int,
-    short: float,
-    n_raw: int,
-    line: int,
+    messages: list[tuple[bool, int]], n_ubatch: int, cost: int, short: float, n_raw: int, line: int
 ) -> None:
     start = (7, 8, 9)
     tokens = [0] * n_raw
@@ -244,12 +234,7 @@ def test_raw_text_may_be_changed_anywhere() -> None:
     known=st.integers(0, 6),
 )
 def test_images_are_batches_of_their_own(
-    sizes: list[tuple[int, int, int]],
-    rest: int,
-    boundaries: set[int],
-    n_ubatch: int,
-    cost: int,
-    known: int,
+    sizes: list[tuple[int, int, int]], rest: int, boundaries: set[int], n_ubatch: int, cost: int, known: int
 ) -> None:
     """Both edges end a batch, inside it goes on in full ones from its beginning, and no cut lies there. Whatever comes
     behind an image changes nothing of that."""

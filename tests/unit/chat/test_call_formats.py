@@ -607,10 +607,7 @@ class TestHarmony:
             ("<|channel|>fin", ("", "<|channel|>fin", [])),
             ("<|channel|>" + "x" * 500, ("", "<|channel|>" + "x" * 500, [])),
             ("a<|end|><|start|>user<|message|>b", ("", "a<|start|>user<|message|>b", [])),
-            (
-                "<|channel|>commentary to=python<|message|>1",
-                ("", "<|channel|>commentary to=python<|message|>1", []),
-            ),
+            ("<|channel|>commentary to=python<|message|>1", ("", "<|channel|>commentary to=python<|message|>1", [])),
         ],
     )
     def test_replies(self, text: str, parsed: Parsed) -> None:

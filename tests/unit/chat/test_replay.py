@@ -122,8 +122,7 @@ ROME = {"type": "function", "function": {"name": "look_up", "arguments": {"city"
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"content": "other"}, {"reasoning_content": "other"}, {"tool_calls": []}, {"tool_calls": [ROME]}],
+    "changes", [{"content": "other"}, {"reasoning_content": "other"}, {"tool_calls": []}, {"tool_calls": [ROME]}]
 )
 def test_a_message_that_means_something_else_is_not_replaced(changes: Message) -> None:
     for mode in ("equal", "full"):

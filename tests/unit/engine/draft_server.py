@@ -88,9 +88,4 @@ class DraftServer:
         self.start()
 
 
-WAYS = {
-    "live": DraftServer.go_on,
-    "ram": DraftServer.leave,
-    "sleep": DraftServer.sleep,
-    "disk": DraftServer.restart,
-}
+WAYS = {"live": DraftServer.go_on, "ram": DraftServer.leave, "sleep": DraftServer.sleep, "disk": DraftServer.restart}

@@ -43,12 +43,7 @@ def test_a_long_conversation_is_evaluated_once() -> None:
     engine = Engine(backend, RamCache(64, None), EngineSettings(exact=True))
     first, second, third = turns(300, LONG), turns(300, LONG, 90, 50), turns(300, LONG, 90, 50, 70, 40)
     stats = {}
-    for name, prompt in (
-        ("first", first),
-        ("second", second),
-        ("other", chat((7, 400))),
-        ("third", third),
-    ):
+    for name, prompt in (("first", first), ("second", second), ("other", chat((7, 400))), ("third", third)):
         reply = ask(engine, prompt, 1)
         stats[name] = reply.done.stats
     assert reply.tokens == cold(FakeBackend("hybrid", n_ctx=POOL.n_rows, n_ubatch=8192), third, 1).tokens

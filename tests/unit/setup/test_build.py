@@ -13,14 +13,7 @@ import pytest
 
 from pyctl.errors import ConfigError
 from pyctl.module_command import module_command
-from pyctl.setup.build import (
-    Build,
-    build_lock,
-    compile_libraries,
-    defines,
-    place_libraries,
-    stage_libraries,
-)
+from pyctl.setup.build import Build, build_lock, compile_libraries, defines, place_libraries, stage_libraries
 from pyctl.setup.libraries import libraries_at
 from pyctl.setup.machine import Compiler
 from pyctl.setup.source import open_release, pip_command, read_pin

@@ -15,15 +15,7 @@ from pyctl.cache.disk.write_queue import WriteJob, copy_of
 from pyctl.cache.disk.writer import SPILLED_PER_DAY
 from pyctl.cache.snapshot import NOTHING, Snapshot, State
 from pyctl.prompt import as_tokens
-from tests.unit.cache.disk.making import (
-    ROW,
-    check_directory,
-    check_equal,
-    check_read,
-    conversation,
-    segment,
-    snapshot,
-)
+from tests.unit.cache.disk.making import ROW, check_directory, check_equal, check_read, conversation, segment, snapshot
 
 Opener = Callable[..., DiskStore]
 

@@ -80,9 +80,7 @@ DRAFTING = st.fixed_dictionaries(
         "n_cells": st.sampled_from([N_CTX, N_CTX, 2 * N_CTX]),
         "guesses": st.lists(
             st.tuples(
-                st.sampled_from([1, 3, 6, 40]),
-                st.sampled_from([0.0, 0.1, 0.5, 1.0]),
-                st.sampled_from([0.0, 0.3, 0.9]),
+                st.sampled_from([1, 3, 6, 40]), st.sampled_from([0.0, 0.1, 0.5, 1.0]), st.sampled_from([0.0, 0.3, 0.9])
             ),
             max_size=2,
         ),

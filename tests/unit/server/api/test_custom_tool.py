@@ -61,8 +61,7 @@ def test_a_custom_tool_is_a_function_with_one_string() -> None:
 
 
 @pytest.mark.parametrize(
-    "form",
-    [7, {"type": "gbnf"}, {"type": "grammar"}, {"type": "grammar", "syntax": "gbnf", "definition": "x"}],
+    "form", [7, {"type": "gbnf"}, {"type": "grammar"}, {"type": "grammar", "syntax": "gbnf", "definition": "x"}]
 )
 def test_a_format_of_another_kind_is_refused(form: Any) -> None:
     with pytest.raises(RequestError, match=r"tools\[0\].format"):

@@ -119,8 +119,7 @@ def test_the_board_of_grafana_shows_metrics_that_exist() -> None:
     disk = DiskView("auto", 1, 2, 3, 4, Written(1, 5), 0)
     view = CacheView(4, 3000, -1, 1, CacheStats(), (), disk=disk)
     stats = EngineStats(
-        *(total, total, 1, 2, 1, 4096, 1024, 300, 200, DeviceCounts(), view),
-        EngineMemory(3000, BlockBytes(0, 0, 0), 0),
+        *(total, total, 1, 2, 1, 4096, 1024, 300, 200, DeviceCounts(), view), EngineMemory(3000, BlockBytes(0, 0, 0), 0)
     )
     text = prometheus_text(stats, {"resident": 5, "arena": 4})
     names = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
