@@ -1,0 +1,26 @@
+"""Backends that are files: where ggml looks for them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from pyctl.llama.library import library_file
+
+START = """
+import importlib, sys
+from types import SimpleNamespace
+devices, found = importlib.import_module("pyctl.llama.devices"), []  # whose package has a function of this name
+ggml = dict(ggml_backend_reg_count=lambda: int(sys.argv[1]), ggml_backend_load_all_from_path=found.append)
+devices.ggml_library = lambda: SimpleNamespace(**ggml)
+devices.start_backends(), devices.start_backends()
+print(*map(bytes.decode, found), sep="|")
+"""
+
+
+@pytest.mark.parametrize("n_linked", [0, 1])
+def test_backends_are_loaded_once_from_beside_the_library_unless_they_are_linked(n_linked: int) -> None:
+    loaded = subprocess.check_output([sys.executable, "-c", START, str(n_linked)], text=True, timeout=120).strip()
+    assert loaded == ("" if n_linked else str(library_file("")))
