@@ -7,9 +7,8 @@ data=${XDG_DATA_HOME:-$HOME/.local/share}/pyctl
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/pyctl
 state=${XDG_STATE_HOME:-$HOME/.local/state}/pyctl
 command=$HOME/.local/bin/pyctl
-
 fail() { echo "install.sh: $*" >&2 && exit 1; }
-[ ! -e "$command" ] || [ "$(readlink "$command")" = "$data/env/bin/pyctl" ] || fail "$command is of another installation"
+[ ! -e "$command" ] || case $(readlink "$command") in "$data/env"*) ;; *) fail "$command is of another installation" ;; esac
 
 if [ "${1-}" = --remove ]; then
   echo "removing $command, $data, $cache and $state: programs, cached prompts, conversations"
@@ -25,9 +24,10 @@ python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null ||
 uv=$(command -v uv) || python3 -c 'import ensurepip, venv' 2>/dev/null ||
   fail "python3-venv is missing: sudo apt install python3-venv (Fedora and Arch have it in python3)"
 
-echo "installing pyctl from $place into $data/env (300 MB), with the command $command"
+echo "installing pyctl from $place into $data (300 MB), with the command $command"
 wheels=$(mktemp -d)
-trap 'rm -rf "$wheels"' EXIT
+clean() { for env in "$data/env" "$data"/env.*; do [ "$(readlink "$command")" = "$env/bin/pyctl" ] || rm -rf "$env"; done; }
+trap 'rm -rf "$wheels"; clean' EXIT
 python3 - "$place" "$wheels" <<'PYTHON'
 import hashlib, os, pathlib, re, sys, urllib.request
 place, wheels = sys.argv[1:]
@@ -45,15 +45,16 @@ except (OSError, ValueError) as error:
     sys.exit("install.sh: {}: {}".format(base, error))
 os.listdir(wheels) or sys.exit("install.sh: {} has no wheel for Python {}.{}".format(base, *sys.version_info[:2]))
 PYTHON
-rm -rf "$data/env"
+mkdir -p "$data" "${command%/*}"
+new=$(mktemp -d "$data/env.XXXXXX") # the old one works until this one does
 if [ -n "$uv" ]; then
-  uv venv --quiet --python python3 "$data/env"
-  uv pip install --quiet --no-cache --python "$data/env/bin/python" "$wheels"/*.whl
+  uv venv --quiet --python python3 "$new"
+  uv pip install --quiet --no-cache --python "$new/bin/python" "$wheels"/*.whl
 else
-  python3 -m venv "$data/env"
-  "$data/env/bin/python" -m pip install --quiet --no-cache-dir --disable-pip-version-check "$wheels"/*.whl
+  python3 -m venv "$new"
+  "$new/bin/python" -m pip install --quiet --no-cache-dir --disable-pip-version-check "$wheels"/*.whl
 fi
-mkdir -p "${command%/*}"
-ln -sf "$data/env/bin/pyctl" "$command"
+"$new/bin/pyctl" --version >/dev/null
+ln -sf "$new/bin/pyctl" "$command"
 "$command" setup --yes --release "$place" || echo "pyctl runs on the CPU until this succeeds: pyctl setup --release $place"
 echo "done: $command serve --open (to remove pyctl: sh install.sh --remove)"

@@ -7,33 +7,35 @@ import os
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 
+from tools.release import write_wheel
+
 SCRIPT = Path(__file__).resolve().parents[2] / "install.sh"
 NAME = "pyctl_llama-9.0-py3-none-any.whl"
+INFORMATION = "pyctl_llama-9.0.dist-info"
+METADATA = f"{INFORMATION}/METADATA"
 FILES = {
     "standin.py": "import sys\ndef main(): print('pyctl', *sys.argv[1:])\n",
-    "pyctl_llama-9.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: pyctl-llama\nVersion: 9.0\n",
-    "pyctl_llama-9.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    "pyctl_llama-9.0.dist-info/entry_points.txt": "[console_scripts]\npyctl = standin:main\n",
+    METADATA: "Metadata-Version: 2.1\nName: pyctl-llama\nVersion: 9.0\n",
+    f"{INFORMATION}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    f"{INFORMATION}/entry_points.txt": "[console_scripts]\npyctl = standin:main\n",
 }
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     (place := tmp_path / "a release").mkdir()
-    with zipfile.ZipFile(place / NAME, "w") as wheel:
-        for name, text in {
-            **FILES,
-            "pyctl_llama-9.0.dist-info/RECORD": "".join(f"{name},,\n" for name in FILES),
-        }.items():
-            wheel.writestr(name, text)
+    write_release(place, FILES)
+    return place
+
+
+def write_release(place: Path, files: dict[str, str]) -> None:
+    write_wheel(place / NAME, {name: text.encode() for name, text in files.items()}, INFORMATION)
     digest = hashlib.sha256((place / NAME).read_bytes()).hexdigest()
     (place / "SHA256SUMS").write_text(f"{digest}  {NAME}\n{'0' * 64}  pyctl_llama-9.0-cp27-cp27m-any.whl\n")
-    return place
 
 
 def run(home: Path, *arguments: object, path: str = os.environ["PATH"]) -> subprocess.CompletedProcess[str]:
@@ -49,7 +51,7 @@ def test_it_installs_and_leaves_nothing(place: Path, tmp_path: Path) -> None:
         done = run(home, place)
         assert done.returncode == 0, done.stderr
         said = done.stdout.splitlines()
-        assert said[0].startswith(f"installing pyctl from {place} into {home}/.local/share/pyctl/env")
+        assert said[0].startswith(f"installing pyctl from {place} into {home}/.local/share/pyctl ")
         assert said[-2] == f"pyctl setup --yes --release {place}"
     assert subprocess.check_output([home / ".local/bin/pyctl", "serve"], text=True) == "pyctl serve\n"
     (home / ".cache" / "pyctl" / "kv").mkdir(parents=True)
@@ -57,6 +59,17 @@ def test_it_installs_and_leaves_nothing(place: Path, tmp_path: Path) -> None:
     assert run(home, "--remove").returncode == 0
     assert not (home / ".local").exists()
     assert [path.name for path in (home / ".cache").rglob("*")] == ["other"]
+
+
+@pytest.mark.parametrize("change", [{METADATA: FILES[METADATA] + "Requires-Dist: absent\n"}, {"standin.py": "else"}])
+def test_an_upgrade_that_fails_leaves_the_old_one(place: Path, tmp_path: Path, change: dict[str, str]) -> None:
+    home = tmp_path / "home"
+    assert run(home, place).returncode == 0
+    before = sorted(home.rglob("*"))
+    write_release(place, FILES | change)
+    assert run(home, place).returncode != 0
+    assert subprocess.check_output([home / ".local/bin/pyctl", "serve"], text=True) == "pyctl serve\n"
+    assert {path for path in home.rglob("*") if "__pycache__" not in path.parts} <= {*before}
 
 
 def test_what_it_cannot_do_is_one_line(place: Path, tmp_path: Path) -> None:
