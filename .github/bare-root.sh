@@ -1,16 +1,19 @@
 #!/bin/sh
-# Installs a release in a Debian root that has Python and venv, and no compiler: by uv, pip, pipx and install.sh. In each
-# way the built-in model has to answer, and after its removal the root has to be as it was. Prints a line for each way.
+# Installs a release in a root of Debian or Ubuntu that has Python and venv, and no compiler: by uv, pip, pipx and
+# install.sh. In each way the built-in model has to answer, and after its removal the root has to be as it was. Prints a
+# line for each way.
 #
 #     .github/bare-root.sh SUITE RELEASE [ROOT]      as root; such as trixie dist
 #
 # pip's configuration and the certificates of this machine are copied into the root.
 set -eu
 suite=$1 release=$(realpath "$2") root=${3:-build/roots/$1} here=$(realpath "$(dirname "$0")/..")
-[ -e "$root/usr/bin/python3" ] || debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates "$suite" "$root"
+[ -e "$root/usr/bin/python3" ] || debootstrap --variant=minbase --components=main,universe \
+  --include=python3,python3-venv,ca-certificates "$suite" "$root"
 root=$(realpath "$root")
 rm -rf "$root/release" && mkdir "$root/release"
 cp "$release"/* "$here/install.sh" "$root/release"
+mkdir -p "$root/root/.local/bin" # from the first way on
 for path in /etc/resolv.conf /etc/pip.conf /etc/xdg/pip /etc/ssl/certs/ca-certificates.crt; do
   [ ! -e "$path" ] || { mkdir -p "$root${path%/*}" && cp -rL "$path" "$root${path%/*}"; }
 done
