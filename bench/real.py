@@ -15,7 +15,6 @@ where pyctl is better, the median of pyctl's part by this server's of the same r
 from __future__ import annotations
 
 import argparse
-import compileall
 import contextlib
 import json
 import os
@@ -131,7 +130,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     commands: Commands = {f"pyctl{f', spin {spin}' * bool(spin)}": (PYCTL_SERVE, spin) for spin in options.spin}
     for command in map(shlex.split, options.llama_server):
         commands[Path(command[0]).name] = command, ""
-    compileall.compile_dir(FILE.parent, quiet=1)  # as pip does; else starts would measure the compiler
     rows: list[Sequence[object]] = []
     for model in options.models:
         for threads in options.threads:
@@ -154,12 +152,14 @@ def compared(
     rows: list[Sequence[object]] = []
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        servers, starts = {}, {}
+        servers: dict[str, ServerProcess] = {}
+        starts: dict[str, list[float]] = {name: [] for name in commands}
         for i, (name, (command, spin)) in enumerate(commands.items()):
-            more = {"GOMP_SPINCOUNT": spin} if spin else {}
+            more = {"PYTHONDONTWRITEBYTECODE": "", **({"GOMP_SPINCOUNT": spin} if spin else {})}
             server = ServerProcess([*command, *flags], directory / f"{i}.log", environment=more)
-            servers[name], starts[name] = stack.enter_context(server), [server.load_seconds]
-        for _ in range(options.repeat // 3):
+            servers[name] = stack.enter_context(server)
+        # A first start may compile modules, all of them in a copied environment, and does not count.
+        for _ in range(options.repeat // 3 + 1):
             for name, server in servers.items():
                 server.stop()
                 server.start()
