@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import httpx
@@ -67,10 +68,7 @@ def _metrics(text: str) -> dict[str, str]:
 
 def differences(theirs: Reduced, ours: Reduced, show: tuple[str, ...] = ()) -> list[str]:
     """Differences that a client can see, each as one line; llama-server first. ``show`` as in `Probe`."""
-    found = []
-    for name in ("status", "type"):
-        if theirs[name] != ours[name]:
-            found.append(f"{name}: {theirs[name]} / {ours[name]}")
+    found = [f"{name}: {theirs[name]} / {ours[name]}" for name in ("status", "type") if theirs[name] != ours[name]]
     for name in sorted({*theirs["headers"], *ours["headers"]}):
         if theirs["headers"].get(name) != ours["headers"].get(name):
             found.append(f"header {name}: {theirs['headers'].get(name)} / {ours['headers'].get(name)}")
@@ -121,12 +119,8 @@ def _short(value: Any) -> str:
 
 def _sequence(events: list[Any], show: tuple[str, ...]) -> list[tuple[str, Any]]:
     """The shape of each event beside one event of that shape; a run of one shape counts once."""
-    found: list[tuple[str, Any]] = []
-    for name, data in events:
-        line = f"{name} {shape(data, show)}".strip()
-        if not found or found[-1][0] != line:
-            found.append((line, [name, data]))
-    return found
+    lines = ((f"{name} {shape(data, show)}".strip(), [name, data]) for name, data in events)
+    return [next(run) for _, run in groupby(lines, lambda each: each[0])]
 
 
 def shape(value: Any, show: tuple[str, ...] = (), shown: bool = False) -> str:
@@ -143,28 +137,26 @@ def shape(value: Any, show: tuple[str, ...] = (), shown: bool = False) -> str:
     return _short(value) if shown or value == "[DONE]" else _type(value)
 
 
+def _distance(compared: tuple[Sequence[str], bool, object]) -> tuple[int, bool, int]:
+    """Of events: members that are missing or of another value; whether ours is like one of theirs; added members."""
+    lines, is_only_ours, _ = compared
+    return sum(not line.startswith("extra ") for line in lines), not is_only_ours, len(lines)
+
+
 def _stream_differences(theirs: list[Any], ours: list[Any], show: tuple[str, ...]) -> Iterator[str]:
-    """The events that only one of the two has, those of the same place compared member by member; else their order."""
+    """The events that only one of the two has, each of theirs beside the most alike of ours; else their order."""
     left, right = _sequence(theirs, show), _sequence(ours, show)
     only_left = [one for line, one in dict(left).items() if line not in dict(right)]
     only_right = [one for line, one in dict(right).items() if line not in dict(left)]
-    while only_left and only_right:
-        one = only_left.pop(0)
-        other = next((each for each in only_right if each[0] == one[0]), None)
-        if other is None:
-            yield f"no event {one[0]} {shape(one[1], show)}".replace("  ", " ")
-            continue
-        only_right.remove(other)
-        kinds = isinstance(one[1], dict) and isinstance(other[1], dict)
-        where = f"event {one[0]}".strip()
-        if kinds:
-            yield from (f"{where}: {line}" for line in _compare(one[1], other[1], "", show, "*" in show))
-        else:
-            yield f"{where}: {_short(one[1])} / {_short(other[1])}"
     for name, data in only_left:
-        yield f"no event {name} {shape(data, show)}".replace("  ", " ")
-    for name, data in only_right:
-        yield f"extra event {name} {shape(data, show)}".replace("  ", " ")
-    lines = [line for line, _ in left], [line for line, _ in right]
-    if set(lines[0]) == set(lines[1]) and lines[0] != lines[1]:
-        yield f"order of events: {len(lines[0])} / {len(lines[1])} runs"
+        alike = (each for each in dict(right).values() if each[0] == name and type(each[1]) is type(data))
+        compared = ((list(_compare(data, each[1], "", show, "*" in show)), each in only_right, each) for each in alike)
+        lines, _, other = min(compared, key=_distance, default=([], False, None))
+        only_right = [each for each in only_right if each is not other]
+        if not lines:
+            yield f"no event {name} {shape(data, show)}".replace("  ", " ")
+        yield from (f"{f'event {name}'.strip()}: {line}" for line in lines)
+    yield from (f"extra event {name} {shape(data, show)}".replace("  ", " ") for name, data in only_right)
+    a, b = [line for line, _ in left], [line for line, _ in right]
+    if set(a) == set(b) and a != b:
+        yield f"order of events: {len(a)} / {len(b)} runs"

@@ -88,10 +88,8 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Verdict]
             own = [flag.format(directory=f"{slots}/", mmproj=eyes, media=media) for flag in GROUPS[group]]
             own += ["-m", headed if group in WITH_HEAD else bare, *(OWN.get(group, ()) if name == "pyctl" else ())]
             prefix = own[own.index("--api-prefix") + 1] if "--api-prefix" in own else ""
-            log = directory / f"{name}-{group}.log"
-            environment = {"LLAMA_MEDIA_MARKER": MARKER}
-            process = ServerProcess([*command, *flags, *own], log, prefix=prefix, environment=environment)
-            found = Subject(process)
+            log, marker = directory / f"{name}-{group}.log", {"LLAMA_MEDIA_MARKER": MARKER}
+            found = Subject(ServerProcess([*command, *flags, *own], log, prefix=prefix, environment=marker))
             opened.callback(found.close)
             return found
 
@@ -123,6 +121,16 @@ def test_a_difference_without_a_reason_is_new() -> None:
     assert judge(probe, reply(content="a"), reply()).new
     assert judge(probe, reply(content="a"), reply(content=1)).new
     assert judge(probe, reply(200), reply(500)).new
+
+
+def test_an_event_is_compared_with_the_most_alike() -> None:
+    def verdict(*streams: list[dict[str, Any]]) -> Verdict:
+        bodies = ({"body": [["", event] for event in stream]} for stream in streams)
+        return judge(Probe("/completion", ""), *({**reply(), "type": "text/event-stream", **body} for body in bodies))
+
+    piece, counted, end = {"content": "a"}, {"content": "a", "n": 1}, {"stop": True}
+    assert verdict([piece, counted, end], [counted, end]).new == ("event: extra n",)
+    assert verdict([piece, end], [piece]).kind == verdict([counted], [piece]).kind == "lack a member"
 
 
 def test_a_known_difference_is_told_by_its_reason() -> None:
