@@ -6,6 +6,7 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -64,9 +65,8 @@ class LlamaTokenizer:
 
     def special_tokens(self) -> dict[str, int]:
         """Return control and user-defined tokens by their text."""
-        text = api.llama_vocab_get_text
         tokens = np.flatnonzero(self._attributes & (CONTROL | USER_DEFINED)).tolist()
-        return {text(self._vocab, token).decode("utf-8", "replace"): token for token in tokens}
+        return {api.llama_vocab_get_text(self._vocab, token).decode("utf-8", "replace"): token for token in tokens}
 
     def control_tokens(self) -> frozenset[int]:
         """Return all control tokens."""
@@ -75,8 +75,7 @@ class LlamaTokenizer:
     @cached_property
     def _attributes(self) -> NDArray[np.int32]:
         """Attributes of all tokens: a call for each of 250,000."""
-        read = api.llama_vocab_get_attr
-        return np.fromiter((read(self._vocab, token) for token in range(self.n_vocab)), np.int32, self.n_vocab)
+        return np.fromiter(map(api.llama_vocab_get_attr, repeat(self._vocab), range(self.n_vocab)), np.int32)
 
     def all_pieces(self) -> list[bytes]:
         """Return the bytes of every token, control tokens included."""
@@ -84,14 +83,17 @@ class LlamaTokenizer:
         sizes = ((token, read(vocab, token, buffer, 64, 0, True)) for token in range(self.n_vocab))
         return [ctypes.string_at(buffer, n) if n >= 0 else read_piece(vocab, token) for token, n in sizes]
 
+    def is_end(self, token: int) -> bool:
+        """Return whether ``token`` ends a reply."""
+        return bool(api.llama_vocab_is_eog(self._vocab, token))
+
     def end_tokens(self) -> frozenset[int]:
         """Return all tokens that end a reply."""
         return self._ends
 
     @cached_property
     def _ends(self) -> frozenset[int]:
-        is_end = api.llama_vocab_is_eog
-        return frozenset(token for token in range(self.n_vocab) if is_end(self._vocab, token))
+        return frozenset(filter(self.is_end, range(self.n_vocab)))
 
     def fim_tokens(self) -> dict[str, int]:
         """Return the model's fill-in-the-middle tokens: pre, suf, mid (prefix, suffix, middle), rep, sep."""

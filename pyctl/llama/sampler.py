@@ -73,11 +73,9 @@ class LlamaVocabulary:
 
     def __init__(self, tokenizer: LlamaTokenizer, n_ctx: int) -> None:
         self.grammars, self.dry = GrammarCompiler(tokenizer), DrySamplers(tokenizer)
-        self.end_tokens = tokenizer.end_tokens()
+        # No set at the start: to find all takes a call for each of 250,000 tokens.
+        self.is_end, self.end_tokens = tokenizer.is_end, tokenizer.end_tokens
         self._tokenizer, self._n_ctx = tokenizer, n_ctx
-
-    def is_end(self, token: int) -> bool:
-        return token in self.end_tokens
 
     def piece(self, token: int) -> bytes:
         return self._tokenizer.piece(token, special=False)
@@ -128,7 +126,7 @@ class LlamaSampler:
         try:
             if sampling.grammar:
                 self._grammar = Grammar(self._vocab, sampling, words.grammars)
-            self._build(sampling, words.end_tokens)
+            self._build(sampling, words)
             if self._grammar is not None or self._asks_probs or self._n_best > 1:
                 self._candidates = Candidates(self._n_vocab)
         except BaseException:
@@ -205,10 +203,10 @@ class LlamaSampler:
     def _add(self, sampler: Any) -> None:
         api.llama_sampler_chain_add(self._chain, sampler)
 
-    def _build(self, sampling: Sampling, end_tokens: frozenset[int]) -> None:
+    def _build(self, sampling: Sampling, words: LlamaVocabulary) -> None:
         bias = {**dict(sampling.logit_bias), **dict.fromkeys(self._suppressed(), float("-inf"))}
         if sampling.ignore_eos:
-            bias.update(dict.fromkeys(end_tokens, float("-inf")))
+            bias.update(dict.fromkeys(words.end_tokens(), float("-inf")))
         if any(not 0 <= token < self._n_vocab for token in bias):
             raise RequestError(f"logit_bias names a token outside [0, {self._n_vocab})")
         if not (sampling.mirostat or sampling.post_sampling_probs):
