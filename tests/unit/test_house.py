@@ -21,7 +21,7 @@ CEILINGS = {
     "lines of pyctl/terminal": 1952,
     "lines of pyctl/tools": 559,
     "lines of csrc": 5627,
-    "lines of tests": 55045,
+    "lines of tests": 55062,
     "lines of bench": 9419,
     "lines of tools": 3953,
     "words of docs": 24000,

@@ -38,10 +38,10 @@ def line(slope: float) -> Cost:
 
 
 def measured(
-    cost: Cost, *, limit: int = 64, n_seqs: int = 1, n_free: int = 1024, draft_ms: float = 0.0
+    cost: Cost, *, limit: int = 64, n_seqs: int = 1, n_free: int = 1024, draft_ms: float = 0.0, has_planes: bool = False
 ) -> DraftLengthController:
     """A controller that knows what all widths cost, a plain step of one request being 10 ms."""
-    controller = DraftLengthController(n_free)
+    controller = DraftLengthController(n_free, has_planes=has_planes)
     for n in range(limit + 1):
         for _ in range(2):
             controller.costs(n_seqs).add(n_seqs * (1 + n), 10 * cost(n_seqs * (1 + n)))
@@ -194,14 +194,10 @@ def test_a_copy_that_goes_on_shares_the_cost_of_a_new_graph(n_right: int, kept: 
 
 def beside_others(*, has_planes: bool, apart: float = 1.5) -> DraftLengthController:
     """Of 4 requests: wide drafts, and what is evaluated again, take ``apart`` plain steps where they are separate."""
-    controller = DraftLengthController(3, has_planes=has_planes)
-    for width in range(4, 40):
-        for _ in range(2):
-            controller.costs(4).add(width, 10 * (1 + 0.05 * (width - 4)))
-    for _ in range(3 if has_planes else 0):
-        for n in (8, 16, 24):
-            controller.split([(1, 2)] * 3 + [(1, n - 1)])
-            controller.record(dict.fromkeys(range(4), 2), 9 + n, 10 * (1.25 + apart))
+    controller = measured(line(0.05), limit=9, n_seqs=4, n_free=3, has_planes=has_planes)
+    for n in 3 * (8, 16, 24) if has_planes else ():
+        controller.split([(1, 2)] * 3 + [(1, n - 1)])
+        controller.record(dict.fromkeys(range(4), 2), 9 + n, 14 + 11.5 * apart)
     return controller
 
 
@@ -209,7 +205,7 @@ def test_a_wide_copy_is_charged_for_the_evaluation_that_others_wait_for() -> Non
     few, many, model = Origin.of("some", 16), Origin.of("some", 64), Origin("head")
     shared, apart = beside_others(has_planes=False), beside_others(has_planes=True)
     assert shared.length(0, few, 16, 4) > 3 >= apart.length(0, few, 16, 4)
-    assert apart.costs(4).apart(16) == pytest.approx(1.5)
+    assert (apart.costs(4).apart(16), apart.costs(4).of(25)) == pytest.approx((1.5, 2.2 / 1.15))
     assert apart.leads(0, model, 2, many, 16, 4)
     assert not shared.leads(0, model, 2, many, 16, 4)
 
@@ -218,12 +214,6 @@ def test_a_wide_copy_that_is_worth_a_second_evaluation_is_tried() -> None:
     controller, copy = beside_others(has_planes=True, apart=1.1), Origin.of("some", 64)
     assert controller.length(0, copy, 64, 4) > 16
     assert not controller.leads(0, Origin("head"), 2, copy, 32, 4)
-
-
-def test_a_step_with_a_second_evaluation_is_no_measurement_of_its_width() -> None:
-    controller = beside_others(has_planes=True, apart=9.0)
-    assert controller.costs(4).of(25) == pytest.approx(1 + 0.05 * 21)
-    assert controller.costs(4).budget < BUDGET
 
 
 def test_a_draft_is_as_long_as_the_budget_allows() -> None:
