@@ -68,8 +68,6 @@ def recorded() -> list[Edit]:
     return edits
 
 
-# -- conversations -----------------------------------------------------------------------------------------------------
-
 Conversation = tuple[str, str]
 """All before the reply, and the reply."""
 
@@ -172,9 +170,6 @@ FORMS: dict[str, Callable[[Edit], Conversation]] = {
     "unified diff": unified_diff,
     "whole file, read in another conversation": read_elsewhere,
 }
-
-
-# -- replay ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass

@@ -33,9 +33,6 @@ WIDE_DENSE = replace(TINY_DENSE, name="wide-dense", num_heads=8, num_kv_heads=8,
 """A tiny model with 16 KiB of rows per token."""
 
 
-# -- options -----------------------------------------------------------------------------------------------------------
-
-
 def parser_of(description: str | None, *, keep: bool = True) -> argparse.ArgumentParser:
     """The options of every script, for `parse`."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -60,9 +57,6 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None, **quick: 
         parser.error("--quick measures nothing that is worth keeping")
     parser.set_defaults(**quick)
     return parser.parse_args(argv)
-
-
-# -- requests ----------------------------------------------------------------------------------------------------------
 
 
 def answered(engine: Engine, request: Request) -> Done:
@@ -95,9 +89,6 @@ def tokenizer_of(file: Path | str) -> LlamaTokenizer:
     return LlamaTokenizer(model, owns=True)
 
 
-# -- measuring ---------------------------------------------------------------------------------------------------------
-
-
 def median_seconds(function: Callable[[], object], repeat: int) -> float:
     """The median time of ``repeat`` calls after one that does not count."""
     function()
@@ -116,9 +107,6 @@ def words(seed: object, n: int) -> str:
     while len(text) < n:
         text += "".join(rng.choice("aeioubdfgklmnprst") for _ in range(rng.randint(2, 8))) + " "
     return text[:n]
-
-
-# -- results -----------------------------------------------------------------------------------------------------------
 
 
 def shown(number: float) -> str:

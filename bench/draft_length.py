@@ -339,13 +339,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     rows = [[f"{value:.3f}" if isinstance(value, float) else value for value in each.values()] for each in records]
     columns = ["machine", "text", "best fixed length", "controller", "worst run"]
-    show(
-        "Speed with drafts, of that without",
-        columns,
-        rows,
-        keep="draft-length" if options.keep else "",
-        weights=SIMULATED,
-    )
+    keep = "draft-length" if options.keep else ""
+    show("Speed with drafts, of that without", columns, rows, keep=keep, weights=SIMULATED)
     least = min(records, key=lambda each: float(each["worst"]))
     print(f"worst of all: {least['worst']:.3f}, {least['text']}, {least['machine']}")
 

@@ -53,8 +53,6 @@ START, ASSISTANT = 257, (97, 115)
 MAX_SECONDS = 600
 """For one model; one that needs more is stuck."""
 
-# -- questions ---------------------------------------------------------------------------------------------------------
-
 Message: TypeAlias = "tuple[int, int] | str"
 """Seed and length of a made-up message, or the name of the step whose reply it is."""
 
@@ -130,9 +128,6 @@ def prompt_of(messages: Iterable[Message], replies: Mapping[str, Answer]) -> Pro
     return Prompt.of(tokens, np.flatnonzero(np.array(tokens) == START))
 
 
-# -- asking ------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Answer:
     """``best`` are id and log probability of each token of the reply and of the five best in its place."""
@@ -202,9 +197,6 @@ def cold_answer(backend: LlamaBackend, prompt: Prompt) -> Answer:
     for seq in range(backend.facts.n_seqs):
         backend.memory.clear(seq)
     return answer
-
-
-# -- measuring ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -357,9 +349,6 @@ def distinct(texts: Iterable[np.ndarray]) -> int:
     return found
 
 
-# -- one process for each model ----------------------------------------------------------------------------------------
-
-
 def in_own_process(name: str) -> Record:
     """The measurements of a separate process; a failure names the assertion or the last line."""
     command = [*module_command("bench.families"), "--json", "--only", name]
@@ -374,8 +363,6 @@ def in_own_process(name: str) -> Record:
     text = (asserted or lines[-1:] or [f"exit code {done.returncode}"])[0]
     return Record(name, failure=re.sub(r"^\S*/", "", text))
 
-
-# -- tables ------------------------------------------------------------------------------------------------------------
 
 CELLS = {
     "default": "f16 default",
@@ -422,9 +409,6 @@ def summary(records: Sequence[Record]) -> list[str]:
         lines.append(f"{name}: {equal} of {len(tallies)} models have the bits of a cold run in all replies")
     lines += [f"{record.name}: {kind} refused: {text}" for record in whole for kind, text in record.refused.items()]
     return lines
-
-
-# -- the command -------------------------------------------------------------------------------------------------------
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -145,9 +145,6 @@ def floor_of(asked: Sequence[Asked], n_head: int) -> int:
     return n
 
 
-# -- one server --------------------------------------------------------------------------------------------------------
-
-
 class Subject:
     """A running server, and how fast it is at what the ideal consists of."""
 
@@ -248,9 +245,6 @@ class Run:
         data = {"shape": self.shape, "machine": describe(weights_of(self.shape)), "records": self.records}
         path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
         path.with_suffix(".md").write_text(document(data), encoding="utf-8")
-
-
-# -- written files -----------------------------------------------------------------------------------------------------
 
 
 def waits(asked: Sequence[Record]) -> tuple[float, float]:

@@ -117,8 +117,6 @@ def storage_reads(pid: int) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes:"))
 
 
-# -- files on a drive --------------------------------------------------------------------------------------------------
-
 BLOCK = 4 * 2**20
 LIMIT = 4 * 2**30
 """Enough to measure the drive's speed."""
@@ -200,9 +198,6 @@ def direct_rate(files: Sequence[Path], streams: int) -> float | None:
             os.close(descriptor)
         for buffer in buffers:
             buffer.close()
-
-
-# -- facts for a build -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

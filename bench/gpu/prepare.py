@@ -59,9 +59,6 @@ def run(command: Sequence[str | Path], log: Path, environment: dict[str, str]) -
         raise SystemExit("\n".join([f"failed: {' '.join(map(str, command))}", *errors, *lines[-8:], f"log: {log}"]))
 
 
-# -- Python ------------------------------------------------------------------------------------------------------------
-
-
 def requirements() -> dict[str, str]:
     """Import name to requirement of everything pyctl needs at run time, and of what builds it."""
     text = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
@@ -120,9 +117,6 @@ def install_bindings(place: Path, source: Path | None) -> None:
 def bindings_here() -> Path | None:
     spec = importlib.util.find_spec("llama_cpp")
     return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
-
-
-# -- llama.cpp ---------------------------------------------------------------------------------------------------------
 
 
 def fetch_source(place: Path, given: Path | None) -> Path:
@@ -207,9 +201,6 @@ def build_extension(place: Path, environment: dict[str, str]) -> None:
         shutil.copy2(path, temporary)
         temporary.replace(REPOSITORY / "pyctl" / path.name)
     say("built the extension")
-
-
-# -- models and the end ------------------------------------------------------------------------------------------------
 
 
 def write_models(place: Path, shapes: Sequence[str], environment: dict[str, str]) -> dict[str, Path]:

@@ -110,8 +110,6 @@ def disk_rates(records: Sequence[Record]) -> list[tuple[str, int, float, float, 
     return found
 
 
-# -- tables ------------------------------------------------------------------------------------------------------------
-
 Row = list[str]
 
 

@@ -159,9 +159,6 @@ class Run:
         return [name for name in (OURS, PEER) if name in self.options.servers and (name == OURS or self.llama_server)]
 
 
-# -- one server --------------------------------------------------------------------------------------------------------
-
-
 class Subject:
     """A server with the case that it is measured in, and the results of each prompt and reply."""
 
@@ -251,9 +248,6 @@ def counts(reply: Completion) -> dict[str, int]:
     return {"drafted": reply.n_drafted, "accepted": reply.n_accepted, "steps": steps}
 
 
-# -- parts -------------------------------------------------------------------------------------------------------------
-
-
 def groups(run: Run, subjects: Sequence[Subject]) -> Iterator[Sequence[Subject]]:
     """As many at a time as fit on the device."""
     n = run.options.together
@@ -279,9 +273,6 @@ def side_by_side(run: Run) -> None:
             list(pool.map(lambda each, barrier: each.prepare(barrier), group, repeat(together)))
             for each in group:
                 each.measure()
-
-
-# -- all of it ---------------------------------------------------------------------------------------------------------
 
 
 def main() -> None:
