@@ -86,9 +86,11 @@ def first_token(shape: str, way: str) -> tuple[str, str]:
 
 
 def readme_first_token() -> list[str]:
-    shown = ("cold", "append", "return after another", "shortened to half", "after a restart, files in the page cache")
-    body = [(WAYS[way], *(f"{ms} ms" for ms in first_token("27B", way))) for way in shown]
-    return table(("first token, 27B shape, 32K tokens of history", "llama-server", "pyctl"), body)
+    left = ("regenerate", "shortened to half", "after a restart")
+    body = [(WAYS[way], *(f"{ms} ms" for ms in first_token("27B", way))) for way in WAYS if way not in left]
+    vram = [row(SIDE_BY_SIDE["27B"], "Memory, MiB", server, "defaults, end")[0] + " MiB" for server in SERVERS]
+    body.append(("VRAM, default flags", *vram))
+    return table(("first token, 27B shape, 32K tokens of history", *SERVERS), body)
 
 
 def first_tokens() -> list[str]:
@@ -108,8 +110,7 @@ def default_flags() -> list[str]:
 
     def pairs(heading: str, *keys: str, at: tuple[int, int]) -> list[str]:
         """The cells of llama-server and of pyctl, of each shape."""
-        found = [row(page, heading, *keys) for page in SIDE_BY_SIDE.values()]
-        return [cells[column] for cells in found for column in at]
+        return [row(page, heading, *keys)[column] for page in SIDE_BY_SIDE.values() for column in at]
 
     body = [[f"{name}, ms", *pairs("Default flags", *keys, at=(3, 1))] for name, keys in DEFAULTS.items()]
     for n, name in (("1", "one reply, tokens/s"), ("4", "four replies, tokens/s each")):
@@ -164,8 +165,7 @@ def images() -> list[str]:
     for name, request in (("another question", "same image, next question"), ("after a restart", "after a restart")):
         ours, _, peer, *_ = row("gpu-images.md", "Asked about again", request)
         body.append((name, *(f"{cell.partition(' ')[0]} ms" for cell in (peer, ours))))
-    what = "first token, question about a 1080p image in 23K tokens, 27B, one H200"
-    return table((what, "llama-server", "pyctl"), body)
+    return table(("first token, question about a 1080p image in 23K tokens, 27B, one H200", *SERVERS), body)
 
 
 def models() -> list[str]:
@@ -206,7 +206,7 @@ def switches() -> list[str]:
         if record["way"] in SWITCHES and "size" in record:
             cell = f"{record['first_s']:.1f} ({record['load_s']:.1f})"
             by_way.setdefault((record["way"], record["size"]), {})[record["server"], record["model"]] = cell
-    columns = [(server, f"{shape}-nextn") for server in ("llama-server", "pyctl") for shape in SHAPES.values()]
+    columns = [(server, f"{shape}-nextn") for server in SERVERS for shape in SHAPES.values()]
     order = sorted(by_way, key=lambda key: (key[1], list(SWITCHES).index(key[0])))
     body = [(f"{size:,}", SWITCHES[way], *(by_way[way, size].get(key, "") for key in columns)) for way, size in order]
     lines = table(("tokens", "", "llama-server: 27B", "35B-A3B", "pyctl: 27B", "35B-A3B"), body)
