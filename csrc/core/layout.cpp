@@ -26,7 +26,7 @@ row_layout rows_of(llama_context * ctx, const row_set & set, llama_seq_id seq) {
     const auto steps = library::written(set.cache.memory(), seq);
     row_layout layout;
     layout.has_ext = set.cache.has_extra();
-    // After the number of streams come their number, these cells, whether V is transposed, and the number of layers.
+    // After the number of streams come the number of cells, the cells, whether V is transposed, and the number of layers.
     const auto n_cells  = value_of<uint32_t>(steps.at(1));
     size_t     at       = 2 + n_cells * (layout.has_ext ? 4 : 3);
     layout.v_transposed = value_of<uint32_t>(steps.at(at++)) != 0;

@@ -104,5 +104,5 @@ def test_restored_conversations_are_those_of_a_cold_server(
             parted.append((number, round(margin, 3)))
     cold.stop()
     print(f"{' '.join([name, *flags])}: {n_cached} of {n_prompt} tokens cached, replies that part, by margin: {parted}")
-    assert len(parted) <= 2
+    assert 4 * len(parted) <= len(to.said)  # which tokens are nearly tied depends on the kernels of the CPU
     assert all(margin < NEAR for _, margin in parted), parted
