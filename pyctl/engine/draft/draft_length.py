@@ -215,18 +215,18 @@ class DraftLengthController:
 
     def gain(self, key: int, origin: Origin, n: int, n_seqs: int = 1) -> float:
         """Return the expected speed with ``n`` drafts of ``origin`` as a multiple of that of a plain step."""
-        return self._expected_gain(origin, self.costs(n_seqs), self._share(key, origin, n_seqs), n).gain
+        costs = self.costs(n_seqs)
+        return self._expected_gain(origin, costs, self._share(key, origin, n_seqs), n).gain if costs.plain_ms else 1.0
 
     def leads(self, key: int, model: Origin, n: int, text: Origin, n_text: int, n_seqs: int = 1) -> bool:
         """Return whether ``n`` drafts of ``model``, for all ``n_seqs`` requests, gain more than ``n_text`` of ``text``.
 
         If the latter need a second evaluation, the others draft with the model all the same."""
-        costs, gain = self.costs(n_seqs), self.gain(key, model, n, n_seqs) if self.costs(n_seqs).plain_ms else 0.0
-        if not gain or not self._is_apart(n_seqs, n_text):
-            return gain > 0 and gain > self.gain(key, text, n_text, n_seqs)
+        costs, gain = self.costs(n_seqs), self.gain(key, model, n, n_seqs)
+        if not costs.plain_ms or not self._is_apart(n_seqs, n_text):
+            return gain > self.gain(key, text, n_text, n_seqs)
         p, share = self._share(key, text, n_seqs), self._share(key, model, n_seqs)
-        n_without = 2 - p**n_text  # steps of this request without the model: the tokens may be evaluated again
-        more = _sum(p, n_text) - 1 - n_without * (_sum(share, n) - 1)
+        more = _sum(p, n_text) - 1 - (2 - p**n_text) * (_sum(share, n) - 1)  # one or two steps without the model
         return n_seqs * gain * self._expected_gain(text, costs, p, n_text).cost > more
 
     def split(self, sizes: Sequence[tuple[int, int]]) -> None:
