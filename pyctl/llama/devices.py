@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 from llama_cpp import llama_cpp as api
 
 from pyctl.errors import ModelError
-from pyctl.llama.library import forget_log_errors, last_log_error, library_file, redirect_log
+from pyctl.llama.library import forget_log_errors, last_log_error, library_file, open_library, redirect_log
 from pyctl.models import split_names
 from pyctl.setup.control_groups import memory_groups
 from pyctl.setup.machine import meminfo
@@ -58,13 +59,12 @@ class Device:
 
 @cache
 def start_backends() -> None:
-    """Initialise llama.cpp, once, with backends that are files next to it: the best of ggml-cpu for this CPU, and CUDA.
-
-    Without a path, ggml would take such files from the current directory.
-    """
+    """Initialise llama.cpp once, with the backends next to it: without a path, ggml takes the current directory's."""
     redirect_log()
     ggml = ggml_library()
     if not ggml.ggml_backend_reg_count():
+        with suppress(OSError):  # the extension looks up functions of CUDA, which ggml would load for itself alone
+            open_library("libggml-cuda.so")
         ggml.ggml_backend_load_all_from_path(os.fsencode(library_file("")))
     api.llama_backend_init()
 

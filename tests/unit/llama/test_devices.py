@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -24,3 +25,15 @@ print(*map(bytes.decode, found), sep="|")
 def test_backends_are_loaded_once_from_beside_the_library_unless_they_are_linked(n_linked: int) -> None:
     loaded = subprocess.check_output([sys.executable, "-c", START, str(n_linked)], text=True, timeout=120).strip()
     assert loaded == ("" if n_linked else str(library_file("")))
+
+
+def test_functions_of_cuda_are_found_that_a_backend_in_a_file_brings(tmp_path: Path) -> None:
+    code = "int cudaHostRegister(void) { return 0; }"
+    for name, more in (("cudart", ()), ("ggml-cuda", ("-L.", "-Wl,--no-as-needed", "-lcudart", "-Wl,-rpath,$ORIGIN"))):
+        command = ["cc", "-shared", "-fPIC", "-xc", "-", "-o", f"lib{name}.so", *more]
+        subprocess.run(command, input=code if name == "cudart" else "", text=True, cwd=tmp_path, check=True)
+    found = "import ctypes, llama_cpp.llama_cpp as api; api._base_path = sys.argv[2]"
+    found = START.replace("devices.start", f"{found}\ndevices.start", 1)
+    found += "print(hasattr(ctypes.CDLL(None), 'cudaHostRegister'))"
+    shown = subprocess.check_output([sys.executable, "-c", found, "0", str(tmp_path)], text=True, timeout=120)
+    assert shown.splitlines() == [str(tmp_path), "True"]
