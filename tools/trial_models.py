@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
-from tools.generator import SHAPES
+from tools.generator import SHAPES, finish
 from tools.generator.families import FAMILIES, write_family
 from tools.generator.generate import write_model
 from tools.generator.zoo import ZOO
@@ -37,10 +37,7 @@ def write_small(source: Path, target: Path) -> None:
             is_matrix = len(tensor.shape) > 1
             data = np.sign(tensor.data) * np.std(tensor.data) if is_matrix else tensor.data
             writer.add_tensor(tensor.name, data.astype(tensor.data.dtype))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     target.write_bytes(lzma.compress(target.with_suffix("").read_bytes(), preset=9 | lzma.PRESET_EXTREME))
     target.with_suffix("").unlink()
 

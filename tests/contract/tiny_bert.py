@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFWriter, PoolingType
 
+from tools.generator import finish
+
 __all__ = ["write_tiny_bert"]
 
 WIDTH, INNER, HEADS, LAYERS, CONTEXT = 64, 128, 2, 2, 512
@@ -62,7 +64,4 @@ def write_tiny_bert(path: Path) -> None:
         add(f"blk.{layer}.layer_output_norm", WIDTH)
     add("cls", WIDTH, WIDTH)
     add("cls.output", 1, WIDTH)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)

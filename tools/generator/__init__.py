@@ -15,7 +15,7 @@ from tools.generator.shapes import (
     TINY_RERANK,
     Shape,
 )
-from tools.generator.vision import VISION_SHAPES, VisionShape, write_encoder
+from tools.generator.vision import VISION_SHAPES, VisionShape, finish, write_encoder
 from tools.generator.vocab import CHATML_TEMPLATE, Vocab, byte_vocab, read_vocab
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "Vocab",
     "byte_vocab",
     "cached_model",
+    "finish",
     "read_vocab",
     "write_encoder",
     "write_model",

@@ -58,11 +58,6 @@ class Family:
     pattern: tuple[int, ...] = ()
 
     @property
-    def sliding(self) -> bool:
-        """Whether a part of its memory forgets what lies `WINDOW` tokens back."""
-        return "attention.sliding_window" in self.keys
-
-    @property
     def all_keys(self) -> dict[str, Value]:
         """The keys with those that all families share."""
         return {**COMMON, **self.keys}

@@ -14,29 +14,6 @@ from typing import Literal
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-__all__ = [
-    "F32",
-    "F32_MATRICES",
-    "GROUP",
-    "I64",
-    "KERNEL",
-    "Q4_K",
-    "Q6_K",
-    "Q8_0",
-    "QWEN36_27B",
-    "QWEN36_35B_A3B",
-    "SHAPES",
-    "TINY_DENSE",
-    "TINY_FAT",
-    "TINY_HYBRID",
-    "TINY_MOE",
-    "TINY_RERANK",
-    "Arch",
-    "Shape",
-    "Tensor",
-    "tensors",
-]
-
 Arch = Literal["qwen3", "qwen35", "qwen35moe", "eagle3", "dflash"]
 
 F32_BYTES = 4

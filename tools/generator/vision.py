@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pyctl.atomic_file import temp_path
 from tools.generator.shapes import QWEN36_27B, QWEN36_35B_A3B, TINY_HYBRID
 
-__all__ = ["VISION_SHAPES", "VisionShape", "write_encoder"]
+__all__ = ["VISION_SHAPES", "VisionShape", "finish", "write_encoder"]
 
 CHANNELS, MERGE = 3, 2
 
@@ -53,13 +53,18 @@ def write_encoder(path: str | PathLike[str], shape: VisionShape, *, seed: int = 
         _add_metadata(writer, shape, seed)
         for name, dims in _tensors(shape).items():
             writer.add_tensor(name, _values(name, dims, seed))
-        try:
-            writer.write_header_to_file()
-            writer.write_kv_data_to_file()
-            writer.write_tensors_to_file()
-        finally:
-            writer.close()
+        finish(writer)
         replace(temporary, target)
+
+
+def finish(writer: GGUFWriter) -> None:
+    """Write the keys and tensors that were added to ``writer``, and close it."""
+    try:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+    finally:
+        writer.close()
 
 
 def _add_metadata(writer: GGUFWriter, shape: VisionShape, seed: int) -> None:

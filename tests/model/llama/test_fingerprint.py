@@ -22,7 +22,7 @@ from pyctl.llama.loader import Loaded
 from pyctl.llama.params import without_amx
 from pyctl.prompt import Prompt, as_tokens
 from tests.unit.engine.drive import Reply, ask
-from tools.generator import byte_vocab
+from tools.generator import byte_vocab, finish
 
 WIDTH, HEADS, KV_HEADS, FEED_FORWARD, LAYERS, VOCAB = 64, 2, 1, 128, 2, 288
 HEAD = WIDTH // HEADS
@@ -94,10 +94,7 @@ def write(path: Path, arch: str, *, seed: int = 0, quantised: bool = False, last
         add(f"blk.{layer}.ffn_gate.weight", FEED_FORWARD, WIDTH, scale=0.2)
         add(f"blk.{layer}.ffn_up.weight", FEED_FORWARD, WIDTH, scale=0.2)
         add(f"blk.{layer}.ffn_down.weight", WIDTH, FEED_FORWARD, scale=0.2)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

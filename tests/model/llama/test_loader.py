@@ -18,7 +18,7 @@ from pyctl.llama.devices import check_gguf
 from pyctl.llama.dry_runs import dry_run
 from pyctl.llama.memory_plan import Place, Usage
 from pyctl.prompt import as_tokens
-from tools.generator import SHAPES
+from tools.generator import SHAPES, finish
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +47,7 @@ def adapter(path: Path, *, seed: int = 0) -> Path:
     width = shape.num_heads * shape.head_size
     writer.add_tensor("blk.0.attn_q.weight.lora_a", random.normal(size=(2, shape.embedding)).astype(np.float32))
     writer.add_tensor("blk.0.attn_q.weight.lora_b", random.normal(size=(width, 2)).astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

@@ -16,6 +16,7 @@ from pyctl.errors import ModelError
 from pyctl.llama import load
 from pyctl.llama.pool_fit import fit_pool
 from tests.model.native.stores import Store
+from tools.generator import finish
 
 
 def of_another_family(path: Path, source: Path, arch: str) -> Path:
@@ -51,10 +52,7 @@ def of_another_family(path: Path, source: Path, arch: str) -> Path:
         writer.add_tensor(f"{name}.weight", random.normal(1.0, 0.1, shape).astype(np.float32))
         if arch == "bloom" and name != "token_embd":
             writer.add_tensor(f"{name}.bias", np.zeros(shape[:1], np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

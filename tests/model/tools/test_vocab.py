@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import examples
-from tools.generator import TINY_HYBRID, byte_vocab, read_vocab, write_model
+from tools.generator import TINY_HYBRID, byte_vocab, finish, read_vocab, write_model
 from tools.generator.vocab import SPECIAL_TOKENS
 
 if TYPE_CHECKING:
@@ -43,9 +43,7 @@ def test_a_vocabulary_that_does_not_fit_is_refused() -> None:
 def test_another_kind_of_tokenizer_is_refused(tmp_path: Path) -> None:
     writer = GGUFWriter(tmp_path / "spm.gguf", "llama")
     writer.add_tokenizer_model("llama")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
+    finish(writer)
     with pytest.raises(ValueError, match="type 'llama'"):
         read_vocab(tmp_path / "spm.gguf")
 

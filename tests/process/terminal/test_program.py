@@ -12,7 +12,9 @@ import sys
 import termios
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -164,27 +166,27 @@ def test_the_last_chat_goes_on(tmp_path: Path) -> None:
 
 
 def test_piped_ctrl_c_exits_with_130(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, CHILD, "-p", "slow"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(tmp_path)
-    ) as child:
-        assert child.stdout is not None
-        assert child.stderr is not None
-        assert child.stdout.read(5) == b"word "
+    with in_a_slow_reply(tmp_path) as (child, _, errors):
         child.send_signal(signal.SIGINT)
         assert child.wait(SECONDS) == 130
-        assert child.stderr.read() == b"thinking\nexit 130\n"
+        assert errors.read() == b"thinking\nexit 130\n"
 
 
 def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, CHILD, "-p", "slow"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(tmp_path)
-    ) as child:
+    with in_a_slow_reply(tmp_path) as (child, output, errors):
+        output.close()
+        assert child.wait(SECONDS) == 1
+        assert errors.read() == b"thinking\nexit 1\n"
+
+
+@contextmanager
+def in_a_slow_reply(place: Path) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes], IO[bytes]]]:
+    command, pipe = [sys.executable, CHILD, "-p", "slow"], subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, env=environment(place)) as child:
         assert child.stdout is not None
         assert child.stderr is not None
-        child.stdout.read(5)
-        child.stdout.close()
-        assert child.wait(SECONDS) == 1
-        assert child.stderr.read() == b"thinking\nexit 1\n"
+        assert child.stdout.read(5) == b"word "
+        yield child, child.stdout, child.stderr
 
 
 def test_terminal_conversation(terminal: Terminal) -> None:
