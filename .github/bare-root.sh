@@ -12,7 +12,8 @@ suite=$1 release=$(realpath "$2") root=${3:-build/roots/$1} here=$(realpath "$(d
   --include=python3,python3-venv,ca-certificates "$suite" "$root"
 root=$(realpath "$root")
 rm -rf "$root/release" && mkdir "$root/release"
-cp "$release"/* "$here/install.sh" "$root/release"
+cp "$release"/* "$root/release"
+cp "$here/install.sh" "$root/release"
 mkdir -p "$root/root/.local/bin" # from the first way on
 for path in /etc/resolv.conf /etc/pip.conf /etc/xdg/pip /etc/ssl/certs/ca-certificates.crt; do
   [ ! -e "$path" ] || { mkdir -p "$root${path%/*}" && cp -rL "$path" "$root${path%/*}"; }

@@ -9,7 +9,8 @@ system:
 
     mmdebstrap --variant=extract --include=libc6-dev,libstdc++-10-dev,libgomp1 bullseye ROOT
 
-The wheels' platform tag is the one that auditwheel finds. What was compiled stays in --work for the next run.
+With it the wheels run with glibc 2.27 if GCC 12 compiles them; auditwheel finds their tag. What was compiled stays in
+--work for the next run.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ from pyctl.setup.build import SETTINGS
 from pyctl.setup.machine import find_compiler
 from pyctl.setup.plan import MIN_DRIVER
 from pyctl.setup.source import Release, open_release, pip_command, read_pin
-from pyctl.setup.toolkit import BuildTools, Toolkit, install_toolkit, install_tools, make_stub
+from pyctl.setup.toolkit import BuildTools, install_toolkit, install_tools
 from tools import matrix
 
-__all__ = ["ARCHITECTURES", "Work", "cuda_archive", "required_glibc", "write_wheel"]
+__all__ = ["ARCHITECTURES", "Work", "cuda_archive", "required_glibc", "write_old_libraries", "write_wheel"]
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("bindings", "pyctl", "cuda")
@@ -69,6 +70,12 @@ COMMON = {
 WRAPPER = """#!/bin/sh
 exec {command} "$@"
 """
+
+OLD_ARCHIVE = "libold.a"
+OLD_MATH = ("exp", "log", "log2", "pow")
+OLD = """__asm__(".symver old_{0},{0}@GLIBC_2.2.5"); double old_{0}({1}); double {0}({1}) {{ return old_{0}({2}); }}
+"""
+"""Functions that glibc 2.29 has anew; only their errno differs."""
 
 
 @dataclass(frozen=True)
@@ -123,14 +130,33 @@ def compilers(sysroot: Path | None, place: Path) -> dict[str, str]:
     libraries = [*sysroot.glob("usr/lib/gcc/*/*"), *tuples, *sysroot.glob("lib/*-linux-gnu")]
     headers = [*sysroot.glob("usr/include/c++/*"), *sysroot.glob("usr/include/*/c++/*")]
     headers += sysroot.glob("usr/include/c++/*/backward")
-    flags = [f"--sysroot={sysroot}", *(f"-B{path}" for path in tuples), *(f"-L{path}" for path in libraries)]
     (place / "compilers").mkdir(parents=True, exist_ok=True)
+    if platform.machine() == "x86_64":
+        write_old_libraries(libraries, place / "compilers", found.cc)
+        libraries.insert(0, place / "compilers")
+    flags = [f"--sysroot={sysroot}", *(f"-B{path}" for path in tuples), *(f"-L{path}" for path in libraries)]
+    flags += [f"-Wl,--exclude-libs,{OLD_ARCHIVE}", "-DSUBPROCESS_HAVE_CWD=0"]  # the latter takes glibc 2.29
     for name, more in (("CC", []), ("CXX", [word for path in headers for word in ("-isystem", str(path))])):
         wrapper = place / "compilers" / name.lower()
         wrapper.write_text(WRAPPER.format(command=shlex.join([environment[name], *flags, *more])), encoding="utf-8")
         wrapper.chmod(0o755)
         environment[name] = str(wrapper)
     return environment
+
+
+def write_old_libraries(places: Sequence[Path], place: Path, cc: str) -> None:
+    """Write into ``place`` libm and libstdc++ for the linker: before the functions of those in ``places`` it takes an
+    archive's, and from there newer parts of the C++ library. The result runs with glibc 2.28 and GCC 8."""
+    source, archive = place / "old.c", place / OLD_ARCHIVE
+    parameters = {name: ("double x, double y", "x, y") if name == "pow" else ("double x", "x") for name in OLD_MATH}
+    source.write_text("".join(OLD.format(name, *parameters[name]) for name in OLD_MATH), encoding="ascii")
+    run([cc, "-O2", "-fPIC", "-fno-builtin", "-c", str(source), "-o", str(place / "old.o")])
+    found = {path.name: path for each in reversed(places) for path in each.glob("lib*")}
+    members = ["fs_dir.o", "fs_ops.o", "fs_path.o", "random.o"]
+    run(["ar", "x", "--output", str(place), str(found["libstdc++.a"]), *members])
+    run(["ar", "rc", str(archive), *(str(place / name) for name in ["old.o", *members])])
+    for name in ("libm.so", "libstdc++.so"):
+        (place / name).write_text(f"INPUT ( {archive} {found[name + '.6']} )\n", encoding="utf-8")
 
 
 def required_glibc(path: Path) -> str:
@@ -203,11 +229,13 @@ def _tagged(wheel: Path, work: Work) -> Path:
 # -- CUDA --------------------------------------------------------------------------------------------------------------
 
 
-def make_cuda(work: Work, toolkit: Toolkit, architectures: Sequence[str]) -> Path:
+def make_cuda(work: Work, architectures: Sequence[str]) -> Path:
     """The archive with libggml-cuda, a module that ggml loads next to the variants for the CPU."""
+    compiler = find_compiler(work.environment)
+    assert compiler is not None
+    toolkit = install_toolkit(pip_command(work.place), work.place, compiler)
     values = {**COMMON, **toolkit.defines(work.environment["CXX"], architectures), "GGML_CPU": "OFF"}
     library = work.compile("cuda", values, ("ggml-cuda",)) / "libggml-cuda.so"
-    compiler = run([work.environment["CXX"], "--version"], quiet=True).splitlines()[0]
     files = {library.name: library.read_bytes(), "llama.cpp-LICENSE": (work.release.tree / "LICENSE").read_bytes()}
     manifest = {
         "format": 1,
@@ -218,7 +246,7 @@ def make_cuda(work: Work, toolkit: Toolkit, architectures: Sequence[str]) -> Pat
         "driver": int(MIN_DRIVER),
         "glibc": required_glibc(library),
         "machine": platform.machine(),
-        "compiler": compiler,
+        "compiler": run([compiler.cxx, "--version"], quiet=True).splitlines()[0],
         "requirements": list(NVIDIA),
         "libraries": list(NVIDIA_LIBRARIES),
     }
@@ -257,18 +285,6 @@ def write_sums(target: Path) -> None:
     (target / "SHA256SUMS").write_text("".join(rows), encoding="ascii")
 
 
-def find_toolkit(work: Work, nvcc: str) -> Toolkit:
-    """CUDA's toolkit: PyPI's, or ``nvcc``'s on this machine."""
-    compiler = find_compiler(work.environment)
-    assert compiler is not None
-    if not nvcc:
-        return install_toolkit(pip_command(work.place), work.place, compiler)
-    root, found = Path(nvcc).resolve().parents[1], re.search(r"release ([\d.]+)", run([nvcc, "--version"], quiet=True))
-    cudart, cublas = (root / "lib64" / f"lib{name}.so" for name in ("cudart", "cublas"))
-    release = found[1] if found is not None else "unknown"
-    return Toolkit(release, Path(nvcc), root, cudart, cublas, make_stub(work.place, compiler), ())
-
-
 def make(options: argparse.Namespace) -> None:
     target, place = options.target.absolute(), options.work.absolute()
     target.mkdir(parents=True, exist_ok=True)
@@ -286,7 +302,7 @@ def make(options: argparse.Namespace) -> None:
     if made:
         run([*module_command("twine"), "check", *map(str, made)])
     if "cuda" in options.parts:
-        made.append(make_cuda(work, find_toolkit(work, options.nvcc), options.arch.split(",")))
+        made.append(make_cuda(work, options.arch.split(",")))
     write_sums(target)
     for path in made:
         print(f"{path.stat().st_size / 1e6:8.1f} MB  {path.name}")
@@ -299,7 +315,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--pythons", nargs="+", default=PYTHONS, metavar="VERSION")
     parser.add_argument("--source", type=Path, help="llama-cpp-python's archive or its directory, instead of pip's")
     parser.add_argument("--sysroot", type=Path, metavar="ROOT")
-    parser.add_argument("--nvcc", default="", help="this compiler instead of PyPI's")
     parser.add_argument("--arch", default=",".join(ARCHITECTURES), metavar="LIST")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "release")
     parser.add_argument("--jobs", "-j", type=int, default=os.cpu_count() or 1)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import platform
+import re
+import subprocess
 import tarfile
 import zipfile
 from base64 import urlsafe_b64encode
 from pathlib import Path
 
+import pytest
 import zstandard
 
-from tools.release import cuda_archive, write_wheel
+from tools.release import cuda_archive, write_old_libraries, write_wheel
 
 
 def test_a_wheel_lists_its_files_and_is_always_the_same(tmp_path: Path) -> None:
@@ -35,3 +39,16 @@ def test_the_archive_for_cards_begins_with_a_manifest_of_its_files() -> None:
         manifest = json.loads(tar.extractfile("manifest.json").read())
         assert tar.extractfile("libggml-cuda.so").read() == b"code"
     assert manifest["files"] == {"libggml-cuda.so": {"sha256": hashlib.sha256(b"code").hexdigest(), "size": 4}}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="old names of functions are x86_64's")
+def test_what_is_linked_for_old_systems_runs_with_glibc_2_28(tmp_path: Path) -> None:
+    kept = ("libstdc++.a", "libm.so.6", "libstdc++.so.6")
+    found = [subprocess.check_output(["g++", f"-print-file-name={name}"], text=True).strip() for name in kept]
+    write_old_libraries([Path(name).resolve().parent for name in found], tmp_path, "gcc")
+    code = "#include <cmath>\n#include <filesystem>\n"
+    code += "double f(double x) { return exp(log2(pow(x, log(x)))) + std::filesystem::exists(std::to_string(x)); }"
+    command = ["g++", "-std=c++17", "-O2", "-shared", "-fPIC", "-xc++", "-", f"-L{tmp_path}", "-o", tmp_path / "it.so"]
+    subprocess.run(command, input=code, text=True, check=True)
+    named = set(re.findall(rb"GLIBC(?:XX)?_[\d.]+", (tmp_path / "it.so").read_bytes()))
+    assert not named & {b"GLIBC_2.29", b"GLIBCXX_3.4.26"}
