@@ -17,7 +17,7 @@ from pyctl.module_command import module_command
 
 SCRIPTS = (
     "exact", "families", "kv", "held", "agent_edits", "controller", "draft_length", "policy", "store",
-    "budgets", "replay", "request_path", "real", "soak",
+    "budgets", "builds", "replay", "request_path", "real", "soak",
 )  # fmt: skip
 
 

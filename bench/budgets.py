@@ -1,7 +1,6 @@
 """The cost of RAM budgets: evaluated tokens against new ones, and seconds on a GPU, without a model.
 
-    python -m bench.budgets                              # every workload, a few minutes
-    python -m bench.budgets --only three_agents --turns  # and each turn that evaluated much more than its floor
+    python -m bench.budgets    # every workload, a few minutes
 
 Engine and cache are the real ones, with batches as on a GPU; rows and states have the bytes of the 27B, at a scale of
 1 to 256. The floor of a request is its tokens less those that any request before it, or its reply, had in the same
@@ -83,7 +82,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--slots", type=int, default=0, help="snapshots at most, 0 = no limit")
     parser.add_argument("--cells", type=int, default=N_CELLS, help="tokens of context")
     parser.add_argument("--row-bytes", type=int, default=ROW_BYTES * SCALE, help="of a token: 65536 f16, 34816 q8_0")
-    parser.add_argument("--turns", action="store_true", help="print the turns that are 40 tokens above their floor")
     arguments = parse(parser, argv, only=["regenerate", "short_requests"], gib=[8.0])
     rows: list[list[object]] = []
     card = {"n_cells": arguments.cells, "row_bytes": arguments.row_bytes // SCALE}
@@ -98,10 +96,6 @@ def main(argv: Sequence[str] | None = None) -> None:
                 seconds = [turn.seconds[device.name] for turn in turns]
                 cells.append(f"{sum(seconds):.1f} ({max(seconds):.1f})")
             rows.append([name.replace("_", " "), len(turns), floor, f"{gib:g}", *cells])
-            if arguments.turns:
-                for i, turn in enumerate(turns):
-                    if turn.n_evaluated > turn.floor + 40:
-                        print(f"{name} {gib}: {i}: {turn.n_evaluated} of {turn.n} for {turn.floor} ({turn.source})")
     columns = ["workload", "turns", "floor", "GiB", "per new token", "bound", "late"]
     columns += [f"s, {device.name}" for device in DEVICES]
     title = "Prompt tokens evaluated per token that was new, and seconds on a GPU, by what snapshots may take"

@@ -121,7 +121,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", default=list(GROUPS), choices=GROUPS, metavar="WORKLOAD")
     parser.add_argument("--gib", nargs="+", type=float, default=[8.0], help="budgets, in bytes of the 27B")
     parser.add_argument("--flags", default="", help='flags of both servers, such as --flags="-ngl 99"')
-    parser.add_argument("--turns", action="store_true", help="print the turns that are 40 tokens above their floor")
     arguments = parse(parser, argv, only=["regenerate"])
     rows: list[list[object]] = []
     with tempfile.TemporaryDirectory() as name:
@@ -139,9 +138,6 @@ def main(argv: Sequence[str] | None = None) -> None:
                     turns = replayed(full, directory / f"{program}.log", workload)
                     everything.setdefault((gib, program), []).extend(turns)
                     cells += cells_of(turns)
-                    for i, turn in enumerate(turns if arguments.turns else ()):
-                        if turn.n_evaluated > turn.floor + 40:
-                            print(f"{program}: {i}: {turn.n_evaluated} of {turn.n} for {turn.floor}")
                 rows.append([workload.replace("_", " "), f"{gib:g}", len(turns), *cells])
                 print(*rows[-1], flush=True)
         for gib in arguments.gib:
@@ -150,12 +146,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     columns = ["workload", "GiB", "requests"]
     for program in programs:
         columns += [f"{program}: ratio", "late", "worst", f"s, {CARD.name}"]
-    show(
-        "Prompt tokens evaluated per token of the floor, and seconds on a GPU",
-        columns,
-        rows,
-        keep="replay" if arguments.keep else "",
-    )
+    title = "Prompt tokens evaluated per token of the floor, and seconds on a GPU"
+    show(title, columns, rows, keep="replay" if arguments.keep else "")
 
 
 def cells_of(turns: Sequence[Turn]) -> list[object]:

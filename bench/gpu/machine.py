@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
-from pyctl.setup.machine import find_compiler
+from pyctl.setup.machine import find_compiler, find_driver
 
 __all__ = [
     "Cuda", "available_mib", "cached_share", "compilers", "describe", "direct_rate", "find_cuda",
@@ -259,12 +259,10 @@ def _root(nvcc: Path) -> Path:
 
 
 def _architecture() -> str:
-    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
-    try:
-        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise SystemExit("nvidia-smi shows no GPU: give --arch, such as 86-real for a 3090") from error
-    return ";".join(sorted({f"{capability.replace('.', '')}-real" for capability in shown}))
+    driver = find_driver()
+    if driver is None or not driver.cards:
+        raise SystemExit("the driver shows no GPU: give --arch, such as 86-real for a 3090")
+    return ";".join(sorted({f"{card.architecture}-real" for card in driver.cards}))
 
 
 def _find(name: str) -> Path | None:

