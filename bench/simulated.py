@@ -313,7 +313,6 @@ class Turn:
     n: int
     shared: int
     n_evaluated: int
-    source: str = ""
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -395,6 +394,6 @@ class Simulation(Scripted):
         stats: RequestStats = done.stats
         shared = self.known.shared(prompt.tokens)
         seconds = {name: after - before[name] for name, after in self._backend.seconds.items()}
-        self.turns.append(Turn(len(prompt), shared, stats.n_evaluated, stats.source, seconds))
+        self.turns.append(Turn(len(prompt), shared, stats.n_evaluated, seconds))
         whole = as_tokens(np.concatenate([prompt.tokens, reply]))
         self.known.add(whole)

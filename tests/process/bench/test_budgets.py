@@ -7,6 +7,7 @@ import pytest
 from bench.budgets import is_late, simulated
 from bench.gpu_seconds import DEVICES
 from bench.oracle import min_evaluated
+from bench.sessions import AGENTS, BUDGETED, WORKLOADS
 from pyctl.prompt import as_tokens
 from tools.generator import QWEN36_27B, TINY_FAT
 
@@ -17,6 +18,7 @@ def ratio(name: str, gib: float | None) -> float:
 
 
 def test_alternating_conversations_without_cache_are_reevaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len({*WORKLOADS, *BUDGETED, *AGENTS}) == len(WORKLOADS) + len(BUDGETED) + len(AGENTS), "by their names"
     monkeypatch.setattr("bench.budgets.N_SEQS", 1)
     turns = simulated("alternating", 0).turns
     assert sum(turn.n_evaluated for turn in turns) == sum(turn.n for turn in turns)
@@ -44,6 +46,8 @@ def test_budgets_cost_what_they_did(name: str, gib: float, maximum: float) -> No
 def test_seconds_are_those_of_batches_and_copies() -> None:
     first, again = simulated("regenerate", None).turns[:2]
     for device in DEVICES:
+        assert device.batch(512, 0) < device.batch(512, 32_768) < device.batch(1024, 32_768)
+        assert device.batch(4096, 0) > 2 * device.batch(2048, 0), "attention grows within a batch, too"
         assert first.seconds[device.name] > device.batch(first.n, 0)
         assert 0 <= again.seconds[device.name] < first.seconds[device.name] / 5
 

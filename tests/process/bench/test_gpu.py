@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from bench.gpu import images, soak, speculative_report
+from bench.gpu.machine import cached_share, direct_rate, settle
 from bench.gpu.models import flatness
 from bench.gpu.pool import HEAD, arguments, one
 from bench.gpu.prepare import environment_of
@@ -113,6 +114,13 @@ def test_a_step_that_does_not_fit_is_skipped_and_told(tmp_path: Path) -> None:
     server = SimpleNamespace(name="pyctl", ask=lambda *_: pytest.fail("asked all the same"))
     assert not Visit(run, "base", server).follow(grow(Conversation("a", 1000)))
     assert results.records_of("skipped")[0]["what"] == "pyctl: cold, 1000"
+
+
+def test_files_are_settled_and_in_the_page_cache(tmp_path: Path) -> None:
+    (path := tmp_path / "block").write_bytes(bytes(8 * 2**20))
+    assert settle(tmp_path, quiet=0.2) == 8 * 2**20
+    assert cached_share([path]) == 1
+    assert (direct_rate([path], 2) or 1.0) > 0  # some file systems refuse it
 
 
 def test_the_environment_puts_the_prepared_folders_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import ipaddress
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -166,11 +167,9 @@ def test_answers_that_are_no_image(site: Site, monkeypatch: pytest.MonkeyPatch) 
 
     def endless(handler: Handler) -> None:
         handler.wfile.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
-        try:
+        with suppress(OSError):
             while True:
                 handler.wfile.write(bytes(10_000))
-        except OSError:
-            pass
 
     site.answers["/"] = endless
     with pytest.raises(RequestError, match="more than 1000 bytes"):
@@ -195,11 +194,9 @@ def test_a_server_that_takes_its_time(
 
     def slow(handler: Handler) -> None:
         handler.wfile.write(begins)
-        try:
+        with suppress(OSError):
             while not done.wait(0.05):
                 handler.wfile.write(goes_on)
-        except OSError:
-            pass
 
     site.answers["/"] = slow
     with pytest.raises(RequestError, match="within"):
