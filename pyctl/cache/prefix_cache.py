@@ -292,16 +292,17 @@ class PrefixCache:
         self._park(seq, 0, RequestStats(n_prompt=0))
         self.forget(seq)
 
-    def suspend(self, seq: LiveSequence) -> Snapshot:
+    def suspend(self, seq: LiveSequence, *, frees_cells: bool = True) -> Snapshot:
         """Take everything that ``seq`` holds out of it, for `resume`; StateError or MemoryError leave it as it is.
 
         The snapshot is no entry of the cache, which only counts its bytes until `RamCache.release`, and shares rows
-        with it.
+        with it. Rows that the device can hold stay there unless ``frees_cells``.
         """
         kept = self._take(seq, PromptMatch(seq.tokens).prefix(seq.n), seq.covered.alive())
         self.cache.retain(kept)
         try:
-            self.device.to_ram(kept)  # its cells are what others need
+            if frees_cells:
+                self.device.to_ram(kept)
         except (StateError, MemoryError):
             self.cache.release(kept)
             raise

@@ -19,7 +19,8 @@ class EngineCounters:
     """Totals since the start; ``n_*`` are tokens except as noted, times are milliseconds.
 
     ``n_calls`` counts llama_decode calls, ``n_busy`` sums their sequences, ``n_longest`` is the length of the longest
-    sequence, ``n_suspended`` counts suspended replies. Tokens of a request count when it ends with a reply; cancelled
+    sequence, ``n_suspended`` counts suspended replies, ``n_turns_yielded`` turns with --exact that ended for another
+    request. Tokens of a request count when it ends with a reply; cancelled
     requests count as calls only.
     """
 
@@ -32,6 +33,7 @@ class EngineCounters:
     n_predicted: int = 0
     predicted_ms: float = 0.0
     n_suspended: int = 0
+    n_turns_yielded: int = 0
     drafts: DraftCounts = field(default_factory=DraftCounts)
 
     def count_call(self, n_seqs: int, length: int) -> None:

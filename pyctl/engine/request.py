@@ -107,8 +107,8 @@ class Timings:
 class Progress:
     """Prefill progress: ``n_processed`` of ``n_prompt`` tokens, ``n_cached`` of them restored from ``source``.
 
-    ``seconds_left`` is an estimate for the rest, 0 if unknown.
-    The first event of a request follows the restore, before any evaluation.
+    ``seconds_left`` is an estimate for the rest, 0 if unknown. ``place`` is the place of a request that waits, 1 for
+    the next one; 0 for one that runs, whose first event follows the restore, before any evaluation.
     """
 
     n_prompt: int
@@ -118,6 +118,7 @@ class Progress:
     source: Source
     seq: int = 0
     seconds_left: float = 0.0
+    place: int = 0
 
 
 class Piece(NamedTuple):

@@ -132,13 +132,19 @@ def usage_json(done: Done, n_reasoning: int | None = None) -> dict[str, Any]:
 
 
 def progress_json(progress: Progress, options: ReplyOptions) -> dict[str, Any]:
-    """llama-server's ``prompt_progress``; with ``return_cache`` also ``left_ms``, the estimate for the rest."""
+    """llama-server's ``prompt_progress``.
+
+    ``waiting`` is added while the request waits: its place, 1 for the next. With ``return_cache`` also
+    ``left_ms``, the estimate for the rest.
+    """
+    waiting = {"waiting": progress.place} if progress.place else {}
     left = {"left_ms": round(progress.seconds_left * 1e3)} if options.return_cache and progress.seconds_left else {}
     return {
         "total": progress.n_prompt,
         "cache": progress.n_cached,
         "processed": progress.n_processed,
         "time_ms": int(progress.ms),
+        **waiting,
         **left,
     }
 
@@ -263,6 +269,10 @@ class Reply(ABC):
         self.progress = progress
         return self.progress_frames(progress) if self.options.return_progress else b""
 
+    def waits(self, progress: Progress) -> bytes:
+        """Return events for the place of a request that waits, if requested."""
+        return self.progress_frames(progress) if self.options.return_progress else b""
+
     def continued(self, piece: Piece) -> bytes:
         """Events for more of the reply."""
         if not self.n_predicted:
@@ -357,6 +367,10 @@ class EventReply(Reply):
     @abstractmethod
     def body(self, done: Done) -> dict[str, Any]:
         """The reply that `more` has been told, as one body."""
+
+    def waits(self, progress: Progress) -> bytes:
+        """Return nothing: the first event of these APIs has the tokens that were cached."""
+        return b""
 
     def progressed(self, progress: Progress) -> bytes:
         self.progress = progress

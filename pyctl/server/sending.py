@@ -146,10 +146,15 @@ class ReplyResponse:
                         if any(frames):
                             yield b"".join(frames)
                         raise event.error
+                    if isinstance(event, Progress) and event.place:
+                        if waiting := reply.waits(event):
+                            frames.append(waiting)
+                        continue
                     frames.append(_frames(reply, event))
                     if isinstance(event, Done):
                         log_done(path, event, self._service)
-                yield b"".join(frames)
+                if frames:  # else nothing has begun, and the headers cannot say yet what was cached
+                    yield b"".join(frames)
 
     async def _send(self, send: Send, body: bytes) -> None:
         async with self._sending:

@@ -6,7 +6,7 @@ import heapq
 import time
 from bisect import insort
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TypeAlias
@@ -38,7 +38,8 @@ class ActiveRequest:
     ``submitted`` and ``started`` are seconds of the performance counter. ``kept`` holds a suspended request's sequence.
     ``passed`` counts younger requests that started while this one had no room. ``in_company``: others ran at the same
     time. A background request starts after ``quiet`` seconds without a client's request; ``n_prewarmed`` counts its
-    evaluated tokens across interruptions.
+    evaluated tokens across interruptions. ``turn_began`` is the clock's time at which its turn began, where requests
+    take turns; ``has_stopped_reading``: a turn ended while it read from disk. ``place`` is its place among those that wait, 1 for the next; 0 once it runs.
     """
 
     handle: RequestHandle
@@ -55,6 +56,9 @@ class ActiveRequest:
     in_company: bool = False
     quiet: float = 0.0
     n_prewarmed: int = 0
+    turn_began: float = 0.0
+    has_stopped_reading: bool = False
+    place: int = 0
 
     @property
     def n_needed(self) -> int:
@@ -71,6 +75,19 @@ class ActiveRequest:
     def reads(self) -> Reads | None:
         """Pending disk reads, before the start also fetches from a store; None for none."""
         return self.step if isinstance(self.step, Reads) else None
+
+    @property
+    def can_yield(self) -> bool:
+        """Whether it can stop here and continue later.
+
+        A read from disk starts again, so only the first one stops. An image continues only where
+        its rows are.
+        """
+        if self.seq is None or self.stats is None or self.handle.request.background:
+            return False
+        if self.reads is not None:
+            return not self.has_stopped_reading
+        return self.seq.n > 0 and not self.seq.in_image
 
     def unbegin(self) -> None:
         """Return to the state before the start."""
@@ -131,6 +148,10 @@ class Admission:
         """Iterate over all waiting requests by arrival."""
         return heapq.merge(self.suspended, self.queue, key=attrgetter("arrived"))
 
+    def in_order(self) -> Iterable[ActiveRequest]:
+        """Return the waiting requests in the order in which they are expected to run."""
+        return self
+
     def n_alike(self, active: ActiveRequest, running: Sequence[ActiveRequest]) -> int:
         """Return how many requests that have not started share the prompt of ``active``: choices of one API request."""
         prompt = active.handle.request.prompt
@@ -169,6 +190,10 @@ class Admission:
             # Suspended requests take memory: start no more that may be suspended.
             if active.passed >= MAX_PASSED or len(self.suspended) >= n_seqs:
                 break
+        return None
+
+    def must_yield(self, running: Sequence[ActiveRequest]) -> ActiveRequest | None:
+        """Return a running request whose turn is over; None where requests run at the same time."""
         return None
 
     def _claim(self, active: ActiveRequest) -> int:

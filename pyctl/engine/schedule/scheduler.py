@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -15,10 +17,11 @@ from pyctl.engine.engine_settings import Clock, EngineSettings
 from pyctl.engine.engine_stats import EngineCounters
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.jobs import Job
-from pyctl.engine.request import Failed, Request, as_client_error
+from pyctl.engine.request import Failed, Progress, Request, as_client_error
 from pyctl.engine.schedule.admission import ActiveRequest, Admission, Occupancy
 from pyctl.engine.schedule.cells import CellPool
 from pyctl.engine.schedule.prewarm import Prewarms
+from pyctl.engine.schedule.turns import TurnQueue
 from pyctl.errors import EngineError, OutOfCellsError, PyctlError
 
 __all__ = ["Decision", "Scheduler"]
@@ -36,9 +39,10 @@ class Decision(NamedTuple):
 class Scheduler:
     """Requests ``running`` on sequences, and requests ``waiting`` to start or resume.
 
-    All share ``cells``. When cells run out, the youngest request is suspended with its sequence in RAM. Background
-    requests run alone, one at a time, and start again after an interruption. ``n_ready`` is how many tokens of a
-    request's prompt could be restored to a sequence.
+    All share ``cells``. When cells run out, the youngest request is suspended with its sequence in RAM. With --exact
+    requests take turns instead: one runs at a time and has all cells. Background requests run alone, one at a time,
+    and start again after an interruption. ``n_ready`` is how many tokens of a request's prompt could be restored to a
+    sequence.
     """
 
     def __init__(
@@ -54,7 +58,11 @@ class Scheduler:
         self.occupancy = Occupancy([LiveSequence(i, facts.n_ctx) for i in range(facts.n_seqs)])
         self.running = self.occupancy.running
         self.cells = CellPool(self.occupancy, facts.n_cells, prefix_cache)
-        self.waiting = Admission(facts.n_cells, facts.n_ctx)
+        self.waiting = (
+            TurnQueue(facts.n_cells, facts.n_ctx, facts.n_seqs, clock)
+            if settings.exact
+            else Admission(facts.n_cells, facts.n_ctx)
+        )
         self.prewarms = Prewarms(prefix_cache, facts.n_ubatch, clock)
         self.idle_jobs: list[Job[Any]] = []
         self._backend, self._settings = backend, settings
@@ -87,6 +95,7 @@ class Scheduler:
         """Start or resume due requests, end cancelled ones, and return the work of the next step."""
         if self.waiting or self.idle_jobs:
             self.stop_prewarm()
+        self._end_turn()
         self._run_idle_jobs()
         self._admit()
         if not self.has_work and (prewarm := self.prewarms.take()) is not None:
@@ -117,6 +126,8 @@ class Scheduler:
         return len(active.handle.request.prompt) - (self._found[active] if active.stats is None else active.seq.n)
 
     def _run_idle_jobs(self) -> None:
+        if self._settings.exact and self.running:
+            return  # a sequence that a job fills would take cells beside the request's
         free = {seq.id for seq in self.occupancy.sequences if self.occupancy.owner(seq) is None}
         ready = [job for job in self.idle_jobs if job.seq in free]
         self.idle_jobs = [job for job in self.idle_jobs if job.seq not in free]
@@ -142,12 +153,20 @@ class Scheduler:
         while not (self._is_over_committed and self.running):
             found = self.waiting.take_next(self.occupancy)
             if found is None:
-                return
+                break
             if found.kept is not None:
                 self._resume(found)
             else:
                 self._begin(found)
             self.note_shared()
+        self._tell_places()
+
+    def _tell_places(self) -> None:
+        """Send the place of each waiting request whose place has changed, for clients that show progress."""
+        for place, active in enumerate(self.waiting.in_order(), 1):
+            if active.place != place:
+                active.place = place
+                _tell_place(active)
 
     def _begin(self, active: ActiveRequest) -> None:
         """Start a request on the free sequence with the highest gain."""
@@ -156,7 +175,7 @@ class Scheduler:
         seq = active.seq = self.cells.worth.best(free, request.prompt, clears=clears)
         self._n_begun += 1
         self._found.pop(active, None)
-        active.id, active.in_company = self._n_begun, False
+        active.id, active.in_company, active.place = self._n_begun, False, 0
         (self.occupancy.named.add if request.seq >= 0 else self.occupancy.named.discard)(seq.id)
         self.occupancy.last[seq.id] = active
         self.running.append(active)
@@ -233,6 +252,40 @@ class Scheduler:
         log.info("suspend      %7s tokens saved: context is full  request %d", f"{seq.n:,}", active.id)
         self._detach(active, seq)
 
+    def _end_turn(self) -> None:
+        """Park the running request if its turn is over; it continues from the same bits in a later turn."""
+        active = self.waiting.must_yield(self.running)
+        if active is None:
+            return
+        if active.reads is not None:
+            self._stop_reading(active)
+            return
+        seq = active.seq
+        assert seq is not None
+        if not self._backend.memory.shape.resume_points.allow(seq.n):
+            return  # it would come back to other bits: a few tokens later it may not
+        active.handle.release()
+        try:
+            active.kept = self._prefix_cache.suspend(seq, frees_cells=False)
+        except (EngineError, MemoryError) as error:
+            log.warning("request %d goes on before others: %s", active.id, error)
+            active.turn_began = math.inf
+            return
+        self._counters.n_turns_yielded += 1
+        active.in_company = True  # its times include those of others
+        self._detach(active, seq)
+
+    def _stop_reading(self, active: ActiveRequest) -> None:
+        """Move a request that reads from disk behind those that wait; it starts anew."""
+        self._counters.n_turns_yielded += 1
+        self.running.remove(active)
+        active.unbegin()
+        active.has_stopped_reading = True
+        self._n_arrived += 1
+        active.arrived = self._n_arrived
+        self.waiting.put_back(active)
+        self._changed.set()
+
     def _detach(self, active: ActiveRequest, seq: LiveSequence) -> None:
         """Move a request with ``kept`` set to the waiting ones, with its ``seq``; an empty sequence replaces that."""
         self.running.remove(active)
@@ -249,7 +302,10 @@ class Scheduler:
         occupancy = self.occupancy
         free = min(occupancy.free_for(active), key=lambda seq: (self.cells.worth.left(seq), occupancy.used(seq)))
         self._prefix_cache.park(free)
-        self.cells.make_room(seq.n)
+        if self._settings.exact:
+            self.cells.clear_idle()  # so that its rows lie in the cells of a run that is alone
+        self.cells.make_room(seq.n, self._prefix_cache.device.n_ready(kept, 0, kept.n))
+        active.place = 0
         seq.id, occupancy.sequences[free.id], occupancy.last[free.id] = free.id, seq, active
         self.running.append(active)
         try:
@@ -303,3 +359,20 @@ class Scheduler:
             active.handle.put(Failed(error))
         self.running.clear()
         self.waiting.clear()
+
+
+def _tell_place(active: ActiveRequest) -> None:
+    """Send the place of a waiting request, if its client shows progress and has no text yet."""
+    if not active.handle.request.return_progress or active.pending is not None:
+        return
+    stats, seq = active.stats, active.seq
+    active.handle.put(
+        Progress(
+            n_prompt=len(active.handle.request.prompt),
+            n_cached=stats.n_cached if stats is not None else 0,
+            n_processed=seq.n if stats is not None and seq is not None else 0,
+            ms=(time.perf_counter() - active.submitted) * 1e3,
+            source=stats.source if stats is not None else "none",
+            place=active.place,
+        )
+    )

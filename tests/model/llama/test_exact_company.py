@@ -1,4 +1,4 @@
-"""With --exact, evaluations beside other sequences change no bit of a request that runs alone."""
+"""With --exact a reply depends on its request alone, whoever else is served: to the bit, as cold and alone."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any, cast
 import pytest
 
 from pyctl.cache.ram import RamCache
+from pyctl.cache.resume_points import NOWHERE
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Failed, Piece
 from pyctl.engine.sampling import Sampling
+from pyctl.engine.schedule.turns import TURN_SECONDS
 from pyctl.llama import LlamaBackend, Loaded
 from pyctl.prompt import Prompt
 from tests.unit.engine.drive import AtOnce, chat, empty, request, run_all, tier_on
@@ -34,6 +36,17 @@ TURNS = [(1, 90), (2, 210), (3, 40), (4, 310), (5, 60), (6, 200)]
 FIRST, NEXT, EDITED = chat(*TURNS[:2]), chat(*TURNS[:4]), chat(*TURNS[:3], (7, 280), *TURNS[4:])
 
 
+class QuickClock:
+    """A clock on which a turn takes some steps."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+
+    def __call__(self) -> float:
+        self._seconds += TURN_SECONDS / 8
+        return self._seconds
+
+
 @pytest.fixture
 def backend_of(open_model: Callable[..., Loaded]) -> Callable[..., LlamaBackend]:
     def get(shape: str, **settings: object) -> LlamaBackend:
@@ -46,7 +59,7 @@ def engine_on(backend: LlamaBackend, directory: Path | None = None, *, exact: bo
     backend.memory.release_all()
     empty(backend)
     tier = tier_on(directory, backend.memory.identity, min_tokens=32) if directory is not None else None
-    return Engine(backend, RamCache(0, None), EngineSettings(exact=exact), tier)
+    return Engine(backend, RamCache(0, None), EngineSettings(exact=exact), tier, clock=QuickClock())
 
 
 def admin_of(engine: Engine) -> EngineAdmin:
@@ -100,53 +113,57 @@ def check_alone(engine: Engine, *prompts: Prompt) -> list[int]:
 
 
 @SHAPES
-def test_a_prompt_that_was_evaluated_beside_a_reply(
+def test_a_prompt_that_is_asked_beside_a_reply(
     backend_of: Callable[..., LlamaBackend], shape: str, tmp_path: Path
 ) -> None:
+    """It waits for its turn, is answered as if it were alone, and is of use to the next ones."""
     backend = backend_of(shape)
     engine = engine_on(backend, tmp_path)
     other = beside(engine)
     together, _ = asked(engine, FIRST)
     leave(engine, other)
-    assert together != asked(engine, FIRST, cache_prompt=False)[0], "company changes bits, or this tests nothing"
-    check_alone(engine, FIRST, NEXT, EDITED)
+    assert together == asked(engine, FIRST, cache_prompt=False)[0]
+    assert min(check_alone(engine, FIRST, NEXT, EDITED)) > 0
     assert engine.prefix_cache.close()
     engine = engine_on(backend, tmp_path)
-    assert min(check_alone(engine, EDITED, NEXT)) > 0, "what was evaluated alone is on disk"
+    assert min(check_alone(engine, EDITED, NEXT)) > 0, "it is on disk, too"
 
 
 @SHAPES
-def test_what_was_restored_beside_a_reply(backend_of: Callable[..., LlamaBackend], shape: str) -> None:
-    engine = engine_on(backend_of(shape))
-    asked(engine, FIRST)
-    asked(engine, chat((70, 300)))  # so that the first conversation is in RAM alone
+def test_without_the_flag_company_changes_bits(backend_of: Callable[..., LlamaBackend], shape: str) -> None:
+    """Else the tests here would test nothing."""
+    engine = engine_on(backend_of(shape), exact=False)
     other = beside(engine)
-    assert asked(engine, NEXT)[1] > 0
+    together, _ = asked(engine, FIRST)
     leave(engine, other)
-    shares = check_alone(engine, NEXT, EDITED)
-    assert shares[0] > 0, "the part that was evaluated alone is restored"
+    assert together != asked(engine, FIRST, cache_prompt=False)[0]
 
 
 @SHAPES
 def test_a_conversation_that_another_joins(backend_of: Callable[..., LlamaBackend], shape: str) -> None:
-    """Batches evaluated before it came are exact, for its sequence and for others."""
+    """A reply that gives way goes on from the same bits."""
     engine = engine_on(backend_of(shape))
-    first = beside(engine)
-    second = submit(engine, FIRST)
-    finish(engine, second)
-    leave(engine, first)
-    shares = check_alone(engine, Prompt.of([*OTHERS[0].tokens, *FIRST.tokens], OTHERS[0].boundaries), NEXT)
-    assert shares[0] > 0
+    expected, _ = asked(engine, OTHERS[0], n=200, sampling=ENDLESS, cache_prompt=False)
+    first = submit(engine, OTHERS[0], 200, sampling=ENDLESS)
+    while not engine.running or engine.running[0].pending is None:
+        engine.step()
+    second, _ = asked(engine, FIRST)
+    assert engine.counters.n_turns_yielded > 0
+    assert finish(engine, first)[0] == expected
+    assert second == asked(engine, FIRST, cache_prompt=False)[0]
+    assert min(check_alone(engine, NEXT)) > 0
 
 
 @SHAPES
-def test_replies_that_gave_way_to_each_other(backend_of: Callable[..., LlamaBackend], shape: str) -> None:
-    engine = engine_on(backend_of(shape, n_ctx=1024))
-    handles = [submit(engine, prompt, 500, sampling=ENDLESS) for prompt in (FIRST, OTHERS[0])]
-    for handle in handles:
-        finish(engine, handle)
-    assert engine.counters.n_suspended
-    check_alone(engine, FIRST, OTHERS[0], NEXT)
+def test_replies_that_take_turns(backend_of: Callable[..., LlamaBackend], shape: str) -> None:
+    """In prompts and in replies, beyond what the context holds of all of them."""
+    engine = engine_on(backend_of(shape, n_ctx=1024, n_ubatch=64))
+    prompts = (FIRST, OTHERS[0], OTHERS[1])
+    expected = [asked(engine, prompt, n=300, sampling=ENDLESS, cache_prompt=False)[0] for prompt in prompts]
+    handles = [submit(engine, prompt, 300, sampling=ENDLESS) for prompt in prompts]
+    assert [finish(engine, handle)[0] for handle in handles] == expected
+    assert engine.counters.n_turns_yielded > 2
+    assert min(check_alone(engine, FIRST, OTHERS[0], NEXT)) > 0
 
 
 @SHAPES
@@ -174,8 +191,21 @@ def test_a_sequence_from_a_file(backend_of: Callable[..., LlamaBackend], shape: 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_two_clients_at_once(backend_of: Callable[..., LlamaBackend], name: str) -> None:
-    """Rows of another sequence change a reply by rounding alone; where an indexer chooses rows, by nothing."""
-    engines = [engine_on(backend_of(name, n_seqs=n_seqs)) for n_seqs in (1, 2)]
+    """Replies of each family that take turns have the bits of a context with one sequence."""
+    alone = engine_on(backend_of(name, n_seqs=1))
+    fields = {"n": 40, "sampling": ENDLESS}
+    expected = [asked(alone, prompt, cache_prompt=False, **fields)[0] for prompt in (FIRST, OTHERS[0])]
+    engine = engine_on(backend_of(name))
+    handles = [submit(engine, prompt, **fields) for prompt in (FIRST, OTHERS[0])]
+    assert [finish(engine, handle)[0] for handle in handles] == expected
+    can_give_way = engine.backend.memory.shape.resume_points != NOWHERE and engine.backend.facts.n_seqs > 1
+    assert (engine.counters.n_turns_yielded > 0) == can_give_way
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_two_clients_in_one_batch(backend_of: Callable[..., LlamaBackend], name: str) -> None:
+    """Without the flag rows of another sequence change a reply by rounding alone; chosen rows by nothing."""
+    engines = [engine_on(backend_of(name, n_seqs=n_seqs), exact=False) for n_seqs in (1, 2)]
     alone, again = (best_of(asked(engine, FIRST, n=24, cache_prompt=False)) for engine in engines)
     assert alone == again
     handles = [submit(engines[1], prompt, n=24, cache_prompt=False) for prompt in (FIRST, OTHERS[0])]

@@ -291,7 +291,7 @@ def test_saving_a_sequence_after_its_request_was_moved(monkeypatch: pytest.Monke
 def test_a_restore_that_waits_for_the_disk_gives_way_and_begins_again(begun: bool) -> None:
     """Half of its rows may be there already: nothing of that may be taken for the whole."""
     backend = FakeBackend(n_ctx=1024, n_seqs=2)
-    engine = engine_of(backend, exact=True)
+    engine = engine_of(backend)
     old = submit(engine, prompt_of(1, 300), 500, sampling=ENDLESS)
     engine.step()
     restore, readers = engine.prefix_cache.restore, Readers(1, "test")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -58,9 +59,14 @@ def drive(monkeypatch: pytest.MonkeyPatch) -> Iterator[HangingDrive]:
     drive.gate.set()
 
 
+def quick_clock() -> float:
+    """A clock on which turns are short."""
+    return 100 * time.monotonic()
+
+
 def engine_on(directory: Path, kind: str = "hybrid") -> Engine:
-    tier = tier_on(directory)
-    return Engine(FakeBackend(kind, n_seqs=2), RamCache(16, None), EngineSettings(exact=True), tier)
+    backend, settings = FakeBackend(kind, n_seqs=2), EngineSettings(exact=True)
+    return Engine(backend, RamCache(16, None), settings, tier_on(directory), clock=quick_clock)
 
 
 def stored(directory: Path, kind: str = "hybrid") -> Engine:
