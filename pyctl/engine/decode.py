@@ -100,19 +100,22 @@ class Generation:
             self._send(rest, n_probs=0 if is_cut else len(self._probs))
 
     def _match(self, verify: Verify) -> tuple[int, ...]:
-        """Sample while tokens match the drafts, roll the other drafts back, and return the tokens to evaluate next."""
+        """Sample while tokens match the drafts, roll the other drafts back, and return the tokens to evaluate next.
+
+        Padding is rolled back even where the reply goes on like it: only drafts lie where any batch would have them.
+        """
         output, drafts, n_drafted = verify
         seq, n_right = self._seq, 0
         while True:
             token = self._next(output + n_right)
-            if n_right == len(drafts) or token != drafts[n_right]:
+            if n_right == n_drafted or token != drafts[n_right]:
                 break
             n_right += 1
             if self._ended:
                 break
             seq.append_one(token)
         if n_drafted:
-            self._handle.drafts += DraftCounts.of(n_drafted, min(n_right, n_drafted))
+            self._handle.drafts += DraftCounts.of(n_drafted, n_right)
         if n_right == len(drafts) and not self._ended:
             return (token,)
         held = self._evaluator.memory.rollback(seq.id, seq.n)

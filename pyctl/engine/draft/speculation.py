@@ -20,6 +20,10 @@ __all__ = ["NO_DRAFT", "Draft", "ModelDrafts", "Speculation"]
 
 log = logging.getLogger(__name__)
 
+ROW_PADDING = 256
+"""llama.cpp reads rows up to the next multiple of this (`llama_kv_cache::get_n_kv`), and a GPU sums
+each number of rows in other parts. Contexts are multiples of it, too."""
+
 SHADOW = 8
 """Tokens of a proposal that are kept to learn from, if fewer are drafted."""
 
@@ -67,7 +71,8 @@ class Speculation:
     go on with what ``sources`` know to follow.
 
     Without ``lengths`` a draft of ``sources`` comes before one of the model, and all have the largest allowed length.
-    With ``width`` each is cut or padded to that many tokens, so that the computation does not depend on the drafts.
+    With ``width`` each is cut or padded to that many tokens, so that the computation does not depend on the drafts
+    (`_n_of_one_length`).
     ``names`` are those of the sources, as in ``--spec-type``; ``seconds`` is the clock that the model is measured by.
     """
 
@@ -157,12 +162,22 @@ class Speculation:
 
     def _n_allowed(self, job: DraftJob, origin: Origin, limit: int, n_before: int = 0) -> int:
         """Return how many drafts follow ``n_before`` others, within ``limit`` for all."""
-        limit = (min(limit, self._width) if self._width else limit) - n_before
+        limit = (min(limit, self._n_of_one_length(job)) if self._width else limit) - n_before
         if limit <= 0 or self._lengths is None:
             return max(limit, 0)
         if n_before and len(self._jobs) > 1:  # only as far as rollback is free
             limit = min(limit, self._lengths.n_free - n_before)
         return self._lengths.length(job.key, origin, limit, len(self._jobs), n_before=n_before)
+
+    def _n_of_one_length(self, job: DraftJob) -> int:
+        """Return how many drafts of ``job`` are evaluated with as many rows as in any other batch.
+
+        A batch of 1 + ``width`` tokens that begins less than that before a multiple of ROW_PADDING
+        reads more rows than one that begins earlier. So the last ``width`` positions before each
+        multiple are only evaluated as the first token of a batch, never as a draft.
+        """
+        first = job.seq.n + len(job.sure)
+        return min(max(ROW_PADDING - self._width - first % ROW_PADDING, 0), self._width)
 
     def _ask_model(self, model: ModelDrafts, found: list[tuple[int, ...]]) -> None:
         """Draft with the model, in one evaluation, for all jobs for which no source promises more.

@@ -179,3 +179,22 @@ def test_the_source_that_promises_more_comes_first() -> None:
             drafts = [step(speculation, 0.1, reply) for _ in range(60)]
         right = reply[:3] if head_share else reply[:6]
         assert sum(draft == right for draft in drafts[10:]) > 40
+
+
+@pytest.mark.parametrize("width", [1, 3, 7])
+def test_with_a_width_each_position_is_evaluated_with_one_number_of_rows(width: int) -> None:
+    """Whichever batch it comes in: llama.cpp pads the number, and a GPU sums each number of rows in other parts."""
+    head: Any = Told("head", *[tuple(range(1, 9))] * 1100, n_max=8)
+    speculation, n_rows = Speculation([], head, width=width), dict[int, set[int]]()
+    n_drafted = 0
+    for n in range(1100):
+        seq = LiveSequence(0, 4096)
+        seq.append(as_tokens([1] * n), exact=True)
+        (draft,) = speculation.propose([DraftJob(0, seq, (5,), 16)])
+        assert len(draft.tokens) == width
+        n_drafted += draft.n_drafted
+        padded = -(-(n + 1 + width) // 256) * 256
+        for position in range(n, n + 1 + draft.n_drafted):
+            n_rows.setdefault(position, set()).add(padded)
+    assert {len(found) for found in n_rows.values()} == {1}
+    assert n_drafted > 0.95 * 1100 * width
