@@ -3,7 +3,7 @@
 python -m bench                      # what `make bench` runs: about an hour
 python -m bench --quick policy kv    # only these two, as a smoke test
 python -m bench --keep               # tables to bench/results
-python -m bench --llama-server FILE  # also measure llama-server where a script can: replay, real
+python -m bench --llama-server FILE  # also measure llama-server where a script can: exact_replies, replay, real
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bench.common import parser_of
 from pyctl.module_command import module_command
 
 SCRIPTS = (
-    "exact", "families", "kv", "held", "agent_edits", "controller", "draft_length", "policy", "store",
+    "exact", "exact_replies", "families", "kv", "held", "agent_edits", "controller", "draft_length", "policy", "store",
     "budgets", "builds", "replay", "request_path", "real", "soak",
 )  # fmt: skip
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     failed = []
     for script in options.scripts or SCRIPTS:
         command = [*module_command(f"bench.{script}"), *["--quick"] * options.quick, *["--keep"] * options.keep]
-        if script in ("replay", "real") and options.llama_server:
+        if script in ("exact_replies", "replay", "real") and options.llama_server:
             command += ["--llama-server", options.llama_server]
         began = time.monotonic()
         if subprocess.run(command, check=False).returncode != 0:

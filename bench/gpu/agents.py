@@ -48,6 +48,9 @@ N_DECODE = 64
 OVER = 0.6
 """What ``-c`` holds of all contexts together if they do not fit."""
 
+EXACT = "pyctl --exact"
+"""The name of pyctl with that flag in the tables."""
+
 TRIES, PAUSE = 5, 0.5
 """Of one request that is refused, and seconds between them."""
 
@@ -204,9 +207,16 @@ class Run:
         """Cases that fit on one server of each kind, then the others on another."""
         cases = [case for case in CASES if case.name in self.options.cases]
         for number, group in enumerate(([c for c in cases if c.fits], [c for c in cases if not c.fits])):
-            for name in (OURS, PEER) if self.peer else (OURS,):
-                if group and name in self.options.servers:
-                    self._serve(name, group, self.work / f"{self.shape}-{number}-{name}.log")
+            for name in self._names():
+                if group:
+                    self._serve(name, group, self.work / f"{self.shape}-{number}-{name.replace(' ', '')}.log")
+
+    def _names(self) -> list[str]:
+        """The servers to measure, in order."""
+        names = [OURS] * (OURS in self.options.servers)
+        names += [EXACT] * self.options.exact
+        names += [PEER] * (PEER in self.options.servers and self.peer is not None)
+        return names
 
     def _serve(self, name: str, cases: Sequence[Case], log: Path) -> None:
         whole = max(sum(agent.size for agent in self._agents(case)) for case in cases)
@@ -214,7 +224,11 @@ class Run:
         n_ctx = int(1.1 * whole) if cases[0].fits else int(OVER * whole)
         flags = ["-m", str(self.model), "-ngl", "99", "-fa", "on", "--spec-type", "none", "--kv-unified"]
         flags += ["-np", str(n_seqs), "-c", str(n_ctx), *self.options.flags]
-        server = pyctl(flags, None, log) if name == OURS else llama_server(str(self.peer), flags, log)
+        if name == PEER:
+            server = llama_server(str(self.peer), flags, log)
+        else:
+            server = pyctl([*flags, *(["--exact"] if name == EXACT else [])], None, log)
+            server.name = name
         before = vram_mib()
         try:
             server.start()
@@ -289,6 +303,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--models", nargs="+", metavar="SHAPE[=FILE]", default=["27b-nextn"])
     parser.add_argument("--llama-server", metavar="FILE")
     parser.add_argument("--cases", nargs="+", choices=[case.name for case in CASES], default=[c.name for c in CASES])
+    parser.add_argument("--exact", action="store_true", help="measure pyctl with --exact, too")
     parser.add_argument("--turns", type=int, default=2, help="of each agent")
     parser.add_argument("--head", type=int, default=3000, help="tokens that all agents share")
     parser.add_argument(

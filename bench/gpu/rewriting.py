@@ -32,7 +32,7 @@ __all__ = ["rewriting"]
 
 HEAD = "draft-mtp"
 TYPES = {OURS: (f"{HEAD},cache", HEAD), PEER: (f"ngram-map-k,{HEAD}",)}
-"""Ways of drafting, by server; llama-server tries n-grams before the head."""
+"""Ways of drafting, by server; llama-server tries n-grams before the head. More flags may follow each."""
 
 PLAIN = "plain text"
 AT_ONCE = (1, 4)
@@ -123,7 +123,8 @@ def rewriting(run: Run) -> None:
     given = run.work / f"{run.shape}-given.bin"
     write(given, [[*prompt, *reply] for each in texts.values() for prompt, reply in each])
     for name in run.names:
-        for types in TYPES[name]:
+        asked = run.options.types if name == OURS else []
+        for types in asked or TYPES[name]:
             if not run.has_time:
                 run.findings.add(part="rewriting", kind="skipped", case=f"rewriting, {types}", server=name)
                 continue
@@ -137,7 +138,8 @@ def rewriting(run: Run) -> None:
 def _server(run: Run, name: str, types: str, file: Path) -> Server:
     """A server with a context of a coding agent."""
     flags = ["-m", str(run.model), "-c", str(CONTEXT), "--parallel", str(AT_ONCE[-1]), "-ngl", "99", "-fa", "on"]
-    flags += ["--spec-type", types, "--spec-draft-n-max", "2" if name == OURS else "3"]
+    types, *more = types.split()
+    flags += ["--spec-type", types, *more, "--spec-draft-n-max", "2" if name == OURS else "3"]
     log, share = run.work / f"{run.shape}-rewriting-{name}-{types}.log", run.options.head_share
     flags += run.options.flags
     if name == OURS:

@@ -286,6 +286,9 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, nargs="+", default=[8192], help="tokens")
     parser.add_argument("--n-predict", type=int, nargs="+", default=[128], help="tokens")
     parser.add_argument("--head-share", type=float, default=0.8, help="of rewriting: drafts of the head that are right")
+    parser.add_argument(
+        "--types", nargs="+", default=[], metavar="TYPES", help="of rewriting: --spec-type, then more flags"
+    )
     parser.add_argument("--together", type=int, default=0, metavar="N", help="servers loaded at a time; 0: that fit")
     parser.add_argument("--type", default=HEAD, help="what drafts, of lengths")
     parser.add_argument("--draft", metavar="FILE", help="of a draft model, for --type")

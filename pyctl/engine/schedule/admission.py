@@ -39,7 +39,8 @@ class ActiveRequest:
     ``passed`` counts younger requests that started while this one had no room. ``in_company``: others ran at the same
     time. A background request starts after ``quiet`` seconds without a client's request; ``n_prewarmed`` counts its
     evaluated tokens across interruptions. ``turn_began`` is the clock's time at which its turn began, where requests
-    take turns; ``has_stopped_reading``: a turn ended while it read from disk. ``place`` is its place among those that wait, 1 for the next; 0 once it runs.
+    take turns; ``has_stopped_reading``: a turn ended while it read from disk. ``place`` is its place among those that
+    wait, 1 for the next; 0 once it runs.
     """
 
     handle: RequestHandle

@@ -13,7 +13,7 @@ from pyctl.engine.schedule.admission import MAX_PASSED
 from pyctl.engine.schedule.turns import TURN_SECONDS
 from pyctl.errors import StateError
 from tests.fake import FakeBackend
-from tests.unit.engine.drive import ManualClock, Reply, cold, collect, request, run_all
+from tests.unit.engine.drive import ManualClock, Reply, cold, collect, run_all
 from tests.unit.engine.test_scheduler import ENDLESS, KINDS, check_at_rest, prompt_of, submit
 
 KIND = pytest.mark.parametrize("kind", KINDS)
@@ -114,7 +114,7 @@ def test_a_stream_of_short_requests_does_not_keep_a_long_one_away() -> None:
             n_short += 1
         turned.step()
     n_turns = turned.engine.counters.n_turns_yielded
-    assert 0 < n_turns
+    assert n_turns > 0
     assert n_short <= (n_turns + 1) * (MAX_PASSED + 1)
     run_all(turned.engine)
 
