@@ -185,7 +185,8 @@ def measure(mode: Mode, options: argparse.Namespace, n_clients: int, work: Path)
     with server:
         answered = Conversations(server, n_clients, options.conversations).run()
     unkept = ["--no-kv-cache"] if mode.is_pyctl else []
-    with AskedServer(mode.name, [*command, *unkept], work / f"{name}-cold.log") as second:
+    second = AskedServer(mode.name, [*command, *unkept], work / f"{name}-cold.log")
+    with second:
         expected = cold(second, answered)
     return row_of(mode, n_clients, answered, expected)
 
