@@ -169,7 +169,8 @@ class Subject:
 
     def run(self, case: Case, agents: Sequence[Agent], n_turns: int) -> Record:
         """All turns of all agents."""
-        decode = self.decode(case.n_agents if case.at_once else 1)
+        is_batched = case.at_once and self.server.name != EXACT
+        decode = self.decode(case.n_agents if is_batched else 1)
         n_head = len(self.server.post("/tokenize", {"content": agents[0].head})["tokens"])
         turns = range(n_turns)
         began = time.perf_counter()
