@@ -311,11 +311,15 @@ class ReplyStats:
 
 @dataclass(frozen=True)
 class PromptProgress:
-    """Before a reply: ``n_read`` of ``n_prompt`` tokens are restored or evaluated; ``seconds_left`` is 0 if unknown."""
+    """Before a reply: ``n_read`` of ``n_prompt`` tokens are restored or evaluated; ``seconds_left`` is 0 if unknown.
+
+    ``place`` is the place of a request that waits for others, 1 for the next one; 0 once it runs.
+    """
 
     n_prompt: int
     n_read: int
     seconds_left: float = 0.0
+    place: int = 0
 
 
 ReplyEvent: TypeAlias = PromptProgress | ReplyDelta | ReplyStats

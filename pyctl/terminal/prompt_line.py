@@ -57,6 +57,8 @@ class PromptLine:
 
 def progress_text(progress: PromptProgress, seconds: float = 0.0) -> str:
     """``progress``, which was reported so many seconds ago, in one line."""
+    if progress.place:
+        return f"waiting: number {progress.place} in line"
     n_read, n_prompt = progress.n_read, progress.n_prompt
     text = f"prompt: {n_read:,} of {n_prompt:,} tokens ({n_read / max(n_prompt, 1):.0%})"
     if not progress.seconds_left:

@@ -224,14 +224,15 @@ _TIMINGS = {
 
 
 def _progress(told: Mapping[str, Any]) -> PromptProgress:
-    """llama-server's ``prompt_progress``; it lacks the time that is left, which pyctl has in ``left_ms``."""
+    """llama-server's ``prompt_progress``; only pyctl adds ``left_ms`` and the place of a request that waits."""
     n_prompt, n_read, n_cached, ms, left_ms = (
         min(max(int(told.get(name) or 0), 0), INT32_MAX)
         for name in ("total", "processed", "cache", "time_ms", "left_ms")
     )
     if not left_ms and n_read > n_cached:
         left_ms = ms * (n_prompt - n_read) // (n_read - n_cached)
-    return PromptProgress(n_prompt, n_read, left_ms / 1000.0)
+    place = min(max(int(told.get("waiting") or 0), 0), INT32_MAX)
+    return PromptProgress(n_prompt, n_read, left_ms / 1000.0, place)
 
 
 def _call(call: Mapping[str, Any]) -> CallDelta:

@@ -21,6 +21,10 @@ def test_its_words(n_read: int, left: float, ago: float, end: str) -> None:
     assert progress_text(PromptProgress(7474, n_read, left), ago).endswith(end)
 
 
+def test_a_request_that_waits_shows_its_place() -> None:
+    assert progress_text(PromptProgress(7474, 0, place=3)) == "waiting: number 3 in line"
+
+
 def test_a_prompt_that_is_soon_read_shows_nothing() -> None:
     screen = Screen()
     line = PromptLine(screen, pause=3600.0)

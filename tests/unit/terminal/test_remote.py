@@ -58,6 +58,7 @@ SCRIPTS: dict[str, list[str]] = {
     "odd error": ['data: {"error": "plain"}\n\n'],
     "error": [*REPLY, 'data: {"error": {"code": 503, "message": "shutting down"}}\n\n'],
     "progress": [
+        last(prompt_progress={"total": 9000, "cache": 0, "processed": 0, "time_ms": 0, "waiting": 2}),
         last(prompt_progress={"total": 9000, "cache": 1000, "processed": 3000, "time_ms": 4000}),
         last(prompt_progress={"total": 9000, "cache": 1000, "processed": 5000, "time_ms": 8000, "left_ms": 7000}),
         *REPLY,
@@ -284,7 +285,8 @@ def test_a_server_of_several_models(server: ScriptedServer, backend: RemoteBacke
 @pytest.mark.parametrize("owner", ["llamacpp", "another"])
 def test_progress_is_asked_for_where_it_is_known(server: ScriptedServer, backend: RemoteBackend, owner: str) -> None:
     server.models = {"data": [{"id": "tiny", "owned_by": owner}]}
-    first, second, *_ = backend.stream([{"role": "user", "content": "progress"}])
+    waits, first, second, *_ = backend.stream([{"role": "user", "content": "progress"}])
+    assert waits == PromptProgress(9000, 0, place=2)
     assert (first, second) == (PromptProgress(9000, 3000, 12.0), PromptProgress(9000, 5000, 7.0))
     assert ("return_progress" in server.bodies[0]) is (owner == "llamacpp")
 

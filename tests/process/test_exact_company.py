@@ -1,0 +1,80 @@
+"""With --exact a reply depends on its request alone: four clients at once get the replies of a cold, idle server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+
+from tests.process.conftest import Server
+
+N_CLIENTS = 4
+
+Messages = list[dict[str, str]]
+
+
+def ask(server: Server, messages: Messages, **fields: Any) -> dict[str, Any]:
+    """The whole answer, with the log-probability of each token."""
+    body = {"messages": messages, "max_tokens": 24, "temperature": 0, "logprobs": True, "top_logprobs": 2, **fields}
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=300)
+    response.raise_for_status()
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def bits_of(answer: dict[str, Any]) -> Any:
+    """The tokens of a reply and their log-probabilities."""
+    return answer["choices"][0]["logprobs"]
+
+
+def talk(server: Server, number: int) -> list[tuple[Messages, dict[str, Any]]]:
+    """Three turns of one client; what was asked, with the answers."""
+    messages: Messages = []
+    found = []
+    for turn in range(3):
+        text = " ".join(f"word{number}{turn}{i}" for i in range(60 + 20 * number))
+        messages.append({"role": "user", "content": text})
+        answer = ask(server, messages)
+        found.append((list(messages), answer))
+        messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+    return found
+
+
+def events_of(response: httpx.Response) -> Iterator[dict[str, Any]]:
+    for line in response.iter_lines():
+        if line.startswith("data: {"):
+            yield json.loads(line.removeprefix("data: "))
+
+
+def test_four_clients_at_once_get_the_bits_of_a_cold_server(start: Callable[..., Server]) -> None:
+    flags = ("--exact", "-np", str(N_CLIENTS), "-c", "16384")
+    server = start("tiny-hybrid", *flags)
+    with ThreadPoolExecutor(N_CLIENTS) as clients:
+        talks = list(clients.map(lambda number: talk(server, number), range(N_CLIENTS)))
+    answers = [each for found in talks for each in found]
+    cold = start("tiny-hybrid", *flags, "--no-kv-cache")
+    for messages, answer in answers:
+        assert bits_of(answer) == bits_of(ask(cold, messages, cache_prompt=False))
+    n_cached = sum(answer["timings"]["cache_n"] for _, answer in answers)
+    n_known = sum(talks[i][k][1]["timings"]["prompt_n"] for i in range(N_CLIENTS) for k in range(2))
+    assert n_cached > n_known / 2, "the prompts before are reused"
+
+
+def test_a_client_that_waits_sees_its_place(start: Callable[..., Server]) -> None:
+    server = start("tiny-hybrid", "--exact", "-np", "1")
+    url = f"{server.url}/v1/chat/completions"
+    long = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 500, "ignore_eos": True, "stream": True}
+    short = {"messages": [{"role": "user", "content": "b"}], "max_tokens": 2, "stream": True, "return_progress": True}
+    with httpx.stream("POST", url, json=long, timeout=300) as first:
+        events = events_of(first)  # kept: a stream whose reader goes is closed
+        next(event for event in events if event["choices"][0]["delta"].get("content"))
+        with httpx.stream("POST", url, json=short, timeout=300) as second:
+            shown = [event["prompt_progress"] for event in events_of(second) if "prompt_progress" in event]
+        with httpx.stream("POST", url, json={**short, "return_progress": False}, timeout=300) as third:
+            assert third.headers["x-pyctl-cache"], "it begins when the cache's part is known"
+    assert shown[0]["waiting"] == 1
+    assert "waiting" not in shown[-1]
+    assert shown[-1]["processed"] == shown[-1]["total"]
