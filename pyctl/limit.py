@@ -10,12 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-__all__ = ["LIMITS", "Limit", "LimitKind", "SetLimit", "limit"]
+__all__ = ["LIMITS", "Limit", "LimitKind", "LimitUnit", "SetLimit", "limit"]
 
 N = TypeVar("N", int, float)
 
 LimitKind = Literal["request", "reply", "connection", "memory", "disk", "process"]
 """The bounded resource: a request, a reply, connections, RAM, disk, or the process itself."""
+
+LimitUnit = Literal["", "bytes", "MiB", "s", "tokens", "characters", "levels", "pixels", "bytes a second"]
+"""One spelling for each unit. "bytes" is shown as KiB, MiB or GiB; "" counts the subject of the limit."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class Limit:
 
     what: str
     value: float
-    unit: str
+    unit: LimitUnit
     effect: str
     kind: LimitKind
 
@@ -36,14 +39,14 @@ class SetLimit:
     what: str
     effect: str
     kind: LimitKind
-    unit: str = ""
+    unit: LimitUnit = ""
 
 
 LIMITS: list[Limit] = []
 """Limits of all imported modules."""
 
 
-def limit(value: N, what: str, effect: str, kind: LimitKind, unit: str = "") -> N:
-    """Register ``value`` as the bound of ``what`` and return it. ``unit`` "bytes" is shown as KiB or MiB."""
+def limit(value: N, what: str, effect: str, kind: LimitKind, unit: LimitUnit = "") -> N:
+    """Register ``value`` as the bound of ``what`` and return it."""
     LIMITS.append(Limit(what, value, unit, effect, kind))
     return value

@@ -16,7 +16,7 @@ __all__ = ["MAX_PDF_BYTES", "is_pdf", "pdf_text"]
 MAX_PDF_BYTES = limit(32 << 20, "a PDF file", "400", "request", "bytes")
 _MAX_PAGES = limit(2000, "pages of a PDF file", "400", "request")
 _MAX_CHARS = limit(4 << 20, "text of a PDF file", "400", "request", "characters")
-_SECONDS = limit(20.0, "time to read a PDF file", "400", "request", "seconds")
+_SECONDS = limit(20.0, "time to read a PDF file", "400", "request", "s")
 _MEMORY = limit(1 << 30, "memory of the process that reads a PDF file", "400", "process", "bytes")
 
 

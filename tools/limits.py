@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 import pyctl
-from pyctl.limit import LIMITS, SetLimit
+from pyctl.limit import LIMITS, LimitUnit, SetLimit
 
 __all__ = ["main", "table"]
 
@@ -43,7 +43,9 @@ def modules() -> Iterator[ModuleType]:
             yield importlib.import_module(found.name)
 
 
-def _amount(value: object, unit: str) -> str:
+def _amount(value: object, unit: LimitUnit) -> str:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # 20 s, not 20.0 s
     if isinstance(value, tuple):
         return ", ".join(str(item) for item in value)
     if unit != "bytes" or not isinstance(value, (int, float)):

@@ -17,6 +17,10 @@ __all__ = ["DEFAULT_DAILY_MIB", "FREE_PART", "CacheSettings", "DiskSettings", "d
 DEFAULT_DAILY_MIB, FREE_PART = 32_768, 10
 """Bounds of the default directory: MiB written per day, and the part of the free space that the files may take."""
 
+GIVEN_DAILY_MIB = 131_072
+"""MiB written per day to a directory that a flag names: 50 TB a year, where drives of 1 TB are rated for 120. These are
+300 to 900 turns of agents (bench/results/spill.md of 1323d1c8)."""
+
 
 def default_directory(environ: Mapping[str, str]) -> Path:
     """The default cache directory of the user. Raises RuntimeError if the user has no home directory."""
@@ -67,7 +71,7 @@ class CacheSettings:
         "MiB of RAM for snapshots, -1 = no limit, 0 = no snapshots",
         integer(-1),
         "LLAMA_ARG_CACHE_RAM",
-        shown="half of the RAM that the model leaves, 8192 if that is more and fits",
+        shown="half of the RAM that is free once the model is loaded, or 8192 if that is more and fits",
         limit=SetLimit("MiB of snapshots in RAM", "snapshots are evicted", "memory"),
     )
 
@@ -126,19 +130,14 @@ class DiskSettings:
         "PYCTL_DISK_PREFIX_CACHE",
         "POLICY",
     )
-    # 50 TB a year, where drives of 1 TB are made for 120: 300 to 900 turns of agents (spill.md of 1323d1c8).
     daily_mib: int = DISK.flag(
-        131_072,
+        GIVEN_DAILY_MIB,
         "--kv-cache-daily-writes",
-        f"maximum MiB written per day, 0 = no limit; {DEFAULT_DAILY_MIB} in the default directory",
+        "maximum MiB written per day, 0 = no limit",
         integer(0),
         "PYCTL_KV_CACHE_DAILY_WRITES",
-        limit=SetLimit(
-            f"bytes written within a day; {DEFAULT_DAILY_MIB:,} MiB in the default directory; 0 is no limit",
-            "nothing more is written that day",
-            "disk",
-            "MiB",
-        ),
+        shown=f"{DEFAULT_DAILY_MIB}; {GIVEN_DAILY_MIB} with --kv-cache-dir",
+        limit=SetLimit("MiB written within a day; 0 is no limit", "nothing more is written that day", "disk"),
     )
     store_url: str = DISK.flag(
         "",

@@ -270,11 +270,11 @@ class ModelSettings:
     n_seqs: int = CONTEXT.flag(
         1,
         "-np --parallel",
-        f"requests that run at the same time, -1 = {SERVED_SEQS} for serve, 1 for chat",
+        "requests that run at the same time; -1 is the default",
         integer(1, MAX_SEQS, **{"-1": -1}),
         "LLAMA_ARG_N_PARALLEL",
-        shown="-1",
-        limit=SetLimit(f"running requests; -1 is {SERVED_SEQS}, at most {MAX_SEQS}", "requests wait", "request"),
+        shown=f"{SERVED_SEQS} for serve, 1 for chat",
+        limit=SetLimit(f"running requests, up to {MAX_SEQS}", "requests wait", "request"),
     )
     kv_unified: bool = CONTEXT.flag(
         True,

@@ -67,7 +67,7 @@ MAX_READY_BYTES = limit(
     "bytes",
 )
 
-MAX_KNOWN = limit(4096, "image files known to be valid", "the oldest are decoded again", "memory", "files")
+MAX_KNOWN = limit(4096, "image files known to be valid", "the oldest are decoded again", "memory")
 
 CUBLAS_BYTES = 32 * 2**20
 """Largest cuBLAS workspace of llama.cpp."""

@@ -22,9 +22,9 @@ __all__ = ["MAX_TEXTS", "MAX_TEXT_BYTES", "MarkdownProcess"]
 MAX_TEXTS = limit(64, "texts of POST /page/markdown", "400", "request")
 MAX_TEXT_BYTES = limit(256 << 10, "one text of POST /page/markdown", "shown as plain text", "request", "bytes")
 
-_SECONDS = limit(2.0, "time to render one of these texts", "shown as plain text", "request", "seconds")
+_SECONDS = limit(2.0, "time to render one of these texts", "shown as plain text", "request", "s")
 _ALL_SECONDS = limit(
-    6.0, "time to render all texts of POST /page/markdown", "the others are shown as plain text", "request", "seconds"
+    6.0, "time to render all texts of POST /page/markdown", "the others are shown as plain text", "request", "s"
 )
 _MEMORY = limit(1 << 30, "memory of the process that renders Markdown", "shown as plain text", "process", "bytes")
 _START_SECONDS = 20.0

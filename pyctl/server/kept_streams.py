@@ -30,8 +30,8 @@ _MAX_STREAMS = limit(
 )
 _MAX_BYTES = limit(4 << 20, "kept bytes of such a stream", "the first bytes are dropped", "reply", "bytes")
 _MAX_ID_CHARS = limit(256, "`X-Conversation-Id`", "400", "request", "characters")
-_ENDED_SECONDS = limit(300.0, "keeping an ended stream that lost its connection", "404", "reply", "seconds")
-_UNREAD_SECONDS = limit(600.0, "time that such a stream runs without a reader", "its reply ends", "reply", "seconds")
+_ENDED_SECONDS = limit(300.0, "keeping an ended stream that lost its connection", "404", "reply", "s")
+_UNREAD_SECONDS = limit(600.0, "time that such a stream runs without a reader", "its reply ends", "reply", "s")
 
 Key: TypeAlias = tuple[str, str]
 """The API key that asked, empty without one, and the client's id."""

@@ -26,7 +26,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _MAX_WAITING = limit(256, "requests that wait to be read", "503 with Retry-After", "process")
-_MAX_SECONDS = limit(30.0, "time to read a request", "503", "request", "seconds")
+_MAX_SECONDS = limit(30.0, "time to read a request", "503", "request", "s")
 _MAX_ABANDONED = limit(8, "requests beyond the time to read that still run", "503 with Retry-After", "process")
 _MAX_POST_REPLY = limit(16, "replies that wait for prewarming", "the oldest are dropped", "process")
 _IDLE_SECONDS = 10.0

@@ -29,7 +29,10 @@ __all__ = ["OpenWrite", "StoreWriter"]
 log = logging.getLogger(__name__)
 
 SPILLED_PER_DAY = limit(
-    4, "evicted snapshots written within a day by one process", "they are dropped", "disk", "budgets"
+    4,
+    "evicted snapshots that one process writes within a day, in multiples of --kv-cache-budget",
+    "they are dropped",
+    "disk",
 )
 
 SPILL_SHARE = 2

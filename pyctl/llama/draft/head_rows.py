@@ -24,7 +24,7 @@ __all__ = ["DraftSequence", "HeadRows"]
 FIRST_AND_LAST = slice(SIGNATURE_BYTES + 16, SIGNATURE_BYTES + 32)
 """The range of rows in a block, two int64 (csrc/core/block.h)."""
 
-MAX_SPARE = limit(64, "spare hidden rows for a draft head", "the oldest are forgotten", "memory", "rows")
+MAX_SPARE = limit(64, "spare hidden rows for a draft head", "the oldest are forgotten", "memory")
 
 log = logging.getLogger(__name__)
 

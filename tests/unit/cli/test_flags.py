@@ -122,6 +122,35 @@ def test_every_variable_sets_its_value_and_a_flag_wins_over_it(flag: Flag) -> No
     assert takes(parse_serve(argv, {flag.env: poison}), flag)
 
 
+def is_default_of_help(flag: Flag, value: Any) -> bool:
+    """Whether ``value`` is the default that --help shows for ``flag``; also where that text cannot be read as one."""
+    if flag.convert is None:
+        return flag.default == ("on" if value else "off")
+    try:
+        return bool(flag.convert(flag.default) == value)
+    except ValueError:  # such as "half of the RAM"; a text with figures names the value
+        return str(value) in flag.default or not re.search(r"\d", flag.default)
+
+
+DERIVED = {
+    "n_seqs",  # serve and chat have their own
+    "n_ubatch",  # the device decides
+    *("mmap", "mlock", "rerank", "reasoning", "reasoning_effort", "reasoning_preserve"),  # become other settings
+    *("kv_cache", "lora_unapplied"),
+    "ram_mib",  # the free memory decides
+    *("cache_dir", "mmproj_device"),  # the environment, and the model's devices
+}
+"""Destinations whose value --help cannot show as the setting has it."""
+
+
+@pytest.mark.parametrize(
+    "flag", [flag for flag in SERVE_FLAGS if flag.default and flag.dest not in DERIVED], ids=lambda flag: flag.dest
+)
+def test_the_help_shows_the_default_of_who_gives_no_flag(flag: Flag) -> None:
+    value = field_of(serve(), flag.dest)
+    assert value is None or is_default_of_help(flag, value), f"--help shows {flag.default!r}, it is {value!r}"
+
+
 @pytest.mark.parametrize("flag", [flag for flag in SERVE_FLAGS if flag.off], ids=lambda flag: flag.dest)
 def test_every_negation_by_flag_and_by_variable(flag: Flag) -> None:
     path, value = {
