@@ -26,7 +26,7 @@ def log_done(path: str, done: Done, service: Service) -> None:
         f"{report.n_evaluated:7,} new",
         f"{f'first {timings.first_token_ms / 1e3:.2f} s':>14}",
         f"{timings.n_predicted:6,}{_speed(timings.n_predicted - 1, timings.predicted_ms)}",
-        *([f"{drafts.n_accepted:,} of {drafts.n_drafted:,} drafts right"] if drafts.n_drafts else ()),
+        *([f"{drafts.n_accepted:,} of {drafts.n_drafted:,} drafts accepted"] if drafts.n_drafts else ()),
     ]
     log.info("%s", "  ".join(fields).rstrip(), extra={"strong": cached.strip() if report.n_cached else ""})
     if report.miss is not None and not report.miss.is_by_chance:

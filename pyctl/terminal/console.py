@@ -195,7 +195,7 @@ def stats_line(stats: ReplyStats, width: int | None = None) -> str:
         parts.append(f"{stats.tokens_per_second:.1f}/s")
     if stats.n_drafted and stats.n_accepted is not None:
         share = stats.n_accepted / stats.n_drafted
-        parts.append(f"{stats.n_accepted:,} of {stats.n_drafted:,} drafted accepted ({share:.0%})")
+        parts.append(f"{stats.n_accepted:,} of {stats.n_drafted:,} drafts accepted ({share:.0%})")
     while width is not None and len(parts) > 1 and len(" | ".join(parts)) > width:
         parts.pop()
     return " | ".join(parts)[:width]

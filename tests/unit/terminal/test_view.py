@@ -31,7 +31,7 @@ def test_stats_line() -> None:
     )
     assert stats_line(ReplyStats(0, 5, source="none")) == "0 cached | 5 evaluated"
     assert stats_line(ReplyStats(first_token_ms=1234.5)) == "first 1.23 s"
-    assert stats_line(ReplyStats(n_drafted=8, n_accepted=3)) == "3 of 8 drafted accepted (38%)"
+    assert stats_line(ReplyStats(n_drafted=8, n_accepted=3)) == "3 of 8 drafts accepted (38%)"
     assert stats_line(ReplyStats()) == ""
 
 

@@ -111,7 +111,7 @@ def test_properties_and_slots_tell_of_the_pool() -> None:
 def test_the_log_has_the_share(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     drafting().chat()
-    assert "  3 of 8 drafts right\n" in caplog.text
+    assert "  3 of 8 drafts accepted\n" in caplog.text
     caplog.clear()
     drafting(DraftCounts()).chat()
     assert "drafts" not in caplog.text
