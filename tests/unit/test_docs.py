@@ -39,7 +39,7 @@ OTHERS = {
     *("--continue", "--resume", "--schema", "--functions", "--auth-type", "--model", "--config"),  # of clients
     *("--against", "--parts", "--servers", "--real"),  # of bench
     *("--check", "--quick", "--depths", "--llama-server", "--budget", "--cache"),  # of pyctl bench and doctor
-    *("--weights", "--modelfile"),  # of tools, ollama
+    *("--weights", "--modelfile", "--parts", "--sysroot", "--variant", "--include"),  # of tools, ollama, mmdebstrap
 }
 """Flags of other programs, and of other commands than serve and chat."""
 
