@@ -185,7 +185,11 @@ def models() -> list[str]:
     return table(("tokens of context on 24 GB, Q4_K_M, computed", "f16", "q8_0"), body)
 
 
-CARD = {"defaults": "defaults", "defaults, no drafts": "`--spec-type none`", "expert": "expert: q8_0, `-np 1`, drafts"}
+CARD = {
+    "defaults": "its defaults",
+    "defaults, no drafts": "`--spec-type none`",
+    "expert": "expert: q8_0, `-np 1`, drafts",
+}
 
 
 def card(shape: str) -> list[str]:
