@@ -172,7 +172,7 @@ class DiskTier:
 
     def evict(self, snapshot: Snapshot, worth: float, rows_of: RowsOf) -> None:
         """Keep the part to be written of ``snapshot``, which saves ``worth`` seconds and leaves RAM: the queue has it,
-        or the policy spills and that is a tenth of what reading it takes (bench/results/spill.md)."""
+        or the policy spills and that is a tenth of what reading it takes (bench/results/spill.md of 1323d1c8)."""
         if self.should_store(snapshot):
             missing = [segment for segment in snapshot.chain if not segment.file.is_there]
             n_bytes = snapshot.state.n_bytes + sum(each.n_bytes + each.only_held_bytes for each in missing)

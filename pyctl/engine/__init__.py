@@ -14,6 +14,6 @@ The write queue of the disk receives immutable copies of snapshots and never acc
 docs/internals/architecture.md lists all threads.
 
 **Locks.** The engine's thread holds `StateReads`' lock unless it waits, and never waits for one that is held during
-a disk write. Locks guard the write queue, the index connections, the tokeniser's and reply caches, the stored
-responses, and llama.cpp's log.
+a disk write. Locks guard the write queue, the index connections, the tokeniser's and reply caches, and llama.cpp's
+log.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from tools.house import modules, tree_of
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
+TROUBLESHOOTING = ROOT / "docs" / "troubleshooting.md"
+SUFFIXES = (".py", ".pyi", ".cpp", ".h", ".cu", ".md", ".yaml", ".sh", ".js")
 PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *DOCS]
 WIDTH, README_LINES, DECISION_WORDS = 100, 120, 400
 
@@ -120,6 +123,104 @@ def test_commands_are_understood(page: Path) -> None:
 
 def test_cards_are_those_of_bench_cards() -> None:
     assert cards.written(text_of(cards.PAGE)) == text_of(cards.PAGE), "run python -m tools.cards"
+
+
+TREES = ("pyctl", "csrc", "bench", "tools", "docs", "deploy", ".github", ".ci")
+REFERENCE_TO_A_FILE = re.compile(
+    r"(?:\b(?P<shown>[0-9a-f]{8}):)?"
+    r"(?<![\w./-])(?P<path>(?:bench|docs)/[\w./-]+\.(?:md|json|svg|py))\b"
+    r"`?(?: (?:of|at) (?P<of>[0-9a-f]{8}|ggml)\b)?"
+)
+"""A path in a comment or a page; "of 1323d1c8", or before it "1323d1c8:", names the commit that still has it."""
+
+
+def references() -> Iterator[tuple[str, str, str]]:
+    """Each file that a text of the repository names: where, its path, and its commit, "" for today's."""
+    files = (path for tree in TREES for path in sorted((ROOT / tree).rglob("*")) if path.is_file())
+    for path in [*PAGES, *(path for path in files if path.suffix in SUFFIXES)]:
+        for found in REFERENCE_TO_A_FILE.finditer(" ".join(text_of(path).replace("#", " ").split())):
+            yield str(path.relative_to(ROOT)), found["path"], found["shown"] or found["of"] or ""
+
+
+def is_in_commit(path: str, commit: str) -> bool:
+    """Whether ``commit`` has the file; True if this copy of the repository lacks the commit."""
+    if git("cat-file", "-e", commit).returncode:
+        return True
+    return git("cat-file", "-e", f"{commit}:{path}").returncode == 0
+
+
+def git(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(("git", *arguments), cwd=ROOT, capture_output=True, check=False)
+
+
+def test_files_that_texts_name_exist_today_or_in_the_commit_they_name() -> None:
+    missing = []
+    for place, path, commit in references():
+        if commit == "ggml" or place == "CHANGELOG.md":
+            continue
+        exists = is_in_commit(path, commit) if commit else (ROOT / path).exists()
+        if not exists:
+            missing.append((place, path, commit))
+    assert missing == []
+
+
+def printed() -> str:
+    """The texts of the package's code, one a line, an empty place for each value in them."""
+    found = []
+    for path in modules().values():
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.JoinedStr):
+                parts = [part.value if isinstance(part, ast.Constant) else "\0" for part in node.values]
+                found.append("".join(map(str, parts)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return "\n".join(found)
+
+
+def test_messages_that_troubleshooting_lists_are_printed_by_the_program() -> None:
+    tables = re.findall(r"^\| message \|.*\n\|[-|]+\n((?:\|.*\n)+)", text_of(TROUBLESHOOTING), re.MULTILINE)
+    assert tables
+    texts = printed()
+    missing = []
+    for row in "".join(tables).splitlines():
+        for message in re.findall(r"`([^`]+)`", row.split("|")[1]):
+            parts = [part.strip() for part in message.split("...")]
+            # The end of "cannot listen on ...: Address already in use" is the system's.
+            missing += [message for part in parts if not part.startswith(":") and part not in texts]
+    assert missing == []
+
+
+def endpoints() -> Iterator[list[str]]:
+    """The paths of each operation of the server, without parameters; none for a pattern of paths."""
+    for node in ast.walk(tree_of(ROOT / "pyctl" / "server" / "app.py")):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("Operation"):
+            texts = [str(each.value) for each in ast.walk(node) if isinstance(each, ast.Constant)]
+            yield [text.partition("/{")[0] for text in texts if text.startswith("/") and ":path" not in text]
+
+
+def test_serve_lists_each_endpoint() -> None:
+    listed = set(re.findall(r"`([/.][^`]*)`", text_of(ROOT / "docs" / "serve.md").partition("## Endpoints")[2]))
+
+    def is_listed(path: str) -> bool:
+        directory, last = path.split("/")[1], path.rpartition("/")[2]
+        return not listed.isdisjoint({path, f".../{last}", f"/{directory}"})  # /cache has a page of its own
+
+    assert [paths for paths in endpoints() if paths and not any(map(is_listed, paths))] == []
+    assert len(list(endpoints())) > 30
+
+
+def test_the_readme_names_the_tests_of_ci() -> None:
+    command = "make test"
+    assert f"`{command}`" in text_of(README)
+    script = text_of(ROOT / ".ci" / "run")
+    assert f"`{command}`, the README's test command" in script
+    assert re.search(rf"^{command}\b", script, re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids(PAGES))
+def test_sentences_have_single_blanks_and_none_before_a_comma(page: Path) -> None:
+    prose = re.sub(r"```.*?```|`[^`\n]*`", "`", text_of(page), flags=re.DOTALL)
+    assert re.findall(r"\S+[.;,:]  +\S+|\S+ [;,](?= |$)", prose, re.MULTILINE) == []
 
 
 def threads() -> Iterator[tuple[str, str]]:

@@ -36,7 +36,7 @@ DRAFT_TYPES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "cac
 """Draft sources in the order of their use: llama-server's, and pyctl's own `cache`."""
 
 LONGEST = limit(128, "tokens of a draft from `cache`", "cut", "request")
-"""Longer ones gain nothing in a rewriting: its edits end them (docs/decisions/009-composed-drafts.md)."""
+"""Longer ones gain nothing in a rewriting: its edits end them (docs/decisions/009-composed-drafts.md of 1323d1c8)."""
 
 AUTOMATIC = ("auto",)
 """The types of a model for which no flag names a source; loading replaces them."""

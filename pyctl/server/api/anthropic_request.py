@@ -1,6 +1,6 @@
 """A request of Anthropic's Messages API as the body of a chat completion.
 
-Fields that Anthropic's API lacks (seed, min_p, cache_prompt, prefix_cache, ...) is passed on. The conversion is
+Fields that Anthropic's API lacks (seed, min_p, cache_prompt, prefix_cache, ...) are passed on. The conversion is
 llama-server's, so that both render the same prompt, but for these:
 
 * Text that follows a tool result in one message stays after it; llama-server moves it before the result.

@@ -14,7 +14,7 @@ It has the engine, the cache, the tools and the images of all other APIs. What d
 * ``load_duration`` is the time before the evaluation of the prompt, in the queue or until a sleeping model is loaded.
 * A silent stream repeats an empty chunk.
 
-Fields that Ollama's API lacks (cache_prompt, prefix_cache, tool_choice, ...) is passed on.
+Fields that Ollama's API lacks (cache_prompt, prefix_cache, tool_choice, ...) are passed on.
 """
 
 from __future__ import annotations
