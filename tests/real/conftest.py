@@ -7,11 +7,11 @@ with a llama-server. Replies are greedy, of one thread, and nothing is timed.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import httpx
 import pytest
@@ -28,9 +28,8 @@ TALKERS = [name for name in NAMES if name != "gemma3"]
 
 LLAMA_SERVER = os.environ.get("LLAMA_SERVER", "")
 
-NEAR = 0.5
-"""Two tokens whose log-probabilities are nearer than this may change places with the batches of a prompt, which change
-a log-probability of these models by up to 0.26."""
+OTHER_CUTS = (96, 40)
+"""Sizes of batches (-ub) that end elsewhere than those of `start`, which have up to 128 tokens."""
 
 CODE = '''\
 class Meter:
@@ -77,6 +76,22 @@ class Reply:
                 return top[0][1] - top[1][1]
         return None if len(self.tokens) == len(other.tokens) else float("inf")
 
+    def margin_change(self, other: Reply) -> float:
+        """How much the distance of the two best tokens changes in ``other`` at most, up to where the two part.
+
+        Distances are those of log-probabilities. A place is left out if ``other`` does not list both tokens.
+        """
+        largest = 0.0
+        for (ours, _, our_top), (theirs, _, their_top) in zip(self.tokens, other.tokens, strict=False):
+            (best, best_logprob), (second, second_logprob) = our_top[:2]
+            listed = dict(their_top)
+            if best in listed and second in listed:
+                change = (best_logprob - second_logprob) - (listed[best] - listed[second])
+                largest = max(largest, abs(change))
+            if ours != theirs:
+                break  # what follows has another text before it
+        return largest
+
 
 def post(server: Server | ServerProcess, path: str, body: dict[str, Any]) -> httpx.Response:
     response = httpx.post(server.url + path, json=body, timeout=280)
@@ -84,7 +99,11 @@ def post(server: Server | ServerProcess, path: str, body: dict[str, Any]) -> htt
     return response
 
 
-def ask(server: Server | ServerProcess, asked: Sequence[dict[str, Any]] | str, n: int = 16, **fields: Any) -> Reply:
+Asked: TypeAlias = "Sequence[dict[str, Any]] | str"
+"""Messages, or a raw prompt."""
+
+
+def ask(server: Server | ServerProcess, asked: Asked, n: int = 16, **fields: Any) -> Reply:
     """A greedy reply of up to ``n`` tokens to messages, or to a raw prompt."""
     if isinstance(asked, str):
         body = {"prompt": asked, "n_predict": n, "temperature": 0, "n_probs": 10, **fields}
@@ -101,6 +120,26 @@ def ask(server: Server | ServerProcess, asked: Sequence[dict[str, Any]] | str, n
     )
     source = source_of(response) if "x-pyctl-cache" in response.headers else ""
     return Reply(tokens, text, source, timings["cache_n"], timings["cache_n"] + timings["prompt_n"])
+
+
+def margin_noise(
+    start: Callable[..., Server], flags: Sequence[str], cold: Collection[tuple[Asked, Reply]], n: int = 16
+) -> float:
+    """The largest change of a margin between cold replies to the same prompts in batches that end elsewhere.
+
+    ``flags`` are the model and the flags of the server that gave the replies of ``cold``, each with what was asked.
+    A reply may part from a cold one where the two best tokens are no further apart than this: rounding can exchange
+    them there.
+    """
+    largest = 0.0
+    for n_ubatch in OTHER_CUTS:
+        server = start(*flags, "-ub", str(n_ubatch))
+        for asked, reply in cold:
+            other = ask(server, asked, n, cache_prompt=False)
+            assert other.n_cached == 0
+            largest = max(largest, reply.margin_change(other))
+        server.stop()
+    return largest
 
 
 @pytest.fixture(scope="session")

@@ -5,15 +5,13 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.process.conftest import Server, lengths_on_disk
-from tests.real.conftest import CODE, NAMES, NEAR, Reply, ask
+from tests.real.conftest import CODE, NAMES, Asked, Reply, ask, margin_noise
 from tests.waiting import until
 
-Asked = list[dict[str, Any]] | str
 SYSTEM = {"role": "system", "content": "You help the keepers of a water works. Answer in one short sentence."}
 CASES = [
     pytest.param(name, mode + rows, id=" ".join([name, *mode, *rows]))
@@ -92,17 +90,20 @@ def test_restored_conversations_are_those_of_a_cold_server(
     n_cached, n_prompt = (sum(getattr(reply, field) for _, reply in to.said[1:]) for field in ("n_cached", "n_prompt"))
     assert n_cached > n_prompt / 2
     cold = start(name, *flags)
-    evaluated: dict[str, Reply] = {}
+    evaluated: dict[str, tuple[Asked, Reply]] = {}
     parted = []
     for number, (asked, warm) in enumerate(to.said):
         key = repr(asked)
-        expected = evaluated[key] = evaluated.get(key) or ask(cold, asked, cache_prompt=False)
+        if key not in evaluated:
+            evaluated[key] = asked, ask(cold, asked, cache_prompt=False)
+        _, expected = evaluated[key]
         assert expected.n_cached == 0
         if "--exact" in flags:
             assert warm.tokens == expected.tokens, f"reply {number} to {asked}"
         elif (margin := expected.near_tie(warm)) is not None:
-            parted.append((number, round(margin, 3)))
+            parted.append((number, margin))
     cold.stop()
-    print(f"{' '.join([name, *flags])}: {n_cached} of {n_prompt} tokens cached, replies that part, by margin: {parted}")
-    assert 4 * len(parted) <= len(to.said)  # which tokens are nearly tied depends on the kernels of the CPU
-    assert all(margin < NEAR for _, margin in parted), parted
+    noise = 0.0 if "--exact" in flags else margin_noise(start, (name, *flags), evaluated.values())
+    shown = [(number, round(margin, 3)) for number, margin in parted]
+    print(f"{' '.join([name, *flags])}: {n_cached} of {n_prompt} tokens cached, noise {noise:.3f}, parted {shown}")
+    assert [(number, margin) for number, margin in parted if margin > noise] == []

@@ -11,7 +11,7 @@ import pytest
 
 from pyctl.measure.server_process import ServerProcess
 from tests.process.conftest import Server
-from tests.real.conftest import CODE, LLAMA_SERVER, NEAR, TALKERS, ask, post
+from tests.real.conftest import CODE, LLAMA_SERVER, TALKERS, ask, margin_noise, post
 
 
 def strict(**properties: dict[str, Any]) -> dict[str, Any]:
@@ -101,13 +101,17 @@ def test_drafts_of_a_rewriting_change_nothing_but_near_ties(start: Callable[...,
     lines = CODE if name == "coder" else CODE[:200]
     asked = [{"role": "user", "content": f"Write this again, with litres named gallons:\n\n```python\n{lines}```"}]
     found = {}
+    margins = {}
     for source in ("none", "ngram-map-k", "cache"):
         server = start(name, "--spec-type", source, "-np", "1")
         body = {"messages": asked, "max_tokens": 160, "temperature": 0}
         n_accepted = post(server, "/v1/chat/completions", body).json()["timings"].get("draft_n_accepted", 0)
         found[source] = ask(server, asked, 160, cache_prompt=False)
         server.stop()
-        margin = found["none"].near_tie(found[source])
-        print(f"{name} {source}: {n_accepted} drafts accepted, parts at a margin of {margin}")
+        margins[source] = found["none"].near_tie(found[source])
+        print(f"{name} {source}: {n_accepted} drafts accepted, parts at a margin of {margins[source]}")
         assert (source == "none") == (n_accepted == 0)
-        assert margin is None or margin < NEAR
+    cold = [(asked, found["none"])]
+    noise = margin_noise(start, (name, "--spec-type", "none", "-np", "1"), cold, 160)
+    print(f"{name}: noise {noise:.3f}")
+    assert [source for source, margin in margins.items() if margin is not None and margin > noise] == []
