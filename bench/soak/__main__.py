@@ -6,7 +6,7 @@
 Clients hold conversations that together have three times the cells of the context, through all APIs, with tools,
 schemas and several choices. Other clients disconnect in the middle, send hostile bodies, or keep connections open. An
 operator saves, restores, pins and clears. The server has three long lives: without a cache directory, with one, and
-with --exact as well. Between them it is stopped and killed.
+with --exact as well, whose replies must be the judge's to the bit. Between them it is stopped and killed.
 
 The soak reports as wrong: a 500; a greedy reply that differs from a second server's (one sequence, no cache, one
 request at a time); a slow refusal; memory that grows from one pause without requests to the next; threads or files that
@@ -53,9 +53,9 @@ def soak(options: argparse.Namespace, directory: Path) -> Target:
     bounds = Bounds(options.growth_limit, options.resident_limit, n_files=n_files)
     target = Target([*command_of(options), *flags], directory, findings, bounds)
     # One conversation after the other fits into the judge's context with its reply.
-    alone = ["-np", "1", "-c", str(options.context), "--cache-ram", "0", "--no-cache-prompt"]
+    alone = ["-np", "1", "-c", str(options.context), "--cache-ram", "0", "--no-cache-prompt", "--exact"]
     with ServerProcess([*command_of(options), *alone], directory / "judge.log", timeout=300) as other:
-        judge = Judge(other.url)
+        judge = Judge(other.url, is_exact=True)
         maximum = 3 * options.context // (2 * options.clients)
         talkers = [Talker(target, judge, findings, rng.randrange(2**32), maximum) for _ in range(options.clients)]
         attacker = Attacker(target, findings, talkers, rng.randrange(2**32), options.patience)

@@ -17,10 +17,14 @@ TIE = 0.1
 
 
 class Judge:
-    """Replies of the other server, each computed once; ``tie`` is a difference of log-probabilities."""
+    """Replies of the other server, each computed once; ``tie`` is a difference of log-probabilities.
 
-    def __init__(self, url: str, tie: float = TIE) -> None:
+    ``is_exact``: it evaluates as the server under test does with --exact, so that no tie excuses a difference then.
+    """
+
+    def __init__(self, url: str, tie: float = TIE, *, is_exact: bool = False) -> None:
         self.tie = tie
+        self.is_exact = is_exact
         self._client = httpx.Client(base_url=url, timeout=600)
         self._lock = threading.Lock()
         self._known: dict[str, dict[str, Any]] = {}

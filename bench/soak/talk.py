@@ -178,7 +178,7 @@ class Talker:
         self.findings.count("replies")
         if way != "sampled":
             for content, calls in replies:
-                self._compare(way, body, content, calls)
+                self._compare(way, body, content, calls, is_exact=self._is_exact(life))
         talk.answer(*replies[0])
 
     def _asked(self, client: httpx.Client, life: int, way: str, body: dict[str, Any]) -> list[tuple[str, list[Any]]]:
@@ -272,19 +272,24 @@ class Talker:
             raise LostError
         return [("".join(texts), list(calls.values())) for _, (texts, calls) in sorted(replies.items())] or [("", [])]
 
-    def _compare(self, way: str, body: dict[str, Any], content: str, calls: list[Any]) -> None:
+    def _is_exact(self, life: int) -> bool:
+        """Whether a reply of that life must be the judge's to the bit."""
+        return self.judge.is_exact and life in self.target.exact_lives
+
+    def _compare(self, way: str, body: dict[str, Any], content: str, calls: list[Any], *, is_exact: bool) -> None:
         choice = self.judge.choice(body)
         right = choice["message"]
         if right.get("reasoning_content") and way == "completion":
             return  # which does not separate reasoning from content
         expected = (right["content"] or "", [call["function"] for call in right.get("tool_calls") or ()])
         self.findings.count("replies compared")
+        self.findings.count("replies compared with --exact", is_exact)
         sees = any(isinstance(message["content"], list) for message in body["messages"])
         self.findings.count("replies to images compared", sees)
         if (content, [call["function"] for call in calls]) == expected:
             return
         gap = self.judge.gap(body, content, whole=not calls)
-        if gap < self.judge.tie:
+        if gap < self.judge.tie and not is_exact:
             self.findings.count("replies that differ at a tie")
             return
         said, asked = (content, [call["function"] for call in calls]), str(body["messages"][-1]["content"])

@@ -91,6 +91,8 @@ class Target:
         self._may_ask = threading.Event()
         self._may_ask.set()
         self.life = 0
+        self.exact_lives: set[int] = set()
+        """Lives with --exact, whose replies must be the judge's to the bit."""
         self.over = threading.Event()
         self.rows: list[list[object]] = []
         self.peak_mib = 0.0
@@ -153,6 +155,8 @@ class Target:
                 raise
             return self.findings.count("starts without memory")
         self.life += 1
+        if "--exact" in self._process.command:
+            self.exact_lives.add(self.life)
         self._up.set()
         samples, rests = self._watch(seconds)
         is_whole = self._process.is_running
