@@ -1,4 +1,4 @@
-"""Replies beside those of a cold run, token for token and bit for bit, on pyctl and llama-server.
+"""Replies compared with a cold run's, token for token and bit for bit, on pyctl and llama-server.
 
     python -m bench.exact_replies -m smollm2.gguf --llama-server FILE
     DIR/python -m bench.exact_replies -m smollm2.gguf --llama-server DIR/lib/llama-server --flags "-ngl 99"
@@ -211,9 +211,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                     rows.append([mode.name, n_clients, str(error)[-200:], *[""] * (len(COLUMNS) - 3)])
                 print(*rows[-1], flush=True)
     weights = "random" if options.model == str(builtin_model()) else f"real, {Path(options.model).stem}"
-    show("Replies beside those of a cold run", COLUMNS, rows, keep="exact-replies" * options.keep, weights=weights)
+    show("Replies compared with a cold run's", COLUMNS, rows, keep="exact-replies" * options.keep, weights=weights)
     if any("--exact" in str(row[0]) and row[2] != row[3] for row in rows):
-        raise SystemExit("with --exact a reply differs from that of a cold run")
+        raise SystemExit("with --exact a reply differs from a cold run's")
 
 
 if __name__ == "__main__":

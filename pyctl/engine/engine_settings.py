@@ -31,7 +31,8 @@ class EngineSettings:
     """Settings of the engine; flags explain the others.
 
     ``min_batch``: see plan.MIN_BATCH. ``min_step``: tokens between the sparse cuts of a long message, 0 for none.
-    ``exact``: reuse only rows that a cold run computes the same way, so no generated text.
+    ``exact``: requests run one at a time, and reuse only rows that a cold run computes the same way, so no generated
+    text.
     ``clear_idle``: a request that runs alone uses all cells, as with one sequence.
     """
 
@@ -46,7 +47,7 @@ class EngineSettings:
     exact: bool = CACHE.flag(
         False,
         "--exact",
-        "evaluate generated text again as a prompt, so that a reply depends on its request alone",
+        "evaluate one request at a time, and replies again as prompts: each reply depends on its request alone",
         None,
         "PYCTL_EXACT",
         off="--no-exact",

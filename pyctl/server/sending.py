@@ -153,7 +153,7 @@ class ReplyResponse:
                     frames.append(_frames(reply, event))
                     if isinstance(event, Done):
                         log_done(path, event, self._service)
-                if frames:  # else nothing has begun, and the headers cannot say yet what was cached
+                if frames:  # nothing is sent before the headers have the counts of the cache
                     yield b"".join(frames)
 
     async def _send(self, send: Send, body: bytes) -> None:

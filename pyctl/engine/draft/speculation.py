@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 ROW_PADDING = 256
 """llama.cpp reads rows up to the next multiple of this (`llama_kv_cache::get_n_kv`), and a GPU sums
-each number of rows in other parts. Contexts are multiples of it, too."""
+each number of rows in other parts. Contexts are also multiples of it."""
 
 SHADOW = 8
 """Tokens of a proposal that are kept to learn from, if fewer are drafted."""
@@ -172,8 +172,8 @@ class Speculation:
     def _n_of_one_length(self, job: DraftJob) -> int:
         """Return how many drafts of ``job`` are evaluated with as many rows as in any other batch.
 
-        A batch of 1 + ``width`` tokens that begins less than that before a multiple of ROW_PADDING
-        reads more rows than one that begins earlier. So the last ``width`` positions before each
+        A batch of 1 + ``width`` tokens that starts less than that before a multiple of ROW_PADDING
+        reads more rows than one that starts earlier. So the last ``width`` positions before each
         multiple are only evaluated as the first token of a batch, never as a draft.
         """
         first = job.seq.n + len(job.sure)

@@ -17,7 +17,7 @@ from pyctl.engine.handle import RequestHandle
 from pyctl.errors import OutOfCellsError
 from pyctl.limit import limit
 
-__all__ = ["ActiveRequest", "Admission", "Occupancy", "Step", "Steps"]
+__all__ = ["ActiveRequest", "Admission", "Occupancy", "Step", "Steps", "TurnState"]
 
 MAX_PASSED = limit(8, "younger requests that may pass a request that waits for cells", "they wait for it", "request")
 
@@ -30,17 +30,29 @@ Steps: TypeAlias = Generator[Step, Verify, None]
 OutOfCellsError if a batch waits for cells of other requests."""
 
 
+@dataclass
+class TurnState:
+    """How a request waits and takes turns.
+
+    ``passed`` counts younger requests that started while this one had no room. ``place`` is its
+    place among the waiting requests, 1 for the next; 0 once it runs. ``started`` is the clock's
+    time at the start of its turn. ``has_stopped_reading``: a turn ended while it read from disk.
+    """
+
+    passed: int = 0
+    place: int = 0
+    started: float = 0.0
+    has_stopped_reading: bool = False
+
+
 @dataclass(eq=False)
 class ActiveRequest:
     """A request in the engine, with its sequence and the generator ``steps`` that runs it.
 
     It waits for ``step``. ``arrived`` numbers requests by arrival, ``id`` by start; ``stats`` is None before the start.
     ``submitted`` and ``started`` are seconds of the performance counter. ``kept`` holds a suspended request's sequence.
-    ``passed`` counts younger requests that started while this one had no room. ``in_company``: others ran at the same
-    time. A background request starts after ``quiet`` seconds without a client's request; ``n_prewarmed`` counts its
-    evaluated tokens across interruptions. ``turn_began`` is the clock's time at which its turn began, where requests
-    take turns; ``has_stopped_reading``: a turn ended while it read from disk. ``place`` is its place among those that
-    wait, 1 for the next; 0 once it runs.
+    ``in_company``: others ran at the same time. A background request starts after ``quiet`` seconds without a client's
+    request; ``n_prewarmed`` counts its evaluated tokens across interruptions.
     """
 
     handle: RequestHandle
@@ -53,13 +65,10 @@ class ActiveRequest:
     step: Step = None
     started: float = 0.0
     kept: Snapshot | None = None
-    passed: int = 0
+    turn: TurnState = field(default_factory=TurnState)
     in_company: bool = False
     quiet: float = 0.0
     n_prewarmed: int = 0
-    turn_began: float = 0.0
-    has_stopped_reading: bool = False
-    place: int = 0
 
     @property
     def n_needed(self) -> int:
@@ -87,7 +96,7 @@ class ActiveRequest:
         if self.seq is None or self.stats is None or self.handle.request.background:
             return False
         if self.reads is not None:
-            return not self.has_stopped_reading
+            return not self.turn.has_stopped_reading
         return self.seq.n > 0 and not self.seq.in_image
 
     def unbegin(self) -> None:
@@ -184,12 +193,12 @@ class Admission:
                 continue
             if not running or claimed + self._claim(active) <= self._n_cells:
                 for older in blocked:
-                    older.passed += 1
+                    older.turn.passed += 1
                 self._take(active)
                 return active
             blocked.append(active)
             # Suspended requests take memory: start no more that may be suspended.
-            if active.passed >= MAX_PASSED or len(self.suspended) >= n_seqs:
+            if active.turn.passed >= MAX_PASSED or len(self.suspended) >= n_seqs:
                 break
         return None
 

@@ -40,7 +40,7 @@ class Scheduler:
     """Requests ``running`` on sequences, and requests ``waiting`` to start or resume.
 
     All share ``cells``. When cells run out, the youngest request is suspended with its sequence in RAM. With --exact
-    requests take turns instead: one runs at a time and has all cells. Background requests run alone, one at a time,
+    requests take turns instead: one runs at a time and has all cells. Background requests run one at a time
     and start again after an interruption. ``n_ready`` is how many tokens of a request's prompt could be restored to a
     sequence.
     """
@@ -127,7 +127,7 @@ class Scheduler:
 
     def _run_idle_jobs(self) -> None:
         if self._settings.exact and self.running:
-            return  # a sequence that a job fills would take cells beside the request's
+            return  # a sequence that a job fills would share the cells with the request
         free = {seq.id for seq in self.occupancy.sequences if self.occupancy.owner(seq) is None}
         ready = [job for job in self.idle_jobs if job.seq in free]
         self.idle_jobs = [job for job in self.idle_jobs if job.seq not in free]
@@ -164,8 +164,8 @@ class Scheduler:
     def _tell_places(self) -> None:
         """Send the place of each waiting request whose place has changed, for clients that show progress."""
         for place, active in enumerate(self.waiting.in_order(), 1):
-            if active.place != place:
-                active.place = place
+            if active.turn.place != place:
+                active.turn.place = place
                 _tell_place(active)
 
     def _begin(self, active: ActiveRequest) -> None:
@@ -175,7 +175,7 @@ class Scheduler:
         seq = active.seq = self.cells.worth.best(free, request.prompt, clears=clears)
         self._n_begun += 1
         self._found.pop(active, None)
-        active.id, active.in_company, active.place = self._n_begun, False, 0
+        active.id, active.in_company, active.turn.place = self._n_begun, False, 0
         (self.occupancy.named.add if request.seq >= 0 else self.occupancy.named.discard)(seq.id)
         self.occupancy.last[seq.id] = active
         self.running.append(active)
@@ -263,24 +263,24 @@ class Scheduler:
         seq = active.seq
         assert seq is not None
         if not self._backend.memory.shape.resume_points.allow(seq.n):
-            return  # it would come back to other bits: a few tokens later it may not
+            return  # a restore here changes bits; a few tokens later it may not
         active.handle.release()
         try:
             active.kept = self._prefix_cache.suspend(seq, frees_cells=False)
         except (EngineError, MemoryError) as error:
             log.warning("request %d goes on before others: %s", active.id, error)
-            active.turn_began = math.inf
+            active.turn.started = math.inf
             return
         self._counters.n_turns_yielded += 1
-        active.in_company = True  # its times include those of others
+        active.in_company = True  # its times include other requests'
         self._detach(active, seq)
 
     def _stop_reading(self, active: ActiveRequest) -> None:
-        """Move a request that reads from disk behind those that wait; it starts anew."""
+        """Return a request that reads from disk to the end of the queue; it starts anew."""
         self._counters.n_turns_yielded += 1
         self.running.remove(active)
         active.unbegin()
-        active.has_stopped_reading = True
+        active.turn.has_stopped_reading = True
         self._n_arrived += 1
         active.arrived = self._n_arrived
         self.waiting.put_back(active)
@@ -305,7 +305,7 @@ class Scheduler:
         if self._settings.exact:
             self.cells.clear_idle()  # so that its rows lie in the cells of a run that is alone
         self.cells.make_room(seq.n, self._prefix_cache.device.n_ready(kept, 0, kept.n))
-        active.place = 0
+        active.turn.place = 0
         seq.id, occupancy.sequences[free.id], occupancy.last[free.id] = free.id, seq, active
         self.running.append(active)
         try:
@@ -373,6 +373,6 @@ def _tell_place(active: ActiveRequest) -> None:
             n_processed=seq.n if stats is not None and seq is not None else 0,
             ms=(time.perf_counter() - active.submitted) * 1e3,
             source=stats.source if stats is not None else "none",
-            place=active.place,
+            place=active.turn.place,
         )
     )

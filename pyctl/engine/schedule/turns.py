@@ -1,4 +1,4 @@
-"""Turns: with --exact one request runs at a time, as if it were alone."""
+"""Turns: with --exact one request runs at a time, as on an idle server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TurnQueue(Admission):
     Each request gets a first turn in order of arrival, so that a short one never waits for the end
     of a long one. Requests that need more than one turn continue in order of arrival, each to its
     end, between the first turns of others: after MAX_PASSED of these it gets another turn itself.
-    At most ``n_active`` requests have begun and not ended, since those that gave way take memory.
+    At most ``n_active`` requests have started and not ended: parked ones take memory.
     """
 
     def __init__(self, n_cells: int, n_ctx: int, n_active: int, clock: Clock) -> None:
@@ -39,7 +39,7 @@ class TurnQueue(Admission):
         return [*first, *others]
 
     def take_next(self, occupancy: Occupancy) -> ActiveRequest | None:
-        """Remove and return the request whose turn begins, None if one runs or none is ready."""
+        """Remove and return the request whose turn starts, None if one runs or none is ready."""
         if occupancy.running:
             return None
         chosen = self._next()
@@ -47,9 +47,9 @@ class TurnQueue(Admission):
             return None
         if chosen.kept is None:
             for parked in self.suspended:
-                parked.passed += 1
-        chosen.passed = 0
-        chosen.turn_began = self._clock()
+                parked.turn.passed += 1
+        chosen.turn.passed = 0
+        chosen.turn.started = self._clock()
         self._take(chosen)
         return chosen
 
@@ -58,7 +58,7 @@ class TurnQueue(Admission):
         active = running[0] if running else None
         if active is None or not active.can_yield:
             return None
-        if self._clock() - active.turn_began < TURN_SECONDS:
+        if self._clock() - active.turn.started < TURN_SECONDS:
             return None
         is_older_parked = any(parked.arrived < active.arrived for parked in self.suspended)
         has_room = len(self.suspended) + 1 < self._n_active
@@ -70,7 +70,7 @@ class TurnQueue(Admission):
         parked = self.suspended[0] if self.suspended else None
         if parked is None:
             return self._first_ready()
-        if parked.passed >= MAX_PASSED or len(self.suspended) >= self._n_active:
+        if parked.turn.passed >= MAX_PASSED or len(self.suspended) >= self._n_active:
             return parked
         return self._first_ready() or parked
 

@@ -1,4 +1,4 @@
-"""With --exact a reply depends on its request alone, whoever else is served: to the bit, as cold and alone."""
+"""With --exact a reply depends on its request alone, and has the bits of a cold run on an idle server."""
 
 from __future__ import annotations
 
