@@ -11,6 +11,7 @@
     - NotFoundError        an unknown path or model (HTTP 404)
     - TooLargeError        a body over the limit (HTTP 413)
     - NotSupportedError    a feature that this model or build lacks (HTTP 501)
+    - ThreadError          Anthropic's `thread`: this server keeps no conversations (HTTP 400)
   + UnavailableError       shutting down (HTTP 503)
     - BusyError            the queue is full (HTTP 503 with Retry-After)
     - LoadingError         the model is not loaded yet (HTTP 503 with Retry-After)
@@ -40,6 +41,7 @@ __all__ = [
     "PyctlError",
     "RequestError",
     "StateError",
+    "ThreadError",
     "TooLargeError",
     "UnavailableError",
 ]
@@ -98,6 +100,13 @@ class TooLargeError(RequestError):
 
 class NotSupportedError(RequestError):
     """The model, the build or this version lacks a requested feature."""
+
+
+class ThreadError(RequestError):
+    """The request names a conversation that the server would have to keep, and may lack its earlier messages."""
+
+    def __init__(self) -> None:
+        super().__init__("'thread' is not supported: no conversation is kept here; send all of it without 'thread'")
 
 
 class UnavailableError(PyctlError):

@@ -21,6 +21,7 @@ from pyctl.errors import (
     NotSupportedError,
     PyctlError,
     RequestError,
+    ThreadError,
     TooLargeError,
     UnavailableError,
 )
@@ -136,6 +137,9 @@ def anthropic_error(error: BaseException) -> dict[str, Any]:
     if isinstance(error, ContextSizeError):
         too_long = f"prompt is too long: {error.n_prompt_tokens} tokens > {error.n_ctx} maximum"
         body["error"]["message"] = f"{too_long}; {error}"
+    if isinstance(error, ThreadError):
+        # By this code Anthropic's SDK sends the whole conversation again, without a thread.
+        body["error"]["details"] = {"error_code": "thread_unsupported_request"}
     return body
 
 
@@ -154,8 +158,12 @@ def form_of(path: str) -> ErrorForm:
 
 def error_response(error: BaseException, form: ErrorForm = error_body) -> Response:
     """``error`` as the whole answer, with ``Retry-After`` where another try may help."""
-    seconds = error.retry_seconds if isinstance(error, UnavailableError) else 0
-    headers = {"retry-after": str(seconds)} if seconds else {}
+    headers: dict[str, str] = {}
+    if isinstance(error, UnavailableError) and error.retry_seconds:
+        headers["retry-after"] = str(error.retry_seconds)
+    if isinstance(error, NotSupportedError):
+        # OpenAI's and Anthropic's SDKs try again after any status of 500 or more, unless told not to.
+        headers["x-should-retry"] = "false"
     return JsonResponse(form(error), status_code=_kind(error)[0], headers=headers)
 
 

@@ -8,8 +8,12 @@ llama-server's, so that both render the same prompt, but for these:
 * ``tool_choice`` none and a named tool, ``disable_parallel_tool_use`` and ``thinking`` disabled are obeyed;
   llama-server ignores the wish or widens it.
 * ``output_config.format``, ``output_format`` in betas, binds the reply to a schema; llama-server ignores it.
-* ``n`` above 1, ``mcp_servers`` and ``container`` are refused; llama-server ignores them.
-* A document is read if it is plain text, and refused otherwise; llama-server drops it in silence.
+* ``n`` above 1, ``mcp_servers``, ``container``, ``compaction`` and ``thread`` are refused; llama-server ignores them,
+  and answers a continued thread without its conversation.
+* A tool that only Anthropic's models or servers have (``web_search_20250305``, ``bash_20250124``) is refused, unless it
+  brings its ``input_schema``; llama-server makes it a function without parameters.
+* Every block is read that holds text, and refused otherwise; llama-server drops most of them in silence.
+* A tool that ran at Anthropic's servers is a call and its result, as if the client had run it.
 """
 
 from __future__ import annotations
@@ -17,10 +21,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pyctl.errors import RequestError
-from pyctl.server.body import ONE_REPLY, Body, Names, items, json_object, others, refuse
+from pyctl.errors import NotSupportedError, RequestError, ThreadError
+from pyctl.server.api.anthropic_blocks import (
+    MessageBlock,
+    Part,
+    blocks_of,
+    has_image,
+    joined,
+    parts_of,
+    result_of,
+    server_result_of,
+)
+from pyctl.server.body import ONE_REPLY, Body, Names, items, others, refuse
 from pyctl.server.http import encode
-from pyctl.server.image_sources import ImagePart
 
 __all__ = ["chat_fields"]
 
@@ -54,27 +67,8 @@ class _MessagesBody(Body, frozen=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class _Block(Body, frozen=True):
-    """One block of a message or of the system text; what it may have depends on its type."""
-
-    type: Any = None
-    text: str = ""
-    thinking: str = ""
-    id: str = ""
-    name: str = ""
-    input: Any = None
-    tool_use_id: str = ""
-    content: Any = None
-    source: Any = None
-
-
-class _Source(Body, frozen=True):
-    type: Any = None
-    data: str = ""
-    url: str = ""
-
-
 class _Tool(Body, frozen=True):
+    type: str = "custom"
     name: str = ""
     description: str = ""
     input_schema: Any = None
@@ -82,20 +76,27 @@ class _Tool(Body, frozen=True):
 
 _IGNORED = frozenset(
     {"model", "metadata", "output_config", "output_format", "cache_control", "context_management", "service_tier"}
-    | {"inference_geo", "n", "n_cmpl"}
+    | {"inference_geo", "n", "n_cmpl", "fallbacks"}
 )
-"""Fields that mean nothing to us, and of chat completions what this API does not have."""
+"""Fields that mean nothing to us, and of chat completions what this API does not have.
+
+``fallbacks`` are models for requests that the first one declines, and ``context_management`` shortens
+a conversation that is sent whole: without either, the model reads the same conversation.
+"""
 
 
 _NOT_DONE = {
     **ONE_REPLY,
+    "compaction": ("request the summary in a message",),
     "container": ("this server runs no code",),
     "mcp_servers": ("connect to them in the client",),
 }
 
 
 def chat_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The chat completion that ``values`` describe. Raises RequestError."""
+    """The chat completion that ``values`` describe. Raises RequestError, and ThreadError for a ``thread``."""
+    if values.get("thread") is not None:  # one that is only created here would be continued next
+        raise ThreadError
     refuse(values, _NOT_DONE)
     body = _MessagesBody.of(values)
     chat = others(values, _MessagesBody, _IGNORED)
@@ -129,9 +130,12 @@ def _system(value: Any) -> list[dict[str, Any]]:
         return []
     if isinstance(value, str):
         return [{"role": "system", "content": value}]
-    blocks = [_block(block, f"system[{i}]") for i, block in enumerate(items(value, "system"))]
-    texts = [block.text for block in blocks if block.type == "text"]
-    return [{"role": "system", "content": "".join(texts)}]
+    parts: list[Part] = []
+    for where, block in blocks_of(items(value, "system"), "system"):
+        parts += parts_of(block, where)
+    if has_image(parts):
+        raise RequestError("'system' must be text")
+    return [{"role": "system", "content": joined(parts)}]
 
 
 def _messages(value: Any) -> list[Any]:
@@ -144,24 +148,24 @@ def _messages(value: Any) -> list[Any]:
             raise RequestError(f"{where} must be an object")
         content = message.get("content")
         if isinstance(content, list):
-            messages += _split(str(message.get("role")), _blocks(content, f"{where}.content"))
+            messages += _split(str(message.get("role")), blocks_of(content, f"{where}.content"))
         elif content is not None or message.get("role") != "assistant":
             messages.append(message)
     return messages
 
 
-def _split(role: str, blocks: list[tuple[str, _Block]]) -> list[dict[str, Any]]:
+def _split(role: str, blocks: list[tuple[str, MessageBlock]]) -> list[dict[str, Any]]:
     """One message for each run of blocks between tool results, and one for each of these."""
     messages: list[dict[str, Any]] = []
-    parts: list[dict[str, Any]] = []
+    parts: list[Part] = []
     calls: list[dict[str, Any]] = []
     thoughts: list[str] = []
 
     def flush() -> None:
         if not (parts or calls or thoughts):
             return
-        is_kept = bool(parts) and (role != "assistant" or _has_image(parts))
-        message: dict[str, Any] = {"role": role, "content": parts.copy() if is_kept else _joined(parts)}
+        is_kept = bool(parts) and (role != "assistant" or has_image(parts))
+        message: dict[str, Any] = {"role": role, "content": parts.copy() if is_kept else joined(parts)}
         if calls:
             message["tool_calls"] = calls.copy()
         if thoughts:
@@ -171,64 +175,40 @@ def _split(role: str, blocks: list[tuple[str, _Block]]) -> list[dict[str, Any]]:
             told.clear()
 
     for where, block in blocks:
-        kind = block.type
-        if kind in _READABLE:
-            parts.append(_part(block, where))
-        elif kind == "thinking" and block.thinking:
-            thoughts.append(block.thinking)
-        elif kind == "tool_use":
+        kind = str(block.type)
+        if kind == "thinking":
+            if block.thinking:  # some clients send only its signature
+                thoughts.append(block.thinking)
+        elif kind in ("tool_use", "server_tool_use", "mcp_tool_use"):
             function = {"name": block.name, "arguments": encode(block.input or {}).decode()}
             calls.append({"id": block.id, "type": "function", "function": function})
-        elif kind == "tool_result":
+        elif kind in ("tool_result", "mcp_tool_result"):
             flush()
-            content = _result(block.content, f"{where}.content")
-            messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
+            messages.append(_result(block, result_of(block.content, f"{where}.content")))
+        elif kind.endswith("_tool_result"):
+            flush()
+            messages.append(_result(block, server_result_of(block.content, f"{where}.content")))
+        elif kind == "mid_conv_system":
+            flush()
+            messages.append({"role": "system", "content": result_of(block.content, f"{where}.content")})
+        else:
+            parts += parts_of(block, where)
     flush()
     return messages
 
 
-_READABLE = ("text", "document", "image")
-
-
-def _result(content: Any, where: str) -> Any:
-    """A text, or parts if there are images among them."""
-    if not isinstance(content, list):
-        return content if isinstance(content, str) else ""
-    parts = [_part(block, where) for where, block in _blocks(content, where) if block.type in _READABLE]
-    return parts if _has_image(parts) else _joined(parts)
-
-
-def _has_image(parts: list[dict[str, Any]]) -> bool:
-    return any(isinstance(part, ImagePart) for part in parts)
-
-
-def _joined(parts: list[dict[str, Any]]) -> str:
-    return "".join(part["text"] for part in parts)
-
-
-def _part(block: _Block, where: str) -> dict[str, Any]:
-    """A readable block as OpenAI writes it."""
-    if block.type == "text":
-        return {"type": "text", "text": block.text}
-    source = _Source.of({} if block.source is None else json_object(block.source, "source"))
-    if block.type == "image":
-        if source.type not in ("base64", "url"):
-            raise RequestError(f"{where}: the source of an image must be of type base64 or url")
-        return ImagePart(source.url if source.type == "url" else source.data, where)
-    if source.type != "text":
-        raise RequestError("a document must be plain text: its source must have type text")
-    return {"type": "text", "text": source.data}
-
-
-def _blocks(content: list[Any], where: str) -> list[tuple[str, _Block]]:
-    places = (f"{where}[{index}]" for index in range(len(content)))
-    return [(place, _block(block, place)) for place, block in zip(places, content, strict=True)]
+def _result(block: MessageBlock, content: str | list[Part]) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
 
 
 def _tool(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RequestError(f"{where} must be an object")
     tool = _Tool.of(value)
+    if tool.type != "custom" and tool.input_schema is None:
+        raise NotSupportedError(
+            f"{where}: tools of type {tool.type[:80]!r} are not supported: describe it by an 'input_schema'"
+        )
     function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema or {}}
     return {"type": "function", "function": function}
 
@@ -241,9 +221,3 @@ def _tool_choice(choice: _ToolChoice) -> Any:
     if not isinstance(kind, str) or kind not in known:
         raise RequestError("'tool_choice.type' must be auto, any, tool or none")
     return known[kind]
-
-
-def _block(value: Any, where: str) -> _Block:
-    if not isinstance(value, dict):
-        raise RequestError(f"{where} must be an object")
-    return _Block.of(value)

@@ -3,7 +3,8 @@
 Fields that the API does not have (seed, min_p, cache_prompt, ...) are passed on. The conversion is llama-server's, so
 that both render the same prompt, but for these:
 
-* ``conversation`` is refused, as ``previous_response_id`` is; llama-server ignores it.
+* ``conversation``, ``prompt`` and ``background`` are refused, as ``previous_response_id`` is; llama-server ignores
+  them.
 * ``text.format`` binds the reply to a schema, and ``tool_choice`` is kept to; llama-server ignores both.
 * A custom tool is a function with one string; tools in a namespace are called ``NAMESPACE__NAME``. llama-server leaves
   both out. Tools in items of type additional_tools are tools; llama-server refuses these items.
@@ -76,8 +77,17 @@ class _Item(Body, frozen=True):
     encrypted_content: Any = None
 
 
-_IGNORED = frozenset({"model", "background", "prompt", "truncation", "service_tier", "store", "n", "n_cmpl"})
-"""Fields that mean nothing to us, and of chat completions what this API does not have."""
+_IGNORED = frozenset({"model", "truncation", "service_tier", "store", "n", "n_cmpl"})
+"""Fields that mean nothing to us, and of chat completions what this API does not have.
+
+``truncation`` may drop messages that do not fit into the context; here such a request is refused.
+"""
+
+_NOT_DONE = {
+    **ONE_REPLY,
+    "background": ("no response is kept; request it as a stream",),
+    "prompt": ("no prompt is stored; send its text in 'instructions'",),
+}
 
 _MAX_ITEMS = limit(20_000, "`input`, items of a response", "400", "request")
 
@@ -99,8 +109,8 @@ class ResponseRequest:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> ResponseRequest:
-        """Read from ``values``. Raises RequestError, and NotSupportedError for several replies."""
-        refuse(values, ONE_REPLY)
+        """Read from ``values``. Raises RequestError, and NotSupportedError for a feature that is missing."""
+        refuse(values, _NOT_DONE)
         body = ResponsesBody.of(values)
         for name in ("previous_response_id", "conversation"):
             if getattr(body, name):

@@ -179,3 +179,16 @@ def test_a_failure_after_the_first_byte_is_an_event() -> None:
     assert events[0]["type"] == "message_start"
     error = {"code": 500, "message": "broken", "type": "api_error"}
     assert events[-1] == {"type": "error", "error": error}
+
+
+@pytest.mark.parametrize("thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "m"}])
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_a_thread_is_refused_in_the_words_of_the_sdk(thread: Any, path: str) -> None:
+    bench = Bench(play("x"))
+    for stream in (False, True):
+        response = bench.post(path, {"messages": HI, "thread": thread, "stream": stream})
+        body = response.json()
+        assert (response.status_code, body["type"]) == (400, "error")
+        assert body["error"]["type"] == "invalid_request_error"
+        assert body["error"]["details"] == {"error_code": "thread_unsupported_request"}
+    assert not bench.worker.requests

@@ -83,7 +83,8 @@ def test_an_adapter_that_is_left_out_would_get_0(entries: list[Any], is_kept: bo
     bench = Bench(play("x"), lora=(("a.gguf", 0.5), ("b.gguf", 1.0)))
     fields = {"prompt": "x", "messages": HI, "input": "x", "lora": entries}
     for path in ("/completion", "/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses"):
-        response = bench.post(path, fields)
+        given = {name: value for name, value in fields.items() if (path, name) != ("/v1/responses", "prompt")}
+        response = bench.post(path, given)
         assert response.status_code == (200 if is_kept else 501), (path, response.text)
         assert is_kept or "0 has 0.5, 1 has 1" in response.text
     assert bench.client.post("/lora-adapters", json=entries).status_code == (200 if is_kept_for_all else 501)
@@ -105,6 +106,11 @@ CHAT, MESSAGES, TEXT, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/c
         (MESSAGES, {"n": 2}),
         (MESSAGES, {"mcp_servers": [{"type": "url", "url": "https://example.org", "name": "x"}]}),
         (MESSAGES, {"container": "container_1"}),
+        (MESSAGES, {"compaction": {"type": "summarize"}}),
+        (MESSAGES, {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
+        (MESSAGES, {"tools": [{"name": "f"}, {"type": "bash_20250124", "name": "bash"}]}),
+        (RESPONSES, {"background": True}),
+        (RESPONSES, {"prompt": {"id": "pmpt_1"}}),
         (RESPONSES, {"n_cmpl": 2}),
         (TEXT, {"best_of": 3, "n": 2}),
         (TEXT, {"suffix": "x"}),
@@ -118,6 +124,7 @@ def test_what_is_not_done_is_refused_in_one_line(path: str, fields: dict[str, An
         response = bench.post(path, {**body, **fields, "stream": stream})
         assert response.status_code == 501, response.text
         assert "not supported" in response.text
+        assert response.headers["x-should-retry"] == "false"  # the SDKs would repeat a 501
     assert not bench.worker.requests
     nothing = {
         "functions": [],
@@ -127,4 +134,5 @@ def test_what_is_not_done_is_refused_in_one_line(path: str, fields: dict[str, An
         "web_search_options": {},
     }
     nothing |= {"n": 1, "n_cmpl": None, "mcp_servers": [], "container": None, "best_of": 1, "suffix": "", "echo": False}
+    nothing |= {"compaction": None, "background": False, "thread": None, "tools": []}
     assert bench.post(path, {**body, **nothing}).status_code == 200
