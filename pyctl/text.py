@@ -8,7 +8,9 @@ import string
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["clean", "n_common", "one_line", "overlap", "plain", "random_id", "reason_of"]
+from pyctl.limit import limit
+
+__all__ = ["clean", "n_common", "one_line", "overlap", "plain", "random_id", "reason_of", "with_whole_characters"]
 
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, bidirectional overrides, line separators and lone surrogates."""
@@ -60,3 +62,38 @@ def overlap(text: str, word: str) -> int:
 def random_id() -> str:
     """32 random letters and digits, as llama-server's ids of replies and calls have."""
     return "".join(secrets.choice(string.digits + string.ascii_letters) for _ in range(32))
+
+
+_MAX_SURROGATES = limit(200_000, "escaped surrogates beside half a pair of them", "400", "request")
+"""Each takes a few microseconds of Python."""
+
+_SURROGATE = re.compile(rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(\\u[dD][c-fC-F][0-9a-fA-F]{2})?|[c-fC-F][0-9a-fA-F]{2})")
+"""A pair, whose second half is the group, or half of one. Each match has at most twelve bytes."""
+
+
+def with_whole_characters(body: bytes) -> bytes:
+    """JSON text with U+FFFD for each escape that is half a surrogate pair. ValueError if it has too many of them."""
+    if body.count(b"\\ud") + body.count(b"\\uD") > _MAX_SURROGATES:
+        raise ValueError(f"more than {_MAX_SURROGATES} escaped surrogates")
+    kept: list[bytes] = []
+    start = 0
+    for found in _SURROGATE.finditer(body):
+        if _n_backslashes_before(body, found.start()) % 2:
+            half = found.span(1)  # the first half is the text "\\ud83d"
+        else:
+            half = found.span() if found[1] is None else (-1, -1)
+        if half[0] >= 0:
+            kept += [body[start : half[0]], b"\\ufffd"]
+            start = half[1]
+    return b"".join([*kept, body[start:]])
+
+
+def _n_backslashes_before(body: bytes, end: int) -> int:
+    """The length of the run of backslashes that ends at ``end``; looks at twice as many bytes at most."""
+    size = 8
+    while True:
+        window = body[max(end - size, 0) : end]
+        n = len(window) - len(window.rstrip(b"\\"))
+        if n < size:
+            return n
+        size *= 2

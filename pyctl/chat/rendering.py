@@ -15,7 +15,7 @@ from pyctl.chat.template import Template, TemplateCapabilities
 from pyctl.errors import RequestError
 from pyctl.image_file import ImageFile
 from pyctl.limit import limit
-from pyctl.text import n_common
+from pyctl.text import n_common, with_whole_characters
 
 __all__ = ["Continue", "RenderedChat", "Renderer", "check_messages", "fit_messages", "unreadable"]
 
@@ -202,7 +202,7 @@ def _function(function: Mapping[str, Any], capabilities: TemplateCapabilities) -
     arguments = function["arguments"]
     if capabilities.object_arguments and isinstance(arguments, str):
         try:
-            parsed = json.loads(arguments or "{}")
+            parsed = json.loads(with_whole_characters((arguments or "{}").encode()))
         except ValueError:
             parsed = None
         # Arguments that a model left unfinished stay text: a template may still take them, and else raises an error.

@@ -37,7 +37,7 @@ from pyctl.server.api import (
     token_counts,
     tool_routes,
 )
-from pyctl.server.body import at_most, parse_json, parse_object
+from pyctl.server.body import at_most, decode, parse_object
 from pyctl.server.http import (
     ErrorForm,
     JsonResponse,
@@ -293,11 +293,8 @@ async def _answer(models: Models, endpoint: Operation[Service], form: ErrorForm,
 def _routed(raw: bytes) -> _RoutedBody:
     """The members of a body that matter here. Raises RequestError if it is not JSON."""
     try:
-        return msgspec.json.decode(raw or b"{}", type=_RoutedBody)
+        return decode(raw or b"{}", _RoutedBody)
     except msgspec.ValidationError:  # no object: the query has to name the model
-        return _RoutedBody()
-    except msgspec.DecodeError:
-        parse_json(raw)
         return _RoutedBody()
 
 

@@ -19,6 +19,7 @@ from pyctl.convert import INT32_MAX
 from pyctl.engine.sampling import RANDOM_SEED, SAMPLER_LETTERS, Sampling, range_of, sampler_named
 from pyctl.errors import NotSupportedError, RequestError
 from pyctl.limit import limit
+from pyctl.text import with_whole_characters
 
 __all__ = [
     "CHARS_PER_TOKEN",
@@ -38,6 +39,7 @@ __all__ = [
     "ReplyOptions",
     "at_most",
     "check_chars",
+    "decode",
     "items",
     "json_object",
     "number",
@@ -259,8 +261,34 @@ def parse_json(body: bytes) -> Any:
             raise RequestError(f"the body has more than {maximum} {name}")
     if not body:
         raise RequestError("the body is empty, it must be JSON")
+    return decode(body, Any)
+
+
+def decode(body: bytes, kind: Any) -> Any:
+    """The JSON text ``body`` as a ``kind`` of msgspec, however many values it has.
+
+    Half a surrogate pair (``\\ud83d``) is read as U+FFFD: RFC 8259 allows it, and JavaScript writes it
+    of a text that was cut within an emoji. Raises RequestError for other texts than JSON, and
+    msgspec.ValidationError for another ``kind``.
+    """
+    body = body.removeprefix(_BOM)
     try:
-        return msgspec.json.decode(body.removeprefix(_BOM))
+        return _decoded(body, kind)
+    except RequestError as error:
+        try:
+            whole = with_whole_characters(body)
+        except ValueError as reason:
+            raise RequestError(f"{error}; {reason}") from error
+        if whole == body:
+            raise
+    return _decoded(whole, kind)
+
+
+def _decoded(body: bytes, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError:
+        raise
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"the body is not valid JSON: {error}") from error
 

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyctl.errors import NotFoundError, RequestError
 from pyctl.limit import limit
+from pyctl.server.body import decode
 from pyctl.server.http import error_response, given_key
 from pyctl.server.request_pool import until_left
 
@@ -183,8 +184,8 @@ async def outlive(streams: KeptStreams, answer: Answer, request: Request) -> ASG
     """What ``answer``, which raises nothing, makes of ``request``, which names a conversation; a stream is kept."""
     body = await request.body()
     try:
-        streams_wanted = msgspec.json.decode(body, type=_Wish).stream is True
-    except msgspec.DecodeError:
+        streams_wanted = decode(body, _Wish).stream is True
+    except (msgspec.ValidationError, RequestError):
         streams_wanted = False
     key = key_of(request, request.headers[HEADER])
     stream = streams.open(key) if streams_wanted else None

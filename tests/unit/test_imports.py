@@ -23,7 +23,7 @@ LAYERS = {
     "module_command": set(),
     "install_command": set(),
     "module_process": {"child_environment", "module_command"},
-    "text": set(),
+    "text": {"limit"},
     "reasoning": set(),
     "atomic_file": set(),
     "user_directory": set(),

@@ -100,3 +100,32 @@ def test_a_body_that_is_no_json_says_why(body: bytes, words: str) -> None:
 )
 def test_log_probabilities_of_a_chat_are_a_switch_or_a_count(values: dict[str, Any], n_probs: int) -> None:
     assert ChatBody.of(values).n_probs == n_probs
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (rb'["\ud83d"]', ["\ufffd"]),
+        (rb'["a\uDE00b"]', ["a\ufffdb"]),
+        (rb'["\ud83d\ude00"]', ["\U0001f600"]),
+        (rb'["\ud83d\ud83d\ude00\ude00"]', ["\ufffd\U0001f600\ufffd"]),
+        (rb'["\\ud83d", "\ud83d"]', [r"\ud83d", "\ufffd"]),  # the first is text
+        (rb'["\\ud83d\ude00"]', [r"\ud83d" + "\ufffd"]),
+        (rb'["\\\ud83d\\"]', ["\\\ufffd\\"]),
+        (rb'["\ud83d\\ude00"]', ["\ufffd" + r"\ude00"]),
+        (rb'{"\ud83d": 1}', {"\ufffd": 1}),
+        (b'["' + b"\\" * 100_000 + rb'\ud83d"]', ["\\" * 50_000 + "\ufffd"]),
+        (b'["' + rb"\ud83d" * 100_000 + b'"]', ["\ufffd" * 100_000]),
+    ],
+)
+def test_half_a_surrogate_pair_is_a_replacement_character(body: bytes, expected: Any) -> None:
+    assert parse_json(body) == expected
+    assert parse_json(b"\xef\xbb\xbf" + body) == expected
+
+
+@pytest.mark.parametrize(
+    "body", [rb'["\ud83', rb'["\ud83d"', rb"[\ud83d]", rb'["\ud83d' + rb"\ud83d\ude00" * 100_000 + b'"]']
+)
+def test_a_body_with_too_many_surrogates_or_none_in_a_text_is_no_json(body: bytes) -> None:
+    with pytest.raises(RequestError, match="not valid JSON"):
+        parse_json(body)

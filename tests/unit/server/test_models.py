@@ -210,6 +210,16 @@ def test_a_model_is_shown_by_either_of_its_names_in_ollama(run: Callable[..., Mo
     assert (named.status_code, named.json()["error"]) == (400, "model name is missing from the request")
 
 
+@pytest.mark.parametrize(
+    "body", [b'\xef\xbb\xbf{"model": "b", "content": "x"}', rb'{"model": "b", "content": "\ud83d"}']
+)
+def test_a_model_is_found_in_any_body_that_is_read(run: Callable[..., Models], body: bytes) -> None:
+    models = run(0, a=Loader(), b=Loader())
+    answer = Client(create_app(models)).post("/tokenize", content=body)
+    assert answer.status_code == 200, answer.text
+    assert (state(models, "a"), state(models, "b")) == ("unloaded", "loaded")
+
+
 def test_a_reload_unloads_what_changed_and_leaves_the_rest(
     run: Callable[..., Models], found: list[ModelSource]
 ) -> None:
