@@ -10,6 +10,7 @@
     - ForbiddenError       forbidden to pages of other origins (HTTP 403)
     - NotFoundError        an unknown path or model (HTTP 404)
     - TooLargeError        a body over the limit (HTTP 413)
+    - ContentCodingError   a body compressed in an unknown way (HTTP 415)
     - NotSupportedError    a feature that this model or build lacks (HTTP 501)
     - ThreadError          Anthropic's `thread`: this server keeps no conversations (HTTP 400)
   + UnavailableError       shutting down (HTTP 503)
@@ -28,6 +29,7 @@ __all__ = [
     "AuthenticationError",
     "BusyError",
     "ConfigError",
+    "ContentCodingError",
     "ContextSizeError",
     "EngineError",
     "ForbiddenError",
@@ -96,6 +98,16 @@ class NotFoundError(RequestError):
 
 class TooLargeError(RequestError):
     """The body has more bytes than the server accepts."""
+
+
+class ContentCodingError(RequestError):
+    """The body is compressed in a way that the server does not decode."""
+
+    CODINGS = "gzip, deflate, zstd"
+    """Content codings that it decodes."""
+
+    def __init__(self, coding: str) -> None:
+        super().__init__(f"bodies with content-encoding {coding[:80]!r} are not decoded, only one of {self.CODINGS}")
 
 
 class NotSupportedError(RequestError):

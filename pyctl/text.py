@@ -64,7 +64,7 @@ def random_id() -> str:
     return "".join(secrets.choice(string.digits + string.ascii_letters) for _ in range(32))
 
 
-_MAX_SURROGATES = limit(200_000, "escaped surrogates beside half a pair of them", "400", "request")
+_MAX_SURROGATES = limit(200_000, "escaped surrogates of a text with half a pair", "400", "request")
 """Each takes a few microseconds of Python."""
 
 _SURROGATE = re.compile(rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(\\u[dD][c-fC-F][0-9a-fA-F]{2})?|[c-fC-F][0-9a-fA-F]{2})")

@@ -38,6 +38,7 @@ from pyctl.server.api import (
     tool_routes,
 )
 from pyctl.server.body import at_most, decode, parse_object
+from pyctl.server.content_coding import ContentCodingMiddleware
 from pyctl.server.http import (
     ErrorForm,
     JsonResponse,
@@ -199,6 +200,7 @@ def create_app(models: Models) -> Starlette:
         middleware=[
             Middleware(CorsMiddleware, cors=settings.cors),
             Middleware(KeyMiddleware, keys=settings.api_keys, prefix=settings.api_prefix, files=files),
+            Middleware(ContentCodingMiddleware, limit=limit),
             Middleware(BodyLimitMiddleware, limit=limit, prefix=settings.api_prefix),
         ],
         exception_handlers={HTTPException: http_exceptions(settings.api_prefix)},

@@ -15,6 +15,7 @@ from starlette.types import Message
 
 from pyctl.errors import (
     AuthenticationError,
+    ContentCodingError,
     ContextSizeError,
     ForbiddenError,
     NotFoundError,
@@ -95,6 +96,7 @@ _KINDS: dict[type[BaseException], tuple[int, str]] = {
     ForbiddenError: (403, "permission_error"),
     NotFoundError: (404, "not_found_error"),
     TooLargeError: (413, "invalid_request_error"),
+    ContentCodingError: (415, "invalid_request_error"),
     NotSupportedError: (501, "not_supported_error"),
     UnavailableError: (503, "unavailable_error"),
     BaseException: (500, "server_error"),
@@ -161,6 +163,8 @@ def error_response(error: BaseException, form: ErrorForm = error_body) -> Respon
     headers: dict[str, str] = {}
     if isinstance(error, UnavailableError) and error.retry_seconds:
         headers["retry-after"] = str(error.retry_seconds)
+    if isinstance(error, ContentCodingError):
+        headers["accept-encoding"] = error.CODINGS
     if isinstance(error, NotSupportedError):
         # OpenAI's and Anthropic's SDKs try again after any status of 500 or more, unless told not to.
         headers["x-should-retry"] = "false"

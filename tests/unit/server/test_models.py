@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -273,3 +274,11 @@ def test_events_of_models(run: Callable[..., Models]) -> None:
     told = [(event["model"], event["data"]["status"], event["data"].get("progress")) for event in events]
     of_a = [("a", "loading", None), ("a", "loading", progress), ("a", "loaded", None), ("a", "unloaded", None)]
     assert told == [*of_a, *(("b", *rest) for _, *rest in of_a[:3])]
+
+
+def test_a_model_is_found_in_a_compressed_body(run: Callable[..., Models]) -> None:
+    models = run(0, a=Loader(), b=Loader())
+    body = gzip.compress(b'{"model": "b", "content": "x"}')
+    answer = Client(create_app(models)).post("/tokenize", content=body, headers={"content-encoding": "gzip"})
+    assert answer.status_code == 200, answer.text
+    assert (state(models, "a"), state(models, "b")) == ("unloaded", "loaded")
