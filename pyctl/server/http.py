@@ -58,9 +58,21 @@ def given_key(headers: Headers) -> str:
     return value[7:] if value[:7].lower() == "bearer " else value
 
 
+_LINE_ENDS = ((b"\xe2\x80\xa8", rb"\u2028"), (b"\xe2\x80\xa9", rb"\u2029"), (b"\xc2\x85", rb"\u0085"))
+"""Characters in UTF-8 at which Unicode ends a line, and their escapes in JSON, which escapes all others itself."""
+
+
+def without_line_ends(body: bytes) -> bytes:
+    """JSON text with escapes for Unicode's ends of lines, at which clients split streams (httpx's ``iter_lines``)."""
+    for end, escape in _LINE_ENDS:
+        if end in body:
+            body = body.replace(end, escape)
+    return body
+
+
 def frame(body: bytes) -> bytes:
-    """``body`` as one server-sent event (WHATWG HTML, section 9.2)."""
-    return b"data: " + body + b"\n\n"
+    """``body``, JSON text, as one server-sent event (WHATWG HTML, section 9.2)."""
+    return b"data: " + without_line_ends(body) + b"\n\n"
 
 
 def stream_head(media_type: str = "text/event-stream", more: Mapping[str, str] = MappingProxyType({})) -> Message:
@@ -77,7 +89,7 @@ def named_frames(events: Iterable[dict[str, Any]]) -> bytes:
 
 def json_lines(values: Iterable[dict[str, Any]]) -> bytes:
     """``values`` as JSON, each on a separate line."""
-    return b"".join(encode(value) + b"\n" for value in values)
+    return b"".join(without_line_ends(encode(value)) + b"\n" for value in values)
 
 
 class JsonResponse(Response):
