@@ -37,17 +37,22 @@ class _EmbeddingsBody(Body, frozen=True):
     content: Any = None
     encoding_format: str = "float"
     embd_normalize: Annotated[int | None, Integer(low=-1)] = None
+    dimensions: Annotated[int | None, Integer(low=1)] = None
     model: str | None = None
 
 
 class _RerankBody(Body, frozen=True):
-    """POST /rerank; ``texts`` in place of ``documents`` selects the answer of Text Embeddings Inference."""
+    """POST /rerank; ``texts`` in place of ``documents`` selects the answer of Text Embeddings Inference.
+
+    A document is a text, or an object with its ``text``; ``return_documents`` is Jina's and Cohere's.
+    """
 
     query: Any = None
     documents: Any = None
     texts: Any = None
     top_n: Annotated[int | None, Integer(low=0, is_limit=True)] = None
     return_text: bool = False
+    return_documents: bool = False
     model: str | None = None
 
 
@@ -74,7 +79,7 @@ async def _answer(service: Service, request: Request, *, oai: bool) -> Response:
     norm = service.settings.embd_normalize if body.embd_normalize is None else body.embd_normalize
     items = _items(body.content if body.input is None else body.input)
     vectors, n_tokens = await _vectors(service, request, items, _tokens)
-    vectors = [normalised(rows, norm if pooled else -1) for rows in vectors]
+    vectors = [normalised(_cut(rows, body.dimensions), norm if pooled else -1) for rows in vectors]
     if not oai:
         return JsonResponse([{"index": i, "embedding": rows.tolist()} for i, rows in enumerate(vectors)])
     return JsonResponse(
@@ -85,6 +90,14 @@ async def _answer(service: Service, request: Request, *, oai: bool) -> Response:
             "data": [_object(rows[0], index, encoding) for index, rows in enumerate(vectors)],
         }
     )
+
+
+def _cut(rows: NDArray[np.float32], dimensions: int | None) -> NDArray[np.float32]:
+    """The first ``dimensions`` numbers of each of ``rows``, shape (n, width). RequestError if there are fewer."""
+    width = rows.shape[1]
+    if dimensions is not None and dimensions > width:
+        raise RequestError(f"'dimensions' must be in [1, {width}], not {dimensions}")
+    return rows[:, :dimensions]
 
 
 def _check(service: Service, *, pooled: bool) -> None:
@@ -203,16 +216,21 @@ async def rank(service: Service, request: Request) -> Response:
     if not isinstance(body.query, str):
         raise RequestError('"query" must be a string')
     documents = body.texts if body.documents is None else body.documents
-    if not isinstance(documents, list) or not documents or not all(isinstance(text, str) for text in documents):
+    if not isinstance(documents, list) or not documents:
         raise RequestError('"documents" must be a non-empty string array')
     at_most(_MAX_DOCUMENTS, len(documents), "documents", "documents")
+    texts = [_document_text(document) for document in documents]
     check_chars(body.query, service.info.n_ctx)
     label = "score" if is_tei else "relevance_score"
     ranked: list[dict[str, Any]] = []
-    found, n_tokens = await _vectors(service, request, documents, partial(_prompt, query=body.query))
+    found, n_tokens = await _vectors(service, request, texts, partial(_prompt, query=body.query))
     for index, scores in enumerate(found):
-        text = {"text": documents[index]} if is_tei and body.return_text else {}
-        ranked.append({"index": index, label: float(scores[0, 0]), **text})
+        result: dict[str, Any] = {"index": index, label: float(scores[0, 0])}
+        if is_tei and body.return_text:
+            result["text"] = texts[index]
+        if not is_tei and body.return_documents:
+            result["document"] = {"text": texts[index]}
+        ranked.append(result)
     ranked.sort(key=lambda item: -item[label])
     results = ranked[: body.top_n]
     if is_tei:
@@ -225,6 +243,14 @@ async def rank(service: Service, request: Request) -> Response:
             "results": results,
         }
     )
+
+
+def _document_text(document: Any) -> str:
+    """The text of a document to rank. Raises RequestError."""
+    text = document.get("text") if isinstance(document, dict) else document
+    if not isinstance(text, str):
+        raise RequestError('"documents" must be a non-empty string array, or one of objects with a "text"')
+    return text
 
 
 def _prompt(service: Service, document: str, query: str) -> Tokens:

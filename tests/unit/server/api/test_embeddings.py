@@ -87,6 +87,20 @@ def test_vectors_of_one_answer_are_bounded(bench: Bench, monkeypatch: pytest.Mon
     assert (response.status_code, "more than 100 bytes" in response.text) == (400, True)
 
 
+def test_dimensions_cut_a_vector_before_it_is_normalised(bench: Bench) -> None:
+    def vectors(**fields: Any) -> list[Any]:
+        response = bench.post("/v1/embeddings", {"input": [[3, 1]], **fields})
+        assert response.status_code == 200, response.text
+        return [item["embedding"] for item in response.json()["data"]]
+
+    assert vectors() == vectors(dimensions=2) == vectors(dimensions=None) == [[4, 2]]
+    assert vectors(dimensions=1) == [[4]]
+    assert vectors(dimensions=1, embd_normalize=2) == [[1]]
+    for dimensions, message in ((0, "in [1, "), (3, "in [1, 2]"), (100_000, "in [1, 2]"), ("8", "a number")):
+        response = bench.post("/v1/embeddings", {"input": "a", "dimensions": dimensions})
+        assert (response.status_code, message in response.text) == (400, True), response.text
+
+
 def test_without_pooling_only_the_native_form() -> None:
     bench = Bench(replies=ReplySettings(embeddings=True), pooling="none")
     assert bench.post("/v1/embeddings", {"input": "a"}).status_code == 400

@@ -38,6 +38,20 @@ def test_the_other_form_is_a_list_with_texts_if_wanted() -> None:
     assert "text" not in ranker().post("/rerank", {"query": "q", "texts": DOCUMENTS}).json()[0]
 
 
+def test_documents_are_objects_and_come_back_if_requested() -> None:
+    objects = [{"text": text, "id": 7} for text in DOCUMENTS]
+    for documents in (objects, DOCUMENTS, [*objects[:2], *DOCUMENTS[2:]]):
+        body = {"query": "q", "documents": documents, "return_documents": True}
+        results = ranker().post("/v1/rerank", body).json()["results"]
+        assert [(each["index"], each["document"]) for each in results] == [
+            (1, {"text": "d"}),
+            (3, {"text": "c"}),
+            (0, {"text": "b"}),
+            (2, {"text": "a"}),
+        ]
+    assert "document" not in ranker().post("/rerank", {"query": "q", "documents": objects}).json()["results"][0]
+
+
 @pytest.mark.parametrize(("top_n", "n"), [(None, 4), (0, 0), (2, 2), (4, 4), (99, 4), (2**60, 4)])
 def test_only_the_best_are_told(top_n: int | None, n: int) -> None:
     for name, results in (("documents", lambda body: body["results"]), ("texts", list)):
@@ -57,6 +71,7 @@ def test_a_model_is_asked_in_its_own_words_or_with_its_marks() -> None:
     ("body", "message"),
     [
         ({"documents": ["a"]}, '"query" must be provided'),
+        ({"query": "q", "documents": [{"image": "a"}]}, 'objects with a "text"'),
         ({"query": 1, "documents": ["a"]}, '"query" must be a string'),
         ({"query": None, "documents": ["a"]}, '"query" must be a string'),
         ({"query": "q"}, '"documents" must be a non-empty string array'),
