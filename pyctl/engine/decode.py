@@ -139,7 +139,7 @@ class Generation:
             self.stop_type, self._ended = "eos", True
             return token
         self._unsent.append(token)
-        if self._request.n_probs:
+        if self._request.n_probs is not None:
             self._starts.append(self._n_sent + self._text.n_held)
             self._probs.append(self._top_tokens(sampler, index, token))
         text, shown = self._text, self._request.control_texts.get(token)
@@ -171,7 +171,7 @@ class Generation:
         return token
 
     def _top_tokens(self, sampler: Sampler, index: int, token: int) -> TopTokens:
-        n = self._request.n_probs
+        n = self._request.n_probs or 0
         if self._request.sampling.post_sampling_probs:
             return sampler.top_tokens(token, n)
         return self._evaluator.top_tokens(index, token, n)

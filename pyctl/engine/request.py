@@ -37,7 +37,8 @@ class Request:
     """A request to generate after ``prompt``.
 
     ``max_tokens``: -1 until the context is full, 0 prefill only. ``stop`` strings end the reply, which excludes them.
-    ``n_probs`` is the number of most likely tokens returned with each token. ``disk_policy`` replaces the server's.
+    ``n_probs`` is the number of most likely tokens returned with each token and its log-probability, None for
+    neither. ``disk_policy`` replaces the server's.
     ``seq`` is the required sequence, -1 for any. Two limits, 0 for none, also end the reply: a line with fewer than
     ``n_indent`` leading blanks, and the first line end more than ``max_ms`` after the first token. ``control_texts``
     maps control tokens to their text in the reply; all others have none. A ``background`` request only evaluates its
@@ -49,7 +50,7 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int = -1
     stop: tuple[str, ...] = ()
-    n_probs: int = 0
+    n_probs: int | None = None
     cache_prompt: bool = True
     disk_policy: DiskPolicy | None = None
     return_progress: bool = False

@@ -382,12 +382,17 @@ def _short(value: Any, name: str, maximum: int) -> str:
     return text
 
 
-def _probs(value: Any, name: str) -> int:
-    """A count, none if it is below 0."""
-    n = max(Integer()(value, name), 0)
+def _alternatives(value: Any, name: str) -> int | None:
+    """How many tokens to name beside each one, from 0 on; None for less. OpenAI's field."""
+    n = Integer()(value, name)
     if n > _MAX_PROBS:
         raise out_of_range(name, n, 0, _MAX_PROBS)
-    return n
+    return n if n >= 0 else None
+
+
+def _probs(value: Any, name: str) -> int | None:
+    """As `_alternatives`, but 0 is none as well. llama-server's field."""
+    return _alternatives(value, name) or None
 
 
 def _seq(value: Any, name: str) -> int:
@@ -499,13 +504,14 @@ _NOT_DONE: dict[str, tuple[Any, ...]] = {
 
 class GenerationBody(Body, frozen=True):
     """Fields of every request that generates. ``max_tokens`` None means the server's own, -1 until the context is
-    full; ``n`` is replies per prompt; ``sampling`` holds members of `Sampling`.
+    full; ``n`` is replies per prompt; ``n_probs`` None means no log-probabilities, 0 those of the reply's tokens
+    alone; ``sampling`` holds members of `Sampling`.
     """
 
     options: Annotated[ReplyOptions, Flattened(ReplyOptions.of)] = ReplyOptions()
     sampling: Annotated[dict[str, Any], Flattened(sampling_values)] = msgspec.field(default_factory=dict)
     n: Annotated[int, Integer(1, MAX_CHOICES), Names("n_cmpl", "n")] = 1
-    n_probs: Annotated[int, _probs] = 0
+    n_probs: Annotated[int | None, _probs] = None
     max_tokens: Annotated[
         int | None, Integer(low=-1, is_limit=True), Names("n_predict", "max_completion_tokens", "max_tokens")
     ] = None
@@ -533,9 +539,13 @@ class GenerationBody(Body, frozen=True):
         return super().of(values)
 
 
-def _count_or_switch(value: Any, name: str) -> int:
+def _count_or_switch(value: Any, name: str) -> int | None:
     """OpenAI's chat writes ``logprobs`` as a switch, its completions as a count."""
-    return int(value) if isinstance(value, bool) else _probs(value, name)
+    if name == "n_probs":
+        return _probs(value, name)
+    if isinstance(value, bool):
+        return 1 if value else None
+    return _alternatives(value, name)
 
 
 class CompletionBody(GenerationBody, frozen=True):
@@ -543,7 +553,7 @@ class CompletionBody(GenerationBody, frozen=True):
 
     prompt: Any = None
     suffix: str = ""
-    n_probs: Annotated[int, _count_or_switch, Names("n_probs", "logprobs")] = 0
+    n_probs: Annotated[int | None, _count_or_switch, Names("n_probs", "logprobs")] = None
     reasoning_start: Annotated[str, partial(_short, maximum=_MAX_TAG), Names("reasoning_budget_start_tag")] = ""
     reasoning_ends: Annotated[
         tuple[str, ...], _end_tags, Names("reasoning_budget_end_tags", "reasoning_budget_end_tag")
@@ -591,18 +601,18 @@ class ConversationBody(Body, frozen=True):
 
 
 class _ChatProbs(Body, frozen=True):
-    logprobs: Annotated[int, _count_or_switch] = 0
+    logprobs: Annotated[int | None, _count_or_switch] = None
     top_logprobs: Annotated[int | None, Integer(0, _MAX_PROBS)] = None
-    n_probs: Annotated[int, _probs] = 0
+    n_probs: Annotated[int | None, _probs] = None
 
 
-def _chat_probs(values: Mapping[str, Any]) -> int:
+def _chat_probs(values: Mapping[str, Any]) -> int | None:
     """OpenAI's ``logprobs`` and ``top_logprobs``, or llama-server's ``n_probs``."""
     probs = _ChatProbs.of(values)
     if probs.logprobs:
         n = 20 if values["logprobs"] is True else probs.logprobs
         return n if probs.top_logprobs is None else probs.top_logprobs
-    if probs.top_logprobs is not None:
+    if probs.top_logprobs:
         raise RequestError("top_logprobs requires logprobs to be set to true")
     return probs.n_probs
 
@@ -611,7 +621,7 @@ class ChatBody(GenerationBody, frozen=True):
     """POST /v1/chat/completions"""
 
     conversation: Annotated[ConversationBody, Flattened(ConversationBody.of)] = ConversationBody()
-    n_probs: Annotated[int, Flattened(_chat_probs)] = 0
+    n_probs: Annotated[int | None, Flattened(_chat_probs)] = None
 
 
 AnyBody: TypeAlias = ChatBody | CompletionBody | InfillBody

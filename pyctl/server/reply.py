@@ -177,7 +177,7 @@ def settings_json(
         "n_discard": options.n_discard,
         "stream": options.stream,
         "logit_bias": [{"bias": bias, "token": token} for token, bias in sampling.logit_bias],
-        "n_probs": request.n_probs,
+        "n_probs": request.n_probs or 0,
         "grammar_triggers": [{"type": 2, "value": pattern} for pattern in sampling.grammar_triggers],
         "preserved_tokens": [],
         "chat_format": "Content-only" if generation_prompt is None else "peg-native",

@@ -54,7 +54,7 @@ class NativeReply(Reply):
         text = "".join(self.texts)
         tokens = self.tokens if self.options.return_tokens else []
         body = self._final(done, text, tokens, "\n" in text)
-        if self.request.n_probs:
+        if self.request.n_probs is not None:
             body["completion_probabilities"] = self.logprobs(self.probs)["content"]
         return self._chosen(body)
 
@@ -196,7 +196,7 @@ class ChatReply(_OpenAIReply):
         self._content_before = self._before + b'{"content":'
         self._reasoning_before = self._before + b'{"reasoning_content":'
         self._after = b"}}]" + self._tail + b"}"
-        self._plain = not self.options.timings_per_token and not self.request.n_probs
+        self._plain = not self.options.timings_per_token and self.request.n_probs is None
 
     @property
     def n_reasoning(self) -> int:
@@ -226,7 +226,7 @@ class ChatReply(_OpenAIReply):
         message = self._splitter.reply.message(self._splitter.echo)
         self._called = "tool_calls" in message
         choice: dict[str, Any] = {"finish_reason": self._finish(done), "index": self.index, "message": message}
-        if self.request.n_probs:
+        if self.request.n_probs is not None:
             choice["logprobs"] = self.logprobs(self.probs)
         return self.body(choice, done)
 
@@ -286,7 +286,7 @@ class TextReply(_OpenAIReply):
         super().__init__(service, prepared, answer)
         bos = service.info.bos_token if service.tokenizer.add_bos else ""
         self._echo = prepared.prompt_text.removeprefix(bos) if self.options.echo else ""
-        if self.options.echo and self.request.n_probs:
+        if self.options.echo and self.request.n_probs is not None:
             raise NotSupportedError("'logprobs' is not supported with 'echo': prompts have no log-probabilities")
 
     def progress_frames(self, progress: Progress) -> bytes:
@@ -305,7 +305,7 @@ class TextReply(_OpenAIReply):
         return frame(encode(body)) + self.usage_frame(done)
 
     def whole(self, done: Done) -> dict[str, Any]:
-        logprobs = self.logprobs(self.probs) if self.request.n_probs else None
+        logprobs = self.logprobs(self.probs) if self.request.n_probs is not None else None
         text = self._echo + "".join(self.texts)
         choice = {"text": text, "index": self.index, "logprobs": logprobs, "finish_reason": _finish(done)}
         return self.body(choice, done)

@@ -186,7 +186,8 @@ def play(
                 yield Pause(pause)
             token = text.encode()[0] if text else 120
             found = tuple((token + i, logprob) for i, logprob in enumerate(probs))
-            yield Piece(text, (token,), (found,) if request.n_probs else ())
+            n_probs = request.n_probs
+            yield Piece(text, (token,), () if n_probs is None else (found[: 1 + n_probs],))
         n = len(texts) + (stop == "eos")
         report = RequestStats(n_prompt, source, cached, evaluated)
         yield Done(stop, word, Timings(cached, evaluated, 2.0, n, 3.0, 2.5), report, seq=0)

@@ -95,11 +95,32 @@ def test_a_body_that_is_no_json_says_why(body: bytes, words: str) -> None:
         ({"logprobs": 2}, 2),
         ({"logprobs": 2, "top_logprobs": 3}, 3),
         ({"logprobs": False, "n_probs": 4}, 4),
-        ({"logprobs": 0}, 0),
+        ({"logprobs": True, "n_probs": 0}, 20),
+        ({"logprobs": 0}, None),
+        ({"logprobs": False, "top_logprobs": 0}, None),
+        ({"n_probs": 0}, None),
+        ({"n_probs": -1}, None),
+        ({}, None),
     ],
 )
-def test_log_probabilities_of_a_chat_are_a_switch_or_a_count(values: dict[str, Any], n_probs: int) -> None:
+def test_log_probabilities_of_a_chat_are_a_switch_or_a_count(values: dict[str, Any], n_probs: int | None) -> None:
     assert ChatBody.of(values).n_probs == n_probs
+
+
+@pytest.mark.parametrize(
+    ("values", "n_probs"),
+    [
+        ({"logprobs": 0}, 0),
+        ({"logprobs": 3}, 3),
+        ({"logprobs": False}, None),
+        ({"logprobs": None}, None),
+        ({"logprobs": -1}, None),
+        ({"n_probs": 0}, None),
+        ({"n_probs": 2, "logprobs": 0}, 2),
+    ],
+)
+def test_log_probabilities_of_a_text_are_a_count(values: dict[str, Any], n_probs: int | None) -> None:
+    assert CompletionBody.of(values).n_probs == n_probs
 
 
 @pytest.mark.parametrize(

@@ -259,6 +259,17 @@ def test_logprobs() -> None:
     assert [[entry["token"] for entry in choice["logprobs"]["content"]] for choice in said] == [["a"], ["b"]]
 
 
+def test_logprobs_without_alternatives() -> None:
+    bench = Bench(play("a", "b", probs=[-0.5, -1.0]))
+    content = bench.chat(logprobs=True, top_logprobs=0)["choices"][0]["logprobs"]["content"]
+    assert [(entry["logprob"], entry["top_logprobs"]) for entry in content] == [(-0.5, []), (-0.5, [])]
+    chunks = bench.chat_stream(logprobs=True, top_logprobs=0)
+    assert sum(len(each["choices"][0].get("logprobs", {}).get("content", ())) for each in chunks[1:-2]) == 2
+    text = bench.post("/v1/completions", {"prompt": "x", "logprobs": 0}).json()["choices"][0]
+    assert [entry["top_logprobs"] for entry in text["logprobs"]["content"]] == [[], []]
+    assert bench.post("/v1/completions", {"prompt": "x", "logprobs": None}).json()["choices"][0]["logprobs"] is None
+
+
 @pytest.mark.parametrize("server", [False, True])
 @pytest.mark.parametrize("asked", [None, False, True])
 def test_verbose_shows_the_prompt(server: bool, asked: bool | None) -> None:
