@@ -6,8 +6,9 @@ request's settings in the body, the ends of reasoning and of arguments. What dif
 * An item is done before the next one is added; llama-server ends all of them at the end.
 * The response opens with the prefill, and a silent stream repeats ``response.in_progress``: some clients do not count
   comments as life.
-* A reply that was cut off has the status incomplete, with the reason; llama-server's is completed. The event remains
-  ``response.completed``, which its clients wait for.
+* A reply that was cut off has the status incomplete, with the reason, and so has its last item; llama-server's are
+  completed. The event remains ``response.completed``, which its clients wait for. Half of a call's arguments has no
+  ``done`` event, since clients run a call by it.
 * A failure is a ``response.failed`` and an ``error`` event; llama-server sends data without a name, which some
   clients skip.
 * ``store`` is false: each request brings its whole input, and the cache makes that cheap.
@@ -17,6 +18,7 @@ request's settings in the body, the ends of reasoning and of arguments. What dif
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -24,7 +26,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from pyctl.chat.reply import CallDelta, ReplyDelta
-from pyctl.engine.request import Done, Progress
+from pyctl.engine.backend import TopTokens
+from pyctl.engine.request import Done, Piece, Progress
 from pyctl.engine.sampling import Sampling
 from pyctl.server.api.custom_tool import input_of
 from pyctl.server.api.responses_request import ResponseRequest, ResponsesBody, seal
@@ -51,6 +54,8 @@ class ResponseReply(EventReply):
         self._settings = _settings(asked.body, prepared.request.sampling, service)
         self._items: list[dict[str, Any]] = []
         self._texts: list[str] = []  # texts sent for the last item
+        self._probs: list[dict[str, Any]] = []  # log-probabilities of its tokens
+        self._held_probs: list[TopTokens] = []  # of tokens whose text may not be sent yet
         self._open = False
         self._n_events = 0
 
@@ -63,6 +68,7 @@ class ResponseReply(EventReply):
         failure = {"error": {"code": code, "message": message}}
         return named_frames(
             [
+                *self._close_item("incomplete"),
                 self._lifecycle("failed", "failed", failure),
                 self._event("error", code=code, message=message, param=None, error=body),
             ]
@@ -81,6 +87,10 @@ class ResponseReply(EventReply):
             events[-1] |= self._timings()
         return named_frames(events)
 
+    def _take(self, piece: Piece) -> list[dict[str, Any]]:
+        self._held_probs += piece.probs
+        return super()._take(piece)
+
     def more(self, delta: ReplyDelta) -> list[dict[str, Any]]:
         events = []
         if delta.reasoning:
@@ -89,22 +99,25 @@ class ResponseReply(EventReply):
             events += self._emit(delta.content)
         for call in delta.calls:
             events += self._call(call)
+        if events:  # only texts of messages have log-probabilities
+            self._held_probs.clear()
         return events
 
     def close(self, done: Done) -> list[dict[str, Any]]:
-        events = self._close_item()
+        events = self._close_item(_status(done))
         completed = self._event("response.completed", response=self.body(done))
         return [*events, {**completed, "timings": timings_json(done.timings, done.stats)}]
 
     def body(self, done: Done) -> dict[str, Any]:
-        self._close_item()
-        cut = done.stop_type == "limit"
+        status = _status(done)
+        self._close_item(status)
+        cut = status == "incomplete"
         members = {
             "completed_at": int(time.time()),
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "usage": self._usage(done),
         }
-        return self._body("incomplete" if cut else "completed", members)
+        return self._body(status, members)
 
     def _body(self, status: str, members: dict[str, Any]) -> dict[str, Any]:
         return {**self._settings, "status": status, "output": list(self._items), **members}
@@ -143,7 +156,9 @@ class ResponseReply(EventReply):
             events = self._add({"content": [], "id": "msg_" + random_id(), "role": "assistant", "type": "message"})
             events.append(self._event("response.content_part.added", **self._place(), part=_text_part("")))
         self._texts.append(text)
-        return [*events, self._event("response.output_text.delta", **self._place(), delta=text, logprobs=[])]
+        probs = self.logprobs(self._held_probs)["content"]
+        self._probs += probs
+        return [*events, self._event("response.output_text.delta", **self._place(), delta=text, logprobs=probs)]
 
     def _call(self, call: CallDelta) -> list[dict[str, Any]]:
         events = []
@@ -173,32 +188,35 @@ class ResponseReply(EventReply):
         added = self._event("response.output_item.added", output_index=len(self._items) - 1, item=dict(item))
         return [*events, added]
 
-    def _close_item(self) -> list[dict[str, Any]]:
-        """Complete the last item, if it is still open."""
+    def _close_item(self, status: str = "completed") -> list[dict[str, Any]]:
+        """End the last item with ``status``, if it is still open."""
         if not self._open:
             return []
         self._open = False
         item, text = self._items[-1], "".join(self._texts)
+        probs, self._probs = self._probs, []
         self._texts.clear()
-        item["status"] = "completed"
+        item["status"] = status
         if item["type"] == "reasoning":
             item["content"] = [{"text": text, "type": "reasoning_text"}]
             item["encrypted_content"] = seal(text) if self._seals else ""
             events = [self._event("response.reasoning_text.done", **self._place(), text=text)]
         elif item["type"] == "message":
-            item["content"] = [_text_part(text)]
+            item["content"] = [_text_part(text, probs)]
             events = [
-                self._event("response.output_text.done", **self._place(), text=text, logprobs=[]),
-                self._event("response.content_part.done", **self._place(), part=_text_part(text)),
+                self._event("response.output_text.done", **self._place(), text=text, logprobs=probs),
+                self._event("response.content_part.done", **self._place(), part=_text_part(text, probs)),
             ]
         elif item["type"] == "custom_tool_call":
             kind, item["input"] = "response.custom_tool_call_input", input_of(text)
             events = [self._event(f"{kind}.delta", **self._place(part=False), delta=item["input"])]
-            events.append(self._event(f"{kind}.done", **self._place(part=False), input=item["input"]))
+            if status == "completed":
+                events.append(self._event(f"{kind}.done", **self._place(part=False), input=item["input"]))
         else:
             item["arguments"] = text
             members = {**self._place(part=False), "name": item["name"], "arguments": text}
-            events = [self._event("response.function_call_arguments.done", **members)]
+            is_whole = status == "completed"
+            events = [self._event("response.function_call_arguments.done", **members)] if is_whole else []
         return [*events, self._event("response.output_item.done", output_index=len(self._items) - 1, item=dict(item))]
 
     def _usage(self, done: Done) -> dict[str, Any]:
@@ -232,13 +250,19 @@ def _settings(body: ResponsesBody, sampling: Sampling, service: Service) -> dict
         "text": {"format": body.text.format or {"type": "text"}},
         "tool_choice": body.tool_choice or "auto",
         "tools": body.tools or [],
+        "top_logprobs": body.top_logprobs or 0,
         "top_p": sampling.top_p,
         "truncation": "disabled",
     }
 
 
-def _text_part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "annotations": [], "logprobs": [], "text": text}
+def _status(done: Done) -> str:
+    """The status of a reply and of its last item."""
+    return "incomplete" if done.stop_type == "limit" else "completed"
+
+
+def _text_part(text: str, probs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    return {"type": "output_text", "annotations": [], "logprobs": list(probs), "text": text}
 
 
 async def create(service: Service, request: Request) -> ASGIApp:

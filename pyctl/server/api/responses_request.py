@@ -59,6 +59,7 @@ class ResponsesBody(Body, frozen=True):
     include: tuple[str, ...] = ()
     metadata: dict[str, Any] = field(default_factory=dict)
     parallel_tool_calls: bool | None = None
+    top_logprobs: int | None = None
 
 
 class _Item(Body, frozen=True):
@@ -92,6 +93,9 @@ _NOT_DONE = {
 _MAX_ITEMS = limit(20_000, "`input`, items of a response", "400", "request")
 
 _MAX_UNPACKED = limit(32 * 2**20, "sealed reasoning of a request, together", "400", "request", "characters")
+
+_LOGPROBS = "message.output_text.logprobs"
+"""What ``include`` names for log-probabilities."""
 
 _SEAL = "pyctl-reasoning-"
 
@@ -146,6 +150,8 @@ def _unseal(text: str) -> str:
 def _options(body: ResponsesBody, tools: dict[str, tuple[str | None, dict[str, Any]]]) -> dict[str, Any]:
     parallel = body.parallel_tool_calls
     chat: dict[str, Any] = {} if parallel is None else {"parallel_tool_calls": parallel}
+    if body.top_logprobs or _LOGPROBS in body.include:
+        chat |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     if body.max_output_tokens is not None:
         chat["max_tokens"] = body.max_output_tokens
     if body.reasoning.get("effort") is not None:

@@ -142,6 +142,64 @@ def test_a_reply_that_was_cut_off_says_so() -> None:
     assert (body["status"], body["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
 
 
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        ("c:look\n", "k:0:t1:look\n", 'a:0:{"at":\n'),
+        ("c:look\n", "k:0:t1:patch\n", 'a:0:{"input": "ab\n'),
+        ("c:look\n",),
+        ("r:look\n",),
+    ],
+)
+def test_an_item_that_was_cut_off_is_incomplete(monkeypatch: pytest.MonkeyPatch, pieces: tuple[str, ...]) -> None:
+    split_by_lines(monkeypatch)
+    tools = [{"type": "function", "name": "look"}, {"type": "custom", "name": "patch"}]
+    bench = Bench(play(*pieces, stop="limit"))
+    *events, final = stream(bench, tools=tools)
+    output = final["response"]["output"]
+    assert [item["status"] for item in output] == ["completed"] * (len(output) - 1) + ["incomplete"]
+    ended = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert ended == output
+    kinds = {event["type"] for event in events}
+    assert not kinds & {"response.function_call_arguments.done", "response.custom_tool_call_input.done"}
+    assert [item["status"] for item in ask(bench, tools=tools)["output"]] == [item["status"] for item in output]
+
+
+def test_an_item_is_incomplete_when_the_reply_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    split_by_lines(monkeypatch)
+    *_, done, failed, error = stream(Bench(fail(EngineError("oh"), "c:look\n")))
+    assert (done["type"], failed["type"], error["type"]) == ("response.output_item.done", "response.failed", "error")
+    assert [done["item"]] == failed["response"]["output"]
+    assert (done["item"]["status"], done["item"]["content"][0]["text"]) == ("incomplete", "look")
+
+
+@pytest.mark.parametrize(
+    ("fields", "n_top"),
+    [
+        ({"include": ["message.output_text.logprobs"]}, 0),
+        ({"include": ["message.output_text.logprobs"], "top_logprobs": 1}, 1),
+        ({"top_logprobs": 1}, 1),
+    ],
+)
+def test_log_probabilities_belong_to_the_text_of_a_message(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], n_top: int
+) -> None:
+    split_by_lines(monkeypatch)
+    bench = Bench(play("r:hm\n", "c:a\n", "c:b\n", probs=[-0.5, -1.0]))
+    *events, final = stream(bench, **fields)
+    part = final["response"]["output"][1]["content"][0]
+    assert [(each["logprob"], len(each["top_logprobs"])) for each in part["logprobs"]] == [(-0.5, n_top)] * 2
+    deltas = [event["logprobs"] for event in events if event["type"] == "response.output_text.delta"]
+    assert [len(found) for found in deltas] == [1, 1]
+    assert [*deltas[0], *deltas[1]] == part["logprobs"]
+    (done,) = (event for event in events if event["type"] == "response.output_text.done")
+    assert done["logprobs"] == part["logprobs"]
+    body = ask(bench, **fields)
+    assert body["output"][1]["content"][0]["logprobs"] == part["logprobs"]
+    assert body["top_logprobs"] == n_top
+    assert ask(bench)["output"][1]["content"][0]["logprobs"] == []
+
+
 def test_reasoning_is_an_item_and_counted() -> None:
     body = ask(Bench(play("<think>", "h", "m", "</think>", "Yes")))
     assert body["output"][0]["content"] == [{"type": "reasoning_text", "text": "hm"}]
