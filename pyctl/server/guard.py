@@ -8,6 +8,7 @@ import errno
 import json
 import logging
 import resource
+import socket
 import time
 from typing import Any
 
@@ -35,6 +36,9 @@ BODY_SECONDS = limit(60.0, "sending a body, besides the time for its bytes", "cl
 BODY_RATE = limit(4096, "rate of a body that takes longer than that", "closed, 408", "connection", "bytes a second")
 
 WRITE_SECONDS = limit(300.0, "a client that does not read its reply", "closed", "connection", "s")
+
+RESET_SECONDS = 0.05
+"""From the end of a client's sending to the first look for its reset; the next ones are `ConnectionGuard.look`'s."""
 
 OWN_FILES = 128
 """Open files that are not connections: the cache, the model, the log."""
@@ -135,6 +139,7 @@ class GuardedProtocol(H11Protocol):
         self._since, self._waited = 0.0, 0.0
         self._n_bytes = 0
         self._unsent, self._stuck = 0, 0.0
+        self._is_half_closed = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -154,12 +159,31 @@ class GuardedProtocol(H11Protocol):
         super().data_received(data)
         self._note()
 
+    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's closes every connection
+        """The client sends nothing more. Keep the connection if it may still read the reply that it awaits.
+
+        A client that is gone looks the same until something is written to it: its system answers by a
+        reset. 100 (Continue), which clients skip, is written for that. Once the reply has started, its
+        client counts as gone; HTTP/1.0 has no such status, and asyncio cannot keep half of TLS.
+        """
+        is_whole = self.conn.their_state in (h11.DONE, h11.MUST_CLOSE)
+        awaits = self.cycle is not None and not self.cycle.response_started
+        if not (is_whole and awaits) or self.conn.their_http_version != b"1.1" or self.scheme == "https":
+            return False
+        self._is_half_closed = True
+        self.transport.write(self.conn.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
+        self.loop.call_later(RESET_SECONDS, self._check_reset)
+        return True
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self._is_half_closed and self.conn.their_state is h11.IDLE:  # no pipelined request is left
+            self.transport.close()
         self._note()
 
     def check(self, passed: float, now: float) -> None:
-        """``passed`` more seconds until ``now``: close the connection if its client took too many."""
+        """``passed`` more seconds until ``now``: close the connection if its client took too many, or is gone."""
+        self._check_reset()
         self._check_write(passed)
         if self.transport.is_closing() or self.flow.read_paused:
             return  # we do not read: the client waits for us
@@ -177,6 +201,14 @@ class GuardedProtocol(H11Protocol):
     def _is_kept(self) -> bool:
         """Whether a request was answered, and nothing of another one has come."""
         return self._phase is h11.IDLE and self.cycle is not None and not self.conn.trailing_data[0]
+
+    def _check_reset(self) -> None:
+        """Close a half-closed connection if its client has reset it, which asyncio does not notice."""
+        if not self._is_half_closed or self.transport.is_closing():
+            return
+        sock = self.transport.get_extra_info("socket")
+        if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.transport.abort()
 
     def _check_write(self, passed: float) -> None:
         unsent = self.transport.get_write_buffer_size()

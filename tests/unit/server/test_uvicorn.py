@@ -37,6 +37,7 @@ def test_a_connection_has_what_its_guard_reads_and_changes() -> None:
     ):
         assert parameters(getattr(H11Protocol, name)) == ["self", *expected]
     assert parameters(H11Protocol.on_response_complete) == ["self"]
+    assert parameters(H11Protocol.eof_received) == ["self"]
 
     async def look() -> None:
         config, state = uvicorn.Config(app, log_config=None, lifespan="off"), ServerState()
@@ -48,7 +49,8 @@ def test_a_connection_has_what_its_guard_reads_and_changes() -> None:
         assert connection.conn.their_state is h11.IDLE
         assert connection.conn.trailing_data == (b"", False)
         assert connection.cycle is None
-        assert {"transport", "flow"} <= vars(connection).keys()
+        assert connection.conn.their_http_version is None
+        assert {"transport", "flow", "loop", "scheme"} <= vars(connection).keys()
 
     asyncio.run(look())
     source = inspect.getsource(RequestResponseCycle.__init__)
