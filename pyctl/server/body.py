@@ -261,7 +261,10 @@ def parse_json(body: bytes) -> Any:
             raise RequestError(f"the body has more than {maximum} {name}")
     if not body:
         raise RequestError("the body is empty, it must be JSON")
-    return decode(body, Any)
+    try:
+        return decode(body, Any)
+    except msgspec.ValidationError as error:  # a number out of range
+        raise RequestError(f"the body is not valid JSON: {error}") from error
 
 
 def decode(body: bytes, kind: Any) -> Any:
@@ -383,7 +386,7 @@ def _short(value: Any, name: str, maximum: int) -> str:
 
 
 def _alternatives(value: Any, name: str) -> int | None:
-    """How many tokens to name beside each one, from 0 on; None for less. OpenAI's field."""
+    """The number of alternatives to each token, None for a negative one. OpenAI's field."""
     n = Integer()(value, name)
     if n > _MAX_PROBS:
         raise out_of_range(name, n, 0, _MAX_PROBS)
@@ -504,8 +507,8 @@ _NOT_DONE: dict[str, tuple[Any, ...]] = {
 
 class GenerationBody(Body, frozen=True):
     """Fields of every request that generates. ``max_tokens`` None means the server's own, -1 until the context is
-    full; ``n`` is replies per prompt; ``n_probs`` None means no log-probabilities, 0 those of the reply's tokens
-    alone; ``sampling`` holds members of `Sampling`.
+    full; ``n`` is replies per prompt; ``n_probs`` None means no log-probabilities, 0 no alternatives to
+    the reply's tokens; ``sampling`` holds members of `Sampling`.
     """
 
     options: Annotated[ReplyOptions, Flattened(ReplyOptions.of)] = ReplyOptions()

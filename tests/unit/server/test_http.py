@@ -174,7 +174,7 @@ def test_what_llama_server_takes_is_taken(path: str, fields: dict[str, Any], ask
     "body",
     [
         *(b"", b"{", b'{"messages": [}', b"[1]", b'"x"', b"\xff", b'{"a": "\xff"}', b"{'a': 1}", b"[" * 100_000),
-        *(b'{"a": 1e999}', b'{"a": "\\ud800"}'),
+        b'{"a": 1e999}',
     ],
 )
 def test_what_is_no_json_object(body: bytes) -> None:
