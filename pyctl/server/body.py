@@ -438,6 +438,10 @@ class ReplyOptions(Body, frozen=True):
 _RANGES = {item.name: range_of(item) for item in fields(Sampling)}
 
 
+_OTHER_NAMES = {"repeat_penalty": "repetition_penalty"}
+"""vLLM's and transformers' name of a sampling parameter, by llama-server's."""
+
+
 def sampling_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """The members of `Sampling` that a body sets, by the ranges declared there; ``logit_bias`` as it came.
 
@@ -445,7 +449,10 @@ def sampling_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for item in fields(Sampling):
-        name, value = item.name, values.get(item.name)
+        name = item.name
+        value = values.get(name)
+        if value is None:
+            value = values.get(_OTHER_NAMES.get(name, name))
         if value is None or name.startswith("grammar"):  # what binds a reply comes by more than one field
             continue
         limits = _RANGES[name]
@@ -495,14 +502,21 @@ class _ResponseFormat(Body, frozen=True):
     json_schema: Any = None
 
 
+_BINDING = "use 'response_format', 'json_schema' or 'grammar'"
+
 _NOT_DONE: dict[str, tuple[Any, ...]] = {
     "audio": ("replies are text",),
     "function_call": ("use 'tool_choice'", "none", "auto"),
     "functions": ("use 'tools'",),
+    "guided_choice": (_BINDING,),
+    "guided_grammar": (_BINDING,),
+    "guided_json": (_BINDING,),
+    "guided_regex": (_BINDING,),
     "modalities": ("replies are text", ["text"]),
+    "structured_outputs": (_BINDING,),
     "web_search_options": ("add a tool that searches",),
 }
-"""What OpenAI's APIs have beyond these fields."""
+"""What OpenAI's APIs, and vLLM's, have beyond these fields."""
 
 
 class GenerationBody(Body, frozen=True):

@@ -32,6 +32,12 @@ def test_nothing_said_means_the_servers_defaults() -> None:
     assert read_over(defaults, top_k=9) == Sampling(temperature=0.3, top_k=9, seed=5)
 
 
+def test_the_penalty_has_the_name_of_vllm_too() -> None:
+    assert read(repetition_penalty=1.3) == read(repeat_penalty=1.3) == Sampling(repeat_penalty=1.3)
+    assert read(repetition_penalty=1.3, repeat_penalty=1.1).repeat_penalty == 1.1
+    assert read(repetition_penalty=1.3, repeat_penalty=None).repeat_penalty == 1.3
+
+
 def test_all_names() -> None:
     numbers = {
         "temperature": 0.5,
