@@ -90,14 +90,19 @@ def _check(message: object, where: str, images: dict[str, ImageFile]) -> Message
     if not isinstance(role, str) or not (role in _ROLES or (len(role) <= _MAX_ROLE and _ROLE.fullmatch(role))):
         raise RequestError(f"{where}.role must be a word such as {', '.join(_ROLES)}, not {json.dumps(role)[:80]}")
     calls = message.get("tool_calls")
-    if "content" not in message:
+    if calls is None and message.get("function_call") is not None:  # as OpenAI had it before tools
+        calls = [{"type": "function", "function": message["function_call"]}]
+    content = message.get("content")
+    if content is None and role == "assistant":  # OpenAI writes a refusal in place of it
+        content = message.get("refusal")
+    if "content" not in message and content is None:
         if role != "assistant":
             raise RequestError(f"{where}.content is missing")
         if not calls and not message.get("reasoning_content"):
             raise RequestError(f"{where} has neither content nor tool_calls")
     checked: Message = {
         "role": _ROLES.get(role, role),
-        "content": _checked_content(message.get("content"), f"{where}.content", images),
+        "content": _checked_content(content, f"{where}.content", images),
     }
     if checked["role"] == "system":
         content = checked["content"]
@@ -145,13 +150,16 @@ def _checked_content(content: object, where: str, images: dict[str, ImageFile]) 
             images[mark_of(part)] = part
             parts.append(part)
             continue
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
+        if not isinstance(part, dict):
+            raise RequestError(f"{where}[{index}] must be an object with a type, such as text")
+        kind = part.get("type")
+        if kind not in ("text", "refusal"):
             raise unreadable(f"{where}[{index}]", kind)
-        if not isinstance(part.get("text"), str):
-            raise RequestError(f"{where}[{index}].text must be a string")
-        parts.append(part["text"])
-        texts.append(part["text"])
+        text = part.get(kind)
+        if not isinstance(text, str):
+            raise RequestError(f"{where}[{index}].{kind} must be a string")
+        parts.append(text)
+        texts.append(text)
     return texts if len(texts) == len(parts) else joined_parts(parts)
 
 

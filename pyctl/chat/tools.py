@@ -110,6 +110,8 @@ def _template_tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RequestError(f"{where} must be of type function, with a function that has a name")
+    if not function["name"]:
+        raise RequestError(f"{where}.function.name must not be empty")
     description, parameters = function.get("description"), function.get("parameters")
     if not isinstance(description, str | None):
         raise RequestError(f"{where}.function.description must be a string")
@@ -133,6 +135,8 @@ def read_tools(
         if unknown := names - {tool["function"]["name"] for tool in tools}:
             raise RequestError(f"'tool_choice' names {min(unknown)!r}, which is none of the tools")
         tools = [tool for tool in tools if tool["function"]["name"] in names]
+    if mode == "required" and not known:
+        raise RequestError("'tool_choice' requires a call, and the request has no 'tools'")
     if known and mode == "required" and not tools:
         raise RequestError("'tool_choice' requires a call and allows no tool")
     if mode == "none" or not tools:

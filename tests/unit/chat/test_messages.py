@@ -32,6 +32,10 @@ def said(*pairs: tuple[str, Any]) -> list[dict[str, Any]]:
         (None, "'messages' must be a list"),
         ([], "at least one"),
         ("hi", "'messages' must be a list"),
+        ([{"role": "user", "content": ["hi"]}], r"content\[0\] must be an object"),
+        ([{"role": "user", "content": [{"text": "hi"}]}], "not null"),
+        ([{"role": "assistant", "content": [{"type": "refusal", "text": "no"}]}], "refusal must be a string"),
+        ([{"role": "assistant", "content": None, "function_call": "f"}], "object with a name"),
         ([123], r"messages\[0\] must be an object"),
         ([{}], r"messages\[0\].role"),
         ([{"role": 1, "content": "x"}], "not 1"),
@@ -58,6 +62,23 @@ def said(*pairs: tuple[str, Any]) -> list[dict[str, Any]]:
 def test_bad_messages_are_named(messages: Any, why: str) -> None:
     with pytest.raises(RequestError, match=why):
         check_messages(messages)
+
+
+def test_a_refusal_is_what_the_assistant_wrote() -> None:
+    part = {"role": "assistant", "content": [{"type": "refusal", "refusal": "I will not."}]}
+    assert check_messages([part])[0]["content"] == ["I will not."]
+    member = {"role": "assistant", "content": None, "refusal": "I will not."}
+    assert check_messages([member]) == [{"role": "assistant", "content": "I will not."}]
+    del member["content"]
+    assert check_messages([member]) == [{"role": "assistant", "content": "I will not."}]
+    assert check_messages([{**member, "content": "But"}])[0]["content"] == "But"
+
+
+def test_a_call_as_openai_had_it_before_tools_is_a_call() -> None:
+    function = {"name": "look", "arguments": "{}"}
+    for content in ({"content": None}, {}):
+        (message,) = check_messages([{"role": "assistant", **content, "function_call": function}])
+        assert message["tool_calls"] == [{"type": "function", "function": function}]
 
 
 def test_what_templates_do_not_read_is_dropped() -> None:

@@ -159,6 +159,19 @@ def test_a_choice_that_means_nothing_is_refused(choice: Any, message: str) -> No
         read_tools(named("f", "g"), choice)
 
 
+@pytest.mark.parametrize("tools", [None, []])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+def test_a_call_cannot_be_required_without_tools(tools: Any, choice: Any) -> None:
+    with pytest.raises(RequestError, match="has no 'tools'"):
+        read_tools(tools, choice)
+    assert read_tools(tools, "auto")[1] is read_tools(tools, "none")[1] is None
+
+
+def test_a_tool_has_a_name() -> None:
+    with pytest.raises(RequestError, match=r"tools\[1\].function.name must not be empty"):
+        read_tools(named("f", ""), "auto")
+
+
 @pytest.mark.parametrize(
     ("text", "types", "value"),
     [
