@@ -61,6 +61,7 @@ from pyctl.server.middleware import (
 )
 from pyctl.server.models import Models
 from pyctl.server.request_log import log_error
+from pyctl.server.request_target import AbsoluteFormMiddleware
 from pyctl.server.service import Service
 
 __all__ = ["create_app", "create_loading_app"]
@@ -198,6 +199,7 @@ def create_app(models: Models) -> Starlette:
     return Starlette(
         routes=routes,
         middleware=[
+            Middleware(AbsoluteFormMiddleware),
             Middleware(CorsMiddleware, cors=settings.cors),
             Middleware(KeyMiddleware, keys=settings.api_keys, prefix=settings.api_prefix, files=files),
             Middleware(ContentCodingMiddleware, limit=limit),
@@ -215,7 +217,7 @@ def create_loading_app(settings: ServerSettings) -> Starlette:
 
     return Starlette(
         routes=page_routes(settings),
-        middleware=[Middleware(CorsMiddleware, cors=settings.cors)],
+        middleware=[Middleware(AbsoluteFormMiddleware), Middleware(CorsMiddleware, cors=settings.cors)],
         exception_handlers={HTTPException: loading},
     )
 

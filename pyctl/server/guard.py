@@ -153,6 +153,10 @@ class GuardedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._phase is h11.IDLE and not self.conn.trailing_data[0]:
+            data = data.lstrip(b"\r\n")  # empty lines before a request (RFC 9112, section 2.2)
+            if not data:
+                return
         if self._is_kept():
             self._since, self._waited = time.monotonic(), 0.0
         self._n_bytes += len(data)

@@ -55,7 +55,7 @@ PING = b":\n\n"
 def given_key(headers: Headers) -> str:
     """The key that a client sent, as bearer token or as ``x-api-key``; empty without one. "bearer" has any case."""
     value = headers.get("authorization") or headers.get("x-api-key") or ""
-    return value[7:] if value[:7].lower() == "bearer " else value
+    return value[7:].lstrip(" ") if value[:7].lower() == "bearer " else value
 
 
 _LINE_ENDS = ((b"\xe2\x80\xa8", rb"\u2028"), (b"\xe2\x80\xa9", rb"\u2029"), (b"\xc2\x85", rb"\u0085"))

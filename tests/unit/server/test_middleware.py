@@ -29,6 +29,7 @@ def bench() -> Bench:
     "headers",
     [
         {"Authorization": "Bearer one"},
+        {"Authorization": "Bearer  one"},
         {"Authorization": "bearer one"},
         {"Authorization": "one"},
         {"X-Api-Key": "one"},
