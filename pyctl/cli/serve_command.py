@@ -76,7 +76,8 @@ def run_serve(settings: CommandSettings, argv: Sequence[str], environ: Mapping[s
         try:
             sockets = bound.enter_context(bind(listen.hosts, listen.port))
         except ConfigError as error:
-            is_busy = getattr(error.__cause__, "errno", 0) == errno.EADDRINUSE
+            reason = error.__cause__
+            is_busy = isinstance(reason, OSError) and reason.errno == errno.EADDRINUSE and reason.filename is None
             raise ConfigError(f"{error}{_tenant(settings) if is_busy else ''}") from error
         # Before requests are taken: Ctrl-C must end a download.
         settings = with_directory(settings)

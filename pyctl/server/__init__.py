@@ -27,10 +27,16 @@ REASONING_FORMATS: dict[str, Literal["auto", "deepseek", "none"]] = {
 
 
 def addresses(text: str) -> tuple[str, ...]:
-    """One address or several. Raises ValueError for none."""
+    """One address or several, those of IPv6 also in brackets. Raises ValueError for none."""
     if not (found := words(text)):
         raise ValueError(f"{text!r} is not an address")
-    return found
+    return tuple(_without_brackets(address) for address in found)
+
+
+def _without_brackets(address: str) -> str:
+    """``[::1]``, as addresses have it before a port, as ``::1``."""
+    is_bracketed = address.startswith("[") and address.endswith("]")
+    return address[1:-1] if is_bracketed else address
 
 
 def keys(text: str) -> tuple[str, ...]:

@@ -33,7 +33,8 @@ def bind(hosts: Sequence[str] = ("127.0.0.1",), port: int = 8080) -> Iterator[li
                     port = sock.getsockname()[1]
             except (OSError, OverflowError) as error:
                 reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-                raise ConfigError(f"cannot listen on {host}:{port}: {reason}") from error
+                address = host if host.endswith(".sock") else f"{host}:{port}"
+                raise ConfigError(f"cannot listen on {address}: {reason}") from error
             sockets.append(sock)
         yield sockets
 
@@ -61,7 +62,7 @@ def _bind_unix(path: str) -> socket.socket:
             if not stat.S_ISSOCK(os.lstat(path).st_mode):
                 raise OSError(errno.EEXIST, "a file of that name exists")
             if _is_alive(path):
-                raise OSError(errno.EADDRINUSE, "the address is in use")
+                raise OSError(errno.EADDRINUSE, "the address is in use", path)
             os.unlink(path)  # left by a server that was killed
         sock.bind(path)
         sock.listen()  # at once: clients take a closed port for a dead server

@@ -57,6 +57,8 @@ async def show(models: Models, request: Request) -> Response:
 async def retrieve(models: Models, request: Request) -> Response:
     """GET /v1/models/{id}; Ollama's clients add a tag. Raises NotFoundError for an unknown model."""
     name = str(request.path_params["id"])
+    if not name:
+        raise NotFoundError(f"no such endpoint: {request.url.path}")
     if models.only is not None:
         service = models.only
         if name.removesuffix(":latest") not in (service.model, *service.info.model_aliases, service.info.model_name):

@@ -122,6 +122,8 @@ class ResponseRequest:
         messages = _messages(body.input)
         if body.instructions is not None:
             messages = [{"role": "system", "content": body.instructions}, *messages]
+        if not messages:
+            raise RequestError("'input' is empty")
         tools = _tools(body)
         chat = {**others(values, ResponsesBody, _IGNORED), **_options(body, tools), "messages": _joined(messages)}
         return cls(body, chat, tools)

@@ -228,6 +228,11 @@ def test_facts() -> None:
         assert client.request(method, f"/api/{path}").status_code == 501
 
 
+def test_the_list_of_models_has_no_slash_at_its_end() -> None:
+    response = Bench(play("x")).client.get("/v1/models/")
+    assert (response.status_code, response.json()["error"]["message"]) == (404, "no such endpoint: /v1/models/")
+
+
 @pytest.mark.parametrize(("name", "status"), [("toy-1", 200), ("Toy", 200), ("toy-1:latest", 200), ("a/b", 404)])
 def test_one_model_by_its_name(name: str, status: int) -> None:
     response = Bench(play("x")).client.get(f"/v1/models/{name}")

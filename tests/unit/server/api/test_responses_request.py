@@ -223,6 +223,8 @@ def test_items_of_custom_tools_are_calls_and_results() -> None:
         {"input": [{"role": "user", "content": [{"type": "input_text"}]}]},
         {"input": [{"role": "assistant", "content": [{"type": "output_text", "text": 7}]}]},
         {"input": 7},
+        {"input": [], "tools": []},
+        {"input": [{"type": "additional_tools", "tools": []}]},
         {"input": ["hi"]},
         {"input": [{}]},
         {"input": [{"role": "user"}]},
@@ -247,3 +249,11 @@ def test_items_of_custom_tools_are_calls_and_results() -> None:
 def test_bad_requests_are_refused(body: dict[str, Any]) -> None:
     with pytest.raises(RequestError):
         ResponseRequest.of(body)
+
+
+def test_an_empty_input_is_named() -> None:
+    with pytest.raises(RequestError, match="'input' is empty"):
+        ResponseRequest.of({"input": []})
+    assert ResponseRequest.of({"input": [], "instructions": "Hi"}).chat["messages"] == [
+        {"role": "system", "content": "Hi"}
+    ]

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from pyctl.errors import ConfigError
+from pyctl.server import addresses
+from pyctl.server.listen import bind
+
+
+def test_addresses_may_have_the_brackets_that_they_have_before_a_port() -> None:
+    assert addresses("[::1], 127.0.0.1,[::],a.sock") == ("::1", "127.0.0.1", "::", "a.sock")
+
+
+def test_the_error_of_a_socket_names_no_port(tmp_path: Path) -> None:
+    path = str(tmp_path / "s.sock")
+    with bind([path]), pytest.raises(ConfigError) as raised, bind([path]):
+        pass
+    assert str(raised.value) == f"cannot listen on {path}: the address is in use"
+    cause = raised.value.__cause__
+    assert isinstance(cause, OSError)
+    assert (cause.errno, cause.filename) == (errno.EADDRINUSE, path)
