@@ -27,7 +27,7 @@ REASONING_FORMATS: dict[str, Literal["auto", "deepseek", "none"]] = {
 
 
 def addresses(text: str) -> tuple[str, ...]:
-    """One address or several, those of IPv6 also in brackets. Raises ValueError for none."""
+    """One address or several; one of IPv6 may be in brackets. Raises ValueError for none."""
     if not (found := words(text)):
         raise ValueError(f"{text!r} is not an address")
     return tuple(_without_brackets(address) for address in found)

@@ -267,7 +267,7 @@ def parse_json(body: bytes) -> Any:
         raise RequestError(f"the body is not valid JSON: {error}") from error
 
 
-def decode(body: bytes, kind: Any) -> Any:
+def decode(body: bytes, kind: type[T]) -> T:
     """The JSON text ``body`` as a ``kind`` of msgspec, however many values it has.
 
     Half a surrogate pair (``\\ud83d``) is read as U+FFFD: RFC 8259 allows it, and JavaScript writes it
@@ -287,7 +287,7 @@ def decode(body: bytes, kind: Any) -> Any:
     return _decoded(whole, kind)
 
 
-def _decoded(body: bytes, kind: Any) -> Any:
+def _decoded(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError:

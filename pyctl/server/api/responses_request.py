@@ -54,8 +54,6 @@ class ResponsesBody(Body, frozen=True):
     max_output_tokens: Any = None
     reasoning: dict[str, Any] = field(default_factory=dict)
     text: _Text = _Text()
-    previous_response_id: str | None = None
-    conversation: Any = None
     include: tuple[str, ...] = ()
     metadata: dict[str, Any] = field(default_factory=dict)
     parallel_tool_calls: bool | None = None
@@ -78,7 +76,10 @@ class _Item(Body, frozen=True):
     encrypted_content: Any = None
 
 
-_IGNORED = frozenset({"model", "truncation", "service_tier", "store", "n", "n_cmpl"})
+_EARLIER = ("previous_response_id", "conversation")
+"""Fields that name items of earlier requests."""
+
+_IGNORED = frozenset({"model", "truncation", "service_tier", "store", "n", "n_cmpl", *_EARLIER})
 """Fields that mean nothing to us, and of chat completions what this API does not have.
 
 ``truncation`` may drop messages that do not fit into the context; here such a request is refused.
@@ -115,10 +116,10 @@ class ResponseRequest:
     def of(cls, values: Mapping[str, Any]) -> ResponseRequest:
         """Read from ``values``. Raises RequestError, and NotSupportedError for a feature that is missing."""
         refuse(values, _NOT_DONE)
-        body = ResponsesBody.of(values)
-        for name in ("previous_response_id", "conversation"):
-            if getattr(body, name):
+        for name in _EARLIER:
+            if values.get(name):
                 raise RequestError(f"pyctl does not support '{name}': {_SEND_ALL}")
+        body = ResponsesBody.of(values)
         messages = _messages(body.input)
         if body.instructions is not None:
             messages = [{"role": "system", "content": body.instructions}, *messages]
