@@ -175,7 +175,8 @@ class GuardedProtocol(H11Protocol):
         if not (is_whole and awaits) or self.conn.their_http_version != b"1.1" or self.scheme == "https":
             return False
         self._is_half_closed = True
-        self.transport.write(self.conn.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
+        proceed = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
+        self.transport.write(self.conn.send(proceed) or b"")
         self.loop.call_later(RESET_SECONDS, self._check_reset)
         return True
 

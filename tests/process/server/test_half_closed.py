@@ -93,7 +93,7 @@ async def test_a_client_that_only_reads_gets_its_replies(kind: str, tmp_path: Pa
         reader, writer = await connected(address)
         writer.write(REQUEST % 1 + REQUEST % 2)
         writer.write_eof()
-        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 \r\n\r\n"
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         await app.begun.wait()
         app.opened.set()
         rest = await reader.read()
