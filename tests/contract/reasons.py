@@ -60,6 +60,13 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ("verbose=True", "(__verbose|preserved_tokens)", "what only developers of llama-server look at, in whole replies"),
     ("(max_tokens|n_predict)=0", "missing .*reasoning_content", "no token is made"),
     ("add_generation_prompt=False", "reasoning_content|content", "without a header the reply opens no reasoning block"),
+    (
+        "tool_choice=('required'|{'type': '(function|any|tool)')",
+        r"^status: 200 / 400$",
+        "a call cannot be required of no tool, as for OpenAI",
+    ),
+    (r"^/v1/messages tools=\[{}\]", r"^status: 200 / 400$", "a tool has a name"),
+    ("^/v1/completions logprobs=0", "logprobs", "0 is no alternatives to the tokens of the reply, as in OpenAI's API"),
     ("tools and response_format", "", "the reply follows the schema, or is a call"),
     ("^/(completion|v1/(chat/)?completions) (drafting|n-grams), logprobs", "logprobs", "drafted tokens have them, too"),
     ("(drafting|n-grams), (stop|logprobs), streamed", "event", "llama-server sends drafted tokens one by one"),
