@@ -143,7 +143,7 @@ def test_a_custom_tool_of_responses(client: openai.OpenAI) -> None:
     assert (call.type, call.name, call.namespace) == ("custom_tool_call", "patch", None)
     events = list(responses.create(input=given, tools=[other], tool_choice=only, stream=True, **options))
     parts = [event.delta for event in events if event.type == "response.custom_tool_call_input.delta"]
-    (done,) = [event for event in events if event.type == "response.custom_tool_call_input.done"]
+    (done,) = [event.item for event in events if event.type == "response.output_item.done"]
     assert "".join(parts) == done.input == events[-1].response.output[0].input == call.input
     result = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "done"}
     turns = [*given, call.to_dict(), result]

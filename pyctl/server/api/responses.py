@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -29,10 +30,11 @@ from pyctl.chat.reply import CallDelta, ReplyDelta
 from pyctl.engine.backend import TopTokens
 from pyctl.engine.request import Done, Piece, Progress
 from pyctl.engine.sampling import Sampling
+from pyctl.errors import RequestError
 from pyctl.server.api.custom_tool import input_of
 from pyctl.server.api.responses_request import ResponseRequest, ResponsesBody, seal
 from pyctl.server.api.token_counts import n_input_tokens
-from pyctl.server.body import ChatBody, parse_object
+from pyctl.server.body import ChatBody, decode, parse_object
 from pyctl.server.http import JsonResponse, error_body, named_frames
 from pyctl.server.prepare import parallel_calls, prepare
 from pyctl.server.reply import EventReply, PreparedReply, progress_json, timings_json
@@ -189,13 +191,15 @@ class ResponseReply(EventReply):
         return [*events, added]
 
     def _close_item(self, status: str = "completed") -> list[dict[str, Any]]:
-        """End the last item with ``status``, if it is still open."""
+        """End the last item with ``status``, if it is still open; a call that is whole is completed in any case."""
         if not self._open:
             return []
         self._open = False
         item, text = self._items[-1], "".join(self._texts)
         probs, self._probs = self._probs, []
         self._texts.clear()
+        if item["type"] in ("function_call", "custom_tool_call") and _is_object(text):
+            status = "completed"  # what was cut off came after it
         item["status"] = status
         if item["type"] == "reasoning":
             item["content"] = [{"text": text, "type": "reasoning_text"}]
@@ -259,6 +263,15 @@ def _settings(body: ResponsesBody, sampling: Sampling, service: Service) -> dict
 def _status(done: Done) -> str:
     """The status of a reply and of its last item."""
     return "incomplete" if done.stop_type == "limit" else "completed"
+
+
+def _is_object(arguments: str) -> bool:
+    """Whether the arguments of a call are whole."""
+    try:
+        decode(arguments.encode(), dict[str, Any])
+    except (RequestError, msgspec.ValidationError):
+        return False
+    return True
 
 
 def _text_part(text: str, probs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:

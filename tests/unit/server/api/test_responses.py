@@ -165,6 +165,18 @@ def test_an_item_that_was_cut_off_is_incomplete(monkeypatch: pytest.MonkeyPatch,
     assert [item["status"] for item in ask(bench, tools=tools)["output"]] == [item["status"] for item in output]
 
 
+def test_a_call_that_was_whole_before_the_reply_was_cut_off_is_completed(monkeypatch: pytest.MonkeyPatch) -> None:
+    split_by_lines(monkeypatch)
+    tools = [{"type": "function", "name": "look"}, {"type": "custom", "name": "patch"}]
+    for name, arguments, kind in (
+        ("look", '{"at":1}', "function_call_arguments"),
+        ("patch", '{"input":"a"}', "custom_tool_call_input"),
+    ):
+        *events, final = stream(Bench(play(f"k:0:t1:{name}\n", f"a:0:{arguments}\n", stop="limit")), tools=tools)
+        assert (final["response"]["status"], final["response"]["output"][0]["status"]) == ("incomplete", "completed")
+        assert f"response.{kind}.done" in [event["type"] for event in events]
+
+
 def test_an_item_is_incomplete_when_the_reply_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     split_by_lines(monkeypatch)
     *_, done, failed, error = stream(Bench(fail(EngineError("oh"), "c:look\n")))
