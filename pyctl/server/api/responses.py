@@ -199,7 +199,7 @@ class ResponseReply(EventReply):
         probs, self._probs = self._probs, []
         self._texts.clear()
         if item["type"] in ("function_call", "custom_tool_call") and _is_object(text):
-            status = "completed"  # what was cut off came after it
+            status = "completed"  # the reply was cut off after it
         item["status"] = status
         if item["type"] == "reasoning":
             item["content"] = [{"text": text, "type": "reasoning_text"}]
