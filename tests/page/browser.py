@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -100,6 +101,13 @@ class Tab:
         """Load the page, and wait until it can be used."""
         self.page.goto(self.url)
         return self.until_ready()
+
+    def beside(self) -> Tab:
+        """Open another tab of the same browser: one storage, and one list of problems."""
+        other = copy.copy(self)
+        other.page = self.context.new_page()
+        self._watch(other.page)
+        return other.open()
 
     def reload(self) -> Tab:
         self.page.reload()

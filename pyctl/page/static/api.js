@@ -71,15 +71,20 @@ export const forget = (id) => call(streamPath(id), { method: "DELETE", quiet: tr
 export const stream = async (path, body, id, signal) =>
   events(await call(path, { method: "POST", body: { ...body, stream: true }, named: id, signal }));
 
-// The events of a kept stream from a byte on.
-export async function resume(id, from, signal) {
-  for (;;) {
-    try {
+const ASK_MS = 500;
+const MAX_ASKED = 1200; // ten minutes, as long as the server holds a request while its model loads
+
+// The events of a kept stream from a byte on. One that `isExpected` is waited for: another tab has just sent its request.
+export async function resume(id, from, signal, isExpected = false) {
+  for (let asked = 0; ; asked++) {
+    const body = { conversation_ids: [id] };
+    const kept = await post("v1/streams/lookup", body, { quiet: true, bare: true, signal });
+    const found = kept.find((each) => each.conversation_id === id);
+    if (found?.is_done || found?.total_bytes)
       return events(await call(`${streamPath(id)}&from=${from}`, { quiet: true, signal }));
-    } catch (error) {
-      if (error.status !== 503) throw error;
-      await new Promise((go) => setTimeout(go, 500)); // it has not started
-    }
+    if (!found && !(isExpected && asked < MAX_ASKED)) throw new Refusal("The server no longer has this reply.", 404);
+    await new Promise((go) => setTimeout(go, ASK_MS)); // it has not started
+    signal.throwIfAborted();
   }
 }
 

@@ -85,7 +85,8 @@ async function change(conversation) {
   system.value = conversation.system ?? settings.systemPrompt();
   const fields = el("div", { class: "settings" }, el("label", {}, el("span", {}, "Title"), title),
     el("label", {}, el("span", {}, "System prompt (the next reply evaluates everything after it again)"), system));
-  const buttons = [["Save", "save", "primary"], ["Cancel", ""], ["Export as Markdown", "md"], ["As JSON", "json"]];
+  const exports = [["Export as Markdown", "md"], ["Export as JSON", "json"]];
+  const buttons = [["Save", "save", "primary"], ["Cancel", ""], ...exports];
   const answer = await ask("Conversation", fields, ...buttons);
   const name = store.titleOf(conversation).replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 60) || "conversation";
   if (answer === "md") return download(store.markdown(conversation), "text/markdown", name + ".md");
@@ -102,8 +103,9 @@ async function erase(conversation) {
   const text = `“${store.titleOf(conversation)}” is deleted with all its branches. ` +
     "The server's cache keeps its prefixes until it needs the room.";
   if (conversation.leaf !== null && !(await sure("Delete this conversation?", text, "Delete"))) return;
+  conversation.gone = true;
+  await store.drop(conversation.id); // first: where another tab reads a reply of it, that finds it deleted
   forget(conversation);
-  await store.drop(conversation.id);
 }
 
 function forget(conversation) {
@@ -117,11 +119,11 @@ function forget(conversation) {
 
 // Another tab has written or deleted a conversation.
 async function reread(id) {
-  const known = conversations.find((each) => each.id === id), fresh = await store.read(id);
-  if (known && chat.runOf(known)) return chat.yields(known);
+  const fresh = await store.read(id), known = conversations.find((each) => each.id === id);
   if (!fresh) return known && known.leaf !== null && forget(known);
-  if (known) Object.assign(known, fresh);
+  if (known) chat.takeOver(known, fresh);
   else conversations.push(fresh);
+  chat.resume([known ?? fresh], true);
   if (known === chat.current()) chat.draw();
   drawList();
 }

@@ -1,8 +1,9 @@
 // The open conversation, and replies that stream into any: sending, branching, stopping.
 
-import { $, count, el, keyed, put, say, sure, tell } from "./dom.js";
+import { $, el, keyed, put, say, sure, tell } from "./dom.js";
 import * as api from "./api.js";
 import * as drawn from "./message.js";
+import { messagesOf, tooLong } from "./prompt.js";
 import * as settings from "./settings.js";
 import * as store from "./store.js";
 import * as titles from "./titles.js";
@@ -13,7 +14,9 @@ const SAVE_MS = 2000;
 let conversation = null;
 let leaves = false; // the page goes, and with it the connection, but not the reply
 let hooks = {}; // callbacks; see app.js
-const runs = new Map(); // by the conversation's id: {message, controller, progress, streamed}
+// By the conversation's id: {message, controller}, and of a reply that streams also `streamed`, `progress` and what
+// `follow` sets.
+const runs = new Map();
 
 export const current = () => conversation;
 export const runOf = (given) => runs.get(given.id) ?? null;
@@ -56,15 +59,15 @@ export function goTo(message) {
   elementOf(message)?.focus({ preventScroll: true });
 }
 
+const complain = (error) => tell(`The browser could not store this conversation: ${error.message}`);
+
+// Whether it could be stored.
 async function keep(own = conversation) {
-  if (own.gone) return;
+  if (own.gone) return false;
   own.updated = Date.now();
-  try {
-    await store.save(own);
-  } catch (error) {
-    tell(`The browser could not store this conversation: ${error.message}`);
-  }
+  const isKept = await store.save(own).then(() => true, complain);
   hooks.changed();
+  return isKept === true;
 }
 
 // -- drawing ---------------------------------------------------------------------------------------------------------
@@ -170,7 +173,7 @@ async function erase(message) {
   const follow = store.families(own).get(message.id);
   const what = "All messages after it are deleted, in all branches.";
   if (follow && !(await sure("Delete this message?", what, "Delete"))) return;
-  if (runs.has(own.id)) return tell("A reply is being written");
+  if (runs.has(own.id)) return tell("A reply is being generated");
   store.prune(own, message.id);
   if (own === conversation) draw();
   await keep(own);
@@ -194,49 +197,35 @@ export function editLast() {
   if (last) edit(last);
 }
 
-export function stop(given = conversation) {
-  const run = runOf(given);
-  if (!run) return;
-  run.controller.abort();
-  if (run.message.stream) api.forget(run.message.stream.id); // a tool has none
-}
+export const stop = (given = conversation) => runOf(given)?.controller.abort();
 
-// Go on with the replies that run at the server since before this page was loaded.
-export function resume(conversations) {
+// Go on with the replies that run at the server: since before this page was loaded, or by a request that another tab
+// has just sent. That tab shows an error by itself.
+export function resume(conversations, isShared = false) {
   for (const own of conversations)
-    for (const message of Object.values(own.messages)) if (message.stream && !runs.has(own.id)) follow(own, message);
+    for (const message of Object.values(own.messages))
+      if (message.stream && !runs.has(own.id) && !(isShared && message.error)) follow(own, message, { isShared });
 }
 
-// Another tab writes the reply that this one took for its own: what it has read so far is also the other's.
-export function yields(own) {
+// Another tab has written this conversation. A reply that also streams into this tab goes on here, unless that tab has
+// ended it.
+export function takeOver(own, fresh) {
   const run = runOf(own);
-  if (!run?.resumed) return;
-  run.lost = true;
-  run.controller.abort();
+  if (!run) return Object.assign(own, fresh);
+  const { message } = run, theirs = fresh.messages[message.id];
+  if (!message.stream || !theirs) return; // the tools of this tab run, or its request is newer
+  if (store.isEnded(theirs, message.stream.id)) {
+    run.isLost = true;
+    run.controller.abort();
+    return;
+  }
+  Object.assign(own, fresh);
+  own.messages[message.id] = message;
+  run.isShared = true;
+  run.saved = Date.now();
 }
 
 // -- asking ----------------------------------------------------------------------------------------------------------
-
-function contentOf({ content, files = [] }) {
-  const texts = files.filter((file) => !file.image).map((file) => `\n\n${file.name}:\n\`\`\`\n${file.text}\n\`\`\``);
-  const text = content + texts.join(""), images = files.filter((file) => file.image);
-  if (!images.length) return text;
-  const parts = images.map((file) => ({ type: "image_url", image_url: { url: file.image } }));
-  return text ? [...parts, { type: "text", text }] : parts;
-}
-
-export function messagesOf(path, system) {
-  const said = path.map((message) => {
-    const made = { role: message.role, content: contentOf(message) };
-    if (message.reasoning) made.reasoning_content = message.reasoning;
-    if (message.call) made.tool_call_id = message.call;
-    if (message.calls)
-      made.tool_calls = message.calls.map(({ id, name, arguments: given }) =>
-        ({ id, type: "function", function: { name, arguments: given } }));
-    return made;
-  });
-  return system ? [{ role: "system", content: system }, ...said] : said;
-}
 
 export const asked = () => messagesOf(store.path(conversation), conversation.system ?? settings.systemPrompt());
 
@@ -268,30 +257,47 @@ async function reply(message, continues = false, own = conversation) {
   const wanted = settings.requestOf(own.preset);
   const body = { ...tools.fields(), ...wanted, messages, return_progress: true, return_cache: true };
   if (continues) Object.assign(body, { continue_final_message: true, add_generation_prompt: false });
-  await follow(own, message, body);
+  await follow(own, message, { body });
 }
 
 // The events of a reply: of a new one by its request, and of one that runs from where it was read last.
-async function* eventsOf({ stream: kept }, body, signal) {
+async function* eventsOf(own, run, body) {
+  const { message, controller: { signal }, isShared } = run, { stream: kept } = message;
   const first = body ? await api.stream("v1/chat/completions", body, kept.id, signal) : null;
   try {
-    yield* first ?? (await api.resume(kept.id, kept.at, signal));
+    yield* first ?? (await api.resume(kept.id, kept.at, signal, isShared));
   } catch (error) {
-    if (error.status !== 0 || !first) throw error;
+    if (error.status !== 0 || !first || (await isEndedElsewhere(own, run))) throw error;
     // Where only the connection has gone, the server still has the rest.
     yield* await api.resume(kept.id, kept.at, signal).catch(() => { throw error; });
   }
 }
 
-async function follow(own, message, body = null) {
+// Whether another tab has ended this reply, or deleted it with its conversation: both also end its stream here.
+async function isEndedElsewhere({ id }, { message, isKept }) {
+  const kept = isKept ? await store.read(id).catch(() => null) : null;
+  if (kept === undefined) return true;
+  const theirs = kept?.messages[message.id];
+  return Boolean(theirs) && store.isEnded(theirs, message.stream.id);
+}
+
+// Read the reply to the request `body`, or without one the reply to an earlier request. With `isShared` another tab has
+// sent that, and also reads the reply: that tab goes on with its calls and its title.
+async function follow(own, message, { body = null, isShared = false }) {
   const controller = new AbortController(), streamed = new drawn.Streamed(message);
-  const run = { message, controller, streamed, progress: null, resumed: !body, keeps: false };
+  const run = {
+    message, controller, streamed, isShared, progress: null,
+    isKept: true, // the conversation, in the browser
+    isLost: false, // another tab has ended the reply
+    keeps: false, // the server may still have it
+    saved: Date.now(),
+  };
   titles.stop();
   runs.set(own.id, run);
   delete message.error;
   delete message.finish;
-  const times = {};
-  let saved = Date.now(), waits = false;
+  const times = {}, patience = body ? SAVE_MS : 2 * SAVE_MS; // of several tabs one saves
+  let waits = false;
   const show = () => {
     waits = false;
     const made = own === conversation && runs.get(own.id) === run ? elementOf(message) : null;
@@ -299,56 +305,68 @@ async function follow(own, message, body = null) {
   };
   if (own === conversation) {
     draw();
-    bottom(true);
+    bottom(!isShared);
     // What was pressed is gone by now; keyboards go on from the reply.
-    if (document.activeElement === document.body) elementOf(message)?.focus({ preventScroll: true });
+    if (body && document.activeElement === document.body) elementOf(message)?.focus({ preventScroll: true });
   }
-  if (body) await keep(own);
+  if (body) run.isKept = await keep(own);
   try {
-    for await (const { data: event, bytes } of eventsOf(message, body, controller.signal)) {
+    for await (const { data: event, bytes } of eventsOf(own, run, body)) {
       message.stream.at += bytes;
       if (event.prompt_progress) run.progress = event.prompt_progress;
       if (take(message, event, times)) run.progress = null;
       if (!waits) requestAnimationFrame(show);
       waits = true;
-      if (Date.now() - saved > SAVE_MS && !own.gone) {
-        saved = Date.now();
-        store.save(own).catch(() => {});
+      if (Date.now() - run.saved > patience && run.isKept && !own.gone) {
+        run.saved = Date.now();
+        store.saveReply(own, message, message.stream.id).catch(() => {});
       }
     }
   } catch (error) {
     if (leaves) return;
-    run.keeps = [0, 401].includes(error.status); // the server may still have it
     if (error.name === "AbortError") message.finish = "stopped";
-    else if (run.resumed && error.status === 404) message.error = "The server no longer has this reply.";
-    else message.error = error.more?.n_ctx ? tooLong(own, error.more) : error.message;
+    else if (await isEndedElsewhere(own, run)) run.isLost = true;
+    else {
+      run.keeps = [0, 401].includes(error.status);
+      message.error = error.more?.n_ctx ? tooLong(own, error.more) : error.message;
+    }
   }
   if (times.thinking) message.thought ??= performance.now() - times.thinking;
   await end(own, run);
 }
 
-// Why a context is full, and what would help.
-function tooLong(own, { n_prompt_tokens: n, n_ctx: most }) {
-  const texts = store.path(own).flatMap(({ content, files = [] }) => [[`“${content.slice(0, 30)}…”`, content],
-    ...files.filter(({ text }) => text).map(({ name, text }) => [name, text])]);
-  const parts = [...texts, ["the system prompt", own.system ?? ""]].sort((a, b) => b[1].length - a[1].length);
-  const all = parts.reduce((sum, [, text]) => sum + text.length, 0), [name, text] = parts[0];
-  let wanted = 4096;
-  while (wanted < 1.1 * n) wanted *= 2;
-  return `This prompt has ${count(n)} tokens, but the context holds ${count(most)}. The largest part is ${name}, ` +
-    `${Math.round((100 * text.length) / all)} % of the text. Leave it out, or start the server with -c ${wanted}.`;
+const TURN_MS = 2000; // for which the tab that sent the request may be the first to end its reply
+const LOOK_MS = 50;
+
+// Store how a reply ended; false if another tab did.
+async function keepEnd(own, run, id) {
+  if (own.gone || !run.isKept) return keep(own).then(() => true);
+  own.updated = Date.now();
+  const isFirst = await store.saveReply(own, run.message, id).catch(complain);
+  hooks.changed();
+  return isFirst !== false;
 }
 
 async function end(own, run) {
-  const { message } = run, made = own === conversation ? elementOf(message) : null;
+  const { message } = run, { id } = message.stream, { signal } = run.controller;
+  const isComplete = message.finish && message.finish !== "stopped";
+  const turn = run.isShared && isComplete ? TURN_MS : 0;
+  for (let waited = 0; waited < turn && !run.isLost && !leaves; waited += LOOK_MS)
+    await new Promise((go) => setTimeout(go, LOOK_MS));
+  if (!run.isLost) {
+    if (!run.keeps) delete message.stream;
+    run.isLost = !(await keepEnd(own, run, id));
+  }
+  // Only now, so that the other tabs, whose streams end with it, find how the reply ended.
+  if (!message.error) api.forget(id);
   runs.delete(own.id);
-  if (run.lost) return hooks.lost(own);
-  const { id } = message.stream;
-  if (!run.keeps) delete message.stream;
+  if (run.isLost) return own.gone || hooks.lost(own);
+  const made = own === conversation ? elementOf(message) : null;
   // What came since the last frame: the server may be gone, which makes HTML of it.
   if (made) run.streamed.draw(made, run);
   // At once: what stops the reply stops its calls.
-  if (message.calls && message.finish === "tool_calls" && !message.error) useTools(message, -1, "", own);
+  const calls = message.calls && message.finish === "tool_calls" && !message.error && !signal.aborted;
+  if (calls) useTools(message, -1, "", own);
   if (made) {
     await drawn.fill(made, true);
     run.streamed.showAll();
@@ -358,8 +376,6 @@ async function end(own, run) {
     const ended = message.finish === "tool_calls" ? "Tool called" : "Reply complete";
     say(message.error ?? (message.finish === "stopped" ? "Reply stopped" : ended));
   }
-  await keep(own);
-  if (!message.error && message.finish !== "stopped") api.forget(id);
   await hooks.replied(message.stats?.cache);
   if (message.finish === "stop") await name(own, message);
 }

@@ -33,6 +33,33 @@ async function change(id, run) {
 }
 
 export const save = (conversation) => change(conversation.id, (objects) => objects.put(conversation));
+
+// Whether another tab has ended the reply that came through this stream, or writes another one in its place. An error
+// ends nothing: only the tab that reports it may have lost the server.
+export const isEnded = ({ stream, finish }, id) =>
+  stream ? stream.id !== id : Boolean(finish);
+
+// Keep a reply that several tabs read, and nothing else of its conversation. False if another tab has ended it, or
+// deleted the conversation.
+export async function saveReply(conversation, message, stream) {
+  const objects = table("readwrite");
+  const written = await new Promise((resolve, reject) => {
+    const reading = objects.get(conversation.id);
+    const fail = () => reject(reading.error ?? objects.transaction.error);
+    reading.onerror = objects.transaction.onabort = fail;
+    reading.onsuccess = () => {
+      const kept = reading.result, before = kept?.messages[message.id];
+      if (!kept || (before && isEnded(before, stream))) return resolve(false);
+      const messages = { ...kept.messages, [message.id]: message };
+      const writing = objects.put({ ...kept, updated: conversation.updated, messages });
+      writing.onsuccess = () => resolve(true);
+      objects.transaction.commit();
+    };
+  });
+  if (written) others.postMessage(conversation.id);
+  return written;
+}
+
 export const drop = (id) => change(id, (objects) => objects.delete(id));
 
 // -- trees -----------------------------------------------------------------------------------------------------------
