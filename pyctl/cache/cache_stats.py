@@ -155,13 +155,15 @@ class SnapshotView:
 
 @dataclass(frozen=True)
 class LiveView:
-    """A live sequence that holds ``n`` tokens. ``at`` is the id of the deepest snapshot of these, empty for none."""
+    """A live sequence that holds ``n`` tokens. ``at`` is the id of the deepest snapshot of these, empty for none.
+    ``task`` is the id of the request that runs on it, -1 for none."""
 
     id: int
     n: int
     busy: bool
     at: str
     tail: tuple[int, ...]
+    task: int = -1
 
 
 @dataclass(frozen=True)

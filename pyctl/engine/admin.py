@@ -26,7 +26,7 @@ from pyctl.cache import (
 )
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_stats import EngineCounters, EngineMemory, EngineStats, SequenceFile, SequenceView
-from pyctl.engine.request import Timings
+from pyctl.engine.request import Failed, Timings
 from pyctl.engine.sequence_file import load_file, save_file
 from pyctl.engine.worker import Worker
 from pyctl.errors import OutOfCellsError, RequestError, StateError
@@ -181,6 +181,20 @@ class EngineAdmin:
         """Empty a sequence; return the number of tokens it held."""
         return self._when_idle(seq, self._erase)
 
+    def stop(self, task: int) -> Future[bool]:
+        """End the request of this id, whose client gets an error; False if no such request runs."""
+
+        def run() -> bool:
+            active = next((each for each in self._engine.running if each.id == task), None)
+            if active is None:
+                return False
+            active.handle.put(Failed(RequestError("the request was stopped from the cache view")))
+            active.handle.cancel()
+            return True
+
+        # At once: between two steps the request may end, and a long batch takes seconds.
+        return self._worker.call(run, is_read=True)
+
     # -- on the engine's thread --------------------------------------------------------------------------------------
 
     def _view(self) -> CacheView:
@@ -192,7 +206,9 @@ class EngineAdmin:
     def _live(self, seq: LiveSequence) -> LiveView:
         found = self._engine.prefix_cache.cache.lookup(PromptMatch(seq.tokens), seq.n)
         at = found[0].prefix.name if found else ""
-        return LiveView(seq.id, seq.n, self._is_busy(seq), at, tuple(seq.tokens[-SHOWN:].tolist()))
+        owner = self._engine.scheduler.occupancy.owner(seq)
+        task = -1 if owner is None else owner.id
+        return LiveView(seq.id, seq.n, owner is not None, at, tuple(seq.tokens[-SHOWN:].tolist()), task)
 
     def _is_busy(self, seq: LiveSequence) -> bool:
         return self._engine.scheduler.occupancy.owner(seq) is not None

@@ -144,6 +144,7 @@ _OF_MODEL: tuple[Operation[Service], ...] = (
     Operation("POST", ollama.show, ("/api/show",), is_light=True),
     Operation("POST", ollama.embed, ("/api/embed",)),
     Operation("DELETE", cache_routes.clear, ("/cache",), is_own=True, is_light=True),
+    Operation("DELETE", cache_routes.stop, ("/cache/requests/{id:int}",), is_own=True, is_light=True),
     Operation("DELETE", cache_routes.drop, ("/cache/{id}",), is_own=True, is_light=True),
 )
 

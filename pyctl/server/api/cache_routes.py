@@ -21,7 +21,7 @@ from pyctl.server.prepare import prepare_prewarm
 from pyctl.server.process_memory import resident_bytes
 from pyctl.server.service import Service
 
-__all__ = ["check", "clear", "drop", "pin", "show", "warm"]
+__all__ = ["check", "clear", "drop", "pin", "show", "stop", "warm"]
 
 _MAX_STORED = limit(256, "prefixes only on disk in GET /cache", "the others are not listed", "reply")
 
@@ -97,6 +97,17 @@ async def drop(service: Service, request: Request) -> Response:
     return JsonResponse({"dropped": 1})
 
 
+async def stop(service: Service, request: Request) -> Response:
+    """DELETE /cache/requests/{id}: ends a running request, as ``task`` of ``sequences`` in GET /cache names it.
+
+    Raises NotFoundError if it does not run.
+    """
+    task: int = request.path_params["id"]
+    if not await asyncio.wrap_future(service.admin.stop(task)):
+        raise NotFoundError(f"request {task} does not run")
+    return JsonResponse({"stopped": task})
+
+
 async def clear(service: Service, request: Request) -> Response:
     """DELETE /cache: drops every prefix that is not pinned."""
     return JsonResponse({"dropped": await asyncio.wrap_future(service.admin.clear())})
@@ -154,7 +165,7 @@ def _reply(age: float, timings: Timings) -> dict[str, Any]:
 
 
 def _sequence(service: Service, seq: LiveView, *, with_text: bool) -> dict[str, Any]:
-    node: dict[str, Any] = {"id": seq.id, "n": seq.n, "busy": seq.busy, "at": seq.at}
+    node: dict[str, Any] = {"id": seq.id, "n": seq.n, "busy": seq.busy, "at": seq.at, "task": seq.task}
     return {**node, "tail": service.text_of(seq.tail)} if with_text else node
 
 

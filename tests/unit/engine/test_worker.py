@@ -126,6 +126,25 @@ def test_an_idle_engine_sleeps_and_resumes_from_the_cache(make: Any) -> None:
     bench.fall_asleep()  # and again
 
 
+def test_a_running_request_is_stopped_by_its_id(make: Any) -> None:
+    bench = make()
+    handle = bench.begin()
+
+    def task() -> int:
+        (live,) = result(bench.admin.view()).live
+        return int(live.task)
+
+    until(lambda: task() >= 0)
+    running = task()
+    assert not result(bench.admin.stop(running + 1))
+    assert result(bench.admin.stop(running))
+    last = list(handle)[-1]
+    assert isinstance(last, Failed)
+    assert "stopped from the cache view" in str(last.error)
+    until(lambda: task() == -1)
+    assert not result(bench.admin.stop(running))
+
+
 def test_only_work_wakes_it(make: Any) -> None:
     bench = make(SLEEP_SECONDS)
     bench.fall_asleep()

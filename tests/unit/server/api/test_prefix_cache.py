@@ -93,6 +93,13 @@ def test_what_ram_could_not_hold_is_not_pinned(bench: Bench) -> None:
     assert bench.client.get("/cache").json()["prefixes"][0]["pinned"] is False
 
 
+def test_a_request_that_does_not_run_is_not_stopped(bench: Bench) -> None:
+    assert [seq["task"] for seq in bench.client.get("/cache").json()["sequences"]] == [-1]
+    response = bench.client.request("DELETE", "/cache/requests/7")
+    assert (response.status_code, response.json()["error"]["message"]) == (404, "request 7 does not run")
+    assert bench.client.request("DELETE", "/cache/requests/x").status_code == 404
+
+
 HERE, ELSEWHERE = "127.0.0.1", "192.168.1.20"
 
 
