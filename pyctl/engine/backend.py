@@ -24,12 +24,28 @@ __all__ = [
     "EngineInfo",
     "Evaluator",
     "Lifecycle",
+    "Placement",
     "Sampler",
     "SequenceTokens",
     "TopTokens",
     "Verify",
     "Vocabulary",
 ]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Types of K and V as for --cache-type-k, and the devices of layers.
+
+    Of ``n_layers``, the output as one of them, ``n_gpu_layers`` are on GPUs, except for the tensors that the
+    ``n_rules`` rules of --override-tensor and --n-cpu-moe put elsewhere.
+    """
+
+    type_k: str = "f16"
+    type_v: str = "f16"
+    n_layers: int = 0
+    n_gpu_layers: int = 0
+    n_rules: int = 0
 
 
 @dataclass(frozen=True)
@@ -42,7 +58,8 @@ class EngineInfo:
     ``vision``: prompts may contain images. ``lora`` are (path, scale). ``model_alias`` is the name for clients, the
     first of ``model_aliases`` if any. A reranker's prompt is ``rerank_template``, or if that is empty query and
     document with ``rerank_marks`` before, between and after them. ``pool`` is where rows lie, None if all are on
-    the device. ``memory`` describes llama.cpp's kind of memory, and where sequences can resume.
+    the device. ``memory`` describes llama.cpp's kind of memory, and where sequences can resume. ``placement`` is
+    how its weights and rows are stored.
     """
 
     model_path: str
@@ -73,6 +90,7 @@ class EngineInfo:
     vision: bool = False
     pool: PoolPlan | None = None
     memory: str = ""
+    placement: Placement = Placement()
 
 
 TopTokens = tuple[tuple[int, float], ...]

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 from llama_cpp import llama_cpp as api
 
-from pyctl.engine.backend import EngineInfo
+from pyctl.engine.backend import EngineInfo, Placement
 from pyctl.engine.draft.draft_settings import FEATURE_TYPES, DraftSettings
 from pyctl.engine.model_settings import NUMA, POOLING, ModelSettings
-from pyctl.engine.pool_settings import PoolPlan, PoolSettings
+from pyctl.engine.pool_settings import PoolSettings
 from pyctl.engine.vision_settings import VisionSettings
 from pyctl.errors import ModelError, UnavailableError
 from pyctl.limit import limit
@@ -133,7 +133,7 @@ def load(
         _note_blocking_copies(plan)
     if not drafts.draft_types and api.llama_model_n_layer_nextn(backend.model) > 0:
         log.info("the model has a draft head: --spec-type draft-mtp enables it")
-    info = _describe(path, backend, settings, plan.pool)
+    info = _describe(path, backend, settings, plan)
     return Loaded(backend, backend.tokenizer, info, encoder, drafts, shared_split(settings, plan.layers))
 
 
@@ -330,7 +330,7 @@ def _apply_adapters(model: Any, ctx: Any, settings: ModelSettings) -> None:
         raise ModelError(f"cannot use the adapters: {last_log_error('llama.cpp gave no reason')}")
 
 
-def _describe(path: Path, backend: LlamaBackend, settings: ModelSettings, pool: PoolPlan | None) -> EngineInfo:
+def _describe(path: Path, backend: LlamaBackend, settings: ModelSettings, plan: MemoryPlan) -> EngineInfo:
     model, tokenizer = backend.model, backend.tokenizer
     template, rerank = (api.llama_model_chat_template(model, name) for name in (None, b"rerank"))
     name = metadata_text(model, "general.name") or path.stem
@@ -358,10 +358,17 @@ def _describe(path: Path, backend: LlamaBackend, settings: ModelSettings, pool: 
         rerank_template=rerank.decode("utf-8", "replace") if rerank else "",
         rerank_marks=_rerank_marks(tokenizer),
         fingerprint=backend.memory.identity,
-        pool=pool,
+        pool=plan.pool,
         vision=backend.encoder is not None,
         lora=settings.lora,
         memory=backend.memory_text,
+        placement=Placement(
+            type_k=settings.type_k,
+            type_v=settings.type_v,
+            n_layers=len(plan.layers),
+            n_gpu_layers=plan.n_gpu_layers,
+            n_rules=len(settings.placements),
+        ),
     )
 
 

@@ -83,6 +83,12 @@ class MemoryPlan:
         """The GPUs' memories."""
         return self.places[:-1]
 
+    @property
+    def n_gpu_layers(self) -> int:
+        """How many of ``layers`` are on GPUs."""
+        gpus = {place.name for place in self.gpus}
+        return sum(name in gpus for name in self.layers)
+
     def lines(self, cache_bytes: int | None = None) -> Iterator[str]:
         """Yield a table. ``cache_bytes`` is the limit of the prefix cache in RAM, None for none."""
         kv = [place.usage.kv for place in self.places]

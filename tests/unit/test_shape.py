@@ -23,7 +23,7 @@ OVER = {
     "ContextMemory public": 28,
     "DeviceTier public": 21,
     "DiskStore.__init__ parameters": 7,
-    "EngineInfo fields": 28,
+    "EngineInfo fields": 29,
     "GenerationBody fields": 16,
     "LlamaBackend.__init__ parameters": 10,
     "RamCache public": 24,

@@ -11,6 +11,7 @@ import pytest
 from gguf import GGUFWriter
 from numpy.typing import NDArray
 
+from pyctl.engine.backend import Placement
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import ModelError
 from pyctl.llama import Loaded, MemoryPlan, load, loader
@@ -49,6 +50,18 @@ def adapter(path: Path, *, seed: int = 0) -> Path:
     writer.add_tensor("blk.0.attn_q.weight.lora_b", random.normal(size=(width, 2)).astype(np.float32))
     finish(writer)
     return path
+
+
+def test_the_description_has_types_and_places(opened: Callable[..., Loaded]) -> None:
+    found = opened(type_k="q8_0", type_v="f16", placements=(("blk.0.ffn", "CPU"),)).info.placement
+    n_layers = SHAPES["tiny-dense"].num_layers + 1  # the output is a layer
+    assert found == Placement("q8_0", "f16", n_layers, n_gpu_layers=0, n_rules=1)
+
+
+def test_layers_count_where_they_are() -> None:
+    places = tuple(Place(name, name != "host", Usage(), None) for name in ("CUDA0", "CUDA1", "host"))
+    plan = MemoryPlan(512, 1, 1.0, 1, places, ("CPU", "CUDA0", "CUDA1", "CUDA1"))
+    assert plan.n_gpu_layers == 3
 
 
 def test_adapters_change_the_model_and_its_fingerprint(opened: Callable[..., Loaded], tmp_path: Path) -> None:

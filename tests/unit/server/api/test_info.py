@@ -41,6 +41,8 @@ def test_props() -> None:
     assert body["total_slots"] == 1
     assert body["model_alias"] == "toy-1"
     assert body["model_path"] == "/models/toy.gguf"
+    assert (body["cache_type_k"], body["cache_type_v"]) == ("f16", "f16")
+    assert (body["n_layers"], body["n_gpu_layers"], body["n_placement_rules"]) == (0, 0, 0)
     assert body["chat_template"] == toy.THINKING
     assert body["chat_template_caps"]["supports_system_role"] is True
     assert body["modalities"] == {"vision": False, "video": False, "audio": False}
