@@ -25,7 +25,7 @@ from pyctl.cli.startup_banner import Addresses, cache_text, device_text, ready_t
 from pyctl.errors import ConfigError, EngineError
 from pyctl.llama import connect_workers, devices, gpus
 from pyctl.llama.extension import build_line, losses
-from pyctl.server.app import create_app, create_loading_app
+from pyctl.server.app import create_app, create_loading_app, early_paths
 from pyctl.server.listen import bind
 from pyctl.server.load_order import LoadOrder
 from pyctl.server.middleware import LoadingApp
@@ -176,7 +176,7 @@ class _Serving:
         self._closing = threading.Event()
         self._models, self._load_context = models, LoadContext(self._shared)
         self._began = time.monotonic()
-        self.gate = LoadingApp(create_loading_app(settings.server))
+        self.gate = LoadingApp(create_loading_app(self._shared), early=early_paths(settings.server))
 
     def run(self) -> None:
         """Load the model, let requests through, and wait for `close`, which another thread may call at any time.

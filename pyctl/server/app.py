@@ -62,19 +62,25 @@ from pyctl.server.middleware import (
 from pyctl.server.models import Models
 from pyctl.server.request_log import log_error
 from pyctl.server.request_target import AbsoluteFormMiddleware
-from pyctl.server.service import Service
+from pyctl.server.service import AppState, Service
 
-__all__ = ["create_app", "create_loading_app"]
+__all__ = ["create_app", "create_loading_app", "early_paths"]
 
 
-async def _render(models: Models, request: Request) -> Response:
-    """POST /page/markdown {"texts": [...]}: the HTML of each, harmless for any texts."""
+_MARKDOWN_PATH = "/page/markdown"
+
+
+async def _html_of(shared: AppState, request: Request) -> Response:
+    """POST /page/markdown {"texts": [...]}: the HTML of each, harmless for any texts. It needs no model."""
     texts = parse_object(await request.body()).get("texts")
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise RequestError("'texts' must be a list of strings")
     at_most(MAX_TEXTS, len(texts), "texts", "texts")
-    shared = models.shared
     return JsonResponse({"html": await shared.pool.rendering.run(request, shared.markdown.render, texts)})
+
+
+async def _render(models: Models, request: Request) -> Response:
+    return await _html_of(models.shared, request)
 
 
 async def _read_pdf(models: Models, request: Request) -> Response:
@@ -161,7 +167,7 @@ _OF_PROCESS: tuple[Operation[Models], ...] = (
     Operation("POST", tool_routes.disabled, ("/cors-proxy",)),
     Operation("POST", info.transcribe, ("/audio/transcriptions", "/v1/audio/transcriptions")),
     Operation("POST", completions.control, ("/v1/chat/completions/control",)),
-    Operation("POST", _render, ("/page/markdown",)),
+    Operation("POST", _render, (_MARKDOWN_PATH,)),
     Operation("POST", _read_pdf, ("/page/pdf",), is_own=True),
     Operation("GET", ollama.tags, ("/api/tags",)),
     Operation("GET", ollama.loaded_models, ("/api/ps",)),
@@ -210,17 +216,39 @@ def create_app(models: Models) -> Starlette:
     )
 
 
-def create_loading_app(settings: ServerSettings) -> Starlette:
-    """The application until the model is loaded: the page, which waits for it, and 503 to everything else."""
+def create_loading_app(shared: AppState) -> Starlette:
+    """The application until the model is loaded: the page with its Markdown, and 503 to everything else."""
+    settings = shared.settings
 
     async def loading(request: Request, error: Exception) -> Response:
         return error_response(LoadingError(), form_of(request.url.path.removeprefix(settings.api_prefix)))
 
     return Starlette(
-        routes=page_routes(settings),
+        routes=[*_early_routes(shared), *page_routes(settings)],
         middleware=[Middleware(AbsoluteFormMiddleware), Middleware(CorsMiddleware, cors=settings.cors)],
         exception_handlers={HTTPException: loading},
     )
+
+
+def early_paths(settings: ServerSettings) -> tuple[str, ...]:
+    """The paths of POST requests that `create_loading_app` answers; all others wait for the model."""
+    return (settings.api_prefix + _MARKDOWN_PATH,) if settings.has_page else ()
+
+
+def _early_routes(shared: AppState) -> list[Route]:
+    settings = shared.settings
+
+    async def render(request: Request) -> Response:
+        try:
+            return await _html_of(shared, request)
+        except Exception as error:
+            return _response_to(form_of(_MARKDOWN_PATH), request, error)
+
+    checks = [
+        Middleware(KeyMiddleware, keys=settings.api_keys, prefix=settings.api_prefix),
+        Middleware(BodyLimitMiddleware, prefix=settings.api_prefix),
+    ]
+    return [Route(path, render, methods=["POST"], middleware=checks) for path in early_paths(settings)]
 
 
 def _checked(

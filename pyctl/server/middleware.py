@@ -45,11 +45,11 @@ class LoadingApp:
     """Passes requests to one application until `open`, and to another from then on.
 
     An earlier POST is held until then, up to ``seconds``, since client libraries try again only twice. A GET is
-    answered at once. `open` and `close` are thread-safe.
+    answered at once, and so is a POST to one of ``early`` paths. `open` and `close` are thread-safe.
     """
 
-    def __init__(self, loading: ASGIApp, seconds: float = HELD_SECONDS) -> None:
-        self._app, self._seconds = loading, seconds
+    def __init__(self, loading: ASGIApp, seconds: float = HELD_SECONDS, early: Collection[str] = ()) -> None:
+        self._app, self._seconds, self._early = loading, seconds, early
         self._is_waiting, self._opened = True, asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.n_held = 0
@@ -83,7 +83,7 @@ class LoadingApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            if self._is_waiting and scope["method"] == "POST":
+            if self._is_waiting and scope["method"] == "POST" and scope["path"] not in self._early:
                 await self._hold()
             await self._app(scope, receive, send)
         except asyncio.CancelledError:  # only at the very end: requests are not cancelled before

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from threading import Thread
+
+import uvicorn
+from starlette.types import ASGIApp
 
 from pyctl.measure.server_process import ServerProcess
+from pyctl.server import ServerSettings
+from pyctl.server.app import create_loading_app, early_paths
+from pyctl.server.middleware import LoadingApp
+from pyctl.server.service import AppState
 from tests.page.browser import Tab, saying
 from tests.page.conftest import SERVE, OpenTab
 from tests.page.test_cache_view import nodes, shown
@@ -91,6 +102,41 @@ def test_the_page_comes_while_the_model_loads(open_tab: OpenTab, tmp_path: Path,
     tab.until_ready()
     tab.say("Hello", saying("Yes."))
     assert tab.page.locator("#model").inner_text()
+
+
+@contextmanager
+def serving(app: ASGIApp) -> Iterator[str]:
+    """The address at which ``app`` answers."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
+        thread = Thread(target=server.run, args=([sock],))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def test_old_replies_are_rendered_while_the_model_loads(open_tab: OpenTab, tmp_path: Path) -> None:
+    """The gate of a server whose model never comes answers; what is asked of the model waits."""
+    settings = ServerSettings(api_prefix="/llm")
+    shared = AppState(settings)
+    gate = LoadingApp(create_loading_app(shared), early=early_paths(settings))
+    message = {"id": "m", "parent": None, "role": "assistant", "content": "**Yes.**", "created": 1}
+    tree = {"id": "c", "title": "T", "updated": 1, "messages": {"m": message}, "leaf": "m", "pick": {}, "system": ""}
+    with closing(shared.markdown), serving(gate) as url:
+        tab = open_tab(f"{url}/llm/", ready=False)
+        tab.expected.append("status of 503")
+        tab.page.goto(tab.url)
+        notice = tab.page.locator("#notice")
+        tab.until(lambda: "Loading the model" in notice.inner_text())
+        save = "async (t) => { sessionStorage.open = 'c'; await (await import('./page/store.js')).save(t); }"
+        tab.page.evaluate(save, tree)
+        tab.page.reload()
+        tab.replies.last.locator("strong").wait_for()
+        tab.until(lambda: "Loading the model" in notice.inner_text())
+        tab.close()
 
 
 def test_the_page_under_a_prefix(open_tab: OpenTab, tmp_path: Path) -> None:

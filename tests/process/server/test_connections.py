@@ -23,6 +23,7 @@ from pyctl.server import ServerSettings
 from pyctl.server.app import create_loading_app
 from pyctl.server.guard import KEPT_SECONDS, ConnectionGuard, GuardedProtocol
 from pyctl.server.listen import bind
+from pyctl.server.service import AppState
 from tests.process.server.test_run import line, server
 
 BODY = b'{"prompt": "a", "n_predict": 1}'
@@ -180,7 +181,8 @@ def test_a_new_connection_has_all_its_time(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("pyctl.server.guard.HEAD_SECONDS", 4.0)
 
     async def look() -> bool:
-        guard, config = ConnectionGuard(8), uvicorn.Config(create_loading_app(ServerSettings()), log_config=None)
+        app = create_loading_app(AppState(ServerSettings()))
+        guard, config = ConnectionGuard(8), uvicorn.Config(app, log_config=None)
         config.load()
         here, there = socket.socketpair()
         with there:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import httpx
@@ -14,9 +14,10 @@ import pytest
 
 from pyctl.errors import ConfigError
 from pyctl.server import ListenSettings, ServerSettings
-from pyctl.server.app import create_loading_app
-from pyctl.server.middleware import LoadingApp
+from pyctl.server.app import create_loading_app, early_paths
+from pyctl.server.middleware import MAX_BODY_BYTES, LoadingApp
 from pyctl.server.run import serve
+from pyctl.server.service import AppState
 from tests.unit.server.fake import HI, Bench, Client, events, play
 from tests.waiting import until
 
@@ -119,7 +120,7 @@ def test_a_certificate_that_is_none_is_one_line_with_its_file(tmp_path: Path) ->
     for key, words in (("cert", "not a PEM certificate with its key"), ("missing", "No such file or directory")):
         files = {"ssl_cert_file": str(tmp_path / "cert"), "ssl_key_file": str(tmp_path / key)}
         with pytest.raises(ConfigError, match=f"{key}: {words}"):
-            serve(create_loading_app(ServerSettings()), [], ListenSettings(**files))
+            serve(create_loading_app(AppState(ServerSettings())), [], ListenSettings(**files))
 
 
 @pytest.mark.parametrize("leftover", [False, True])
@@ -142,7 +143,7 @@ LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailab
 
 def test_everything_waits_for_the_model() -> None:
     bench = Bench(play("x"))
-    gate = LoadingApp(create_loading_app(ServerSettings()), seconds=0.01)
+    gate = LoadingApp(create_loading_app(AppState(ServerSettings())), seconds=0.01)
     client = Client(gate)
     for method, path in (("GET", "/health"), ("POST", "/completion"), ("GET", "/nowhere"), ("DELETE", "/cache")):
         response = client.request(method, path, headers={"Origin": "http://page"})
@@ -161,15 +162,29 @@ def test_everything_waits_for_the_model() -> None:
     assert client.get("/nowhere").status_code == 404
     assert client.post("/completion", json={"prompt": "a"}).json()["content"] == "x"
     for settings in (ServerSettings(show_page=False), ServerSettings(static_path="/tmp")):
-        without = Client(LoadingApp(create_loading_app(settings)))
+        without = Client(LoadingApp(create_loading_app(AppState(settings))))
         assert [without.get(path).status_code for path in ("/", "/page/app.js")] == [503, 503]
+
+
+def test_the_page_gets_its_markdown_before_the_model_is_loaded() -> None:
+    settings = ServerSettings(api_prefix="/llm", api_keys=("secret",))
+    shared = AppState(settings)
+    gate = LoadingApp(create_loading_app(shared), seconds=60.0, early=early_paths(settings))
+    client, key, path = Client(gate), {"Authorization": "Bearer secret"}, "/llm/page/markdown"
+    with closing(shared.markdown):
+        rendered = client.post(path, json={"texts": ["**a**"]}, headers=key)
+    assert rendered.json() == {"html": ["<p><strong>a</strong></p>\n"]}
+    assert client.post(path, json={"texts": ["a"]}).status_code == 401
+    assert client.post(path, json={"texts": 1}, headers=key).status_code == 400
+    assert client.post(path, content=b"x" * (MAX_BODY_BYTES + 1), headers=key).status_code == 413
+    assert early_paths(ServerSettings(show_page=False)) == ()
 
 
 @pytest.mark.parametrize("is_loaded", [True, False])
 def test_a_request_is_held_while_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch, is_loaded: bool) -> None:
     """One that is held gets its reply; one that is too many, or is there when loading ends in another way, 503."""
     monkeypatch.setattr("pyctl.server.middleware.MAX_HELD", 1)
-    bench, gate = Bench(play("x")), LoadingApp(create_loading_app(ServerSettings()), seconds=60.0)
+    bench, gate = Bench(play("x")), LoadingApp(create_loading_app(AppState(ServerSettings())), seconds=60.0)
     with ThreadPoolExecutor(1) as pool:
         held = pool.submit(Client(gate).post, "/completion", json={"prompt": "a"})
         until(lambda: gate.n_held == 1)

@@ -16,6 +16,7 @@ from pyctl.server.app import create_loading_app
 from pyctl.server.listen import bind
 from pyctl.server.middleware import LoadingApp
 from pyctl.server.run import serve
+from pyctl.server.service import AppState
 from tests.unit.server.fake import Bench, Pause, Script, play
 
 
@@ -47,7 +48,7 @@ def main() -> None:
         name, _, value = constant.partition("=")
         setattr(guard, name, float(value))
     run.DRAIN_SECONDS = 20.0  # the machine may be busy
-    gate = LoadingApp(create_loading_app(ServerSettings()))
+    gate = LoadingApp(create_loading_app(AppState(ServerSettings())))
     try:
         with bind(host.split(","), port) as sockets:
             listen = ListenSettings(max_connections=int(sys.argv[5]))
