@@ -181,7 +181,10 @@ def _formula(self: RendererHTML, tokens: list[Token], index: int, options: Any, 
     token = tokens[index]
     display = "block" if token.meta["block"] else "inline"
     # Environments that the converter lacks, or numbers, by others that look the same.
-    content = re.sub(r"\\(begin|end)\{(aligned|align|eqnarray)\*?\}", r"\\\1{align*}", token.content.strip())
+    content = token.content.strip()
+    if content.startswith("\\begin{eqnarray"):  # three columns, where the others have two
+        content = re.sub(r"&((?:(?!\\\\)[^&])*)&", r"&\1", content)
+    content = re.sub(r"\\(begin|end)\{(aligned|align|eqnarray)\*?\}", r"\\\1{align*}", content)
     content = re.sub(r"\\(begin|end)\{(gathered|gather|multline)\*?\}", r"\\\1{matrix}", content)
     try:
         return _mathml(ElementTree.fromstring(latex2mathml.converter.convert(content, display=display)))

@@ -116,6 +116,67 @@ def test_words_in_a_table_stay_whole_on_a_phone(open_tab: OpenTab, server: Serve
     assert body.locator(".table").evaluate("e => e.scrollWidth > e.clientWidth")
 
 
+EQUATIONS = {
+    "aligned": r"x &= 1 + 2 \\ yyyyyy &= 3",
+    "align": r"a &= b & ccccc &= d \\ eeee &= f & g &= h",
+    "eqnarray": r"a &=& b \\ cccc &=& d",
+}
+
+PLACES = """(math, mark) => {
+  const boxes = [...math.querySelectorAll("mo")].filter((mo) => mo.textContent === mark)
+    .map((mo) => mo.getBoundingClientRect());
+  return boxes.map(({ left, height }) => [left, height]);
+}"""
+"""Where each of these signs starts in a formula, and its height, in pixels."""
+
+
+@pytest.mark.parametrize("name", EQUATIONS)
+def test_equations_line_up(tab: Tab, name: str) -> None:
+    body = begin(tab, f"$$\\begin{{{name}}} {EQUATIONS[name]} \\end{{{name}}}$$\n")
+    finish(tab)
+    math = body.locator("math")
+    math.wait_for()
+    lefts = [left for left, _ in math.evaluate(PLACES, "=")]
+    n = len(lefts) // 2  # in a row
+    assert n == (2 if name == "align" else 1)
+    assert lefts[:n] == pytest.approx(lefts[n:], abs=1)
+    cell = "m => m.querySelector('mtd').lastChild.getBoundingClientRect().right"
+    assert 0 <= lefts[0] - math.evaluate(cell) < 8, "the gap before a sign is the sign's own"
+
+
+def test_columns_of_an_array_have_their_sides(tab: Tab) -> None:
+    body = begin(tab, "$$\\begin{array}{lcr} i & i & i \\\\ mmmm & mmmm & mmmm \\end{array}$$\n")
+    finish(tab)
+    body.locator("math").wait_for()
+    sides = """math => [...math.querySelectorAll("mtr")].map((row) => [...row.children].map((cell) => {
+      const { left } = cell.firstChild.getBoundingClientRect(), { right } = cell.lastChild.getBoundingClientRect();
+      return [left, (left + right) / 2, right];
+    }))"""
+    above, below = body.locator("math").evaluate(sides)
+    for column, side in enumerate(("left", "center", "right")):
+        which = ("left", "center", "right").index(side)
+        assert above[column][which] == pytest.approx(below[column][which], abs=1), side
+
+
+def test_brackets_grow_with_a_matrix(tab: Tab) -> None:
+    """In a font for formulas: of those that the page names, where one is there."""
+    body = begin(tab, "$$\\begin{pmatrix} 1 \\\\ 2 \\\\ 3 \\\\ 4 \\end{pmatrix}$$\n")
+    finish(tab)
+    math = body.locator("math")
+    math.wait_for()
+    named = math.evaluate("m => getComputedStyle(m).fontFamily.split(',').map((name) => name.trim())")
+    assert {'"Latin Modern Math"', '"Cambria Math"'} < set(named)
+    wide = """names => {
+      const pen = document.createElement("canvas").getContext("2d");
+      const width = (font) => { pen.font = "40px " + font; return pen.measureText("mW\u222b").width; };
+      return names.some((name) => width(name + ", monospace") !== width("monospace"));
+    }"""
+    if not tab.page.evaluate(wide, [name for name in named if name != "math"]):
+        pytest.skip("no font for formulas here")
+    ((_, height),) = math.evaluate(PLACES, "(")
+    assert height > 0.8 * math.locator("mtable").evaluate("m => m.getBoundingClientRect().height")
+
+
 @pytest.mark.parametrize(("height", "sends"), [(740, True), (400, False)])
 def test_enter_sends_unless_a_keyboard_lies_on_the_screen(
     open_tab: OpenTab, server: ServerProcess, height: int, sends: bool
