@@ -130,15 +130,71 @@ def test_the_tree_is_that_of_the_server(tab: Tab) -> None:
     assert edited["cache"]["restored"] in path
     assert set(edited["cache"]["saved"]) & set(found) <= path
     headline = tab.page.locator("#cache .headline")
-    assert "waited for prompts today" in headline.inner_text()
-    n_requests = tab.server("cache")["totals"]["requests"]
-    assert n_requests > 1
-    tab.until(lambda: f"restored in {n_requests:,} requests" in headline.inner_text())
+    tab.until(lambda: re.search(r"tokens restored in \d+ requests?", headline.inner_text()))
     names = set(tab.page.locator("#cache .node.path .name").all_inner_texts())
     assert names == {"My name is Ada and the code of the north door is 4711, which no one else knows."}
     told = tab.page.locator("#cache").inner_text()
     assert "Disk" in told
-    assert "Memory of the model: hybrid: rows of tokens, and a state at each snapshot" in told
+
+
+REVISIONS = itertools.count(1001)
+
+
+def counting(tab: Tab, saved: object) -> None:
+    """From now on GET /cache has this field `saved`, or none; each answer is a new one."""
+
+    def answer(route: Route) -> None:
+        response = route.fetch(url=tab.url + "cache")
+        body = response.json()
+        body.pop("saved", None)
+        body["revision"] += next(REVISIONS)
+        route.fulfill(response=response, json=body if saved is None else {**body, "saved": saved})
+
+    tab.page.route(re.compile(r"/cache(\?|$)"), answer)
+
+
+def test_the_headline_is_the_time_saved_for_all_clients(tab: Tab) -> None:
+    headline = tab.page.locator("#cache .headline")
+    nothing = {"seconds": 0.0, "tokens": 0, "requests": 0}
+    today = {"seconds": 83.4, "tokens": 120_400, "requests": 84}
+    total = {"seconds": 19_000.0, "tokens": 9_000_000, "requests": 812}
+    tab.say(manual("savings", 12), saying("Yes."))
+    counting(tab, {"today": nothing, "total": total})
+    tab.until(lambda: headline.locator("strong").all_inner_texts() == ["0 s"])
+    counting(tab, {"today": today, "total": total})
+    tab.until(lambda: headline.locator("strong").all_inner_texts() == ["1 min 23 s"])
+    words = " ".join(headline.inner_text().split())
+    assert "of waiting saved today, 5 h 16 min in total, for all clients" in words
+    assert "120k tokens restored in 84 requests" in words
+    counting(tab, {"today": today, "total": today})
+    tab.until(lambda: "saved today, for all clients" in headline.inner_text())
+    counting(tab, None)
+    tab.until(lambda: "waited for prompts today" in headline.inner_text())
+    n_requests = tab.server("cache")["totals"]["requests"]
+    requests = "1 request" if n_requests == 1 else f"{n_requests:,} requests"
+    tab.until(lambda: f"tokens restored in {requests}" in headline.inner_text())
+
+
+def test_a_request_is_stopped_where_it_runs(tab: Tab) -> None:
+    tab.configure(system=manual("stops", 40))
+    tab.page.get_by_role("button", name="New chat").click()
+    tab.say("Hello", saying("Yes."))
+    until_settled(tab)
+    tab.begin("On and on.", {"grammar": 'root ::= ("on and on and on and on and " ){1500}', "max_tokens": -1})
+    row = tab.page.locator("#cache .node", has_text="in use").first
+    row.wait_for()
+    press = """row => {
+      row.focus();
+      const stop = [...row.querySelectorAll("button")].find((button) => button.textContent === "Stop");
+      const isSeen = stop.checkVisibility();
+      stop.click();
+      return isSeen;
+    }"""
+    assert row.evaluate(press), "on the row that has the focus"
+    tab.page.locator("#dialog").get_by_role("button", name="Stop").click()
+    tab.until(lambda: "stopped from the cache view" in tab.replies.last.inner_text())
+    tab.until(lambda: not any(slot["is_processing"] for slot in tab.server("slots")))
+    tab.until(lambda: "in use" not in tab.page.locator("#cache .tree").inner_text())
 
 
 def test_the_time_without_a_cache_is_at_the_speed_of_the_last_prompt(tab: Tab) -> None:

@@ -209,7 +209,8 @@ function update(made, { item, depth, passes, join, up, down }) {
     item.seq ? el("span", { class: "tier live" }, item.seq.busy ? "in use" : "live") : null,
     node.pinned ? el("span", { class: "pin" }, "pinned") : null);
   // The same buttons stay as long as they can: one may be pressed, or have the focus, right now.
-  const offers = JSON.stringify([node.stored, node.pinned]);
+  const task = item.seq?.busy ? item.seq.task : -1;
+  const offers = JSON.stringify([node.stored, node.pinned, task]);
   if (made.offers === offers) return;
   made.offers = offers;
   const act = (text, run) => el("button", {
@@ -219,8 +220,15 @@ function update(made, { item, depth, passes, join, up, down }) {
     },
   }, text);
   const pin = () => api.post("cache/pin", { id: node.id, pinned: !node.pinned });
-  put(acts, node.stored ? null : act(node.pinned ? "Unpin" : "Pin", pin),
+  put(acts, task >= 0 ? act("Stop", () => stopRequest(task)) : null,
+    node.stored ? null : act(node.pinned ? "Unpin" : "Pin", pin),
     node.pinned ? null : act("Drop", () => api.remove("cache/" + encodeURIComponent(node.id))));
+}
+
+// Its client may be gone; one that is not gets an error.
+async function stopRequest(task) {
+  const text = "A reply is generated from this prefix. If another program waits for it, that gets an error.";
+  if (await sure("Stop this request?", text, "Stop")) await api.remove("cache/requests/" + task);
 }
 
 async function change(run) {
@@ -269,7 +277,7 @@ function legend() {
       " in RAM, ", dot("disk"), " on disk (dashed line)."),
     el("li", {}, "The thick line is the open conversation. Lines part where prompts differ."),
     el("li", {}, el("b", {}, "live"), ": the device holds it right now. ", el("b", {}, "in use"),
-      ": a reply runs on it."),
+      ": a reply runs on it; click it to stop that."),
     el("li", {}, el("b", {}, "hits"), ": requests that resumed from it. Click a prefix to pin or drop it; ",
       "a pinned one stays."),
     el("li", {}, el("b", {}, "Prewarm"), " evaluates the open conversation before the next message. ",
@@ -288,7 +296,7 @@ async function clear() {
 
 async function warm() {
   await change(async () => {
-    tell("Reading ahead");
+    tell("Prewarming");
     const { ready, evaluated } = await api.post("cache/warm", { messages: hooks.messages() });
     tell(`${tokens(ready)} are cached, ${count(evaluated)} evaluated now`);
   });
@@ -302,22 +310,41 @@ function gauge(kind, name, bytes, budget) {
     track, el("span", { class: "dim" }, size(bytes) + (budget > 0 ? " of " + size(budget) : "")));
 }
 
+const requests = (n) => (n === 1 ? "1 request" : count(n) + " requests");
+const seconds = (n) => (n > 0 ? time(1000 * n) : "0 s");
+
+// The time that the cache saved all clients today, as the server counts it; from a server that does
+// not count it the time that this browser waited. Null before the first request.
+function headline({ saved, totals }) {
+  const { waited, instead } = hooks.waits(), isShorter = instead - waited >= 1000;
+  const otherwise = isShorter ? `, instead of about ${time(instead)}` : "";
+  const dim = (line) => [el("br"), el("span", { class: "dim" }, line)];
+  const show = (n, words, ...lines) =>
+    el("div", { class: "headline" }, el("strong", {}, seconds(n)),
+      el("span", {}, words, lines.filter(Boolean).map(dim)));
+  if (saved) {
+    const { today, total } = saved;
+    if (!total.requests && !totals.requests) return null;
+    const before = total.seconds - today.seconds >= 1 ? `, ${seconds(total.seconds)} in total` : "";
+    return show(today.seconds, `of waiting saved today${before}, for all clients`,
+      `${short(today.tokens)} tokens restored in ${requests(today.requests)}`,
+      isShorter && `this browser waited ${time(waited)}${otherwise}`);
+  }
+  if (!totals.requests && !waited) return null;
+  const restored = totals.prompt - totals.evaluated;
+  return show(waited / 1000, `waited for prompts today${otherwise}`,
+    `${short(restored)} of ${short(totals.prompt)} tokens restored in ${requests(totals.requests)}`);
+}
+
 function draw() {
   if (!view) return;
   view.note.textContent = failed;
   if (!latest) return;
-  const { bytes, totals, disk } = latest, restored = totals.prompt - totals.evaluated;
-  const sums = `${short(restored)} of ${short(totals.prompt)} tokens restored in ` +
-    (totals.requests === 1 ? "1 request" : count(totals.requests) + " requests");
-  const { waited, instead } = hooks.waits(), isShorter = instead - waited >= 1000;
-  const words = isShorter ? `waited for prompts today, instead of about ${time(instead)}` : "waited for prompts today";
-  put(view.totals, !totals.requests && !waited ? null :
-    el("div", { class: "headline" }, el("strong", {}, waited ? time(waited) : "0 s"),
-      el("span", {}, words, el("br"), el("span", { class: "dim" }, sums))),
+  const { bytes, disk } = latest;
+  put(view.totals, headline(latest),
     bytes.device ? gauge("device", "Device", bytes.device, -1) : null,
     gauge("ram", "RAM", bytes.resident, bytes.budget),
-    disk ? gauge("disk", "Disk", disk.n_bytes, disk.budget) : null,
-    totals.requests ? el("p", { class: "dim" }, `Memory of the model: ${latest.model_memory}`) : null);
+    disk ? gauge("disk", "Disk", disk.n_bytes, disk.budget) : null);
   const roots = treeOf(latest);
   view.drawn.hidden = view.tree.hidden = !roots.length;
   if (!roots.length && !failed) view.note.textContent = "The cache is empty.";
@@ -329,15 +356,15 @@ function draw() {
   chart(latest.replies.filter((reply) => reply.predicted_n > 1));
 }
 
-// Two lines over the last hour at most: how fast prompts were read and replies were written.
+// Two lines over the last hour at most: how fast prompts were evaluated and replies were generated.
 function chart(replies) {
   const counts = (n, ms) => replies.filter((reply) => reply[n] > 8 && reply[ms] > 0);
   const speeds = (n, ms) => counts(n, ms).map((reply) => [reply.age, (1000 * reply[n]) / reply[ms]]);
   const oldest = replies[0]?.age ?? 0;
   if (replies.length < 2) return view.chart.replaceChildren();
   put(view.chart, el("h3", {}, "Speeds, last " + (oldest < 3000 ? ago(oldest) : "hour")),
-    spark("evaluated", "Reading", speeds("prompt_n", "prompt_ms"), oldest, replies.at(-1).age),
-    spark("said", "Writing", speeds("predicted_n", "predicted_ms"), oldest, replies.at(-1).age));
+    spark("evaluated", "Evaluated", speeds("prompt_n", "prompt_ms"), oldest, replies.at(-1).age),
+    spark("said", "Generated", speeds("predicted_n", "predicted_ms"), oldest, replies.at(-1).age));
 }
 
 function spark(kind, name, points, oldest, newest) {
