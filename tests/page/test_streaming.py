@@ -105,6 +105,22 @@ def test_the_last_message_is_edited_in_view(tab: Tab) -> None:
         tab.page.keyboard.press("Escape")
 
 
+def test_the_editor_is_as_high_as_its_text(tab: Tab) -> None:
+    text = "Three lines of text that are one in the file, since this one goes on and on until it fills " * 3
+    tab.page.evaluate(STREAM)
+    tab.begin(text)
+    tab.until(lambda: tab.page.evaluate("window.push !== undefined"))
+    finish(tab)
+    tab.page.press("#text", "ArrowUp")
+    field = tab.page.locator(".edit")
+    lines = "e => e.clientHeight / parseFloat(getComputedStyle(e).lineHeight)"
+    hidden = "e => [e.scrollHeight - e.clientHeight, e.scrollTop]"
+    assert field.evaluate(hidden) == [0, 0]
+    assert field.evaluate(lines) > 3
+    field.fill(text * 2)
+    assert field.evaluate(hidden) == [0, 0], "it grows"
+
+
 def test_words_in_a_table_stay_whole_on_a_phone(open_tab: OpenTab, server: ServerProcess) -> None:
     tab = open_tab(server.url, {**PHONE, "screen": PHONE["viewport"]})
     words = ["Anniversary", "Responsibilities", "Kartoffelpuffer", "Rechtschreibung"]

@@ -36,7 +36,7 @@ def test_from_the_first_message_to_the_last_token(tab: Tab) -> None:
     line.click()
     assert not tab.replies.last.locator(".legend").is_visible()
     assert tab.replies.last.locator(".bar").get_attribute("aria-label") == (
-        f"0 tokens restored, {first['prompt_n']} read, {first['predicted_n']} written"
+        f"0 tokens restored, {first['prompt_n']} evaluated, {first['predicted_n']} generated"
     )
     assert tab.page.title() == f"{FACTS} · pyctl"
     assert tab.page.locator("#list .current .name").text_content() == FACTS
@@ -137,7 +137,7 @@ def test_a_long_prompt_shows_how_far_it_is(tab: Tab) -> None:
     )
     tab.say(long)
     seen = tab.page.evaluate("seen")
-    assert any("to read, about" in text and text.endswith("left") for text in seen), seen
+    assert any("to evaluate, about" in text and text.endswith("left") for text in seen), seen
     assert tab.replies.last.locator(".bar").is_visible()
 
 
@@ -196,13 +196,31 @@ def test_text_files_go_along(tab: Tab) -> None:
     tab.until(lambda: tab.messages.first.locator("details.file").count() == 2)
 
 
-@pytest.mark.parametrize("name", ["a.png", "a.bin"])
+REFUSALS = {"a.png": "no image encoder (--mmproj)", "a.bin": "not a text, PDF or image file"}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
 def test_a_file_that_is_no_text_is_refused_in_words(tab: Tab, name: str) -> None:
     with tab.page.expect_file_chooser() as choosing:
         tab.page.get_by_role("button", name="Attach").click()
-    choosing.value.set_files([{"name": name, "mimeType": "", "buffer": bytes(range(256))}])
-    tab.until(lambda: name in tab.noticed())
+    kind = "image/png" if name.endswith("png") else ""
+    choosing.value.set_files([{"name": name, "mimeType": kind, "buffer": bytes(range(256))}])
+    tab.until(lambda: name in tab.noticed() and REFUSALS[name] in tab.noticed())
     assert not tab.page.locator("#files .chip").count()
+
+
+def test_fences_that_people_write_are_code_and_the_rest_is_as_it_is(tab: Tab) -> None:
+    asked = "Why  *this*?\n\n```python\ndef f(x):\n    return x\n```\n# and <b>that</b>\n~~~~\n```\n~~~~\n   ```\nopen"
+    tab.say(asked, saying("So."))
+    body = tab.messages.first.locator(".body")
+    tab.until(lambda: body.locator(".code pre").count() == 3)
+    codes = [code.strip() for code in body.locator(".code pre").all_inner_texts()]
+    assert codes == ["def f(x):\n    return x", "```", "open"]
+    assert body.locator(".code .k").first.inner_text() == "def"
+    assert body.locator(".plain").all_inner_texts() == ["Why  *this*?", "# and <b>that</b>"]
+    assert not body.locator("em, h1, b").count()
+    tab.reload()
+    tab.until(lambda: body.locator(".code pre").count() == 3)
 
 
 def test_code_is_copied(tab: Tab) -> None:

@@ -71,6 +71,10 @@ def is_stopped(tab: Tab) -> bool:
 
 
 def test_a_second_tab_shows_the_prompt_and_stops_it(tab: Tab, other: Tab) -> None:
+    push({"prompt_progress": {"total": 1224, "cache": 0, "processed": 0, "waiting": 2}}, tab, other)
+    for each in (tab, other):
+        words = each.replies.last.locator(".stats")
+        each.until(lambda words=words: "place 2 in the queue: 1,224 tokens" in words.inner_text())
     push(PROGRESS, tab, other)
     for each in (tab, other):
         words = each.replies.last.locator(".stats")
@@ -97,18 +101,20 @@ def test_a_stream_that_another_tab_ended_was_stopped(tab: Tab, other: Tab) -> No
     assert not other.page.locator(".message .error").count()
 
 
-def test_both_tabs_follow_the_text_to_its_end(tab: Tab, other: Tab) -> None:
+@pytest.mark.parametrize("reads_on", [True, False])
+def test_both_tabs_follow_the_text_to_its_end(tab: Tab, other: Tab, reads_on: bool) -> None:
+    """Either may be the first to end it; one that has not read all takes the rest over."""
     push(content("One, "), tab, other)
     for each in (tab, other):
         each.until(lambda each=each: each.texts()[-1] == "One,")
         assert each.page.get_by_role("button", name="Stop").is_visible()
-    push(content("two."), tab, other)
-    for event in (END, "[DONE]"):
-        push(event, other, tab)
+    for event in (content("two."), END, "[DONE]"):
+        push(event, *([other] if reads_on else []), tab)
     for each in (tab, other):
         each.until_idle()
         each.until(lambda each=each: each.texts()[-1] == "One, two.")
-    assert tab.announced() == "Reply complete"
+    if not reads_on:
+        assert tab.announced() == "Reply complete"
     for each in (tab, other):
         each.reload()
         assert each.texts() == ["Two tabs?", "One, two."]

@@ -74,7 +74,8 @@ export const stream = async (path, body, id, signal) =>
 const ASK_MS = 500;
 const MAX_ASKED = 1200; // ten minutes, as long as the server holds a request while its model loads
 
-// The events of a kept stream from a byte on. One that `isExpected` is waited for: another tab has just sent its request.
+// The events of a kept stream from a byte on. One that `isExpected` is waited for: another tab
+// has just sent its request.
 export async function resume(id, from, signal, isExpected = false) {
   for (let asked = 0; ; asked++) {
     const body = { conversation_ids: [id] };
@@ -82,7 +83,8 @@ export async function resume(id, from, signal, isExpected = false) {
     const found = kept.find((each) => each.conversation_id === id);
     if (found?.is_done || found?.total_bytes)
       return events(await call(`${streamPath(id)}&from=${from}`, { quiet: true, signal }));
-    if (!found && !(isExpected && asked < MAX_ASKED)) throw new Refusal("The server no longer has this reply.", 404);
+    if (!found && !(isExpected && asked < MAX_ASKED))
+      throw new Refusal("The server no longer has this reply.", 404);
     await new Promise((go) => setTimeout(go, ASK_MS)); // it has not started
     signal.throwIfAborted();
   }

@@ -6,6 +6,7 @@ import * as drawn from "./message.js";
 import { messagesOf, tooLong } from "./prompt.js";
 import * as settings from "./settings.js";
 import * as store from "./store.js";
+import { Streamed } from "./streamed.js";
 import * as titles from "./titles.js";
 import * as tools from "./tools.js";
 
@@ -14,8 +15,7 @@ const SAVE_MS = 2000;
 let conversation = null;
 let leaves = false; // the page goes, and with it the connection, but not the reply
 let hooks = {}; // callbacks; see app.js
-// By the conversation's id: {message, controller}, and of a reply that streams also `streamed`, `progress` and what
-// `follow` sets.
+// By the conversation's id: {message, controller}, and of a reply that streams what `follow` sets.
 const runs = new Map();
 
 export const current = () => conversation;
@@ -199,16 +199,18 @@ export function editLast() {
 
 export const stop = (given = conversation) => runOf(given)?.controller.abort();
 
-// Go on with the replies that run at the server: since before this page was loaded, or by a request that another tab
-// has just sent. That tab shows an error by itself.
+// Go on with the replies that run at the server: since before this page was loaded, or by a request
+// that another tab has just sent. That tab shows an error by itself.
 export function resume(conversations, isShared = false) {
   for (const own of conversations)
-    for (const message of Object.values(own.messages))
-      if (message.stream && !runs.has(own.id) && !(isShared && message.error)) follow(own, message, { isShared });
+    for (const message of Object.values(own.messages)) {
+      if (!message.stream || runs.has(own.id) || (isShared && message.error)) continue;
+      follow(own, message, { isShared });
+    }
 }
 
-// Another tab has written this conversation. A reply that also streams into this tab goes on here, unless that tab has
-// ended it.
+// Another tab has written this conversation. A reply that also streams into this tab goes on here,
+// unless that tab has ended it.
 export function takeOver(own, fresh) {
   const run = runOf(own);
   if (!run) return Object.assign(own, fresh);
@@ -273,7 +275,8 @@ async function* eventsOf(own, run, body) {
   }
 }
 
-// Whether another tab has ended this reply, or deleted it with its conversation: both also end its stream here.
+// Whether another tab has ended this reply, or deleted it with its conversation: both also end its
+// stream here.
 async function isEndedElsewhere({ id }, { message, isKept }) {
   const kept = isKept ? await store.read(id).catch(() => null) : null;
   if (kept === undefined) return true;
@@ -281,10 +284,11 @@ async function isEndedElsewhere({ id }, { message, isKept }) {
   return Boolean(theirs) && store.isEnded(theirs, message.stream.id);
 }
 
-// Read the reply to the request `body`, or without one the reply to an earlier request. With `isShared` another tab has
-// sent that, and also reads the reply: that tab goes on with its calls and its title.
+// Read the reply to the request `body`, or without one the reply to an earlier request. With
+// `isShared` another tab has sent that, and also reads the reply: that tab goes on with its calls and
+// its title.
 async function follow(own, message, { body = null, isShared = false }) {
-  const controller = new AbortController(), streamed = new drawn.Streamed(message);
+  const controller = new AbortController(), streamed = new Streamed(message);
   const run = {
     message, controller, streamed, isShared, progress: null,
     isKept: true, // the conversation, in the browser
@@ -307,7 +311,8 @@ async function follow(own, message, { body = null, isShared = false }) {
     draw();
     bottom(!isShared);
     // What was pressed is gone by now; keyboards go on from the reply.
-    if (body && document.activeElement === document.body) elementOf(message)?.focus({ preventScroll: true });
+    if (body && document.activeElement === document.body)
+      elementOf(message)?.focus({ preventScroll: true });
   }
   if (body) run.isKept = await keep(own);
   try {
@@ -365,8 +370,8 @@ async function end(own, run) {
   // What came since the last frame: the server may be gone, which makes HTML of it.
   if (made) run.streamed.draw(made, run);
   // At once: what stops the reply stops its calls.
-  const calls = message.calls && message.finish === "tool_calls" && !message.error && !signal.aborted;
-  if (calls) useTools(message, -1, "", own);
+  const isCalling = message.calls && message.finish === "tool_calls";
+  if (isCalling && !message.error && !signal.aborted) useTools(message, -1, "", own);
   if (made) {
     await drawn.fill(made, true);
     run.streamed.showAll();

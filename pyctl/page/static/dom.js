@@ -24,6 +24,15 @@ export const svg = (tag, props = {}, ...kids) =>
 export const icon = (sign, label, onclick, props = {}) =>
   el("button", { type: "button", class: "icon", "aria-label": label, title: label, onclick, ...props }, sign);
 
+// Make a field for text as high as its text, and no higher than a share of the window.
+export function fit(field) {
+  field.style.height = "auto";
+  const border = field.offsetHeight - field.clientHeight;
+  field.style.height = Math.min(field.scrollHeight + border, innerHeight * FIELD_SHARE) + "px";
+}
+
+const FIELD_SHARE = 0.4;
+
 export const put = (box, ...kids) => box.replaceChildren(...there(kids));
 
 export const $ = (id) => document.getElementById(id);

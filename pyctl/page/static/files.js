@@ -17,7 +17,8 @@ let sees = false;
 // Whether the model has vision; earlier attachments stay.
 export function allowImages(yes) {
   sees = yes;
-  $("attach").setAttribute("aria-label", yes ? "Attach text files or pictures" : "Attach text files");
+  const kinds = yes ? "text, PDF or image" : "text or PDF";
+  $("attach").setAttribute("aria-label", `Attach ${kinds} files`);
 }
 
 export const accepted = () => (sees ? "image/*," : "") + TEXTS;
@@ -73,15 +74,15 @@ async function pdf(file) {
 async function text(file) {
   if (file.size > MAX_TEXT_BYTES) throw new Error(`larger than ${size(MAX_TEXT_BYTES)}`);
   const found = await file.text();
-  if (found.includes("\0")) throw new Error("this is no text");
+  if (found.includes("\0")) throw new Error("not a text, PDF or image file");
   return { name: file.name, text: found };
 }
 
 // As it is where the server can read that, else drawn anew; always the same bytes from then on.
 async function picture(file) {
-  if (!sees) throw new Error("this model takes no pictures");
+  if (!sees) throw new Error("this model cannot see images: it has no image encoder (--mmproj)");
   const bitmap = await createImageBitmap(file).catch(() => null);
-  if (!bitmap) throw new Error("the browser cannot read this picture");
+  if (!bitmap) throw new Error("the browser cannot read this image");
   const most = Math.max(bitmap.width, bitmap.height);
   let blob = file;
   if (!["image/png", "image/jpeg"].includes(file.type) || most > MAX_PIXELS || file.size > MAX_IMAGE_BYTES) {

@@ -1,6 +1,6 @@
 // One message: its thoughts, its text, its calls, what it cost, and what can be done with it.
 
-import { copy, count, el, plain, put, rate, time, tokens } from "./dom.js";
+import { copy, count, el, fit, plain, put, rate, time, tokens } from "./dom.js";
 import * as api from "./api.js";
 import * as tools from "./tools.js";
 
@@ -44,6 +44,7 @@ export function update(made, message, { run, siblings, isLeaf }) {
   drawCalls(made.box("calls"), message, isLeaf && run === null, run !== null && !run.streamed);
 }
 
+export const FAILED_MS = 2000; // between two tries, while the server renders nothing
 let again = 0;
 
 // The text as HTML; until that is here, as it is.
@@ -53,16 +54,57 @@ export async function fill(made, anew = false) {
   made.filled = stamp;
   drawThought(made.box("think"), message);
   if (message.role === "tool") return put(body, tools.folded(message));
-  if (message.role !== "assistant") {
-    return put(body, el("div", { class: "plain" }, message.content), (message.files ?? []).map(attached));
+  const isTyped = message.role !== "assistant";
+  const whole = [{ text: message.content, isMarkdown: true }];
+  const parts = isTyped ? typedParts(message.content) : whole;
+  const boxes = parts.map(({ text }) => el("div", { class: "plain" }, text));
+  if (isTyped) put(body, boxes, (message.files ?? []).map(attached));
+  else if (!body.childNodes.length) put(body, boxes);
+  for (const [i, { text, isMarkdown }] of parts.entries()) {
+    if (!isMarkdown) continue;
+    const html = text ? await api.html(text).catch(() => null) : "";
+    if (made.filled !== stamp) return;
+    if (html === null) return fillLater(made);
+    // The server makes it harmless, and so does our policy.
+    const box = isTyped ? boxes[i] : body;
+    box.innerHTML = html;
+    if (isTyped) box.className = "block";
   }
-  if (!body.childNodes.length) put(body, el("div", { class: "plain" }, message.content));
-  const html = message.content ? await api.html(message.content).catch(() => null) : "";
-  if (made.filled !== stamp) return;
-  if (html !== null) return void (body.innerHTML = html); // the server makes it harmless, and so does our policy
+}
+
+// The server renders nothing now.
+function fillLater(made) {
   made.filled = null;
   clearTimeout(again);
   again = setTimeout(acts.again, FAILED_MS);
+}
+
+// What a person typed or pasted stays as it is, but for code between fences. A fence that is never
+// closed holds the rest, as in Markdown.
+export function typedParts(text) {
+  const parts = [];
+  let lines = [], fence = "";
+  const flush = (isMarkdown) => {
+    const isText = (line) => line.trim() !== "";
+    const first = lines.findIndex(isText), last = lines.findLastIndex(isText);
+    if (first >= 0) parts.push({ text: lines.slice(first, last + 1).join("\n"), isMarkdown });
+    lines = [];
+  };
+  for (const line of text.split("\n")) {
+    const [, mark] = /^ {0,3}(\x60{3,}(?=[^\x60]*$)|~{3,})/.exec(line) ?? [];
+    const isMark = line.trim() === mark;
+    const closes = fence && isMark && mark[0] === fence[0] && mark.length >= fence.length;
+    if (!fence && mark) {
+      flush(false);
+      fence = mark;
+    }
+    lines.push(line);
+    if (!closes) continue;
+    flush(true);
+    fence = "";
+  }
+  flush(fence !== "");
+  return parts;
 }
 
 const attached = (file) =>
@@ -135,32 +177,31 @@ export function drawStats(box, message, run) {
 }
 
 function costs(stats) {
-  const { cache_n: restored, prompt_n: read, predicted_n: written, cache = {} } = stats;
+  const { cache_n: restored, prompt_n: evaluated, predicted_n: generated, cache = {} } = stats;
   const source = cache.source && cache.source !== "none" ? cache.source : "ram";
-  const all = Math.max(restored + read + written, 1);
+  const all = Math.max(restored + evaluated + generated, 1);
   const part = (n, kind) => n ? el("i", { class: kind, vars: { "--w": Math.max((100 * n) / all, 0.8) } }) : null;
   const dot = (kind) => el("b", { class: "dot " + kind, "aria-hidden": "true" });
   const item = (kind, text) => el("span", { class: "item" }, dot(kind), text);
   const speed = (value) => (value ? " · " + rate(value) : "");
   const ahead = stats.warmed_n ? `, ${count(stats.warmed_n)} prewarmed` : "";
   // At the speed of this very prompt; of a few tokens nothing can be said.
-  const saved = read >= 32 ? (restored * stats.prompt_ms) / read : 0;
-  const line = [restored ? `${count(restored)} ${FROM[source]}` : null, `${count(read)} evaluated`,
+  const saved = evaluated >= 32 ? (restored * stats.prompt_ms) / evaluated : 0;
+  const line = [restored ? `${count(restored)} ${FROM[source]}` : null, `${count(evaluated)} evaluated`,
     cache.miss && !isPart(cache.miss) ? "differs at token " + count(cache.miss.position) : null,
     stats.prompt_ms >= 1000 ? "first token after " + time(stats.prompt_ms) : null,
     stats.predicted_per_second ? rate(stats.predicted_per_second) : null];
+  const label = `${tokens(restored)} restored, ${evaluated} evaluated, ${generated} generated`;
+  const pace = evaluated > 16 ? speed(stats.prompt_per_second) : "";
   return el("details", { class: "costs" },
     el("summary", {},
-      el("span", {
-        class: "bar", role: "img", "aria-label": `${tokens(restored)} restored, ${read} read, ${written} written`,
-      },
-        part(restored, source), part(read, "evaluated"), part(written, "said")),
+      el("span", { class: "bar", role: "img", "aria-label": label },
+        part(restored, source), part(evaluated, "evaluated"), part(generated, "said")),
       el("span", { class: "line" }, line.filter(Boolean).join(" · "))),
     el("div", { class: "legend" },
       restored ? item(source, `${count(restored)} restored ${FROM[source]}${ahead}`) : null,
-      item("evaluated",
-        `${count(read)} evaluated in ${time(stats.prompt_ms)}${read > 16 ? speed(stats.prompt_per_second) : ""}`),
-      item("said", `${count(written)} generated in ${time(stats.predicted_ms)}${speed(stats.predicted_per_second)}`),
+      item("evaluated", `${count(evaluated)} evaluated in ${time(stats.prompt_ms)}${pace}`),
+      item("said", `${count(generated)} generated in ${time(stats.predicted_ms)}${speed(stats.predicted_per_second)}`),
       stats.draft_n
         ? el("span", {}, `${count(stats.draft_n_accepted)} of ${count(stats.draft_n)} drafts accepted`) : null,
       saved > 1000 ? el("span", {}, `about ${time(saved)} saved`) : null),
@@ -183,7 +224,7 @@ function missed({ position, nearest, was, is }) {
   return [at + " It was ", el("del", {}, cut(was)), ", it is ", el("ins", {}, cut(is)), "."];
 }
 
-function drawProgress(box, { total, cache, processed, left_ms: ms }) {
+function drawProgress(box, { total, cache, processed, waiting: place, left_ms: ms }) {
   const left = total - processed;
   const rest = ms && left > 0 ? `, about ${time(Math.max(ms, 100))} left` : "";
   const known = cache ? `${count(cache)} of ${tokens(total)} restored` : tokens(total);
@@ -193,7 +234,8 @@ function drawProgress(box, { total, cache, processed, left_ms: ms }) {
   const [bar, words] = box.children;
   bar.max = total;
   bar.value = processed;
-  words.textContent = `${known}, ${count(left)} to read${rest}`;
+  const queue = place ? `place ${count(place)} in the queue: ` : "";
+  words.textContent = `${queue}${known}, ${count(left)} to evaluate${rest}`;
 }
 
 // -- what can be done ------------------------------------------------------------------------------------------------
@@ -220,8 +262,8 @@ function drawTools(box, message, run, siblings, at, isLeaf) {
 // A field in place of the text; `done` gets the typed text, if it differs.
 export function edit(made, verb, done) {
   const { message } = made, body = made.box("body");
-  const rows = Math.min(message.content.split("\n").length + 1, 14);
-  const field = el("textarea", { class: "edit", "aria-label": "Edited message", rows });
+  const oninput = () => fit(field);
+  const field = el("textarea", { class: "edit", "aria-label": "Edited message", oninput });
   field.value = message.content;
   made.filled = null; // a rendering in progress does not replace the field
   const close = () => {
@@ -240,145 +282,7 @@ export function edit(made, verb, done) {
   put(body, field, el("div", { class: "row" },
     el("button", { type: "button", class: "primary", onclick: finish }, verb),
     el("button", { type: "button", onclick: close }, "Cancel")));
+  fit(field);
   field.focus();
   body.scrollIntoView({ block: "nearest" });
-}
-
-// -- a reply as it comes: finished blocks are rendered once, the last one again and again -----------------------------
-
-const MIN_MS = 150, LATE_MS = 1000, FAILED_MS = 2000;
-const SHARE = 10; // the server renders for this page a tenth of the time at most
-
-export class Streamed {
-  constructor(message) {
-    this.message = message;
-    this.rest = el("span", { class: "plain" }); // text not rendered yet, if that takes long
-    this.begin(0);
-  }
-
-  // The last block starts at a place of the text, which is rendered up to `shown`.
-  begin(at) {
-    this.tail = el("div", { class: "tail", "data-end": "" });
-    this.done = this.shown = this.asked = at;
-    this.since = performance.now();
-  }
-
-  draw(made, run) {
-    const { message } = this, body = made.box("body");
-    made.filled = null;
-    drawThought(made.box("think"), message);
-    drawCalls(made.box("calls"), message);
-    drawStats(made.box("stats"), message, run);
-    if (this.tail.parentNode !== body) {
-      this.begin(0);
-      this.tail.append(...body.childNodes); // of a reply that goes on
-      put(body, this.tail);
-    }
-    const end = finished(message.content, this.done);
-    if (end > this.done) this.finish(message.content.slice(this.done, end), end);
-    this.drawRest();
-    this.render();
-  }
-
-  finish(text, end) {
-    const block = this.tail, asIs = () => put(block, el("div", { class: "plain" }, text.trim()));
-    block.className = "block";
-    if (!block.firstChild) asIs();
-    this.begin(end);
-    block.after(this.tail);
-    api.render(text).then((html) => renew(block, html), asIs);
-  }
-
-  async render() {
-    if (this.isAsking) return;
-    this.isAsking = true;
-    let wait = 0, before = 0;
-    while (wait !== FAILED_MS && this.asked < this.message.content.length && this.tail.isConnected) {
-      const { tail, done, message } = this, began = performance.now();
-      const [text, marks] = closed(message.content.slice(done));
-      this.asked = message.content.length;
-      setTimeout(() => this.drawRest(), LATE_MS);
-      try {
-        const html = await api.render(text + marks);
-        const took = performance.now() - began;
-        wait = Math.max(MIN_MS, SHARE * Math.min(took, before)); // the first may start the process that renders
-        before = took;
-        if (tail === this.tail) {
-          this.rest.remove();
-          renew(tail, html);
-          this.shown = done + text.length;
-          this.since = performance.now();
-        }
-      } catch {
-        this.showAll();
-        wait = FAILED_MS;
-      }
-      this.drawRest();
-      await new Promise((go) => setTimeout(go, wait));
-    }
-    this.isAsking = false;
-  }
-
-  // No renderer answers: the rest shows as it is.
-  showAll() {
-    this.since = -LATE_MS;
-    this.drawRest();
-  }
-
-  drawRest() {
-    const text = this.message.content.slice(this.shown), end = this.tail.querySelector("[data-end]") ?? this.tail;
-    this.rest.textContent = this.shown > this.done ? text : text.trimStart();
-    if (performance.now() - this.since >= LATE_MS) end.append(this.rest);
-    else this.rest.remove();
-  }
-}
-
-// A text that ends anywhere, without a mark that is half written, and the mark that closes what stands in marks.
-function closed(text) {
-  if (text.match(/^ *(\x60{3}|~~~)/gm)?.length % 2) return [text.trimEnd(), ""];
-  const cut = text.slice(0, -40) + text.slice(-40).replace(/\n[-=#+>|\d. ]*$|[*_\x60 ]+$/, "");
-  const line = cut.slice(cut.lastIndexOf("\n") + 1);
-  return [cut, ["\x60", "**"].find((mark) => line.split(mark).length % 2 === 0) ?? ""];
-}
-
-const BLOCKS = "p,ul,ol,li,blockquote,.code,pre,pre>code,.table,.table :not(td *,th *),h1,h2,h3,h4";
-
-// Make the children of `old` match `made`: equal ones stay, selected and scrolled.
-function alike(old, made) {
-  const kids = [...made.childNodes];
-  kids.forEach((kid, i) => {
-    const known = old.childNodes[i];
-    if (!known) old.append(kid);
-    else if (known.isEqualNode(kid)) return;
-    else if (known.cloneNode().isEqualNode(kid.cloneNode())) alike(known, kid);
-    else known.replaceWith(kid);
-  });
-  while (old.childNodes.length > kids.length) old.lastChild.remove();
-}
-
-function renew(old, html) {
-  const made = el("div");
-  made.innerHTML = html.replaceAll("\n</code></pre>", "</code></pre>");
-  (old.querySelector("[data-end]") ?? old).removeAttribute("data-end");
-  alike(old, made);
-  let end = old;
-  while (end.lastElementChild?.matches(BLOCKS)) end = end.lastElementChild;
-  end.dataset.end = ""; // where the text goes on
-}
-
-// Where the last finished block of a text ends: before a line that starts a new one, and in no fence and no formula.
-export function finished(text, from) {
-  let fence = "", end = from, at = from;
-  for (let stop; (stop = text.indexOf("\n", at)) >= 0; at = stop + 1) {
-    const line = text.slice(at, stop).trim(), next = text[stop + 1];
-    const [mark] = /^(\x60{3,}|~{3,}|\$\$$|\\\[$|\\\]$)/.exec(line) ?? [""];
-    if (fence) {
-      if (mark === fence || (mark[0] === fence[0] && mark.length > fence.length && mark[0] !== "\\")) {
-        fence = "";
-        end = stop + 1;
-      }
-    } else if (mark) fence = mark === "\\[" ? "\\]" : mark;
-    else if (!line && next !== undefined && !/[\s\d*+>|-]/.test(next)) end = stop + 1;
-  }
-  return end;
 }
