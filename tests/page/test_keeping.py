@@ -27,7 +27,7 @@ def exported(tab: Tab) -> str:
 def test_one_conversation_is_exported_for_people(tab: Tab) -> None:
     tab.say("Which fence holds ```?", saying("This one:\n\n- it"))
     entry = tab.page.locator("#list li").first
-    for verb, name in (("Export as Markdown", "Which-fence-holds-.md"), ("As JSON", "Which-fence-holds-.json")):
+    for verb, name in (("Export as Markdown", "Which-fence-holds-.md"), ("Export as JSON", "Which-fence-holds-.json")):
         entry.hover()
         entry.get_by_role("button", name="Conversation options").click()
         with tab.page.expect_download() as download:
@@ -306,6 +306,79 @@ def test_search_rename_and_delete(tab: Tab) -> None:
     assert names(tab) == ["All <b>lamps</b>"]
 
 
+def groups(tab: Tab) -> dict[str, list[str]]:
+    """The titles at the left, by the headings over them."""
+    found = "l => l.map((s) => [s.firstChild.innerText, [...s.querySelectorAll('.name')].map((n) => n.innerText)])"
+    return dict(tab.page.locator("#list section").evaluate_all(found))
+
+
+def test_a_conversation_is_listed_under_its_day(tab: Tab) -> None:
+    days = {
+        "Today": ["2026-03-10T00:00", "2026-03-10T23:59"],
+        "Yesterday": ["2026-03-09T00:00", "2026-03-09T23:59"],
+        "Previous 7 days": ["2026-03-08T23:59", "2026-03-03T00:00"],
+        "Previous 30 days": ["2026-03-02T23:59", "2026-02-08T00:00"],
+        "February 2026": ["2026-02-07T23:59", "2026-02-01T00:00"],
+        "December 2025": ["2025-12-24T12:00"],
+    }
+    named = """async (times) => {
+      const { groupOf } = await import("./page/sidebar.js"), now = +new Date("2026-03-10T12:00");
+      return times.map((time) => groupOf({ updated: +new Date(time) }, now));
+    }"""
+    for day, times in days.items():
+        assert tab.page.evaluate(named, times) == [day] * len(times)
+
+
+def test_a_pinned_conversation_stays_on_top(tab: Tab) -> None:
+    for title in ("Lamps", "Doors"):
+        put_conversation(tab, title)
+    pin = tab.page.get_by_role("button", name="Pin conversation", exact=True)
+    item = tab.page.locator("#list li").filter(has_text="Lamps")
+    item.hover()
+    item.get_by_role("button", name="Pin conversation", exact=True).click()
+    pinned = {"Pinned": ["Lamps"], "January 2020": ["Doors"]}
+    tab.until(lambda: {**groups(tab), "Today": []} == {**pinned, "Today": []})
+    assert tab.page.evaluate("document.activeElement.ariaLabel") == "Unpin conversation", "it keeps the focus"
+    tab.reload()
+    assert groups(tab)["Pinned"] == ["Lamps"]
+    dump = exported(tab)
+    assert [each.get("pinned", False) for each in trees(dump)] == [False, True]
+    item.hover()
+    item.get_by_role("button", name="Unpin conversation").click()
+    tab.until(lambda: groups(tab)["January 2020"] == ["Doors", "Lamps"])
+    import_text(tab, dump)  # copies
+    tab.until(lambda: groups(tab).get("Pinned") == ["Lamps"])
+    assert pin.count() == tab.page.locator("#list li").count() - 1
+
+
+def put_conversation(tab: Tab, title: str) -> None:
+    """A conversation of January 2020, the later in the alphabet the older."""
+    message = {"id": "m", "parent": None, "role": "user", "content": title, "created": 1}
+    updated = 1_578_000_000_000 - 1000 * ord(title[0])
+    tree = {"id": title, "title": title, "messages": {"m": message}, "leaf": "m", "created": 1, "updated": updated}
+    import_text(tab, json.dumps({"format": "pyctl-conversations", "version": 1, "conversations": [tree]}))
+    tab.page.locator("#list li").filter(has_text=title).wait_for()
+
+
+def test_titles_have_room_and_no_button_covers_them(tab: Tab) -> None:
+    title = "What is known about the lamps of the north hall?"
+    put_conversation(tab, title)
+    item = tab.page.locator("#list li").filter(has_text="What is known")
+    name = item.locator(".name")
+    edges = """e => {
+      const { left, right } = e.getBoundingClientRect(), { paddingLeft, paddingRight } = getComputedStyle(e);
+      return [left + parseFloat(paddingLeft), right - parseFloat(paddingRight)];
+    }"""
+    tab.page.locator("#text").hover()
+    left, right = name.evaluate(edges)
+    assert right - left > 215
+    item.hover()
+    _, right = name.evaluate(edges)
+    buttons = item.locator(".acts").bounding_box()
+    assert buttons is not None
+    assert right <= buttons["x"] + 1
+
+
 IN_VIEW = "e => { const b = e.getBoundingClientRect(); return b.top > 0 && b.bottom < innerHeight; }"
 
 
@@ -320,7 +393,7 @@ def test_search_opens_the_place_also_in_another_branch(tab: Tab) -> None:
     tree = {"title": "Lamps", "messages": messages, "leaf": "m59", "updated": now - 3 * day - 1000}
     import_text(tab, json.dumps({"format": "pyctl-conversations", "version": 1, "conversations": [tree]}))
     tab.until(tab.noticed)
-    assert tab.page.locator("#list li").filter(has_text="Lamps").locator(".age").inner_text() == "3 d"
+    assert tab.page.get_by_role("list", name="Previous 7 days").locator(".name").inner_text() == "Lamps"
     for wanted, key in (("LAMP 7 is", "m7"), ("red boat", "x"), ("lamp 40", "m40")):
         tab.page.get_by_role("button", name="New chat").click()
         tab.page.fill("#search", wanted)

@@ -117,7 +117,14 @@ def test_keys_and_the_model_are_explained(open_tab: OpenTab, server: ServerProce
     assert tab.page.input_value("#text") == "Why?"
     tab.page.get_by_role("button", name="About the model").click()
     tab.until(lambda: "16,384 tokens" in dialog.inner_text())
-    assert "builtin.gguf" in dialog.inner_text()
+    said = dict(zip(dialog.locator("dt").all_inner_texts(), dialog.locator("dd").all_inner_texts(), strict=True))
+    props = tab.server("props")
+    assert said["File"] == "builtin.gguf"
+    assert said["Quantization"] == props["model_ftype"] == "F16"
+    assert said["K and V types"] == props["cache_type_k"] == "f16"
+    assert said["Layers on the GPU"] == f"{props['n_gpu_layers']} of {props['n_layers']}"
+    assert said["Drafts"] == "draft-mtp"
+    assert said["Memory"] == props["model_memory"]
     tab.page.keyboard.press("Escape")
     tab.until_closed()
 
@@ -133,11 +140,30 @@ def test_an_error_of_the_settings_leaves_save_in_sight(open_tab: OpenTab, server
         dialog.locator('[name="json"]').fill(wrong)
         save.click()
         tab.until(lambda: "Not a JSON object" in dialog.get_by_role("alert").inner_text())
-    inside = "e => { const b = e.getBoundingClientRect(); return b.bottom <= innerHeight && b.top >= 0; }"
     for shown in (save, dialog.get_by_role("alert")):
-        assert shown.evaluate(inside)
+        assert shown.evaluate(IN_SIGHT)
     hint = dialog.locator('[name="top_p"]').get_attribute("aria-describedby")
     assert "likeliest" in dialog.locator(f"#{hint}").inner_text()
+
+
+IN_SIGHT = "e => { const b = e.getBoundingClientRect(); return b.bottom <= innerHeight && b.top >= 0; }"
+
+
+def test_tab_goes_through_a_dialog_as_it_is_read(open_tab: OpenTab, server: ServerProcess) -> None:
+    tab = open_tab(server.url)
+    tab.page.locator("#list li").first.hover()
+    tab.page.locator("#list").get_by_role("button", name="Conversation options").click()
+    tab.page.locator("#dialog footer").wait_for()
+    left = "l => l.map((button) => [button.innerText, button.getBoundingClientRect().left])"
+    buttons = tab.page.locator("#dialog footer button").evaluate_all(left)
+    assert [name for name, _ in buttons] == ["Save", "Cancel", "Export as Markdown", "Export as JSON"]
+    assert [place for _, place in buttons] == sorted(place for _, place in buttons)
+    tab.page.keyboard.press("Escape")
+    tab.until_closed()
+    tab.page.keyboard.press("Control+,")
+    appearance = tab.page.locator('#dialog [name="theme"]')
+    appearance.wait_for()
+    assert appearance.evaluate(IN_SIGHT), "above the fields of sampling"
 
 
 PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
@@ -208,6 +234,11 @@ def test_the_look_is_chosen(open_tab: OpenTab, server: ServerProcess) -> None:
     assert light != dark
     tab.reload()
     assert tab.page.evaluate(ground) == dark
+    toggle = tab.page.get_by_role("button", name="Light or dark")
+    for wanted, kept in ((light, "system"), (dark, "dark")):  # where the system is light
+        toggle.click()
+        assert tab.page.evaluate(ground) == wanted
+        assert json.loads(tab.page.evaluate("localStorage.theme")) == kept
     tab.configure(theme="system", stats="no")
     assert tab.page.evaluate(ground) == light
     tab.say("Hello", saying("Yes."))

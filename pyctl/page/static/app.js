@@ -1,11 +1,12 @@
 // The page: conversations at the left, the open one in the middle, the cache at the right.
 
-import { $, ago, ask, copy, count, el, icon, keyed, put, size, sure, tell, time } from "./dom.js";
+import { $, ask, copy, count, el, fit, put, size, sure, tell, time } from "./dom.js";
 import * as api from "./api.js";
 import * as cache from "./cache.js";
 import * as chat from "./chat.js";
 import * as files from "./files.js";
 import * as settings from "./settings.js";
+import * as sidebar from "./sidebar.js";
 import * as store from "./store.js";
 import * as tools from "./tools.js";
 
@@ -19,38 +20,17 @@ const body = document.body.classList;
 
 // -- conversations ---------------------------------------------------------------------------------------------------
 
-const isFound = (text) => text.toLowerCase().includes($("search").value.trim().toLowerCase());
-const says = ({ content }) => isFound(content);
-
-// What is searched for, with some words before and after it.
-function around(text) {
-  const word = $("search").value.trim(), at = text.toLowerCase().indexOf(word.toLowerCase());
-  return ["…" + text.slice(Math.max(0, at - 12), at), el("b", {}, text.slice(at, at + word.length)),
-    text.slice(at + word.length, at + 80)];
-}
-
 function drawList() {
-  const fits = (each) => isFound(store.titleOf(each)) || Object.values(each.messages).some(says);
   conversations.sort((a, b) => b.updated - a.updated);
-  keyed($("list"), conversations.filter(fits), (each) => each.id, entry, (made, each) => {
-    const [name, age] = made.children, isOpen = each === chat.current();
-    const title = store.titleOf(each), found = !isFound(title) && Object.values(each.messages).find(says);
-    put(name, title, found && el("small", {}, around(found.content)));
-    name.title = `${title}\n${new Date(each.updated).toLocaleString()}`;
-    const seconds = (Date.now() - each.updated) / 1000;
-    age.textContent = seconds < 60 ? "" : ago(seconds);
-    made.classList.toggle("current", isOpen);
-    made.classList.toggle("busy", chat.runOf(each) !== null);
-    if (isOpen) name.setAttribute("aria-current", "true");
-    else name.removeAttribute("aria-current");
-  });
+  sidebar.draw(conversations);
 }
 
-function entry({ id }) {
-  const find = () => conversations.find((each) => each.id === id);
-  const name = { class: "name", type: "button", onclick: () => openFound(find()), ondblclick: () => change(find()) };
-  return el("li", {}, el("button", name), el("span", { class: "age" }),
-    icon("⋯", "Conversation options", () => change(find())), icon("✕", "Delete conversation", () => erase(find())));
+// Stored as it is: pinning is no change of the conversation, which keeps its day.
+async function pin(conversation) {
+  conversation.pinned = !conversation.pinned;
+  drawList();
+  sidebar.focusPin(conversation);
+  if (conversation.leaf !== null) await store.save(conversation);
 }
 
 function open(conversation) {
@@ -65,7 +45,7 @@ function open(conversation) {
 // Open a conversation at the search's match, in the open branch if that has one.
 function openFound(conversation) {
   const all = [...store.path(conversation), ...Object.values(conversation.messages)];
-  const found = isFound(store.titleOf(conversation)) ? null : all.find(says);
+  const found = sidebar.isFound(store.titleOf(conversation)) ? null : all.find(sidebar.isFoundIn);
   if (found) store.show(conversation, found.id);
   open(conversation);
   if (found) chat.goTo(found);
@@ -104,7 +84,8 @@ async function erase(conversation) {
     "The server's cache keeps its prefixes until it needs the room.";
   if (conversation.leaf !== null && !(await sure("Delete this conversation?", text, "Delete"))) return;
   conversation.gone = true;
-  await store.drop(conversation.id); // first: where another tab reads a reply of it, that finds it deleted
+  // First: another tab, whose reply `forget` ends, finds it deleted.
+  await store.drop(conversation.id);
   forget(conversation);
 }
 
@@ -162,11 +143,7 @@ const hasKeys = () => !matchMedia("(pointer: coarse)").matches || visualViewport
 
 function composer() {
   const field = $("text");
-  const fit = () => {
-    field.style.height = "auto";
-    field.style.height = Math.min(field.scrollHeight, innerHeight * 0.4) + "px";
-  };
-  field.addEventListener("input", fit);
+  field.addEventListener("input", () => fit(field));
   field.addEventListener("keydown", (event) => {
     const isEnter = event.key === "Enter" && !event.shiftKey && !event.isComposing;
     if (isEnter && (event.ctrlKey || event.metaKey || hasKeys())) {
@@ -185,7 +162,7 @@ function composer() {
     if (!(await files.ready()) || chat.current() !== own || chat.runOf(own)) return;
     const given = files.take();
     if (chat.send(field.value, given)) field.value = "";
-    fit();
+    fit(field);
   });
   $("attach").addEventListener("click", () => choose(files.accepted(), true, files.attach));
   document.addEventListener("dragover", (event) => event.preventDefault());
@@ -253,6 +230,7 @@ function buttons() {
     await settings.openSettings();
     chat.draw();
   });
+  on("look", settings.toggleTheme);
   on("preset", chat.draw, "change");
   on("tools", tools.open);
   on("models", ({ target }) => use(target.value), "change");
@@ -348,11 +326,20 @@ async function describe() {
   const listed = await api.get("v1/models", { quiet: true }).catch(() => ({}));
   const { meta = {}, id } = listed.data?.find(({ id }) => id === api.modelName()) ?? listed.data?.[0] ?? {};
   const file = about.model_path?.split("/").at(-1);
+  const { cache_type_k: k, cache_type_v: v, n_layers: layers, n_gpu_layers: onGpu } = about;
+  const rules = onGpu ? about.n_placement_rules : 0, named = rules === 1 ? "1 rule" : `${rules} rules`;
+  const placed = rules ? `, but for tensors by ${named} of -ot` : "";
+  const drafts = about.default_generation_settings?.params?.["speculative.types"];
   const facts = [
     ["Name", about.model_alias || id], ["File", file],
     ["Parameters", meta.n_params && `${(meta.n_params / 1e9).toPrecision(3)} billion, ${size(meta.size)}`],
+    ["Quantization", about.model_ftype || meta.ftype],
     ["Context", nContext && `${count(nContext)} tokens`],
     ["Trained for", meta.n_ctx_train && `${count(meta.n_ctx_train)} tokens`],
+    ["K and V types", k && (k === v ? k : `K ${k}, V ${v}`)],
+    ["Layers on the GPU", layers && `${onGpu} of ${layers}${placed}`],
+    ["Drafts", drafts && drafts.replaceAll(",", ", ")],
+    ["Memory", about.model_memory],
     ["Replies at once", about.total_slots],
     ["Images", about.modalities?.vision ? "yes" : "no"], ["Build", about.build_info],
   ];
@@ -370,6 +357,10 @@ function drawContext() {
 async function main() {
   settings.applyTheme();
   settings.drawPresets();
+  sidebar.connect({
+    find: (id) => conversations.find((each) => each.id === id), open: openFound, change, pin, erase,
+    isOpen: (each) => each === chat.current(), isBusy: (each) => chat.runOf(each) !== null,
+  });
   body.toggle("hide-cache", localStorage.getItem("hide-cache") === "1");
   api.onKey(settings.askForKey);
   chat.connect({

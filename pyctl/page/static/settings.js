@@ -55,6 +55,17 @@ export function applyTheme() {
   document.documentElement.classList.toggle("no-stats", !state.stats);
 }
 
+const systemTheme = () => (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+
+// The other look; if that is the system's, the page follows the system again.
+export function toggleTheme() {
+  const now = state.theme === "system" ? systemTheme() : state.theme;
+  const wanted = now === "dark" ? "light" : "dark";
+  state.theme = wanted === systemTheme() ? "system" : wanted;
+  write();
+  applyTheme();
+}
+
 // A conversation keeps its preset; a new one has the last one's.
 export function usePreset(name = state.preset) {
   state.preset = name;
@@ -112,20 +123,21 @@ function form(active) {
   const key = el("input", { name: "key", type: "password", autocomplete: "off", placeholder });
   const themes = [["system", "as the system"], ["light", "light"], ["dark", "dark"]];
   return el("div", { class: "settings" },
+    el("h3", {}, "Page"),
+    el("div", { class: "grid" }, choice("theme", "Appearance", themes, state.theme),
+      choice("stats", "Statistics of replies", [["yes", "show"], ["no", "hide"]], state.stats ? "yes" : "no"),
+      choice("titles", "Titles of conversations", [["yes", "by the model"], ["no", "their first words"]],
+        state.titles ? "yes" : "no"),
+      labelled("API key", key),
+      api.hasKey() ? el("button", { type: "button", class: "low", onclick: forget }, "Remove the key") : null),
+    el("h3", {}, "Replies"),
     area("system", "System prompt of new chats", (active ?? values).system, 4, "", matchMedia("(hover:hover)").matches),
     el("div", { class: "grid" }, rows,
       choice("thinking", "Reasoning", thinking, values.thinking ?? ""),
       labelled("Limit of reasoning tokens", number("reasoning_budget", { min: 0, placeholder: "no limit" }),
         "after so many the reply starts")),
     area("json", "Other request fields, as JSON", values.json, 2, '{"tools": [...]}'),
-    labelled("Save as preset", el("input", { name: "name", value: active?.name ?? "", placeholder: "Name" })),
-    el("hr"),
-    el("div", { class: "grid" }, choice("theme", "Appearance", themes, state.theme),
-      choice("stats", "Statistics of replies", [["yes", "show"], ["no", "hide"]], state.stats ? "yes" : "no"),
-      choice("titles", "Titles of conversations", [["yes", "by the model"], ["no", "their first words"]],
-        state.titles ? "yes" : "no"),
-      labelled("API key", key),
-      api.hasKey() ? el("button", { type: "button", class: "low", onclick: forget }, "Remove the key") : null));
+    labelled("Save as preset", el("input", { name: "name", value: active?.name ?? "", placeholder: "Name" })));
 }
 
 function forget(event) {

@@ -34,13 +34,13 @@ async function change(id, run) {
 
 export const save = (conversation) => change(conversation.id, (objects) => objects.put(conversation));
 
-// Whether another tab has ended the reply that came through this stream, or writes another one in its place. An error
-// ends nothing: only the tab that reports it may have lost the server.
+// Whether another tab has ended the reply that came through this stream, or writes another one in its
+// place. An error ends nothing: only the tab that reports it may have lost the server.
 export const isEnded = ({ stream, finish }, id) =>
   stream ? stream.id !== id : Boolean(finish);
 
-// Keep a reply that several tabs read, and nothing else of its conversation. False if another tab has ended it, or
-// deleted the conversation.
+// Keep a reply that several tabs read, and nothing else of its conversation. False if another tab has
+// ended it, or deleted the conversation.
 export async function saveReply(conversation, message, stream) {
   const objects = table("readwrite");
   const written = await new Promise((resolve, reject) => {
@@ -226,6 +226,7 @@ export function parse(text, known) {
     if (isText(given?.id) && !known.has(given.id)) made.id = given.id;
     if (isText(given?.model)) made.model = given.model;
     if (isText(given.title)) made.title = given.title;
+    if (given.pinned === true) made.pinned = true;
     for (const name of ["system", "preset"]) if (isText(given[name])) made[name] = given[name];
     for (const name of ["created", "updated"]) made[name] = +given[name] || made[name];
     for (const [id, message] of Object.entries(messages)) made.messages[id] = messageOf(id, message, messages);
