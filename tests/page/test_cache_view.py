@@ -137,6 +137,18 @@ def test_the_tree_is_that_of_the_server(tab: Tab) -> None:
     assert "Disk" in told
 
 
+def test_a_reply_lights_up_though_its_prefixes_are_drawn_already(tab: Tab) -> None:
+    """The view may hear of them before the end of the reply; then nothing has changed since."""
+    tab.say(manual("lights", 12), saying("Yes."))
+    key = next(iter(until_settled(tab)))
+    tab.until(lambda: not tab.page.locator("#cache .node.added").count())  # it fades
+    light = """async (id) => {
+      await (await import("./page/cache.js")).replied({ restored: "", saved: [id] });
+      return [...document.querySelectorAll("#cache .node.added")].map((node) => node.dataset.key);
+    }"""
+    assert tab.page.evaluate(light, key) == [key]
+
+
 REVISIONS = itertools.count(1001)
 
 

@@ -25,6 +25,7 @@ export async function replied(cache) {
     added = new Set(cache.saved);
   }
   await look();
+  draw(); // also if nothing has changed: the last look may have come after the reply's end
   view?.map.travel(used);
   clearTimeout(fading);
   fading = setTimeout(() => {
