@@ -308,23 +308,24 @@ def _settings(
         sampling = fill(Sampling, values)
     except RequestError as error:
         raise ConfigError(str(error)) from error
+    chosen = frozenset(item.name for item in fields(Sampling) if item.name in values)
     debug, cors = bool(environ.get("LLAMA_SERVER_SLOTS_DEBUG")), fill(Cors, values)
     is_verbose = values.get("verbosity", LogSettings.verbosity) >= VERBOSE
     made: dict[str, Any] = {
         "server": fill(ServerSettings, values, cors=cors, slots_debug=debug, is_verbose=is_verbose),
-        "replies": fill(ReplySettings, values, sampling=sampling),
+        "replies": fill(ReplySettings, values, sampling=sampling, chosen=chosen),
     }
     made |= {name: fill(owner, values) for name, owner in _PARTS.items() if name not in made}
     return CommandSettings(
         **made,
-        request_fields=_request_fields(values, sampling),
+        request_fields=_request_fields(values, sampling, chosen),
         warnings=(*more, *warnings),
         action="devices" if values.get("list_devices") else "models" if values.get("list_models") else "run",
     )
 
 
-def _request_fields(values: Mapping[str, Any], sampling: Sampling) -> dict[str, Any]:
-    made = {item.name: getattr(sampling, item.name) for item in fields(Sampling) if item.name in values}
+def _request_fields(values: Mapping[str, Any], sampling: Sampling, chosen: frozenset[str]) -> dict[str, Any]:
+    made = {item.name: getattr(sampling, item.name) for item in fields(Sampling) if item.name in chosen}
     if "json_schema" in values:
         del made["grammar"], made["grammar_kind"]
         made["json_schema"] = values["json_schema"]

@@ -7,10 +7,12 @@ import hashlib
 import logging
 import os
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pyctl.cache import (
     ANYWHERE,
@@ -47,6 +49,7 @@ from pyctl.llama.devices import check_gguf, file_head, model_files
 from pyctl.llama.image_encoder import MAX_ROWS_BYTES
 from pyctl.llama.memory_fit import has_room, wanted_memory
 from pyctl.models import HubSettings, builtin_model
+from pyctl.server import ReplySettings
 from pyctl.server.models import Progress
 from pyctl.server.service import AppState, Service
 
@@ -161,7 +164,8 @@ def assemble(
     worker = Worker(engine, info, sleep_seconds, settings.engine.stall_seconds)
     if context.ram is not None:
         context.ram.add(cache, EvictableEngineCache(worker, engine))
-    service = Service(worker, chat_format, EngineAdmin(worker, engine), settings.replies, context.shared)
+    replies = _with_recommended(settings.replies, info.sampling)
+    service = Service(worker, chat_format, EngineAdmin(worker, engine), replies, context.shared)
     if chat_format.capabilities.tools:
         service.post_reply.add(partial(prepare_vocabulary, worker))
     return service
@@ -239,6 +243,16 @@ def _with_model(settings: CommandSettings) -> CommandSettings:
     return replace(settings, model=model, drafts=drafts, format=chat)
 
 
+def _with_recommended(replies: ReplySettings, recommended: Mapping[str, Any]) -> ReplySettings:
+    """Let the file's sampling parameters take the place of those that the user did not choose."""
+    used = {name: value for name, value in recommended.items() if name not in replies.chosen}
+    if not used:
+        return replies
+    shown = (f"{name} {';'.join(value) if name == 'samplers' else value}" for name, value in used.items())
+    log.info("sampling defaults of the file: %s", ", ".join(shown))
+    return replace(replies, sampling=replace(replies.sampling, **used))
+
+
 def _chat_format(settings: CommandSettings, loaded: Loaded) -> tuple[ChatFormat, DiskTier | None]:
     """The model's chat format, and the disk tier whose directory keeps its replies."""
     chat, info, exact = settings.format, loaded.info, settings.engine.exact
@@ -255,7 +269,15 @@ def _chat_format(settings: CommandSettings, loaded: Loaded) -> tuple[ChatFormat,
             run_soon=tier.queue.run_soon,
             spend=tier.store.files.spend,
         )
-    return ChatFormat(template, loaded.tokenizer, chat.template_kwargs, replay, loaded.images, keeps_order=exact), tier
+    chat_format = ChatFormat(
+        template,
+        loaded.tokenizer,
+        chat.template_kwargs,
+        replay,
+        loaded.images,
+        keeps_order=exact,
+    )
+    return chat_format, tier
 
 
 def _load(settings: CommandSettings, report: Progress, context: LoadContext) -> tuple[Loaded, int | None]:

@@ -5,9 +5,9 @@ Each caller depends on one of them: decoding on `Evaluator`, the cache on `Seque
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +59,8 @@ class EngineInfo:
     first of ``model_aliases`` if any. A reranker's prompt is ``rerank_template``, or if that is empty query and
     document with ``rerank_marks`` before, between and after them. ``pool`` is where rows lie, None if all are on
     the device. ``memory`` describes llama.cpp's kind of memory, and where sequences can resume. ``placement`` is
-    how its weights and rows are stored.
+    how its weights and rows are stored. ``sampling`` are the parameters that the file recommends, by the fields of
+    `Sampling`.
     """
 
     model_path: str
@@ -91,6 +92,7 @@ class EngineInfo:
     pool: PoolPlan | None = None
     memory: str = ""
     placement: Placement = Placement()
+    sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
 TopTokens = tuple[tuple[int, float], ...]

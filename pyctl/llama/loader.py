@@ -28,6 +28,7 @@ from pyctl.llama.draft.draft_model import DraftModel, MakeDraftModel
 from pyctl.llama.draft.mtp import Eagle3, MtpHead
 from pyctl.llama.draft.separate_model import SeparateModel
 from pyctl.llama.dry_runs import NO_DRAFTS
+from pyctl.llama.file_sampling import recommended_sampling
 from pyctl.llama.fingerprint import file_digest, fingerprint, shared_split
 from pyctl.llama.fit import fit_drafts, fit_settings
 from pyctl.llama.image_encoder import ImageEncoder
@@ -369,6 +370,7 @@ def _describe(path: Path, backend: LlamaBackend, settings: ModelSettings, plan: 
             n_gpu_layers=plan.n_gpu_layers,
             n_rules=len(settings.placements),
         ),
+        sampling=recommended_sampling(lambda key: metadata_text(model, key)),
     )
 
 

@@ -242,11 +242,13 @@ class ServerSettings:
 class ReplySettings:
     """Replies of one model: defaults of requests.
 
+    ``chosen`` are the fields of ``sampling`` that the user set; the model's file may set the others.
     ``n_batch`` bounds the text around the gap in /infill. ``disk_policy``, ``n_batch`` and ``embeddings`` are the
     settings of these names of the disk and the model.
     """
 
     sampling: Sampling = field(default_factory=Sampling)
+    chosen: frozenset[str] = frozenset()
     n_predict: int = SAMPLING.flag(
         -1, "-n --predict --n-predict", "maximum tokens per reply, -1 = no limit", tokens(-1), "LLAMA_ARG_N_PREDICT"
     )

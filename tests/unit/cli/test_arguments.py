@@ -73,7 +73,7 @@ def test_every_field_has_a_flag() -> None:
         *(("DiskSettings", name) for name in ("is_default", "free_part")),  # where no flag names a directory
         ("VisionSettings", "is_optional"),  # -hf brings an encoder that no flag names
         *(("ReplySettings", name) for name in ("disk_policy", "n_batch", "embeddings")),  # as their owners have them
-        ("ReplySettings", "sampling"),
+        *(("ReplySettings", name) for name in ("sampling", "chosen")),
         *(("ServerSettings", name) for name in ("cors", "slots_debug", "is_verbose")),
     }
     fields = [(owner.__name__, item) for owner in OWNERS for item in dataclasses.fields(owner)]

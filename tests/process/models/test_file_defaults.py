@@ -1,0 +1,74 @@
+"""Sampling parameters of a GGUF file, on a running server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.gguf_copy import copy_with
+from tests.process.conftest import Server
+
+RECOMMENDED = {
+    "general.sampling.temp": 0.25,
+    "general.sampling.top_k": 20,
+    "general.sampling.top_p": 0.5,
+    "general.sampling.sequence": "top_k;top_p;temperature",
+    "general.sampling.min_p": "much",
+}
+
+TOOL_USE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+TOOL_USE += "{% for t in tools %}TOOL {{ t.function.name }}\n{% endfor %}"
+TOOL_USE += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+PLAIN = TOOL_USE.replace("{% for t in tools %}TOOL {{ t.function.name }}\n{% endfor %}", "")
+
+ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}]
+
+
+@pytest.fixture(scope="module")
+def model(model_path: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file that recommends parameters, and has a template for tools."""
+    templates = {"tokenizer.chat_template": PLAIN, "tokenizer.chat_template.tool_use": TOOL_USE}
+    target = tmp_path_factory.mktemp("models") / "both.gguf"
+    return copy_with(model_path("tiny-dense"), target, {**RECOMMENDED, **templates})
+
+
+@pytest.fixture(scope="module")
+def server(start: Callable[..., Server], model: Path) -> Server:
+    return start("", "-m", str(model), "--top-k", "7", "--no-kv-cache")
+
+
+def test_parameters_of_the_file_are_defaults_below_flags_and_requests(server: Server) -> None:
+    params = httpx.get(f"{server.url}/props").json()["default_generation_settings"]["params"]
+    shown = {name: params[name] for name in ("temperature", "top_k", "top_p", "min_p", "samplers")}
+    samplers = ["top_k", "top_p", "temperature"]
+    assert shown == {
+        "temperature": 0.25,
+        "top_k": 7,
+        "top_p": 0.5,
+        "min_p": pytest.approx(0.05),
+        "samplers": samplers,
+    }
+    body = {"prompt": "hi", "n_predict": 1, "top_p": 0.75}
+    used = httpx.post(f"{server.url}/completion", json=body).json()["generation_settings"]
+    assert (used["temperature"], used["top_k"], used["top_p"]) == (0.25, 7, 0.75)
+    assert "general.sampling.min_p of the file is ignored: 'much' is not a number" in server.log()
+    (slot, *_) = httpx.get(f"{server.url}/slots").json()
+    assert slot["params"]["temperature"] == 0.25
+
+
+def test_a_section_of_a_preset_wins(start: Callable[..., Server], model: Path, tmp_path: Path) -> None:
+    presets = tmp_path / "models.ini"
+    presets.write_text(f"[one]\nmodel = {model}\ntemp = 0.5\n", encoding="utf-8")
+    running = start("", "--models-preset", str(presets), "--no-kv-cache")
+    body = {**ASKED, "model": "one"}
+    assert httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=60).status_code == 200
+    props = httpx.get(f"{running.url}/props", params={"model": "one"}).json()
+    params = props["default_generation_settings"]["params"]
+    assert (params["temperature"], params["top_k"]) == (0.5, 20)
+
+
