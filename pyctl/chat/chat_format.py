@@ -20,7 +20,7 @@ from pyctl.chat.images import ImageReader, shown, split_marked, split_marker
 from pyctl.chat.rendering import Continue, RenderedChat, Renderer, unreadable
 from pyctl.chat.replay import Replay, ReplayMarks
 from pyctl.chat.reply import ParsedReply, ReasoningSplitter, ReplyDelta, ReplyPart, ReplySplitter, reasoning_limit
-from pyctl.chat.template import Template
+from pyctl.chat.template import Template, TemplateCapabilities
 from pyctl.chat.tools import Tools, read_tools, template_tools
 from pyctl.errors import RequestError
 from pyctl.image_file import ImageFile
@@ -63,12 +63,48 @@ class ChatRequest:
     reasoning_budget_message: str = ""
 
 
+class Dialect:
+    """How one template of a model writes conversations and calls.
+
+    ``specials`` are the tokenizer's special tokens, id by text, and ``controls`` those of them that
+    have no text in a reply. ``starts`` are the token ids that start a message, and
+    ``control_texts`` the control tokens that the reader of replies has to see.
+    """
+
+    def __init__(
+        self,
+        template: Template,
+        tokenizer: Tokenizer,
+        specials: Mapping[str, int],
+        controls: Mapping[str, int],
+        kwargs: Mapping[str, Any],
+        replay: Replay,
+    ) -> None:
+        self.template = template
+        self.capabilities = template.capabilities
+        self.controls = controls
+        self.call_format = find_call_format(template)
+        self.tags = self.call_format.tags(template.source)
+        tags = (self.tags.open, self.tags.close)
+        self.message_starts = MessageStarts(template, tokenizer, specials, () if self.tags.next_message else tags)
+        self.starts = self.message_starts.ids
+        marks = (*self.call_format.control_tokens, *tags)
+        self.control_texts = {controls[mark]: mark.encode() for mark in marks if mark in controls}
+        self.bound_calls = BoundCalls(self.call_format, self.tags, controls)
+        starts = [text for text, token in specials.items() if token in self.starts]
+        around = self.call_format.around_content
+        remembered = ReplayMarks(replay, starts, tags, around, self.message_starts.call_end)
+        self.renderer = Renderer(template, self.tags, starts, kwargs, remembered, strip_bos=tokenizer.add_bos)
+        self.marks = self.renderer.marks
+
+
 class ChatFormat:
     """``ChatFormat(template, tokenizer).prepare(ChatRequest([{"role": "user", "content": "Hi"}])).prompt``
 
     ``kwargs`` are variables of the template that a request may override; ``replay`` remembers replies and puts them
-    into later conversations; ``starts`` are the token ids that start a message. Without ``images`` there can be none.
-    Tools that differ from an earlier reply's in the order of keys alone take that order, unless ``keeps_order``.
+    into later conversations. Without ``images`` there can be none. Tools that differ from an earlier reply's in the
+    order of keys alone take that order, unless ``keeps_order``. Requests with tools are written by ``tool_template``
+    if the model has one, all others and raw prompts by ``template``.
     Thread-safe. Whatever is wrong with a request raises RequestError.
     """
 
@@ -80,36 +116,45 @@ class ChatFormat:
         replay: Replay | None = None,
         images: ImageReader | None = None,
         *,
+        tool_template: Template | None = None,
         keeps_order: bool = False,
     ) -> None:
         self.template = template
+        self.tool_template = tool_template
         self.tokenizer = tokenizer
         self.images = images
-        self.capabilities = template.capabilities
         specials = tokenizer.special_tokens()
-        self.call_format = find_call_format(template)
-        self.tags = self.call_format.tags(template.source)
-        tags = (self.tags.open, self.tags.close)
-        self._starts = MessageStarts(template, tokenizer, specials, () if self.tags.next_message else tags)
-        self.starts = self._starts.ids
-        self.controls = {text: id for text, id in specials.items() if not tokenizer.piece(id, special=False)}
-        marks = (*self.call_format.control_tokens, *tags)
-        self.control_texts = {self.controls[mark]: mark.encode() for mark in marks if mark in self.controls}
-        self.bound_calls = BoundCalls(self.call_format, self.tags, self.controls)
-        self._memo = CachedTokenizer(tokenizer, specials)
-        self._bos = as_tokens([tokenizer.bos] if tokenizer.add_bos else [])
-        starts = [text for text, token in specials.items() if token in self.starts]
-        around = self.call_format.around_content
+        controls = {text: id for text, id in specials.items() if not tokenizer.piece(id, special=False)}
         replay = replay or Replay("off")
         self.orders = Replay("off") if keeps_order else replay
-        remembered = ReplayMarks(replay, starts, tags, around, self._starts.call_end)
-        self._renderer = Renderer(template, self.tags, starts, kwargs or {}, remembered, strip_bos=tokenizer.add_bos)
-        self.marks = self._renderer.marks
+        self.dialect = Dialect(template, tokenizer, specials, controls, kwargs or {}, replay)
+        self.tool_dialect = self.dialect
+        if tool_template is not None and tool_template.source != template.source:
+            self.tool_dialect = Dialect(tool_template, tokenizer, specials, controls, kwargs or {}, replay)
+        self._memo = CachedTokenizer(tokenizer, specials)
+        self._bos = as_tokens([tokenizer.bos] if tokenizer.add_bos else [])
 
     @property
     def n_bytes(self) -> Mapping[str, int]:
         """Bytes that are remembered between requests: of tokens by their text, and of replies, with tools."""
-        return {"tokenizer": self._memo.n_bytes, "replies": max(self.marks.replay.n_bytes, self.orders.n_bytes)}
+        replays = (self.dialect.marks.replay, self.tool_dialect.marks.replay, self.orders)
+        return {"tokenizer": self._memo.n_bytes, "replies": max(replay.n_bytes for replay in replays)}
+
+    @cached_property
+    def capabilities(self) -> TemplateCapabilities:
+        """The abilities of the template; those that concern tools are of the one for tools."""
+        of_tools = self.tool_dialect.capabilities
+        return replace(
+            self.dialect.capabilities,
+            tools=of_tools.tools,
+            tool_calls=of_tools.tool_calls,
+            object_arguments=of_tools.object_arguments,
+            parallel_calls=of_tools.parallel_calls,
+        )
+
+    def dialect_of(self, tools: Sequence[object] | None) -> Dialect:
+        """The dialect of a request with these ``tools``."""
+        return self.tool_dialect if tools else self.dialect
 
     def prepare(self, request: ChatRequest) -> PreparedChat:
         """Check and render ``request``. What else is wrong with it shows when that part of the answer is asked for."""
@@ -122,7 +167,8 @@ class ChatFormat:
             parse=request.parse_tool_calls,
             has_grammar=request.grammar is not None,
         )
-        rendered = self._renderer.render(
+        dialect = self.dialect_of(tools)
+        rendered = dialect.renderer.render(
             request.messages,
             tools=tools,
             variables=request.template_kwargs,
@@ -130,7 +176,7 @@ class ChatFormat:
             continues=request.continue_final_message,
             prefill=request.prefill_assistant,
         )
-        return PreparedChat(self, request, rendered, callables, remember)
+        return PreparedChat(self, dialect, request, rendered, callables, remember)
 
     def beginning(self, request: ChatRequest) -> Prompt:
         """The beginning of the next prompt of a conversation that is certain, for any next role and text.
@@ -144,9 +190,13 @@ class ChatFormat:
         if last.get("role") not in (None, "system", "developer", "assistant"):
             return self.prepare(request).prompt
         tools = template_tools(self.orders.in_order(request.tools)[0])
+        dialect = self.dialect_of(tools)
         one, other = (
             self.prompt_of(
-                self._renderer.render([*messages, *_next(last, text)], tools=tools, variables=request.template_kwargs)
+                dialect.renderer.render(
+                    [*messages, *_next(last, text)], tools=tools, variables=request.template_kwargs
+                ),
+                dialect,
             )
             for text in _NEXT_TEXTS
         )
@@ -155,7 +205,8 @@ class ChatFormat:
     def prompt_from_text(self, text: str, images: Sequence[ImageFile] | None = None) -> Prompt:
         """Tokens of ``text``, special tokens included, after BOS where the model needs it; with ``images`` in the
         places of the marker for them, which is text like any other for None."""
-        return self._prompt([self._bos, *self._pieces([text] if images is None else split_marker(text, images))])
+        pieces = self._pieces([text] if images is None else split_marker(text, images))
+        return self._prompt([self._bos, *pieces], self.dialect)
 
     def prompt_from_mixed(self, parts: Sequence[str | int]) -> Prompt:
         """Tokens of strings and token ids in a row; BOS comes first only if a string does."""
@@ -163,10 +214,10 @@ class ChatFormat:
         for is_text, run in groupby(parts, key=lambda part: isinstance(part, str)):
             items = list(run)
             runs += [self._memo.tokenize(str(text)) for text in items] if is_text else [_ids(items)]
-        return self._prompt(runs)
+        return self._prompt(runs, self.dialect)
 
-    def prompt_of(self, rendered: RenderedChat) -> Prompt:
-        """The tokens of ``rendered``, of replayed replies as they were sampled."""
+    def prompt_of(self, rendered: RenderedChat, dialect: Dialect) -> Prompt:
+        """The tokens of what ``dialect`` rendered, of replayed replies as they were sampled."""
         parts: list[Tokens | ImageSpan] = [self._bos]
         for part in rendered.parts or (rendered.text,):
             text = part if isinstance(part, str) else part.text
@@ -174,7 +225,7 @@ class ChatFormat:
                 parts.append(part.tokens)
             else:
                 parts += self._pieces(split_marked(text, rendered.images) if rendered.images else [text])
-        return self._prompt(parts)
+        return self._prompt(parts, dialect)
 
     def _pieces(self, pieces: Sequence[str | ImageFile]) -> Iterator[Tokens | ImageSpan]:
         """Text as tokens, and each image with what stands around it."""
@@ -189,7 +240,7 @@ class ChatFormat:
                 yield self.images.picture(piece)
                 yield after
 
-    def _prompt(self, parts: Sequence[Tokens | ImageSpan]) -> Prompt:
+    def _prompt(self, parts: Sequence[Tokens | ImageSpan], dialect: Dialect) -> Prompt:
         pictures: list[ImageSpan] = []
         runs: list[Tokens] = []
         n = 0
@@ -198,7 +249,8 @@ class ChatFormat:
                 pictures.append(replace(part, start=n))
             runs.append(part.tokens if isinstance(part, ImageSpan) else part)
             n += runs[-1].size
-        return self._starts.prompt(as_tokens(np.concatenate(runs)) if runs else as_tokens([]), pictures)
+        tokens = as_tokens(np.concatenate(runs)) if runs else as_tokens([])
+        return dialect.message_starts.prompt(tokens, pictures)
 
 
 class PreparedChat:
@@ -212,30 +264,32 @@ class PreparedChat:
     def __init__(
         self,
         chat: ChatFormat,
+        dialect: Dialect,
         request: ChatRequest,
         rendered: RenderedChat,
         tools: Tools | None,
         remember_tools: Callable[[], None],
     ) -> None:
         self._chat = chat
+        self._dialect = dialect
         self._remember_tools = remember_tools
         self._request = request
         self.rendered = rendered
         self._tools = tools
         self.text = shown(rendered.text, rendered.images) if rendered.images else rendered.text
         self.is_continued = request.continue_final_message is not None
-        self.control_texts = chat.control_texts
+        self.control_texts = dialect.control_texts
         self.open_reasoning = rendered.open_reasoning if request.reasoning_format == "none" else ""
 
     @cached_property
     def prompt(self) -> Prompt:
         """Token ids and boundaries of the prompt; replayed replies have the tokens that were sampled."""
-        return self._chat.prompt_of(self.rendered)
+        return self._chat.prompt_of(self.rendered, self._dialect)
 
     @property
     def n_tokens(self) -> int:
         """How many tokens it has as text, replies that could be replayed included."""
-        return len(self._chat.prompt_of(replace(self.rendered, parts=())))
+        return len(self._chat.prompt_of(replace(self.rendered, parts=()), self._dialect))
 
     @cached_property
     def constraint(self) -> Constraint | None:
@@ -252,7 +306,9 @@ class PreparedChat:
             return self._call_constraint()
         prefill = rendered.prefill if rendered.reply_part == "content" else ""
         try:
-            alone = reply_constraint(request.schema, self._chat.tags, self._begins(), prefill, self._chat.controls)
+            alone = reply_constraint(
+                request.schema, self._dialect.tags, self._begins(), prefill, self._dialect.controls
+            )
         except RequestError as error:
             raise RequestError(f"Field 'json_schema': JSON schema conversion failed: {error}") from error
         return self._call_constraint(request.schema, prefill) or alone
@@ -260,7 +316,7 @@ class PreparedChat:
     @cached_property
     def reasoning(self) -> ReasoningLimit | None:
         """How the engine ends the reasoning after so many tokens; None without a limit, or if there can be none."""
-        request, rendered, tags = self._request, self.rendered, self._chat.tags
+        request, rendered, tags = self._request, self.rendered, self._dialect.tags
         recurs = bool(tags.next_message)
         if request.reasoning_budget is None or (rendered.reply_part == "content" and not recurs):
             return None
@@ -275,7 +331,7 @@ class PreparedChat:
         if self._request.reasoning_format == "none":
             return ReplyDelta(content=self.rendered.begun)
         content = self.rendered.prefill if self.rendered.reply_part == "content" else ""
-        reader = ReasoningSplitter(self._chat.tags)
+        reader = ReasoningSplitter(self._dialect.tags)
         first, last = reader.feed(self.rendered.begun.removesuffix(content)), reader.finish()
         return ReplyDelta(first.reasoning + last.reasoning, content)
 
@@ -310,11 +366,11 @@ class PreparedChat:
         ``on_reply`` gets the whole reply then, as an assistant message.
         """
         rendered, echo, opening = self.rendered, self._echo(), self.open_reasoning
-        tags = None if self._request.reasoning_format == "none" else self._chat.tags
-        parser = self._chat.call_format.parser(self._tools, tags, rendered.reply_part)
+        tags = None if self._request.reasoning_format == "none" else self._dialect.tags
+        parser = self._dialect.call_format.parser(self._tools, tags, rendered.reply_part)
         if rendered.reply_part == "reasoning" and rendered.prefill.strip():
             parser.feed(rendered.prefill)
-        forgets_tags = self._chat.call_format.forgets_tags and self._request.schema is None  # which requests JSON
+        forgets_tags = self._dialect.call_format.forgets_tags and self._request.schema is None  # which requests JSON
         if self._tools is not None and forgets_tags and not echo.content.strip():
             parser = BareCallParser(parser, self._tools)
 
@@ -323,7 +379,7 @@ class PreparedChat:
             if opening and text.startswith(opening):  # it is part of the header, and of the echo
                 text = text.removeprefix(opening)
                 message["content"] = echo.content + reply.content.removeprefix(opening)
-            marks = self._chat.marks
+            marks = self._dialect.marks
             if header := marks.header(rendered.text, rendered.prefill):
                 marks.replay.remember(message, rendered.place, header, text, self._tokens_of(text, tokens))
             self._remember_tools()
@@ -336,8 +392,8 @@ class PreparedChat:
         """Where the reply starts: ``start`` only if the template leaves it a reasoning block to open."""
         if self.rendered.reply_part != "start":
             return self.rendered.reply_part
-        tags = self._chat.tags
-        closed = tags.open not in self._chat.template.source or self.text.rstrip().endswith(tags.close)
+        tags = self._dialect.tags
+        closed = tags.open not in self._dialect.template.source or self.text.rstrip().endswith(tags.close)
         return "content" if closed else "start"
 
     def _call_constraint(self, schema: Any = None, prefill: str = "") -> Constraint | None:
@@ -347,7 +403,7 @@ class PreparedChat:
         tools = self._tools
         if tools is None:
             return None
-        return self._chat.bound_calls.constraint(tools, self._begins(), schema, prefill)
+        return self._dialect.bound_calls.constraint(tools, self._begins(), schema, prefill)
 
     def _tokens_of(self, text: str, tokens: list[int]) -> Tokens | None:
         """``tokens`` without a character's that is cut at the end; None if their text is another."""

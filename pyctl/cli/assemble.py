@@ -36,6 +36,7 @@ from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.defaults import cache_budget, stored_bytes
 from pyctl.cli.logs import LoadProgress
 from pyctl.engine.admin import EngineAdmin
+from pyctl.engine.backend import EngineInfo
 from pyctl.engine.draft.cache_drafts import CacheDrafts
 from pyctl.engine.draft.draft_length import GRAPH_MS, DraftLengthController
 from pyctl.engine.draft.ngram import NgramSource, ngram_sources
@@ -275,9 +276,21 @@ def _chat_format(settings: CommandSettings, loaded: Loaded) -> tuple[ChatFormat,
         chat.template_kwargs,
         replay,
         loaded.images,
+        tool_template=None if chat.chat_template else _tool_template(info),
         keeps_order=exact,
     )
     return chat_format, tier
+
+
+def _tool_template(info: EngineInfo) -> Template | None:
+    """The model's own template of requests with tools; None if it has none, or one that is broken."""
+    if not info.tool_template.strip():
+        return None
+    try:
+        return Template(info.tool_template, info.bos_token, info.eos_token)
+    except ModelError as error:
+        log.warning("the model's template for tools is not used: %s", error)
+        return None
 
 
 def _load(settings: CommandSettings, report: Progress, context: LoadContext) -> tuple[Loaded, int | None]:

@@ -59,8 +59,8 @@ class EngineInfo:
     first of ``model_aliases`` if any. A reranker's prompt is ``rerank_template``, or if that is empty query and
     document with ``rerank_marks`` before, between and after them. ``pool`` is where rows lie, None if all are on
     the device. ``memory`` describes llama.cpp's kind of memory, and where sequences can resume. ``placement`` is
-    how its weights and rows are stored. ``sampling`` are the parameters that the file recommends, by the fields of
-    `Sampling`.
+    how its weights and rows are stored. ``tool_template`` is the template of requests with tools, empty if
+    ``chat_template`` is of all. ``sampling`` are the parameters that the file recommends, by the fields of `Sampling`.
     """
 
     model_path: str
@@ -92,6 +92,7 @@ class EngineInfo:
     pool: PoolPlan | None = None
     memory: str = ""
     placement: Placement = Placement()
+    tool_template: str = ""
     sampling: Mapping[str, Any] = field(default_factory=dict)
 
 

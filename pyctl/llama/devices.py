@@ -292,14 +292,15 @@ def _read_head(file: str, _status: tuple[int, ...]) -> FileHead:
             )
             for index in range(ggml.gguf_get_n_tensors(head))
         )
-        tokens, template = (
-            ggml.gguf_find_key(head, f"tokenizer.{key}".encode()) for key in ("ggml.tokens", "chat_template")
+        tokens, *templates = (
+            ggml.gguf_find_key(head, f"tokenizer.{key}".encode())
+            for key in ("ggml.tokens", "chat_template", "chat_template.tool_use")
         )
         arch, kind = (_text(ggml, head, f"general.{key}") for key in ("architecture", "type"))
         kind = "vision encoder" if arch == "clip" else kind if kind == "adapter" else "model"
         numbers = {key: found for key in NUMBERS if (found := _numbers(ggml, head, f"{arch}.{key}"))}
         n_vocab = ggml.gguf_get_arr_n(head, tokens) if tokens >= 0 else 0
-        return FileHead(tensors, arch, n_vocab, numbers, kind, template >= 0)
+        return FileHead(tensors, arch, n_vocab, numbers, kind, max(templates) >= 0)
     finally:
         ggml.gguf_free(head)
 

@@ -333,7 +333,7 @@ def _apply_adapters(model: Any, ctx: Any, settings: ModelSettings) -> None:
 
 def _describe(path: Path, backend: LlamaBackend, settings: ModelSettings, plan: MemoryPlan) -> EngineInfo:
     model, tokenizer = backend.model, backend.tokenizer
-    template, rerank = (api.llama_model_chat_template(model, name) for name in (None, b"rerank"))
+    tool_use = _template(model, b"tool_use")
     name = metadata_text(model, "general.name") or path.stem
     return EngineInfo(
         model_path=str(path),
@@ -350,13 +350,14 @@ def _describe(path: Path, backend: LlamaBackend, settings: ModelSettings, plan: 
         n_embd=int(api.llama_model_n_embd(model)),
         n_params=int(api.llama_model_n_params(model)),
         model_size=int(api.llama_model_size(model)),
-        chat_template=template.decode("utf-8", "replace") if template else "",
+        chat_template=_template(model, None) or tool_use,
         bos_token=_special(model, tokenizer, "bos", tokenizer.bos),
         eos_token=_special(model, tokenizer, "eos", tokenizer.eos),
         build=extension.build_version(),
         vocab_type=int(api.llama_vocab_type(tokenizer.vocab)),
         pooling=backend.embedder.pooling if backend.embedder is not None else "",
-        rerank_template=rerank.decode("utf-8", "replace") if rerank else "",
+        tool_template=tool_use,
+        rerank_template=_template(model, b"rerank"),
         rerank_marks=_rerank_marks(tokenizer),
         fingerprint=backend.memory.identity,
         pool=plan.pool,
@@ -372,6 +373,12 @@ def _describe(path: Path, backend: LlamaBackend, settings: ModelSettings, plan: 
         ),
         sampling=recommended_sampling(lambda key: metadata_text(model, key)),
     )
+
+
+def _template(model: Any, name: bytes | None) -> str:
+    """Return the model's template of this name, the plain one for None; empty if the file has none."""
+    source = api.llama_model_chat_template(model, name)
+    return source.decode("utf-8", "replace") if source else ""
 
 
 def _rerank_marks(tokenizer: LlamaTokenizer) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

@@ -223,7 +223,7 @@ def test_replies_mean_the_same(parser: subprocess.Popen[str], name: str) -> None
     chat = ChatFormat(family.template(), ByteTokenizer(("<s>", "</s>"), bos="<s>", eos="</s>"))
     tools = tools_for(family)
     turn = prepare(chat, [HI], tools=tools)
-    tags = chat.tags
+    tags = chat.dialect.tags
     cases = [
         (what, text.removeprefix(tags.open) if turn.rendered.reply_part == "reasoning" else text)
         for what, text in replies(family)

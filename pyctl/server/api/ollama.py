@@ -441,7 +441,7 @@ def _capabilities(service: Service) -> list[str]:
         "tools": chat.capabilities.tools,
         "insert": {"pre", "suf", "mid"} <= service.tokenizer.fim_tokens().keys(),
         "vision": service.info.vision,
-        "thinking": chat.tags.is_known,
+        "thinking": chat.dialect.tags.is_known,
         "embedding": service.settings.embeddings,
     }
     return [name for name, has in found.items() if has]

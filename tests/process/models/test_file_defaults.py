@@ -1,4 +1,4 @@
-"""Sampling parameters of a GGUF file, on a running server."""
+"""What a GGUF file says about sampling and about conversations with tools, on a running server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.gguf_copy import copy_with
-from tests.process.conftest import Server
+from tests.process.conftest import Server, pyctl
 
 RECOMMENDED = {
     "general.sampling.temp": 0.25,
@@ -72,3 +72,37 @@ def test_a_section_of_a_preset_wins(start: Callable[..., Server], model: Path, t
     assert (params["temperature"], params["top_k"]) == (0.5, 20)
 
 
+def test_requests_with_tools_are_written_by_the_template_for_tools(server: Server) -> None:
+    props = httpx.get(f"{server.url}/props").json()
+    assert (props["chat_template"], props["chat_template_tool_use"]) == (PLAIN, TOOL_USE)
+    assert props["chat_template_caps"]["supports_tools"]
+
+    def prompt(**more: Any) -> str:
+        return str(httpx.post(f"{server.url}/apply-template", json={**ASKED, **more}).json()["prompt"])
+
+    assert "TOOL look_up" in prompt(tools=TOOLS)
+    assert "TOOL" not in prompt()
+    with_tools = httpx.post(f"{server.url}/v1/chat/completions", json={**ASKED, "tools": TOOLS}).json()
+    without = httpx.post(f"{server.url}/v1/chat/completions", json=ASKED).json()
+    assert with_tools["usage"]["prompt_tokens"] > without["usage"]["prompt_tokens"]
+
+
+def test_a_file_with_a_template_for_tools_alone(
+    start: Callable[..., Server], model_path: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """That template writes all conversations, and `pyctl doctor` has nothing to say."""
+    target = tmp_path / "tools.gguf"
+    more, less = {"tokenizer.chat_template.tool_use": TOOL_USE}, ("tokenizer.chat_template",)
+    copy_with(model_path("tiny-dense"), target, more, less)
+    running = start("", "-m", str(target), "--no-kv-cache")
+    props = httpx.get(f"{running.url}/props").json()
+    assert (props["chat_template"], props["chat_template_tool_use"]) == (TOOL_USE, TOOL_USE)
+    assert "no chat template" not in running.log()
+    assert "no chat template" not in pyctl("doctor", "-m", str(target)).stdout
+
+
+def test_a_broken_template_for_tools_is_one_line(start: Callable[..., Server], model: Path, tmp_path: Path) -> None:
+    broken = {"tokenizer.chat_template.tool_use": "{% for %}"}
+    running = start("", "-m", str(copy_with(model, tmp_path / "broken.gguf", broken)), "--no-kv-cache")
+    assert "the model's template for tools is not used: broken chat template" in running.log()
+    assert "chat_template_tool_use" not in httpx.get(f"{running.url}/props").json()

@@ -127,7 +127,7 @@ class TestChatml:
 
 def test_the_real_template_and_vocabulary(qwen_template: str, qwen_tokenizer: Tokenizer) -> None:
     chat = ChatFormat(Template(qwen_template, eos_token="<|im_end|>"), qwen_tokenizer)
-    assert chat.starts == (qwen_tokenizer.special_tokens()["<|im_start|>"],)
+    assert chat.dialect.starts == (qwen_tokenizer.special_tokens()["<|im_start|>"],)
     call = {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     messages = [
         {"role": "user", "content": "go"},

@@ -203,7 +203,7 @@ def test_the_format_is_found_by_rendering(family: Family) -> None:
 @pytest.mark.parametrize("name", ["Kimi-K3", "MiniMax-M3", "muse-glimmer"])
 def test_calls_of_an_unknown_format_are_rendered_and_come_as_text(name: str, caplog: pytest.LogCaptureFixture) -> None:
     chat = ChatFormat(Template(unpacked(f"templates/{name}.jinja").read_text()), ByteTokenizer(()))
-    assert chat.call_format is FALLBACK
+    assert chat.dialect.call_format is FALLBACK
     assert "unknown format of the chat template" in caplog.text
     call = {"type": "function", "id": "a", "function": {"name": "stop", "arguments": "{}"}}
     asked = [
@@ -376,12 +376,12 @@ NEED_CALLS = {
 def test_a_reply_that_calls_goes_back_into_the_prompt_as_it_was_sampled(family: Family) -> None:
     start = family.header.removesuffix(">>>").strip().removesuffix("</think>")
     chat = ChatFormat(family.template(), ByteTokenizer(NEED_CALLS.get(family.name, (start,))), replay=Replay())
-    if not chat.marks.replay.n_bytes and chat.starts == ():
+    if not chat.dialect.marks.replay.n_bytes and chat.dialect.starts == ():
         pytest.skip("nothing begins a message here")
     tools = [{"type": "function", "function": STOP_TOOL}]
     turn = prepare(chat, [HI], tools=tools)
     reasons = turn.rendered.reply_part == "reasoning"
-    sampled = (f"hm{chat.tags.close}" if reasons else "") + family.call + " "
+    sampled = (f"hm{chat.dialect.tags.close}" if reasons else "") + family.call + " "
     said = toy.told(turn, sampled)
     assert [call["function"]["name"] for call in said["tool_calls"]] == ["stop"]
     result = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "done"}
@@ -395,15 +395,15 @@ def test_a_whole_chain_of_calls_stays_as_it_was_sampled(name: str) -> None:
     family = next(each for each in CASES if each.name == name)
     chat = ChatFormat(family.template(), ByteTokenizer(NEED_CALLS[name]), replay=Replay())
     tools = [{"type": "function", "function": STOP_TOOL}]
-    last = {"openai-gpt-oss-120b": "<|channel|>final<|message|>Well"}.get(name, f"hm{chat.tags.close}Well")
+    last = {"openai-gpt-oss-120b": "<|channel|>final<|message|>Well"}.get(name, f"hm{chat.dialect.tags.close}Well")
     calls = family.call if isinstance(family.form, MessageFormat) else family.twice
     messages, before = [HI], list[int]()
     for sampled in (family.call, calls, last, last):
         turn = prepare(chat, messages, tools=tools, parallel_tool_calls=True)
         tokens = turn.prompt.tokens.tolist()
         assert tokens[: len(before)] == before
-        if turn.rendered.reply_part == "reasoning" and chat.tags.close not in sampled:
-            sampled = f"so{chat.tags.close}{sampled}"
+        if turn.rendered.reply_part == "reasoning" and chat.dialect.tags.close not in sampled:
+            sampled = f"so{chat.dialect.tags.close}{sampled}"
         said = toy.told(turn, sampled)
         before = [*tokens, *sampled.encode()]
         calls_said = said.get("tool_calls", ())

@@ -32,10 +32,10 @@ def used_up(chat: ChatFormat, read: list[int], tokens: list[int], n: int) -> int
     for k in range(len(read) + len(tokens) + 1):
         data = chat.tokenizer.detokenize([*read, *tokens][:k])
         text = data.decode("utf-8", "ignore")
-        n_within += len(data) > len(chat.tags.open)
-        if any(end in text for end in (chat.tags.close, *chat.tags.interrupts)):
+        n_within += len(data) > len(chat.dialect.tags.open)
+        if any(end in text for end in (chat.dialect.tags.close, *chat.dialect.tags.interrupts)):
             return None
-        if k >= len(read) and text.startswith(chat.tags.open) and n_within >= n and text.encode() == data:
+        if k >= len(read) and text.startswith(chat.dialect.tags.open) and n_within >= n and text.encode() == data:
             return k - len(read)
     return None
 
@@ -67,7 +67,7 @@ def test_a_budget_ends_the_reasoning_and_never_writes_into_the_answer(
     vocabulary: str, template: str, n: int, gaps: list[str], reasoning: list[str], answer: list[str]
 ) -> None:
     chat = chat_of(vocabulary, template)
-    tags, header = chat.tags, prepare(chat, HI).rendered.open_reasoning
+    tags, header = chat.dialect.tags, prepare(chat, HI).rendered.open_reasoning
     text = ("" if header else tags.open) + gaps[0] + "".join(reasoning) + tags.close + gaps[1] + "".join(answer)
     tokens = chat.tokenizer.tokenize(text)
     at = used_up(chat, chat.tokenizer.tokenize(header), tokens, n)
@@ -93,6 +93,6 @@ def test_the_tag_of_reasoning_begins_no_message() -> None:
     for question in ("Hi", "What is <think>", "<think>\n"):
         rendered = prepare(chat, [{"role": "user", "content": question}]).rendered
         assert (rendered.reply_part, rendered.open_reasoning) == ("reasoning", "<think>\n")
-    assert chat.starts == ()
+    assert chat.dialect.starts == ()
     without = ChatFormat(Template(toy.PLAIN), ByteTokenizer(("<think>", "</think>")))
     assert prepare(without, [{"role": "user", "content": "<think>"}]).rendered.reply_part == "start"

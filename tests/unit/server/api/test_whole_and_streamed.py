@@ -52,7 +52,7 @@ def test_reasoning_that_the_header_opens_is_reasoning(template: str, path: str, 
     thinks = {"thinking": {"type": "enabled", "budget_tokens": 1024}} if path == MESSAGES else {}
     assert parts(bench, path, stream, **thinks) == ("Hm, so.\n", "Yes.")
     special = bench.tokenizer.special_tokens()
-    assert not {special["<think>"], special["</think>"]} & set(bench.service.chat.starts)
+    assert not {special["<think>"], special["</think>"]} & set(bench.service.chat.dialect.starts)
     bench.chat(reasoning_budget_tokens=2)
     assert bench.worker.requests[-1].reasoning.read == (special["<think>"], ord("\n"))
 
