@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 from pyctl.errors import RequestError
 from pyctl.limit import limit
@@ -53,14 +54,20 @@ def ready_schema(schema: Any, root: Any = None) -> dict[str, Any]:
 
 
 def resolve(reference: Any, root: Any) -> Any:
-    """The value at ``reference``, a JSON pointer (RFC 6901) after a number sign, in ``root``; else RequestError."""
+    """The value at ``reference``, a JSON pointer (RFC 6901) after a number sign, in ``root``; else RequestError.
+
+    As a part of an address the pointer is percent-encoded. A name that has a percent sign itself is found as well.
+    """
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         raise RequestError(
             f"unsupported $ref {_shown(reference)}: only references into the same document are supported"
         )
     target = root
     for part in reference.split("/")[1:]:
-        part = part.replace("~1", "/").replace("~0", "~")
+        encoded = part.replace("~1", "/").replace("~0", "~")
+        part = unquote(part).replace("~1", "/").replace("~0", "~")
+        if isinstance(target, Mapping) and part not in target:
+            part = encoded
         if isinstance(target, Mapping) and part in target:
             target = target[part]
         elif isinstance(target, list) and part.isdecimal() and len(part) < 10 and int(part) < len(target):

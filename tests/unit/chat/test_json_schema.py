@@ -143,6 +143,13 @@ CLOSED = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
         ({"type": "object", "x-guidance": {"whitespace_flexible": False}}, [{"a": 1}], []),
         ({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"anyOf": [{"const": 1}, {"type": "boolean"}]}}}, [1, True], [2]),
         ({"$ref": "#/$defs/t", "$defs": {"t": {"type": "array", "items": {"$ref": "#/$defs/t"}}}}, [[[], [[]]]], [[1]]),
+        # A reference is a part of an address, and so percent-encoded.
+        ({"$ref": "#/$defs/List%3CInt%3E", "$defs": {"List<Int>": {"const": 1}}}, [1], [2]),
+        ({"$ref": "#/$defs/A%20B", "$defs": {"A B": {"const": 1}}}, [1], [2]),
+        ({"$ref": "#/$defs/%C3%BC", "$defs": {"ü": {"const": 1}}}, [1], [2]),
+        ({"$ref": "#/$defs/a%7E1b%2Fc", "$defs": {"a/b/c": {"const": 1}}}, [1], [2]),
+        ({"$ref": "#/$defs/100%", "$defs": {"100%": {"const": 1}}}, [1], [2]),
+        ({"$ref": "#/$defs/A%20B", "$defs": {"A%20B": {"const": 1}}}, [1], [2]),
     ],
     ids=lambda value: json.dumps(value)[:60],
 )  # fmt: skip
