@@ -1,10 +1,8 @@
 """JSON schemas made ready for the grammar library: what counts is kept, the rest dropped, and every size is bounded.
 
-The dialect is what llama-server takes: types, const and enum, properties with required and additionalProperties,
-patternProperties, items, prefixItems, minItems and maxItems, lengths, patterns and formats of strings, bounds of
-numbers, anyOf, oneOf (taken for anyOf), allOf and references into the same document. Other keywords are ignored. As in
-llama-server, an object with ``properties`` has no others unless the schema allows them, a list of ``prefixItems`` is
-complete, and required properties come first, then the others, each in their order.
+docs/serve.md lists the keywords that bind a reply, and those that do not. As in llama-server, an object with
+``properties`` has no others unless the schema allows or requires them, a list of ``prefixItems`` is complete, and
+required properties come first, then the others, each in their order.
 """
 
 from __future__ import annotations
@@ -12,18 +10,19 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
 from pyctl.errors import RequestError
 from pyctl.limit import limit
 
-__all__ = ["ready_schema", "resolve"]
+__all__ = ["has_type", "ready_schema", "resolve"]
 
 _FORMATS = frozenset({"date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
 _TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
 _COMBINATORS = ("allOf", "anyOf", "oneOf")
+_OF_NUMBERS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf")
 
 _MAX_DEPTH = limit(100, "nesting of a JSON schema", "400", "request", "levels")
 _MAX_LEVELS = 600
@@ -171,6 +170,7 @@ class _Reader:
             return False
         if not isinstance(schema, dict):
             raise RequestError(f"a JSON schema must be an object, not {_shown(schema)}")
+        more: Any = False
         if "$ref" in schema:
             reference = schema["$ref"]
             target = resolve(reference, self._root)
@@ -181,7 +181,8 @@ class _Reader:
         required = _strings(schema.get("required"))
         for name in _properties(schema):
             names[name] = names.get(name, False) or name in required
-        more: Any = False
+        for name in required:
+            names.setdefault(name, False)
         for word in _COMBINATORS:
             for part in _parts(schema, word) if word in schema else ():
                 more = self._gather(part, names, seen, depth + 1) or more
@@ -190,11 +191,13 @@ class _Reader:
     # -- types -------------------------------------------------------------------------------------------------------
 
     def _typed(self, schema: Mapping[str, Any], scope: frozenset[str] | None, depth: int) -> dict[str, Any]:
+        kinds = _kinds(schema)
         if "const" in schema:
             return {"const": self._literal(schema["const"])}
         if "enum" in schema:
-            return {"enum": self._enum(schema)}
-        kinds = _kinds(schema)
+            values = self._enum(schema)
+            # Values that have not the type count only where no value has it, which is a slip of the schema's author.
+            return {"enum": [value for value in values if not kinds or has_type(value, kinds)] or values}
         ready: dict[str, Any] = {"type": kinds} if kinds else {}
         if "object" in kinds or (not kinds and scope is not None):
             ready |= self._object(schema, scope, depth)
@@ -210,9 +213,12 @@ class _Reader:
         properties = _properties(schema)
         more = _additional(schema)
         required = list(dict.fromkeys(_strings(schema.get("required"))))
-        if scope is not None or more is False:
-            known = properties.keys() if scope is None else scope
-            required = [name for name in required if name in known]
+        if scope is not None:
+            required = [name for name in required if name in scope]
+        elif unknown := [name for name in required if name not in properties] if more is False else []:
+            if schema.get("additionalProperties") is False:
+                raise RequestError(f"the JSON schema requires {_shown(unknown[0])}, which it does not allow")
+            properties = {**properties, **dict.fromkeys(unknown, True)}
         if len(properties) - len(required) > _MAX_CHOICES:
             raise RequestError(f"an object in the JSON schema has more than {_MAX_CHOICES} optional properties")
         ready: dict[str, Any] = {}
@@ -248,16 +254,17 @@ class _Reader:
         return ready | _present(minItems=low, maxItems=high)
 
     def _string(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+        ready: dict[str, Any] = _present(minLength=_size(schema, "minLength"), maxLength=_size(schema, "maxLength"))
         if "pattern" in schema or "format" in schema:
             self._count(_REGEX_PARTS)
         if "pattern" in schema:
             pattern = _regular_pattern(schema["pattern"])
             if pattern is not None:
-                return {"pattern": pattern}
+                return {**ready, "pattern": pattern}
         form = schema.get("format")
         if isinstance(form, str) and (form in _FORMATS or re.fullmatch("uuid[1-5]", form)):
-            return {"format": form[:4] if form.startswith("uuid") else form}
-        return _present(minLength=_size(schema, "minLength"), maxLength=_size(schema, "maxLength"))
+            ready["format"] = form[:4] if form.startswith("uuid") else form
+        return ready
 
     def _enum(self, schema: Mapping[str, Any]) -> list[Any]:
         values = schema["enum"]
@@ -290,6 +297,16 @@ def _check_circle(name: str, definitions: Mapping[str, Any]) -> None:
         seen.add(name)
 
 
+def has_type(value: Any, kinds: Sequence[str]) -> bool:
+    """Whether ``value`` has one of these types of JSON."""
+    if value is None or isinstance(value, bool):
+        return ("null" if value is None else "boolean") in kinds
+    if isinstance(value, int | float):
+        return "number" in kinds or ("integer" in kinds and value == int(value))
+    name = "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
+    return name in kinds
+
+
 def _kinds(schema: Mapping[str, Any]) -> list[str]:
     """The types of a schema, guessed by its keywords if it names none; none for any."""
     if "type" in schema:
@@ -306,7 +323,7 @@ def _kinds(schema: Mapping[str, Any]) -> list[str]:
     known_format = isinstance(form := schema.get("format"), str) and form in (*_FORMATS, "uuid1", "uuid4")
     if not schema.keys().isdisjoint(("pattern", "minLength", "maxLength")) or known_format:
         return ["string"]
-    return []
+    return [] if schema.keys().isdisjoint(_OF_NUMBERS) else ["number"]
 
 
 def _properties(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -385,7 +402,12 @@ def _bounds(schema: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
     low, high = max(lows, default=-_MAX_INTEGER), min(highs, default=_MAX_INTEGER)
     if low > high and lows and highs:
         raise RequestError(f"no integer lies between minimum {low} and maximum {high}")
-    return _present(minimum=low if lows or low <= high else None, maximum=high if highs or low <= high else None)
+    factor = schema.get("multipleOf")
+    is_whole = isinstance(factor, int | float) and 0 < factor < 2**31 and factor == int(factor)
+    return {
+        **_present(minimum=low if lows or low <= high else None, maximum=high if highs or low <= high else None),
+        **({"multipleOf": int(factor or 0)} if is_whole else {}),
+    }
 
 
 def _shown(value: Any) -> str:

@@ -55,6 +55,7 @@ from tests.unit.chat.accepted import accepts
         {"type": "integer", "minimum": 5, "maximum": 4},
         {"type": "integer", "minimum": 10**400},
         {"type": "integer", "minimum": "1"},
+        {"properties": {"a": {}}, "required": ["b"], "additionalProperties": False},
     ],
 )
 def test_what_cannot_be_converted_is_refused(schema: Any) -> None:
@@ -150,6 +151,15 @@ CLOSED = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
         ({"$ref": "#/$defs/a%7E1b%2Fc", "$defs": {"a/b/c": {"const": 1}}}, [1], [2]),
         ({"$ref": "#/$defs/100%", "$defs": {"100%": {"const": 1}}}, [1], [2]),
         ({"$ref": "#/$defs/A%20B", "$defs": {"A%20B": {"const": 1}}}, [1], [2]),
+        # Rules that other rules used to hide.
+        ({"type": "string", "enum": ["a", 1, None]}, ["a"], [1, None]),
+        ({"type": "string", "enum": [1, 2]}, [1, 2], ["1", 3]),
+        ({"type": "string", "pattern": "^a+$", "maxLength": 3}, ["aaa"], ["aaaa"]),
+        ({"type": "string", "format": "ipv4", "maxLength": 8}, ["1.1.1.1"], ["111.111.111.1"]),
+        ({"type": "integer", "multipleOf": 5, "minimum": 7}, [10, 35], [5, 12]),
+        ({"minimum": 3, "maximum": 5}, [4], [2, 6]),
+        ({"properties": {"a": {}}, "required": ["a", "b"]}, [{"a": 1, "b": [2]}], [{"a": 1}]),
+        ({"allOf": [{"properties": {"a": {}}}, {"required": ["b"]}]}, [{"a": 1, "b": 2}], [{"a": 1}]),
     ],
     ids=lambda value: json.dumps(value)[:60],
 )  # fmt: skip
