@@ -23,6 +23,11 @@ _FORMATS = frozenset({"date", "time", "date-time", "duration", "email", "hostnam
 _TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
 _COMBINATORS = ("allOf", "anyOf", "oneOf")
 _OF_NUMBERS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf")
+_OF_STRINGS = ("minLength", "maxLength", "pattern", "format")
+_OF_ARRAYS = ("items", "prefixItems", "minItems", "maxItems")
+_OF_OBJECTS = ("properties", "required", "additionalProperties", "patternProperties")
+_BINDING = frozenset((*_COMBINATORS, "type", "const", "enum", *_OF_NUMBERS, *_OF_STRINGS, *_OF_ARRAYS, *_OF_OBJECTS))
+"""Keywords that bind a value; the others describe it, or are not bound."""
 
 _MAX_DEPTH = limit(100, "nesting of a JSON schema", "400", "request", "levels")
 _MAX_LEVELS = 600
@@ -118,8 +123,13 @@ class _Reader:
             return schema
         if not isinstance(schema, dict):
             raise RequestError(f"a JSON schema must be an object, not {_shown(schema)}")
+        binding = schema.keys() & _BINDING
         if "$ref" in schema:
-            return {"$ref": self._reference(schema["$ref"], scope)}
+            if not binding:
+                return {"$ref": self._reference(schema["$ref"], scope)}
+            schema = _beside_reference(schema)
+        elif binding == {"allOf"} and len(_parts(schema, "allOf")) == 1:
+            return self._read(schema["allOf"][0], scope, depth + 1)
         if "allOf" in schema or ("properties" in schema and not schema.keys().isdisjoint(_COMBINATORS)):
             return self._merged(schema, scope, depth)
         for word in ("oneOf", "anyOf"):
@@ -174,10 +184,9 @@ class _Reader:
         if "$ref" in schema:
             reference = schema["$ref"]
             target = resolve(reference, self._root)
-            if reference in seen:
-                return False
-            seen.add(reference)
-            return self._gather(target, names, seen, depth + 1)
+            if reference not in seen:
+                seen.add(reference)
+                more = self._gather(target, names, seen, depth + 1)
         required = _strings(schema.get("required"))
         for name in _properties(schema):
             names[name] = names.get(name, False) or name in required
@@ -295,6 +304,13 @@ def _check_circle(name: str, definitions: Mapping[str, Any]) -> None:
         if name in seen:
             raise RequestError("a $ref in the JSON schema leads to itself")
         seen.add(name)
+
+
+def _beside_reference(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """``schema`` with its reference as one of the parts that hold at once."""
+    rest = {key: value for key, value in schema.items() if key != "$ref"}
+    others = _parts(schema, "allOf") if "allOf" in schema else []
+    return {**rest, "allOf": [{"$ref": schema["$ref"]}, *others]}
 
 
 def has_type(value: Any, kinds: Sequence[str]) -> bool:

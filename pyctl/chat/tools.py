@@ -229,13 +229,13 @@ def _types(schema: object, root: Mapping[str, Any], known: dict[str, frozenset[s
     """``known`` has the types of references; none as long as they are being looked for, so that a circle ends."""
     if not isinstance(schema, Mapping) or depth > _DEPTH:
         return ALL_TYPES
+    types = ALL_TYPES
     reference = schema.get("$ref")
     if isinstance(reference, str):
         if reference not in known:
             known[reference] = frozenset()
             known[reference] = _types(_target(reference, root), root, known, depth + 1)
-        return known[reference]
-    types = ALL_TYPES
+        types = known[reference]
     kind = schema.get("type")
     if isinstance(kind, str):
         types &= _named((kind,))

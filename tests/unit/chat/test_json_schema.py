@@ -98,6 +98,8 @@ def said(value: Any, style: int = 0) -> str:
     return json.dumps(value, ensure_ascii=False, indent=2 if style == 2 else None)
 
 
+S = {"S": {"type": "string"}}
+I = {"I": {"type": "integer", "maximum": 9}}  # noqa: E741
 CLOSED = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
 
@@ -151,6 +153,19 @@ CLOSED = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
         ({"$ref": "#/$defs/a%7E1b%2Fc", "$defs": {"a/b/c": {"const": 1}}}, [1], [2]),
         ({"$ref": "#/$defs/100%", "$defs": {"100%": {"const": 1}}}, [1], [2]),
         ({"$ref": "#/$defs/A%20B", "$defs": {"A%20B": {"const": 1}}}, [1], [2]),
+        # What stands beside a reference holds as well.
+        ({"$ref": "#/$defs/S", "enum": ["u", "v", 1], "$defs": S}, ["u", "v"], ["w", 1]),
+        ({"$ref": "#/$defs/S", "const": "u", "$defs": S}, ["u"], ["v"]),
+        ({"$ref": "#/$defs/S", "maxLength": 2, "title": "T", "$defs": S}, ["ab"], ["abc", 1]),
+        ({"$ref": "#/$defs/I", "minimum": 3, "$defs": I}, [3, 9], [2, 10]),
+        ({"$ref": "#/$defs/S", "description": "any", "default": "a", "$defs": S}, ["abc"], [1]),
+        ({"$ref": "#/$defs/C", "properties": {"b": {"type": "null"}}, "$defs": {"C": CLOSED}},
+         [{"a": 1}, {"a": 1, "b": None}], [{"b": None}, {"a": 1, "b": 1}, {"a": 1, "c": 1}]),
+        ({"properties": {"x": {"$ref": "#/$defs/S", "maxLength": 2}}, "required": ["x"], "$defs": S},
+         [{"x": "ab"}], [{"x": "abc"}]),
+        ({"$ref": "#/$defs/S", "anyOf": [{"maxLength": 1}, {"const": "long"}], "$defs": S}, ["a", "long"], ["ab"]),
+        ({"allOf": [{"$ref": "#/$defs/C", "required": ["b"], "properties": {"b": {}}}, {"properties": {"d": {}}}],
+          "$defs": {"C": CLOSED}}, [{"a": 1, "b": 1, "d": 1}], [{"a": 1}]),
         # Rules that other rules used to hide.
         ({"type": "string", "enum": ["a", 1, None]}, ["a"], [1, None]),
         ({"type": "string", "enum": [1, 2]}, [1, 2], ["1", 3]),
@@ -234,6 +249,9 @@ def nested(n: int, step: Callable[[Any], Any]) -> Any:
         nested(1_000, lambda inner: {"anyOf": [{"type": "null"}, inner]}),
         nested(90, lambda inner: {"type": "object", "properties": {"a": inner}}),
         {"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}, {"type": "object"}]}}},
+        {"$ref": "#", "maxLength": 3},
+        chain(1_000, lambda ref: {**ref, "maxLength": 3}, {"type": "string"}),
+        chain(3_000, lambda ref: {"items": {**ref, "minItems": 1}}, {}),
         {"allOf": [{"anyOf": [{"required": [f"{i}.{j}"]} for i in range(10)]} for j in range(10)]
                   + [{"properties": {f"{i}.{j}": {} for i in range(10) for j in range(10)}}]},
         {"oneOf": [{"type": "object", "properties": {f"p{i}": {}}} for i in range(3_000)]},

@@ -50,6 +50,7 @@ def deep(depth: int) -> dict[str, Any]:
         ({"allOf": [{"type": "string"}, {"type": "null"}]}, ALL_TYPES),  # nothing at all: do not be strict
         ({"$ref": "#/$defs/word"}, {"string"}),
         ({"$ref": "#/$defs/a~1b"}, {"boolean"}),
+        ({"$ref": "#/$defs/none", "type": "boolean"}, {"boolean"}),
         ({"$ref": "#/$defs/tree"}, {"array"}),
         ({"$ref": "#/$defs/circle"}, ALL_TYPES),
         ({"$ref": "#/$defs/none"}, ALL_TYPES),
