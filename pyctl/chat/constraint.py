@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import llguidance
 
+from pyctl.chat.exact_numbers import expression, has_exact_numbers
 from pyctl.chat.json_schema import ready_schema
 from pyctl.chat.reply import ReasoningTags, ReplyPart
 from pyctl.errors import RequestError
@@ -66,10 +67,26 @@ class GrammarBuilder:
         self._controls = controls or {}
         self._control = re.compile("|".join(map(re.escape, sorted(self._controls, key=len, reverse=True))) or r"(?!)")
         self._rules: dict[str, str] = {}
+        self._terminals: dict[str, str] = {}
+        self._defined: dict[str, str] = {}
 
     def rule(self, body: str) -> str:
         """The name of a rule that stands for ``body``, so that it is written once."""
         return self._rules.setdefault(body, f"r{len(self._rules)}")
+
+    def terminal(self, body: str) -> str:
+        """The name of a terminal that stands for ``body``, in which terminals can be joined by & and ~."""
+        return self._terminals.setdefault(body, f"T{len(self._terminals)}")
+
+    def new_rule(self) -> str:
+        """The name of a rule whose body `define` gives later, so that it may lead to itself."""
+        name = f"d{len(self._defined)}"
+        self._defined[name] = ""
+        return name
+
+    def define(self, name: str, body: str) -> None:
+        """Give the rule ``name`` its body."""
+        self._defined[name] = body
 
     def recursive(self, body: Callable[[str], str]) -> str:
         """The name of a rule that stands for ``body`` of this name, which makes no other rule."""
@@ -105,11 +122,8 @@ class GrammarBuilder:
 
     def json(self, schema: Any, root: Any = None) -> str:
         """JSON that ``schema`` accepts, which is a part of ``root``; RequestError if it is no schema."""
-        schema = {**ready_schema(schema, root), "x-guidance": _JSON_OPTIONS}
-        try:
-            return self.rule(f"%json {json.dumps(schema)}")
-        except RecursionError as error:
-            raise RequestError("the JSON schema is nested too deeply") from error
+        ready = ready_schema(schema, root)
+        return self.rule(expression(ready, self, _json_rule) if has_exact_numbers(ready) else _json_rule(ready))
 
     def constraint(
         self,
@@ -120,12 +134,22 @@ class GrammarBuilder:
     ) -> Constraint:
         """Replies are ``start``. RequestError if no reply can be, or if that is too much to find out."""
         rules = [f"{name}{body if body.startswith('[') else f': {body}'}\n" for body, name in self._rules.items()]
+        rules += [f"{name}: {body}\n" for name, body in self._defined.items()]
+        rules += [f"{name}: {body}\n" for body, name in self._terminals.items()]
         grammar = f"{_HEADER}start: {start}\n{''.join(rules)}"
         if len(grammar) > _MAX_BYTES:
             raise RequestError(f"the grammar has more than {_MAX_BYTES} bytes")
         if error := llguidance.LLMatcher.validate_grammar(grammar, limits=_LIMITS):
             raise RequestError(_reason(error))
         return Constraint(grammar, triggers, prefill, hidden, "llguidance")
+
+
+def _json_rule(schema: Mapping[str, Any]) -> str:
+    """The body of a rule for JSON by a schema that `ready_schema` made."""
+    try:
+        return f"%json {json.dumps({**schema, 'x-guidance': _JSON_OPTIONS})}"
+    except RecursionError as error:
+        raise RequestError("the JSON schema is nested too deeply") from error
 
 
 def json_constraint(schema: Any) -> Constraint:

@@ -41,6 +41,8 @@ _MAX_LITERAL = 4096
 _MAX_PATTERN = 4096
 _MAX_INTEGER = 2**53 - 1
 """Where a bound is missing, so that a model does not lose itself in digits; beyond, a float skips integers."""
+_MIN_SIGNED = -(2**63)
+_MAX_UNSIGNED = 2**64 - 1
 _MAX_NUMBER = 1e15
 _MIN_NUMBER = 1e-6
 
@@ -406,7 +408,7 @@ def _bounds(schema: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
         value = schema.get(key)
         if value is None or isinstance(value, bool):  # draft 4 has true for exclusive
             continue
-        if not isinstance(value, int | float) or not abs(value) < 2**63:
+        if not isinstance(value, int | float) or not -(2**63) <= value <= 2**64:
             raise RequestError(f"{key!r} in a JSON schema must be a number of 64 bits")
         found[key] = value
     if not whole:
@@ -416,14 +418,16 @@ def _bounds(schema: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
     highs = [math.floor(found["maximum"])] if "maximum" in found else []
     highs += [math.ceil(found["exclusiveMaximum"]) - 1] if "exclusiveMaximum" in found else []
     low, high = max(lows, default=-_MAX_INTEGER), min(highs, default=_MAX_INTEGER)
-    if low > high and lows and highs:
+    # One bound beyond the usual ones is joined by another of 64 bits.
+    if not highs and low > high:
+        high = _MAX_UNSIGNED
+    if not lows and low > high:
+        low = _MIN_SIGNED
+    if low > high:
         raise RequestError(f"no integer lies between minimum {low} and maximum {high}")
     factor = schema.get("multipleOf")
     is_whole = isinstance(factor, int | float) and 0 < factor < 2**31 and factor == int(factor)
-    return {
-        **_present(minimum=low if lows or low <= high else None, maximum=high if highs or low <= high else None),
-        **({"multipleOf": int(factor or 0)} if is_whole else {}),
-    }
+    return {"minimum": low, "maximum": high, **({"multipleOf": int(factor or 0)} if is_whole else {})}
 
 
 def _shown(value: Any) -> str:
