@@ -210,7 +210,11 @@ class DelimitedScanner(CallScanner):
             state = self._body
         elif isinstance(delimiters, LiteralDelimiters):
             state = self._literal
-            self._literals = LiteralReader(delimiters.quotes, delimiters.has_escapes, self._append)
+            tool = next((tool for tool in self._tools.tools if tool.name == head.name), None)
+            names = tool.properties if tool is not None else ()
+            self._literals = LiteralReader(
+                delimiters.quotes, delimiters.has_escapes, self._append, delimiters.after_arguments, names
+            )
         self._start(head.name, head.pos, state, head.call_id)
         return True
 

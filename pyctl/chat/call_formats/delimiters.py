@@ -392,7 +392,7 @@ class LiteralDelimiters(CallDelimiters):
         types = tool.types(key)
         if words := tool.words(key):
             strings = [word for word in words if word is not None]
-            written = [json.dumps(word)[1:-1] if self.has_escapes else word for word in strings]
+            written = [_escaped(word, self.quotes[0]) if self.has_escapes else word for word in strings]
             quote = grammar.text(self.quotes[0])
             value = f"{quote} {_one_of(grammar, written)} {quote}"
             if None in words:
@@ -402,18 +402,34 @@ class LiteralDelimiters(CallDelimiters):
             if self.round and not types.isdisjoint({"boolean", "null"}):
                 value = f'({value} | "True" | "False" | "None")'
         else:
-            value = self._string(grammar) if types == {"string"} else self._any(grammar)
+            value = self._string(grammar, is_argument=True)
+            if types != {"string"}:
+                value = f"({value} | {self._any(grammar)})"
         return grammar.rule(f"{grammar.quoted(key)} {grammar.text(self.separator)} {value}")
+
+    @property
+    def after_arguments(self) -> tuple[str, ...]:
+        """The texts of which one follows the arguments in round brackets; none for braces, whose quotes are tags."""
+        texts = (self.brackets[1].strip(), self.between.strip(), self.end.strip())
+        return tuple(filter(None, texts)) if self.round else ()
 
     @property
     def has_escapes(self) -> bool:
         """Whether a backslash in a string is not itself."""
         return len(self.quotes[0]) == 1
 
-    def _string(self, grammar: GrammarBuilder) -> str:
+    def _string(self, grammar: GrammarBuilder, *, is_argument: bool = False) -> str:
+        """A string. Within the value of an argument, quotes that cannot end it are allowed: see `LiteralReader`."""
         if not self.has_escapes:
             return f"{grammar.text(self.quotes[0])} {grammar.until(self.quotes[0])}"
-        return grammar.one_of([rf"/{quote}([^{quote}\\\n]|\\.)*{quote}/" for quote in self.quotes])
+        strings = []
+        for quote in self.quotes:
+            inner, end = rf"[^{quote}\\\n]|\\.", quote
+            if is_argument and self.after_arguments:
+                inner = rf"{inner}|{quote}+[ \t]*([^{quote}\\\s,)\]}}]|\\.)"
+                end = f"{quote}+"
+            strings.append(f"/{quote}({inner})*{end}/")
+        return grammar.one_of(strings)
 
     def _any(self, grammar: GrammarBuilder) -> str:
         """Any value."""
@@ -426,6 +442,11 @@ class LiteralDelimiters(CallDelimiters):
             return f'{string} | {scalar} | {members} | "[" ({itself} ("," " "? {itself})*)? "]"'
 
         return grammar.recursive(value)
+
+
+def _escaped(text: str, quote: str) -> str:
+    """``text`` as it stands in a string between such quotes."""
+    return json.dumps(text, ensure_ascii=False)[1:-1].replace('\\"', '"').replace(quote, f"\\{quote}")
 
 
 def _in_order(grammar: GrammarBuilder, pairs: Sequence[tuple[str, bool]], comma: str) -> str:

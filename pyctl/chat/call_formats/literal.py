@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TypeAlias
 
 from pyctl.chat.call_formats.scan import PYTHON_WORDS, parse_json
@@ -16,6 +16,9 @@ State: TypeAlias = Callable[[str, bool], str]
 
 _WORD = re.compile(r"[^\s,{}()\[\]]*")
 _MAX_WORD = 256
+_NAME = re.compile(r"[^\W\d][\w.-]*")
+_MAX_AHEAD = 300
+"""Characters after a quote that decide whether a string ends with it."""
 _KEY_END = re.compile(r"[:=,{}()\[\]]")
 _ESCAPES = {"\n": "", "'": "'", "0": "\\u0000", "a": "\\u0007", "v": "\\u000b"}
 _ESCAPES |= {letter: f"\\{letter}" for letter in '"\\/bfnrt'}
@@ -28,10 +31,24 @@ class LiteralReader:
 
     Strings are between ``quotes``, and have escapes with ``has_escapes``. What cannot belong to the arguments ends
     them. Each character is looked at a bounded number of times.
+
+    Some templates write the value of an argument between quotes as it is. So if there are texts of which one follows
+    the arguments, ``ends``, a quote within such a value is a part of it unless another argument or the end of all comes
+    next; ``names`` are those of the arguments, empty for any.
     """
 
-    def __init__(self, quotes: tuple[str, ...], has_escapes: bool, append: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        quotes: tuple[str, ...],
+        has_escapes: bool,
+        append: Callable[[str], None],
+        ends: tuple[str, ...] = (),
+        names: Collection[str] = (),
+    ) -> None:
         self._quotes = quotes
+        self._ends = ends
+        self._takes_any_name = not names
+        self._names = set(names)  # of the arguments that have not come yet
         self._marks = {quote: re.compile(re.escape(quote) + (r"|\\" if has_escapes else "")) for quote in quotes}
         self._append = append
         self._open: list[str] = []  # what closes the objects and lists that are open
@@ -96,6 +113,8 @@ class LiteralReader:
         if not name or end[0] not in ":=":
             return self._stop(text)
         self._append(json.dumps(name, ensure_ascii=False))
+        if len(self._open) == 1:
+            self._names.discard(name)
         self._state = self._separator
         return text[end.start() :]
 
@@ -139,6 +158,13 @@ class LiteralReader:
         while mark := self._marks[self._quote].search(text, pos):
             self._emit(text[pos : mark.start()])
             if mark[0] == self._quote:
+                is_end = self._is_end(text, mark.end(), final)
+                if is_end is None:
+                    return text[mark.start() :]
+                if not is_end:
+                    self._emit(mark[0])
+                    pos = mark.end()
+                    continue
                 self._append('"')
                 self._state = self._after_string
                 return text[mark.end() :]
@@ -152,6 +178,37 @@ class LiteralReader:
         size = len(text) - (0 if final else overlap(text[pos:], self._quote))
         self._emit(text[pos:size])
         return text[size:]
+
+    def _is_end(self, text: str, pos: int, final: bool) -> bool | None:
+        """Whether the string ends with the quote before ``pos``; None if more text is needed."""
+        if not self._ends or len(self._open) > 1:
+            return True
+        after = text[pos : pos + _MAX_AHEAD]
+        # What nothing decides within that many characters is text.
+        undecided = True if final else None if len(after) < _MAX_AHEAD else False
+        after = after.lstrip()
+        if not after:
+            return undecided
+        rest = after[1:].lstrip()
+        if after[0] == ",":
+            return self._is_name(rest, undecided)
+        if after[0] != ")":
+            return False
+        if any(end.startswith(rest) for end in self._ends):
+            return rest in self._ends or undecided
+        return rest.startswith(self._ends)
+
+    def _is_name(self, text: str, undecided: bool | None) -> bool | None:
+        """Whether ``text`` after a comma starts with the name of another argument, or the arguments end there."""
+        if text.startswith(")"):
+            return True
+        name = _NAME.match(text)
+        if name is None:
+            return False if text else undecided
+        separator = text[name.end() :].lstrip()
+        if not separator:
+            return undecided
+        return separator[0] == "=" and (self._takes_any_name or name[0] in self._names)
 
     def _emit(self, text: str) -> None:
         self._append(json.dumps(text, ensure_ascii=False)[1:-1])

@@ -18,6 +18,7 @@ from pyctl.chat.tools import Tools
 from pyctl.errors import RequestError
 from tests.unit.chat import toy
 from tests.unit.chat.accepted import accepts
+from tests.unit.chat.parsing import parse_reply
 
 DAYS = {"type": "integer"}
 CITY = {"type": "string"}
@@ -84,6 +85,35 @@ def test_words_of_an_argument_are_those_of_the_schema(
         literal = f"<|tool_call_start|>[look_up(side={word})]<|tool_call_end|>"
         call = literal if form is LFM2 else xml(f"<parameter=side>\n{word}\n</parameter>\n")
         assert accepts(grammar, call) is (word in good), word
+
+
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [
+        ("'don't'", "don't"),
+        ("'it's \"so\"'", 'it\'s "so"'),
+        ("'dogs' bones'", "dogs' bones"),
+        ("'a\\', b=\\'c'", "a', b='c"),
+        ('"it\'s"', "it's"),
+        ("''", ""),
+        ("'x''", "x'"),
+    ],
+)
+def test_quotes_in_arguments_as_python_writes_them(value: str, read: str) -> None:
+    """A reply may have them, and they are read as they were meant."""
+    known = tools(properties={"side": {"type": "string"}, "b": {"type": "integer"}})
+    grammar = bound(LFM2, known)
+    for rest in ("", ", b=3"):
+        call = f"<|tool_call_start|>[look_up(side={value}{rest})]<|tool_call_end|>"
+        assert accepts(grammar, call), call
+        _, _, ((name, arguments),) = parse_reply(LFM2, list(call), known, "content")
+        assert (name, json.loads(arguments)) == ("look_up", {"side": read, **({"b": 3} if rest else {})})
+
+
+def test_words_with_quotes_and_letters_of_other_languages() -> None:
+    grammar = bound(LFM2, tools(properties={"side": {"enum": ["don't", "über", 'a"b']}}))
+    for word in ("'don\\'t'", "'über'", "'a\"b'"):
+        assert accepts(grammar, f"<|tool_call_start|>[look_up(side={word})]<|tool_call_end|>"), word
 
 
 @pytest.mark.parametrize(
