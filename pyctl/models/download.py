@@ -21,6 +21,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TimeRemai
 
 from pyctl.atomic_file import sync_directory, write_atomic
 from pyctl.errors import ConfigError
+from pyctl.http_client import http_client
 from pyctl.limit import limit
 from pyctl.models import split_names
 from pyctl.text import one_line, reason_of
@@ -93,7 +94,9 @@ def download(
     console = Console(stderr=True)
     with (
         _Part(target) as part,
-        httpx.Client(timeout=timeout, follow_redirects=True, headers={"Accept-Encoding": "identity"}) as client,
+        http_client(
+            str(url), timeout=timeout, follow_redirects=True, headers={"Accept-Encoding": "identity"}
+        ) as client,
         Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
     ):
         if target.exists():

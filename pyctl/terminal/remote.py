@@ -20,6 +20,7 @@ from pyctl.errors import (
     RequestError,
     UnavailableError,
 )
+from pyctl.http_client import http_client
 from pyctl.limit import limit
 from pyctl.terminal.conversation import PromptProgress, ReplyEvent, ReplyStats
 from pyctl.terminal.tool_calls import OfferedTool, text_of
@@ -63,7 +64,8 @@ class RemoteBackend:
         self._model: str | None = None
         self._listed: Mapping[str, tuple[bool, bool]] = {}  # whether it reads images, and reports progress
         # A prefill may take minutes without a byte: only connecting has a time limit.
-        self._client = httpx.Client(
+        self._client = http_client(
+            self._url,
             headers={"Accept-Encoding": "identity", **({"Authorization": f"Bearer {api_key}"} if api_key else {})},
             timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
             transport=transport,

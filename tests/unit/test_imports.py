@@ -20,6 +20,7 @@ LAYERS = {
     "image_file": {"errors", "limit"},
     "pdf_file": {"errors", "limit", "module_process"},
     "child_environment": set(),
+    "http_client": {"errors"},
     "module_command": set(),
     "install_command": set(),
     "module_process": {"child_environment", "module_command"},
@@ -48,6 +49,9 @@ for _layer in ("chat", "engine", "llama", "server", "terminal"):
 
 for _layer in ("models", "setup", "doctor", "cache", "chat", "engine", "llama", "page", "tools", "server", "terminal"):
     LAYERS[_layer] |= {"convert", "setting", "limit"}
+
+for _layer in ("models", "terminal"):
+    LAYERS[_layer] |= {"http_client"}
 
 for _layer in ("server", "terminal"):
     LAYERS[_layer] |= {"pdf_file"}

@@ -72,6 +72,15 @@ def fetch(url: httpx.URL, target: Path, read_seconds: float = 20.0) -> None:
     download(url, target, read_seconds=read_seconds, pause_seconds=0.0)
 
 
+@pytest.mark.parametrize("address", ["http://127.0.0.1:9", "socks5://127.0.0.1:9"])
+def test_no_proxy_reaches_this_machine(
+    serve: Callable[..., httpx.URL], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    monkeypatch.setenv("all_proxy", address)
+    fetch(serve(whole()), tmp_path / "m.gguf")
+    assert (tmp_path / "m.gguf").read_bytes() == MODEL
+
+
 def refusal(url: httpx.URL, target: Path) -> str:
     with pytest.raises(ConfigError) as caught:
         fetch(url, target)

@@ -20,7 +20,15 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from pyctl.chat.reply import CallDelta, ReplyDelta
-from pyctl.errors import AuthenticationError, EngineError, NotFoundError, PyctlError, RequestError, UnavailableError
+from pyctl.errors import (
+    AuthenticationError,
+    ConfigError,
+    EngineError,
+    NotFoundError,
+    PyctlError,
+    RequestError,
+    UnavailableError,
+)
 from pyctl.terminal.conversation import Call, PromptProgress, ReplyStats
 from pyctl.terminal.remote import RemoteBackend
 from pyctl.terminal.tool_calls import OfferedTool, ToolCalls
@@ -335,6 +343,33 @@ def test_a_server_at_a_socket_of_this_machine(tmp_path: Path) -> None:
         answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body
         with answering(listener, answer), closing(RemoteBackend(f"unix://{path}")) as backend:
             assert backend.name() == "near"
+
+
+PROXIES = [("http_proxy", "http://127.0.0.1:9"), ("HTTP_PROXY", "http://127.0.0.1:9"), ("ALL_PROXY", "http://[::1]:9")]
+PROXIES += [("all_proxy", address) for address in ("http://127.0.0.1:9", "socks5://127.0.0.1:9", "strange://x", ":")]
+
+
+@pytest.mark.parametrize(("variable", "address"), PROXIES)
+def test_no_proxy_reaches_this_machine(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str, address: str
+) -> None:
+    monkeypatch.setenv(variable, address)
+    for url in (server.url, server.url.replace("127.0.0.1", "localhost")):
+        with closing(RemoteBackend(url)) as backend:
+            assert backend.name() == "tiny"
+    test_a_server_at_a_socket_of_this_machine(tmp_path)
+
+
+def test_a_proxy_that_cannot_be_used_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("all_proxy", "socks5://127.0.0.1:9")
+    with pytest.raises(ConfigError, match="the proxy of the environment"):
+        RemoteBackend("http://server.invalid")
+    monkeypatch.setenv("all_proxy", "http://127.0.0.1:9")
+    with (
+        closing(RemoteBackend("http://server.invalid")) as backend,
+        pytest.raises(UnavailableError, match="refused"),  # by the proxy
+    ):
+        backend.name()
 
 
 def test_nobody_there_is_one_clear_line() -> None:
