@@ -103,9 +103,8 @@ class ChatFormat:
 
     ``kwargs`` are variables of the template that a request may override; ``replay`` remembers replies and puts them
     into later conversations. Without ``images`` there can be none. Tools that differ from an earlier reply's in the
-    order of keys alone take that order, unless ``keeps_order``. Requests with tools are written by ``tool_template``
-    if the model has one, all others and raw prompts by ``template``.
-    Thread-safe. Whatever is wrong with a request raises RequestError.
+    order of keys alone take that order, unless ``keeps_order``. Requests with tools are written by
+    ``template.of_tools`` if the model has one. Thread-safe. Whatever is wrong with a request raises RequestError.
     """
 
     def __init__(
@@ -116,11 +115,9 @@ class ChatFormat:
         replay: Replay | None = None,
         images: ImageReader | None = None,
         *,
-        tool_template: Template | None = None,
         keeps_order: bool = False,
     ) -> None:
         self.template = template
-        self.tool_template = tool_template
         self.tokenizer = tokenizer
         self.images = images
         specials = tokenizer.special_tokens()
@@ -129,8 +126,9 @@ class ChatFormat:
         self.orders = Replay("off") if keeps_order else replay
         self.dialect = Dialect(template, tokenizer, specials, controls, kwargs or {}, replay)
         self.tool_dialect = self.dialect
-        if tool_template is not None and tool_template.source != template.source:
-            self.tool_dialect = Dialect(tool_template, tokenizer, specials, controls, kwargs or {}, replay)
+        of_tools = template.of_tools
+        if of_tools is not None and of_tools.source != template.source:
+            self.tool_dialect = Dialect(of_tools, tokenizer, specials, controls, kwargs or {}, replay)
         self._memo = CachedTokenizer(tokenizer, specials)
         self._bos = as_tokens([tokenizer.bos] if tokenizer.add_bos else [])
 

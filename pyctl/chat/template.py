@@ -76,15 +76,17 @@ class Template:
     """``Template(source, bos_token="", eos_token="<|im_end|>").render([{"role": "user", "content": "Hi"}])``
 
     An empty ``source`` stands for ChatML, with a warning in the log. One that jinja2 cannot parse raises ModelError.
+    ``of_tools`` is another template for conversations with tools, None if this one writes them as well.
     """
 
-    def __init__(self, source: str, bos_token: str = "", eos_token: str = "") -> None:
+    def __init__(self, source: str, bos_token: str = "", eos_token: str = "", of_tools: Template | None = None) -> None:
         if not source.strip():
             log.warning("the model has no chat template; using ChatML")
             source = CHATML
         self.source = source
         self.bos_token = bos_token
         self.eos_token = eos_token
+        self.of_tools = of_tools
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:

@@ -257,7 +257,7 @@ def _with_recommended(replies: ReplySettings, recommended: Mapping[str, Any]) ->
 def _chat_format(settings: CommandSettings, loaded: Loaded) -> tuple[ChatFormat, DiskTier | None]:
     """The model's chat format, and the disk tier whose directory keeps its replies."""
     chat, info, exact = settings.format, loaded.info, settings.engine.exact
-    template = Template(chat.chat_template or info.chat_template, info.bos_token, info.eos_token)
+    template = _template(chat.chat_template, info)
     tier = _disk_tier(settings.disk, loaded)
     # With the snapshots: the prompts of both must be the same after a restart.
     replay = Replay(chat.prompt_replay)
@@ -270,27 +270,23 @@ def _chat_format(settings: CommandSettings, loaded: Loaded) -> tuple[ChatFormat,
             run_soon=tier.queue.run_soon,
             spend=tier.store.files.spend,
         )
-    chat_format = ChatFormat(
-        template,
-        loaded.tokenizer,
-        chat.template_kwargs,
-        replay,
-        loaded.images,
-        tool_template=None if chat.chat_template else _tool_template(info),
-        keeps_order=exact,
-    )
-    return chat_format, tier
+    return ChatFormat(template, loaded.tokenizer, chat.template_kwargs, replay, loaded.images, keeps_order=exact), tier
 
 
-def _tool_template(info: EngineInfo) -> Template | None:
-    """The model's own template of requests with tools; None if it has none, or one that is broken."""
-    if not info.tool_template.strip():
-        return None
+def _template(given: str, info: EngineInfo) -> Template:
+    """The template that the user gave, or the model's own with the one for tools."""
+    own = info.templates
+    tokens = (info.bos_token, info.eos_token)
+    if given or not own.tool_use.strip():
+        return Template(given or own.chat, *tokens)
+    if not own.chat.strip():
+        return Template(own.tool_use, *tokens, of_tools=Template(own.tool_use, *tokens))
     try:
-        return Template(info.tool_template, info.bos_token, info.eos_token)
+        of_tools = Template(own.tool_use, *tokens)
     except ModelError as error:
         log.warning("the model's template for tools is not used: %s", error)
-        return None
+        return Template(own.chat, *tokens)
+    return Template(own.chat, *tokens, of_tools=of_tools)
 
 
 def _load(settings: CommandSettings, report: Progress, context: LoadContext) -> tuple[Loaded, int | None]:

@@ -24,6 +24,7 @@ __all__ = [
     "EngineInfo",
     "Evaluator",
     "Lifecycle",
+    "ModelTemplates",
     "Placement",
     "Sampler",
     "SequenceTokens",
@@ -31,6 +32,14 @@ __all__ = [
     "Verify",
     "Vocabulary",
 ]
+
+
+class ModelTemplates(NamedTuple):
+    """The templates of a model's file, empty if it has none: of chats, of those with tools, of a reranker's prompt."""
+
+    chat: str = ""
+    tool_use: str = ""
+    rerank: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,11 +65,11 @@ class EngineInfo:
     Processes with the same ``fingerprint`` may share saved rows and states. ``vocab_type`` is llama.cpp's number.
     ``pooling`` is the pooling of embeddings, empty without embeddings. ``draft_types`` are values of --spec-type.
     ``vision``: prompts may contain images. ``lora`` are (path, scale). ``model_alias`` is the name for clients, the
-    first of ``model_aliases`` if any. A reranker's prompt is ``rerank_template``, or if that is empty query and
+    first of ``model_aliases`` if any. A reranker's prompt is ``templates.rerank``, or if that is empty query and
     document with ``rerank_marks`` before, between and after them. ``pool`` is where rows lie, None if all are on
     the device. ``memory`` describes llama.cpp's kind of memory, and where sequences can resume. ``placement`` is
-    how its weights and rows are stored. ``tool_template`` is the template of requests with tools, empty if
-    ``chat_template`` is of all. ``sampling`` are the parameters that the file recommends, by the fields of `Sampling`.
+    how its weights and rows are stored. ``sampling`` are the parameters that the file recommends, by the fields of
+    `Sampling`.
     """
 
     model_path: str
@@ -75,7 +84,6 @@ class EngineInfo:
     n_embd: int
     n_params: int
     model_size: int
-    chat_template: str
     bos_token: str
     eos_token: str
     build: str
@@ -84,7 +92,6 @@ class EngineInfo:
     pooling: str = ""
     model_aliases: tuple[str, ...] = ()
     model_tags: tuple[str, ...] = ()
-    rerank_template: str = ""
     rerank_marks: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] = ((), (), ())
     lora: tuple[tuple[str, float], ...] = ()
     draft_types: tuple[str, ...] = ()
@@ -92,7 +99,7 @@ class EngineInfo:
     pool: PoolPlan | None = None
     memory: str = ""
     placement: Placement = Placement()
-    tool_template: str = ""
+    templates: ModelTemplates = field(default_factory=ModelTemplates)
     sampling: Mapping[str, Any] = field(default_factory=dict)
 
 

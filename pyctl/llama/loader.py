@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from llama_cpp import llama_cpp as api
 
-from pyctl.engine.backend import EngineInfo, Placement
+from pyctl.engine.backend import EngineInfo, ModelTemplates, Placement
 from pyctl.engine.draft.draft_settings import FEATURE_TYPES, DraftSettings
 from pyctl.engine.model_settings import NUMA, POOLING, ModelSettings
 from pyctl.engine.pool_settings import PoolSettings
@@ -333,7 +333,6 @@ def _apply_adapters(model: Any, ctx: Any, settings: ModelSettings) -> None:
 
 def _describe(path: Path, backend: LlamaBackend, settings: ModelSettings, plan: MemoryPlan) -> EngineInfo:
     model, tokenizer = backend.model, backend.tokenizer
-    tool_use = _template(model, b"tool_use")
     name = metadata_text(model, "general.name") or path.stem
     return EngineInfo(
         model_path=str(path),
@@ -350,14 +349,11 @@ def _describe(path: Path, backend: LlamaBackend, settings: ModelSettings, plan: 
         n_embd=int(api.llama_model_n_embd(model)),
         n_params=int(api.llama_model_n_params(model)),
         model_size=int(api.llama_model_size(model)),
-        chat_template=_template(model, None) or tool_use,
         bos_token=_special(model, tokenizer, "bos", tokenizer.bos),
         eos_token=_special(model, tokenizer, "eos", tokenizer.eos),
         build=extension.build_version(),
         vocab_type=int(api.llama_vocab_type(tokenizer.vocab)),
         pooling=backend.embedder.pooling if backend.embedder is not None else "",
-        tool_template=tool_use,
-        rerank_template=_template(model, b"rerank"),
         rerank_marks=_rerank_marks(tokenizer),
         fingerprint=backend.memory.identity,
         pool=plan.pool,
@@ -371,6 +367,7 @@ def _describe(path: Path, backend: LlamaBackend, settings: ModelSettings, plan: 
             n_gpu_layers=plan.n_gpu_layers,
             n_rules=len(settings.placements),
         ),
+        templates=ModelTemplates(*(_template(model, name) for name in (None, b"tool_use", b"rerank"))),
         sampling=recommended_sampling(lambda key: metadata_text(model, key)),
     )
 

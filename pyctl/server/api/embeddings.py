@@ -264,7 +264,7 @@ def _prompt(service: Service, document: str, query: str) -> Tokens:
 def _pair(service: Service, query: str, document: str) -> Iterator[int]:
     """The tokens of one pair, as the model's own template has them, or else its tokenizer's settings."""
     tokenize = service.tokenizer.tokenize
-    if template := service.info.rerank_template:
+    if template := service.info.templates.rerank:
         texts = {"{query}": query, "{document}": document}
         text = re.sub(r"\{query\}|\{document\}", lambda found: texts[found[0]], template)
         yield from tokenize(text, add_special=False, parse_special=True)

@@ -77,7 +77,7 @@ async def props(service: Service, request: Request) -> Response:
         "ui": server.show_page,
         "ui_settings": {},
         "chat_template": chat.template.source,
-        **({"chat_template_tool_use": chat.tool_template.source} if chat.tool_template is not None else {}),
+        **({"chat_template_tool_use": chat.template.of_tools.source} if chat.template.of_tools else {}),
         "chat_template_caps": _capabilities_json(chat.capabilities),
         "tool_call_format": chat.tool_dialect.call_format.name,
         "bos_token": info.bos_token,

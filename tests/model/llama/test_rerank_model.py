@@ -24,7 +24,7 @@ def test_a_text_is_ranked_alike_in_one_batch_and_in_many(tmp_path_factory: pytes
         loaded = load(settings)
         try:
             assert loaded.info.pooling == "rank"
-            assert "{query}" in loaded.info.rerank_template
+            assert "{query}" in loaded.info.templates.rerank
             scores.append(loaded.backend.embed(tokens))
             assert scores[-1].shape == (1, TINY_RERANK.num_classes)
             assert float(scores[-1].sum()) == pytest.approx(1.0, abs=1e-5)
@@ -45,7 +45,7 @@ def test_a_model_without_a_memory_ranks_what_fits_into_a_batch(tmp_path: Path) -
     try:
         cls, sep = 2, 3
         assert loaded.info.rerank_marks == ((cls,), (sep,), ())
-        assert not loaded.info.rerank_template
+        assert not loaded.info.templates.rerank
         scores = [float(loaded.backend.embed(as_tokens([cls, 9, sep, n]))[0, 0]) for n in range(10, 30)]
         assert len({round(score, 4) for score in scores}) > 10
         with pytest.raises(RequestError, match="too large to process"):

@@ -23,7 +23,7 @@ from pyctl.chat.images import ImageReader
 from pyctl.chat.replay import Replay
 from pyctl.chat.template import Template
 from pyctl.engine.admin import EngineAdmin
-from pyctl.engine.backend import EngineInfo
+from pyctl.engine.backend import EngineInfo, ModelTemplates
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
@@ -155,7 +155,7 @@ INFO = EngineInfo(
     n_embd=64,
     n_params=1000,
     model_size=2000,
-    chat_template=CHATML,
+    templates=ModelTemplates(CHATML),
     bos_token="",
     eos_token="<|im_end|>",
     build="b1-toy",

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 from starlette.requests import ClientDisconnect
 
+from pyctl.engine.backend import ModelTemplates
 from pyctl.server import ReplySettings
 from pyctl.server.body import MAX_CHARS
 from tests.unit.server.fake import Bench
@@ -61,7 +62,7 @@ def test_only_the_best_are_told(top_n: int | None, n: int) -> None:
 
 def test_a_model_is_asked_in_its_own_words_or_with_its_marks() -> None:
     body = {"query": "{document}", "documents": ["{query}"]}
-    template = ranker(rerank_template="q={query} d={document}").post("/rerank", body).json()
+    template = ranker(templates=ModelTemplates(rerank="q={query} d={document}")).post("/rerank", body).json()
     assert template["results"][0]["relevance_score"] == sum(b"q={document} d={query}")
     marks = ranker(rerank_marks=((1,), (2, 4), (8,))).post("/rerank", body).json()
     assert marks["results"][0]["relevance_score"] == sum(b"{document}{query}") + 15
