@@ -136,9 +136,9 @@ def integers(text: str) -> tuple[int, ...]:
 
 
 def file_text(text: str) -> str:
-    """The contents of the UTF-8 file at ``text``. Raises ValueError if it cannot be read."""
+    """The contents of the UTF-8 file at ``text`` without a byte order mark. Raises ValueError if it cannot be read."""
     try:
-        return Path(text).expanduser().read_text(encoding="utf-8")
+        return Path(text).expanduser().read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise ValueError(f"{text!r} is not UTF-8 text") from None
     except (OSError, RuntimeError) as error:

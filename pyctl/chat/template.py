@@ -80,6 +80,8 @@ class Template:
     """
 
     def __init__(self, source: str, bos_token: str = "", eos_token: str = "", of_tools: Template | None = None) -> None:
+        # The byte order mark of the file that it came from, not a part of each prompt.
+        source = source.removeprefix("\ufeff")
         if not source.strip():
             log.warning("the model has no chat template; using ChatML")
             source = CHATML

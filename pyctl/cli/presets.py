@@ -128,7 +128,7 @@ def read_presets(path: Path) -> dict[str, dict[str, str]]:
     try:
         if path.stat().st_size > MAX_PRESET_BYTES:
             raise ConfigError(f"{path} is larger than {MAX_PRESET_BYTES} bytes")
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read --models-preset {path}: {getattr(error, 'strerror', None) or error}") from error
     section: dict[str, str] = {}

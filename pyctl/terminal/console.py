@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import select
@@ -50,6 +51,7 @@ class PipeReader:
         self._file = file
         self._read = bytearray()
         self._is_open = True
+        self._is_begun = False
 
     def read(self, default: str = "") -> str:
         """The next line, unchanged. Raises EOFError at the end, RequestError for a ``default``: nothing can edit it."""
@@ -84,6 +86,9 @@ class PipeReader:
             self._is_open = bool(part)
 
     def _decoded(self, data: bytes) -> str:
+        if not self._is_begun:  # PowerShell writes a mark before what it pipes
+            data = data.removeprefix(codecs.BOM_UTF8)
+        self._is_begun = True
         try:
             return data.decode(self._file.encoding)
         except UnicodeDecodeError as error:

@@ -272,7 +272,7 @@ def load(path: Path) -> Conversation:
             data = file.read(_MAX_CHAT_BYTES + 1)
         if len(data) > _MAX_CHAT_BYTES:
             raise RequestError(f"more than {_MAX_CHAT_BYTES:,} bytes")
-        document = json.loads(data.decode("utf-8"))
+        document = json.loads(data.decode("utf-8-sig"))
         turns = document.get("messages") if isinstance(document, dict) else document
         if not isinstance(turns, list):
             raise RequestError("no list of messages")

@@ -141,3 +141,9 @@ def test_no_template_means_chatml(caplog: pytest.LogCaptureFixture) -> None:
     expected = "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nHi <b> ü<|im_end|>\n<|im_start|>assistant\n"
     assert template.render(messages) == expected
     assert template.render(messages, add_generation_prompt=False) == expected.removesuffix("<|im_start|>assistant\n")
+
+
+def test_a_byte_order_mark_is_no_part_of_a_prompt() -> None:
+    """Of a file, or of metadata that were made from one."""
+    template = Template("\ufeff{{ messages[0].content }}")
+    assert template.render([{"role": "user", "content": "\ufeffhi"}]) == "\ufeffhi"

@@ -158,6 +158,23 @@ def test_an_empty_key_variable_starts_no_open_server() -> None:
     assert parse_chat(["--url", "h"], {"LLAMA_API_KEY": ""}).terminal.api_key == ""
 
 
+@pytest.mark.parametrize(
+    ("flag", "text"),
+    [
+        ("--chat-template-file", "{{ 1 }}"),
+        ("--api-key-file", "key"),
+        ("--grammar-file", 'root ::= "a"'),
+        ("-jf", '{"type": "boolean"}'),
+        ("--mcp-servers-config", '{"mcpServers": {"one": {"command": "x"}}}'),
+    ],
+)
+def test_a_byte_order_mark_of_a_file_is_no_part_of_it(tmp_path: Path, flag: str, text: str) -> None:
+    plain, marked = tmp_path / "plain", tmp_path / "marked"
+    plain.write_text(text, encoding="utf-8")
+    marked.write_text(text, encoding="utf-8-sig")
+    assert serve(flag, str(marked)) == serve(flag, str(plain))
+
+
 def test_values_from_files(tmp_path: Path) -> None:
     (tmp_path / "template").write_text("{{ ü }}", encoding="utf-8")
     (tmp_path / "keys").write_text("# comment\nkey1  \r\n \t\n\n\t key 2\n  # another\n")

@@ -285,6 +285,10 @@ chat-template-kwargs = {"reasoning_effort": "high"}
     assert (settings.model.n_seqs, settings.format.template_kwargs["reasoning_effort"]) == (4, "high")
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    assert [*read(tmp_path, "\ufeff[one]\nmodel = x.gguf\n")] == ["one"]
+
+
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     for flags in (["--models-preset", str(tmp_path / "no.ini")], ["--models-dir", str(tmp_path / "no")]):
         with pytest.raises(ConfigError, match=r"cannot read --models-\w+ .*no.*: No such file"):

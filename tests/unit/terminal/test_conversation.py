@@ -98,3 +98,8 @@ def test_bad_files_are_one_clear_line(tmp_path: Path, content: bytes, text: str)
     with pytest.raises(RequestError, match=text) as caught:
         load(tmp_path / "chat.json")
     assert str(caught.value).startswith(f"cannot load {tmp_path / 'chat.json'}: ")
+
+
+def test_a_byte_order_mark_is_no_part_of_a_chat(tmp_path: Path) -> None:
+    (tmp_path / "chat.json").write_text('[{"role": "user", "content": "hi"}]', encoding="utf-8-sig")
+    assert [message.content for message in load(tmp_path / "chat.json").messages] == ["hi"]

@@ -327,7 +327,8 @@ def test_only_the_first_of_several_interrupts_counts() -> None:
 
 
 def test_all_of_a_pipe() -> None:
-    for data, said in ((b"one\r\ntwo\n\n", "one\r\ntwo"), (b"", "")):
+    marked = "\ufeffone \ufeff".encode()
+    for data, said in ((b"one\r\ntwo\n\n", "one\r\ntwo"), (b"", ""), (marked, "one \ufeff")):
         output, source = os.pipe()
         os.write(source, data)
         os.close(source)
@@ -335,6 +336,15 @@ def test_all_of_a_pipe() -> None:
             assert PipeReader(file).read_all() == said
     with open("/dev/zero", encoding="utf-8") as file, pytest.raises(RequestError, match="more than 4,194,304 bytes"):
         PipeReader(file).read_all()
+
+
+def test_a_byte_order_mark_before_the_lines_of_a_pipe() -> None:
+    output, source = os.pipe()
+    os.write(source, "\ufeffone\n\ufefftwo\n".encode())
+    os.close(source)
+    with open(output, encoding="utf-8") as file:
+        reader = PipeReader(file)
+        assert [reader.read(), reader.read()] == ["one", "\ufefftwo"]
 
 
 def test_tab_completes_commands_and_paths(tmp_path: Path) -> None:
