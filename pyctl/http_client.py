@@ -24,7 +24,7 @@ def is_loopback(host: str) -> bool:
 
 
 def http_client(url: str, **options: Any) -> httpx.Client:
-    """Return a client for requests to ``url``, and to where it redirects; ``options`` are httpx's.
+    """Return a client for requests to ``url`` and its redirects; ``options`` are httpx's.
 
     `http_proxy`, `https_proxy` and `all_proxy` apply as usual, except to loopback addresses, which no proxy reaches.
     Raises ConfigError for a proxy that cannot be used.

@@ -207,7 +207,7 @@ class _Reader:
             return {"const": self._literal(schema["const"])}
         if "enum" in schema:
             values = self._enum(schema)
-            # Values that have not the type count only where no value has it, which is a slip of the schema's author.
+            # Values that have not the type count only if no value has it, which is a slip of the schema's author.
             return {"enum": [value for value in values if not kinds or has_type(value, kinds)] or values}
         ready: dict[str, Any] = {"type": kinds} if kinds else {}
         if "object" in kinds or (not kinds and scope is not None):
