@@ -161,7 +161,7 @@ class _Writer:
             if key in schema:
                 values = [schema[key]] if key == "const" else schema[key]
                 return self._one_of([self._literal(value) for value in values])
-        return self._one_of([self._typed(schema, kind) for kind in schema["type"]])
+        return self._one_of([self._typed(schema, kind) for kind in schema.get("type", ())])
 
     def _alone(self, schema: Any) -> dict[str, Any]:
         """``schema`` with the definitions that it leads to."""

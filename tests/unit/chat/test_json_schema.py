@@ -78,7 +78,7 @@ KEYWORDS = (
 )  # fmt: skip
 WORDS = ("object", "array", "string", "integer", "number", "#", "#/a", "#/anyOf/0", "date", "uuid", "^a$", "a+|(b", "")
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-5, 30) | st.floats() | st.sampled_from(WORDS),
+    st.none() | st.booleans() | st.integers(-5, 30) | st.floats() | st.sampled_from((*WORDS, 2**60, -(2**63), 1.0)),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYWORDS), inner, max_size=5),
     max_leaves=12,
 )
