@@ -10,7 +10,17 @@ from typing import Any
 
 from pyctl.limit import limit
 
-__all__ = ["clean", "n_common", "one_line", "overlap", "plain", "random_id", "reason_of", "with_whole_characters"]
+__all__ = [
+    "clean",
+    "duration",
+    "n_common",
+    "one_line",
+    "overlap",
+    "plain",
+    "random_id",
+    "reason_of",
+    "with_whole_characters",
+]
 
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, bidirectional overrides, line separators and lone surrogates."""
@@ -44,6 +54,18 @@ def plain(text: str) -> str:
 def reason_of(error: Exception) -> str:
     """The message of ``error`` on one line; its type if the message is empty."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def duration(seconds: float) -> str:
+    """``seconds`` for people, in at most two units: ``2.5 s``, ``42 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600:,} h {whole % 3600 // 60} min"
 
 
 def n_common(one: Sequence[Any], other: Sequence[Any]) -> int:

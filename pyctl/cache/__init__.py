@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from pyctl.cache.recent import RecentPrompts
     from pyctl.cache.restore import CacheLookup, CachePlan
     from pyctl.cache.resume_points import ANYWHERE, NOWHERE, ResumePoints
+    from pyctl.cache.saved_time import Saved, SavedTime
     from pyctl.cache.sequence import LiveSequence
     from pyctl.cache.snapshot import (
         NOTHING,
@@ -78,6 +79,7 @@ _MODULES = (
     "snapshot",
     "sequence",
     "cache_stats",
+    "saved_time",
     "ports",
     "recent",
     "ram",
@@ -135,6 +137,8 @@ __all__ = [
     "RequestStats",
     "ResumePoints",
     "Rows",
+    "Saved",
+    "SavedTime",
     "SequenceMemory",
     "Snapshot",
     "Source",

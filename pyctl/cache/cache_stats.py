@@ -104,13 +104,15 @@ class CacheStats:
     n_prewarmed: int = 0
     n_prewarms: int = 0
     n_prewarmed_used: int = 0
+    saved_seconds: float = 0.0
 
-    def add(self, stats: RequestStats, n_predicted: int) -> None:
+    def add(self, stats: RequestStats, n_predicted: int, saved_seconds: float) -> None:
         """Count a finished request."""
         self.requests += 1
         self.n_prompt += stats.n_prompt
         self.n_evaluated += stats.n_evaluated
         self.n_predicted += n_predicted
+        self.saved_seconds += saved_seconds
         self.n_saved += stats.n_saved
         if stats.source != "none":
             self.n_cached[stats.source] += stats.n_cached

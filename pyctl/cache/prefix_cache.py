@@ -36,6 +36,7 @@ from pyctl.cache.restore import (
     restore,
     rows_in_memory,
 )
+from pyctl.cache.saved_time import SavedTime
 from pyctl.cache.sequence import Coverage, LiveSequence
 from pyctl.cache.snapshot import Block, Prefix, PromptFacts, PromptMatch, Snapshot
 from pyctl.errors import OutOfCellsError, StateError
@@ -70,6 +71,7 @@ class PrefixCache:
         self.settings = settings
         self.recent = disk.recent if disk is not None else RecentPrompts()
         self.totals = CacheStats()
+        self.saved_time = SavedTime()
         if disk is not None:
             disk.costs = cache.costs
             cache.on_evict = partial(disk.evict, rows_of=self.device.rows_of)

@@ -154,6 +154,7 @@ def assemble(
         budget -= loaded.images.rows.limit if context.ram is None else 0
     cache = RamCache(settings.cache.n_slots, budget, shared=context.ram)
     engine = Engine(loaded.backend, cache, settings.engine, tier, speculation)
+    engine.prefix_cache.saved_time = context.shared.saved.account(info.fingerprint)
     if remembered is not None:
         remembered.remember_all(one.prompt.tokens for one in engine.prefix_cache.recent.newest_first())
         engine.prefix_cache.recent.listener = remembered.remember

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
-from pyctl.cache import DiskSettings, RamBudget
+from pyctl.cache import DiskSettings, RamBudget, Saved
 from pyctl.cache.disk.remote_store import connect
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.assemble import LoadContext, ModelLoader, assemble, check_files, found
@@ -36,7 +37,7 @@ from pyctl.server.run import exit_process, serve
 from pyctl.server.service import AppState
 from pyctl.server.supervisor import Supervisor
 from pyctl.setup.libraries import unused_card, unused_choice
-from pyctl.text import one_line
+from pyctl.text import duration, one_line
 from pyctl.tools.toolbox import ToolBox
 
 __all__ = ["open_in_browser", "run_serve", "several"]
@@ -97,7 +98,7 @@ def run_serve(settings: CommandSettings, argv: Sequence[str], environ: Mapping[s
             code = 1
         finally:
             complete = serving.close()
-    log.info("stopped%s", serving.saved_text)
+    log.info("stopped%s", serving.end_text)
     return exit_process(code if complete else 1)
 
 
@@ -164,6 +165,14 @@ def _source(preset: Preset, context: LoadContext, shared: DiskSettings) -> Model
     )
 
 
+def _time_saved(saved: Saved) -> str:
+    """The time that restored tokens saved, for the end of a line; "" if none were restored."""
+    if not saved.requests:
+        return ""
+    requests = "1 request" if saved.requests == 1 else f"{saved.requests:,} requests"
+    return f", {saved.tokens:,} tokens restored in {requests}: about {duration(saved.seconds)} saved"
+
+
 class _Serving:
     """Answers at the address: a gate at once, and the application as soon as the model is loaded.
 
@@ -173,6 +182,8 @@ class _Serving:
     def __init__(self, settings: CommandSettings, models: Models | None, tools: ToolBox, addresses: Addresses) -> None:
         self._settings, self._tools, self._addresses = settings, tools, addresses
         self._shared = models.shared if models is not None else AppState(settings.server, build_line(), tools=tools)
+        if settings.disk.cache_dir:
+            self._shared.saved.keep_in(Path(settings.disk.cache_dir).expanduser())
         self._closing = threading.Event()
         self._models, self._load_context = models, LoadContext(self._shared)
         self._began = time.monotonic()
@@ -227,11 +238,12 @@ class _Serving:
         log.info(text, extra={"strong": text.partition("\n")[0]})
 
     @property
-    def saved_text(self) -> str:
-        """The final log text about the cache directory; "" without one."""
+    def end_text(self) -> str:
+        """The end of the last line of the log: prefixes written to the cache directory, and time saved."""
         services = self._models.services if self._models is not None else ()
         found = [n for service in services if (n := service.admin.n_saved) is not None]
-        return "" if not found else ", 1 prefix saved" if sum(found) == 1 else f", {sum(found):,} prefixes saved"
+        prefixes = "" if not found else ", 1 prefix saved" if sum(found) == 1 else f", {sum(found):,} prefixes saved"
+        return prefixes + _time_saved(self._shared.saved.since_start)
 
     def close(self) -> bool:
         """Stop loading, or end the engines; whether all is written that was to be kept. Idempotent."""
@@ -239,4 +251,6 @@ class _Serving:
         self.gate.close()
         self._tools.close()
         # Abandoned requests may still be tokenised: `exit_process` ends the process without freeing the model.
-        return self._models is None or self._models.close()
+        is_complete = self._models is None or self._models.close()
+        self._shared.saved.close()
+        return is_complete

@@ -247,13 +247,15 @@ class Engine:
             plan = cache.plan(lookup, restored, seq, stats, may_branch=not self.backend.facts.batch_cost)
             yield from self._prefill.run(active, seq, lookup, plan, stats)
             reply.first()
+            is_alone = not active.in_company
             n_alike = self.waiting.n_alike(active, self.running)
             cache.save_end(seq, lookup, stats, self.backend.output, n_alike)
             cache.persist(plan)
             with self.speculation.following(active.id, request.prompt.tokens):
                 yield from reply.rest()
         timings = reply.timings(stats, active.submitted, active.started)
-        cache.totals.add(stats, reply.n_predicted)
+        saved_seconds = cache.saved_time.count(stats, timings.prompt_ms, is_alone=is_alone)
+        cache.totals.add(stats, reply.n_predicted, saved_seconds)
         self.counters.count_reply(timings)
         self.replies.append((self.clock(), timings))
         handle.put(Done(reply.stop_type, reply.stopping_word, timings, stats, seq.id))

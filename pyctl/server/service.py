@@ -21,6 +21,7 @@ from pyctl.server import ReplySettings, ServerSettings
 from pyctl.server.kept_streams import KeptStreams
 from pyctl.server.process_memory import give_back
 from pyctl.server.request_pool import PostReplyQueue, RequestPool
+from pyctl.server.saved_days import SavedDays
 from pyctl.tools.toolbox import ToolBox
 
 __all__ = ["AppState", "Service"]
@@ -43,6 +44,8 @@ class AppState:
     markdown: MarkdownProcess = field(default_factory=MarkdownProcess)
     tools: ToolBox = field(default_factory=ToolBox)
     calls: set[asyncio.Future[dict[str, Any]]] = field(default_factory=set)
+    saved: SavedDays = field(default_factory=SavedDays)
+    """The time that the cache saved all clients."""
 
 
 @dataclass(frozen=True)

@@ -147,3 +147,20 @@ def test_kill_at_random_moments(start: Callable[..., Server], tmp_path: Path) ->
     server = start("tiny-hybrid", *flags)
     assert server.stop() == 0
     check_directory(tmp_path)
+
+
+def test_the_time_saved_outlives_the_server(start: Callable[..., Server], tmp_path: Path) -> None:
+    """All clients' requests count, in the last line of the log and in GET /cache of the next server."""
+    server = start("tiny-hybrid", "--kv-cache-dir", str(tmp_path), "--no-warm-next")
+    messages = [SYSTEM, user(1)]
+    for _ in range(3):
+        ask(server, messages)
+    saved = httpx.get(f"{server.url}/cache").json()["saved"]
+    assert server.stop() == 0
+    last = server.log().splitlines()[-1]
+    assert f"{saved['total']['tokens']:,} tokens restored in 2 requests: about " in last
+    assert last.endswith(" saved")
+    again = start("tiny-hybrid", "--kv-cache-dir", str(tmp_path))
+    kept = httpx.get(f"{again.url}/cache").json()["saved"]
+    assert kept["total"] == saved["total"]
+    assert kept["total"]["requests"] == 2

@@ -39,7 +39,7 @@ LAYERS = {
     "measure": {"module_command", "module_process"},
     "page": {"module_process"},
     "tools": {"text", "errors", "child_environment", "install_command"},
-    "server": {"chat", "engine", "cache", "page", "tools", "prompt", "reasoning", "text", "errors"},
+    "server": {"chat", "engine", "cache", "page", "tools", "prompt", "reasoning", "text", "errors", "atomic_file"},
     "terminal": {"chat", "engine", "tools", "prompt", "text", "errors", "atomic_file"},
 }
 """What each part may import besides itself; `cli` and `__main__` may import everything."""

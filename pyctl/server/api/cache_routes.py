@@ -36,6 +36,9 @@ class _PinBody(Body, frozen=True):
 async def show(service: Service, request: Request) -> Response:
     """GET /cache: the tree of prefixes, with sizes in bytes, ages in seconds and hits, and sums since the start.
 
+    ``saved`` is the time that the cache saved the clients of all models: ``today``, since local midnight, and
+    ``total``, kept across restarts if there is a cache directory.
+
     ``replies`` are the last ones, with tokens and milliseconds; ``shared`` of a prefix are the tokens whose rows
     are shared with the one before it in the list.
 
@@ -51,6 +54,7 @@ async def show(service: Service, request: Request) -> Response:
     has_disk = view.disk is not None and view.disk.in_use
     entries = await service.shared.pool.storage.run(request, _stored, service) if has_disk else []
     body = _tree(service, view, entries, with_text=sees_texts(request, service.shared.settings))
+    body["saved"] = service.shared.saved.view()
     body["replies"] = replies
     return JsonResponse({**body, "memory": {"resident": resident_bytes(), **service.counted_bytes(memory)}})
 
@@ -197,4 +201,5 @@ def _totals(totals: CacheStats) -> dict[str, Any]:
         "warmed": totals.n_prewarmed,
         "warmed_used": totals.n_prewarmed_used,
         "warm_ups": totals.n_prewarms,
+        "saved_seconds": totals.saved_seconds,
     }

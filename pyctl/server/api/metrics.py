@@ -147,6 +147,7 @@ def _cache(view: CacheView) -> Iterator[Metric]:
         ("cache_hits_total", "Requests resumed from a prefix, by its place", _by("source", totals.hits)),
         ("cache_restored_tokens_total", "Prompt tokens restored, by source", _by("source", totals.n_cached)),
         ("cache_evaluated_tokens_total", "Prompt tokens evaluated", totals.n_evaluated),
+        ("cache_saved_seconds_total", "Seconds that clients did not wait, estimated", totals.saved_seconds),
         ("warmed_tokens_total", "Tokens evaluated before a request needed them", totals.n_prewarmed),
         ("warmed_tokens_used_total", "Such tokens that a request then resumed from", totals.n_prewarmed_used),
         ("warm_ups_total", "Prompts evaluated before a request came", totals.n_prewarms),

@@ -253,16 +253,18 @@ class Bench:
         backend = FakeBackend(n_ctx=N_CTX, n_seqs=n_seqs, n_vocab=known.n_vocab)
         cache = RamCache(n_slots, None)
         played = script is not None
+        shared = AppState(settings or ServerSettings())
         self.engine: Any = (
             ScriptedEngine(script, backend, cache) if played else Engine(backend, cache, EngineSettings(), disk)
         )
+        self.engine.prefix_cache.saved_time = shared.saved.account(known.fingerprint)
         self.worker = RecordingWorker(self.engine, known)
         chat = ChatFormat(Template(template, eos_token="<|im_end|>"), self.tokenizer, replay=replay, images=images)
         admin = EngineAdmin(self.worker, self.engine)
         replies = replies or ReplySettings()
         # A script has no answer to a background request.
         replies = replace(replies, warm_next=replies.warm_next and not played)
-        self.service = Service(self.worker, chat, admin, replies, AppState(settings or ServerSettings()))
+        self.service = Service(self.worker, chat, admin, replies, shared)
         self.app = create_app(Models.of(self.service))
         self.client = Client(self.app)
 

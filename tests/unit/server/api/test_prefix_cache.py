@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import re
 import threading
 import weakref
 from functools import partial
@@ -16,6 +17,7 @@ from pyctl.cache.disk import writer
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.disk_tier import DiskTier
+from pyctl.cache.saved_time import SavedTime
 from pyctl.chat.cached_tokenizer import readable
 from pyctl.engine.engine_stats import MAX_REPLIES
 from pyctl.engine.request import Timings
@@ -53,6 +55,26 @@ def test_the_tree_of_prefixes(bench: Bench) -> None:
     (first, second) = view.snapshots[:2]
     assert (head["id"], head["n"], head["tail"]) == (first.id, first.n, "x" * len(first.tail))
     assert [child["id"] for child in head["children"]] == [second.id]
+
+
+def test_the_time_saved_is_that_of_all_clients() -> None:
+    """No browser has to be open: the server counts, by the day, and for Prometheus since its start."""
+    bench = Bench(settings=ServerSettings(show_metrics=True))
+    saved = bench.service.shared.saved
+    bench.engine.prefix_cache.saved_time = SavedTime(known=1e-3, report=partial(saved.add, "f"))
+    nothing = {"seconds": 0.0, "tokens": 0, "requests": 0}
+    assert bench.client.get("/cache").json()["saved"] == {"today": nothing, "total": nothing}
+    for tail in ("", "y" * 20, "z" * 30):
+        bench.post("/completion", {"prompt": HEAD + tail, "n_predict": 2, "ignore_eos": True})
+    body = bench.client.get("/cache").json()
+    n_cached = sum(body["totals"]["cached"].values())
+    today = body["saved"]["today"]
+    assert (today["tokens"], today["requests"]) == (n_cached, 2)
+    assert today == body["saved"]["total"]
+    assert today["seconds"] == pytest.approx(n_cached * 1e3, rel=1e-3)  # less the restores
+    assert body["totals"]["saved_seconds"] == pytest.approx(today["seconds"])
+    shown = re.findall(r"^pyctl\W?cache_saved_seconds_total (.+)$", bench.client.get("/metrics").text, re.MULTILINE)
+    assert [float(value) for value in shown] == [pytest.approx(today["seconds"])]
 
 
 def test_what_contradicts_itself_is_told(bench: Bench) -> None:
