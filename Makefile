@@ -1,5 +1,5 @@
-# make demo    from a fresh checkout to a conversation that resumes from the cache; PYCTL_RELEASE=DIR or a URL installs the
-#              wheels there, and nothing is compiled
+# make demo    from a fresh checkout to a conversation that resumes from the cache, and a link ~/.local/bin/pyctl;
+#              PYCTL_RELEASE=DIR or a URL installs the wheels there, and nothing is compiled
 # make check   lint, types, unit tests, and two smoke tests on real models: 90 seconds on 2 cores
 # make test    everything that is tested
 # make clients the programs of pyctl launch, for their tests: npm, 3 minutes, 3 GB
@@ -48,6 +48,7 @@ PYTEST = $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder 
 demo:
 	@$(MAKE) --no-print-directory install EXTRAS=demo
 	$(BIN)/python tools/demo.py
+	@$(BIN)/python tools/link.py $(BIN)/pyctl
 
 install: $(BUILT) $(INSTALLED) $(SET_UP)
 
@@ -134,5 +135,7 @@ contract: install
 build: $(BIN)/pip
 	$(BIN)/pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .
 
+# The link of make demo would lead nowhere; one of another installation stays.
 clean:
+	@[ "$$(readlink "$$HOME/.local/bin/pyctl")" != "$(abspath $(BIN))/pyctl" ] || rm "$$HOME/.local/bin/pyctl"
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

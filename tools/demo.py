@@ -55,6 +55,11 @@ def turn(client: openai.OpenAI, messages: Any, **extra: Any) -> tuple[str, dict[
     return text, {**timings, "source": source}, first * 1e3
 
 
+def sooner(n_cached: int, warm_ms: float, cold_ms: float) -> str:
+    """How many times sooner the first token came; "" if nothing was restored: both runs were cold then."""
+    return f"{cold_ms / warm_ms:.1f}x" if n_cached else ""
+
+
 def converse(console: Console, cache: str) -> list[list[object]]:
     """Hold the conversation; one row of numbers per turn. SystemExit if a reply is not a cold run's."""
     rows: list[list[object]] = []
@@ -77,10 +82,10 @@ def converse(console: Console, cache: str) -> list[list[object]]:
                 console.print(f"[bold cyan]>[/] [bold]{TURNS[number]}[/]")
                 console.print(Padding(reply, (0, 0, 0, 2)))
                 drafted = timings.get("draft_n", 0)
-                right = f", {timings['draft_n_accepted']} of {drafted} drafts right" if drafted else ""
-                console.print(f"  [dim]{came}{evaluated} evaluated, first token after {warm:.0f} ms{right}[/]")
+                accepted = f", {timings['draft_n_accepted']} of {drafted} drafts accepted" if drafted else ""
+                console.print(f"  [dim]{came}{evaluated} evaluated, first token after {warm:.0f} ms{accepted}[/]")
                 counts = [cached + evaluated, source, cached, evaluated]
-                rows.append([number + 1, *counts, f"{warm:.0f}", f"{cold:.0f}", f"{cold / warm:.1f}x"])
+                rows.append([number + 1, *counts, f"{warm:.0f}", f"{cold:.0f}", sooner(cached, warm, cold)])
             client.close()
     return rows
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shutil
 import subprocess
@@ -10,6 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tools import demo
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,6 +33,84 @@ def test_the_demo_installs_what_it_imports() -> None:
     names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     tops = {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names) - {"pyctl", "tools"}
     assert tops <= {re.split(r"[<>=]", each)[0] for each in required}
+
+
+def run_link(home: Path, path: str) -> list[str]:
+    """The lines of the link to a command of a checkout in ``home``, and whether it works afterwards."""
+    command = home / "checkout" / ".venv" / "bin" / "pyctl"
+    command.parent.mkdir(parents=True, exist_ok=True)
+    command.write_text("#!/bin/sh\necho works\n")
+    command.chmod(0o700)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "link.py"), ".venv/bin/pyctl"],
+        cwd=home / "checkout",
+        env={"HOME": str(home), "PATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.splitlines()
+
+
+def test_the_demo_leaves_a_command_and_prints_the_next_ones(tmp_path: Path) -> None:
+    commands = commands_for("demo").splitlines()
+    assert commands.index(".venv/bin/python tools/demo.py") + 1 == commands.index(
+        ".venv/bin/python tools/link.py .venv/bin/pyctl"
+    )
+    place = tmp_path / ".local" / "bin" / "pyctl"
+    for _ in range(2):  # the second time it is there
+        lines = run_link(tmp_path, f"/usr/bin:{place.parent}")
+        assert [line.split("#")[0].split() for line in lines] == [
+            ["Next:"],
+            ["pyctl", "serve", "--open"],
+            ["pyctl", "launch", "claude", "-m", "FILE"],
+        ]
+    assert subprocess.run([place], capture_output=True, check=True).stdout == b"works\n"
+
+
+def test_a_link_that_is_not_on_the_path_is_told_so(tmp_path: Path) -> None:
+    place = tmp_path / ".local" / "bin" / "pyctl"
+    lines = run_link(tmp_path, "/usr/bin:/bin")
+    assert lines[0] == f'{place.parent} is not on PATH: export PATH="{place.parent}:$PATH"'
+    assert lines[2].split()[:3] == [str(place), "serve", "--open"]
+    other = tmp_path / "other" / "pyctl"
+    other.parent.mkdir()
+    other.touch(0o700)
+    lines = run_link(tmp_path, f"{other.parent}:{place.parent}")
+    assert lines[0] == f"{other} is another pyctl and comes first on PATH; this one is {place}"
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "dangling"])
+def test_a_command_of_another_installation_stays(tmp_path: Path, kind: str) -> None:
+    place = tmp_path / ".local" / "bin" / "pyctl"
+    place.parent.mkdir(parents=True)
+    other = tmp_path / "other"
+    if kind == "file":
+        place.write_text("theirs")
+    else:
+        place.symlink_to(other)
+    if kind == "link":
+        other.write_text("theirs")
+    lines = run_link(tmp_path, str(place.parent))
+    assert lines[0] == f"{place} is of another installation and was not changed"
+    assert lines[2].split()[0] == str(tmp_path / "checkout" / ".venv" / "bin" / "pyctl")
+    assert place.readlink() == other if kind != "file" else place.read_text() == "theirs"
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_clean_removes_its_own_link_only(tmp_path: Path, is_ours: bool) -> None:
+    place = tmp_path / ".local" / "bin" / "pyctl"
+    place.parent.mkdir(parents=True)
+    place.symlink_to(tmp_path / "venv" / "bin" / "pyctl" if is_ours else tmp_path / "other")
+    command = ["make", "-f", str(ROOT / "Makefile"), "clean", f"BIN={tmp_path}/venv/bin"]
+    subprocess.run(command, cwd=tmp_path, env={**os.environ, "HOME": str(tmp_path)}, check=True, capture_output=True)
+    assert place.is_symlink() is not is_ours
+
+
+def test_a_first_turn_is_no_sooner() -> None:
+    """Nothing was restored: the warm run was the cold one, and the other came second."""
+    assert demo.sooner(0, 61.0, 30.0) == ""
+    assert demo.sooner(6909, 3000.0, 28_700.0) == "9.6x"
 
 
 def test_a_release_makes_the_demo_without_a_compiler() -> None:

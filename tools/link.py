@@ -1,0 +1,63 @@
+"""Links ~/.local/bin/pyctl to the command of this checkout, and prints the next commands.
+
+    make demo    # runs: .venv/bin/python tools/link.py .venv/bin/pyctl
+
+A file or link of another installation stays as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+__all__ = ["link", "main", "next_lines"]
+
+
+def link(command: Path, place: Path) -> str:
+    """Make ``place`` a link to ``command`` unless something is there; return why not, "" if it is one now."""
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(command)
+    except FileExistsError:
+        if place.is_symlink() and place.readlink() == command:
+            return ""
+        return f"{place} is of another installation and was not changed"
+    except OSError as error:
+        return f"cannot link {place}: {error.strerror}"
+    return ""
+
+
+def next_lines(command: Path, place: Path, reason: str, path: str) -> list[str]:
+    """Return the lines after the demo; ``reason`` is of `link`, ``path`` the search path of commands."""
+    first = shutil.which(place.name, path=path)
+    is_first = first is not None and os.path.realpath(first) == os.path.realpath(command)
+    lines = [reason] if reason else []
+    if not is_first and not reason:
+        directory = place.parent
+        if first is not None:
+            lines.append(f"{first} is another pyctl and comes first on PATH; this one is {place}")
+        else:
+            lines.append(f'{directory} is not on PATH: export PATH="{directory}:$PATH"')
+    name = place.name if is_first else str(command if reason else place)
+    return [
+        *lines,
+        "Next:",
+        f"  {name} serve --open              # the page, with the built-in model",
+        f"  {name} launch claude -m FILE     # Claude Code on a model; FILE is a GGUF file",
+    ]
+
+
+def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", type=Path, help="the command to link to")
+    command = Path(os.path.abspath(parser.parse_args(argv).command))
+    place = Path(environ.get("HOME") or Path.home()) / ".local" / "bin" / command.name
+    reason = link(command, place)
+    print("\n".join(next_lines(command, place, reason, environ.get("PATH", os.defpath))))
+
+
+if __name__ == "__main__":
+    main()
