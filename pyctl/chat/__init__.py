@@ -31,7 +31,10 @@ def jinja_text(text: str) -> str:
     if text == "chatml":
         return CHATML
     if "{" not in text:
-        raise ValueError(f"{text!r} is not a Jinja template; llama.cpp's built-in templates cannot be named here")
+        raise ValueError(
+            f"{text!r} is not a Jinja template. Of llama.cpp's names only chatml is known: leave the flag out to use "
+            "the file's own template, or give a Jinja file with --chat-template-file"
+        )
     return text
 
 

@@ -43,6 +43,16 @@ OWN_FLAGS = {
 
 COMMANDS = ("serve", "chat", *OWN_FLAGS)
 
+INSTEAD = {
+    "run": "; pyctl chat -m FILE talks to a model, pyctl serve -m FILE serves it",
+    "pull": "; pyctl serve -hf USER/MODEL fetches a model and serves it",
+    "list": "; pyctl models lists the models that are here",
+    "ls": "; pyctl models lists the models that are here, pyctl cache ls the snapshots",
+    "ps": "; pyctl cache ls lists the snapshots, GET /api/ps of a server the loaded models",
+    "show": "; pyctl models lists the models that are here",
+}
+"""Commands of ollama, and pyctl's instead."""
+
 SWITCH_SECONDS = 0.0005
 
 
@@ -67,7 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             from pyctl.cli.command_parser import did_you_mean
 
             what = "flags come after a command, not before it" if argv[0].startswith("-") else "unknown command"
-            hint = did_you_mean(argv[0], COMMANDS) or f"; the commands are {', '.join(COMMANDS)}"
+            hint = INSTEAD.get(argv[0]) or did_you_mean(argv[0], COMMANDS)
+            hint = hint or f"; the commands are {', '.join(COMMANDS)}"
             raise ConfigError(f"{what}: {argv[0]!r}{hint}")
         return _run(argv[0], argv[1:])
     except ConfigError as error:

@@ -19,10 +19,11 @@ from pyctl.chat import FormatSettings, keep_reasoning
 from pyctl.cli.flag_aliases import (
     FURTHER,
     IGNORED,
+    INSTEAD,
     NO_OP,
     OF_TOOLS,
     REJECTED,
-    TOOLS_INSTEAD,
+    REMOVED,
     BoundBySchema,
     FlagAliases,
     InfoFlags,
@@ -117,14 +118,24 @@ def read_flags(
             hint = f"; did you mean -m {word}?" if word.endswith(".gguf") else ""
             raise ConfigError(f"unexpected argument {word!r}{hint}")
         else:
-            from pyctl.cli.command_parser import did_you_mean
-
-            raise ConfigError(f"unknown flag {name}{did_you_mean(name, (*known, *unused))}")
+            raise ConfigError(f"unknown flag {name}{_hint(name, known)}")
         words.append((dest, before[: len(before) - len(rest)]))
     for flag in flags:
         if flag.env and flag.dest not in typed:
             _read_env(flag, environ, values)
     return ParsedFlags(values, typed, tuple(ignored), tuple(words))
+
+
+_MEANT = {"context": "--ctx-size", "layers": "--gpu-layers", "temperature": "--temp", "draft": "--spec-draft-n-max"}
+"""Words of names that people type, and the flags that they look for."""
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    """ "; did you mean ...?" with a flag that has an effect: one of ``known``."""
+    from pyctl.cli.command_parser import closest, did_you_mean
+
+    word = closest(name.lstrip("-"), _MEANT)
+    return f"; did you mean {_MEANT[word]}?" if word else did_you_mean(name, known)
 
 
 def _typed_value(name: str, flag: Flag, rest: list[str], attached: bool) -> Any:
@@ -283,10 +294,9 @@ def _read(
         raise ConfigError("LLAMA_API_KEY is set but empty: unset it to serve without a key")
     refused = [name for name in found.unused if name in REJECTED]
     refused += [name for name in OF_TOOLS if (environ.get(name) or "off").lower() not in FALSE_WORDS]
+    refused += [name for name in REMOVED if environ.get(name)]
     if refused:
-        why = TOOLS_INSTEAD if refused[0] in OF_TOOLS else "pyctl has no equivalent of this flag of llama-server"
-        why = "pyctl completion bash prints it" if refused[0] == "--completion-bash" else why
-        raise ConfigError(f"{refused[0]} is not supported: {why}")
+        raise ConfigError(f"{refused[0]} is not supported: {INSTEAD[refused[0]]}")
     known = {flag.env for flag in (*flags, *FLAGS[SERVER])}
     variables = (
         variable

@@ -54,7 +54,7 @@ from pyctl.server import ReplySettings
 from pyctl.server.models import Progress
 from pyctl.server.service import AppState, Service
 
-__all__ = ["LoadContext", "ModelLoader", "assemble", "check_files", "found", "prepare_vocabulary"]
+__all__ = ["LoadContext", "ModelLoader", "assemble", "check_files", "found", "prepare_vocabulary", "too_many_threads"]
 
 log = logging.getLogger("pyctl")
 
@@ -140,6 +140,8 @@ def assemble(
     check_files(settings)
     loaded, budget = _load(settings, report, context)
     context.threads = loaded.backend.threads
+    if warning := too_many_threads(context.threads, os.cpu_count() or 1):
+        log.warning("%s", warning)
     try:
         chat_format, tier = _chat_format(settings, loaded)
     except BaseException:
@@ -171,6 +173,13 @@ def assemble(
     if chat_format.capabilities.tools:
         service.post_reply.add(partial(prepare_vocabulary, worker))
     return service
+
+
+def too_many_threads(threads: tuple[int, int], n_processors: int) -> str:
+    """A warning about more ``threads`` than processors; "" for none."""
+    if max(threads) <= n_processors:
+        return ""
+    return f"{max(threads)} threads are slower than {n_processors} on this machine's {n_processors} processors"
 
 
 class ModelLoader:

@@ -67,12 +67,12 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     shared.add_argument(DIRECTORY.names, metavar="DIR", default=environ.get(DIRECTORY.env, ""), help=where)
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
 
-    def command(name: str, function: object, text: str) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, parents=[shared], help=text, description=text)
+    def command(name: str, function: object, text: str, epilog: str = "") -> argparse.ArgumentParser:
+        added = commands.add_parser(name, parents=[shared], help=text, description=text, epilog=epilog)
         added.set_defaults(run=function)
         return added
 
-    listed = command("ls", _list, "list the snapshots by model, the last used first")
+    listed = command("ls", _list, "list the snapshots by model, the last used first", epilog=MARKS)
     listed.add_argument("--model", metavar="NAME", default="", help="only snapshots of this model")
     listed.add_argument("--json", action="store_true", help="everything that is known, as JSON")
     verify = command("verify", _verify, "read every byte and compare the files with the index")
@@ -105,17 +105,28 @@ def _list(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
         print(f"{one_line(name)}: {_count(len(found), 'snapshot')}, {sum(e.n_bytes for e in found) / MIB:.1f} MiB")
         _print_lines([_line(entry, time.time()) for entry in found])
         print()
-    size = f"{directory.n_bytes / MIB:.1f} MiB, {directory.bytes_beside() / MIB:.1f} of them prompts and replies"
-    print(f"{_count(len(entries), 'snapshot')} of {_count(len(models), 'model')}, {size}")
+    print(f"{_count(len(entries), 'snapshot')} of {_count(len(models), 'model')}, {directory.n_bytes / MIB:.1f} MiB")
+    if beside := directory.bytes_beside():
+        print(f"{beside / MIB:.1f} MiB of these are texts: recent prompts, and replies that return in prompts")
+    if any(not entry.exact for entry in entries):
+        print(f"{NO_EXACT}: sound, but not for --exact (pyctl cache ls --help)")
     return 0
 
 
 HEAD = ("id", "tokens", "MiB", "age", "used", "hits", "marks", "text")
 MIN_TEXT = 12
 
+NO_EXACT = "no-exact"
+
+MARKS = (
+    f"marks: pinned, kept from eviction; {NO_EXACT}, sound, with rows that a cold run computes in other batches, such "
+    "as a reply's: their last bits may differ, so --exact does not use them; older, made under the rules of another "
+    "release."
+)
+
 
 def _line(entry: Entry, now: float) -> tuple[str, ...]:
-    marks = {"pinned": entry.pinned, "inexact": not entry.exact, "older": entry.is_older}
+    marks = {"pinned": entry.pinned, NO_EXACT: not entry.exact, "older": entry.is_older}
     return (
         entry.short,
         str(entry.n),

@@ -10,9 +10,11 @@ from typing import cast
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.logs import start_log
 from pyctl.cli.signals import ending_by_signal
+from pyctl.errors import ConfigError, UnavailableError
 from pyctl.terminal.conversation import ChatBackend
 from pyctl.terminal.interactive import run_chat
 from pyctl.terminal.tool_calls import OwnTools, ToolSource
+from pyctl.text import reason_of
 from pyctl.tools.toolbox import ToolBox
 
 __all__ = ["chat"]
@@ -41,6 +43,10 @@ def chat_backend(settings: CommandSettings) -> Iterator[ChatBackend]:
         from pyctl.terminal.remote import RemoteBackend
 
         with closing(RemoteBackend(terminal.url, terminal.api_key, settings.request_fields)) as remote:
+            try:
+                remote.name()  # asks the server
+            except UnavailableError as error:
+                raise ConfigError(f"{reason_of(error)}; pyctl serve starts a server") from error
             yield remote
         return
     # Only now: a running server needs no engine here.

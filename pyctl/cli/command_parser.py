@@ -8,7 +8,14 @@ from typing import NoReturn
 
 from pyctl.errors import ConfigError
 
-__all__ = ["CommandParser", "did_you_mean"]
+__all__ = ["CommandParser", "closest", "did_you_mean"]
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """Return the one of ``known`` that is closest to ``word``, "" if none is close."""
+    from difflib import get_close_matches  # only now: mistakes are rare
+
+    return next(iter(get_close_matches(word, known, n=1, cutoff=0.65)), "")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -16,12 +23,10 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
     A flag that is the beginning of others means the shortest of them.
     """
-    from difflib import get_close_matches  # only now: mistakes are rare
-
     names = sorted(known, key=len)
     begun = [name for name in names if word.startswith("--") and name.startswith(f"{word}-")]
-    near = begun or get_close_matches(word, names, n=1, cutoff=0.65)
-    return f"; did you mean {near[0]}?" if near else ""
+    near = begun[0] if begun else closest(word, names)
+    return f"; did you mean {near}?" if near else ""
 
 
 class CommandParser(argparse.ArgumentParser):

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 
+from pyctl.errors import ConfigError
 from pyctl.setting import Flag
 
 __all__ = ["candidates", "run_completion"]
@@ -26,12 +27,17 @@ WITH_SERVE = ("serve", "chat", "launch", "service", "doctor", "bench", "models")
 
 
 def run_completion(argv: Sequence[str]) -> int:
-    """Print a shell's lines, or words that may end the ones given; returns the exit code: 1 where files may."""
+    """Print a shell's lines, or words that may end the ones given; returns the exit code: 1 where files may.
+
+    Raises ConfigError for another shell.
+    """
     if argv[:1] == ["words"]:
         found = candidates(argv[1:] or [""])
         print("\n".join(found or ()))
         return 0 if found is not None else 1
     shell = " ".join(argv)
+    if argv and shell not in (*SHELLS, "-h", "--help"):
+        raise ConfigError(f"completion for {shell!r} does not exist: name {' or '.join(SHELLS)}")
     print(Path(__file__).with_name(f"completion.{shell}").read_text("utf-8") if shell in SHELLS else USAGE, end="")
     return 0 if shell in (*SHELLS, "-h", "--help") else 2
 

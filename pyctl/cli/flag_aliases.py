@@ -15,10 +15,12 @@ from pyctl.setting import CONTEXT, FORMAT, GENERAL, MODEL, SAMPLING, SERVER, Fla
 __all__ = [
     "FURTHER",
     "IGNORED",
+    "INSTEAD",
     "NO_OP",
     "OF_TOOLS",
+    "PRESETS",
     "REJECTED",
-    "TOOLS_INSTEAD",
+    "REMOVED",
     "BoundBySchema",
     "FlagAliases",
     "InfoFlags",
@@ -162,11 +164,10 @@ NO_OP: Mapping[str, int] = _names(
 
 IGNORED: Mapping[str, int] = _names(
     """
---embd-gemma-default --fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default --fim-qwen-30b-default
---gpt-oss-20b-default --gpt-oss-120b-default --vision-gemma-4b-default --vision-gemma-12b-default --perf --log-jsonl
+--perf --log-jsonl
 -bs --backend-sampling --context-shift -sp --special
 --no-jinja -nocb --no-cont-batching --reuse-port --ui-mcp-proxy --webui-mcp-proxy
---skip-chat-parsing --fim-qwen-7b-spec --fim-qwen-14b-spec
+--skip-chat-parsing
 """,
     """
 -C --cpu-mask -Cr --cpu-range --cpu-strict --prio -Cb --cpu-mask-batch -Crb --cpu-range-batch
@@ -191,21 +192,63 @@ IGNORED: Mapping[str, int] = _names(
 )
 """Flags that are taken with a warning."""
 
-REJECTED: Mapping[str, int] = _names(
-    """
---completion-bash -ag --agent
-""",
-    """
--dr --docker-repo --tools --tools-runtime
---draft --draft-n --draft-max --draft-min --draft-n-min --spec-ngram-size-n --spec-ngram-size-m --spec-ngram-min-hits
-""",
-)
+_DRAFT = "-hfd ggml-org/Qwen2.5-Coder-0.5B-Q8_0-GGUF"
+
+PRESETS: Mapping[str, str] = {
+    "--embd-gemma-default": "-hf ggml-org/embeddinggemma-300M-qat-q4_0-GGUF --embeddings --port 8011",
+    "--fim-qwen-1.5b-default": "-hf ggml-org/Qwen2.5-Coder-1.5B-Q8_0-GGUF --port 8012",
+    "--fim-qwen-3b-default": "-hf ggml-org/Qwen2.5-Coder-3B-Q8_0-GGUF --port 8012",
+    "--fim-qwen-7b-default": "-hf ggml-org/Qwen2.5-Coder-7B-Q8_0-GGUF --port 8012",
+    "--fim-qwen-7b-spec": f"-hf ggml-org/Qwen2.5-Coder-7B-Q8_0-GGUF {_DRAFT} --port 8012",
+    "--fim-qwen-14b-spec": f"-hf ggml-org/Qwen2.5-Coder-14B-Q8_0-GGUF {_DRAFT} --port 8012",
+    "--fim-qwen-30b-default": "-hf ggml-org/Qwen3-Coder-30B-A3B-Instruct-Q8_0-GGUF --port 8012",
+    "--gpt-oss-20b-default": "-hf ggml-org/gpt-oss-20b-GGUF --port 8013",
+    "--gpt-oss-120b-default": "-hf ggml-org/gpt-oss-120b-GGUF --port 8013",
+    "--vision-gemma-4b-default": "-hf ggml-org/gemma-3-4b-it-qat-GGUF --port 8014",
+    "--vision-gemma-12b-default": "-hf ggml-org/gemma-3-12b-it-qat-GGUF --port 8014",
+}
+"""Flags that are a model in llama-server, and the flags that they stand for there (common/arg.cpp)."""
+
+_MAXIMUM = "use --spec-draft-n-max, or --spec-ngram-mod-n-max for n-grams"
+_MINIMUM = "use --spec-draft-n-min"
+
+REMOVED: Mapping[str, str] = {
+    "--draft": _MAXIMUM,
+    "--draft-n": _MAXIMUM,
+    "--draft-max": _MAXIMUM,
+    "--draft-min": _MINIMUM,
+    "--draft-n-min": _MINIMUM,
+    "--spec-ngram-size-n": "use --spec-ngram-mod-n-match, or --spec-ngram-simple-size-n and the like",
+    "--spec-ngram-size-m": "use --spec-ngram-mod-n-max, or --spec-ngram-simple-size-m and the like",
+    "--spec-ngram-min-hits": "leave it out: drafts have the length that pays",
+    "LLAMA_ARG_DRAFT_MAX": _MAXIMUM,
+    "LLAMA_ARG_DRAFT_MIN": _MINIMUM,
+}
+"""Flags and variables that llama-server has removed and refuses, too."""
+
+REJECTED: Mapping[str, int] = {
+    **_names("--completion-bash -ag --agent", "-dr --docker-repo --tools --tools-runtime"),
+    **dict.fromkeys(PRESETS, 0),
+    **{name: 1 for name in REMOVED if name.startswith("--")},
+}
 """Flags for answers, tools or sources of models that pyctl lacks, and those that llama-server also refuses."""
 
 OF_TOOLS = ("--tools", "--tools-runtime", "-ag", "--agent", "LLAMA_ARG_TOOLS", "LLAMA_ARG_AGENT")
 """Names by which llama-server turns on built-in tools, variables included."""
 
-TOOLS_INSTEAD = (
+_TOOLS_INSTEAD = (
     "pyctl has no built-in tools; name MCP servers with --mcp-servers-config, such as"
     " @modelcontextprotocol/server-filesystem for files and mcp-shell-server for commands"
 )
+
+_NO_DOCKER = "pyctl fetches models with -hf USER/MODEL:QUANT or --model-url"
+
+INSTEAD: Mapping[str, str] = {
+    "--completion-bash": "pyctl completion bash prints it",
+    "-dr": _NO_DOCKER,
+    "--docker-repo": _NO_DOCKER,
+    **dict.fromkeys(OF_TOOLS, _TOOLS_INSTEAD),
+    **{name: f"llama-server has removed it; {text}" for name, text in REMOVED.items()},
+    **{name: f"name its model: {text}" for name, text in PRESETS.items()},
+}
+"""The way out for each name that is refused."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -29,6 +30,9 @@ __all__ = ["address_of", "find_server", "started_server"]
 
 STOP_SECONDS = 70.0
 """A server ends within a minute of SIGTERM, all cache writes included."""
+
+FIRST_PROMPT = "an agent's first prompt has 10,000 to 40,000 tokens and may take minutes"
+"""Until its end a program without a screen, such as claude -p, prints nothing."""
 
 ANSWER_SECONDS = 5.0
 POLL_SECONDS = 0.1
@@ -85,6 +89,7 @@ def started_server(
             time.sleep(POLL_SECONDS)
         shown = f"{one_line(found.model)} at {url}, {found.n_ctx:,} tokens of context"
         print(f"pyctl: {shown}, after {time.monotonic() - began:.0f} s", file=sys.stderr)
+        print(f"pyctl: {FIRST_PROMPT}; its progress: tail -f {shlex.quote(str(log))}", file=sys.stderr)
         try:
             yield found
         finally:

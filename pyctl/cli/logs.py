@@ -34,9 +34,10 @@ class LogSettings:
     verbosity: int = LOG.flag(
         3,
         "-lv --verbosity --log-verbosity",
-        "1 errors, 2 warnings (the default of chat), 3 information, 4 trace, 5 all",
+        "1 errors, 2 warnings, 3 information, 4 trace, 5 all",
         integer(-1),
         "LLAMA_ARG_LOG_VERBOSITY",
+        shown="3, in chat 2",
         also=(
             Flag("-v --verbose --log-verbose", "log everything; replies include debugging fields", const=VERBOSE),
             Flag("--log-disable", "log nothing", const=-1),

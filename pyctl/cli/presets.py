@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from pyctl.cli.arguments import FLAGS, OWNERS, CommandSettings, converted, parse_serve
+from pyctl.cli.command_parser import did_you_mean
 from pyctl.cli.flag_aliases import IGNORED, NO_OP, REJECTED, InfoFlags
 from pyctl.cli.logs import LogSettings
 from pyctl.convert import INT32_MAX, TRUE_WORDS, Convert, number, on_off
@@ -102,7 +103,10 @@ def find_models(router: RouterSettings, argv: Sequence[str], environ: Mapping[st
         if {"path", "hf_repo"} & set(map(_dest, section)):
             known.argv, known.origin = [], "preset"
         elif not known.argv:
-            raise ConfigError(f"{router.preset_path}: [{name}] needs the key model or hf-repo: no such model is here")
+            where = f"{router.preset_path}: [{name}]"
+            if unknown := [key for key in section if not _is_known(key)]:
+                raise ConfigError(f"{where}: unknown key {unknown[0]}{did_you_mean(unknown[0], _keys())}")
+            raise ConfigError(f"{where} needs the key model or hf-repo: no such model is here")
     if not found:
         raise ConfigError("no models: --models-dir has no GGUF file, and no section of --models-preset names one")
     if len(found) > MAX_MODELS:
@@ -266,6 +270,15 @@ def _words(key: str, value: str) -> list[str]:
     if name in negative:
         return [name if is_on else positive[0]]
     return [name] if is_on else negative[:1]
+
+
+def _keys() -> list[str]:
+    """Every key that a section may have, longest spellings of flags included."""
+    return [*_by_key(), *_OWN_KEYS]
+
+
+def _is_known(key: str) -> bool:
+    return bool({key, key.replace("_", "-")} & {*_keys()})
 
 
 def _dest(key: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ __all__ = [
     "ggml_library",
     "host_available",
     "host_total",
+    "missing_text",
     "model_files",
     "start_backends",
     "tensor_bytes",
@@ -204,9 +206,45 @@ def check_gguf(path: Path, what: str = "model") -> None:
         with path.open("rb") as file:
             magic = file.read(4)
     except OSError as error:
-        raise ModelError(f"cannot read the {what} {path}: {error.strerror}{_files_in(path)}") from error
+        way_out = _files_in(path) or (_instead_of(path) if what == "model" else "")
+        raise ModelError(f"cannot read the {what} {path}: {error.strerror}{way_out}") from error
     if magic != b"GGUF":
-        raise ModelError(f"{path} is not a GGUF file")
+        raise ModelError(f"{path} is not a GGUF file{_other_format(path)}")
+
+
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", re.ASCII)
+
+
+def _instead_of(path: Path) -> str:
+    """The way to a model when ``path`` names none, for the end of an error."""
+    if path.is_dir():
+        return f"; to serve all models below it: --models-dir {path}"
+    if _REPOSITORY.fullmatch(str(path)) and path.suffix != ".gguf" and not path.parent.exists():
+        return f"; did you mean -hf {path}?"
+    return "; pyctl models lists the models that are here, -hf USER/NAME fetches one"
+
+
+def _other_format(path: Path) -> str:
+    """The way out if ``path`` is a model in a format that llama.cpp does not read."""
+    if path.suffix not in (".safetensors", ".bin", ".pt", ".pth", ".onnx", ".mlx"):
+        return ""
+    return f", and {path.suffix} files cannot be served: -hf USER/NAME-GGUF fetches a GGUF file of the model"
+
+
+def missing_text(path: Path) -> str:
+    """For the end of an error: how much of the model at ``path`` is missing; "" if nothing is.
+
+    The last tensor of a file ends at or before the end of the file.
+    """
+    for file in model_files(path):
+        try:
+            needed = max((tensor.first + tensor.n_bytes for tensor in file_head(file).tensors), default=0)
+            size = file.stat().st_size
+        except (ModelError, OSError):
+            continue
+        if size < needed:
+            return f"; {file.name} has {size:,} of {needed:,} bytes: fetch it again"
+    return ""
 
 
 @dataclass(frozen=True)

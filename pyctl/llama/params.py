@@ -22,7 +22,7 @@ from pyctl.engine.model_settings import (
 )
 from pyctl.errors import ModelError
 from pyctl.limit import limit
-from pyctl.llama.devices import Device, devices, file_head, ggml_library, model_files
+from pyctl.llama.devices import Device, devices, file_head, ggml_library, missing_text, model_files
 from pyctl.llama.library import forget_log_errors, last_log_error
 from pyctl.setup.control_groups import text_of
 
@@ -104,7 +104,8 @@ class ModelParams:
         forget_log_errors()
         model = api.llama_model_load_from_file(path.encode(), self.struct)
         if not (model or self.stopped):
-            raise ModelError(f"cannot load {what} {path}: {last_log_error('llama.cpp gave no reason')}")
+            reason = last_log_error("llama.cpp gave no reason")
+            raise ModelError(f"cannot load {what} {path}: {reason}{missing_text(Path(path))}")
         return model
 
     def report(self, progress: Callable[[float], bool]) -> None:
@@ -233,7 +234,10 @@ def uses_own_head(drafts: DraftSettings) -> bool:
 def check_head(model: Any, trunk: Any | None, path: str) -> None:
     """Raise ModelError unless ``model`` from the file ``path`` has a draft head, for ``trunk`` if that is given."""
     if api.llama_model_n_layer_nextn(model) != 1:
-        raise ModelError(f"{path} has no head for --spec-type draft-mtp: it needs one nextn block")
+        raise ModelError(
+            f"{path} has no head for --spec-type draft-mtp: it needs one nextn block. "
+            "Leave the flag out, or use a file with the head: most have MTP in their names"
+        )
     own, wanted = (int(api.llama_model_n_embd(each)) for each in (model, trunk or model))
     if own != wanted:
         raise ModelError(f"{path} has no head for this model: it is {own} wide, not {wanted}")

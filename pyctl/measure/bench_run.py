@@ -58,6 +58,10 @@ RESERVE = 2048
 MIB = 2**20
 
 
+SIGN_SECONDS = 5.0
+"""A step that may take longer is announced: silence looks like a hang."""
+
+
 @dataclass(frozen=True)
 class BenchOptions:
     """Options of a run. ``flags`` are `pyctl serve`'s, ``peer`` llama-server's command without them, or empty.
@@ -173,16 +177,17 @@ class BenchRun:
             messages = self._chat(f"{depth}", depth)
             if not self._fits(n_servers * depth, f"{depth:,} tokens on {server.name}"):
                 break
-            reply = self._ask(server, COLD, depth, messages, N_SHORT)
+            reply = self.ask(server, COLD, depth, messages, N_SHORT)
             self._note("prefill", server=server.name, depth=depth, rate=reply.evaluated / reply.first_ms * 1e3)
             self._decode(server, depth, turn(messages, reply.text, FOLLOW_UPS[0]))
             self.replies[f"{server.name} {depth}"] = reply.text
             done.append(depth)
         if not done:
             return  # memory before a prompt compares with none after it
+        self._announce(server, "another conversation", done[0])
         server.ask(self._chat("other", done[0]), N_SHORT)
         for depth in done:
-            self._ask(server, AGAIN, depth, self._follow(server, depth, 1), N_SHORT)
+            self.ask(server, AGAIN, depth, self._follow(server, depth, 1), N_SHORT)
         vram = self.options.vram()
         used = (vram - self._vram_before) / MIB if vram is not None and self._vram_before is not None else None
         self._note("memory", server=server.name, ram_mib=resident_mib(server.pid), vram_mib=used)
@@ -194,6 +199,7 @@ class BenchRun:
             self.chars_per_token = SAMPLE_CHARS / max(n_tokens, 1)
             self._n_ctx = int(server.get("/props")["default_generation_settings"]["n_ctx"])
         warm = min(WARM_TOKENS, max(self.options.depths))
+        self._announce(server, "two short conversations", 2 * warm)
         server.ask(self._chat("warm", warm), N_SHORT)
         reply = server.ask(self._chat("warmer", warm), N_SHORT, ignore_eos=True)
         if is_first:
@@ -208,15 +214,17 @@ class BenchRun:
         """Each conversation from disk, the deepest last, which leaves the shallower ones in RAM only."""
         depths = [depth for depth in self._depths() if f"{OURS} {depth}" in self.replies]
         for depth in depths:
-            self._ask(server, FROM_DISK, depth, self._follow(server, depth, 2), N_SHORT)
+            self.ask(server, FROM_DISK, depth, self._follow(server, depth, 2), N_SHORT)
         for depth in depths[:-1]:
-            self._ask(server, FROM_RAM, depth, self._follow(server, depth, 3), N_SHORT)
+            self.ask(server, FROM_RAM, depth, self._follow(server, depth, 3), N_SHORT)
 
     def _follow(self, server: AskedServer, depth: int, number: int) -> Messages:
         messages = self._chat(f"{depth}", depth)
         return turn(messages, self.replies[f"{server.name} {depth}"], FOLLOW_UPS[number])
 
-    def _ask(self, server: AskedServer, way: str, depth: int, messages: Messages, n: int, **more: Any) -> TimedReply:
+    def ask(self, server: AskedServer, way: str, depth: int, messages: Messages, n: int, **more: Any) -> TimedReply:
+        """Send one conversation of about ``depth`` tokens for ``n`` tokens of reply, and record its first token."""
+        self._announce(server, way, depth)
         reply = server.ask(messages, n, **more)
         self._note(
             "first token", server=server.name, way=way, depth=depth, first_ms=reply.first_ms, source=reply.source,
@@ -225,8 +233,15 @@ class BenchRun:
         self.say(f"{server.name}: {depth:,} tokens, {way}: {reply.first_ms:,.0f} ms, {reply.evaluated:,} evaluated")
         return reply
 
+    def _announce(self, server: AskedServer, what: str, n_tokens: int) -> None:
+        """Say that a step begins that evaluates at most ``n_tokens``, if it may take long."""
+        seconds = n_tokens / self.tokens_per_second if self.tokens_per_second else SIGN_SECONDS
+        if seconds >= SIGN_SECONDS:
+            limit = f", at most {seconds:,.0f} s" if self.tokens_per_second else ""
+            self.say(f"{server.name}: {what}, {n_tokens:,} tokens{limit} ...")
+
     def _decode(self, server: AskedServer, depth: int, messages: Messages) -> None:
-        reply = self._ask(server, NEXT, depth, messages, self.options.n_decode, ignore_eos=True)
+        reply = self.ask(server, NEXT, depth, messages, self.options.n_decode, ignore_eos=True)
         self._note("decode", server=server.name, depth=depth, rate=reply.rate, **_drafted(reply))
 
     def _drafts(self, server: AskedServer) -> None:
@@ -234,6 +249,7 @@ class BenchRun:
         depth = self._depths()[0]
         messages = self._chat(f"{depth}", depth)
         if self._fits(depth, "drafts"):
+            self._announce(server, "replies with drafts", depth)
             reply = server.ask(turn(messages, "Yes.", FOLLOW_UPS[1]), self.options.n_decode, ignore_eos=True)
             reply = server.ask(turn(messages, "Yes.", FOLLOW_UPS[0]), self.options.n_decode, ignore_eos=True)
             self._note("drafts", depth=depth, rate=reply.rate, **_drafted(reply))
@@ -248,6 +264,7 @@ class BenchRun:
 
     def _compare_in_memory(self, server: AskedServer, mode: str) -> None:
         messages = self._chat("exact", EXACT_TOKENS)
+        self._announce(server, f"{mode}, a conversation to compare", EXACT_TOKENS)
         reply = server.ask(messages, N_SHORT).text
         self._compare(server, mode, "in memory", turn(messages, "It is complete.", FOLLOW_UPS[2]))
         self._compare(server, mode, "after its own reply", turn(messages, reply, FOLLOW_UPS[2]))
@@ -259,6 +276,7 @@ class BenchRun:
     def _compare(self, server: AskedServer, mode: str, what: str, messages: Messages) -> None:
         """Log-probabilities of a restored prompt and of the same prompt without the cache."""
         fields = {"logprobs": True, "top_logprobs": N_PROBS}
+        self._announce(server, f"{mode}, {what}: restored and cold", EXACT_TOKENS)
         warm = server.ask(messages, N_COMPARED, **fields)
         cold = server.ask(messages, N_COMPARED, cache_prompt=False, **fields)
         found = difference(warm.probs, cold.probs)

@@ -63,6 +63,10 @@ class BuildPlan:
     is_needed: bool = True
 
 
+MAX_MAJOR = 19
+"""Highest first number of a compute capability that --arch takes; the cards of 2026 have 12."""
+
+
 def parse_architectures(text: str) -> tuple[str, ...]:
     """``86,9.0`` or ``86-real;90-real`` as (``86``, ``90``). Raises ConfigError."""
     found = []
@@ -70,6 +74,8 @@ def parse_architectures(text: str) -> tuple[str, ...]:
         match = re.fullmatch(r"(?:sm_)?(\d{1,2})\.?(\d)([af]?)(?:-real)?", word)
         if match is None:
             raise ConfigError(f"--arch: {word!r} is no compute capability; a 3090 has 86 (several: 86,89)")
+        if int(match[1]) > MAX_MAJOR:
+            raise ConfigError(f"--arch: no card has the compute capability {match[1]}.{match[2]}; a 3090 has 86")
         found.append("".join(match.groups()))
     return tuple(dict.fromkeys(found))
 

@@ -40,6 +40,9 @@ LAST_CHAT = "last-chat.json"
 
 WITH_PATH = ("/file", "/image", "/load", "/save")
 SETTABLE = ("max_tokens", *(item.name for item in fields(Sampling) if not item.name.startswith("grammar")))
+OTHER_NAMES = {"n_predict": "max_tokens", "num_predict": "max_tokens", "temp": "temperature"}
+"""llama-server's and Ollama's names of fields."""
+
 ALIASES = {"/exit": "/quit", "/bye": "/quit"}
 
 
@@ -237,6 +240,7 @@ class Chat:
             lines = [f"{name} {value}" for name, value in self._fields.items()]
             return self._view.info("\n".join(lines or [f"nothing is set; fields: {', '.join(SETTABLE)}"]))
         name, text = (*argument.split(maxsplit=1), "")[:2]
+        name = OTHER_NAMES.get(name, name)
         if name not in SETTABLE:
             raise RequestError(f"{name!r} is none of {', '.join(SETTABLE)}")
         if text == "-":

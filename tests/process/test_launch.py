@@ -82,6 +82,7 @@ def test_a_server_lives_as_long_as_the_program_and_the_next_one_resumes(
         with pytest.raises(httpx.ConnectError):
             httpx.get(seen["environment"]["ANTHROPIC_BASE_URL"] + "/health", trust_env=False)
         assert "8,192 tokens of context" in said
+        assert "first prompt has 10,000 to 40,000 tokens and may take minutes; its progress: tail -f /" in said
     assert sources == ["source=none", "source=disk"]
 
 

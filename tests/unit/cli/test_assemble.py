@@ -14,9 +14,10 @@ import pytest
 
 from pyctl.cli import serve_command
 from pyctl.cli.arguments import CommandSettings, parse_serve
-from pyctl.cli.assemble import LOWEST_PRIORITY, assemble, check_files, found, prepare_vocabulary
+from pyctl.cli.assemble import LOWEST_PRIORITY, assemble, check_files, found, prepare_vocabulary, too_many_threads
 from pyctl.engine.worker import Worker
 from pyctl.errors import ConfigError, ModelError
+from pyctl.llama.devices import missing_text
 from pyctl.models import HubSettings, hub
 
 MIB = 2**20
@@ -112,6 +113,25 @@ def test_a_start_on_the_cpu_says_which_card_is_idle(
     ("flags", "told"),
     [
         (("-m", "JUNK"), "JUNK is not a GGUF file"),
+        (
+            ("-m", "WEIGHTS"),
+            "WEIGHTS is not a GGUF file, and .safetensors files cannot be served: -hf USER/NAME-GGUF fetches a GGUF "
+            "file of the model",
+        ),
+        (
+            ("-m", "none.gguf"),
+            "cannot read the model none.gguf: No such file or directory; pyctl models lists the models that are here, "
+            "-hf USER/NAME fetches one",
+        ),
+        (
+            ("-m", "No-One/Model:Q4_K_M"),
+            "cannot read the model No-One/Model:Q4_K_M: No such file or directory; did you mean -hf "
+            "No-One/Model:Q4_K_M?",
+        ),
+        (
+            ("-m", "EMPTY"),
+            "cannot read the model EMPTY: Is a directory; to serve all models below it: --models-dir EMPTY",
+        ),
         (("-m", "MODEL", "-md", "/none"), "cannot read the draft model /none: No such file or directory"),
         (("-m", "MODEL", "-md", "EYES"), "EYES is for --mmproj (vision encoder), not for -md (draft model)"),
         (("-m", "MODEL", "--mmproj", "MODEL"), "MODEL is for -m (model), not for --mmproj (vision encoder)"),
@@ -123,10 +143,29 @@ def test_files_are_looked_at_before_a_load(
     flags: Sequence[str], told: str, model_path: Callable[[str], Path], tiny_mmproj: Path, tmp_path: Path
 ) -> None:
     (junk := tmp_path / "junk").write_bytes(b"<!DOCTYPE html>")
+    (weights := tmp_path / "model.safetensors").write_bytes(b"{}" * 8)
+    (empty := tmp_path / "empty").mkdir()
     paths = {"MODEL": str(model_path("tiny-hybrid")), "EYES": str(tiny_mmproj), "JUNK": str(junk)}
+    paths |= {"WEIGHTS": str(weights), "EMPTY": str(empty)}
     with pytest.raises(ModelError) as caught:
         check_files(parse_serve([paths.get(word, word) for word in flags], {}))
-    assert str(caught.value) == " ".join(paths.get(word, word) for word in told.split())
+    for name, path in paths.items():
+        told = told.replace(name, path)
+    assert str(caught.value) == told
+
+
+def test_a_cut_model_is_told_by_its_size(model_path: Callable[[str], Path], tmp_path: Path) -> None:
+    whole = model_path("tiny-hybrid")
+    assert missing_text(whole) == ""
+    n_bytes = whole.stat().st_size
+    (cut := tmp_path / "cut.gguf").write_bytes(whole.read_bytes()[: n_bytes - 4096])
+    with pytest.raises(ModelError, match=rf"; cut.gguf has {n_bytes - 4096:,} of [\d,]+ bytes: fetch it again$"):
+        assemble(parse_serve(["-m", str(cut), "-c", "256", "--fit", "off", "--no-kv-cache"], {}))
+
+
+def test_more_threads_than_processors_are_warned_of() -> None:
+    assert too_many_threads((8, 16), 16) == ""
+    assert too_many_threads((8, 999), 16) == "999 threads are slower than 16 on this machine's 16 processors"
 
 
 def test_grammars_are_prepared_at_the_lowest_priority() -> None:

@@ -51,6 +51,18 @@ def test_a_pipe_gets_whole_lines(run: Run) -> None:
     assert all(8 <= len(line.split()[0]) <= 12 for line in lines)
     assert all(line.endswith("System: You are terse. You: " + ("What is a cache? " * 20).strip()) for line in lines)
     assert last.startswith("3 snapshots of 1 model, ")
+    assert last.endswith(" MiB")
+
+
+def test_a_snapshot_that_exact_does_not_use_is_not_called_damaged(directory: Path, run: Run) -> None:
+    store = DiskStore(directory, "model", None, min_tokens=1)
+    (snapshot,) = conversation(9, turns=1, step=30)
+    snapshot.exact = False
+    store.write(snapshot, LABEL)
+    store.close()
+    *lines, note = run("ls")[1].splitlines()
+    assert ["no-exact" in line for line in lines if "System: " in line] == [True, False, False, False]
+    assert note == "no-exact: sound, but not for --exact (pyctl cache ls --help)"
 
 
 def test_a_terminal_of_80_columns_shows_everything_and_a_part_of_the_text(

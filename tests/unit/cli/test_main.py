@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from pyctl.cli import main
+
 CHILD = """
 import sys
 from pyctl.cli import main
@@ -36,6 +38,22 @@ def test_help_and_mistakes_import_nothing_that_takes_long(arguments: list[str]) 
     assert code == ("0" if arguments[-1] == "--help" else "2")
     meant = {"srve": "serve", "list": "ls", "cluade": "claude"}.get(arguments[-1], "")
     assert said.endswith(f"; did you mean {meant}?") is bool(meant)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["run", "qwen3"], "unknown command: 'run'; pyctl chat -m FILE talks to a model"),
+        (["pull", "qwen3"], "unknown command: 'pull'; pyctl serve -hf USER/MODEL fetches a model"),
+        (["completion", "fish"], "completion for 'fish' does not exist: name bash or zsh"),
+        (["chat", "--url", "http://127.0.0.1:9", "-p", "Hi"], "; pyctl serve starts a server"),
+    ],
+)
+def test_mistakes_name_the_next_step(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("pyctl: error: ")
+    assert told in error
 
 
 def test_the_version_needs_no_metadata_of_the_bindings() -> None:

@@ -145,6 +145,7 @@ def test_fetched_models_that_a_section_names_are_hidden_and_stay_there(tmp_path:
         ("[a]\nmodel = x\nfa = --metrics\n", "[a]: --flash-attn: '--metrics' is none of on, off, auto"),
         ("[a]\nmodel = x\n[a]\nmodel = y\n", "two models are called 'a'"),
         ("[a]\nmodel = x\nrpc = b:1\n", "[a]: --rpc serves one model: use -m"),
+        ("[a]\nmodle = x\n", "[a]: unknown key modle; did you mean model?"),
         ("[a]\nc = 512\n", "[a] needs the key model or hf-repo: no such model is here"),
         ("[a\nmodel = x\n", "is no INI file: line 1 is neither [NAME] nor KEY = VALUE"),
         ("[a]\nmodel = x\nmore\n", "is no INI file: line 3 is neither [NAME] nor KEY = VALUE"),

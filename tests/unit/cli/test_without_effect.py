@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from pyctl.cli.arguments import FLAGS, parse_serve
-from pyctl.cli.flag_aliases import NO_OP, REJECTED
+from pyctl.cli.flag_aliases import INSTEAD, NO_OP, PRESETS, REJECTED, REMOVED
+from pyctl.errors import ConfigError
 from pyctl.setting import GENERAL
 from tests.unit.cli.given import SERVE_FLAGS, WITHOUT_USE, refused, serve
 
@@ -107,6 +108,29 @@ def test_a_copied_environment_starts() -> None:
     assert (settings.listen.port, settings.server.show_metrics) == (8081, True)
     assert settings.drafts.draft_types == ("draft-mtp",)
     assert settings.warnings == ("without effect here: LLAMA_ARG_CONT_BATCHING, LLAMA_ARG_NO_SLOTS",)
+
+
+def test_what_is_refused_names_a_way_that_pyctl_takes() -> None:
+    """A model's name among llama-server's flags must not start the built-in model."""
+    assert REJECTED.keys() <= INSTEAD.keys()
+    for name, flags in PRESETS.items():
+        settings = parse_serve(flags.split(), {})
+        assert settings.hub.hf_repo.startswith("ggml-org/")
+        assert settings.warnings == ()
+        with pytest.raises(ConfigError, match=re.escape(f"{name} is not supported: name its model: {flags}")):
+            parse_serve([name], {})
+    known = {spelling for flag in SERVE_FLAGS for spelling in flag.spellings()}
+    for text in REMOVED.values():
+        assert {*re.findall(r"--[a-z0-9-]+", text)} <= known
+    assert refused(LLAMA_ARG_DRAFT_MAX="16").startswith("LLAMA_ARG_DRAFT_MAX is not supported: ")
+
+
+def test_no_flag_without_effect_is_offered() -> None:
+    """``--contex-shift`` is near one, which would only be taken and do nothing."""
+    for name in WITHOUT_USE:
+        if name.startswith("--"):
+            offered = re.search(r"did you mean (\S+)\?", refused(f"{name}x"))
+            assert offered is None or offered[1] not in WITHOUT_USE, name
 
 
 @pytest.mark.parametrize("name", sorted(WITHOUT_USE.keys() - REJECTED.keys()))

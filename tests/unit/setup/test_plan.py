@@ -76,6 +76,8 @@ def test_lists_of_architectures_are_read_as_people_write_them() -> None:
     for text in ("native", "8", "86-virtual", ""):
         with pytest.raises(ConfigError, match="no compute capability"):
             parse_architectures(text)
+    with pytest.raises(ConfigError, match=r"no card has the compute capability 99\.9"):
+        parse_architectures("999")
 
 
 def test_a_compiler_is_there_and_shares_its_library() -> None:
