@@ -199,7 +199,7 @@ class Target:
             text = httpx.get(f"{self.url}/metrics", timeout=10).text
         except httpx.TransportError:
             return 0.0
-        found = re.search(r'^pyctl:memory_bytes\{part="arena"\} (\d+)', text, re.MULTILINE)
+        found = re.search(r'^pyctl_memory_bytes\{part="arena"\} (\d+)', text, re.MULTILINE)
         return int(found[1]) / 2**20 if found else 0.0
 
     def _rest(self) -> None:

@@ -37,7 +37,7 @@ def chat(settings: CommandSettings) -> int:
 
 @contextmanager
 def chat_backend(settings: CommandSettings) -> Iterator[ChatBackend]:
-    """The backend that answers, for the time of the block."""
+    """The backend that answers, for the time of the block. Raises ConfigError if no server is at --url."""
     terminal = settings.terminal
     if terminal.url:
         from pyctl.terminal.remote import RemoteBackend

@@ -246,7 +246,7 @@ class EngineAdmin:
         engine, (n_held, blocks) = self._engine, self._look_at_device()
         total = replace(engine.counters)
         before, self._last = self._last, total
-        names = [each.name for each in fields(EngineCounters) if each.name != "drafts"]
+        names = [each.name for each in fields(EngineCounters) if each.name not in ("drafts", "first_tokens")]
         recent = EngineCounters(*(getattr(total, name) - getattr(before, name) for name in names))
         suspended = [active.kept for active in engine.waiting.suspended]
         return EngineStats(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from bisect import bisect_left
 from dataclasses import dataclass, field
 
 from pyctl.cache import BlockBytes, CacheView, Costs, DeviceCounts
@@ -11,7 +12,34 @@ from pyctl.engine.engine_settings import Clock
 from pyctl.engine.request import DraftCounts, Request, Timings
 from pyctl.limit import limit
 
-__all__ = ["MAX_REPLIES", "EngineCounters", "EngineMemory", "EngineStats", "PrefillLog", "SequenceFile", "SequenceView"]
+__all__ = [
+    "FIRST_TOKEN_SECONDS",
+    "MAX_REPLIES",
+    "EngineCounters",
+    "EngineMemory",
+    "EngineStats",
+    "Histogram",
+    "PrefillLog",
+    "SequenceFile",
+    "SequenceView",
+]
+
+FIRST_TOKEN_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
+"""Upper bounds of the buckets of first tokens: from a resumed turn on a GPU to a cold prompt on a CPU."""
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Counts of durations by `FIRST_TOKEN_SECONDS`, and their sum; the last count is above all bounds."""
+
+    counts: tuple[int, ...] = (0,) * (len(FIRST_TOKEN_SECONDS) + 1)
+    seconds: float = 0.0
+
+    def with_one(self, seconds: float) -> Histogram:
+        """Return the counts with one more duration."""
+        counts = list(self.counts)
+        counts[bisect_left(FIRST_TOKEN_SECONDS, seconds)] += 1
+        return Histogram(tuple(counts), self.seconds + seconds)
 
 
 @dataclass
@@ -20,7 +48,8 @@ class EngineCounters:
 
     ``n_calls`` counts llama_decode calls, ``n_busy`` sums their sequences, ``n_longest`` is the length of the longest
     sequence, ``n_suspended`` counts suspended replies, ``n_turns_yielded`` turns with --exact that ended for another
-    request. Tokens of a request count when it ends with a reply; cancelled
+    request. ``first_tokens`` are the times from the arrival of a request to its first token. Tokens of a request count
+    when it ends with a reply; cancelled
     requests count as calls only.
     """
 
@@ -35,6 +64,7 @@ class EngineCounters:
     n_suspended: int = 0
     n_turns_yielded: int = 0
     drafts: DraftCounts = field(default_factory=DraftCounts)
+    first_tokens: Histogram = Histogram()
 
     def count_call(self, n_seqs: int, length: int) -> None:
         """Count one call for ``n_seqs`` sequences, the longest with ``length`` tokens after it."""
@@ -57,6 +87,8 @@ class EngineCounters:
         self.n_predicted += timings.n_predicted
         self.predicted_ms += timings.predicted_ms
         self.drafts += timings.drafts
+        if timings.n_predicted:
+            self.first_tokens = self.first_tokens.with_one(timings.first_token_ms / 1e3)
 
 
 MAX_REPLIES = limit(128, "replies with speeds in GET /cache", "the oldest are forgotten", "memory")

@@ -134,7 +134,7 @@ _OF_MODEL: tuple[Operation[Service], ...] = (
     Operation("POST", embeddings.openai, ("/v1/embeddings",)),
     Operation("POST", embeddings.rank, ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking")),
     Operation("POST", cache_routes.pin, ("/cache/pin",), is_own=True, is_light=True),
-    Operation("POST", cache_routes.warm, ("/cache/warm",)),
+    Operation("POST", cache_routes.prewarm, ("/cache/prewarm", "/cache/warm")),
     Operation("POST", anthropic.messages, ("/v1/messages",), outlives=True),
     Operation("POST", anthropic.count_tokens, ("/v1/messages/count_tokens",), is_light=True),
     Operation("POST", responses.create, ("/responses", "/v1/responses"), outlives=True),

@@ -90,7 +90,7 @@ class Served:
 
     def settle(self, n: int) -> None:
         """Wait until so many prompts were made ready."""
-        until(lambda: self.totals()["warm_ups"] >= n)
+        until(lambda: self.totals()["prewarms"] >= n)
 
 
 @pytest.fixture
@@ -224,7 +224,7 @@ def test_a_tools_result_follows_a_call(serve: Callable[..., Served]) -> None:
             assert body["timings"]["warmed_n"] >= 60
             assert body["usage"]["prompt_tokens_details"]["warmed_tokens"] == body["timings"]["warmed_n"]
             text = server.client.get("/metrics").text
-            assert f"pyctl:warmed_tokens_used_total {body['timings']['warmed_n']}\n" in text
+            assert f"pyctl_prewarmed_tokens_used_total {body['timings']['warmed_n']}\n" in text
     assert results[0] == results[1], "to the bit"
 
 
@@ -255,13 +255,13 @@ def test_no_prewarm_for_raw_prompts_uncached_or_several_choices(serve: Callable[
         each.service.post_reply.add(rendered.set)
         assert rendered.wait(60)
         time.sleep(0.05)
-        assert each.totals()["warmed"] == 0
+        assert each.totals()["prewarmed"] == 0
 
 
 def test_a_head_is_made_ready_before_it_is_needed(serve: Callable[..., Served]) -> None:
     server = serve(warm_next=False)
     head = {"messages": [{"role": "system", "content": SYSTEM * 10}], "tools": [TOOL]}
-    body = server.post("/cache/warm", head)
+    body = server.post("/cache/prewarm", head)
     assert body["cached"] == 0
     assert body["ready"] == body["evaluated"] > 1000
     assert server.post("/cache/warm", head) == {"ready": body["ready"], "cached": body["ready"], "evaluated": 0}

@@ -119,7 +119,7 @@ def test_names_and_states(start: Callable[..., Server], preset: Callable[..., Pa
     assert httpx.get(f"{server.url}/props?model=h").json()["model_alias"] == "hybrid"
     assert httpx.get(f"{server.url}/props").json()["role"] == "router"
     text = httpx.get(f"{server.url}/metrics").text
-    assert 'pyctl:model_loaded{model="hybrid"} 1' in text
+    assert 'pyctl_model_loaded{model="hybrid"} 1' in text
     assert 'llamacpp:tokens_predicted_total{model="hybrid"}' in text
     assert post(server, "/models/load", {"model": "h"}).json()["error"]["message"] == "model is already running"
     assert post(server, "/models/load", {"model": "dense"}).json() == {"success": True}
@@ -151,7 +151,7 @@ def test_an_unload_ends_replies_that_take_longer_than_its_patience(
 def snapshot_bytes(server: Server) -> float:
     """Bytes of the snapshots of all models."""
     lines = httpx.get(f"{server.url}/metrics").text.splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("pyctl:cache_ram_bytes{"))
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("pyctl_cache_ram_bytes{"))
 
 
 def settled_bytes(server: Server) -> float:
@@ -211,7 +211,7 @@ def test_one_budget_and_exact_replies_over_restarts_and_kills(
             server = start("", *flags)
     assert talks.max_bytes > 2**19, "the budget was in use"
     text = httpx.get(f"{server.url}/metrics").text
-    assert sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("pyctl:cache_evict")) > 0
+    assert sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("pyctl_cache_evict")) > 0
     assert server.stop() == 0
 
 

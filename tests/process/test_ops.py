@@ -87,7 +87,7 @@ def test_embeddings_of_each_token(start: Start) -> None:
 def test_prompts_are_made_ready_while_nobody_asks(start: Start) -> None:
     server = start("tiny-hybrid")
     assert httpx.post(f"{server.url}/cache/warm", json={"messages": [SYSTEM]}).status_code == 200
-    assert httpx.get(f"{server.url}/cache").json()["totals"]["warm_ups"]
+    assert httpx.get(f"{server.url}/cache").json()["totals"]["prewarms"]
     first = ask(server, "What is in chapter one?")
     assert first["timings"]["warmed_n"] == first["timings"]["cache_n"] > 700
     # Shutdown does not wait for a background request.

@@ -15,7 +15,7 @@ from tests.waiting import until
 
 Start = Callable[..., Server]
 
-TEXTS = 'pyctl:memory_bytes{part="draft_texts"} '
+TEXTS = 'pyctl_memory_bytes{part="draft_texts"} '
 
 FLAGS = ("--spec-type", "cache", "--exact", "--metrics", "-np", "1", "--kv-cache-min-tokens", "16")
 """With --exact neither length nor pauses depend on how long steps take."""

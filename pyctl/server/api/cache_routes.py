@@ -21,7 +21,7 @@ from pyctl.server.prepare import prepare_prewarm
 from pyctl.server.process_memory import resident_bytes
 from pyctl.server.service import Service
 
-__all__ = ["check", "clear", "drop", "pin", "show", "stop", "warm"]
+__all__ = ["check", "clear", "drop", "pin", "prewarm", "show", "stop"]
 
 _MAX_STORED = limit(256, "prefixes only on disk in GET /cache", "the others are not listed", "reply")
 
@@ -75,8 +75,8 @@ async def pin(service: Service, request: Request) -> Response:
     return JsonResponse({"id": name, "pinned": body.pinned})
 
 
-async def warm(service: Service, request: Request) -> Response:
-    """POST /cache/warm: evaluates the prompt of a chat request, as far as it is certain, while the engine is idle.
+async def prewarm(service: Service, request: Request) -> Response:
+    """POST /cache/prewarm: evaluates the prompt of a chat request, as far as it is certain, while the engine is idle.
 
     Answers with its tokens when they are ready; a client that leaves changes nothing. Raises EngineError.
     """
@@ -198,8 +198,8 @@ def _totals(totals: CacheStats) -> dict[str, Any]:
         "hits": totals.hits,
         "snapshots_saved": totals.n_saved,
         "failed_restores": totals.failed_restores,
-        "warmed": totals.n_prewarmed,
-        "warmed_used": totals.n_prewarmed_used,
-        "warm_ups": totals.n_prewarms,
+        "prewarmed": totals.n_prewarmed,
+        "prewarmed_used": totals.n_prewarmed_used,
+        "prewarms": totals.n_prewarms,
         "saved_seconds": totals.saved_seconds,
     }

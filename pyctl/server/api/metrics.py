@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
@@ -12,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pyctl.cache import CacheView
-from pyctl.engine.engine_stats import EngineStats
+from pyctl.engine.engine_stats import FIRST_TOKEN_SECONDS, EngineStats, Histogram
 from pyctl.errors import NotSupportedError
 from pyctl.server.models import Models
 from pyctl.server.process_memory import resident_bytes
@@ -24,7 +25,7 @@ _STARTED = int(time.time())
 
 
 class Metric(NamedTuple):
-    """One metric; ``values`` are by what stands in braces after the name."""
+    """One metric; ``values`` are by the rest of the name, such as ``{source="ram"}`` or ``_sum``."""
 
     name: str
     kind: str
@@ -43,7 +44,7 @@ async def show_all(models: Models, request: Request) -> Response:
     _check(models.shared)
     found: dict[str, Metric] = {}
     for model in models:
-        loaded = _gauge("pyctl:model_loaded", "Whether the model is loaded", float(models.order.is_loaded(model.name)))
+        loaded = _gauge("pyctl_model_loaded", "Whether the model is loaded", float(models.order.is_loaded(model.name)))
         for metric in (loaded, *(await _metrics_of(model.service) if model.service is not None else ())):
             values = {**found[metric.name].values} if metric.name in found else {}
             found[metric.name] = metric._replace(values={**values, **_labelled(model.name, metric.values)})
@@ -77,8 +78,11 @@ def _metrics(stats: EngineStats, memory: Mapping[str, int]) -> list[Metric]:
 def _labelled(model: str, values: Mapping[str, float]) -> dict[str, float]:
     """``values`` with the label ``model`` first in their braces."""
     name = model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
-    first = f'{{model="{name}"'
-    return {first + (f",{labels[1:]}" if labels else "}"): value for labels, value in values.items()}
+    found = {}
+    for rest, value in values.items():
+        suffix, _, labels = rest.removesuffix("}").partition("{")
+        found[suffix + "{" + ",".join(filter(None, (f'model="{name}"', labels))) + "}"] = value
+    return found
 
 
 def _lines(metric: Metric) -> str:
@@ -92,6 +96,14 @@ def _counter(name: str, text: str, values: float | Mapping[str, float]) -> Metri
 
 def _gauge(name: str, text: str, values: float | Mapping[str, float]) -> Metric:
     return Metric(name, "gauge", text, values if isinstance(values, Mapping) else {"": values})
+
+
+def _histogram(name: str, text: str, of: Histogram) -> Metric:
+    """Cumulative counts by upper bound, as Prometheus' text format has them."""
+    counts = itertools.accumulate(of.counts)
+    bounds = (*(f"{bound:g}" for bound in FIRST_TOKEN_SECONDS), "+Inf")
+    values: dict[str, float] = {f'_bucket{{le="{bound}"}}': n for bound, n in zip(bounds, counts, strict=True)}
+    return Metric(name, "histogram", text, {**values, "_sum": of.seconds, "_count": sum(of.counts)})
 
 
 def _by(label: str, values: Mapping[Any, float]) -> dict[str, float]:
@@ -130,14 +142,16 @@ def _llama(stats: EngineStats) -> Iterator[Metric]:
 
 
 def _scheduling(stats: EngineStats) -> Iterator[Metric]:
-    yield _counter("pyctl:suspensions_total", "Replies that had to give their cells to others", stats.total.n_suspended)
-    yield _gauge("pyctl:suspended", "Such replies that wait now", stats.n_suspended)
-    yield _gauge("pyctl:suspended_bytes", "Bytes that these need, part of the cache's", stats.suspended_bytes)
-    yield _gauge("pyctl:cells", "Tokens that fit into the context", stats.n_cells)
-    yield _gauge("pyctl:cells_used", "Tokens in the context", stats.n_cells_used)
-    yield _gauge("pyctl:cells_held", "Cells that rows of snapshots take, and no sequence", stats.n_cells_held)
+    text = "Seconds from the arrival of a request to its first token"
+    yield _histogram("pyctl_first_token_seconds", text, stats.total.first_tokens)
+    yield _counter("pyctl_suspensions_total", "Replies that had to give their cells to others", stats.total.n_suspended)
+    yield _gauge("pyctl_suspended", "Such replies that wait now", stats.n_suspended)
+    yield _gauge("pyctl_suspended_bytes", "Bytes that these need, part of the cache's", stats.suspended_bytes)
+    yield _gauge("pyctl_context_tokens", "Tokens that fit into the context", stats.n_cells)
+    yield _gauge("pyctl_context_tokens_used", "Tokens in the context", stats.n_cells_used)
+    yield _gauge("pyctl_context_tokens_held", "Cells that rows of snapshots take, and no sequence", stats.n_cells_held)
     device = _by("event", asdict(stats.device))
-    yield _counter("pyctl:device_rows_total", "Rows of snapshots on the device, by what became of them", device)
+    yield _counter("pyctl_device_rows_total", "Rows of snapshots on the device, by what became of them", device)
 
 
 def _cache(view: CacheView) -> Iterator[Metric]:
@@ -148,38 +162,38 @@ def _cache(view: CacheView) -> Iterator[Metric]:
         ("cache_restored_tokens_total", "Prompt tokens restored, by source", _by("source", totals.n_cached)),
         ("cache_evaluated_tokens_total", "Prompt tokens evaluated", totals.n_evaluated),
         ("cache_saved_seconds_total", "Seconds that clients did not wait, estimated", totals.saved_seconds),
-        ("warmed_tokens_total", "Tokens evaluated before a request needed them", totals.n_prewarmed),
-        ("warmed_tokens_used_total", "Such tokens that a request then resumed from", totals.n_prewarmed_used),
-        ("warm_ups_total", "Prompts evaluated before a request came", totals.n_prewarms),
+        ("prewarmed_tokens_total", "Tokens evaluated before a request needed them", totals.n_prewarmed),
+        ("prewarmed_tokens_used_total", "Such tokens that a request then resumed from", totals.n_prewarmed_used),
+        ("prewarms_total", "Prompts evaluated before a request came", totals.n_prewarms),
         ("cache_saves_total", "Snapshots taken", totals.n_saved),
         ("cache_evictions_total", "Snapshots evicted from RAM", view.n_evicted),
         ("cache_refused_total", "Snapshots that could not fit into the budget", view.n_refused),
         ("cache_failed_restores_total", "Snapshots that could not be restored", totals.failed_restores),
     ):
-        yield _counter(f"pyctl:{name}", text, values)
-    yield _gauge("pyctl:cache_snapshots", "Snapshots in RAM", len(view.snapshots))
-    yield _gauge("pyctl:cache_slots", "Places for snapshots in RAM", view.n_slots)
-    yield _gauge("pyctl:cache_ram_bytes", "Bytes of the snapshots in RAM", view.n_bytes)
-    yield _gauge("pyctl:cache_ram_budget_bytes", "What they may take, -1 for no limit", view.budget)
+        yield _counter(f"pyctl_{name}", text, values)
+    yield _gauge("pyctl_cache_snapshots", "Snapshots in RAM", len(view.snapshots))
+    yield _gauge("pyctl_cache_slots", "Places for snapshots in RAM", view.n_slots)
+    yield _gauge("pyctl_cache_ram_bytes", "Bytes of the snapshots in RAM", view.n_bytes)
+    yield _gauge("pyctl_cache_ram_budget_bytes", "What they may take, -1 for no limit", view.budget)
     if (disk := view.disk) is not None:
-        yield _gauge("pyctl:cache_disk_snapshots", "Lengths with a snapshot on disk", disk.in_use)
-        yield _gauge("pyctl:cache_disk_bytes", "Bytes of the snapshots on disk", disk.n_bytes)
-        yield _gauge("pyctl:cache_disk_budget_bytes", "What they may take, -1 for no limit", disk.budget)
-        yield _counter("pyctl:cache_disk_reads_total", "Snapshots read from disk", disk.hits)
-        yield _counter("pyctl:cache_disk_written_bytes_total", "Bytes written to disk", disk.written.n_bytes)
-        yield _gauge("pyctl:cache_disk_waiting", "Snapshots that wait to be written", disk.waiting)
-        yield _counter("pyctl:cache_disk_spilled_total", "Snapshots written as they left RAM", disk.spilled.n)
-        yield _counter("pyctl:cache_disk_spilled_bytes_total", "Bytes written as they left RAM", disk.spilled.n_bytes)
-        yield _counter("pyctl:cache_disk_given_up_total", "Snapshots not written for lack of time", disk.given_up)
-        yield _counter("pyctl:cache_disk_failed_writes_total", "Snapshots that could not be written", disk.failed)
-        yield _counter("pyctl:cache_disk_damaged_total", "Files found damaged", disk.damaged)
+        yield _gauge("pyctl_cache_disk_snapshots", "Lengths with a snapshot on disk", disk.in_use)
+        yield _gauge("pyctl_cache_disk_bytes", "Bytes of the snapshots on disk", disk.n_bytes)
+        yield _gauge("pyctl_cache_disk_budget_bytes", "What they may take, -1 for no limit", disk.budget)
+        yield _counter("pyctl_cache_disk_reads_total", "Snapshots read from disk", disk.hits)
+        yield _counter("pyctl_cache_disk_written_bytes_total", "Bytes written to disk", disk.written.n_bytes)
+        yield _gauge("pyctl_cache_disk_waiting", "Snapshots that wait to be written", disk.waiting)
+        yield _counter("pyctl_cache_disk_spilled_total", "Snapshots written as they left RAM", disk.spilled.n)
+        yield _counter("pyctl_cache_disk_spilled_bytes_total", "Bytes written as they left RAM", disk.spilled.n_bytes)
+        yield _counter("pyctl_cache_disk_given_up_total", "Snapshots not written for lack of time", disk.given_up)
+        yield _counter("pyctl_cache_disk_failed_writes_total", "Snapshots that could not be written", disk.failed)
+        yield _counter("pyctl_cache_disk_damaged_total", "Files found damaged", disk.damaged)
 
 
 def _memory(memory: Mapping[str, int]) -> Iterator[Metric]:
     resident, counted = memory["resident"], {part: n for part, n in memory.items() if part != "resident"}
-    yield _gauge("pyctl:memory_resident_bytes", "Bytes of this process in the machine's memory", resident)
+    yield _gauge("pyctl_memory_resident_bytes", "Bytes of this process in the machine's memory", resident)
     text = "Bytes by what they are for; blocks are in arena or in addition to it"
-    yield _gauge("pyctl:memory_bytes", text, _by("part", counted))
+    yield _gauge("pyctl_memory_bytes", text, _by("part", counted))
 
 
 def _rate(count: float, ms: float) -> float:

@@ -11,7 +11,7 @@ from pyctl.cache.device_tier import DeviceCounts
 from pyctl.cache.ports import DiskView, Written
 from pyctl.cache.snapshot import BlockBytes
 from pyctl.engine.engine_stats import EngineCounters, EngineMemory, EngineStats
-from pyctl.engine.request import DraftCounts
+from pyctl.engine.request import DraftCounts, Timings
 from pyctl.server import ReplySettings, ServerSettings
 from pyctl.server.api.metrics import prometheus_text
 from tests.unit.server.fake import Bench
@@ -51,11 +51,11 @@ def test_numbers_for_prometheus() -> None:
     )
     values = values_of(text)
     assert {name: values[f"llamacpp:{name}"] for name in LLAMA} == LLAMA
-    assert values['pyctl:cache_hits_total{source="ram"}'] == 3
-    assert (values["pyctl:cache_requests_total"], values["pyctl:cache_snapshots"]) == (7, 2)
-    rows = {name: values[f'pyctl:device_rows_total{{event="{name}"}}'] for name in ("kept", "returned", "lost")}
-    assert (values["pyctl:cells_held"], rows) == (200, {"kept": 9, "returned": 0, "lost": 4})
-    assert (values["pyctl:cache_ram_bytes"], values["pyctl:cache_evictions_total"]) == (3000, 1)
+    assert values['pyctl_cache_hits_total{source="ram"}'] == 3
+    assert (values["pyctl_cache_requests_total"], values["pyctl_cache_snapshots"]) == (7, 2)
+    rows = {name: values[f'pyctl_device_rows_total{{event="{name}"}}'] for name in ("kept", "returned", "lost")}
+    assert (values["pyctl_context_tokens_held"], rows) == (200, {"kept": 9, "returned": 0, "lost": 4})
+    assert (values["pyctl_cache_ram_bytes"], values["pyctl_cache_evictions_total"]) == (3000, 1)
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert families["llamacpp:prompt_tokens"].type == "counter"
     assert families["llamacpp:requests_processing"].type == "gauge"
@@ -74,6 +74,31 @@ def test_rates_are_those_since_the_last_scrape() -> None:
     again = bench.client.get("/metrics").text
     assert "llamacpp:predicted_tokens_seconds 0\n" in again
     assert "llamacpp:tokens_predicted_total 20\n" in again
+
+
+def test_first_tokens_are_a_histogram() -> None:
+    bench = Bench(settings=ServerSettings(show_metrics=True))
+    for _ in range(3):
+        bench.post("/completion", {"prompt": "x" * 50, "n_predict": 2})
+    for ms in (7000.0, 1_000_000.0):
+        bench.engine.counters.count_reply(Timings(0, 1, 1.0, 1, 1.0, first_token_ms=ms))
+    text = bench.client.get("/metrics").text
+    (family,) = (each for each in text_string_to_metric_families(text) if each.name == "pyctl_first_token_seconds")
+    assert family.type == "histogram"
+    values = {(each.name.removeprefix(family.name), each.labels.get("le")): each.value for each in family.samples}
+    assert (values["_count", None], values["_bucket", "+Inf"], values["_bucket", "500"]) == (5, 5, 4)
+    assert values["_bucket", "10"] - values["_bucket", "5"] == 1
+    assert values["_sum", None] > 1007
+    counts = [value for (kind, _), value in values.items() if kind == "_bucket"]
+    assert counts == sorted(counts)
+
+
+def test_only_names_of_llama_server_have_colons() -> None:
+    """A colon is for recording rules; llama-server's names have one."""
+    bench = Bench(settings=ServerSettings(show_metrics=True))
+    names = re.findall(r"^# TYPE (\S+)", bench.client.get("/metrics").text, re.MULTILINE)
+    assert len(names) > 30
+    assert all(name.startswith(("llamacpp:", "pyctl_")) for name in names)
 
 
 def test_only_with_the_flag() -> None:
@@ -96,18 +121,18 @@ def test_resident_bytes_stand_beside_counted_ones() -> None:
     bench = Bench(settings=ServerSettings(show_metrics=True), replies=ReplySettings(warm_next=False))
     bench.post("/completion", {"prompt": "x" * 200, "n_predict": 2})
     values = values_of(bench.client.get("/metrics").text)
-    counted = {name[len('pyctl:memory_bytes{part="') : -2]: n for name, n in values.items() if "memory_bytes" in name}
+    counted = {name[len('pyctl_memory_bytes{part="') : -2]: n for name, n in values.items() if "memory_bytes" in name}
     assert set(counted) == {
         *("snapshots", "blocks", "in_flight", "arena"),
         *("recent_prompts", "draft_texts", "images", "tokenizer", "replies"),
     }
-    assert counted["snapshots"] == values["pyctl:cache_ram_bytes"] > 0
+    assert counted["snapshots"] == values["pyctl_cache_ram_bytes"] > 0
     assert min(counted["recent_prompts"], counted["tokenizer"]) > 0
-    assert values["pyctl:memory_resident_bytes"] > 20 * 2**20
+    assert values["pyctl_memory_resident_bytes"] > 20 * 2**20
     shown = bench.client.get("/cache").json()["memory"]
     assert {**shown, "resident": 0} == {**counted, "resident": 0}
     assert shown["resident"] > 20 * 2**20
-    assert values["pyctl:cache_refused_total"] == 0
+    assert values["pyctl_cache_refused_total"] == 0
 
 
 BOARD = Path(__file__).resolve().parents[4] / "docs" / "grafana.json"
@@ -128,10 +153,11 @@ def test_the_board_of_grafana_shows_metrics_that_exist() -> None:
     board = json.loads(BOARD.read_text(encoding="utf-8"))
     expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     expressions += [variable["query"] for variable in board["templating"]["list"]]
-    shown = {name for each in expressions for name in re.findall(r"\b(?:llamacpp|pyctl):\w+", each)}
+    shown = {name for each in expressions for name in re.findall(r"\b(?:llamacpp:|pyctl_)\w+", each)}
+    shown = {name.removesuffix("_bucket") for name in shown}
     assert len(shown) > 20
     assert sorted(shown - names) == []
     for panel in board["panels"]:
-        is_counter = [f"{target['expr']}".count("_total") for target in panel["targets"]]
+        is_counter = [len(re.findall("_total|_bucket", target["expr"])) for target in panel["targets"]]
         rates = [len(re.findall(r"\b(?:rate|increase)\(", target["expr"])) for target in panel["targets"]]
         assert is_counter == rates, f"{panel['title']}: a counter is shown by its rate"
