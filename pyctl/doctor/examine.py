@@ -15,6 +15,9 @@ __all__ = ["CHECKS", "Check", "DoctorReport", "examine", "screen"]
 
 WIDTH, LEVEL, NAME = 80, 9, 17
 
+ABSENT = "does not apply"
+"""The title of the checks of things that this machine does not have."""
+
 
 @dataclass(frozen=True)
 class Check:
@@ -85,9 +88,9 @@ def screen(found: DoctorReport) -> Iterator[str]:
         yield from _paragraph(f"{finding.level:{LEVEL}}{finding.check:{NAME}}", one_line(finding.text))
         if finding.fix:
             yield from _paragraph(" " * (LEVEL + NAME) + "-> ", one_line(finding.fix))
-    for title, names in (("fine", found.fine), ("not here", found.absent)):
+    for title, names in (("fine", found.fine), (ABSENT, found.absent)):
         if names:
-            yield from _paragraph(f"{title:{LEVEL}}", ", ".join(names))
+            yield from _paragraph(f"{title:{LEVEL - 2}}  ", ", ".join(names))
 
 
 def _paragraph(head: str, text: str) -> list[str]:

@@ -288,7 +288,8 @@ class Engine:
             if request.after is not None:
                 why = "for the next turn" + ", to its bits" * self.settings.exact
             log.info(
-                "prewarm      %7s tokens  %7s new  %.2f s  %s", f"{goal:,}", f"{active.n_prewarmed:,}", seconds, why
+                "prewarm      %7s tokens  %7s evaluated  %.2f s  %s",
+                *(f"{goal:,}", f"{active.n_prewarmed:,}", seconds, why),
             )
         timings = reply.timings(stats, active.submitted, active.started)
         handle.put(Done(reply.stop_type, reply.stopping_word, timings, stats, seq.id))

@@ -186,7 +186,7 @@ class PrefillLog:
             return
         self._next_line = now + LINE_SECONDS
         log.info(
-            "prefill      %7s of %s tokens  %3d %%  %6.0f tok/s  %4.0f s to go  request %d",
+            "prefill      %7s of %s tokens evaluated  %3d %%  %6.0f tok/s  %4.0f s to go  request %d",
             *(f"{n:,}", f"{self._n_prompt:,}", 100 * n // self._n_prompt),
             *(n_new / passed if passed else 0.0, self.seconds_left, self._task),
         )

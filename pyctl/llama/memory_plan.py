@@ -105,17 +105,17 @@ class MemoryPlan:
             (f"{self.n_planes} earlier states of each, to go back to", [place.usage.planes for place in self.places]),
             ("draft model", [place.usage.drafts for place in self.places]),
             ("vision encoder", [place.usage.vision for place in self.places]),
-            ("computing", [place.usage.compute for place in self.places]),
+            ("compute buffers", [place.usage.compute for place in self.places]),
             ("prefix cache, at most (--cache-ram)", [0 for _ in self.gpus] + [cache_bytes or 0]),
         ]
         rows = [(title, values) for title, values in rows if any(values)]
-        together = [sum(values) for values in zip(*(values for _, values in rows), strict=True)]
+        total = [sum(values) for values in zip(*(values for _, values in rows), strict=True)]
         width = max(len(title) for title, _ in rows)
         yield f"{'MiB':{width}}" + "".join(f"  {place.name:>10}" for place in self.places)
-        for title, values in (*rows, ("together", together)):
+        for title, values in (*rows, ("total", total)):
             yield f"{title:{width}}" + "".join(f"  {_mib(value):>10}" for value in values)
         known = ["?" if place.free is None else _mib(place.free) for place in self.places]
-        yield f"{'free before':{width}}" + "".join(f"  {value:>10}" for value in known)
+        yield f"{'free now':{width}}" + "".join(f"  {value:>10}" for value in known)
         if self.pool is not None and self.gpus:
             yield from self.pool.lines()
 

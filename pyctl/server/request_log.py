@@ -22,8 +22,8 @@ def log_done(path: str, done: Done, service: Service) -> None:
     cached = f"{report.n_cached:,} from {source}" if report.n_cached else "0 cached"
     fields = [
         f"{_endpoint(path)} {report.n_prompt:7,} tokens",
-        f"{cached:>19}",
-        f"{report.n_evaluated:7,} new",
+        f"{cached:>17}",
+        f"{report.n_evaluated:7,} evaluated",
         f"{f'first {timings.first_token_ms / 1e3:.2f} s':>14}",
         f"{timings.n_predicted:6,}{_speed(timings.n_predicted - 1, timings.predicted_ms)}",
         *([f"{drafts.n_accepted:,} of {drafts.n_drafted:,} drafts accepted"] if drafts.n_drafts else ()),

@@ -349,6 +349,8 @@ def test_the_table_adds_up_with_and_without_drafts(usage: Usage, n_planes: int, 
     assert [line.split()[-2] for line in lines] == ["CUDA0", *gpu.split()]
     assert [line.split()[-1] for line in lines] == ["host", *host.split()]
     assert len({len(line) for line in lines}) == 1
+    titles = [re.split(r"\s{2,}", line)[0] for line in lines]
+    assert titles[-4:] == ["compute buffers", "prefix cache, at most (--cache-ram)", "total", "free now"]
     assert any(line.startswith("3 earlier states of each") for line in lines) == bool(n_planes)
     short = replace(plan, places=(replace(places[0], free=usage.total - 1_000 * MIB), places[1]))
     helps = "--spec-type none, " if n_planes else ""

@@ -158,6 +158,6 @@ def test_the_screen_has_80_columns_and_the_worst_first(tmp_path: Path) -> None:
     lines = list(screen(examine(desktop(tmp_path, {**files, "proc/self/cgroup": None}, ram_bytes=GIB))))
     assert max(map(len, lines)) <= 80
     assert [line.split()[0] for line in lines if line[0] != " "] == [
-        *("wrong", "slow", "slow", "unknown", "fine", "not")
+        *("wrong", "slow", "slow", "unknown", "fine", "does")
     ]
     assert any(line.strip() == "-> sudo sysctl vm.overcommit_memory=0" for line in lines)

@@ -19,7 +19,7 @@ def test_a_long_prefill_is_seen_and_a_short_one_is_not(
     with caplog.at_level(logging.INFO, logger=progress.__name__):
         ask(engine_of(FakeBackend(n_ubatch=64)), Prompt.of([1 + i % 60 for i in range(200)]))
     lines = [record.getMessage() for record in caplog.records if record.name == progress.__name__]
-    assert [line.split()[:4] for line in lines] == [["prefill", str(n), "of", "200"] for n in at]
+    assert [line.split()[:6] for line in lines] == [["prefill", str(n), "of", "200", "tokens", "evaluated"] for n in at]
     assert [" 32 %  " in line for line in lines[:1]] == [True] * len(lines[:1])
 
 

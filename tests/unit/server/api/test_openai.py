@@ -286,7 +286,7 @@ def test_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.INFO, logger="pyctl.server"):
             bench.post("/v1/chat/completions", {"messages": HI, "stream": stream})
         (line,) = [record.getMessage() for record in caplog.records if record.name == "pyctl.server"]
-        for part in ("chat ", " 21 tokens", " 16 from RAM", " 5 new", " first ", " 3 at "):
+        for part in ("chat ", " 21 tokens", " 16 from RAM", " 5 evaluated", " first ", " 3 at "):
             assert part in line
 
 
