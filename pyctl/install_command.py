@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from importlib.metadata import distribution
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,7 +19,9 @@ def install_command(requirement: str, prefix: Path = Path(sys.prefix)) -> str:
     if (prefix / "pipx_metadata.json").exists():
         return f"pipx inject {prefix.name} {wanted}"
     if (prefix / "uv-receipt.toml").exists():
-        noted = json.loads(distribution("pyctl-llama").read_text("direct_url.json") or "{}")
+        noted = {}
+        with suppress(PackageNotFoundError, ValueError):  # a tree that nothing has installed
+            noted = json.loads(distribution("pyctl-llama").read_text("direct_url.json") or "{}")
         source = f"pyctl-llama @ {noted['url']}" if "url" in noted else "pyctl-llama"  # PyPI's pyctl is another project
         return f"uv tool install --with {wanted} {shlex.quote(source)}"
     return f"{python} -m pip install {wanted}" if find_spec("pip") else f"uv pip install --python {python} {wanted}"

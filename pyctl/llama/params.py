@@ -236,7 +236,7 @@ def check_head(model: Any, trunk: Any | None, path: str) -> None:
     if api.llama_model_n_layer_nextn(model) != 1:
         raise ModelError(
             f"{path} has no head for --spec-type draft-mtp: it needs one nextn block. "
-            "Leave the flag out, or use a file with the head: most have MTP in their names"
+            "Leave the flag out, or use a file with the head: most have MTP in their name or their repository's"
         )
     own, wanted = (int(api.llama_model_n_embd(each)) for each in (model, trunk or model))
     if own != wanted:

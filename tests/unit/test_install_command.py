@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,3 +35,18 @@ def test_it_is_that_of_the_tool_that_made_the_environment(
     (prefix := tmp_path / "env").mkdir()
     (prefix / file).touch()
     assert shlex.split(install_command("mcp>=2,<3", prefix)) == command
+
+
+def test_a_tree_that_is_not_installed_names_the_package(tmp_path: Path) -> None:
+    """In an environment of uv without the metadata of pyctl."""
+    (tmp_path / "uv-receipt.toml").touch()
+    code = (
+        "import importlib.metadata as m\n"
+        "def missing(name): raise m.PackageNotFoundError(name)\n"
+        "m.distribution = missing\n"
+        "import sys, pathlib; from pyctl.install_command import install_command\n"
+        "print(install_command('mcp', pathlib.Path(sys.argv[1])))"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "uv tool install --with mcp pyctl-llama\n"

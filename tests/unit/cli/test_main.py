@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -56,16 +57,18 @@ def test_mistakes_name_the_next_step(arguments: list[str], told: str, capsys: py
     assert told in error
 
 
-def test_the_version_needs_no_metadata_of_the_bindings() -> None:
+def test_the_version_needs_no_metadata_of_pyctl_and_its_bindings() -> None:
+    """As in a tree that nothing has installed."""
     code = """
 import importlib.metadata as metadata
 found = metadata.distribution
-metadata.distribution = lambda name: found("none-such" if name == "llama_cpp_python" else name)
+hidden = ("llama_cpp_python", "llama-cpp-python", "pyctl-llama")
+metadata.distribution = lambda name: found("none-such" if name in hidden else name)
 from pyctl.cli import main
 main(["--version"])
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert result.stdout.startswith("pyctl ")
+    assert re.fullmatch(r"pyctl [\d.]+ \(llama-cpp-python [\d.]+\)", result.stdout.splitlines()[0])
 
 
 @pytest.mark.parametrize(
