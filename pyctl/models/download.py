@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
@@ -17,17 +18,17 @@ from urllib.parse import quote, unquote
 
 import httpx
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
 from pyctl.atomic_file import sync_directory, write_atomic
 from pyctl.errors import ConfigError
 from pyctl.http_client import http_client
 from pyctl.limit import limit
 from pyctl.models import split_names
-from pyctl.text import one_line, reason_of
+from pyctl.text import duration, one_line, reason_of
 from pyctl.user_directory import user_directory
 
-__all__ = ["MAGIC", "download", "fetch_url"]
+__all__ = ["MAGIC", "DownloadLog", "download", "fetch_url"]
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,11 @@ SPARE_BYTES = limit(256 * 2**20, "disk space that a download leaves free", "the 
 PAUSE_SECONDS = 1.0
 """Before the second try; doubled before each further one."""
 
+LINE_SECONDS = 60.0
+"""Seconds between two lines of a download in a log."""
+
+MIB = 2**20
+
 _STEP = 2**20
 _NOTE_BYTES = 64 * _STEP
 _TRANSIENT = frozenset((408, 425, 429, 500, 502, 503, 504))
@@ -48,6 +54,43 @@ _TRANSIENT = frozenset((408, 425, 429, 500, 502, 503, 504))
 
 class _Broken(Exception):
     """The download broke off; another try may get further."""
+
+
+class DownloadLog:
+    """Logs a download that no terminal shows: a line at its start, then one a minute.
+
+    ``clock`` shows seconds.
+    """
+
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name = one_line(name)
+        self._clock = clock
+        self._began = 0.0
+        self._first = -1  # bytes that were here before
+        self._next_line = 0.0
+
+    def reached(self, n_bytes: int, total: int | None) -> None:
+        """Record that ``n_bytes`` of ``total`` are here; None if the size is unknown."""
+        now = self._clock()
+        if self._first < 0:
+            self._first = n_bytes
+            self._began = now
+            self._next_line = now + LINE_SECONDS
+            size = f": {total / MIB:,.0f} MiB" if total else ""
+            before = f", {n_bytes / MIB:,.0f} of them are here" if n_bytes else ""
+            log.info("downloading %s%s%s", self._name, size, before)
+            return
+        if now < self._next_line or n_bytes == total:
+            return
+        self._next_line = now + LINE_SECONDS
+        rate = (n_bytes - self._first) / (now - self._began)
+        parts = [f"{n_bytes / MIB:,.0f} MiB"]
+        if total:
+            parts = [f"{n_bytes / MIB:,.0f} of {total / MIB:,.0f} MiB ({n_bytes / total:.0%})"]
+        parts.append(f"{rate / MIB:,.1f} MiB/s")
+        if total and rate > 0:
+            parts.append(f"{duration((total - n_bytes) / rate)} to go")
+        log.info("downloading %s: %s", self._name, ", ".join(parts))
 
 
 def fetch_url(address: str, offline: bool) -> Path:
@@ -82,12 +125,18 @@ def fetch_url(address: str, offline: bool) -> Path:
 
 
 def download(
-    url: httpx.URL, target: Path, *, read_seconds: float = READ_SECONDS, pause_seconds: float = PAUSE_SECONDS
+    url: httpx.URL,
+    target: Path,
+    *,
+    read_seconds: float = READ_SECONDS,
+    pause_seconds: float = PAUSE_SECONDS,
+    clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Fetch ``url`` to ``target``, which appears when it is whole. Another process that fetches it is waited for.
 
     A partial file stays next to ``target``. The download resumes from it, now or at the next call, while the server
-    confirms that the file is unchanged. Raises ConfigError, and OSError if the disk refuses.
+    confirms that the file is unchanged. A terminal shows a bar, otherwise a `DownloadLog` gets the progress, timed by
+    ``clock``. Raises ConfigError, and OSError if the disk refuses.
     """
     columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     timeout = httpx.Timeout(read_seconds, connect=CONNECT_SECONDS)
@@ -102,10 +151,17 @@ def download(
         if target.exists():
             return
         task = bar.add_task(one_line(target.name), total=None)
+        lines = None if console.is_terminal else DownloadLog(target.name, clock)
+
+        def show(n_bytes: int, total: int | None) -> None:
+            bar.update(task, total=total, completed=n_bytes)
+            if lines is not None:
+                lines.reached(n_bytes, total)
+
         furthest = failures = 0
         while True:
             try:
-                _receive(client, url, part, bar, task)
+                _receive(client, url, part, show)
                 break
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 if not part.n_bytes:
@@ -124,7 +180,7 @@ def download(
         part.finish(target)
 
 
-def _receive(client: httpx.Client, url: httpx.URL, part: _Part, bar: Progress, task: TaskID) -> None:
+def _receive(client: httpx.Client, url: httpx.URL, part: _Part, show: Callable[[int, int | None], None]) -> None:
     """Let ``part`` grow to the end of the file. Raises ConfigError if no further try can help."""
     resume = {"Range": f"bytes={part.n_bytes}-", "If-Range": part.validator} if part.n_bytes and part.validator else {}
     with client.stream("GET", url, headers=resume) as response:
@@ -147,14 +203,14 @@ def _receive(client: httpx.Client, url: httpx.URL, part: _Part, bar: Progress, t
             part.begin(_validator(headers))
         size = part.n_bytes + int(length) if length.isdecimal() else None
         _check_space(url, part, (size or 0) - part.n_bytes)
-        bar.update(task, total=size, completed=part.n_bytes)
+        show(part.n_bytes, size)
         for chunk in response.iter_raw():
             part.append(chunk)
             if part.head != MAGIC[: len(part.head)]:
                 break
             if size is None:
                 _check_space(url, part, 0)
-            bar.update(task, completed=part.n_bytes)
+            show(part.n_bytes, size)
     if part.head != MAGIC:
         begin = part.head
         part.begin("")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import HfApi, constants, hf_hub_download
 from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError is the one of its HTTP library
@@ -16,10 +19,11 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError 
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
 )
+from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
 from pyctl.errors import ConfigError
 from pyctl.models import HubSettings, split_names
-from pyctl.models.download import MAGIC, fetch_url
+from pyctl.models.download import MAGIC, DownloadLog, fetch_url
 from pyctl.models.hub_cache import choose, companion_of, newest
 from pyctl.text import reason_of
 
@@ -88,7 +92,7 @@ def _listed(repo: str, settings: HubSettings) -> list[str]:
 def _fetched(repo: str, name: str, settings: HubSettings) -> Path:
     """The file ``name``. One that is no model, such as a pointer to one, is removed: it would be taken for one for
     ever."""
-    path = Path(hf_hub_download(repo, name, token=settings.hf_token or None))
+    path = Path(hf_hub_download(repo, name, token=settings.hf_token or None, **_progress(name)))
     with path.open("rb") as file:
         head = file.read(len(MAGIC))
     if head != MAGIC:
@@ -96,6 +100,35 @@ def _fetched(repo: str, name: str, settings: HubSettings) -> Path:
             each.unlink(missing_ok=True)
         raise ConfigError(f"{path.name} of {repo} is not a GGUF file: it starts with {head!r}")
     return path
+
+
+class _LoggedBar(tqdm):
+    """The hub's progress bar as lines of the log; subclasses name the ``file``."""
+
+    file = "a file"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]
+        self._lines = DownloadLog(self.file)
+        self._n_bytes = int(kwargs.get("initial") or 0)
+        self._size = int(kwargs.get("total") or 0) or None
+        self._lines.reached(self._n_bytes, self._size)
+
+    def update(self, n: float | None = 1) -> bool | None:
+        """Count ``n`` more bytes."""
+        self._n_bytes += int(n or 0)
+        self._lines.reached(self._n_bytes, self._size)
+        return None
+
+
+def _progress(name: str) -> dict[str, Any]:
+    """Arguments of `hf_hub_download` that log the progress of the file ``name`` where no terminal shows it.
+
+    Older releases of the hub's library do not have them.
+    """
+    if sys.stderr.isatty() or "tqdm_class" not in inspect.signature(hf_hub_download).parameters:
+        return {}
+    return {"tqdm_class": type("NamedBar", (_LoggedBar,), {"file": name})}
 
 
 @contextmanager

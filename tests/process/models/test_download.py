@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import logging
 import os
 import threading
 import time
@@ -16,7 +17,7 @@ import pytest
 
 from pyctl.errors import ConfigError
 from pyctl.models import download as module
-from pyctl.models.download import download, fetch_url
+from pyctl.models.download import MIB, DownloadLog, download, fetch_url
 from tests import web_server
 
 MODEL = b"GGUF" + os.urandom(100_000)
@@ -136,11 +137,37 @@ def test_what_is_no_whole_model_is_not_kept(
     assert (tmp_path / "m.gguf").read_bytes() == MODEL
 
 
-def test_without_a_terminal_nothing_is_shown(
-    serve: Callable[..., httpx.URL], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == module.__name__]
+
+
+def test_without_a_terminal_the_log_has_the_start_and_no_bar(
+    serve: Callable[..., httpx.URL],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.INFO)
     download(serve(whole()), tmp_path / "m.gguf")
     assert capsys.readouterr() == ("", "")
+    assert lines_of(caplog) == ["downloading m.gguf: 0 MiB"]
+
+
+def test_a_long_download_has_a_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    now = 1000.0
+    lines = DownloadLog("m.gguf", lambda: now)
+    lines.reached(100 * MIB, 1000 * MIB)  # resumed
+    for n in range(130, 1001, 10):
+        now += 3.0
+        lines.reached(n * MIB, 1000 * MIB)
+    assert lines_of(caplog)[:2] == [
+        "downloading m.gguf: 1,000 MiB, 100 of them are here",
+        "downloading m.gguf: 320 of 1,000 MiB (32%), 3.7 MiB/s, 3 min 5 s to go",
+    ]
+    assert len(lines_of(caplog)) == 1 + int(88 * 3.0 / 60)
+    DownloadLog("unknown.gguf", lambda: now).reached(0, None)
+    assert lines_of(caplog)[-1] == "downloading unknown.gguf"
 
 
 def test_what_broke_off_is_gone_on_with(serve: Callable[..., httpx.URL], tmp_path: Path) -> None:

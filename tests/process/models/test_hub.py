@@ -86,6 +86,11 @@ from pyctl.models import HubSettings
 from pyctl.errors import ConfigError
 from pyctl.models.hub import fetch, fetch_companion
 from pyctl.models.hub_cache import cached_files
+if sys.argv[2:]:
+    import logging
+    logging.basicConfig(level=logging.INFO, stream=sys.stdout, format='"%(message)s"')
+    for name in ("httpx", "httpx2"):
+        logging.getLogger(name).setLevel(logging.WARNING)
 for settings in json.loads(sys.argv[1]):
     try:
         sees = settings.pop("sees", False)
@@ -108,12 +113,12 @@ def run(hub: str, tmp_path: Path) -> Run:
     In a process of its own: the library reads its variables when it is imported. No settings mean the list of models.
     """
 
-    def child(*settings: dict[str, object], endpoint: str = hub, **variables: str) -> list[object]:
+    def child(*settings: dict[str, object], endpoint: str = hub, logs: bool = False, **variables: str) -> list[object]:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
         environ |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf"), "XDG_CACHE_HOME": str(tmp_path)}
         environ |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
         environ |= {"HF_HUB_ETAG_TIMEOUT": "60", "HF_HUB_DOWNLOAD_TIMEOUT": "60", **variables}
-        command = [sys.executable, "-c", CHILD, json.dumps(settings)]
+        command = [sys.executable, "-c", CHILD, json.dumps(settings), *["logs"] * logs]
         result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ)
         assert result.returncode == 0, result.stderr
         return [json.loads(line) for line in result.stdout.splitlines()]
@@ -144,6 +149,15 @@ def test_the_quant_is_chosen_as_llama_server_does(run: Run) -> None:
             *("org/large:Q8_0", "org/model-GGUF:BF16", "org/model-GGUF:Q4_K_M", "org/model-GGUF:Q8_0", "org/odd"),
             "org/secret:Q8_0",
         ],
+    ]
+
+
+def test_a_download_into_a_log_has_a_line(run: Run) -> None:
+    found = run({"hf_repo": "org/model-GGUF"}, {"hf_repo": "org/model-GGUF"}, logs=True)
+    assert found == [
+        "downloading model-Q4_K_M.gguf: 0 MiB",
+        ["model-Q4_K_M.gguf", "GGUF small"],
+        ["model-Q4_K_M.gguf", "GGUF small"],  # it is here
     ]
 
 
