@@ -38,7 +38,7 @@ def next_lines(command: Path, place: Path, reason: str, path: str) -> list[str]:
     if not is_first and not reason:
         directory = place.parent
         if first is not None:
-            lines.append(f"{first} is another pyctl and comes first on PATH; this one is {place}")
+            lines.append(f"{first} is another pyctl and precedes this one on PATH: {place}")
         else:
             lines.append(f'{directory} is not on PATH: export PATH="{directory}:$PATH"')
     name = place.name if is_first else str(command if reason else place)

@@ -106,8 +106,8 @@ def _list(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
         _print_lines([_line(entry, time.time()) for entry in found])
         print()
     print(f"{_count(len(entries), 'snapshot')} of {_count(len(models), 'model')}, {directory.n_bytes / MIB:.1f} MiB")
-    if beside := directory.bytes_beside():
-        print(f"{beside / MIB:.1f} MiB of these are texts: recent prompts, and replies that return in prompts")
+    if n_bytes := directory.bytes_beside():
+        print(f"{n_bytes / MIB:.1f} MiB of these are texts: recent prompts, and replies that return in prompts")
     if any(not entry.exact for entry in entries):
         print(f"{NO_EXACT}: sound, but not for --exact (pyctl cache ls --help)")
     return 0

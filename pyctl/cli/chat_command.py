@@ -44,7 +44,7 @@ def chat_backend(settings: CommandSettings) -> Iterator[ChatBackend]:
 
         with closing(RemoteBackend(terminal.url, terminal.api_key, settings.request_fields)) as remote:
             try:
-                remote.name()  # asks the server
+                remote.name()  # a request to the server
             except UnavailableError as error:
                 raise ConfigError(f"{reason_of(error)}; pyctl serve starts a server") from error
             yield remote

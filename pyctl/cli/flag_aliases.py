@@ -220,11 +220,11 @@ REMOVED: Mapping[str, str] = {
     "--draft-n-min": _MINIMUM,
     "--spec-ngram-size-n": "use --spec-ngram-mod-n-match, or --spec-ngram-simple-size-n and the like",
     "--spec-ngram-size-m": "use --spec-ngram-mod-n-max, or --spec-ngram-simple-size-m and the like",
-    "--spec-ngram-min-hits": "leave it out: drafts have the length that pays",
+    "--spec-ngram-min-hits": "omit it: drafts have the length that pays",
     "LLAMA_ARG_DRAFT_MAX": _MAXIMUM,
     "LLAMA_ARG_DRAFT_MIN": _MINIMUM,
 }
-"""Flags and variables that llama-server has removed and refuses, too."""
+"""Flags and variables that llama-server has removed and also refuses."""
 
 REJECTED: Mapping[str, int] = {
     **_names("--completion-bash -ag --agent", "-dr --docker-repo --tools --tools-runtime"),

@@ -234,7 +234,7 @@ class BenchRun:
         return reply
 
     def _announce(self, server: AskedServer, what: str, n_tokens: int) -> None:
-        """Say that a step begins that evaluates at most ``n_tokens``, if it may take long."""
+        """Announce a step that evaluates at most ``n_tokens``, if it may take long."""
         seconds = n_tokens / self.tokens_per_second if self.tokens_per_second else SIGN_SECONDS
         if seconds >= SIGN_SECONDS:
             limit = f", at most {seconds:,.0f} s" if self.tokens_per_second else ""

@@ -77,7 +77,7 @@ def test_a_link_that_is_not_on_the_path_is_told_so(tmp_path: Path) -> None:
     other.parent.mkdir()
     other.touch(0o700)
     lines = run_link(tmp_path, f"{other.parent}:{place.parent}")
-    assert lines[0] == f"{other} is another pyctl and comes first on PATH; this one is {place}"
+    assert lines[0] == f"{other} is another pyctl and precedes this one on PATH: {place}"
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "dangling"])
