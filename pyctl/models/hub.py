@@ -122,7 +122,7 @@ class _LoggedBar(tqdm):
 
 
 def _progress(name: str) -> dict[str, Any]:
-    """Arguments of `hf_hub_download` that log the progress of the file ``name``, none on a terminal, which has the hub's bar.
+    """Arguments of `hf_hub_download` that log the progress of the file ``name``; none on a terminal, which gets a bar.
 
     Older releases of the hub's library do not have them.
     """

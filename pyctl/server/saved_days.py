@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from pyctl.atomic_file import make_private, open_regular, read_regular, write_atomic
+from pyctl.atomic_file import files_in, is_abandoned, make_private, open_regular, read_regular, write_atomic
 from pyctl.cache import Saved, SavedTime
 from pyctl.engine.engine_settings import Clock
 from pyctl.limit import limit
@@ -111,6 +111,8 @@ class SavedDays:
         """Read the file in ``directory``, and write to it from now on."""
         with self._writing:
             kept = self._read(directory)
+            for path in files_in(directory):
+                is_abandoned(path, remove=True)  # a process that was killed while it wrote
             with self._lock:
                 self._directory = directory
                 self._kept = kept or _File()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pyctl.atomic_file import temp_path
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.saved_time import Saved
 from pyctl.server.saved_days import FILE, MAX_DAYS, MAX_SPEEDS, WRITE_SECONDS, SavedDays, start_timer
@@ -212,6 +213,13 @@ def test_a_directory_that_was_removed_is_made_again(machine: Machine, tmp_path: 
     assert (tmp_path / "kv").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "kv" / FILE).stat().st_mode & 0o777 == 0o600
     assert shown(machine.start(tmp_path / "kv"), "total") == (1.0, 100, 1)
+
+
+def test_a_process_that_was_killed_while_it_wrote_leaves_nothing(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / f".123-{'0' * 16}.tmp").write_bytes(b"{")
+    with temp_path(tmp_path) as used:  # another process writes
+        machine.start(tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == [used.name]
 
 
 def test_a_link_is_not_followed(machine: Machine, tmp_path: Path) -> None:
