@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -26,13 +27,17 @@ from pyctl.server.listen import bind
 from pyctl.text import one_line
 from pyctl.user_directory import user_directory
 
-__all__ = ["address_of", "find_server", "started_server"]
+__all__ = ["address_of", "find_server", "follow", "started_server"]
 
 STOP_SECONDS = 70.0
 """A server ends within a minute of SIGTERM, all cache writes included."""
 
 FIRST_PROMPT = "an agent's first prompt has 10,000 to 40,000 tokens and may take minutes"
 """Until its end a program without a screen, such as claude -p, prints nothing."""
+
+FOLLOW_SECONDS = 1.0
+FOLLOW_BYTES = 2**16
+"""Bytes of the log that are read at a time, and the longest line."""
 
 ANSWER_SECONDS = 5.0
 POLL_SECONDS = 0.1
@@ -91,10 +96,41 @@ def started_server(
         print(f"pyctl: {shown}, after {time.monotonic() - began:.0f} s", file=sys.stderr)
         print(f"pyctl: {FIRST_PROMPT}; its progress: tail -f {shlex.quote(str(log))}", file=sys.stderr)
         try:
-            yield found
+            with _progress_of_prompts(log):
+                yield found
         finally:
             if process.poll() is not None:
                 print(f"pyctl: the server ended with exit code {process.returncode}, log: {log}", file=sys.stderr)
+
+
+@contextmanager
+def _progress_of_prompts(log: Path) -> Iterator[None]:
+    """Print the progress of long prompts for the time of the block, unless the program may draw on the terminal."""
+    if sys.stdout.isatty():
+        yield
+        return
+    closed = threading.Event()
+    thread = threading.Thread(target=follow, args=(log, closed), name="pyctl-follow", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        closed.set()
+        thread.join()
+
+
+def follow(log: Path, closed: threading.Event) -> None:
+    """Print the lines about prompts that the server adds to ``log`` on stderr, until ``closed`` is set."""
+    rest = b""
+    with log.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        while not closed.wait(FOLLOW_SECONDS):
+            *lines, rest = (rest + file.read(FOLLOW_BYTES)).split(b"\n")
+            rest = rest[-FOLLOW_BYTES:]
+            for line in lines:
+                _, found, progress = line.decode("utf-8", "replace").partition("prefill ")
+                if found:
+                    print(f"pyctl: prompt: {one_line(' '.join(progress.split()))}", file=sys.stderr)
 
 
 @contextmanager
