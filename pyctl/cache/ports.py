@@ -49,6 +49,10 @@ class CacheRequest(Protocol):
         """Whether its client allows caching."""
 
     @property
+    def sees_texts(self) -> bool:
+        """Whether its client may learn the texts of other clients; else it resumes in whole blocks of tokens."""
+
+    @property
     def disk_policy(self) -> DiskPolicy | None:
         """Its disk policy; None for the server's."""
 

@@ -190,7 +190,8 @@ class PrefixCache:
         places = self.places(prompt, ends)
         cuts = choose_cuts(prompt, places, seq.n, self.settings.min_step, (common, *wanted))
         shape, is_exact = self.memory.shape, self.settings.exact or lookup.request.background
-        if may_branch and prompt.is_raw and not (is_exact or shape.cut_anywhere) and seq.n < common < len(prompt):
+        may_branch = may_branch and prompt.is_raw and lookup.request.sees_texts
+        if may_branch and not (is_exact or shape.cut_anywhere) and seq.n < common < len(prompt):
             cuts = sorted({*cuts, *shape.resume_points.among([common])})
         # What goes to disk has to be among the counts at which snapshots are taken.
         *persist, turn = (last_end(places, n) for n in (*wanted, next_turn(prompt, common)))
@@ -449,7 +450,7 @@ class PrefixCache:
     def _ways(self, request: CacheRequest, match: PromptMatch, ends: Sequence[int], seq: LiveSequence) -> Ways:
         # What a client sends ahead is evaluated in the batches of a cold run; a next turn would not be.
         exact = self.settings.exact or (request.background and request.after is None)
-        return Ways(match, ends, seq, self.memory.shape, exact=exact)
+        return Ways(match, ends, seq, self.memory.shape, exact=exact, in_blocks=not request.sees_texts)
 
     # -- saving ------------------------------------------------------------------------------------------------------
 

@@ -117,13 +117,23 @@ class Ways:
 
     With ``exact`` only positions and rows count that a cold run would have produced. Else a prompt also resumes at the
     end of an earlier one and, if rows are all that it needs, within a reply, where that could have ended; raw text even
-    wherever it changed. A chat gives up the bits of a cold run only for MIN_BATCH tokens, or if it is all there.
+    wherever it changed. A chat gives up the bits of a cold run only for MIN_BATCH tokens, or if it is all there. With
+    ``in_blocks`` no way ends within a batch or a reply: a client that must not read the texts of others could guess
+    them token by token, by how many tokens were restored.
     """
 
     def __init__(
-        self, prompt: PromptMatch, ends: Sequence[int], live: LiveSequence, shape: MemoryShape, *, exact: bool
+        self,
+        prompt: PromptMatch,
+        ends: Sequence[int],
+        live: LiveSequence,
+        shape: MemoryShape,
+        *,
+        exact: bool,
+        in_blocks: bool = False,
     ) -> None:
         self._prompt, self._ends, self._live, self._shape, self._exact = prompt, tuple(ends), live, shape, exact
+        self._in_blocks = exact or in_blocks
         self._limit = int(prompt.tokens.size) - 1
         self._shared = live.shared(prompt.tokens)
         # Live rows that a cold run of this prompt would have evaluated in the same batches.
@@ -135,7 +145,7 @@ class Ways:
         """All ways in memory, deepest first; one token at least stays to be evaluated, except where the very end of an
         equal prompt is known and ``may_end`` allows it."""
         live, limit, shared = self._live, self._limit, self._shared
-        anywhere = self._prompt.is_raw and not self._exact
+        anywhere = self._prompt.is_raw and not self._in_blocks
         found: list[Candidate | None] = []
         if 0 < live.n == shared <= limit and (not self._exact or self._same == live.n):
             found.append(Candidate("live", live.n, live.n))
@@ -193,7 +203,7 @@ class Ways:
         maximum = min(shared, self._limit)
         n = last_common_end(self._ends, rows.ends, maximum)
         minimum = n if shared > maximum else n + MIN_BATCH
-        stands = stands_within(rows.stands, minimum, maximum) if not self._exact else ()
+        stands = stands_within(rows.stands, minimum, maximum) if not self._in_blocks else ()
         return stands[-1][1] if stands else n
 
     def _at_end(self, end: Snapshot) -> Candidate | None:

@@ -251,7 +251,7 @@ class Engine:
             n_alike = self.waiting.n_alike(active, self.running)
             cache.save_end(seq, lookup, stats, self.backend.output, n_alike)
             cache.persist(plan)
-            with self.speculation.following(active.id, request.prompt.tokens):
+            with self.speculation.following(active.id, request.prompt.tokens, sees_texts=request.sees_texts):
                 yield from reply.rest()
         timings = reply.timings(stats, active.submitted, active.started)
         saved_seconds = cache.saved_time.count(stats, timings.prompt_ms, is_alone=is_alone)

@@ -41,9 +41,11 @@ class Request:
     neither. ``disk_policy`` replaces the server's.
     ``seq`` is the required sequence, -1 for any. Two limits, 0 for none, also end the reply: a line with fewer than
     ``n_indent`` leading blanks, and the first line end more than ``max_ms`` after the first token. ``control_texts``
-    maps control tokens to their text in the reply; all others have none. A ``background`` request only evaluates its
-    prompt, up to its last batch end, while no other work is due. With ``after`` it has no client: it is the expected
-    beginning of the turn after that request.
+    maps control tokens to their text in the reply; all others have none. Without ``sees_texts`` the client must not
+    learn the texts of other clients: nothing is drafted from these, and its prompt resumes only where a whole block of
+    tokens is equal, so that no count of its reply depends on a single token of theirs. A ``background`` request only
+    evaluates its prompt, up to its last batch end, while no other work is due. With ``after`` it has no client: it is
+    the expected beginning of the turn after that request.
     """
 
     prompt: Prompt
@@ -59,6 +61,7 @@ class Request:
     n_indent: int = 0
     max_ms: int = 0
     control_texts: Mapping[int, bytes] = field(default_factory=dict)
+    sees_texts: bool = True
     background: bool = False
     after: Request | None = field(default=None, repr=False, compare=False)
 

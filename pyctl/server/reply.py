@@ -100,18 +100,17 @@ def _cache_times(report: RequestStats) -> dict[str, Any]:
 def cache_json(report: RequestStats, text_of: TextOf | None) -> dict[str, Any]:
     """Where the prompt was restored from, the ids of the snapshots in GET /cache, and where it left a recent prompt.
 
-    ``text_of`` shows the words there, which may be another client's; None leaves them out.
+    ``text_of`` shows the words there. It is None for a client that must not read the texts of others. That client gets
+    neither the position, which steps by single tokens, nor the ids, which are digests of all tokens of a snapshot: with
+    all but a few of them the rest could be found by trying.
     """
-    body: dict[str, Any] = {
-        "source": report.source,
-        "restored": report.restored,
-        "saved": report.saved,
-    }
-    if report.miss is not None:
-        miss = report.miss
-        body["miss"] = {"position": miss.position, "nearest": miss.nearest}
-        if text_of is not None:
-            body["miss"] |= {"was": text_of(miss.recent), "is": text_of(miss.given)}
+    body: dict[str, Any] = {"source": report.source}
+    if text_of is None:
+        return body
+    body |= {"restored": report.restored, "saved": report.saved}
+    if (miss := report.miss) is not None:
+        words = {"was": text_of(miss.recent), "is": text_of(miss.given)}
+        body["miss"] = {"position": miss.position, "nearest": miss.nearest, **words}
     return body
 
 
@@ -261,7 +260,7 @@ class Reply(ABC):
         self.probs: list[TopTokens] = []
         self.progress: Progress | None = None
         self.handle: RequestHandle | None = None  # of the request, once it is on its way
-        self.sees_texts = False  # the client may read texts of other clients
+        self.sees_texts = False  # the client may read texts of other clients; `respond` sets it
         self._first = 0.0
 
     def progressed(self, progress: Progress) -> bytes:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
+from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -14,6 +16,7 @@ from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Event, Failed, Piece, Progress
 from pyctl.errors import EngineError
 from pyctl.server.http import JsonResponse, error_response, stream_head
+from pyctl.server.middleware import sees_texts
 from pyctl.server.reply import Reply
 from pyctl.server.request_log import log_disconnect, log_done, log_error
 from pyctl.server.request_pool import until_left
@@ -199,14 +202,20 @@ async def _finished(handle: RequestHandle, reply: Reply) -> Done:
 
 def respond(
     service: Service,
+    request: HttpRequest,
     replies: Sequence[Reply],
     combine: Callable[[list[dict[str, Any]]], Any] = lambda bodies: bodies[0],
 ) -> ReplyResponse:
-    """Ask the engine for ``replies`` and answer with them. Raises ContextSizeError and UnavailableError."""
+    """Submit ``replies`` to the engine and answer ``request`` with them. Raises ContextSizeError, UnavailableError.
+
+    All replies of all APIs start here, so this is where the client's right to read texts enters them.
+    """
     handles: list[RequestHandle] = []
+    may_see = sees_texts(request, service.shared.settings)
     try:
         for reply in replies:
-            reply.handle = service.worker.submit(reply.request)
+            reply.sees_texts = may_see
+            reply.handle = service.worker.submit(reply.request if may_see else replace(reply.request, sees_texts=False))
             handles.append(reply.handle)
     except Exception:
         for handle in handles:

@@ -21,10 +21,12 @@ FLAGS = ("--spec-type", "cache", "--exact", "--metrics", "-np", "1", "--kv-cache
 """With --exact neither length nor pauses depend on how long steps take."""
 
 
-def reply(server: Server, prompt: list[int], n: int = 60, **more: Any) -> tuple[list[int], int]:
+def reply(
+    server: Server, prompt: list[int], n: int = 60, headers: dict[str, str] | None = None, **more: Any
+) -> tuple[list[int], int]:
     """The greedy reply's tokens, and how many of them were drafted."""
     body = {"prompt": prompt, "n_predict": n, "temperature": 0, "ignore_eos": True, "return_tokens": True, **more}
-    found = httpx.post(f"{server.url}/completion", json=body, timeout=60).json()
+    found = httpx.post(f"{server.url}/completion", json=body, headers=headers, timeout=60).json()
     return found["tokens"], found["timings"].get("draft_n_accepted", 0)
 
 
@@ -70,6 +72,28 @@ def test_a_file_that_was_seen_is_drafted_before_and_after_a_restart(start: Start
     after, n_after = reply(server, told, cache_prompt=True)
     assert after == said
     assert n_after > 20
+
+
+OF_A_PAGE = {"Origin": "http://evil.example"}
+
+
+@pytest.mark.parametrize("headers", [OF_A_PAGE, {"X-Forwarded-For": "192.168.1.20"}])
+def test_who_sees_no_texts_is_not_drafted_from_them(start: Start, headers: dict[str, str]) -> None:
+    """Else the counts of its drafts tell a text of another client, a token for some tens of guesses."""
+    server = start("tiny-dense", *FLAGS)
+    secret = prompt_of(server, "My password is a lamp in the garden behind the house " * 8)
+    reply(server, secret, 1)
+    until_taken_in(server, len(secret))
+
+    def guess(index: int, token: int, headers: dict[str, str] | None = None) -> dict[str, Any]:
+        known, bias = secret[index - 14 : index], [[token, 100.0]]
+        body = {"prompt": known, "n_predict": 4, "temperature": 0, "logit_bias": bias, "ignore_eos": True}
+        found = httpx.post(f"{server.url}/completion", json=body, headers=headers, timeout=60).json()
+        return {name: n for name, n in found["timings"].items() if name.startswith("draft")}
+
+    places = range(40, 56)
+    assert [guess(i, token, headers) for i in places for token in (secret[i], 7)] == [{}] * 32
+    assert [guess(i, secret[i]) for i in places if guess(i, secret[i])], "who may read texts is drafted from them"
 
 
 def test_who_does_not_share_is_not_drafted_from(start: Start) -> None:

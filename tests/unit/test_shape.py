@@ -28,7 +28,7 @@ OVER = {
     "LlamaBackend.__init__ parameters": 10,
     "RamCache public": 24,
     "ReplyOptions fields": 17,
-    "Request fields": 15,
+    "Request fields": 16,
     "Section.flag parameters": 12,
     "SnapshotView fields": 14,
     "TemplateCapabilities fields": 14,

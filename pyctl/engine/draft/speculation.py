@@ -112,11 +112,15 @@ class Speculation:
                 source.forget()
 
     @contextlib.contextmanager
-    def following(self, key: int, prompt: Tokens) -> Iterator[None]:
-        """Register request ``key`` with the sources."""
+    def following(self, key: int, prompt: Tokens, *, sees_texts: bool = True) -> Iterator[None]:
+        """Register request ``key`` with the sources; without ``sees_texts`` not with those that keep others' texts.
+
+        The counts and the pace of accepted drafts would show such a client whether its guess of a text is right.
+        """
         try:
             for source in self._sources:
-                source.begin(key, prompt)
+                if sees_texts or not isinstance(source, RememberingSource):
+                    source.begin(key, prompt)
             yield
         finally:
             self._proposals.pop(key, None)

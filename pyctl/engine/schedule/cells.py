@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from pyctl.cache import LiveSequence, PrefixCache, RamCache, SequenceMemory
+from pyctl.cache import MIN_BATCH, LiveSequence, PrefixCache, RamCache, SequenceMemory
 from pyctl.engine.schedule.admission import Occupancy
 from pyctl.prompt import Prompt
 
@@ -37,16 +37,21 @@ class SequenceWorth:
             seconds = min(seconds, self._load(seq, n, seq.n))
         return self.likely(seq) * seconds
 
-    def best(self, idle: Iterable[LiveSequence], prompt: Prompt, *, clears: bool) -> LiveSequence:
+    def best(
+        self, idle: Iterable[LiveSequence], prompt: Prompt, *, clears: bool, in_blocks: bool = False
+    ) -> LiveSequence:
         """Return the sequence of ``idle`` for ``prompt`` with the highest gain minus the worth of the replaced tokens.
 
         Replacing a reply loses nothing if the prompt shares the whole previous prompt. Ties go to the longest shared
         prefix, then to the least recently used. With ``clears`` only sequences that clients named by number have worth,
-        since the others are parked anyway.
+        since the others are parked anyway. With ``in_blocks`` only whole blocks of MIN_BATCH shared tokens count, or
+        all tokens of a sequence: the number of the sequence would give a client a single token of another's text.
         """
 
         def rank(seq: LiveSequence) -> tuple[float, int, int]:
             shared = seq.shared(prompt.tokens)
+            if in_blocks and shared < seq.n:
+                shared -= shared % MIN_BATCH
             is_lost = shared < seq.facts.n_header and (seq.id in self._occupancy.named or not clears)
             return (
                 self._gained(seq, prompt, shared) - is_lost * self.left(seq, shared),

@@ -172,7 +172,8 @@ class Scheduler:
         """Start a request on the free sequence with the highest gain."""
         free, request = self.occupancy.free_for(active), active.handle.request
         clears = self._clears and not self.running
-        seq = active.seq = self.cells.worth.best(free, request.prompt, clears=clears)
+        worth = self.cells.worth
+        seq = active.seq = worth.best(free, request.prompt, clears=clears, in_blocks=not request.sees_texts)
         self._n_begun += 1
         self._found.pop(active, None)
         active.id, active.in_company, active.turn.place = self._n_begun, False, 0

@@ -169,7 +169,7 @@ async def messages(service: Service, request: Request) -> ASGIApp:
     (prepared,) = await service.shared.pool.read(
         request, lambda fetched: prepare(service, ChatBody.of(chat_fields(parse_object(body))), fetched)
     )
-    return respond(service, [MessageReply(service, prepared)])
+    return respond(service, request, [MessageReply(service, prepared)])
 
 
 async def count_tokens(service: Service, request: Request) -> ASGIApp:

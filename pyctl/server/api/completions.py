@@ -16,7 +16,6 @@ from pyctl.errors import NotSupportedError, RequestError
 from pyctl.prompt import Prompt
 from pyctl.server.body import Body, ChatBody, CompletionBody, InfillBody
 from pyctl.server.http import JsonResponse, encode, frame
-from pyctl.server.middleware import sees_texts
 from pyctl.server.models import Models
 from pyctl.server.prepare import prepare
 from pyctl.server.reply import PreparedReply, Reply, identity, settings_json, usage_json
@@ -374,12 +373,7 @@ async def _answer(
 ) -> ReplyResponse:
     body = await request.body()
     prepared = await service.shared.pool.read(request, lambda fetched: prepare(service, kind.parse(body), fetched))
-    replies = [form(each) for each in prepared]
-    if replies[0].options.return_cache:
-        may_see = sees_texts(request, service.shared.settings)
-        for reply in replies:
-            reply.sees_texts = may_see
-    return respond(service, replies, _combine)
+    return respond(service, request, [form(each) for each in prepared], _combine)
 
 
 def _combine(bodies: list[dict[str, Any]]) -> Any:

@@ -372,7 +372,7 @@ async def _answer(service: Service, request: Request, form: type[OllamaReply]) -
         await asyncio.wrap_future(service.worker.call(lambda: None, needs_model=True))
         loaded = {"model": service.model, "created_at": _now(), **form.said("", "", [])}
         return JsonResponse({**loaded, "done": True, "done_reason": "load"})
-    return respond(service, [form(service, replies[0])])
+    return respond(service, request, [form(service, replies[0])])
 
 
 async def embed(service: Service, request: Request) -> Response:

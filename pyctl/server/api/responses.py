@@ -281,7 +281,8 @@ def _text_part(text: str, probs: Sequence[dict[str, Any]] = ()) -> dict[str, Any
 async def create(service: Service, request: Request) -> ASGIApp:
     """POST /v1/responses"""
     values = parse_object(await request.body())
-    return respond(service, [await service.shared.pool.read(request, lambda fetched: _reply(service, values, fetched))])
+    reply = await service.shared.pool.read(request, lambda fetched: _reply(service, values, fetched))
+    return respond(service, request, [reply])
 
 
 async def input_tokens(service: Service, request: Request) -> Response:

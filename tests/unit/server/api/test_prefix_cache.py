@@ -155,12 +155,13 @@ def test_prompt_texts_are_shown_only_locally_or_with_key_or_flag(
     assert ("tail" in head, "head" in head, "xxxx" in response.text) == (shown, shown, shown)
     assert ("tail" in response.json()["sequences"][0]) is shown
     assert head["children"]
-    # The prompt that this one parted from may be another client's.
+    # The prompt that this one parted from may be another client's, and so may the rest of a snapshot: its id is a
+    # digest of all its tokens, and the position steps by single ones.
     body = {"prompt": HEAD[:100] + "z" * 300, "n_predict": 1, "return_cache": True}
     answer = asking.post("/completion", json=body, headers={"X-Api-Key": "k", "Host": host, **headers})
     cache = answer.json()["timings"]["cache"]
-    assert cache["miss"]["position"] == 100
-    assert ("was" in cache["miss"]) is shown
+    assert cache.keys() == ({"source", "restored", "saved", "miss"} if shown else {"source"})
+    assert not shown or (cache["miss"]["position"] == 100 and "was" in cache["miss"])
 
 
 @pytest.mark.parametrize(
@@ -181,7 +182,7 @@ def test_pages_of_other_origins_see_no_words_of_others_in_a_reply(
     body = {"prompt": HEAD[:100] + "z" * 300, "n_predict": 1, "return_cache": True}
     answer = bench.post("/completion", body, headers={"Host": "localhost:8080", **headers})
     assert answer.status_code == 200
-    assert ("was" in answer.json()["timings"]["cache"]["miss"]) is shown
+    assert ("miss" in answer.json()["timings"]["cache"]) is shown
 
 
 def test_a_reply_names_the_snapshots_it_resumed_from_and_took(bench: Bench) -> None:
