@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from pyctl.atomic_file import make_private, read_regular, write_atomic
 from pyctl.limit import limit
@@ -23,7 +24,7 @@ from pyctl.module_process import end_with_parent
 from pyctl.setup.libraries import MODULES, TRIAL
 from pyctl.user_directory import user_directory
 
-__all__ = ["STAMP", "reason_of_trial", "remembered", "run_trial", "try_modules"]
+__all__ = ["NOT_TRIED", "STAMP", "TRY_AGAIN", "Kept", "reason_of_trial", "remembered", "run_trial", "try_modules"]
 
 STAMP = "trials.json"
 """The file with results: by the digest of libraries and modules, the reason against each module, empty if it fits."""
@@ -37,6 +38,15 @@ MAX_RESULTS, MAX_REASON, MAX_BYTES = 16, 300, 2**16
 
 HEAD_BYTES = 4096
 """The beginning of a library, where its build id is."""
+
+NOT_TRIED = 75
+"""The exit code of a trial that could not take place; sysexits.h has it for failures that pass."""
+
+SHORTAGES = re.compile(rb"out of memory|(failed|unable) to allocate|cannot allocate|MemoryError", re.IGNORECASE)
+"""In what llama.cpp, the dynamic linker or Python print if a card or the machine is full: proves nothing either."""
+
+TRY_AGAIN = "the next start tries again"
+"""Follows the reason of a trial that could not take place."""
 
 FROM_OUTSIDE = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
 """Signals that prove nothing about a module."""
@@ -52,14 +62,20 @@ def run_trial(file: Path, seconds: float = TRIAL_SECONDS) -> str:
 
 
 def reason_of_trial(
-    arguments: tuple[object, ...], environment: Mapping[str, str], seconds: float, maximum: int = resource.RLIM_INFINITY
+    arguments: tuple[object, ...],
+    environment: Mapping[str, str],
+    seconds: float,
+    maximum: int = resource.RLIM_INFINITY,
+    command: Sequence[str] = (),
 ) -> str:
-    """Run `pyctl.llama.trial` with ``arguments`` and ``maximum`` bytes of memory, and return the reason why it fails.
+    """Run `pyctl.llama.trial`, or ``command``, with ``arguments`` and ``maximum`` bytes of memory, and return the
+    reason why it fails.
 
-    Empty if it does not; it may crash or take too long. Raises OSError if it cannot run, InterruptedError if killed.
+    Empty if it does not; it may crash. Raises OSError if it lacks memory or room, TimeoutError if it lacks time, and
+    InterruptedError if it is killed: none of these counts against the module or the settings.
     """
     with subprocess.Popen(
-        module_command("pyctl.llama.trial"),
+        command or module_command("pyctl.llama.trial"),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -70,18 +86,27 @@ def reason_of_trial(
         try:
             _, said = process.communicate(pickle.dumps(arguments), seconds)
         except subprocess.TimeoutExpired:
-            return f"its trial takes longer than {seconds:g} seconds"
+            raise TimeoutError(f"its trial takes longer than {seconds:g} seconds") from None
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-    if process.returncode >= 0:
-        lines = said.decode("utf-8", "replace").split("\n")
-        reason = next((line for line in reversed(lines) if line.strip()), f"exit code {process.returncode}")
-        return " ".join(reason.split())[:MAX_REASON] if process.returncode else ""
-    name = signal.Signals(-process.returncode).name
+    if process.returncode == 0:
+        return ""
+    reason = _reason(said, process.returncode)
     if -process.returncode in FROM_OUTSIDE:
-        raise InterruptedError(f"{name} ended its trial")
-    return f"its trial ends with {name}"
+        raise InterruptedError(reason)
+    if process.returncode == NOT_TRIED or SHORTAGES.search(said):
+        raise OSError(reason)
+    return reason
+
+
+def _reason(said: bytes, returncode: int) -> str:
+    """Why a process failed: the last line that it ``said``, or the signal that ended it."""
+    if returncode < 0:
+        return f"its trial ends with {signal.Signals(-returncode).name}"
+    lines = said.decode("utf-8", "replace").split("\n")
+    reason = next((line for line in reversed(lines) if line.strip()), f"exit code {returncode}")
+    return " ".join(reason.split())[:MAX_REASON]
 
 
 def _restrict(maximum: int) -> None:
@@ -98,7 +123,7 @@ def try_modules(
     """Return the reason against ``core`` and each module next to it with the loaded libraries, empty if it fits.
 
     ``attempt`` returns the reason against a module's file. If it raises OSError, as without room for the models, the
-    next call tries again. Processes that come at the same time may each try.
+    next call tries again. Each reason ends with how to try again. Processes that come at the same time may each try.
     """
     beside = {name: core.with_name(core.name.replace(MODULES[0], name)) for name in MODULES}  # of the same Python
     files = {name: file for name, file in beside.items() if file.exists()}
@@ -112,9 +137,10 @@ def try_modules(
 
     try:
         digest = _digest([*loaded_libraries(), *files.values()])
-        return remembered(STAMP, digest, attempt_all, [core.parent], environ)
+        kept = remembered(STAMP, digest, attempt_all, [core.parent], environ)
     except OSError as error:
-        return {**dict.fromkeys(files, f"it cannot be tried: {error}"), **found}
+        return {**dict.fromkeys(files, f"it cannot be tried: {error}; {TRY_AGAIN}"), **found}
+    return {name: kept.explain(reason) for name, reason in kept.results.items()}
 
 
 def loaded_libraries(maps: Path = Path("/proc/self/maps")) -> list[Path]:
@@ -134,23 +160,37 @@ def _digest(files: list[Path]) -> str:
     return digest.hexdigest()
 
 
+class Kept(NamedTuple):
+    """Results of trials, and the file that keeps them; None if no file could be written."""
+
+    results: dict[str, str]
+    file: Path | None
+
+    def explain(self, reason: str) -> str:
+        """Return ``reason`` with how to try again; empty if there is none."""
+        if not reason:
+            return ""
+        return f"{reason}; {TRY_AGAIN if self.file is None else f'to try again, remove {self.file}'}"
+
+
 def remembered(
     name: str,
     key: str,
     attempt: Callable[[], dict[str, str]],
     directories: Sequence[Path] = (),
     environ: Mapping[str, str] = os.environ,
-) -> dict[str, str]:
+) -> Kept:
     """Return the results for ``key`` in the file ``name`` of ``directories`` or the user's cache directory.
 
-    Else the results of ``attempt``, kept in the first of these files that can be written, for all users.
+    Else the results of ``attempt``, kept in the first of these files that can be written, for all users. What
+    ``attempt`` raises is kept nowhere.
     """
     places = [directory / name for directory in directories]
     with suppress(RuntimeError):  # a user without a home directory
         places.append(user_directory("cache", environ) / name)
     for place in places:
         if key in (known := _results_in(place)):
-            return known[key]
+            return Kept(known[key], place)
     found = attempt()
     for place in places:
         with suppress(OSError):
@@ -158,8 +198,8 @@ def remembered(
             kept = list({**_results_in(place), key: found}.items())[-MAX_RESULTS:]
             write_atomic(place, json.dumps(dict(kept), indent=1).encode() + b"\n")
             place.chmod(0o644)
-            break
-    return found
+            return Kept(found, place)
+    return Kept(found, None)
 
 
 def _results_in(place: Path) -> dict[str, dict[str, str]]:

@@ -14,7 +14,7 @@ from pyctl.engine.model_settings import ModelSettings
 from pyctl.limit import limit
 from pyctl.llama.devices import Device
 from pyctl.llama.extension import build_version
-from pyctl.llama.module_trial import reason_of_trial, remembered
+from pyctl.llama.module_trial import TRY_AGAIN, reason_of_trial, remembered
 
 __all__ = ["IN_TRIAL", "tried", "with_split"]
 
@@ -44,9 +44,10 @@ def with_split(
         facts = status.st_size, status.st_mtime_ns, build_version(), [gpu.description for gpu in found]
         key = hashlib.blake2b(repr((settings, drafts, facts)).encode(), digest_size=16).hexdigest()
         try:
-            reason = remembered("splits.json", key, lambda: {"tensor": (attempt or tried)(settings, drafts)})["tensor"]
-        except OSError as error:
-            reason = f"it cannot be tried: {error}"
+            kept = remembered("splits.json", key, lambda: {"tensor": (attempt or tried)(settings, drafts)})
+            reason = kept.explain(kept.results["tensor"])
+        except OSError as error:  # such as a card that another program has filled
+            reason = f"it cannot be tried: {error}; {TRY_AGAIN}"
         if reason:
             log.warning("--split-mode layer instead of tensor: %s", reason)
             settings = replace(settings, split_mode="layer")

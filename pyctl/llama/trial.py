@@ -1,7 +1,7 @@
 """python -m pyctl.llama.trial: use what its input names in a separate process, to which the libraries may do anything.
 
 That is the native module that PYCTL_TRIAL names, on tiny models written to a directory, or settings of a model. The
-last line is the reason if it fails.
+last line is the reason if it fails; the exit code is then 1, or NOT_TRIED if the machine was short of something.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pyctl.engine.pool_settings import PoolSettings
 from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.loader import load
 from pyctl.llama.memory_check import made_up_text
+from pyctl.llama.module_trial import NOT_TRIED
 from pyctl.setup.libraries import TRIAL
 
 __all__ = ["MODELS"]
@@ -79,5 +80,8 @@ def try_settings(settings: ModelSettings, drafts: DraftSettings) -> None:
 if __name__ == "__main__":
     try:
         (try_module if TRIAL in os.environ else try_settings)(*pickle.load(sys.stdin.buffer))
+    except (OSError, MemoryError) as error:  # this moment's fault: no room for the models, no memory
+        print(str(error) or type(error).__name__, file=sys.stderr)
+        raise SystemExit(NOT_TRIED) from None
     except Exception as error:
         raise SystemExit(f"its trial fails: {str(error) or type(error).__name__}") from None

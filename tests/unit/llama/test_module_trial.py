@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
-from pyctl.llama.module_trial import MAX_RESULTS, STAMP, loaded_libraries, try_modules
+from pyctl.llama.module_trial import (
+    MAX_RESULTS,
+    NOT_TRIED,
+    STAMP,
+    loaded_libraries,
+    reason_of_trial,
+    try_modules,
+)
 
 
 class Trials:
@@ -46,27 +54,53 @@ def change(path: Path) -> None:
 
 def test_each_module_is_tried_once_for_the_files_of_an_installation(trials: Trials) -> None:
     trials.reasons["_pool"] = "other bits"
-    found = {"_core": "", "_drafts": "", "_pool": "other bits"}
+    again = f"; to try again, remove {trials.package / STAMP}"
+    found = {"_core": "", "_drafts": "", "_pool": f"other bits{again}"}
     assert trials.start() == (found, ["_core", "_drafts", "_pool"])
     assert trials.start() == (found, [])
     trials.package = trials.package.rename(trials.package.with_name("elsewhere"))
+    found["_pool"] = f"other bits; to try again, remove {trials.package / STAMP}"
     assert trials.start() == (found, [])
     change(trials.package / "_drafts.abi.so")
     assert trials.start() == (found, ["_core", "_drafts", "_pool"])
     os.utime(trials.package / "_core.abi.so", (1.0, 1.0))
     trials.reasons["_core"] = "its trial ends with SIGSEGV"
-    assert trials.start() == ({"_core": "its trial ends with SIGSEGV"}, ["_core"])
+    (reason,), tried = trials.start()[0].values(), trials.tried
+    assert (reason.partition(";")[0], tried) == ("its trial ends with SIGSEGV", ["_core"])
     assert trials.start()[1] == []
     assert not trials.cache.exists()
 
 
 def test_what_could_not_be_tried_is_tried_again(trials: Trials) -> None:
     trials.reasons["_drafts"] = "!"
-    reason = "it cannot be tried: no room"
+    reason = "it cannot be tried: no room; the next start tries again"
     for _ in range(2):
         assert trials.start() == ({"_core": "", "_drafts": reason, "_pool": reason}, ["_core", "_drafts"])
     trials.reasons.clear()
     assert trials.start()[0] == {"_core": "", "_drafts": "", "_pool": ""}
+
+
+@pytest.mark.parametrize(
+    ("code", "is_shortage"),
+    [
+        (f"raise SystemExit({NOT_TRIED})", True),
+        ("print('CUDA error: out of memory', file=sys.stderr, flush=True); os.abort()", True),
+        ("raise MemoryError", True),
+        ("time.sleep(600)", True),
+        ("os.kill(os.getpid(), 9)", True),
+        ("raise SystemExit('a restored sequence has other bits')", False),
+        ("os.kill(os.getpid(), 11)", False),
+    ],
+)
+def test_a_shortage_is_no_reason_against_a_module(code: str, is_shortage: bool) -> None:
+    """It raises OSError, so nothing is kept."""
+    command = [sys.executable, "-I", "-c", f"import os, sys, time; sys.stdin.buffer.read(); {code}"]
+    seconds = 0.5 if "sleep" in code else 60.0
+    if not is_shortage:
+        assert reason_of_trial((), {}, seconds, command=command)
+        return
+    with pytest.raises(OSError, match=r"memory|MemoryError|exit code 75|takes longer|SIG(ABRT|KILL)"):
+        reason_of_trial((), {}, seconds, command=command)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,24 @@ def test_a_model_that_has_no_parts_gets_layers_and_a_line(
     assert [mode(), mode(), len(asked)] == ["tensor", "tensor", 2]
 
 
+def test_a_full_card_is_no_reason_against_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, reasons = tmp_path / "model.gguf", [OSError("CUDA error: out of memory"), None]
+    path.touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def attempt(*_: object) -> str:
+        if error := reasons.pop(0):
+            raise error
+        return ""
+
+    settings = ModelSettings(path=str(path), split_mode="tensor")
+    modes = [with_split(settings, DraftSettings(), CARDS, attempt).split_mode for _ in range(3)]
+    assert (modes, reasons) == (["layer", "tensor", "tensor"], [])
+    assert "it cannot be tried: CUDA error: out of memory; the next start tries again" in caplog.text
+
+
 def test_a_trial_says_what_is_wrong(model_path: Callable[[str], Path], tmp_path: Path) -> None:
     settings = ModelSettings(path=str(model_path("tiny-dense")), devices=("none",), n_threads=1)
     assert tried(settings, DraftSettings()) == ""
