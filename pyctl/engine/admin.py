@@ -319,6 +319,8 @@ class EngineAdmin:
             saved = load_file(path, self._worker.info.fingerprint)
             if (n := int(saved.tokens.size)) > seq.capacity:
                 raise StateError("Restored prompt does not fit in the slot context")
+            if n and int(saved.tokens.max()) >= self._worker.info.n_vocab:
+                raise StateError("its tokens are not of this model")
             engine.cells.make_room(n)
             engine.backend.memory.restore(seq.id, 0, saved.spans, saved.state)
         except (StateError, OutOfCellsError) as error:

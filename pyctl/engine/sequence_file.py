@@ -87,7 +87,10 @@ def _blocks(memory: SequenceMemory, seq: LiveSequence) -> Iterator[Block]:
 
 
 def load_file(path: Path, identity: str) -> SavedSequence:
-    """Return the sequence in a file. StateError if that is missing, damaged, or of another model."""
+    """Return the sequence in a file. StateError if that is missing, damaged, or of another model.
+
+    The digest finds damage. A crafted file has a right one, so counts, sizes and ends are checked.
+    """
     try:
         with os.fdopen(open_regular(Path(os.path.realpath(path))), "rb") as file:
             data: NDArray[np.uint8] = np.memmap(file, np.uint8, "c")
@@ -101,15 +104,24 @@ def load_file(path: Path, identity: str) -> SavedSequence:
         raise StateError(INVALID)
     if owner != _digest(identity.encode()).digest():
         raise StateError("the file is of another model or other settings")
-    first = end - 4 * (n + n_ends) - 8 * n_sizes
+    first, starts = end - 4 * (n + n_ends) - 8 * n_sizes, range(0, n, SPAN)
+    if first < 0 or n_sizes != (2 * len(starts) + 2 if n else 0):
+        raise StateError(INVALID)
     numbers = data[first:end].tobytes()
     tokens, ends = np.split(np.frombuffer(numbers, np.int32, n + n_ends), [n])
-    bounds = np.cumsum(np.frombuffer(numbers, np.int64, n_sizes, 4 * (n + n_ends)))
-    *rows, recurrent, draft = np.split(data[:first], bounds[:-1]) if n else (NOTHING, NOTHING)
-    starts = range(0, n, SPAN)
+    sizes = np.frombuffer(numbers, np.int64, n_sizes, 4 * (n + n_ends)).tolist()
+    has_all = min(sizes, default=0) >= 0 and sum(sizes) == first
+    if not has_all or not _are_ends(ends, n) or int(tokens.min(initial=0)) < 0:
+        raise StateError(INVALID)
+    *rows, recurrent, draft = np.split(data[:first], np.cumsum(sizes)[:-1]) if n else (NOTHING, NOTHING)
     spans = tuple((Rows(rows[2 * i], rows[2 * i + 1]), at, min(at + SPAN, n)) for i, at in enumerate(starts))
     state = State.of(recurrent, draft) if n else None
     return SavedSequence(as_tokens(tokens), tuple(ends.tolist()), spans, state, int(data.size))
+
+
+def _are_ends(ends: NDArray[np.int32], n: int) -> bool:
+    """Whether ``ends`` are ends of batches of ``n`` tokens: ascending, from 1 to n."""
+    return not ends.size or bool(ends[0] > 0 and ends[-1] <= n and np.all(np.diff(ends) > 0))
 
 
 def _digest(data: Any = b"") -> hashlib.blake2b:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 
 from pyctl.cache.resume_points import NOWHERE
 from pyctl.cache.sequence import LiveSequence
-from pyctl.engine.sequence_file import SPAN, load_file, save_file
+from pyctl.engine.sequence_file import SPAN, TAIL, load_file, save_file
 from pyctl.errors import RequestError, StateError
 from pyctl.prompt import as_tokens
 from tests.fake import FakeBackend
@@ -56,6 +58,47 @@ def test_damage_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(StateError):
         load_file(tmp_path / "pipe", "me")
+
+
+N = 40
+
+
+@pytest.mark.parametrize(
+    ("changed", "value"),
+    [
+        ("n", N + 1),
+        ("n", 2**32 - 1),
+        ("n", 0),
+        ("n_ends", 2**32 - 1),
+        ("n_sizes", 3),
+        ("n_sizes", 2**32 - 1),
+        ("n_sizes", 0),
+        ("size", -8),
+        ("size", 2**62),
+        ("end", N + 1),
+        ("end", -1),
+        ("token", -1),
+    ],
+)
+def test_what_contradicts_itself_is_refused_with_a_right_digest(tmp_path: Path, changed: str, value: int) -> None:
+    backend, seq = evaluated(N)
+    path = tmp_path / "a"
+    save_file(backend.memory, seq, seq.ends, path, "me")
+    data = bytearray(path.read_bytes())
+    tail = len(data) - TAIL.size
+    counts = {"n": 16, "n_ends": 20, "n_sizes": 24}  # after the owner
+    n_ends = len(seq.ends)
+    sizes = tail - 8 * 4
+    if changed in counts:
+        struct.pack_into("<I", data, tail + counts[changed], value)
+    elif changed == "size":
+        struct.pack_into("<q", data, sizes, value)
+    else:
+        struct.pack_into("<i", data, sizes - 4 * (n_ends if changed == "end" else n_ends + N), value)
+    data[-16:] = hashlib.blake2b(data[:-16], digest_size=16).digest()
+    path.write_bytes(data)
+    with pytest.raises(StateError, match="invalid slot save file"):
+        load_file(path, "me")
 
 
 def test_what_a_file_cannot_hold_leaves_none(tmp_path: Path) -> None:
