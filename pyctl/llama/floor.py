@@ -103,7 +103,7 @@ class KVState:
         self.clear(seq)
         body = np.ascontiguousarray(data[HEADER.size :])
         n_read = int(api.llama_state_seq_set_data_ext(self._ctx, *_memory_of(body), seq, 0))
-        if n_read != body.nbytes or self.n_tokens(seq) != n:
+        if n_read != body.nbytes or self.n_tokens(seq) != n or not self._has_positions(seq, n):
             self.clear(seq)
             raise ValueError("llama.cpp refused the state")
 
@@ -126,7 +126,20 @@ class KVState:
             api.llama_state_seq_set_data_ext(
                 self._ctx, *_memory_of(self._fresh), seq, api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
             )
-        api.llama_memory_seq_rm(self._memory, seq, ALL, ALL)
+        # Not llama_memory_seq_rm, which leaves cells at positions below 0, as a crafted state may have them.
+        api.llama_memory_clear(self._memory, False)
+
+    def _has_positions(self, seq: int, n: int) -> bool:
+        """Whether loaded cells are at the positions of ``n`` tokens, from 0 or from the start of a window.
+
+        llama.cpp loads any positions. Of a memory with a recurrent state it returns only the last position: there the
+        size shows whether cells are missing. `clear` removes cells at any positions.
+        """
+        minimum, window = int(api.llama_memory_seq_pos_min(self._memory, seq)), self.window[0]
+        if self._fresh is None:
+            return 0 <= minimum <= (max(n - window, 0) if window else 0)
+        one, each = self._sizes
+        return minimum >= 0 and (window > 0 or self.state_size(seq) == one + each * (n - 1))
 
     def _measure(self) -> tuple[int, int]:
         """Return the bytes of sequence 0 with its one token, and of each further token."""

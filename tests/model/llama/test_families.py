@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import struct
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +111,42 @@ def test_whole_sequences_without_the_extension(name: str, open_family: Callable[
     assert backend.memory.shape.resume_points == FLOOR[name]
     assert backend.memory.shape.cut_anywhere == (FAMILIES[name].memory in ("llama_kv_cache", "llama_kv_cache_msa"))
     check_replies(backend, tmp_path, FLOOR[name])
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-lfm2", "tiny-gemma3"])
+def test_no_crafted_cell_outlives_its_sequence(name: str, open_family: Callable[..., Loaded]) -> None:
+    """llama.cpp loads a cell at a negative position, which no removal by positions reaches."""
+    backend, n = open_family(name, floor.KVState).backend, 40
+    kv, tokens = backend.memory.kv, PROMPTS["long"].tokens[:n]
+
+    def logits() -> bytes:
+        backend.memory.clear(0)
+        backend.evaluate(0, tokens[::-1], 0)
+        return backend.logits(0).tobytes()
+
+    cold = logits()
+    backend.memory.clear(0)
+    backend.evaluate(0, tokens, 0)
+    block = floor.HostBuffer(kv.state_size(0))
+    kv.save_state(0, n, block)
+    at = block.tobytes().index(struct.pack("<6i", 1, 1, 0, 2, 1, 0))  # a position, and its one sequence, number 0
+    block[at + 3] |= 0x80  # the sign
+    with suppress(ValueError):
+        kv.load(0, n, (), block)
+    assert logits() == cold
+
+
+def test_a_state_without_the_first_position_is_refused(open_family: Callable[..., Loaded]) -> None:
+    backend, n = open_family("tiny-llama", floor.KVState).backend, 40
+    kv = backend.memory.kv
+    backend.evaluate(0, PROMPTS["long"].tokens[:n], 0)
+    block = floor.HostBuffer(kv.state_size(0))
+    kv.save_state(0, n, block)
+    at = block.tobytes().index(struct.pack("<6i", 0, 1, 0, 1, 1, 0))
+    block[at] = 7
+    with pytest.raises(ValueError, match="refused the state"):
+        kv.load(0, n, (), block)
+    assert kv.n_tokens(0) == 0
 
 
 @pytest.mark.parametrize("kv", [2, 4])
