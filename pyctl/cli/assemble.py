@@ -33,7 +33,7 @@ from pyctl.chat.constraint import json_constraint
 from pyctl.chat.replay import DEFAULT_REPLAY_BYTES, Replay
 from pyctl.chat.template import Template
 from pyctl.cli.arguments import CommandSettings
-from pyctl.cli.defaults import cache_budget, stored_bytes
+from pyctl.cli.defaults import cache_budget, is_full, stored_bytes
 from pyctl.cli.logs import LoadProgress
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.backend import EngineInfo
@@ -402,6 +402,9 @@ def _disk_tier(settings: DiskSettings, loaded: Loaded) -> DiskTier | None:
         )
         note_model(directory, loaded.info.fingerprint, loaded.info.model_alias or loaded.info.model_name)
     except OSError as error:  # it could be used before the model was loaded
+        if is_full(directory, error):
+            log.warning("no disk cache: no space for %s; the next start tries again", directory)
+            return None
         raise ConfigError(f"cannot use --kv-cache-dir {directory}: {error.strerror or error}") from error
     policy, text_of = DiskPolicy.of_server(settings.disk_policy), partial(readable, loaded.tokenizer)
     url, remote = settings.store_url, None

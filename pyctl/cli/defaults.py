@@ -5,6 +5,7 @@ docs/decisions/006-defaults.md has the reasons for the formulas.
 
 from __future__ import annotations
 
+import errno
 import logging
 import shutil
 import sys
@@ -20,7 +21,7 @@ from pyctl.cli.arguments import CommandSettings
 from pyctl.errors import ConfigError
 from pyctl.llama import MemoryPlan, host_available
 
-__all__ = ["cache_budget", "log_cache_dir", "stored_bytes", "with_directory", "with_shared_budget"]
+__all__ = ["cache_budget", "is_full", "log_cache_dir", "stored_bytes", "with_directory", "with_shared_budget"]
 
 log = logging.getLogger("pyctl")
 
@@ -62,7 +63,8 @@ def with_shared_budget(settings: CommandSettings) -> CommandSettings:
 
 
 def with_directory(settings: CommandSettings) -> CommandSettings:
-    """Create and try the directory of the disk cache, and set its budget; without one if the default cannot be used.
+    """Create and try the directory of the disk cache, and set its budget; without one if the default cannot be used, or
+    if its disk is full.
 
     Raises ConfigError if a given directory or its object store cannot be used.
     """
@@ -77,11 +79,31 @@ def with_directory(settings: CommandSettings) -> CommandSettings:
             disk_mib = _disk_mib(disk, shutil.disk_usage(directory).free + opened.n_bytes)
     except OSError as error:
         reason = error.strerror or error
+        if is_full(directory, error):  # passes, while a service manager would not restart what ends with exit code 2
+            log.warning("no disk cache: no space for %s: %s; the next start tries again", directory, reason)
+            return replace(settings, disk=replace(disk, cache_dir=""))
         if not disk.is_default:
             raise ConfigError(f"cannot use --kv-cache-dir {directory}: {reason}") from error
         log.warning("no disk cache: cannot use %s: %s; --kv-cache-dir names another", directory, reason)
         return replace(settings, disk=replace(disk, cache_dir=""))
     return replace(settings, disk=replace(disk, disk_mib=disk_mib))
+
+
+FULL_BYTES = 2**20
+"""SQLite cannot open an index in less space: its log and its shared memory start with some pages."""
+
+
+def is_full(directory: Path, error: OSError) -> bool:
+    """Whether ``error``, from the use of ``directory``, comes from a full disk. SQLite reports that without a number,
+    as an I/O error."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    if error.errno not in (None, errno.EIO):  # a wrong path
+        return False
+    try:
+        return shutil.disk_usage(directory).free < FULL_BYTES
+    except OSError:  # it does not exist: another reason
+        return False
 
 
 def log_cache_dir(disk: DiskSettings) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections import namedtuple
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pyctl.cache import CacheSettings, DiskSettings
+from pyctl.cache.disk.directory import CacheDirectory
 from pyctl.cli import defaults
 from pyctl.cli.arguments import CommandSettings, parse_serve
 from pyctl.cli.defaults import cache_budget, log_cache_dir, with_directory
@@ -18,6 +21,14 @@ from pyctl.llama.memory_plan import MemoryPlan, Place, Usage
 MIB, GIB = 2**20, 2**30
 
 DiskUsage = namedtuple("DiskUsage", ("total", "used", "free"))
+
+
+@pytest.fixture
+def set_free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """set_free(n) -> every disk has so many free bytes from now on."""
+    free = [0]
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: DiskUsage(10**12, 0, free[0]))
+    return lambda n: free.__setitem__(0, n)
 
 
 def plan_of(free: float | None, used: float = 0.7) -> MemoryPlan:
@@ -75,20 +86,20 @@ def settings_of(*flags: str, home: Path) -> CommandSettings:
     ],
 )
 def test_the_default_directory_takes_a_tenth_of_the_free_space(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, flags: tuple[str, ...], mib: int
+    tmp_path: Path, set_free: Callable[[int], None], free: int, flags: tuple[str, ...], mib: int
 ) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: DiskUsage(10**12, 0, free))
+    set_free(free)
     disk = with_directory(settings_of(*flags, home=tmp_path)).disk
     assert (Path(disk.cache_dir), disk.disk_mib) == (tmp_path / "pyctl" / "kv", mib)
     assert (tmp_path / "pyctl" / "kv").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_default_directory_that_cannot_be_used_is_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, set_free: Callable[[int], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
     assert with_directory(settings_of(home=tmp_path / "file")).disk.cache_dir == ""
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: DiskUsage(10**12, 0, 2 * GIB))
+    set_free(2 * GIB)
     assert with_directory(settings_of(home=tmp_path)).disk.cache_dir == ""
     file, full = caplog.messages
     assert file == f"no disk cache: cannot use {tmp_path}/file/pyctl/kv: File exists; --kv-cache-dir names another"
@@ -99,6 +110,31 @@ def test_a_given_directory_that_cannot_be_used_is_an_error(tmp_path: Path) -> No
     (tmp_path / "file").touch()
     given = settings_of("--kv-cache-dir", str(tmp_path / "file" / "kv"), home=tmp_path)
     with pytest.raises(ConfigError, match=r"^cannot use --kv-cache-dir .*file/kv: File exists$"):
+        with_directory(given)
+
+
+def test_a_full_disk_is_a_warning(
+    tmp_path: Path,
+    set_free: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """SQLite reports it without a number; with space the same error is another fault."""
+    given = settings_of("--kv-cache-dir", str(tmp_path / "kv"), home=tmp_path)
+    set_free(4096)
+
+    def refuse(_: Path) -> CacheDirectory:
+        raise errors[0]
+
+    monkeypatch.setattr(defaults, "CacheDirectory", refuse)
+    errors = [OSError("index.sqlite3: disk I/O error"), OSError(errno.ENOSPC, "No space left on device")]
+    for _ in range(2):
+        assert with_directory(given).disk.cache_dir == ""
+        assert f"no disk cache: no space for {tmp_path}/kv: " in caplog.messages[-1]
+        assert caplog.messages[-1].endswith("; the next start tries again")
+        errors.reverse()
+    set_free(GIB)
+    with pytest.raises(ConfigError, match="disk I/O error"):
         with_directory(given)
 
 
