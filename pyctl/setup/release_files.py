@@ -21,6 +21,7 @@ from dataclasses import dataclass, fields
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import urlsplit
 
 from pyctl.errors import ConfigError
 from pyctl.setup.control_groups import text_of
@@ -31,6 +32,7 @@ __all__ = [
     "Manifest",
     "ReleaseFile",
     "UnfitError",
+    "check_address",
     "fetch",
     "find_cuda_file",
     "release_place",
@@ -42,6 +44,12 @@ SUMS, MANIFEST, FORMAT = "SHA256SUMS", "manifest.json", 1
 
 MAX_TEXT, MAX_FILE, MAX_UNPACKED, MAX_WINDOW = 2**20, 2**31, 2**32, 2**27
 """Bytes of SHA256SUMS or manifest.json, of the file, of all that is in it, and of zstd's window."""
+
+_ODD_CONTENT = (
+    *(OSError, EOFError, ValueError, TypeError, KeyError, tarfile.TarError),
+    *(AttributeError, OverflowError, RecursionError),  # of a manifest with a list, 1e400 or deep brackets
+)
+"""What an archive with any content may raise."""
 
 SILENCE_SECONDS, PIECE = 60.0, 2**20
 
@@ -134,17 +142,18 @@ def find_cuda_file(place: str) -> ReleaseFile | None:
 
 
 def fetch(file: ReleaseFile, directory: Path) -> Path:
-    """Fetch ``file`` into a separate directory below ``directory``, unless it is there.
+    """Fetch ``file`` into a separate directory below ``directory``, unless it is there with the same hash.
 
     Raises ConfigError if it is damaged or too large.
     """
     target = directory / f"file-{file.digest[:16]}" / file.url.rpartition("/")[2]
     part = target.with_suffix(".part")
     part.parent.mkdir(parents=True, exist_ok=True)
-    if target.exists():
+    if _has_digest(target, file.digest):
         return target
     digest, n_bytes = hashlib.sha256(), 0
-    with _reading(file.url) as source, part.open("wb") as out:
+    part.unlink(missing_ok=True)  # which may be a link to elsewhere
+    with _reading(file.url) as source, part.open("xb") as out:
         n_bytes = int(source.headers.get("Content-Length") or 0)
         while n_bytes <= MAX_FILE and (data := source.read(PIECE)):
             digest.update(data)
@@ -156,13 +165,45 @@ def fetch(file: ReleaseFile, directory: Path) -> Path:
     return part.rename(target)
 
 
+def _has_digest(path: Path, digest: str) -> bool:
+    """Whether the file has that sha256: a power failure may have cut it off, another user may have replaced it."""
+    found = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while data := file.read(PIECE):
+                found.update(data)
+    except OSError:
+        return False
+    return found.hexdigest() == digest
+
+
+def check_address(url: str, before: str = "") -> None:
+    """Raise ValueError for an address, or a redirect from ``before``, by which others could change a release.
+
+    SHA256SUMS has no signature, so the way to it has to be safe: https, a file, or http on this machine.
+    """
+    parts = urlsplit(url)
+    is_here = parts.scheme == "http" and parts.hostname in ("localhost", "127.0.0.1", "::1")
+    if parts.scheme not in ("https", "file") and not (is_here and not before.startswith("https:")):
+        raise ValueError("a release is a directory or an address of https, also after a redirect")
+
+
+class _CheckedRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects as urllib does, but to no address that `check_address` refuses."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        check_address(newurl, req.full_url)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
 @contextmanager
 def _reading(url: str) -> Iterator[Any]:
     """What ``url`` answers: a file, or a server of HTTP."""
-    if not url.startswith(("file:", "http:", "https:")):
-        raise ConfigError(f"{url}: a release is a directory or an address of http or https")
     try:
-        with urllib.request.urlopen(url, timeout=SILENCE_SECONDS) as source:
+        check_address(url)
+        with urllib.request.build_opener(_CheckedRedirects).open(url, timeout=SILENCE_SECONDS) as source:
             yield source
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise ConfigError(f"{url}: {error}") from error
@@ -204,8 +245,8 @@ def unpack(archive: Path, target: Path, architectures: tuple[str, ...]) -> Manif
                 with new_directory(target) as part:
                     _write_members(tar, manifest, part)
                 return manifest
-    except (OSError, EOFError, ValueError, TypeError, KeyError, tarfile.TarError, zstandard.ZstdError) as error:
-        raise ConfigError(f"{archive}: {error}") from error
+    except (*_ODD_CONTENT, zstandard.ZstdError) as error:
+        raise ConfigError(f"{archive}: {str(error) or type(error).__name__}") from error
 
 
 def _manifest(tar: tarfile.TarFile) -> Manifest:

@@ -38,6 +38,9 @@ __all__ = [
 
 HERE = Path(__file__).resolve().parent
 
+MAX_MEMBERS, MAX_SOURCE = 2**17, 2**32
+"""Members of an archive and their bytes: llama-cpp-python's has 3,000 and 0.2 GB."""
+
 BINDINGS_VERSION = r'__version__ = "([\w.]+)"'
 LIBRARY_VERSION = r"\s+".join(rf"set\(LLAMA_VERSION_{part} +(\d+)\)" for part in ("MAJOR", "MINOR", "PATCH"))
 
@@ -149,14 +152,27 @@ def unpack_source(
     target: Path,
     wanted: Callable[[str], bool] = lambda path: True,
     below: str = "/vendor/llama.cpp/",
+    *,
+    max_bytes: int = MAX_SOURCE,
+    max_members: int = MAX_MEMBERS,
 ) -> int:
-    """Write the files ``below`` that directory in ``archive`` that are ``wanted``; returns how many."""
-    count = 0
+    """Write the files ``below`` that directory in ``archive`` that are ``wanted``; returns how many.
+
+    Raises ValueError, before it writes, for a name that leads out of ``target``, and for more than ``max_bytes`` or
+    ``max_members``.
+    """
+    count = n_members = n_bytes = 0
     with tarfile.open(archive) as tar:
         for member in tar:
+            n_members += 1
+            n_bytes += max(member.size, 0)
+            if n_members > max_members or n_bytes > max_bytes:
+                raise ValueError(f"it holds more than {max_members:,} members or {max_bytes:,} bytes")
             _, _, path = member.name.partition(below)
-            if not path or not member.isfile() or ".." in path.split("/") or not wanted(path):
+            if not path or not member.isfile() or not wanted(path):
                 continue
+            if not {"", ".", ".."}.isdisjoint(path.split("/")):  # with an empty part the rest is absolute
+                raise ValueError(f"{member.name!r} is no path below a directory")
             destination = target / path
             destination.parent.mkdir(parents=True, exist_ok=True)
             source = tar.extractfile(member)
@@ -202,7 +218,7 @@ def _unpacked(archive: Path, target: Path) -> Path:
         try:
             with new_directory(target) as part:
                 unpack_source(archive, part, below="/")
-        except (OSError, tarfile.TarError, EOFError) as error:
+        except (OSError, ValueError, tarfile.TarError, EOFError) as error:
             raise ConfigError(f"{archive}: {error}") from error
     return target
 

@@ -15,7 +15,7 @@ from pyctl.errors import ConfigError
 from pyctl.setup.build import Build, compile_extension, place_libraries, stage_libraries
 from pyctl.setup.libraries import MODULES, choose, libraries_in_use, unused_choice, use_libraries, use_release
 from pyctl.setup.machine import Compiler
-from pyctl.setup.source import Release, open_release, read_pin
+from pyctl.setup.source import Release, open_release, read_pin, unpack_source
 from pyctl.setup.toolkit import BuildTools
 
 VERSIONS = "".join(f"set(LLAMA_VERSION_{part} {n})\n" for part, n in (("MAJOR", 0), ("MINOR", 7), ("PATCH", 2)))
@@ -91,6 +91,30 @@ def test_what_is_no_source_is_one_error(damage: str, tmp_path: Path) -> None:
         path.write_bytes(path.read_bytes()[: 40 if damage == "cut" else 0])
     with pytest.raises(ConfigError, match=r"a\.tar\.gz"):
         open_release([], str(path), tmp_path / "work")
+
+
+@pytest.mark.parametrize("name", ["x/{}/evil", "x/../../evil", "x/a/../../../evil", "x//evil", "x/./evil"])
+def test_an_archive_writes_nothing_elsewhere(name: str, tmp_path: Path) -> None:
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    archive, work = tmp_path / "a.tar.gz", tmp_path / "work" / "deep"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(write(tmp_path / "llama.cpp", TREE), "llama.cpp")
+        tar.add(write(tmp_path, {"evil": "evil"}) / "evil", name.format(elsewhere))
+        assert not name.startswith("x/{}") or tar.getnames()[-1] == f"x/{elsewhere}/evil"
+    (tmp_path / "evil").unlink()
+    with pytest.raises(ConfigError, match=r"evil' is no path below a directory"):
+        open_release([], str(archive), work)
+    assert not list(tmp_path.rglob("evil"))
+
+
+@pytest.mark.parametrize("bound", [{"max_bytes": 10_000}, {"max_members": 3}])
+def test_an_archive_cannot_fill_the_disk(bound: dict[str, int], tmp_path: Path) -> None:
+    archive, target = tmp_path / "a.tar.gz", tmp_path / "new"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(write(tmp_path / "llama.cpp", {**TREE, "large": "text" * 5000}), "llama.cpp")
+    with pytest.raises(ValueError, match="it holds more than"):
+        unpack_source(archive, target, below="/", **bound)
+    assert not (target / "large").exists()
 
 
 def test_a_module_that_does_not_compile_has_a_reason(build: Build, release: Release) -> None:

@@ -14,8 +14,16 @@ import pytest
 import zstandard
 
 from pyctl.errors import ConfigError
-from pyctl.setup.release_files import UnfitError, fetch, find_cuda_file, release_place, unpack
+from pyctl.setup.release_files import (
+    UnfitError,
+    check_address,
+    fetch,
+    find_cuda_file,
+    release_place,
+    unpack,
+)
 from pyctl.setup.source import read_pin
+from tests.web_server import Handler, web_server
 
 LIBRARY = b"library" * 1000
 MANIFEST: dict[str, Any] = {
@@ -68,7 +76,9 @@ def test_the_file_of_a_release_is_fetched_whole_or_not_at_all(tmp_path: Path) ->
     manifest = unpack(fetch(file, work), tmp_path / "new", ("86", "89"))
     assert (manifest.architectures, manifest.libraries) == (("75", "86"), ("libcublas.so.13",))
     assert {path.name: path.read_bytes() for path in (tmp_path / "new").iterdir()} == {"libggml-cuda.so": LIBRARY}
-    fetch(file, work).unlink()
+    (kept := fetch(file, work)).write_bytes(b"of another user, or cut off by a power failure")
+    assert fetch(file, work).read_bytes() == (place / NAME).read_bytes()
+    kept.unlink()
     (place / NAME).write_bytes((place / NAME).read_bytes()[:-1])
     with pytest.raises(ConfigError, match="is damaged: its SHA-256 is not the one in SHA256SUMS"):
         fetch(file, work)
@@ -143,3 +153,45 @@ def test_the_release_is_where_the_wheel_came_from(note: str, text: str, place: s
     (tmp_path / note).write_text(text)
     assert release_place({}, tmp_path) == place
     assert release_place({"PYCTL_RELEASE": "/named"}, tmp_path) == "/named"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        json.dumps({**MANIFEST, "files": ["a"]}),
+        json.dumps({**MANIFEST, "files": {"a": 5}}),
+        json.dumps({**MANIFEST, "files": {"a": {"size": "SIZE", "sha256": ""}}}).replace('"SIZE"', "1e400"),
+        json.dumps({**MANIFEST, "files": {"a": {"size": None, "sha256": ""}}}),
+        json.dumps({**MANIFEST, "libraries": 5}),
+        json.dumps({**MANIFEST, "architectures": [None]}),
+        "[" * 100_000,
+        "[]",
+        "5",
+    ],
+)
+def test_an_odd_manifest_is_one_line(content: str, tmp_path: Path) -> None:
+    tar_bytes = io.BytesIO()
+    with tarfile.open(fileobj=tar_bytes, mode="w") as tar:
+        info = member("manifest.json")
+        info.size = len(content)
+        tar.addfile(info, io.BytesIO(content.encode()))
+    (archive := tmp_path / NAME).write_bytes(zstandard.compress(tar_bytes.getvalue()))
+    with pytest.raises(ConfigError, match=f"^{archive}: .+$"):
+        unpack(archive, tmp_path / "new", ("86",))
+    assert not (tmp_path / "new").exists()
+
+
+class Redirecting(Handler):
+    """Redirects to plain http on another machine, whose name cannot be resolved."""
+
+    def do_GET(self) -> None:
+        self.send(302, b"", Location="http://release.invalid/SHA256SUMS")
+
+
+def test_a_release_does_not_come_by_plain_http() -> None:
+    with web_server(Redirecting) as url:
+        for address in ("http://release.invalid", "ftp://release.invalid", url):
+            with pytest.raises(ConfigError, match=f"^{address}/SHA256SUMS: .* an address of https, also after"):
+                find_cuda_file(address)
+    with pytest.raises(ValueError, match="https"):
+        check_address("http://127.0.0.1/a", "https://release.example/a")
