@@ -20,6 +20,7 @@ __all__ = [
     "random_id",
     "reason_of",
     "with_whole_characters",
+    "without_addresses",
 ]
 
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -66,6 +67,11 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600:,} h {whole % 3600 // 60} min"
+
+
+def without_addresses(text: str) -> str:
+    """``text`` with a note in place of each address with a scheme, whose path or query may hold a secret."""
+    return re.sub(r"\b[a-zA-Z][a-zA-Z0-9+.-]{0,20}://\S+", "(an address, in the server's log)", text)
 
 
 def n_common(one: Sequence[Any], other: Sequence[Any]) -> int:

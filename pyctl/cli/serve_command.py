@@ -173,6 +173,10 @@ def _time_saved(saved: Saved) -> str:
     return f", {saved.tokens:,} tokens restored in {requests}: about {duration(saved.seconds)} saved"
 
 
+TOOLS_SECONDS = 2.0
+"""Wait for the lists of MCP servers before requests are served; a server that never answers would take 30 s."""
+
+
 class _Serving:
     """Answers at the address: a gate at once, and the application as soon as the model is loaded.
 
@@ -201,7 +205,7 @@ class _Serving:
         models = self._models or self._load_one()
         if models is None:
             return
-        self._tools.wait()
+        self._tools.wait(TOOLS_SECONDS)
         self._models = models
         self.gate.open(create_app(models))
         if models.only is not None:

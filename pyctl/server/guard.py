@@ -45,6 +45,9 @@ OWN_FILES = 128
 
 MAX_FILES = 2**16
 
+CLOSE_HEADER = (b"connection", b"close")
+"""In a request's headers, it makes the response the last of its connection."""
+
 LINE_SECONDS = 10.0
 """Between two lines of the log about the same trouble."""
 
@@ -128,6 +131,14 @@ class ConnectionGuard:
             loop.default_exception_handler(context)
 
 
+def _has_two_lengths(headers: list[tuple[bytes, bytes]]) -> bool:
+    """Whether a request has Content-Length and Transfer-Encoding, and is not yet marked to be the last.
+
+    RFC 9112, 6.3: the second counts, and the connection is closed after the response.
+    """
+    return {b"content-length", b"transfer-encoding"} <= {name for name, _ in headers} and CLOSE_HEADER not in headers
+
+
 class GuardedProtocol(H11Protocol):
     """uvicorn's HTTP/1.1, watched by ``guard``."""
 
@@ -179,6 +190,12 @@ class GuardedProtocol(H11Protocol):
         self.transport.write(self.conn.send(proceed) or b"")
         self.loop.call_later(RESET_SECONDS, self._check_reset)
         return True
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        # A proxy in front may have seen another end of such a request: what follows on the connection is not served.
+        if self.cycle is not None and _has_two_lengths(self.headers):
+            self.headers.append(CLOSE_HEADER)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

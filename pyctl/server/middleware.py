@@ -204,10 +204,13 @@ def may_be_rebound(host: str) -> bool:
 def check_origin(headers: Headers, settings: ServerSettings, *, by_name: bool = False) -> None:
     """Raise ForbiddenError for a page of another origin, unless --cors-origins names it: a star is not enough.
 
-    With ``by_name``, "localhost" is not enough either. Everything but a browser's page has no origin. A page under a
-    name that may be rebound has to have a key.
+    With ``by_name``, "localhost" is not enough either. Everything but a browser's page has no origin, but for a page's
+    GET: there a browser names the relation of the two sites, as for an image or a link of any page. A page under a name
+    that may be rebound has to have a key.
     """
     origin = headers.get("origin")
+    if origin is None and headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        raise ForbiddenError("only pages of this server and of --cors-origins may send this request")
     too_many = ("*", "localhost") if by_name else ("*",)
     if origin is None or (settings.cors.origins not in too_many and allowed_origin(settings.cors, origin)):
         return

@@ -9,6 +9,7 @@ from pyctl.engine.worker import WATCH_SECONDS
 from pyctl.errors import EngineError, ModelError, PyctlError, UnavailableError
 from pyctl.server.models import Models, Progress, ServedModel, Status
 from pyctl.server.process_memory import collect_all
+from pyctl.text import without_addresses
 
 __all__ = ["Supervisor"]
 
@@ -201,6 +202,8 @@ class Supervisor:
             log.error("cannot load %s", model.name, exc_info=error)
         else:
             log.error("cannot load %s: %s", model.name, error)
+            if (shown := without_addresses(str(error))) != str(error):  # clients get all else of it
+                known = ModelError(shown)
         with self._models.lock:
             model.error, model.failed_at = known, self._models.clock()
             self._models.set_status(model, "unloaded")

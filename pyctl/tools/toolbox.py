@@ -24,7 +24,7 @@ _CLOSE_SECONDS = 0.5
 class ToolBox:
     """The tools of the MCP servers of ``settings``, which run on an event loop in a separate thread.
 
-    `start` starts to list them, `wait` waits until all answered. Any thread may call tools.
+    `start` starts to list them, `wait` waits until the servers have answered. Any thread may call tools.
     """
 
     settings: ToolSettings = field(default_factory=ToolSettings)
@@ -45,11 +45,24 @@ class ToolBox:
         self._connections = [McpConnection(server, self._loop) for server in self.settings.mcp_servers]
         self._found = [asyncio.run_coroutine_threadsafe(each.tools(), self._loop) for each in self._connections]
 
-    def wait(self) -> None:
-        """Add the tools of the servers; of two that have the same name the first counts."""
+    def wait(self, seconds: float | None = None) -> None:
+        """Add the tools of the servers; of two that have the same name the first server's counts.
+
+        Those of a server that takes longer than ``seconds`` are added when it answers.
+        """
+        _, late = concurrent.futures.wait(self._found, seconds)
+        self._take()
+        for found in late:
+            found.add_done_callback(lambda _: self._take())
+
+    def _take(self) -> None:
+        """Collect the tools of the servers that have answered."""
+        tools: dict[str, McpTool] = {}
         for found in self._found:
-            for tool in found.result():
-                self._tools.setdefault(tool.name, tool)
+            if found.done() and not found.cancelled():
+                for tool in found.result():
+                    tools.setdefault(tool.name, tool)
+        self._tools = tools  # at once: other threads read it
 
     def close(self) -> None:
         """End calls, then the servers, for which there is half a second; they end with this process in any case."""

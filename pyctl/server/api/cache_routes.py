@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -84,6 +85,7 @@ async def prewarm(service: Service, request: Request) -> Response:
     asked = await service.shared.pool.read(
         request, lambda fetched: prepare_prewarm(service, ChatBody.parse(raw), fetched)
     )
+    asked = replace(asked, sees_texts=sees_texts(request, service.shared.settings))
     async for event in service.worker.submit(asked):
         if isinstance(event, Failed):
             raise event.error

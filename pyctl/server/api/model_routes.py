@@ -88,7 +88,9 @@ async def unload(models: Models, request: Request) -> Response:
 
 
 async def events(models: Models, request: Request) -> Response:
-    """GET /models/sse: what happens to models, as it happens."""
+    """GET /models/sse: what happens to models, as it happens; for HEAD nothing does."""
+    if request.method == "HEAD":
+        return Response(media_type="text/event-stream")
     loop, queue = asyncio.get_running_loop(), asyncio.Queue[Mapping[str, Any] | None](_MAX_EVENTS)
 
     def put(event: Mapping[str, Any] | None) -> None:

@@ -30,6 +30,8 @@ async def resume(models: Models, request: Request) -> ASGIApp:
         raise RequestError("Stream offset lost, please restart")
     if stream.head is None:
         raise LoadingError
+    if request.method == "HEAD":  # else the connection would stay open until the stream ends
+        return Response(media_type="text/event-stream")
 
     async def resumed(scope: Scope, receive: Receive, send: Send) -> None:
         await until_left(receive, send_stream(stream, int(value), send))  # a client that leaves changes nothing

@@ -101,6 +101,19 @@ def test_beyond_the_limit_silent_ones_make_room_and_busy_ones_do_not() -> None:
         complaints(process)
 
 
+def test_a_request_with_two_lengths_is_the_last_of_its_connection() -> None:
+    """A proxy in front may take what follows it for the rest of its body (RFC 9112, 6.3)."""
+    both = b"GET /health HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"
+    with server() as process:
+        address = line(process)
+        with connect(address) as connection:
+            connection.sendall(both + b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
+            answer = closed_after(connection)
+        assert answer.count(b"HTTP/1.1 200 ") == 1
+        assert b"connection: close" in answer.lower()
+        complaints(process)
+
+
 def closed_after(connection: socket.socket, drip: bytes = b"") -> bytes:
     """What comes until the connection is closed, while ``drip`` is sent again and again."""
     received, end = b"", time.monotonic() + 60

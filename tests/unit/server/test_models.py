@@ -92,6 +92,49 @@ def test_failed_load_fails_its_requests_and_reloads_evicted(run: Callable[..., M
     until(lambda: state(models, "bad") == "loaded")
 
 
+def test_no_client_gets_the_address_of_a_download(run: Callable[..., Models], caplog: pytest.LogCaptureFixture) -> None:
+    """Some hosts have the token in the path. The log has the address."""
+    address = "https://host.example/s3cret/x.gguf"
+    models = run(1, bad=Loader(ConfigError(f"cannot fetch {address}: refused")))
+    client = Client(create_app(models))
+    answers = [
+        client.post("/completion", json={"model": "bad", "prompt": "a"}),
+        client.get("/models"),
+        client.get("/v1/models/bad"),
+        client.get("/props?model=bad&autoload=1"),
+    ]
+    shown = "cannot fetch (an address, in the server's log) refused"
+    assert [shown in each.text for each in answers] == [True] * 4
+    assert not any("s3cret" in each.text for each in answers)
+    assert address in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Sec-Fetch-Site": "same-origin"}, 200),
+        ({"Sec-Fetch-Site": "none"}, 200),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+    ],
+)
+def test_an_image_of_another_site_reloads_no_presets(
+    headers: dict[str, str], status: int, run: Callable[..., Models], found: list[ModelSource]
+) -> None:
+    """A browser sends no Origin for it."""
+    models = run(1, a=Loader())
+    found.append(ModelSource(ModelCard("new"), Loader()))
+    answer = Client(create_app(models)).get("/models?reload=1", headers={"Host": "localhost:8080", **headers})
+    assert (answer.status_code, models.find("new") is not None) == (status, status == 200)
+
+
+@pytest.mark.timeout(60)
+def test_the_head_of_a_stream_is_no_stream(run: Callable[..., Models]) -> None:
+    answer = Client(create_app(run(1, a=Loader()))).request("HEAD", "/models/sse")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+
+
 @pytest.mark.parametrize("call", ["admin.n_kept", "worker.load"])
 def test_an_end_while_a_model_is_loaded_again_is_no_error(
     run: Callable[..., Models], caplog: pytest.LogCaptureFixture, call: str

@@ -12,9 +12,12 @@ from pathlib import Path
 
 import h11
 import uvicorn
+from uvicorn.protocols.http import h11_impl
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
+
+from pyctl.server.guard import CLOSE_HEADER
 
 ROOT = Path(__file__).parents[3]
 
@@ -36,8 +39,10 @@ def test_a_connection_has_what_its_guard_reads_and_changes() -> None:
         ("connection_lost", ["exc"]),
     ):
         assert parameters(getattr(H11Protocol, name)) == ["self", *expected]
-    assert parameters(H11Protocol.on_response_complete) == ["self"]
+    assert parameters(H11Protocol.on_response_complete) == parameters(H11Protocol.handle_events) == ["self"]
     assert parameters(H11Protocol.eof_received) == ["self"]
+    assert h11_impl.CLOSE_HEADER == CLOSE_HEADER  # type: ignore[attr-defined]
+    assert 'if CLOSE_HEADER in self.scope["headers"]' in inspect.getsource(RequestResponseCycle.send)
 
     async def look() -> None:
         config, state = uvicorn.Config(app, log_config=None, lifespan="off"), ServerState()

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Timer
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from pyctl.install_command import install_command
 from pyctl.terminal.conversation import Call
 from pyctl.terminal.tool_calls import OwnTools, ToolCalls
 from pyctl.tools import McpServer, ToolSettings, mcp_servers
+from pyctl.tools.mcp_client import McpTool
 from pyctl.tools.toolbox import ToolBox
 from tests.waiting import until
 
@@ -240,6 +242,26 @@ def test_the_end_does_not_wait_for_a_server_that_never_lists_its_tools(monkeypat
     box.start()
     Timer(0.1, box.close).start()
     box.wait()
+
+
+def test_nobody_waits_for_a_server_that_never_lists_its_tools() -> None:
+    box = ToolBox(ToolSettings((McpServer("mute", "sleep", ("3600",)),)))
+    box.start()
+    box.wait(0.0)
+    assert list(box) == []
+    box.close()
+
+
+def test_tools_that_come_late_are_added() -> None:
+    late, soon = Future[list[McpTool]](), Future[list[McpTool]]()
+    known: Any = SimpleNamespace(name="known")
+    soon.set_result([known])
+    box = ToolBox(_found=[late, soon])
+    box.wait(0.0)
+    assert list(box) == [known]
+    first: Any = SimpleNamespace(name="known")
+    late.set_result([first])
+    assert list(box) == [first], "of the server that is named first"
 
 
 @pytest.mark.parametrize(
