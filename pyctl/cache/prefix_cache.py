@@ -88,7 +88,8 @@ class PrefixCache:
         if request.after is not None:
             return CacheLookup(request, match, ends, facts, ways)
         recent = self.recent.compare(request.prompt)
-        self.recent.add(request.prompt, recent, for_disk=facts.for_disk)
+        # Drafts from a planted text would show in the pace of replies to others whether it holds a piece of theirs.
+        self.recent.add(request.prompt, recent, for_disk=facts.for_disk, is_heard=request.sees_texts)
         stats.lookup_ms = (time.perf_counter() - began) * 1e3
         return CacheLookup(request, match, ends, facts, ways, recent)
 

@@ -140,8 +140,13 @@ class RecentPrompts:
                 maximum, row = n, self._shared[place].tolist()
         return RecentMatches(prompt, self._recent, shared)
 
-    def add(self, prompt: Prompt, matches: RecentMatches | None = None, for_disk: bool = True) -> None:
-        """Remember ``prompt`` as the newest. ``matches``, if they are at hand, come from `compare`."""
+    def add(
+        self, prompt: Prompt, matches: RecentMatches | None = None, for_disk: bool = True, *, is_heard: bool = True
+    ) -> None:
+        """Remember ``prompt`` as the newest; ``listener`` gets it if it ``is_heard``.
+
+        ``matches``, if they are at hand, come from `compare`.
+        """
         if matches is None or matches.recent is not self._recent:
             matches = self.compare(prompt)
         nearest = matches.nearest(for_disk=for_disk)
@@ -152,7 +157,7 @@ class RecentPrompts:
         if prompt.pictures:  # whose files are large, and which are compared by their tokens
             prompt = replace(prompt, pictures=())
         self._insert(Recent(prompt, nearest.left if nearest else 0, for_disk), matches, going)
-        if self.listener is not None:
+        if self.listener is not None and is_heard:
             self.listener(prompt.tokens)
 
     def load(self, newest_first: Iterable[Recent]) -> None:

@@ -115,7 +115,7 @@ class Operation(Generic[S]):
 
 _OF_MODEL: tuple[Operation[Service], ...] = (
     Operation("GET", info.props, ("/props",), is_light=True, unnamed=info.router_props),
-    Operation("GET", metrics.show, ("/metrics",), is_light=True, unnamed=metrics.show_all),
+    Operation("GET", metrics.show, ("/metrics",), is_own=True, is_light=True, unnamed=metrics.show_all),
     Operation("GET", sequences.show, ("/slots",), is_light=True),
     Operation("GET", info.adapters, ("/lora-adapters",), is_light=True),
     Operation("GET", cache_routes.show, ("/cache",), is_own=True, is_light=True),

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import unicodedata
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pyctl.cache import MIN_BATCH
 from pyctl.engine.engine_stats import SequenceView
 from pyctl.errors import NotSupportedError, RequestError, UnavailableError
 from pyctl.server.body import ReplyOptions, parse_object
 from pyctl.server.http import JsonResponse
+from pyctl.server.middleware import sees_texts
 from pyctl.server.reply import settings_json, without_long
 from pyctl.server.service import Service
 
@@ -30,7 +33,8 @@ async def show(service: Service, request: Request) -> Response:
     views = await asyncio.wrap_future(service.admin.sequences(with_tokens=service.shared.settings.slots_debug))
     if request.query_params.get("fail_on_no_slot") and all(view.busy for view in views):
         raise UnavailableError("no slot available")
-    return JsonResponse([sequence_json(service, view) for view in views])
+    may_see = sees_texts(request, service.shared.settings)
+    return JsonResponse([sequence_json(service, view if may_see else _in_blocks(view)) for view in views])
 
 
 async def act(service: Service, request: Request) -> Response:
@@ -84,6 +88,15 @@ def sequence_json(service: Service, view: SequenceView) -> dict[str, Any]:
     if debug:
         shown |= {"prompt": service.text_of(view.prompt), "generated": service.text_of(view.reply)}
     return shown
+
+
+def _in_blocks(view: SequenceView) -> SequenceView:
+    """``view`` with whole blocks of cached tokens.
+
+    A client that planted a prompt would learn from the number how far the prompt of another client equals it.
+    """
+    n_cut = view.n_cached % MIN_BATCH
+    return replace(view, n_cached=view.n_cached - n_cut, n_evaluated=view.n_evaluated + n_cut)
 
 
 def _number(text: str) -> int:

@@ -65,3 +65,12 @@ def test_a_client_that_sees_texts_resumes_at_any_token() -> None:
     """The others pay for privacy with up to a block of tokens that they evaluate again."""
     found = [told("attention", n, clear_idle=True, sees_texts=True).n_cached for n in (150, 151, 152)]
     assert found == [150, 151, 152]
+
+
+def test_a_planted_text_is_not_drafted_from() -> None:
+    """The pace of replies to others would show whether it holds a piece of theirs."""
+    engine, heard = engine_of(FakeBackend()), list[int]()
+    engine.prefix_cache.recent.listener = lambda tokens: heard.append(int(tokens.size))
+    for n, sees_texts in ((40, False), (50, True)):
+        ask(engine, Prompt.of([n] * n), 1, sees_texts=sees_texts)
+    assert heard == [50]

@@ -101,6 +101,14 @@ def test_only_names_of_llama_server_have_colons() -> None:
     assert all(name.startswith(("llamacpp:", "pyctl_")) for name in names)
 
 
+def test_pages_of_other_origins_get_none() -> None:
+    """Counts of drafts and of cached tokens step with the texts of all clients."""
+    client = Bench(settings=ServerSettings(show_metrics=True)).client
+    origins = {"http://evil.example": 403, "http://localhost:8080": 200}
+    answers = {each: client.get("/metrics", headers={"Host": "localhost:8080", "Origin": each}) for each in origins}
+    assert {each: answer.status_code for each, answer in answers.items()} == origins
+
+
 def test_only_with_the_flag() -> None:
     response = Bench().client.get("/metrics")
     assert response.status_code == 501

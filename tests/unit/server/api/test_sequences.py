@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,18 @@ def test_slots_of_a_server_that_has_served() -> None:
     first, second = bench.client.get("/slots").json()
     assert "id_task" not in first
     assert (second["id"], second["is_processing"], second["params"]["n_predict"]) == (1, False, 4)
+
+
+def test_cached_tokens_of_others_are_shown_in_blocks() -> None:
+    """Else a page that planted a prompt reads from the number how far the next prompt of another client equals it."""
+    bench, here = Bench(), {"Host": "localhost:8080"}
+    views = Future[tuple[SequenceView, ...]]()
+    views.set_result((SequenceView(0, N_CTX, True, 7, Request(Prompt.of([1] * 95)), 95, 45, 50),))
+    bench.service.admin.sequences = lambda **_: views  # type: ignore[method-assign]
+    counts = ("n_prompt_tokens_cache", "n_prompt_tokens_processed")
+    for headers, expected in ((here, (45, 50)), ({**here, "Origin": "http://evil.example"}, (32, 63))):
+        (slot,) = bench.client.get("/slots", headers=headers).json()
+        assert tuple(slot[name] for name in counts) == expected
 
 
 def test_a_running_reply_shows_a_new_line_once_it_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
