@@ -66,7 +66,7 @@ class ChatRequest:
 class Dialect:
     """How one template of a model writes conversations and calls.
 
-    ``specials`` are the tokenizer's special tokens, id by text, and ``controls`` those of them that
+    ``specials`` are the tokenizer's special tokens, id by text, and ``controls`` the ones that
     have no text in a reply. ``starts`` are the token ids that start a message, and
     ``control_texts`` the control tokens that the reader of replies has to see.
     """

@@ -88,7 +88,7 @@ def _is_exact(value: Any) -> bool:
 
 
 def _children(schema: Mapping[str, Any]) -> Iterator[Any]:
-    """The schemas within a schema, but those of its definitions."""
+    """The schemas within a schema, except its definitions."""
     for key in ("allOf", "anyOf", "prefixItems"):
         yield from schema.get(key, ())
     for key in ("properties", "patternProperties"):
@@ -153,7 +153,7 @@ class _Writer:
         if not self._needs_rules(schema):
             return self._json(schema)
         if "allOf" in schema:
-            raise RequestError("a number of more than 53 bits, or like 1.0, cannot stand beside allOf")
+            raise RequestError("a number of more than 53 bits, or like 1.0, cannot be combined with allOf")
         if "anyOf" in schema:
             parts = [self._of_types(part, schema.get("type", ())) for part in schema["anyOf"]]
             return self._one_of([self.expression(part) for part in parts if part is not False])
@@ -220,7 +220,7 @@ class _Writer:
             return self._array(schema)
         if kind == "integer" and any(_is_exact(schema.get(bound)) for bound in ("minimum", "maximum")):
             if "multipleOf" in schema:
-                raise RequestError("multipleOf cannot stand beside bounds of more than 53 bits")
+                raise RequestError("multipleOf cannot be combined with bounds of more than 53 bits")
             return f"/{_between(schema['minimum'], schema['maximum'])}/"
         return self._json({**schema, "type": [kind]})
 
@@ -232,8 +232,8 @@ class _Writer:
             inner = _COMMA.join(f" {self._key(key)} {self._literal(each)} " for key, each in value.items())
         else:
             return self._counted(self._rules.quoted(json.dumps(value, ensure_ascii=False)))
-        begin, end = "[]" if isinstance(value, list) else "{}"
-        return f'"{begin}" {_BLANKS} {inner} {_BLANKS} "{end}"' if value else f'"{begin}" {_BLANKS} "{end}"'
+        opening, end = "[]" if isinstance(value, list) else "{}"
+        return f'"{opening}" {_BLANKS} {inner} {_BLANKS} "{end}"' if value else f'"{opening}" {_BLANKS} "{end}"'
 
     def _key(self, name: str) -> str:
         """Return the name of a member, and what stands between it and the value."""
@@ -242,7 +242,7 @@ class _Writer:
 
     def _object(self, schema: Mapping[str, Any]) -> str:
         if schema.get("patternProperties"):
-            raise RequestError("a number of more than 53 bits, or like 1.0, cannot stand beside patternProperties")
+            raise RequestError("a number of more than 53 bits, or like 1.0, cannot be combined with patternProperties")
         properties = schema.get("properties", {})
         required = set(schema.get("required", ()))
         pairs = [(f"{self._key(name)} {self.expression(each)}", name in required) for name, each in properties.items()]
@@ -260,9 +260,9 @@ class _Writer:
         first = f"({others} {following})?" if others else ""
         for pair, is_required in reversed(pairs):
             pair = self._rules.rule(self._counted(pair))
-            begun = f"{pair} {following}".rstrip()
-            either = f"{begun} | {first}" if first else f"({begun})?"
-            first = self._rules.rule(begun if is_required else either)
+            opened = f"{pair} {following}".rstrip()
+            either = f"{opened} | {first}" if first else f"({opened})?"
+            first = self._rules.rule(opened if is_required else either)
             rest = f"({_COMMA} {pair}){'' if is_required else '?'} {following}".rstrip()
             following = self._rules.rule(self._counted(rest))
         return first

@@ -34,7 +34,7 @@ class LiteralReader:
 
     Some templates write the value of an argument between quotes as it is. So if there are texts of which one follows
     the arguments, ``ends``, a quote within such a value is a part of it unless another argument or the end of all comes
-    next; ``names`` are those of the arguments, empty for any.
+    next; ``names`` are the names of the arguments, empty for any.
     """
 
     def __init__(
