@@ -13,7 +13,7 @@ when many others wait after it: then that call waits as well.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -96,9 +96,19 @@ class KVState(ContextState):
 
     With ``defers``, llama.cpp learns in `reserve` of what `rewind` and `clear` have dropped, so `reserve` is called before
     anything is evaluated, or asked of llama.cpp itself. What is loaded meanwhile takes over the cells.
+
+    ``unfit`` maps classes of memory to the reason why their parts are not touched: such a memory is ``opaque``.
     """
 
-    def __init__(self, ctx: int, seq: int = 0, lag: int = 0, marks: bool = False, defers: bool = False) -> None: ...
+    def __init__(
+        self,
+        ctx: int,
+        seq: int = 0,
+        lag: int = 0,
+        marks: bool = False,
+        defers: bool = False,
+        unfit: Mapping[str, str] = ...,
+    ) -> None: ...
     @property
     def kind(self) -> Literal["attention", "hybrid", "opaque"]: ...
     @property
@@ -115,6 +125,10 @@ class KVState(ContextState):
     @property
     def layout(self) -> str:
         """Types and sizes of everything that is saved, as text; equal layouts may exchange blocks."""
+
+    @property
+    def reason(self) -> str:
+        """Why the kind is ``opaque`` although the class is known: unfit, or written in an unknown order. Else empty."""
 
     @property
     def is_async(self) -> bool:

@@ -32,8 +32,8 @@ constexpr const char * kind_names[] = { "attention", "hybrid", "opaque" };
 // the next call, for there may never be one to `finish`.
 class bound_state : public kv_state {
 public:
-    bound_state(uintptr_t ctx, llama_seq_id seq, size_t lag, bool marks, bool defers)
-        : kv_state(reinterpret_cast<llama_context *>(ctx), seq, lag, marks, defers) {}
+    bound_state(uintptr_t ctx, llama_seq_id seq, size_t lag, bool marks, bool defers, const unfit_classes & unfit)
+        : kv_state(reinterpret_cast<llama_context *>(ctx), seq, lag, marks, defers, unfit) {}
 
     ~bound_state() { kv_state::finish(); }
 
@@ -134,12 +134,14 @@ void register_kv_state(py::module_ & m) {
     py::register_exception<out_of_cells>(m, "OutOfCells", PyExc_RuntimeError);
     py::class_<kv_state>(m, "ContextState");  // as which other modules take a KVState
     py::class_<bound_state, kv_state>(m, "KVState")
-        .def(py::init<uintptr_t, llama_seq_id, size_t, bool, bool>(), py::arg("ctx"), py::arg("seq") = 0, py::arg("lag") = 0,
-             py::arg("marks") = false, py::arg("defers") = false, py::call_guard<py::gil_scoped_release>())
+        .def(py::init<uintptr_t, llama_seq_id, size_t, bool, bool, const kv_state::unfit_classes &>(), py::arg("ctx"),
+             py::arg("seq") = 0, py::arg("lag") = 0, py::arg("marks") = false, py::arg("defers") = false,
+             py::arg("unfit") = kv_state::unfit_classes(), py::call_guard<py::gil_scoped_release>())
         .def_property_readonly("kind", [](const bound_state & s) { return kind_names[static_cast<int>(s.kind())]; })
         .def_property_readonly("type", &kv_state::type)
         .def_property_readonly("window", &kv_state::window)
         .def_property_readonly("layout", &kv_state::layout_text)
+        .def_property_readonly("reason", &kv_state::reason)
         .def_property_readonly("is_async", &kv_state::is_async)
         .def_property_readonly("in_flight_bytes", &bound_state::in_flight_bytes)
         .def("n_tokens", &kv_state::n_tokens, py::arg("seq"))

@@ -1,13 +1,14 @@
 #include "core/kv_state.h"
 
-kv_state::kv_state(llama_context * context, llama_seq_id seq, size_t lag, bool has_marks, bool defers) : ctx(context) {
+kv_state::kv_state(llama_context * context, llama_seq_id seq, size_t lag, bool has_marks, bool defers, const unfit_classes & unfit)
+    : ctx(context) {
     if (ctx == nullptr) {
         throw std::invalid_argument("the context is null");
     }
     check_seq(seq);
     marks.assign(llama_n_seq_max(ctx), -1);
     parts  = library::parts_of(ctx);
-    layout = layout_of(ctx, parts, seq);
+    layout = read_layout(seq, unfit);
     copies = std::make_unique<transfer>(ctx, layout.tensors(), regions_of(layout.recurrent, layout.parts), host_arena::instance(), lag);
     if (!parts.sets.empty()) {
         rows = std::make_unique<attention_rows>(llama_get_memory(ctx), parts.sets, layout.rows, layout.hash, *copies, defers);
@@ -16,6 +17,22 @@ kv_state::kv_state(llama_context * context, llama_seq_id seq, size_t lag, bool h
     if (parts.kind == memory_kind::hybrid && parts.window) {
         sliding = std::make_unique<window_rows>(ctx, parts.window, layout.window, *copies);
     }
+}
+
+// A memory that this extension cannot read, or that failed its trial, is saved as whole sequences, by the library itself.
+memory_layout kv_state::read_layout(llama_seq_id seq, const unfit_classes & unfit) {
+    const auto found = unfit.find(parts.type);
+    try {
+        if (found == unfit.end()) {
+            return layout_of(ctx, parts, seq);
+        }
+        unread = found->second;
+    } catch (const std::runtime_error & error) {
+        unread = error.what();
+    }
+    parts.sets.clear();
+    parts.kind = memory_kind::opaque;
+    return layout_of(ctx, parts, seq);
 }
 
 void kv_state::move_rows(const row_maker & make) {

@@ -11,13 +11,16 @@
 #include "core/sequence_state.h"
 
 #include <functional>
+#include <map>
 
 class kv_state {
 public:
     // `seq` must hold at least one token: the layout is read from what the library writes for it. The context must
     // outlive this. `lag` is for tests, see transfer.h. With `marks` there is room on the device for a state of each
     // sequence, where the memory has states that can be moved. For `defers` see attention_rows.h.
-    kv_state(llama_context * ctx, llama_seq_id seq, size_t lag, bool marks, bool defers);
+    // A memory whose class is `unfit` for the reason beside it is saved as a whole.
+    using unfit_classes = std::map<std::string, std::string>;
+    kv_state(llama_context * ctx, llama_seq_id seq, size_t lag, bool marks, bool defers, const unfit_classes & unfit = {});
 
     // Has rows, of which nothing is kept, lie elsewhere from now on: in what `make` returns, which may use what it gets as
     // long as it lives. std::runtime_error where rows are not of one kind, or not in the context.
@@ -27,6 +30,9 @@ public:
     memory_kind         kind() const { return parts.kind; }
     const std::string & type() const { return parts.type; }
     const std::string & layout_text() const { return layout.text; }
+
+    // Why the memory is opaque although its class is known: it is unfit, or written in an unknown order. Else empty.
+    const std::string & reason() const { return unread; }
 
     // How many tokens sliding layers see, and the cells for these; 0 if there are none.
     std::pair<int64_t, int64_t> window() const { return { parts.n_seen, parts.window ? parts.window.size() : 0 }; }
@@ -81,9 +87,12 @@ private:
     void      wipe(llama_seq_id seq);
     int64_t & mark_of(llama_seq_id seq);
 
+    memory_layout read_layout(llama_seq_id seq, const unfit_classes & unfit);
+
     llama_context *                 ctx;
     memory_parts                    parts;
     memory_layout                   layout;
+    std::string                     unread;
     std::unique_ptr<transfer>       copies;
     std::unique_ptr<row_memory>     rows;     // null for kind opaque, and without attention
     std::unique_ptr<sequence_state> state;    // null for kind attention, and where windows are all that there is

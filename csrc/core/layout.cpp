@@ -1,5 +1,6 @@
 #include "core/layout.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace {
@@ -12,14 +13,48 @@ uint64_t fnv1a(const std::string & text) {
     return hash;
 }
 
+[[noreturn]] void refuse_order() {
+    throw std::runtime_error("llama.cpp wrote its state in an order this extension cannot read");
+}
+
+// The step at index `at`; std::runtime_error if there is none.
+const io_step & step_at(const std::vector<io_step> & steps, size_t at) {
+    if (at >= steps.size()) {
+        refuse_order();
+    }
+    return steps[at];
+}
+
 // The plain bytes of `step` as a value; std::runtime_error if they are no T.
 template <typename T> T value_of(const io_step & step) {
     if (step.tensor != nullptr || step.bytes.size() != sizeof(T)) {
-        throw std::runtime_error("llama.cpp wrote its state in an order this extension cannot read");
+        refuse_order();
     }
     T value;
     std::memcpy(&value, step.bytes.data(), sizeof(T));
     return value;
+}
+
+// Before the rows of a layer's K stand their type and their size.
+constexpr size_t n_before_rows = 2;
+
+// What is written about a whole cache after the number of its layers, from step `at` on: nothing by version 3 of the
+// format, by version 4 how K and V are rotated. How much it is follows from where the first rows are, so that no version
+// has to be known, and a library whose version is not that of its headers is read as it writes.
+std::vector<uint32_t> cache_values(const std::vector<io_step> & steps, size_t at) {
+    const auto is_of_rows = [](const io_step & step) { return step.tensor != nullptr; };
+    const auto begin      = steps.begin() + static_cast<std::ptrdiff_t>(std::min(at, steps.size()));
+    const auto rows       = std::find_if(begin, steps.end(), is_of_rows);
+    const auto n_plain    = static_cast<size_t>(rows - begin);
+    const auto n_of_layer = rows == steps.end() ? 0 : n_before_rows;  // a cache may have no layer
+    if (n_plain < n_of_layer) {
+        refuse_order();
+    }
+    std::vector<uint32_t> values;
+    for (size_t i = 0; i < n_plain - n_of_layer; ++i) {
+        values.push_back(value_of<uint32_t>(begin[static_cast<std::ptrdiff_t>(i)]));
+    }
+    return values;
 }
 
 row_layout rows_of(llama_context * ctx, const row_set & set, llama_seq_id seq) {
@@ -27,21 +62,27 @@ row_layout rows_of(llama_context * ctx, const row_set & set, llama_seq_id seq) {
     row_layout layout;
     layout.has_ext = set.cache.has_extra();
     // After the number of streams come the number of cells, the cells, whether V is transposed, and the number of layers.
-    const auto n_cells  = value_of<uint32_t>(steps.at(1));
+    const auto n_cells  = value_of<uint32_t>(step_at(steps, 1));
     size_t     at       = 2 + n_cells * (layout.has_ext ? 4 : 3);
-    layout.v_transposed = value_of<uint32_t>(steps.at(at++)) != 0;
-    const auto n_layers = value_of<uint32_t>(steps.at(at++));
+    layout.v_transposed = value_of<uint32_t>(step_at(steps, at++)) != 0;
+    const auto n_layers = value_of<uint32_t>(step_at(steps, at++));
+    layout.values       = cache_values(steps, at);
+    at += layout.values.size();
     while (at < steps.size()) {
         const bool is_k = layout.k.size() < n_layers;
-        row_tensor part{ value_of<int32_t>(steps.at(at++)), 0, 1 };
+        row_tensor part{ value_of<int32_t>(step_at(steps, at++)), 0, 1 };
         if (!is_k && layout.v_transposed) {
-            part.row    = value_of<uint32_t>(steps.at(at++));
-            part.n_embd = value_of<uint32_t>(steps.at(at++));
+            part.row    = value_of<uint32_t>(step_at(steps, at++));
+            part.n_embd = value_of<uint32_t>(step_at(steps, at++));
         } else {
-            part.row = value_of<uint64_t>(steps.at(at++));
+            part.row = value_of<uint64_t>(step_at(steps, at++));
         }
-        part.parts  = library::parts_of_rows(ctx, steps.at(at).tensor);
-        size_t sum  = 0;
+        const ggml_tensor * tensor = step_at(steps, at).tensor;
+        if (tensor == nullptr || tensor->type != part.type) {
+            refuse_order();
+        }
+        part.parts = library::parts_of_rows(ctx, tensor);
+        size_t sum = 0;
         while (at < steps.size() && steps[at].tensor != nullptr) {
             sum += steps[at++].size;
         }
@@ -71,6 +112,10 @@ std::string text_of(const row_layout & rows) {
         for (const row_tensor & part : *tensors) {
             text += std::to_string(part.type) + ":" + std::to_string(part.row) + "x" + std::to_string(part.n_embd) + ",";
         }
+    }
+    text += rows.values.empty() ? "" : " values=";
+    for (const uint32_t value : rows.values) {
+        text += std::to_string(value) + ",";
     }
     return text;
 }

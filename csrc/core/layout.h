@@ -19,11 +19,13 @@ struct row_tensor {
 };
 
 // K and V of row sets, one set after the other. `has_ext`: cells also hold a cell_extra. `is_2d`: with a line and a column.
+// `values` is what the library writes about one whole cache besides, such as how its rows are rotated.
 struct row_layout {
     bool                    has_ext      = false;
     bool                    is_2d        = false;
     bool                    v_transposed = false;
     std::vector<row_tensor> k, v;
+    std::vector<uint32_t>   values = {};
 
     void   add(const row_layout & set);
     size_t ext_bytes() const { return has_ext ? sizeof(cell_extra) : 0; }  // of one token

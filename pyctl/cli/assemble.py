@@ -343,7 +343,8 @@ def _checked(settings: CommandSettings, loaded: Loaded) -> Loaded:
         # Other servers write also what they evaluated together with other sequences.
         mixed = hashlib.blake2b(f"{info.fingerprint} exact{loaded.split}".encode(), digest_size=16).hexdigest()
         loaded = replace(loaded, info=replace(info, fingerprint=mixed))
-    level = logging.DEBUG if backend.memory.shape.resume_points == ANYWHERE else logging.WARNING
+    is_usual = backend.memory.shape.resume_points == ANYWHERE and not backend.memory.kv.reason
+    level = logging.DEBUG if is_usual else logging.WARNING
     log.log(level, "memory of the model: %s", loaded.info.memory)
     return loaded
 

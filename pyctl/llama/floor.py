@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -28,6 +29,8 @@ RING_PAD = 256
 
 ALL = -1
 
+NONE_UNFIT: Mapping[str, str] = MappingProxyType({})
+
 
 class OutOfCells(RuntimeError):
     """Raised only by the extension; here llama.cpp reports that cells are missing."""
@@ -44,11 +47,20 @@ class KVState:
     kind: Literal["opaque"] = "opaque"
     type = "llama_memory"
     layout = "whole sequences by llama_state_seq_get_data_ext"
+    reason = ""
     is_async = can_hold = has_marks = False
     in_flight_bytes = 0
 
-    def __init__(self, ctx: int, seq: int = 0, *, marks: bool = False, defers: bool = False) -> None:
-        del seq, marks, defers  # of the extension
+    def __init__(
+        self,
+        ctx: int,
+        seq: int = 0,
+        *,
+        marks: bool = False,
+        defers: bool = False,
+        unfit: Mapping[str, str] = NONE_UNFIT,
+    ) -> None:
+        del seq, marks, defers, unfit  # of the extension
         self._ctx, self._memory, model = ctx, api.llama_get_memory(ctx), api.llama_get_model(ctx)
         if not self._memory:
             self.type = ""

@@ -50,7 +50,7 @@ many follow one at a time, as in a reply."""
 
 def is_tested(memory: KVState) -> bool:
     """Whether tests cover this memory class, or the model has no memory to restore."""
-    return not memory.type or memory.type in TESTED
+    return not memory.type or (memory.type in TESTED and not memory.reason)
 
 
 def resume_points_of(memory: KVState, n_cells: int) -> ResumePoints:
@@ -82,7 +82,7 @@ def describe(memory: KVState, points: ResumePoints) -> str:
     if points != ANYWHERE:
         behind = f", then every {points.step}" if points.step else ""
         line += f" with a sliding window: resumed within {points.window} tokens{behind}"
-    return line
+    return f"{line}, without rows of its own: {memory.reason}" if memory.reason else line
 
 
 def restores(backend: Backend, n: int, n_vocab: int, *, hold: bool = False) -> bool:
