@@ -25,6 +25,7 @@ from pyctl.errors import ConfigError
 from pyctl.module_process import end_with_parent
 from pyctl.setup.libraries import BINDINGS, EXTENSION, MODULES, BuiltLibraries, cpu_features, write_built
 from pyctl.setup.machine import Compiler
+from pyctl.setup.parameter_layout import lay_out
 from pyctl.setup.release_files import Manifest
 from pyctl.setup.source import Release, extension_digest, extension_source, read_pin
 from pyctl.setup.toolkit import BuildTools, Toolkit
@@ -199,7 +200,10 @@ def stage_libraries(
     new_stage(directory, [build.directory / "bin"], toolkit.libraries if toolkit is not None else ())
     if release is not None:
         ignored = shutil.ignore_patterns("lib", "*.so*", "__pycache__")
-        shutil.copytree(release.bindings, directory / BINDINGS / "llama_cpp", ignore=ignored)
+        bindings = directory / BINDINGS / "llama_cpp"
+        shutil.copytree(release.bindings, bindings, ignore=ignored)
+        if not release.has_bindings and (changed := lay_out(bindings, release.tree, build.compiler.cxx)):
+            print(f"laid out as the headers have them: {', '.join(changed)}", flush=True)
         (directory / EXTENSION).mkdir()
         for name in set(MODULES) - missing.keys():
             for file in (build.directory / EXTENSION).glob(f"{name}.*so"):

@@ -73,6 +73,11 @@ class Release:
     bindings: Path
     digest: str
 
+    @property
+    def has_bindings(self) -> bool:
+        """Whether the bindings are those of this source, not of the installed release."""
+        return self.name == self.version
+
 
 def read_pin() -> Pin:
     """Read pin.txt: the installed one next to this module, else the one of the source tree. Raises ConfigError."""
