@@ -1,7 +1,7 @@
 """python -m tools.trial_models: write pyctl/models/trial, on which `pyctl setup --llama-cpp` tries a release.
 
-One for each class of memory that the built-in model does not have, and one with a head for drafts. Every weight of a
-matrix is one of two values, so that a file takes a bit for each.
+At least one for each class of memory that `library::parts_of` takes apart, and one with a head for drafts. Every weight
+of a matrix is one of two values, so that a file takes a bit for each.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
 from tools.generator import SHAPES, finish
-from tools.generator.families import FAMILIES, write_family
+from tools.generator.families import write_family
 from tools.generator.generate import write_model
 from tools.generator.zoo import ZOO
 
@@ -42,13 +42,30 @@ def write_small(source: Path, target: Path) -> None:
     target.with_suffix("").unlink()
 
 
+FAMILY_OF = {
+    "llama_kv_cache-moe": "tiny-qwen3moe",
+    "llama_kv_cache_dsa": "tiny-deepseek32",
+    "llama_kv_cache_dsa_iswa": "tiny-dots3note",
+    "llama_kv_cache_dsv4": "tiny-deepseek4",
+    "llama_kv_cache_iswa": "tiny-gemma3",
+    "llama_kv_cache_msa": "tiny-minimax-m3",
+    "llama_memory_hybrid_idx": "tiny-qwen4exp",
+    "llama_memory_hybrid_idx-pools": "tiny-glm5-next",
+    "llama_memory_hybrid_iswa": "tiny-lfm2-window",
+    "llama_memory_recurrent": "tiny-mamba2",
+    "llama_memory_recurrent-shift": "tiny-rwkv7",
+}
+"""Families by the names of their files: the class of memory, and after a hyphen a difference to others of it."""
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
-        made = {each: Path(name) / f"{each}.gguf" for each in ("dense", "drafts", "moe", "windows")}
-        write_model(made["dense"], SHAPES["tiny-dense"])
-        write_model(made["drafts"], SHAPES["tiny-hybrid-nextn"])
-        write_family(made["moe"], ZOO["tiny-qwen3moe"])
-        write_family(made["windows"], FAMILIES["tiny-gemma3"])
+        made = {each: Path(name) / f"{each}.gguf" for each in ("llama_kv_cache", "llama_memory_hybrid-drafts")}
+        write_model(made["llama_kv_cache"], SHAPES["tiny-dense"])
+        write_model(made["llama_memory_hybrid-drafts"], SHAPES["tiny-hybrid-nextn"])
+        for each, family in FAMILY_OF.items():
+            made[each] = Path(name) / f"{each}.gguf"
+            write_family(made[each], ZOO[family])
         for each, path in made.items():
             write_small(path, OUTPUT / f"{each}.gguf.xz")
 

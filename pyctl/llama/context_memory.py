@@ -27,7 +27,7 @@ from pyctl.engine.backend import BackendFacts, SequenceTokens
 from pyctl.engine.pool_settings import PoolPlan
 from pyctl.errors import OutOfCellsError, StateError
 from pyctl.llama.draft.draft_model import DraftMirror
-from pyctl.llama.library import HostBuffer, KVState, RowStore, allocate, checked
+from pyctl.llama.library import HostBuffer, KVState, RowStore, allocate, checked, unfit
 from pyctl.llama.memory_check import resume_points_of
 from pyctl.llama.shared_windows import SharedWindows, WindowForm, WindowRows
 
@@ -74,7 +74,7 @@ class ContextMemory:
         self._facts = facts
         self._n_planes = int(api.llama_n_rs_seq(ctx))
         self._handles, self._rollback_floors = set(), {}
-        self.kv = KVState(address, 0, marks=self._marks, defers=self._pool is None)
+        self.kv = KVState(address, 0, marks=self._marks, defers=self._pool is None, unfit=unfit)
         self.store = None
         if (plan := self._pool) is not None:
             self.store = RowStore(self.kv, plan.n_rows, plan.resident, plan.n_stages)

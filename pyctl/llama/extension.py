@@ -19,7 +19,7 @@ from pyctl.convert import FALSE_WORDS
 from pyctl.engine.model_settings import EXTENSION
 from pyctl.errors import LibraryMismatchError
 from pyctl.llama.module_trial import try_modules
-from pyctl.setup.libraries import TRIAL
+from pyctl.setup.libraries import MODULES, TRIAL
 
 try:
     import llama_cpp
@@ -39,6 +39,7 @@ __all__ = [
     "missing",
     "open_library",
     "pool",
+    "unfit",
     "widened",
 ]
 
@@ -53,6 +54,9 @@ LOST = {
 
 missing: dict[str, str] = {}
 """Why a module of `LOST` is None, by its name."""
+
+unfit: dict[str, str] = {}
+"""Why `core` does not move rows and states of a class of memory, by its name; such memories are saved whole."""
 
 
 def library_file(name: str) -> Path:
@@ -103,6 +107,10 @@ def losses() -> Iterator[str]:
     for name in ["core"] if core is None else missing:
         title = "the extension" if name == "core" else f"the extension's {name}"
         yield f"without {title} ({missing[name]}): {LOST[name]}"
+    if core is not None and unfit:
+        reasons = "; ".join(dict.fromkeys(unfit.values()))
+        lost = "whole sequences are saved, and no images, --kv-pool or draft models"
+        yield f"without rows of {', '.join(unfit)} ({reasons}): {lost}"
 
 
 MORE_BYTES = 256
@@ -135,6 +143,7 @@ def _import_core(loaded: dict[str, str]) -> ModuleType:
     spec = find_spec("pyctl._core")
     if spec is not None and spec.origin is not None and not _tried:
         _found.update(try_modules(Path(spec.origin)))
+        unfit.update((name, reason) for name, reason in _found.items() if name not in MODULES)
     module = _import("core")
     built = {"llama-cpp-python": module.BINDINGS_VERSION, "llama.cpp": module.LLAMA_VERSION}
     check_versions({**built, "ggml": module.GGML_VERSION}, loaded)

@@ -29,7 +29,7 @@ from pyctl.errors import (
 )
 from pyctl.limit import limit
 from pyctl.llama import extension, floor
-from pyctl.llama.extension import build_version, library_file, open_library
+from pyctl.llama.extension import build_version, library_file, open_library, unfit
 
 __all__ = [
     "EvaluationControl",
@@ -54,6 +54,7 @@ __all__ = [
     "open_library",
     "redirect_log",
     "reserve_pinned",
+    "unfit",
     "when_aborted",
 ]
 

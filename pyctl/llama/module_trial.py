@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from pyctl.atomic_file import make_private, read_regular, write_atomic
 from pyctl.limit import limit
+from pyctl.llama.trial_models import memory_classes
 from pyctl.module_command import module_command
 from pyctl.module_process import end_with_parent
 from pyctl.setup.libraries import MODULES, TRIAL
@@ -55,10 +56,15 @@ WITHOUT_CARDS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1", "OPE
 """Hides cards, which another program may have filled, and gives numpy one thread."""
 
 
-def run_trial(file: Path, seconds: float = TRIAL_SECONDS) -> str:
-    """Return the reason against a module as `reason_of_trial`."""
+def try_memory(core: Path, memory: str) -> str:
+    """Return the reason against ``core`` for models of one class of memory as `reason_of_trial`."""
+    return run_trial(core, memory=memory)
+
+
+def run_trial(file: Path, seconds: float = TRIAL_SECONDS, memory: str = "") -> str:
+    """Return the reason against a module as `reason_of_trial`; with ``memory`` for one class of memory only."""
     with tempfile.TemporaryDirectory(prefix="pyctl-") as place:
-        return reason_of_trial((Path(place),), {**WITHOUT_CARDS, TRIAL: str(file)}, seconds, TRIAL_BYTES)
+        return reason_of_trial((Path(place), memory), {**WITHOUT_CARDS, TRIAL: str(file)}, seconds, TRIAL_BYTES)
 
 
 def reason_of_trial(
@@ -118,9 +124,15 @@ def _restrict(maximum: int) -> None:
 
 
 def try_modules(
-    core: Path, attempt: Callable[[Path], str] = run_trial, environ: Mapping[str, str] = os.environ
+    core: Path,
+    attempt: Callable[[Path], str] = run_trial,
+    environ: Mapping[str, str] = os.environ,
+    attempt_memory: Callable[[Path, str], str] = try_memory,
 ) -> dict[str, str]:
     """Return the reason against ``core`` and each module next to it with the loaded libraries, empty if it fits.
+
+    If ``core`` fails, ``attempt_memory`` tries it with each class of memory. It fits if it does with one of them; then
+    the reasons against the other classes are returned, too, by their names.
 
     ``attempt`` returns the reason against a module's file. If it raises OSError, as without room for the models, the
     next call tries again. Each reason ends with how to try again. Processes that come at the same time may each try.
@@ -133,6 +145,11 @@ def try_modules(
         for name, file in files.items():
             if not found.get(MODULES[0]):  # the others need it
                 found[name] = attempt(file)
+            if name == MODULES[0] and found[name]:
+                classes = {memory: attempt_memory(file, memory) for memory in memory_classes()}
+                if "" in classes.values():
+                    found[name] = ""
+                    found.update({memory: reason for memory, reason in classes.items() if reason})
         return found
 
     try:

@@ -14,7 +14,6 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from pyctl import models
 from pyctl.cache import NOWHERE
 from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.draft.draft_settings import DraftSettings
@@ -24,12 +23,10 @@ from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.loader import load
 from pyctl.llama.memory_check import made_up_text
 from pyctl.llama.module_trial import NOT_TRIED
+from pyctl.llama.trial_models import models_of, models_with_drafts
 from pyctl.setup.libraries import TRIAL
 
-__all__ = ["MODELS"]
-
-MODELS = Path(str(models.__file__)).parent / "trial"
-"""Compressed models, one for each class of memory, and one of them with a head for drafts."""
+__all__ = ["try_module", "try_settings"]
 
 SETTINGS = ModelSettings(n_ctx=1024, n_ubatch=64, n_gpu_layers=0, n_threads=2, devices=("none",))
 """The ring of the model with windows has 256 cells, and so it wraps."""
@@ -37,10 +34,10 @@ SETTINGS = ModelSettings(n_ctx=1024, n_ubatch=64, n_gpu_layers=0, n_threads=2, d
 N_DRAFTED = 100
 
 
-def try_module(directory: Path) -> None:
-    """Raise SystemExit with the reason if bits differ."""
+def try_module(directory: Path, memory: str = "") -> None:
+    """Raise SystemExit with the reason if bits differ; with ``memory`` only try the models of that class."""
     module = Path(os.environ[TRIAL]).name.partition(".")[0]
-    for path in sorted(MODELS.glob("*.xz" if module == "_core" else "drafts.*")):
+    for path in models_of(memory) if module == "_core" else models_with_drafts():
         model = directory / path.stem
         model.write_bytes(lzma.decompress(path.read_bytes()))
         settings = replace(SETTINGS, path=str(model))
@@ -48,6 +45,8 @@ def try_module(directory: Path) -> None:
             load(settings, pool=PoolSettings(512)).backend.unload()  # compares bits with and without the pool
             continue
         backend = load(settings, drafts=DraftSettings(("draft-mtp",) if module == "_drafts" else ())).backend
+        if backend.memory.kv.reason:
+            raise SystemExit(f"{model.stem}: {backend.memory.kv.reason}")
         backend.check_restoring(in_depth=True)
         if backend.memory.shape.resume_points == NOWHERE:
             raise SystemExit(f"{model.stem}: a restored sequence has other bits")

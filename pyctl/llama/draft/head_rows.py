@@ -17,7 +17,7 @@ from pyctl.engine.backend import SequenceTokens
 from pyctl.errors import ModelError
 from pyctl.limit import limit
 from pyctl.llama.draft.draft_model import SIGNATURE_BYTES, BlockSpan, DraftModel, is_signed, signature
-from pyctl.llama.library import KVState, allocate
+from pyctl.llama.library import KVState, allocate, unfit
 
 __all__ = ["DraftSequence", "HeadRows"]
 
@@ -128,7 +128,7 @@ class HeadRows(DraftModel):
     def _open_memory(self) -> None:
         """Attach to the memory, of which sequence 0 has a row, and drop that row. Raises ModelError."""
         try:
-            self._memory = KVState(self._address, 0, defers=self.defers)
+            self._memory = KVState(self._address, 0, defers=self.defers, unfit=unfit)
         except (RuntimeError, ValueError) as error:
             raise ModelError(f"no rows of the draft model can be moved: {error}") from error
         if self._memory.kind == "opaque":

@@ -18,7 +18,7 @@ from pyctl.engine.backend import SequenceTokens
 from pyctl.errors import ModelError
 from pyctl.llama.draft.draft_model import SIGNATURE_BYTES, BlockSpan, DraftModel, is_signed, signature
 from pyctl.llama.draft.greedy import Greedy
-from pyctl.llama.library import KVState, allocate
+from pyctl.llama.library import KVState, allocate, unfit
 
 __all__ = ["SeparateModel"]
 
@@ -80,7 +80,7 @@ class SeparateModel(DraftModel):
             attach(address)
             if self._greedy.decode(self._greedy.put(0, 0, [0], 0)) != 0:
                 raise ModelError("cannot evaluate the draft model")
-            self._memory = KVState(address, 0, marks=True)
+            self._memory = KVState(address, 0, marks=True, unfit=unfit)
             self._memory.clear(0)
             if not self._memory.can_hold or self._memory.window[0]:
                 raise ModelError("the memory of the draft model has no rollback")
