@@ -2,6 +2,8 @@
 
     python -m bench.families --keep                  # the whole zoo, to bench/results/families.md
     python -m bench.families --only tiny-gemma3      # some of it
+    python -m bench.families --beside DIR --keep     # one or two models of each class of memory, also on the libraries
+                                                     # that `pyctl setup --llama-cpp` put into DIR
 
 Each model of `tools.generator.zoo` gets a client's requests: appended turns, edits, branches, regenerated replies,
 shortened histories, three conversations in turn, prompts beyond the window, and some of it again after a restart from
@@ -43,7 +45,8 @@ from pyctl.errors import PyctlError
 from pyctl.llama import LlamaBackend, load
 from pyctl.module_command import module_command
 from pyctl.prompt import Prompt, common_prefix
-from tools.generator.families import cached_family
+from pyctl.setup.libraries import BUILT, LIBRARY_PATH, MTMD_PATH
+from tools.generator.families import FAMILIES, cached_family
 from tools.generator.zoo import ZOO
 
 N_CTX, N_UBATCH = 4096, 128
@@ -349,11 +352,14 @@ def distinct(texts: Iterable[np.ndarray]) -> int:
     return found
 
 
-def in_own_process(name: str) -> Record:
-    """The measurements of a separate process; a failure names the assertion or the last line."""
+def in_own_process(name: str, libraries: Path | None = None) -> Record:
+    """The measurements of a separate process with ``libraries``, by default this one's; a failure names the assertion
+    or the last line."""
     command = [*module_command("bench.families"), "--json", "--only", name]
+    chosen = {variable: str(libraries) for variable in (LIBRARY_PATH, MTMD_PATH)} if libraries is not None else {}
+    environ = {**os.environ, **chosen}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=MAX_SECONDS)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=MAX_SECONDS, env=environ)
     except subprocess.TimeoutExpired:
         return Record(name, failure=f"no end within {MAX_SECONDS} s")
     if done.returncode == 0:
@@ -411,9 +417,55 @@ def summary(records: Sequence[Record]) -> list[str]:
     return lines
 
 
+BESIDE = "The cache of each class of memory against cold runs, on two releases of llama.cpp"
+BESIDE_COLUMNS = ("model", "memory", "release", *CELLS, "cached / from disk")
+
+
+def version_with(libraries: Path | None) -> str:
+    """llama.cpp's version as a process with ``libraries`` loads it, and what of the extension does not fit it."""
+    chosen = {variable: str(libraries) for variable in (LIBRARY_PATH, MTMD_PATH)} if libraries is not None else {}
+    command = [*module_command("pyctl"), "--version"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **chosen})
+    return " ".join(shown.stdout.split())
+
+
+def rows_beside(pairs: Iterable[tuple[Record, Record]], names: Sequence[str]) -> list[list[object]]:
+    """Two lines for each model: on the release of this environment, and on the one beside it."""
+    rows: list[list[object]] = []
+    for pair in pairs:
+        for record, name in zip(pair, names, strict=True):
+            model, memory, *cells, shares, _, _ = row_of(record)
+            rows.append([model, memory, name, *cells, shares])
+    return rows
+
+
+def compare(options: Any) -> list[str]:
+    """Measure the models on both releases and show them beside each other; returns those that could not be measured."""
+    places = (None, options.beside.resolve())
+    versions = [version_with(place) for place in places]
+    names = [re.sub(r".*llama\.cpp (\S+).*", r"\1", version) for version in versions]
+    pairs = []
+    with ThreadPoolExecutor(options.jobs) as pool:
+        tasks = [[pool.submit(in_own_process, model, place) for place in places] for model in options.only]
+        for here, there in tasks:
+            pairs.append((here.result(), there.result()))
+            for row in rows_beside(pairs[-1:], names):
+                print(" | ".join(map(str, row)), flush=True)
+    notes = [f"{name}: {version}" for name, version in zip(names, versions, strict=True)]
+    for i, name in enumerate(names):
+        notes += [f"{name}, {line}" for line in summary([pair[i] for pair in pairs])]
+    show(BESIDE, BESIDE_COLUMNS, rows_beside(pairs, names), keep="families-beside" if options.keep else "", notes=notes)
+    return [
+        f"{record.name} on {name}" for pair in pairs for record, name in zip(pair, names, strict=True) if record.failure
+    ]
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--only", nargs="+", choices=list(ZOO), default=list(ZOO), metavar="NAME")
+    parser.add_argument("--only", nargs="+", choices=list(ZOO), metavar="NAME")
+    parser.add_argument(
+        "--beside", type=Path, metavar="DIR", help="also measure with the libraries in DIR, built by pyctl setup"
+    )
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="models at the same time")
     parser.add_argument("--json", action="store_true", help="measure in this process; print the records for a program")
     options = parse(parser, argv, only=["tiny-lfm2"], jobs=1)
@@ -421,8 +473,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         with tempfile.TemporaryDirectory() as directory:
             found = [measure(name, cached_family(ZOO[name], directory)) for name in options.only]
         return tell([asdict(record) for record in found])
-    if options.keep and options.only != list(ZOO):
-        parser.error("--keep writes the table of the whole zoo: leave out --only")
+    everything = list(FAMILIES if options.beside is not None else ZOO)
+    if options.keep and options.only not in (None, everything):
+        parser.error("--keep writes the whole table: leave out --only")
+    options.only = options.only or everything
+    if options.beside is not None:
+        if not (options.beside / BUILT).exists():
+            parser.error(f"{options.beside} holds no libraries that pyctl setup built")
+        if failed := compare(options):
+            raise SystemExit(f"not measured: {', '.join(failed)}")
+        return None
     measured = []
     with ThreadPoolExecutor(options.jobs) as pool:
         for record in pool.map(in_own_process, options.only):
@@ -432,6 +492,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     show(TITLE, COLUMNS, rows, keep="families" if options.keep else "", notes=summary(measured))
     if failed := [record.name for record in measured if record.failure]:
         raise SystemExit(f"not measured: {', '.join(failed)}")
+    return None
 
 
 if __name__ == "__main__":
