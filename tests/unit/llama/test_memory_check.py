@@ -25,6 +25,8 @@ N_CELLS = 4096
     ],
 )
 def test_only_windows_of_whole_sequences_have_places(kind: str, window: tuple[int, int], places: ResumePoints) -> None:
-    memory: Any = SimpleNamespace(kind=kind, window=window, can_hold=kind != "opaque", type="llama_kv_cache_iswa")
+    memory: Any = SimpleNamespace(
+        kind=kind, window=window, can_hold=kind != "opaque", type="llama_kv_cache_iswa", reason=""
+    )
     assert resume_points_of(memory, N_CELLS) == places
     assert ("resumed within 64 tokens" in describe(memory, places)) == (places != ANYWHERE)

@@ -17,6 +17,8 @@ from pyctl.llama.module_trial import (
     reason_of_trial,
     try_modules,
 )
+from pyctl.llama.module_trial import MAX_RESULTS, STAMP, loaded_libraries, try_modules
+from pyctl.llama.trial_models import memory_classes
 
 
 class Trials:
@@ -37,10 +39,16 @@ class Trials:
             raise OSError("no room")
         return self.reasons.get(name, "")
 
+    def attempt_memory(self, file: Path, memory: str) -> str:
+        assert file.name.startswith("_core")
+        return self.reasons.get(memory, self.reasons["_core"])
+
     def start(self) -> tuple[dict[str, str], list[str]]:
         """What a start finds, and what it tries."""
         self.tried = []
-        return try_modules(self.package / "_core.abi.so", self.attempt, {"XDG_CACHE_HOME": str(self.cache)}), self.tried
+        environ = {"XDG_CACHE_HOME": str(self.cache)}
+        found = try_modules(self.package / "_core.abi.so", self.attempt, environ, self.attempt_memory)
+        return found, self.tried
 
 
 @pytest.fixture
@@ -138,3 +146,14 @@ def test_libraries_are_those_that_the_process_has(tmp_path: Path) -> None:
     )
     maps.write_text("".join(f"7f00-7f01 r-xp 00000000 00:01 7   {name}\n" for name in names * 2))
     assert loaded_libraries(maps) == [Path("/opt/a b/libllama.so.0.5.0"), Path("/opt/libggml-cpu.so")]
+
+
+def test_a_class_of_memory_that_fails_costs_only_itself(trials: Trials) -> None:
+    classes = memory_classes()
+    assert "llama_kv_cache_msa" in classes
+    trials.reasons = {"_core": "other bits", **dict.fromkeys(classes, "")}
+    trials.reasons["llama_kv_cache_msa"] = "its trial ends with SIGSEGV"
+    lost = {"llama_kv_cache_msa": "its trial ends with SIGSEGV"}
+    found = {"_core": "", **lost, "_drafts": "", "_pool": ""}
+    assert trials.start() == (found, ["_core", "_drafts", "_pool"])
+    assert trials.start() == (found, [])

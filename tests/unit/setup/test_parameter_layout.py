@@ -70,7 +70,7 @@ def test_a_header_that_does_not_compile_is_an_error(tree: Path) -> None:
     compiler = find_compiler()
     assert compiler is not None
     (tree / "include" / "llama.h").write_text("#include <missing.h>\n")
-    with pytest.raises(ConfigError, match="parameters of llama.cpp are not readable"):
+    with pytest.raises(ConfigError, match="are not readable with"):
         lay_out(tree.with_name("bindings"), tree, compiler.cxx)
 
 
