@@ -424,9 +424,11 @@ BESIDE_COLUMNS = ("model", "memory", "release", *CELLS, "cached / from disk")
 def version_with(libraries: Path | None) -> str:
     """llama.cpp's version as a process with ``libraries`` loads it, and what of the extension does not fit it."""
     chosen = {variable: str(libraries) for variable in (LIBRARY_PATH, MTMD_PATH)} if libraries is not None else {}
-    command = [*module_command("pyctl"), "--version"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **chosen})
-    return " ".join(shown.stdout.split())
+    shown = subprocess.run(
+        module_command("pyctl.cli.setup_check"), capture_output=True, check=True, env={**os.environ, **chosen}
+    )
+    facts = json.loads(shown.stdout)
+    return "; ".join([facts["version"], *facts["losses"]])
 
 
 def rows_beside(pairs: Iterable[tuple[Record, Record]], names: Sequence[str]) -> list[list[object]]:
