@@ -2,7 +2,7 @@
 
     python -m bench.families --keep                  # the whole zoo, to bench/results/families.md
     python -m bench.families --only tiny-gemma3      # some of it
-    python -m bench.families --beside DIR --keep     # one or two models of each class of memory, also on the libraries
+    python -m bench.families --other DIR --keep      # one or two models of each class of memory, also on the libraries
                                                      # that `pyctl setup --llama-cpp` put into DIR
 
 Each model of `tools.generator.zoo` gets a client's requests: appended turns, edits, branches, regenerated replies,
@@ -417,8 +417,8 @@ def summary(records: Sequence[Record]) -> list[str]:
     return lines
 
 
-BESIDE = "The cache of each class of memory against cold runs, on two releases of llama.cpp"
-BESIDE_COLUMNS = ("model", "memory", "release", *CELLS, "cached / from disk")
+RELEASES = "The cache of each class of memory against cold runs, on two releases of llama.cpp"
+RELEASE_COLUMNS = ("model", "memory", "release", *CELLS, "cached / from disk")
 
 
 def version_with(libraries: Path | None) -> str:
@@ -431,8 +431,8 @@ def version_with(libraries: Path | None) -> str:
     return "; ".join([facts["version"], *facts["losses"]])
 
 
-def rows_beside(pairs: Iterable[tuple[Record, Record]], names: Sequence[str]) -> list[list[object]]:
-    """Two lines for each model: on the release of this environment, and on the one beside it."""
+def rows_of_pairs(pairs: Iterable[tuple[Record, Record]], names: Sequence[str]) -> list[list[object]]:
+    """Two lines for each model: on the release of this environment, and on the other."""
     rows: list[list[object]] = []
     for pair in pairs:
         for record, name in zip(pair, names, strict=True):
@@ -442,8 +442,8 @@ def rows_beside(pairs: Iterable[tuple[Record, Record]], names: Sequence[str]) ->
 
 
 def compare(options: Any) -> list[str]:
-    """Measure the models on both releases and show them beside each other; returns those that could not be measured."""
-    places = (None, options.beside.resolve())
+    """Measure the models on both releases and show one table; returns the names of models that failed."""
+    places = (None, options.other.resolve())
     versions = [version_with(place) for place in places]
     names = [re.sub(r".*llama\.cpp (\S+).*", r"\1", version) for version in versions]
     pairs = []
@@ -451,12 +451,18 @@ def compare(options: Any) -> list[str]:
         tasks = [[pool.submit(in_own_process, model, place) for place in places] for model in options.only]
         for here, there in tasks:
             pairs.append((here.result(), there.result()))
-            for row in rows_beside(pairs[-1:], names):
+            for row in rows_of_pairs(pairs[-1:], names):
                 print(" | ".join(map(str, row)), flush=True)
     notes = [f"{name}: {version}" for name, version in zip(names, versions, strict=True)]
     for i, name in enumerate(names):
         notes += [f"{name}, {line}" for line in summary([pair[i] for pair in pairs])]
-    show(BESIDE, BESIDE_COLUMNS, rows_beside(pairs, names), keep="families-beside" if options.keep else "", notes=notes)
+    show(
+        RELEASES,
+        RELEASE_COLUMNS,
+        rows_of_pairs(pairs, names),
+        keep="families-releases" if options.keep else "",
+        notes=notes,
+    )
     return [
         f"{record.name} on {name}" for pair in pairs for record, name in zip(pair, names, strict=True) if record.failure
     ]
@@ -466,7 +472,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--only", nargs="+", choices=list(ZOO), metavar="NAME")
     parser.add_argument(
-        "--beside", type=Path, metavar="DIR", help="also measure with the libraries in DIR, built by pyctl setup"
+        "--other", type=Path, metavar="DIR", help="also measure with the libraries in DIR, built by pyctl setup"
     )
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="models at the same time")
     parser.add_argument("--json", action="store_true", help="measure in this process; print the records for a program")
@@ -475,13 +481,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         with tempfile.TemporaryDirectory() as directory:
             found = [measure(name, cached_family(ZOO[name], directory)) for name in options.only]
         return tell([asdict(record) for record in found])
-    everything = list(FAMILIES if options.beside is not None else ZOO)
+    everything = list(FAMILIES if options.other is not None else ZOO)
     if options.keep and options.only not in (None, everything):
         parser.error("--keep writes the whole table: leave out --only")
     options.only = options.only or everything
-    if options.beside is not None:
-        if not (options.beside / BUILT).exists():
-            parser.error(f"{options.beside} holds no libraries that pyctl setup built")
+    if options.other is not None:
+        if not (options.other / BUILT).exists():
+            parser.error(f"{options.other} holds no libraries that pyctl setup built")
         if failed := compare(options):
             raise SystemExit(f"not measured: {', '.join(failed)}")
         return None

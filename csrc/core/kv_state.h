@@ -18,7 +18,7 @@ public:
     // `seq` must hold at least one token: the layout is read from what the library writes for it. The context must
     // outlive this. `lag` is for tests, see transfer.h. With `marks` there is room on the device for a state of each
     // sequence, where the memory has states that can be moved. For `defers` see attention_rows.h.
-    // A memory whose class is `unfit` for the reason beside it is saved as a whole.
+    // A memory whose class is `unfit`, with its reason, is saved as a whole.
     using unfit_classes = std::map<std::string, std::string>;
     kv_state(llama_context * ctx, llama_seq_id seq, size_t lag, bool marks, bool defers, const unfit_classes & unfit = {});
 

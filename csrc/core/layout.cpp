@@ -40,7 +40,7 @@ constexpr size_t n_before_rows = 2;
 
 // What is written about a whole cache after the number of its layers, from step `at` on: nothing by version 3 of the
 // format, by version 4 how K and V are rotated. How much it is follows from where the first rows are, so that no version
-// has to be known, and a library whose version is not that of its headers is read as it writes.
+// has to be known, and a library with another version than its headers is read as it writes.
 std::vector<uint32_t> cache_values(const std::vector<io_step> & steps, size_t at) {
     const auto is_of_rows = [](const io_step & step) { return step.tensor != nullptr; };
     const auto begin      = steps.begin() + static_cast<std::ptrdiff_t>(std::min(at, steps.size()));

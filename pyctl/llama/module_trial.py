@@ -131,8 +131,8 @@ def try_modules(
 ) -> dict[str, str]:
     """Return the reason against ``core`` and each module next to it with the loaded libraries, empty if it fits.
 
-    If ``core`` fails, ``attempt_memory`` tries it with each class of memory. It fits if it does with one of them; then
-    the reasons against the other classes are returned, too, by their names.
+    If ``core`` fails, ``attempt_memory`` tries it with each class of memory. One class that passes is enough; then
+    the result has the reasons against the other classes, by their names.
 
     ``attempt`` returns the reason against a module's file. If it raises OSError, as without room for the models, the
     next call tries again. Each reason ends with how to try again. Processes that come at the same time may each try.

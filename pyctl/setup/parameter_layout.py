@@ -1,7 +1,7 @@
 """Structures of parameters in the bindings, laid out as a source tree's headers have them.
 
 Bindings of another release have the fields of theirs. A tree may have a new field between them, or lack one, and ctypes
-places fields by their order alone. The C++ compiler knows where each field is.
+derives places from the order. The C++ compiler reports the place of each field.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COMPILE_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Field:
-    """A field of a structure: where it is, its size and alignment in bytes."""
+    """A field of a structure: its place, size and alignment in bytes."""
 
     name: str
     offset: int
@@ -132,11 +132,11 @@ PROBE = """
 #include <cstdio>
 {structures}
 #include "{header}"
-template <typename T, size_t n = sizeof(T)> bool begin(const char * name, int) {{
+template <typename T, size_t n = sizeof(T)> bool open_line(const char * name, int) {{
     std::printf("%s %zu", name, n);
     return true;
 }}
-template <typename T> bool begin(const char *, long) {{ return false; }}
+template <typename T> bool open_line(const char *, long) {{ return false; }}
 {fields}
 int main() {{
 {calls}
@@ -156,11 +156,11 @@ template <typename T> void put_{name}(long) {{}}
 def _ask_compiler(
     declared: Sequence[_Declared], tree: Path, places: Sequence[str], header: str, cxx: str
 ) -> dict[str, tuple[int, list[Field]]]:
-    """The size of each structure that ``header`` defines, and those of its declared fields that it has."""
+    """The size of each structure that ``header`` defines, and of its declared fields the existing ones."""
     names = dict.fromkeys(name for structure in declared for name in structure.fields)
     calls = []
     for structure in declared:
-        calls.append(f'if (begin<struct {structure.name}>("{structure.name}", 0)) {{')
+        calls.append(f'if (open_line<struct {structure.name}>("{structure.name}", 0)) {{')
         calls += [f"put_{name}<struct {structure.name}>(0);" for name in structure.fields]
         calls.append("std::putchar('\\n'); }")
     text = PROBE.format(

@@ -63,7 +63,7 @@ def test_more_values_about_a_cache_are_read(
 ) -> None:
     found, values, text = ask(other_order, "values", model_path(family), tmp_path)
     assert found == kind
-    assert values.startswith("64,64,")  # they decide what rows mean, so they are in the fingerprint
+    assert "64,64," in values.split(" ")[0]  # they decide what rows mean, so they are in the fingerprint
     assert "not cached" not in text
 
 
