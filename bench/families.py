@@ -9,8 +9,8 @@ Each model of `tools.generator.zoo` gets a client's requests: appended turns, ed
 shortened histories, three conversations in turn, prompts beyond the window, and some of it again after a restart from
 disk; with KV in 8 bits, and two at a time, each alone afterwards. A cell counts the replies that differ from a cold
 run to the bit, of how many, and the largest difference of a log probability among the five best of each token. "early"
-is what an edit of an early message changes there: a row with a small number proves less. Each model runs in a process
-of its own, since a failed assertion of llama.cpp ends it.
+is what an edit of an early message changes there: a row with a small number proves less. Each model runs in a separate
+process, since a failed assertion of llama.cpp ends it.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def describe(memory: KVState, points: ResumePoints) -> str:
     if points != ANYWHERE:
         behind = f", then every {points.step}" if points.step else ""
         line += f" with a sliding window: resumed within {points.window} tokens{behind}"
-    return f"{line}, without rows of its own: {memory.reason}" if memory.reason else line
+    return f"{line}, without separate rows: {memory.reason}" if memory.reason else line
 
 
 def restores(backend: Backend, n: int, n_vocab: int, *, hold: bool = False) -> bool:

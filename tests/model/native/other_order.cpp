@@ -42,21 +42,27 @@ struct other_writer : llama_io_write_i {
     }
     size_t n_bytes() override { return to.n_bytes(); }
 
-    // The type and the bytes of a row stand between what is said of the whole cache and its first rows.
+    // The type and the bytes of a row stand between what concerns the whole cache and its first rows. A cache may have no
+    // layer.
     void flush() {
-        for (size_t i = 0; i < waiting.size(); ++i) {
-            if (is_order("values") && i > 0 && i + 2 == waiting.size()) {
+        const size_t end = is_order("values") && !is_extended ? waiting.size() - (has_rows ? 2 : 0) : SIZE_MAX;
+        for (size_t i = 0; i <= waiting.size(); ++i) {
+            if (i == end) {
                 to.write(&extra, sizeof(extra));
                 to.write(&extra, sizeof(extra));
+                is_extended = true;
             }
-            to.write(waiting[i].data(), waiting[i].size());
+            if (i < waiting.size()) {
+                to.write(waiting[i].data(), waiting[i].size());
+            }
         }
         waiting.clear();
     }
 
     llama_io_write_i &                to;
     std::vector<std::vector<uint8_t>> waiting;
-    bool                              has_rows = false;
+    bool                              has_rows    = false;
+    bool                              is_extended = false;
 };
 
 struct other_reader : llama_io_read_i {

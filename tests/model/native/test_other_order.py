@@ -73,6 +73,6 @@ def test_rows_in_an_unknown_order_are_saved_whole(
     kind, _, text = ask(other_order, "rows", model_path("tiny-llama"), tmp_path)
     assert kind == "opaque"
     assert text == (
-        "whole sequences of llama_kv_cache, without rows of its own: llama.cpp wrote its state in an order this "
+        "whole sequences of llama_kv_cache, without separate rows: llama.cpp wrote its state in an order this "
         "extension cannot read"
     )
