@@ -58,4 +58,6 @@ def with_split(
 def tried(settings: ModelSettings, drafts: DraftSettings) -> str:
     """Return the reason against these settings from a separate process, which llama.cpp may end."""
     log.info("trying --split-mode tensor once with this model")
-    return reason_of_trial((settings, drafts), {IN_TRIAL: "1"}, SPLIT_SECONDS).rpartition("/")[2]
+    reason = reason_of_trial((settings, drafts), {IN_TRIAL: "1"}, SPLIT_SECONDS)
+    first, blank, rest = reason.partition(" ")
+    return first.rpartition("/")[2] + blank + rest  # llama.cpp's errors start with the path of a source file

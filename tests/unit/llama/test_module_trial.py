@@ -17,7 +17,6 @@ from pyctl.llama.module_trial import (
     reason_of_trial,
     try_modules,
 )
-from pyctl.llama.module_trial import MAX_RESULTS, STAMP, loaded_libraries, try_modules
 from pyctl.llama.trial_models import memory_classes
 
 
@@ -153,7 +152,8 @@ def test_a_class_of_memory_that_fails_costs_only_itself(trials: Trials) -> None:
     assert "llama_kv_cache_msa" in classes
     trials.reasons = {"_core": "other bits", **dict.fromkeys(classes, "")}
     trials.reasons["llama_kv_cache_msa"] = "its trial ends with SIGSEGV"
-    lost = {"llama_kv_cache_msa": "its trial ends with SIGSEGV"}
+    again = f"; to try again, remove {trials.package / STAMP}"
+    lost = {"llama_kv_cache_msa": f"its trial ends with SIGSEGV{again}"}
     found = {"_core": "", **lost, "_drafts": "", "_pool": ""}
     assert trials.start() == (found, ["_core", "_drafts", "_pool"])
     assert trials.start() == (found, [])
