@@ -110,7 +110,7 @@ def watch(engine: Engine, see: Callable[[Block], None]) -> None:
 class AtOnce:
     """A worker that does on the spot what it is asked."""
 
-    info = SimpleNamespace(fingerprint="one model")
+    info = SimpleNamespace(fingerprint="one model", n_vocab=2**20)
 
     def call(self, run: Callable[[], object], **_: object) -> Future[object]:
         done: Future[object] = Future()
