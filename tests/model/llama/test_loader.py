@@ -130,7 +130,7 @@ def test_a_directory_in_place_of_a_model_names_its_models(tmp_path: Path) -> Non
         (tmp_path / f"{name}.gguf").touch()
     with pytest.raises(ModelError, match=r"Is a directory; it holds a\.gguf, b\.gguf, .*, e\.gguf, \.\.\.$"):
         check_gguf(tmp_path)
-    with pytest.raises(ModelError, match=r"Is a directory$"):
+    with pytest.raises(ModelError, match=r"Is a directory; to serve all models below it: --models-dir "):
         check_gguf(empty)
 
 
