@@ -146,6 +146,8 @@ def _scheduling(stats: EngineStats) -> Iterator[Metric]:
     yield _histogram("pyctl_first_token_seconds", text, stats.total.first_tokens)
     yield _counter("pyctl_suspensions_total", "Replies that had to give their cells to others", stats.total.n_suspended)
     yield _gauge("pyctl_suspended", "Such replies that wait now", stats.n_suspended)
+    turns = "Turns with --exact that ended for another request"
+    yield _counter("pyctl_turns_yielded_total", turns, stats.total.n_turns_yielded)
     yield _gauge("pyctl_suspended_bytes", "Bytes that these need, part of the cache's", stats.suspended_bytes)
     yield _gauge("pyctl_context_tokens", "Tokens that fit into the context", stats.n_cells)
     yield _gauge("pyctl_context_tokens_used", "Tokens in the context", stats.n_cells_used)
