@@ -82,9 +82,11 @@ def test_it_says_what_is_lost_and_serves_exactly(
     for directory in ("kv", "kv", "none"):
         flags = ("--exact", "--kv-cache-dir", str(tmp_path / directory), "--disk-prefix-cache", "full")
         server = start("tiny-hybrid", *flags, before=before)
-        (line,) = (line for line in server.log().splitlines() if "without the extension (" in line)
+        is_by_class = misfit is losing_tokens  # some classes of memory pass their trial
+        start_of_line = "without rows of " if is_by_class else "without the extension ("
+        (line,) = (line for line in server.log().splitlines() if start_of_line in line)
         assert REASONS[misfit] in line
-        assert "one request at a time" in line
+        assert ("whole sequences are saved" if is_by_class else "one request at a time") in line
         for user in (FIRST, SECOND):
             body = {"messages": [SYSTEM, user], "max_tokens": 12, "temperature": 0, "cache_prompt": directory == "kv"}
             response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
