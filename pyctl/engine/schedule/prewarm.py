@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from weakref import ref
 
 from pyctl.cache import (
     MIN_BATCH,
@@ -60,8 +59,8 @@ class Prewarms:
         self._clock = clock
         self._prefix_cache, self._n_ubatch = prefix_cache, n_ubatch
         self._queue: list[ActiveRequest] = []
-        # The latest client requests: tokens only, since image files are large.
-        self._lately: deque[tuple[ref[Request], Tokens]] = deque(maxlen=MAX_PREWARMS)
+        # The tokens of the latest client prompts: no requests, since image files are large.
+        self._lately: deque[Tokens] = deque(maxlen=MAX_PREWARMS)
         self._now: ActiveRequest | None = None
         self._quiet_since = -math.inf  # monotonic seconds
         self._ready: OrderedDict[Prefix, int] = (
@@ -79,8 +78,10 @@ class Prewarms:
             if not self._prefix_cache.cache.enabled:  # the sequence could not return to its live end
                 return
             came = list(self._lately)
-            at = next((i for i, (each, _) in enumerate(came) if each() is request.after), -1)
-            if any(_goes_on(tokens, request) for _, tokens in came[at + 1 :]):
+            # By its prompt: the request that was submitted may be a copy, with the rights of its client.
+            before = request.after.prompt.tokens
+            place = next((i for i, tokens in enumerate(came) if tokens is before), -1)
+            if any(_goes_on(tokens, request) for tokens in came[place + 1 :]):
                 return
             tokens, exact = request.prompt.tokens, self._prefix_cache.settings.exact
             active.quiet = AT_ONCE_SECONDS
@@ -95,7 +96,7 @@ class Prewarms:
     def arrived(self, request: Request) -> None:
         """Cancel the warm-ups that the client's ``request`` makes redundant."""
         tokens = request.prompt.tokens
-        self._lately.append((ref(request), tokens))
+        self._lately.append(tokens)
         self._queue = [each for each in self._queue if not _goes_on(tokens, each.handle.request)]
         if self._now is not None and _goes_on(tokens, self._now.handle.request):
             self._now.handle.cancel()
