@@ -49,8 +49,7 @@ class EngineCounters:
     ``n_calls`` counts llama_decode calls, ``n_busy`` sums their sequences, ``n_longest`` is the length of the longest
     sequence, ``n_suspended`` counts suspended replies, ``n_turns_yielded`` turns with --exact that ended for another
     request. ``first_tokens`` are the times from the arrival of a request to its first token. Tokens of a request count
-    when it ends with a reply; cancelled
-    requests count as calls only.
+    when it ends with a reply; cancelled requests count as calls only.
     """
 
     n_calls: int = 0
