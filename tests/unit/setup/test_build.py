@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -207,9 +208,24 @@ def test_a_failed_compilation_shows_what_ninja_says(
     assert "error: expected ';'" in capfd.readouterr().out
 
 
-def test_an_interrupt_ends_ninja(make_build: Callable[[], Build], programs: Programs, work: Path) -> None:
-    waiting = 'trap "echo ended >> {calls}; exit 2" INT; kill -INT $PPID; while :; do :; done'
-    tools = replace(make_build().tools, ninja=programs.make("ninja-that-waits", waiting))
+def test_an_interrupt_ends_ninja(
+    make_build: Callable[[], Build], programs: Programs, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interrupt arrives while this process waits for ninja: before that it may not have its process number."""
+    waiting = 'trap "echo ended >> {calls}; exit 2" INT; echo started >> {calls}; while :; do :; done'
+    ninja = programs.make("ninja-that-waits", waiting)
+    tools = replace(make_build().tools, ninja=ninja)
+    wait = subprocess.Popen.wait
+    interrupts = [KeyboardInterrupt]
+
+    def wait_interrupted(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        if ninja in process.args and interrupts:  # type: ignore[operator]
+            while programs.called()[-1] != "started":
+                time.sleep(0.01)
+            raise interrupts.pop()
+        return wait(process, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", wait_interrupted)
     with build_lock(work), pytest.raises(KeyboardInterrupt):
         compile_libraries(replace(make_build(), tools=tools), work / "source")
     assert programs.called()[-1] == "ended"
