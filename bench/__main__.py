@@ -3,7 +3,7 @@
 python -m bench                      # what `make bench` runs: about an hour
 python -m bench --quick policy kv    # only these two, as a smoke test
 python -m bench --keep               # tables to bench/results
-python -m bench --llama-server FILE  # also measure llama-server where a script can: exact_replies, replay, real
+python -m bench --llama-server FILE  # and llama-server: exact_replies, replay, real
 """
 
 from __future__ import annotations
@@ -16,21 +16,41 @@ from bench.common import parser_of
 from pyctl.module_command import module_command
 
 SCRIPTS = (
-    "exact", "exact_replies", "families", "kv", "held", "agent_edits", "controller", "draft_length", "policy", "store",
-    "budgets", "builds", "replay", "request_path", "real", "soak",
-)  # fmt: skip
+    "exact",
+    "exact_replies",
+    "families",
+    "kv",
+    "held",
+    "agent_edits",
+    "controller",
+    "draft_length",
+    "policy",
+    "store",
+    "budgets",
+    "builds",
+    "replay",
+    "request_path",
+    "real",
+    "soak",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("scripts", nargs="*", metavar="SCRIPT", help=f"of {', '.join(SCRIPTS)}; default: all")
+    parser.add_argument(
+        "scripts", nargs="*", metavar="SCRIPT", help=f"of {', '.join(SCRIPTS)}; default: all"
+    )
     parser.add_argument("--llama-server", metavar="FILE")
     options = parser.parse_args(argv)
     if unknown := set(options.scripts) - set(SCRIPTS):
         parser.error(f"no script {', '.join(sorted(unknown))}")
     failed = []
     for script in options.scripts or SCRIPTS:
-        command = [*module_command(f"bench.{script}"), *["--quick"] * options.quick, *["--keep"] * options.keep]
+        command = [
+            *module_command(f"bench.{script}"),
+            *["--quick"] * options.quick,
+            *["--keep"] * options.keep,
+        ]
         if script in ("exact_replies", "replay", "real") and options.llama_server:
             command += ["--llama-server", options.llama_server]
         began = time.monotonic()

@@ -1,13 +1,15 @@
-"""The gain of drafts from `cache` in addition to a head when agents rewrite files that they have read, without a model.
+"""The gain of drafts from `cache` in addition to a head when agents rewrite files that they have
+read, without a model.
 
     python -m bench.agent_edits [--vocab ggml-vocab-qwen35.gguf] [--keep]
 
-bench/recorded holds files of this project before and after a change (as difflib's ndiff). In each conversation a tool
-reads the file, and the agent changes it in one of the usual ways; the reply is replayed token by token against the
-proposed drafts. A step evaluates one token and the drafts. Without --vocab the tokens are Qwen3.5's, if a build
-has unpacked llama.cpp here, or else of the built-in model. The first table has a head that predicts `HEAD_SHARE`
-of all tokens: tokens a step, and speed as a multiple of that with only the head, with the step times of two models on
-an H200 (bench/draft_length.py). The second is of the reply that `bench.gpu.rewriting` measures.
+bench/recorded holds files of this project before and after a change (as difflib's ndiff). In each
+conversation a tool reads the file, and the agent changes it in one of the usual ways; the reply is
+replayed token by token against the proposed drafts. A step evaluates one token and the drafts.
+Without --vocab the tokens are Qwen3.5's, if a build has unpacked llama.cpp here, or else of the
+built-in model. The first table has a head that predicts `HEAD_SHARE` of all tokens: tokens a step,
+and speed as a multiple of that with only the head, with the step times of two models on an H200
+(bench/draft_length.py). The second is of the reply that `bench.gpu.rewriting` measures.
 """
 
 from __future__ import annotations
@@ -64,7 +66,9 @@ def recorded() -> list[Edit]:
     for file in sorted(RECORDED.glob("*.ndiff")):
         head, *lines = file.read_text(encoding="utf-8").splitlines(True)
         path, _, task = head.strip().partition(": ")
-        edits.append(Edit(path, task, *("".join(difflib.restore(lines, which)) for which in (1, 2))))
+        edits.append(
+            Edit(path, task, *("".join(difflib.restore(lines, which)) for which in (1, 2)))
+        )
     return edits
 
 
@@ -72,7 +76,8 @@ Conversation = tuple[str, str]
 """All before the reply, and the reply."""
 
 SYSTEM = (
-    "You are a coding agent. You read files with the tool read_file and change them. Keep changes small, keep the "
+    "You are a coding agent. You read files with the tool read_file and change them. Keep changes "
+    "small, keep the "
     "style of the file, and say in a sentence what you did.\n"
 )
 
@@ -99,7 +104,10 @@ def numbered(text: str) -> str:
 
 def fenced(edit: Edit) -> str:
     language = {"py": "python", "cpp": "cpp", "md": "markdown"}[edit.path.rpartition(".")[2]]
-    text = f"Here is the whole file with the change.\n\n```{language}\n{edit.after}```\n\nNothing else had to change."
+    text = (
+        f"Here is the whole file with the change.\n\n```{language}\n{edit.after}```\n\nNothing "
+        "else had to change."
+    )
     return f"{text}<|im_end|>"
 
 
@@ -117,7 +125,9 @@ def conversation(file: Path, n_file: int, n_edits: int) -> tuple[list[int], list
     changed = [i for i, (before, after) in enumerate(pieces) if before != after]
     kept = {changed[i * len(changed) // n_edits] for i in range(min(n_edits, len(changed)))}
     after = "".join(new if i in kept else old for i, (old, new) in enumerate(pieces))
-    edit = Edit("engine/stream.py", "Make the changes we spoke of", "".join(old for old, _ in pieces), after)
+    edit = Edit(
+        "engine/stream.py", "Make the changes we spoke of", "".join(old for old, _ in pieces), after
+    )
     return list(tokenize(asked(edit, edit.before))), list(tokenize(fenced(edit)))
 
 
@@ -130,20 +140,29 @@ def whole_file_numbered(edit: Edit) -> Conversation:
 
 
 def search_and_replace(edit: Edit) -> Conversation:
-    blocks = [f"{edit.path}\n<<<<<<< SEARCH\n{old}=======\n{new}>>>>>>> REPLACE\n" for old, new in edit.hunks(2)]
+    blocks = [
+        f"{edit.path}\n<<<<<<< SEARCH\n{old}=======\n{new}>>>>>>> REPLACE\n"
+        for old, new in edit.hunks(2)
+    ]
     return asked(edit, edit.before), "I change these places:\n\n" + "\n".join(blocks) + "<|im_end|>"
 
 
 def json_call(edit: Edit) -> Conversation:
     call = json.dumps(
-        {"name": "write_file", "arguments": {"path": edit.path, "content": edit.after}}, ensure_ascii=False
+        {"name": "write_file", "arguments": {"path": edit.path, "content": edit.after}},
+        ensure_ascii=False,
     )
-    return asked(edit, edit.before), f"I write the file anew.\n\n<tool_call>\n{call}\n</tool_call><|im_end|>"
+    return asked(
+        edit, edit.before
+    ), f"I write the file anew.\n\n<tool_call>\n{call}\n</tool_call><|im_end|>"
 
 
 def json_edits(edit: Edit) -> Conversation:
     calls = [
-        json.dumps({"name": "edit", "arguments": {"path": edit.path, "old": old, "new": new}}, ensure_ascii=False)
+        json.dumps(
+            {"name": "edit", "arguments": {"path": edit.path, "old": old, "new": new}},
+            ensure_ascii=False,
+        )
         for old, new in edit.hunks(2)
     ]
     text = "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
@@ -153,7 +172,9 @@ def json_edits(edit: Edit) -> Conversation:
 def unified_diff(edit: Edit) -> Conversation:
     old, new = edit.before.splitlines(True), edit.after.splitlines(True)
     lines = difflib.unified_diff(old, new, f"a/{edit.path}", f"b/{edit.path}")
-    return asked(edit, edit.before), f"This patch does it:\n\n```diff\n{''.join(lines)}```<|im_end|>"
+    return asked(
+        edit, edit.before
+    ), f"This patch does it:\n\n```diff\n{''.join(lines)}```<|im_end|>"
 
 
 def read_elsewhere(edit: Edit) -> Conversation:
@@ -201,7 +222,9 @@ class Head:
 
 
 class Beside:
-    """A server of one request at a time that drafts from a head, and from ``cache`` if it is given one."""
+    """A server of one request at a time that drafts from a head, and from ``cache`` if it is given
+    one.
+    """
 
     def __init__(self, machine: Machine, cache: CacheDrafts | None) -> None:
         self.machine, self.cache, self.head = machine, cache, Head(machine)
@@ -218,7 +241,9 @@ class Beside:
         return self.count.n_tokens / self.ms * 1e3
 
     def reply(self, key: int, prompt: Tokens, reply: Tokens) -> None:
-        """A request whose model replies ``reply``; right tokens after a mark are sure in the next step."""
+        """A request whose model replies ``reply``; right tokens after a mark are sure in the next
+        step.
+        """
         seq, tokens, n = LiveSequence(0, prompt.size + reply.size), tuple(reply.tolist()), 1
         seq.reset(prompt)
         self.head.text, n_free, sure = [*prompt.tolist(), *tokens], self.machine.n_free, tokens[:1]
@@ -233,7 +258,11 @@ class Beside:
                 right = next((i for i, (a, b) in enumerate(pairs) if a != b), len(draft.tokens))
                 self._step(key, len(sure) + len(draft.tokens), right)
                 said, n = (*sure, *tokens[n : n + right + 1]), n + right + 1
-                n_held = len(said) - 1 if right == len(draft.tokens) or len(draft.tokens) <= n_free else 0
+                n_held = (
+                    len(said) - 1
+                    if right == len(draft.tokens) or len(draft.tokens) <= n_free
+                    else 0
+                )
                 for token in said[:n_held]:
                     seq.append_one(token)
                 sure = said[n_held:]
@@ -250,7 +279,9 @@ class Beside:
 
 
 def rewriting(machine: Machine, prompt: Tokens, reply: Tokens) -> list[object]:
-    """Tokens a second with the head alone and with both, and tokens a step, of a server that has drafted before."""
+    """Tokens a second with the head alone and with both, and tokens a step, of a server that has
+    drafted before.
+    """
     cells: list[object] = [machine.name]
     for cache in (None, CacheDrafts()):
         server = Beside(machine, cache)
@@ -263,8 +294,12 @@ def rewriting(machine: Machine, prompt: Tokens, reply: Tokens) -> list[object]:
     return [*cells, f"{server.count.n_tokens / server.count.n_steps:.1f}"]
 
 
-def beside_head(form: Callable[[Edit], Conversation], edits: Sequence[Edit], vocab: LlamaTokenizer) -> list[str]:
-    """Tokens a step with the head alone and with both, and how much faster both are, on each machine."""
+def beside_head(
+    form: Callable[[Edit], Conversation], edits: Sequence[Edit], vocab: LlamaTokenizer
+) -> list[str]:
+    """Tokens a step with the head alone and with both, and how much faster both are, on each
+    machine.
+    """
     cells = []
     for machine in MACHINES[:2]:
         servers = [Beside(machine, cache) for cache in (None, CacheDrafts())]
@@ -277,7 +312,9 @@ def beside_head(form: Callable[[Edit], Conversation], edits: Sequence[Edit], voc
                         server.cache.remember(as_tokens(vocab.tokenize(text)))
                 prompt, reply = (as_tokens(vocab.tokenize(text)) for text in texts)
                 server.reply(key, prompt, reply)
-        cells += [f"{server.count.n_tokens / max(server.count.n_steps, 1):.2f}" for server in servers]
+        cells += [
+            f"{server.count.n_tokens / max(server.count.n_steps, 1):.2f}" for server in servers
+        ]
         cells.append(f"{servers[0].ms / servers[1].ms:.2f}")
     return cells
 
@@ -290,9 +327,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     file = Path(options.vocab or (VOCABULARY if VOCABULARY.is_file() else builtin_model()))
     vocab = tokenizer_of(file)
     edits = recorded()[: options.edits]
-    columns = ["way to edit", *(f"{m.name}: {what}" for m in MACHINES[:2] for what in ("head", "and cache", "speed"))]
-    rows: list[list[object]] = [[title, *beside_head(form, edits, vocab)] for title, form in FORMS.items()]
-    title = f"{len(edits)} edits with a head that is right in {HEAD_SHARE:.0%} of all places: tokens a step, speed"
+    columns = [
+        "way to edit",
+        *(f"{m.name}: {what}" for m in MACHINES[:2] for what in ("head", "and cache", "speed")),
+    ]
+    rows: list[list[object]] = [
+        [title, *beside_head(form, edits, vocab)] for title, form in FORMS.items()
+    ]
+    title = (
+        f"{len(edits)} edits with a head that is right in {HEAD_SHARE:.0%} of all places: "
+        "tokens a step, speed"
+    )
     show(title, columns, rows, keep="agent-edits-head" if options.keep else "", weights=SIMULATED)
     n_file, n_edits = (N_FILE, N_EDITS) if options.edits is None else (512, options.edits)
     prompt, reply = map(as_tokens, conversation(file, n_file, n_edits))

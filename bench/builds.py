@@ -1,11 +1,12 @@
 """Builds of llama.cpp side by side: tokens per second, and whether they compute the same bits.
 
-    python -m bench.builds -m MODEL DIR DIR...          # directories of libllama.so; ratios are to the first
+    python -m bench.builds -m MODEL DIR DIR...  # places of libllama.so; ratios are to the first
     python -m bench.builds -m MODEL DIR DIR... --gpu
 
-Each round is a process of each build, in alternation: other programs on the machine slow all of them alike. It
-evaluates a prompt, a reply, and four replies at once, each token the likeliest one. On the CPU that is one thread, and
-seconds are the process's own. ``bits`` compares all logits of the replies with the first build.
+Each round is a process of each build, in alternation: other programs on the machine slow all of
+them alike. It evaluates a prompt, a reply, and four replies at once, each token the likeliest one.
+On the CPU that is one thread, and seconds are the process's own. ``bits`` compares all logits of
+the replies with the first build.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ N_REPLIES = 4
 def measure(model: str, n_prompt: int, n_reply: int, *, gpu: bool) -> dict[str, Any]:
     """The findings about the build of this process: rates in tokens per second, memory in MiB."""
     n_ctx, n_threads = n_prompt + N_REPLIES * (64 + n_reply), -1 if gpu else 1
-    backend = load(ModelSettings(path=model, n_ctx=n_ctx, n_seqs=N_REPLIES, n_threads=n_threads)).backend
+    backend = load(
+        ModelSettings(path=model, n_ctx=n_ctx, n_seqs=N_REPLIES, n_threads=n_threads)
+    ).backend
     clock, digest = time.perf_counter if gpu else time.process_time, hashlib.sha256()
     vocabulary = as_tokens(np.arange(max(n_prompt, 64)) % backend.tokenizer.n_vocab)
 
@@ -54,7 +57,9 @@ def measure(model: str, n_prompt: int, n_reply: int, *, gpu: bool) -> dict[str, 
         seconds, tokens = 0.0, list(seqs)
         for n in range(n_before, n_before + n_reply):
             began = clock()
-            backend.decode([SequenceTokens(seq, (token,), n) for seq, token in zip(seqs, tokens, strict=True)])
+            backend.decode(
+                [SequenceTokens(seq, (token,), n) for seq, token in zip(seqs, tokens, strict=True)]
+            )
             logits = [backend.logits(i) for i in range(len(seqs))]
             seconds += clock() - began
             digest.update(b"".join(row.tobytes() for row in logits))
@@ -68,8 +73,14 @@ def measure(model: str, n_prompt: int, n_reply: int, *, gpu: bool) -> dict[str, 
         backend.memory.clear(seq)
         prompt(seq, 64)
     rates.append(replies(range(N_REPLIES), 64))
-    kind, text = r"ARCHS = (\S+)" if gpu else r"(\w*(?:AVX|AMX)\w*) = 1", api.llama_print_system_info().decode()
-    rss, vram = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10, (vram_mib() or 0.0) if gpu else 0.0
+    kind, text = (
+        r"ARCHS = (\S+)" if gpu else r"(\w*(?:AVX|AMX)\w*) = 1",
+        api.llama_print_system_info().decode(),
+    )
+    rss, vram = (
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,
+        (vram_mib() or 0.0) if gpu else 0.0,
+    )
     return {
         "features": " ".join(re.findall(kind, text)),
         "bits": digest.hexdigest(),
@@ -78,8 +89,12 @@ def measure(model: str, n_prompt: int, n_reply: int, *, gpu: bool) -> dict[str, 
     }
 
 
-def row_of(build: Path, runs: Sequence[dict[str, Any]], first: Sequence[dict[str, Any]]) -> list[str]:
-    """The row of ``build``: medians, and medians of the ratios to ``first``'s run of the same round."""
+def row_of(
+    build: Path, runs: Sequence[dict[str, Any]], first: Sequence[dict[str, Any]]
+) -> list[str]:
+    """The row of ``build``: medians, and medians of the ratios to ``first``'s run of the same
+    round.
+    """
     is_same = {run["bits"] for run in (*runs, *first)} == {first[0]["bits"]}
     row = [build.name, runs[0]["features"], "same" if is_same else "other"]
     for kind in range(3):
@@ -92,9 +107,15 @@ def row_of(build: Path, runs: Sequence[dict[str, Any]], first: Sequence[dict[str
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     parser.add_argument("-m", "--model", default=str(builtin_model()))
-    parser.add_argument("builds", nargs="*", type=Path, metavar="DIR", default=[Path(library_file(""))])
-    parser.add_argument("--gpu", action="store_true", help="with the first card, and seconds of a clock")
-    parser.add_argument("--json", action="store_true", help="print the findings about this process's build as JSON")
+    parser.add_argument(
+        "builds", nargs="*", type=Path, metavar="DIR", default=[Path(library_file(""))]
+    )
+    parser.add_argument(
+        "--gpu", action="store_true", help="with the first card, and seconds of a clock"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the findings about this process's build as JSON"
+    )
     parser.add_argument("--rounds", type=int, default=8)
     options = parse(parser, argv, rounds=1)
     n_prompt, n_reply = (64, 4) if options.quick else (4096, 128) if options.gpu else (256, 24)
@@ -106,10 +127,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     runs: dict[Path, list[dict[str, Any]]] = {build.absolute(): [] for build in options.builds}
     for turn in range(options.rounds):
         for build in list(runs)[:: 1 if turn % 2 else -1]:
-            environment = {"CUDA_VISIBLE_DEVICES": "0" if options.gpu else "", "LLAMA_CPP_LIB_PATH": str(build)}
+            environment = {
+                "CUDA_VISIBLE_DEVICES": "0" if options.gpu else "",
+                "LLAMA_CPP_LIB_PATH": str(build),
+            }
             environment = {**os.environ, **environment, "MTMD_CPP_LIB": str(build)}
             runs[build].append(json.loads(subprocess.check_output(command, env=environment)))
-    columns = ["build", "features", "bits", "prompt", "ratio", "reply", "ratio", "4 replies", "ratio", "RSS", "VRAM"]
+    columns = [
+        "build",
+        "features",
+        "bits",
+        "prompt",
+        "ratio",
+        "reply",
+        "ratio",
+        "4 replies",
+        "ratio",
+        "RSS",
+        "VRAM",
+    ]
     rows = [row_of(build, found, next(iter(runs.values()))) for build, found in runs.items()]
     title = f"Builds of llama.cpp: tokens per {'' if options.gpu else 'CPU '}second, MiB"
     keep = f"builds-{'gpu' if options.gpu else 'cpu'}" if options.keep else ""

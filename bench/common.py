@@ -29,14 +29,20 @@ RESULTS = Path(__file__).parent / "results"
 SIMULATED = "none, simulated"
 """Weights of scripts that evaluate no model."""
 
-WIDE_DENSE = replace(TINY_DENSE, name="wide-dense", num_heads=8, num_kv_heads=8, head_size=128, rope_size=128)
+WIDE_DENSE = replace(
+    TINY_DENSE, name="wide-dense", num_heads=8, num_kv_heads=8, head_size=128, rope_size=128
+)
 """A tiny model with 16 KiB of rows per token."""
 
 
 def parser_of(description: str | None, *, keep: bool = True) -> argparse.ArgumentParser:
     """The options of every script, for `parse`."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="smoke test: sizes too small for meaningful numbers")
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="smoke test: sizes too small for meaningful numbers"
+    )
     if keep:
         parser.add_argument("--keep", action="store_true", help="write the tables to bench/results")
     return parser
@@ -45,10 +51,14 @@ def parser_of(description: str | None, *, keep: bool = True) -> argparse.Argumen
 def add_model(parser: argparse.ArgumentParser, default: str | None) -> None:
     """The options for the model and the threads."""
     parser.add_argument("-m", "--model", default=default)
-    parser.add_argument("-t", "--threads", type=int, default=-1, help="threads of llama.cpp; default: one per core")
+    parser.add_argument(
+        "-t", "--threads", type=int, default=-1, help="threads of llama.cpp; default: one per core"
+    )
 
 
-def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None, **quick: object) -> argparse.Namespace:
+def parse(
+    parser: argparse.ArgumentParser, argv: Sequence[str] | None, **quick: object
+) -> argparse.Namespace:
     """The options in ``argv``; ``quick`` are other defaults for --quick."""
     options = parser.parse_args(argv)
     if not options.quick:
@@ -80,7 +90,9 @@ def finished(events: Iterable[Event]) -> Done:
 
 
 def tokenizer_of(file: Path | str) -> LlamaTokenizer:
-    """The vocabulary of the model or vocabulary at ``file``, without its weights; SystemExit if it does not load."""
+    """The vocabulary of the model or vocabulary at ``file``, without its weights; SystemExit if it
+    does not load.
+    """
     params = api.llama_model_default_params()
     params.vocab_only = True
     model = api.llama_model_load_from_file(str(file).encode(), params)
@@ -115,10 +127,17 @@ def shown(number: float) -> str:
 
 
 def show(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]],
-    *, keep: str = "", notes: Sequence[str] = (), weights: str = "random",
-) -> None:  # fmt: skip
-    """Print one table, and ``notes`` below it; with ``keep``, also write all to results/<keep>.md, below its head."""
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    keep: str = "",
+    notes: Sequence[str] = (),
+    weights: str = "random",
+) -> None:
+    """Print one table, and ``notes`` below it; with ``keep``, also write all to results/<keep>.md,
+    below its head.
+    """
     table = Table(title=title, title_justify="left")
     for name in columns:
         table.add_column(name, justify="right")
@@ -137,4 +156,7 @@ def show(
 
 def tell(records: Sequence[dict[str, Any]]) -> None:
     """Print ``records`` as one line of JSON, with the path of the measured package."""
-    print(json.dumps({"package": str(Path(pyctl.__file__).resolve().parent), "records": records}), flush=True)
+    print(
+        json.dumps({"package": str(Path(pyctl.__file__).resolve().parent), "records": records}),
+        flush=True,
+    )

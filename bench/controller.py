@@ -1,11 +1,11 @@
 """The time of a warm turn outside of the model.
 
-    python -m bench.controller                  # the vocabulary and template of the pinned release, if unpacked
+    python -m bench.controller                  # vocabulary and template of the pinned release
     python -m bench.controller --against DIR    # and another checkout's, in alternation
 
-Body, rendering, tokenising, lookup, plan, bookkeeping. The backend evaluates nothing and its rows are
-empty, so only the controller takes time. Each turn adds one user message to a cached history; the table shows the
-median over turns by history length.
+Body, rendering, tokenising, lookup, plan, bookkeeping. The backend evaluates nothing and its rows
+are empty, so only the controller takes time. Each turn adds one user message to a cached history;
+the table shows the median over turns by history length.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ SHAPES = {8: 300, 40: 300, 76: 400, 100: 480, 300: 160}
 class NullBackend(FakeBackend):
     """Evaluates nothing: positions are kept, bytes are not."""
 
-    def evaluate(self, seq: int, tokens: Tokens, start: int, *, output: bool = True, picture: object = None) -> None:
+    def evaluate(
+        self, seq: int, tokens: Tokens, start: int, *, output: bool = True, picture: object = None
+    ) -> None:
         self.outputs = [b"\1" * 16]
 
     def save_rows(self, seq: int, first: int, last: int, *, hold: bool = False) -> Rows:
@@ -77,7 +79,10 @@ class NullBackend(FakeBackend):
 def history(n_messages: int, words_each: int) -> list[dict[str, object]]:
     """A conversation with tool calls and results, as an agent's client sends it."""
     rng = random.Random(7)
-    vocabulary = ["".join(rng.choice("abcdefghijklmnoprstuvw") for _ in range(rng.randint(2, 9))) for _ in range(4000)]
+    vocabulary = [
+        "".join(rng.choice("abcdefghijklmnoprstuvw") for _ in range(rng.randint(2, 9)))
+        for _ in range(4000)
+    ]
 
     def text(n: int) -> str:
         return " ".join(rng.choice(vocabulary) for _ in range(n))
@@ -89,17 +94,25 @@ def history(n_messages: int, words_each: int) -> list[dict[str, object]]:
             messages.append({"role": "user", "content": text(words_each)})
         elif kind == 1:
             arguments = json.dumps({"path": text(3), "limit": i})
-            call = {"id": f"c{i}", "type": "function", "function": {"name": "read_file", "arguments": arguments}}
+            call = {
+                "id": f"c{i}",
+                "type": "function",
+                "function": {"name": "read_file", "arguments": arguments},
+            }
             messages.append({"role": "assistant", "content": text(10), "tool_calls": [call]})
         elif kind == 2:
-            messages.append({"role": "tool", "tool_call_id": f"c{i - 1}", "content": text(words_each * 2)})
+            messages.append(
+                {"role": "tool", "tool_call_id": f"c{i - 1}", "content": text(words_each * 2)}
+            )
         else:
             messages.append({"role": "assistant", "content": text(words_each)})
     return messages
 
 
 def measure(chat: ChatFormat, n_messages: int, words_each: int, turns: int) -> dict[str, Any]:
-    """Median milliseconds of the parts of a turn; also on the processor's clock, which a busy machine hardly moves."""
+    """Median milliseconds of the parts of a turn; also on the processor's clock, which a busy
+    machine hardly moves.
+    """
     backend = NullBackend(n_ctx=1 << 19, n_ubatch=512, n_vocab=1 << 18, can_hold=False)
     engine = Engine(backend, RamCache(32, None), EngineSettings(exact=True))
     messages = history(n_messages, words_each)
@@ -121,11 +134,17 @@ def measure(chat: ChatFormat, n_messages: int, words_each: int, turns: int) -> d
             for name, spent in zip(PARTS, seconds, strict=True):
                 parts[name].append(spent * 1e3)
         messages += [{"role": "assistant", "content": "Answer " * 30}]
-    return {"tokens": n_tokens, "messages": len(messages), **{n: statistics.median(t) for n, t in parts.items()}}
+    return {
+        "tokens": n_tokens,
+        "messages": len(messages),
+        **{n: statistics.median(t) for n, t in parts.items()},
+    }
 
 
 def chat_format(vocabulary: Path) -> ChatFormat:
-    """The chat format of ``vocabulary``, with the template that the pinned release keeps next to its own."""
+    """The chat format of ``vocabulary``, with the template that the pinned release keeps next to
+    its own.
+    """
     redirect_log()
     template = vocabulary.parent / TEMPLATE
     source = template.read_text("utf-8") if template.exists() else CHATML
@@ -134,8 +153,17 @@ def chat_format(vocabulary: Path) -> ChatFormat:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("-m", "--model", type=Path, default=VOCABULARY, help="source of vocabulary and template")
-    parser.add_argument("--messages", type=int, nargs="+", default=list(SHAPES), choices=SHAPES, help="history length")
+    parser.add_argument(
+        "-m", "--model", type=Path, default=VOCABULARY, help="source of vocabulary and template"
+    )
+    parser.add_argument(
+        "--messages",
+        type=int,
+        nargs="+",
+        default=list(SHAPES),
+        choices=SHAPES,
+        help="history length",
+    )
     parser.add_argument("--turns", type=int, default=15)
     add_comparison(parser)
     arguments = parse(parser, argv, model=builtin_model(), messages=[8], turns=1, rounds=1)
@@ -147,10 +175,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     records = [measure(chat, n, SHAPES[n], arguments.turns) for n in arguments.messages]
     if arguments.json:
         return tell(records)
-    rows = [[value if isinstance(value, int) else f"{value:.2f}" for value in record.values()] for record in records]
+    rows = [
+        [value if isinstance(value, int) else f"{value:.2f}" for value in record.values()]
+        for record in records
+    ]
     columns = ["tokens", "messages", *PARTS]
     show(
-        "Controller time of a warm turn", columns, rows, keep="controller" if arguments.keep else "", weights=SIMULATED
+        "Controller time of a warm turn",
+        columns,
+        rows,
+        keep="controller" if arguments.keep else "",
+        weights=SIMULATED,
     )
     return None
 

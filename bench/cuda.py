@@ -1,6 +1,7 @@
-"""The few calls of CUDA's driver that the benchmarks need: device memory, and copies to it from pinned memory.
+"""The few calls of CUDA's driver that the benchmarks need: device memory, and copies to it from
+pinned memory.
 
-python -m bench.cuda MIB    # take device memory until MIB are left, print that, and wait for the end of the input
+python -m bench.cuda MIB    # take memory until MIB are left, print that, wait for the input's end
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class Device:
             self._call("cuMemFree_v2", pointer)
 
     def copy_rates(self, size: int, repeat: int = 5) -> tuple[float, float]:
-        """GB/s of one copy of ``size`` bytes out of the device and into it, from and to pinned memory; medians."""
+        """GB/s of one copy of ``size`` bytes out of the device and into it, from and to pinned
+        memory; medians.
+        """
         host = ctypes.c_void_p()
         self._call("cuMemAllocHost_v2", ctypes.byref(host), ctypes.c_size_t(size))
         try:
@@ -79,7 +82,9 @@ def open_device() -> Device | None:
 
 
 def hold_all_but(left_mib: int) -> None:
-    """Take device memory but for ``left_mib`` MiB, as long as the input is open. SystemExit if fewer are free."""
+    """Take device memory but for ``left_mib`` MiB, as long as the input is open. SystemExit if
+    fewer are free.
+    """
     device = open_device()
     if device is None:
         raise SystemExit("no GPU")

@@ -3,11 +3,12 @@
     python -m bench.draft_length [--keep]
     python -m bench.draft_length --against DIR    # and another checkout's controller
 
-A server decodes replies one after the other, or some at a time until the first of them has ended. The tokens that a
-source predicts are drawn once for each text, so that all ways of drafting get the same ones. Speeds are tokens of all
-replies a second, as multiples of that without drafts. `fixed` is the best single length for the text, chosen
-afterwards; `worst` is the slowest single run. With two sources the controller chooses between them and composes their
-drafts: `fixed` is then the head alone with a controller, and `worst` is the slowest run relative to that.
+A server decodes replies one after the other, or some at a time until the first of them has ended.
+The tokens that a source predicts are drawn once for each text, so that all ways of drafting get the
+same ones. Speeds are tokens of all replies a second, as multiples of that without drafts. `fixed`
+is the best single length for the text, chosen afterwards; `worst` is the slowest single run. With
+two sources the controller chooses between them and composes their drafts: `fixed` is then the head
+alone with a controller, and `worst` is the slowest run relative to that.
 """
 
 from __future__ import annotations
@@ -38,9 +39,11 @@ BOTH = (HEAD, COPY)
 
 @dataclass(frozen=True)
 class Machine:
-    """Milliseconds of steps by tokens, in line between them, of a draft of a head, and what the first two steps of
-    another width take longer: on a GPU one runs without a CUDA graph, and one captures it. Where a draft of more than
-    ``n_free`` tokens is not all right, the next step evaluates its right tokens again."""
+    """Milliseconds of steps by tokens, in line between them, of a draft of a head, and what the
+    first two steps of another width take longer: on a GPU one runs without a CUDA graph, and one
+    captures it. Where a draft of more than ``n_free`` tokens is not all right, the next step
+    evaluates its right tokens again.
+    """
 
     name: str
     step_ms: Mapping[int, float]
@@ -58,17 +61,41 @@ class Machine:
 
 
 MACHINES = (
-    # Widths to 7 by bench.gpu.speculative and the profile of single steps, wider ones as in bench.gpu_seconds.
+    # Widths to 7 by bench.gpu.speculative and the profile of single steps, wider ones as in
+    # bench.gpu_seconds.
     Machine(
         "27B, H200",
-        {1: 12.8, 2: 13.7, 3: 15.8, 4: 19.3, 5: 20.5, 6: 22.8, 7: 25.2, 32: 30.0, 64: 41.0, 128: 67.0, 512: 205.0},
+        {
+            1: 12.8,
+            2: 13.7,
+            3: 15.8,
+            4: 19.3,
+            5: 20.5,
+            6: 22.8,
+            7: 25.2,
+            32: 30.0,
+            64: 41.0,
+            128: 67.0,
+            512: 205.0,
+        },
         1.15,
         (4.5, 12.0),
         n_free=3,
     ),
     Machine(
         "35B-A3B, H200",
-        {1: 4.75, 2: 5.45, 3: 6.15, 4: 7.4, 5: 8.0, 32: 25.0, 64: 41.0, 128: 69.0, 256: 77.0, 512: 100.0},
+        {
+            1: 4.75,
+            2: 5.45,
+            3: 6.15,
+            4: 7.4,
+            5: 8.0,
+            32: 25.0,
+            64: 41.0,
+            128: 69.0,
+            256: 77.0,
+            512: 100.0,
+        },
         0.7,
         (4.5, 12.0),
         n_free=3,
@@ -77,37 +104,67 @@ MACHINES = (
     Machine("line of 0.5", {1: 10.0, 513: 2570.0}, 0.3),
 )
 REWRITING = (
-    # Settled steps after 12,000 tokens, with sampling; from 129 tokens on, batches of prompts and outputs apart.
+    # Settled steps after 12,000 tokens, with sampling; from 129 tokens on, batches of prompts and
+    # outputs apart.
     Machine(
         "27B, H100",
         {
-            1: 13.4, 2: 14.6, 3: 16.8, 4: 19.2, 5: 22.0, 7: 25.8, 9: 26.5, 13: 28.5, 17: 30.5, 25: 34.5, 33: 38.0,
-            49: 53.0, 65: 61.5, 129: 100.0, 257: 176.0,
+            1: 13.4,
+            2: 14.6,
+            3: 16.8,
+            4: 19.2,
+            5: 22.0,
+            7: 25.8,
+            9: 26.5,
+            13: 28.5,
+            17: 30.5,
+            25: 34.5,
+            33: 38.0,
+            49: 53.0,
+            65: 61.5,
+            129: 100.0,
+            257: 176.0,
         },
         1.4,
         (5.0, 18.0),
         n_free=3,
     ),
-    # A plain step and prompts as its owners published (bench/gpu_seconds.py), between them as on an H100.
+    # A plain step and prompts as its owners published (bench/gpu_seconds.py), between them as on an
+    # H100.
     Machine(
         "27B, RTX 3090",
-        {1: 23.3, 2: 24.5, 3: 27.0, 4: 30.5, 5: 33.0, 7: 40.0, 9: 46.0, 17: 60.0, 33: 84.0, 65: 120.0, 129: 195.0,
-         257: 330.0},
+        {
+            1: 23.3,
+            2: 24.5,
+            3: 27.0,
+            4: 30.5,
+            5: 33.0,
+            7: 40.0,
+            9: 46.0,
+            17: 60.0,
+            33: 84.0,
+            65: 120.0,
+            129: 195.0,
+            257: 330.0,
+        },
         2.2,
         (5.0, 14.0),
         n_free=3,
     ),
     MACHINES[1],
-)  # fmt: skip
+)
 
 
 Known = tuple[tuple[bool, bool], ...]
-"""Of one token, for each source: whether it is predicted, and whether anything is proposed there."""
+"""Of one token, for each source: whether it is predicted, and whether anything is proposed there.
+"""
 
 
 @dataclass(frozen=True)
 class Text:
-    """Replies of ``n_tokens``, ``n_seqs`` at a time; ``predicted`` has the guesses of ``sources`` for each token."""
+    """Replies of ``n_tokens``, ``n_seqs`` at a time; ``predicted`` has the guesses of ``sources``
+    for each token.
+    """
 
     name: str
     predicted: Callable[[random.Random, int], Iterator[Known]]
@@ -120,11 +177,15 @@ class Text:
 
 def steady(*shares: float, stretch: int = 200) -> Callable[[random.Random, int], Iterator[Known]]:
     """A head that is right with these chances, one after the other."""
-    return lambda rng, n: (((rng.random() < shares[i // stretch % len(shares)], True),) for i in range(n))
+    return lambda rng, n: (
+        ((rng.random() < shares[i // stretch % len(shares)], True),) for i in range(n)
+    )
 
 
 def copies(n_own: float, n_copied: float) -> Callable[[random.Random, int], Iterator[Known]]:
-    """Stretches of so many tokens on average: its own, where a source proposes some wrong tokens, and copied ones."""
+    """Stretches of so many tokens on average: its own, where a source proposes some wrong tokens,
+    and copied ones.
+    """
 
     def drawn(rng: random.Random, n: int) -> Iterator[Known]:
         copied = False
@@ -139,8 +200,9 @@ def copies(n_own: float, n_copied: float) -> Callable[[random.Random, int], Iter
 def beside(
     share: float, of_cache: Callable[[random.Random, int], Iterator[Known]], late: int = 0
 ) -> Callable[[random.Random, int], Iterator[Known]]:
-    """A head that is right with this chance, and the cache's guesses, of which it proposes the first ``late`` tokens
-    of a stretch only after the head's."""
+    """A head that is right with this chance, and the cache's guesses, of which it proposes the
+    first ``late`` tokens of a stretch only after the head's.
+    """
 
     def drawn(rng: random.Random, n: int) -> Iterator[Known]:
         since = 0
@@ -182,9 +244,16 @@ TEXTS = (
             ("copies of 300, own text of 10", copies(10, 300), {"n_tokens": 1500}),
         )
     ),
-    Text("head 70%, the cache always wrong, 4 replies", beside(0.7, copies(1e9, 1)), BOTH, n_seqs=4),
+    Text(
+        "head 70%, the cache always wrong, 4 replies", beside(0.7, copies(1e9, 1)), BOTH, n_seqs=4
+    ),
     *(
-        Text(f"head 70%, copies of {n}, own text of {m}, 4 replies", beside(0.7, copies(m, n), 4), BOTH, n_seqs=4)
+        Text(
+            f"head 70%, copies of {n}, own text of {m}, 4 replies",
+            beside(0.7, copies(m, n), 4),
+            BOTH,
+            n_seqs=4,
+        )
         for n, m in ((12, 30), (40, 40), (300, 10))
     ),
 )
@@ -195,7 +264,9 @@ NONE = as_tokens([])
 
 
 class Source:
-    """A source whose drafts are 1 for each right token and 0 for others; the head takes ``simulation``'s time."""
+    """A source whose drafts are 1 for each right token and 0 for others; the head takes
+    ``simulation``'s time.
+    """
 
     def __init__(self, simulation: Simulation, name: str) -> None:
         self.name, self.n_max = name, LIMITS[name]
@@ -214,7 +285,9 @@ class Source:
         first = end
         while first and known[first - 1][self._place][0]:
             first -= 1
-        return Match(MIN_MATCH + end - first, lambda n: self._known(job, len(draft), min(n, self.n_max)))
+        return Match(
+            MIN_MATCH + end - first, lambda n: self._known(job, len(draft), min(n, self.n_max))
+        )
 
     def end(self, key: int) -> None:
         pass
@@ -223,16 +296,23 @@ class Source:
         known = self._simulation.known[job.key]
         first = self._simulation.at[job.key] + n_before
         proposes = first < len(known) and known[first][self._place][1]
-        return tuple(int(each[self._place][0]) for each in known[first : first + n]) if proposes else ()
+        return (
+            tuple(int(each[self._place][0]) for each in known[first : first + n])
+            if proposes
+            else ()
+        )
 
 
 class Simulation:
-    """The replies of one text on one machine; ``fixed`` drafts that many tokens always, None as a controller chooses.
+    """The replies of one text on one machine; ``fixed`` drafts that many tokens always, None as a
+    controller chooses.
 
     Drafts come from the first ``n_sources`` of the text.
     """
 
-    def __init__(self, machine: Machine, text: Text, seed: int, fixed: int | None, n_sources: int = 2) -> None:
+    def __init__(
+        self, machine: Machine, text: Text, seed: int, fixed: int | None, n_sources: int = 2
+    ) -> None:
         self.machine, self.text, self.fixed = machine, text, fixed
         self.known: dict[int, list[Known]] = {}
         self.at: dict[int, int] = {}
@@ -254,7 +334,10 @@ class Simulation:
         text, machine, all_ms = self.text, self.machine, 0.0
         keys = range(reply * text.n_seqs, (reply + 1) * text.n_seqs)
         self.known = {key: list(text.predicted(self._written, text.n_tokens + 1)) for key in keys}
-        self.at, seqs = dict.fromkeys(keys, 0), {key: LiveSequence(key, text.n_tokens + 1) for key in keys}
+        self.at, seqs = (
+            dict.fromkeys(keys, 0),
+            {key: LiveSequence(key, text.n_tokens + 1) for key in keys},
+        )
         widths: tuple[int, ...] = ()  # the prompt was of another
         place = 0
         with ExitStack() as opened:
@@ -281,23 +364,34 @@ class Simulation:
     def _job(self, seq: LiveSequence, maximum: int) -> DraftJob:
         n_sure = 1 + self.at[seq.id] - seq.n
         maximum = maximum if self.fixed is None else min(maximum, self.fixed)
-        return DraftJob(seq.id, seq, (1,) * n_sure, min(maximum, self.machine.n_free) if n_sure > 1 else maximum)
+        return DraftJob(
+            seq.id, seq, (1,) * n_sure, min(maximum, self.machine.n_free) if n_sure > 1 else maximum
+        )
 
     def _evaluations(self, jobs: Sequence[DraftJob], drafts: Sequence[Draft]) -> tuple[int, ...]:
-        """Tokens of each evaluation: free rollback needs equal numbers of all replies in it, as in `verify_batches`."""
+        """Tokens of each evaluation: free rollback needs equal numbers of all replies in it, as in
+        `verify_batches`.
+        """
         n_each = [len(draft.tokens) for draft in drafts]
-        shorts = [len(job.sure) == 1 and n <= self.machine.n_free for job, n in zip(jobs, n_each, strict=True)]
+        shorts = [
+            len(job.sure) == 1 and n <= self.machine.n_free
+            for job, n in zip(jobs, n_each, strict=True)
+        ]
         shared = max((n for n, short in zip(n_each, shorts, strict=True) if short), default=0)
         groups: Counter[int] = Counter()
         for job, n, short in zip(jobs, n_each, shorts, strict=True):
             n_tokens = len(job.sure) + (shared if short else n)
-            groups[n_tokens if 0 < n_tokens - len(job.sure) <= self.machine.n_free < 1024 else 0] += n_tokens
+            groups[
+                n_tokens if 0 < n_tokens - len(job.sure) <= self.machine.n_free < 1024 else 0
+            ] += n_tokens
         return tuple(groups.values())
 
     def _step_ms(self, widths: Sequence[int], place: int) -> float:
         """Milliseconds of a step that evaluates so many tokens, one evaluation after the other."""
         machine, text, rng = self.machine, self.text, self._noise
-        depth = 1 + sum(self.at.values()) / text.n_seqs / 5000  # steps take longer with more context
+        depth = (
+            1 + sum(self.at.values()) / text.n_seqs / 5000
+        )  # steps take longer with more context
         ms = sum(map(machine.ms, widths)) * depth + (machine.graph_ms[place] if place < 2 else 0.0)
         return ms * (3 if rng.random() < text.noise / 5 else 1 + text.noise * rng.random())
 
@@ -309,8 +403,12 @@ def _n_right(draft: Sequence[int]) -> int:
 def record(machine: Machine, text: Text, seeds: Sequence[int]) -> dict[str, Any]:
     """Speeds of one text on one machine, from the start of a server on."""
     longest = max(LIMITS[source] for source in text.sources)
-    lengths: list[int | None] = [n for n in LENGTHS if n <= longest] if len(text.sources) == 1 else []
-    took = {n: [Simulation(machine, text, seed, n).ms() for seed in seeds] for n in (0, None, *lengths)}
+    lengths: list[int | None] = (
+        [n for n in LENGTHS if n <= longest] if len(text.sources) == 1 else []
+    )
+    took = {
+        n: [Simulation(machine, text, seed, n).ms() for seed in seeds] for n in (0, None, *lengths)
+    }
     speeds = {n: [plain / ms for plain, ms in zip(took[0], took[n], strict=True)] for n in took}
     found, worst = speeds[None], min(speeds[None])
     fixed = max(statistics.mean(speeds[n]) for n in (0, *lengths))
@@ -319,9 +417,12 @@ def record(machine: Machine, text: Text, seeds: Sequence[int]) -> dict[str, Any]
         fixed = statistics.mean(plain / ms for plain, ms in zip(took[0], head, strict=True))
         worst = min(ms / both for ms, both in zip(head, took[None], strict=True))
     return {
-        "machine": machine.name, "text": text.name, "fixed": fixed, "controller": statistics.mean(found),
+        "machine": machine.name,
+        "text": text.name,
+        "fixed": fixed,
+        "controller": statistics.mean(found),
         "worst": worst,
-    }  # fmt: skip
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -333,11 +434,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         compare("bench.draft_length", ["--seeds", str(options.seeds)], options.against, 1)
         return
     machines = MACHINES[:1] if options.quick else MACHINES
-    records = [record(machine, text, range(options.seeds)) for machine in machines for text in TEXTS]
+    records = [
+        record(machine, text, range(options.seeds)) for machine in machines for text in TEXTS
+    ]
     if options.json:
         tell(records)
         return
-    rows = [[f"{value:.3f}" if isinstance(value, float) else value for value in each.values()] for each in records]
+    rows = [
+        [f"{value:.3f}" if isinstance(value, float) else value for value in each.values()]
+        for each in records
+    ]
     columns = ["machine", "text", "best fixed length", "controller", "worst run"]
     keep = "draft-length" if options.keep else ""
     show("Speed with drafts, of that without", columns, rows, keep=keep, weights=SIMULATED)

@@ -1,11 +1,14 @@
-"""The largest difference between the logits of rewound or restored runs and a cold run, on any model and device.
+"""The largest difference between the logits of rewound or restored runs and a cold run, on any
+model and device.
 
-Runs are restored from RAM and from disk. The last column, the distance of two different prompts, is not 0.
+Runs are restored from RAM and from disk. The last column, the distance of two different prompts, is
+not 0.
 
     python -m bench.exact                              # the built-in tiny model
     python -m bench.exact -m model.gguf --tokens 3000
 
-Every other number should be 0. The tests check tiny models; this script is for full-size models on a GPU.
+Every other number should be 0. The tests check tiny models; this script is for full-size models on
+a GPU.
 """
 
 from __future__ import annotations
@@ -48,11 +51,21 @@ def difference(warm: Logits, cold: Logits) -> float:
     return float(np.max([np.abs(logits - cold[end]).max() for end, logits in warm.items()]))
 
 
-COLUMNS = ["cold again", "after saving", "rewound", "restored", "restored in part", "from disk", "other prompt"]
+COLUMNS = [
+    "cold again",
+    "after saving",
+    "rewound",
+    "restored",
+    "restored in part",
+    "from disk",
+    "other prompt",
+]
 
 
 def measure(loaded: Loaded, prompt: Prompt) -> list[float]:
-    """Differences, by COLUMNS: of a second cold run, of one that saved at each boundary, and of those that resumed."""
+    """Differences, by COLUMNS: of a second cold run, of one that saved at each boundary, and of
+    those that resumed.
+    """
     backend, tokens, cuts = loaded.backend, prompt.tokens, list(prompt.boundaries)
     ends = batch_ends(prompt, backend.facts.n_ubatch)
     cold = run(backend, tokens, ends)
@@ -64,13 +77,17 @@ def measure(loaded: Loaded, prompt: Prompt) -> list[float]:
     for cut in cuts:
         run(backend, tokens, [end for end in ends if end <= cut], start)
         rows = backend.memory.save_rows(0, start, cut)
-        segments.append(Segment(start, tokens[start:cut], rows.block, segments[-1] if segments else None))
+        segments.append(
+            Segment(start, tokens[start:cut], rows.block, segments[-1] if segments else None)
+        )
         states[cut] = backend.memory.save_state(0, cut)
         start = cut
     backend.memory.synchronize()
     found.append(difference(run(backend, tokens, ends, start), cold))
     known = PromptMatch(tokens)
-    saved = {cut: Snapshot(known.prefix(cut), segments[i], states[cut]) for i, cut in enumerate(cuts)}
+    saved = {
+        cut: Snapshot(known.prefix(cut), segments[i], states[cut]) for i, cut in enumerate(cuts)
+    }
 
     def resumed(snapshot: Snapshot, keep: int) -> float:
         """From ``snapshot`` on, with ``keep`` of the live rows."""
@@ -79,7 +96,11 @@ def measure(loaded: Loaded, prompt: Prompt) -> list[float]:
         return difference(run(backend, tokens, ends, snapshot.n), cold)
 
     # Rewound in place, restored from nothing, and from within a batch on.
-    found += [resumed(saved[cuts[2]], cuts[2]), resumed(saved[cuts[3]], 0), resumed(saved[cuts[1]], cuts[0] + 7)]
+    found += [
+        resumed(saved[cuts[2]], cuts[2]),
+        resumed(saved[cuts[3]], 0),
+        resumed(saved[cuts[1]], cuts[0] + 7),
+    ]
     found.append(resumed(through_disk(saved[cuts[3]], loaded.info.fingerprint, tokens), 0))
     backend.memory.clear(0)
     other = run(backend, tokens[::-1].copy(), ends)
@@ -92,21 +113,34 @@ def through_disk(snapshot: Snapshot, fingerprint: str, tokens: Tokens) -> Snapsh
         for step in ("write", "read"):
             store = DiskStore(Path(name), fingerprint, None, min_tokens=1)
             try:
-                found = store.write(snapshot) if step == "write" else store.read(snapshot.prefix, tokens)
+                found = (
+                    store.write(snapshot)
+                    if step == "write"
+                    else store.read(snapshot.prefix, tokens)
+                )
             finally:
                 store.close()
         assert isinstance(found, Snapshot)
         return found
 
 
-def differences(model: str, n: int, n_ubatch: int, n_threads: int) -> Iterator[tuple[tuple[str, str], list[float]]]:
-    """The findings of `measure` in each of SETTINGS, for a prompt of ``n`` tokens. SystemExit for too few."""
+def differences(
+    model: str, n: int, n_ubatch: int, n_threads: int
+) -> Iterator[tuple[tuple[str, str], list[float]]]:
+    """The findings of `measure` in each of SETTINGS, for a prompt of ``n`` tokens. SystemExit for
+    too few.
+    """
     tokens = np.random.default_rng(5).integers(0, 200, n)
     prompt = Prompt.of(tokens, [n // 10, n // 4, n // 2, n * 9 // 10])
     if missing := {*prompt.boundaries} - {*batch_ends(prompt, n_ubatch)}:
-        raise SystemExit(f"no batch ends at {min(missing)}, a place to resume from: give other --tokens or another -ub")
+        raise SystemExit(
+            f"no batch ends at {min(missing)}, a place to resume from: give other --tokens or "
+            "another -ub"
+        )
     for kv, flash in SETTINGS:
-        settings = ModelSettings(path=model, n_ctx=n + 64, n_ubatch=n_ubatch, type_k=kv, type_v=kv, flash_attn=flash)
+        settings = ModelSettings(
+            path=model, n_ctx=n + 64, n_ubatch=n_ubatch, type_k=kv, type_v=kv, flash_attn=flash
+        )
         loaded = load(replace(settings, n_threads=n_threads))
         reserve_pinned(None)
         yield (kv, flash), measure(loaded, prompt)
@@ -132,7 +166,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     title = "Largest difference of logits from a cold run"
     rows = [[*setting, *row] for setting, row in found]
     weights = f"real, {Path(options.model).stem}"
-    show(title, ["KV", "flash", *COLUMNS], rows, keep="exact" if options.keep else "", weights=weights)
+    show(
+        title,
+        ["KV", "flash", *COLUMNS],
+        rows,
+        keep="exact" if options.keep else "",
+        weights=weights,
+    )
     if any(row[:-1] != [0.0] * (len(COLUMNS) - 1) for _, row in found):
         raise SystemExit("a run that was resumed is not the cold one")
 

@@ -1,7 +1,8 @@
 """Replies compared with a cold run's, token for token and bit for bit, on pyctl and llama-server.
 
     python -m bench.exact_replies -m smollm2.gguf --llama-server FILE
-    DIR/python -m bench.exact_replies -m smollm2.gguf --llama-server DIR/lib/llama-server --flags "-ngl 99"
+    DIR/python -m bench.exact_replies -m smollm2.gguf --llama-server DIR/lib/llama-server --flags
+    "-ngl 99"
 
 Each of ``--conversations`` has three turns. With one client it also has a repeated
 request, a branch and an edit, and between conversations the server ends by SIGTERM and by SIGKILL,
@@ -50,9 +51,17 @@ QUESTIONS = (
 OTHER_QUESTION = "Translate the first words into French."
 
 COLUMNS = (
-    "server", "clients", "replies", "same bits", "same tokens", "cached", "of prompt tokens",
-    "wall s", "first token ms", "decode tokens/s",
-)  # fmt: skip
+    "server",
+    "clients",
+    "replies",
+    "same bits",
+    "same tokens",
+    "cached",
+    "of prompt tokens",
+    "wall s",
+    "first token ms",
+    "decode tokens/s",
+)
 
 
 @dataclass(frozen=True)
@@ -73,7 +82,9 @@ class Answered:
 
 
 def modes_of(options: argparse.Namespace) -> list[Mode]:
-    """The servers to compare: pyctl by default, with --exact, with --exact and drafts, llama-server."""
+    """The servers to compare: pyctl by default, with --exact, with --exact and drafts,
+    llama-server.
+    """
     flags, ours = tuple(options.flags), tuple(PYCTL_SERVE)
     modes = [
         Mode("pyctl", (*ours, *flags), True),
@@ -153,7 +164,9 @@ def cold(server: AskedServer, answered: Answered) -> list[TimedReply]:
     return [known[repr(messages)] for messages, _ in answered.replies]
 
 
-def row_of(mode: Mode, n_clients: int, answered: Answered, expected: Sequence[TimedReply]) -> list[object]:
+def row_of(
+    mode: Mode, n_clients: int, answered: Answered, expected: Sequence[TimedReply]
+) -> list[object]:
     """The cells of one run."""
     warm = [reply for _, reply in answered.replies]
     pairs = list(zip(warm, expected, strict=True))
@@ -166,9 +179,17 @@ def row_of(mode: Mode, n_clients: int, answered: Answered, expected: Sequence[Ti
     rate = statistics.median(rates) if n_clients == 1 else n_predicted / answered.wall_s
     first_ms = statistics.median(reply.first_ms for reply in warm)
     return [
-        mode.name, n_clients, len(warm), n_same_bits, n_same_tokens, f"{n_cached:,}", f"{n_prompt:,}",
-        f"{answered.wall_s:.1f}", f"{first_ms:,.0f}", f"{rate:,.0f}",
-    ]  # fmt: skip
+        mode.name,
+        n_clients,
+        len(warm),
+        n_same_bits,
+        n_same_tokens,
+        f"{n_cached:,}",
+        f"{n_prompt:,}",
+        f"{answered.wall_s:.1f}",
+        f"{first_ms:,.0f}",
+        f"{rate:,.0f}",
+    ]
 
 
 def _tokens(reply: TimedReply) -> list[str]:
@@ -180,7 +201,9 @@ def measure(mode: Mode, options: argparse.Namespace, n_clients: int, work: Path)
     """Ask one mode's server everything, then a second one cold."""
     name = f"{mode.name.replace(' ', '-')}-{n_clients}"
     command = [*mode.command, "-m", options.model, "-t", str(options.threads), "-np", "4"]
-    kept = ["--kv-cache-dir", str(work / name), "--kv-cache-min-tokens", "64"] if mode.is_pyctl else []
+    kept = (
+        ["--kv-cache-dir", str(work / name), "--kv-cache-min-tokens", "64"] if mode.is_pyctl else []
+    )
     server = AskedServer(mode.name, [*command, *kept], work / f"{name}.log")
     with server:
         answered = Conversations(server, n_clients, options.conversations).run()
@@ -196,8 +219,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     add_model(parser, str(builtin_model()))
     parser.add_argument("--llama-server", default="", metavar="COMMAND")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4])
-    parser.add_argument("--modes", nargs="+", default=[], metavar="NAME", help="of the first column")
-    parser.add_argument("--flags", type=shlex.split, default=[], help="for all servers, in one argument")
+    parser.add_argument(
+        "--modes", nargs="+", default=[], metavar="NAME", help="of the first column"
+    )
+    parser.add_argument(
+        "--flags", type=shlex.split, default=[], help="for all servers, in one argument"
+    )
     parser.add_argument("--conversations", type=int, default=12)
     quick = {"conversations": 2, "clients": [1, 2], "modes": ["pyctl --exact"]}
     options = parse(parser, argv, **quick)
@@ -208,10 +235,20 @@ def main(argv: Sequence[str] | None = None) -> None:
                 try:
                     rows.append(measure(mode, options, n_clients, Path(work)))
                 except (OSError, HTTPException, ValueError) as error:
-                    rows.append([mode.name, n_clients, str(error)[-200:], *[""] * (len(COLUMNS) - 3)])
+                    rows.append(
+                        [mode.name, n_clients, str(error)[-200:], *[""] * (len(COLUMNS) - 3)]
+                    )
                 print(*rows[-1], flush=True)
-    weights = "random" if options.model == str(builtin_model()) else f"real, {Path(options.model).stem}"
-    show("Replies compared with a cold run's", COLUMNS, rows, keep="exact-replies" * options.keep, weights=weights)
+    weights = (
+        "random" if options.model == str(builtin_model()) else f"real, {Path(options.model).stem}"
+    )
+    show(
+        "Replies compared with a cold run's",
+        COLUMNS,
+        rows,
+        keep="exact-replies" * options.keep,
+        weights=weights,
+    )
     if any("--exact" in str(row[0]) and row[2] != row[3] for row in rows):
         raise SystemExit("with --exact a reply differs from a cold run's")
 

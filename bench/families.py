@@ -1,16 +1,18 @@
-"""Whether every architecture of llama.cpp comes back from the cache with the bits of a cold run, and what it costs.
+"""Whether every architecture of llama.cpp comes back from the cache with the bits of a cold run,
+and what it costs.
 
     python -m bench.families --keep                  # the whole zoo, to bench/results/families.md
     python -m bench.families --only tiny-gemma3      # some of it
-    python -m bench.families --other DIR --keep      # one or two models of each class of memory, also on the libraries
+    python -m bench.families --other DIR --keep  # models of each class of memory, also on
                                                      # that `pyctl setup --llama-cpp` put into DIR
 
-Each model of `tools.generator.zoo` gets a client's requests: appended turns, edits, branches, regenerated replies,
-shortened histories, three conversations in turn, prompts beyond the window, and some of it again after a restart from
-disk; with KV in 8 bits, and two at a time, each alone afterwards. A cell counts the replies that differ from a cold
-run to the bit, of how many, and the largest difference of a log probability among the five best of each token. "early"
-is what an edit of an early message changes there: a row with a small number proves less. Each model runs in a separate
-process, since a failed assertion of llama.cpp ends it.
+Each model of `tools.generator.zoo` gets a client's requests: appended turns, edits, branches,
+regenerated replies, shortened histories, three conversations in turn, prompts beyond the window,
+and some of it again after a restart from disk; with KV in 8 bits, and two at a time, each alone
+afterwards. A cell counts the replies that differ from a cold run to the bit, of how many, and the
+largest difference of a log probability among the five best of each token. "early" is what an edit
+of an early message changes there: a row with a small number proves less. Each model runs in a
+separate process, since a failed assertion of llama.cpp ends it.
 """
 
 from __future__ import annotations
@@ -109,13 +111,35 @@ def _steps() -> list[Step]:
 
 STEPS = _steps()
 AGAIN = (
-    "appended, 4", "edited early", "branched", "shortened to 3", "shortened to 1", "in turn, a2", "in turn, b2",
-    "in turn, c2", "back to 4", "beyond, appended", "beyond, edited", "beyond, shortened", "odd, appended",
-)  # fmt: skip
+    "appended, 4",
+    "edited early",
+    "branched",
+    "shortened to 3",
+    "shortened to 1",
+    "in turn, a2",
+    "in turn, b2",
+    "in turn, c2",
+    "back to 4",
+    "beyond, appended",
+    "beyond, edited",
+    "beyond, shortened",
+    "odd, appended",
+)
 FEWER = (
-    "one turn", "appended, 2", "appended, 3", "appended, 4", "regenerated", "edited early", "branched",
-    "shortened to 3", "back to 4", "beyond the window", "beyond, appended", "beyond, edited", "beyond, shortened",
-)  # fmt: skip
+    "one turn",
+    "appended, 2",
+    "appended, 3",
+    "appended, 4",
+    "regenerated",
+    "edited early",
+    "branched",
+    "shortened to 3",
+    "back to 4",
+    "beyond the window",
+    "beyond, appended",
+    "beyond, edited",
+    "beyond, shortened",
+)
 
 
 def prompt_of(messages: Iterable[Message], replies: Mapping[str, Answer]) -> Prompt:
@@ -133,7 +157,9 @@ def prompt_of(messages: Iterable[Message], replies: Mapping[str, Answer]) -> Pro
 
 @dataclass(frozen=True)
 class Answer:
-    """``best`` are id and log probability of each token of the reply and of the five best in its place."""
+    """``best`` are id and log probability of each token of the reply and of the five best in its
+    place.
+    """
 
     tokens: tuple[int, ...]
     best: tuple[tuple[tuple[int, float], ...], ...]
@@ -141,16 +167,23 @@ class Answer:
     n_prompt: int
 
     def difference(self, other: Answer) -> float:
-        """The largest difference of a log probability, up to the first token that differs; of one that is not among the
-        best of both, what it is at least.
+        """The largest difference of a log probability, up to the first token that differs; of one
+        that is not among the best of both, what it is at least.
         """
         found = 0.0
         for one, two in zip(self.best, other.best, strict=False):
             mine, its = dict(one), dict(two)
-            found = max([found, *(abs(mine[token] - its[token]) for token in mine.keys() & its.keys())])
+            found = max(
+                [found, *(abs(mine[token] - its[token]) for token in mine.keys() & its.keys())]
+            )
             for these, those in ((mine, its), (its, mine)):
                 minimum = min(those.values())
-                found = max([found, *(value - minimum for token, value in these.items() if token not in those)])
+                found = max(
+                    [
+                        found,
+                        *(value - minimum for token, value in these.items() if token not in those),
+                    ]
+                )
             if one[0][0] != two[0][0]:
                 break
         return found
@@ -158,13 +191,21 @@ class Answer:
 
 def answers(engine: Engine, prompts: Sequence[Prompt], **fields: object) -> list[Answer]:
     """Replies to ``prompts``, asked at the same time; raises what a request failed with."""
-    made: Any = {"sampling": Sampling(temperature=0.0), "max_tokens": N_REPLY, "n_probs": N_BEST, **fields}
+    made: Any = {
+        "sampling": Sampling(temperature=0.0),
+        "max_tokens": N_REPLY,
+        "n_probs": N_BEST,
+        **fields,
+    }
     handles = [RequestHandle(Request(prompt, **made)) for prompt in prompts]
     for handle in handles:
         engine.submit(handle)
     while engine.step():
         pass
-    return [_answer(list(handle.drain()), prompt) for handle, prompt in zip(handles, prompts, strict=True)]
+    return [
+        _answer(list(handle.drain()), prompt)
+        for handle, prompt in zip(handles, prompts, strict=True)
+    ]
 
 
 def _answer(events: Sequence[object], prompt: Prompt) -> Answer:
@@ -179,7 +220,9 @@ def _answer(events: Sequence[object], prompt: Prompt) -> Answer:
 
 
 def empty_engine(backend: LlamaBackend, directory: Path | None, *, exact: bool) -> Engine:
-    """An engine whose sequences are empty, with a cache in RAM and, if asked for, in ``directory``."""
+    """An engine whose sequences are empty, with a cache in RAM and, if asked for, in
+    ``directory``.
+    """
     tier = None
     if directory is not None:
         store = DiskStore(directory, backend.memory.identity, None, min_tokens=32)
@@ -204,7 +247,9 @@ def cold_answer(backend: LlamaBackend, prompt: Prompt) -> Answer:
 
 @dataclass
 class Tally:
-    """Of ``n`` replies, the names of those that differ from the cold ones, and the largest difference."""
+    """Of ``n`` replies, the names of those that differ from the cold ones, and the largest
+    difference.
+    """
 
     n: int = 0
     unequal: list[str] = field(default_factory=list)
@@ -229,8 +274,10 @@ class Tally:
 
 @dataclass(frozen=True)
 class Sizes:
-    """RAM of all snapshots, in bytes for each of ``n_tokens`` different tokens: as they are, and as rows once and one
-    state for each of ``n_snapshots``; and likewise all files of the cache, 0 if they were not measured."""
+    """RAM of all snapshots, in bytes for each of ``n_tokens`` different tokens: as they are, and as
+    rows once and one state for each of ``n_snapshots``; and likewise all files of the cache, 0 if
+    they were not measured.
+    """
 
     n_snapshots: int
     n_tokens: int
@@ -241,7 +288,9 @@ class Sizes:
 
 @dataclass
 class Record:
-    """What was found out about one model; ``tallies`` by "KV mode" and what of llama.cpp ``refused``, by KV."""
+    """What was found out about one model; ``tallies`` by "KV mode" and what of llama.cpp
+    ``refused``, by KV.
+    """
 
     name: str
     memory: str = ""
@@ -261,7 +310,9 @@ MODES = {"default": False, "--exact": True}
 
 
 def measure(name: str, path: Path) -> Record:
-    """All of one model: each kind of KV, with and without --exact. The first kind defines the prompts."""
+    """All of one model: each kind of KV, with and without --exact. The first kind defines the
+    prompts.
+    """
     record, prompts = Record(name), dict[str, Prompt]()
     for kind, more in KINDS.items():
         given = {"n_ctx": N_CTX, "n_ubatch": N_UBATCH, "n_threads": 1, "n_seqs": 1, **more}
@@ -280,8 +331,12 @@ def measure(name: str, path: Path) -> Record:
     return record
 
 
-def _measure_first(record: Record, kind: str, backend: LlamaBackend, prompts: dict[str, Prompt]) -> None:
-    """Everything, and what is found on disk after a restart; fills in ``prompts``, which hold replies of cold runs."""
+def _measure_first(
+    record: Record, kind: str, backend: LlamaBackend, prompts: dict[str, Prompt]
+) -> None:
+    """Everything, and what is found on disk after a restart; fills in ``prompts``, which hold
+    replies of cold runs.
+    """
     cold: dict[str, Answer] = {}
     for step in STEPS:
         prompts[step.name] = prompt_of(step.messages, cold)
@@ -297,13 +352,20 @@ def _measure_first(record: Record, kind: str, backend: LlamaBackend, prompts: di
                     tally.count(name, answers(engine, [prompts[name]])[0], cold[name])
                 engine.prefix_cache.close()
                 if record.sizes is None:
-                    sizes, files = sizes_of(engine), (path for path in Path(directory).rglob("*") if path.is_file())
+                    sizes, files = (
+                        sizes_of(engine),
+                        (path for path in Path(directory).rglob("*") if path.is_file()),
+                    )
                     n_bytes = sum(path.stat().st_size for path in files)
                     record.sizes = replace(sizes, disk_per_token=n_bytes / sizes.n_tokens)
 
 
-def _measure_further(record: Record, kind: str, backend: LlamaBackend, prompts: Mapping[str, Prompt]) -> None:
-    """Fewer prompts, only from RAM; with several sequences first so many at a time, then one by one."""
+def _measure_further(
+    record: Record, kind: str, backend: LlamaBackend, prompts: Mapping[str, Prompt]
+) -> None:
+    """Fewer prompts, only from RAM; with several sequences first so many at a time, then one by
+    one.
+    """
     n_seqs = backend.facts.n_seqs
     cold = {name: cold_answer(backend, prompts[name]) for name in FEWER}
     for mode, exact in MODES.items():
@@ -312,7 +374,9 @@ def _measure_further(record: Record, kind: str, backend: LlamaBackend, prompts: 
             tally = record.tallies[pass_] = Tally()
             for at in range(0, len(FEWER), together):
                 names = FEWER[at : at + together]
-                for name, answer in zip(names, answers(engine, [prompts[name] for name in names]), strict=True):
+                for name, answer in zip(
+                    names, answers(engine, [prompts[name] for name in names]), strict=True
+                ):
                     tally.count(name, answer, cold[name])
             if n_seqs == 1:
                 break
@@ -320,7 +384,9 @@ def _measure_further(record: Record, kind: str, backend: LlamaBackend, prompts: 
 
 
 def sizes_of(engine: Engine) -> Sizes:
-    """What the snapshots of ``engine`` take; evaluates a text to find out what a row and a state are."""
+    """What the snapshots of ``engine`` take; evaluates a text to find out what a row and a state
+    are.
+    """
     cache = engine.prefix_cache.cache
     snapshots: list[Snapshot] = [*cache.snapshots(), *cache.ends]
     held = sum(segment.only_held_bytes for segment in cache.segments())
@@ -343,8 +409,12 @@ def sizes_of(engine: Engine) -> Sizes:
 
 
 def distinct(texts: Iterable[np.ndarray]) -> int:
-    """How many tokens ``texts``, each (n,) int32, have, where a beginning that several share counts once."""
-    ordered = sorted((text.astype(np.int32) for text in texts), key=lambda text: text.astype(">i4").tobytes())
+    """How many tokens ``texts``, each (n,) int32, have, where a beginning that several share counts
+    once.
+    """
+    ordered = sorted(
+        (text.astype(np.int32) for text in texts), key=lambda text: text.astype(">i4").tobytes()
+    )
     found, before = 0, np.empty(0, np.int32)
     for text in ordered:
         found += text.size - common_prefix(before, text)
@@ -353,19 +423,28 @@ def distinct(texts: Iterable[np.ndarray]) -> int:
 
 
 def in_own_process(name: str, libraries: Path | None = None) -> Record:
-    """The measurements of a separate process with ``libraries``, by default this one's; a failure names the assertion
-    or the last line."""
+    """The measurements of a separate process with ``libraries``, by default this one's; a failure
+    names the assertion or the last line.
+    """
     command = [*module_command("bench.families"), "--json", "--only", name]
-    chosen = {variable: str(libraries) for variable in (LIBRARY_PATH, MTMD_PATH)} if libraries is not None else {}
+    chosen = (
+        {variable: str(libraries) for variable in (LIBRARY_PATH, MTMD_PATH)}
+        if libraries is not None
+        else {}
+    )
     environ = {**os.environ, **chosen}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=MAX_SECONDS, env=environ)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=MAX_SECONDS, env=environ
+        )
     except subprocess.TimeoutExpired:
         return Record(name, failure=f"no end within {MAX_SECONDS} s")
     if done.returncode == 0:
         return msgspec.convert(json.loads(done.stdout.splitlines()[-1])["records"][0], Record)
     lines = done.stderr.splitlines()
-    asserted = [line for line in lines if "GGML_ASSERT" in line or line.startswith(("pyctl.", "ValueError"))]
+    asserted = [
+        line for line in lines if "GGML_ASSERT" in line or line.startswith(("pyctl.", "ValueError"))
+    ]
     text = (asserted or lines[-1:] or [f"exit code {done.returncode}"])[0]
     return Record(name, failure=re.sub(r"^\S*/", "", text))
 
@@ -381,20 +460,39 @@ CELLS = {
     "then alone --exact": "-np 2 again --exact",
 }
 """Columns, and the tallies that they show."""
-TITLE = f"The cache of every architecture against cold runs: {len(STEPS)} requests, then {len(AGAIN)} of these again"
-COLUMNS = ("model", "memory", *CELLS, "cached / from disk", "bytes per token, least, on disk", "early")
+TITLE = (
+    "The cache of every architecture against cold runs: "
+    f"{len(STEPS)} requests, then {len(AGAIN)} of these again"
+)
+COLUMNS = (
+    "model",
+    "memory",
+    *CELLS,
+    "cached / from disk",
+    "bytes per token, least, on disk",
+    "early",
+)
 
 
 def row_of(record: Record) -> list[object]:
     """One line of the table."""
     if record.failure:
         return [record.name, record.failure, *[""] * (len(COLUMNS) - 2)]
-    shares = " / ".join(f"{record.tallies[key].share:.0%}" for key in ("f16 default", "restart default"))
+    shares = " / ".join(
+        f"{record.tallies[key].share:.0%}" for key in ("f16 default", "restart default")
+    )
     sizes = record.sizes
     ram = f"{sizes.per_token:,.0f}, {sizes.min_per_token:,.0f}" if sizes else ""
     ram += f", {sizes.disk_per_token:,.0f}" if sizes and sizes.disk_per_token else ""
     cells = [cell(record, key) for key in CELLS.values()]
-    return [record.name, record.memory, *cells, shares, ram, f"{record.early:.0e}" if record.early else "0"]
+    return [
+        record.name,
+        record.memory,
+        *cells,
+        shares,
+        ram,
+        f"{record.early:.0e}" if record.early else "0",
+    ]
 
 
 def cell(record: Record, key: str) -> str:
@@ -412,8 +510,14 @@ def summary(records: Sequence[Record]) -> list[str]:
     for name, key in CELLS.items():
         tallies = [record.tallies[key] for record in whole if key in record.tallies]
         equal = sum(not tally.unequal for tally in tallies)
-        lines.append(f"{name}: {equal} of {len(tallies)} models have the bits of a cold run in all replies")
-    lines += [f"{record.name}: {kind} refused: {text}" for record in whole for kind, text in record.refused.items()]
+        lines.append(
+            f"{name}: {equal} of {len(tallies)} models have the bits of a cold run in all replies"
+        )
+    lines += [
+        f"{record.name}: {kind} refused: {text}"
+        for record in whole
+        for kind, text in record.refused.items()
+    ]
     return lines
 
 
@@ -422,16 +526,27 @@ RELEASE_COLUMNS = ("model", "memory", "release", *CELLS, "cached / from disk")
 
 
 def version_with(libraries: Path | None) -> str:
-    """llama.cpp's version as a process with ``libraries`` loads it, and what of the extension does not fit it."""
-    chosen = {variable: str(libraries) for variable in (LIBRARY_PATH, MTMD_PATH)} if libraries is not None else {}
+    """llama.cpp's version as a process with ``libraries`` loads it, and what of the extension does
+    not fit it.
+    """
+    chosen = (
+        {variable: str(libraries) for variable in (LIBRARY_PATH, MTMD_PATH)}
+        if libraries is not None
+        else {}
+    )
     shown = subprocess.run(
-        module_command("pyctl.cli.setup_check"), capture_output=True, check=True, env={**os.environ, **chosen}
+        module_command("pyctl.cli.setup_check"),
+        capture_output=True,
+        check=True,
+        env={**os.environ, **chosen},
     )
     facts = json.loads(shown.stdout)
     return "; ".join([facts["version"], *facts["losses"]])
 
 
-def rows_of_pairs(pairs: Iterable[tuple[Record, Record]], names: Sequence[str]) -> list[list[object]]:
+def rows_of_pairs(
+    pairs: Iterable[tuple[Record, Record]], names: Sequence[str]
+) -> list[list[object]]:
     """Two lines for each model: on the release of this environment, and on the other."""
     rows: list[list[object]] = []
     for pair in pairs:
@@ -442,13 +557,18 @@ def rows_of_pairs(pairs: Iterable[tuple[Record, Record]], names: Sequence[str]) 
 
 
 def compare(options: Any) -> list[str]:
-    """Measure the models on both releases and show one table; returns the names of models that failed."""
+    """Measure the models on both releases and show one table; returns the names of models that
+    failed.
+    """
     places = (None, options.other.resolve())
     versions = [version_with(place) for place in places]
     names = [re.sub(r".*llama\.cpp (\S+).*", r"\1", version) for version in versions]
     pairs = []
     with ThreadPoolExecutor(options.jobs) as pool:
-        tasks = [[pool.submit(in_own_process, model, place) for place in places] for model in options.only]
+        tasks = [
+            [pool.submit(in_own_process, model, place) for place in places]
+            for model in options.only
+        ]
         for here, there in tasks:
             pairs.append((here.result(), there.result()))
             for row in rows_of_pairs(pairs[-1:], names):
@@ -464,7 +584,10 @@ def compare(options: Any) -> list[str]:
         notes=notes,
     )
     return [
-        f"{record.name} on {name}" for pair in pairs for record, name in zip(pair, names, strict=True) if record.failure
+        f"{record.name} on {name}"
+        for pair in pairs
+        for record, name in zip(pair, names, strict=True)
+        if record.failure
     ]
 
 
@@ -472,10 +595,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--only", nargs="+", choices=list(ZOO), metavar="NAME")
     parser.add_argument(
-        "--other", type=Path, metavar="DIR", help="also measure with the libraries in DIR, built by pyctl setup"
+        "--other",
+        type=Path,
+        metavar="DIR",
+        help="also measure with the libraries in DIR, built by pyctl setup",
     )
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="models at the same time")
-    parser.add_argument("--json", action="store_true", help="measure in this process; print the records for a program")
+    parser.add_argument(
+        "--jobs", type=int, default=len(os.sched_getaffinity(0)), help="models at the same time"
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="measure in this process; print the records for a program",
+    )
     options = parse(parser, argv, only=["tiny-lfm2"], jobs=1)
     if options.json:
         with tempfile.TemporaryDirectory() as directory:

@@ -22,18 +22,28 @@ RENAMES = ": name "
 
 
 def head(source: Path) -> dict[str, str]:
-    """Commit, date, machine, command and weights of a page of results; ValueError if it lacks one."""
+    """Commit, date, machine, command and weights of a page of results; ValueError if it lacks
+    one.
+    """
     text = source.read_text(encoding="utf-8")
     lines = re.findall(r"^- (\w+): (.+)$", text.partition("\n|")[0], re.MULTILINE)
     found = json.loads(text)["machine"] if source.suffix == ".json" else dict(lines)
-    missing = [name for name in HEAD if not found.get(name) or (name == "commit" and not HASH.search(found[name]))]
+    missing = [
+        name
+        for name in HEAD
+        if not found.get(name) or (name == "commit" and not HASH.search(found[name]))
+    ]
     if missing:
-        raise ValueError(f"{source.name} lacks its {', '.join(missing)}: write '- {missing[0]}: ...' at its top")
+        raise ValueError(
+            f"{source.name} lacks its {', '.join(missing)}: write '- {missing[0]}: ...' at its top"
+        )
     return {name: found[name] for name in HEAD}
 
 
 def continued(old: dict[str, str], new: dict[str, str]) -> dict[str, str] | None:
-    """The head of a page that another command adds to; None if its commit, machine or weights are others."""
+    """The head of a page that another command adds to; None if its commit, machine or weights are
+    others.
+    """
     if any(old.get(name) != new[name] for name in ("commit", "machine", "weights")):
         return None
     commands = dict.fromkeys([*old["command"].split(", "), new["command"]])
@@ -41,7 +51,9 @@ def continued(old: dict[str, str], new: dict[str, str]) -> dict[str, str] | None
 
 
 def age(commit: str, root: Path = ROOT) -> str:
-    """How many commits are newer than ``commit``, marked if some of these changed batch ends, snapshots or drafts."""
+    """How many commits are newer than ``commit``, marked if some of these changed batch ends,
+    snapshots or drafts.
+    """
     n = _count(root, f"{commit}..HEAD")
     n_engine = _count(root, "--invert-grep", f"--grep={RENAMES}", f"{commit}..HEAD", "--", *ENGINE)
     if n is None or n_engine is None:

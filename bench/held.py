@@ -1,10 +1,12 @@
-"""The time to return to a conversation with held rows, against one more message in the current conversation.
+"""The time to return to a conversation with held rows, against one more message in the current
+conversation.
 
     python -m bench.held                                  # the tiny hybrid model
     python -m bench.held -m model.gguf --tokens 8192 32768
 
-Each way ends with the first logits of a message of 64 tokens. Both conversations have the same tokens in different
-cells, so logits must be bit-identical for every way. A return saves the state of the other conversation.
+Each way ends with the first logits of a message of 64 tokens. Both conversations have the same
+tokens in different cells, so logits must be bit-identical for every way. A return saves the state
+of the other conversation.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ REPEAT, N_MESSAGE = 7, 64
 
 @dataclass(frozen=True)
 class Returns:
-    """Milliseconds after ``n`` tokens: one more message, back to held rows, those in RAM; whether bits agree."""
+    """Milliseconds after ``n`` tokens: one more message, back to held rows, those in RAM; whether
+    bits agree.
+    """
 
     n: int
     append_ms: float
@@ -40,7 +44,9 @@ class Returns:
 
 
 def returns(backend: LlamaBackend, n: int) -> Returns:
-    """Two conversations of ``n`` tokens are on the device; the first time of each way is left out."""
+    """Two conversations of ``n`` tokens are on the device; the first time of each way is left
+    out.
+    """
     tokens = as_tokens(np.random.default_rng(n).integers(3, 200, n + N_MESSAGE))
     backend.memory.clear(0)
     for start in range(0, n, backend.facts.n_ubatch):
@@ -62,8 +68,10 @@ def returns(backend: LlamaBackend, n: int) -> Returns:
     back(rows)
     held.append(backend.memory.hold(0, 0, n))
     ways: list[tuple[str, Callable[[int], None]]] = [
-        ("append", lambda i: None), ("held", lambda i: back(held[i % 2])), ("ram", lambda i: back(rows)),
-    ]  # fmt: skip
+        ("append", lambda i: None),
+        ("held", lambda i: back(held[i % 2])),
+        ("ram", lambda i: back(rows)),
+    ]
     for name, way in ways:
         for i in range(REPEAT):
             backend.memory.synchronize()
@@ -77,7 +85,9 @@ def returns(backend: LlamaBackend, n: int) -> Returns:
     for each in held:
         backend.memory.release(each)
     append, on_device, ram = (statistics.median(times[name][1:]) for name, _ in ways)
-    return Returns(n, append, on_device, ram, all(np.array_equal(each, answers[0]) for each in answers))
+    return Returns(
+        n, append, on_device, ram, all(np.array_equal(each, answers[0]) for each in answers)
+    )
 
 
 def go_to(backend: LlamaBackend, n: int, state: State | None, source: Block | HeldRows) -> None:
@@ -100,7 +110,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         path = Path(options.model) if options.model else Path(directory) / "model.gguf"
         if not options.model:
             write_model(path, TINY_HYBRID)
-        settings = ModelSettings(path=str(path), n_ctx=3 * max(options.tokens) + 1024, n_seqs=2, flash_attn="on")
+        settings = ModelSettings(
+            path=str(path), n_ctx=3 * max(options.tokens) + 1024, n_seqs=2, flash_attn="on"
+        )
         backend = load(replace(settings, n_threads=options.threads)).backend
         reserve_pinned(None)
         found = [returns(backend, n) for n in options.tokens]
@@ -109,11 +121,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         tell([asdict(each) for each in found])
         return
     rows = [
-        [each.n, *(f"{ms:.1f}" for ms in (each.append_ms, each.held_ms, each.ram_ms)), "yes" if each.equal else "NO"]
+        [
+            each.n,
+            *(f"{ms:.1f}" for ms in (each.append_ms, each.held_ms, each.ram_ms)),
+            "yes" if each.equal else "NO",
+        ]
         for each in found
     ]
     columns = ["tokens", "append ms", "back, on the device", "back, from RAM", "equal bits"]
-    show("The first logits of a message of 64 tokens", columns, rows, keep="held" if options.keep else "")
+    show(
+        "The first logits of a message of 64 tokens",
+        columns,
+        rows,
+        keep="held" if options.keep else "",
+    )
 
 
 if __name__ == "__main__":

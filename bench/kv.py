@@ -1,8 +1,9 @@
-"""How fast rows and state leave and enter a context, against a copy of as many bytes in the same run.
+"""How fast rows and state leave and enter a context, against a copy of as many bytes in the same
+run.
 
 On a GPU that is one copy between pinned and device memory, elsewhere one from memory to memory.
 
-python -m bench.kv                 # a dense shape with 16 KiB of rows per token, and the tiny hybrid
+python -m bench.kv           # a dense shape with 16 KiB of rows per token, and the tiny hybrid
 python -m bench.kv -m model.gguf --tokens 8192 32768
 """
 
@@ -28,7 +29,9 @@ REPEAT = 5
 
 
 def rates(backend: LlamaBackend, n: int) -> list[Rate]:
-    """GB/s out and in for the rows of ``n`` tokens in one block and in 32 segments, and for the state."""
+    """GB/s out and in for the rows of ``n`` tokens in one block and in 32 segments, and for the
+    state.
+    """
     tokens = as_tokens(np.random.default_rng(0).integers(0, 200, n))
     backend.memory.clear(0)
     for start in range(0, n, backend.facts.n_ubatch):
@@ -71,7 +74,9 @@ def rates(backend: LlamaBackend, n: int) -> list[Rate]:
 
 @dataclass(frozen=True)
 class Rate:
-    """GB/s of ``size`` bytes of ``what``, at ``n`` tokens; ``copy_out`` and ``copy_in`` are the plain copies."""
+    """GB/s of ``size`` bytes of ``what``, at ``n`` tokens; ``copy_out`` and ``copy_in`` are the
+    plain copies.
+    """
 
     what: str
     n: int
@@ -85,10 +90,19 @@ class Rate:
         """As a row of the table."""
         moved = ((self.out, self.copy_out), (self.back, self.copy_in))
         shares = [f"{rate:.2f} ({rate / copy:.0%})" for rate, copy in moved]
-        return [self.what, self.n, f"{self.size / 1e6:,.1f}", f"{self.copy_out:.2f}", f"{self.copy_in:.2f}", *shares]
+        return [
+            self.what,
+            self.n,
+            f"{self.size / 1e6:,.1f}",
+            f"{self.copy_out:.2f}",
+            f"{self.copy_in:.2f}",
+            *shares,
+        ]
 
 
-def rate(what: str, n: int, size: int, out: Callable[[], object], back: Callable[[], object]) -> Rate:
+def rate(
+    what: str, n: int, size: int, out: Callable[[], object], back: Callable[[], object]
+) -> Rate:
     moved = [size / median_seconds(function, REPEAT) / 1e9 for function in (out, back)]
     return Rate(what, n, size, moved[0], moved[1], *copies(size))
 
@@ -117,7 +131,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                 paths[shape.name] = f"{directory}/{shape.name}.gguf"
                 write_model(paths[shape.name], shape)
         for name, path in paths.items():
-            settings = ModelSettings(path=str(path), n_ctx=max(options.tokens) + 64, flash_attn="on")
+            settings = ModelSettings(
+                path=str(path), n_ctx=max(options.tokens) + 64, flash_attn="on"
+            )
             loaded = load(replace(settings, n_threads=options.threads))
             reserve_pinned(None)
             found += [(name, rate) for n in options.tokens for rate in rates(loaded.backend, n)]
@@ -125,9 +141,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.json:
         tell([{"model": name, **asdict(rate)} for name, rate in found])
         return
-    columns = ["model", "what", "tokens", "MB", "copy out GB/s", "copy in GB/s", "out GB/s", "in GB/s"]
+    columns = [
+        "model",
+        "what",
+        "tokens",
+        "MB",
+        "copy out GB/s",
+        "copy in GB/s",
+        "out GB/s",
+        "in GB/s",
+    ]
     rows = [[name, *rate.cells()] for name, rate in found]
-    show("Rows and state out of and into a context", columns, rows, keep="kv" if options.keep else "")
+    show(
+        "Rows and state out of and into a context", columns, rows, keep="kv" if options.keep else ""
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """A bound for every policy: the tokens to evaluate if the future is known and bytes are limited.
 
-A linear programme: every state and every segment of rows may be kept, in any fraction, from one request that contains
-it to the next. The bound is optimistic: it allows a state at every token of a request.
+A linear programme: every state and every segment of rows may be kept, in any fraction, from one
+request that contains it to the next. The bound is optimistic: it allows a state at every token of a
+request.
 """
 
 from __future__ import annotations
@@ -19,15 +20,20 @@ __all__ = ["min_evaluated"]
 
 @dataclass(eq=False)
 class _Node:
-    """A prefix at which some request may resume; the requests that contain it have the numbers ``times``."""
+    """A prefix at which some request may resume; the requests that contain it have the numbers
+    ``times``.
+    """
 
     n: int
     parent: _Node | None = None
     times: list[int] = field(default_factory=list)
 
 
-def min_evaluated(prompts: Sequence[int], known: Sequence[Tokens], budget: float, row: float, state: float) -> float:
-    """Tokens that have to be evaluated for requests of ``prompts`` tokens, which with their replies are ``known``.
+def min_evaluated(
+    prompts: Sequence[int], known: Sequence[Tokens], budget: float, row: float, state: float
+) -> float:
+    """Tokens that have to be evaluated for requests of ``prompts`` tokens, which with their replies
+    are ``known``.
 
     ``budget`` is in bytes, for rows of ``row`` bytes each and states of ``state``.
     """
@@ -38,7 +44,9 @@ def min_evaluated(prompts: Sequence[int], known: Sequence[Tokens], budget: float
     costs: list[float] = []  # of each variable, negative: tokens saved
     entries: list[tuple[int, int, float]] = []  # constraint, variable, factor
     bounds: list[float] = []
-    used_at: list[list[tuple[int, float]]] = [[] for _ in prompts]  # before each request: variables and their bytes
+    used_at: list[list[tuple[int, float]]] = [
+        [] for _ in prompts
+    ]  # before each request: variables and their bytes
 
     def variable(cost: float = 0.0) -> int:
         costs.append(cost)
@@ -51,7 +59,9 @@ def min_evaluated(prompts: Sequence[int], known: Sequence[Tokens], budget: float
     kept: dict[tuple[_Node, int, str], int] = {}
 
     def keeping(node: _Node, until: int, kind: str, n_bytes: float) -> int | None:
-        """The variable of keeping a state or rows from the last request before ``until`` that contains ``node``."""
+        """The variable of keeping a state or rows from the last request before ``until`` that
+        contains ``node``.
+        """
         since = max((time for time in node.times if time < until), default=None)
         if since is None:
             return None
@@ -63,7 +73,9 @@ def min_evaluated(prompts: Sequence[int], known: Sequence[Tokens], budget: float
 
     for time, path in enumerate(paths):
         uses: list[tuple[int, float]] = []
-        through: defaultdict[_Node, list[int]] = defaultdict(list)  # who needs the rows between a node and its parent
+        through: defaultdict[_Node, list[int]] = defaultdict(
+            list
+        )  # who needs the rows between a node and its parent
         for node in path:
             if min(node.n, prompts[time] - 1) <= 0:
                 continue

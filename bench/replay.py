@@ -1,15 +1,17 @@
-"""Workloads on real servers with a tiny model: evaluated tokens against the floor, within the same RAM.
+"""Workloads on real servers with a tiny model: evaluated tokens against the floor, within the same
+RAM.
 
     python -m bench.replay
     python -m bench.replay --llama-server /path/to/llama-server --gib 4 8 16
-    python -m bench.replay --llama-server /path/to/llama-server --servers llama-server --only claude_code
+    python -m bench.replay --llama-server /path/to/llama-server --servers llama-server --only
+    claude_code
 
-The model has the 27B's ratio of state to rows, and budgets are in bytes of the 27B. The floor of a request is its
-tokens less those that any request before it, or its reply, had in the same places; a request is
-"late" if it evaluated more than twice its floor and 64 tokens. Half of llama-server's budget goes to its cache
-(--cache-ram), half to the checkpoints of its sequences, which it does not count. Otherwise both run with their
-defaults. Seconds are the evaluated tokens' with a 27B on an RTX 3090 (bench/gpu_seconds.py), in total and at
-most, without copies.
+The model has the 27B's ratio of state to rows, and budgets are in bytes of the 27B. The floor of a
+request is its tokens less those that any request before it, or its reply, had in the same places; a
+request is "late" if it evaluated more than twice its floor and 64 tokens. Half of llama-server's
+budget goes to its cache (--cache-ram), half to the checkpoints of its sequences, which it does not
+count. Otherwise both run with their defaults. Seconds are the evaluated tokens' with a 27B on an
+RTX 3090 (bench/gpu_seconds.py), in total and at most, without copies.
 """
 
 from __future__ import annotations
@@ -54,14 +56,22 @@ class Served:
     def _tokens(self, content: str) -> list[int]:
         return list(self._post("/tokenize", {"content": content, "parse_special": True})["tokens"])
 
-    def chat(self, messages: Sequence[Message], reply: Reply = PLAIN, tools: Sequence[Message] = ()) -> Message:
+    def chat(
+        self, messages: Sequence[Message], reply: Reply = PLAIN, tools: Sequence[Message] = ()
+    ) -> Message:
         how = {
             "messages": messages,
             "tools": list(tools),
             "chat_template_kwargs": {"enable_thinking": reply.thought > 0},
         }
         prompt = self._tokens(self._post("/apply-template", how)["prompt"])
-        body = {**how, "max_tokens": reply.n, "temperature": 0, "ignore_eos": True, "tool_choice": "none"}
+        body = {
+            **how,
+            "max_tokens": reply.n,
+            "temperature": 0,
+            "ignore_eos": True,
+            "tool_choice": "none",
+        }
         answer = self._post("/v1/chat/completions", body)
         message = answer["choices"][0]["message"]
         found = {"role": "assistant", "content": message.get("content") or ""}
@@ -94,7 +104,9 @@ class Served:
         self._known.add(as_tokens([*prompt, *self._tokens(said)]))
 
 
-def command_of(program: Sequence[str], model: Path, gib: float, more: Sequence[str], *, counts_all: bool) -> list[str]:
+def command_of(
+    program: Sequence[str], model: Path, gib: float, more: Sequence[str], *, counts_all: bool
+) -> list[str]:
     """``program`` within ``gib`` of the 27B, with all that lies in RAM counted."""
     mib = int(gib * 1024 / SCALE)
     flags = ["-m", str(model), "-c", str(N_CTX), "-t", "1", "--jinja", *more]
@@ -117,10 +129,18 @@ def replayed(command: Sequence[str], log: Path, workload: str) -> list[Turn]:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--llama-server", metavar="BINARY")
-    parser.add_argument("--servers", nargs="+", default=["pyctl", "llama-server"], choices=("pyctl", "llama-server"))
-    parser.add_argument("--only", nargs="+", default=list(GROUPS), choices=GROUPS, metavar="WORKLOAD")
-    parser.add_argument("--gib", nargs="+", type=float, default=[8.0], help="budgets, in bytes of the 27B")
-    parser.add_argument("--flags", default="", help='flags of both servers, such as --flags="-ngl 99"')
+    parser.add_argument(
+        "--servers", nargs="+", default=["pyctl", "llama-server"], choices=("pyctl", "llama-server")
+    )
+    parser.add_argument(
+        "--only", nargs="+", default=list(GROUPS), choices=GROUPS, metavar="WORKLOAD"
+    )
+    parser.add_argument(
+        "--gib", nargs="+", type=float, default=[8.0], help="budgets, in bytes of the 27B"
+    )
+    parser.add_argument(
+        "--flags", default="", help='flags of both servers, such as --flags="-ngl 99"'
+    )
     arguments = parse(parser, argv, only=["regenerate"])
     rows: list[list[object]] = []
     with tempfile.TemporaryDirectory() as name:
@@ -128,13 +148,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         model = cached_model(TINY_FAT, directory)
         binary = arguments.llama_server
         known = {"pyctl": PYCTL_SERVE, **({"llama-server": (binary,)} if binary else {})}
-        programs: dict[str, Sequence[str]] = {name: known[name] for name in arguments.servers if name in known}
+        programs: dict[str, Sequence[str]] = {
+            name: known[name] for name in arguments.servers if name in known
+        }
         everything: dict[tuple[float, str], list[Turn]] = {}
         for workload in arguments.only:
             for gib in arguments.gib:
                 cells: list[object] = []
                 for program, command in programs.items():
-                    full = command_of(command, model, gib, arguments.flags.split(), counts_all=program == "pyctl")
+                    full = command_of(
+                        command, model, gib, arguments.flags.split(), counts_all=program == "pyctl"
+                    )
                     turns = replayed(full, directory / f"{program}.log", workload)
                     everything.setdefault((gib, program), []).extend(turns)
                     cells += cells_of(turns)
@@ -142,7 +166,14 @@ def main(argv: Sequence[str] | None = None) -> None:
                 print(*rows[-1], flush=True)
         for gib in arguments.gib:
             totals = [everything[gib, program] for program in programs]
-            rows.append(["all", f"{gib:g}", len(totals[0]), *(cell for turns in totals for cell in cells_of(turns))])
+            rows.append(
+                [
+                    "all",
+                    f"{gib:g}",
+                    len(totals[0]),
+                    *(cell for turns in totals for cell in cells_of(turns)),
+                ]
+            )
     columns = ["workload", "GiB", "requests"]
     for program in programs:
         columns += [f"{program}: ratio", "late", "worst", f"s, {CARD.name}"]
@@ -156,7 +187,12 @@ def cells_of(turns: Sequence[Turn]) -> list[object]:
     worst = max(turns, key=lambda turn: turn.n_evaluated - 2 * turn.floor)
     took = [turn.seconds[CARD.name] for turn in turns]
     seconds = f"{sum(took):.1f} ({max(took):.1f})"
-    return [f"{evaluated / floor:.2f}", sum(map(is_late, turns)), f"{worst.n_evaluated}/{worst.floor}", seconds]
+    return [
+        f"{evaluated / floor:.2f}",
+        sum(map(is_late, turns)),
+        f"{worst.n_evaluated}/{worst.floor}",
+        seconds,
+    ]
 
 
 if __name__ == "__main__":

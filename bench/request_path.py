@@ -1,10 +1,12 @@
-"""The path of a chat request: the modules that it enters, and the calls from one module into another.
+"""The path of a chat request: the modules that it enters, and the calls from one module into
+another.
 
 python -m bench.request_path [--list]
 
-Runs `pyctl serve` on the built-in model in this process and follows one streamed chat completion, from the socket to
-the last byte, on every thread. A hop is a function of another module being called, counted once however often that
-happens. A stay is a module that is entered or returned to before the engine has the request.
+Runs `pyctl serve` on the built-in model in this process and follows one streamed chat completion,
+from the socket to the last byte, on every thread. A hop is a function of another module being
+called, counted once however often that happens. A stay is a module that is entered or returned to
+before the engine has the request.
 """
 
 from __future__ import annotations
@@ -27,21 +29,34 @@ from pyctl.cli import main as run
 from pyctl.cli import serve_command
 
 PACKAGE = os.path.dirname(os.path.abspath(pyctl.__file__)) + os.sep
-BODY = {"messages": [{"role": "user", "content": "My name is Ada."}], "max_tokens": 4, "temperature": 0, "stream": True}
+BODY = {
+    "messages": [{"role": "user", "content": "My name is Ada."}],
+    "max_tokens": 4,
+    "temperature": 0,
+    "stream": True,
+}
 
 
 class Trace:
-    """Calls between modules of the package while `on` is true; installed before any thread starts."""
+    """Calls between modules of the package while `on` is true; installed before any thread
+    starts.
+    """
 
     def __init__(self) -> None:
         self.on = False
         self.hops: dict[tuple[str, str, str], None] = {}
-        self.preparing: list[str] = []  # modules in the order in which they are entered and returned to
+        self.preparing: list[
+            str
+        ] = []  # modules in the order in which they are entered and returned to
         self._submitted = False
         self._names: dict[CodeType, str] = {}
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
-        if not self.on or event not in ("call", "return") or not frame.f_code.co_filename.startswith(PACKAGE):
+        if (
+            not self.on
+            or event not in ("call", "return")
+            or not frame.f_code.co_filename.startswith(PACKAGE)
+        ):
             return
         if not self._submitted and threading.current_thread().name != "pyctl-engine":
             self._submitted = frame.f_code.co_name == "submit"
@@ -63,13 +78,20 @@ class Trace:
     def _module(self, code: CodeType) -> str:
         name = self._names.get(code)
         if name is None:
-            name = code.co_filename[len(PACKAGE) :].removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+            name = (
+                code.co_filename[len(PACKAGE) :]
+                .removesuffix(".py")
+                .removesuffix("/__init__")
+                .replace("/", ".")
+            )
             self._names[code] = name
         return name
 
 
 def ask(port: int, trace: Trace) -> None:
-    """Two requests, the second of which is followed; then the server is stopped. SystemExit without a whole reply."""
+    """Two requests, the second of which is followed; then the server is stopped. SystemExit without
+    a whole reply.
+    """
     url = f"http://127.0.0.1:{port}"
     for _ in range(600):
         try:
@@ -79,14 +101,18 @@ def ask(port: int, trace: Trace) -> None:
             time.sleep(0.1)
     try:
         for follow in (False, True):
-            request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(BODY).encode())
+            request = urllib.request.Request(
+                f"{url}/v1/chat/completions", json.dumps(BODY).encode()
+            )
             request.add_header("content-type", "application/json")
             trace.on = follow
             with urllib.request.urlopen(request) as reply:
                 if b"[DONE]" not in reply.read():
                     raise SystemExit("the reply was not complete")
             trace.on = False
-            time.sleep(1)  # else what follows the first reply, on other threads, would count as the second's
+            time.sleep(
+                1
+            )  # else what follows the first reply, on other threads, would count as the second's
     finally:
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -113,11 +139,27 @@ def main(argv: Sequence[str] | None = None) -> None:
         for here, there, function in trace.hops:
             print(f"{here} -> {there}:{function}")
     rows = [
-        ("from the socket to the engine's queue", "stays", len(trace.preparing), len(set(trace.preparing))),
-        ("all the way, each call once", "hops", len(trace.hops), len({there for _, there, _ in trace.hops})),
+        (
+            "from the socket to the engine's queue",
+            "stays",
+            len(trace.preparing),
+            len(set(trace.preparing)),
+        ),
+        (
+            "all the way, each call once",
+            "hops",
+            len(trace.hops),
+            len({there for _, there, _ in trace.hops}),
+        ),
     ]
     columns = ["part of the way", "counted", "number", "modules"]
-    show("A chat request", columns, rows, keep="request_path" if options.keep else "", weights="real, built-in model")
+    show(
+        "A chat request",
+        columns,
+        rows,
+        keep="request_path" if options.keep else "",
+        weights="real, built-in model",
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Conversations in the shapes of programs that use a server, for a real server or a simulation.
 
-Lengths are characters; a tiny model has a token for each, so heads and results are as long in tokens as in the
-programs they are modelled on. All words are replaced.
+Lengths are characters; a tiny model has a token for each, so heads and results are as long in
+tokens as in the programs they are modelled on. All words are replaced.
 """
 
 from __future__ import annotations
@@ -14,14 +14,26 @@ from typing import Any, Protocol, TypeAlias
 
 from bench.common import words
 
-__all__ = ["AGENTS", "BUDGETED", "PLAIN", "WORKLOADS", "Answers", "Message", "Reply", "Workload", "text"]
+__all__ = [
+    "AGENTS",
+    "BUDGETED",
+    "PLAIN",
+    "WORKLOADS",
+    "Answers",
+    "Message",
+    "Reply",
+    "Workload",
+    "text",
+]
 
 Message: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Reply:
-    """How many characters the model thinks, replies, and writes into a call; a real model just goes on for so long."""
+    """How many characters the model thinks, replies, and writes into a call; a real model just goes
+    on for so long.
+    """
 
     said: int = 100
     thought: int = 0
@@ -38,7 +50,9 @@ PLAIN = Reply()
 class Answers(Protocol):
     """Answers chat requests: a server or a simulation."""
 
-    def chat(self, messages: Sequence[Message], reply: Reply = ..., tools: Sequence[Message] = ...) -> Message:
+    def chat(
+        self, messages: Sequence[Message], reply: Reply = ..., tools: Sequence[Message] = ...
+    ) -> Message:
         """The assistant's message, with what it thought as ``reasoning_content``."""
 
     def complete(self, prompt: str, reply: Reply = ...) -> str:
@@ -98,7 +112,9 @@ def named(*workloads: Workload) -> dict[str, Workload]:
     return {workload.__name__.strip("_"): workload for workload in workloads}
 
 
-def turn(server: Answers, conversation: list[Message], message: Message, reply: Reply = PLAIN) -> None:
+def turn(
+    server: Answers, conversation: list[Message], message: Message, reply: Reply = PLAIN
+) -> None:
     """One message and the reply to it, at the end of ``conversation``."""
     conversation.append(message)
     conversation.append(server.chat(conversation, reply))
@@ -112,7 +128,8 @@ def talked(server: Answers, n: int) -> list[Message]:
     return conversation
 
 
-# -- shapes ------------------------------------------------------------------------------------------------------------
+# -- shapes
+# ----------------------------------------------------------------------------------
 
 
 def growing(server: Answers) -> None:
@@ -140,7 +157,11 @@ def fan_out(server: Answers) -> None:
 def dynamic_tail(server: Answers) -> None:
     for i in range(12):
         question = {"role": "user", "content": f"{text('stable', 400)}\n{text(('found', i), 900)}"}
-        turn(server, [system("rag"), user("rules", 600), {"role": "assistant", "content": "Understood."}], question)
+        turn(
+            server,
+            [system("rag"), user("rules", 600), {"role": "assistant", "content": "Understood."}],
+            question,
+        )
 
 
 def branching(server: Answers) -> None:
@@ -156,7 +177,10 @@ def titles(server: Answers) -> None:
     conversation = [system("a")]
     for i in range(8):
         turn(server, conversation, user(i))
-        title = {"role": "user", "content": "Title for: " + conversation[-2]["content"] + conversation[-1]["content"]}
+        title = {
+            "role": "user",
+            "content": "Title for: " + conversation[-2]["content"] + conversation[-1]["content"],
+        }
         server.chat([system("title writer", 300), title])
 
 
@@ -184,15 +208,19 @@ def sub_agents(server: Answers) -> None:
 
 
 WORKLOADS = named(
-    *(growing, shortened, alternating, fan_out, sub_agents), *(dynamic_tail, branching, titles, regenerate, tool_loop)
+    *(growing, shortened, alternating, fan_out, sub_agents),
+    *(dynamic_tail, branching, titles, regenerate, tool_loop),
 )
 
 
-# -- more than a budget holds ------------------------------------------------------------------------------------------
+# -- more than a budget holds
+# ----------------------------------------------------------------------------------
 
 
 def three_agents(server: Answers, n_steps: int = 48, *, in_turn: bool = False) -> None:
-    """Three agents on one head take turns as they please; now and then one exchange is undone and asked again."""
+    """Three agents on one head take turns as they please; now and then one exchange is undone and
+    asked again.
+    """
     rng = random.Random(3)
     agents = [[system("head", 6000), user(("task", i), 400)] for i in range(3)]
     calls = Reply(said=40, thought=120, called=80)
@@ -215,7 +243,9 @@ def long_agents(server: Answers) -> None:
 
 
 def visits(server: Answers) -> None:
-    """Eight conversations of some length on separate heads; people come back to one of them and stay a while."""
+    """Eight conversations of some length on separate heads; people come back to one of them and
+    stay a while.
+    """
     rng = random.Random(5)
     people = [[system(("person", i), 1500), user((i, "first"), 800)] for i in range(8)]
     for visit in range(24):
@@ -244,7 +274,8 @@ BUDGETED, LONG = named(three_agents, visits, long_and_short), named(long_agents)
 """Contexts of a whole card, which take minutes."""
 
 
-# -- programs ----------------------------------------------------------------------------------------------------------
+# -- programs
+# ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -268,7 +299,9 @@ class Place:
 
 
 def places() -> Iterator[Place]:
-    """Sessions as they come: two in one folder on one day, the next day, another folder, the first again."""
+    """Sessions as they come: two in one folder on one day, the next day, another folder, the first
+    again.
+    """
     yield Place("2026-03-02", "parser", "clean")
     yield Place("2026-03-02", "parser", "two files")
     yield Place("2026-03-03", "parser", "three files")
@@ -300,31 +333,53 @@ def loop(
 
 
 def claude_code(server: Answers) -> None:
-    """A title, a long head with the environment late in it, reminders in the first message, a sub-agent."""
+    """A title, a long head with the environment late in it, reminders in the first message, a
+    sub-agent.
+    """
     listed, helpers = tools("claude", 16, 700), tools("claude", 12, 700)
     for i, place in enumerate(places()):
         title = [{"role": "system", "content": text("claude title", 900)}, user((i, "task"), 160)]
         server.chat(title, Reply(20))
-        head = f"{text('claude', 7000)}\n{place.environment}\n{text('claude later', 900)}\n{place.status}"
-        reminder = f"<system-reminder>\n{text('CLAUDE.md', 1800)}\nToday's date is {place.day}.\n</system-reminder>\n"
+        head = (
+            f"{text('claude', 7000)}\n{place.environment}\n"
+            f"{text('claude later', 900)}\n{place.status}"
+        )
+        reminder = (
+            f"<system-reminder>\n{text('CLAUDE.md', 1800)}\nToday's date is "
+            f"{place.day}.\n</system-reminder>\n"
+        )
         messages = [{"role": "system", "content": head}]
         messages.append({"role": "user", "content": reminder + text((i, "task"), 160)})
         loop(server, messages, (i, "main"), 5, listed)
         helper = f"{text('claude helper', 2500)}\n{place.environment}\n{place.status}"
-        loop(server, [{"role": "system", "content": helper}, user((i, "search"), 200)], (i, "helper"), 4, helpers)
+        loop(
+            server,
+            [{"role": "system", "content": helper}, user((i, "search"), 200)],
+            (i, "helper"),
+            4,
+            helpers,
+        )
         messages.append(user((i, "go on"), 90))
         loop(server, messages, (i, "more"), 4, listed)
 
 
 def codex(server: Answers) -> None:
-    """Instructions, then what the folder is like as a separate message; all reasoning comes back."""
+    """Instructions, then what the folder is like as a separate message; all reasoning comes
+    back.
+    """
     listed = tools("codex", 7, 600)
     for i, place in enumerate(places()):
         messages = [{"role": "system", "content": text("codex", 9000)}]
-        rules = f"# AGENTS.md instructions for /home/someone/{place.folder}\n{text(('AGENTS.md', place.folder), 1500)}"
+        rules = (
+            "# AGENTS.md instructions for "
+            f"/home/someone/{place.folder}\n{text(('AGENTS.md', place.folder), 1500)}"
+        )
         messages.append({"role": "user", "content": rules})
         messages.append(
-            {"role": "user", "content": f"<environment_context>\n{place.environment}\n</environment_context>"}
+            {
+                "role": "user",
+                "content": f"<environment_context>\n{place.environment}\n</environment_context>",
+            }
         )
         for j in range(2):
             messages.append(user((i, j), 150))
@@ -332,13 +387,20 @@ def codex(server: Answers) -> None:
 
 
 def opencode(server: Answers) -> None:
-    """A title with its own head; the environment in the middle of the head, rules of the folder after it."""
+    """A title with its own head; the environment in the middle of the head, rules of the folder
+    after it.
+    """
     listed = tools("opencode", 10, 1000)
     for i, place in enumerate(places()):
         title = [{"role": "system", "content": text("opencode title", 1400)}]
         title.append({"role": "user", "content": "Generate a title for this conversation:\n"})
-        server.chat([*title[:1], {"role": "user", "content": title[1]["content"] + text((i, "task"), 200)}], Reply(20))
-        head = f"{text('opencode', 5000)}\n{place.environment}\n{text(('rules', place.folder), 1800)}"
+        server.chat(
+            [*title[:1], {"role": "user", "content": title[1]["content"] + text((i, "task"), 200)}],
+            Reply(20),
+        )
+        head = (
+            f"{text('opencode', 5000)}\n{place.environment}\n{text(('rules', place.folder), 1800)}"
+        )
         messages = [{"role": "system", "content": head}, user((i, "task"), 200)]
         loop(server, messages, i, 6, listed)
         messages.append(user((i, "go on"), 80))
@@ -346,14 +408,23 @@ def opencode(server: Answers) -> None:
 
 
 def cline(server: Answers) -> None:
-    """The folder is named in the middle of the head, and each message ends in what the editor shows just now."""
+    """The folder is named in the middle of the head, and each message ends in what the editor shows
+    just now.
+    """
     for i, place in enumerate(places()):
         folder = f"(the current working directory /home/someone/{place.folder})"
-        head = f"{text('cline', 4000)}\n{folder}\n{text('cline tools', 6000)}\n{folder}\n{text('cline rules', 2500)}"
+        head = (
+            f"{text('cline', 4000)}\n{folder}\n{text('cline tools', 6000)}\n"
+            f"{folder}\n{text('cline rules', 2500)}"
+        )
         messages: list[Message] = [{"role": "system", "content": head}]
         for j in range(6):
             details = f"<environment_details>\n{text((place, j), 500)}\n</environment_details>"
-            asked = text((i, j, "task"), 300) if j == 0 else f"[read_file] Result:\n{text((i, j), 1500)}"
+            asked = (
+                text((i, j, "task"), 300)
+                if j == 0
+                else f"[read_file] Result:\n{text((i, j), 1500)}"
+            )
             messages.append({"role": "user", "content": f"{asked}\n{details}"})
             messages.append(server.chat(messages, Reply(said=150, thought=100)))
 
@@ -363,8 +434,14 @@ def qwen_code(server: Answers) -> None:
     listed = tools("qwen", 15, 500)
     for i, place in enumerate(places()):
         messages = [{"role": "system", "content": text("qwen", 8000)}]
-        tree = f"Today's date is {place.day}.\nFolder: {place.folder}\n{text(('tree', place.folder), 1200)}"
-        messages += [{"role": "user", "content": tree}, {"role": "assistant", "content": "Got it. Thanks!"}]
+        tree = (
+            f"Today's date is {place.day}.\nFolder: "
+            f"{place.folder}\n{text(('tree', place.folder), 1200)}"
+        )
+        messages += [
+            {"role": "user", "content": tree},
+            {"role": "assistant", "content": "Got it. Thanks!"},
+        ]
         for j in range(2):
             messages.append(user((i, j), 120))
             loop(server, messages, (i, j), 4, listed, keeps=False)
@@ -373,22 +450,41 @@ def qwen_code(server: Answers) -> None:
 def aider(server: Answers) -> None:
     """Files and reminders stand after the history, so new messages go into the middle."""
     for i, place in enumerate(places()):
-        head = [system("aider", 2500), *(user(("example", k), 200) if k % 2 == 0 else said(k, 300) for k in range(4))]
-        map_ = {"role": "user", "content": f"Here are summaries of files:\n{text(('map', place.folder), 2500)}"}
-        files = [{"role": "user", "content": f"I added these files:\n{text(('files', i), 2000)}"}, said("ok", 30)]
+        head = [
+            system("aider", 2500),
+            *(user(("example", k), 200) if k % 2 == 0 else said(k, 300) for k in range(4)),
+        ]
+        map_ = {
+            "role": "user",
+            "content": f"Here are summaries of files:\n{text(('map', place.folder), 2500)}",
+        }
+        files = [
+            {"role": "user", "content": f"I added these files:\n{text(('files', i), 2000)}"},
+            said("ok", 30),
+        ]
         history: list[Message] = []
         for j in range(4):
-            asked = {"role": "user", "content": f"{text((i, j), 200)}\n{text('aider reminder', 700)}"}
-            answer = server.chat([*head, map_, said("I see", 30), *history, *files, asked], Reply(said=400))
+            asked = {
+                "role": "user",
+                "content": f"{text((i, j), 200)}\n{text('aider reminder', 700)}",
+            }
+            answer = server.chat(
+                [*head, map_, said("I see", 30), *history, *files, asked], Reply(said=400)
+            )
             history += [user((i, j), 200), {"role": "assistant", "content": answer["content"]}]
             files[0] = {
                 "role": "user",
-                "content": f"I added these files:\n{text(('files', i, j), 300)}\n{text(('files', i), 1700)}",
+                "content": (
+                    "I added these "
+                    f"files:\n{text(('files', i, j), 300)}\n{text(('files', i), 1700)}"
+                ),
             }
 
 
 def continue_(server: Answers) -> None:
-    """Chats in an editor, and completions whose prompts have what is before and after a cursor that moves."""
+    """Chats in an editor, and completions whose prompts have what is before and after a cursor that
+    moves.
+    """
     listed = tools("continue", 8, 400)
     for i, place in enumerate(places()):
         messages = [system("continue", 1300)]
@@ -399,32 +495,53 @@ def continue_(server: Answers) -> None:
         before, after = text(("before", place.folder), 1600), text(("after", place.folder), 700)
         for j in range(6):
             typed = text(("typed", i), 60 + 25 * j)
-            server.complete(f"<|fim_prefix|>{before}\n{typed}<|fim_suffix|>{after}<|fim_middle|>", Reply(30))
+            server.complete(
+                f"<|fim_prefix|>{before}\n{typed}<|fim_suffix|>{after}<|fim_middle|>", Reply(30)
+            )
 
 
 def mini_swe(server: Answers) -> None:
-    """A short head, the task with the rules in one long message, then command and output, all as plain text."""
+    """A short head, the task with the rules in one long message, then command and output, all as
+    plain text.
+    """
     for i, place in enumerate(places()):
-        task = f"Please solve this issue:\n{text((i, 'issue'), 900)}\n{text('mini rules', 2500)}\n{place.environment}"
+        task = (
+            "Please solve this "
+            f"issue:\n{text((i, 'issue'), 900)}\n{text('mini rules', 2500)}\n{place.environment}"
+        )
         messages = [system("mini", 600), {"role": "user", "content": task}]
         rng = random.Random(i)
         for j in range(8):
             messages.append(server.chat(messages, Reply(said=150, thought=60)))
             messages.append(
-                {"role": "user", "content": f"<output>\n{text((i, j), rng.randrange(200, 2500))}\n</output>"}
+                {
+                    "role": "user",
+                    "content": f"<output>\n{text((i, j), rng.randrange(200, 2500))}\n</output>",
+                }
             )
 
 
 def open_webui(server: Answers) -> None:
-    """A chat; after each reply follow-ups, a title and tags are asked for, with the conversation so far inside."""
+    """A chat; after each reply follow-ups, a title and tags are asked for, with the conversation so
+    far inside.
+    """
     for i in range(5):
         messages = [system("webui", 400), user((i, 0), 300)]
         for j in range(4):
             messages.append(server.chat(messages, Reply(said=300)))
-            lines = (f"{each['role'].upper()}: {each['content']}" for each in messages[-6:] if each["role"] != "system")
+            lines = (
+                f"{each['role'].upper()}: {each['content']}"
+                for each in messages[-6:]
+                if each["role"] != "system"
+            )
             told = "\n".join(lines)
-            for task, n in (("follow-ups", 700), ("title", 900), ("tags", 600))[: 3 if j == 0 else 1]:
-                content = f"### Task:\n{text(task, n)}\n### Chat History:\n<chat_history>\n{told}\n</chat_history>"
+            for task, n in (("follow-ups", 700), ("title", 900), ("tags", 600))[
+                : 3 if j == 0 else 1
+            ]:
+                content = (
+                    f"### Task:\n{text(task, n)}\n### Chat "
+                    f"History:\n<chat_history>\n{told}\n</chat_history>"
+                )
                 server.chat([{"role": "user", "content": content}], Reply(said=40))
             messages.append(user((i, j + 1), 200))
 
@@ -433,12 +550,16 @@ def short_requests(server: Answers) -> None:
     """Titles, tags and follow-ups of 250 tokens each, on three short instructions."""
     for i in range(12):
         for task, n in (("title", 170), ("tags", 150), ("follow-ups", 190)):
-            content = f"### Task:\n{text(('short', task), n)}\n### Chat:\n{text((i, 'exchange'), 80)}"
+            content = (
+                f"### Task:\n{text(('short', task), n)}\n### Chat:\n{text((i, 'exchange'), 80)}"
+            )
             server.chat([{"role": "user", "content": content}], Reply(said=20))
 
 
 def sillytavern(server: Answers) -> None:
-    """Raw prompts: a card, lore that comes and goes in the middle, the last lines of the chat; swipes and new turns."""
+    """Raw prompts: a card, lore that comes and goes in the middle, the last lines of the chat;
+    swipes and new turns.
+    """
     card, story = text("card", 2600), text("story", 1500)
     lines = [f"{'Anna' if k % 2 else 'Bert'}: {text(('line', k), 160)}" for k in range(16)]
     for i in range(10):

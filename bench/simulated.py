@@ -1,6 +1,8 @@
-"""A server without a model: real engine and cache, tokens without cost, rows and states of a model's sizes.
+"""A server without a model: real engine and cache, tokens without cost, rows and states of a
+model's sizes.
 
-It serves hundreds of requests a second, to compare budgets and rules quickly. Its replies depend only on the request.
+It serves hundreds of requests a second, to compare budgets and rules quickly. Its replies depend
+only on the request.
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ def prompt_of(plain: str) -> Prompt:
     replies = headers(tokens, inner, _ASSISTANT) or ()
     turn = last_turn(tokens, inner, replies, tokens_of(_RESULT).tolist())
     raw = tokens[: starts[0] if starts.size else None]
-    return Prompt(tokens, inner, replies, turn, (), tuple((np.flatnonzero(raw == ord("\n")) + 1).tolist()))
+    return Prompt(
+        tokens, inner, replies, turn, (), tuple((np.flatnonzero(raw == ord("\n")) + 1).tolist())
+    )
 
 
 @dataclass(eq=False)
@@ -91,10 +95,11 @@ class _HeldRows:
 
 
 class SizedBackend:
-    """Sequences without content; each row has ``row_bytes``, each state ``state_bytes``. Says what it is told.
+    """Sequences without content; each row has ``row_bytes``, each state ``state_bytes``. Says what
+    it is told.
 
-    ``seconds`` are what all prompts, restores and saved states would have taken on each of DEVICES, where ``scale``
-    times as many bytes are copied.
+    ``seconds`` are what all prompts, restores and saved states would have taken on each of DEVICES,
+    where ``scale`` times as many bytes are copied.
     """
 
     heartbeat = 0
@@ -114,7 +119,9 @@ class SizedBackend:
         self.n_cells = n_cells
         self._scale = scale
         n_outputs = max(n_ubatch, n_seqs)
-        self.facts = BackendFacts(n_cells, n_cells, n_seqs, n_ubatch, n_outputs, batch_cost, False, 3, True, 3)
+        self.facts = BackendFacts(
+            n_cells, n_cells, n_seqs, n_ubatch, n_outputs, batch_cost, False, 3, True, 3
+        )
         self.row_bytes, self.state_bytes = row_bytes, state_bytes
         self.reply: Iterator[int] = iter(())
         self.n_evaluated = 0
@@ -131,7 +138,9 @@ class SizedBackend:
 
     vocabulary = control = memory
 
-    def evaluate(self, seq: int, tokens: Tokens, start: int, *, output: bool = True, picture: object = None) -> None:
+    def evaluate(
+        self, seq: int, tokens: Tokens, start: int, *, output: bool = True, picture: object = None
+    ) -> None:
         self._append(seq, int(tokens.size), start)
         self._spend(lambda device: device.batch(int(tokens.size), start))
 
@@ -142,7 +151,10 @@ class SizedBackend:
     def _append(self, seq: int, n: int, start: int) -> None:
         held = self._seqs[seq]
         if held.cells.size != start or held.at != start:
-            raise StateError(f"rows end at {held.cells.size}, the state at {held.at}, the batch starts at {start}")
+            raise StateError(
+                f"rows end at {held.cells.size}, the state at {held.at}, the batch starts at "
+                f"{start}"
+            )
         held.cells = np.concatenate([held.cells, self._take(n)])
         held.at = start + n
         self.n_evaluated += n
@@ -258,7 +270,9 @@ class SizedBackend:
             raise StateError("these rows are held no longer")
         return held.cells[first - held.first : last - held.first]
 
-    def restore(self, seq: int, first: int, spans: Sequence[Span], state: State | None = None) -> None:
+    def restore(
+        self, seq: int, first: int, spans: Sequence[Span], state: State | None = None
+    ) -> None:
         if spans:
             self._load_rows(seq, first, spans)
         if state is not None:
@@ -307,8 +321,9 @@ def _block(n_bytes: int) -> Block:
 
 @dataclass(frozen=True)
 class Turn:
-    """One request: its length, where others before it had parted from it, what was evaluated, and the ``seconds`` of
-    that, of what was restored and of the states saved, on each device."""
+    """One request: its length, where others before it had parted from it, what was evaluated, and
+    the ``seconds`` of that, of what was restored and of the states saved, on each device.
+    """
 
     n: int
     shared: int
@@ -336,13 +351,19 @@ class Known:
 
 
 class Scripted:
-    """Answers with text that depends only on the request; ``_ask`` gets each prompt and its reply as text."""
+    """Answers with text that depends only on the request; ``_ask`` gets each prompt and its reply
+    as text.
+    """
 
     def __init__(self, template: Template) -> None:
         self._template = template
 
-    def chat(self, messages: Sequence[Message], reply: Reply = PLAIN, tools: Sequence[Message] = ()) -> Message:
-        rendered = self._template.render(messages, tools=list(tools) or None, enable_thinking=reply.thought > 0)
+    def chat(
+        self, messages: Sequence[Message], reply: Reply = PLAIN, tools: Sequence[Message] = ()
+    ) -> Message:
+        rendered = self._template.render(
+            messages, tools=list(tools) or None, enable_thinking=reply.thought > 0
+        )
         seed = rendered[-3000:], len(rendered)
         message: Message = {"role": "assistant", "content": text((seed, "said"), reply.said)}
         out = message["content"]
@@ -353,7 +374,8 @@ class Scripted:
             value = text((seed, "called"), reply.called)
             message["tool_calls"] = [{"function": {"name": "run", "arguments": {"value": value}}}]
             out += (
-                f"\n\n<tool_call>\n<function=run>\n<parameter=value>\n{value}\n</parameter>\n</function>\n</tool_call>"
+                "\n\n<tool_call>\n<function=run>\n<parameter=value>\n"
+                f"{value}\n</parameter>\n</function>\n</tool_call>"
             )
         self._ask(rendered, out)
         return message
@@ -374,7 +396,12 @@ class Simulation(Scripted):
     """Answers with a separate engine; ``turns`` are the requests so far."""
 
     def __init__(
-        self, template: Template, backend: SizedBackend, budget: int | None, n_slots: int = 32, **settings: Any
+        self,
+        template: Template,
+        backend: SizedBackend,
+        budget: int | None,
+        n_slots: int = 32,
+        **settings: Any,
     ) -> None:
         super().__init__(template)
         self._backend = backend

@@ -1,10 +1,12 @@
-"""What an object store gives: the first token cold, from the directory, from the store, and if it hangs.
+"""What an object store gives: the first token cold, from the directory, from the store, and if it
+hangs.
 
     python -m bench.store                          # the built-in model
     python -m bench.store --model FILE --links 0 10 1    # Gbit/s; 0 is loopback as it is
 
-Real servers, each with its own directory: the first evaluates all prompts, the others restore them. The store is a
-folder of a small S3 server in this process, with the speed of a link. Seconds are medians of the prompts.
+Real servers, each with its own directory: the first evaluates all prompts, the others restore them.
+The store is a folder of a small S3 server in this process, with the speed of a link. Seconds are
+medians of the prompts.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ PIECE, HANGS = 2**18, -1.0
 
 
 class Link:
-    """Objects in ``folder``, and a link of ``rate`` Gbit/s through which they are read; 0: no limit, HANGS: never."""
+    """Objects in ``folder``, and a link of ``rate`` Gbit/s through which they are read; 0: no
+    limit, HANGS: never.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.rate = folder, 0.0
@@ -43,11 +47,23 @@ class Link:
 
     def listing(self, prefix: str) -> bytes:
         """All objects below ``prefix``, in one page."""
-        head, facts = '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">', '<ETag>"1"</ETag>'
-        facts += "<LastModified>2026-01-01T00:00:00.000Z</LastModified><StorageClass>STANDARD</StorageClass>"
-        found = [(path.relative_to(self.folder), path.stat().st_size) for path in (self.folder / prefix).glob("*")]
-        entries = (f"<Contents><Key>{key}</Key><Size>{size}</Size>{facts}</Contents>" for key, size in found)
-        return f"{head}<IsTruncated>false</IsTruncated>{''.join(entries)}</ListBucketResult>".encode()
+        head, facts = (
+            '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">',
+            '<ETag>"1"</ETag>',
+        )
+        facts += "<LastModified>2026-01-01T00:00:00.000Z</LastModified>"
+        facts += "<StorageClass>STANDARD</StorageClass>"
+        found = [
+            (path.relative_to(self.folder), path.stat().st_size)
+            for path in (self.folder / prefix).glob("*")
+        ]
+        entries = (
+            f"<Contents><Key>{key}</Key><Size>{size}</Size>{facts}</Contents>"
+            for key, size in found
+        )
+        return (
+            f"{head}<IsTruncated>false</IsTruncated>{''.join(entries)}</ListBucketResult>".encode()
+        )
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -85,32 +101,55 @@ class _Handler(BaseHTTPRequestHandler):
 def serving(folder: Path) -> Iterator[tuple[Link, dict[str, str]]]:
     """A link to ``folder``, and the environment of servers that use it."""
     link = Link(folder)
-    with ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"link": link})) as server:
+    with ThreadingHTTPServer(
+        ("127.0.0.1", 0), type("Handler", (_Handler,), {"link": link})
+    ) as server:
         server.block_on_close = False
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        keys = {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench", "AWS_REGION": "bench"}
+        keys = {
+            "AWS_ACCESS_KEY_ID": "bench",
+            "AWS_SECRET_ACCESS_KEY": "bench",
+            "AWS_REGION": "bench",
+        }
         yield link, {**keys, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_address[1]}"}
         link.end.set()
         server.shutdown()
 
 
 def asked(url: str, prompts: Sequence[str]) -> list[object]:
-    """Tokens of a prompt, median seconds to the first token, and the share of the tokens that was restored."""
+    """Tokens of a prompt, median seconds to the first token, and the share of the tokens that was
+    restored.
+    """
     seconds, n_cached, n_prompt = [], 0, 0
     for prompt in prompts:
-        body, began = {"messages": [{"role": "user", "content": prompt}], "max_tokens": 1}, time.perf_counter()
+        body, began = (
+            {"messages": [{"role": "user", "content": prompt}], "max_tokens": 1},
+            time.perf_counter(),
+        )
         timings = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=600).json()["timings"]
         seconds.append(time.perf_counter() - began)
-        n_cached, n_prompt = n_cached + timings["cache_n"], n_prompt + timings["cache_n"] + timings["prompt_n"]
+        n_cached, n_prompt = (
+            n_cached + timings["cache_n"],
+            n_prompt + timings["cache_n"] + timings["prompt_n"],
+        )
     median, share = sorted(seconds)[len(seconds) // 2], n_cached / n_prompt
     return [f"{n_prompt / len(prompts):,.0f}", f"{median:.3f}", f"{share:.0%}"]
 
 
-def measure(model: Sequence[str], prompts: Sequence[str], links: Sequence[float], root: Path) -> Iterator[list[object]]:
+def measure(
+    model: Sequence[str], prompts: Sequence[str], links: Sequence[float], root: Path
+) -> Iterator[list[object]]:
     """A row for each way to the first token; ``links`` are in Gbit/s."""
 
     def command(directory: str, store: str) -> list[str]:
-        flags = ["--kv-cache-dir", f"{root}/{directory}", "--disk-prefix-cache", "full", "--kv-store", store]
+        flags = [
+            "--kv-cache-dir",
+            f"{root}/{directory}",
+            "--disk-prefix-cache",
+            "full",
+            "--kv-store",
+            store,
+        ]
         return [*PYCTL_SERVE, *model, "-c", "16384", *flags]
 
     def store_of(server: ServerProcess) -> dict[str, Any]:
@@ -124,9 +163,14 @@ def measure(model: Sequence[str], prompts: Sequence[str], links: Sequence[float]
     with ServerProcess(first, root / "log") as server:
         yield ["from the directory, after a restart", *asked(server.url, prompts)]
     with serving(root / "store") as (link, environment):
-        ways = [(f"the store, {rate:g} Gbit/s" if rate else "the store, loopback", rate) for rate in links]
+        ways = [
+            (f"the store, {rate:g} Gbit/s" if rate else "the store, loopback", rate)
+            for rate in links
+        ]
         for number, (way, link.rate) in enumerate([*ways, ("a store that hangs", HANGS)]):
-            with ServerProcess(command(f"{number}", "s3://bench"), root / "log", environment=environment) as server:
+            with ServerProcess(
+                command(f"{number}", "s3://bench"), root / "log", environment=environment
+            ) as server:
                 asked(server.url, ["Hello. " * 1000])  # measures how fast this machine evaluates
                 while not store_of(server)["in_use"]:
                     time.sleep(0.1)
@@ -141,8 +185,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parse(parser, argv, characters=4000, links=[0])
     prompts = [words(seed, options.characters) for seed in range(5)]
     with tempfile.TemporaryDirectory() as name:
-        rows = list(measure(["-m", options.model] if options.model else [], prompts, options.links, Path(name)))
-    columns, title = ["way", "tokens", "s to the first token", "restored"], "Two servers and a store"
+        rows = list(
+            measure(
+                ["-m", options.model] if options.model else [], prompts, options.links, Path(name)
+            )
+        )
+    columns, title = (
+        ["way", "tokens", "s to the first token", "restored"],
+        "Two servers and a store",
+    )
     model = Path(options.model).stem if options.model else "built-in model"
     show(f"{title}, {model}", columns, rows, keep="store" * options.keep, weights=f"real, {model}")
 

@@ -1,4 +1,6 @@
-"""pyctl: a llama.cpp server and chat whose prefix cache outlives edits and restarts, also for hybrid models."""
+"""pyctl: a llama.cpp server and chat whose prefix cache outlives edits and restarts, also for
+hybrid models.
+"""
 
 from __future__ import annotations
 

@@ -44,7 +44,9 @@ class HostBuffer:
     """
 
     @staticmethod
-    def open(limit: int, ahead: int, keep: int = ..., quiet: float = 0.0, registered: bool = True) -> bool:
+    def open(
+        limit: int, ahead: int, keep: int = ..., quiet: float = 0.0, registered: bool = True
+    ) -> bool:
         """Open the arena of pinned memory, ``limit`` bytes at most, with ``ahead`` bytes ready beyond the used ones.
 
         Unused memory beyond ``keep`` bytes (all by default) returns to the system after ``quiet`` seconds without an

@@ -37,11 +37,16 @@ class NextnHead:
     def close(self) -> None:
         """Let go of the context, before it is freed."""
 
-    def evaluate(self, seq: int, start: int, tokens: Sequence[int], hidden: NDArray[np.float32]) -> int:
+    def evaluate(
+        self, seq: int, start: int, tokens: Sequence[int], hidden: NDArray[np.float32]
+    ) -> int:
         """Add a row for each of ``tokens`` from ``start`` on; ``hidden`` are as many, each of the token before."""
 
     def draft(
-        self, items: Sequence[tuple[int, int, Sequence[int], NDArray[np.float32]]], n: int, window: int = 1
+        self,
+        items: Sequence[tuple[int, int, Sequence[int], NDArray[np.float32]]],
+        n: int,
+        window: int = 1,
     ) -> tuple[list[list[int]], int]:
         """``n`` tokens, or fewer, after each item's: (sequence, start, tokens, hidden rows as in `evaluate`).
 

@@ -17,7 +17,9 @@ class RowStore:
     RuntimeError in one line for models that this cannot serve, a second time for one ``kv``, and without memory.
     """
 
-    def __init__(self, kv: ContextState, n_ctx: int, resident: Sequence[int], stages: int = 2) -> None: ...
+    def __init__(
+        self, kv: ContextState, n_ctx: int, resident: Sequence[int], stages: int = 2
+    ) -> None: ...
     def decode(self, batch: int) -> int:
         """Evaluate the llama_batch at this address, tokens that follow the rows; returns llama_decode's result.
 

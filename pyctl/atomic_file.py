@@ -1,6 +1,8 @@
-"""Atomic file writes: write a temp file, sync it, rename it. New files have mode 0600, new directories 0700.
+"""Atomic file writes: write a temp file, sync it, rename it. New files have mode 0600, new
+directories 0700.
 
-The writer holds a lock on its temp file. The lock shows whether the writer still runs, in any container.
+The writer holds a lock on its temp file. The lock shows whether the writer still runs, in any
+container.
 """
 
 from __future__ import annotations
@@ -46,13 +48,17 @@ def temp_name() -> str:
 
 
 def temp_pid(name: str) -> int | None:
-    """Id of the process that created the temp file ``name``; None if ``name`` is not a temp name."""
+    """Id of the process that created the temp file ``name``; None if ``name`` is not a temp
+    name.
+    """
     found = _TEMP.fullmatch(name)
     return int(found[1]) if found else None
 
 
 def make_private(directory: Path) -> None:
-    """Create ``directory`` and missing parents with mode 0700. Existing ones keep their mode. Raises OSError."""
+    """Create ``directory`` and missing parents with mode 0700. Existing ones keep their mode.
+    Raises OSError.
+    """
     if directory.is_dir():
         return
     if directory.parent != directory:
@@ -67,7 +73,9 @@ def make_private(directory: Path) -> None:
 
 
 def open_private(path: Path, flags: int) -> int:
-    """`os.open` that creates files with mode 0600, for any umask. Existing files keep their mode."""
+    """`os.open` that creates files with mode 0600, for any umask. Existing files keep their
+    mode.
+    """
     try:
         descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE)
     except FileExistsError:
@@ -79,8 +87,9 @@ def open_private(path: Path, flags: int) -> int:
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Open a regular file, a new one as `open_private` does. Raises OSError for links, and for pipes and devices, on
-    which a read may wait for ever."""
+    """Open a regular file, a new one as `open_private` does. Raises OSError for links, and for
+    pipes and devices, on which a read may wait for ever.
+    """
     flags |= os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = open_private(path, flags) if flags & os.O_CREAT else os.open(path, flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -96,7 +105,9 @@ def read_regular(path: Path, n_bytes: int = -1) -> bytes:
 
 
 def files_in(directory: Path) -> list[Path]:
-    """All that lies in ``directory``; nothing if it cannot be read or is a link, which may lead to others' files."""
+    """All that lies in ``directory``; nothing if it cannot be read or is a link, which may lead to
+    others' files.
+    """
     try:
         return [] if directory.is_symlink() else list(directory.iterdir())
     except OSError:
@@ -105,7 +116,8 @@ def files_in(directory: Path) -> list[Path]:
 
 @contextmanager
 def temp_path(directory: Path) -> Iterator[Path]:
-    """Create a locked temp file in ``directory`` for the time of the block, then remove it unless it was renamed.
+    """Create a locked temp file in ``directory`` for the time of the block, then remove it unless
+    it was renamed.
 
     Raises OSError.
     """
@@ -142,8 +154,8 @@ def _give_up(path: Path, descriptor: int) -> None:
 def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
     """Open a new file for writing that replaces ``path`` if the block ends without an exception.
 
-    Otherwise ``path`` keeps its content. Without ``sync``, a power failure may leave an empty file. Raises OSError if
-    the write fails, ValueError if ``path`` is not a valid name.
+    Otherwise ``path`` keeps its content. Without ``sync``, a power failure may leave an empty file.
+    Raises OSError if the write fails, ValueError if ``path`` is not a valid name.
     """
     temporary, descriptor = _locked_temp(path.parent)
     try:
@@ -158,7 +170,9 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
 
 
 def has_locks(directory: Path) -> bool:
-    """Whether the file system of ``directory`` has both flock and POSIX locks; True if that cannot be told."""
+    """Whether the file system of ``directory`` has both flock and POSIX locks; True if that cannot
+    be told.
+    """
     with suppress(OSError), temp_path(directory) as path, path.open("r+b") as file:
         for lock in (fcntl.flock, fcntl.lockf):
             try:
@@ -171,7 +185,9 @@ def has_locks(directory: Path) -> bool:
 
 
 def write_atomic(path: Path, data: bytes, *, sync: bool = True) -> None:
-    """Write ``data`` to ``path`` atomically: readers see the old file or the new one. Raises OSError."""
+    """Write ``data`` to ``path`` atomically: readers see the old file or the new one. Raises
+    OSError.
+    """
     with replacing(path, sync=sync) as file:
         file.write(data)
 
@@ -186,7 +202,9 @@ def sync_directory(directory: Path) -> None:
 
 
 def inode(path: Path) -> int:
-    """The number of the file at ``path``, which another file in its place does not have; 0 without one."""
+    """The number of the file at ``path``, which another file in its place does not have; 0 without
+    one.
+    """
     try:
         return path.stat().st_ino
     except OSError:
@@ -196,8 +214,8 @@ def inode(path: Path) -> int:
 def is_abandoned(path: Path, *, remove: bool = False) -> bool:
     """Whether ``path`` is a temp file whose writer no longer runs.
 
-    With ``remove`` such a file is removed while it is locked: one that was only just created has no lock yet, and its
-    writer would take it between the check and the removal.
+    With ``remove`` such a file is removed while it is locked: one that was only just created has no
+    lock yet, and its writer would take it between the check and the removal.
     """
     if temp_pid(path.name) is None:
         return False

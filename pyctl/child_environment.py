@@ -1,4 +1,6 @@
-"""The environment of child processes that run other people's programs or read their data: without secrets."""
+"""The environment of child processes that run other people's programs or read their data: without
+secrets.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ __all__ = ["child_environment"]
 _KEPT = frozenset(
     (
         *("HOME", "LOGNAME", "USER", "SHELL", "PATH", "TERM", "LANG", "LANGUAGE", "TZ", "TMPDIR"),
-        *("LD_LIBRARY_PATH", "SSL_CERT_DIR", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"),
+        *(
+            "LD_LIBRARY_PATH",
+            "SSL_CERT_DIR",
+            "SSL_CERT_FILE",
+            "REQUESTS_CA_BUNDLE",
+            "NODE_EXTRA_CA_CERTS",
+        ),
         *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
     )
 )
@@ -19,14 +27,18 @@ _KEPT = frozenset(
 _BEGINNINGS = ("LC_", "XDG_")
 
 
-def child_environment(more: Mapping[str, str] | None = None, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+def child_environment(
+    more: Mapping[str, str] | None = None, environ: Mapping[str, str] = os.environ
+) -> dict[str, str]:
     """What programs need of ``environ`` to find their files and the network, and ``more``.
 
-    Everything else stays out, since no rule tells keys and tokens by their names; so does a proxy with a password.
+    Everything else stays out, since no rule tells keys and tokens by their names; so does a proxy
+    with a password.
     """
     kept = {
         name: value
         for name, value in environ.items()
-        if (name.upper() in _KEPT or name.startswith(_BEGINNINGS)) and not ("PROXY" in name.upper() and "@" in value)
+        if (name.upper() in _KEPT or name.startswith(_BEGINNINGS))
+        and not ("PROXY" in name.upper() and "@" in value)
     }
     return {**kept, **(more or {})}

@@ -1,4 +1,6 @@
-"""Converters for the values of flags: each turns text into a value, or raises a ValueError that names the format."""
+"""Converters for the values of flags: each turns text into a value, or raises a ValueError that
+names the format.
+"""
 
 from __future__ import annotations
 
@@ -39,22 +41,30 @@ FALSE_WORDS = frozenset({"0", "off", "false", "disabled"})
 
 
 def integer(low: int | None = None, high: int = INT32_MAX, **named: int) -> Convert:
-    """Whole numbers within [low, high]; each name in ``named`` is a word that stands for its number."""
+    """Whole numbers within [low, high]; each name in ``named`` is a word that stands for its
+    number.
+    """
 
     def convert(text: str) -> int:
         if text in named:
             return named[text]
         if not re.fullmatch(r"[+-]?[0-9]+", text):
-            raise ValueError(f"{text!r} is not a whole number" + "".join(f" or {word}" for word in named))
+            raise ValueError(
+                f"{text!r} is not a whole number" + "".join(f" or {word}" for word in named)
+            )
         return int(_bounded(int(text), low, high))
 
     return convert
 
 
 def tokens(low: int | None = None, **named: int) -> Convert:
-    """Numbers of tokens, as `integer` takes them, or as contexts are called: "16k" is 16384, "1m" 1048576."""
+    """Numbers of tokens, as `integer` takes them, or as contexts are called: "16k" is 16384, "1m"
+    1048576.
+    """
     whole, sized = integer(low, **named), re.compile(r"\A([0-9]{1,9})([kKmM])\Z")
-    return lambda text: whole(sized.sub(lambda found: str(int(found[1]) << (10 if found[2] in "kK" else 20)), text))
+    return lambda text: whole(
+        sized.sub(lambda found: str(int(found[1]) << (10 if found[2] in "kK" else 20)), text)
+    )
 
 
 def number(low: float | None = None, high: float | None = None) -> Convert:
@@ -120,7 +130,9 @@ def printable(text: str) -> str:
 
 
 def directory(text: str) -> str:
-    """The path of a directory that exists or can be created. Raises ValueError for a file or an unknown home."""
+    """The path of a directory that exists or can be created. Raises ValueError for a file or an
+    unknown home.
+    """
     try:
         path = Path(text).expanduser()
     except RuntimeError:
@@ -136,7 +148,9 @@ def integers(text: str) -> tuple[int, ...]:
 
 
 def file_text(text: str) -> str:
-    """The contents of the UTF-8 file at ``text`` without a byte order mark. Raises ValueError if it cannot be read."""
+    """The contents of the UTF-8 file at ``text`` without a byte order mark. Raises ValueError if it
+    cannot be read.
+    """
     try:
         return Path(text).expanduser().read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
@@ -149,7 +163,9 @@ def file_text(text: str) -> str:
 def json_object(text: str) -> dict[str, Any]:
     """A JSON object. Raises ValueError for other text."""
     try:
-        value = json.loads(text, parse_constant=number())  # no NaN, which equals nothing, itself included
+        value = json.loads(
+            text, parse_constant=number()
+        )  # no NaN, which equals nothing, itself included
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from error
     if not isinstance(value, dict):
@@ -166,7 +182,9 @@ def web_address(text: str) -> str:
 
 
 def server_address(text: str) -> str:
-    """An http or https address, or ``unix://`` with the absolute path of a socket. Raises ValueError for others."""
+    """An http or https address, or ``unix://`` with the absolute path of a socket. Raises
+    ValueError for others.
+    """
     if re.fullmatch(r"unix:///[^\0]+", text):
         return text
     try:

@@ -17,8 +17,8 @@
     - BusyError            the queue is full (HTTP 503 with Retry-After)
     - LoadingError         the model is not loaded yet (HTTP 503 with Retry-After)
   + EngineError            llama.cpp failed during a request (HTTP 500)
-    - PreemptedError       an evaluation stopped early for a waiting request; the engine repeats it later
-    - StateError           bytes that do not fit the model's memory; a cache miss, never a failed request
+    - PreemptedError       an evaluation stopped for a waiting request; the engine repeats it later
+    - StateError           bytes that do not fit the model's memory; a cache miss, no failed request
     - NotWrittenError      a snapshot that a store did not write; other writes are unaffected
     - OutOfCellsError      the context has no free cells; the data to load may still be valid
 """
@@ -72,13 +72,14 @@ class RequestError(PyctlError):
 class ContextSizeError(RequestError):
     """The prompt exceeds the tokens that one request may have when it runs alone.
 
-    ``n_prompt_tokens`` and ``n_ctx`` are token counts. Tokenization may stop at the limit, so ``n_prompt_tokens`` may
-    be a lower bound.
+    ``n_prompt_tokens`` and ``n_ctx`` are token counts. Tokenization may stop at the limit, so
+    ``n_prompt_tokens`` may be a lower bound.
     """
 
     def __init__(self, n_prompt_tokens: int, n_ctx: int) -> None:
         super().__init__(
-            f"request ({n_prompt_tokens} tokens) exceeds the available context size ({n_ctx} tokens), try increasing it"
+            f"request ({n_prompt_tokens} tokens) exceeds the available context size "
+            f"({n_ctx} tokens), try increasing it"
         )
         self.n_prompt_tokens = n_prompt_tokens
         self.n_ctx = n_ctx
@@ -107,7 +108,10 @@ class ContentCodingError(RequestError):
     """Content codings that it decodes."""
 
     def __init__(self, coding: str) -> None:
-        super().__init__(f"bodies with content-encoding {coding[:80]!r} are not decoded, only one of {self.CODINGS}")
+        super().__init__(
+            f"bodies with content-encoding {coding[:80]!r} are not decoded, "
+            f"only one of {self.CODINGS}"
+        )
 
 
 class NotSupportedError(RequestError):
@@ -115,14 +119,21 @@ class NotSupportedError(RequestError):
 
 
 class ThreadError(RequestError):
-    """The request names a conversation that the server would have to keep, and may lack its earlier messages."""
+    """The request names a conversation that the server would have to keep, and may lack its earlier
+    messages.
+    """
 
     def __init__(self) -> None:
-        super().__init__("'thread' is not supported: no conversation is kept here; send all of it without 'thread'")
+        super().__init__(
+            "'thread' is not supported: no conversation is kept here; "
+            "send all of it without 'thread'"
+        )
 
 
 class UnavailableError(PyctlError):
-    """The server cannot answer now; the client may retry after ``retry_seconds``, 0: not this server."""
+    """The server cannot answer now; the client may retry after ``retry_seconds``, 0: not this
+    server.
+    """
 
     retry_seconds = 0
 
@@ -150,7 +161,9 @@ class EngineError(PyctlError):
 
 
 class PreemptedError(EngineError):
-    """An evaluation stopped early in favour of a waiting request; the caller restores the sequence to before it."""
+    """An evaluation stopped early in favour of a waiting request; the caller restores the sequence
+    to before it.
+    """
 
 
 class StateError(EngineError):
@@ -162,7 +175,9 @@ class NotWrittenError(EngineError):
 
 
 class OutOfCellsError(EngineError):
-    """The context has no free cells; the sequence is unchanged. Clients match the text, which is llama-server's."""
+    """The context has no free cells; the sequence is unchanged. Clients match the text, which is
+    llama-server's.
+    """
 
     def __init__(self) -> None:
         super().__init__("Context size has been exceeded.")

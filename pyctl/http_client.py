@@ -26,8 +26,8 @@ def is_loopback(host: str) -> bool:
 def http_client(url: str, **options: Any) -> httpx.Client:
     """Return a client for requests to ``url`` and its redirects; ``options`` are httpx's.
 
-    `http_proxy`, `https_proxy` and `all_proxy` apply as usual, except to loopback addresses, which no proxy reaches.
-    Raises ConfigError for a proxy that cannot be used.
+    `http_proxy`, `https_proxy` and `all_proxy` apply as usual, except to loopback addresses, which
+    no proxy reaches. Raises ConfigError for a proxy that cannot be used.
     """
     try:
         host = httpx.URL(url).host
@@ -37,8 +37,11 @@ def http_client(url: str, **options: Any) -> httpx.Client:
     direct: Mapping[str, None] = {f"all://{each}": None for each in (*_LOOPBACK, *own)}
     try:
         return httpx.Client(mounts=direct, **options)
-    # The names of httpx's faults: a scheme that it does not have, no library for SOCKS, no address at all.
+    # The names of httpx's faults: a scheme that it does not have, no library for SOCKS, no address
+    # at all.
     except (ImportError, ValueError, httpx.InvalidURL) as error:
         if own:  # the proxy is not needed
             return httpx.Client(trust_env=False, **options)
-        raise ConfigError(f"the proxy of the environment (http_proxy, https_proxy, all_proxy): {error}") from error
+        raise ConfigError(
+            f"the proxy of the environment (http_proxy, https_proxy, all_proxy): {error}"
+        ) from error

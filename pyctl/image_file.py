@@ -1,6 +1,8 @@
-"""Format and size of image files, from headers that decoders trust: checked before, without memory for pixels.
+"""Format and size of image files, from headers that decoders trust: checked before, without memory
+for pixels.
 
-By the PNG specification, ITU-T T.81 (JPEG), GIF89a, Microsoft's BITMAPINFOHEADER (BMP) and RFC 9649 (WebP).
+By the PNG specification, ITU-T T.81 (JPEG), GIF89a, Microsoft's BITMAPINFOHEADER (BMP) and RFC 9649
+(WebP).
 """
 
 from __future__ import annotations
@@ -20,7 +22,12 @@ __all__ = ["MAX_PIXELS", "ImageFile", "ImageKind"]
 
 ImageKind: TypeAlias = Literal["png", "jpeg", "gif", "bmp", "webp"]
 
-MAX_PIXELS = limit(64_000_000, "pixels of an image; half as many of WebP or with 16 bits a channel", "400", "request")
+MAX_PIXELS = limit(
+    64_000_000,
+    "pixels of an image; half as many of WebP or with 16 bits a channel",
+    "400",
+    "request",
+)
 _MAX_SIDE = limit(32_768, "width and height of an image", "400", "request", "pixels")
 _MAX_SEGMENTS = limit(65_536, "chunks of an image file before its pixels", "400", "request")
 _MAX_SCANNED = limit(1_000_000_000, "pixels of a JPEG, times its scans", "400", "request")
@@ -41,11 +48,14 @@ class ImageFile:
 
     @classmethod
     def of(cls, data: bytes) -> ImageFile:
-        """Parse the bytes ``data`` of a file. Raises RequestError if it is no supported image, too large or truncated.
+        """Parse the bytes ``data`` of a file. Raises RequestError if it is no supported image, too
+        large or truncated.
 
         Other damage shows only when the image is decoded.
         """
-        found = next(((kind, read) for magic, kind, read in _READERS if data.startswith(magic)), None)
+        found = next(
+            ((kind, read) for magic, kind, read in _READERS if data.startswith(magic)), None
+        )
         if found is None or (found[0] == "webp" and data[8:12] != b"WEBP"):
             raise RequestError("only PNG, JPEG, GIF, BMP and WebP images can be read")
         kind, read = found
@@ -54,9 +64,13 @@ class ImageFile:
         except (struct.error, IndexError, ValueError):
             raise RequestError(f"the {kind.upper()} image is cut off") from None
         if not (0 < width <= _MAX_SIDE and 0 < height <= _MAX_SIDE):
-            raise RequestError(f"the image has {width} x {height} pixels, each side must have 1 to {_MAX_SIDE}")
+            raise RequestError(
+                f"the image has {width} x {height} pixels, each side must have 1 to {_MAX_SIDE}"
+            )
         if width * height * cost > MAX_PIXELS:
-            raise RequestError(f"the image has {width} x {height} pixels, at most {MAX_PIXELS // cost} are allowed")
+            raise RequestError(
+                f"the image has {width} x {height} pixels, at most {MAX_PIXELS // cost} are allowed"
+            )
         return cls(data, kind, width, height)
 
     @cached_property
@@ -65,7 +79,8 @@ class ImageFile:
         return hashlib.blake2b(self.data, digest_size=16).digest()
 
     def check_inflated(self) -> None:
-        """Raise RequestError if the compressed pixels inflate to more or fewer bytes than the header implies.
+        """Raise RequestError if the compressed pixels inflate to more or fewer bytes than the
+        header implies.
 
         Call it before decoding: a few kilobytes of PNG may inflate to gigabytes.
         """
@@ -108,10 +123,14 @@ def _png(data: bytes) -> tuple[int, int, int]:
 _PNG_CHANNELS = {
     (colour, depth): channels
     for colour, channels, depths in (
-        (0, 1, (1, 2, 4, 8, 16)), (2, 3, (8, 16)), (3, 1, (1, 2, 4, 8)), (4, 2, (8, 16)), (6, 4, (8, 16)),
+        (0, 1, (1, 2, 4, 8, 16)),
+        (2, 3, (8, 16)),
+        (3, 1, (1, 2, 4, 8)),
+        (4, 2, (8, 16)),
+        (6, 4, (8, 16)),
     )
     for depth in depths
-}  # fmt: skip
+}
 
 
 def _png_chunks(data: bytes) -> Iterator[tuple[bytes, memoryview]]:
@@ -130,8 +149,18 @@ def _png_chunks(data: bytes) -> Iterator[tuple[bytes, memoryview]]:
     raise RequestError(f"the PNG image has more than {_MAX_SEGMENTS} parts")
 
 
-_PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
-"""Adam7 (PNG specification, section 8): for each pass the first column and line, and the steps in x and y."""
+_PASSES = (
+    (0, 0, 8, 8),
+    (4, 0, 8, 8),
+    (0, 4, 4, 8),
+    (2, 0, 4, 4),
+    (0, 2, 2, 4),
+    (1, 0, 2, 2),
+    (0, 1, 1, 2),
+)
+"""Adam7 (PNG specification, section 8): for each pass the first column and line, and the steps in x
+and y.
+"""
 
 
 def _png_bytes(data: bytes) -> int:
@@ -140,7 +169,11 @@ def _png_bytes(data: bytes) -> int:
     bits = depth * _PNG_CHANNELS[colour, depth]
     passes = _PASSES if interlace else ((0, 0, 1, 1),)
     sizes = ((-(-(width - x) // dx), -(-(height - y) // dy)) for x, y, dx, dy in passes)
-    return sum(((columns * bits + 7) // 8 + 1) * lines for columns, lines in sizes if columns > 0 and lines > 0)
+    return sum(
+        ((columns * bits + 7) // 8 + 1) * lines
+        for columns, lines in sizes
+        if columns > 0 and lines > 0
+    )
 
 
 def _jpeg(data: bytes) -> tuple[int, int, int]:
@@ -154,7 +187,9 @@ def _jpeg(data: bytes) -> tuple[int, int, int]:
             height, width = struct.unpack_from(">HH", data, pos + 4)
             n_scans = data.count(b"\xff\xda", pos)
             if width * height * n_scans > _MAX_SCANNED:
-                raise RequestError(f"the JPEG image has {n_scans} scans, which are too many for its size")
+                raise RequestError(
+                    f"the JPEG image has {n_scans} scans, which are too many for its size"
+                )
             if not n_scans or data.rfind(b"\xff\xd9", pos) < 0:
                 raise IndexError
             return width, height, 1

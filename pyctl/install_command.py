@@ -14,7 +14,9 @@ __all__ = ["install_command"]
 
 
 def install_command(requirement: str, prefix: Path = Path(sys.prefix)) -> str:
-    """The shell command that installs ``requirement`` into the environment at ``prefix``, this interpreter's."""
+    """The shell command that installs ``requirement`` into the environment at ``prefix``, this
+    interpreter's.
+    """
     wanted, python = shlex.quote(requirement), shlex.quote(sys.executable)
     if (prefix / "pipx_metadata.json").exists():
         return f"pipx inject {prefix.name} {wanted}"
@@ -22,6 +24,12 @@ def install_command(requirement: str, prefix: Path = Path(sys.prefix)) -> str:
         noted = {}
         with suppress(PackageNotFoundError, ValueError):  # a tree that nothing has installed
             noted = json.loads(distribution("pyctl-llama").read_text("direct_url.json") or "{}")
-        source = f"pyctl-llama @ {noted['url']}" if "url" in noted else "pyctl-llama"  # PyPI's pyctl is another project
+        source = (
+            f"pyctl-llama @ {noted['url']}" if "url" in noted else "pyctl-llama"
+        )  # PyPI's pyctl is another project
         return f"uv tool install --with {wanted} {shlex.quote(source)}"
-    return f"{python} -m pip install {wanted}" if find_spec("pip") else f"uv pip install --python {python} {wanted}"
+    return (
+        f"{python} -m pip install {wanted}"
+        if find_spec("pip")
+        else f"uv pip install --python {python} {wanted}"
+    )

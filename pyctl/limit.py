@@ -1,8 +1,10 @@
-"""Limits, declared where they are enforced; `python -m tools.limits` generates docs/limits.md from them.
+"""Limits, declared where they are enforced; `python -m tools.limits` generates docs/limits.md from
+them.
 
     MAX_STOPS = limit(256, "stop strings of a request", "400", "request")
 
-A limit that users can set is declared with its flag: ``SERVER.flag(64, "--queue", ..., limit=SetLimit(...))``.
+A limit that users can set is declared with its flag: ``SERVER.flag(64, "--queue", ...,
+limit=SetLimit(...))``.
 """
 
 from __future__ import annotations
@@ -17,13 +19,19 @@ N = TypeVar("N", int, float)
 LimitKind = Literal["request", "reply", "connection", "memory", "disk", "process"]
 """The bounded resource: a request, a reply, connections, RAM, disk, or the process itself."""
 
-LimitUnit = Literal["", "bytes", "MiB", "s", "tokens", "characters", "levels", "pixels", "bytes a second"]
-"""One spelling for each unit. "bytes" is shown as KiB, MiB or GiB; "" counts the subject of the limit."""
+LimitUnit = Literal[
+    "", "bytes", "MiB", "s", "tokens", "characters", "levels", "pixels", "bytes a second"
+]
+"""One spelling for each unit. "bytes" is shown as KiB, MiB or GiB; "" counts the subject of the
+limit.
+"""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """Bound ``value`` (in ``unit``) of ``what``; ``effect`` of exceeding it, for a client usually an HTTP status."""
+    """Bound ``value`` (in ``unit``) of ``what``; ``effect`` of exceeding it, for a client usually
+    an HTTP status.
+    """
 
     what: str
     value: float

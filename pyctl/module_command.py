@@ -1,8 +1,9 @@
-"""The command of every Python child process, and the script that it runs: ``module_command.py PATH MODULE ARGUMENTS``.
+"""The command of every Python child process, and the script that it runs: ``module_command.py PATH
+MODULE ARGUMENTS``.
 
-``python -m`` puts the current directory before all packages, so a file there with the name of a module would run.
-``-P`` needs Python 3.11, ``-I`` leaves out PYTHONPATH and the user's own packages, and before the code of ``-c`` runs,
-Python 3.13 imports modules from there.
+``python -m`` puts the current directory before all packages, so a file there with the name of a
+module would run. ``-P`` needs Python 3.11, ``-I`` leaves out PYTHONPATH and the user's own
+packages, and before the code of ``-c`` runs, Python 3.13 imports modules from there.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ __all__ = ["module_command"]
 
 
 def module_command(name: str, python: str = "", path: Sequence[str] | None = None) -> list[str]:
-    """The command that runs ``name`` as ``-m`` does, with the packages of this process and none of the current
-    directory, unless pyctl or the module lies there. Another ``python`` has its own packages, after ``path``."""
+    """The command that runs ``name`` as ``-m`` does, with the packages of this process and none of
+    the current directory, unless pyctl or the module lies there. Another ``python`` has its own
+    packages, after ``path``.
+    """
     if path is None:
         package = sys.modules.get(name.partition(".")[0])
         homes = [os.path.dirname(os.path.abspath(__file__)), *getattr(package, "__path__", ())]

@@ -1,4 +1,6 @@
-"""Child processes: those that run a module of this package, for work with a limit on time or memory, and their end."""
+"""Child processes: those that run a module of this package, for work with a limit on time or
+memory, and their end.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def start_module(name: str) -> subprocess.Popen[bytes]:
 
 
 def answer_of_module(name: str, data: bytes, seconds: float) -> bytes:
-    """The output of the module for ``data``. TimeoutExpired after ``seconds``, when it is killed with its children."""
+    """The output of the module for ``data``. TimeoutExpired after ``seconds``, when it is killed
+    with its children.
+    """
     with start_module(name) as process:
         try:
             said, _ = process.communicate(data, seconds)
@@ -39,5 +43,7 @@ def answer_of_module(name: str, data: bytes, seconds: float) -> bytes:
 
 
 def end_with_parent(number: signal.Signals) -> None:
-    """Have this process get the signal ``number`` when its parent ends, however that ends; a ``preexec_fn``."""
+    """Have this process get the signal ``number`` when its parent ends, however that ends; a
+    ``preexec_fn``.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)

@@ -17,11 +17,15 @@ from pyctl.image_file import ImageFile
 __all__ = ["ImageSpan", "Prompt", "Tokens", "as_tokens", "common_prefix"]
 
 Tokens: TypeAlias = NDArray[np.int32]
-"""Token ids, shape (n,), read-only once they are part of a Prompt. Ids of image tokens are negative."""
+"""Token ids, shape (n,), read-only once they are part of a Prompt. Ids of image tokens are
+negative.
+"""
 
 
 def as_tokens(values: ArrayLike) -> Tokens:
-    """A contiguous, read-only int32 copy of ``values``, shape (n,). Raises ValueError for more dimensions."""
+    """A contiguous, read-only int32 copy of ``values``, shape (n,). Raises ValueError for more
+    dimensions.
+    """
     tokens = np.array(values, dtype=np.int32, ndmin=1)
     if tokens.ndim != 1:
         raise ValueError(f"tokens must have one dimension, not {tokens.ndim}")
@@ -35,8 +39,8 @@ BLOCK = 4096
 
 def common_prefix(a: Tokens, b: Tokens) -> int:
     """The number of leading tokens that ``a`` and ``b`` share."""
-    # `tobytes` keeps the GIL. numpy's comparison releases it for each block, and on the engine's thread reacquiring it
-    # from a busy thread takes longer than the comparison.
+    # `tobytes` keeps the GIL. numpy's comparison releases it for each block, and on the engine's
+    # thread reacquiring it from a busy thread takes longer than the comparison.
     n = min(a.size, b.size)
     for start in range(0, n, BLOCK):
         low, high = start, min(start + BLOCK, n)
@@ -54,7 +58,8 @@ def common_prefix(a: Tokens, b: Tokens) -> int:
 
 @dataclass(frozen=True, eq=False)
 class ImageSpan:
-    """An image in a prompt that starts at token ``start`` and takes ``columns`` times ``lines`` tokens, row-major.
+    """An image in a prompt that starts at token ``start`` and takes ``columns`` times ``lines``
+    tokens, row-major.
 
     Images with the same ``key`` are equal to the model. ``source`` is the file.
     """
@@ -78,7 +83,9 @@ class ImageSpan:
     @cached_property
     def tokens(self) -> Tokens:
         """Placeholder ids of the image, shape (n_tokens,), all below -1: SHAKE-128 of the key."""
-        drawn = np.frombuffer(hashlib.shake_128(self.key).digest(4 * self.n_tokens), np.dtype("<u4"))
+        drawn = np.frombuffer(
+            hashlib.shake_128(self.key).digest(4 * self.n_tokens), np.dtype("<u4")
+        )
         ids = (drawn | np.uint32(1 << 31)).view(np.int32)
         return as_tokens(np.where(ids == -1, np.int32(-2), ids))
 
@@ -87,11 +94,12 @@ class ImageSpan:
 class Prompt:
     """Token ids of one request, and the positions at which prompts may diverge.
 
-    ``boundaries`` are token counts at which a message starts, ascending, each in (0, len(tokens)); the last one is the
-    generation header, if there is one. ``headers`` are the boundaries at which the assistant starts; None if the
-    template does not show them. ``turn`` is the header of the reply to the user's last message, before any tool
-    results; 0 if unknown. ``line_ends`` are token counts at which a line of raw text ends, ascending, before the first
-    message. Raises ValueError for boundaries out of order or out of range.
+    ``boundaries`` are token counts at which a message starts, ascending, each in (0, len(tokens));
+    the last one is the generation header, if there is one. ``headers`` are the boundaries at which
+    the assistant starts; None if the template does not show them. ``turn`` is the header of the
+    reply to the user's last message, before any tool results; 0 if unknown. ``line_ends`` are token
+    counts at which a line of raw text ends, ascending, before the first message. Raises ValueError
+    for boundaries out of order or out of range.
     """
 
     tokens: Tokens
@@ -105,11 +113,15 @@ class Prompt:
         previous = 0
         for boundary in self.boundaries:
             if not previous < boundary < self.tokens.size:
-                raise ValueError(f"boundary {boundary} is not ascending within (0, {self.tokens.size})")
+                raise ValueError(
+                    f"boundary {boundary} is not ascending within (0, {self.tokens.size})"
+                )
             previous = boundary
         end = 0
         for picture in self.pictures:
-            if picture.start < end or not np.array_equal(self.tokens[picture.start : picture.end], picture.tokens):
+            if picture.start < end or not np.array_equal(
+                self.tokens[picture.start : picture.end], picture.tokens
+            ):
                 raise ValueError(f"no image of these tokens at {picture.start}")
             end = picture.end
 
@@ -138,12 +150,16 @@ class Prompt:
         return self.headers[0] if self.headers and self.headers[0] > self.boundaries[0] else 0
 
     def first(self, n: int) -> Prompt:
-        """The first ``n`` tokens, or fewer so as not to split an image, with the boundaries and images within them."""
+        """The first ``n`` tokens, or fewer so as not to split an image, with the boundaries and
+        images within them.
+        """
         n = next((picture.start for picture in self.pictures if picture.start < n < picture.end), n)
         return Prompt(
             as_tokens(self.tokens[:n]),
             tuple(boundary for boundary in self.boundaries if boundary < n),
-            None if self.headers is None else tuple(header for header in self.headers if header < n),
+            None
+            if self.headers is None
+            else tuple(header for header in self.headers if header < n),
             self.turn if self.turn < n else 0,
             tuple(picture for picture in self.pictures if picture.end <= n),
             tuple(end for end in self.line_ends if end <= n),

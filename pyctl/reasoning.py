@@ -1,4 +1,6 @@
-"""The limit on the reasoning in a reply: read from a template and a request, kept to by the engine."""
+"""The limit on the reasoning in a reply: read from a template and a request, kept to by the
+engine.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,13 @@ __all__ = ["ReasoningLimit"]
 
 @dataclass(frozen=True)
 class ReasoningLimit:
-    """At most ``n_tokens`` between the text ``start`` and one of ``ends``; at the limit, the tokens ``forced`` follow.
+    """At most ``n_tokens`` between the text ``start`` and one of ``ends``; at the limit, the tokens
+    ``forced`` follow.
 
-    The block starts where the reply does, after blanks; one that ``recurs`` starts at any ``start``, and each has the
-    full limit. ``read`` are tokens of a block that the prompt already opens, its start included. ``texts`` are texts of
-    the control tokens in these tags; no other control token has any.
+    The block starts where the reply does, after blanks; one that ``recurs`` starts at any
+    ``start``, and each has the full limit. ``read`` are tokens of a block that the prompt already
+    opens, its start included. ``texts`` are texts of the control tokens in these tags; no other
+    control token has any.
     """
 
     n_tokens: int

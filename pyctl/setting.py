@@ -1,11 +1,13 @@
-"""User settings: the field of a frozen dataclass declares its default, flag, environment variable and help.
+"""User settings: the field of a frozen dataclass declares its default, flag, environment variable
+and help.
 
     @dataclass(frozen=True)
     class ServerSettings:
-        port: int = SERVER.flag(8080, "--port", "port to listen on", integer(0, 65535), "LLAMA_ARG_PORT")
+        port: int = SERVER.flag(8080, "--port", "port to listen on", integer(0, 65535),
+        "LLAMA_ARG_PORT")
 
-Each settings class stands in the module that reads it. The command line collects the flags from the fields
-(`flags_of`) and fills the class with the parsed values (`fill`).
+Each settings class stands in the module that reads it. The command line collects the flags from the
+fields (`flags_of`) and fills the class with the parsed values (`fill`).
 """
 
 from __future__ import annotations
@@ -41,10 +43,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag that sets the field ``dest``; ``names`` and ``off`` are separated by blanks, ``off`` are negations.
+    """A flag that sets the field ``dest``; ``names`` and ``off`` are separated by blanks, ``off``
+    are negations.
 
-    Without ``convert`` the flag is a switch that stores ``const``. ``bare`` is the value if none follows the flag
-    ("-fa -c 0" means "-fa on -c 0"). With ``many``, repeated flags join their tuples. --help shows ``default``.
+    Without ``convert`` the flag is a switch that stores ``const``. ``bare`` is the value if none
+    follows the flag ("-fa -c 0" means "-fa on -c 0"). With ``many``, repeated flags join their
+    tuples. --help shows ``default``.
     """
 
     names: str
@@ -89,8 +93,9 @@ class Section:
     ) -> T:
         """A field with ``default``, set by this flag and by ``also``.
 
-        ``shown`` replaces the default in --help. ``facts`` are added to the metadata of the field; one with
-        ``secret`` is or may hold a secret, such as a key in an address, and is shown to no client.
+        ``shown`` replaces the default in --help. ``facts`` are added to the metadata of the field;
+        one with ``secret`` is or may hold a secret, such as a key in an address, and is shown to no
+        client.
         """
         text = _shown(default, convert) if shown is None else shown
         first = Flag(names, help, convert, env, metavar, off, const, bare, many, default=text)
@@ -125,7 +130,9 @@ CHAT = Section("chat")
 
 
 def flags_of(owner: type[Any]) -> list[tuple[Section, Flag]]:
-    """The flags of ``owner``'s fields, in order, each with its destination, and their sections of --help."""
+    """The flags of ``owner``'s fields, in order, each with its destination, and their sections of
+    --help.
+    """
     return [
         (item.metadata["section"], replace(flag, dest=item.name))
         for item in fields(owner)

@@ -23,7 +23,9 @@ __all__ = [
     "without_addresses",
 ]
 
-_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_OBEYED = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 """Control characters, bidirectional overrides, line separators and lone surrogates."""
 
 
@@ -33,7 +35,9 @@ def clean(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """``text`` for one line of a log or table; non-printable characters become escapes, as in a repr."""
+    """``text`` for one line of a log or table; non-printable characters become escapes, as in a
+    repr.
+    """
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
@@ -46,7 +50,9 @@ _MARK = re.compile(r"<\|[^|<>\n]{1,30}\|>|</?think>")
 
 
 def plain(text: str) -> str:
-    """Token text for display, without markup and with role names; same rules as `plain` of page/static/dom.js."""
+    """Token text for display, without markup and with role names; same rules as `plain` of
+    page/static/dom.js.
+    """
     text = _HALF_MARK.sub("", text)
     text = _MESSAGE.sub(lambda found: _ROLES.get(found[1], f"{found[1]}: "), text)
     return " ".join(_MARK.sub(" ", text).split())
@@ -58,7 +64,9 @@ def reason_of(error: Exception) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``seconds`` for people, in at most two units: ``2.5 s``, ``42 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    """``seconds`` for people, in at most two units: ``2.5 s``, ``42 s``, ``3 min 20 s``, ``2 h 5
+    min``.
+    """
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -70,13 +78,20 @@ def duration(seconds: float) -> str:
 
 
 def without_addresses(text: str) -> str:
-    """``text`` with a note in place of each address with a scheme, whose path or query may hold a secret."""
-    return re.sub(r"\b[a-zA-Z][a-zA-Z0-9+.-]{0,20}://\S+", "(an address, in the server's log)", text)
+    """``text`` with a note in place of each address with a scheme, whose path or query may hold a
+    secret.
+    """
+    return re.sub(
+        r"\b[a-zA-Z][a-zA-Z0-9+.-]{0,20}://\S+", "(an address, in the server's log)", text
+    )
 
 
 def n_common(one: Sequence[Any], other: Sequence[Any]) -> int:
     """How many items two sequences have in common at the start."""
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return next(
+        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+        min(len(one), len(other)),
+    )
 
 
 def overlap(text: str, word: str) -> int:
@@ -95,12 +110,16 @@ def random_id() -> str:
 _MAX_SURROGATES = limit(200_000, "escaped surrogates of a text with half a pair", "400", "request")
 """Each takes a few microseconds of Python."""
 
-_SURROGATE = re.compile(rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(\\u[dD][c-fC-F][0-9a-fA-F]{2})?|[c-fC-F][0-9a-fA-F]{2})")
+_SURROGATE = re.compile(
+    rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(\\u[dD][c-fC-F][0-9a-fA-F]{2})?|[c-fC-F][0-9a-fA-F]{2})"
+)
 """A pair, whose second half is the group, or half of one. Each match has at most twelve bytes."""
 
 
 def with_whole_characters(body: bytes) -> bytes:
-    """JSON text with U+FFFD for each escape that is half a surrogate pair. ValueError if it has too many of them."""
+    """JSON text with U+FFFD for each escape that is half a surrogate pair. ValueError if it has too
+    many of them.
+    """
     if body.count(b"\\ud") + body.count(b"\\uD") > _MAX_SURROGATES:
         raise ValueError(f"more than {_MAX_SURROGATES} escaped surrogates")
     kept: list[bytes] = []
@@ -117,7 +136,9 @@ def with_whole_characters(body: bytes) -> bytes:
 
 
 def _n_backslashes_before(body: bytes, end: int) -> int:
-    """The length of the run of backslashes that ends at ``end``; looks at twice as many bytes at most."""
+    """The length of the run of backslashes that ends at ``end``; looks at twice as many bytes at
+    most.
+    """
     size = 8
     while True:
         window = body[max(end - size, 0) : end]

@@ -28,14 +28,15 @@ TESTS = Path(__file__).resolve().parent
 # No command that a test runs within this process keeps anything in the user's cache directory.
 os.environ["PYCTL_KV_CACHE"] = "off"
 
-# A runner that was started in the background may have left signals ignored, for us and for every child.
+# A runner that was started in the background may have left signals ignored, for us and for every
+# child.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 ownership.install()
 
-# How long an example takes says how busy the machine is. The examples are the same ones each time, unless PYCTL_FUZZ
-# asks for others.
+# How long an example takes says how busy the machine is. The examples are the same ones each time,
+# unless PYCTL_FUZZ asks for others.
 hypothesis.settings.register_profile(
     "calm",
     hypothesis.settings.default,
@@ -55,13 +56,17 @@ assert httpx.Client().timeout.read == 60.0
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Generator[None, None, None]:
-    """A foreign thread that touched the engine's parts fails the test, even where its exception was caught."""
+    """A foreign thread that touched the engine's parts fails the test, even where its exception was
+    caught.
+    """
     yield
     ownership.check()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test has the marker of its folder. Whole servers come first, so that none of them is the last one that runs."""
+    """A test has the marker of its folder. Whole servers come first, so that none of them is the
+    last one that runs.
+    """
     for item in items:
         item.add_marker(item.path.relative_to(TESTS).parts[0])
     items.sort(key=lambda item: item.get_closest_marker("process") is None)
@@ -73,7 +78,11 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     directory = tmp_path_factory.mktemp("models")
 
     def get(name: str) -> Path:
-        return cached_family(FAMILIES[name], directory) if name in FAMILIES else cached_model(SHAPES[name], directory)
+        return (
+            cached_family(FAMILIES[name], directory)
+            if name in FAMILIES
+            else cached_model(SHAPES[name], directory)
+        )
 
     return get
 
@@ -86,7 +95,8 @@ def tiny_mmproj(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def open_model(model_path: Callable[[str], Path]) -> Iterator[Callable[..., Loaded]]:
-    """open_model("tiny-hybrid", n_ubatch=64, drafts=...) -> a loaded model, of which every sequence is empty.
+    """open_model("tiny-hybrid", n_ubatch=64, drafts=...) -> a loaded model, of which every sequence
+    is empty.
 
     It is closed when the module's tests are done.
     """

@@ -23,7 +23,8 @@ def examples(n: int) -> int:
 def work(function: Callable[[], object]) -> int:
     """Calls that ``function`` makes, of Python's functions and C's, and their returns.
 
-    The same on every machine, unlike its time. What takes a C function for ever, pytest's time limit ends.
+    The same on every machine, unlike its time. What takes a C function for ever, pytest's time
+    limit ends.
     """
     counter = count()
     sys.setprofile(lambda *_: next(counter))

@@ -8,9 +8,15 @@ from typing import Any
 __all__ = ["function", "turned"]
 
 
-def function(name: str, *, required: Sequence[str] = (), description: str | None = None, **properties: Any) -> Any:
+def function(
+    name: str, *, required: Sequence[str] = (), description: str | None = None, **properties: Any
+) -> Any:
     """A tool of one function, whose arguments have the schemas ``properties``."""
-    schema = {"type": "object", "properties": properties, **({"required": list(required)} if required else {})}
+    schema = {
+        "type": "object",
+        "properties": properties,
+        **({"required": list(required)} if required else {}),
+    }
     described = {} if description is None else {"description": description}
     return {"type": "function", "function": {"name": name, **described, "parameters": schema}}
 

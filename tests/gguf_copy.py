@@ -13,18 +13,27 @@ from tools.generator import finish
 __all__ = ["copy_with"]
 
 
-def copy_with(source: Path, target: Path, metadata: Mapping[str, Any], without: tuple[str, ...] = ()) -> Path:
-    """Write ``source`` to ``target`` with more ``metadata``, and without some keys; return ``target``.
+def copy_with(
+    source: Path, target: Path, metadata: Mapping[str, Any], without: tuple[str, ...] = ()
+) -> Path:
+    """Write ``source`` to ``target`` with more ``metadata``, and without some keys; return
+    ``target``.
 
     Numbers are written as 32-bit floats and integers.
     """
     reader = GGUFReader(source)
     writer = GGUFWriter(target, reader.fields["general.architecture"].contents())
     for name, field in reader.fields.items():
-        if name.startswith("GGUF.") or name == "general.architecture" or name in {*without, *metadata}:
+        if (
+            name.startswith("GGUF.")
+            or name == "general.architecture"
+            or name in {*without, *metadata}
+        ):
             continue
         kinds = field.types
-        writer.add_key_value(name, field.contents(), kinds[0], sub_type=kinds[1] if len(kinds) > 1 else None)
+        writer.add_key_value(
+            name, field.contents(), kinds[0], sub_type=kinds[1] if len(kinds) > 1 else None
+        )
     for name, value in metadata.items():
         writer.add_key_value(name, value, _type_of(value), sub_type=GGUFValueType.INT32)
     for tensor in reader.tensors:

@@ -1,9 +1,11 @@
-"""Asserts the thread rule of pyctl.engine: what a worker runs is touched by its thread alone, and by reads.
+"""Asserts the thread rule of pyctl.engine: what a worker runs is touched by its thread alone, and
+by reads.
 
-A read may touch it only while that thread waits, and then the thread itself calls no more than the backend.
+A read may touch it only while that thread waits, and then the thread itself calls no more than the
+backend.
 
-Installed for every test by tests/conftest.py. It wraps the methods of the classes that have an owner, so the program
-itself pays nothing.
+Installed for every test by tests/conftest.py. It wraps the methods of the classes that have an
+owner, so the program itself pays nothing.
 """
 
 from __future__ import annotations
@@ -46,16 +48,24 @@ READ: tuple[type, ...] = (Engine, PrefixCache, RamCache, LiveSequence)
 violations: list[str] = []
 """Accesses by a thread that is not the owner, since the last check."""
 
-_owners: weakref.WeakKeyDictionary[Any, tuple[threading.Thread, StateReads | None]] = weakref.WeakKeyDictionary()
+_owners: weakref.WeakKeyDictionary[Any, tuple[threading.Thread, StateReads | None]] = (
+    weakref.WeakKeyDictionary()
+)
 
 _reading = threading.local()
 
 
 def install() -> None:
-    """Watch all objects of the OWNED classes from now on; an object has no owner until a worker runs it."""
+    """Watch all objects of the OWNED classes from now on; an object has no owner until a worker
+    runs it.
+    """
     for owned in OWNED:
         for name, method in list(vars(owned).items()):
-            if isinstance(method, FunctionType) and not name.startswith("__") and name not in ANY_THREAD:
+            if (
+                isinstance(method, FunctionType)
+                and not name.startswith("__")
+                and name not in ANY_THREAD
+            ):
                 setattr(owned, name, _watched(owned.__name__, method))
     run, save_rest, read = Worker._run, Worker._save_rest, StateReads.run
 
@@ -70,7 +80,9 @@ def install() -> None:
 
     @functools.wraps(save_rest)
     def taking_over(self: Worker) -> None:
-        _own(self, None)  # the thread that had it is in a call that never returns, and reads have ended
+        _own(
+            self, None
+        )  # the thread that had it is in a call that never returns, and reads have ended
         save_rest(self)
 
     @functools.wraps(read)

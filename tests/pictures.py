@@ -12,7 +12,9 @@ from pyctl.image_file import ImageFile
 from pyctl.prompt import ImageSpan
 
 
-def image_bytes(width: int = 64, height: int = 48, kind: str = "png", *, seed: int = 0, **options: Any) -> bytes:
+def image_bytes(
+    width: int = 64, height: int = 48, kind: str = "png", *, seed: int = 0, **options: Any
+) -> bytes:
     """A file with random pixels; ``options`` are Pillow's."""
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
     out = io.BytesIO()
@@ -21,7 +23,9 @@ def image_bytes(width: int = 64, height: int = 48, kind: str = "png", *, seed: i
 
 
 class GridReader:
-    """An `ImageReader` without an encoder: a token for each 32 x 32 pixels, between the tokens 1 and 2."""
+    """An `ImageReader` without an encoder: a token for each 32 x 32 pixels, between the tokens 1
+    and 2.
+    """
 
     rows: Any = None  # as an encoder has them
 

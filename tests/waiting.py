@@ -9,7 +9,9 @@ __all__ = ["until"]
 
 
 def until(condition: Callable[[], object], every: float = 0.005) -> None:
-    """Wait until ``condition`` is true, asked again after so many seconds; two minutes are too long."""
+    """Wait until ``condition`` is true, asked again after so many seconds; two minutes are too
+    long.
+    """
     deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"

@@ -14,12 +14,16 @@ class Handler(BaseHTTPRequestHandler):
     """Says nothing about its requests."""
 
     def send(self, status: int, body: bytes, length: int | None = None, **headers: str) -> None:
-        """Answer; ``length`` is the Content-Length if it is another, and one beyond ``body`` breaks the connection off.
+        """Answer; ``length`` is the Content-Length if it is another, and one beyond ``body`` breaks
+        the connection off.
 
         The names of ``headers`` have _ in place of -.
         """
         self.send_response(status)
-        for name, value in {"Content-Length": str(len(body) if length is None else length), **headers}.items():
+        for name, value in {
+            "Content-Length": str(len(body) if length is None else length),
+            **headers,
+        }.items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
         self.wfile.write(body)

@@ -1,4 +1,6 @@
-"""python -m tools.cards: write the table of docs/cards.md, a row per file of `pyctl bench --json` in bench/cards."""
+"""python -m tools.cards: write the table of docs/cards.md, a row per file of `pyctl bench --json`
+in bench/cards.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,16 @@ from pathlib import Path
 from tools.figures import ROOT, table
 
 PAGE = ROOT / "docs" / "cards.md"
-COLUMNS = ("device", "model, flags", "pyctl, date", "prompt", "prompt/s", "reply/s", "next turn, ms", "VRAM, MiB")
+COLUMNS = (
+    "device",
+    "model, flags",
+    "pyctl, date",
+    "prompt",
+    "prompt/s",
+    "reply/s",
+    "next turn, ms",
+    "VRAM, MiB",
+)
 SHOWN = (("prefill", "rate"), ("decode", "rate"), ("next turn", "first_ms"), ("memory", "vram_mib"))
 """The kind or way of the records that the last columns show, and their field."""
 
@@ -17,7 +28,11 @@ def row(path: Path) -> list[str]:
     """The cells of a run: its figures at the deepest prompt, "" for one that it lacks."""
     run = json.loads(path.read_text(encoding="utf-8"))
     depth = max(record.get("depth", 0) for record in run["records"])
-    ours = [each for each in run["records"] if each.get("server") == "pyctl" and each.get("depth", depth) == depth]
+    ours = [
+        each
+        for each in run["records"]
+        if each.get("server") == "pyctl" and each.get("depth", depth) == depth
+    ]
     found = {each.get("way", each["kind"]): each for each in ours}
     device, flags = " + ".join(run["cards"]) or run["about"][1], " ".join(run["flags"][1:])
     figures = [found.get(kind, {}).get(field) for kind, field in SHOWN]

@@ -16,7 +16,9 @@ CONTAINERFILE = Path(__file__).resolve().parents[1] / "Containerfile"
 
 @dataclass(frozen=True)
 class Instruction:
-    """An instruction: its name in capitals, its flags (``--from=build``), and the rest of the line."""
+    """An instruction: its name in capitals, its flags (``--from=build``), and the rest of the
+    line.
+    """
 
     name: str
     flags: Mapping[str, tuple[str, ...]]
@@ -26,7 +28,9 @@ class Instruction:
 def stages(text: str) -> list[list[Instruction]]:
     """The instructions before the first stage, then each stage's, FROM first."""
     found: list[list[Instruction]] = [[]]
-    lines = "\n".join(line for line in text.splitlines() if not line.startswith("#")).replace("\\\n", " ")
+    lines = "\n".join(line for line in text.splitlines() if not line.startswith("#")).replace(
+        "\\\n", " "
+    )
     for line in filter(None, map(str.strip, lines.splitlines())):
         name, _, rest = line.partition(" ")
         flags: dict[str, tuple[str, ...]] = {}
@@ -40,6 +44,8 @@ def stages(text: str) -> list[list[Instruction]]:
 
 
 def words_of(instruction: Instruction) -> list[str]:
-    """The words of an instruction in JSON's form (ENTRYPOINT, HEALTHCHECK CMD, VOLUME) or separated by blanks."""
+    """The words of an instruction in JSON's form (ENTRYPOINT, HEALTHCHECK CMD, VOLUME) or separated
+    by blanks.
+    """
     text = instruction.text.removeprefix("CMD ")
     return list(json.loads(text)) if text.startswith("[") else shlex.split(text)

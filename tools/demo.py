@@ -1,9 +1,11 @@
-"""A server on the built-in model, and a conversation through the openai client that outlives two restarts.
+"""A server on the built-in model, and a conversation through the openai client that outlives two
+restarts.
 
     make demo                                  # or: python -m tools.demo [--svg docs/demo.svg]
 
-Each turn is sent as a client sends it and then cold, with `cache_prompt: false`; the two replies must be equal. Before
-turns 3 and 5 the server is stopped and started again, so that the cache comes back from disk.
+Each turn is sent as a client sends it and then cold, with `cache_prompt: false`; the two replies
+must be equal. Before turns 3 and 5 the server is stopped and started again, so that the cache comes
+back from disk.
 """
 
 from __future__ import annotations
@@ -40,11 +42,18 @@ RESTARTS = (2, 4)
 
 
 def turn(client: openai.OpenAI, messages: Any, **extra: Any) -> tuple[str, dict[str, Any], float]:
-    """One streamed reply: its text, its timings and where it came from, and milliseconds to the first token here."""
+    """One streamed reply: its text, its timings and where it came from, and milliseconds to the
+    first token here.
+    """
     began, first, text = time.perf_counter(), 0.0, ""
     timings: dict[str, Any] = {}
     stream: openai.Stream[ChatCompletionChunk] = client.chat.completions.create(
-        model="built-in", messages=messages, stream=True, max_tokens=60, temperature=0, extra_body=extra
+        model="built-in",
+        messages=messages,
+        stream=True,
+        max_tokens=60,
+        temperature=0,
+        extra_body=extra,
     )
     for chunk in stream:
         if chunk.choices and chunk.choices[0].delta.content:
@@ -56,18 +65,24 @@ def turn(client: openai.OpenAI, messages: Any, **extra: Any) -> tuple[str, dict[
 
 
 def sooner(n_cached: int, warm_ms: float, cold_ms: float) -> str:
-    """How many times sooner the first token came; "" if nothing was restored: both runs were cold then."""
+    """How many times sooner the first token came; "" if nothing was restored: both runs were cold
+    then.
+    """
     return f"{cold_ms / warm_ms:.1f}x" if n_cached else ""
 
 
 def converse(console: Console, cache: str) -> list[list[object]]:
-    """Hold the conversation; one row of numbers per turn. SystemExit if a reply is not a cold run's."""
+    """Hold the conversation; one row of numbers per turn. SystemExit if a reply is not a cold
+    run's.
+    """
     rows: list[list[object]] = []
     messages = [{"role": "system", "content": HEAD}]
     starts = (0, *RESTARTS, len(TURNS))
     for first, last in itertools.pairwise(starts):
         again = "stopped; " if first else ""
-        console.print(f"\n[dim]{again}pyctl serve --kv-cache-dir {'(the same)' if first else 'DIR'}[/]")
+        console.print(
+            f"\n[dim]{again}pyctl serve --kv-cache-dir {'(the same)' if first else 'DIR'}[/]"
+        )
         with ServerProcess([*PYCTL_SERVE, "--kv-cache-dir", cache], Path(f"{cache}.log")) as server:
             client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
             for number in range(first, last):
@@ -75,31 +90,64 @@ def converse(console: Console, cache: str) -> list[list[object]]:
                 reply, timings, warm = turn(client, messages)
                 cold_reply, _, cold = turn(client, messages, cache_prompt=False)
                 if reply != cold_reply:
-                    raise SystemExit(f"turn {number + 1} differs from a cold run: {reply!r}, {cold_reply!r}")
+                    raise SystemExit(
+                        f"turn {number + 1} differs from a cold run: {reply!r}, {cold_reply!r}"
+                    )
                 messages.append({"role": "assistant", "content": reply})
-                cached, evaluated, source = timings["cache_n"], timings["prompt_n"], timings["source"]
+                cached, evaluated, source = (
+                    timings["cache_n"],
+                    timings["prompt_n"],
+                    timings["source"],
+                )
                 came = f"{cached} tokens from {source}, " if cached else ""
                 console.print(f"[bold cyan]>[/] [bold]{TURNS[number]}[/]")
                 console.print(Padding(reply, (0, 0, 0, 2)))
                 drafted = timings.get("draft_n", 0)
-                accepted = f", {timings['draft_n_accepted']} of {drafted} drafts accepted" if drafted else ""
-                console.print(f"  [dim]{came}{evaluated} evaluated, first token after {warm:.0f} ms{accepted}[/]")
+                accepted = (
+                    f", {timings['draft_n_accepted']} of {drafted} drafts accepted"
+                    if drafted
+                    else ""
+                )
+                console.print(
+                    f"  [dim]{came}{evaluated} evaluated, first token after {warm:.0f} "
+                    f"ms{accepted}[/]"
+                )
                 counts = [cached + evaluated, source, cached, evaluated]
-                rows.append([number + 1, *counts, f"{warm:.0f}", f"{cold:.0f}", sooner(cached, warm, cold)])
+                rows.append(
+                    [number + 1, *counts, f"{warm:.0f}", f"{cold:.0f}", sooner(cached, warm, cold)]
+                )
             client.close()
     return rows
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="also write the output as a picture")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--svg", type=Path, metavar="FILE", help="also write the output as a picture"
+    )
     args = parser.parse_args(argv)
     console = Console(width=96, record=args.svg is not None, highlight=False)
-    console.print(f"The system message is a manual of {HEAD.count('Rule')} rules. [dim]Model: built-in.[/]")
+    console.print(
+        f"The system message is a manual of {HEAD.count('Rule')} rules. [dim]Model: built-in.[/]"
+    )
     with tempfile.TemporaryDirectory() as directory:
         rows = converse(console, f"{directory}/cache")
-    table = Table(title="Tokens per turn, and milliseconds to the first token: warm against cold", title_justify="left")
-    for name in ("turn", "prompt", "from", "cached", "evaluated", "first token ms", "cold ms", "sooner"):
+    table = Table(
+        title="Tokens per turn, and milliseconds to the first token: warm against cold",
+        title_justify="left",
+    )
+    for name in (
+        "turn",
+        "prompt",
+        "from",
+        "cached",
+        "evaluated",
+        "first token ms",
+        "cold ms",
+        "sooner",
+    ):
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(*(str(cell) for cell in row))

@@ -1,9 +1,9 @@
 """Policies of the disk tier on synthetic prompts, for a server that restarts before every request.
 
-Tokens are random, messages and boundaries are real. A request restores the deepest stored boundary of its prompt, and
-can store states only past it, where it evaluates. "Cacheable" is the deepest boundary up to which an earlier prompt was
-the same. "Written" are the rows since the deepest stored ancestor and one state for each stored prefix, for a 27B model
-with an f16 cache.
+Tokens are random, messages and boundaries are real. A request restores the deepest stored boundary
+of its prompt, and can store states only past it, where it evaluates. "Cacheable" is the deepest
+boundary up to which an earlier prompt was the same. "Written" are the rows since the deepest stored
+ancestor and one state for each stored prefix, for a 27B model with an f16 cache.
 """
 
 from __future__ import annotations
@@ -36,7 +36,14 @@ class Writer:
     def message(self, n: int, spread: float = 0.3) -> Message:
         """About ``n`` tokens: a header of 3, the content and an end of 2."""
         length = round(n * self.random.uniform(1 - spread, 1 + spread))
-        return [1, 5, 2, *(self.random.randrange(10, 150_000) for _ in range(max(length - 5, 1))), 3, 4]
+        return [
+            1,
+            5,
+            2,
+            *(self.random.randrange(10, 150_000) for _ in range(max(length - 5, 1))),
+            3,
+            4,
+        ]
 
     def exact(self, n: int) -> Message:
         return self.message(n, 0)
@@ -60,7 +67,9 @@ def stable_head(w: Writer) -> Iterator[list[Message]]:
 
 
 def drifting_middle(w: Writer) -> Iterator[list[Message]]:
-    """Notes between head and question: mostly a new one at their end, every fourth time an old one rewritten."""
+    """Notes between head and question: mostly a new one at their end, every fourth time an old one
+    rewritten.
+    """
     head, notes = w.exact(1452), [w.message(90) for _ in range(6)]
     for _ in range(30):
         yield [head, *notes, w.message(200)]
@@ -71,7 +80,9 @@ def drifting_middle(w: Writer) -> Iterator[list[Message]]:
 
 
 def task_state(w: Writer) -> Iterator[list[Message]]:
-    """Tasks of five tool calls; the state of the task is the last message, another one in each request."""
+    """Tasks of five tool calls; the state of the task is the last message, another one in each
+    request.
+    """
     head = w.exact(1049)
     for _ in range(4):
         steps = [w.message(150)]
@@ -81,7 +92,9 @@ def task_state(w: Writer) -> Iterator[list[Message]]:
 
 
 def recent_turns(w: Writer) -> Iterator[list[Message]]:
-    """One conversation of which the client sends the newest turns, shortened to half when they are too many."""
+    """One conversation of which the client sends the newest turns, shortened to half when they are
+    too many.
+    """
     head, turns = w.exact(869), [[w.message(80)]]
     for _ in range(20):
         yield [head, *(message for turn in turns for message in turn)]

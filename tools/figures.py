@@ -1,10 +1,12 @@
-"""Writes the tables of README and docs that show measurements, from bench/results, bench/claims.tsv and docs/24gb.md.
+"""Writes the tables of README and docs that show measurements, from bench/results, bench/claims.tsv
+and docs/24gb.md.
 
     python -m tools.figures            # writes them
-    python -m tools.figures --check    # the age of each source, in commits; fails if a head or a table is wrong
+    python -m tools.figures --check  # sources' age in commits; fails if a head or a table is wrong
 
-A table follows the comment that names it, ``<!-- figures: first-token -->``, and a line about the measurement.
-The head of a source names commit, date, machine, command and weights, as `bench.gpu.machine.describe` writes it.
+A table follows the comment that names it, ``<!-- figures: first-token -->``, and a line about the
+measurement. The head of a source names commit, date, machine, command and weights, as
+`bench.gpu.machine.describe` writes it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 DOCS = ROOT / "docs"
 CLAIMS = ROOT / "bench" / "claims.tsv"
-"""A line for each claim of README and docs: the claim, a tab, and the command or test that shows it."""
+"""A line for each claim of README and docs: the claim, a tab, and the command or test that shows
+it.
+"""
 
 Cells: TypeAlias = list[str]
 
@@ -72,11 +76,14 @@ SERVERS = ("llama-server", "pyctl")
 COLUMNS = ("", "27B: llama-server", "pyctl", "35B-A3B: llama-server", "pyctl")
 
 WAYS = {
-    "cold": "cold", "append": "next turn", "regenerate": "regenerate",
-    "return after another": "another conversation and back", "shortened to half": "history shortened to half",
+    "cold": "cold",
+    "append": "next turn",
+    "regenerate": "regenerate",
+    "return after another": "another conversation and back",
+    "shortened to half": "history shortened to half",
     "after a restart, files in the page cache": "after a restart, files still in RAM",
     "after a restart": "after a restart, files on the drive",
-}  # fmt: skip
+}
 
 
 def first_token(shape: str, way: str) -> tuple[str, str]:
@@ -87,7 +94,11 @@ def first_token(shape: str, way: str) -> tuple[str, str]:
 
 def readme_first_token() -> list[str]:
     left = ("regenerate", "shortened to half", "after a restart")
-    body = [(WAYS[way], *(f"{ms} ms" for ms in first_token("27B", way))) for way in WAYS if way not in left]
+    body = [
+        (WAYS[way], *(f"{ms} ms" for ms in first_token("27B", way)))
+        for way in WAYS
+        if way not in left
+    ]
     # "base" are also the flags of the times.
     vram, ram = zip(
         *(row(SIDE_BY_SIDE["27B"], "Memory, MiB", server, "base, end")[:2] for server in SERVERS),
@@ -99,7 +110,9 @@ def readme_first_token() -> list[str]:
 
 
 def first_tokens() -> list[str]:
-    body = [(name, *first_token("27B", way), *first_token("35B-A3B", way)) for way, name in WAYS.items()]
+    body = [
+        (name, *first_token("27B", way), *first_token("35B-A3B", way)) for way, name in WAYS.items()
+    ]
     return table(COLUMNS, body)
 
 
@@ -115,38 +128,70 @@ def default_flags() -> list[str]:
 
     def pairs(heading: str, *keys: str, at: tuple[int, int]) -> list[str]:
         """The cells of llama-server and of pyctl, of each shape."""
-        return [row(page, heading, *keys)[column] for page in SIDE_BY_SIDE.values() for column in at]
+        return [
+            row(page, heading, *keys)[column] for page in SIDE_BY_SIDE.values() for column in at
+        ]
 
-    body = [[f"{name}, ms", *pairs("Default flags", *keys, at=(3, 1))] for name, keys in DEFAULTS.items()]
+    body = [
+        [f"{name}, ms", *pairs("Default flags", *keys, at=(3, 1))]
+        for name, keys in DEFAULTS.items()
+    ]
     for n, name in (("1", "one reply, tokens/s"), ("4", "four replies, tokens/s each")):
         body.append([name, *pairs("Replies side by side, default flags", n, at=(1, 0))])
-    vram = [row(page, "Memory, MiB", s, "defaults, end")[0] for page in SIDE_BY_SIDE.values() for s in SERVERS]
+    vram = [
+        row(page, "Memory, MiB", s, "defaults, end")[0]
+        for page in SIDE_BY_SIDE.values()
+        for s in SERVERS
+    ]
     return table(COLUMNS, [*body, ["VRAM, MiB", *vram]])
 
 
 WORKLOADS = {
-    "claude code": "Claude Code", "three agents": "three agents", "opencode": "OpenCode", "codex": "Codex",
-    "qwen code": "Qwen Code", "cline": "Cline", "aider": "Aider", "open webui": "Open WebUI",
-    "mini swe": "mini-swe-agent", "dynamic tail": "dynamic tail", "short requests": "short requests",
-}  # fmt: skip
+    "claude code": "Claude Code",
+    "three agents": "three agents",
+    "opencode": "OpenCode",
+    "codex": "Codex",
+    "qwen code": "Qwen Code",
+    "cline": "Cline",
+    "aider": "Aider",
+    "open webui": "Open WebUI",
+    "mini swe": "mini-swe-agent",
+    "dynamic tail": "dynamic tail",
+    "short requests": "short requests",
+}
 
 
 def evaluated_tokens() -> list[str]:
     body = []
     for workload, name in WORKLOADS.items():
         cells = row("replay.md", "At 8 GiB of the 27B", workload)
-        body.append((name, cells[4], cells[1], cells[8].partition(" ")[0], cells[7].partition(" ")[0]))
+        body.append(
+            (name, cells[4], cells[1], cells[8].partition(" ")[0], cells[7].partition(" ")[0])
+        )
     return table(("workload", "llama-server", "pyctl", "seconds: llama-server", "pyctl"), body)
 
 
 def drafts() -> list[str]:
-    """Tokens per second of pyctl and of llama-server after 10,240 tokens, by the tokens that a step yields."""
+    """Tokens per second of pyctl and of llama-server after 10,240 tokens, by the tokens that a step
+    yields.
+    """
     lengths = {"2": "length 2", "3": "length 3", "4": "all accepted"}
-    cases = {"no drafts": "without drafts", **{name: f"n_max 3, {case}" for name, case in lengths.items()}}
+    cases = {
+        "no drafts": "without drafts",
+        **{name: f"n_max 3, {case}" for name, case in lengths.items()},
+    }
     body = []
     for shape, page in DRAFTS.items():
         heading = "Tokens per second, at the length that was asked for"
-        body.append((shape, *(" / ".join(row(page, heading, case, "10,240", "1,000")[:2]) for case in cases.values())))
+        body.append(
+            (
+                shape,
+                *(
+                    " / ".join(row(page, heading, case, "10,240", "1,000")[:2])
+                    for case in cases.values()
+                ),
+            )
+        )
     return table(("tokens per step", *cases), body)
 
 
@@ -154,23 +199,39 @@ TEXTS = ("plain text", "a file", "search and replace", "JSON calls")
 
 
 def texts() -> list[str]:
-    """Tokens per second of the default, of the head alone and of llama-server's best, by text, shape and replies."""
-    cases = (("pyctl", "draft-mtp,cache"), ("pyctl", "draft-mtp"), ("llama-server", "ngram-map-k,draft-mtp"))
+    """Tokens per second of the default, of the head alone and of llama-server's best, by text,
+    shape and replies.
+    """
+    cases = (
+        ("pyctl", "draft-mtp,cache"),
+        ("pyctl", "draft-mtp"),
+        ("llama-server", "ngram-map-k,draft-mtp"),
+    )
     body = []
     for shape, name in SHAPES.items():
         page, heading = f"gpu-texts-{name}-nextn.md", "Texts of their own, and changed files"
         for n, said in (("1", ""), ("4", ", 4 replies")):
             for text in TEXTS:
-                body.append((f"{shape}{said}: {text}", *(row(page, heading, text, n, *case)[0] for case in cases)))
+                body.append(
+                    (
+                        f"{shape}{said}: {text}",
+                        *(row(page, heading, text, n, *case)[0] for case in cases),
+                    )
+                )
     return table(("text", "default", "`draft-mtp`", "llama-server: `ngram-map-k,draft-mtp`"), body)
 
 
 def images() -> list[str]:
     body = []
-    for name, request in (("another question", "same image, next question"), ("after a restart", "after a restart")):
+    for name, request in (
+        ("another question", "same image, next question"),
+        ("after a restart", "after a restart"),
+    ):
         ours, _, peer, *_ = row("gpu-images.md", "Asked about again", request)
         body.append((name, *(f"{cell.partition(' ')[0]} ms" for cell in (peer, ours))))
-    return table(("first token, question about a 1080p image in 23K tokens, 27B, one H200", *SERVERS), body)
+    return table(
+        ("first token, question about a 1080p image in 23K tokens, 27B, one H200", *SERVERS), body
+    )
 
 
 def models() -> list[str]:
@@ -195,9 +256,15 @@ CARD = {
 def card(shape: str) -> list[str]:
     """The defaults on 24,000 MiB next to the flags of an expert."""
     body = []
-    for name, _, context, vram, ram, start, _, cold, turn, speed in rows(CARDS[shape], "On a card of 24 GB")[1:]:
-        body.append((CARD[name], context, vram, ram, f"{start} s", f"{cold} s", f"{turn} ms", speed))
-    return table((shape, "context", "VRAM", "RAM", "start", "first token", "next turn", "tokens/s"), body)
+    for name, _, context, vram, ram, start, _, cold, turn, speed in rows(
+        CARDS[shape], "On a card of 24 GB"
+    )[1:]:
+        body.append(
+            (CARD[name], context, vram, ram, f"{start} s", f"{cold} s", f"{turn} ms", speed)
+        )
+    return table(
+        (shape, "context", "VRAM", "RAM", "start", "first token", "next turn", "tokens/s"), body
+    )
 
 
 SWITCHES = {
@@ -214,10 +281,15 @@ def switches() -> list[str]:
     for record in found:
         if record["way"] in SWITCHES and "size" in record:
             cell = f"{record['first_s']:.1f} ({record['load_s']:.1f})"
-            by_way.setdefault((record["way"], record["size"]), {})[record["server"], record["model"]] = cell
+            by_way.setdefault((record["way"], record["size"]), {})[
+                record["server"], record["model"]
+            ] = cell
     columns = [(server, f"{shape}-nextn") for server in SERVERS for shape in SHAPES.values()]
     order = sorted(by_way, key=lambda key: (key[1], list(SWITCHES).index(key[0])))
-    body = [(f"{size:,}", SWITCHES[way], *(by_way[way, size].get(key, "") for key in columns)) for way, size in order]
+    body = [
+        (f"{size:,}", SWITCHES[way], *(by_way[way, size].get(key, "") for key in columns))
+        for way, size in order
+    ]
     lines = table(("tokens", "", "llama-server: 27B", "35B-A3B", "pyctl: 27B", "35B-A3B"), body)
     return [lines[0], lines[1].replace("--- | ---:", "---: | ---", 1), *lines[2:]]
 
@@ -262,13 +334,17 @@ FIGURES = {
 
 
 def filled(text: str) -> str:
-    """``text`` with each table that a comment names written anew; ValueError if a source lacks its head."""
+    """``text`` with each table that a comment names written anew; ValueError if a source lacks its
+    head.
+    """
 
     def made(found: re.Match[str]) -> str:
         figure = FIGURES[found[1]]
         return "\n".join([found[0].partition("\n")[0], *figure.caption(), *figure.lines(), ""])
 
-    return re.sub(r"^<!-- figures: ([\w-]+) -->\n(?:\*.*\*\n\n)?(?:\|.*\n)*", made, text, flags=re.MULTILINE)
+    return re.sub(
+        r"^<!-- figures: ([\w-]+) -->\n(?:\*.*\*\n\n)?(?:\|.*\n)*", made, text, flags=re.MULTILINE
+    )
 
 
 def pages() -> list[Path]:
@@ -278,7 +354,9 @@ def pages() -> list[Path]:
 
 
 def check() -> list[str]:
-    """Print the age of each source; the sources without a head and the pages with other tables than theirs."""
+    """Print the age of each source; the sources without a head and the pages with other tables than
+    theirs.
+    """
     wrong = []
     for source in sorted([*RESULTS.glob("*.md"), *RESULTS.glob("*.json")]):
         try:
@@ -293,7 +371,9 @@ def check() -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--check", action="store_true", help="print ages, write nothing")
     if parser.parse_args(argv).check:
         raise SystemExit("\n".join(check()) or None)

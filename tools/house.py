@@ -36,7 +36,9 @@ def tree_of(path: Path) -> ast.Module:
 
 @cache
 def module_graph() -> dict[str, set[str]]:
-    """What each module imports, at its top or inside functions; the package's own modules by their full names."""
+    """What each module imports, at its top or inside functions; the package's own modules by their
+    full names.
+    """
     known = modules()
     graph: dict[str, set[str]] = {}
     for name, path in known.items():
@@ -47,7 +49,10 @@ def module_graph() -> dict[str, set[str]]:
             elif isinstance(node, ast.ImportFrom):
                 assert node.level == 0, f"{path} imports relatively"
                 base = node.module or ""
-                found |= {f"{base}.{alias.name}" if f"{base}.{alias.name}" in known else base for alias in node.names}
+                found |= {
+                    f"{base}.{alias.name}" if f"{base}.{alias.name}" in known else base
+                    for alias in node.names
+                }
         graph[name] = found - {name}
     return graph
 
@@ -77,7 +82,9 @@ def packages() -> dict[str, list[Path]]:
 def n_arrows(graph: dict[str, set[str]], package: str, of: str) -> int:
     """Imports of modules of ``package`` by modules of another one; each pair of modules is one."""
     inside = f"pyctl.{package}"
-    importers = (targets for name, targets in graph.items() if f"{name}.".startswith(f"pyctl.{of}."))
+    importers = (
+        targets for name, targets in graph.items() if f"{name}.".startswith(f"pyctl.{of}.")
+    )
     return sum(f"{target}.".startswith(f"{inside}.") for targets in importers for target in targets)
 
 
@@ -119,10 +126,18 @@ def n_glossary() -> int:
 
 
 def is_private(node: ast.AST) -> bool:
-    """Whether ``node`` reads or sets a private member of another object; ctypes has one in its interface."""
-    if not isinstance(node, ast.Attribute) or (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")):
+    """Whether ``node`` reads or sets a private member of another object; ctypes has one in its
+    interface.
+    """
+    if not isinstance(node, ast.Attribute) or (
+        isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+    ):
         return False
-    return node.attr.startswith("_") and not node.attr.startswith("__") and node.attr not in ("_core", "_fields_")
+    return (
+        node.attr.startswith("_")
+        and not node.attr.startswith("__")
+        and node.attr not in ("_core", "_fields_")
+    )
 
 
 def measure() -> dict[str, int]:
@@ -134,10 +149,17 @@ def measure() -> dict[str, int]:
         "lines": n_lines(modules().values()),
         **{f"lines of pyctl/{name}": n_lines(paths) for name, paths in packages().items()},
         "lines of csrc": n_lines(csrc),
-        **{f"lines of {name}": n_lines((ROOT / name).rglob("*.py")) for name in ("tests", "bench", "tools")},
-        "words of docs": sum(len(path.read_text(encoding="utf-8").split()) for path in (ROOT / "docs").rglob("*.md")),
+        **{
+            f"lines of {name}": n_lines((ROOT / name).rglob("*.py"))
+            for name in ("tests", "bench", "tools")
+        },
+        "words of docs": sum(
+            len(path.read_text(encoding="utf-8").split()) for path in (ROOT / "docs").rglob("*.md")
+        ),
         "private members in tests": sum(map(is_private, of_tests)),
-        "monkeypatches in tests": sum(isinstance(node, ast.Attribute) and node.attr == "setattr" for node in of_tests),
+        "monkeypatches in tests": sum(
+            isinstance(node, ast.Attribute) and node.attr == "setattr" for node in of_tests
+        ),
         "methods of the ports": n_port_methods(),
         "imports of cache by engine": n_arrows(graph, "cache", "engine"),
         "callables handed on in cache and engine": n_callables("cache", "engine"),

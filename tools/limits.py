@@ -1,4 +1,5 @@
-"""Writes docs/limits.md: the limits that a flag sets or an HTTP status reports, from where they are declared.
+"""Writes docs/limits.md: the limits that a flag sets or an HTTP status reports, from where they are
+declared.
 
 python -m tools.limits
 """
@@ -59,13 +60,20 @@ def _amount(value: object, unit: LimitUnit) -> str:
 
 def _set_limits(module: ModuleType) -> Iterator[_Row]:
     for owner in vars(module).values():
-        if not (isinstance(owner, type) and is_dataclass(owner)) or owner.__module__ != module.__name__:
+        if (
+            not (isinstance(owner, type) and is_dataclass(owner))
+            or owner.__module__ != module.__name__
+        ):
             continue
         for item in fields(owner):
             bound = item.metadata.get("limit")
             if isinstance(bound, SetLimit):
                 flag = item.metadata["flags"][0]
-                shown = _amount(item.default, bound.unit) if bound.unit else flag.default or str(item.default)
+                shown = (
+                    _amount(item.default, bound.unit)
+                    if bound.unit
+                    else flag.default or str(item.default)
+                )
                 names = ", ".join(f"`{name}`" for name in flag.names.split())
                 yield _Row(bound.what, shown, names, bound.effect)
 
@@ -83,7 +91,10 @@ def table() -> str:
     for each in LIMITS:
         if status := re.search(r"\b[45]\d\d\b", each.effect):
             by_status.setdefault(status[0], []).append((each.what, _amount(each.value, each.unit)))
-    parts += [_section(f"HTTP {status}", ("limit", "value"), by_status[status]) for status in sorted(by_status)]
+    parts += [
+        _section(f"HTTP {status}", ("limit", "value"), by_status[status])
+        for status in sorted(by_status)
+    ]
     return "".join(parts)
 
 

@@ -17,7 +17,9 @@ __all__ = ["link", "main", "next_lines"]
 
 
 def link(command: Path, place: Path) -> str:
-    """Make ``place`` a link to ``command`` unless something is there; return why not, "" if it is one now."""
+    """Make ``place`` a link to ``command`` unless something is there; return why not, "" if it is
+    one now.
+    """
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.symlink_to(command)
@@ -31,7 +33,9 @@ def link(command: Path, place: Path) -> str:
 
 
 def next_lines(command: Path, place: Path, reason: str, path: str) -> list[str]:
-    """Return the lines after the demo; ``reason`` is of `link`, ``path`` the search path of commands."""
+    """Return the lines after the demo; ``reason`` is of `link`, ``path`` the search path of
+    commands.
+    """
     first = shutil.which(place.name, path=path)
     is_first = first is not None and os.path.realpath(first) == os.path.realpath(command)
     lines = [reason] if reason else []
@@ -51,7 +55,9 @@ def next_lines(command: Path, place: Path, reason: str, path: str) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("command", type=Path, help="the command to link to")
     command = Path(os.path.abspath(parser.parse_args(argv).command))
     place = Path(environ.get("HOME") or Path.home()) / ".local" / "bin" / command.name

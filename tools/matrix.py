@@ -3,9 +3,10 @@
     python -m tools.matrix                              # every one that this machine has
     python -m tools.matrix 3.13 --stages model smoke
 
-Interpreters are those on PATH, and pyenv's. Each stage is a target of the Makefile, run with the environment
-build/matrix/VERSION, where `install` compiles the extension for that Python. A Python that is missing counts as failed
-if it was named. The others run whatever fails; exits with 1 if anything did.
+Interpreters are those on PATH, and pyenv's. Each stage is a target of the Makefile, run with the
+environment build/matrix/VERSION, where `install` compiles the extension for that Python. A Python
+that is missing counts as failed if it was named. The others run whatever fails; exits with 1 if
+anything did.
 """
 
 from __future__ import annotations
@@ -30,14 +31,21 @@ print(sysconfig.get_python_version())
 """
 """Prints the minor version of a Python that can make an environment and compile an extension."""
 
-RESULT = re.compile(r"(\d+ (?:failed|passed|skipped|error|deselected).*?) in [\d.]+s|(violations)\W+(\d+)\b")
+RESULT = re.compile(
+    r"(\d+ (?:failed|passed|skipped|error|deselected).*?) in [\d.]+s|(violations)\W+(\d+)\b"
+)
 """The last line of pytest, or the row of a soak's table."""
 
 
 def interpreter(version: str) -> str | None:
-    """A Python of that minor version, such as "3.13", that passes CHECK: pyenv has commands that do not even start."""
+    """A Python of that minor version, such as "3.13", that passes CHECK: pyenv has commands that do
+    not even start.
+    """
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
-    found = [shutil.which(f"python{version}"), *pyenv.glob(f"versions/{version}.*/bin/python{version}")]
+    found = [
+        shutil.which(f"python{version}"),
+        *pyenv.glob(f"versions/{version}.*/bin/python{version}"),
+    ]
     for each in map(str, filter(None, found)):
         done = subprocess.run([each, "-c", CHECK], capture_output=True, text=True, check=False)
         if done.stdout.strip() == version:
@@ -46,13 +54,16 @@ def interpreter(version: str) -> str | None:
 
 
 def run(target: str, version: str, python: str) -> str:
-    """Run a target of the Makefile in the environment of ``version``; a cell of the table, which starts with FAILED
-    if it did not succeed."""
+    """Run a target of the Makefile in the environment of ``version``; a cell of the table, which
+    starts with FAILED if it did not succeed.
+    """
     variables = [f"VENV=build/matrix/{version}", f"PYTHON={python}", "EXTRAS=test"]
     command = ["make", "--no-print-directory", target, *variables]
     result = ""
     print(f"Python {version}: {target}", flush=True)
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         for line in process.stdout or ():
             print(line, end="", flush=True)
             if found := RESULT.search(line):
@@ -80,12 +91,20 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pythons", nargs="*", metavar="VERSION", help=f"such as 3.13; default: {', '.join(PYTHONS)}")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "pythons", nargs="*", metavar="VERSION", help=f"such as 3.13; default: {', '.join(PYTHONS)}"
+    )
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES)
-    parser.add_argument("--optional", action="store_true", help="skip a Python that is missing, even if it is named")
+    parser.add_argument(
+        "--optional", action="store_true", help="skip a Python that is missing, even if it is named"
+    )
     options = parser.parse_args(argv)
-    missing = f"{FAILED} missing" if options.pythons and not options.optional else "skipped: missing"
+    missing = (
+        f"{FAILED} missing" if options.pythons and not options.optional else "skipped: missing"
+    )
     rows = [row(version, options.stages, missing) for version in options.pythons or PYTHONS]
     print(table([["Python", "install", *options.stages, "minutes"], *rows]))
     if any(cell.startswith(FAILED) for each in rows for cell in each):

@@ -1,6 +1,8 @@
-"""Conversations with facts and questions about them at the end, in plain words that the built-in model was trained on.
+"""Conversations with facts and questions about them at the end, in plain words that the built-in
+model was trained on.
 
-The training never saw the values: a checksum held them out. A right answer was copied from the conversation.
+The training never saw the values: a checksum held them out. A right answer was copied from the
+conversation.
 """
 
 from __future__ import annotations
@@ -27,20 +29,37 @@ def _words(text: str) -> list[str]:
     return text.split()
 
 
-_ADJECTIVES = _words("red blue green white old new small big north south wooden iron narrow quiet round heavy")
-_PLACES = _words("door gate cellar tower vault shed attic library workshop chapel bridge archive barn mill harbour")
-_THINGS = _words("key book lamp map box coat knife cup letter hammer rope camera guitar umbrella radio ladder")
-_FURNITURE = _words("drawer cupboard chest shelf trunk suitcase basket crate bucket desk cabinet wardrobe barrel jar")
-_RELATIVES = _words("sister brother mother father aunt uncle neighbour friend cousin teacher daughter son")
+_ADJECTIVES = _words(
+    "red blue green white old new small big north south wooden iron narrow quiet round heavy"
+)
+_PLACES = _words(
+    "door gate cellar tower vault shed attic library workshop chapel bridge archive barn mill "
+    "harbour"
+)
+_THINGS = _words(
+    "key book lamp map box coat knife cup letter hammer rope camera guitar umbrella radio ladder"
+)
+_FURNITURE = _words(
+    "drawer cupboard chest shelf trunk suitcase basket crate bucket desk cabinet wardrobe "
+    "barrel jar"
+)
+_RELATIVES = _words(
+    "sister brother mother father aunt uncle neighbour friend cousin teacher daughter son"
+)
 _ANIMALS = _words("cat dog horse parrot rabbit goat turtle hamster donkey goose")
-_MONTHS = _words("January February March April May June July August September October November December")
+_MONTHS = _words(
+    "January February March April May June July August September October November December"
+)
 _DAYS = _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 _SYLLABLES = _words("ba dor fi gal hum jo kar len mi nox pe ral sto tri vu wim zel brak flo gre")
 
 _TURNS = (
     ("It rained all {day}. The {thing} looked {adjective} in the light.", "I see."),
     ("I slept badly last night. The {place} needs a new roof.", "I understand."),
-    ("The weather is fine today. There was a {animal} near the {place} this morning.", "Thank you for telling me."),
+    (
+        "The weather is fine today. There was a {animal} near the {place} this morning.",
+        "Thank you for telling me.",
+    ),
     ("Hello!", "Hello! Tell me something, and ask me about it later."),
     ("Thank you.", "You are welcome."),
 )
@@ -63,7 +82,9 @@ def _digits(random: Random) -> str:
 
 @dataclass(frozen=True)
 class Kind:
-    """One sort of fact: its sentences, with ``{o}`` for the owner and ``{v}`` for the value, and makers of both."""
+    """One sort of fact: its sentences, with ``{o}`` for the owner and ``{v}`` for the value, and
+    makers of both.
+    """
 
     tell: tuple[str, ...]
     ask: tuple[str, ...]
@@ -154,7 +175,9 @@ class Fact:
 
 
 def new_fact(random: Random, *, unseen: bool = False) -> Fact:
-    """A random fact, whose value was held out of the training if ``unseen``, and was not otherwise."""
+    """A random fact, whose value was held out of the training if ``unseen``, and was not
+    otherwise.
+    """
     kind = random.choice(_KINDS)
     while (zlib.crc32((value := kind.value(random)).encode()) % _HELD_OUT == 0) is not unseen:
         pass
@@ -165,7 +188,13 @@ def filler(random: Random) -> tuple[str, str]:
     """A message of the user without a fact, and its reply: small talk or a document."""
 
     def filled(template: str, number: int = 0) -> str:
-        words = {"day": _DAYS, "thing": _THINGS, "adjective": _ADJECTIVES, "place": _PLACES, "animal": _ANIMALS}
+        words = {
+            "day": _DAYS,
+            "thing": _THINGS,
+            "adjective": _ADJECTIVES,
+            "place": _PLACES,
+            "animal": _ANIMALS,
+        }
         drawn = {name: random.choice(those) for name, those in words.items()}
         return template.format(n=number, m=random.randint(1, 99), **drawn)
 
@@ -197,11 +226,15 @@ class Told:
         return [*self.messages, {"role": "user", "content": self.questions[number].text}]
 
     def edited(self, number: int) -> tuple[Messages, str]:
-        """Ask the question again after another value was told in the place of the right one, and its answer."""
+        """Ask the question again after another value was told in the place of the right one, and
+        its answer.
+        """
         question = self.questions[number]
         fact, messages = question.fact, self.ask(number)
         random = Random(f"{fact.value} edited")
-        while (other := new_fact(random, unseen=True)).kind is not fact.kind or other.value == fact.value:
+        while (
+            other := new_fact(random, unseen=True)
+        ).kind is not fact.kind or other.value == fact.value:
             pass
         text = messages[question.told]["content"]
         assert text.count(fact.value) == 1
@@ -210,7 +243,9 @@ class Told:
 
 
 def told(seed: int, tokens: int, count: int) -> Told:
-    """About ``tokens`` tokens, with ``count`` facts strewn in from the first to nearly the last, among others."""
+    """About ``tokens`` tokens, with ``count`` facts strewn in from the first to nearly the last,
+    among others.
+    """
     random = Random(f"{seed} needles {tokens}")
     facts: dict[tuple[Kind, str], Fact] = {}
     while len(facts) < count:
@@ -222,7 +257,9 @@ def told(seed: int, tokens: int, count: int) -> Told:
     questions = []
 
     def turn(user: str, reply: str) -> None:
-        messages.extend(({"role": "user", "content": user}, {"role": "assistant", "content": reply}))
+        messages.extend(
+            ({"role": "user", "content": user}, {"role": "assistant", "content": reply})
+        )
 
     def talk_until(limit: int) -> None:
         while sum(len(message["content"]) + 12 for message in messages) < limit * CHARS_PER_TOKEN:

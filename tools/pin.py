@@ -4,8 +4,9 @@ python -m tools.pin 0.3.35
 python -m tools.pin llama_cpp_python-0.3.35.tar.gz
 python -m tools.pin path/to/llama.cpp
 
-Compares the headers of llama.cpp that csrc includes with the pinned release's: each class and function of them
-that the sources name, and the classes of memories. `pyctl setup --llama-cpp` then compiles and tests that release.
+Compares the headers of llama.cpp that csrc includes with the pinned release's: each class and
+function of them that the sources name, and the classes of memories. `pyctl setup --llama-cpp` then
+compiles and tests that release.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ _DERIVED = re.compile(r"\bclass\s+(\w+)\s*:\s*public\s+(\w+)")
 
 @dataclass(frozen=True)
 class Changes:
-    """Of the names that the extension uses: those that are ``gone``, the ``changed`` with their differences, and how
-    many are ``same``; and classes of memories that are new."""
+    """Of the names that the extension uses: those that are ``gone``, the ``changed`` with their
+    differences, and how many are ``same``; and classes of memories that are new.
+    """
 
     gone: tuple[str, ...]
     changed: Mapping[str, str]
@@ -53,7 +55,9 @@ class Changes:
 
 
 def declarations(header: str) -> dict[str, str]:
-    """The text of each class, structure, enumeration and function that ``header`` declares, without comments."""
+    """The text of each class, structure, enumeration and function that ``header`` declares, without
+    comments.
+    """
     text = _COMMENT.sub("", header)
     found: dict[str, str] = {}
     for match in _BLOCK.finditer(text):
@@ -83,25 +87,34 @@ def _tidy(text: str) -> str:
 
 
 def memory_classes(tree: Path) -> set[str]:
-    """The classes of memories of the source tree at ``tree``, those that derive from others included."""
+    """The classes of memories of the source tree at ``tree``, those that derive from others
+    included.
+    """
     headers = [path.read_text("utf-8", "replace") for path in (tree / "src").glob("*.h")]
     bases = {name: base for header in headers for name, base in _DERIVED.findall(header)}
     found: set[str] = set()
-    while fresh := {name for name, base in bases.items() if base in {"llama_memory_i", *found}} - found:
+    while (
+        fresh := {name for name, base in bases.items() if base in {"llama_memory_i", *found}}
+        - found
+    ):
         found |= fresh
     return found
 
 
 def changes(old: Path, new: Path, csrc: Path = CSRC) -> Changes:
     """What the source tree ``new`` changes of ``old`` for the extension at ``csrc``."""
-    sources = [path.read_text("utf-8") for pattern in ("*.h", "*.cpp") for path in csrc.rglob(pattern)]
+    sources = [
+        path.read_text("utf-8") for pattern in ("*.h", "*.cpp") for path in csrc.rglob(pattern)
+    ]
     headers = sorted({name for text in sources for name in _INCLUDE.findall(text)})
     used = {name for text in sources for name in _NAME.findall(text)}
     before, after = (_declared(tree, headers) for tree in (old, new))
     relevant = sorted(used & before.keys())
     gone = tuple(name for name in relevant if name not in after)
     kept = [name for name in relevant if name in after]
-    changed = {name: _difference(before[name], after[name]) for name in kept if before[name] != after[name]}
+    changed = {
+        name: _difference(before[name], after[name]) for name in kept if before[name] != after[name]
+    }
     new_memories = tuple(sorted(memory_classes(new) - memory_classes(old)))
     return Changes(gone, changed, len(kept) - len(changed), new_memories)
 
@@ -133,12 +146,19 @@ def report(found: Changes) -> Iterator[str]:
     for name in found.new_memories:
         yield f"new memory class: {name}"
     n_changed = len(found.changed) + len(found.gone)
-    yield f"{found.same + n_changed} declarations in use: {found.same} same, {n_changed} changed or gone"
+    yield (
+        f"{found.same + n_changed} declarations in use: {found.same} same, {n_changed} changed "
+        "or gone"
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("release", help="version of llama-cpp-python, its archive, or a source tree of llama.cpp")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "release", help="version of llama-cpp-python, its archive, or a source tree of llama.cpp"
+    )
     wanted = parser.parse_args().release
     with tempfile.TemporaryDirectory() as work:
         found = changes(PINNED, open_release(pip_command(Path(work)), wanted, Path(work)).tree)

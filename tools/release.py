@@ -2,15 +2,15 @@
 
     python -m tools.release DIR                          # the wheels, the CUDA archive, SHA256SUMS
     python -m tools.release DIR --parts bindings pyctl   # without CUDA
-    python -m tools.release DIR --sysroot ROOT           # for a glibc that is older than this machine's
+    python -m tools.release DIR --sysroot ROOT  # for a glibc that is older than this machine's
 
-It needs a C++ compiler, and auditwheel, twine, wheel and zstandard from PyPI. ROOT has headers and libraries of an old
-system:
+It needs a C++ compiler, and auditwheel, twine, wheel and zstandard from PyPI. ROOT has headers and
+libraries of an old system:
 
     mmdebstrap --variant=extract --include=libc6-dev,libstdc++-10-dev,libgomp1 bullseye ROOT
 
-With it the wheels run with glibc 2.27 if GCC 12 compiles them; auditwheel finds their tag. What was compiled stays in
---work for the next run.
+With it the wheels run with glibc 2.27 if GCC 12 compiles them; auditwheel finds their tag. What was
+compiled stays in --work for the next run.
 """
 
 from __future__ import annotations
@@ -42,14 +42,23 @@ from pyctl.setup.source import Release, open_release, pip_command, read_pin
 from pyctl.setup.toolkit import BuildTools, install_toolkit, install_tools
 from tools import matrix
 
-__all__ = ["ARCHITECTURES", "Work", "cuda_archive", "required_glibc", "write_old_libraries", "write_wheel"]
+__all__ = [
+    "ARCHITECTURES",
+    "Work",
+    "cuda_archive",
+    "required_glibc",
+    "write_old_libraries",
+    "write_wheel",
+]
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("bindings", "pyctl", "cuda")
 PYTHONS = (*matrix.PYTHONS, "3.14")
 
 ARCHITECTURES = ("75", "80", "86", "89", "90", "120a")
-"""Compute capabilities of the CUDA archive; machine code only, for drivers older than the toolkit take no PTX."""
+"""Compute capabilities of the CUDA archive; machine code only, for drivers older than the toolkit
+take no PTX.
+"""
 
 NVIDIA = ("nvidia-cuda-runtime==13.5.37", "nvidia-cublas==13.10.0.20")
 NVIDIA_LIBRARIES = ("libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13")
@@ -80,7 +89,9 @@ OLD = """__asm__(".symver old_{0},{0}@GLIBC_2.2.5"); double old_{0}({1}); double
 
 @dataclass(frozen=True)
 class Work:
-    """The parts of a release share this. ``place`` keeps compiled files, ``environment`` names the compilers."""
+    """The parts of a release share this. ``place`` keeps compiled files, ``environment`` names the
+    compilers.
+    """
 
     place: Path
     target: Path
@@ -96,25 +107,37 @@ class Work:
         defined = [f"-D{key}={value}" for key, value in values.items()]
         source = ["-S", str(self.release.tree), "-B", str(build), "-G", "Ninja"]
         run([self.tools.cmake, *source, *defined], self.environment)
-        run([self.tools.ninja, "-C", str(build), "-j", str(self.n_jobs), *targets], self.environment)
+        run(
+            [self.tools.ninja, "-C", str(build), "-j", str(self.n_jobs), *targets], self.environment
+        )
         return build / "bin"
 
 
-def run(command: Sequence[str], environment: Mapping[str, str] = os.environ, *, quiet: bool = False) -> str:
-    """Run a command and return its output, shown as well unless it is ``quiet``. Raises SystemExit if it fails."""
+def run(
+    command: Sequence[str], environment: Mapping[str, str] = os.environ, *, quiet: bool = False
+) -> str:
+    """Run a command and return its output, shown as well unless it is ``quiet``. Raises SystemExit
+    if it fails.
+    """
     print(f"+ {shlex.join(command)}"[:200], file=sys.stderr, flush=True)
-    done = subprocess.run(command, env=environment, text=True, stdout=subprocess.PIPE if quiet else None, check=False)
+    done = subprocess.run(
+        command, env=environment, text=True, stdout=subprocess.PIPE if quiet else None, check=False
+    )
     if done.returncode != 0:
         raise SystemExit(f"{done.stdout or ''}failed ({done.returncode}): {shlex.join(command)}")
     return done.stdout or ""
 
 
-# -- compilers ---------------------------------------------------------------------------------------------------------
+# -- compilers ----------
 
 
 def compilers(sysroot: Path | None, place: Path) -> dict[str, str]:
-    """The environment with CC and CXX, compilers for the libraries of ``sysroot``; SystemExit if there is none."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("CMAKE_ARGS", "LDFLAGS")}
+    """The environment with CC and CXX, compilers for the libraries of ``sysroot``; SystemExit if
+    there is none.
+    """
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("CMAKE_ARGS", "LDFLAGS")
+    }
     found = find_compiler(environment)
     if found is None:
         raise SystemExit("there is no C++ compiler")
@@ -134,22 +157,41 @@ def compilers(sysroot: Path | None, place: Path) -> dict[str, str]:
     if platform.machine() == "x86_64":
         write_old_libraries(libraries, place / "compilers", found.cc)
         libraries.insert(0, place / "compilers")
-    flags = [f"--sysroot={sysroot}", *(f"-B{path}" for path in tuples), *(f"-L{path}" for path in libraries)]
-    flags += [f"-Wl,--exclude-libs,{OLD_ARCHIVE}", "-DSUBPROCESS_HAVE_CWD=0"]  # the latter takes glibc 2.29
-    for name, more in (("CC", []), ("CXX", [word for path in headers for word in ("-isystem", str(path))])):
+    flags = [
+        f"--sysroot={sysroot}",
+        *(f"-B{path}" for path in tuples),
+        *(f"-L{path}" for path in libraries),
+    ]
+    flags += [
+        f"-Wl,--exclude-libs,{OLD_ARCHIVE}",
+        "-DSUBPROCESS_HAVE_CWD=0",
+    ]  # the latter takes glibc 2.29
+    for name, more in (
+        ("CC", []),
+        ("CXX", [word for path in headers for word in ("-isystem", str(path))]),
+    ):
         wrapper = place / "compilers" / name.lower()
-        wrapper.write_text(WRAPPER.format(command=shlex.join([environment[name], *flags, *more])), encoding="utf-8")
+        wrapper.write_text(
+            WRAPPER.format(command=shlex.join([environment[name], *flags, *more])), encoding="utf-8"
+        )
         wrapper.chmod(0o755)
         environment[name] = str(wrapper)
     return environment
 
 
 def write_old_libraries(places: Sequence[Path], place: Path, cc: str) -> None:
-    """Write into ``place`` libm and libstdc++ for the linker: before the functions of those in ``places`` it takes an
-    archive's, and from there newer parts of the C++ library. The result runs with glibc 2.28 and GCC 8."""
+    """Write into ``place`` libm and libstdc++ for the linker: before the functions of those in
+    ``places`` it takes an archive's, and from there newer parts of the C++ library. The result runs
+    with glibc 2.28 and GCC 8.
+    """
     source, archive = place / "old.c", place / OLD_ARCHIVE
-    parameters = {name: ("double x, double y", "x, y") if name == "pow" else ("double x", "x") for name in OLD_MATH}
-    source.write_text("".join(OLD.format(name, *parameters[name]) for name in OLD_MATH), encoding="ascii")
+    parameters = {
+        name: ("double x, double y", "x, y") if name == "pow" else ("double x", "x")
+        for name in OLD_MATH
+    }
+    source.write_text(
+        "".join(OLD.format(name, *parameters[name]) for name in OLD_MATH), encoding="ascii"
+    )
     run([cc, "-O2", "-fPIC", "-fno-builtin", "-c", str(source), "-o", str(place / "old.o")])
     found = {path.name: path for each in reversed(places) for path in each.glob("lib*")}
     members = ["fs_dir.o", "fs_ops.o", "fs_path.o", "random.o"]
@@ -165,11 +207,13 @@ def required_glibc(path: Path) -> str:
     return "{}.{}".format(*max((int(major), int(minor)) for major, minor in found))
 
 
-# -- wheels ------------------------------------------------------------------------------------------------------------
+# -- wheels ----------
 
 
 def write_wheel(path: Path, files: Mapping[str, bytes], information: str) -> None:
-    """Write ``files`` and RECORD, which lies in the directory ``information``, as a wheel that is always the same."""
+    """Write ``files`` and RECORD, which lies in the directory ``information``, as a wheel that is
+    always the same.
+    """
     rows = [f"{name},sha256={_hash(content)},{len(content)}\n" for name, content in files.items()]
     record = "".join([*rows, f"{information}/RECORD,,\n"]).encode()
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as wheel:
@@ -185,12 +229,21 @@ def _hash(content: bytes) -> str:
 
 
 def make_bindings(work: Work) -> Path:
-    """The bindings' wheel: their Python files, and llama.cpp with a variant of ggml-cpu for each kind of CPU."""
+    """The bindings' wheel: their Python files, and llama.cpp with a variant of ggml-cpu for each
+    kind of CPU.
+    """
     built = work.compile("bindings", {**COMMON, "GGML_CPU_ALL_VARIANTS": "ON"}, ("llama", "mtmd"))
     libraries = sorted(built.glob("lib*.so"))
     openmp = run([work.environment["CC"], "-print-file-name=libgomp.so.1"], quiet=True).strip()
-    libraries += [Path(openmp)] if any(b"\0libgomp.so.1\0" in path.read_bytes() for path in libraries) else []
-    information, bindings = f"llama_cpp_python-{work.release.version}.dist-info", work.release.bindings
+    libraries += (
+        [Path(openmp)]
+        if any(b"\0libgomp.so.1\0" in path.read_bytes() for path in libraries)
+        else []
+    )
+    information, bindings = (
+        f"llama_cpp_python-{work.release.version}.dist-info",
+        work.release.bindings,
+    )
     tag = f"linux_{platform.machine()}"
     files = {
         f"llama_cpp/{path.relative_to(bindings)}": path.read_bytes()
@@ -202,19 +255,40 @@ def make_bindings(work: Work) -> Path:
     wheel = f"Wheel-Version: 1.0\nGenerator: pyctl\nRoot-Is-Purelib: false\nTag: py3-none-{tag}\n"
     files[f"{information}/WHEEL"] = wheel.encode()
     files[f"{information}/licenses/LICENSE.md"] = (bindings.parent / "LICENSE.md").read_bytes()
-    files[f"{information}/licenses/llama.cpp-LICENSE"] = (work.release.tree / "LICENSE").read_bytes()
+    files[f"{information}/licenses/llama.cpp-LICENSE"] = (
+        work.release.tree / "LICENSE"
+    ).read_bytes()
     made = work.place / f"llama_cpp_python-{work.release.version}-py3-none-{tag}.whl"
     write_wheel(made, files, information)
     return _tagged(made, work)
 
 
 def make_pyctl(work: Work, python: str) -> Path:
-    """pyctl's wheel for ``python``. pybind11 does not use the stable ABI, so each Python has its own."""
-    run([sys.executable, str(ROOT / "vendor" / "llama.cpp" / "unpack.py"), "--from", str(work.release.tree)])
+    """pyctl's wheel for ``python``. pybind11 does not use the stable ABI, so each Python has its
+    own.
+    """
+    run(
+        [
+            sys.executable,
+            str(ROOT / "vendor" / "llama.cpp" / "unpack.py"),
+            "--from",
+            str(work.release.tree),
+        ]
+    )
     place = work.place / "pyctl"
     shutil.rmtree(place, ignore_errors=True)
-    command = [*module_command("pip"), "--python", python, "wheel", "--quiet", "--disable-pip-version-check"]
-    run([*command, "--no-deps", "--no-cache-dir", "--wheel-dir", str(place), str(ROOT)], work.environment)
+    command = [
+        *module_command("pip"),
+        "--python",
+        python,
+        "wheel",
+        "--quiet",
+        "--disable-pip-version-check",
+    ]
+    run(
+        [*command, "--no-deps", "--no-cache-dir", "--wheel-dir", str(place), str(ROOT)],
+        work.environment,
+    )
     return _tagged(next(place.glob("*.whl")), work)
 
 
@@ -222,11 +296,13 @@ def _tagged(wheel: Path, work: Work) -> Path:
     """Move ``wheel`` into the release, with the platform tag that auditwheel finds."""
     shown = run([*module_command("auditwheel"), "show", "--json", str(wheel)], quiet=True)
     tag = str(json.loads(shown)["overall_tag"])
-    name = run([*module_command("wheel"), "tags", "--platform-tag", tag, str(wheel)], quiet=True).split()[-1]
+    name = run(
+        [*module_command("wheel"), "tags", "--platform-tag", tag, str(wheel)], quiet=True
+    ).split()[-1]
     return Path(shutil.move(wheel.with_name(Path(name).name), work.target / Path(name).name))
 
 
-# -- CUDA --------------------------------------------------------------------------------------------------------------
+# -- CUDA ----------
 
 
 def make_cuda(work: Work, architectures: Sequence[str]) -> Path:
@@ -234,9 +310,16 @@ def make_cuda(work: Work, architectures: Sequence[str]) -> Path:
     compiler = find_compiler(work.environment)
     assert compiler is not None
     toolkit = install_toolkit(pip_command(work.place), work.place, compiler)
-    values = {**COMMON, **toolkit.defines(work.environment["CXX"], architectures), "GGML_CPU": "OFF"}
+    values = {
+        **COMMON,
+        **toolkit.defines(work.environment["CXX"], architectures),
+        "GGML_CPU": "OFF",
+    }
     library = work.compile("cuda", values, ("ggml-cuda",)) / "libggml-cuda.so"
-    files = {library.name: library.read_bytes(), "llama.cpp-LICENSE": (work.release.tree / "LICENSE").read_bytes()}
+    files = {
+        library.name: library.read_bytes(),
+        "llama.cpp-LICENSE": (work.release.tree / "LICENSE").read_bytes(),
+    }
     manifest = {
         "format": 1,
         "release": work.release.version,
@@ -250,17 +333,23 @@ def make_cuda(work: Work, architectures: Sequence[str]) -> Path:
         "requirements": list(NVIDIA),
         "libraries": list(NVIDIA_LIBRARIES),
     }
-    path = work.target / f"pyctl-cuda-{work.release.version}-cuda{toolkit.release}-{platform.machine()}.tar.zst"
+    path = (
+        work.target
+        / f"pyctl-cuda-{work.release.version}-cuda{toolkit.release}-{platform.machine()}.tar.zst"
+    )
     path.write_bytes(cuda_archive(manifest, files))
     return path
 
 
 def cuda_archive(manifest: Mapping[str, object], files: Mapping[str, bytes]) -> bytes:
-    """A tar of ``files`` after manifest.json, to which their sizes and hashes are added, compressed by zstd."""
+    """A tar of ``files`` after manifest.json, to which their sizes and hashes are added, compressed
+    by zstd.
+    """
     import zstandard
 
     listed = {
-        name: {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)} for name, content in files.items()
+        name: {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+        for name, content in files.items()
     }
     text = json.dumps({**manifest, "files": listed}, indent=1).encode() + b"\n"
     tar = io.BytesIO()
@@ -272,7 +361,7 @@ def cuda_archive(manifest: Mapping[str, object], files: Mapping[str, bytes]) -> 
     return zstandard.ZstdCompressor(level=19, threads=-1).compress(tar.getvalue())
 
 
-# -- the release -------------------------------------------------------------------------------------------------------
+# -- the release ----------
 
 
 def write_sums(target: Path) -> None:
@@ -289,15 +378,20 @@ def make(options: argparse.Namespace) -> None:
     target, place = options.target.absolute(), options.work.absolute()
     target.mkdir(parents=True, exist_ok=True)
     place.mkdir(parents=True, exist_ok=True)
-    release = open_release(pip_command(place) if options.source is None else [], str(options.source or ""), place)
+    release = open_release(
+        pip_command(place) if options.source is None else [], str(options.source or ""), place
+    )
     cmake, ninja = shutil.which("cmake"), shutil.which("ninja")
-    tools = BuildTools(cmake, ninja) if cmake and ninja else install_tools(pip_command(place), place)
+    tools = (
+        BuildTools(cmake, ninja) if cmake and ninja else install_tools(pip_command(place), place)
+    )
     sysroot = options.sysroot.absolute() if options.sysroot else None
     work = Work(place, target, release, tools, compilers(sysroot, place), options.jobs)
     made = [make_bindings(work)] if "bindings" in options.parts else []
     if "pyctl" in options.parts:
         pythons = {version: matrix.interpreter(version) for version in options.pythons}
-        print(f"not installed: {', '.join(name for name, path in pythons.items() if path is None) or 'none'}")
+        missing = [name for name, path in pythons.items() if path is None]
+        print(f"not installed: {', '.join(missing) or 'none'}")
         made += [make_pyctl(work, python) for python in pythons.values() if python is not None]
     if made:
         run([*module_command("twine"), "check", *map(str, made)])
@@ -309,11 +403,15 @@ def make(options: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("target", type=Path, metavar="DIR")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--pythons", nargs="+", default=PYTHONS, metavar="VERSION")
-    parser.add_argument("--source", type=Path, help="llama-cpp-python's archive or its directory, instead of pip's")
+    parser.add_argument(
+        "--source", type=Path, help="llama-cpp-python's archive or its directory, instead of pip's"
+    )
     parser.add_argument("--sysroot", type=Path, metavar="ROOT")
     parser.add_argument("--arch", default=",".join(ARCHITECTURES), metavar="LIST")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "release")

@@ -1,7 +1,8 @@
-"""python -m tools.trial_models: write pyctl/models/trial, on which `pyctl setup --llama-cpp` tries a release.
+"""python -m tools.trial_models: write pyctl/models/trial, on which `pyctl setup --llama-cpp` tries
+a release.
 
-At least one for each class of memory that `library::parts_of` takes apart, and one with a head for drafts. Every weight
-of a matrix is one of two values, so that a file takes a bit for each.
+At least one for each class of memory that `library::parts_of` takes apart, and one with a head for
+drafts. Every weight of a matrix is one of two values, so that a file takes a bit for each.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ OPTIONAL = (".scale", ".input_scale", "attn_q.bias", "attn_k.bias", "attn_v.bias
 def write_small(source: Path, target: Path) -> None:
     """Write the model ``source`` as ``target``, compressed, without optional tensors."""
     reader = GGUFReader(source)
-    writer = GGUFWriter(target.with_suffix(""), str(reader.fields["general.architecture"].contents()))
+    writer = GGUFWriter(
+        target.with_suffix(""), str(reader.fields["general.architecture"].contents())
+    )
     for field in reader.fields.values():
         if not field.name.startswith(("GGUF.", "general.architecture")):
             element = field.types[1] if field.types[0] == GGUFValueType.ARRAY else None
@@ -38,7 +41,9 @@ def write_small(source: Path, target: Path) -> None:
             data = np.sign(tensor.data) * np.std(tensor.data) if is_matrix else tensor.data
             writer.add_tensor(tensor.name, data.astype(tensor.data.dtype))
     finish(writer)
-    target.write_bytes(lzma.compress(target.with_suffix("").read_bytes(), preset=9 | lzma.PRESET_EXTREME))
+    target.write_bytes(
+        lzma.compress(target.with_suffix("").read_bytes(), preset=9 | lzma.PRESET_EXTREME)
+    )
     target.with_suffix("").unlink()
 
 
@@ -55,12 +60,17 @@ FAMILY_OF = {
     "llama_memory_recurrent": "tiny-mamba2",
     "llama_memory_recurrent-shift": "tiny-rwkv7",
 }
-"""Families by the names of their files: the class of memory, and after a hyphen a difference to others of it."""
+"""Families by the names of their files: the class of memory, and after a hyphen a difference to
+others of it.
+"""
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
-        made = {each: Path(name) / f"{each}.gguf" for each in ("llama_kv_cache", "llama_memory_hybrid-drafts")}
+        made = {
+            each: Path(name) / f"{each}.gguf"
+            for each in ("llama_kv_cache", "llama_memory_hybrid-drafts")
+        }
         write_model(made["llama_kv_cache"], SHAPES["tiny-dense"])
         write_model(made["llama_memory_hybrid-drafts"], SHAPES["tiny-hybrid-nextn"])
         for each, family in FAMILY_OF.items():

@@ -2,16 +2,19 @@
 
     DIR/python -m bench.gpu.agents DIR --models 27b-nextn       # prepared with --models 27b-nextn
     DIR/python -m bench.gpu.agents DIR --models 35b-a3b-nextn --cases "4 at once" --turns 4
-    python -m bench.gpu.agents --llama-server FILE --models tiny-hybrid=FILE.gguf --head 300 --results-of 50 200
+    python -m bench.gpu.agents --llama-server FILE --models tiny-hybrid=FILE.gguf --head 300
+    --results-of 50 200
 
-Each agent has its own task and its own tool results after one head (system message) that all share. A reply has a
-given number of letters, one token each, so that a server finds in the next prompt what it wrote. Cases: 4 and 8 agents
-at once, 4 in turn (with the shortest replies), and 4 at once where ``-c`` holds `OVER` of what they grow to. An agent
-tries again after a refusal, at most `TRIES` times; its first token counts from its first request. `ideal` is what the
-same tokens take without any overlap or waiting: those that no earlier request had at the speed of one cold prompt, then
-the replies at the speed of a full batch after short prompts, both measured on the same server. A second table splits
-the first tokens by turn: with ``--results-of N N --replies-of N N`` the prompts of a turn are equal; of eight that come
-together and are served in this order, 95 % is 1.78 of the median. Findings go to gpu-agents-<shape>.json and .md.
+Each agent has its own task and its own tool results after one head (system message) that all share.
+A reply has a given number of letters, one token each, so that a server finds in the next prompt
+what it wrote. Cases: 4 and 8 agents at once, 4 in turn (with the shortest replies), and 4 at once
+where ``-c`` holds `OVER` of what they grow to. An agent tries again after a refusal, at most
+`TRIES` times; its first token counts from its first request. `ideal` is what the same tokens take
+without any overlap or waiting: those that no earlier request had at the speed of one cold prompt,
+then the replies at the speed of a full batch after short prompts, both measured on the same server.
+A second table splits the first tokens by turn: with ``--results-of N N --replies-of N N`` the
+prompts of a turn are equal; of eight that come together and are served in this order, 95 % is 1.78
+of the median. Findings go to gpu-agents-<shape>.json and .md.
 """
 
 from __future__ import annotations
@@ -32,7 +35,15 @@ from typing import Any
 from bench.common import words
 from bench.gpu.machine import describe, vram_mib
 from bench.gpu.report import OURS, PEER, table_lines
-from bench.gpu.servers import Messages, Server, llama_server, models_of, options_of, pyctl, weights_of
+from bench.gpu.servers import (
+    Messages,
+    Server,
+    llama_server,
+    models_of,
+    options_of,
+    pyctl,
+    weights_of,
+)
 from bench.gpu.speculative import window_rate
 from pyctl.measure.process_stats import resident_mib
 
@@ -76,7 +87,17 @@ CASES = (
     Case("4 in turn", 4, at_once=False),
     Case("4 at once, over budget", 4, fits=False),
 )
-COLUMNS = ("wall s", "ideal s", "of ideal", "first token ms: median", "95 %", "evaluated", "floor", "refused", "lost")
+COLUMNS = (
+    "wall s",
+    "ideal s",
+    "of ideal",
+    "first token ms: median",
+    "95 %",
+    "evaluated",
+    "floor",
+    "refused",
+    "lost",
+)
 
 
 @dataclass(frozen=True)
@@ -98,21 +119,29 @@ class Agent:
     def __init__(self, case: Case, number: int, options: argparse.Namespace) -> None:
         rng = random.Random(f"{case.name} {number}")
         self.number, self.asked, self.n_refused, self.is_lost = number, list[Asked](), 0, False
-        results, replies = ([*_spread(*sizes)] for sizes in (options.results_of, options.replies_of))
+        results, replies = (
+            [*_spread(*sizes)] for sizes in (options.results_of, options.replies_of)
+        )
         self._new = [TASK, *(rng.choice(results) for _ in range(options.turns - 1))]
-        self._replies = [rng.choice(replies) if case.at_once else min(replies) for _ in range(options.turns)]
+        self._replies = [
+            rng.choice(replies) if case.at_once else min(replies) for _ in range(options.turns)
+        ]
         self._name = f"{case.name} {number}"
         self.head = words(f"head {case.name}", options.head)
         self.messages: Messages = [{"role": "system", "content": self.head}]
         self.size = options.head + sum(self._new) + sum(self._replies) + 60 * options.turns
 
     def turn(self, server: Server) -> None:
-        """Send the next message, and keep the reply; an agent that was refused too often is lost."""
+        """Send the next message, and keep the reply; an agent that was refused too often is
+        lost.
+        """
         number = len(self.asked)
         if self.is_lost:
             return
         role = "tool" if number else "user"
-        self.messages.append({"role": role, "content": words(f"{self._name} {number}", self._new[number])})
+        self.messages.append(
+            {"role": role, "content": words(f"{self._name} {number}", self._new[number])}
+        )
         began, tries = time.perf_counter(), 0
         while True:
             asked = time.perf_counter()
@@ -129,7 +158,17 @@ class Agent:
                 continue
             break
         first_ms = reply.first_ms + (asked - began) * 1e3
-        self.asked.append(Asked(self.number, number, first_ms, reply.cached, reply.evaluated, reply.n_predicted, tries))
+        self.asked.append(
+            Asked(
+                self.number,
+                number,
+                first_ms,
+                reply.cached,
+                reply.evaluated,
+                reply.n_predicted,
+                tries,
+            )
+        )
         self.messages.append({"role": "assistant", "content": reply.text})
 
 
@@ -154,7 +193,9 @@ class Subject:
     def __init__(self, server: Server, options: argparse.Namespace, n_ctx: int) -> None:
         self.server = server
         server.ask([{"role": "user", "content": words("warm", min(1200, n_ctx // 4))}], 4)
-        cold = server.ask([{"role": "user", "content": words("cold", min(options.prefill, n_ctx // 2))}], 1)
+        cold = server.ask(
+            [{"role": "user", "content": words("cold", min(options.prefill, n_ctx // 2))}], 1
+        )
         self.prefill = cold.evaluated / cold.first_ms * 1e3
         self._decode: dict[int, float] = {}
 
@@ -163,7 +204,9 @@ class Subject:
         if n_seqs not in self._decode:
             prompts = [words(f"decode {n_seqs} {i}", 200) for i in range(n_seqs)]
             with ThreadPoolExecutor(n_seqs) as pool:
-                replies = list(pool.map(lambda prompt: self.server.complete(prompt, N_DECODE), prompts))
+                replies = list(
+                    pool.map(lambda prompt: self.server.complete(prompt, N_DECODE), prompts)
+                )
             self._decode[n_seqs] = window_rate(replies)
         return self._decode[n_seqs]
 
@@ -185,11 +228,19 @@ class Subject:
         asked = [each for agent in agents for each in agent.asked]
         floor, n_reply = floor_of(asked, n_head), sum(each.n_predicted for each in asked)
         return {
-            "case": case.name, "server": self.server.name, "wall_s": wall, "floor": floor, "replies": n_reply,
-            "evaluated": sum(each.evaluated for each in asked), "prefill": self.prefill, "decode": decode,
-            "ideal_s": floor / self.prefill + n_reply / decode, "refused": sum(agent.n_refused for agent in agents),
-            "lost": sum(agent.is_lost for agent in agents), "asked": [asdict(each) for each in asked],
-        }  # fmt: skip
+            "case": case.name,
+            "server": self.server.name,
+            "wall_s": wall,
+            "floor": floor,
+            "replies": n_reply,
+            "evaluated": sum(each.evaluated for each in asked),
+            "prefill": self.prefill,
+            "decode": decode,
+            "ideal_s": floor / self.prefill + n_reply / decode,
+            "refused": sum(agent.n_refused for agent in agents),
+            "lost": sum(agent.is_lost for agent in agents),
+            "asked": [asdict(each) for each in asked],
+        }
 
 
 @dataclass
@@ -207,10 +258,16 @@ class Run:
     def all(self) -> None:
         """Cases that fit on one server of each kind, then the others on another."""
         cases = [case for case in CASES if case.name in self.options.cases]
-        for number, group in enumerate(([c for c in cases if c.fits], [c for c in cases if not c.fits])):
+        for number, group in enumerate(
+            ([c for c in cases if c.fits], [c for c in cases if not c.fits])
+        ):
             for name in self._names():
                 if group:
-                    self._serve(name, group, self.work / f"{self.shape}-{number}-{name.replace(' ', '')}.log")
+                    self._serve(
+                        name,
+                        group,
+                        self.work / f"{self.shape}-{number}-{name.replace(' ', '')}.log",
+                    )
 
     def _names(self) -> list[str]:
         """The servers to measure, in order."""
@@ -223,7 +280,17 @@ class Run:
         whole = max(sum(agent.size for agent in self._agents(case)) for case in cases)
         n_seqs = max(case.n_agents for case in cases)
         n_ctx = int(1.1 * whole) if cases[0].fits else int(OVER * whole)
-        flags = ["-m", str(self.model), "-ngl", "99", "-fa", "on", "--spec-type", "none", "--kv-unified"]
+        flags = [
+            "-m",
+            str(self.model),
+            "-ngl",
+            "99",
+            "-fa",
+            "on",
+            "--spec-type",
+            "none",
+            "--kv-unified",
+        ]
         flags += ["-np", str(n_seqs), "-c", str(n_ctx), *self.options.flags]
         if name == PEER:
             server = llama_server(str(self.peer), flags, log)
@@ -253,11 +320,18 @@ class Run:
     def keep(self, record: Record) -> None:
         """Print one finding, and write all."""
         self.records.append(record)
-        shown = {key: round(value, 1) if isinstance(value, float) else value for key, value in record.items()}
+        shown = {
+            key: round(value, 1) if isinstance(value, float) else value
+            for key, value in record.items()
+        }
         print("    ", {key: value for key, value in shown.items() if key != "asked"}, flush=True)
         path = self.options.results / f"gpu-agents-{self.shape}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        data = {"shape": self.shape, "machine": describe(weights_of(self.shape)), "records": self.records}
+        data = {
+            "shape": self.shape,
+            "machine": describe(weights_of(self.shape)),
+            "records": self.records,
+        }
         path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
         path.with_suffix(".md").write_text(document(data), encoding="utf-8")
 
@@ -273,45 +347,85 @@ def rows_by_turn(record: Record) -> Iterator[list[str]]:
     asked = record.get("asked", [])
     for turn in sorted({each["turn"] for each in asked}):
         first, late = waits([each for each in asked if each["turn"] == turn])
-        yield [record["case"], record["server"], f"{turn + 1}", f"{first:,.0f}", f"{late:,.0f}", f"{late / first:.2f}"]
+        yield [
+            record["case"],
+            record["server"],
+            f"{turn + 1}",
+            f"{first:,.0f}",
+            f"{late:,.0f}",
+            f"{late / first:.2f}",
+        ]
 
 
 def row(record: Record) -> list[str]:
     """The cells of one case on one server."""
     if "why" in record:
-        return [record["case"], record["server"], record["why"].replace("\n", " "), *[""] * (len(COLUMNS) + 1)]
+        return [
+            record["case"],
+            record["server"],
+            record["why"].replace("\n", " "),
+            *[""] * (len(COLUMNS) + 1),
+        ]
     first, late = waits(record["asked"])
-    cells = [record["case"], record["server"], f"{record['wall_s']:.1f}", f"{record['ideal_s']:.1f}"]
+    cells = [
+        record["case"],
+        record["server"],
+        f"{record['wall_s']:.1f}",
+        f"{record['ideal_s']:.1f}",
+    ]
     cells += [f"{record['wall_s'] / record['ideal_s']:.2f}", f"{first:,.0f}", f"{late:,.0f}"]
     cells += [f"{record[name]:,}" for name in ("evaluated", "floor", "refused", "lost")]
-    return [*cells, *("" if record[n] is None else f"{record[n]:,.0f}" for n in ("vram_mib", "resident_mib"))]
+    return [
+        *cells,
+        *("" if record[n] is None else f"{record[n]:,.0f}" for n in ("vram_mib", "resident_mib")),
+    ]
 
 
 def document(data: dict[str, Any]) -> str:
     """The table of one model in Markdown."""
     lines = [f"# Agents on pyctl and llama-server, {data['shape']} shape", ""]
     lines += [f"- {name}: {value}" for name, value in data["machine"].items()]
-    records = sorted(data["records"], key=lambda record: [case.name for case in CASES].index(record["case"]))
+    records = sorted(
+        data["records"], key=lambda record: [case.name for case in CASES].index(record["case"])
+    )
     columns = ["case", "server", *COLUMNS, "VRAM MiB", "resident MiB"]
     lines += ["", *table_lines(columns, [row(record) for record in records])]
     columns = ["case", "server", "turn", "first token ms: median", "95 %", "95 % of median"]
-    return "\n".join([*lines, *table_lines(columns, [each for record in records for each in rows_by_turn(record)])])
+    return "\n".join(
+        [
+            *lines,
+            *table_lines(columns, [each for record in records for each in rows_by_turn(record)]),
+        ]
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = options_of(__doc__, 180)
-    parser.add_argument("directory", type=Path, nargs="?", help="what prepare.py was given; else name the files")
+    parser.add_argument(
+        "directory", type=Path, nargs="?", help="what prepare.py was given; else name the files"
+    )
     parser.add_argument("--models", nargs="+", metavar="SHAPE[=FILE]", default=["27b-nextn"])
     parser.add_argument("--llama-server", metavar="FILE")
-    parser.add_argument("--cases", nargs="+", choices=[case.name for case in CASES], default=[c.name for c in CASES])
+    parser.add_argument(
+        "--cases", nargs="+", choices=[case.name for case in CASES], default=[c.name for c in CASES]
+    )
     parser.add_argument("--exact", action="store_true", help="measure pyctl with --exact, too")
     parser.add_argument("--turns", type=int, default=2, help="of each agent")
     parser.add_argument("--head", type=int, default=3000, help="tokens that all agents share")
     parser.add_argument(
-        "--results-of", type=int, nargs=2, default=[500, 4000], metavar="N", help="tool results, tokens"
+        "--results-of",
+        type=int,
+        nargs=2,
+        default=[500, 4000],
+        metavar="N",
+        help="tool results, tokens",
     )
-    parser.add_argument("--replies-of", type=int, nargs=2, default=[128, 700], metavar="N", help="tokens")
-    parser.add_argument("--prefill", type=int, default=6000, help="tokens of the cold prompt that is timed")
+    parser.add_argument(
+        "--replies-of", type=int, nargs=2, default=[128, 700], metavar="N", help="tokens"
+    )
+    parser.add_argument(
+        "--prefill", type=int, default=6000, help="tokens of the cold prompt that is timed"
+    )
     options = parser.parse_args(argv)
     began, (models, peer) = time.monotonic(), models_of(options)
     with tempfile.TemporaryDirectory(prefix="agents-") as work:

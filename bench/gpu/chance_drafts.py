@@ -1,8 +1,10 @@
-"""`pyctl serve` whose drafts are accepted by chance, to measure speeds that depend on how many are; replies are none.
+"""`pyctl serve` whose drafts are accepted by chance, to measure speeds that depend on how many are;
+replies are none.
 
     python -m bench.gpu.chance_drafts LENGTH N_MAX -m FILE --spec-type draft-mtp ...
 
-A step yields ``LENGTH`` tokens on average, as with llama-server's ``--spec-synth-len``, from ``N_MAX`` drafts.
+A step yields ``LENGTH`` tokens on average, as with llama-server's ``--spec-synth-len``, from
+``N_MAX`` drafts.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ class _Chance:
     """Which tokens are accepted of the last batch, by the number of the output before each."""
 
     def __init__(self, rates: Sequence[float]) -> None:
-        self._chances = [rate / last if last else 0.0 for last, rate in zip((1.0, *rates), rates, strict=False)]
+        self._chances = [
+            rate / last if last else 0.0 for last, rate in zip((1.0, *rates), rates, strict=False)
+        ]
         self._random = random.Random(1)
         self.accepted: dict[int, int] = {}
         self.rejected: dict[int, int] = {}
@@ -61,7 +65,9 @@ class _ChanceSampler:
 
 
 def accept_by_chance(backend: type[LlamaBackend], length: float, n_max: int) -> None:
-    """Have all backends of this class accept ``length`` tokens a step by chance from now on, and end no reply."""
+    """Have all backends of this class accept ``length`` tokens a step by chance from now on, and
+    end no reply.
+    """
     chance = _Chance(acceptance_rates(length, n_max))
     decode, sampler = backend.decode, backend.sampler
 

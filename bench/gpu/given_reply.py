@@ -1,11 +1,12 @@
-"""`pyctl serve` and llama-server that reply with given tokens, so that drafts are right where the text makes them so.
+"""`pyctl serve` and llama-server that reply with given tokens, so that drafts are right where the
+text makes them so.
 
     python -m bench.gpu.given_reply TOKENS SHARE -m FILE --spec-type draft-mtp,cache ...
 
-``TOKENS`` is a file of 32-bit numbers (`write`): prompts with replies that have no token in common. All is computed as
-ever; after position p the token at p + 1 of the same text is taken, whatever the logits are. The head, whose weights
-are random, drafts the given token with the chance ``SHARE``, drawn by position. No reply ends by itself. For
-llama-server given_reply.c does the same.
+``TOKENS`` is a file of 32-bit numbers (`write`): prompts with replies that have no token in common.
+All is computed as ever; after position p the token at p + 1 of the same text is taken, whatever the
+logits are. The head, whose weights are random, drafts the given token with the chance ``SHARE``,
+drawn by position. No reply ends by itself. For llama-server given_reply.c does the same.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ def is_known(position: int, share: float) -> bool:
 
 
 def preloaded(directory: Path, tokens: Path, share: float) -> list[str]:
-    """The beginning of a command that has llama-server reply with ``tokens``. OSError without a C compiler."""
+    """The beginning of a command that has llama-server reply with ``tokens``. OSError without a C
+    compiler.
+    """
     library, source = directory / "given_reply.so", Path(__file__).with_suffix(".c")
     compiler = find_compiler()
     if compiler is None:
@@ -74,7 +77,9 @@ class _Given:
 
     def decoded(self, items: Sequence[SequenceTokens]) -> None:
         self._outputs = [
-            (item.tokens[i], item.position + i + 1) for item in items for i in range(item.n_sure - 1, len(item.tokens))
+            (item.tokens[i], item.position + i + 1)
+            for item in items
+            for i in range(item.n_sure - 1, len(item.tokens))
         ]
 
     def begun(self, prompt: Sequence[int]) -> None:
@@ -88,7 +93,8 @@ class _Given:
         """``drafted``, with the tokens that the head has."""
         places = enumerate(drafted, item.position + len(item.tokens))
         return tuple(
-            self._at(item.tokens[-1], place, token) if is_known(place, self.share) else token for place, token in places
+            self._at(item.tokens[-1], place, token) if is_known(place, self.share) else token
+            for place, token in places
         )
 
     def _at(self, last: int, place: int, otherwise: int) -> int:
@@ -118,7 +124,9 @@ def give(backend: type[LlamaBackend], texts: Texts, share: float) -> None:
         given.decoded(items)
         decode(self, items)
 
-    def drafted(self: LlamaBackend, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
+    def drafted(
+        self: LlamaBackend, items: Sequence[SequenceTokens], n: int
+    ) -> list[tuple[int, ...]]:
         found = draft(self, items, n)
         return [given.draft(item, each) for item, each in zip(items, found, strict=True)]
 

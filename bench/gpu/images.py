@@ -1,12 +1,15 @@
-"""Images on a GPU: whether an encoder is bit-reproducible, its time, and the time of a question about an image.
+"""Images on a GPU: whether an encoder is bit-reproducible, its time, and the time of a question
+about an image.
 
-    python -m bench.gpu.images MODEL [--encoder FILE] [--llama-server BINARY] [--parts encode bits ask]
+    python -m bench.gpu.images MODEL [--encoder FILE] [--llama-server BINARY] [--parts encode bits
+    ask]
 
-MODEL is a file of Qwen's shape; without ``--encoder`` one of random weights, of the real shape, is written next to it.
-``encode`` loads both in this process: bits of the rows when they are made again, and milliseconds by size. ``bits``
-compares logits after images of several sizes with a cold run's: cold again, restored, rewound, and after
-another image in their place. ``ask`` starts servers and sends a conversation with an image of 1920 x 1080 pixels: new,
-with another question, after another conversation, and after a restart. `bench.gpu.memory` measures what both take.
+MODEL is a file of Qwen's shape; without ``--encoder`` one of random weights, of the real shape, is
+written next to it. ``encode`` loads both in this process: bits of the rows when they are made
+again, and milliseconds by size. ``bits`` compares logits after images of several sizes with a cold
+run's: cold again, restored, rewound, and after another image in their place. ``ask`` starts servers
+and sends a conversation with an image of 1920 x 1080 pixels: new, with another question, after
+another conversation, and after a restart. `bench.gpu.memory` measures what both take.
 """
 
 from __future__ import annotations
@@ -52,7 +55,11 @@ def bitmap(width: int, height: int, seed: int) -> bytes:
     rows = np.zeros((height, row), np.uint8)
     rows[:, : 3 * width] = pixels.reshape(height, -1)
     head = struct.pack("<2sIHHI", b"BM", 54 + rows.size, 0, 0, 54)
-    return head + struct.pack("<IiiHHIIiiII", 40, width, height, 1, 24, 0, rows.size, 0, 0, 0, 0) + rows.tobytes()
+    return (
+        head
+        + struct.pack("<IiiHHIIiiII", 40, width, height, 1, 24, 0, rows.size, 0, 0, 0, 0)
+        + rows.tobytes()
+    )
 
 
 def encode(model: Path, encoder: Path) -> None:
@@ -62,7 +69,8 @@ def encode(model: Path, encoder: Path) -> None:
     images = loaded.images
     assert images is not None
     print(
-        "| image | tokens | decoded, ms | encoded, ms | equal bits again | evaluated, ms |\n|---|---|---|---|---|---|"
+        "| image | tokens | decoded, ms | encoded, ms | equal bits again | evaluated, ms "
+        "|\n|---|---|---|---|---|---|"
     )
     for width, height in SIZES:
         began = time.perf_counter()
@@ -75,7 +83,9 @@ def encode(model: Path, encoder: Path) -> None:
             images.encode(picture)
             times.append((time.perf_counter() - began) * 1e3)
             rows.append(images.rows_of(picture, 0, picture.n_tokens))
-        same = all(np.array_equal(each, rows[0]) for each in rows) and bool(np.isfinite(rows[0]).all())
+        same = all(np.array_equal(each, rows[0]) for each in rows) and bool(
+            np.isfinite(rows[0]).all()
+        )
         loaded.backend.memory.clear(0)
         began, step = time.perf_counter(), loaded.backend.facts.n_ubatch
         for first in range(0, picture.n_tokens, step):
@@ -84,8 +94,15 @@ def encode(model: Path, encoder: Path) -> None:
         loaded.backend.memory.save_state(0, picture.n_tokens)
         loaded.backend.memory.synchronize()
         evaluated = (time.perf_counter() - began) * 1e3
-        # The first encoding decodes the file again if another thread has taken its pixels: the least counts.
-        cells = [f"{width} x {height}", picture.n_tokens, f"{decoded:,.0f}", f"{min(times):,.0f}", same]
+        # The first encoding decodes the file again if another thread has taken its pixels: the
+        # least counts.
+        cells = [
+            f"{width} x {height}",
+            picture.n_tokens,
+            f"{decoded:,.0f}",
+            f"{min(times):,.0f}",
+            same,
+        ]
         print(f"| {' | '.join(map(str, cells))} | {evaluated:,.0f} |", flush=True)
     loaded.backend.unload()
 
@@ -119,20 +136,30 @@ class Talk:
 
     def _text(self, tokens: Tokens, start: int) -> None:
         for first in range(0, tokens.size, self._backend.facts.n_ubatch):
-            self._backend.evaluate(0, tokens[first : first + self._backend.facts.n_ubatch], start + first)
+            self._backend.evaluate(
+                0, tokens[first : first + self._backend.facts.n_ubatch], start + first
+            )
 
 
 def bits(model: Path, encoder: Path, kv: str) -> None:
     """The lines of ``bits`` for one type of K and V."""
-    settings = ModelSettings(path=str(model), n_ctx=8192, flash_attn="on", fit=False, type_k=kv, type_v=kv)
+    settings = ModelSettings(
+        path=str(model), n_ctx=8192, flash_attn="on", fit=False, type_k=kv, type_v=kv
+    )
     loaded = load(settings, vision=VisionSettings(str(encoder)))
     backend, images = loaded.backend, loaded.images
     assert images is not None
     for width, height in BITS_SIZES:
-        talk, other = (Talk(backend, images.picture(ImageFile.of(bitmap(width, height, seed)))) for seed in (1, 2))
+        talk, other = (
+            Talk(backend, images.picture(ImageFile.of(bitmap(width, height, seed))))
+            for seed in (1, 2)
+        )
         equal, n = 0, talk.end
         talk.head()
-        before = backend.memory.save_rows(0, 0, talk.start), backend.memory.save_state(0, talk.start)
+        before = (
+            backend.memory.save_rows(0, 0, talk.start),
+            backend.memory.save_state(0, talk.start),
+        )
         talk.image()
         behind = backend.memory.save_rows(0, talk.start, n), backend.memory.save_state(0, n)
         backend.memory.synchronize()
@@ -161,7 +188,10 @@ def bits(model: Path, encoder: Path, kv: str) -> None:
         other.image()
         equal += np.array_equal(other.tail(), branch)  # the other, cold
         seen = bool(np.isfinite(cold).all()) and not np.array_equal(branch, cold)
-        print(f"| {kv} | {width} x {height} | {n - talk.start:,} | {equal} of 5 | {seen} |", flush=True)
+        print(
+            f"| {kv} | {width} x {height} | {n - talk.start:,} | {equal} of 5 | {seen} |",
+            flush=True,
+        )
     backend.memory.clear(0)
     backend.unload()
 
@@ -183,7 +213,8 @@ def ask(server: Server, name: str, n_words: int) -> None:
         reply = server.ask(messages, N_REPLY)
         source = reply.timings.get("source", "")
         print(
-            f"| {name} | {way} | {reply.first_ms:,.0f} | {reply.cached:,} | {reply.evaluated:,} | {source} |",
+            f"| {name} | {way} | {reply.first_ms:,.0f} | {reply.cached:,} | {reply.evaluated:,} | "
+            f"{source} |",
             flush=True,
         )
 
@@ -203,27 +234,51 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu.images", description=__doc__)
     parser.add_argument("model", type=Path, metavar="MODEL")
     parser.add_argument("--encoder", type=Path, metavar="FILE")
-    parser.add_argument("--shape", choices=VISION_SHAPES, default="vision-27b", help="shape of a written encoder")
+    parser.add_argument(
+        "--shape", choices=VISION_SHAPES, default="vision-27b", help="shape of a written encoder"
+    )
     parser.add_argument("--llama-server", metavar="BINARY")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--words", type=int, default=3500, help="words of text before the image (4 tokens each)")
+    parser.add_argument(
+        "--words", type=int, default=3500, help="words of text before the image (4 tokens each)"
+    )
     parser.add_argument("--flags", default=" ".join(FLAGS), help="flags of both servers")
     options = parser.parse_args(argv)
     encoder = options.encoder or options.model.parent / f"{options.shape}.gguf"
     if not encoder.exists():
         write_encoder(encoder, VISION_SHAPES[options.shape])
-    print(*(f"- {name}: {value}" for name, value in describe(weights_of(options.model.stem)).items()), "", sep="\n")
+    print(
+        *(f"- {name}: {value}" for name, value in describe(weights_of(options.model.stem)).items()),
+        "",
+        sep="\n",
+    )
     if "encode" in options.parts:
         encode(options.model, encoder)
     if "bits" in options.parts:
-        print("\n| KV | image | tokens | logits equal to the cold run's | another image changes them |")
+        print(
+            "\n| KV | image | tokens | logits equal to the cold run's | another image changes "
+            "them |"
+        )
         print("|---|---|---|---|---|")
         for kv in ("f16", "q8_0"):
             bits(options.model, encoder, kv)
     if "ask" not in options.parts:
         return
-    flags = ["-m", str(options.model), "--mmproj", str(encoder), "-c", "65536", "-np", "1", *options.flags.split()]
-    print("\n| server | request | first token, ms | cached | evaluated | from |\n|---|---|---|---|---|---|")
+    flags = [
+        "-m",
+        str(options.model),
+        "--mmproj",
+        str(encoder),
+        "-c",
+        "65536",
+        "-np",
+        "1",
+        *options.flags.split(),
+    ]
+    print(
+        "\n| server | request | first token, ms | cached | evaluated | from "
+        "|\n|---|---|---|---|---|---|"
+    )
     with tempfile.TemporaryDirectory() as place:
         ask(pyctl(flags, Path(place) / "kv", Path(place) / "pyctl.log"), "pyctl", options.words)
         if options.llama_server:

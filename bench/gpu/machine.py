@@ -1,6 +1,8 @@
-"""The machine that is measured: what it is, its memory, its drive, and the compilers that llama.cpp is built with.
+"""The machine that is measured: what it is, its memory, its drive, and the compilers that llama.cpp
+is built with.
 
-Only the standard library and `pyctl.setup` are needed, since prepare.py runs before anything else is there.
+Only the standard library and `pyctl.setup` are needed, since prepare.py runs before anything else
+is there.
 """
 
 from __future__ import annotations
@@ -25,22 +27,34 @@ from pathlib import Path
 from pyctl.setup.machine import find_compiler, find_driver
 
 __all__ = [
-    "Cuda", "available_mib", "cached_share", "compilers", "describe", "direct_rate", "find_cuda",
-    "free_vram_mib", "settle", "storage_reads", "vram_mib",
-]  # fmt: skip
+    "Cuda",
+    "available_mib",
+    "cached_share",
+    "compilers",
+    "describe",
+    "direct_rate",
+    "find_cuda",
+    "free_vram_mib",
+    "settle",
+    "storage_reads",
+    "vram_mib",
+]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def _output(*command: str) -> str:
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, cwd=REPOSITORY).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, cwd=REPOSITORY
+        ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""
 
 
 def describe(weights: str) -> dict[str, str]:
-    """The head of each page of results: commit, date (UTC), machine, command, and ``weights`` as given.
+    """The head of each page of results: commit, date (UTC), machine, command, and ``weights`` as
+    given.
 
     Absolute paths in the command are shown by their last part.
     """
@@ -49,7 +63,11 @@ def describe(weights: str) -> dict[str, str]:
     gpus = _gpus("name,driver_version,memory.total,pcie.link.gen.max,pcie.link.width.max")
     gpu = gpus[0] if gpus else []
     cuda = next((part for part in _output("nvidia-smi").split("|") if "CUDA Version" in part), "")
-    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    models = [
+        line
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
     cpu = models[0].partition(": ")[2] if models else platform.processor()
     memory = Path("/proc/meminfo").read_text().split()[1]
     parts = [f"{cpu}, {len(os.sched_getaffinity(0))} cores, {int(memory) / 2**20:.0f} GiB"]
@@ -101,7 +119,9 @@ def _gpus(fields: str) -> list[list[str]]:
     """nvidia-smi's fields of each GPU that CUDA_VISIBLE_DEVICES leaves, by field."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     chosen = [f"--id={visible}"] if visible else []
-    lines = _output("nvidia-smi", *chosen, f"--query-gpu={fields}", "--format=csv,noheader").splitlines()
+    lines = _output(
+        "nvidia-smi", *chosen, f"--query-gpu={fields}", "--format=csv,noheader"
+    ).splitlines()
     return [[part.strip() for part in line.split(",")] for line in lines]
 
 
@@ -146,7 +166,14 @@ def cached_share(files: Sequence[Path]) -> float:
     """Which share of the files' pages is in the page cache."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    libc.mmap.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_long,
+    ]
     libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
     cached = pages = 0
@@ -169,7 +196,9 @@ def cached_share(files: Sequence[Path]) -> float:
 
 
 def direct_rate(files: Sequence[Path], streams: int) -> float | None:
-    """GB/s of reading the files in order past the page cache, ``streams`` blocks at a time; None if that is refused."""
+    """GB/s of reading the files in order past the page cache, ``streams`` blocks at a time; None if
+    that is refused.
+    """
     spans = []
     for path in sorted(files, key=lambda path: path.stat().st_size, reverse=True):
         size = path.stat().st_size // BLOCK * BLOCK
@@ -184,7 +213,10 @@ def direct_rate(files: Sequence[Path], streams: int) -> float | None:
     buffers = [mmap.mmap(-1, BLOCK) for _ in range(streams)]
 
     def read(stream: int) -> int:
-        return sum(os.preadv(descriptors[path], [buffers[stream]], at) for path, at in spans[stream::streams])
+        return sum(
+            os.preadv(descriptors[path], [buffers[stream]], at)
+            for path, at in spans[stream::streams]
+        )
 
     try:
         with ThreadPoolExecutor(streams) as pool:
@@ -202,7 +234,9 @@ def direct_rate(files: Sequence[Path], streams: int) -> float | None:
 
 @dataclass(frozen=True)
 class Cuda:
-    """The toolkit's ``root``, cmake options that find its parts, and directories its libraries load from."""
+    """The toolkit's ``root``, cmake options that find its parts, and directories its libraries load
+    from.
+    """
 
     root: Path
     architectures: str
@@ -212,7 +246,9 @@ class Cuda:
 
 
 def compilers() -> dict[str, str]:
-    """CC, CXX and CUDAHOSTCXX of a C++ compiler that links the C++ library as a shared one. SystemExit without one."""
+    """CC, CXX and CUDAHOSTCXX of a C++ compiler that links the C++ library as a shared one.
+    SystemExit without one.
+    """
     compiler = find_compiler()
     if compiler is None or not compiler.is_shared:
         raise SystemExit("no C++ compiler that links its library as a shared one; name one by CXX")
@@ -224,7 +260,10 @@ def find_cuda(architectures: str | None, *, build: bool) -> Cuda | None:
 
     If nothing is to be built with it (``build``), None if there is none; else SystemExit.
     """
-    known = [shutil.which("nvcc"), *sorted(map(str, Path("/usr/local").glob("cuda*/bin/nvcc")), reverse=True)]
+    known = [
+        shutil.which("nvcc"),
+        *sorted(map(str, Path("/usr/local").glob("cuda*/bin/nvcc")), reverse=True),
+    ]
     nvcc = next((Path(path) for path in known if path is not None), None)
     if nvcc is None:
         if build:
@@ -246,7 +285,9 @@ def find_cuda(architectures: str | None, *, build: bool) -> Cuda | None:
     if not any(True for _ in root.rglob("libcuda.so")):
         options.append("-DGGML_CUDA_NO_VMM=ON")  # no stub of the driver to link to
     dirs = tuple(place for place in places if place.is_dir())
-    return Cuda(root, architectures or (_architecture() if build else ""), tuple(options), dirs, environment)
+    return Cuda(
+        root, architectures or (_architecture() if build else ""), tuple(options), dirs, environment
+    )
 
 
 def _root(nvcc: Path) -> Path:

@@ -2,13 +2,15 @@
 
     DIR/python -m bench.gpu.measure DIR                          # everything
     DIR/python -m bench.gpu.measure DIR --only base kv --budget 500 --results OUT
-    DIR/python -m bench.gpu.measure DIR --models tiny-hybrid --sizes 3000 1000 --long 6000 --ctx 16384 --only base
+    DIR/python -m bench.gpu.measure DIR --models tiny-hybrid --sizes 3000 1000 --long 6000 --ctx
+    16384 --only base
 
-Sections, the most telling first: defaults (first token and replies side by side with as few flags as possible), base
-(first token, decode, prefill, memory, restarts at --sizes), held (returns on the device), kv (copies in GB/s), memory
-(resident and counted bytes over many prompts, without a cache directory), long (as base, at --long), exact (logits),
-card (defaults and an expert's flags within 24 GB). Each finding is written to gpu-side-by-side-<shape>.json and .md at
-once. The tables name the sections that --budget left out.
+Sections, the most telling first: defaults (first token and replies side by side with as few flags
+as possible), base (first token, decode, prefill, memory, restarts at --sizes), held (returns on the
+device), kv (copies in GB/s), memory (resident and counted bytes over many prompts, without a cache
+directory), long (as base, at --long), exact (logits), card (defaults and an expert's flags within
+24 GB). Each finding is written to gpu-side-by-side-<shape>.json and .md at once. The tables name
+the sections that --budget left out.
 """
 
 from __future__ import annotations
@@ -24,7 +26,15 @@ from pathlib import Path
 from typing import Any
 
 from bench.compare import MeasurementError, measured
-from bench.gpu.machine import available_mib, cached_share, describe, direct_rate, settle, storage_reads, vram_mib
+from bench.gpu.machine import (
+    available_mib,
+    cached_share,
+    describe,
+    direct_rate,
+    settle,
+    storage_reads,
+    vram_mib,
+)
 from bench.gpu.report import BARE, BY_DEFAULT, COLD, ONE_MESSAGE, OURS, PEER, RESTART, WARM_RESTART
 from bench.gpu.run import N_DECODE, N_FIRST, QUESTION, Clock, Results, Run, Visit
 from bench.gpu.servers import Server, llama_server, options_of, prepared_in, pyctl, weights_of
@@ -44,8 +54,9 @@ LOADING = {"27b": 10.0, "35b-a3b": 12.0}
 """Seconds until a server answers, likewise."""
 
 CARD_MIB, CARD_PROMPT, CARD_SHARE = 24_000, 60_000, 0.7
-"""What a card of 24 GB has left besides the driver's, a prompt that fits into every context there, and the share of
-drafts that are accepted."""
+"""What a card of 24 GB has left besides the driver's, a prompt that fits into every context there,
+and the share of drafts that are accepted.
+"""
 
 N_PROMPTS, PROMPT_TOKENS = 60, 2000
 """Of the section memory: with 27B, more than the default cache holds."""
@@ -68,8 +79,8 @@ def tried(run: Run, section: str, what: str, server: Server) -> Iterator[None]:
 def side_by_side(run: Run, section: str, sizes: Sequence[int], *, thorough: bool) -> None:
     """Both servers, one after the other, through the same conversations.
 
-    ``thorough`` adds a cold prompt of one message, prompts that pyctl does not cache, and llama-server after a restart,
-    which then has no cache and evaluates everything.
+    ``thorough`` adds a cold prompt of one message, prompts that pyctl does not cache, and
+    llama-server after a restart, which then has no cache and evaluates everything.
     """
     for name in (OURS, PEER):
         if name not in run.options.servers or (name == PEER and run.llama_server is None):
@@ -80,17 +91,26 @@ def side_by_side(run: Run, section: str, sizes: Sequence[int], *, thorough: bool
         with tempfile.TemporaryDirectory(prefix="cache-", dir=run.work) as directory:
             cache, log = Path(directory), run.work / f"{run.shape}-{section}-{name}.log"
             flags = ["-m", str(run.model), *run.flags()]
-            server = pyctl(flags, cache, log) if name == OURS else llama_server(str(run.llama_server), flags, log)
+            server = (
+                pyctl(flags, cache, log)
+                if name == OURS
+                else llama_server(str(run.llama_server), flags, log)
+            )
             with tried(run, section, name, server):
                 one_server(run, section, server, sizes, cache, thorough=thorough)
 
 
-def one_server(run: Run, section: str, server: Server, sizes: Sequence[int], cache: Path, *, thorough: bool) -> None:
+def one_server(
+    run: Run, section: str, server: Server, sizes: Sequence[int], cache: Path, *, thorough: bool
+) -> None:
     vram, available = vram_mib(), available_mib()
     server.start()
     run.loading = server.load_seconds + 1
     run.results.add(section, "flags", server=server.name, flags=" ".join(run.flags()))
-    print(f"    {run.clock.elapsed:6.1f} s  {server.name} loaded in {server.load_seconds:.1f} s", flush=True)
+    print(
+        f"    {run.clock.elapsed:6.1f} s  {server.name} loaded in {server.load_seconds:.1f} s",
+        flush=True,
+    )
     visit = Visit(run, section, server)
     visit.memory("loaded", vram, available)
     # The first evaluation of a process also loads kernels, on both.
@@ -123,8 +143,12 @@ def one_server(run: Run, section: str, server: Server, sizes: Sequence[int], cac
         visit.follow(restarted(conversations, RESTART))
 
 
-def restart_ours(run: Run, section: str, visit: Visit, conversations: Sequence[Conversation], cache: Path) -> None:
-    """Kill and start again, once with the cache's files out of the page cache and once with them in it."""
+def restart_ours(
+    run: Run, section: str, visit: Visit, conversations: Sequence[Conversation], cache: Path
+) -> None:
+    """Kill and start again, once with the cache's files out of the page cache and once with them in
+    it.
+    """
     server, results = visit.server, run.results
     written = settle(cache)
     files: list[Path] = []
@@ -133,13 +157,22 @@ def restart_ours(run: Run, section: str, visit: Visit, conversations: Sequence[C
             results.skip(section, way, "no time left")
             return
         server.kill()
-        files = [path for path in cache.rglob("*") if path.is_file() and path.stat().st_size > 2**16]
+        files = [
+            path for path in cache.rglob("*") if path.is_file() and path.stat().st_size > 2**16
+        ]
         share = None
         if way == RESTART:
             evict(files)
             share = cached_share(files)
         server.start()
-        results.add(section, "restart", way=way, load_s=server.load_seconds, files_bytes=written, page_cache=share)
+        results.add(
+            section,
+            "restart",
+            way=way,
+            load_s=server.load_seconds,
+            files_bytes=written,
+            page_cache=share,
+        )
         for conversation in conversations:
             before = storage_reads(server.pid)
             if not visit.follow(restarted([conversation], way)):
@@ -150,9 +183,15 @@ def restart_ours(run: Run, section: str, visit: Visit, conversations: Sequence[C
             shape = SHAPES[run.shape]
             size = last["cached"] * shape.row_bytes() + shape.state_bytes
             results.add(
-                section, "disk restore", way=way, size=conversation.size, bytes=size, restore_ms=last["restore_ms"],
-                read=storage_reads(server.pid) - before, source=last["source"],
-            )  # fmt: skip
+                section,
+                "disk restore",
+                way=way,
+                size=conversation.size,
+                bytes=size,
+                restore_ms=last["restore_ms"],
+                read=storage_reads(server.pid) - before,
+                source=last["source"],
+            )
         settle(cache)
     server.kill()
     files = [path for path in files if path.exists()]  # recent prompts come and go
@@ -175,7 +214,11 @@ def defaults(run: Run) -> None:
             run.results.skip("defaults", name, "no time left")
             continue
         log, flags_of = run.work / f"{run.shape}-defaults-{name}.log", [*flags, *run.options.flags]
-        server = pyctl(flags_of, None, log) if name == OURS else llama_server(str(run.llama_server), flags_of, log)
+        server = (
+            pyctl(flags_of, None, log)
+            if name == OURS
+            else llama_server(str(run.llama_server), flags_of, log)
+        )
         with tried(run, "defaults", name, server):
             vram, available = vram_mib(), available_mib()
             server.start()
@@ -192,7 +235,9 @@ def defaults(run: Run) -> None:
 
 def held(run: Run) -> None:
     """Returns to conversations on the device by `bench.held`, in a separate process."""
-    for record in alone(run, "held", 60, "bench.held", ["--tokens", *map(str, sorted(run.options.sizes))]):
+    for record in alone(
+        run, "held", 60, "bench.held", ["--tokens", *map(str, sorted(run.options.sizes))]
+    ):
         run.results.add("held", "return", **record)
 
 
@@ -201,10 +246,18 @@ def copies(run: Run) -> None:
     sizes = [n // 512 * 512 for n in (min(run.options.sizes), max(run.options.sizes))]
     for rate in alone(run, "kv", 40, "bench.kv", ["--tokens", *map(str, sizes)]):
         run.results.add(
-            "kv", "copy", what=rate["what"], tokens=rate["n"], mb=rate["size"] / 1e6,
-            copy_out=rate["copy_out"], out=rate["out"], out_share=rate["out"] / rate["copy_out"],
-            copy_in=rate["copy_in"], back=rate["back"], back_share=rate["back"] / rate["copy_in"],
-        )  # fmt: skip
+            "kv",
+            "copy",
+            what=rate["what"],
+            tokens=rate["n"],
+            mb=rate["size"] / 1e6,
+            copy_out=rate["copy_out"],
+            out=rate["out"],
+            out_share=rate["out"] / rate["copy_out"],
+            copy_in=rate["copy_in"],
+            back=rate["back"],
+            back_share=rate["back"] / rate["copy_in"],
+        )
 
 
 def memory(run: Run) -> None:
@@ -219,7 +272,9 @@ def memory(run: Run) -> None:
         size = min(PROMPT_TOKENS, *run.options.sizes)
         for number in range(1, N_PROMPTS + 1):
             if not run.clock.fits(run.clock.prefill(size)):
-                return run.results.skip("memory", f"{N_PROMPTS - number + 1} prompts", "no time left")
+                return run.results.skip(
+                    "memory", f"{N_PROMPTS - number + 1} prompts", "no time left"
+                )
             server.ask(Conversation(f"{run.shape} {number}", size).messages, N_FIRST)
             if number % 10 == 0:
                 visit.memory(f"{number} prompts", vram, available)
@@ -227,12 +282,18 @@ def memory(run: Run) -> None:
 
 def exact(run: Run) -> None:
     """Logits by `bench.exact`, in a separate process."""
-    for record in alone(run, "exact", 60, "bench.exact", ["--tokens", str(run.options.exact_tokens)]):
+    for record in alone(
+        run, "exact", 60, "bench.exact", ["--tokens", str(run.options.exact_tokens)]
+    ):
         run.results.add("exact", "exact", tokens=run.options.exact_tokens, **record)
 
 
-def alone(run: Run, section: str, seconds: float, module: str, arguments: list[str]) -> list[dict[str, Any]]:
-    """The results of a script with --json; none, and a record of that, if time runs out or the script fails."""
+def alone(
+    run: Run, section: str, seconds: float, module: str, arguments: list[str]
+) -> list[dict[str, Any]]:
+    """The results of a script with --json; none, and a record of that, if time runs out or the
+    script fails.
+    """
     if not run.clock.fits(seconds):
         run.results.skip(section, section, "no time left")
         return []
@@ -245,9 +306,13 @@ def alone(run: Run, section: str, seconds: float, module: str, arguments: list[s
 
 @contextmanager
 def small_card(left_mib: int = CARD_MIB) -> Iterator[None]:
-    """Leaves ``left_mib`` of device memory, by default as a card of 24 GB. Raises OSError if it cannot."""
+    """Leaves ``left_mib`` of device memory, by default as a card of 24 GB. Raises OSError if it
+    cannot.
+    """
     arguments = [*module_command("bench.cuda"), str(left_mib)]
-    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY) as process:
+    with subprocess.Popen(
+        arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -259,8 +324,9 @@ def small_card(left_mib: int = CARD_MIB) -> Iterator[None]:
 
 
 def card_lines(shape: str) -> dict[str, tuple[list[str], tuple[str, ...]]]:
-    """By name, the flags after `-m FILE` on a card of 24 GB (docs/24gb.md), and the program: heads have random weights
-    here, so `CARD_SHARE` of their drafts are accepted by chance."""
+    """By name, the flags after `-m FILE` on a card of 24 GB (docs/24gb.md), and the program: heads
+    have random weights here, so `CARD_SHARE` of their drafts are accepted by chance.
+    """
     quantised = ["-c", "131072", "-ctk", "q8_0", "-ctv", "q8_0"]
     lines: dict[str, tuple[list[str], tuple[str, ...]]] = {"defaults": ([], PYCTL_SERVE)}
     if not shape.endswith("-nextn"):
@@ -280,7 +346,9 @@ def card_lines(shape: str) -> dict[str, tuple[list[str], tuple[str, ...]]]:
 
 
 def card(run: Run) -> None:
-    """The defaults and an expert's line on what a 24 GB card has: a long prompt, one more turn, and a reply."""
+    """The defaults and an expert's line on what a 24 GB card has: a long prompt, one more turn, and
+    a reply.
+    """
     n = min(run.options.long, CARD_PROMPT)
     if vram_mib() is None:
         return run.results.skip("card", "24 GB", "no GPU")
@@ -290,7 +358,11 @@ def card(run: Run) -> None:
             continue
         log = run.work / f"{run.shape}-card-{number}.log"
         server = pyctl(["-m", str(run.model), *flags], None, log, program)
-        with tried(run, "card", name, server), small_card(), closing(Conversation(run.shape, n).ask(COLD, n)) as steps:
+        with (
+            tried(run, "card", name, server),
+            small_card(),
+            closing(Conversation(run.shape, n).ask(COLD, n)) as steps,
+        ):
             before, available = vram_mib() or 0.0, available_mib()
             server.start()
             step = next(steps)
@@ -299,13 +371,23 @@ def card(run: Run) -> None:
             warm = server.ask(following, N_FIRST)
             reply = server.ask(following, N_DECODE, ignore_eos=True)
             run.results.add(
-                "card", "small card", name=name, flags=" ".join(flags), limit_mib=CARD_MIB,
-                vram_mib=(vram_mib() or 0.0) - before, ram_mib=available - available_mib(),
+                "card",
+                "small card",
+                name=name,
+                flags=" ".join(flags),
+                limit_mib=CARD_MIB,
+                vram_mib=(vram_mib() or 0.0) - before,
+                ram_mib=available - available_mib(),
                 context=server.get("/props")["default_generation_settings"]["n_ctx"],
-                load_s=server.load_seconds, prompt=cold.cached + cold.evaluated, first_ms=cold.first_ms,
-                next_ms=warm.first_ms, next_evaluated=warm.evaluated,
-                tokens_per_second=(reply.n_predicted - 1) / reply.decode_ms * 1e3 if reply.decode_ms else None,
-            )  # fmt: skip
+                load_s=server.load_seconds,
+                prompt=cold.cached + cold.evaluated,
+                first_ms=cold.first_ms,
+                next_ms=warm.first_ms,
+                next_evaluated=warm.evaluated,
+                tokens_per_second=(reply.n_predicted - 1) / reply.decode_ms * 1e3
+                if reply.decode_ms
+                else None,
+            )
             server.kill()  # before the card is whole again
 
 
@@ -332,7 +414,9 @@ WORK: dict[str, Callable[[Run], None]] = {
 
 def jobs(runs: Sequence[Run], only: Sequence[str]) -> list[tuple[str, Run, Callable[[Run], None]]]:
     """(section, model, what to do), the most telling first."""
-    return [(section, run, work) for section, work in WORK.items() if section in only for run in runs]
+    return [
+        (section, run, work) for section, work in WORK.items() if section in only for run in runs
+    ]
 
 
 def wait_for(model: Path, clock: Clock) -> bool:
@@ -351,8 +435,12 @@ def main() -> None:
     parser.add_argument("directory", type=Path, help="the directory of prepare.py")
     parser.add_argument("--only", nargs="+", choices=WORK, default=list(WORK))
     parser.add_argument("--models", nargs="+", metavar="SHAPE", help="default: the prepared ones")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[32768, 8192], help="conversations of base, tokens")
-    parser.add_argument("--long", type=int, default=100_000, help="conversation of long and card, tokens")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=[32768, 8192], help="conversations of base, tokens"
+    )
+    parser.add_argument(
+        "--long", type=int, default=100_000, help="conversation of long and card, tokens"
+    )
     parser.add_argument("--ctx", type=int, default=120_000, help="-c of both servers")
     parser.add_argument("--exact-tokens", type=int, default=3000)
     options = parser.parse_args()
@@ -367,7 +455,15 @@ def main() -> None:
         clock = Clock(began + options.budget, PREFILL.get(shape, 4000.0))
         results = Results(options.results, shape, describe(weights_of(shape)))
         runs.append(
-            Run(shape, Path(prepared["models"][shape]), prepared["llama_server"], options, results, clock, work)
+            Run(
+                shape,
+                Path(prepared["models"][shape]),
+                prepared["llama_server"],
+                options,
+                results,
+                clock,
+                work,
+            )
         )
     for section, run, work_on in jobs(runs, options.only):
         print(f"{run.clock.elapsed:8.1f} s  {run.shape}: {section}", flush=True)

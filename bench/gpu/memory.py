@@ -2,9 +2,9 @@
 
     DIR/python -m bench.gpu.memory MODEL [MODEL ...] [--encoder FILE]
 
-A row is one device of one load, in MiB: the plan, of it what llama.cpp counts in its buffers after the load, and what
-a GPU holds more than before. The exit status is 1 if llama.cpp counts other weights, K and V or compute buffers
-than the plan, or a device holds more than the plan and `SLACK`.
+A row is one device of one load, in MiB: the plan, of it what llama.cpp counts in its buffers after
+the load, and what a GPU holds more than before. The exit status is 1 if llama.cpp counts other
+weights, K and V or compute buffers than the plan, or a device holds more than the plan and `SLACK`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,16 @@ SLACK = 512 * 2**20
 """Bytes that a device's library takes for kernels and handles, which no plan counts."""
 
 
-def measured(settings: ModelSettings, drafts: DraftSettings, vision: VisionSettings | None = None) -> bool:
-    """Load a model, print its rows, and return whether the plan was right. SystemExit without the extension."""
+def measured(
+    settings: ModelSettings, drafts: DraftSettings, vision: VisionSettings | None = None
+) -> bool:
+    """Load a model, print its rows, and return whether the plan was right. SystemExit without the
+    extension.
+    """
     plans: list[MemoryPlan] = []
-    before = {device.name: device.free or 0 for device in devices()}  # itself takes what a process needs on a GPU
+    before = {
+        device.name: device.free or 0 for device in devices()
+    }  # itself takes what a process needs on a GPU
     loaded = load(settings, announce=plans.append, drafts=drafts, vision=vision)
     if breakdown.core is None:
         raise SystemExit("the extension is missing: see pyctl --version")
@@ -39,7 +45,11 @@ def measured(settings: ModelSettings, drafts: DraftSettings, vision: VisionSetti
     for place in plans[0].places:
         weights, kv, states, compute = counted.get(place.name if place.is_gpu else "", (0, 0, 0, 0))
         usage, held = place.usage, before[place.name] - free[place.name] if place.is_gpu else 0
-        fits = (usage.weights, usage.kv, usage.compute) == (weights, kv, compute) and held <= usage.total + SLACK
+        fits = (usage.weights, usage.kv, usage.compute) == (
+            weights,
+            kv,
+            compute,
+        ) and held <= usage.total + SLACK
         sums = (usage.total, weights + kv + states + compute, held)
         cells = (Path(settings.path).stem, place.name, *(f"{each / 2**20:,.0f}" for each in sums))
         print(f"| {' | '.join(cells)} | {'' if fits else 'wrong'} |", flush=True)
@@ -49,7 +59,9 @@ def measured(settings: ModelSettings, drafts: DraftSettings, vision: VisionSetti
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("models", type=Path, nargs="+", metavar="MODEL")
     parser.add_argument("--encoder", type=Path, help="of images, for all models")
     options = parser.parse_args()
@@ -60,7 +72,12 @@ def main() -> None:
     for model in options.models:
         plain = ModelSettings(path=str(model), n_ctx=16_384, load_mode="none")
         small = replace(plain, n_seqs=4, type_k="q8_0", type_v="q8_0")
-        for settings in (plain, small, replace(plain, placements=experts_on_cpu(4)), replace(plain, n_gpu_layers=12)):
+        for settings in (
+            plain,
+            small,
+            replace(plain, placements=experts_on_cpu(4)),
+            replace(plain, n_gpu_layers=12),
+        ):
             right &= measured(settings, DraftSettings())
         if options.encoder:
             right &= measured(plain, DraftSettings(), VisionSettings(str(options.encoder)))

@@ -1,7 +1,9 @@
-"""Switch between two models with conversations, pyctl next to llama-server's router; prepare.py has run before.
+"""Switch between two models with conversations, pyctl next to llama-server's router; prepare.py has
+run before.
 
     DIR/python -m bench.gpu.models DIR --sizes 8000 52000 --card
-    DIR/python -m bench.gpu.models DIR --models tiny-hybrid tiny-dense --sizes 1500 --ctx 8192 --switches 6 --no-card
+    DIR/python -m bench.gpu.models DIR --models tiny-hybrid tiny-dense --sizes 1500 --ctx 8192
+    --switches 6 --no-card
 
 One model is loaded at a time (--models-max 1). Ways, in this order:
 
@@ -10,9 +12,10 @@ One model is loaded at a time (--models-max 1). Ways, in this order:
     cold       the same with the models' files out of the page cache
     switches   --switches short turns at once, with the memory after each: it must stay flat
 
-Columns: seconds to the first token by the client's clock, of which loading (pyctl's figure, of llama-server it is what
-the prompt did not take), GB/s of the file in that time, tokens from the cache, tokens evaluated. What no longer fits
---budget is left out, and said. Findings go to gpu-models.json.
+Columns: seconds to the first token by the client's clock, of which loading (pyctl's figure, of
+llama-server it is what the prompt did not take), GB/s of the file in that time, tokens from the
+cache, tokens evaluated. What no longer fits --budget is left out, and said. Findings go to
+gpu-models.json.
 """
 
 from __future__ import annotations
@@ -64,13 +67,24 @@ def preset(path: Path, models: dict[str, Path], options: argparse.Namespace) -> 
 
 
 class Switching:
-    """One server, and the conversations that it has with each model until ``end``, monotonic seconds."""
+    """One server, and the conversations that it has with each model until ``end``, monotonic
+    seconds.
+    """
 
     def __init__(
-        self, server: Server, models: dict[str, Path], sizes: Sequence[int], end: float, found: list[Record]
+        self,
+        server: Server,
+        models: dict[str, Path],
+        sizes: Sequence[int],
+        end: float,
+        found: list[Record],
     ) -> None:
         self.server, self.models, self._found = server, models, found
-        self._talks = {(shape, size): Conversation(f"{shape} switch", size) for size in sizes for shape in models}
+        self._talks = {
+            (shape, size): Conversation(f"{shape} switch", size)
+            for size in sizes
+            for shape in models
+        }
         rates = {shape: PREFILL.get(shape.removesuffix("-nextn"), 4000.0) for shape in models}
         self._clocks = {shape: Clock(end, rate) for shape, rate in rates.items()}
         self._loading = 15.0
@@ -106,7 +120,9 @@ class Switching:
                 self._leave_out(f"{n - index} of {n} switches")
                 break
             began = time.monotonic()
-            self.server.ask(Conversation("short", SHORT).messages, 2, model=shapes[index % len(shapes)])
+            self.server.ask(
+                Conversation("short", SHORT).messages, 2, model=shapes[index % len(shapes)]
+            )
             took = time.monotonic() - began
             vram, resident = vram_mib(), sum(resident_mib(pid) for pid in family(self.server.pid))
             seen.append({"seconds": took, "vram_mib": vram, "resident_mib": resident})
@@ -160,7 +176,9 @@ def line(record: Record) -> str:
         return f"{head} {flatness(record['switches'])}"
     if "model" not in record:
         return head
-    seconds = " ".join(f"{record[name]:8.2f}" for name in ("first_s", "load_s", "load_rate", "prompt_s"))
+    seconds = " ".join(
+        f"{record[name]:8.2f}" for name in ("first_s", "load_s", "load_rate", "prompt_s")
+    )
     counts = f"{record['cached']:8,} {record['evaluated']:8,} {record['source']}"
     return f"{head} {record['model']:12} {record['size']:8,} {seconds} {counts}"
 
@@ -172,7 +190,9 @@ def flatness(switches: Sequence[Record]) -> str:
         sizes = [each[name] for each in switches[SETTLED:] if each[name] is not None]
         grown = [after - before for before, after in zip(sizes, sizes[2:], strict=False)]
         if sizes:
-            said.append(f"{min(sizes):,.0f} to {max(sizes):,.0f} {what}, {sum(grown) / 2:+,.0f} in all")
+            said.append(
+                f"{min(sizes):,.0f} to {max(sizes):,.0f} {what}, {sum(grown) / 2:+,.0f} in all"
+            )
     seconds = sorted(each["seconds"] for each in switches)
     return "; ".join([*said, f"{seconds[len(seconds) // 2]:.2f} s each" if seconds else "none"])
 
@@ -190,7 +210,9 @@ def running(server: Server, *, small: bool) -> Iterator[None]:
             server.kill()
 
 
-def measure(name: str, peer: str, models: dict[str, Path], options: argparse.Namespace, work: Path) -> list[Record]:
+def measure(
+    name: str, peer: str, models: dict[str, Path], options: argparse.Namespace, work: Path
+) -> list[Record]:
     """All findings of one server; those up to a failure if it fails."""
     found: list[Record] = []
     file = preset(work / "models.ini", models, options)
@@ -219,23 +241,36 @@ def measure(name: str, peer: str, models: dict[str, Path], options: argparse.Nam
 def keep(path: Path, found: list[Record]) -> None:
     """Write the findings and their head."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"machine": describe("random"), "found": found}, indent=1) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps({"machine": describe("random"), "found": found}, indent=1) + "\n",
+        encoding="utf-8",
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("directory", type=Path, help="what prepare.py was given")
     parser.add_argument("--models", nargs=2, default=["27b", "35b-a3b"], metavar="SHAPE")
     parser.add_argument("--servers", nargs="+", choices=(OURS, PEER), default=(OURS, PEER))
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[8000, 52_000], help="conversations, tokens")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=[8000, 52_000], help="conversations, tokens"
+    )
     parser.add_argument("--ctx", type=int, default=65_536, help="-c of both models")
     parser.add_argument("--kv", default="q8_0", help="-ctk and -ctv of both models")
-    parser.add_argument("--load-mode", default="auto", help="of both servers: auto, mmap, none or dio")
+    parser.add_argument(
+        "--load-mode", default="auto", help="of both servers: auto, mmap, none or dio"
+    )
     parser.add_argument("--rounds", type=int, default=1, help="turns of each conversation")
     parser.add_argument("--switches", type=int, default=50, help="short ones at the end")
-    parser.add_argument("--card", action=argparse.BooleanOptionalAction, default=True, help="leave what 24 GB have")
-    parser.add_argument("--budget", type=float, default=540, metavar="S", help="seconds, all in all")
+    parser.add_argument(
+        "--card", action=argparse.BooleanOptionalAction, default=True, help="leave what 24 GB have"
+    )
+    parser.add_argument(
+        "--budget", type=float, default=540, metavar="S", help="seconds, all in all"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
     options = parser.parse_args()
     prepared = json.loads((options.directory / "prepared.json").read_text(encoding="utf-8"))
@@ -249,14 +284,18 @@ def main() -> None:
         raise SystemExit("a model is not there")
     for file in models.values():
         warm(file)
-    print(f"{time.monotonic() - began:.0f} s: the models' files are there and in the page cache", flush=True)
+    print(
+        f"{time.monotonic() - began:.0f} s: the models' files are there and in the page cache",
+        flush=True,
+    )
     found: list[Record] = []
     for name in options.servers:
         if name == OURS or prepared["llama_server"]:
             found += measure(name, str(prepared["llama_server"]), models, options, work)
     keep(options.results / "gpu-models.json", found)
     names = (
-        f"{'server':12} {'way':22} {'model':12} {'tokens':>8} {'first s':>8} {'load s':>8} {'GB/s':>8} {'prompt s':>8}"
+        f"{'server':12} {'way':22} {'model':12} {'tokens':>8} {'first s':>8} {'load s':>8} "
+        f"{'GB/s':>8} {'prompt s':>8}"
     )
     print(f"\n{names} {'cached':>8} {'new':>8}")
     for record in found:

@@ -1,15 +1,17 @@
-"""K and V beyond the device: the time of a batch, a token, a prompt and a restore with and without `--kv-pool`.
+"""K and V beyond the device: the time of a batch, a token, a prompt and a restore with and without
+`--kv-pool`.
 
-    python -m bench.gpu.pool MODELS [--models 27b] [--modes full pool:auto pool:65536 nkvo ngl:40 unified]
-    python -m bench.gpu.pool MODELS --card 24000 --parts depth restore --modes pool:auto      # as on a card of 24 GB
-    python -m bench.gpu.pool MODELS --card 15800 --models 35b-a3b --modes pool:auto+moe:18    # and of 16 GB
+    python -m bench.gpu.pool MODELS [--models 27b] [--modes full pool:auto pool:65536 nkvo ngl:40
+    unified]
+    python -m bench.gpu.pool MODELS --card 24000 --parts depth restore  # a card of 24 GB
+    python -m bench.gpu.pool MODELS --card 15800 --modes pool:auto+moe:18  # one of 16 GB
 
-MODELS is the directory of the files; files of tiny shapes are made there. A mode is the place of K and V. With
-``+moe:N`` the experts of N layers lie in RAM. ``depth`` evaluates batches and single tokens after so many rows.
-``restore`` resumes prompts of those sizes (100,000 tokens or more, or the largest) from RAM, from disk, and from files
-in the page cache. ``cold`` evaluates a whole prompt. Rows at depth are copies of a few batches', since time
-depends on their number, not on their values. Each mode runs in a separate process, so that a crash is a line of the
-table.
+MODELS is the directory of the files; files of tiny shapes are made there. A mode is the place of K
+and V. With ``+moe:N`` the experts of N layers lie in RAM. ``depth`` evaluates batches and single
+tokens after so many rows. ``restore`` resumes prompts of those sizes (100,000 tokens or more, or
+the largest) from RAM, from disk, and from files in the page cache. ``cold`` evaluates a whole
+prompt. Rows at depth are copies of a few batches', since time depends on their number, not on their
+values. Each mode runs in a separate process, so that a crash is a line of the table.
 """
 
 from __future__ import annotations
@@ -60,11 +62,13 @@ N_SINGLE = 48
 """Tokens that are evaluated one by one."""
 
 SLOWEST_S = 20.0
-"""A batch that would take longer, by what one after fewer rows took, is left out; single tokens end after so long."""
+"""A batch that would take longer, by what one after fewer rows took, is left out; single tokens end
+after so long.
+"""
 
 LONG = 100_000
 
-HEAD = "| shape | mode | context | resident | behind | batch ms | tokens/s | token ms | tokens/s | GB/s read "
+HEAD = "| shape | mode | context | resident | behind | batch ms | tokens/s | token ms | tokens/s "
 HEAD += "| waited ms | GPU MiB |"
 
 
@@ -78,9 +82,14 @@ class Bench:
         self.end = time.monotonic() + options.budget
         n_ctx = options.ctx or self.depths[-1] + 4 * options.ubatch
         settings = ModelSettings(
-            path=str(path), n_ctx=n_ctx, n_ubatch=options.ubatch, flash_attn="on", type_k=options.type,
-            type_v=options.type, fit=False,
-        )  # fmt: skip
+            path=str(path),
+            n_ctx=n_ctx,
+            n_ubatch=options.ubatch,
+            flash_attn="on",
+            type_k=options.type,
+            type_v=options.type,
+            fit=False,
+        )
         pool = 0
         for name, _, value in (part.partition(":") for part in mode.split("+")):
             if name == "nkvo":
@@ -107,7 +116,11 @@ class Bench:
         longest = 0.0  # expected milliseconds of a batch, if known
         for depth in self.depths:
             if depth + 2 * n > backend.facts.n_ctx or time.monotonic() > self.end:
-                print(f"| {self.shape} | {self.mode} | {backend.facts.n_ctx:,} | | {depth:,} | left out |", flush=True)
+                print(
+                    f"| {self.shape} | {self.mode} | {backend.facts.n_ctx:,} "
+                    f"| | {depth:,} | left out |",
+                    flush=True,
+                )
                 continue
             self._append(at, depth)
             batches: list[float] = []
@@ -143,12 +156,19 @@ class Bench:
         return (0, 0.0) if store is None else (store.streamed_bytes, store.wait_ms)
 
     def restores(self) -> None:
-        """The engine's figures for prompts, with made-up rows, that are new, in RAM, on disk and in files in memory."""
+        """The engine's figures for prompts, with made-up rows, that are new, in RAM, on disk and in
+        files in memory.
+        """
         backend, step = self.backend, self.options.ubatch
         evaluate, n = backend.evaluate, 0
 
         def made_up(
-            seq: int, tokens: Tokens, start: int, *, output: bool = True, picture: ImageSpan | None = None
+            seq: int,
+            tokens: Tokens,
+            start: int,
+            *,
+            output: bool = True,
+            picture: ImageSpan | None = None,
         ) -> None:
             if tokens.size == step and not output and start + 2 * step < n:
                 self._append(start, start + step)
@@ -167,7 +187,9 @@ class Bench:
         with tempfile.TemporaryDirectory(dir=self.options.work) as place:
             for way in ("RAM", "disk", "files in memory"):
                 sizes, policy = self.backend.memory.shape.sizes, DiskPolicy.parse("full")
-                store = DiskStore(Path(place), self.loaded.info.fingerprint, None, min_tokens=512, sizes=sizes)
+                store = DiskStore(
+                    Path(place), self.loaded.info.fingerprint, None, min_tokens=512, sizes=sizes
+                )
                 engine = Engine(
                     self.backend,
                     RamCache(64, 64 * 2**30),
@@ -177,13 +199,17 @@ class Bench:
                 if way == "RAM":
                     asked(engine, prompt)
                     asked(engine, other)
-                    engine.prefix_cache.device.leave_all()  # else only what that overwrote comes from RAM
+                    # Else only the rows that this overwrote come from RAM.
+                    engine.prefix_cache.device.leave_all()
                 done = asked(engine, prompt)
                 stats, n_bytes = done.stats, done.stats.n_cached * self._row_bytes()
                 print(
-                    f"- {self.shape} {self.mode} {self.options.type}, {n:,} tokens, {way} (from {stats.source}): "
-                    f"{stats.n_cached:,} restored in {stats.restore_ms:,.0f} ms ({n_bytes / 2**20:,.0f} MiB), "
-                    f"{stats.n_evaluated} evaluated, first token after {done.timings.first_token_ms:,.0f} ms{told}",
+                    f"- {self.shape} {self.mode} {self.options.type}, {n:,} tokens, "
+                    f"{way} (from {stats.source}): "
+                    f"{stats.n_cached:,} restored in {stats.restore_ms:,.0f} ms "
+                    f"({n_bytes / 2**20:,.0f} MiB), "
+                    f"{stats.n_evaluated} evaluated, "
+                    f"first token after {done.timings.first_token_ms:,.0f} ms{told}",
                     flush=True,
                 )
                 began = time.perf_counter()
@@ -192,9 +218,14 @@ class Bench:
                 engine.close(EngineError("the end"))
                 self.backend.memory.clear(0)
                 if way == "RAM":
-                    files = [path for path in Path(place).rglob("*") if path.is_file() and path.suffix != ".tmp"]
+                    files = [
+                        path
+                        for path in Path(place).rglob("*")
+                        if path.is_file() and path.suffix != ".tmp"
+                    ]
                     size = sum(path.stat().st_size for path in files) / 2**20
-                    told = f"; {size:,.0f} MiB of files, written within {time.perf_counter() - began:.1f} s"
+                    seconds = time.perf_counter() - began
+                    told = f"; {size:,.0f} MiB of files, written within {seconds:.1f} s"
                     evict(files)
                 else:
                     told = ""
@@ -208,13 +239,19 @@ class Bench:
         ms = 0.0
         for depth in self.depths:
             if time.monotonic() + ms / 1e3 * (depth - begin) / max(begin, 1) > self.end:
-                print(f"- {self.shape} {self.mode} {self.options.type}, {depth:,} tokens cold: no time", flush=True)
+                print(
+                    f"- {self.shape} {self.mode} {self.options.type}, "
+                    f"{depth:,} tokens cold: no time",
+                    flush=True,
+                )
                 break
             ms += self._timed(lambda d=depth, a=begin: self._evaluate(prompt, a, d, step))
             begin = depth
             print(
-                f"- {self.shape} {self.mode} {self.options.type}, {depth:,} tokens cold: {ms / 1e3:.2f} s, "
-                f"{depth / ms * 1e3:,.0f} tokens/s, {(vram_mib() or 0.0) - self.before_mib:,.0f} MiB of the GPU",
+                f"- {self.shape} {self.mode} {self.options.type}, "
+                f"{depth:,} tokens cold: {ms / 1e3:.2f} s, "
+                f"{depth / ms * 1e3:,.0f} tokens/s, "
+                f"{(vram_mib() or 0.0) - self.before_mib:,.0f} MiB of the GPU",
                 flush=True,
             )
         self.backend.memory.clear(0)
@@ -223,13 +260,16 @@ class Bench:
         for start in range(begin, end, step):
             self.backend.evaluate(0, prompt[start : min(start + step, end)], start, output=False)
 
-    # -- rows without evaluating them --------------------------------------------------------------------------------
+    # -- rows without evaluating them ----------
 
     def _sample(self) -> tuple[NDArray[np.uint8], State]:
         n = self.options.ubatch
         for start in (0, n):
             self.backend.evaluate(0, tokens_of(start, n), start)
-        block, state = self.backend.memory.save_rows(0, 0, 2 * n).block, self.backend.memory.save_state(0, 2 * n)
+        block, state = (
+            self.backend.memory.save_rows(0, 0, 2 * n).block,
+            self.backend.memory.save_state(0, 2 * n),
+        )
         self.backend.memory.synchronize()
         self.backend.memory.clear(0)
         return block, state
@@ -242,7 +282,11 @@ class Bench:
             self._block[FIRST] = np.frombuffer(np.int64(at).tobytes(), np.uint8)
             self._block[LAST] = np.frombuffer(np.int64(at + step).tobytes(), np.uint8)
             if has_cells:
-                cells = self._block[HEADER_BYTES : HEADER_BYTES + CELL_BYTES * step].view(np.int32).reshape(step, 3)
+                cells = (
+                    self._block[HEADER_BYTES : HEADER_BYTES + CELL_BYTES * step]
+                    .view(np.int32)
+                    .reshape(step, 3)
+                )
                 cells[:, :2] += at - cells[0, 0]
             self.backend.memory.restore(0, at, [(Rows(self._block), at, n)])
             self.backend.memory.synchronize()
@@ -259,7 +303,9 @@ class Bench:
         self._set_state(n)
 
     def _row_bytes(self) -> int:
-        return self.backend.memory.shape.sizes.rows(0, 2) - self.backend.memory.shape.sizes.rows(0, 1)
+        return self.backend.memory.shape.sizes.rows(0, 2) - self.backend.memory.shape.sizes.rows(
+            0, 1
+        )
 
     def _single(self, n: int) -> None:
         self.backend.decode([SequenceTokens(0, (n % 190 + 5,), n)])
@@ -284,7 +330,9 @@ class Bench:
 
 
 def model_file(directory: Path, shape: str) -> Path:
-    """The file of ``shape``, which may have a head for drafts; a tiny one is written if it is not there."""
+    """The file of ``shape``, which may have a head for drafts; a tiny one is written if it is not
+    there.
+    """
     path = directory / f"{shape}.gguf"
     if shape.startswith("tiny"):
         return cached_model(SHAPES[shape], directory)
@@ -308,17 +356,32 @@ def one(options: argparse.Namespace) -> None:
             if time.monotonic() < bench.end:
                 parts[part]()
     except (PyctlError, MemoryError) as error:
-        print(f"| {options.models[0]} | {options.modes[0]} | {type(error).__name__}: {error} |", flush=True)
+        print(
+            f"| {options.models[0]} | {options.modes[0]} | {type(error).__name__}: {error} |",
+            flush=True,
+        )
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("directory", type=Path, metavar="MODELS")
     parser.add_argument("--models", nargs="+", default=["27b"], metavar="SHAPE")
     parser.add_argument("--modes", nargs="+", default=["full", "pool:auto"])
-    parser.add_argument("--parts", nargs="+", choices=("depth", "restore", "cold"), default=["depth"])
-    parser.add_argument("--depths", type=int, nargs="+", default=[32_768, 131_072, 262_144], metavar="TOKENS")
-    parser.add_argument("--ctx", type=int, default=0, metavar="TOKENS", help="default: a little more than the depths")
+    parser.add_argument(
+        "--parts", nargs="+", choices=("depth", "restore", "cold"), default=["depth"]
+    )
+    parser.add_argument(
+        "--depths", type=int, nargs="+", default=[32_768, 131_072, 262_144], metavar="TOKENS"
+    )
+    parser.add_argument(
+        "--ctx",
+        type=int,
+        default=0,
+        metavar="TOKENS",
+        help="default: a little more than the depths",
+    )
     parser.add_argument("--ubatch", type=int, default=512)
     parser.add_argument("--type", default="q8_0", help="type of K and V")
     parser.add_argument("--card", type=int, metavar="MIB", help="free memory to leave on the GPU")
@@ -336,7 +399,11 @@ def main() -> None:
     print(*(f"- {name}: {value}" for name, value in describe("random").items()), sep="\n")
     print(f"\n{HEAD}\n|{'---|' * HEAD.count(' | ')}---|", flush=True)
     holder = [*module_command("bench.cuda"), str(options.card)]
-    held = subprocess.Popen(holder, stdin=subprocess.PIPE, stdout=subprocess.PIPE) if options.card else nullcontext()
+    held = (
+        subprocess.Popen(holder, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        if options.card
+        else nullcontext()
+    )
     with held as process:
         if process is not None and process.stdout is not None:
             print(process.stdout.readline().decode().strip(), file=sys.stderr)
@@ -352,11 +419,23 @@ def run_mode(options: argparse.Namespace, shape: str, mode: str, left: float) ->
     if left < 10:
         print(f"| {shape} | {mode} | left out: no time |", flush=True)
         return
-    given = [*sys.argv[1:], "--one", "--models", shape, "--modes", mode, "--budget", f"{left - 5:.0f}"]
+    given = [
+        *sys.argv[1:],
+        "--one",
+        "--models",
+        shape,
+        "--modes",
+        mode,
+        "--budget",
+        f"{left - 5:.0f}",
+    ]
     more = {"GGML_CUDA_ENABLE_UNIFIED_MEMORY": "1"} if "unified" in mode else {}
     try:
         code = subprocess.run(
-            [*module_command("bench.gpu.pool"), *given], timeout=left, check=False, env={**os.environ, **more}
+            [*module_command("bench.gpu.pool"), *given],
+            timeout=left,
+            check=False,
+            env={**os.environ, **more},
         ).returncode
         if code:
             print(f"| {shape} | {mode} | ended with {code} |", flush=True)

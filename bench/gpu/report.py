@@ -7,9 +7,23 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 __all__ = [
-    "BARE", "BY_DEFAULT", "COLD", "FIRST_TOKEN", "ONE_MESSAGE", "OURS", "PEER", "RESTART", "TO_HALF", "WARM_RESTART",
-    "Record", "document", "first_tokens", "median_of", "ratio", "table_lines",
-]  # fmt: skip
+    "BARE",
+    "BY_DEFAULT",
+    "COLD",
+    "FIRST_TOKEN",
+    "ONE_MESSAGE",
+    "OURS",
+    "PEER",
+    "RESTART",
+    "TO_HALF",
+    "WARM_RESTART",
+    "Record",
+    "document",
+    "first_tokens",
+    "median_of",
+    "ratio",
+    "table_lines",
+]
 
 Record = dict[str, Any]
 
@@ -21,17 +35,29 @@ COLD, ONE_MESSAGE, BARE = "cold", "cold, one message", "cold, nothing cached"
 TO_HALF = "shortened to half"
 RESTART, WARM_RESTART = "after a restart", "after a restart, files in the page cache"
 WAYS = (
-    COLD, ONE_MESSAGE, "append", "regenerate", "branch", "edited at once", "return after another", "shortened", TO_HALF,
-    RESTART, WARM_RESTART,
-)  # fmt: skip
+    COLD,
+    ONE_MESSAGE,
+    "append",
+    "regenerate",
+    "branch",
+    "edited at once",
+    ("return after another"),
+    "shortened",
+    TO_HALF,
+    RESTART,
+    WARM_RESTART,
+)
 
 
 def median_of(records: Iterable[Record], field: str, **wanted: object) -> float | None:
-    """The median of ``field`` over the records that have all of ``wanted``; None if there are none."""
+    """The median of ``field`` over the records that have all of ``wanted``; None if there are
+    none.
+    """
     values = [
         record[field]
         for record in records
-        if record.get(field) is not None and all(record.get(name) == value for name, value in wanted.items())
+        if record.get(field) is not None
+        and all(record.get(name) == value for name, value in wanted.items())
     ]
     return statistics.median(values) if values else None
 
@@ -39,9 +65,11 @@ def median_of(records: Iterable[Record], field: str, **wanted: object) -> float 
 def first_tokens(
     records: Sequence[Record], kind: str = FIRST_TOKEN
 ) -> list[tuple[int, str, dict[str, tuple[float, float]]]]:
-    """(size, way, {server: (tokens evaluated, milliseconds)}) for everything measured, long conversations last.
+    """(size, way, {server: (tokens evaluated, milliseconds)}) for everything measured, long
+    conversations last.
 
-    What a restart costs llama-server does not depend on the page cache, so it stands next to both of ours.
+    What a restart costs llama-server does not depend on the page cache, so it stands next to both
+    of ours.
     """
     found = []
     for size in sorted({record["size"] for record in records if record["kind"] == kind}):
@@ -50,7 +78,10 @@ def first_tokens(
             for server in (OURS, PEER):
                 asked = RESTART if server == PEER and way == WARM_RESTART else way
                 key = {"kind": kind, "size": size, "way": asked, "server": server}
-                evaluated, ms = median_of(records, "evaluated", **key), median_of(records, "first_ms", **key)
+                evaluated, ms = (
+                    median_of(records, "evaluated", **key),
+                    median_of(records, "first_ms", **key),
+                )
                 if evaluated is not None and ms is not None:
                     servers[server] = (evaluated, ms)
             if servers:
@@ -73,7 +104,9 @@ def speeds(records: Sequence[Record]) -> list[tuple[str, float | None, float | N
     found = []
     for size, way, servers in sorted(first_tokens(records), key=lambda each: each[:2]):
         if way in (COLD, ONE_MESSAGE):
-            ours, peer = (servers[s][0] / servers[s][1] * 1e3 if s in servers else None for s in (OURS, PEER))
+            ours, peer = (
+                servers[s][0] / servers[s][1] * 1e3 if s in servers else None for s in (OURS, PEER)
+            )
             found.append((f"prefill, {way}, {size:,} tokens", ours, peer))
     for size in sorted({record["size"] for record in records if record["kind"] == "decode"}):
         ours, peer = of_both(records, "tokens_per_second", kind="decode", size=size)
@@ -88,11 +121,18 @@ def stream_rates(records: Sequence[Record]) -> list[tuple[int, float | None, flo
 
 
 def cut_shares(records: Sequence[Record]) -> list[tuple[int, float, float | None]]:
-    """(size, share of the time to the first token reported for saving, share by the clock against nothing cached)."""
+    """(size, share of the time to the first token reported for saving, share by the clock against
+    nothing cached).
+    """
     found = []
-    for size in sorted({r["size"] for r in records if r["kind"] == FIRST_TOKEN and r["way"] == COLD}):
+    for size in sorted(
+        {r["size"] for r in records if r["kind"] == FIRST_TOKEN and r["way"] == COLD}
+    ):
         key = {"kind": FIRST_TOKEN, "size": size, "server": OURS}
-        ms, save = median_of(records, "first_ms", way=COLD, **key), median_of(records, "save_ms", way=COLD, **key)
+        ms, save = (
+            median_of(records, "first_ms", way=COLD, **key),
+            median_of(records, "save_ms", way=COLD, **key),
+        )
         bare = median_of(records, "first_ms", way=BARE, **key)
         if ms is not None and save is not None:
             found.append((size, save / ms, None if bare is None else (ms - bare) / ms))
@@ -100,13 +140,19 @@ def cut_shares(records: Sequence[Record]) -> list[tuple[int, float, float | None
 
 
 def disk_rates(records: Sequence[Record]) -> list[tuple[str, int, float, float, float | None]]:
-    """(state of the page cache, size, share of bytes read from the drive, GB/s restored, the drive's own GB/s)."""
+    """(state of the page cache, size, share of bytes read from the drive, GB/s restored, the
+    drive's own GB/s).
+    """
     found = []
-    drive = max((record["gb_per_second"] for record in records if record["kind"] == "drive"), default=None)
+    drive = max(
+        (record["gb_per_second"] for record in records if record["kind"] == "drive"), default=None
+    )
     for record in records:
         if record["kind"] == "disk restore" and record["restore_ms"]:
             rate = record["bytes"] / record["restore_ms"] / 1e6
-            found.append((record["way"], record["size"], record["read"] / record["bytes"], rate, drive))
+            found.append(
+                (record["way"], record["size"], record["read"] / record["bytes"], rate, drive)
+            )
     return found
 
 
@@ -123,15 +169,30 @@ def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[s
     return [*lines, *("| " + " | ".join(row) + " |" for row in rows), ""]
 
 
-def _section(title: str, text: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"## {title}", "", *([text, ""] if text else []), *table_lines(columns, rows)] if rows else []
+def _section(
+    title: str, text: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
+) -> list[str]:
+    return (
+        [f"## {title}", "", *([text, ""] if text else []), *table_lines(columns, rows)]
+        if rows
+        else []
+    )
 
 
 def first_token_rows(records: Sequence[Record], kind: str = FIRST_TOKEN) -> list[Row]:
     rows = []
     for size, way, servers in first_tokens(records, kind):
-        (n_ours, ours), (n_peer, peer) = servers.get(OURS, (None, None)), servers.get(PEER, (None, None))
-        cells = [f"{size:,}", way, _show(n_ours, "{:,.0f}"), _show(ours, "{:,.0f}"), _show(n_peer, "{:,.0f}")]
+        (n_ours, ours), (n_peer, peer) = (
+            servers.get(OURS, (None, None)),
+            servers.get(PEER, (None, None)),
+        )
+        cells = [
+            f"{size:,}",
+            way,
+            _show(n_ours, "{:,.0f}"),
+            _show(ours, "{:,.0f}"),
+            _show(n_peer, "{:,.0f}"),
+        ]
         rows.append([*cells, _show(peer, "{:,.0f}"), _show(ratio(peer, ours), "{:.2f}x")])
     return rows
 
@@ -148,7 +209,10 @@ def _rows(records: Sequence[Record], kind: str, cells: Callable[[Record], Row]) 
 
 
 def cut_rows(records: Sequence[Record]) -> list[Row]:
-    return [[f"{n:,}", f"{reported:.2%}", _show(clock, "{:.2%}")] for n, reported, clock in cut_shares(records)]
+    return [
+        [f"{n:,}", f"{reported:.2%}", _show(clock, "{:.2%}")]
+        for n, reported, clock in cut_shares(records)
+    ]
 
 
 def copy_cells(r: Record) -> Row:
@@ -158,14 +222,33 @@ def copy_cells(r: Record) -> Row:
 
 def disk_rows(records: Sequence[Record]) -> list[Row]:
     return [
-        [way, f"{size:,}", f"{read:.0%}", f"{rate:.2f}", _show(drive, "{:.2f}"), _show(ratio(rate, drive), "{:.0%}")]
+        [
+            way,
+            f"{size:,}",
+            f"{read:.0%}",
+            f"{rate:.2f}",
+            _show(drive, "{:.2f}"),
+            _show(ratio(rate, drive), "{:.0%}"),
+        ]
         for way, size, read, rate, drive in disk_rates(records)
     ]
 
 
 def memory_cells(r: Record) -> Row:
-    names = ("vram_mib", "ram_mib", "resident_mib", "cache_mib", "blocks_mib", "in_flight_mib", "arena_mib")
-    return [r["server"], f"{r['section']}, {r['when']}", *(_show(r.get(name), "{:,.0f}") for name in names)]
+    names = (
+        "vram_mib",
+        "ram_mib",
+        "resident_mib",
+        "cache_mib",
+        "blocks_mib",
+        "in_flight_mib",
+        "arena_mib",
+    )
+    return [
+        r["server"],
+        f"{r['section']}, {r['when']}",
+        *(_show(r.get(name), "{:,.0f}") for name in names),
+    ]
 
 
 def return_cells(record: Record) -> Row:
@@ -182,13 +265,27 @@ CARD_SPEEDS = ("prompt", "cold s", "next turn ms", "tokens/s")
 
 
 def card_cells(r: Record) -> Row:
-    memory = [f"{r['context']:,}", f"{r['vram_mib']:,.0f}", f"{r['ram_mib']:,.0f}", f"{r['load_s']:.1f}"]
-    speeds = [f"{r['prompt']:,}", f"{r['first_ms'] / 1e3:,.1f}", f"{r['next_ms']:,.0f}", _show(r["tokens_per_second"])]
+    memory = [
+        f"{r['context']:,}",
+        f"{r['vram_mib']:,.0f}",
+        f"{r['ram_mib']:,.0f}",
+        f"{r['load_s']:.1f}",
+    ]
+    speeds = [
+        f"{r['prompt']:,}",
+        f"{r['first_ms'] / 1e3:,.1f}",
+        f"{r['next_ms']:,.0f}",
+        _show(r["tokens_per_second"]),
+    ]
     return [r["name"], f"`{r['flags']}`" if r["flags"] else "", *memory, *speeds]
 
 
 def exact_cells(record: Record) -> Row:
-    return [record["kv"], record["flash"], *(f"{value:.3g}" for value in record["differences"].values())]
+    return [
+        record["kv"],
+        record["flash"],
+        *(f"{value:.3g}" for value in record["differences"].values()),
+    ]
 
 
 def document(data: dict[str, Any]) -> str:
@@ -198,7 +295,9 @@ def document(data: dict[str, Any]) -> str:
     lines += [f"- {name}: {value}" for name, value in data.get("machine", {}).items()]
     flags = next((record["flags"] for record in records if record["kind"] == "flags"), None)
     lines += [f"- flags of both: `{flags}`"] * bool(flags) + [""]
-    exact = next((list(record["differences"]) for record in records if record["kind"] == "exact"), [])
+    exact = next(
+        (list(record["differences"]) for record in records if record["kind"] == "exact"), []
+    )
     for title, text, columns, rows in (
         (
             "Time to first token",
@@ -217,7 +316,10 @@ def document(data: dict[str, Any]) -> str:
             "Replies side by side, default flags",
             "Tokens per second of each.",
             ["streams", "pyctl", "llama-server", "ratio"],
-            [[str(n), _show(a), _show(b), _show(ratio(a, b), "{:.3f}")] for n, a, b in stream_rates(records)],
+            [
+                [str(n), _show(a), _show(b), _show(ratio(a, b), "{:.3f}")]
+                for n, a, b in stream_rates(records)
+            ],
         ),
         (
             "Back to a conversation on the device",
@@ -227,7 +329,10 @@ def document(data: dict[str, Any]) -> str:
         ),
         (
             "Share of a cold prefill spent on snapshots",
-            "Reported includes waits for a running batch; by the clock compares with `cache_prompt: false`.",
+            (
+                "Reported includes waits for a running batch; by the clock compares with "
+                "`cache_prompt: false`."
+            ),
             ["tokens", "reported", "by the clock"],
             cut_rows(records),
         ),
@@ -240,14 +345,33 @@ def document(data: dict[str, Any]) -> str:
         (
             "From disk",
             "Only the drive: the same files past the page cache, best of several depths.",
-            ["way", "conversation", "read from the drive", "restored GB/s", "drive alone GB/s", "share"],
+            [
+                "way",
+                "conversation",
+                "read from the drive",
+                "restored GB/s",
+                "drive alone GB/s",
+                "share",
+            ],
             disk_rows(records),
         ),
         (
             "Memory, MiB",
-            "VRAM and RAM (what the machine has less of) against the moment before the start; resident is the "
-            "process's, less the model's file. pyctl counts snapshots, all blocks, those in copy, those held ready.",
-            ["server", "when", "VRAM", "RAM", "resident", "snapshots", "blocks", "in flight", "held"],
+            "VRAM and RAM (what the machine has less of) against the moment before the start; "
+            "resident is the "
+            "process's, less the model's file. pyctl counts snapshots, all blocks, those in copy, "
+            "those held ready.",
+            [
+                "server",
+                "when",
+                "VRAM",
+                "RAM",
+                "resident",
+                "snapshots",
+                "blocks",
+                "in flight",
+                "held",
+            ],
             _rows(records, "memory", memory_cells),
         ),
         (
@@ -258,7 +382,11 @@ def document(data: dict[str, Any]) -> str:
         ),
         (
             "Exactness",
-            "Logits, largest difference from a cold run; the last column compares another prompt and must not be 0.",
+            (
+                "Logits, largest difference from a cold run; the last column compares another "
+                "prompt "
+                "and must not be 0."
+            ),
             ["KV", "flash", *exact],
             _rows(records, "exact", exact_cells),
         ),
@@ -270,6 +398,8 @@ def document(data: dict[str, Any]) -> str:
         ),
     ):
         lines += _section(title, text, columns, rows)
-    skipped = [f"- {r['section']}: {r['what']} ({r['why']})" for r in records if r["kind"] == "skipped"]
+    skipped = [
+        f"- {r['section']}: {r['what']} ({r['why']})" for r in records if r["kind"] == "skipped"
+    ]
     lines += ["## Not measured", "", *skipped, ""] if skipped else []
     return "\n".join(lines).rstrip()

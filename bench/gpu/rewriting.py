@@ -1,11 +1,13 @@
-"""The part ``rewriting`` of `bench.gpu.speculative`: own texts and changed files, with and without `cache`.
+"""The part ``rewriting`` of `bench.gpu.speculative`: own texts and changed files, with and without
+`cache`.
 
-Prompts are documents of this project, and files of bench/recorded; replies are other documents, and the changed files
-in the ways of `bench.agent_edits`. Models have random weights, so both servers are given the replies
-(`bench.gpu.given_reply`): n-grams and the cache propose what they find in the text, and are right if that fits. No
-conversation is sent twice, since the cache remembers a reply that it was given. The tokens are Qwen3.5's
-(vendor/llama.cpp/models, once a build has unpacked it), of the built-in model for tiny shapes, numbered anew so that
-none is special, and each conversation has its own.
+Prompts are documents of this project, and files of bench/recorded; replies are other documents, and
+the changed files in the ways of `bench.agent_edits`. Models have random weights, so both servers
+are given the replies (`bench.gpu.given_reply`): n-grams and the cache propose what they find in the
+text, and are right if that fits. No conversation is sent twice, since the cache remembers a reply
+that it was given. The tokens are Qwen3.5's (vendor/llama.cpp/models, once a build has unpacked it),
+of the built-in model for tiny shapes, numbered anew so that none is special, and each conversation
+has its own.
 """
 
 from __future__ import annotations
@@ -17,7 +19,14 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
-from bench.agent_edits import VOCABULARY, Conversation, json_edits, recorded, search_and_replace, whole_file
+from bench.agent_edits import (
+    VOCABULARY,
+    Conversation,
+    json_edits,
+    recorded,
+    search_and_replace,
+    whole_file,
+)
 from bench.common import tokenizer_of
 from bench.gpu.given_reply import preloaded, write
 from bench.gpu.machine import vram_mib
@@ -32,7 +41,9 @@ __all__ = ["rewriting"]
 
 HEAD = "draft-mtp"
 TYPES = {OURS: (f"{HEAD},cache", HEAD), PEER: (f"ngram-map-k,{HEAD}",)}
-"""Ways of drafting, by server; llama-server tries n-grams before the head. More flags may follow each."""
+"""Ways of drafting, by server; llama-server tries n-grams before the head. More flags may follow
+each.
+"""
 
 PLAIN = "plain text"
 AT_ONCE = (1, 4)
@@ -54,7 +65,9 @@ DOCS = Path(__file__).parents[2] / "docs"
 _PROGRAM = module_command("bench.gpu.given_reply")
 
 _FIRST, _PRINTED = 1000, 94
-"""Tokens of a generated vocabulary: from so many on they are words, and the first ones are printed characters."""
+"""Tokens of a generated vocabulary: from so many on they are words, and the first ones are printed
+characters.
+"""
 
 Text = tuple[list[int], list[int]]
 """Tokens of a prompt and of the reply."""
@@ -97,18 +110,29 @@ KINDS: dict[str, Callable[[], Iterator[Conversation]]] = {
 
 
 def texts_of(n_vocab: int, file: Path, longest: int) -> dict[str, list[Text]]:
-    """Conversations of each kind in a generated vocabulary; one only, whose tokens may become the same, if that is
-    small. Replies have up to ``longest`` tokens."""
+    """Conversations of each kind in a generated vocabulary; one only, whose tokens may become the
+    same, if that is small. Replies have up to ``longest`` tokens.
+    """
     tokenize = tokenizer_of(file).tokenize
     is_small = n_vocab < 2 * _FIRST
     first, n_numbers, n_kind = (0, _PRINTED, 1) if is_small else (_FIRST, n_vocab - _FIRST, N_KIND)
     found: dict[str, list[Text]] = {}
     for kind, conversations in KINDS.items():
-        for before, after in islice(conversations() if kind == "a file" or not is_small else (), n_kind):
-            prompt, reply = tokenize(before), tokenize(after)[: min(MAX.get(kind, LONGEST), longest)]
-            numbers = {token: first + i % n_numbers for i, token in enumerate(dict.fromkeys([*prompt, *reply]))}
+        for before, after in islice(
+            conversations() if kind == "a file" or not is_small else (), n_kind
+        ):
+            prompt, reply = (
+                tokenize(before),
+                tokenize(after)[: min(MAX.get(kind, LONGEST), longest)],
+            )
+            numbers = {
+                token: first + i % n_numbers
+                for i, token in enumerate(dict.fromkeys([*prompt, *reply]))
+            }
             first += 0 if is_small else len(numbers)
-            found.setdefault(kind, []).append(([numbers[t] for t in prompt], [numbers[t] for t in reply]))
+            found.setdefault(kind, []).append(
+                ([numbers[t] for t in prompt], [numbers[t] for t in reply])
+            )
     return found
 
 
@@ -116,8 +140,12 @@ def rewriting(run: Run) -> None:
     """All ways of drafting of both servers, one after the other."""
     n_vocab = SHAPES[run.shape].vocab_size
     file = VOCABULARY if n_vocab > 2 * _FIRST else builtin_model()
-    if not file.is_file():  # a build unpacks it; the text has four times as many tokens of the built-in model
-        run.findings.add(part="rewriting", kind="skipped", case=f"rewriting: no {file}", server=OURS)
+    if (
+        not file.is_file()
+    ):  # a build unpacks it; the text has four times as many tokens of the built-in model
+        run.findings.add(
+            part="rewriting", kind="skipped", case=f"rewriting: no {file}", server=OURS
+        )
         return
     texts = texts_of(n_vocab, file, max(run.options.prompt))
     given = run.work / f"{run.shape}-given.bin"
@@ -126,18 +154,37 @@ def rewriting(run: Run) -> None:
         asked = run.options.types if name == OURS else []
         for types in asked or TYPES[name]:
             if not run.has_time:
-                run.findings.add(part="rewriting", kind="skipped", case=f"rewriting, {types}", server=name)
+                run.findings.add(
+                    part="rewriting", kind="skipped", case=f"rewriting, {types}", server=name
+                )
                 continue
             try:
                 _measure(run, name, types, _server(run, name, types, given), texts)
             except (OSError, HTTPException, ValueError) as error:
                 why = str(error)[-600:]
-                run.findings.add(part="rewriting", kind="failed", case=f"rewriting, {types}", server=name, why=why)
+                run.findings.add(
+                    part="rewriting",
+                    kind="failed",
+                    case=f"rewriting, {types}",
+                    server=name,
+                    why=why,
+                )
 
 
 def _server(run: Run, name: str, types: str, file: Path) -> Server:
     """A server with a context of a coding agent."""
-    flags = ["-m", str(run.model), "-c", str(CONTEXT), "--parallel", str(AT_ONCE[-1]), "-ngl", "99", "-fa", "on"]
+    flags = [
+        "-m",
+        str(run.model),
+        "-c",
+        str(CONTEXT),
+        "--parallel",
+        str(AT_ONCE[-1]),
+        "-ngl",
+        "99",
+        "-fa",
+        "on",
+    ]
     types, *more = types.split()
     flags += ["--spec-type", types, *more, "--spec-draft-n-max", "2" if name == OURS else "3"]
     log, share = run.work / f"{run.shape}-rewriting-{name}-{types}.log", run.options.head_share
@@ -167,12 +214,20 @@ def _measure(run: Run, name: str, types: str, server: Server, kinds: dict[str, l
     vram = None if before is None or after is None else before - after
     for each in found:
         run.findings.add(
-            part="rewriting", kind="rewriting", server=name, types=types, **each, vram_mib=vram, resident_mib=resident
+            part="rewriting",
+            kind="rewriting",
+            server=name,
+            types=types,
+            **each,
+            vram_mib=vram,
+            resident_mib=resident,
         )
 
 
 def _asked(server: Server, texts: Sequence[Text], n_seqs: int) -> dict[str, Any]:
-    """The replies to all ``texts``, ``n_seqs`` at a time; the time starts with the first token of each, or of all."""
+    """The replies to all ``texts``, ``n_seqs`` at a time; the time starts with the first token of
+    each, or of all.
+    """
     with ThreadPoolExecutor(n_seqs) as pool:
         replies = list(pool.map(lambda text: server.complete(text[0], len(text[1])), texts))
     spans = [(reply.arrivals[0], reply.arrivals[-1]) for reply in replies]
@@ -184,6 +239,9 @@ def _asked(server: Server, texts: Sequence[Text], n_seqs: int) -> dict[str, Any]
     n_accepted = sum(reply.n_accepted for reply in replies)
     n_first = sum(first[1] for first, _ in spans)
     return {
-        "n": n, "rate": (n - n_first) / max(seconds, 1e-9), "steps": max(n - n_accepted, 1),
-        "drafted": sum(reply.n_drafted for reply in replies), "accepted": n_accepted,
-    }  # fmt: skip
+        "n": n,
+        "rate": (n - n_first) / max(seconds, 1e-9),
+        "steps": max(n - n_accepted, 1),
+        "drafted": sum(reply.n_drafted for reply in replies),
+        "accepted": n_accepted,
+    }

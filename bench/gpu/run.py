@@ -1,4 +1,6 @@
-"""One model under measurement: the remaining time, the findings, and a server that runs a workload."""
+"""One model under measurement: the remaining time, the findings, and a server that runs a
+workload.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +57,8 @@ class Clock:
 class Results:
     """Everything about one model, in ``<directory>/gpu-side-by-side-<shape>.json`` and .md.
 
-    A section measured again replaces what it had found before; others stay, and so does one that finds nothing. But
-    findings of another commit or machine go.
+    A section measured again replaces what it had found before; others stay, and so does one that
+    finds nothing. But findings of another commit or machine go.
     """
 
     def __init__(self, directory: Path, shape: str, header: dict[str, str]) -> None:
@@ -81,7 +83,9 @@ class Results:
         """From the next finding on, forget what an earlier run had in this section."""
         mine = [record for record in self.records if record["section"] == section]
         self._old[section] = [record for record in mine if record["kind"] != "skipped"]
-        self.data["records"] = [r for r in self.records if r["section"] != section or r["kind"] != "skipped"]
+        self.data["records"] = [
+            r for r in self.records if r["section"] != section or r["kind"] != "skipped"
+        ]
 
     def add(self, section: str, kind: str, **fields: Any) -> None:
         """Keep one finding, and write both files."""
@@ -131,8 +135,28 @@ class Run:
 
     def flags(self) -> list[str]:
         """The flags of both servers; drafts and RAM are llama-server's defaults."""
-        flags = ["--spec-type", "none", "--cache-ram", "8192", "-ngl", "99", "-fa", "on", "--parallel", "1"]
-        return [*flags, "-c", str(self.options.ctx), "-ctk", "f16", "-ctv", "f16", *self.options.flags]
+        flags = [
+            "--spec-type",
+            "none",
+            "--cache-ram",
+            "8192",
+            "-ngl",
+            "99",
+            "-fa",
+            "on",
+            "--parallel",
+            "1",
+        ]
+        return [
+            *flags,
+            "-c",
+            str(self.options.ctx),
+            "-ctk",
+            "f16",
+            "-ctv",
+            "f16",
+            *self.options.flags,
+        ]
 
 
 class Visit:
@@ -148,7 +172,9 @@ class Visit:
             step = next(steps, None)
             while step is not None:
                 if not self.run.clock.fits(self.run.clock.prefill(self.expected(step))):
-                    self.run.results.skip(self.section, f"{self.server.name}: {step.way}, {step.size}", "no time left")
+                    self.run.results.skip(
+                        self.section, f"{self.server.name}: {step.way}, {step.size}", "no time left"
+                    )
                     return False
                 reply = self.server.ask(step.messages, N_FIRST, **fields)
                 self.keep(step, reply)
@@ -159,9 +185,13 @@ class Visit:
         return True
 
     def expected(self, step: Step) -> int:
-        """How many tokens the server may have to evaluate: llama-server has no cache after a restart, and what is
-        larger than its cache in RAM is lost to it when another conversation comes."""
-        if self.server.name == PEER and (step.way == RESTART or (step.way == RETURN and step.size > LARGE)):
+        """How many tokens the server may have to evaluate: llama-server has no cache after a
+        restart, and what is larger than its cache in RAM is lost to it when another conversation
+        comes.
+        """
+        if self.server.name == PEER and (
+            step.way == RESTART or (step.way == RETURN and step.size > LARGE)
+        ):
             return sum(len(message["content"]) for message in step.messages)
         return step.n_new
 
@@ -170,15 +200,29 @@ class Visit:
         if step.way == COLD:
             self.run.clock.learn(reply.evaluated, reply.first_ms / 1e3)
         self.run.results.add(
-            self.section, self._kind, server=name, way=step.way, size=step.size, first_ms=reply.first_ms,
-            prompt=reply.cached + reply.evaluated, cached=reply.cached, evaluated=reply.evaluated,
-            prompt_ms=timings["prompt_ms"], source=timings.get("source"), lookup_ms=timings.get("lookup_ms"),
-            restore_ms=timings.get("restore_ms"), save_ms=timings.get("save_ms"),
-        )  # fmt: skip
+            self.section,
+            self._kind,
+            server=name,
+            way=step.way,
+            size=step.size,
+            first_ms=reply.first_ms,
+            prompt=reply.cached + reply.evaluated,
+            cached=reply.cached,
+            evaluated=reply.evaluated,
+            prompt_ms=timings["prompt_ms"],
+            source=timings.get("source"),
+            lookup_ms=timings.get("lookup_ms"),
+            restore_ms=timings.get("restore_ms"),
+            save_ms=timings.get("save_ms"),
+        )
         source = f" from {timings['source']}" if "source" in timings else ""
-        shown = f"{step.way}, {step.size}: {reply.evaluated} evaluated, {reply.cached} cached{source}"
+        shown = (
+            f"{step.way}, {step.size}: {reply.evaluated} evaluated, {reply.cached} cached{source}"
+        )
         print(
-            f"    {self.run.clock.elapsed:6.1f} s  {name:12} {shown}, first token {reply.first_ms:.1f} ms", flush=True
+            f"    {self.run.clock.elapsed:6.1f} s  {name:12} {shown}, first token "
+            f"{reply.first_ms:.1f} ms",
+            flush=True,
         )
         if name == OURS and self._kind == FIRST_TOKEN:
             self._kept(step)
@@ -188,10 +232,13 @@ class Visit:
         seen = self.server.get("/cache")
         flat = list(_walk(seen["prefixes"]))
         now = {
-            "size": step.size, "bytes": seen["bytes"]["resident"], "evicted": seen["slots"]["evicted"],
-            "states": sum(node["state_bytes"] for node in flat), "count": len(flat),
+            "size": step.size,
+            "bytes": seen["bytes"]["resident"],
+            "evicted": seen["slots"]["evicted"],
+            "states": sum(node["state_bytes"] for node in flat),
+            "count": len(flat),
             "n": max((node["n"] for node in flat), default=0),
-        }  # fmt: skip
+        }
         before, self._last = self._last, now
         comparable = before and before["size"] == step.size and before["evicted"] == now["evicted"]
         comparable = comparable and self.run.shape in SHAPES  # the size of a row is known
@@ -201,48 +248,84 @@ class Visit:
         theory = (now["n"] - before["n"]) * shape.row_bytes() + now["states"] - before["states"]
         grown = now["bytes"] - before["bytes"]
         self.run.results.add(
-            self.section, "kept turn", way=f"{step.way}, {step.size:,}", tokens=now["n"] - before["n"],
-            snapshots=now["count"] - before["count"], bytes=grown, theory=theory, ratio=grown / theory,
-        )  # fmt: skip
+            self.section,
+            "kept turn",
+            way=(f"{step.way}, {step.size:,}"),
+            tokens=now["n"] - before["n"],
+            snapshots=now["count"] - before["count"],
+            bytes=grown,
+            theory=theory,
+            ratio=grown / theory,
+        )
 
     def memory(self, when: str, before: float | None, available: float) -> None:
         vram = vram_mib()
         counted = {}
         if self.server.name == OURS:
             seen = self.server.get("/cache")
-            sizes = {"cache": seen["bytes"]["resident"], "budget": seen["bytes"]["budget"], **seen["memory"]}
+            sizes = {
+                "cache": seen["bytes"]["resident"],
+                "budget": seen["bytes"]["budget"],
+                **seen["memory"],
+            }
             parts = ("cache", "budget", "blocks", "in_flight", "arena")
             counted = {f"{part}_mib": sizes[part] / 2**20 for part in parts if sizes[part] >= 0}
         self.run.results.add(
-            self.section, "memory", server=self.server.name, when=when, resident_mib=resident_mib(self.server.pid),
-            vram_mib=None if vram is None or before is None else vram - before, ram_mib=available - available_mib(),
+            self.section,
+            "memory",
+            server=self.server.name,
+            when=when,
+            resident_mib=resident_mib(self.server.pid),
+            vram_mib=None if vram is None or before is None else vram - before,
+            ram_mib=available - available_mib(),
             **counted,
-        )  # fmt: skip
+        )
 
     def decode(self, conversation: Conversation) -> None:
         """Tokens per second of a reply, by the client's clock, the first token left out."""
         if not self.run.clock.fits(8):
-            return self.run.results.skip(self.section, f"{self.server.name}: decode", "no time left")
+            return self.run.results.skip(
+                self.section, f"{self.server.name}: decode", "no time left"
+            )
         reply = self.server.ask([*conversation.messages, QUESTION], N_DECODE, ignore_eos=True)
         n = reply.n_predicted
         rate = (n - 1) / reply.decode_ms * 1e3 if n > 1 and reply.decode_ms else None
         self.run.results.add(
-            self.section, "decode", server=self.server.name, size=conversation.size, n=n, tokens_per_second=rate
+            self.section,
+            "decode",
+            server=self.server.name,
+            size=conversation.size,
+            n=n,
+            tokens_per_second=rate,
         )
 
     def streams(self, n_streams: int) -> None:
-        """Tokens per second of each of so many replies at once, by the client's clock, while all of them come."""
+        """Tokens per second of each of so many replies at once, by the client's clock, while all of
+        them come.
+        """
         if not self.run.clock.fits(10):
-            return self.run.results.skip(self.section, f"{self.server.name}: {n_streams} streams", "no time left")
+            return self.run.results.skip(
+                self.section, f"{self.server.name}: {n_streams} streams", "no time left"
+            )
         prompts = [words(f"{self.section} {n_streams} {i}", 480) for i in range(n_streams)]
         with ThreadPoolExecutor(n_streams) as pool:
             replies = list(pool.map(lambda prompt: self.server.complete(prompt, N_DECODE), prompts))
-        first, last = max(r.arrivals[0][0] for r in replies), min(r.arrivals[-1][0] for r in replies)
-        rates = [sum(n for at, n in r.arrivals if first < at <= last) / (last - first) for r in replies if last > first]
+        first, last = (
+            max(r.arrivals[0][0] for r in replies),
+            min(r.arrivals[-1][0] for r in replies),
+        )
+        rates = [
+            sum(n for at, n in r.arrivals if first < at <= last) / (last - first)
+            for r in replies
+            if last > first
+        ]
         self.run.results.add(
-            self.section, "streams", server=self.server.name, streams=n_streams,
+            self.section,
+            "streams",
+            server=self.server.name,
+            streams=n_streams,
             tokens_per_second=statistics.mean(rates) if rates else None,
-        )  # fmt: skip
+        )
 
 
 def _walk(nodes: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

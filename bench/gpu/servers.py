@@ -1,4 +1,6 @@
-"""The two servers under test, each a process with an address, their options, and a streamed completion of a text."""
+"""The two servers under test, each a process with an address, their options, and a streamed
+completion of a text.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,17 @@ from pyctl.measure.server_process import PYCTL_SERVE
 from tools.generator import SHAPES
 
 __all__ = [
-    "Completion", "Messages", "Reply", "Server", "llama_server", "models_of", "options_of", "prepared_in", "pyctl",
+    "Completion",
+    "Messages",
+    "Reply",
+    "Server",
+    "llama_server",
+    "models_of",
+    "options_of",
+    "prepared_in",
+    "pyctl",
     "weights_of",
-]  # fmt: skip
+]
 
 BUDGET_MIB = "1048576"
 """For the files of the disk tier: more than any run writes."""
@@ -29,7 +39,9 @@ BUDGET_MIB = "1048576"
 
 @dataclass(frozen=True)
 class Completion:
-    """One streamed completion of a text; ``first_ms`` and ``arrivals``, (seconds, tokens), by the client's clock."""
+    """One streamed completion of a text; ``first_ms`` and ``arrivals``, (seconds, tokens), by the
+    client's clock.
+    """
 
     first_ms: float
     arrivals: list[tuple[float, int]]
@@ -53,14 +65,26 @@ class Server(AskedServer):
         name = "llamacpp:spec_decode_num_drafts_total "
         with self._response("GET", "/metrics", None) as response:
             lines = response.read().decode().splitlines()
-        return next((int(float(line.removeprefix(name))) for line in lines if line.startswith(name)), 0)
+        return next(
+            (int(float(line.removeprefix(name))) for line in lines if line.startswith(name)), 0
+        )
 
     def complete(self, prompt: str | Sequence[int], n_predict: int) -> Completion:
-        """Have a text, or tokens, continued by exactly so many tokens; OSError if the server refuses."""
-        body = {"prompt": prompt, "n_predict": n_predict, "temperature": 0, "seed": 1, "ignore_eos": True}
+        """Have a text, or tokens, continued by exactly so many tokens; OSError if the server
+        refuses.
+        """
+        body = {
+            "prompt": prompt,
+            "n_predict": n_predict,
+            "temperature": 0,
+            "seed": 1,
+            "ignore_eos": True,
+        }
         began = time.perf_counter()
         arrivals: list[tuple[float, int]] = []
-        with self._response("POST", "/completion", {**body, "stream": True, "return_tokens": True}) as response:
+        with self._response(
+            "POST", "/completion", {**body, "stream": True, "return_tokens": True}
+        ) as response:
             for line in response:
                 now = time.perf_counter()
                 if line.startswith(b"data: {"):
@@ -75,9 +99,18 @@ class Server(AskedServer):
         return Completion((arrivals[0][0] - began) * 1e3, arrivals, n, event["timings"])
 
 
-def pyctl(flags: Sequence[str], cache_dir: Path | None, log: Path, program: Sequence[str] = PYCTL_SERVE) -> Server:
+def pyctl(
+    flags: Sequence[str], cache_dir: Path | None, log: Path, program: Sequence[str] = PYCTL_SERVE
+) -> Server:
     """`pyctl serve`, with the ends of all prompts on disk if there is a directory."""
-    disk = ["--kv-cache-dir", str(cache_dir), "--disk-prefix-cache", "full", "--kv-cache-budget", BUDGET_MIB]
+    disk = [
+        "--kv-cache-dir",
+        str(cache_dir),
+        "--disk-prefix-cache",
+        "full",
+        "--kv-cache-budget",
+        BUDGET_MIB,
+    ]
     return Server("pyctl", [*program, *flags, *(disk if cache_dir else ())], log)
 
 
@@ -88,11 +121,17 @@ def llama_server(binary: str, flags: Sequence[str], log: Path) -> Server:
 
 def options_of(description: str | None, budget: float) -> argparse.ArgumentParser:
     """The options that all measurements of both servers have; ``budget`` is in seconds."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--servers", nargs="+", choices=(OURS, PEER), default=(OURS, PEER))
-    parser.add_argument("--budget", type=float, default=budget, metavar="S", help="nothing is started after so long")
+    parser.add_argument(
+        "--budget", type=float, default=budget, metavar="S", help="nothing is started after so long"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
-    parser.add_argument("--flags", type=str.split, default=[], help="more flags for both servers, in one argument")
+    parser.add_argument(
+        "--flags", type=str.split, default=[], help="more flags for both servers, in one argument"
+    )
     return parser
 
 
@@ -110,10 +149,16 @@ def weights_of(shape: str) -> str:
 
 
 def models_of(options: argparse.Namespace) -> tuple[dict[str, Path], str | None]:
-    """The file of each of --models, SHAPE[=FILE], and llama-server if it is known; the directory may be none."""
+    """The file of each of --models, SHAPE[=FILE], and llama-server if it is known; the directory
+    may be none.
+    """
     directory, found = options.directory, {}
-    prepared = prepared_in(directory) if directory is not None else {"models": {}, "llama_server": None}
+    prepared = (
+        prepared_in(directory) if directory is not None else {"models": {}, "llama_server": None}
+    )
     for named in options.models:
         shape, _, file = named.partition("=")
-        found[shape] = Path(file or prepared["models"].get(shape) or f"{directory}/models/{shape}.gguf")
+        found[shape] = Path(
+            file or prepared["models"].get(shape) or f"{directory}/models/{shape}.gguf"
+        )
     return found, options.llama_server or prepared["llama_server"]

@@ -1,16 +1,19 @@
-"""A soak on a full card: two models in turn, kills, images, drafts, and another program that takes the memory.
+"""A soak on a full card: two models in turn, kills, images, drafts, and another program that takes
+the memory.
 
-    DIR/python -m bench.gpu.soak DIR --models tiny-hybrid-nextn tiny-dense   # DIR is what prepare.py was given
+    DIR/python -m bench.gpu.soak DIR --models tiny-hybrid-nextn tiny-dense  # DIR of prepare.py
     DIR/python -m bench.gpu.soak DIR --models 27b-nextn 35b-a3b --seed 7
     python -m bench.gpu.soak DIR --no-card --minutes 2                       # on a CPU
 
-The server has what a card of 24 GB has left, for small models less (--left), and meanwhile another program takes and
-gives memory. Its models are behind one address, one at a time (--models-max 1). A model of which DIR has an encoder
-(VISION_SHAPES) gets images; one with a head drafts by it, others by n-grams and the cache. Greedy replies are compared
-with a second server's, which has the model alone: one sequence, no cache, no drafts, the same device and flags.
+The server has what a card of 24 GB has left, for small models less (--left), and meanwhile another
+program takes and gives memory. Its models are behind one address, one at a time (--models-max 1). A
+model of which DIR has an encoder (VISION_SHAPES) gets images; one with a head drafts by it, others
+by n-grams and the cache. Greedy replies are compared with a second server's, which has the model
+alone: one sequence, no cache, no drafts, the same device and flags.
 
-Wrong is what `bench.soak` names, but for lack of memory: then a request may fail with an error that names it, and the
-server may end with exit code 1 when it has said why, with the cache written. Exits with 1 if anything is wrong.
+Wrong is what `bench.soak` names, but for lack of memory: then a request may fail with an error that
+names it, and the server may end with exit code 1 when it has said why, with the cache written.
+Exits with 1 if anything is wrong.
 """
 
 from __future__ import annotations
@@ -39,14 +42,26 @@ from bench.soak.findings import Findings
 from bench.soak.hostile import Attacker
 from bench.soak.judge import TIE, Judge
 from bench.soak.talk import CHAT, Talker
-from bench.soak.target import LONG, REST_SECONDS, Bounds, Target, add_soak, beside, report, short_lives, verify
+from bench.soak.target import (
+    LONG,
+    REST_SECONDS,
+    Bounds,
+    Target,
+    add_soak,
+    beside,
+    report,
+    short_lives,
+    verify,
+)
 from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
 from tools.generator import VISION_SHAPES
 
 KINDS = ("neighbour", "kills", "images", "drafts", "vanish")
 
 NO_MEMORY = re.compile(
-    r"out of memory|allocation failed|failed to allocate|unable to allocate|does not fit|are free|too large for", re.I
+    r"out of memory|allocation failed|failed to allocate|unable to allocate|does not fit"
+    r"|are free|too large for",
+    re.I,
 )
 """Words of errors for lack of memory, of the library and of pyctl."""
 
@@ -54,10 +69,14 @@ PICTURES = ((64, 64), (320, 256), (256, 320))
 """Pixels of images."""
 
 GPU_TIE = 0.3
-"""As `TIE`, on a GPU: cold replies of tiny-hybrid-nextn alone, in company and with --exact differ by up to 0.26."""
+"""As `TIE`, on a GPU: cold replies of tiny-hybrid-nextn alone, in company and with --exact differ
+by up to 0.26.
+"""
 
 ONCE_MIB = 448
-"""MiB that a server takes of the device once: rests of two lives had 1,282, then 1,698, and 1,696 twice."""
+"""MiB that a server takes of the device once: rests of two lives had 1,282, then 1,698, and 1,696
+twice.
+"""
 
 SLACKS = (0, 4, 32, 256)
 """MiB that the other program leaves, so that an allocation fails at once, or a later one."""
@@ -109,7 +128,11 @@ class Neighbour:
 
     def _rest(self, life: int) -> None:
         """Have the first model loaded, and compare the memory with the last rest's."""
-        body = {"model": self.name, "messages": [{"role": "user", "content": "rest"}], "max_tokens": 1}
+        body = {
+            "model": self.name,
+            "messages": [{"role": "user", "content": "rest"}],
+            "max_tokens": 1,
+        }
         with suppress(httpx.TransportError):
             httpx.post(f"{self.target.url}{CHAT}", json=body, timeout=REST_SECONDS / 2)
         end, used = time.monotonic() + REST_SECONDS, vram_mib()
@@ -124,8 +147,12 @@ class Neighbour:
 
 
 def served(options: argparse.Namespace) -> list[Served]:
-    """The models of the options, or the first two of the directory. SystemExit if one is not there."""
-    prepared = json.loads((options.directory / "prepared.json").read_text(encoding="utf-8"))["models"]
+    """The models of the options, or the first two of the directory. SystemExit if one is not
+    there.
+    """
+    prepared = json.loads((options.directory / "prepared.json").read_text(encoding="utf-8"))[
+        "models"
+    ]
     names = options.models or [name for name in prepared if name not in VISION_SHAPES][:2]
     found = []
     for name in names:
@@ -136,9 +163,19 @@ def served(options: argparse.Namespace) -> list[Served]:
         encoder = Path(prepared.get(shape, file.with_name(f"{shape}.gguf")))
         drafts = "draft-mtp,cache" if name.endswith("-nextn") else "ngram-mod,cache"
         is_seen = "images" in options.kinds and encoder.exists()
-        found.append(Served(name, file, encoder if is_seen else None, drafts if "drafts" in options.kinds else "none"))
+        found.append(
+            Served(
+                name,
+                file,
+                encoder if is_seen else None,
+                drafts if "drafts" in options.kinds else "none",
+            )
+        )
     if "images" in options.kinds and not any(model.encoder for model in found):
-        print(f"no images: {options.directory} has no encoder (tiny-vision, vision-NAME) of these models")
+        print(
+            f"no images: {options.directory} has no encoder of these models "
+            "(tiny-vision, vision-NAME)"
+        )
     return found
 
 
@@ -163,7 +200,9 @@ def talkers_of(
         talker = Talker(target, judge, target.findings, rng.randrange(2**32), maximum)
         talker.named = {"model": model.name}
         if model.encoder:
-            files = [base64.b64encode(bitmap(*size, seed)).decode() for seed, size in enumerate(PICTURES)]
+            files = [
+                base64.b64encode(bitmap(*size, seed)).decode() for seed, size in enumerate(PICTURES)
+            ]
             talker.pictures = [f"data:image/bmp;base64,{file}" for file in files]
         found.append(talker)
     return found
@@ -172,11 +211,23 @@ def talkers_of(
 def lives(target: Target, options: argparse.Namespace, cache: Path) -> None:
     """Two long lives, and between them short ones that are killed or stopped."""
     rng, seconds = random.Random(options.seed), options.minutes * 60
-    disk = ["--kv-cache-dir", str(cache), "--kv-cache-budget", "2048", "--kv-cache-min-tokens", "128"]
+    disk = [
+        "--kv-cache-dir",
+        str(cache),
+        "--kv-cache-budget",
+        "2048",
+        "--kv-cache-min-tokens",
+        "128",
+    ]
     target.live("long, disk", seconds * LONG, "stop", disk)
     if "kills" in options.kinds:
         flags: tuple[list[str], ...] = ([], ["--exact"], ["--disk-prefix-cache", "full"])
-        short_lives(target, rng, seconds * (1 - 2 * LONG), lambda: ("short, disk", [*disk, *rng.choice(flags)]))
+        short_lives(
+            target,
+            rng,
+            seconds * (1 - 2 * LONG),
+            lambda: ("short, disk", [*disk, *rng.choice(flags)]),
+        )
     target.live("long, disk, exact", seconds * LONG, "stop", [*disk, "--exact"])
 
 
@@ -195,8 +246,21 @@ def soak(options: argparse.Namespace, directory: Path) -> tuple[Target, Neighbou
         if options.card:
             largest = max(model.file.stat().st_size for model in models) // MIB
             stack.enter_context(small_card(options.left or min(CARD_MIB, largest * 3 // 2 + 3000)))
-        command = [*PYCTL_SERVE, "--models-preset", str(preset(directory / "models.ini", models)), "--models-max", "1"]
-        command += [*flags, "-np", str(options.parallel), "--cache-ram", str(options.cache_ram), "--metrics"]
+        command = [
+            *PYCTL_SERVE,
+            "--models-preset",
+            str(preset(directory / "models.ini", models)),
+            "--models-max",
+            "1",
+        ]
+        command += [
+            *flags,
+            "-np",
+            str(options.parallel),
+            "--cache-ram",
+            str(options.cache_ram),
+            "--metrics",
+        ]
         target = Target(command, directory, Findings(), Bounds(options.growth_limit, 0))
         target.excuse = NO_MEMORY
         neighbour = Neighbour(target, models[0].name, options.seed, options.growth_limit)
@@ -217,15 +281,30 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print the tables; exit with 1 if anything is wrong."""
     parser = parser_of(__doc__, keep=False)
     parser.add_argument("directory", type=Path, help="what prepare.py was given")
-    parser.add_argument("--models", nargs="+", metavar="SHAPE", help="default: the first two that are prepared")
+    parser.add_argument(
+        "--models", nargs="+", metavar="SHAPE", help="default: the first two that are prepared"
+    )
     parser.add_argument("--minutes", type=float, default=9.0)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="default: a new one")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=random.SystemRandom().randrange(10**6),
+        help="default: a new one",
+    )
     parser.add_argument("--context", type=int, default=16384, help="cells of each model")
     add_soak(parser, KINDS, 512, 256.0)
-    parser.add_argument("--flags", default="-ngl 99 -fa on", help="more flags for all servers, in one string")
-    parser.add_argument("--card", action=argparse.BooleanOptionalAction, default=True, help="leave --left of memory")
-    parser.add_argument("--left", type=int, metavar="MiB", help="memory of the card; default: by the larger model")
-    parser.add_argument("--work", type=Path, metavar="DIR", help="keep the logs and the cache there")
+    parser.add_argument(
+        "--flags", default="-ngl 99 -fa on", help="more flags for all servers, in one string"
+    )
+    parser.add_argument(
+        "--card", action=argparse.BooleanOptionalAction, default=True, help="leave --left of memory"
+    )
+    parser.add_argument(
+        "--left", type=int, metavar="MiB", help="memory of the card; default: by the larger model"
+    )
+    parser.add_argument(
+        "--work", type=Path, metavar="DIR", help="keep the logs and the cache there"
+    )
     options = parse(parser, argv, minutes=0.4, clients=4, context=4096, growth_limit=1000.0)
     options.kinds = [kind for kind in KINDS if kind not in options.without]
     print(f"seed {options.seed}", flush=True)
@@ -233,8 +312,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         work = options.work or Path(directory)
         work.mkdir(parents=True, exist_ok=True)
         target, neighbour = soak(options, work)
-    rests = [[f"MiB of the device at rests, life {life}", each] for life, each in neighbour.rests.items()]
-    report(target, f"A soak on a full card, {options.minutes:g} minutes, seed {options.seed}", rests)
+    rests = [
+        [f"MiB of the device at rests, life {life}", each] for life, each in neighbour.rests.items()
+    ]
+    report(
+        target, f"A soak on a full card, {options.minutes:g} minutes, seed {options.seed}", rests
+    )
 
 
 if __name__ == "__main__":

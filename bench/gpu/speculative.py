@@ -1,17 +1,21 @@
-"""Speculative decoding side by side with llama-server: the same GGUF with a head, the same flags, one run.
+"""Speculative decoding side by side with llama-server: the same GGUF with a head, the same flags,
+one run.
 
     DIR/python -m bench.gpu.speculative DIR                                # all parts, both shapes
     DIR/python -m bench.gpu.speculative DIR --parts lengths --models 27b-nextn --budget 120
-    python -m bench.gpu.speculative --llama-server FILE --models tiny-hybrid-nextn=FILE.gguf --prompt 500 --together 2
-    DIR/python -m bench.gpu.speculative DIR --models 27b-nextn --parts lengths --draft FILE.gguf --type draft-dflash \
+    python -m bench.gpu.speculative --llama-server FILE --models tiny-hybrid-nextn=FILE.gguf
+    --prompt 500 --together 2 DIR/python -m bench.gpu.speculative DIR --models 27b-nextn --parts
+    lengths --draft FILE.gguf --type draft-dflash \
         --n-max 15 --lengths 4 --prompt 2048 10240 51200 --n-predict 128 1000
 
-Parts: lengths (drafts accepted by chance with a given mean length, and no drafts), rewriting (`bench.gpu.rewriting`:
-given replies, with and without the cache). Chance makes lengths differ: speeds are for its yield on average from
-drafts as long as each server makes them, which may be shorter than --n-max, or none, if that is faster. Servers are
-loaded and warmed several at a time, as the device's memory allows, and measured one after the other while the others
-are idle: each evaluates every prompt once, and continues it by every number of tokens. Findings go to
-gpu-speculative-<shape>.json and .md once a server has ended, with a draft model to gpu-speculative-<shape>-<file>.
+Parts: lengths (drafts accepted by chance with a given mean length, and no drafts), rewriting
+(`bench.gpu.rewriting`: given replies, with and without the cache). Chance makes lengths differ:
+speeds are for its yield on average from drafts as long as each server makes them, which may be
+shorter than --n-max, or none, if that is faster. Servers are loaded and warmed several at a time,
+as the device's memory allows, and measured one after the other while the others are idle: each
+evaluates every prompt once, and continues it by every number of tokens. Findings go to
+gpu-speculative-<shape>.json and .md once a server has ended, with a draft model to
+gpu-speculative-<shape>-<file>.
 """
 
 from __future__ import annotations
@@ -33,7 +37,15 @@ from bench.common import words
 from bench.gpu.machine import describe, free_vram_mib, vram_mib
 from bench.gpu.report import OURS, PEER
 from bench.gpu.rewriting import HEAD, rewriting
-from bench.gpu.servers import Completion, Server, llama_server, models_of, options_of, pyctl, weights_of
+from bench.gpu.servers import (
+    Completion,
+    Server,
+    llama_server,
+    models_of,
+    options_of,
+    pyctl,
+    weights_of,
+)
 from bench.gpu.speculative_report import WITHOUT, document
 from bench.head import continued
 from pyctl.measure.process_stats import resident_mib
@@ -44,7 +56,9 @@ from tools.generator import SHAPES
 PARTS = ("lengths", "rewriting")
 
 N_WARM, N_QUIET = 16, 64
-"""Tokens generated before anything counts: once loaded, and after each prompt, so that costs are known."""
+"""Tokens generated before anything counts: once loaded, and after each prompt, so that costs are
+known.
+"""
 
 CHANCE_DRAFTS = module_command("bench.gpu.chance_drafts")
 
@@ -58,7 +72,9 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """One server to be measured. ``length`` is the mean number of tokens that a step yields, by chance."""
+    """One server to be measured. ``length`` is the mean number of tokens that a step yields, by
+    chance.
+    """
 
     n_max: int = 0
     length: float = 0.0
@@ -78,10 +94,13 @@ def planned(options: argparse.Namespace) -> list[Case]:
 
 
 class Findings:
-    """Everything about one model, in ``<directory>/gpu-speculative-<shape>.json`` and .md; a part measured again
-    replaces what it had found before, and findings of another commit or machine go."""
+    """Everything about one model, in ``<directory>/gpu-speculative-<shape>.json`` and .md; a part
+    measured again replaces what it had found before, and findings of another commit or machine go.
+    """
 
-    def __init__(self, directory: Path, shape: str, header: dict[str, str], parts: Sequence[str]) -> None:
+    def __init__(
+        self, directory: Path, shape: str, header: dict[str, str], parts: Sequence[str]
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._path = directory / f"gpu-speculative-{shape}.json"
         self.records: list[Record] = []
@@ -94,7 +113,9 @@ class Findings:
 
     def add(self, **fields: Any) -> None:
         self.records.append(fields)
-        shown = " ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in fields.items())
+        shown = " ".join(
+            f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in fields.items()
+        )
         print(f"    {time.monotonic() - BEGAN:6.1f} s  {shown}", flush=True)
         data = {**self._head, "records": self.records}
         self._path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
@@ -133,11 +154,16 @@ class Run:
 
     @property
     def need_mib(self) -> float:
-        """What a server may take on the device; of a shape that is not known, for a short context."""
+        """What a server may take on the device; of a shape that is not known, for a short
+        context.
+        """
         files = [self.model, *([Path(self.options.draft)] if self.options.draft else [])]
         need = BESIDE_MIB + 1.05 * sum(file.stat().st_size for file in files) / 2**20
         if (shape := SHAPES.get(self.shape)) is not None:
-            rows, states = self.n_ctx * shape.row_bytes(), (1 + self.options.n_max) * shape.state_bytes
+            rows, states = (
+                self.n_ctx * shape.row_bytes(),
+                (1 + self.options.n_max) * shape.state_bytes,
+            )
             need += (1.3 * rows + states) / 2**20
         return need
 
@@ -147,7 +173,9 @@ class Run:
             chance = ["--spec-synth-len", f"{case.length:g}"] if case.length else []
             return llama_server(str(self.llama_server), [*flags, *chance], log)
         directory = Path(tempfile.mkdtemp(prefix="cache-", dir=self.work))
-        program = (*CHANCE_DRAFTS, f"{case.length:g}", str(case.n_max)) if case.length else PYCTL_SERVE
+        program = (
+            (*CHANCE_DRAFTS, f"{case.length:g}", str(case.n_max)) if case.length else PYCTL_SERVE
+        )
         return pyctl(flags, directory, log, program)
 
     @property
@@ -156,7 +184,11 @@ class Run:
 
     @property
     def names(self) -> list[str]:
-        return [name for name in (OURS, PEER) if name in self.options.servers and (name == OURS or self.llama_server)]
+        return [
+            name
+            for name in (OURS, PEER)
+            if name in self.options.servers and (name == OURS or self.llama_server)
+        ]
 
 
 class Subject:
@@ -170,7 +202,8 @@ class Subject:
     def prepare(self, together: threading.Barrier) -> None:
         """Load it, and let it do once what will be measured; others load at the same time.
 
-        But who measures what drafts cost, when it is loaded and from then on, has the device to itself.
+        But who measures what drafts cost, when it is loaded and from then on, has the device to
+        itself.
         """
         together.wait()  # a thread for each
         if self.name == PEER:
@@ -223,19 +256,34 @@ class Subject:
         for n_reply in sorted(self.run.options.n_predict):
             n_drafts = self.server.drafts()
             reply = self.server.complete(prompt, n_reply)
-            record = {"prompt": n, "reply": n_reply, "n_max": self.case.n_max, "wanted": self.case.length}
+            record = {
+                "prompt": n,
+                "reply": n_reply,
+                "n_max": self.case.n_max,
+                "wanted": self.case.length,
+            }
             drafts = self.server.drafts() - n_drafts
             found.append(
-                {**record, "rate": window_rate([reply]), **counts(reply), "drafts": drafts, "prefill": prefill}
+                {
+                    **record,
+                    "rate": window_rate([reply]),
+                    **counts(reply),
+                    "drafts": drafts,
+                    "prefill": prefill,
+                }
             )
         return found
 
     def _note(self, kind: str, **fields: Any) -> None:
-        self.run.findings.add(part="lengths", kind=kind, case=self.case.name, server=self.name, **fields)
+        self.run.findings.add(
+            part="lengths", kind=kind, case=self.case.name, server=self.name, **fields
+        )
 
 
 def window_rate(replies: Sequence[Completion]) -> float:
-    """Tokens per second of all replies together while all of them are being written, by the client's clock."""
+    """Tokens per second of all replies together while all of them are being written, by the
+    client's clock.
+    """
     first = max(reply.arrivals[0][0] for reply in replies)
     last = min(reply.arrivals[-1][0] for reply in replies)
     n = sum(count for reply in replies for at, count in reply.arrivals if first < at <= last)
@@ -267,7 +315,9 @@ def side_by_side(run: Run) -> None:
         for group in groups(run, subjects):
             if not run.has_time:
                 for each in group:
-                    run.findings.add(part="lengths", kind="skipped", case=each.case.name, server=each.name)
+                    run.findings.add(
+                        part="lengths", kind="skipped", case=each.case.name, server=each.name
+                    )
                 continue
             together = threading.Barrier(len(group))
             list(pool.map(lambda each, barrier: each.prepare(barrier), group, repeat(together)))
@@ -277,19 +327,36 @@ def side_by_side(run: Run) -> None:
 
 def main() -> None:
     parser = options_of(__doc__, 3600)
-    parser.add_argument("directory", type=Path, nargs="?", help="what prepare.py was given; else name the files")
+    parser.add_argument(
+        "directory", type=Path, nargs="?", help="what prepare.py was given; else name the files"
+    )
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--models", nargs="+", metavar="SHAPE[=FILE]", default=["27b-nextn", "35b-a3b-nextn"])
+    parser.add_argument(
+        "--models", nargs="+", metavar="SHAPE[=FILE]", default=["27b-nextn", "35b-a3b-nextn"]
+    )
     parser.add_argument("--llama-server", metavar="FILE")
     parser.add_argument("--lengths", type=float, nargs="+", default=[4.0, 2.0, 3.0, 1.0])
-    parser.add_argument("--n-max", type=int, default=3, help="tokens of a draft; a block of n has n - 1")
+    parser.add_argument(
+        "--n-max", type=int, default=3, help="tokens of a draft; a block of n has n - 1"
+    )
     parser.add_argument("--prompt", type=int, nargs="+", default=[8192], help="tokens")
     parser.add_argument("--n-predict", type=int, nargs="+", default=[128], help="tokens")
-    parser.add_argument("--head-share", type=float, default=0.8, help="of rewriting: drafts of the head that are right")
     parser.add_argument(
-        "--types", nargs="+", default=[], metavar="TYPES", help="of rewriting: --spec-type, then more flags"
+        "--head-share",
+        type=float,
+        default=0.8,
+        help="of rewriting: drafts of the head that are right",
     )
-    parser.add_argument("--together", type=int, default=0, metavar="N", help="servers loaded at a time; 0: that fit")
+    parser.add_argument(
+        "--types",
+        nargs="+",
+        default=[],
+        metavar="TYPES",
+        help="of rewriting: --spec-type, then more flags",
+    )
+    parser.add_argument(
+        "--together", type=int, default=0, metavar="N", help="servers loaded at a time; 0: that fit"
+    )
     parser.add_argument("--type", default=HEAD, help="what drafts, of lengths")
     parser.add_argument("--draft", metavar="FILE", help="of a draft model, for --type")
     options = parser.parse_args()
@@ -299,7 +366,9 @@ def main() -> None:
         for shape, model in models.items():
             name = f"{shape}-{Path(options.draft).stem}" if options.draft else shape
             findings = Findings(options.results, name, describe(weights_of(shape)), options.parts)
-            runs.append(Run(shape, model, peer, options, findings, BEGAN + options.budget, Path(work)))
+            runs.append(
+                Run(shape, model, peer, options, findings, BEGAN + options.budget, Path(work))
+            )
         for run in runs:
             if "lengths" in options.parts:
                 side_by_side(run)

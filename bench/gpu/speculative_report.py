@@ -20,8 +20,9 @@ COLUMNS = ("length", "step ms", "steps with drafts", "tokens a draft")
 
 
 def acceptance_rates(length: float, n_max: int) -> tuple[float, ...]:
-    """How often each of ``n_max`` drafts is right, together with all before it: powers of one number whose sum is
-    ``length`` - 1, with ``length`` in tokens per step."""
+    """How often each of ``n_max`` drafts is right, together with all before it: powers of one
+    number whose sum is ``length`` - 1, with ``length`` in tokens per step.
+    """
     low, high = 0.0, 1.0
     for _ in range(40):
         middle = (low + high) / 2
@@ -38,7 +39,9 @@ def length(record: Record) -> float:
 
 
 def at_wanted(record: Record) -> float:
-    """Tokens per second if drafts as long as these had yielded what chance yields on average: it was more or less."""
+    """Tokens per second if drafts as long as these had yielded what chance yields on average: it
+    was more or less.
+    """
     if not record["wanted"] or not record["drafts"]:
         return float(record["rate"])
     rates = acceptance_rates(record["wanted"], record["n_max"])
@@ -60,25 +63,39 @@ def measured(records: Sequence[Record]) -> dict[Measured, dict[str, Record]]:
 
 
 def speed_rows(records: Sequence[Record]) -> list[list[str]]:
-    """By case, prompt and reply: both speeds, their ratio, the lengths that chance made, and milliseconds of a step."""
+    """By case, prompt and reply: both speeds, their ratio, the lengths that chance made, and
+    milliseconds of a step.
+    """
     rows = []
     for (case, prompt, reply), both in measured(records).items():
         rates = {server: at_wanted(record) for server, record in both.items()}
-        cells = [case, f"{prompt:,}", f"{reply:,}", *(f"{rates[s]:.1f}" if s in rates else "" for s in BOTH)]
+        cells = [
+            case,
+            f"{prompt:,}",
+            f"{reply:,}",
+            *(f"{rates[s]:.1f}" if s in rates else "" for s in BOTH),
+        ]
         found = ratio(rates.get(OURS), rates.get(PEER))
         cells.append("" if found is None else f"{found:.2f}")
         steps = {s: 1e3 * length(r) / r["rate"] for s, r in both.items()}
         drafts = {s: r["drafts"] / r["steps"] for s, r in both.items() if r["n_max"]}
         widths = {s: r["drafted"] / r["drafts"] for s, r in both.items() if r["drafts"]}
         lengths = {s: length(r) for s, r in both.items()}
-        for values, form in ((lengths, "{:.2f}"), (steps, "{:.2f}"), (drafts, "{:.0%}"), (widths, "{:.1f}")):
+        for values, form in (
+            (lengths, "{:.2f}"),
+            (steps, "{:.2f}"),
+            (drafts, "{:.0%}"),
+            (widths, "{:.1f}"),
+        ):
             cells += [form.format(values[s]) if s in values else "" for s in BOTH]
         rows.append(cells)
     return rows
 
 
 def prefill_rows(records: Sequence[Record]) -> list[list[str]]:
-    """By case and prompt: tokens of the prompt per second, and how much of the speed without drafts that is."""
+    """By case and prompt: tokens of the prompt per second, and how much of the speed without drafts
+    that is.
+    """
     cold = [record for record in records if record.get("prefill")]
     rows = []
     for case, prompt in dict.fromkeys((record["case"], record.get("prompt", 0)) for record in cold):
@@ -106,27 +123,59 @@ def memory_rows(records: Sequence[Record]) -> list[list[str]]:
 
 
 def rewriting_rows(records: Sequence[Record]) -> list[list[str]]:
-    """By text, replies at once, server and way of drafting: speed, relative to llama-server, tokens a step, memory."""
+    """By text, replies at once, server and way of drafting: speed, relative to llama-server, tokens
+    a step, memory.
+    """
     found = [record for record in records if record["kind"] == "rewriting"]
     rows = []
     for r in sorted(found, key=lambda r: r["n_seqs"]):
-        of = ratio(r["rate"], median_of(found, "rate", server=PEER, text=r["text"], n_seqs=r["n_seqs"]))
-        cells = [r["text"], str(r["n_seqs"]), r["server"], r["types"], f"{r['rate']:.1f}", f"{of:.2f}" if of else ""]
-        cells += [f"{r['n'] / r['steps']:.2f}", f"{r['drafted']:,}", f"{r['accepted'] / max(r['drafted'], 1):.0%}"]
-        rows.append(cells + ["" if r[each] is None else f"{r[each]:,.0f}" for each in ("vram_mib", "resident_mib")])
+        of = ratio(
+            r["rate"], median_of(found, "rate", server=PEER, text=r["text"], n_seqs=r["n_seqs"])
+        )
+        cells = [
+            r["text"],
+            str(r["n_seqs"]),
+            r["server"],
+            r["types"],
+            f"{r['rate']:.1f}",
+            f"{of:.2f}" if of else "",
+        ]
+        cells += [
+            f"{r['n'] / r['steps']:.2f}",
+            f"{r['drafted']:,}",
+            f"{r['accepted'] / max(r['drafted'], 1):.0%}",
+        ]
+        rows.append(
+            cells
+            + [
+                "" if r[each] is None else f"{r[each]:,.0f}"
+                for each in ("vram_mib", "resident_mib")
+            ]
+        )
     return rows
 
 
 def document(data: dict[str, Any]) -> str:
     """All tables of one model as Markdown."""
     records = data["records"]
-    lines = [f"# Speculative decoding, pyctl and llama-server side by side, {data['shape']} shape", ""]
+    lines = [
+        f"# Speculative decoding, pyctl and llama-server side by side, {data['shape']} shape",
+        "",
+    ]
     lines += [f"- {name}: {value}" for name, value in data["machine"].items()]
     lines.append("")
     for title, columns, rows in (
         (
             "Tokens per second, at the length that was asked for",
-            ["case", "prompt", "reply", OURS, PEER, "ratio", *(f"{s}: {column}" for column in COLUMNS for s in BOTH)],
+            [
+                "case",
+                "prompt",
+                "reply",
+                OURS,
+                PEER,
+                "ratio",
+                *(f"{s}: {column}" for column in COLUMNS for s in BOTH),
+            ],
             speed_rows(records),
         ),
         (
@@ -136,21 +185,46 @@ def document(data: dict[str, Any]) -> str:
         ),
         (
             "Memory, MiB",
-            ["case", "pyctl: VRAM", "llama-server: VRAM", "pyctl: resident", "llama-server: resident"],
+            [
+                "case",
+                "pyctl: VRAM",
+                "llama-server: VRAM",
+                "pyctl: resident",
+                ("llama-server: resident"),
+            ],
             memory_rows(records),
         ),
         (
             "Texts of their own, and changed files",
-            ["text", "replies", "server", "drafts", "tokens/s", f"of {PEER}'s", "tokens a step", "drafted", "accepted",
-             "VRAM", "resident"],
+            [
+                "text",
+                "replies",
+                "server",
+                "drafts",
+                "tokens/s",
+                f"of {PEER}'s",
+                "tokens a step",
+                "drafted",
+                "accepted",
+                "VRAM",
+                "resident",
+            ],
             rewriting_rows(records),
         ),
         (
             "Not measured",
             ["case", "server", "why"],
-            [[r["case"], r["server"], r.get("why", "no time left")] for r in records if r["kind"] in NOT_DONE],
+            [
+                [r["case"], r["server"], r.get("why", "no time left")]
+                for r in records
+                if r["kind"] in NOT_DONE
+            ],
         ),
-    ):  # fmt: skip
+    ):
         if rows:
-            lines += [f"## {title}", "", *table_lines(columns, [[c.replace("\n", " ") for c in row] for row in rows])]
+            lines += [
+                f"## {title}",
+                "",
+                *table_lines(columns, [[c.replace("\n", " ") for c in row] for row in rows]),
+            ]
     return "\n".join(lines)

@@ -1,7 +1,8 @@
 """Conversations and the ways in which a client returns to them. Text in, text out: no server here.
 
-The tokenizer of the generated models has one token per byte, so lengths in characters are lengths in tokens. A long
-history arrives in one request, as when a saved conversation is opened; then the conversation grows turn by turn.
+The tokenizer of the generated models has one token per byte, so lengths in characters are lengths
+in tokens. A long history arrives in one request, as when a saved conversation is opened; then the
+conversation grows turn by turn.
 """
 
 from __future__ import annotations
@@ -11,7 +12,18 @@ from dataclasses import dataclass
 
 from bench.common import words
 
-__all__ = ["EDITED", "RETURN", "Conversation", "Step", "alternate", "cut", "edited", "grow", "once", "restarted"]
+__all__ = [
+    "EDITED",
+    "RETURN",
+    "Conversation",
+    "Step",
+    "alternate",
+    "cut",
+    "edited",
+    "grow",
+    "once",
+    "restarted",
+]
 
 Messages = list[dict[str, str]]
 
@@ -24,7 +36,9 @@ RETURN, EDITED = "return after another", "edited at once"
 
 @dataclass(frozen=True)
 class Step:
-    """One request: how it comes about, in which conversation (by its size), and how many new tokens it brings."""
+    """One request: how it comes about, in which conversation (by its size), and how many new tokens
+    it brings.
+    """
 
     way: str
     size: int
@@ -37,7 +51,8 @@ Steps = Generator[Step, str, None]
 
 
 class Conversation:
-    """A conversation of about ``size`` tokens that goes on; the same for the same seed and the same replies.
+    """A conversation of about ``size`` tokens that goes on; the same for the same seed and the same
+    replies.
 
     It opens with many short messages, or with ``one_message`` of everything, such as a document.
     """
@@ -48,7 +63,9 @@ class Conversation:
         self._count = 0
         self.messages: Messages = [self._message("system", min(SYSTEM, size // 4))]
         if one_message:
-            self.messages.append(self._message("user", size - min(SYSTEM, size // 4) - 3 * OVERHEAD))
+            self.messages.append(
+                self._message("user", size - min(SYSTEM, size // 4) - 3 * OVERHEAD)
+            )
             self.opened = 2
             return
         left = size - len(self.messages[0]["content"]) - 3 * OVERHEAD - USER
@@ -125,10 +142,11 @@ def restarted(conversations: Sequence[Conversation], way: str) -> Steps:
 
 
 def cut(conversation: Conversation) -> Steps:
-    """Back to before the last message that was there when it was opened, then to half of that history.
+    """Back to before the last message that was there when it was opened, then to half of that
+    history.
 
-    The history arrived in one go, so the second place is none where a message was ever the last one. Afterwards the
-    conversation goes on as if this had not been.
+    The history arrived in one go, so the second place is none where a message was ever the last
+    one. Afterwards the conversation goes on as if this had not been.
     """
     kept = list(conversation.messages)
     yield from conversation.shorten("shortened", conversation.opened - 1, USER)

@@ -1,18 +1,21 @@
 """A soak: one server, `-np 4`, under everything at once; exits with 1 if anything is wrong.
 
     python -m bench.soak --minutes 30 --seed 7 --keep
-    python -m bench.soak -m model.gguf --flags "-ngl 99 -ctk q8_0" --context 16384 --minutes 5 --resident-limit 12000
+    python -m bench.soak -m model.gguf --flags "-ngl 99 -ctk q8_0" --context 16384 --minutes 5
+    --resident-limit 12000
 
-Clients hold conversations that together have three times the cells of the context, through all APIs, with tools,
-schemas and several choices. Other clients disconnect in the middle, send hostile bodies, or keep connections open. An
-operator saves, restores, pins and clears. The server has three long lives: without a cache directory, with one, and
-with --exact as well, whose replies must be the judge's to the bit. Between them it is stopped and killed.
+Clients hold conversations that together have three times the cells of the context, through all
+APIs, with tools, schemas and several choices. Other clients disconnect in the middle, send hostile
+bodies, or keep connections open. An operator saves, restores, pins and clears. The server has three
+long lives: without a cache directory, with one, and with --exact as well, whose replies must be the
+judge's to the bit. Between them it is stopped and killed.
 
-The soak reports as wrong: a 500; a greedy reply that differs from a second server's (one sequence, no cache, one
-request at a time); a slow refusal; memory that grows from one pause without requests to the next; threads or files that
-grow after the first third of a life; a log that grows faster than requests; an unexpected exit code; a connection that
-breaks while the server lives. Where two tokens are nearly as likely, a batch with other sequences may choose either;
-such replies are counted.
+The soak reports as wrong: a 500; a greedy reply that differs from a second server's (one sequence,
+no cache, one request at a time); a slow refusal; memory that grows from one pause without requests
+to the next; threads or files that grow after the first third of a life; a log that grows faster
+than requests; an unexpected exit code; a connection that breaks while the server lives. Where two
+tokens are nearly as likely, a batch with other sequences may choose either; such replies are
+counted.
 """
 
 from __future__ import annotations
@@ -47,17 +50,40 @@ def soak(options: argparse.Namespace, directory: Path) -> Target:
     rng = random.Random(options.seed)
     findings = Findings()
     (directory / "slots").mkdir()
-    flags = ["-np", str(options.parallel), "-c", str(options.context), "--cache-ram", str(options.cache_ram)]
+    flags = [
+        "-np",
+        str(options.parallel),
+        "-c",
+        str(options.context),
+        "--cache-ram",
+        str(options.cache_ram),
+    ]
     flags += ["--metrics", "--slot-save-path", str(directory / "slots")]
-    n_files = Bounds.n_files if options.minutes >= 1 else 64  # in lives of seconds, clients still connect
+    n_files = (
+        Bounds.n_files if options.minutes >= 1 else 64
+    )  # in lives of seconds, clients still connect
     bounds = Bounds(options.growth_limit, options.resident_limit, n_files=n_files)
     target = Target([*command_of(options), *flags], directory, findings, bounds)
     # One conversation after the other fits into the judge's context with its reply.
-    alone = ["-np", "1", "-c", str(options.context), "--cache-ram", "0", "--no-cache-prompt", "--exact"]
-    with ServerProcess([*command_of(options), *alone], directory / "judge.log", timeout=300) as other:
+    alone = [
+        "-np",
+        "1",
+        "-c",
+        str(options.context),
+        "--cache-ram",
+        "0",
+        "--no-cache-prompt",
+        "--exact",
+    ]
+    with ServerProcess(
+        [*command_of(options), *alone], directory / "judge.log", timeout=300
+    ) as other:
         judge = Judge(other.url, is_exact=True)
         maximum = 3 * options.context // (2 * options.clients)
-        talkers = [Talker(target, judge, findings, rng.randrange(2**32), maximum) for _ in range(options.clients)]
+        talkers = [
+            Talker(target, judge, findings, rng.randrange(2**32), maximum)
+            for _ in range(options.clients)
+        ]
         attacker = Attacker(target, findings, talkers, rng.randrange(2**32), options.patience)
         operator = Operator(target, findings, rng.randrange(2**32), options.parallel)
         bodies = corpus(options.without)
@@ -77,7 +103,14 @@ def soak(options: argparse.Namespace, directory: Path) -> Target:
 
 def _lives(target: Target, rng: random.Random, options: argparse.Namespace, cache: Path) -> None:
     seconds = options.minutes * 60
-    disk = ["--kv-cache-dir", str(cache), "--kv-cache-budget", "256", "--kv-cache-min-tokens", "128"]
+    disk = [
+        "--kv-cache-dir",
+        str(cache),
+        "--kv-cache-budget",
+        "256",
+        "--kv-cache-min-tokens",
+        "128",
+    ]
     target.live("long, memory only", seconds * LONG, "stop", [])
     if "kills" not in options.without:
         short_lives(
@@ -99,12 +132,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--context", type=int, default=4096, help="cells for all sequences")
     add_soak(parser, KINDS, 24, 24.0)
     parser.add_argument("--flags", default="", help="more flags for both servers, in one string")
-    parser.add_argument("--patience", type=float, default=2.0, metavar="SECONDS", help="time limit of a refusal")
-    parser.add_argument("--resident-limit", type=float, default=0.0, metavar="MiB", help="resident memory; 0: no limit")
+    parser.add_argument(
+        "--patience", type=float, default=2.0, metavar="SECONDS", help="time limit of a refusal"
+    )
+    parser.add_argument(
+        "--resident-limit",
+        type=float,
+        default=0.0,
+        metavar="MiB",
+        help="resident memory; 0: no limit",
+    )
     options = parse(parser, argv, minutes=0.3, clients=3, patience=100.0, growth_limit=400.0)
     with tempfile.TemporaryDirectory() as directory:
         target = soak(options, Path(directory))
-    report(target, f"A soak of {options.minutes:g} minutes, seed {options.seed}", keep="soak" if options.keep else "")
+    report(
+        target,
+        f"A soak of {options.minutes:g} minutes, seed {options.seed}",
+        keep="soak" if options.keep else "",
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""The right replies, from a second server with one sequence, no cache, and one request at a time."""
+"""The right replies, from a second server with one sequence, no cache, and one request at a
+time.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +12,20 @@ from typing import Any
 import httpx
 
 N_SHOWN = 100
-"""Likeliest tokens that are told, constraint or not, as many as allowed: a schema may allow none of the first."""
+"""Likeliest tokens that are told, constraint or not, as many as allowed: a schema may allow none of
+the first.
+"""
 
 TIE = 0.1
 """Difference of two log probabilities below which rounding may choose either token, on a CPU."""
 
 
 class Judge:
-    """Replies of the other server, each computed once; ``tie`` is a difference of log-probabilities.
+    """Replies of the other server, each computed once; ``tie`` is a difference of
+    log-probabilities.
 
-    ``is_exact``: it evaluates as the server under test does with --exact, so that no tie excuses a difference then.
+    ``is_exact``: it evaluates as the server under test does with --exact, so that no tie excuses a
+    difference then.
     """
 
     def __init__(self, url: str, tie: float = TIE, *, is_exact: bool = False) -> None:
@@ -30,8 +36,17 @@ class Judge:
         self._known: dict[str, dict[str, Any]] = {}
 
     def choice(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The first choice of /v1/chat/completions for ``body``, with the likeliest tokens. Raises RuntimeError."""
-        asked = {**body, "stream": False, "n": 1, "cache_prompt": False, "logprobs": True, "top_logprobs": N_SHOWN}
+        """The first choice of /v1/chat/completions for ``body``, with the likeliest tokens. Raises
+        RuntimeError.
+        """
+        asked = {
+            **body,
+            "stream": False,
+            "n": 1,
+            "cache_prompt": False,
+            "logprobs": True,
+            "top_logprobs": N_SHOWN,
+        }
         key = json.dumps(asked, sort_keys=True)
         with self._lock:
             if key not in self._known:
@@ -39,14 +54,18 @@ class Judge:
                     self._known.clear()
                 response = self._client.post("/v1/chat/completions", json=asked)
                 if response.status_code != 200:
-                    raise RuntimeError(f"the judge answers {response.status_code}: {response.text[:300]}")
+                    raise RuntimeError(
+                        f"the judge answers {response.status_code}: {response.text[:300]}"
+                    )
                 self._known[key] = response.json()["choices"][0]
             return self._known[key]
 
     def gap(self, body: dict[str, Any], text: str, *, whole: bool) -> float:
-        """How much likelier the right reply's token was than the one with which ``text`` leaves it, as a logarithm.
+        """How much likelier the right reply's token was than the one with which ``text`` leaves it,
+        as a logarithm.
 
-        With reasoning or calls, when ``text`` is not the ``whole`` reply, the least of all tokens and others.
+        With reasoning or calls, when ``text`` is not the ``whole`` reply, the least of all tokens
+        and others.
         """
         choice = self.choice(body)
         tokens = choice["logprobs"]["content"]
@@ -60,17 +79,24 @@ class Judge:
         return _gap(self._end(body, len(tokens)), text[len(said) :])
 
     def _end(self, body: dict[str, Any], n: int) -> dict[str, Any]:
-        """The end token after ``n`` others, which the list of a reply lacks, with the likeliest ones."""
+        """The end token after ``n`` others, which the list of a reply lacks, with the likeliest
+        ones.
+        """
         longer = self.choice({**body, "max_tokens": n + 1, "ignore_eos": True})
         others = longer["logprobs"]["content"][n]["top_logprobs"]
-        return {**next((other for other in others if not other["token"]), others[0]), "top_logprobs": others}
+        return {
+            **next((other for other in others if not other["token"]), others[0]),
+            "top_logprobs": others,
+        }
 
     def close(self) -> None:
         self._client.close()
 
 
 def _gap(token: dict[str, Any], rest: str = "") -> float:
-    """The least difference to another token with which ``rest`` starts, which may be the end of a reply."""
+    """The least difference to another token with which ``rest`` starts, which may be the end of a
+    reply.
+    """
     others = [other for other in token["top_logprobs"] if other["token"] != token["token"]]
     if rest:
         others = [other for other in others if other["token"] and rest.startswith(other["token"])]

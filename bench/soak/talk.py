@@ -20,14 +20,29 @@ from tools.needles import Fact, filler, new_fact
 Message = dict[str, Any]
 
 CHARS_PER_TOKEN = 3.0
-WAYS = ("chat", "chat", "chat stream", "chat stream", "n", "completion", "messages", "messages stream", "responses",
-        "responses stream", "schema", "sampled")  # fmt: skip
+WAYS = (
+    "chat",
+    "chat",
+    "chat stream",
+    "chat stream",
+    "n",
+    "completion",
+    "messages",
+    "messages stream",
+    "responses",
+    "responses stream",
+    "schema",
+    "sampled",
+)
 PATHS = {"messages": "/v1/messages", "responses": "/v1/responses", "completion": "/completion"}
 CHAT = "/v1/chat/completions"
 NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
 SCHEMA = {
     "type": "object",
-    "properties": {"word": {"type": "string", "maxLength": 12}, "kind": {"enum": ["name", "code", "place"]}},
+    "properties": {
+        "word": {"type": "string", "maxLength": 12},
+        "kind": {"enum": ["name", "code", "place"]},
+    },
     "required": ["word", "kind"],
     "additionalProperties": False,
 }
@@ -36,19 +51,30 @@ SCHEMA = {
 def _tool(name: str, description: str, parameter: str) -> Message:
     properties = {parameter: {"type": "string"}}
     schema = {"type": "object", "properties": properties, "required": [parameter]}
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": schema},
+    }
 
 
 TOOLS = {
-    "get_weather": (_tool("get_weather", "The weather of a town.", "city"), "What is the weather in Oslo?"),
-    "look_up": (_tool("look_up", "The phone number of a person.", "name"), "Look up the number of Vera."),
+    "get_weather": (
+        _tool("get_weather", "The weather of a town.", "city"),
+        "What is the weather in Oslo?",
+    ),
+    "look_up": (
+        _tool("look_up", "The phone number of a person.", "name"),
+        "Look up the number of Vera.",
+    ),
     "find_thing": (_tool("find_thing", "Where a thing lies.", "thing"), "Find the old map."),
 }
 """Definitions by name, and a question for each."""
 
 
 class LostError(Exception):
-    """The request has no answer, because the server was ended or refused it with a time to try again."""
+    """The request has no answer, because the server was ended or refused it with a time to try
+    again.
+    """
 
 
 @dataclass
@@ -70,13 +96,19 @@ class Talk:
         self.messages = [{"role": "system", "content": head}]
 
     def _head(self) -> int:
-        """Characters of filler in the system message, so that some conversations are long from the beginning."""
+        """Characters of filler in the system message, so that some conversations are long from the
+        beginning.
+        """
         return int(self.random.choice((0.0, 0.1, 0.4, 0.7)) * self.max_tokens * CHARS_PER_TOKEN)
 
     @property
     def full(self) -> bool:
         """Whether another turn could exceed the limit of its length."""
-        n_chars = sum(len(json.dumps(message)) for message in self.messages if isinstance(message["content"], str))
+        n_chars = sum(
+            len(json.dumps(message))
+            for message in self.messages
+            if isinstance(message["content"], str)
+        )
         return n_chars > self.max_tokens * CHARS_PER_TOKEN
 
     def ask(self) -> None:
@@ -116,7 +148,9 @@ class Talk:
 class Talker:
     """A client thread: holds several conversations in turn and checks the replies."""
 
-    def __init__(self, target: Target, judge: Judge, findings: Findings, seed: int, max_tokens: int) -> None:
+    def __init__(
+        self, target: Target, judge: Judge, findings: Findings, seed: int, max_tokens: int
+    ) -> None:
         self.target, self.judge, self.findings = target, judge, findings
         self.random = random.Random(seed)
         self.max_tokens = max_tokens
@@ -132,7 +166,11 @@ class Talker:
         with httpx.Client(timeout=240) as client:
             while life := self.target.ready():
                 talk = self._next()
-                way = "tools" if talk.tools and self.random.random() < 0.6 else self.random.choice(WAYS)
+                way = (
+                    "tools"
+                    if talk.tools and self.random.random() < 0.6
+                    else self.random.choice(WAYS)
+                )
                 try:
                     self._turn(client, life, talk, way)
                 except LostError:
@@ -166,11 +204,17 @@ class Talker:
             body["tool_choice"] = {"type": "function", "function": {"name": forced}}
             body["max_tokens"] = 96
         elif way == "schema":
-            body["response_format"] = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
+            body["response_format"] = {
+                "type": "json_schema",
+                "json_schema": {"name": "s", "schema": SCHEMA},
+            }
             body["max_tokens"] = 96
         elif way == "sampled":
             body |= {"temperature": 1.0, "seed": self.random.randrange(2**31)}
-        plain = all(isinstance(message["content"], str) and message["role"] != "tool" for message in talk.messages)
+        plain = all(
+            isinstance(message["content"], str) and message["role"] != "tool"
+            for message in talk.messages
+        )
         plain = plain and not any(message.get("tool_calls") for message in talk.messages)
         if not plain and way.partition(" ")[0] in PATHS:
             way = "chat"
@@ -181,7 +225,9 @@ class Talker:
                 self._compare(way, body, content, calls, is_exact=self._is_exact(life))
         talk.answer(*replies[0])
 
-    def _asked(self, client: httpx.Client, life: int, way: str, body: dict[str, Any]) -> list[tuple[str, list[Any]]]:
+    def _asked(
+        self, client: httpx.Client, life: int, way: str, body: dict[str, Any]
+    ) -> list[tuple[str, list[Any]]]:
         """Content and calls of each choice."""
         self.findings.count("requests")
         kind, _, stream = way.partition(" ")
@@ -193,9 +239,13 @@ class Talker:
                 response = client.post(f"{self.target.url}{path}", json=sent)
                 self._check(life, way, response)
                 reply = response.json()
-                self.findings.count("tokens drafted", int(reply.get("timings", {}).get("draft_n", 0)))
+                self.findings.count(
+                    "tokens drafted", int(reply.get("timings", {}).get("draft_n", 0))
+                )
                 return _whole(kind, reply)
-            with client.stream("POST", f"{self.target.url}{path}", json={**sent, "stream": True}) as response:
+            with client.stream(
+                "POST", f"{self.target.url}{path}", json={**sent, "stream": True}
+            ) as response:
                 if response.status_code != 200:
                     response.read()
                 self._check(life, way, response)
@@ -204,7 +254,9 @@ class Talker:
             self._lost(life, f"{way}: {error!r}")
             raise LostError from error
 
-    def _request(self, client: httpx.Client, life: int, kind: str, body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    def _request(
+        self, client: httpx.Client, life: int, kind: str, body: dict[str, Any]
+    ) -> tuple[str, dict[str, Any]]:
         """Returns the prompt of ``body`` for another API."""
         if kind == "n":
             return CHAT, {**body, "n": 2}
@@ -214,15 +266,30 @@ class Talker:
         common = {"model": "x", **self.named, "temperature": 0, **NO_THINKING}
         if kind == "messages":
             limit = {"max_tokens": body["max_tokens"]}
-            return PATHS[kind], {**common, **limit, "system": system["content"], "messages": messages}
+            return PATHS[kind], {
+                **common,
+                **limit,
+                "system": system["content"],
+                "messages": messages,
+            }
         if kind == "responses":
             limit = {"max_output_tokens": body["max_tokens"]}
-            return PATHS[kind], {**common, **limit, "instructions": system["content"], "input": messages}
+            return PATHS[kind], {
+                **common,
+                **limit,
+                "instructions": system["content"],
+                "input": messages,
+            }
         template = {"messages": body["messages"], **self.named, **NO_THINKING}
         rendered = client.post(f"{self.target.url}/apply-template", json=template)
         self._check(life, "/apply-template", rendered)
         prompt = rendered.json()["prompt"]
-        return PATHS[kind], {"prompt": prompt, "n_predict": body["max_tokens"], "temperature": 0, **self.named}
+        return PATHS[kind], {
+            "prompt": prompt,
+            "n_predict": body["max_tokens"],
+            "temperature": 0,
+            **self.named,
+        }
 
     def _check(self, life: int, way: str, response: httpx.Response) -> None:
         status = response.status_code
@@ -245,7 +312,9 @@ class Talker:
                 self.findings.violate(what)
         self.findings.count("requests without a reply, at an end")
 
-    def _streamed(self, life: int, way: str, response: httpx.Response) -> list[tuple[str, list[Any]]]:
+    def _streamed(
+        self, life: int, way: str, response: httpx.Response
+    ) -> list[tuple[str, list[Any]]]:
         replies: dict[int, tuple[list[str], dict[int, dict[str, Any]]]] = {}
         ended = False
         for data in _events(response):
@@ -256,13 +325,19 @@ class Talker:
                 delta = data["delta"]
                 text = delta if isinstance(delta, str) else delta.get("text", "")
                 replies.setdefault(0, ([], {}))[0].append(text)
-            ended = ended or data.get("type") in ("message_stop", "response.completed", "response.incomplete", "done")
+            ended = ended or data.get("type") in (
+                "message_stop",
+                "response.completed",
+                "response.incomplete",
+                "done",
+            )
             for choice in data.get("choices") or ():
                 texts, calls = replies.setdefault(choice["index"], ([], {}))
                 texts.append(choice["delta"].get("content") or "")
                 for part in choice["delta"].get("tool_calls") or ():
                     call = calls.setdefault(
-                        part["index"], {"type": "function", "function": {"name": "", "arguments": ""}}
+                        part["index"],
+                        {"type": "function", "function": {"name": "", "arguments": ""}},
                     )
                     call["id"] = part.get("id") or call.get("id")
                     for key, value in (part.get("function") or {}).items():
@@ -270,18 +345,25 @@ class Talker:
         if not ended:
             self._lost(life, f"{way}: a stream without an end")
             raise LostError
-        return [("".join(texts), list(calls.values())) for _, (texts, calls) in sorted(replies.items())] or [("", [])]
+        return [
+            ("".join(texts), list(calls.values())) for _, (texts, calls) in sorted(replies.items())
+        ] or [("", [])]
 
     def _is_exact(self, life: int) -> bool:
         """Whether a reply of that life must be the judge's to the bit."""
         return self.judge.is_exact and life in self.target.exact_lives
 
-    def _compare(self, way: str, body: dict[str, Any], content: str, calls: list[Any], *, is_exact: bool) -> None:
+    def _compare(
+        self, way: str, body: dict[str, Any], content: str, calls: list[Any], *, is_exact: bool
+    ) -> None:
         choice = self.judge.choice(body)
         right = choice["message"]
         if right.get("reasoning_content") and way == "completion":
             return  # which does not separate reasoning from content
-        expected = (right["content"] or "", [call["function"] for call in right.get("tool_calls") or ()])
+        expected = (
+            right["content"] or "",
+            [call["function"] for call in right.get("tool_calls") or ()],
+        )
         self.findings.count("replies compared")
         self.findings.count("replies compared with --exact", is_exact)
         sees = any(isinstance(message["content"], list) for message in body["messages"])
@@ -292,10 +374,16 @@ class Talker:
         if gap < self.judge.tie and not is_exact:
             self.findings.count("replies that differ at a tie")
             return
-        said, asked = (content, [call["function"] for call in calls]), str(body["messages"][-1]["content"])
-        (self.target.directory / f"differs-{self.findings.counts['requests']}.json").write_text(json.dumps(body))
+        said, asked = (
+            (content, [call["function"] for call in calls]),
+            str(body["messages"][-1]["content"]),
+        )
+        (self.target.directory / f"differs-{self.findings.counts['requests']}.json").write_text(
+            json.dumps(body)
+        )
         self.findings.violate(
-            f"{way}: said {said!r}, right is {expected!r}, {gap:.3f} likelier, after {asked[-1000:]!r}"
+            f"{way}: said {said!r}, right is {expected!r}, {gap:.3f} likelier, after "
+            f"{asked[-1000:]!r}"
         )
 
 
@@ -315,5 +403,8 @@ def _whole(kind: str, reply: dict[str, Any]) -> list[tuple[str, list[Any]]]:
     if kind == "responses":
         items = [item for item in reply["output"] if item["type"] == "message"]
         return [("".join(part["text"] for item in items for part in item["content"]), [])]
-    messages = [choice["message"] for choice in sorted(reply["choices"], key=lambda choice: int(choice["index"]))]
+    messages = [
+        choice["message"]
+        for choice in sorted(reply["choices"], key=lambda choice: int(choice["index"]))
+    ]
     return [(message["content"] or "", message.get("tool_calls") or []) for message in messages]

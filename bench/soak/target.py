@@ -1,4 +1,6 @@
-"""The server under test: a process that is killed and started again, and is watched while it lives."""
+"""The server under test: a process that is killed and started again, and is watched while it
+lives.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,9 @@ WARM_UP = 0.35
 """The part of a life in which caches and pools may fill."""
 
 REST_SECONDS = 25.0
-"""Seconds without requests, half-way through a long life and near its end. The server returns freed memory to the
-system ten seconds after it read the last request, so afterwards it holds only what it needs.
+"""Seconds without requests, half-way through a long life and near its end. The server returns freed
+memory to the system ten seconds after it read the last request, so afterwards it holds only what it
+needs.
 """
 
 BUSY_SECONDS = 5.0
@@ -68,7 +71,9 @@ class Sample:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Limits of the server: growth of memory, threads and open files, resident memory, and log per request."""
+    """Limits of the server: growth of memory, threads and open files, resident memory, and log per
+    request.
+    """
 
     growth_mib: float
     resident_mib: float
@@ -81,7 +86,9 @@ class Bounds:
 class Target:
     """A server with several lives. A request that fails because a life ended is no violation."""
 
-    def __init__(self, command: Sequence[str], directory: Path, findings: Findings, bounds: Bounds) -> None:
+    def __init__(
+        self, command: Sequence[str], directory: Path, findings: Findings, bounds: Bounds
+    ) -> None:
         self.directory, self.findings, self.bounds = directory, findings, bounds
         self.log = directory / "server.log"
         self._command = list(command)
@@ -99,7 +106,9 @@ class Target:
         self.hint = ""
         """What was sent last that might be to blame."""
         self.excuse: re.Pattern[str] | None = None
-        """Words of errors, and of a life's log, for which requests may fail and the server may end with code 1."""
+        """Words of errors, and of a life's log, for which requests may fail and the server may end
+        with code 1.
+        """
         self._log_from = 0
 
     @property
@@ -111,7 +120,9 @@ class Target:
         return self._process.port
 
     def ready(self) -> int:
-        """Wait until it serves outside of a pause; the number of this life, or 0 when the soak is over."""
+        """Wait until it serves outside of a pause; the number of this life, or 0 when the soak is
+        over.
+        """
         while not self.over.is_set():
             if self._up.wait(0.2) and self._may_ask.wait(0.2):
                 return self.life
@@ -136,7 +147,8 @@ class Target:
         return self.log.read_bytes()[self._log_from :].decode("utf-8", "replace")
 
     def live(self, name: str, seconds: float, death: str, flags: Sequence[str]) -> None:
-        """Start it with ``flags``, watch it for ``seconds``, and end it by ``death``, "stop" or "kill".
+        """Start it with ``flags``, watch it for ``seconds``, and end it by ``death``, "stop" or
+        "kill".
 
         If it ends by itself, it is started again.
         """
@@ -166,7 +178,9 @@ class Target:
         self.findings.longest("stop" if death == "stop" else "kill", took, name)
         text = self._text()
         if "Traceback" in text:
-            self.findings.violate(f"{name}: a traceback in the log: {text[text.index('Traceback') :][-600:]!r}")
+            self.findings.violate(
+                f"{name}: a traceback in the log: {text[text.index('Traceback') :][-600:]!r}"
+            )
         n_requests = self.findings.counts["requests"] - sent
         if len(text) > 65536 + self.bounds.log_bytes_per_request * n_requests:
             self.findings.violate(f"{name}: {len(text)} bytes of log for {n_requests} requests")
@@ -179,7 +193,11 @@ class Target:
         rests: list[Sample] = []
         arena = 0.0
         end = time.monotonic() + seconds
-        left_at = [seconds / 2, REST_SECONDS + BUSY_SECONDS] if MAX_REST * seconds >= 2 * REST_SECONDS else []
+        left_at = (
+            [seconds / 2, REST_SECONDS + BUSY_SECONDS]
+            if MAX_REST * seconds >= 2 * REST_SECONDS
+            else []
+        )
         while (left := end - time.monotonic()) > 0 and self._process.is_running:
             into = samples
             if left_at and left <= left_at[0]:
@@ -208,7 +226,9 @@ class Target:
         while time.monotonic() < end and self._process.is_running:
             time.sleep(0.2)
         with suppress(httpx.HTTPError, ValueError):  # it has ended, or is another server
-            for fault in httpx.get(f"{self.url}/cache/check", timeout=60).raise_for_status().json()["faults"]:
+            for fault in (
+                httpx.get(f"{self.url}/cache/check", timeout=60).raise_for_status().json()["faults"]
+            ):
                 self.findings.violate(f"the cache: {fault}")
 
     def _end(self, death: str) -> tuple[int | None, float]:
@@ -220,7 +240,9 @@ class Target:
                 self.findings.count("ends without memory")
             else:
                 end = self._text()[-1000:]
-                self.findings.violate(f"the server ended by itself, {code} ({self.hint} was sent): {end}")
+                self.findings.violate(
+                    f"the server ended by itself, {code} ({self.hint} was sent): {end}"
+                )
             return code, 0.0
         began = time.monotonic()
         code = process.end(KINDS_OF_DEATH[death])
@@ -231,7 +253,13 @@ class Target:
         return code, took
 
     def _judge(
-        self, name: str, seconds: float, code: int | None, n_requests: int, samples: list[Sample], rests: list[Sample]
+        self,
+        name: str,
+        seconds: float,
+        code: int | None,
+        n_requests: int,
+        samples: list[Sample],
+        rests: list[Sample],
     ) -> None:
         warm = samples[int(len(samples) * WARM_UP) :]
         if not warm:
@@ -239,17 +267,29 @@ class Target:
         peak = max(sample.resident_mib for sample in samples)
         self.peak_mib = max(self.peak_mib, peak)
         if self.bounds.resident_mib and peak > self.bounds.resident_mib:
-            self.findings.violate(f"{name}: {peak:.0f} MiB resident, {self.bounds.resident_mib:.0f} are allowed")
+            self.findings.violate(
+                f"{name}: {peak:.0f} MiB resident, {self.bounds.resident_mib:.0f} are allowed"
+            )
         growth, threads, files = (
-            _growth([getattr(sample, field) for sample in warm]) for field in ("grown_mib", "n_threads", "n_files")
+            _growth([getattr(sample, field) for sample in warm])
+            for field in ("grown_mib", "n_threads", "n_files")
         )
         if len(rests) == 2:
             growth = rests[1].grown_mib - rests[0].grown_mib
         at_rest = ", ".join(f"{sample.resident_mib:.0f}" for sample in rests)
         self.rows.append(
-            [name, f"{seconds:.0f}", n_requests, f"{peak:.0f}", at_rest or "-", f"{growth:+.1f}",
-             f"{warm[-1].n_threads} ({threads:+.0f})", f"{warm[-1].n_files} ({files:+.0f})", code]
-        )  # fmt: skip
+            [
+                name,
+                f"{seconds:.0f}",
+                n_requests,
+                f"{peak:.0f}",
+                at_rest or "-",
+                f"{growth:+.1f}",
+                f"{warm[-1].n_threads} ({threads:+.0f})",
+                f"{warm[-1].n_files} ({files:+.0f})",
+                code,
+            ]
+        )
         for what, grown, bound in (
             ("MiB resident outside the arena", growth, self.bounds.growth_mib),
             ("threads", threads, self.bounds.n_threads),
@@ -301,18 +341,28 @@ def sample_of(pid: int) -> Sample | None:
     return Sample(int(fields["VmRSS"].split()[0]) / 1024, int(fields["Threads"]), files)
 
 
-def add_soak(parser: argparse.ArgumentParser, kinds: Sequence[str], cache_ram: int, growth_limit: float) -> None:
+def add_soak(
+    parser: argparse.ArgumentParser, kinds: Sequence[str], cache_ram: int, growth_limit: float
+) -> None:
     """The options that all soaks have; ``growth_limit`` is in MiB."""
     parser.add_argument("--parallel", type=int, default=4, metavar="N", help="-np of the server")
-    parser.add_argument("--clients", type=int, default=6, metavar="N", help="clients, with two conversations each")
+    parser.add_argument(
+        "--clients", type=int, default=6, metavar="N", help="clients, with two conversations each"
+    )
     parser.add_argument("--cache-ram", type=int, default=cache_ram, metavar="MiB")
-    parser.add_argument("--without", nargs="*", default=[], choices=kinds, help="kinds to leave out")
+    parser.add_argument(
+        "--without", nargs="*", default=[], choices=kinds, help="kinds to leave out"
+    )
     which = "from one pause of a long life to the next; without pauses, after its first third"
-    parser.add_argument("--growth-limit", type=float, default=growth_limit, metavar="MiB", help=f"growth, {which}")
+    parser.add_argument(
+        "--growth-limit", type=float, default=growth_limit, metavar="MiB", help=f"growth, {which}"
+    )
 
 
 def beside(work: Sequence[Callable[[], None]], target: Target, lives: Callable[[], None]) -> None:
-    """Run each of ``work`` on a thread while ``target`` has its ``lives``. An error in one is a violation."""
+    """Run each of ``work`` on a thread while ``target`` has its ``lives``. An error in one is a
+    violation.
+    """
 
     def guarded(one: Callable[[], None]) -> None:
         try:
@@ -337,15 +387,22 @@ def verify(cache: Path, findings: Findings) -> None:
     command = [*module_command("pyctl"), "cache", "verify", "--kv-cache-dir", str(cache)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        findings.violate(f"pyctl cache verify: {done.returncode} {done.stdout[-500:]} {done.stderr[-500:]}")
+        findings.violate(
+            f"pyctl cache verify: {done.returncode} {done.stdout[-500:]} {done.stderr[-500:]}"
+        )
     n_mib = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file()) / 2**20
     findings.count("MiB in the cache directory", round(n_mib))
 
 
 def short_lives(
-    target: Target, rng: random.Random, seconds: float, choose: Callable[[], tuple[str, Sequence[str]]]
+    target: Target,
+    rng: random.Random,
+    seconds: float,
+    choose: Callable[[], tuple[str, Sequence[str]]],
 ) -> None:
-    """Lives of ``seconds`` in all, each with the name and the flags that ``choose`` returns, stopped or killed."""
+    """Lives of ``seconds`` in all, each with the name and the flags that ``choose`` returns,
+    stopped or killed.
+    """
     while seconds > 0:
         lasts = min(seconds, rng.uniform(*SHORT_SECONDS))
         name, flags = choose()
@@ -353,13 +410,27 @@ def short_lives(
         seconds -= lasts
 
 
-def report(target: Target, title: str, more: Sequence[Sequence[object]] = (), keep: str = "") -> None:
+def report(
+    target: Target, title: str, more: Sequence[Sequence[object]] = (), keep: str = ""
+) -> None:
     """Print the tables, ``more`` rows in the first. SystemExit if anything is wrong."""
     findings = target.findings
-    rows: list[Sequence[object]] = [[name, f"{count:,}"] for name, count in sorted(findings.counts.items())]
-    rows += [[f"longest {name}", f"{took:.2f} s ({what})"] for name, (took, what) in sorted(findings.worst.items())]
+    rows: list[Sequence[object]] = [
+        [name, f"{count:,}"] for name, count in sorted(findings.counts.items())
+    ]
+    rows += [
+        [f"longest {name}", f"{took:.2f} s ({what})"]
+        for name, (took, what) in sorted(findings.worst.items())
+    ]
     show(title, ["what", "count"], [*rows, *more, ["violations", findings.n_violations]], keep=keep)
-    columns = ["life", "seconds", "requests", "peak MiB", "at rest, half-way and at the end", "growth"]
+    columns = [
+        "life",
+        "seconds",
+        "requests",
+        "peak MiB",
+        "at rest, half-way and at the end",
+        "growth",
+    ]
     columns += ["threads", "files", "exit code"]
     lives = [row for row in target.rows if str(row[0]).startswith("long")]
     show("The server's lives", columns, lives, keep=f"{keep}-lives" if keep else "")

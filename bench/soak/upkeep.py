@@ -26,7 +26,9 @@ class Operator:
         """Until the soak is over."""
         with httpx.Client(timeout=120) as client:
             while life := self.target.ready():
-                what = self.random.choice(("look", "look", "save", "restore", "erase", "pin", "clear"))
+                what = self.random.choice(
+                    ("look", "look", "save", "restore", "erase", "pin", "clear")
+                )
                 try:
                     response = self._do(client, what)
                 except httpx.TransportError as error:
@@ -35,9 +37,17 @@ class Operator:
                     continue
                 self.findings.count("requests")
                 self.findings.count(f"operator: {what} {response.status_code}")
-                allowed = (200, 404, 503) if what == "pin" else (200, 400, 503) if what == "restore" else (200, 503)
+                allowed = (
+                    (200, 404, 503)
+                    if what == "pin"
+                    else (200, 400, 503)
+                    if what == "restore"
+                    else (200, 503)
+                )
                 if response.status_code not in allowed and self.target.lives(life):
-                    self.findings.violate(f"operator: {what}: {response.status_code} {response.text[:200]}")
+                    self.findings.violate(
+                        f"operator: {what}: {response.status_code} {response.text[:200]}"
+                    )
                 time.sleep(self.random.uniform(0.2, 1.8))
 
     def _do(self, client: httpx.Client, what: str) -> httpx.Response:
@@ -45,11 +55,18 @@ class Operator:
         if what == "look":
             return client.get(f"{url}{self.random.choice(LOOKS)}")
         if what == "clear":
-            return client.delete(f"{url}/cache") if self.random.random() < 0.1 else client.get(f"{url}/cache")
+            return (
+                client.delete(f"{url}/cache")
+                if self.random.random() < 0.1
+                else client.get(f"{url}/cache")
+            )
         if what == "pin":
             ids = list(_ids(client.get(f"{url}/cache").json().get("prefixes", [])))
             # Of what is pinned most is let go again: pins for ever would fill the budget.
-            body = {"id": self.random.choice(ids) if ids else "none", "pinned": self.random.random() < 0.3}
+            body = {
+                "id": self.random.choice(ids) if ids else "none",
+                "pinned": self.random.random() < 0.3,
+            }
             return client.post(f"{url}/cache/pin", json=body)
         name = f"slot-{self.random.randrange(4)}"
         if what == "restore" and name not in self._saved:

@@ -1,7 +1,7 @@
 """The prefix cache: snapshots on the device, in RAM and on disk. It handles bytes and tokens only.
 
-Other packages import only from here, except the disk, which only `cli` builds. A name is loaded when it is first used,
-so that settings load without NumPy.
+Other packages import only from here, except the disk, which only `cli` builds. A name is loaded
+when it is first used, so that settings load without NumPy.
 """
 
 from __future__ import annotations

@@ -15,15 +15,20 @@ from pyctl.user_directory import user_directory
 __all__ = ["DEFAULT_DAILY_MIB", "FREE_PART", "CacheSettings", "DiskSettings", "default_directory"]
 
 DEFAULT_DAILY_MIB, FREE_PART = 32_768, 10
-"""Bounds of the default directory: MiB written per day, and the part of the free space that the files may take."""
+"""Bounds of the default directory: MiB written per day, and the part of the free space that the
+files may take.
+"""
 
 GIVEN_DAILY_MIB = 131_072
-"""MiB written per day to a directory that a flag names: 50 TB a year, where drives of 1 TB are rated for 120. These are
-300 to 900 turns of agents (bench/results/spill.md of 1323d1c8)."""
+"""MiB written per day to a directory that a flag names: 50 TB a year, where drives of 1 TB are
+rated for 120. These are 300 to 900 turns of agents (bench/results/spill.md of 1323d1c8).
+"""
 
 
 def default_directory(environ: Mapping[str, str]) -> Path:
-    """The default cache directory of the user. Raises RuntimeError if the user has no home directory."""
+    """The default cache directory of the user. Raises RuntimeError if the user has no home
+    directory.
+    """
     return user_directory("cache", environ) / "kv"
 
 
@@ -35,7 +40,10 @@ def policy(text: str) -> str:
     try:
         DiskPolicy.of_server(text)
     except RequestError:
-        known = f"off, full, auto, auto:N, N, with N from 1 to {MAX_COUNT}, spill, or one of them and ,spill"
+        known = (
+            f"off, full, auto, auto:N, N, with N from 1 to {MAX_COUNT}, spill, or one of them "
+            "and ,spill"
+        )
         raise ValueError(f"{text!r} must be one of {known}") from None
     return text.lower()
 
@@ -44,10 +52,19 @@ STORES = ("s3", "gs", "az", "file", "memory")
 
 
 def store_url(text: str) -> str:
-    """An address of a store. Raises ValueError for others, and for one that holds a key, without quoting it."""
+    """An address of a store. Raises ValueError for others, and for one that holds a key, without
+    quoting it.
+    """
     scheme, _, rest = text.partition("://")
-    if scheme not in STORES or (scheme == "file" and not rest.startswith("/")) or not (rest or scheme == "memory"):
-        raise ValueError(f"it must begin with {', '.join(f'{each}://' for each in STORES)}, file:// with a whole path")
+    if (
+        scheme not in STORES
+        or (scheme == "file" and not rest.startswith("/"))
+        or not (rest or scheme == "memory")
+    ):
+        raise ValueError(
+            f"it must begin with {', '.join(f'{each}://' for each in STORES)}, file:// with a "
+            "whole path"
+        )
     if any(letter in rest for letter in "@?#"):
         raise ValueError("it must hold no key and no query: these come from the environment")
     return text
@@ -55,7 +72,9 @@ def store_url(text: str) -> str:
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """The prefix cache in memory; ``ram_mib`` 0 turns it off, -1 is no limit, None is for the free memory to decide."""
+    """The prefix cache in memory; ``ram_mib`` 0 turns it off, -1 is no limit, None is for the free
+    memory to decide.
+    """
 
     n_slots: int = CACHE.flag(
         0,
@@ -63,7 +82,9 @@ class CacheSettings:
         "maximum snapshots, 0 = as many as --cache-ram holds",
         integer(0),
         "PYCTL_PREFIX_CACHE_SLOTS",
-        limit=SetLimit("snapshots in RAM, by number; 0 is no limit", "snapshots are evicted", "memory"),
+        limit=SetLimit(
+            "snapshots in RAM, by number; 0 is no limit", "snapshots are evicted", "memory"
+        ),
     )
     ram_mib: int | None = CACHE.flag(
         None,
@@ -71,7 +92,10 @@ class CacheSettings:
         "MiB of RAM for snapshots, -1 = no limit, 0 = no snapshots",
         integer(-1),
         "LLAMA_ARG_CACHE_RAM",
-        shown="half of the RAM that is free once the model is loaded, or 8192 if that is more and fits",
+        shown=(
+            "half of the RAM that is free once the model is loaded, or 8192 if that is more and "
+            "fits"
+        ),
         limit=SetLimit("MiB of snapshots in RAM", "snapshots are evicted", "memory"),
     )
 
@@ -80,8 +104,9 @@ class CacheSettings:
 class DiskSettings:
     """The prefix cache on disk; without ``cache_dir`` there is none.
 
-    ``is_default``: no flag names the directory, so serving goes on without it if it cannot be used. The files may take
-    one ``free_part``-th of the free space, 0 for no such bound. Raises ConfigError if nothing would be written.
+    ``is_default``: no flag names the directory, so serving goes on without it if it cannot be used.
+    The files may take one ``free_part``-th of the free space, 0 for no such bound. Raises
+    ConfigError if nothing would be written.
     """
 
     cache_dir: str = DISK.flag(
@@ -94,12 +119,18 @@ class DiskSettings:
         shown="$XDG_CACHE_HOME/pyctl/kv, none for the built-in model",
     )
     kv_cache: bool = DISK.flag(
-        True, "--kv-cache", "keep snapshots on disk; --no-kv-cache: do not", None, "PYCTL_KV_CACHE", off="--no-kv-cache"
+        True,
+        "--kv-cache",
+        "keep snapshots on disk; --no-kv-cache: do not",
+        None,
+        "PYCTL_KV_CACHE",
+        off="--no-kv-cache",
     )
     disk_mib: int = DISK.flag(
         16384,  # less than RAM has is of little use (bench/results/spill-4-gib.md of 1323d1c8)
         "--kv-cache-budget",
-        "MiB of that directory, 0 = no limit; in the default one at most a tenth of the free space, unless given",
+        "MiB of that directory, 0 = no limit; in the default one at most a tenth of the free "
+        "space, unless given",
         integer(0),
         "PYCTL_KV_CACHE_BUDGET",
         limit=SetLimit(
@@ -110,7 +141,11 @@ class DiskSettings:
         ),
     )
     min_tokens: int = DISK.flag(
-        512, "--kv-cache-min-tokens", "write no shorter prefix but the last", tokens(0), "PYCTL_KV_CACHE_MIN_TOKENS"
+        512,
+        "--kv-cache-min-tokens",
+        "write no shorter prefix but the last",
+        tokens(0),
+        "PYCTL_KV_CACHE_MIN_TOKENS",
     )
     cold_max: int = DISK.flag(
         10240,
@@ -137,12 +172,15 @@ class DiskSettings:
         integer(0),
         "PYCTL_KV_CACHE_DAILY_WRITES",
         shown=f"{DEFAULT_DAILY_MIB}; {GIVEN_DAILY_MIB} with --kv-cache-dir",
-        limit=SetLimit("MiB written within a day; 0 is no limit", "nothing more is written that day", "disk"),
+        limit=SetLimit(
+            "MiB written within a day; 0 is no limit", "nothing more is written that day", "disk"
+        ),
     )
     store_url: str = DISK.flag(
         "",
         "--kv-store",
-        "object store for that directory's files, which servers may share: s3://, gs://, az://, file:// or memory://; "
+        "object store for that directory's files, which servers may share: s3://, gs://, az://, "
+        "file:// or memory://; "
         "keys come from the environment; needs obstore",
         store_url,
         "PYCTL_KV_STORE",
@@ -154,6 +192,7 @@ class DiskSettings:
     def __post_init__(self) -> None:
         if self.disk_policy.isdigit() and int(self.disk_policy) < self.min_tokens:
             raise ConfigError(
-                f"--disk-prefix-cache {self.disk_policy} is below --kv-cache-min-tokens {self.min_tokens}: "
+                f"--disk-prefix-cache {self.disk_policy} is below --kv-cache-min-tokens "
+                f"{self.min_tokens}: "
                 "nothing would be written"
             )

@@ -1,4 +1,6 @@
-"""Statistics of the cache for one request and since the start, and views of its contents for clients."""
+"""Statistics of the cache for one request and since the start, and views of its contents for
+clients.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,9 @@ CONTEXT = 12
 class Divergence:
     """Where the prompt leaves the nearest recent one, and what could be restored before that.
 
-    ``position`` is the first token that differs, ``nearest`` the position that was resumed at instead (0 for none).
-    ``recent`` and ``given`` are the tokens around the difference, CONTEXT of them on each side at most, as the recent
-    prompt had them and as this one does.
+    ``position`` is the first token that differs, ``nearest`` the position that was resumed at
+    instead (0 for none). ``recent`` and ``given`` are the tokens around the difference, CONTEXT of
+    them on each side at most, as the recent prompt had them and as this one does.
     """
 
     position: int
@@ -46,7 +48,9 @@ class Divergence:
 
     @property
     def is_by_chance(self) -> bool:
-        """Whether no more was lost than prompts share that have nothing to do with each other, such as a title's."""
+        """Whether no more was lost than prompts share that have nothing to do with each other, such
+        as a title's.
+        """
         return self.position - self.nearest < MIN_SHARED
 
     @classmethod
@@ -60,10 +64,11 @@ class Divergence:
 class RequestStats:
     """One request's account. Counts are tokens, times are milliseconds.
 
-    ``n_prompt == n_cached + n_evaluated`` once the prefill has ended; ``n_saved`` counts snapshots taken. ``save_ms``
-    includes the wait for the batch that the device was still computing. Of the cached, ``n_prewarmed`` tokens had
-    been evaluated for this request before it came. ``restored`` is the id of the snapshot that was resumed from, empty
-    without one, ``saved`` are the ids of the snapshots taken.
+    ``n_prompt == n_cached + n_evaluated`` once the prefill has ended; ``n_saved`` counts snapshots
+    taken. ``save_ms`` includes the wait for the batch that the device was still computing. Of the
+    cached, ``n_prewarmed`` tokens had been evaluated for this request before it came. ``restored``
+    is the id of the snapshot that was resumed from, empty without one, ``saved`` are the ids of the
+    snapshots taken.
     """
 
     n_prompt: int
@@ -89,8 +94,8 @@ class RequestStats:
 class CacheStats:
     """Sums over all requests since the start; counts of tokens unless the name shows another unit.
 
-    Background requests count only in ``n_prewarms`` (prompts) and ``n_prewarmed`` (evaluated tokens); requests resumed
-    from ``n_prewarmed_used`` of these tokens.
+    Background requests count only in ``n_prewarms`` (prompts) and ``n_prewarmed`` (evaluated
+    tokens); requests resumed from ``n_prewarmed_used`` of these tokens.
     """
 
     requests: int = 0
@@ -121,7 +126,8 @@ class CacheStats:
 
 SHOWN = 24
 
-"""Tokens shown of the end of each prefix, and of the beginning of what it adds to the one before."""
+"""Tokens shown of the end of each prefix, and of the beginning of what it adds to the one before.
+"""
 
 Tier: TypeAlias = Literal["device", "ram", "disk"]
 
@@ -130,13 +136,15 @@ Tier: TypeAlias = Literal["device", "ram", "disk"]
 
 @dataclass(frozen=True)
 class SnapshotView:
-    """One snapshot. ``id`` names its prefix; ``parent`` is the id of the deepest shorter prefix of it, or empty.
+    """One snapshot. ``id`` names its prefix; ``parent`` is the id of the deepest shorter prefix of
+    it, or empty.
 
-    ``n`` is in tokens, ``row_bytes`` what it adds to its parent in RAM, ``device_bytes`` on the device, ``age`` and
-    ``idle`` seconds since it was made and since its last hit. ``tail`` are the last tokens of the prefix, ``head`` the
-    first that its parent has not. ``tiers`` are where it lies: what it adds, or its state. ``shared`` are the tokens
-    whose rows it shares with the one before it of the same parent, at least the parent's, in an order in which those
-    that share most are neighbours (`view_of`): where branches part, whether or not there is a snapshot.
+    ``n`` is in tokens, ``row_bytes`` what it adds to its parent in RAM, ``device_bytes`` on the
+    device, ``age`` and ``idle`` seconds since it was made and since its last hit. ``tail`` are the
+    last tokens of the prefix, ``head`` the first that its parent has not. ``tiers`` are where it
+    lies: what it adds, or its state. ``shared`` are the tokens whose rows it shares with the one
+    before it of the same parent, at least the parent's, in an order in which those that share most
+    are neighbours (`view_of`): where branches part, whether or not there is a snapshot.
     """
 
     id: str
@@ -157,8 +165,9 @@ class SnapshotView:
 
 @dataclass(frozen=True)
 class LiveView:
-    """A live sequence that holds ``n`` tokens. ``at`` is the id of the deepest snapshot of these, empty for none.
-    ``task`` is the id of the request that runs on it, -1 for none."""
+    """A live sequence that holds ``n`` tokens. ``at`` is the id of the deepest snapshot of these,
+    empty for none. ``task`` is the id of the request that runs on it, -1 for none.
+    """
 
     id: int
     n: int
@@ -170,8 +179,8 @@ class LiveView:
 
 @dataclass(frozen=True)
 class CacheView:
-    """Everything at one moment. ``budget`` is in bytes, -1 for no limit; ``n_refused`` snapshots were beyond it. Beside
-    ``snapshots`` there are ``n_ends`` prompt ends.
+    """Everything at one moment. ``budget`` is in bytes, -1 for no limit; ``n_refused`` snapshots
+    were beyond it. Beside ``snapshots`` there are ``n_ends`` prompt ends.
 
     ``revision`` is another, higher number as soon as anything of this is different.
     """
@@ -195,8 +204,9 @@ _Steps: TypeAlias = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class SnapshotDelta:
-    """The part of a snapshot after its parent's ``n_parent`` tokens: segments with their positions, ascending, and the
-    tokens of its label."""
+    """The part of a snapshot after its parent's ``n_parent`` tokens: segments with their positions,
+    ascending, and the tokens of its label.
+    """
 
     n_parent: int
     spans: tuple[tuple[Segment, int, int], ...]
@@ -215,7 +225,9 @@ class SnapshotDelta:
         spans = [(link, min(first, stop), stop) for (link, first, stop) in reversed(spans)]
         head: list[int] = []
         for segment, first, last in spans:
-            part = segment.tokens[first - segment.start : min(last, first + SHOWN - len(head)) - segment.start]
+            part = segment.tokens[
+                first - segment.start : min(last, first + SHOWN - len(head)) - segment.start
+            ]
             head += part.tolist()
             if len(head) == SHOWN:
                 break
@@ -248,8 +260,11 @@ KnownParts: TypeAlias = WeakKeyDictionary[Snapshot, SnapshotDelta]
 """Results of earlier views, for as long as the snapshot exists; keeps no bytes alive."""
 
 
-def view_of(cache: RamCache, totals: CacheStats, known: KnownParts, disk: Store | None = None) -> CacheView:
-    """The current contents: shallow parents first, and of one parent those that share most side by side.
+def view_of(
+    cache: RamCache, totals: CacheStats, known: KnownParts, disk: Store | None = None
+) -> CacheView:
+    """The current contents: shallow parents first, and of one parent those that share most side by
+    side.
 
     Called by the thread that owns the cache.
     """
@@ -266,7 +281,9 @@ def view_of(cache: RamCache, totals: CacheStats, known: KnownParts, disk: Store 
     views = []
     parent_before, before = "", None
     for _, parent, _, own, snapshot in held:
-        shared = own.shared(before) if before is not None and parent == parent_before else own.n_parent
+        shared = (
+            own.shared(before) if before is not None and parent == parent_before else own.n_parent
+        )
         parent_before, before = parent, own
         row_bytes, device_bytes = own.n_bytes()
         tiers: list[Tier] = []

@@ -1,4 +1,6 @@
-"""Whether the cache agrees with itself: names, chains, references and bytes, found anew from what it holds."""
+"""Whether the cache agrees with itself: names, chains, references and bytes, found anew from what
+it holds.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ __all__ = ["faults"]
 
 
 def faults(cache: RamCache) -> list[str]:
-    """The contradictions, a line each; [] for a sound cache. Takes the time of a hash of all tokens."""
+    """The contradictions, a line each; [] for a sound cache. Takes the time of a hash of all
+    tokens.
+    """
     return [*_of_names(cache), *_of_sizes(cache)]
 
 
@@ -37,7 +41,9 @@ def _of_names(cache: RamCache) -> Iterator[str]:
 
 def _of_sizes(cache: RamCache) -> Iterator[str]:
     holders = [*cache.snapshots(), *cache.retained, *cache.ends]
-    segments: dict[int, Segment] = {id(each): each for snapshot in holders for each, _ in snapshot.chain.items()}
+    segments: dict[int, Segment] = {
+        id(each): each for snapshot in holders for each, _ in snapshot.chain.items()
+    }
     parents = [segment.parent for segment in segments.values() if segment.parent is not None]
     references = Counter(map(id, [*(snapshot.segment for snapshot in holders), *parents]))
     for segment in segments.values():
@@ -46,7 +52,9 @@ def _of_sizes(cache: RamCache) -> Iterator[str]:
             yield f"the segment at [{segment.start}, {segment.end}) counts {counted}"
     states = [snapshot.state for snapshot in holders]
     shared = {id(block): int(block.nbytes) for state in states for block in state.shared}
-    n_bytes = sum(each.n_bytes for each in segments.values()) + sum(state.own_bytes for state in states)
+    n_bytes = sum(each.n_bytes for each in segments.values()) + sum(
+        state.own_bytes for state in states
+    )
     n_bytes += sum(shared.values())
     if cache.n_bytes != n_bytes:
         yield f"counts {cache.n_bytes} bytes, {n_bytes} are there"

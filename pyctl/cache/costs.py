@@ -6,7 +6,8 @@ __all__ = ["Costs"]
 
 _TOKEN_SECONDS = 1e-3
 _LOAD_SECONDS = 1 / 8e9
-"""Of a byte. A guess that stays: copies to a GPU are only started, and their end is not measured."""
+"""Of a byte. A guess that stays: copies to a GPU are only started, and their end is not measured.
+"""
 
 _READ_RATE = 1e9
 _READ_LATENCY = 0.01
@@ -28,15 +29,18 @@ class _Rate:
         if n_bytes <= 0 or not seconds > 0:
             return
         keep = _MEMORY_BYTES / max(_MEMORY_BYTES, self._n_bytes)
-        self._n_bytes, self._seconds = keep * self._n_bytes + n_bytes, keep * self._seconds + seconds
+        self._n_bytes, self._seconds = (
+            keep * self._n_bytes + n_bytes,
+            keep * self._seconds + seconds,
+        )
         self.seconds = self._seconds / self._n_bytes
 
 
 class Costs:
     """Measured seconds of evaluating and reading; sane guesses until something was measured.
 
-    A token costs more the deeper it stands: its seconds are taken to grow in a line with its position, fitted to
-    recent evaluations. One thread writes, any may read.
+    A token costs more the deeper it stands: its seconds are taken to grow in a line with its
+    position, fitted to recent evaluations. One thread writes, any may read.
     """
 
     def __init__(self) -> None:
@@ -70,7 +74,9 @@ class Costs:
         self._sums = tokens, depth, square, total, product
         # The ridge keeps a line through one depth flat.
         mean, spread = depth / tokens, square / tokens - (depth / tokens) ** 2
-        slope = max((product / tokens - mean * total / tokens) / (spread + _DEPTH_SCALE**2 / 16), 0.0)
+        slope = max(
+            (product / tokens - mean * total / tokens) / (spread + _DEPTH_SCALE**2 / 16), 0.0
+        )
         base = total / tokens - slope * mean
         if base <= 0:  # the measurements attribute all of the time to depth
             base, slope = total / tokens / 2, total / tokens / 2 / max(mean, 1.0)

@@ -23,15 +23,25 @@ __all__ = ["DeviceCounts", "DeviceTier", "max_unwritten"]
 log = logging.getLogger(__name__)
 
 UNWRITTEN_PART = 2
-"""Rows of the device that wait to be written may take RAM on top of the cache: its budget over this."""
+"""Rows of the device that wait to be written may take RAM on top of the cache: its budget over
+this.
+"""
 
 
 SPARE_STATES, SPARE_PART = 4, 4
-"""Rows that wait leave room for so many states, or this part of what may wait, whichever is less: without memory that
-is ready a state takes a hundred milliseconds to be saved instead of six (bench/results/gpu-long.md)."""
+"""Rows that wait leave room for so many states, or this part of what may wait, whichever is less:
+without memory that is ready a state takes a hundred milliseconds to be saved instead of six
+(bench/results/gpu-long.md).
+"""
 
 
-PIECE_BYTES = limit(2**28, "rows copied from the device in one segment", "longer segments are split", "memory", "bytes")
+PIECE_BYTES = limit(
+    2**28,
+    "rows copied from the device in one segment",
+    "longer segments are split",
+    "memory",
+    "bytes",
+)
 
 
 def max_unwritten(budget: int | None) -> int:
@@ -41,8 +51,10 @@ def max_unwritten(budget: int | None) -> int:
 
 @dataclass
 class DeviceCounts:
-    """Sums since the start, in rows: ``kept`` on the device for snapshots, ``returned`` to a sequence from there,
-    ``to_ram`` when cells ran short or there was time, and ``lost`` since RAM had no room that was worth less."""
+    """Sums since the start, in rows: ``kept`` on the device for snapshots, ``returned`` to a
+    sequence from there, ``to_ram`` when cells ran short or there was time, and ``lost`` since RAM
+    had no room that was worth less.
+    """
 
     kept: int = 0
     returned: int = 0
@@ -51,24 +63,29 @@ class DeviceCounts:
 
 
 class DeviceTier:
-    """Keeps rows of the segments of ``cache`` on the device of ``memory``, until others need the cells.
+    """Keeps rows of the segments of ``cache`` on the device of ``memory``, until others need the
+    cells.
 
-    What ``memory`` held before goes. One that cannot hold rows copies them to RAM at once. What fails here is a
-    snapshot less.
+    What ``memory`` held before goes. One that cannot hold rows copies them to RAM at once. What
+    fails here is a snapshot less.
     """
 
     def __init__(self, memory: SequenceMemory, cache: RamCache) -> None:
         self._memory, self._cache = memory, cache
         self.counts = DeviceCounts()
         self.locked = cache.locked
-        self._fetched: weakref.WeakKeyDictionary[Segment, weakref.ref[Block]] = weakref.WeakKeyDictionary()
+        self._fetched: weakref.WeakKeyDictionary[Segment, weakref.ref[Block]] = (
+            weakref.WeakKeyDictionary()
+        )
         cache.pool.on_drop = self.release
         if cache.enabled:
             memory.release_all()
 
     @property
     def is_pool(self) -> bool:
-        """Whether what needs a cell needs a certain one: `vacate` is for this, `shrink` for all others."""
+        """Whether what needs a cell needs a certain one: `vacate` is for this, `shrink` for all
+        others.
+        """
         return self._memory.shape.is_pool
 
     @property
@@ -76,16 +93,20 @@ class DeviceTier:
         """Cells that nothing but these rows takes."""
         return self._memory.n_held if self._memory.shape.can_hold else 0
 
-    # -- keeping -----------------------------------------------------------------------------------------------------
+    # -- keeping
+    # ----------------------------------------------------------------------------------
 
     def rows_size(self, first: int, last: int) -> int:
         """Bytes of RAM that a new segment of rows [first, last) takes."""
         shape = self._memory.shape
-        return shape.sizes.draft_rows(first, last) + (0 if shape.can_hold else shape.sizes.rows(first, last))
+        return shape.sizes.draft_rows(first, last) + (
+            0 if shape.can_hold else shape.sizes.rows(first, last)
+        )
 
     def segment(self, seq: LiveSequence, covered: Coverage) -> Segment:
-        """The rows of ``seq`` that are not ``covered``: the deepest segment, if they are more than should leave the
-        device at once. StateError or MemoryError leave no trace."""
+        """The rows of ``seq`` that are not ``covered``: the deepest segment, if they are more than
+        should leave the device at once. StateError or MemoryError leave no trace.
+        """
         made: list[Segment] = []
         try:
             for start, last in self._pieces(seq, covered.n):
@@ -102,14 +123,20 @@ class DeviceTier:
         rows = self._memory.save_rows(seq.id, first, last, hold=self._memory.shape.can_hold)
         if rows.held is not None:
             self.counts.kept += rows.held.n_cells
-        return Segment(first, tokens, rows.block, parent, ends, stands, draft_rows=rows.draft, held=rows.held)
+        return Segment(
+            first, tokens, rows.block, parent, ends, stands, draft_rows=rows.draft, held=rows.held
+        )
 
     def _pieces(self, seq: LiveSequence, first: int) -> Iterator[tuple[int, int]]:
-        """The rows of ``seq`` from ``first`` on in parts of PIECE_BYTES at most, which end at batch ends if they can.
+        """The rows of ``seq`` from ``first`` on in parts of PIECE_BYTES at most, which end at batch
+        ends if they can.
 
-        Rows that cannot be held are in RAM in any case."""
+        Rows that cannot be held are in RAM in any case.
+        """
         n_bytes = self._memory.shape.sizes.rows(first, seq.n) if self._memory.shape.can_hold else 0
-        maximum = seq.n if n_bytes <= PIECE_BYTES else max((seq.n - first) * PIECE_BYTES // n_bytes, 1)
+        maximum = (
+            seq.n if n_bytes <= PIECE_BYTES else max((seq.n - first) * PIECE_BYTES // n_bytes, 1)
+        )
         while seq.n - first > maximum:
             end = last_end(seq.ends, first + maximum)
             last = end if end > first else first + maximum
@@ -118,16 +145,23 @@ class DeviceTier:
         yield first, seq.n
 
     def hold(self, snapshot: Snapshot, seq: LiveSequence) -> None:
-        """Let rows of ``snapshot``, all of which ``seq`` holds, stay where it has them, even if RAM has a copy."""
+        """Let rows of ``snapshot``, all of which ``seq`` holds, stay where it has them, even if RAM
+        has a copy.
+        """
         for segment, last in snapshot.chain.items() if self._memory.shape.can_hold else ():
             if segment.held is None and not segment.dropped and last == segment.end:
                 with contextlib.suppress(StateError):
                     segment.held = self._memory.hold(seq.id, segment.start, last)
 
     def leave_ram(self, snapshot: Snapshot) -> bool:
-        """Give up copies in RAM of rows that the device holds, of segments that the cache has not taken yet; False if
-        there are none."""
-        copies = [each for each in snapshot.chain if each.held is not None and not each.alive and each.rows.size]
+        """Give up copies in RAM of rows that the device holds, of segments that the cache has not
+        taken yet; False if there are none.
+        """
+        copies = [
+            each
+            for each in snapshot.chain
+            if each.held is not None and not each.alive and each.rows.size
+        ]
         for segment in copies:
             segment.rows = NOTHING
         return bool(copies)
@@ -141,9 +175,13 @@ class DeviceTier:
                     segment.drop()
 
     def n_ready(self, snapshot: Snapshot, first: int, last: int) -> int:
-        """How many rows [first, last) of ``snapshot`` lie in their own cells, and need no further ones."""
+        """How many rows [first, last) of ``snapshot`` lie in their own cells, and need no further
+        ones.
+        """
         spans = snapshot.spans(first, last)
-        return sum(self._memory.n_own(rows.held, *span) for rows, *span in spans if rows.held is not None)
+        return sum(
+            self._memory.n_own(rows.held, *span) for rows, *span in spans if rows.held is not None
+        )
 
     def release(self, segment: Segment) -> None:
         """Let its rows go from the device."""
@@ -151,7 +189,8 @@ class DeviceTier:
             self._memory.release(segment.held)
             segment.held = None
 
-    # -- giving up ---------------------------------------------------------------------------------------------------
+    # -- giving up
+    # ----------------------------------------------------------------------------------
 
     def shrink(self, maximum: int) -> bool:
         """Reduce these rows to ``maximum`` cells; rows of least worth move to RAM or are dropped.
@@ -168,36 +207,47 @@ class DeviceTier:
         return True
 
     def vacate(self, first: int, last: int, coming: Snapshot | None = None) -> None:
-        """In a pool, have nothing held where rows [first, last) go but those that are ``coming`` and lie there already.
+        """In a pool, have nothing held where rows [first, last) go but those that are ``coming``
+        and lie there already.
 
-        What is in the way goes to RAM, or away if that has no room for it that is worth less; locked snapshots
-        make no room.
+        What is in the way goes to RAM, or away if that has no room for it that is worth less;
+        locked snapshots make no room.
         """
         if not self.n_cells:
             return
         wanted = coming.chain if coming is not None else {}
         for segment in self._cache.segments():
-            if segment.start >= last or segment.end <= first or wanted.get(segment, 0) >= min(segment.end, last):
+            if (
+                segment.start >= last
+                or segment.end <= first
+                or wanted.get(segment, 0) >= min(segment.end, last)
+            ):
                 continue
             if segment.held is not None:  # else it has gone with one before
                 self._leave(segment)
 
     def can_shrink(self, maximum: int, likely: float) -> bool:
-        """Whether `shrink` takes only rows that RAM also has, or that fewer prompts than ``likely`` will need."""
+        """Whether `shrink` takes only rows that RAM also has, or that fewer prompts than ``likely``
+        will need.
+        """
         n_over = self.n_cells - maximum
         if n_over <= 0:
             return True
         staying = needed_by(self._cache.locks)
         expected = self._cache.likely()
         for segment in self._cache.segments():
-            if segment.held is None or not (segment.rows.size or expected.get(segment, math.inf) < likely):
+            if segment.held is None or not (
+                segment.rows.size or expected.get(segment, math.inf) < likely
+            ):
                 continue
             if segment.rows.size or segment not in staying:
                 n_over -= self._n_freed(segment)
         return n_over <= 0
 
     def to_ram(self, snapshot: Snapshot) -> None:
-        """Have all rows of a retained ``snapshot`` in RAM and nowhere else; StateError or MemoryError if that fails."""
+        """Have all rows of a retained ``snapshot`` in RAM and nowhere else; StateError or
+        MemoryError if that fails.
+        """
         for segment in snapshot.chain:
             if segment.only_held_bytes:
                 self._copy(segment)
@@ -215,21 +265,30 @@ class DeviceTier:
     @property
     def _spare(self) -> int:
         """Bytes on top of the cache that rows leave to states."""
-        return min(SPARE_STATES * self._memory.state_size(0), max_unwritten(self._cache.budget) // SPARE_PART)
+        return min(
+            SPARE_STATES * self._memory.state_size(0),
+            max_unwritten(self._cache.budget) // SPARE_PART,
+        )
 
     @property
     def max_read(self) -> int | None:
-        """Bytes of a snapshot from disk that may be in RAM at a time before the device has them; None: no bound."""
+        """Bytes of a snapshot from disk that may be in RAM at a time before the device has them;
+        None: no bound.
+        """
         is_bounded = self._memory.shape.can_hold and self._cache.budget is not None
         return max_unwritten(self._cache.budget) if is_bounded else None
 
     def is_behind(self, n_more: int = 0) -> bool:
-        """Whether more bytes than may wait for the disk are neither counted by the cache nor on their way."""
+        """Whether more bytes than may wait for the disk are neither counted by the cache nor on
+        their way.
+        """
         blocks, maximum = self._memory.block_bytes(), max_unwritten(self._cache.budget)
         return blocks.used - blocks.in_flight - self._cache.n_bytes + n_more > maximum
 
     def copy_one(self) -> bool:
-        """Copy the likeliest rows that RAM has not got and has room to spare for; False if there are none."""
+        """Copy the likeliest rows that RAM has not got and has room to spare for; False if there
+        are none.
+        """
         for segment in self._cache.only_held() if self._memory.shape.can_hold else ():
             try:
                 if self._copy_if_spare(segment):
@@ -240,16 +299,23 @@ class DeviceTier:
         return False
 
     def is_large(self, snapshot: Snapshot) -> bool:
-        """Whether RAM and the disk lack more rows of it than may wait for the disk on top of the cache."""
+        """Whether RAM and the disk lack more rows of it than may wait for the disk on top of the
+        cache.
+        """
         n_bytes = sum(each.only_held_bytes for each in snapshot.chain if not each.file.is_there)
         return n_bytes > max_unwritten(self._cache.budget) - self._spare
 
     def rows_of(self, segments: Sequence[Segment]) -> list[Block]:
-        """Copies of their rows as bytes, there after `synchronize`; MemoryError if too much would wait for the disk."""
+        """Copies of their rows as bytes, there after `synchronize`; MemoryError if too much would
+        wait for the disk.
+        """
         n_bytes = sum(each.only_held_bytes for each in segments)
         if n_bytes and self.is_behind(n_bytes + self._spare):
             raise MemoryError("RAM has no room for rows that wait for the disk")
-        return [each.rows if each.rows.size or each.held is None else self._fetch(each) for each in segments]
+        return [
+            each.rows if each.rows.size or each.held is None else self._fetch(each)
+            for each in segments
+        ]
 
     def rows_now(self, segments: Sequence[Segment]) -> list[Block]:
         """Return the block once its bytes are there."""
@@ -258,7 +324,9 @@ class DeviceTier:
         return rows
 
     def leave_all(self) -> None:
-        """Take everything from the device, which is about to be freed; what RAM has no room for is evicted."""
+        """Take everything from the device, which is about to be freed; what RAM has no room for is
+        evicted.
+        """
         for segment in self._cache.segments():
             if segment.rows.size:
                 self.release(segment)

@@ -44,9 +44,10 @@ _WORDS: Mapping[str, Kind] = {
 class Selection:
     """The choice of a policy for one prompt, in tokens from its start.
 
-    ``selected`` is the scope, 0 for none, and ``safe`` the same before the least length counts. ``positions`` are the
-    prefixes to persist, ascending; at most two are past the restored position. Those at or before it cost no evaluation
-    but can only be had if the snapshot is still in memory.
+    ``selected`` is the scope, 0 for none, and ``safe`` the same before the least length counts.
+    ``positions`` are the prefixes to persist, ascending; at most two are past the restored
+    position. Those at or before it cost no evaluation but can only be had if the snapshot is still
+    in memory.
     """
 
     safe: int = 0
@@ -56,19 +57,23 @@ class Selection:
 
 @dataclass(frozen=True)
 class DiskPolicy:
-    """Chooses prefixes to persist. ``window`` counts prompts (``auto``), ``tokens`` is the length of ``fixed``.
+    """Chooses prefixes to persist. ``window`` counts prompts (``auto``), ``tokens`` is the length
+    of ``fixed``.
 
     * ``off``: none.
-    * ``full``: the deepest boundary, where the next turn of a conversation resumes. Past ``cold_max`` tokens also the
-      deepest boundary within them, so that a long prompt leaves something to those that share only its beginning.
-    * ``auto``: the scope is the longest prefix shared with one of the newest ``window`` prompts, aligned down to a
-      boundary. It is persisted, but alone it would leave two holes. Prompts differ at ever shallower places, each a
-      miss until the shallowest has been seen: so the first boundary, the system and tools head, is persisted as soon
-      as it is shared. And what a conversation shares with its last turn is one turn old: so the prompt is expected to
-      be left as many boundaries before its end as it left the nearest one, or as that one had left its own, and the
-      deeper of these places is persisted. For a conversation that is the generation header; for a reminder or a tool
-      result that is replaced in each turn, the place before it; for a dynamic tail, the scope itself. If all three are
-      still to be evaluated, the scope waits for another request.
+    * ``full``: the deepest boundary, where the next turn of a conversation resumes. Past
+      ``cold_max`` tokens also the deepest boundary within them, so that a long prompt leaves
+      something to those that share only its beginning.
+    * ``auto``: the scope is the longest prefix shared with one of the newest ``window`` prompts,
+      aligned down to a boundary. It is persisted, but alone it would leave two holes. Prompts
+      differ at ever shallower places, each a miss until the shallowest has been seen: so the first
+      boundary, the system and tools head, is persisted as soon as it is shared. And what a
+      conversation shares with its last turn is one turn old: so the prompt is expected to be left
+      as many boundaries before its end as it left the nearest one, or as that one had left its own,
+      and the deeper of these places is persisted. For a conversation that is the generation header;
+      for a reminder or a tool result that is replaced in each turn, the place before it; for a
+      dynamic tail, the scope itself. If all three are still to be evaluated, the scope waits for
+      another request.
     * ``fixed``: the first ``tokens`` tokens of every longer prompt, wherever messages start.
     * ``spill``: none at once.
 
@@ -84,7 +89,9 @@ class DiskPolicy:
 
     @classmethod
     def of_server(cls, text: str) -> DiskPolicy:
-        """From a form of `parse`, alone or before ``,spill``, or ``spill``. Raises RequestError for ``off,spill``."""
+        """From a form of `parse`, alone or before ``,spill``, or ``spill``. Raises RequestError for
+        ``off,spill``.
+        """
         *kinds, word = text.lower().split(",")
         if word != SPILL or len(kinds) > 1:
             return cls.parse(text)
@@ -95,7 +102,9 @@ class DiskPolicy:
 
     @classmethod
     def parse(cls, text: str) -> DiskPolicy:
-        """From ``off|none|disabled|full|full-prefix|auto|auto:N|N``, any case; RequestError for anything else."""
+        """From ``off|none|disabled|full|full-prefix|auto|auto:N|N``, any case; RequestError for
+        anything else.
+        """
         name, colon, window = text.lower().partition(":")
         if not colon and name in _WORDS:
             return cls(_WORDS[name])
@@ -107,10 +116,11 @@ class DiskPolicy:
 
     @classmethod
     def of_request(cls, value: object, default: DiskPolicy) -> DiskPolicy:
-        """The policy of a request whose field ``prefix_cache`` is ``value``; None, or what it leaves open, is default.
+        """The policy of a request whose field ``prefix_cache`` is ``value``; None, or what it
+        leaves open, is default.
 
-        A window changes ``auto`` only, and only ``off`` changes whether evicted snapshots are written. RequestError if
-        a value is not of the allowed form.
+        A window changes ``auto`` only, and only ``off`` changes whether evicted snapshots are
+        written. RequestError if a value is not of the allowed form.
         """
         if value is None:
             return default
@@ -135,14 +145,22 @@ class DiskPolicy:
 
     @property
     def name(self) -> str:
-        """How it is shown: ``off``, ``full``, ``auto:N``, ``fixed:N`` or ``spill``, or one of these and ``,spill``."""
-        name = {"auto": f"auto:{self.window}", "fixed": f"fixed:{self.tokens}"}.get(self.kind, self.kind)
+        """How it is shown: ``off``, ``full``, ``auto:N``, ``fixed:N`` or ``spill``, or one of these
+        and ``,spill``.
+        """
+        name = {"auto": f"auto:{self.window}", "fixed": f"fixed:{self.tokens}"}.get(
+            self.kind, self.kind
+        )
         return f"{name},{SPILL}" if self.spill and self.kind != "spill" else name
 
-    def select(self, matches: RecentMatches, *, min_tokens: int, cold_max: int, start: int = 0) -> Selection:
-        """Choose the prefixes of ``matches.prompt`` to persist, by the recent prompts that it was compared with.
+    def select(
+        self, matches: RecentMatches, *, min_tokens: int, cold_max: int, start: int = 0
+    ) -> Selection:
+        """Choose the prefixes of ``matches.prompt`` to persist, by the recent prompts that it was
+        compared with.
 
-        None is shorter than ``min_tokens``; ``start`` is the restored position. ``cold_max`` is only for ``full``.
+        None is shorter than ``min_tokens``; ``start`` is the restored position. ``cold_max`` is
+        only for ``full``.
         """
         prompt = matches.prompt
         if self.kind == "fixed":
@@ -172,8 +190,12 @@ def _count(text: str) -> int:
 
 
 def _expected(prompt: Prompt, nearest: Nearest) -> set[int]:
-    """Where the prompts to come may leave ``prompt``: the head, the scope, and what the last ones did."""
+    """Where the prompts to come may leave ``prompt``: the head, the scope, and what the last ones
+    did.
+    """
     stops = prompt.boundaries or (len(prompt),)
-    places = {stops[-left] for left in (nearest.left, nearest.recent.left) if 0 < left <= len(stops)}
+    places = {
+        stops[-left] for left in (nearest.left, nearest.recent.left) if 0 < left <= len(stops)
+    }
     head = prompt.boundaries[0] if prompt.boundaries else nearest.safe
     return {head, nearest.safe, max({nearest.safe, *places})}

@@ -1,8 +1,9 @@
-"""The disk tier for the engine: lookup of stored prefixes, the choice of prefixes to write, and the writing thread.
+"""The disk tier for the engine: lookup of stored prefixes, the choice of prefixes to write, and the
+writing thread.
 
-The engine's thread never waits for a write: the list of stored prefixes is in memory, and the writing thread does all
-work that needs the index, a writer's lock, or the drive. A request waits only for a snapshot that it restores, and only
-if evaluation would take longer.
+The engine's thread never waits for a write: the list of stored prefixes is in memory, and the
+writing thread does all work that needs the index, a writer's lock, or the drive. A request waits
+only for a snapshot that it restores, and only if evaluation would take longer.
 """
 
 from __future__ import annotations
@@ -51,11 +52,12 @@ HEAD_TOKENS, TAIL_TOKENS = 12, 24
 
 
 class DiskTier:
-    """The `Store` on disk: reads from and writes to ``store``; ``policy`` serves requests that name none.
+    """The `Store` on disk: reads from and writes to ``store``; ``policy`` serves requests that name
+    none.
 
-    ``text_of`` makes text of tokens for people. ``remote`` is the object store. The engine's thread calls
-    everything and changes `recent`; a separate thread writes, and one that reads recovers. Closing takes at most
-    ``close_seconds``.
+    ``text_of`` makes text of tokens for people. ``remote`` is the object store. The engine's thread
+    calls everything and changes `recent`; a separate thread writes, and one that reads recovers.
+    Closing takes at most ``close_seconds``.
     """
 
     def __init__(
@@ -89,13 +91,16 @@ class DiskTier:
         (self._recovery,) = store.directory.readers.start([self._recover])
 
     def find(self, prompt: PromptMatch, limit: int) -> list[Prefix]:
-        """The prefixes of ``prompt`` of ``limit`` tokens at most that are stored, the deepest first."""
+        """The prefixes of ``prompt`` of ``limit`` tokens at most that are stored, the deepest
+        first.
+        """
         self._refresh_soon()
         return self.store.find(prompt, limit)
 
     def far(self, prompt: PromptMatch, limit: int) -> list[tuple[Prefix, float]]:
-        """The prefixes of ``prompt`` of ``limit`` tokens at most that only the object store has, and the seconds until
-        they are here."""
+        """The prefixes of ``prompt`` of ``limit`` tokens at most that only the object store has,
+        and the seconds until they are here.
+        """
         if self.remote is None:
             return []
         covered = next((prefix.n for prefix in self.find(prompt, limit)), 0)
@@ -106,10 +111,15 @@ class DiskTier:
         return self.remote.fetch(prefix) if self.remote is not None else None
 
     def open(
-        self, prefix: Prefix, prompt: PromptMatch, base: Snapshot | None, max_bytes: int | None = None
+        self,
+        prefix: Prefix,
+        prompt: PromptMatch,
+        base: Snapshot | None,
+        max_bytes: int | None = None,
     ) -> Reading[Arrival | None]:
-        """The snapshot of ``prefix`` on its way here, None if there is none; what ``base`` has is not read, and of more
-        than ``max_bytes`` the rest comes when the first has left RAM."""
+        """The snapshot of ``prefix`` on its way here, None if there is none; what ``base`` has is
+        not read, and of more than ``max_bytes`` the rest comes when the first has left RAM.
+        """
         return (yield from self.store.open(prefix, prompt.tokens, base, max_bytes))
 
     @property
@@ -119,7 +129,11 @@ class DiskTier:
 
     def entries(self) -> list[Entry]:
         """The snapshots of this model, the last used first; waits for the disk, on any thread."""
-        return [each for each in self.store.directory.entries() if each.fingerprint == self.store.fingerprint]
+        return [
+            each
+            for each in self.store.directory.entries()
+            if each.fingerprint == self.store.fingerprint
+        ]
 
     def stored(self, prefix: Prefix) -> bool:
         """Whether the state of ``prefix`` is on disk; does not wait."""
@@ -136,10 +150,16 @@ class DiskTier:
         self.n_hits += 1
         self.queue.run_soon(partial(self.store.touch, snapshot.prefix))
 
-    def select(self, matches: RecentMatches, start: int, policy: DiskPolicy | None = None) -> tuple[int, ...]:
-        """The prefix lengths past ``start`` that belong on disk, of a prompt that was compared with `recent`."""
+    def select(
+        self, matches: RecentMatches, start: int, policy: DiskPolicy | None = None
+    ) -> tuple[int, ...]:
+        """The prefix lengths past ``start`` that belong on disk, of a prompt that was compared with
+        `recent`.
+        """
         policy = policy or self.policy
-        chosen = policy.select(matches, min_tokens=self.store.min_tokens, cold_max=self._cold_max, start=start)
+        chosen = policy.select(
+            matches, min_tokens=self.store.min_tokens, cold_max=self._cold_max, start=start
+        )
         if policy.kind == "auto":
             n_recent = min(policy.window, sum(recent.for_disk for recent in matches.recent))
             log.debug(
@@ -152,7 +172,8 @@ class DiskTier:
         return chosen.positions
 
     def remove(self, name: str) -> bool:
-        """Remove the snapshot called ``name``, also if it waits to be written; False if there is none.
+        """Remove the snapshot called ``name``, also if it waits to be written; False if there is
+        none.
 
         Waits for the disk; any thread may call it.
         """
@@ -166,21 +187,29 @@ class DiskTier:
         return snapshot.facts.for_disk and self.store.should_store(snapshot, is_last=is_last)
 
     def write(self, snapshot: Snapshot, *, is_last: bool = False) -> None:
-        """Queue ``snapshot``, if it is selected, as `WriteQueue.write` does; the last one however short it is."""
+        """Queue ``snapshot``, if it is selected, as `WriteQueue.write` does; the last one however
+        short it is.
+        """
         if self.should_store(snapshot, is_last=is_last):
             self.queue.write(snapshot)
 
     def evict(self, snapshot: Snapshot, worth: float, rows_of: RowsOf) -> None:
-        """Keep the part to be written of ``snapshot``, which saves ``worth`` seconds and leaves RAM: the queue has it,
-        or the policy spills and that is a tenth of what reading it takes (bench/results/spill.md of 1323d1c8)."""
+        """Keep the part to be written of ``snapshot``, which saves ``worth`` seconds and leaves
+        RAM: the queue has it, or the policy spills and that is a tenth of what reading it takes
+        (bench/results/spill.md of 1323d1c8).
+        """
         if self.should_store(snapshot):
             missing = [segment for segment in snapshot.chain if not segment.file.is_there]
-            n_bytes = snapshot.state.n_bytes + sum(each.n_bytes + each.only_held_bytes for each in missing)
+            n_bytes = snapshot.state.n_bytes + sum(
+                each.n_bytes + each.only_held_bytes for each in missing
+            )
             spills = self.policy.spill and worth >= WORTH_WRITING * self.costs.read(n_bytes)
             self.queue.evict(snapshot, rows_of, worth, n_bytes, spills=spills)
 
     def flush(self, timeout: float) -> bool:
-        """Wait until the queue is written, ``timeout`` seconds at most; False if something is left."""
+        """Wait until the queue is written, ``timeout`` seconds at most; False if something is
+        left.
+        """
         return self.queue.flush(timeout)
 
     def view(self) -> DiskView:
@@ -203,7 +232,9 @@ class DiskTier:
         )
 
     def close(self, hand_over: HandOver = lambda: None) -> bool:
-        """Write the queue and close the store, within ``close_seconds``; False if something is not written."""
+        """Write the queue and close the store, within ``close_seconds``; False if something is not
+        written.
+        """
         n_failed = self.queue.n_failed
         deadline = time.monotonic() + self.close_seconds
         self.queue.run_soon(self._save_recent)
@@ -218,8 +249,12 @@ class DiskTier:
         return done and self.queue.n_failed == n_failed
 
     def _write(self, snapshot: Snapshot, spilled: bool) -> Writing:
-        """Store ``snapshot`` with a label for people, and recent prompts with it, since a process may be killed."""
-        n_bytes = yield from self.store.files.write(snapshot, self._label(snapshot), spilled=spilled)
+        """Store ``snapshot`` with a label for people, and recent prompts with it, since a process
+        may be killed.
+        """
+        n_bytes = yield from self.store.files.write(
+            snapshot, self._label(snapshot), spilled=spilled
+        )
         if self.remote is not None:
             self.remote.wake.set()
         self._save_recent()
@@ -235,7 +270,10 @@ class DiskTier:
         """The beginning and the end of the prefix."""
         if self._text_of is None:
             return ""
-        parts = (self._text_of(tokens) for tokens in (snapshot.head(HEAD_TOKENS), snapshot.tail(TAIL_TOKENS)))
+        parts = (
+            self._text_of(tokens)
+            for tokens in (snapshot.head(HEAD_TOKENS), snapshot.tail(TAIL_TOKENS))
+        )
         return " … ".join(" ".join(part.split()) for part in parts)
 
     def _note_read(self, n_bytes: int, seconds: float) -> None:

@@ -1,7 +1,8 @@
 """The eviction policy of RAM, the device and the disk.
 
-A cache describes its contents as a tree of prefixes, and excludes pinned and locked ones from eviction. The
-policy chooses among the others by worth: the seconds that a snapshot is expected to save.
+A cache describes its contents as a tree of prefixes, and excludes pinned and locked ones from
+eviction. The policy chooses among the others by worth: the seconds that a snapshot is expected to
+save.
 """
 
 from __future__ import annotations
@@ -25,20 +26,24 @@ SAME_MOMENT_SECONDS = 60.0
 """Added to the age of snapshots on disk, so that uses within a moment count alike."""
 
 RANKED_AT_ONCE = 128
-"""Snapshots for each of which time passes at every unit of the clock; of more it passes in fewer, longer steps."""
+"""Snapshots for each of which time passes at every unit of the clock; of more it passes in fewer,
+longer steps.
+"""
 
 
 @dataclass(frozen=True)
 class Likelihoods:
-    """Where the next prompt of a conversation resumes, as weights that `bench.policy --weights` bears out.
+    """Where the next prompt of a conversation resumes, as weights that `bench.policy --weights`
+    bears out.
 
-    Most go on at the ``end``. Of the others, histories that are cut back, a distance from the end is as likely as twice
-    that, from ``near`` tokens on. As likely as ``head`` a new conversation starts as this one did, up to a place in its
-    opening (before the first reply), and near its end rather than far from it: the programs' text about the day,
-    the folder or the task comes late. Where an opening is not known, that is after the very first snapshot. A place at
-    which more prompts parted than the first is likely to be one again: each time counts ``again``. A history that is
-    written anew when the user speaks again stays as it is up to the reply to what the user had said before: there
-    ``turn`` resume.
+    Most go on at the ``end``. Of the others, histories that are cut back, a distance from the end
+    is as likely as twice that, from ``near`` tokens on. As likely as ``head`` a new conversation
+    starts as this one did, up to a place in its opening (before the first reply), and near its end
+    rather than far from it: the programs' text about the day, the folder or the task comes late.
+    Where an opening is not known, that is after the very first snapshot. A place at which more
+    prompts parted than the first is likely to be one again: each time counts ``again``. A history
+    that is written anew when the user speaks again stays as it is up to the reply to what the user
+    had said before: there ``turn`` resume.
     """
 
     end: float = 0.65
@@ -52,10 +57,11 @@ class Likelihoods:
 class CostAwareEviction(Generic[K]):
     """The policy of all tiers: evict the least worth per byte first.
 
-    A snapshot is worth the seconds that its prompts would lose without it (the tokens between it and its parent), times
-    how likely such a prompt is. That depends on how far it is from the ends of the conversations through it, and on how
-    long ago these were used: after ``half`` units of ``clock`` half as likely, after three times that a quarter.
-    ``freed`` are the bytes that go with it.
+    A snapshot is worth the seconds that its prompts would lose without it (the tokens between it
+    and its parent), times how likely such a prompt is. That depends on how far it is from the ends
+    of the conversations through it, and on how long ago these were used: after ``half`` units of
+    ``clock`` half as likely, after three times that a quarter. ``freed`` are the bytes that go with
+    it.
     """
 
     def __init__(
@@ -76,7 +82,9 @@ class CostAwareEviction(Generic[K]):
         self._per_byte = True
 
     def victim(self, is_evictable: Callable[[K], bool], *, per_byte: bool = True) -> K | None:
-        """The next snapshot to evict, None if all must stay; without ``per_byte`` all count as equally large."""
+        """The next snapshot to evict, None if all must stay; without ``per_byte`` all count as
+        equally large.
+        """
         self._rank(per_byte)
         heap, staying = self._heap, []
         found: K | None = None
@@ -102,7 +110,9 @@ class CostAwareEviction(Generic[K]):
         return sorted(worth, key=worth.__getitem__)
 
     def worth(self, key: K, *, per_byte: bool = False) -> float:
-        """The seconds that a snapshot can be expected to save, in all or ``per_byte`` that it frees."""
+        """The seconds that a snapshot can be expected to save, in all or ``per_byte`` that it
+        frees.
+        """
         self._rank(self._per_byte)
         return self._worth(self._tree[key], per_byte=per_byte)
 
@@ -118,7 +128,9 @@ class CostAwareEviction(Generic[K]):
         return seconds
 
     def likely_within(self, used: float | None) -> float:
-        """Expected prompts that resume in a conversation last used at ``used`` seconds of the clock, None for now."""
+        """Expected prompts that resume in a conversation last used at ``used`` seconds of the
+        clock, None for now.
+        """
         now = self._clock()
         return (1 + self.likelihoods.head) * self._decay(now if used is None else used, now)
 
@@ -131,10 +143,14 @@ class CostAwareEviction(Generic[K]):
         odds, total, newest = self.likelihoods, 0.0, -math.inf
         for child in node.children:
             newest = max(newest, child.newest)
-            likely = self._cut_back(child.end, node.n, child.n) + self._anew(child.begun, node.n, child.n)
+            likely = self._cut_back(child.end, node.n, child.n) + self._anew(
+                child.begun, node.n, child.n
+            )
             total += self._decay(child.newest) * likely
         if node.seen > newest:  # the last conversation here has no deeper snapshot
-            behind = self._cut_back(node.reach, node.n, node.reach) + self._anew(node.opening, node.n, node.reach)
+            behind = self._cut_back(node.reach, node.n, node.reach) + self._anew(
+                node.opening, node.n, node.reach
+            )
             total += self._decay(node.seen) * (odds.end + behind)
         if node.parent is None and not node.begun:
             total += odds.head * self._decay(node.newest)
@@ -146,14 +162,20 @@ class CostAwareEviction(Generic[K]):
         return total
 
     def _cut_back(self, end: int, first: int, last: int) -> float:
-        """How likely a conversation of ``end`` tokens goes on between ``first`` and ``last`` instead."""
+        """How likely a conversation of ``end`` tokens goes on between ``first`` and ``last``
+        instead.
+        """
         near = self.likelihoods.near
         return (
-            (1 - self.likelihoods.end) * math.log((end - first + near) / (end - last + near)) / math.log1p(end / near)
+            (1 - self.likelihoods.end)
+            * math.log((end - first + near) / (end - last + near))
+            / math.log1p(end / near)
         )
 
     def _anew(self, opening: int, first: int, last: int) -> float:
-        """How likely another conversation leaves this one's first ``opening`` tokens between ``first`` and ``last``."""
+        """How likely another conversation leaves this one's first ``opening`` tokens between
+        ``first`` and ``last``.
+        """
         last, odds = min(last, opening), self.likelihoods
         if first >= last:
             return 0.0
@@ -172,24 +194,37 @@ class CostAwareEviction(Generic[K]):
     def _rank(self, per_byte: bool) -> None:
         """Have everything in the heap, anew whenever the clock has moved on by a unit."""
         now, changed = self._clock(), self._tree.changed
-        if now - self._now >= max(1, len(self._tree) / RANKED_AT_ONCE) or per_byte != self._per_byte:
+        if (
+            now - self._now >= max(1, len(self._tree) / RANKED_AT_ONCE)
+            or per_byte != self._per_byte
+        ):
             self._now, self._per_byte = now, per_byte
             self._look_ahead()
             for node in self._tree:
                 node.likely = self._likelihood(node)
-            self._heap = [(self._worth(node, per_byte=per_byte), next(self._count), node) for node in self._tree]
+            self._heap = [
+                (self._worth(node, per_byte=per_byte), next(self._count), node)
+                for node in self._tree
+            ]
             heapq.heapify(self._heap)
         else:
             for node in changed:
                 node.likely = self._likelihood(node)
-                heapq.heappush(self._heap, (self._worth(node, per_byte=per_byte), next(self._count), node))
+                heapq.heappush(
+                    self._heap, (self._worth(node, per_byte=per_byte), next(self._count), node)
+                )
         changed.clear()
 
     def _look_ahead(self) -> None:
         """Note of each snapshot when and how deep the newest conversation through it goes on."""
         deepest_first = sorted(self._tree, key=_depth, reverse=True)
         for node in deepest_first:
-            node.newest, node.end, node.begun, node.has_turn = node.seen, node.reach, node.opening, False
+            node.newest, node.end, node.begun, node.has_turn = (
+                node.seen,
+                node.reach,
+                node.opening,
+                False,
+            )
         for node in deepest_first:
             parent = node.parent
             if parent is not None and node.newest >= parent.newest:

@@ -1,4 +1,6 @@
-"""Batch ends, which depend only on the prompt, and cuts, the batch ends at which snapshots are taken."""
+"""Batch ends, which depend only on the prompt, and cuts, the batch ends at which snapshots are
+taken.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ GRID_PARTS = 4
 """This part of a step before its end, another snapshot will do."""
 
 MIN_BATCH = 32
-"""A boundary ends a batch only this many tokens after the last batch end; smaller batches waste the device."""
+"""A boundary ends a batch only this many tokens after the last batch end; smaller batches waste the
+device.
+"""
 
 RAW_PART = 8
 """In raw text, a batch ends at a line end once this part of the tokens before it is new."""
@@ -50,14 +54,18 @@ RULES = (MIN_BATCH, RAW_PART, RAW_FILL)
 """The constants that determine batch ends, besides the tokens and the arguments of `batch_ends`."""
 
 
-def batch_ends(prompt: Prompt, n_ubatch: int, min_batch: int = MIN_BATCH, batch_cost: int = 0) -> list[int]:
+def batch_ends(
+    prompt: Prompt, n_ubatch: int, min_batch: int = MIN_BATCH, batch_cost: int = 0
+) -> list[int]:
     """Token counts at which evaluation stops, ascending; the last is len(prompt).
 
-    Batches have ``n_ubatch`` tokens at most. They also end where later prompts may part: always where the assistant
-    starts, at the first boundary and at the edges of images; at other boundaries, and half a batch into the prompt, if
-    batches have ``batch_cost`` tokens on average then; in raw text at line ends that are a RAW_PART, ``batch_cost`` and
-    a RAW_FILL of a batch apart. A batch has at least ``min_batch`` tokens, next to an image one. Nothing else enters,
-    so a prompt that extends another has the same ends in the shared part, except for the shorter one's very end.
+    Batches have ``n_ubatch`` tokens at most. They also end where later prompts may part: always
+    where the assistant starts, at the first boundary and at the edges of images; at other
+    boundaries, and half a batch into the prompt, if batches have ``batch_cost`` tokens on average
+    then; in raw text at line ends that are a RAW_PART, ``batch_cost`` and a RAW_FILL of a batch
+    apart. A batch has at least ``min_batch`` tokens, next to an image one. Nothing else enters, so
+    a prompt that extends another has the same ends in the shared part, except for the shorter one's
+    very end.
     """
     n, boundaries, lines = len(prompt), prompt.boundaries, frozenset(prompt.line_ends)
     edges = {edge for picture in prompt.pictures for edge in (picture.start, picture.end) if edge}
@@ -70,11 +78,15 @@ def batch_ends(prompt: Prompt, n_ubatch: int, min_batch: int = MIN_BATCH, batch_
             continue
         while last + n_ubatch <= stop:
             last += n_ubatch
-            spare = max(spare + n_ubatch - batch_cost, -batch_cost)  # a lack is forgotten beyond one batch
+            spare = max(
+                spare + n_ubatch - batch_cost, -batch_cost
+            )  # a lack is forgotten beyond one batch
             ends.append(last)
         n_new = stop - last
         is_raw = stop in lines and n_new >= max(n_ubatch // RAW_FILL, batch_cost, last / RAW_PART)
-        pays = n_new >= min_batch and (is_raw or stop in sure or (stop not in lines and spare + n_new >= batch_cost))
+        pays = n_new >= min_batch and (
+            is_raw or stop in sure or (stop not in lines and spare + n_new >= batch_cost)
+        )
         if pays or (n_new > 0 and stop in edges):
             spare = max(spare + n_new - batch_cost, -batch_cost)
             last = stop
@@ -89,13 +101,17 @@ def last_end(ends: Sequence[int], limit: int) -> int:
 
 
 def inner_ends(prompt: Prompt, ends: Sequence[int]) -> list[int]:
-    """The batch ends at which a snapshot of ``prompt`` is of use: not at its very end, nor inside an image."""
+    """The batch ends at which a snapshot of ``prompt`` is of use: not at its very end, nor inside
+    an image.
+    """
     inner = list(ends[: bisect.bisect_left(ends, len(prompt))])
     return [end for end in inner if not prompt.is_inside(end)] if prompt.pictures else inner
 
 
 def last_common_end(a: Sequence[int], b: Sequence[int], limit: int) -> int:
-    """The deepest position at or before ``limit`` up to which both have the same batch ends, or 0."""
+    """The deepest position at or before ``limit`` up to which both have the same batch ends, or
+    0.
+    """
     n = min(bisect.bisect_right(a, limit), bisect.bisect_right(b, limit))
     if list(a[:n]) != list(b[:n]):  # which is seldom
         n = next(i for i in range(n) if a[i] != b[i])
@@ -104,18 +120,28 @@ def last_common_end(a: Sequence[int], b: Sequence[int], limit: int) -> int:
 
 def ends_within(ends: Sequence[int], first: int, last: int | None = None) -> tuple[int, ...]:
     """The batch ends in (first, last]."""
-    return tuple(ends[bisect.bisect_right(ends, first) : None if last is None else bisect.bisect_right(ends, last)])
+    return tuple(
+        ends[
+            bisect.bisect_right(ends, first) : None
+            if last is None
+            else bisect.bisect_right(ends, last)
+        ]
+    )
 
 
-def choose_cuts(prompt: Prompt, ends: Sequence[int], start: int, min_step: int, also: Sequence[int] = ()) -> list[int]:
+def choose_cuts(
+    prompt: Prompt, ends: Sequence[int], start: int, min_step: int, also: Sequence[int] = ()
+) -> list[int]:
     """The batch ends after ``start`` that deserve a snapshot, ascending: the last ends at or before
 
-    * the first boundary (the head: system message and tools) and the two last ones (the last message, the generation
-      header), or in raw text the last of its inner ends,
-    * the turn, the end of the last image, and the positions ``also`` (where another prompt was left, what the disk
-      gets),
-    * LADDER tokens before the end, twice, four times, ... as many, since a history changed there costs as much again,
-    * each multiple of ``min_step`` tokens without another cut shortly before it; 0 for none, RAW_STEP in raw text.
+    * the first boundary (the head: system message and tools) and the two last ones (the last
+      message, the generation header), or in raw text the last of its inner ends,
+    * the turn, the end of the last image, and the positions ``also`` (where another prompt was
+      left, what the disk gets),
+    * LADDER tokens before the end, twice, four times, ... as many, since a history changed there
+      costs as much again,
+    * each multiple of ``min_step`` tokens without another cut shortly before it; 0 for none,
+      RAW_STEP in raw text.
     """
     inner = inner_ends(prompt, ends)
     if not inner:
@@ -127,26 +153,39 @@ def choose_cuts(prompt: Prompt, ends: Sequence[int], start: int, min_step: int, 
     cuts = {last_end(inner, position) for position in (*wanted, *also, *rungs)} - {0}
     if min_step > 0:
         raw_step = min(min_step, RAW_STEP)
-        cuts |= _grid(inner, cuts, min_step) if boundaries else set(_spread(inner, cuts, start, raw_step))
+        cuts |= (
+            _grid(inner, cuts, min_step)
+            if boundaries
+            else set(_spread(inner, cuts, start, raw_step))
+        )
     return sorted(cut for cut in cuts if cut > start)
 
 
 def next_turn(prompt: Prompt, n_common: int) -> int:
-    """The token count at which a rewritten and continued version of ``prompt`` resumes; 0 if unknown."""
-    # A single message that shares ``n_common`` tokens with another prompt contains a conversation that grows inside.
+    """The token count at which a rewritten and continued version of ``prompt`` resumes; 0 if
+    unknown.
+    """
+    # A single message that shares ``n_common`` tokens with another prompt contains a conversation
+    # that grows inside.
     is_task = len(prompt.boundaries) == 1 and n_common >= MIN_SHARED
     return prompt.boundaries[0] - 1 if is_task else prompt.turn
 
 
 def _grid(inner: Sequence[int], cuts: Collection[int], step: int) -> set[int]:
-    """The last of ``inner`` at or before each multiple of ``step``, without one of ``cuts`` a quarter of that away."""
+    """The last of ``inner`` at or before each multiple of ``step``, without one of ``cuts`` a
+    quarter of that away.
+    """
     known = sorted(cuts)
     places = range(step, inner[-1] + 1, step)
-    return {last_end(inner, at) for at in places if at - last_end(known, at) > step // GRID_PARTS} - {0}
+    return {
+        last_end(inner, at) for at in places if at - last_end(known, at) > step // GRID_PARTS
+    } - {0}
 
 
 def _spread(inner: Sequence[int], cuts: Collection[int], start: int, step: int) -> Iterator[int]:
-    """Return the ends in ``inner`` that are at least ``step`` after ``start``, one of ``cuts``, or the last."""
+    """Return the ends in ``inner`` that are at least ``step`` after ``start``, one of ``cuts``, or
+    the last.
+    """
     last = start
     for end in inner:
         if end in cuts:
@@ -166,7 +205,13 @@ def _ladder(n: int) -> list[int]:
 
 
 def _rung(prompt: Prompt, position: int) -> int:
-    """The last boundary before ``position``, where histories change, or ``position`` if that is much closer."""
+    """The last boundary before ``position``, where histories change, or ``position`` if that is
+    much closer.
+    """
     at = bisect.bisect_right(prompt.boundaries, position)
     boundary = prompt.boundaries[at - 1] if at else 0
-    return boundary if boundary and 2 * (len(prompt) - boundary) <= 3 * (len(prompt) - position) else position
+    return (
+        boundary
+        if boundary and 2 * (len(prompt) - boundary) <= 3 * (len(prompt) - position)
+        else position
+    )

@@ -1,4 +1,6 @@
-"""The ports of the cache: facts of a request, a memory that holds sequences, and a store beyond RAM."""
+"""The ports of the cache: facts of a request, a memory that holds sequences, and a store beyond
+RAM.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,18 @@ from pyctl.cache.disk.readers import Reading, Reads
 from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.recent import RecentMatches, RecentPrompts
 from pyctl.cache.resume_points import ResumePoints
-from pyctl.cache.snapshot import Block, BlockBytes, HeldRows, Prefix, PromptMatch, Rows, Segment, Snapshot, Span, State
+from pyctl.cache.snapshot import (
+    Block,
+    BlockBytes,
+    HeldRows,
+    Prefix,
+    PromptMatch,
+    Rows,
+    Segment,
+    Snapshot,
+    Span,
+    State,
+)
 from pyctl.limit import limit
 from pyctl.prompt import Prompt
 
@@ -50,7 +63,9 @@ class CacheRequest(Protocol):
 
     @property
     def sees_texts(self) -> bool:
-        """Whether its client may learn the texts of other clients; else it resumes in whole blocks of tokens."""
+        """Whether its client may learn the texts of other clients; else it resumes in whole blocks
+        of tokens.
+        """
 
     @property
     def disk_policy(self) -> DiskPolicy | None:
@@ -85,11 +100,11 @@ class CacheOptions(Protocol):
 class MemoryShape:
     """Facts of a memory that do not change while its model is loaded.
 
-    A sequence may be saved at ``resume_points``, as it comes back to the same bits from there. ``sizes`` describe
-    saved blocks. With ``cut_anywhere`` a sequence goes on wherever it was cut; else it also needs the state there.
-    Without ``has_rows`` the state is everything: nothing of a sequence can stay when another state is loaded.
-    With ``can_hold`` the device holds rows for the cache, and with ``is_pool`` the rows of the one sequence have a
-    place each.
+    A sequence may be saved at ``resume_points``, as it comes back to the same bits from there.
+    ``sizes`` describe saved blocks. With ``cut_anywhere`` a sequence goes on wherever it was cut;
+    else it also needs the state there. Without ``has_rows`` the state is everything: nothing of a
+    sequence can stay when another state is loaded. With ``can_hold`` the device holds rows for the
+    cache, and with ``is_pool`` the rows of the one sequence have a place each.
     """
 
     resume_points: ResumePoints
@@ -100,24 +115,28 @@ class MemoryShape:
     is_pool: bool = False
 
     def kept(self, n: int) -> int:
-        """How many of the first ``n`` tokens of a sequence can stay where further rows or a state are loaded."""
+        """How many of the first ``n`` tokens of a sequence can stay where further rows or a state
+        are loaded.
+        """
         return n if self.has_rows else 0
 
 
 class SequenceMemory(Protocol):
     """Moves what sequences hold: rows, which can be cut anywhere, and the state at the end.
 
-    Rows and states have parts: the model's own, and a draft model's that follows it. Only drafts depend on the
-    latter: if they are empty, or another draft model's, it goes on without them, and nothing raises. Parts that the
-    model does not have are empty: the rows of one without rows, the state of one that needs none.
+    Rows and states have parts: the model's own, and a draft model's that follows it. Only drafts
+    depend on the latter: if they are empty, or another draft model's, it goes on without them, and
+    nothing raises. Parts that the model does not have are empty: the rows of one without rows, the
+    state of one that needs none.
 
-    Rows or a state that do not fit raise StateError before the sequence is changed, and OutOfCellsError where only the
-    room for them is missing.
+    Rows or a state that do not fit raise StateError before the sequence is changed, and
+    OutOfCellsError where only the room for them is missing.
 
-    Rows can be *held*: they stay on the device whatever becomes of their sequence, in cells that sequences do not see.
-    What needs such a cell has its rows moved to another one first, and is refused with OutOfCellsError if there is
-    none, so held rows are never lost by themselves. A cell that a sequence has and that is held counts once, as does
-    one that is held twice. In a pool nothing moves: a position has one cell, refused until the held row is released.
+    Rows can be *held*: they stay on the device whatever becomes of their sequence, in cells that
+    sequences do not see. What needs such a cell has its rows moved to another one first, and is
+    refused with OutOfCellsError if there is none, so held rows are never lost by themselves. A cell
+    that a sequence has and that is held counts once, as does one that is held twice. In a pool
+    nothing moves: a position has one cell, refused until the held row is released.
     """
 
     @property
@@ -125,23 +144,29 @@ class SequenceMemory(Protocol):
         """The capabilities of the memory."""
 
     def state_size(self, seq: int, ends: Sequence[int] = ()) -> int:
-        """Bytes of all parts of a state at the end of ``seq``. With ``ends``, ascending, at most what states there add
-        to those that are kept, together: of a window only rows that none has."""
+        """Bytes of all parts of a state at the end of ``seq``. With ``ends``, ascending, at most
+        what states there add to those that are kept, together: of a window only rows that none has.
+        """
 
     def save_rows(self, seq: int, first: int, last: int, *, hold: bool = False) -> Rows:
-        """All parts of rows [first, last) of ``seq``, the own ones as `hold` gives them if it is wanted.
+        """All parts of rows [first, last) of ``seq``, the own ones as `hold` gives them if it is
+        wanted.
 
-        The bytes are there after `synchronize`."""
+        The bytes are there after `synchronize`.
+        """
 
     def save_state(self, seq: int, n: int) -> State:
         """All parts of the state of ``seq``, which ends at ``n``. There after `synchronize`."""
 
-    def restore(self, seq: int, first: int, spans: Sequence[Span], state: State | None = None) -> None:
-        """Append rows to ``seq``, which ends at ``first``, and replace its state by ``state``, saved where they end.
+    def restore(
+        self, seq: int, first: int, spans: Sequence[Span], state: State | None = None
+    ) -> None:
+        """Append rows to ``seq``, which ends at ``first``, and replace its state by ``state``,
+        saved where they end.
 
-        Held rows that no other sequence has lie in the cells of this one afterwards, and take no further ones. Rows
-        that find no cells leave ``seq`` empty if there is a state. Rows without a state need it loaded next, unless
-        they are enough.
+        Held rows that no other sequence has lie in the cells of this one afterwards, and take no
+        further ones. Rows that find no cells leave ``seq`` empty if there is a state. Rows without
+        a state need it loaded next, unless they are enough.
         """
 
     def synchronize(self) -> None:
@@ -151,7 +176,9 @@ class SequenceMemory(Protocol):
         """Bytes of all saved blocks."""
 
     def hold(self, seq: int, first: int, last: int) -> HeldRows:
-        """Have rows [first, last) of ``seq``, which has them, stay on the device until `release`; else StateError."""
+        """Have rows [first, last) of ``seq``, which has them, stay on the device until `release`;
+        else StateError.
+        """
 
     def release(self, held: HeldRows) -> None:
         """Let held rows go; twice is harmless."""
@@ -160,45 +187,62 @@ class SequenceMemory(Protocol):
         """Let all held rows go: they belong to one cache, and another one starts."""
 
     def fetch(self, held: HeldRows, first: int, last: int) -> Block:
-        """A copy of held rows [first, last), there after `synchronize`; they may be released before that."""
+        """A copy of held rows [first, last), there after `synchronize`; they may be released before
+        that.
+        """
 
     def n_own(self, held: HeldRows, first: int, last: int) -> int:
-        """Cells of held rows [first, last) that neither a sequence nor other held rows have: what `release` frees."""
+        """Cells of held rows [first, last) that neither a sequence nor other held rows have: what
+        `release` frees.
+        """
 
     @property
     def n_held(self) -> int:
         """Cells that held rows alone take."""
 
     def rewind(self, seq: int, n: int) -> None:
-        """Drop rows from ``n`` on, at 0 as `clear`; unless rows are enough, it needs the state at ``n`` next."""
+        """Drop rows from ``n`` on, at 0 as `clear`; unless rows are enough, it needs the state at
+        ``n`` next.
+        """
 
     def rollback(self, seq: int, n: int) -> int:
-        """Take back what the last evaluation added to ``seq`` from ``n`` on, drafts only, and once only.
+        """Take back what the last evaluation added to ``seq`` from ``n`` on, drafts only, and once
+        only.
 
-        Returns how many tokens the sequence holds now: ``n``, or fewer when it had to go back to a mark. StateError
-        beyond what can be taken back; the sequence is empty then.
+        Returns how many tokens the sequence holds now: ``n``, or fewer when it had to go back to a
+        mark. StateError beyond what can be taken back; the sequence is empty then.
         """
 
     def clear(self, seq: int) -> None:
         """Drop everything ``seq`` holds."""
 
 
-# -- the store ---------------------------------------------------------------------------------------------------------
+# -- the store
+# ----------------------------------------------------------------------------------
 
 RowsOf: TypeAlias = Callable[[Sequence[Segment]], Sequence[Block]]
-"""The rows of segments that may lie on the device, in RAM; StateError, or MemoryError if it has no room for them."""
+"""The rows of segments that may lie on the device, in RAM; StateError, or MemoryError if it has no
+room for them.
+"""
 
 Writing: TypeAlias = Generator[Segment, None, int]
-"""Yields segments that need their rows next, and returns how many bytes it wrote; closing it removes them."""
+"""Yields segments that need their rows next, and returns how many bytes it wrote; closing it
+removes them.
+"""
 
 HandOver: TypeAlias = Callable[[], object]
-"""Has all bytes there that are to be written, and copies the segment that a job needs, now or soon."""
+"""Has all bytes there that are to be written, and copies the segment that a job needs, now or soon.
+"""
 
 AGAIN_SECONDS = 0.02
 """How soon to look again whether a segment is written, or RAM has room for one."""
 
 MAX_UNWRITTEN_BYTES = limit(
-    2**29, "evicted snapshots that wait to be written", "the least worth are dropped", "memory", "bytes"
+    2**29,
+    "evicted snapshots that wait to be written",
+    "the least worth are dropped",
+    "memory",
+    "bytes",
 )
 
 
@@ -216,8 +260,10 @@ class Written:
 
 @dataclass(frozen=True)
 class StoreView:
-    """Sums of the object store: snapshots and bytes of this model there, snapshots that this process
-    ``fetched`` and ``sent``, and whether the store is left alone after failures (``is_away``)."""
+    """Sums of the object store: snapshots and bytes of this model there, snapshots that this
+    process ``fetched`` and ``sent``, and whether the store is left alone after failures
+    (``is_away``).
+    """
 
     name: str
     in_use: int
@@ -229,10 +275,11 @@ class StoreView:
 
 @dataclass(frozen=True)
 class DiskView:
-    """Sums of the tier: lengths at which something is stored, bytes of the directory, its budget (-1: none), restores
-    that came from it, snapshots written by this process, files found damaged, snapshots that wait to be written, and
-    those that could not be. ``spilled`` are those written because they left RAM; ``given_up`` were not, for lack of
-    time. ``store`` is the object store's."""
+    """Sums of the tier: lengths at which something is stored, bytes of the directory, its budget
+    (-1: none), restores that came from it, snapshots written by this process, files found damaged,
+    snapshots that wait to be written, and those that could not be. ``spilled`` are those written
+    because they left RAM; ``given_up`` were not, for lack of time. ``store`` is the object store's.
+    """
 
     policy: str
     in_use: int
@@ -256,9 +303,9 @@ SHORT_DIGITS = 10
 class Entry:
     """A snapshot in the store. ``n_bytes`` are its state and the rows that no shallower one has.
 
-    Times are epoch seconds. ``name`` is the Prefix's, ``parent`` the name of the deepest shallower snapshot on
-    its chain, "" for none. ``label`` shows users its start and end. ``is_older``: made under older rules of
-    batch ends, of use to none.
+    Times are epoch seconds. ``name`` is the Prefix's, ``parent`` the name of the deepest shallower
+    snapshot on its chain, "" for none. ``label`` shows users its start and end. ``is_older``: made
+    under older rules of batch ends, of use to none.
     """
 
     fingerprint: str
@@ -281,7 +328,9 @@ class Entry:
 
 
 class WriteJobs(Protocol):
-    """Snapshots that wait to be written. ``on_wait`` is called, on any thread, when one waits for `serve`."""
+    """Snapshots that wait to be written. ``on_wait`` is called, on any thread, when one waits for
+    `serve`.
+    """
 
     on_wait: HandOver
 
@@ -290,21 +339,26 @@ class WriteJobs(Protocol):
         """Whether a job waits for `serve`."""
 
     def serve(self, rows_of: RowsOf) -> None:
-        """All bytes of evicted snapshots are there; have the rows that a job needs, if RAM has room."""
+        """All bytes of evicted snapshots are there; have the rows that a job needs, if RAM has
+        room.
+        """
 
     @property
     def is_moving(self) -> bool:
-        """Whether snapshots are written whose rows only the device has, and the store takes them."""
+        """Whether snapshots are written whose rows only the device has, and the store takes
+        them.
+        """
 
     def drop_least_worth(self) -> bool:
         """Lose the snapshot that is worth least of those that take RAM; False if there is none."""
 
 
 class Store(Protocol):
-    """Keeps snapshots beyond RAM, across restarts. The engine's thread calls it and never waits for the medium.
+    """Keeps snapshots beyond RAM, across restarts. The engine's thread calls it and never waits for
+    the medium.
 
-    ``policy`` serves requests that name none; ``recent`` are the prompts by which it chooses. The cache sets
-    ``costs`` to its own.
+    ``policy`` serves requests that name none; ``recent`` are the prompts by which it chooses. The
+    cache sets ``costs`` to its own.
     """
 
     policy: DiskPolicy
@@ -317,32 +371,48 @@ class Store(Protocol):
         """The snapshots that wait to be written."""
 
     def find(self, prompt: PromptMatch, limit: int) -> list[Prefix]:
-        """The prefixes of ``prompt`` of ``limit`` tokens at most that are stored, the deepest first."""
+        """The prefixes of ``prompt`` of ``limit`` tokens at most that are stored, the deepest
+        first.
+        """
 
     def open(
-        self, prefix: Prefix, prompt: PromptMatch, base: Snapshot | None, max_bytes: int | None = None
+        self,
+        prefix: Prefix,
+        prompt: PromptMatch,
+        base: Snapshot | None,
+        max_bytes: int | None = None,
     ) -> Reading[Arrival | None]:
-        """Start to read ``prefix`` without the rows of ``base``; None if it is gone. Of more than ``max_bytes`` the
-        rest comes when the first has left RAM."""
+        """Start to read ``prefix`` without the rows of ``base``; None if it is gone. Of more than
+        ``max_bytes`` the rest comes when the first has left RAM.
+        """
 
     def far(self, prompt: PromptMatch, limit: int) -> list[tuple[Prefix, float]]:
-        """The prefixes of ``prompt`` of ``limit`` tokens at most that could be fetched to where `find` finds them, and
-        how many seconds that takes."""
+        """The prefixes of ``prompt`` of ``limit`` tokens at most that could be fetched to where
+        `find` finds them, and how many seconds that takes.
+        """
 
     def fetch(self, prefix: Prefix) -> Reads | None:
         """Start to fetch ``prefix``; None if that cannot be now."""
 
-    def select(self, matches: RecentMatches, start: int, policy: DiskPolicy | None = None) -> tuple[int, ...]:
-        """The prefix lengths past ``start`` that belong in the store, of a prompt that was compared with `recent`."""
+    def select(
+        self, matches: RecentMatches, start: int, policy: DiskPolicy | None = None
+    ) -> tuple[int, ...]:
+        """The prefix lengths past ``start`` that belong in the store, of a prompt that was compared
+        with `recent`.
+        """
 
     def should_store(self, snapshot: Snapshot) -> bool:
         """Whether the store may have it and does not."""
 
     def write(self, snapshot: Snapshot, *, is_last: bool = False) -> None:
-        """Queue a ``snapshot`` of the cache if it is wanted, the last one however short; its bytes in RAM are there."""
+        """Queue a ``snapshot`` of the cache if it is wanted, the last one however short; its bytes
+        in RAM are there.
+        """
 
     def evict(self, snapshot: Snapshot, worth: float, rows_of: RowsOf) -> None:
-        """The cache is about to drop ``snapshot``, which saves ``worth`` seconds: keep the part of it to be written."""
+        """The cache is about to drop ``snapshot``, which saves ``worth`` seconds: keep the part of
+        it to be written.
+        """
 
     def stored(self, prefix: Prefix) -> bool:
         """Whether the state of ``prefix`` is in the store."""
@@ -361,13 +431,17 @@ class Store(Protocol):
         """The snapshots of this model, the last used first. Any thread; waits for the medium."""
 
     def remove(self, name: str) -> bool:
-        """Remove the snapshot called ``name``, also from the queue; False if there is none. Any thread; waits."""
+        """Remove the snapshot called ``name``, also from the queue; False if there is none. Any
+        thread; waits.
+        """
 
     def view(self) -> DiskView:
         """Sums of the store."""
 
     def flush(self, timeout: float) -> bool:
-        """Wait until the queue is written, ``timeout`` seconds at most; False if something is left."""
+        """Wait until the queue is written, ``timeout`` seconds at most; False if something is
+        left.
+        """
 
     def close(self, hand_over: HandOver = lambda: None) -> bool:
         """Write the queue, within ``close_seconds``; False if something is not written."""

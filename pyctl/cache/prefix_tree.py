@@ -14,14 +14,16 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(eq=False)
 class TreeNode(Generic[K]):
-    """The snapshot called ``key``: ``n`` tokens, the last of them in ``segment``, used ``hits`` times.
+    """The snapshot called ``key``: ``n`` tokens, the last of them in ``segment``, used ``hits``
+    times.
 
-    ``used`` is when it was used last, in units of any one clock. ``parent`` is the deepest shallower snapshot on its
-    chain, where its prompts would resume without it. ``seen`` and ``reach`` are when it or a deeper one that has left
-    was used last, and how deep that one was, ``opening`` how many tokens come before the first reply there, 0 if
-    unknown; ``newest``, ``end`` and ``begun``, the policy's, the same with all that are there, and ``has_turn``
-    whether one of these that is deeper ``is_turn`` (`Prompt.turn`). ``likely`` is how many prompts the policy expects
-    to resume there.
+    ``used`` is when it was used last, in units of any one clock. ``parent`` is the deepest
+    shallower snapshot on its chain, where its prompts would resume without it. ``seen`` and
+    ``reach`` are when it or a deeper one that has left was used last, and how deep that one was,
+    ``opening`` how many tokens come before the first reply there, 0 if unknown; ``newest``, ``end``
+    and ``begun``, the policy's, the same with all that are there, and ``has_turn`` whether one of
+    these that is deeper ``is_turn`` (`Prompt.turn`). ``likely`` is how many prompts the policy
+    expects to resume there.
     """
 
     key: K
@@ -44,7 +46,9 @@ class TreeNode(Generic[K]):
 
 @dataclass(eq=False)
 class _Link:
-    """Where a segment hangs: on ``parent`` up to ``last``; ``n_on`` snapshots end in it or segments depend on it."""
+    """Where a segment hangs: on ``parent`` up to ``last``; ``n_on`` snapshots end in it or segments
+    depend on it.
+    """
 
     parent: Any
     last: int
@@ -55,8 +59,9 @@ class _Link:
 class PrefixTree(Generic[K]):
     """The tree of snapshots by continuation, updated as snapshots come and go.
 
-    A snapshot lies on a chain of segments, each with the position up to which it counts. It stems from a shallower one
-    when it shares all of that one's rows. Adding and removing cost as much as there are segments to the next snapshot.
+    A snapshot lies on a chain of segments, each with the position up to which it counts. It stems
+    from a shallower one when it shares all of that one's rows. Adding and removing cost as much as
+    there are segments to the next snapshot.
     """
 
     def __init__(self) -> None:
@@ -64,7 +69,9 @@ class PrefixTree(Generic[K]):
         self._roots: set[TreeNode[K]] = set()
         self._ending_in: defaultdict[Any, set[TreeNode[K]]] = defaultdict(set)
         self._links: dict[Any, _Link] = {}
-        self.changed: set[TreeNode[K]] = set()  # those that came or got other neighbours since this was emptied
+        self.changed: set[TreeNode[K]] = (
+            set()
+        )  # those that came or got other neighbours since this was emptied
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -82,14 +89,20 @@ class PrefixTree(Generic[K]):
         """Whether this very node is still here."""
         return self._nodes.get(node.key) is node
 
-    def add(self, key: K, n: int, chain: Iterable[tuple[Any, int]], used: float, hits: int = 0) -> TreeNode[K]:
-        """Enter a snapshot of ``n`` tokens; ``chain`` yields its segments, the deepest first, as far as is new."""
+    def add(
+        self, key: K, n: int, chain: Iterable[tuple[Any, int]], used: float, hits: int = 0
+    ) -> TreeNode[K]:
+        """Enter a snapshot of ``n`` tokens; ``chain`` yields its segments, the deepest first, as
+        far as is new.
+        """
         deepest = self._link(chain)
         node = TreeNode(key, n, deepest, used, hits)
         node.parent = parent = self._below(node)
         siblings = self._children_of(parent)
         if self._links[deepest].n_on:
-            node.children = {other for other in siblings if other.n > n and self._passes(other, deepest, n)}
+            node.children = {
+                other for other in siblings if other.n > n and self._passes(other, deepest, n)
+            }
         for child in node.children:
             child.parent = node
         siblings -= node.children
@@ -116,7 +129,11 @@ class PrefixTree(Generic[K]):
         for child in node.children:
             child.parent = node.parent
         if node.parent is not None and node.seen >= node.parent.seen:
-            node.parent.seen, node.parent.reach, node.parent.opening = node.seen, node.reach, node.opening
+            node.parent.seen, node.parent.reach, node.parent.opening = (
+                node.seen,
+                node.reach,
+                node.opening,
+            )
         self.changed.discard(node)
         self.changed |= node.children if node.parent is None else {node.parent, *node.children}
         ending = self._ending_in[node.segment]
@@ -149,7 +166,9 @@ class PrefixTree(Generic[K]):
         return found
 
     def likely(self) -> dict[Any, float]:
-        """For each segment, how many prompts are expected at the snapshots that need it, all together."""
+        """For each segment, how many prompts are expected at the snapshots that need it, all
+        together.
+        """
         sums = dict.fromkeys(self._links, 0.0)
         for segment, nodes in self._ending_in.items():
             sums[segment] = sum(node.likely for node in nodes)
@@ -202,7 +221,11 @@ class PrefixTree(Generic[K]):
     def _below(self, node: TreeNode[K]) -> TreeNode[K] | None:
         segment, last = node.segment, node.n
         while segment is not None:
-            found = [other for other in self._ending_in.get(segment, ()) if other.n <= last and other.n < node.n]
+            found = [
+                other
+                for other in self._ending_in.get(segment, ())
+                if other.n <= last and other.n < node.n
+            ]
             if found:
                 return max(found, key=lambda other: other.n)
             link = self._links[segment]

@@ -33,19 +33,25 @@ MAX_ENDS = limit(8, "prompt ends", "the least recently used are evicted", "memor
 
 
 class RamCache:
-    """Up to ``n_slots`` snapshots (0: as many as there is room for) within ``budget`` bytes (None: no limit).
+    """Up to ``n_slots`` snapshots (0: as many as there is room for) within ``budget`` bytes (None:
+    no limit).
 
-    A prefix has one snapshot at most, which holds exactly that. One that is `locked` or pinned is never evicted; the
-    policy chooses among the others. What would not fit with these, with all rows that it builds on, is refused before
-    anything goes. Rows that the device holds take no bytes here, but rows that have to stay count as if they did, so
-    that they can come. Several caches may have one budget, ``shared``. Not thread-safe: the engine's thread owns it.
+    A prefix has one snapshot at most, which holds exactly that. One that is `locked` or pinned is
+    never evicted; the policy chooses among the others. What would not fit with these, with all rows
+    that it builds on, is refused before anything goes. Rows that the device holds take no bytes
+    here, but rows that have to stay count as if they did, so that they can come. Several caches may
+    have one budget, ``shared``. Not thread-safe: the engine's thread owns it.
 
-    ``on_evict``, which may not change the cache, is called with a snapshot that is evicted, all its rows
-    still there, and the seconds that it could be expected to save.
+    ``on_evict``, which may not change the cache, is called with a snapshot that is evicted, all its
+    rows still there, and the seconds that it could be expected to save.
     """
 
     def __init__(
-        self, n_slots: int, budget: int | None, costs: Costs | None = None, shared: RamBudget | None = None
+        self,
+        n_slots: int,
+        budget: int | None,
+        costs: Costs | None = None,
+        shared: RamBudget | None = None,
     ) -> None:
         self.n_slots = n_slots
         self.budget = budget
@@ -56,7 +62,9 @@ class RamCache:
         self.n_evicted = self.n_refused = self.n_lost = 0
         self.tree: PrefixTree[Snapshot] = PrefixTree()
         self.turn = 0
-        self.policy = CostAwareEviction(self.tree, self.pool.n_freed, lambda: self.turn, self.costs, half=HALF_TURNS)
+        self.policy = CostAwareEviction(
+            self.tree, self.pool.n_freed, lambda: self.turn, self.costs, half=HALF_TURNS
+        )
         self.pinned: set[Snapshot] = set()
         self.retained: list[Snapshot] = []
         self.locks: Counter[Snapshot] = Counter()
@@ -83,7 +91,8 @@ class RamCache:
         """All segments that some snapshot needs, published or kept."""
         return list(self.pool)
 
-    # -- lookup ------------------------------------------------------------------------------------------------------
+    # -- lookup
+    # ----------------------------------------------------------------------------------
 
     def next_turn(self) -> None:
         """Another request starts: the policy's clock counts these."""
@@ -91,7 +100,9 @@ class RamCache:
 
     def lookup(self, prompt: PromptMatch, limit: int) -> list[Snapshot]:
         """Snapshots that hold a prefix of ``prompt`` of at most ``limit`` tokens, deepest first."""
-        found = self.tree.matching(lambda snapshot: snapshot.n <= limit and prompt.shared(snapshot) == snapshot.n)
+        found = self.tree.matching(
+            lambda snapshot: snapshot.n <= limit and prompt.shared(snapshot) == snapshot.n
+        )
         return sorted(found, key=lambda snapshot: -snapshot.n)
 
     def overlap(self, prompt: PromptMatch) -> tuple[Snapshot | None, int]:
@@ -119,11 +130,14 @@ class RamCache:
         if (kept := self.get(snapshot.prefix)) is not None:
             self.tree.touch(kept, self.turn)
 
-    # -- change ------------------------------------------------------------------------------------------------------
+    # -- change
+    # ----------------------------------------------------------------------------------
 
     @contextmanager
     def locked(self, *snapshots: Snapshot) -> Iterator[None]:
-        """Evict none of ``snapshots`` meanwhile; one may be locked several times, also if it is no entry."""
+        """Evict none of ``snapshots`` meanwhile; one may be locked several times, also if it is no
+        entry.
+        """
         self.locks.update(snapshots)
         try:
             yield
@@ -134,15 +148,23 @@ class RamCache:
                     del self.locks[snapshot]
 
     def may_add(
-        self, prefix: Prefix, n_bytes: int, segment: Segment | None = None, blocks: Collection[Block] = ()
+        self,
+        prefix: Prefix,
+        n_bytes: int,
+        segment: Segment | None = None,
+        blocks: Collection[Block] = (),
     ) -> bool:
-        """Whether there would be room for a snapshot of ``prefix``: ``n_bytes`` besides the rows of ``segment`` and the
-        ``blocks`` of a window. Nothing leaves before `add`.
+        """Whether there would be room for a snapshot of ``prefix``: ``n_bytes`` besides the rows of
+        ``segment`` and the ``blocks`` of a window. Nothing leaves before `add`.
 
-        False when the prefix is here already, or the budget or the number of snapshots leaves no room for it beyond
-        snapshots that stay.
+        False when the prefix is here already, or the budget or the number of snapshots leaves no
+        room for it beyond snapshots that stay.
         """
-        if not self.enabled or prefix in self._snapshots or not self._fits(prefix, n_bytes, segment, blocks):
+        if (
+            not self.enabled
+            or prefix in self._snapshots
+            or not self._fits(prefix, n_bytes, segment, blocks)
+        ):
             return False
         return self._n_places > 0 or self.policy.victim(self._may_go, per_byte=False) is not None
 
@@ -157,7 +179,10 @@ class RamCache:
         if not self.may_add(snapshot.prefix, state.own_bytes, snapshot.segment, state.shared):
             return False
         self.pool.retain(snapshot)
-        if self._n_places <= 0 and (victim := self.policy.victim(self._may_go, per_byte=False)) is not None:
+        if (
+            self._n_places <= 0
+            and (victim := self.policy.victim(self._may_go, per_byte=False)) is not None
+        ):
             self._evict(victim)
         self._snapshots[snapshot.prefix] = snapshot
         turn = snapshot.facts.turn
@@ -181,7 +206,9 @@ class RamCache:
         self.ends.drop(snapshot)
 
     def retain(self, snapshot: Snapshot) -> None:
-        """Keep the bytes of ``snapshot`` until `release`, if need be beyond the budget; no lookup finds it."""
+        """Keep the bytes of ``snapshot`` until `release`, if need be beyond the budget; no lookup
+        finds it.
+        """
         self.pool.retain(snapshot)
         self.retained.append(snapshot)
         self._shrink()
@@ -202,24 +229,34 @@ class RamCache:
     def pin(self, name: str, pinned: bool) -> bool:
         """Lock the snapshot of the prefix called ``name`` until it is unpinned, or unpin it.
 
-        False if there is none, or if the budget has no room for all of it and what else has to stay.
+        False if there is none, or if the budget has no room for all of it and what else has to
+        stay.
         """
         for snapshot in self.snapshots():
             if snapshot.prefix.name == name:
                 needed = self.pool.n_needed([snapshot, *self._fixed()])
-                if pinned and self.budget is not None and needed > self.budget - self.shared.fixed_by_others(self):
+                if (
+                    pinned
+                    and self.budget is not None
+                    and needed > self.budget - self.shared.fixed_by_others(self)
+                ):
                     return False
                 (self.pinned.add if pinned else self.pinned.discard)(snapshot)
                 return True
         return False
 
-    # -- rows that the device holds ----------------------------------------------------------------------------------
+    # -- rows that the device holds
+    # ----------------------------------------------------------------------------------
 
-    def make_room_for_rows(self, segment: Segment, n_bytes: int, *, only_if_free: bool = False) -> bool:
-        """Evict snapshots of lower worth until the rows of ``segment``, ``n_bytes``, which only the device has, fit.
+    def make_room_for_rows(
+        self, segment: Segment, n_bytes: int, *, only_if_free: bool = False
+    ) -> bool:
+        """Evict snapshots of lower worth until the rows of ``segment``, ``n_bytes``, which only the
+        device has, fit.
 
-        Returns False, evicting nothing, if the victims are worth more than all that is lost without these rows, and
-        with ``only_if_free`` if there are any. Pinned and retained rows fit, if need be beyond the budget.
+        Returns False, evicting nothing, if the victims are worth more than all that is lost without
+        these rows, and with ``only_if_free`` if there are any. Pinned and retained rows fit, if
+        need be beyond the budget.
         """
         if segment not in self.pool:
             return False
@@ -253,8 +290,9 @@ class RamCache:
     def device_eviction_order(self, n_freed: Callable[[Segment], int]) -> Iterator[Segment]:
         """The segments that the device may evict, by the prompts expected to resume there.
 
-        Those that RAM also has come first: they lose least. ``n_freed`` is how many cells become free now; none of 0
-        comes. What locked snapshots need leaves only if RAM has it, and after what others need.
+        Those that RAM also has come first: they lose least. ``n_freed`` is how many cells become
+        free now; none of 0 comes. What locked snapshots need leaves only if RAM has it, and after
+        what others need.
         """
         staying, likely = needed_by(self.locks), self.likely()
         ranked = [
@@ -269,16 +307,21 @@ class RamCache:
                 yield segment
 
     def only_held(self) -> list[Segment]:
-        """The segments whose rows only the device has; those first on which the most prompts are expected to resume."""
+        """The segments whose rows only the device has; those first on which the most prompts are
+        expected to resume.
+        """
         likely = self.likely()
         only = [segment for segment in self.pool if segment.only_held_bytes]
         return sorted(only, key=lambda segment: likely.get(segment, math.inf), reverse=True)
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    # -- inside
+    # ----------------------------------------------------------------------------------
 
     @property
     def _n_places(self) -> float:
-        """How many more snapshots may come before one has to leave, whatever they take; infinite without `n_slots`."""
+        """How many more snapshots may come before one has to leave, whatever they take; infinite
+        without `n_slots`.
+        """
         return (self.n_slots or math.inf) - len(self._snapshots)
 
     def _may_go(self, snapshot: Snapshot) -> bool:
@@ -291,9 +334,12 @@ class RamCache:
         """Snapshots whose rows stay in RAM, if need be beyond the budget."""
         return [*self.pinned, *self.retained]
 
-    def _fits(self, prefix: Prefix, n_bytes: int, segment: Segment | None, blocks: Collection[Block] = ()) -> bool:
-        """Whether ``n_bytes`` fit into the budget with ``segment``, those before it, ``blocks`` of a window, and all
-        that has to stay."""
+    def _fits(
+        self, prefix: Prefix, n_bytes: int, segment: Segment | None, blocks: Collection[Block] = ()
+    ) -> bool:
+        """Whether ``n_bytes`` fit into the budget with ``segment``, those before it, ``blocks`` of
+        a window, and all that has to stay.
+        """
         if self.budget is None:
             return True
         fixed = self._fixed()
@@ -310,7 +356,8 @@ class RamCache:
         if time.monotonic() >= self._quiet_until:
             self._quiet_until = time.monotonic() + QUIET_SECONDS
             log.warning(
-                "no snapshot at %d tokens: with its parents and all locked snapshots it needs %.1f MiB, "
+                "no snapshot at %d tokens: with its parents and all locked snapshots it needs "
+                "%.1f MiB, "
                 "--cache-ram is %.1f MiB; shorter prefixes stay cached",
                 *(prefix.n, n_bytes / 2**20, self.budget / 2**20),
             )
@@ -327,11 +374,15 @@ class RamCache:
     def _room(self, n_bytes: int = 0) -> float:
         """Bytes that would be left of the budget, less than none if it is exceeded."""
         return (
-            math.inf if self.budget is None else self.budget - self.n_bytes - self.shared.used_by_others(self) - n_bytes
+            math.inf
+            if self.budget is None
+            else self.budget - self.n_bytes - self.shared.used_by_others(self) - n_bytes
         )
 
     def _shrink(self, n_bytes: int = 0) -> None:
-        """Have room for ``n_bytes``, as far as anything may go: first prompt ends and copies of what the device has."""
+        """Have room for ``n_bytes``, as far as anything may go: first prompt ends and copies of
+        what the device has.
+        """
         self.ends.fit(n_bytes)
         if self._room(n_bytes) >= 0:
             return
@@ -351,8 +402,9 @@ class RamCache:
             self._evict(victim)
 
     def evict_bytes(self, n_bytes: int, worth: float) -> bool:
-        """Evict snapshots of less ``worth`` per byte until ``n_bytes`` are free, for another cache of the same budget;
-        whether any left. Ends of prompts go first."""
+        """Evict snapshots of less ``worth`` per byte until ``n_bytes`` are free, for another cache
+        of the same budget; whether any left. Ends of prompts go first.
+        """
         before, minimum = self.n_bytes, self.n_bytes - n_bytes
         self.turn = self.shared.turn
         for end in list(self.ends):
@@ -366,7 +418,8 @@ class RamCache:
         return self.n_bytes < before
 
     def _deserves(self, segment: Segment, n_bytes: float) -> bool:
-        """Whether the victims for ``n_bytes`` of ``segment`` are worth less than all that needs these rows.
+        """Whether the victims for ``n_bytes`` of ``segment`` are worth less than all that needs
+        these rows.
 
         All copies have been shed by then.
         """
@@ -382,7 +435,9 @@ class RamCache:
         return n_bytes <= 0 and lost > 0
 
     def likely(self) -> dict[Segment, float]:
-        """How many prompts to expect that resume on the rows of each segment; once for each turn."""
+        """How many prompts to expect that resume on the rows of each segment; once for each
+        turn.
+        """
         if self._likely[0] != self.turn:
             ends = {segment: 0.0 for end in self.ends for segment in end.chain}
             self._likely = self.turn, {**ends, **self.policy.likely()}
@@ -401,10 +456,11 @@ class RamCache:
 
 
 class PromptEnds:
-    """Snapshots at the very ends of prompts, with states and the outputs there, for equal prompts and longer raw ones.
+    """Snapshots at the very ends of prompts, with states and the outputs there, for equal prompts
+    and longer raw ones.
 
-    Conversations continue elsewhere, so these are the first that ``cache`` evicts, the least recently used before
-    others; none that is locked.
+    Conversations continue elsewhere, so these are the first that ``cache`` evicts, the least
+    recently used before others; none that is locked.
     """
 
     def __init__(self, cache: RamCache) -> None:
@@ -436,11 +492,14 @@ class PromptEnds:
         return [end for end in self if segment in end.chain]
 
     def may_add(self, n_bytes: int, *, is_wanted: bool) -> bool:
-        """Whether one that adds ``n_bytes`` can stay. Unless it ``is_wanted``, it evicts only its own kind."""
+        """Whether one that adds ``n_bytes`` can stay. Unless it ``is_wanted``, it evicts only its
+        own kind.
+        """
         return self._n_places > 0 and (is_wanted or self._cache._room(n_bytes) + self.n_bytes >= 0)
 
     def add(self, snapshot: Snapshot, *, is_wanted: bool) -> bool:
-        """Keep one, locked by the caller, instead of an older one of its prompt; False if there is no room for it.
+        """Keep one, locked by the caller, instead of an older one of its prompt; False if there is
+        no room for it.
 
         ValueError if it builds on rows that were dropped.
         """
@@ -465,7 +524,9 @@ class PromptEnds:
             self._cache.pool.release(snapshot)
 
     def fit(self, n_bytes: int = 0) -> None:
-        """Have as many leave, none that is locked, as places and ``n_bytes`` more make necessary."""
+        """Have as many leave, none that is locked, as places and ``n_bytes`` more make
+        necessary.
+        """
         for end in list(self):
             if self._cache._room(n_bytes) >= 0 and len(self) <= self._n_places:
                 return
@@ -475,7 +536,9 @@ class PromptEnds:
     def lose_from(self, snapshot: Snapshot) -> None:
         """Give up outputs of prompts that start with what ``snapshot`` holds."""
         for end in list(self):
-            if any(each is snapshot.segment and last >= snapshot.n for each, last in end.chain.items()):
+            if any(
+                each is snapshot.segment and last >= snapshot.n for each, last in end.chain.items()
+            ):
                 self.drop(end)
 
     def clear(self) -> None:

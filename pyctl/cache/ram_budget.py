@@ -17,21 +17,24 @@ class EvictableCache(Protocol):
 
     @property
     def n_fixed(self) -> int:
-        """Bytes that it cannot evict: all of them while its model is loaded, else the pinned snapshots'."""
+        """Bytes that it cannot evict: all of them while its model is loaded, else the pinned
+        snapshots'.
+        """
 
     def evict_bytes(self, n_bytes: int, worth: float) -> bool:
-        """Evict snapshots below ``worth``, seconds per byte, until ``n_bytes`` are free; whether any was evicted.
+        """Evict snapshots below ``worth``, seconds per byte, until ``n_bytes`` are free; whether
+        any was evicted.
 
-        Waits for the engine of an unloaded model, which is idle. The engine of a loaded model may wait for this caller,
-        so it evicts later, and the result is False.
+        Waits for the engine of an unloaded model, which is idle. The engine of a loaded model may
+        wait for this caller, so it evicts later, and the result is False.
         """
 
 
 class RamBudget:
     """``n_bytes`` for the snapshots of several caches together, None for no limit. Thread-safe.
 
-    Requests of all models are the units of one clock, so that worth compares across models. A cache that needs room
-    evicts the least worth per byte over its own snapshots and unloaded models'.
+    Requests of all models are the units of one clock, so that worth compares across models. A cache
+    that needs room evicts the least worth per byte over its own snapshots and unloaded models'.
     """
 
     def __init__(self, n_bytes: int | None) -> None:
@@ -65,7 +68,9 @@ class RamBudget:
         return sum(each.n_fixed for each in self._others(cache))
 
     def take(self, cache: object, n_bytes: int, worth: float) -> bool:
-        """Evict ``n_bytes`` below ``worth``, seconds per byte, of other caches, largest first; whether any went."""
+        """Evict ``n_bytes`` below ``worth``, seconds per byte, of other caches, largest first;
+        whether any went.
+        """
         others = sorted(self._others(cache), key=lambda each: -each.n_bytes)
         return any(each.evict_bytes(n_bytes, worth) for each in others if each.n_bytes)
 

@@ -17,9 +17,11 @@ __all__ = ["Nearest", "Recent", "RecentMatches", "RecentPrompts", "last_boundary
 
 @dataclass(frozen=True, eq=False)
 class Recent:
-    """A prompt of late. It left the one nearest to it ``left`` boundaries before that one's end; 0 is unknown.
+    """A prompt of late. It left the one nearest to it ``left`` boundaries before that one's end; 0
+    is unknown.
 
-    Without ``for_disk`` its request wanted nothing on disk: it is never saved, and no policy compares with it.
+    Without ``for_disk`` its request wanted nothing on disk: it is never saved, and no policy
+    compares with it.
     """
 
     prompt: Prompt
@@ -29,7 +31,8 @@ class Recent:
 
 @dataclass(frozen=True)
 class Nearest:
-    """The prompt of late that shares the most with a new one: ``common`` tokens, ``safe`` aligned to a boundary.
+    """The prompt of late that shares the most with a new one: ``common`` tokens, ``safe`` aligned
+    to a boundary.
 
     ``left`` is how many boundaries before its end the new one leaves it, 0 if it has none to count.
     """
@@ -47,7 +50,9 @@ class Nearest:
 
 @dataclass(frozen=True)
 class RecentMatches:
-    """``prompt`` against each of ``recent``, newest first: how many leading tokens it shares with it."""
+    """``prompt`` against each of ``recent``, newest first: how many leading tokens it shares with
+    it.
+    """
 
     prompt: Prompt
     recent: Sequence[Recent] = ()
@@ -57,7 +62,10 @@ class RecentMatches:
     def has_whole(self) -> bool:
         """Whether an equal prompt came before."""
         n = len(self.prompt)
-        return any(n == n_shared == len(each.prompt) for each, n_shared in zip(self.recent, self.shared, strict=True))
+        return any(
+            n == n_shared == len(each.prompt)
+            for each, n_shared in zip(self.recent, self.shared, strict=True)
+        )
 
     def nearest(self, window: int | None = None, for_disk: bool = False) -> Nearest | None:
         """The one that shares the most, the newest of equals; None if nothing is shared.
@@ -67,13 +75,19 @@ class RecentMatches:
         pairs = zip(self.recent, self.shared, strict=True)
         best: Recent | None = None
         common = 0
-        for recent, n in islice((pair for pair in pairs if pair[0].for_disk or not for_disk), window):
+        for recent, n in islice(
+            (pair for pair in pairs if pair[0].for_disk or not for_disk), window
+        ):
             if n > common:
                 best, common = recent, n
         if best is None:
             return None
         safe, boundaries = last_boundary(self.prompt, common), best.prompt.boundaries
-        left = len(boundaries) - bisect.bisect_left(boundaries, safe) if boundaries else int(common == len(best.prompt))
+        left = (
+            len(boundaries) - bisect.bisect_left(boundaries, safe)
+            if boundaries
+            else int(common == len(best.prompt))
+        )
         return Nearest(best, common, safe, left)
 
 
@@ -89,17 +103,20 @@ _BOUNDARY_BYTES = 36
 """Bytes of a number in a tuple."""
 
 _ENTRY_BYTES = 1500
-"""Approximate bytes of the containers around a prompt, and of its part in the table of shared tokens."""
+"""Approximate bytes of the containers around a prompt, and of its part in the table of shared
+tokens.
+"""
 
 _MAX_TOKENS = limit(2**22, "tokens of recent prompts", "the oldest are forgotten", "memory")
 
 
 class RecentPrompts:
-    """The newest prompts: at most ``capacity`` of them and ``max_tokens`` tokens in all (4 bytes each).
+    """The newest prompts: at most ``capacity`` of them and ``max_tokens`` tokens in all (4 bytes
+    each).
 
-    A prompt replaces the older one that it continues, so a window of N covers N conversations, not N turns of one. One
-    thread changes the list; any thread may read `newest_first`, which is immutable. ``listener`` is called with the
-    tokens of each added prompt.
+    A prompt replaces the older one that it continues, so a window of N covers N conversations, not
+    N turns of one. One thread changes the list; any thread may read `newest_first`, which is
+    immutable. ``listener`` is called with the tokens of each added prompt.
     """
 
     def __init__(self, capacity: int = 256, max_tokens: int = _MAX_TOKENS) -> None:
@@ -107,7 +124,8 @@ class RecentPrompts:
         self._max_tokens = max_tokens
         self.listener: Callable[[Tokens], None] | None = None
         self._recent: tuple[Recent, ...] = ()
-        # What newer prompts share with older ones is known since they came; most comparisons follow from it.
+        # What newer prompts share with older ones is known since they came; most comparisons follow
+        # from it.
         self._all_places = frozenset(range(capacity + 1))
         self._places: tuple[int, ...] = ()
         self._shared = np.zeros((capacity + 1, capacity + 1), np.int32)
@@ -119,7 +137,10 @@ class RecentPrompts:
     def n_bytes(self) -> int:
         """Approximate bytes of all remembered prompts."""
         prompts = [recent.prompt for recent in self._recent]
-        return sum(prompt.tokens.nbytes + _BOUNDARY_BYTES * len(prompt.boundaries) + _ENTRY_BYTES for prompt in prompts)
+        return sum(
+            prompt.tokens.nbytes + _BOUNDARY_BYTES * len(prompt.boundaries) + _ENTRY_BYTES
+            for prompt in prompts
+        )
 
     def newest_first(self) -> tuple[Recent, ...]:
         """Every prompt that is remembered."""
@@ -130,7 +151,8 @@ class RecentPrompts:
         shared: list[int] = []
         maximum, row = -1, [0]
         for place, recent in zip(self._places, self._recent, strict=True):
-            # The best so far has ``maximum`` in common with the prompt. Prompts that differ from it earlier are known.
+            # The best so far has ``maximum`` in common with the prompt. Prompts that differ from it
+            # earlier are known.
             if maximum >= 0 and row[place] != maximum:
                 shared.append(min(row[place], maximum))
                 continue
@@ -141,7 +163,12 @@ class RecentPrompts:
         return RecentMatches(prompt, self._recent, shared)
 
     def add(
-        self, prompt: Prompt, matches: RecentMatches | None = None, for_disk: bool = True, *, is_heard: bool = True
+        self,
+        prompt: Prompt,
+        matches: RecentMatches | None = None,
+        for_disk: bool = True,
+        *,
+        is_heard: bool = True,
     ) -> None:
         """Remember ``prompt`` as the newest; ``listener`` gets it if it ``is_heard``.
 
@@ -185,7 +212,10 @@ class RecentPrompts:
             if n_tokens > self._max_tokens or len(kept) == self._capacity:
                 break
             kept.append((one, place))
-        self._recent, self._places = tuple(one for one, _ in kept), tuple(place for _, place in kept)
+        self._recent, self._places = (
+            tuple(one for one, _ in kept),
+            tuple(place for _, place in kept),
+        )
 
 
 def _common_from(n: int, a: Tokens, b: Tokens) -> int:

@@ -53,15 +53,18 @@ MakeRoom: TypeAlias = Callable[[int, int], bool]
 """Frees that many cells; so many of them may be where held rows lie already."""
 
 SAME_SECONDS = 0.05
-"""Of ways to resume whose times differ by less, the one that leaves fewer tokens to evaluate is taken."""
+"""Of ways to resume whose times differ by less, the one that leaves fewer tokens to evaluate is
+taken.
+"""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to resume at ``n`` tokens: keep [0, ``keep``) of the live rows, take the rest from ``snapshot``.
+    """A way to resume at ``n`` tokens: keep [0, ``keep``) of the live rows, take the rest from
+    ``snapshot``.
 
-    Without a snapshot nothing is copied: the live sequence is continued, or cut where the model allows it. With an
-    ``arrival`` the snapshot still comes from disk.
+    Without a snapshot nothing is copied: the live sequence is continued, or cut where the model
+    allows it. With an ``arrival`` the snapshot still comes from disk.
     """
 
     source: Source
@@ -72,16 +75,23 @@ class Candidate:
 
     @property
     def has_state(self) -> bool:
-        """Whether there is a state at ``n``: the model's or, where its rows suffice, what its draft model adds."""
-        return self.snapshot is not None and self.snapshot.n == self.n and bool(self.snapshot.state.parts)
+        """Whether there is a state at ``n``: the model's or, where its rows suffice, what its draft
+        model adds.
+        """
+        return (
+            self.snapshot is not None
+            and self.snapshot.n == self.n
+            and bool(self.snapshot.state.parts)
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class CacheLookup:
-    """The result of a lookup: the ways to resume in memory, deepest first, and the matches with recent prompts.
+    """The result of a lookup: the ways to resume in memory, deepest first, and the matches with
+    recent prompts.
 
-    ``ends`` are the batch ends of the prompt, ``facts`` those for the sequence. A request without the cache has no
-    ways.
+    ``ends`` are the batch ends of the prompt, ``facts`` those for the sequence. A request without
+    the cache has no ways.
     """
 
     request: CacheRequest
@@ -99,10 +109,11 @@ class CacheLookup:
 
 @dataclass(frozen=True)
 class CachePlan:
-    """The plan for a prompt: end batches and take snapshots at ``cuts``, write those at ``persist`` to disk.
+    """The plan for a prompt: end batches and take snapshots at ``cuts``, write those at ``persist``
+    to disk.
 
-    The prompt was ``restored`` from these snapshots, which stay locked meanwhile. The user's next turn resumes at
-    ``turn``.
+    The prompt was ``restored`` from these snapshots, which stay locked meanwhile. The user's next
+    turn resumes at ``turn``.
     """
 
     match: PromptMatch
@@ -115,11 +126,12 @@ class CachePlan:
 class Ways:
     """How ``prompt``, whose batches end at ``ends``, can resume in ``live``, before that changes.
 
-    With ``exact`` only positions and rows count that a cold run would have produced. Else a prompt also resumes at the
-    end of an earlier one and, if rows are all that it needs, within a reply, where that could have ended; raw text even
-    wherever it changed. A chat gives up the bits of a cold run only for MIN_BATCH tokens, or if it is all there. With
-    ``in_blocks`` no way ends within a batch or a reply: a client that must not read the texts of others could guess
-    them token by token, by how many tokens were restored.
+    With ``exact`` only positions and rows count that a cold run would have produced. Else a prompt
+    also resumes at the end of an earlier one and, if rows are all that it needs, within a reply,
+    where that could have ended; raw text even wherever it changed. A chat gives up the bits of a
+    cold run only for MIN_BATCH tokens, or if it is all there. With ``in_blocks`` no way ends within
+    a batch or a reply: a client that must not read the texts of others could guess them token by
+    token, by how many tokens were restored.
     """
 
     def __init__(
@@ -132,7 +144,13 @@ class Ways:
         exact: bool,
         in_blocks: bool = False,
     ) -> None:
-        self._prompt, self._ends, self._live, self._shape, self._exact = prompt, tuple(ends), live, shape, exact
+        self._prompt, self._ends, self._live, self._shape, self._exact = (
+            prompt,
+            tuple(ends),
+            live,
+            shape,
+            exact,
+        )
         self._in_blocks = exact or in_blocks
         self._limit = int(prompt.tokens.size) - 1
         self._shared = live.shared(prompt.tokens)
@@ -142,8 +160,9 @@ class Ways:
         self._before: dict[Segment, int] = {}
 
     def find(self, cache: RamCache, *, may_end: bool = True) -> list[Candidate]:
-        """All ways in memory, deepest first; one token at least stays to be evaluated, except where the very end of an
-        equal prompt is known and ``may_end`` allows it."""
+        """All ways in memory, deepest first; one token at least stays to be evaluated, except where
+        the very end of an equal prompt is known and ``may_end`` allows it.
+        """
         live, limit, shared = self._live, self._limit, self._shared
         anywhere = self._prompt.is_raw and not self._in_blocks
         found: list[Candidate | None] = []
@@ -157,28 +176,42 @@ class Ways:
             found.append(self._inside(*cache.overlap(self._prompt)))
         minimum = max((way.n for way in found if way is not None), default=0) + MIN_BATCH
         for end in cache.ends if may_end else ():
-            if end.n == limit + 1 or (end.n <= limit and (anywhere or (end.n >= minimum and not self._exact))):
+            if end.n == limit + 1 or (
+                end.n <= limit and (anywhere or (end.n >= minimum and not self._exact))
+            ):
                 found.append(self._at_end(end))
         ways = [way for way in found if way is not None and way.n > 0]
         # Among equal ways, the live sequence comes first, then one that brings a state.
         stands = live.n
         return sorted(
-            ways, key=lambda way: (-way.n, -way.keep, way.snapshot is not None or way.n != stands, not way.has_state)
+            ways,
+            key=lambda way: (
+                -way.n,
+                -way.keep,
+                way.snapshot is not None or way.n != stands,
+                not way.has_state,
+            ),
         )
 
-    def at(self, source: Source, snapshot: Snapshot, arrival: Arrival | None = None) -> Candidate | None:
-        """That at the end of ``snapshot``, with which the prompt starts; None if it were not exact."""
+    def at(
+        self, source: Source, snapshot: Snapshot, arrival: Arrival | None = None
+    ) -> Candidate | None:
+        """That at the end of ``snapshot``, with which the prompt starts; None if it were not
+        exact.
+        """
         n = snapshot.n
         if not self._shape.resume_points.allow(n):
             return None  # of a server whose ring had another size
         if self._exact and not (snapshot.exact and self.passes(snapshot)):
-            return None  # generated text, or batches of another prompt that end where this one's would not
+            # generated text, or batches of another prompt that end where this one's would not
+            return None
         keep = self._shape.kept(last_end(self._ends, min(self._same, n)))
         return Candidate("live" if keep == n else source, n, keep, snapshot, arrival)
 
     def passes(self, snapshot: Snapshot) -> bool:
-        """Whether a cold run of the prompt comes by the end of ``snapshot`` in the same batches; each segment is looked
-        at once."""
+        """Whether a cold run of the prompt comes by the end of ``snapshot`` in the same batches;
+        each segment is looked at once.
+        """
         path: list[tuple[Segment, int]] = []
         for link in snapshot.links():
             path.append(link)
@@ -199,7 +232,9 @@ class Ways:
         return Candidate("ram", n, last_end(self._ends, min(self._same, n)), snapshot)
 
     def _last_stand(self, rows: LiveSequence | Snapshot, shared: int) -> int:
-        """The last common batch end of ``rows`` that share so much, or where a reply in them could have ended."""
+        """The last common batch end of ``rows`` that share so much, or where a reply in them could
+        have ended.
+        """
         maximum = min(shared, self._limit)
         n = last_common_end(self._ends, rows.ends, maximum)
         minimum = n if shared > maximum else n + MIN_BATCH
@@ -207,28 +242,40 @@ class Ways:
         return stands[-1][1] if stands else n
 
     def _at_end(self, end: Snapshot) -> Candidate | None:
-        """That at ``end``, the end of this prompt or of one before it; None if it were not exact."""
+        """That at ``end``, the end of this prompt or of one before it; None if it were not
+        exact.
+        """
         is_same = end.exact and tuple(at for at in end.ends if at < end.n) == self._ends[:-1]
         if self._prompt.shared(end) != end.n or (self._exact and not is_same):
             return None
         # The last batch was also the same if the live sequence had this prompt and no other.
-        is_own = self._same == last_end(self._ends, end.n - 1) and self._live.n_prompt == self._shared == end.n
+        is_own = (
+            self._same == last_end(self._ends, end.n - 1)
+            and self._live.n_prompt == self._shared == end.n
+        )
         keep = self._shape.kept(end.n if is_own else last_end(self._ends, min(self._same, end.n)))
         return Candidate("live" if keep == end.n else "ram", end.n, keep, end)
 
 
 def coverage(seq: LiveSequence, match: PromptMatch, cache: RamCache) -> Coverage:
-    """The rows of ``seq`` that need not be saved: its own that are, or rows of a snapshot next to it."""
+    """The rows of ``seq`` that need not be saved: its own that are, or rows of a snapshot next to
+    it.
+    """
     if (covered := seq.covered.alive()).n < seq.n_overlap:
         other, shared = cache.overlap(match)
-        common = last_common_end(seq.ends, other.ends, min(shared, seq.n)) if other is not None else 0
+        common = (
+            last_common_end(seq.ends, other.ends, min(shared, seq.n)) if other is not None else 0
+        )
         if other is not None and common > covered.n:
             covered = seq.covered = Coverage(other.segment_at(common), common)
     return covered
 
 
-def publish(arrival: Arrival, seq: LiveSequence, cache: RamCache, device: DeviceTier, disk: Store) -> Reading[bool]:
-    """Put a complete arrival from disk into RAM; False if there is no room or some of it never came.
+def publish(
+    arrival: Arrival, seq: LiveSequence, cache: RamCache, device: DeviceTier, disk: Store
+) -> Reading[bool]:
+    """Put a complete arrival from disk into RAM; False if there is no room or some of it never
+    came.
 
     Rows that find no room stay only on the device, where ``seq`` has them.
     """
@@ -238,7 +285,9 @@ def publish(arrival: Arrival, seq: LiveSequence, cache: RamCache, device: Device
     except StateError as error:  # rows that the live sequence had already
         log.warning("cannot load all of a snapshot from disk: %s", error)
         return False
-    if any(segment.dropped for segment in snapshot.chain):  # shared with a snapshot that was dropped meanwhile
+    if any(
+        segment.dropped for segment in snapshot.chain
+    ):  # shared with a snapshot that was dropped meanwhile
         return False
     device.hold(snapshot, seq)
     try:
@@ -251,7 +300,11 @@ def rows_in_memory(prompt: PromptMatch, ends: Sequence[int], cache: RamCache) ->
     """The exact rows of ``prompt`` that ``cache`` has, as a snapshot without a state."""
     other, shared = cache.overlap(prompt)
     n = last_common_end(ends, other.ends, shared) if other is not None else 0
-    return Snapshot(prompt.prefix(n), other.segment_at(n), State()) if other is not None and n else None
+    return (
+        Snapshot(prompt.prefix(n), other.segment_at(n), State())
+        if other is not None and n
+        else None
+    )
 
 
 def quickest(
@@ -262,25 +315,36 @@ def quickest(
     disk: Store,
     sizes: BlockSizes,
 ) -> Prefix | None:
-    """Which of the prefixes ``stored`` on disk to read, since no other way has the prompt evaluated earlier.
+    """Which of the prefixes ``stored`` on disk to read, since no other way has the prompt evaluated
+    earlier.
 
-    Nothing is read of what ``base`` has. Of those that are about as quick as the quickest it is the deepest, but none
-    that is also among the ``ways`` in memory.
+    Nothing is read of what ``base`` has. Of those that are about as quick as the quickest it is the
+    deepest, but none that is also among the ``ways`` in memory.
     """
-    costs, n_prompt, covered = disk.costs, int(prompt.tokens.size), base.n if base is not None else 0
+    costs, n_prompt, covered = (
+        disk.costs,
+        int(prompt.tokens.size),
+        base.n if base is not None else 0,
+    )
 
     def seconds(n: int, keep: int) -> float:
         return costs.load(sizes.n_bytes(n, keep)) + costs.evaluate(n, n_prompt)
 
     memory = {way.n: seconds(way.n, way.keep) for way in ways}
-    times = {each: costs.read(sizes.n_bytes(each.n, covered)) + seconds(each.n, 0) for each in stored}
+    times = {
+        each: costs.read(sizes.n_bytes(each.n, covered)) + seconds(each.n, 0) for each in stored
+    }
     limit = min([*memory.values(), *times.values(), costs.evaluate(0, n_prompt)]) + SAME_SECONDS
     minimum = max((n for n, each in memory.items() if each <= limit), default=0)
-    return next((prefix for prefix in stored if prefix.n > minimum and times[prefix] <= limit), None)
+    return next(
+        (prefix for prefix in stored if prefix.n > minimum and times[prefix] <= limit), None
+    )
 
 
 def cut(live: LiveSequence, n: int, memory: SequenceMemory) -> None:
-    """Leave ``live`` the rows before ``n``, so that cells of the others are free; it needs the state at ``n`` next."""
+    """Leave ``live`` the rows before ``n``, so that cells of the others are free; it needs the
+    state at ``n`` next.
+    """
     if n < live.n:
         memory.rewind(live.id, n)
         live.truncate(n)
@@ -294,10 +358,11 @@ def make_room_for(
     device: DeviceTier,
     make_room: MakeRoom,
 ) -> int:
-    """Have cells for the rows that ``live`` has not got yet; how many of them lie on the device in their own.
+    """Have cells for the rows that ``live`` has not got yet; how many of them lie on the device in
+    their own.
 
-    Those that RAM also has may be evicted for it, and need other cells then. If there are not enough, the other
-    ways to resume may be given up.
+    Those that RAM also has may be evicted for it, and need other cells then. If there are not
+    enough, the other ways to resume may be given up.
     """
     if device.is_pool:
         with device.locked(*lookup.snapshots):
@@ -307,7 +372,9 @@ def make_room_for(
     for staying in (lookup.snapshots, (snapshot,)):
         n_before, is_enough = candidate.n + 1, True
         with device.locked(*staying):
-            while is_enough and (n_ready := device.n_ready(snapshot, live.n, candidate.n)) < n_before:
+            while (
+                is_enough and (n_ready := device.n_ready(snapshot, live.n, candidate.n)) < n_before
+            ):
                 n_before, is_enough = n_ready, make_room(candidate.n - live.n, n_ready)
         if is_enough:
             break
@@ -315,9 +382,14 @@ def make_room_for(
 
 
 def restore(
-    candidate: Candidate, tokens: Tokens, ends: Sequence[int], live: LiveSequence, memory: SequenceMemory
+    candidate: Candidate,
+    tokens: Tokens,
+    ends: Sequence[int],
+    live: LiveSequence,
+    memory: SequenceMemory,
 ) -> Reading[bool]:
-    """Make ``live`` hold the first ``candidate.n`` of ``tokens``; False leaves it empty, as does being closed.
+    """Make ``live`` hold the first ``candidate.n`` of ``tokens``; False leaves it empty, as does
+    being closed.
 
     Bytes that do not fit are a miss: logged, never raised.
     """
@@ -331,7 +403,12 @@ def restore(
             if candidate.arrival is not None:
                 yield from _load_arriving(candidate.arrival, snapshot, keep, live, memory)
             else:
-                memory.restore(live.id, keep, snapshot.spans(keep, n), snapshot.state if n == snapshot.n else None)
+                memory.restore(
+                    live.id,
+                    keep,
+                    snapshot.spans(keep, n),
+                    snapshot.state if n == snapshot.n else None,
+                )
     except StateError as error:
         log.warning("cannot restore the snapshot at %d tokens, evaluating instead: %s", n, error)
         memory.clear(live.id)
@@ -354,7 +431,9 @@ def restore(
 def _load_arriving(
     arrival: Arrival, snapshot: Snapshot, at: int, live: LiveSequence, memory: SequenceMemory
 ) -> Reading[None]:
-    """Append the rows from ``at`` on, segment by segment while the next are being read, and load the state."""
+    """Append the rows from ``at`` on, segment by segment while the next are being read, and load
+    the state.
+    """
     if arrival.is_large:
         for segment, last in snapshot.chain.items():
             if last <= at:  # which is here, and need not be read, if it is not under way
@@ -373,8 +452,12 @@ def _load_arriving(
     memory.restore(live.id, snapshot.n, (), snapshot.state)
 
 
-def _leave(arrival: Arrival, segment: Segment, live: LiveSequence, last: int, memory: SequenceMemory) -> None:
-    """Let the device hold rows of ``segment``, which ``live`` has up to ``last`` now, instead of RAM."""
+def _leave(
+    arrival: Arrival, segment: Segment, live: LiveSequence, last: int, memory: SequenceMemory
+) -> None:
+    """Let the device hold rows of ``segment``, which ``live`` has up to ``last`` now, instead of
+    RAM.
+    """
     if last == segment.end and segment.held is None and not segment.alive:
         segment.held = memory.hold(live.id, segment.start, last)
         arrival.free_rows(segment)

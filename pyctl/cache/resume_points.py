@@ -10,7 +10,8 @@ __all__ = ["ANYWHERE", "NOWHERE", "ResumePoints"]
 
 @dataclass(frozen=True)
 class ResumePoints:
-    """Token counts at which a saved sequence comes back to the same bits: up to ``window``, then each ``step`` tokens.
+    """Token counts at which a saved sequence comes back to the same bits: up to ``window``, then
+    each ``step`` tokens.
 
     A ``step`` of 0 adds none.
     """
@@ -27,7 +28,9 @@ class ResumePoints:
         return [end for end in ends if self.allow(end)]
 
     def added_to(self, ends: list[int]) -> list[int]:
-        """Batch ``ends`` with one at each place after the window, where there would seldom be one by chance."""
+        """Batch ``ends`` with one at each place after the window, where there would seldom be one
+        by chance.
+        """
         if self.step <= 1 or not ends:
             return ends
         return sorted({*ends, *range(self.window + self.step, ends[-1], self.step)})

@@ -43,8 +43,8 @@ Report: TypeAlias = Callable[[Saved, float], None]
 class PrefillSpeed:
     """The running speed of an engine's prompts, of the latest `MEMORY_TOKENS` evaluated tokens.
 
-    ``known`` is an earlier run's speed in tokens per second, 0 for none. It counts as measured, with
-    the weight of `MIN_TOKENS`.
+    ``known`` is an earlier run's speed in tokens per second, 0 for none. It counts as measured,
+    with the weight of `MIN_TOKENS`.
     """
 
     def __init__(self, known: float = 0.0) -> None:
@@ -63,7 +63,8 @@ class PrefillSpeed:
         return self.value if self._is_measured else 0.0
 
     def note(self, n_tokens: int, seconds: float) -> None:
-        """Record ``n_tokens`` of one prompt, evaluated in ``seconds`` with nothing else on the device.
+        """Record ``n_tokens`` of one prompt, evaluated in ``seconds`` with nothing else on the
+        device.
 
         Short prompts are slow: they count only until one of `MIN_TOKENS` has been measured.
         """
@@ -82,10 +83,10 @@ class PrefillSpeed:
 class SavedTime:
     """Estimates the time that the cache saved each request of one engine, for `Report`.
 
-    A request that restored ``n`` tokens saved ``n / speed`` seconds, less the time of its lookup and
-    its restore. Its speed is its own, from its start to its first token without lookup and restore,
-    if it evaluated at least `MIN_TOKENS` and no other request ran meanwhile. Otherwise it is the
-    running `PrefillSpeed` of the engine, which such requests measure.
+    A request that restored ``n`` tokens saved ``n / speed`` seconds, less the time of its lookup
+    and its restore. Its speed is its own, from its start to its first token without lookup and
+    restore, if it evaluated at least `MIN_TOKENS` and no other request ran meanwhile. Otherwise it
+    is the running `PrefillSpeed` of the engine, which such requests measure.
 
     Two errors remain. Tokens deep in a prompt are slower than those before them, and until one long
     prompt has been measured, short ones stand in for it: both make the estimate too high.

@@ -13,8 +13,8 @@ __all__ = ["SegmentPool"]
 class SegmentPool:
     """Counts references to segments, and the bytes of all snapshots in RAM (``n_bytes``).
 
-    A segment is alive from its first snapshot to its last. ``on_drop`` is called with it just before its rows are
-    dropped, and may not change the cache.
+    A segment is alive from its first snapshot to its last. ``on_drop`` is called with it just
+    before its rows are dropped, and may not change the cache.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,9 @@ class SegmentPool:
         return segment in self._alive
 
     def is_whole(self, snapshot: Snapshot) -> bool:
-        """Whether no segment that ``snapshot`` needs was dropped. An alive segment needs only alive ones."""
+        """Whether no segment that ``snapshot`` needs was dropped. An alive segment needs only alive
+        ones.
+        """
         segment: Segment | None = snapshot.segment
         while segment is not None and segment not in self._alive:
             if segment.dropped:
@@ -39,7 +41,9 @@ class SegmentPool:
         return True
 
     def n_new(self, segment: Segment | None, blocks: Collection[Block] = ()) -> int:
-        """Bytes of ``segment`` and its parents that are not alive yet, and of ``blocks`` of a window that are new."""
+        """Bytes of ``segment`` and its parents that are not alive yet, and of ``blocks`` of a
+        window that are new.
+        """
         n_bytes = sum(int(block.nbytes) for block in blocks if id(block) not in self._windows)
         while segment is not None and segment not in self._alive:
             n_bytes, segment = n_bytes + segment.n_bytes, segment.parent
@@ -80,29 +84,43 @@ class SegmentPool:
             segment = segment.parent
 
     def add_rows(self, segment: Segment, rows: Block) -> None:
-        """Let ``segment`` also have its rows in RAM. Raises ValueError if it has some, or is not alive."""
+        """Let ``segment`` also have its rows in RAM. Raises ValueError if it has some, or is not
+        alive.
+        """
         if segment not in self._alive or segment.rows.size:
-            raise ValueError("only a segment that is alive, and has no rows in RAM, can be given some")
+            raise ValueError(
+                "only a segment that is alive, and has no rows in RAM, can be given some"
+            )
         segment.rows = rows
         self.n_bytes += int(rows.nbytes)
 
     def drop_ram_copy(self, segment: Segment) -> None:
-        """Give up the copy in RAM of rows that the device holds. Raises ValueError if it holds none."""
+        """Give up the copy in RAM of rows that the device holds. Raises ValueError if it holds
+        none.
+        """
         if segment not in self._alive or segment.held is None:
-            raise ValueError("only a segment that is alive, and on the device, can do without its rows in RAM")
+            raise ValueError(
+                "only a segment that is alive, and on the device, can do without its rows in RAM"
+            )
         self.n_bytes -= int(segment.rows.nbytes)
         segment.rows = NOTHING
         self.n_shed += 1
 
     def copies(self) -> list[Segment]:
         """The segments that are in RAM and on the device."""
-        return [segment for segment in self._alive if segment.held is not None and segment.rows.size]
+        return [
+            segment for segment in self._alive if segment.held is not None and segment.rows.size
+        ]
 
     def n_freed(self, snapshot: Snapshot, *, without_copies: bool = False) -> int:
-        """Bytes that go with ``snapshot``: its state, and of segments that only it needs; with ``without_copies`` as if
-        `copies` had been shed before. What states share of windows counts in equal parts: it goes with the last."""
+        """Bytes that go with ``snapshot``: its state, and of segments that only it needs; with
+        ``without_copies`` as if `copies` had been shed before. What states share of windows counts
+        in equal parts: it goes with the last.
+        """
         n_bytes, segment = snapshot.state.own_bytes, snapshot.segment
-        n_bytes += sum(int(block.nbytes) // max(self._windows[id(block)], 1) for block in snapshot.state.shared)
+        n_bytes += sum(
+            int(block.nbytes) // max(self._windows[id(block)], 1) for block in snapshot.state.shared
+        )
         while segment.references == 1:
             is_copy = without_copies and segment.held is not None
             n_bytes += segment.n_bytes - (int(segment.rows.nbytes) if is_copy else 0)
@@ -118,8 +136,9 @@ class SegmentPool:
         segment: Segment | None = None,
         blocks: Collection[Block] = (),
     ) -> int:
-        """Bytes of all of these, ``segment`` with its parents, and a window's ``blocks``: the rows of ``fixed`` as if
-        all were in RAM, the others' that the device holds as if none were."""
+        """Bytes of all of these, ``segment`` with its parents, and a window's ``blocks``: the rows
+        of ``fixed`` as if all were in RAM, the others' that the device holds as if none were.
+        """
         counted: dict[Segment, int] = {}
         for snapshot in fixed:
             for link in snapshot.chain:
@@ -127,9 +146,13 @@ class SegmentPool:
         for at in (segment, *(snapshot.segment for snapshot in staying)):
             above = at
             while above is not None and above not in counted:
-                counted[above] = above.n_bytes - (int(above.rows.nbytes) if above.held is not None else 0)
+                counted[above] = above.n_bytes - (
+                    int(above.rows.nbytes) if above.held is not None else 0
+                )
                 above = above.parent
         states = [snapshot.state for snapshot in {*fixed, *staying}]
         shared = (block for state in states for block in state.shared)
         windows = {id(block): int(block.nbytes) for block in (*shared, *blocks)}
-        return sum(counted.values()) + sum(state.own_bytes for state in states) + sum(windows.values())
+        return (
+            sum(counted.values()) + sum(state.own_bytes for state in states) + sum(windows.values())
+        )

@@ -18,7 +18,9 @@ UNASKED = PromptFacts(turn=0)
 
 
 class Coverage(NamedTuple):
-    """The first ``n`` rows of a sequence are in ``segment`` and its parents; without a segment none are."""
+    """The first ``n`` rows of a sequence are in ``segment`` and its parents; without a segment none
+    are.
+    """
 
     segment: Segment | None = None
     n: int = 0
@@ -42,12 +44,13 @@ NOT_SAVED = Coverage()
 class LiveSequence:
     """Tokens [0, n) of sequence ``id`` are evaluated; the state stands at n.
 
-    ``ends`` are the batch ends of the exact part: batches that a cold run would evaluate. It stood at ``stands`` while
-    it generated, so that a reply could have ended there. ``facts`` are its prompt's. Of the rows ``covered`` are
-    saved; up to ``n_overlap`` some other snapshot may have them. A restore that is under way takes up to ``n_expected``
-    tokens. ``in_image``: it ends inside an image, where it can go on but nothing else can resume.
-    ``shares``: other sequences take cells as well, if that counts (`Scheduler.note_shared`): no batch is one
-    of a cold run then, and loaded rows lie elsewhere.
+    ``ends`` are the batch ends of the exact part: batches that a cold run would evaluate. It stood
+    at ``stands`` while it generated, so that a reply could have ended there. ``facts`` are its
+    prompt's. Of the rows ``covered`` are saved; up to ``n_overlap`` some other snapshot may have
+    them. A restore that is under way takes up to ``n_expected`` tokens. ``in_image``: it ends
+    inside an image, where it can go on but nothing else can resume. ``shares``: other sequences
+    take cells as well, if that counts (`Scheduler.note_shared`): no batch is one of a cold run
+    then, and loaded rows lie elsewhere.
     """
 
     id: int
@@ -86,7 +89,9 @@ class LiveSequence:
         return common_prefix(self.tokens, tokens)
 
     def append(self, tokens: Tokens, *, exact: bool) -> None:
-        """Record that ``tokens`` of a prompt were evaluated at the end; ``exact`` if as a batch of a cold run."""
+        """Record that ``tokens`` of a prompt were evaluated at the end; ``exact`` if as a batch of
+        a cold run.
+        """
         if exact and not self.shares and self.n_exact == self.n:
             self.ends.append(self.n + int(tokens.size))
         self._buffer[self.n : self.n + tokens.size] = tokens
@@ -108,7 +113,12 @@ class LiveSequence:
         self.covered = self.covered.within(n)
 
     def reset(
-        self, tokens: Tokens, *, ends: Sequence[int] = (), stands: Stands = (), covered: Coverage = NOT_SAVED
+        self,
+        tokens: Tokens,
+        *,
+        ends: Sequence[int] = (),
+        stands: Stands = (),
+        covered: Coverage = NOT_SAVED,
     ) -> None:
         """Record that exactly ``tokens`` are evaluated now, up to ``ends[-1]`` in exact batches."""
         self._buffer[: tokens.size] = tokens

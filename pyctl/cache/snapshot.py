@@ -49,7 +49,9 @@ Source: TypeAlias = Literal["none", "live", "ram", "disk"]
 
 @dataclass(frozen=True)
 class Prefix:
-    """The first ``n`` tokens of a prompt; ``digest`` is BLAKE2b-128 over the ids as little-endian int32."""
+    """The first ``n`` tokens of a prompt; ``digest`` is BLAKE2b-128 over the ids as little-endian
+    int32.
+    """
 
     digest: bytes
     n: int
@@ -79,7 +81,9 @@ class BlockBytes(NamedTuple):
 
 
 class HeldRows(Protocol):
-    """Rows that lie on the device in cells that no sequence needs to hold; its maker has the places."""
+    """Rows that lie on the device in cells that no sequence needs to hold; its maker has the
+    places.
+    """
 
     @property
     def n_cells(self) -> int:
@@ -91,7 +95,8 @@ class HeldRows(Protocol):
 
 
 class Rows(NamedTuple):
-    """Rows in parts: the model's ``own``, in a block or held by the device, and a block of its draft model.
+    """Rows in parts: the model's ``own``, in a block or held by the device, and a block of its
+    draft model.
 
     ``own`` is empty for a model without own rows, ``draft`` if no draft model has followed.
     """
@@ -116,7 +121,9 @@ Span: TypeAlias = tuple[Rows, int, int]
 
 
 Stands: TypeAlias = tuple[tuple[int, int], ...]
-"""The token counts at which a sequence stood while it generated: first and last of each reply, ascending."""
+"""The token counts at which a sequence stood while it generated: first and last of each reply,
+ascending.
+"""
 
 
 def stands_within(stands: Stands, first: int, last: int) -> Stands:
@@ -127,8 +134,9 @@ def stands_within(stands: Stands, first: int, last: int) -> Stands:
 
 @dataclass(eq=False)
 class StoredFileRef:
-    """The file of a segment, shared by its copies: its name and its parent's name, opaque outside of the disk tier, and
-    whether the file existed at the last look."""
+    """The file of a segment, shared by its copies: its name and its parent's name, opaque outside
+    of the disk tier, and whether the file existed at the last look.
+    """
 
     name: object = None
     parent: object = None
@@ -137,15 +145,17 @@ class StoredFileRef:
 
 @dataclass(eq=False)
 class Segment:
-    """The rows of tokens [start, start + len(tokens)), immutable, and the segment that covers the tokens before.
+    """The rows of tokens [start, start + len(tokens)), immutable, and the segment that covers the
+    tokens before.
 
-    The parent may reach past ``start``; its rows from there on belong to another branch. ``ends`` are the batch ends in
-    (start, end] that a cold run would also have, and ``stands`` where their sequence stood between two generated tokens
-    (not in files). ``references`` counts snapshots and children; only the cache that counts the bytes changes it, and
-    sets ``dropped`` when it gives the rows up. They lie in RAM (``rows``), on the device (``held``), or both; a model
-    without own rows (whole-sequence states) has neither, and its segments still hold the tokens. ``draft_rows``
-    are the draft model's, NOTHING if there was none: only what it drafts depends on them, so a segment is whole
-    without. ``file`` is for the disk tier.
+    The parent may reach past ``start``; its rows from there on belong to another branch. ``ends``
+    are the batch ends in (start, end] that a cold run would also have, and ``stands`` where their
+    sequence stood between two generated tokens (not in files). ``references`` counts snapshots and
+    children; only the cache that counts the bytes changes it, and sets ``dropped`` when it gives
+    the rows up. They lie in RAM (``rows``), on the device (``held``), or both; a model without own
+    rows (whole-sequence states) has neither, and its segments still hold the tokens. ``draft_rows``
+    are the draft model's, NOTHING if there was none: only what it drafts depends on them, so a
+    segment is whole without. ``file`` is for the disk tier.
     """
 
     start: int
@@ -202,7 +212,9 @@ OUTPUT = "output"
 
 
 class Window(Protocol):
-    """Rows that layers with a sliding window see, in blocks which states of neighbouring positions share."""
+    """Rows that layers with a sliding window see, in blocks which states of neighbouring positions
+    share.
+    """
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -216,8 +228,9 @@ class Window(Protocol):
 class State:
     """The state of a sequence at one position: named parts, each opaque bytes.
 
-    A model has RECURRENT, or nothing if its rows suffice; a draft model adds DRAFT. All parts are saved,
-    loaded, counted and lost together. With a ``window``, what RECURRENT shares with neighbours is there instead.
+    A model has RECURRENT, or nothing if its rows suffice; a draft model adds DRAFT. All parts are
+    saved, loaded, counted and lost together. With a ``window``, what RECURRENT shares with
+    neighbours is there instead.
     """
 
     parts: Mapping[str, Block] = field(default_factory=dict)
@@ -225,8 +238,13 @@ class State:
 
     @classmethod
     def of(cls, recurrent: Block, draft: Block = NOTHING, window: Window | None = None) -> State:
-        """The model's own part, without its ``window``, and the draft model's; no part for no bytes."""
-        return cls({name: part for name, part in ((RECURRENT, recurrent), (DRAFT, draft)) if part.size}, window)
+        """The model's own part, without its ``window``, and the draft model's; no part for no
+        bytes.
+        """
+        return cls(
+            {name: part for name, part in ((RECURRENT, recurrent), (DRAFT, draft)) if part.size},
+            window,
+        )
 
     @property
     def head(self) -> Block:
@@ -273,9 +291,9 @@ class PromptFacts:
     """Facts for policies about the prompt of a sequence or a snapshot.
 
     ``turn`` is the cache's (`RamCache.turn`) at which it came, None for now. ``cached``: its
-    request allows caching; without ``for_disk`` no request that used it wanted it on disk, and it is never written.
-    The next turn of its conversation is the same up to the header at ``n_header``; ``n_opening`` tokens come before
-    its first reply (`Prompt.opening`), 0 if unknown.
+    request allows caching; without ``for_disk`` no request that used it wanted it on disk, and it
+    is never written. The next turn of its conversation is the same up to the header at
+    ``n_header``; ``n_opening`` tokens come before its first reply (`Prompt.opening`), 0 if unknown.
     """
 
     turn: int | None = None
@@ -287,11 +305,13 @@ class PromptFacts:
 
 @dataclass(eq=False)
 class Snapshot:
-    """Everything needed to resume at ``prefix.n`` tokens: a chain of segments over [0, n) and the state at n.
+    """Everything needed to resume at ``prefix.n`` tokens: a chain of segments over [0, n) and the
+    state at n.
 
-    ``is_turn``: a conversation is likely to go on from here when the user speaks again (`Prompt.turn`).
-    ``facts`` are its prompt's. ``state`` has no parts for models that need only rows. ``exact``: all came from
-    batches of a cold run. ``made`` and ``used`` are monotonic seconds. Raises ValueError unless ``segment`` covers n.
+    ``is_turn``: a conversation is likely to go on from here when the user speaks again
+    (`Prompt.turn`). ``facts`` are its prompt's. ``state`` has no parts for models that need only
+    rows. ``exact``: all came from batches of a cold run. ``made`` and ``used`` are monotonic
+    seconds. Raises ValueError unless ``segment`` covers n.
     """
 
     prefix: Prefix
@@ -307,7 +327,9 @@ class Snapshot:
     def __post_init__(self) -> None:
         if not self.segment.start < self.prefix.n <= self.segment.end:
             covered = f"[{self.segment.start}, {self.segment.end})"
-            raise ValueError(f"a snapshot at {self.prefix.n} needs a segment that covers it, not {covered}")
+            raise ValueError(
+                f"a snapshot at {self.prefix.n} needs a segment that covers it, not {covered}"
+            )
 
     @property
     def n(self) -> int:
@@ -321,7 +343,9 @@ class Snapshot:
 
     @cached_property
     def chain(self) -> dict[Segment, int]:
-        """Each segment of the chain with the position up to which it counts, from the deepest to the first."""
+        """Each segment of the chain with the position up to which it counts, from the deepest to
+        the first.
+        """
         return dict(self.links())
 
     def links(self) -> Iterator[tuple[Segment, int]]:
@@ -352,7 +376,9 @@ class Snapshot:
     def stands(self) -> Stands:
         """Where the sequence of its rows stood between two generated tokens, ascending."""
         stems = reversed(list(self.chain.items()))
-        return tuple(stand for segment, last in stems for stand in stands_within(segment.stands, 0, last))
+        return tuple(
+            stand for segment, last in stems for stand in stands_within(segment.stands, 0, last)
+        )
 
     def head(self, n: int) -> tuple[int, ...]:
         """The first ``n`` tokens, or fewer."""
@@ -374,7 +400,10 @@ class Snapshot:
 
     def spans(self, first: int, last: int) -> list[Span]:
         """The rows [first, last) of the chain, in order; from the device if they are there."""
-        found = ((each, max(first, each.start), min(stop, last)) for each, stop in reversed(self.chain.items()))
+        found = (
+            (each, max(first, each.start), min(stop, last))
+            for each, stop in reversed(self.chain.items())
+        )
         return [(segment.parts, start, end) for segment, start, end in found if start < end]
 
 
@@ -390,17 +419,23 @@ def needed_by(snapshots: Iterable[Snapshot]) -> set[Segment]:
 
 
 class PromptMatch:
-    """Digests and comparisons of ``tokens``, kept for the time of a request; ``is_raw`` as `Prompt.is_raw`."""
+    """Digests and comparisons of ``tokens``, kept for the time of a request; ``is_raw`` as
+    `Prompt.is_raw`.
+    """
 
     def __init__(self, tokens: Tokens, *, is_raw: bool = False) -> None:
         self.tokens = tokens
         self.is_raw = is_raw
         self._data = memoryview(tokens.astype("<i4", copy=False).tobytes())
-        self._hashed: list[tuple[int, hashlib.blake2b]] = [(0, hashlib.blake2b(digest_size=DIGEST_BYTES))]
+        self._hashed: list[tuple[int, hashlib.blake2b]] = [
+            (0, hashlib.blake2b(digest_size=DIGEST_BYTES))
+        ]
         self._agreed: dict[Segment, int] = {}
 
     def prefix(self, n: int) -> Prefix:
-        """The prefix of ``n`` tokens; ascending lengths cost one pass in all. ValueError outside (0, len]."""
+        """The prefix of ``n`` tokens; ascending lengths cost one pass in all. ValueError outside
+        (0, len].
+        """
         if not 0 < n <= self.tokens.size:
             raise ValueError(f"{n} is not a length within {self.tokens.size} tokens")
         at = bisect_right(self._hashed, n, key=itemgetter(0)) - 1
@@ -412,8 +447,15 @@ class PromptMatch:
         return Prefix(running.digest(), n)
 
     def among(self, names: Container[object], lengths: Iterable[int]) -> list[Prefix]:
-        """The prefixes of ascending ``lengths`` within (0, len] whose (n, digest) is among ``names``, in one pass."""
-        found, data, at, running = list[Prefix](), self._data, 0, hashlib.blake2b(digest_size=DIGEST_BYTES)
+        """The prefixes of ascending ``lengths`` within (0, len] whose (n, digest) is among
+        ``names``, in one pass.
+        """
+        found, data, at, running = (
+            list[Prefix](),
+            self._data,
+            0,
+            hashlib.blake2b(digest_size=DIGEST_BYTES),
+        )
         update, digest = running.update, running.digest  # called for each of thousands of lengths
         for n in lengths:
             update(data[at : 4 * n])
@@ -421,7 +463,9 @@ class PromptMatch:
             if (n, name := digest()) in names:
                 found.append(Prefix(name, n))
         if at:
-            self._hashed.insert(bisect_right(self._hashed, at // 4, key=itemgetter(0)), (at // 4, running))
+            self._hashed.insert(
+                bisect_right(self._hashed, at // 4, key=itemgetter(0)), (at // 4, running)
+            )
         return found
 
     def shared(self, snapshot: Snapshot) -> int:

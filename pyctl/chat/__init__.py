@@ -14,7 +14,11 @@ __all__ = ["CHATML", "FormatSettings", "keep_reasoning"]
 
 def keep_reasoning(keep: bool) -> dict[str, bool]:
     """Variables of templates that keep the reasoning of earlier turns, or leave it out."""
-    return {"preserve_thinking": keep, "clear_thinking": not keep, "truncate_history_thinking": not keep}
+    return {
+        "preserve_thinking": keep,
+        "clear_thinking": not keep,
+        "truncate_history_thinking": not keep,
+    }
 
 
 CHATML = """\
@@ -32,7 +36,8 @@ def jinja_text(text: str) -> str:
         return CHATML
     if "{" not in text:
         raise ValueError(
-            f"{text!r} is not a Jinja template. Of llama.cpp's names only chatml is known: leave the flag out to use "
+            f"{text!r} is not a Jinja template. Of llama.cpp's names only chatml is known: leave "
+            "the flag out to use "
             "the file's own template, or give a Jinja file with --chat-template-file"
         )
     return text
@@ -51,12 +56,18 @@ class FormatSettings:
         "TEXT",
     )
     template_kwargs: Mapping[str, Any] = FORMAT.flag(
-        {}, "--chat-template-kwargs", "values for the template", json_object, "LLAMA_ARG_CHAT_TEMPLATE_KWARGS", "JSON"
+        {},
+        "--chat-template-kwargs",
+        "values for the template",
+        json_object,
+        "LLAMA_ARG_CHAT_TEMPLATE_KWARGS",
+        "JSON",
     )
     prompt_replay: str = FORMAT.flag(
         "equal",
         "--prompt-replay",
-        "use the sampled tokens of earlier replies in prompts: equal (if the client's message has the "
+        "use the sampled tokens of earlier replies in prompts: equal (if the client's message has "
+        "the "
         "same meaning), full (also if it lacks the reasoning) or off",
         choice("equal", "full", "off"),
         "PYCTL_PROMPT_REPLAY",

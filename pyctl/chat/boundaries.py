@@ -1,8 +1,9 @@
 """Where messages start in a prompt: at the tokens with which the chat template starts a message.
 
-Every occurrence of such a token, from index 1 on, is a boundary. So boundaries depend on the tokens before them and on
-nothing else, also in raw text, without a system message, and when a user pastes a marker (one more boundary then).
-In raw text, before the first of them, lines are all there is to go by.
+Every occurrence of such a token, from index 1 on, is a boundary. So boundaries depend on the tokens
+before them and on nothing else, also in raw text, without a system message, and when a user pastes
+a marker (one more boundary then). In raw text, before the first of them, lines are all there is to
+go by.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ from typing import Any
 import numpy as np
 
 from pyctl.chat.cached_tokenizer import Tokenizer
-from pyctl.chat.template import SAMPLE_CALL_ID, SAMPLE_TOOL, Template, TemplateCapabilities, sample_call, sample_message
+from pyctl.chat.template import (
+    SAMPLE_CALL_ID,
+    SAMPLE_TOOL,
+    Template,
+    TemplateCapabilities,
+    sample_call,
+    sample_message,
+)
 from pyctl.errors import RequestError
 from pyctl.prompt import ImageSpan, Prompt, Tokens
 from pyctl.text import n_common
@@ -32,10 +40,12 @@ _TEXTS = "x", " x", "\n", "\n\n", *punctuation
 
 
 class MessageStarts:
-    """The tokens with which ``template`` starts messages, and where they stand in a prompt; ``ids`` start any message.
+    """The tokens with which ``template`` starts messages, and where they stand in a prompt; ``ids``
+    start any message.
 
-    ``specials`` are the tokenizer's special tokens; the text of one is ``call_end``, with which a message that calls a
-    tool ends, empty if unknown. ``inside`` are texts within messages, such as the tags of reasoning.
+    ``specials`` are the tokenizer's special tokens; the text of one is ``call_end``, with which a
+    message that calls a tool ends, empty if unknown. ``inside`` are texts within messages, such as
+    the tags of reasoning.
     """
 
     def __init__(
@@ -49,7 +59,9 @@ class MessageStarts:
         self._tokenizer = tokenizer
         self._assistant = _assistant_start(template, tokenizer, self.ids)
         self._result = _result_start(template, tokenizer, self.ids)
-        self.call_end = _call_end(template, tokenizer, self.ids, {token: text for text, token in specials.items()})
+        self.call_end = _call_end(
+            template, tokenizer, self.ids, {token: text for text, token in specials.items()}
+        )
 
     def prompt(self, tokens: Tokens, pictures: Sequence[ImageSpan]) -> Prompt:
         """The prompt of ``tokens``, with every place at which something starts or ends."""
@@ -57,34 +69,49 @@ class MessageStarts:
         replies = headers(tokens, begins, self._assistant)
         turn = last_turn(tokens, begins, replies or (), self._result)
         is_chat = tokens.size and int(tokens[0]) in self.ids
-        lines = () if is_chat else _line_ends(tokens[: begins[0] if begins else None], self._tokenizer)
+        lines = (
+            () if is_chat else _line_ends(tokens[: begins[0] if begins else None], self._tokenizer)
+        )
         return Prompt(tokens, begins, replies, turn, tuple(pictures), lines)
 
 
 def boundaries(tokens: Tokens, starts: Sequence[int]) -> tuple[int, ...]:
-    """Token counts at which a message starts, ascending: the indices above 0 of ``starts`` in ``tokens``."""
+    """Token counts at which a message starts, ascending: the indices above 0 of ``starts`` in
+    ``tokens``.
+    """
     if not starts:
         return ()
     here = tokens == starts[0] if len(starts) == 1 else np.isin(tokens, starts)
     return tuple(int(index) for index in np.flatnonzero(here) if index)
 
 
-def headers(tokens: Tokens, boundaries: Sequence[int], start: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the ``boundaries`` at which the assistant starts, with the tokens ``start``; None without any such tokens.
+def headers(
+    tokens: Tokens, boundaries: Sequence[int], start: Sequence[int]
+) -> tuple[int, ...] | None:
+    """Return the ``boundaries`` at which the assistant starts, with the tokens ``start``; None
+    without any such tokens.
 
     One whose tokens are not all there is none yet: what starts there shows when they are.
     """
     if not start:
         return None
     inside = np.array([at for at in boundaries if at + len(start) <= tokens.size], np.int64)
-    same = (tokens[inside[:, None] + np.arange(len(start))] == np.array(start)).all(axis=1) if inside.size else inside
+    same = (
+        (tokens[inside[:, None] + np.arange(len(start))] == np.array(start)).all(axis=1)
+        if inside.size
+        else inside
+    )
     return tuple(inside[same == 1].tolist())
 
 
-def last_turn(tokens: Tokens, boundaries: Sequence[int], headers: Sequence[int], result: Sequence[int]) -> int:
-    """The last of ``headers`` that follows no result of a tool, which starts with the tokens ``result``; 0 without one.
+def last_turn(
+    tokens: Tokens, boundaries: Sequence[int], headers: Sequence[int], result: Sequence[int]
+) -> int:
+    """The last of ``headers`` that follows no result of a tool, which starts with the tokens
+    ``result``; 0 without one.
 
-    So far a history stays as it is when the user speaks again: many templates strip the reasoning after it then.
+    So far a history stays as it is when the user speaks again: many templates strip the reasoning
+    after it then.
     """
     for header in reversed(headers):
         before = bisect.bisect_left(boundaries, header)
@@ -96,27 +123,44 @@ def last_turn(tokens: Tokens, boundaries: Sequence[int], headers: Sequence[int],
 
 def _line_ends(tokens: Tokens, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Token counts at which a line ends, ascending; no line ends at a token of an image."""
-    ends = [token for token in np.unique(tokens[tokens >= 0]).tolist() if tokenizer.piece(token).endswith(b"\n")]
+    ends = [
+        token
+        for token in np.unique(tokens[tokens >= 0]).tolist()
+        if tokenizer.piece(token).endswith(b"\n")
+    ]
     return tuple((np.flatnonzero(np.isin(tokens, ends)) + 1).tolist())
 
 
 def message_starts(
-    template: Template, tokenizer: Tokenizer, specials: Mapping[str, int], inside: Sequence[str] = ()
+    template: Template,
+    tokenizer: Tokenizer,
+    specials: Mapping[str, int],
+    inside: Sequence[str] = (),
 ) -> tuple[int, ...]:
-    """Ids of the special tokens that start a message, ascending; none for a template that starts them with plain text.
+    """Ids of the special tokens that start a message, ascending; none for a template that starts
+    them with plain text.
 
-    Found by comparing renderings: between two messages stand the special tokens that end the first, which is what also
-    stands there when no message follows, and then the one that starts the second. Texts ``inside`` messages start none.
+    Found by comparing renderings: between two messages stand the special tokens that end the first,
+    which is what also stands there when no message follows, and then the one that starts the
+    second. Texts ``inside`` messages start none.
     """
-    gaps = _Gaps(template, tokenizer, {token for text, token in specials.items() if text.strip()}, inside)
+    gaps = _Gaps(
+        template, tokenizer, {token for text, token in specials.items() if text.strip()}, inside
+    )
     starts = {start for start in _starts(gaps, template.capabilities) if start is not None}
     if not starts:
-        log.warning("chat template: no special token starts a message, so prompts have no message boundaries")
+        log.warning(
+            "chat template: no special token starts a message, so prompts have no message "
+            "boundaries"
+        )
     return tuple(sorted(starts))
 
 
-def _assistant_start(template: Template, tokenizer: Tokenizer, starts: Sequence[int]) -> tuple[int, ...]:
-    """The tokens with which both a generation header and a message of the assistant start, and no other message does.
+def _assistant_start(
+    template: Template, tokenizer: Tokenizer, starts: Sequence[int]
+) -> tuple[int, ...]:
+    """The tokens with which both a generation header and a message of the assistant start, and no
+    other message does.
 
     Empty where the template has no such header, or all its messages start alike.
     """
@@ -124,29 +168,40 @@ def _assistant_start(template: Template, tokenizer: Tokenizer, starts: Sequence[
     roles = zip(("user", "assistant", "user"), _MARKS, strict=False)
     said = [sample_message(role, mark, as_text=template.capabilities.text) for role, mark in roles]
     header, message, user, first = (
-        gaps.last_start(*where) for where in ((said[:1], 1, True), (said, 1), (said, 2), (said[:1], 0))
+        gaps.last_start(*where)
+        for where in ((said[:1], 1, True), (said, 1), (said, 2), (said[:1], 0))
     )
     common = header[: n_common(header, message)]
     return common if all(other[: len(common)] != common for other in (user, first)) else ()
 
 
-def _result_start(template: Template, tokenizer: Tokenizer, starts: Sequence[int]) -> tuple[int, ...]:
-    """The tokens with which a message with the result of a tool starts, and no message of the user does; else empty."""
+def _result_start(
+    template: Template, tokenizer: Tokenizer, starts: Sequence[int]
+) -> tuple[int, ...]:
+    """The tokens with which a message with the result of a tool starts, and no message of the user
+    does; else empty.
+    """
     gaps = _Gaps(template, tokenizer, starts)
     said, called, result = _samples(template.capabilities)
     begins, user = gaps.last_start([*called, result], 2), gaps.last_start(said, 2)
     return begins if template.capabilities.tool_calls and user[: len(begins)] != begins else ()
 
 
-def _call_end(template: Template, tokenizer: Tokenizer, starts: Sequence[int], specials: Mapping[int, str]) -> str:
-    """The special token that stands between a call and the token that starts its result; empty if there is none."""
+def _call_end(
+    template: Template, tokenizer: Tokenizer, starts: Sequence[int], specials: Mapping[int, str]
+) -> str:
+    """The special token that stands between a call and the token that starts its result; empty if
+    there is none.
+    """
     _, called, result = _samples(template.capabilities)
     found = _Gaps(template, tokenizer, specials).specials([*called, result], 2) or []
     at = next((at for at, token in enumerate(found) if token in starts), 0)
     return specials[found[at - 1]] if at and template.capabilities.tool_calls else ""
 
 
-def _samples(capabilities: TemplateCapabilities) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
+def _samples(
+    capabilities: TemplateCapabilities,
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
     """Three messages, two that end with a call, and the result of that."""
     text, as_object = capabilities.text, capabilities.object_arguments
     roles = zip(("user", "assistant", "user", "tool"), (*_MARKS[:3], _MARKS[2]), strict=True)
@@ -171,7 +226,11 @@ class _Gaps:
     """The special tokens between the marks of a rendered sample."""
 
     def __init__(
-        self, template: Template, tokenizer: Tokenizer, specials: Collection[int], inside: Sequence[str] = ()
+        self,
+        template: Template,
+        tokenizer: Tokenizer,
+        specials: Collection[int],
+        inside: Sequence[str] = (),
     ) -> None:
         self._template = template
         self._tokenizer = tokenizer
@@ -185,19 +244,28 @@ class _Gaps:
             before = before[1:]
         return before[0] if before else None
 
-    def last_start(self, messages: Sequence[Mapping[str, Any]], gap: int, header: bool = False) -> tuple[int, ...]:
-        """The tokens before mark ``gap``, or after the last, from the last special one on that starts a message; those
-        that depend on its text are left out."""
+    def last_start(
+        self, messages: Sequence[Mapping[str, Any]], gap: int, header: bool = False
+    ) -> tuple[int, ...]:
+        """The tokens before mark ``gap``, or after the last, from the last special one on that
+        starts a message; those that depend on its text are left out.
+        """
         text = self._text(messages, gap, header) or ""
         tokens, *others = (self._tokenizer.tokenize(text + said) for said in _TEXTS)
         tokens = tokens[: min(n_common(tokens, other) for other in others)]
         while tokens and not self._tokenizer.piece(tokens[-1]).strip():
             tokens.pop()
-        at = max((i for i, token in enumerate(tokens) if token in self._specials), default=len(tokens))
+        at = max(
+            (i for i, token in enumerate(tokens) if token in self._specials), default=len(tokens)
+        )
         return tuple(tokens[at:])
 
-    def specials(self, messages: Sequence[Mapping[str, Any]], gap: int, header: bool = False) -> list[int] | None:
-        """Special tokens before mark ``gap``, or after the last if that is their number; None if a mark is missing."""
+    def specials(
+        self, messages: Sequence[Mapping[str, Any]], gap: int, header: bool = False
+    ) -> list[int] | None:
+        """Special tokens before mark ``gap``, or after the last if that is their number; None if a
+        mark is missing.
+        """
         text = self._text(messages, gap, header)
         if text is None:
             return None

@@ -1,4 +1,6 @@
-"""The tokenizer that chat needs, and one that remembers the tokens of every piece of text it has seen."""
+"""The tokenizer that chat needs, and one that remembers the tokens of every piece of text it has
+seen.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,12 @@ __all__ = ["CachedTokenizer", "Tokenizer", "readable"]
 class Tokenizer(Protocol):
     """Text to token ids and back. Thread-safe."""
 
-    def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
-        """Ids of ``text``. ``add_special`` adds BOS and EOS where the model needs them; without ``parse_special``
-        the text of a control token is ordinary text."""
+    def tokenize(
+        self, text: str, *, add_special: bool = False, parse_special: bool = True
+    ) -> list[int]:
+        """Ids of ``text``. ``add_special`` adds BOS and EOS where the model needs them; without
+        ``parse_special`` the text of a control token is ordinary text.
+        """
         ...
 
     def detokenize(self, tokens: Sequence[int], *, special: bool = True) -> bytes:
@@ -58,7 +63,9 @@ class Tokenizer(Protocol):
         ...
 
 
-DEFAULT_MEMO_BYTES = limit(64 << 20, "texts with remembered tokens", "the oldest are forgotten", "memory", "bytes")
+DEFAULT_MEMO_BYTES = limit(
+    64 << 20, "texts with remembered tokens", "the oldest are forgotten", "memory", "bytes"
+)
 
 """Holds some 8 million tokens of English: many conversations of 100K tokens."""
 
@@ -68,25 +75,37 @@ _ENTRY_BYTES = 200
 
 
 def readable(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
-    """The text of ``tokens`` for people: special tokens shown, broken characters replaced, images named."""
+    """The text of ``tokens`` for people: special tokens shown, broken characters replaced, images
+    named.
+    """
     if min(tokens, default=0) >= 0:
         return tokenizer.detokenize(tokens).decode("utf-8", "replace")
     runs = ((is_image, list(run)) for is_image, run in groupby(tokens, key=lambda token: token < 0))
-    return "".join(f"[image: {len(run)} tokens]" if is_image else readable(tokenizer, run) for is_image, run in runs)
+    return "".join(
+        f"[image: {len(run)} tokens]" if is_image else readable(tokenizer, run)
+        for is_image, run in runs
+    )
 
 
 class CachedTokenizer:
     """`tokenize` gives exactly ``tokenizer.tokenize(text, parse_special=True)``, as an array.
 
-    Thread-safe. Pieces are forgotten, the longest unused first, when they take more than ``max_bytes``.
+    Thread-safe. Pieces are forgotten, the longest unused first, when they take more than
+    ``max_bytes``.
     """
 
-    def __init__(self, tokenizer: Tokenizer, specials: Mapping[str, int], max_bytes: int = DEFAULT_MEMO_BYTES) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, specials: Mapping[str, int], max_bytes: int = DEFAULT_MEMO_BYTES
+    ) -> None:
         """``specials`` are the tokenizer's special tokens."""
         self._tokenizer = tokenizer
         self._max_bytes = max_bytes
-        self._separators = {text: as_tokens([token]) for text, token in _separators(tokenizer, specials).items()}
-        self._split = re.compile(f"({_any_of(sorted(self._separators))})") if self._separators else None
+        self._separators = {
+            text: as_tokens([token]) for text, token in _separators(tokenizer, specials).items()
+        }
+        self._split = (
+            re.compile(f"({_any_of(sorted(self._separators))})") if self._separators else None
+        )
         self._lock = threading.Lock()  # guards the two below
         self._memo: OrderedDict[str, Tokens] = OrderedDict()
         self._n_bytes = 0
@@ -112,7 +131,9 @@ class CachedTokenizer:
                     found.append(tokens)
                 else:
                     found.append(_NOTHING)
-        parts = [self._add(pieces[i]) if tokens is None else tokens for i, tokens in enumerate(found)]
+        parts = [
+            self._add(pieces[i]) if tokens is None else tokens for i, tokens in enumerate(found)
+        ]
         return np.concatenate(parts)
 
     def _add(self, piece: str) -> Tokens:
@@ -137,8 +158,9 @@ def _charge(piece: str, tokens: Tokens) -> int:
 def _separators(tokenizer: Tokenizer, specials: Mapping[str, int]) -> dict[str, int]:
     """The special tokens at which text can be split without changing a token.
 
-    llama.cpp looks for special tokens one after the other, so one that overlaps with another cannot be judged alone.
-    Some vocabularies also let a token swallow the blanks next to it. Both kinds stay inside the pieces.
+    llama.cpp looks for special tokens one after the other, so one that overlaps with another cannot
+    be judged alone. Some vocabularies also let a token swallow the blanks next to it. Both kinds
+    stay inside the pieces.
     """
     overlapping = _overlapping(specials)
     before, after = map(tokenizer.tokenize, ("a \n", " \n a"))
@@ -171,9 +193,13 @@ def _overlapping(texts: Mapping[str, int]) -> set[str]:
 
 
 def _any_of(texts: Sequence[str]) -> str:
-    """A pattern for any of ``texts``, sorted, none the beginning of another; shared beginnings are tried once."""
+    """A pattern for any of ``texts``, sorted, none the beginning of another; shared beginnings are
+    tried once.
+    """
     branches = []
     for first, group in groupby(texts, key=lambda text: text[0]):
         rests = [text[1:] for text in group]
-        branches.append(re.escape(first) + (re.escape(rests[0]) if len(rests) == 1 else _any_of(rests)))
+        branches.append(
+            re.escape(first) + (re.escape(rests[0]) if len(rests) == 1 else _any_of(rests))
+        )
     return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"

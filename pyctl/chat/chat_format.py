@@ -1,4 +1,6 @@
-"""A model's way of writing conversations: a chat request becomes a prompt, what binds the reply, and the way back."""
+"""A model's way of writing conversations: a chat request becomes a prompt, what binds the reply,
+and the way back.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,14 @@ from pyctl.chat.constraint import Constraint, reply_constraint
 from pyctl.chat.images import ImageReader, shown, split_marked, split_marker
 from pyctl.chat.rendering import Continue, RenderedChat, Renderer, unreadable
 from pyctl.chat.replay import Replay, ReplayMarks
-from pyctl.chat.reply import ParsedReply, ReasoningSplitter, ReplyDelta, ReplyPart, ReplySplitter, reasoning_limit
+from pyctl.chat.reply import (
+    ParsedReply,
+    ReasoningSplitter,
+    ReplyDelta,
+    ReplyPart,
+    ReplySplitter,
+    reasoning_limit,
+)
 from pyctl.chat.template import Template, TemplateCapabilities
 from pyctl.chat.tools import Tools, read_tools, template_tools
 from pyctl.errors import RequestError
@@ -38,13 +47,14 @@ _NEXT_TEXTS = "0", "x"
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """A chat request. ``messages``, ``tools`` and ``tool_choice`` are as it sent them, in OpenAI's form.
+    """A chat request. ``messages``, ``tools`` and ``tool_choice`` are as it sent them, in OpenAI's
+    form.
 
-    ``template_kwargs`` are variables of the template. With ``continue_final_message`` the reply continues the last
-    message; with ``prefill_assistant`` it does so whenever that is the assistant's. At most one of ``schema`` (JSON
-    schema of the content, if there is no call) and ``grammar`` (GBNF of the whole reply) binds the reply; None for
-    neither. The reasoning is ended after ``reasoning_budget`` tokens, None for no limit, after
-    ``reasoning_budget_message``.
+    ``template_kwargs`` are variables of the template. With ``continue_final_message`` the reply
+    continues the last message; with ``prefill_assistant`` it does so whenever that is the
+    assistant's. At most one of ``schema`` (JSON schema of the content, if there is no call) and
+    ``grammar`` (GBNF of the whole reply) binds the reply; None for neither. The reasoning is ended
+    after ``reasoning_budget`` tokens, None for no limit, after ``reasoning_budget_message``.
     """
 
     messages: object
@@ -86,7 +96,9 @@ class Dialect:
         self.call_format = find_call_format(template)
         self.tags = self.call_format.tags(template.source)
         tags = (self.tags.open, self.tags.close)
-        self.message_starts = MessageStarts(template, tokenizer, specials, () if self.tags.next_message else tags)
+        self.message_starts = MessageStarts(
+            template, tokenizer, specials, () if self.tags.next_message else tags
+        )
         self.starts = self.message_starts.ids
         marks = (*self.call_format.control_tokens, *tags)
         self.control_texts = {controls[mark]: mark.encode() for mark in marks if mark in controls}
@@ -94,17 +106,21 @@ class Dialect:
         starts = [text for text, token in specials.items() if token in self.starts]
         around = self.call_format.around_content
         remembered = ReplayMarks(replay, starts, tags, around, self.message_starts.call_end)
-        self.renderer = Renderer(template, self.tags, starts, kwargs, remembered, strip_bos=tokenizer.add_bos)
+        self.renderer = Renderer(
+            template, self.tags, starts, kwargs, remembered, strip_bos=tokenizer.add_bos
+        )
         self.marks = self.renderer.marks
 
 
 class ChatFormat:
-    """``ChatFormat(template, tokenizer).prepare(ChatRequest([{"role": "user", "content": "Hi"}])).prompt``
+    """``ChatFormat(template, tokenizer).prepare(ChatRequest([{"role": "user", "content":
+    "Hi"}])).prompt``
 
-    ``kwargs`` are variables of the template that a request may override; ``replay`` remembers replies and puts them
-    into later conversations. Without ``images`` there can be none. Tools that differ from an earlier reply's in the
-    order of keys alone take that order, unless ``keeps_order``. Requests with tools are written by
-    ``template.of_tools`` if the model has one. Thread-safe. Whatever is wrong with a request raises RequestError.
+    ``kwargs`` are variables of the template that a request may override; ``replay`` remembers
+    replies and puts them into later conversations. Without ``images`` there can be none. Tools that
+    differ from an earlier reply's in the order of keys alone take that order, unless
+    ``keeps_order``. Requests with tools are written by ``template.of_tools`` if the model has one.
+    Thread-safe. Whatever is wrong with a request raises RequestError.
     """
 
     def __init__(
@@ -121,22 +137,31 @@ class ChatFormat:
         self.tokenizer = tokenizer
         self.images = images
         specials = tokenizer.special_tokens()
-        controls = {text: id for text, id in specials.items() if not tokenizer.piece(id, special=False)}
+        controls = {
+            text: id for text, id in specials.items() if not tokenizer.piece(id, special=False)
+        }
         replay = replay or Replay("off")
         self.orders = Replay("off") if keeps_order else replay
         self.dialect = Dialect(template, tokenizer, specials, controls, kwargs or {}, replay)
         self.tool_dialect = self.dialect
         of_tools = template.of_tools
         if of_tools is not None and of_tools.source != template.source:
-            self.tool_dialect = Dialect(of_tools, tokenizer, specials, controls, kwargs or {}, replay)
+            self.tool_dialect = Dialect(
+                of_tools, tokenizer, specials, controls, kwargs or {}, replay
+            )
         self._memo = CachedTokenizer(tokenizer, specials)
         self._bos = as_tokens([tokenizer.bos] if tokenizer.add_bos else [])
 
     @property
     def n_bytes(self) -> Mapping[str, int]:
-        """Bytes that are remembered between requests: of tokens by their text, and of replies, with tools."""
+        """Bytes that are remembered between requests: of tokens by their text, and of replies, with
+        tools.
+        """
         replays = (self.dialect.marks.replay, self.tool_dialect.marks.replay, self.orders)
-        return {"tokenizer": self._memo.n_bytes, "replies": max(replay.n_bytes for replay in replays)}
+        return {
+            "tokenizer": self._memo.n_bytes,
+            "replies": max(replay.n_bytes for replay in replays),
+        }
 
     @cached_property
     def capabilities(self) -> TemplateCapabilities:
@@ -155,7 +180,9 @@ class ChatFormat:
         return self.tool_dialect if tools else self.dialect
 
     def prepare(self, request: ChatRequest) -> PreparedChat:
-        """Check and render ``request``. What else is wrong with it shows when that part of the answer is asked for."""
+        """Check and render ``request``. What else is wrong with it shows when that part of the
+        answer is asked for.
+        """
         ordered, remember = self.orders.in_order(request.tools)
         request = replace(request, tools=ordered)
         tools, callables = read_tools(
@@ -177,9 +204,11 @@ class ChatFormat:
         return PreparedChat(self, dialect, request, rendered, callables, remember)
 
     def beginning(self, request: ChatRequest) -> Prompt:
-        """The beginning of the next prompt of a conversation that is certain, for any next role and text.
+        """The beginning of the next prompt of a conversation that is certain, for any next role and
+        text.
 
-        After a message of the user, or the result of a tool, it is all of the prompt. ``messages`` may be empty.
+        After a message of the user, or the result of a tool, it is all of the prompt. ``messages``
+        may be empty.
         """
         messages = [] if request.messages is None else request.messages
         if not isinstance(messages, list):
@@ -201,8 +230,9 @@ class ChatFormat:
         return one.first(common_prefix(one.tokens, other.tokens))
 
     def prompt_from_text(self, text: str, images: Sequence[ImageFile] | None = None) -> Prompt:
-        """Tokens of ``text``, special tokens included, after BOS where the model needs it; with ``images`` in the
-        places of the marker for them, which is text like any other for None."""
+        """Tokens of ``text``, special tokens included, after BOS where the model needs it; with
+        ``images`` in the places of the marker for them, which is text like any other for None.
+        """
         pieces = self._pieces([text] if images is None else split_marker(text, images))
         return self._prompt([self._bos, *pieces], self.dialect)
 
@@ -222,7 +252,9 @@ class ChatFormat:
             if not isinstance(part, str) and part.tokens is not None:
                 parts.append(part.tokens)
             else:
-                parts += self._pieces(split_marked(text, rendered.images) if rendered.images else [text])
+                parts += self._pieces(
+                    split_marked(text, rendered.images) if rendered.images else [text]
+                )
         return self._prompt(parts, dialect)
 
     def _pieces(self, pieces: Sequence[str | ImageFile]) -> Iterator[Tokens | ImageSpan]:
@@ -252,11 +284,13 @@ class ChatFormat:
 
 
 class PreparedChat:
-    """The answer to a ChatRequest: ``text`` of the prompt, and from there whatever the engine needs.
+    """The answer to a ChatRequest: ``text`` of the prompt, and from there whatever the engine
+    needs.
 
-    The reply starts with ``open_reasoning``, text of the prompt that no token of the reply brings, where reasoning
-    stays in the content. ``is_continued`` if the client asked for the last message to be continued. ``control_texts``
-    are the control tokens that the splitter has to see, and their texts.
+    The reply starts with ``open_reasoning``, text of the prompt that no token of the reply brings,
+    where reasoning stays in the content. ``is_continued`` if the client asked for the last message
+    to be continued. ``control_texts`` are the control tokens that the splitter has to see, and
+    their texts.
     """
 
     def __init__(
@@ -281,7 +315,9 @@ class PreparedChat:
 
     @cached_property
     def prompt(self) -> Prompt:
-        """Token ids and boundaries of the prompt; replayed replies have the tokens that were sampled."""
+        """Token ids and boundaries of the prompt; replayed replies have the tokens that were
+        sampled.
+        """
         return self._chat.prompt_of(self.rendered, self._dialect)
 
     @property
@@ -291,7 +327,8 @@ class PreparedChat:
 
     @cached_property
     def constraint(self) -> Constraint | None:
-        """The constraint on the reply: a call that is forced goes before the schema, others may come in its place.
+        """The constraint on the reply: a call that is forced goes before the schema, others may
+        come in its place.
 
         RequestError for a schema that cannot be converted.
         """
@@ -308,19 +345,27 @@ class PreparedChat:
                 request.schema, self._dialect.tags, self._begins(), prefill, self._dialect.controls
             )
         except RequestError as error:
-            raise RequestError(f"Field 'json_schema': JSON schema conversion failed: {error}") from error
+            raise RequestError(
+                f"Field 'json_schema': JSON schema conversion failed: {error}"
+            ) from error
         return self._call_constraint(request.schema, prefill) or alone
 
     @cached_property
     def reasoning(self) -> ReasoningLimit | None:
-        """How the engine ends the reasoning after so many tokens; None without a limit, or if there can be none."""
+        """How the engine ends the reasoning after so many tokens; None without a limit, or if there
+        can be none.
+        """
         request, rendered, tags = self._request, self.rendered, self._dialect.tags
         recurs = bool(tags.next_message)
         if request.reasoning_budget is None or (rendered.reply_part == "content" and not recurs):
             return None
-        read = rendered.open_reasoning + rendered.prefill if rendered.reply_part == "reasoning" else ""
+        read = (
+            rendered.open_reasoning + rendered.prefill if rendered.reply_part == "reasoning" else ""
+        )
         n_tokens, message = request.reasoning_budget, request.reasoning_budget_message
-        return reasoning_limit(self._chat.tokenizer, tags, n_tokens, message=message, read=read, recurs=recurs)
+        return reasoning_limit(
+            self._chat.tokenizer, tags, n_tokens, message=message, read=read, recurs=recurs
+        )
 
     def _echo(self) -> ReplyDelta:
         """The part of the reply that the prompt holds already, as it would have been read."""
@@ -334,17 +379,21 @@ class PreparedChat:
         return ReplyDelta(first.reasoning + last.reasoning, content)
 
     def next_prompt(self, message: Mapping[str, Any]) -> Prompt | None:
-        """The beginning of the next prompt that is certain if the client returns the reply as ``message``; None if the
-        template has no place for it.
+        """The beginning of the next prompt that is certain if the client returns the reply as
+        ``message``; None if the template has no place for it.
 
-        Without its reasoning, unless the conversation has some already: where a client returns it, the next prompt
-        goes on from the reply as it was sampled, and needs nothing of this.
+        Without its reasoning, unless the conversation has some already: where a client returns it,
+        the next prompt goes on from the reply as it was sampled, and needs nothing of this.
         """
         request = self._request
         assert isinstance(request.messages, list)
         before = request.messages[: len(request.messages) - self._goes_on]
-        if not any(each["role"] == "assistant" and each.get("reasoning_content") for each in before):
-            message = {name: value for name, value in message.items() if name != "reasoning_content"}
+        if not any(
+            each["role"] == "assistant" and each.get("reasoning_content") for each in before
+        ):
+            message = {
+                name: value for name, value in message.items() if name != "reasoning_content"
+            }
         try:
             return self._chat.beginning(replace(request, messages=[*before, message]))
         except RequestError:
@@ -368,7 +417,9 @@ class PreparedChat:
         parser = self._dialect.call_format.parser(self._tools, tags, rendered.reply_part)
         if rendered.reply_part == "reasoning" and rendered.prefill.strip():
             parser.feed(rendered.prefill)
-        forgets_tags = self._dialect.call_format.forgets_tags and self._request.schema is None  # which requests JSON
+        forgets_tags = (
+            self._dialect.call_format.forgets_tags and self._request.schema is None
+        )  # which requests JSON
         if self._tools is not None and forgets_tags and not echo.content.strip():
             parser = BareCallParser(parser, self._tools)
 
@@ -379,7 +430,9 @@ class PreparedChat:
                 message["content"] = echo.content + reply.content.removeprefix(opening)
             marks = self._dialect.marks
             if header := marks.header(rendered.text, rendered.prefill):
-                marks.replay.remember(message, rendered.place, header, text, self._tokens_of(text, tokens))
+                marks.replay.remember(
+                    message, rendered.place, header, text, self._tokens_of(text, tokens)
+                )
             self._remember_tools()
             if on_reply is not None:
                 on_reply(message)
@@ -387,16 +440,21 @@ class PreparedChat:
         return ReplySplitter(parser, echo, opening, ended)
 
     def _begins(self) -> ReplyPart:
-        """Where the reply starts: ``start`` only if the template leaves it a reasoning block to open."""
+        """Where the reply starts: ``start`` only if the template leaves it a reasoning block to
+        open.
+        """
         if self.rendered.reply_part != "start":
             return self.rendered.reply_part
         tags = self._dialect.tags
-        closed = tags.open not in self._dialect.template.source or self.text.rstrip().endswith(tags.close)
+        closed = tags.open not in self._dialect.template.source or self.text.rstrip().endswith(
+            tags.close
+        )
         return "content" if closed else "start"
 
     def _call_constraint(self, schema: Any = None, prefill: str = "") -> Constraint | None:
-        """The constraint on calls: on all of the reply if one is forced, or if it is JSON by ``schema`` otherwise; else
-        from its first call on. Until then it sleeps, which costs nothing.
+        """The constraint on calls: on all of the reply if one is forced, or if it is JSON by
+        ``schema`` otherwise; else from its first call on. Until then it sleeps, which costs
+        nothing.
         """
         tools = self._tools
         if tools is None:
@@ -404,7 +462,9 @@ class PreparedChat:
         return self._dialect.bound_calls.constraint(tools, self._begins(), schema, prefill)
 
     def _tokens_of(self, text: str, tokens: list[int]) -> Tokens | None:
-        """``tokens`` without a character's that is cut at the end; None if their text is another."""
+        """``tokens`` without a character's that is cut at the end; None if their text is
+        another.
+        """
         tokenizer = self._chat.tokenizer
         for special in (False, True):
             data = tokenizer.detokenize(tokens, special=special)
@@ -428,7 +488,10 @@ def _of_call(call: Any) -> dict[str, Any]:
     """Members of a result that name its ``call``."""
     call = call if isinstance(call, dict) else {}
     function = call.get("function")
-    known = {"tool_call_id": call.get("id"), "name": function.get("name") if isinstance(function, dict) else None}
+    known = {
+        "tool_call_id": call.get("id"),
+        "name": function.get("name") if isinstance(function, dict) else None,
+    }
     return {name: value for name, value in known.items() if isinstance(value, str)}
 
 

@@ -1,6 +1,8 @@
-"""Constraints on a reply: GBNF of the client, or a grammar for llguidance made of texts and JSON schemas.
+"""Constraints on a reply: GBNF of the client, or a grammar for llguidance made of texts and JSON
+schemas.
 
-Each `Constraint` was compiled once without a vocabulary, within limits, to find errors of a schema early.
+Each `Constraint` was compiled once without a vocabulary, within limits, to find errors of a schema
+early.
 """
 
 from __future__ import annotations
@@ -18,7 +20,14 @@ from pyctl.chat.json_schema import ready_schema
 from pyctl.chat.reply import ReasoningTags, ReplyPart
 from pyctl.errors import RequestError
 
-__all__ = ["Constraint", "GrammarBuilder", "json_constraint", "reasoned", "reply_constraint", "reply_json"]
+__all__ = [
+    "Constraint",
+    "GrammarBuilder",
+    "json_constraint",
+    "reasoned",
+    "reply_constraint",
+    "reply_json",
+]
 
 _HEADER = '%llguidance {"no_forcing": true}\n'
 """The model may spell fixed text in any tokens."""
@@ -31,18 +40,22 @@ _JSON_OPTIONS = {
 """Little white space, so that a model does not lose itself in it."""
 
 _LIMITS = llguidance.LLParserLimits(
-    initial_lexer_fuel=1_000_000, max_grammar_size=200_000, precompute_large_lexemes=False, verbose_errors=False
+    initial_lexer_fuel=1_000_000,
+    max_grammar_size=200_000,
+    precompute_large_lexemes=False,
+    verbose_errors=False,
 )
 _MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Constraint:
-    """``grammar`` binds the whole reply, which goes on from ``prefill``; its ``kind`` is its language.
+    """``grammar`` binds the whole reply, which goes on from ``prefill``; its ``kind`` is its
+    language.
 
-    With ``triggers`` (regular expressions) it binds nothing until the reply matches one of them, and from there on;
-    where the reply starts with what is ``hidden`` (an opening, empty if the prompt has it, and a closing), only what
-    comes after that counts.
+    With ``triggers`` (regular expressions) it binds nothing until the reply matches one of them,
+    and from there on; where the reply starts with what is ``hidden`` (an opening, empty if the
+    prompt has it, and a closing), only what comes after that counts.
     """
 
     grammar: str
@@ -53,19 +66,23 @@ class Constraint:
 
 
 class GrammarBuilder:
-    """Puts a grammar together; every piece is an expression that may be joined with others, a space between.
+    """Puts a grammar together; every piece is an expression that may be joined with others, a space
+    between.
 
     grammar = GrammarBuilder()
     call = f'{grammar.text("<call>")} {grammar.json({"type": "object"})} {grammar.text("</call>")}'
     grammar.constraint(f"{grammar.until('</think>')} {call}")
 
-    ``controls`` are the control tokens of the vocabulary, id by text: `text` and `until` mean these tokens where they
-    occur, while texts of clients, in `quoted` and `json`, are never more than text.
+    ``controls`` are the control tokens of the vocabulary, id by text: `text` and `until` mean these
+    tokens where they occur, while texts of clients, in `quoted` and `json`, are never more than
+    text.
     """
 
     def __init__(self, controls: Mapping[str, int] | None = None) -> None:
         self._controls = controls or {}
-        self._control = re.compile("|".join(map(re.escape, sorted(self._controls, key=len, reverse=True))) or r"(?!)")
+        self._control = re.compile(
+            "|".join(map(re.escape, sorted(self._controls, key=len, reverse=True))) or r"(?!)"
+        )
         self._rules: dict[str, str] = {}
         self._terminals: dict[str, str] = {}
         self._defined: dict[str, str] = {}
@@ -75,7 +92,9 @@ class GrammarBuilder:
         return self._rules.setdefault(body, f"r{len(self._rules)}")
 
     def terminal(self, body: str) -> str:
-        """The name of a terminal that stands for ``body``, in which terminals can be joined by & and ~."""
+        """The name of a terminal that stands for ``body``, in which terminals can be joined by &
+        and ~.
+        """
         return self._terminals.setdefault(body, f"T{len(self._terminals)}")
 
     def new_rule(self) -> str:
@@ -111,7 +130,9 @@ class GrammarBuilder:
         return self.rule(" | ".join(choices)) if len(choices) > 1 else choices[0]
 
     def until(self, end: str, terminals: str = "") -> str:
-        """Any text, or START of these ``terminals`` of Lark's, up to the first ``end``, which is a part of it."""
+        """Any text, or START of these ``terminals`` of Lark's, up to the first ``end``, which is a
+        part of it.
+        """
         is_control = self._control.search(end)
         suffix = "" if is_control else f"[suffix={json.dumps(end)}]"
         if terminals:
@@ -121,9 +142,13 @@ class GrammarBuilder:
         return f"{text} {self.text(end[is_control.start() :])}" if is_control else text
 
     def json(self, schema: Any, root: Any = None) -> str:
-        """JSON that ``schema`` accepts, which is a part of ``root``; RequestError if it is no schema."""
+        """JSON that ``schema`` accepts, which is a part of ``root``; RequestError if it is no
+        schema.
+        """
         ready = ready_schema(schema, root)
-        return self.rule(expression(ready, self, _json_rule) if has_exact_numbers(ready) else _json_rule(ready))
+        return self.rule(
+            expression(ready, self, _json_rule) if has_exact_numbers(ready) else _json_rule(ready)
+        )
 
     def constraint(
         self,
@@ -132,8 +157,13 @@ class GrammarBuilder:
         prefill: str = "",
         hidden: tuple[str, str] | None = None,
     ) -> Constraint:
-        """Replies are ``start``. RequestError if no reply can be, or if that is too much to find out."""
-        rules = [f"{name}{body if body.startswith('[') else f': {body}'}\n" for body, name in self._rules.items()]
+        """Replies are ``start``. RequestError if no reply can be, or if that is too much to find
+        out.
+        """
+        rules = [
+            f"{name}{body if body.startswith('[') else f': {body}'}\n"
+            for body, name in self._rules.items()
+        ]
         rules += [f"{name}: {body}\n" for name, body in self._defined.items()]
         rules += [f"{name}: {body}\n" for body, name in self._terminals.items()]
         grammar = f"{_HEADER}start: {start}\n{''.join(rules)}"
@@ -159,14 +189,22 @@ def json_constraint(schema: Any) -> Constraint:
 
 
 def reply_constraint(
-    schema: Any, tags: ReasoningTags, part: ReplyPart, prefill: str = "", controls: Mapping[str, int] | None = None
+    schema: Any,
+    tags: ReasoningTags,
+    part: ReplyPart,
+    prefill: str = "",
+    controls: Mapping[str, int] | None = None,
 ) -> Constraint:
-    """Content that is JSON by ``schema``, after an optional reasoning block; ``part`` is where the reply starts."""
+    """Content that is JSON by ``schema``, after an optional reasoning block; ``part`` is where the
+    reply starts.
+    """
     grammar = GrammarBuilder(controls)
     return grammar.constraint(reply_json(grammar, schema, tags, part), prefill=prefill)
 
 
-def reply_json(grammar: GrammarBuilder, schema: Any, tags: ReasoningTags, part: ReplyPart, calls: str = "") -> str:
+def reply_json(
+    grammar: GrammarBuilder, schema: Any, tags: ReasoningTags, part: ReplyPart, calls: str = ""
+) -> str:
     """A reply whose content is JSON that ``schema`` accepts, or which is ``calls`` in its place."""
     content = grammar.json(schema)
     if tags.content_open and part != "content":
@@ -177,12 +215,18 @@ def reply_json(grammar: GrammarBuilder, schema: Any, tags: ReasoningTags, part: 
 _GAP = r"/[ \t\n]{1,8}/?"
 
 
-def reasoned(grammar: GrammarBuilder, content: str, tags: ReasoningTags, part: ReplyPart, gap: str = "") -> str:
+def reasoned(
+    grammar: GrammarBuilder, content: str, tags: ReasoningTags, part: ReplyPart, gap: str = ""
+) -> str:
     """``content`` after a reasoning block and ``gap``, according to ``part``."""
     if part == "content":
         return content
     block = f"{grammar.until(tags.close)} {grammar.text(tags.next_message)} {gap}"
-    return f"({grammar.text(tags.open)} {block})? {content}" if part == "start" else f"{block} {content}"
+    return (
+        f"({grammar.text(tags.open)} {block})? {content}"
+        if part == "start"
+        else f"{block} {content}"
+    )
 
 
 _PLACE = re.compile(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?")
@@ -191,5 +235,8 @@ _PLACE = re.compile(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?")
 def _reason(error: str) -> str:
     """The line of the library's message that has the reason."""
     lines = [line.strip() for line in error.splitlines() if line.strip()]
-    said = next((line for line in lines if line.startswith("error:")), lines[0] if lines else "it is refused")
+    said = next(
+        (line for line in lines if line.startswith("error:")),
+        lines[0] if lines else "it is refused",
+    )
     return _PLACE.sub("", said)[:300]

@@ -1,8 +1,9 @@
 """JSON by schemas with numbers that the grammar library would round.
 
-llguidance reads the numbers of a schema as 64-bit floats, so that an integer of more than 53 bits becomes another one,
-and 1.0 becomes 1. The values with such numbers, and the objects and lists around them, are therefore written as rules
-of texts; all that they hold besides stays JSON by a schema.
+llguidance reads the numbers of a schema as 64-bit floats, so that an integer of more than 53 bits
+becomes another one, and 1.0 becomes 1. The values with such numbers, and the objects and lists
+around them, are therefore written as rules of texts; all that they hold besides stays JSON by a
+schema.
 """
 
 from __future__ import annotations
@@ -36,13 +37,17 @@ class Rules(Protocol):
         """Return the name of a rule that stands for ``body``."""
 
     def new_rule(self) -> str:
-        """Return the name of a rule whose body `define` gives later, so that it may lead to itself."""
+        """Return the name of a rule whose body `define` gives later, so that it may lead to
+        itself.
+        """
 
     def define(self, name: str, body: str) -> None:
         """Give the rule ``name`` its body."""
 
     def terminal(self, body: str) -> str:
-        """Return the name of a terminal that stands for ``body``, in which terminals can be joined by & and ~."""
+        """Return the name of a terminal that stands for ``body``, in which terminals can be joined
+        by & and ~.
+        """
 
     def quoted(self, text: str) -> str:
         """Return ``text``, character by character."""
@@ -61,11 +66,13 @@ def has_exact_numbers(schema: Any) -> bool:
     return any(map(has_exact_numbers, parts))
 
 
-def expression(schema: Mapping[str, Any], rules: Rules, as_json: Callable[[Mapping[str, Any]], str]) -> str:
+def expression(
+    schema: Mapping[str, Any], rules: Rules, as_json: Callable[[Mapping[str, Any]], str]
+) -> str:
     """Return an expression for JSON by ``schema``, which `ready_schema` made.
 
-    ``as_json`` returns the body of a rule for a schema without exact numbers. Raises RequestError where the rules would
-    become too long, and for parts that rules cannot express.
+    ``as_json`` returns the body of a rule for a schema without exact numbers. Raises RequestError
+    where the rules would become too long, and for parts that rules cannot express.
     """
     return _Writer(schema, rules, as_json).write(schema)
 
@@ -108,12 +115,17 @@ def _references(schema: Any) -> Iterator[str]:
 class _Writer:
     """Writes the rules for one schema and its definitions."""
 
-    def __init__(self, schema: Mapping[str, Any], rules: Rules, as_json: Callable[[Mapping[str, Any]], str]) -> None:
+    def __init__(
+        self, schema: Mapping[str, Any], rules: Rules, as_json: Callable[[Mapping[str, Any]], str]
+    ) -> None:
         self._definitions: Mapping[str, Any] = schema.get("$defs", {})
         self._rules, self._as_json = rules, as_json
         self._leads_to = {name: set(_references(each)) for name, each in self._definitions.items()}
         self._exact = {name for name, each in self._definitions.items() if has_exact_numbers(each)}
-        while more := {name for name, ends in self._leads_to.items() if ends & self._exact} - self._exact:
+        while (
+            more := {name for name, ends in self._leads_to.items() if ends & self._exact}
+            - self._exact
+        ):
             self._exact |= more
         self._marked: set[int] = set()
         for each in (schema, *self._definitions.values()):
@@ -123,7 +135,9 @@ class _Writer:
         self._size = 0
 
     def write(self, schema: Mapping[str, Any]) -> str:
-        """Return an expression for JSON by ``schema``, and define the rules of the definitions that it leads to."""
+        """Return an expression for JSON by ``schema``, and define the rules of the definitions that
+        it leads to.
+        """
         written = self.expression(schema)
         while self._waiting:  # no recursion: one definition leads to the next
             name = self._waiting.pop()
@@ -131,7 +145,9 @@ class _Writer:
         return written
 
     def _mark(self, schema: Any) -> None:
-        """Mark the schemas within ``schema`` that need rules, which are looked at more than once."""
+        """Mark the schemas within ``schema`` that need rules, which are looked at more than
+        once.
+        """
         if isinstance(schema, dict):
             for child in _children(schema):
                 self._mark(child)
@@ -144,7 +160,9 @@ class _Writer:
             return False
         if "$ref" in schema and schema["$ref"].removeprefix("#/$defs/") in self._exact:
             return True
-        return any(map(_is_exact, _values(schema))) or any(id(child) in self._marked for child in _children(schema))
+        return any(map(_is_exact, _values(schema))) or any(
+            id(child) in self._marked for child in _children(schema)
+        )
 
     def expression(self, schema: Any) -> str:
         """Return an expression for JSON by ``schema``."""
@@ -153,7 +171,9 @@ class _Writer:
         if not self._needs_rules(schema):
             return self._json(schema)
         if "allOf" in schema:
-            raise RequestError("a number of more than 53 bits, or like 1.0, cannot be combined with allOf")
+            raise RequestError(
+                "a number of more than 53 bits, or like 1.0, cannot be combined with allOf"
+            )
         if "anyOf" in schema:
             parts = [self._of_types(part, schema.get("type", ())) for part in schema["anyOf"]]
             return self._one_of([self.expression(part) for part in parts if part is not False])
@@ -197,7 +217,9 @@ class _Writer:
         return self._named[name]
 
     def _of_types(self, part: Any, kinds: Sequence[str]) -> Any:
-        """``part`` with those values alone that have one of these types, all of them without any; False for none."""
+        """``part`` with those values alone that have one of these types, all of them without any;
+        False for none.
+        """
         if not kinds or part is False:
             return part
         if part is True:
@@ -207,10 +229,17 @@ class _Writer:
             left = [value for value in values if has_type(value, kinds)]
             return {"enum": left} if left else False
         if "type" in part:
-            named = [kind for kind in part["type"] if kind in kinds or (kind == "integer" and "number" in kinds)]
+            named = [
+                kind
+                for kind in part["type"]
+                if kind in kinds or (kind == "integer" and "number" in kinds)
+            ]
             return {**part, "type": named} if named else False
         if self._needs_rules(part):
-            raise RequestError("a number of more than 53 bits, or like 1.0, has a type around it in the JSON schema")
+            raise RequestError(
+                "a number of more than 53 bits, or like 1.0, has a type around it in the JSON "
+                "schema"
+            )
         return {"allOf": [{"type": list(kinds)}, part]}
 
     def _typed(self, schema: Mapping[str, Any], kind: str) -> str:
@@ -218,7 +247,9 @@ class _Writer:
             return self._object(schema)
         if kind == "array":
             return self._array(schema)
-        if kind == "integer" and any(_is_exact(schema.get(bound)) for bound in ("minimum", "maximum")):
+        if kind == "integer" and any(
+            _is_exact(schema.get(bound)) for bound in ("minimum", "maximum")
+        ):
             if "multipleOf" in schema:
                 raise RequestError("multipleOf cannot be combined with bounds of more than 53 bits")
             return f"/{_between(schema['minimum'], schema['maximum'])}/"
@@ -229,11 +260,17 @@ class _Writer:
         if isinstance(value, list):
             inner = _COMMA.join(f" {self._literal(each)} " for each in value)
         elif isinstance(value, dict):
-            inner = _COMMA.join(f" {self._key(key)} {self._literal(each)} " for key, each in value.items())
+            inner = _COMMA.join(
+                f" {self._key(key)} {self._literal(each)} " for key, each in value.items()
+            )
         else:
             return self._counted(self._rules.quoted(json.dumps(value, ensure_ascii=False)))
         opening, end = "[]" if isinstance(value, list) else "{}"
-        return f'"{opening}" {_BLANKS} {inner} {_BLANKS} "{end}"' if value else f'"{opening}" {_BLANKS} "{end}"'
+        return (
+            f'"{opening}" {_BLANKS} {inner} {_BLANKS} "{end}"'
+            if value
+            else f'"{opening}" {_BLANKS} "{end}"'
+        )
 
     def _key(self, name: str) -> str:
         """Return the name of a member, and what stands between it and the value."""
@@ -242,10 +279,16 @@ class _Writer:
 
     def _object(self, schema: Mapping[str, Any]) -> str:
         if schema.get("patternProperties"):
-            raise RequestError("a number of more than 53 bits, or like 1.0, cannot be combined with patternProperties")
+            raise RequestError(
+                "a number of more than 53 bits, or like 1.0, cannot be combined with "
+                "patternProperties"
+            )
         properties = schema.get("properties", {})
         required = set(schema.get("required", ()))
-        pairs = [(f"{self._key(name)} {self.expression(each)}", name in required) for name, each in properties.items()]
+        pairs = [
+            (f"{self._key(name)} {self.expression(each)}", name in required)
+            for name, each in properties.items()
+        ]
         more = schema.get("additionalProperties", True)
         others = ""
         if more is not False:
@@ -254,7 +297,9 @@ class _Writer:
         return f'"{{" {_BLANKS} {self._members(pairs, others)} {_BLANKS} "}}"'
 
     def _members(self, pairs: Sequence[tuple[str, bool]], others: str) -> str:
-        """Return the members in this order, those that are not required maybe missing, and any number of ``others``."""
+        """Return the members in this order, those that are not required maybe missing, and any
+        number of ``others``.
+        """
         # `first` has no member before it, `following` has one.
         following = f"({_COMMA} {others})*" if others else ""
         first = f"({others} {following})?" if others else ""
@@ -282,13 +327,17 @@ class _Writer:
         if rest is False:
             high = len(first)
         if high is not None and high < low:
-            raise RequestError("'minItems' in the JSON schema is above the number of items that it allows")
+            raise RequestError(
+                "'minItems' in the JSON schema is above the number of items that it allows"
+            )
         tail = ""
         if high is None or high > len(first):
             item = self._rules.rule(self._counted(self.expression(rest)))
             if not first:  # the first of these has no comma before it
                 first = [item]
-            tail = _repeated(f"{_COMMA} {item}", max(low - len(first), 0), high and high - len(first))
+            tail = _repeated(
+                f"{_COMMA} {item}", max(low - len(first), 0), high and high - len(first)
+            )
         for index in reversed(range(len(first))):
             item = f"{_COMMA} {first[index]}" if index else first[index]
             tail = self._counted(f"{item} {tail}" if index < low else f"({item} {tail})?")
@@ -312,7 +361,9 @@ def _between(low: int, high: int) -> str:
 
 
 def _digits(low: int, high: int) -> str:
-    """Return a regular expression for the integers from ``low`` >= 0 to ``high``, by their number of digits."""
+    """Return a regular expression for the integers from ``low`` >= 0 to ``high``, by their number
+    of digits.
+    """
     parts = []
     while low <= high:
         last = min(high, 10 ** len(str(low)) - 1)
@@ -322,7 +373,9 @@ def _digits(low: int, high: int) -> str:
 
 
 def _of_one_length(low: str, high: str) -> list[str]:
-    """Return regular expressions for the numbers from ``low`` to ``high``, which have as many digits."""
+    """Return regular expressions for the numbers from ``low`` to ``high``, which have as many
+    digits.
+    """
     if low == high:
         return [low]
     n = len(low) - 1

@@ -1,7 +1,7 @@
 """Images within text: each is a mark in it, from a message to the tokens of the prompt.
 
-Templates see text only. A mark names its image and cannot be guessed, so no text of a client is ever taken for
-an image. Answers as text show it as `MEDIA_MARKER`, as llama-server does.
+Templates see text only. A mark names its image and cannot be guessed, so no text of a client is
+ever taken for an image. Answers as text show it as `MEDIA_MARKER`, as llama-server does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,16 @@ from pyctl.errors import RequestError
 from pyctl.image_file import ImageFile
 from pyctl.prompt import ImageSpan, Tokens
 
-__all__ = ["BEGIN", "MEDIA_MARKER", "ImageReader", "joined_parts", "mark_of", "shown", "split_marked", "split_marker"]
+__all__ = [
+    "BEGIN",
+    "MEDIA_MARKER",
+    "ImageReader",
+    "joined_parts",
+    "mark_of",
+    "shown",
+    "split_marked",
+    "split_marker",
+]
 
 MEDIA_MARKER = os.environ.get("LLAMA_MEDIA_MARKER") or f"<__media_{secrets.token_urlsafe(24)}__>"
 """The text in place of an image in the prompt of a completion, and in prompts as text."""
@@ -38,7 +47,9 @@ class ImageReader(Protocol):
         ...
 
     def picture(self, image: ImageFile) -> ImageSpan:
-        """``image`` as the model reads it. One that is new is decoded; RequestError if that fails."""
+        """``image`` as the model reads it. One that is new is decoded; RequestError if that
+        fails.
+        """
         ...
 
 
@@ -48,17 +59,23 @@ def mark_of(image: ImageFile) -> str:
 
 
 def joined_parts(parts: Sequence[str | ImageFile]) -> str:
-    """The content of a message with images as text: as in llama-server, a line for each text, but none at an image."""
+    """The content of a message with images as text: as in llama-server, a line for each text, but
+    none at an image.
+    """
     text, after_image = "", True
     for part in parts:
         is_image = isinstance(part, ImageFile)
-        text += mark_of(part) if isinstance(part, ImageFile) else part if after_image else f"\n{part}"
+        text += (
+            mark_of(part) if isinstance(part, ImageFile) else part if after_image else f"\n{part}"
+        )
         after_image = is_image or not text
     return text
 
 
 def split_marked(text: str, images: Mapping[str, ImageFile]) -> list[str | ImageFile]:
-    """``text`` in pieces: text, and of ``images``, by their marks, those whose marks stand there."""
+    """``text`` in pieces: text, and of ``images``, by their marks, those whose marks stand
+    there.
+    """
     first, *rest = text.split(BEGIN)
     pieces: list[str | ImageFile] = [first]
     for piece in rest:
@@ -69,13 +86,15 @@ def split_marked(text: str, images: Mapping[str, ImageFile]) -> list[str | Image
 
 
 def split_marker(text: str, images: Sequence[ImageFile]) -> list[str | ImageFile]:
-    """``text`` in pieces, with one of ``images`` in the place of each `MEDIA_MARKER`. RequestError if there are fewer
-    or more of these.
+    """``text`` in pieces, with one of ``images`` in the place of each `MEDIA_MARKER`. RequestError
+    if there are fewer or more of these.
     """
     texts = text.split(MEDIA_MARKER)
     if len(texts) != len(images) + 1:
         n, maximum = len(texts) - 1, len(images)
-        raise RequestError(f"the prompt has {n} times the media_marker of /props for {maximum} images")
+        raise RequestError(
+            f"the prompt has {n} times the media_marker of /props for {maximum} images"
+        )
     pieces: list[str | ImageFile] = [texts[0]]
     for image, piece in zip(images, texts[1:], strict=True):
         pieces += [image, piece]
@@ -86,4 +105,7 @@ def shown(text: str, images: Mapping[str, ImageFile]) -> str:
     """``text`` with a `MEDIA_MARKER` in the place of each image."""
     if not images:
         return text
-    return "".join(MEDIA_MARKER if isinstance(piece, ImageFile) else piece for piece in split_marked(text, images))
+    return "".join(
+        MEDIA_MARKER if isinstance(piece, ImageFile) else piece
+        for piece in split_marked(text, images)
+    )

@@ -1,8 +1,10 @@
-"""JSON schemas made ready for the grammar library: what counts is kept, the rest dropped, and every size is bounded.
+"""JSON schemas made ready for the grammar library: what counts is kept, the rest dropped, and every
+size is bounded.
 
-docs/serve.md lists the keywords that bind a reply, and those that do not. As in llama-server, an object with
-``properties`` has no others unless the schema allows or requires them, a list of ``prefixItems`` is complete, and
-required properties come first, then the others, each in their order.
+docs/serve.md lists the keywords that bind a reply, and those that do not. As in llama-server, an
+object with ``properties`` has no others unless the schema allows or requires them, a list of
+``prefixItems`` is complete, and required properties come first, then the others, each in their
+order.
 """
 
 from __future__ import annotations
@@ -19,14 +21,18 @@ from pyctl.limit import limit
 
 __all__ = ["has_type", "ready_schema", "resolve"]
 
-_FORMATS = frozenset({"date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
+_FORMATS = frozenset(
+    {"date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"}
+)
 _TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
 _COMBINATORS = ("allOf", "anyOf", "oneOf")
 _OF_NUMBERS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf")
 _OF_STRINGS = ("minLength", "maxLength", "pattern", "format")
 _OF_ARRAYS = ("items", "prefixItems", "minItems", "maxItems")
 _OF_OBJECTS = ("properties", "required", "additionalProperties", "patternProperties")
-_BINDING = frozenset((*_COMBINATORS, "type", "const", "enum", *_OF_NUMBERS, *_OF_STRINGS, *_OF_ARRAYS, *_OF_OBJECTS))
+_BINDING = frozenset(
+    (*_COMBINATORS, "type", "const", "enum", *_OF_NUMBERS, *_OF_STRINGS, *_OF_ARRAYS, *_OF_OBJECTS)
+)
 """Keywords that bind a value; the others describe it, or are not bound."""
 
 _MAX_DEPTH = limit(100, "nesting of a JSON schema", "400", "request", "levels")
@@ -36,11 +42,15 @@ _MAX_SCHEMAS = limit(10_000, "subschemas of a JSON schema", "400", "request")
 _REGEX_PARTS = 20
 """A regular expression is as much work as so many schemas."""
 _MAX_CHOICES = 1000
-"""Alternatives, or optional properties of one object: each takes its time at every token before it is decided."""
+"""Alternatives, or optional properties of one object: each takes its time at every token before it
+is decided.
+"""
 _MAX_LITERAL = 4096
 _MAX_PATTERN = 4096
 _MAX_INTEGER = 2**53 - 1
-"""Where a bound is missing, so that a model does not lose itself in digits; beyond, a float skips integers."""
+"""Where a bound is missing, so that a model does not lose itself in digits; beyond, a float skips
+integers.
+"""
 _MIN_SIGNED = -(2**63)
 _MAX_UNSIGNED = 2**64 - 1
 _MAX_NUMBER = 1e15
@@ -60,13 +70,16 @@ def ready_schema(schema: Any, root: Any = None) -> dict[str, Any]:
 
 
 def resolve(reference: Any, root: Any) -> Any:
-    """The value at ``reference``, a JSON pointer (RFC 6901) after a number sign, in ``root``; else RequestError.
+    """The value at ``reference``, a JSON pointer (RFC 6901) after a number sign, in ``root``; else
+    RequestError.
 
-    As a part of an address the pointer is percent-encoded. A name that has a percent sign itself is found as well.
+    As a part of an address the pointer is percent-encoded. A name that has a percent sign itself is
+    found as well.
     """
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         raise RequestError(
-            f"unsupported $ref {_shown(reference)}: only references into the same document are supported"
+            f"unsupported $ref {_shown(reference)}: only references into the same document are "
+            "supported"
         )
     target = root
     for part in reference.split("/")[1:]:
@@ -76,15 +89,24 @@ def resolve(reference: Any, root: Any) -> Any:
             part = encoded
         if isinstance(target, Mapping) and part in target:
             target = target[part]
-        elif isinstance(target, list) and part.isdecimal() and len(part) < 10 and int(part) < len(target):
+        elif (
+            isinstance(target, list)
+            and part.isdecimal()
+            and len(part) < 10
+            and int(part) < len(target)
+        ):
             target = target[int(part)]
         else:
-            raise RequestError(f"cannot resolve $ref {_shown(reference)}: there is no {_shown(part)}")
+            raise RequestError(
+                f"cannot resolve $ref {_shown(reference)}: there is no {_shown(part)}"
+            )
     return target
 
 
 class _Reader:
-    """Definitions are copied once for each way in which they are used: alone, or as a part of an object."""
+    """Definitions are copied once for each way in which they are used: alone, or as a part of an
+    object.
+    """
 
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -116,7 +138,9 @@ class _Reader:
         return ready
 
     def _read(self, schema: Any, scope: frozenset[str] | None, depth: int) -> Any:
-        """``schema`` as a part of an object whose properties are ``scope``, None for one that stands alone."""
+        """``schema`` as a part of an object whose properties are ``scope``, None for one that
+        stands alone.
+        """
         self._count()
         self._deepest = max(self._deepest, depth)
         if depth > _MAX_DEPTH:
@@ -132,13 +156,18 @@ class _Reader:
             schema = _beside_reference(schema)
         elif binding == {"allOf"} and len(_parts(schema, "allOf")) == 1:
             return self._read(schema["allOf"][0], scope, depth + 1)
-        if "allOf" in schema or ("properties" in schema and not schema.keys().isdisjoint(_COMBINATORS)):
+        if "allOf" in schema or (
+            "properties" in schema and not schema.keys().isdisjoint(_COMBINATORS)
+        ):
             return self._merged(schema, scope, depth)
         for word in ("oneOf", "anyOf"):
             if word in schema:
                 kinds = _kinds(schema) if "type" in schema else []
                 ready: dict[str, Any] = {"type": kinds} if kinds else {}
-                return {**ready, "anyOf": [self._read(part, scope, depth + 1) for part in _parts(schema, word)]}
+                return {
+                    **ready,
+                    "anyOf": [self._read(part, scope, depth + 1) for part in _parts(schema, word)],
+                }
         return self._typed(schema, scope, depth)
 
     def _count(self, n: int = 1) -> None:
@@ -154,7 +183,8 @@ class _Reader:
             self._waiting.append((name, reference, scope))
         return f"#/$defs/{self._names[key]}"
 
-    # -- parts of one object -----------------------------------------------------------------------------------------
+    # -- parts of one object
+    # ----------------------------------------------------------------------------------
 
     def _merged(self, schema: Mapping[str, Any], scope: frozenset[str] | None, depth: int) -> Any:
         """All parts hold at once, and together they define which properties there may be."""
@@ -166,17 +196,30 @@ class _Reader:
         if scope is None and names:
             properties = {**dict.fromkeys(names, True), **own.get("properties", {})}
             own.setdefault("type", ["object"])
-            own["properties"] = {key: properties[key] for key in _first(names, (key for key in names if names[key]))}
+            own["properties"] = {
+                key: properties[key] for key in _first(names, (key for key in names if names[key]))
+            }
             own["additionalProperties"] = self._read(more, None, depth + 1)
-        parts = [self._read(part, inside, depth + 1) for part in _parts(schema, "allOf")] if "allOf" in schema else []
+        parts = (
+            [self._read(part, inside, depth + 1) for part in _parts(schema, "allOf")]
+            if "allOf" in schema
+            else []
+        )
         for word in ("anyOf", "oneOf"):
             if word in schema:
-                parts.append({"anyOf": [self._read(part, inside, depth + 1) for part in _parts(schema, word)]})
+                parts.append(
+                    {
+                        "anyOf": [
+                            self._read(part, inside, depth + 1) for part in _parts(schema, word)
+                        ]
+                    }
+                )
         return {**own, "allOf": parts} if own or len(parts) > 1 else parts[0]
 
     def _gather(self, schema: Any, names: dict[str, bool], seen: set[str], depth: int) -> Any:
-        """Collect the properties that the parts of ``schema`` name, and whether they require them; returns what others
-        may be, false for none."""
+        """Collect the properties that the parts of ``schema`` name, and whether they require them;
+        returns what others may be, false for none.
+        """
         self._count()
         if depth > _MAX_DEPTH or isinstance(schema, bool):
             return False
@@ -199,16 +242,22 @@ class _Reader:
                 more = self._gather(part, names, seen, depth + 1) or more
         return _additional(schema) if "additionalProperties" in schema else more
 
-    # -- types -------------------------------------------------------------------------------------------------------
+    # -- types
+    # ----------------------------------------------------------------------------------
 
-    def _typed(self, schema: Mapping[str, Any], scope: frozenset[str] | None, depth: int) -> dict[str, Any]:
+    def _typed(
+        self, schema: Mapping[str, Any], scope: frozenset[str] | None, depth: int
+    ) -> dict[str, Any]:
         kinds = _kinds(schema)
         if "const" in schema:
             return {"const": self._literal(schema["const"])}
         if "enum" in schema:
             values = self._enum(schema)
-            # Values that have not the type count only if no value has it, which is a slip of the schema's author.
-            return {"enum": [value for value in values if not kinds or has_type(value, kinds)] or values}
+            # Values that have not the type count only if no value has it, which is a slip of the
+            # schema's author.
+            return {
+                "enum": [value for value in values if not kinds or has_type(value, kinds)] or values
+            }
         ready: dict[str, Any] = {"type": kinds} if kinds else {}
         if "object" in kinds or (not kinds and scope is not None):
             ready |= self._object(schema, scope, depth)
@@ -220,22 +269,33 @@ class _Reader:
             ready |= _bounds(schema, whole="number" not in kinds)
         return ready
 
-    def _object(self, schema: Mapping[str, Any], scope: frozenset[str] | None, depth: int) -> dict[str, Any]:
+    def _object(
+        self, schema: Mapping[str, Any], scope: frozenset[str] | None, depth: int
+    ) -> dict[str, Any]:
         properties = _properties(schema)
         more = _additional(schema)
         required = list(dict.fromkeys(_strings(schema.get("required"))))
         if scope is not None:
             required = [name for name in required if name in scope]
-        elif unknown := [name for name in required if name not in properties] if more is False else []:
+        elif (
+            unknown := [name for name in required if name not in properties]
+            if more is False
+            else []
+        ):
             if schema.get("additionalProperties") is False:
-                raise RequestError(f"the JSON schema requires {_shown(unknown[0])}, which it does not allow")
+                raise RequestError(
+                    f"the JSON schema requires {_shown(unknown[0])}, which it does not allow"
+                )
             properties = {**properties, **dict.fromkeys(unknown, True)}
         if len(properties) - len(required) > _MAX_CHOICES:
-            raise RequestError(f"an object in the JSON schema has more than {_MAX_CHOICES} optional properties")
+            raise RequestError(
+                f"an object in the JSON schema has more than {_MAX_CHOICES} optional properties"
+            )
         ready: dict[str, Any] = {}
         if properties:
             ready["properties"] = {
-                self._literal(key): self._read(properties[key], None, depth + 1) for key in _first(properties, required)
+                self._literal(key): self._read(properties[key], None, depth + 1)
+                for key in _first(properties, required)
             }
         if required:
             ready["required"] = required
@@ -265,7 +325,9 @@ class _Reader:
         return ready | _present(minItems=low, maxItems=high)
 
     def _string(self, schema: Mapping[str, Any]) -> dict[str, Any]:
-        ready: dict[str, Any] = _present(minLength=_size(schema, "minLength"), maxLength=_size(schema, "maxLength"))
+        ready: dict[str, Any] = _present(
+            minLength=_size(schema, "minLength"), maxLength=_size(schema, "maxLength")
+        )
         if "pattern" in schema or "format" in schema:
             self._count(_REGEX_PARTS)
         if "pattern" in schema:
@@ -299,7 +361,9 @@ class _Reader:
 
 
 def _check_circle(name: str, definitions: Mapping[str, Any]) -> None:
-    """Raise RequestError if ``name`` stands for nothing but references that lead back to it: no reply fits."""
+    """Raise RequestError if ``name`` stands for nothing but references that lead back to it: no
+    reply fits.
+    """
     seen = {name}
     while isinstance(definition := definitions[name], dict) and "$ref" in definition:
         name = definition["$ref"].removeprefix("#/$defs/")
@@ -338,7 +402,11 @@ def _kinds(schema: Mapping[str, Any]) -> list[str]:
         return ["object"]
     if "items" in schema or "prefixItems" in schema:
         return ["array"]
-    known_format = isinstance(form := schema.get("format"), str) and form in (*_FORMATS, "uuid1", "uuid4")
+    known_format = isinstance(form := schema.get("format"), str) and form in (
+        *_FORMATS,
+        "uuid1",
+        "uuid4",
+    )
     if not schema.keys().isdisjoint(("pattern", "minLength", "maxLength")) or known_format:
         return ["string"]
     return [] if schema.keys().isdisjoint(_OF_NUMBERS) else ["number"]
@@ -355,7 +423,9 @@ def _additional(schema: Mapping[str, Any]) -> Any:
     """The schema of properties that ``schema`` does not name."""
     more = schema.get("additionalProperties", "properties" not in schema)
     if not isinstance(more, bool | dict):
-        raise RequestError("'additionalProperties' in a JSON schema must be true, false or a schema")
+        raise RequestError(
+            "'additionalProperties' in a JSON schema must be true, false or a schema"
+        )
     return more
 
 
@@ -391,7 +461,9 @@ def _regular_pattern(pattern: Any) -> str | None:
 
 def _size(schema: Mapping[str, Any], key: str) -> int | None:
     value = schema.get(key)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31):
+    if value is not None and (
+        isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31
+    ):
         raise RequestError(f"{key!r} in a JSON schema must be a whole number from 0 to 2147483647")
     return value
 
@@ -401,8 +473,9 @@ def _present(**keywords: int | None) -> dict[str, int]:
 
 
 def _bounds(schema: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
-    """The bounds of a number, always some if it is ``whole``; otherwise those that are too fine or too far are
-    dropped."""
+    """The bounds of a number, always some if it is ``whole``; otherwise those that are too fine or
+    too far are dropped.
+    """
     found: dict[str, Any] = {}
     for key in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
         value = schema.get(key)
@@ -412,7 +485,11 @@ def _bounds(schema: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
             raise RequestError(f"{key!r} in a JSON schema must be a number of 64 bits")
         found[key] = value
     if not whole:
-        return {key: value for key, value in found.items() if value == 0 or _MIN_NUMBER <= abs(value) <= _MAX_NUMBER}
+        return {
+            key: value
+            for key, value in found.items()
+            if value == 0 or _MIN_NUMBER <= abs(value) <= _MAX_NUMBER
+        }
     lows = [math.ceil(found["minimum"])] if "minimum" in found else []
     lows += [math.floor(found["exclusiveMinimum"]) + 1] if "exclusiveMinimum" in found else []
     highs = [math.floor(found["maximum"])] if "maximum" in found else []
@@ -427,7 +504,11 @@ def _bounds(schema: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
         raise RequestError(f"no integer lies between minimum {low} and maximum {high}")
     factor = schema.get("multipleOf")
     is_whole = isinstance(factor, int | float) and 0 < factor < 2**31 and factor == int(factor)
-    return {"minimum": low, "maximum": high, **({"multipleOf": int(factor or 0)} if is_whole else {})}
+    return {
+        "minimum": low,
+        "maximum": high,
+        **({"multipleOf": int(factor or 0)} if is_whole else {}),
+    }
 
 
 def _shown(value: Any) -> str:

@@ -1,4 +1,6 @@
-"""Conversations as text: messages checked, fitted to the template and rendered, and where the reply starts."""
+"""Conversations as text: messages checked, fitted to the template and rendered, and where the reply
+starts.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,13 @@ __all__ = ["Continue", "RenderedChat", "Renderer", "check_messages", "fit_messag
 
 Message = dict[str, Any]
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
 
 _MAX_MESSAGES = limit(10_000, "`messages`", "400", "request")
 
@@ -34,15 +42,19 @@ _VERSION = re.compile(_BILLING + r" ?cc_version=[0-9.]{1,24}\.(?=[0-9a-f]{3};)")
 
 
 def check_messages(messages: object, images: dict[str, ImageFile] | None = None) -> list[Message]:
-    """Return checked messages: a role, and content as a string or a list of strings. RequestError names a wrong one.
+    """Return checked messages: a role, and content as a string or a list of strings. RequestError
+    names a wrong one.
 
-    An ImageFile becomes a mark in the text and is added to ``images`` under it. Fields that no template reads are
-    dropped, and so are Claude Code's stamps, which would differ in each request (docs/clients.md).
+    An ImageFile becomes a mark in the text and is added to ``images`` under it. Fields that no
+    template reads are dropped, and so are Claude Code's stamps, which would differ in each request
+    (docs/clients.md).
     """
     if not isinstance(messages, list) or not messages:
         raise RequestError("'messages' must be a list with at least one message")
     if len(messages) > _MAX_MESSAGES:
-        raise RequestError(f"'messages' must have at most {_MAX_MESSAGES} entries, not {len(messages)}")
+        raise RequestError(
+            f"'messages' must have at most {_MAX_MESSAGES} entries, not {len(messages)}"
+        )
     found: dict[str, ImageFile] = {} if images is None else images
     return [_check(message, f"messages[{index}]", found) for index, message in enumerate(messages)]
 
@@ -50,9 +62,10 @@ def check_messages(messages: object, images: dict[str, ImageFile] | None = None)
 def fit_messages(messages: Sequence[Message], capabilities: TemplateCapabilities) -> list[Message]:
     """Checked messages as a template with ``capabilities`` takes them, in order, each in its place.
 
-    A system message where the template takes none becomes user text, and joins the user message next to it where the
-    template takes only one at a time. So text that was rendered for the first n messages mostly stays as it is. Where
-    the user has to speak and does not, an empty message of the user comes first.
+    A system message where the template takes none becomes user text, and joins the user message
+    next to it where the template takes only one at a time. So text that was rendered for the first
+    n messages mostly stays as it is. Where the user has to speak and does not, an empty message of
+    the user comes first.
     """
     fitted: list[Message] = []
     joined: dict[int, list[str]] = {}  # texts that join the message with this index
@@ -65,14 +78,20 @@ def fit_messages(messages: Sequence[Message], capabilities: TemplateCapabilities
                 continue
             if previous is not None or not capabilities.system_first:
                 message["role"] = "user"
-        if previous is not None and message["role"] == previous["role"] == "user" and not capabilities.repeated_user:
+        if (
+            previous is not None
+            and message["role"] == previous["role"] == "user"
+            and not capabilities.repeated_user
+        ):
             joined.setdefault(len(fitted) - 1, []).append(text_of(message))
             continue
         fitted.append(message)
     for index, texts in joined.items():
         fitted[index]["content"] = "\n\n".join([text_of(fitted[index]), *texts])
     if not capabilities.without_user and all(message["role"] != "user" for message in fitted):
-        first = next((i for i, message in enumerate(fitted) if message["role"] != "system"), len(fitted))
+        first = next(
+            (i for i, message in enumerate(fitted) if message["role"] != "system"), len(fitted)
+        )
         fitted.insert(first, {"role": "user", "content": ""})
     return [_fit(message, capabilities) for message in fitted]
 
@@ -87,8 +106,12 @@ def _check(message: object, where: str, images: dict[str, ImageFile]) -> Message
     if not isinstance(message, dict):
         raise RequestError(f"{where} must be an object")
     role = message.get("role")
-    if not isinstance(role, str) or not (role in _ROLES or (len(role) <= _MAX_ROLE and _ROLE.fullmatch(role))):
-        raise RequestError(f"{where}.role must be a word such as {', '.join(_ROLES)}, not {json.dumps(role)[:80]}")
+    if not isinstance(role, str) or not (
+        role in _ROLES or (len(role) <= _MAX_ROLE and _ROLE.fullmatch(role))
+    ):
+        raise RequestError(
+            f"{where}.role must be a word such as {', '.join(_ROLES)}, not {json.dumps(role)[:80]}"
+        )
     calls = message.get("tool_calls")
     if calls is None and message.get("function_call") is not None:  # as OpenAI had it before tools
         calls = [{"type": "function", "function": message["function_call"]}]
@@ -106,7 +129,11 @@ def _check(message: object, where: str, images: dict[str, ImageFile]) -> Message
     }
     if checked["role"] == "system":
         content = checked["content"]
-        checked["content"] = _unstamped(content) if isinstance(content, str) else [_unstamped(text) for text in content]
+        checked["content"] = (
+            _unstamped(content)
+            if isinstance(content, str)
+            else [_unstamped(text) for text in content]
+        )
     for name in ("reasoning_content", "name", "tool_call_id"):
         value = message.get(name)
         if value is None:
@@ -118,7 +145,9 @@ def _check(message: object, where: str, images: dict[str, ImageFile]) -> Message
         if not isinstance(calls, list):
             raise RequestError(f"{where}.tool_calls must be a list")
         if calls:
-            checked["tool_calls"] = [_checked_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
+            checked["tool_calls"] = [
+                _checked_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)
+            ]
     return checked
 
 
@@ -126,7 +155,8 @@ def _unstamped(text: str) -> str:
     """``text`` without its stamps, if it is a billing header:
     ``x-anthropic-billing-header: cc_version=2.1.197.a5a; ...; cch=a5145;``
 
-    The one after the version depends on the conversation's start, so that no two of them would share their system text.
+    The one after the version depends on the conversation's start, so that no two of them would
+    share their system text.
     """
     if not text.startswith(_BILLING):
         return text
@@ -168,9 +198,12 @@ def unreadable(where: str, kind: object) -> RequestError:
     if kind in ("image_url", "image", "input_image", "multimodal_data"):
         # The words of llama-server, which clients look for.
         return RequestError(
-            f"{where}: image input is not supported - hint: if this is unexpected, you may need to provide the mmproj"
+            f"{where}: image input is not supported - hint: if this is unexpected, you may need "
+            "to provide the mmproj"
         )
-    return RequestError(f"{where}: only parts of type text are supported, not {json.dumps(kind)[:80]}")
+    return RequestError(
+        f"{where}: only parts of type text are supported, not {json.dumps(kind)[:80]}"
+    )
 
 
 def _checked_call(call: object, where: str) -> Message:
@@ -182,7 +215,10 @@ def _checked_call(call: object, where: str) -> Message:
     arguments = "" if function.get("arguments") is None else function["arguments"]
     if not isinstance(arguments, str | dict):
         raise RequestError(f"{where}.function.arguments must be a string or an object")
-    checked: Message = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    checked: Message = {
+        "type": "function",
+        "function": {"name": function["name"], "arguments": arguments},
+    }
     if isinstance(call.get("id"), str):
         checked["id"] = call["id"]
     return checked
@@ -192,7 +228,9 @@ def _fit(message: Message, capabilities: TemplateCapabilities) -> Message:
     message["content"] = _content(message["content"], capabilities)
     if "tool_calls" in message:
         calls = message["tool_calls"]
-        message["tool_calls"] = [{**call, "function": _function(call["function"], capabilities)} for call in calls]
+        message["tool_calls"] = [
+            {**call, "function": _function(call["function"], capabilities)} for call in calls
+        ]
     if capabilities.reasoning_key != "reasoning_content" and message.get("reasoning_content"):
         message[capabilities.reasoning_key] = message.pop("reasoning_content")
         if "tool_calls" in message and not capabilities.content_beside_reasoning:
@@ -200,9 +238,15 @@ def _fit(message: Message, capabilities: TemplateCapabilities) -> Message:
     return message
 
 
-def _content(content: str | list[str], capabilities: TemplateCapabilities) -> str | list[dict[str, str]]:
+def _content(
+    content: str | list[str], capabilities: TemplateCapabilities
+) -> str | list[dict[str, str]]:
     if isinstance(content, list):
-        return [{"type": "text", "text": text} for text in content] if capabilities.parts else "\n".join(content)
+        return (
+            [{"type": "text", "text": text} for text in content]
+            if capabilities.parts
+            else "\n".join(content)
+        )
     return content if capabilities.text else [{"type": "text", "text": content}]
 
 
@@ -213,7 +257,8 @@ def _function(function: Mapping[str, Any], capabilities: TemplateCapabilities) -
             parsed = json.loads(with_whole_characters((arguments or "{}").encode()))
         except ValueError:
             parsed = None
-        # Arguments that a model left unfinished stay text: a template may still take them, and else raises an error.
+        # Arguments that a model left unfinished stay text: a template may still take them, and else
+        # raises an error.
         arguments = parsed if isinstance(parsed, dict) else arguments
     elif not capabilities.object_arguments and isinstance(arguments, dict):
         arguments = json.dumps(arguments, ensure_ascii=False)
@@ -221,7 +266,9 @@ def _function(function: Mapping[str, Any], capabilities: TemplateCapabilities) -
 
 
 Continue: TypeAlias = Literal["auto", "content", "reasoning_content"]
-"""The part of a last assistant message that is continued; ``auto``: the content, or the reasoning if that is all."""
+"""The part of a last assistant message that is continued; ``auto``: the content, or the reasoning
+if that is all.
+"""
 
 _GAP = "pyctl-goes-on-here-7e1b"
 _RESERVED = frozenset({"self", "messages", "tools", "add_generation_prompt"})
@@ -231,11 +278,13 @@ _RESERVED = frozenset({"self", "messages", "tools", "add_generation_prompt"})
 class RenderedChat:
     """A rendered conversation.
 
-    ``prefill`` is the part of the reply that the conversation already holds; ``reply_part`` is where the rest starts,
-    and ``open_reasoning`` is what the prompt has written of a reasoning block that the reply is to fill. ``begun`` is
-    all that the prompt has of the reply, from the tag of its reasoning on if there is one. ``parts`` are the text in
-    pieces, with the tokens of replies that are replayed, and empty if there are none. The reply stands at ``place`` of
-    the conversation, empty if no replies are remembered. ``images`` are those in the text, by their marks.
+    ``prefill`` is the part of the reply that the conversation already holds; ``reply_part`` is
+    where the rest starts, and ``open_reasoning`` is what the prompt has written of a reasoning
+    block that the reply is to fill. ``begun`` is all that the prompt has of the reply, from the tag
+    of its reasoning on if there is one. ``parts`` are the text in pieces, with the tokens of
+    replies that are replayed, and empty if there are none. The reply stands at ``place`` of the
+    conversation, empty if no replies are remembered. ``images`` are those in the text, by their
+    marks.
     """
 
     text: str
@@ -249,10 +298,12 @@ class RenderedChat:
 
 
 class Renderer:
-    """Renders conversations with ``template``; ``variables`` are the template's that a request may override.
+    """Renders conversations with ``template``; ``variables`` are the template's that a request may
+    override.
 
-    ``start_texts`` are the tokens that start a message, as text. ``strip_bos``: BOS is left out, because the tokenizer
-    adds it to every prompt. Replies that ``marks`` remembers are put in as they were sampled.
+    ``start_texts`` are the tokens that start a message, as text. ``strip_bos``: BOS is left out,
+    because the tokenizer adds it to every prompt. Replies that ``marks`` remembers are put in as
+    they were sampled.
     """
 
     def __init__(
@@ -270,7 +321,11 @@ class Renderer:
         self._start_texts = start_texts
         self._variables = {"enable_thinking": True, **variables}
         self._bos = template.bos_token if strip_bos else ""
-        self.marks = marks if self._has_start(_said("user"), _said("assistant")) else ReplayMarks(Replay("off"), ())
+        self.marks = (
+            marks
+            if self._has_start(_said("user"), _said("assistant"))
+            else ReplayMarks(Replay("off"), ())
+        )
         self._marks_replies = self._has_start(_said("user"))
 
     def render(
@@ -285,23 +340,32 @@ class Renderer:
     ) -> RenderedChat:
         """Check ``messages`` and render them with the ``tools``; raises RequestError.
 
-        With ``continues``, the reply continues the last message, which must be the assistant's; with ``prefill``, it
-        does so whenever the last message is. Otherwise it follows a generation header.
+        With ``continues``, the reply continues the last message, which must be the assistant's;
+        with ``prefill``, it does so whenever the last message is. Otherwise it follows a generation
+        header.
         """
         images: dict[str, ImageFile] = {}
         checked = check_messages(messages, images)
         given = {**self._variables, **(variables or {})}
         given = {name: value for name, value in given.items() if name not in _RESERVED}
         if "reasoning_effort" in given:
-            given["reasoning_effort"] = self._template.capabilities.effort(given["reasoning_effort"])
+            given["reasoning_effort"] = self._template.capabilities.effort(
+                given["reasoning_effort"]
+            )
         if prefill and checked[-1]["role"] == "assistant":
             if len(checked) > 1 and checked[-2]["role"] == "assistant":
                 raise RequestError("'messages' must not end in two assistant messages")
             continues = continues or "auto"
-        place, marked, replayed = self.marks.mark(checked, tools, is_continued=continues is not None)
+        place, marked, replayed = self.marks.mark(
+            checked, tools, is_continued=continues is not None
+        )
         for said in (marked, self.marks.with_calls(checked, marked)) if replayed else ():
             try:
-                rendered = self._render(said, continues, tools, given, add_generation_prompt) if said else None
+                rendered = (
+                    self._render(said, continues, tools, given, add_generation_prompt)
+                    if said
+                    else None
+                )
             except RequestError:  # the template needs all messages
                 rendered = None
             parts = self.marks.parts(rendered.text, replayed) if rendered is not None else None
@@ -325,10 +389,14 @@ class Renderer:
             return self._continue(messages, continues, tools, variables)
         text = self._text(messages, tools, variables, add_header)
         is_open = add_header and text.rstrip().endswith(self._tags.open)
-        _, tag, blanks = (self._header(text, messages, tools, variables) if is_open else "").rpartition(self._tags.open)
+        _, tag, blanks = (
+            self._header(text, messages, tools, variables) if is_open else ""
+        ).rpartition(self._tags.open)
         open_reasoning = tag + blanks if tag else ""
         part: ReplyPart = "reasoning" if open_reasoning else "start"
-        return RenderedChat(text, reply_part=part, open_reasoning=open_reasoning, begun=open_reasoning)
+        return RenderedChat(
+            text, reply_part=part, open_reasoning=open_reasoning, begun=open_reasoning
+        )
 
     def _text(
         self,
@@ -338,7 +406,9 @@ class Renderer:
         header: bool,
     ) -> str:
         fitted = fit_messages(messages, self._template.capabilities)
-        text = self._template.render(fitted, tools=tools or None, add_generation_prompt=header, **variables)
+        text = self._template.render(
+            fitted, tools=tools or None, add_generation_prompt=header, **variables
+        )
         return text.removeprefix(self._bos)
 
     def _continue(
@@ -362,7 +432,9 @@ class Renderer:
             if _GAP in text:
                 open_reasoning = self._tags.open + "\n"
                 text = text[: text.rindex(_GAP)] + reasoning
-                return RenderedChat(text, reasoning, "reasoning", open_reasoning, open_reasoning + reasoning)
+                return RenderedChat(
+                    text, reasoning, "reasoning", open_reasoning, open_reasoning + reasoning
+                )
         gap = {**last, "content": _GAP}
         text = self._text([*messages[:-1], gap], tools, variables, False)
         if _GAP not in text:
@@ -370,10 +442,17 @@ class Renderer:
         text = text[: text.rindex(_GAP)]
         header = self._header(text, messages[:-1], tools, variables)
         start = header.find(self._tags.open)
-        return RenderedChat(text + content, content, "content", begun=(header[start:] if start >= 0 else "") + content)
+        return RenderedChat(
+            text + content,
+            content,
+            "content",
+            begun=(header[start:] if start >= 0 else "") + content,
+        )
 
     def _has_start(self, *messages: dict[str, Any]) -> bool:
-        """Whether one of the tokens stands between two messages, or between a single one and its reply."""
+        """Whether one of the tokens stands between two messages, or between a single one and its
+        reply.
+        """
         try:
             parts = self._text(messages, None, self._variables, len(messages) == 1).split(_GAP)
         except RequestError:
@@ -387,17 +466,24 @@ class Renderer:
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any],
     ) -> str:
-        """What ``text`` has of the reply after the messages ``before``: all from the last token on that starts a
-        message, or what a rendering of them alone does not have."""
+        """What ``text`` has of the reply after the messages ``before``: all from the last token on
+        that starts a message, or what a rendering of them alone does not have.
+        """
         if self._marks_replies:
             return text[max((text.rfind(start) for start in self._start_texts), default=-1) + 1 :]
         try:
-            said = self._text(before, tools, variables, False) if before and self._tags.open in text else ""
+            said = (
+                self._text(before, tools, variables, False)
+                if before and self._tags.open in text
+                else ""
+            )
         except RequestError:
             said = ""
         if text.startswith(said):
             return text.removeprefix(said)
-        return text[max(n_common(text, said) - len(self._tags.open) + 1, 0) :]  # which may have cut the tag
+        return text[
+            max(n_common(text, said) - len(self._tags.open) + 1, 0) :
+        ]  # which may have cut the tag
 
 
 def _said(role: str) -> dict[str, Any]:

@@ -33,8 +33,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class SampledReply:
-    """A reply as it was written: ``header`` is the text from the token that starts the message to the first
-    sampled one, ``text`` and ``tokens`` are the sampled ones, tokens None if they are not known.
+    """A reply as it was written: ``header`` is the text from the token that starts the message to
+    the first sampled one, ``text`` and ``tokens`` are the sampled ones, tokens None if they are not
+    known.
 
     Its calls had these ``ids``, and its reasoning this digest.
     """
@@ -47,15 +48,18 @@ class SampledReply:
 
 
 class ReplayLog:
-    """Replies in the file at ``path`` and in one of older replies next to it, together never more than ``max_bytes``.
+    """Replies in the file at ``path`` and in one of older replies next to it, together never more
+    than ``max_bytes``.
 
-    A file that is half of that becomes the older one, whose place it takes: nothing has to be rewritten, and replies
-    unused since the last time are forgotten. ``spend`` is called before bytes are written, and returns False after
-    enough today. What the disk refuses is a warning and no error. Several processes may append; within one, one thread
-    at a time.
+    A file that is half of that becomes the older one, whose place it takes: nothing has to be
+    rewritten, and replies unused since the last time are forgotten. ``spend`` is called before
+    bytes are written, and returns False after enough today. What the disk refuses is a warning and
+    no error. Several processes may append; within one, one thread at a time.
     """
 
-    def __init__(self, path: Path, max_bytes: int, spend: Callable[[int], bool] = lambda n_bytes: True) -> None:
+    def __init__(
+        self, path: Path, max_bytes: int, spend: Callable[[int], bool] = lambda n_bytes: True
+    ) -> None:
         self._path = path
         self._spend = spend
         self._older = path.with_name(f"{path.name}.older")
@@ -100,7 +104,8 @@ class ReplayLog:
                 return
             descriptor = self._opened(len(line) + 1)
             try:
-                # One write, so that lines of several processes do not mix; a line cut off before is ended first.
+                # One write, so that lines of several processes do not mix; a line cut off before is
+                # ended first.
                 size = os.fstat(descriptor).st_size
                 whole = size == 0 or os.pread(descriptor, 1, size - 1) == b"\n"
                 os.write(descriptor, (b"" if whole else b"\n") + line)
@@ -133,7 +138,9 @@ class ReplayLog:
             except BaseException:
                 os.close(descriptor)
                 raise
-            os.close(descriptor)  # which unlocks it, here or where another process has just put it aside
+            os.close(
+                descriptor
+            )  # which unlocks it, here or where another process has just put it aside
 
     def _note(self, inode: int) -> None:
         if inode != self._inode:
@@ -149,7 +156,9 @@ def _size(path: Path) -> int:
 
 
 class _Line(msgspec.Struct):
-    """A reply in the file. ``of`` is the form of the line: in the first, keys left out the conversation before it."""
+    """A reply in the file. ``of`` is the form of the line: in the first, keys left out the
+    conversation before it.
+    """
 
     key: str
     head: str
@@ -162,26 +171,37 @@ class _Line(msgspec.Struct):
 
 def _packed(key: bytes, reply: SampledReply) -> bytes:
     tokens = reply.tokens.tolist() if reply.tokens is not None else None
-    line = _Line(key.hex(), reply.header, reply.text, tokens, 2, list(reply.ids), reply.reasoning.hex())
+    line = _Line(
+        key.hex(), reply.header, reply.text, tokens, 2, list(reply.ids), reply.reasoning.hex()
+    )
     return json.dumps(msgspec.to_builtins(line), separators=(",", ":")).encode() + b"\n"
 
 
 def _unpacked(text: bytes) -> tuple[bytes, SampledReply]:
     line = msgspec.convert(json.loads(text), _Line)
     tokens = as_tokens(line.tokens) if line.tokens is not None else None
-    reply = SampledReply(line.head, line.text, tokens, tuple(line.ids), bytes.fromhex(line.reasoning))
+    reply = SampledReply(
+        line.head, line.text, tokens, tuple(line.ids), bytes.fromhex(line.reasoning)
+    )
     return bytes.fromhex(line.key), reply
 
 
-DEFAULT_REPLAY_BYTES = limit(64 << 20, "replies remembered as sampled", "the oldest are forgotten", "memory", "bytes")
+DEFAULT_REPLAY_BYTES = limit(
+    64 << 20, "replies remembered as sampled", "the oldest are forgotten", "memory", "bytes"
+)
 """Some 7 million tokens: weeks of an agent's work."""
 
 _MAX_ALIKE = 8
-"""Replies that mean the same at the same place, such as those that differ in their reasoning only."""
+"""Replies that mean the same at the same place, such as those that differ in their reasoning only.
+"""
 
-_MAX_UNWRITTEN = limit(256, "remembered replies that wait for the disk", "others are not written", "memory")
+_MAX_UNWRITTEN = limit(
+    256, "remembered replies that wait for the disk", "others are not written", "memory"
+)
 
-_MAX_TOOLS = limit(1 << 20, "tools whose order of keys is remembered", "rendered as sent", "memory", "characters")
+_MAX_TOOLS = limit(
+    1 << 20, "tools whose order of keys is remembered", "rendered as sent", "memory", "characters"
+)
 
 _TOOLS = b"tools"  # their place, which no reply has
 
@@ -190,12 +210,12 @@ _ENTRY_BYTES = 600
 
 
 class Replay:
-    """Remembers replies, and the order of keys in tools, the last used of together ``max_bytes``; ``mode`` is off,
-    equal or full. Thread-safe.
+    """Remembers replies, and the order of keys in tools, the last used of together ``max_bytes``;
+    ``mode`` is off, equal or full. Thread-safe.
 
-    With a ``path`` they are also in that file and the older one next to it, together at most ``max_file_bytes``, by
-    default ``max_bytes``; those in them are remembered from the beginning. ``run_soon`` has a thread write them in
-    the background, as far as ``spend`` lets it.
+    With a ``path`` they are also in that file and the older one next to it, together at most
+    ``max_file_bytes``, by default ``max_bytes``; those in them are remembered from the beginning.
+    ``run_soon`` has a thread write them in the background, as far as ``spend`` lets it.
     """
 
     def __init__(
@@ -226,8 +246,12 @@ class Replay:
         """Bytes of all remembered replies."""
         return self._n_bytes
 
-    def remember(self, message: dict[str, Any], place: bytes, header: str, text: str, tokens: Tokens | None) -> None:
-        """Keep a reply that means ``message``, an assistant message as OpenAI writes them, at this `places`."""
+    def remember(
+        self, message: dict[str, Any], place: bytes, header: str, text: str, tokens: Tokens | None
+    ) -> None:
+        """Keep a reply that means ``message``, an assistant message as OpenAI writes them, at this
+        `places`.
+        """
         if self.mode == "off":
             return
         reply = SampledReply(header, text, tokens, _ids(message), _reasoning(message))
@@ -237,7 +261,9 @@ class Replay:
         self._write_soon(key, reply)
 
     def find(self, message: dict[str, Any], place: bytes) -> SampledReply | None:
-        """The reply that ``message`` means in the conversation that leads to ``place``, and in no other."""
+        """The reply that ``message`` means in the conversation that leads to ``place``, and in no
+        other.
+        """
         if self.mode == "off":
             return None
         key, reasoning, ids = _digest(place + _meaning(message)), _reasoning(message), _ids(message)
@@ -255,7 +281,9 @@ class Replay:
         return best
 
     def in_order(self, tools: Any) -> tuple[Any, Callable[[], None]]:
-        """``tools`` with the keys of all objects in the order that is remembered, and what remembers this."""
+        """``tools`` with the keys of all objects in the order that is remembered, and what
+        remembers this.
+        """
         if not tools or self.mode == "off":
             return tools, lambda: None
         said = {"content": json.dumps(tools, sort_keys=True)}
@@ -267,10 +295,14 @@ class Replay:
         if known == tools:
             return known, lambda: None
         text = json.dumps(tools)
-        return tools, partial(self.remember, said, _TOOLS, "", text, None) if len(text) <= _MAX_TOOLS else lambda: None
+        return tools, partial(self.remember, said, _TOOLS, "", text, None) if len(
+            text
+        ) <= _MAX_TOOLS else lambda: None
 
     def _write_soon(self, key: bytes, reply: SampledReply) -> None:
-        """Have a thread that may wait for the disk write it, unless it is written, or waits for that, or many do."""
+        """Have a thread that may wait for the disk write it, unless it is written, or waits for
+        that, or many do.
+        """
         if self._log is None or self._log.has(reply):
             return
         with self._lock:
@@ -286,7 +318,9 @@ class Replay:
 
     def _keep(self, key: bytes, reply: SampledReply) -> None:
         others = self._replies.pop(key, [])
-        kept = [each for each in others if (each.ids, each.reasoning) != (reply.ids, reply.reasoning)]
+        kept = [
+            each for each in others if (each.ids, each.reasoning) != (reply.ids, reply.reasoning)
+        ]
         kept = [*kept[-_MAX_ALIKE + 1 :], reply]
         self._n_bytes += _charge(kept) - _charge(others)
         self._replies[key] = kept
@@ -333,16 +367,19 @@ def _meaning(message: dict[str, Any]) -> bytes:
     """A digest that is the same for messages of the same content and calls."""
     content = _content(message)
     calls = [
-        (call["function"]["name"], _value(call["function"]["arguments"])) for call in message.get("tool_calls") or ()
+        (call["function"]["name"], _value(call["function"]["arguments"]))
+        for call in message.get("tool_calls") or ()
     ]
     return _digest(json.dumps([content.strip(), calls], sort_keys=True))
 
 
 def places(messages: Sequence[dict[str, Any]], tools: object = None) -> list[bytes]:
-    """For each of these checked messages, and for one after them, the key of the conversation that precedes it.
+    """For each of these checked messages, and for one after them, the key of the conversation that
+    precedes it.
 
-    Reasoning does not count, which many clients leave out later, nor do the ids of calls. Where anything else differs,
-    the tokens do as well, so that there is nothing to resume that a replayed reply could keep whole.
+    Reasoning does not count, which many clients leave out later, nor do the ids of calls. Where
+    anything else differs, the tokens do as well, so that there is nothing to resume that a replayed
+    reply could keep whole.
     """
     found = [_digest(json.dumps(tools, sort_keys=True))]
     for message in messages:
@@ -374,7 +411,8 @@ _MAX_TAGS = 4
 
 
 def _calling(message: dict[str, Any], marked: dict[str, Any]) -> dict[str, Any]:
-    """``marked`` as a call of the same tools, with the mark as an argument of the first; itself if it calls nothing.
+    """``marked`` as a call of the same tools, with the mark as an argument of the first; itself if
+    it calls nothing.
 
     Names and ids stay: results that follow may name them.
     """
@@ -390,9 +428,10 @@ def _calling(message: dict[str, Any], marked: dict[str, Any]) -> dict[str, Any]:
 
 
 class ReplayMarks:
-    """Replaces messages by what ``replay`` remembers; ``starts`` are the texts of the tokens that start a message,
-    ``tags`` those around reasoning, which may follow on the same line, and ``around`` those that a template writes
-    around content. ``call_end`` is the text of the token that ends a message with calls.
+    """Replaces messages by what ``replay`` remembers; ``starts`` are the texts of the tokens that
+    start a message, ``tags`` those around reasoning, which may follow on the same line, and
+    ``around`` those that a template writes around content. ``call_end`` is the text of the token
+    that ends a message with calls.
     """
 
     def __init__(
@@ -412,16 +451,20 @@ class ReplayMarks:
     def mark(
         self, messages: Sequence[dict[str, Any]], tools: object, *, is_continued: bool
     ) -> tuple[bytes, list[dict[str, Any]], Mapping[str, SampledReply]]:
-        """The place of the reply, checked messages with a mark for each that can be replaced, and the replies by mark.
+        """The place of the reply, checked messages with a mark for each that can be replaced, and
+        the replies by mark.
 
-        With ``is_continued`` the last message is the beginning of the reply. No place if no reply is remembered.
+        With ``is_continued`` the last message is the beginning of the reply. No place if no reply
+        is remembered.
         """
         if self.replay.mode == "off" or not self._starts:
             return b"", list(messages), {}
         found, n_before = places(messages, tools), len(messages) - is_continued
         marked, replayed = list(messages), {}
         for index, message in enumerate(messages[:n_before]):
-            reply = self.replay.find(message, found[index]) if message["role"] == "assistant" else None
+            reply = (
+                self.replay.find(message, found[index]) if message["role"] == "assistant" else None
+            )
             if reply is not None:
                 mark = f"{_MARK}{index};"
                 marked[index], replayed[mark] = {"role": "assistant", "content": mark}, reply
@@ -430,13 +473,20 @@ class ReplayMarks:
     def with_calls(
         self, messages: Sequence[dict[str, Any]], marked: Sequence[dict[str, Any]]
     ) -> list[dict[str, Any]] | None:
-        """``marked`` with the mark in a call where one of ``messages`` has calls, for templates that refuse a result
-        without a call before it; None where the end of such a message is unknown.
+        """``marked`` with the mark in a call where one of ``messages`` has calls, for templates
+        that refuse a result without a call before it; None where the end of such a message is
+        unknown.
         """
-        return [_calling(*each) for each in zip(messages, marked, strict=True)] if self._call_end else None
+        return (
+            [_calling(*each) for each in zip(messages, marked, strict=True)]
+            if self._call_end
+            else None
+        )
 
     def parts(self, text: str, replayed: Mapping[str, SampledReply]) -> tuple[Part, ...] | None:
-        """``text`` with each mark, and the header before it, replaced; None if a mark is not where it should be."""
+        """``text`` with each mark, and the header before it, replaced; None if a mark is not where
+        it should be.
+        """
         if text.count(_MARK) != len(replayed):
             return None
         parts: list[Part] = []
@@ -452,7 +502,9 @@ class ReplayMarks:
                 done = end
                 continue
             end = at
-            while mark_before := next((each for each in self._around if text.endswith(each, done, max(end, done))), ""):
+            while mark_before := next(
+                (each for each in self._around if text.endswith(each, done, max(end, done))), ""
+            ):
                 end -= len(mark_before)
             start = self._last_start(text, done, end) if at >= 0 else -1
             if start < 0 or self._role(text[start:end]) != self._role(reply.header):
@@ -463,8 +515,8 @@ class ReplayMarks:
         return (*parts, text[done:])
 
     def header(self, text: str, prefill: str) -> str:
-        """The part of the prompt ``text`` that belongs to the message of the reply, ``prefill`` included; empty if
-        unknown.
+        """The part of the prompt ``text`` that belongs to the message of the reply, ``prefill``
+        included; empty if unknown.
         """
         if self.replay.mode == "off" or any(start in prefill for start in self._starts):
             return ""
@@ -472,7 +524,9 @@ class ReplayMarks:
         return text[start:] if start >= 0 else ""
 
     def _last_start(self, text: str, low: int, high: int) -> int:
-        """Where the last message in this part starts, -1 for none: a tag that starts with the same token is none."""
+        """Where the last message in this part starts, -1 for none: a tag that starts with the same
+        token is none.
+        """
         for _ in range(_MAX_TAGS):
             at = max((text.rfind(start, low, high) for start in self._starts), default=-1)
             if at < 0 or self._role(text[at:high]):
@@ -481,6 +535,10 @@ class ReplayMarks:
         return -1
 
     def _role(self, header: str) -> str:
-        """The role, which stands on the first line. What follows may differ, such as an empty reasoning block."""
+        """The role, which stands on the first line. What follows may differ, such as an empty
+        reasoning block.
+        """
         line = header.partition("\n")[0]
-        return line[: min((at for tag in self._tags if (at := line.find(tag)) >= 0), default=len(line))]
+        return line[
+            : min((at for tag in self._tags if (at := line.find(tag)) >= 0), default=len(line))
+        ]

@@ -28,7 +28,8 @@ __all__ = [
 
 @dataclass(frozen=True)
 class CallDelta:
-    """More of tool call number ``index`` of a reply; the first of each has its ``id`` and ``name``, no other has.
+    """More of tool call number ``index`` of a reply; the first of each has its ``id`` and ``name``,
+    no other has.
 
     ``arguments`` is JSON text to append.
     """
@@ -48,16 +49,20 @@ class ReplyDelta(NamedTuple):
 
 
 ReplyPart: TypeAlias = Literal["start", "reasoning", "content"]
-"""Where a reply starts: at its first token, inside a reasoning block that the prompt has opened, or after one."""
+"""Where a reply starts: at its first token, inside a reasoning block that the prompt has opened, or
+after one.
+"""
 
 
 @dataclass(frozen=True)
 class ReasoningTags:
-    """``open`` and ``close`` enclose the reasoning; ``interrupts`` also ends it, but belongs to the content.
+    """``open`` and ``close`` enclose the reasoning; ``interrupts`` also ends it, but belongs to the
+    content.
 
-    Reasoning that is cut short ends with ``forced_close``, which is ``close`` unless the model writes more than that.
-    Where a reply consists of messages, ``next_message`` starts another one after the reasoning, and ``content_open``
-    comes before the content. ``is_known`` unless the template does not have these tags.
+    Reasoning that is cut short ends with ``forced_close``, which is ``close`` unless the model
+    writes more than that. Where a reply consists of messages, ``next_message`` starts another one
+    after the reasoning, and ``content_open`` comes before the content. ``is_known`` unless the
+    template does not have these tags.
     """
 
     open: str
@@ -80,18 +85,31 @@ BRACKETS = ReasoningTags("[THINK]", "[/THINK]")
 
 
 def reasoning_limit(
-    tokenizer: Tokenizer, tags: ReasoningTags, n_tokens: int, *, message: str, read: str, recurs: bool
+    tokenizer: Tokenizer,
+    tags: ReasoningTags,
+    n_tokens: int,
+    *,
+    message: str,
+    read: str,
+    recurs: bool,
 ) -> ReasoningLimit:
-    """At most ``n_tokens`` of reasoning between ``tags``; then ``message`` and the first of the ends are forced.
+    """At most ``n_tokens`` of reasoning between ``tags``; then ``message`` and the first of the
+    ends are forced.
 
     ``read`` is text of the prompt that opens a block.
     """
 
     def ids(text: str) -> tuple[int, ...]:
-        return tuple(tokenizer.tokenize(text, add_special=False, parse_special=True)) if text else ()
+        return (
+            tuple(tokenizer.tokenize(text, add_special=False, parse_special=True)) if text else ()
+        )
 
     marks = {token for tag in (tags.open, *tags.ends) for token in ids(tag)}
-    texts = {token: tokenizer.piece(token) for token in marks if not tokenizer.piece(token, special=False)}
+    texts = {
+        token: tokenizer.piece(token)
+        for token in marks
+        if not tokenizer.piece(token, special=False)
+    }
     forced = (*ids(message), *ids(tags.ends[0]))
     return ReasoningLimit(n_tokens, tags.open, tags.ends, forced, ids(read), texts, recurs)
 
@@ -99,9 +117,9 @@ def reasoning_limit(
 class ReasoningSplitter:
     """Feed it the pieces of one reply; a tag may be spread over any number of them.
 
-    Blanks around the tags belong to neither part, except those that end the reasoning; nor do those at the beginning of
-    a reply whose template has the tags. A reasoning block is recognised only where the reply starts: later tags are
-    content. Without ``tags``, everything is content.
+    Blanks around the tags belong to neither part, except those that end the reasoning; nor do those
+    at the beginning of a reply whose template has the tags. A reasoning block is recognised only
+    where the reply starts: later tags are content. Without ``tags``, everything is content.
     """
 
     def __init__(self, tags: ReasoningTags | None = None, reply_part: ReplyPart = "start") -> None:
@@ -127,7 +145,9 @@ class ReasoningSplitter:
         held, self._held = self._held, ""
         if self._inside:
             return ReplyDelta(reasoning=held)
-        return ReplyDelta(content=held.lstrip() if self._tags is not None and self._tags.is_known else held)
+        return ReplyDelta(
+            content=held.lstrip() if self._tags is not None and self._tags.is_known else held
+        )
 
     def _begin(self, tags: ReasoningTags) -> ReplyDelta:
         begun = self._held.lstrip()
@@ -147,7 +167,9 @@ class ReasoningSplitter:
         if self._end_chars.isdisjoint(held):
             self._held = ""
             return ReplyDelta(reasoning=held)
-        at, end = min(((at, end) for end in self._ends if (at := held.find(end)) >= 0), default=(-1, ""))
+        at, end = min(
+            ((at, end) for end in self._ends if (at := held.find(end)) >= 0), default=(-1, "")
+        )
         if at < 0:
             keep = max(overlap(held, end) for end in self._ends)
             self._held = held[len(held) - keep :]
@@ -158,7 +180,9 @@ class ReasoningSplitter:
 
 
 class ReplyParser(Protocol):
-    """Feed it the pieces of one reply. However it is cut, the same comes out, and nothing raises."""
+    """Feed it the pieces of one reply. However it is cut, the same comes out, and nothing
+    raises.
+    """
 
     def feed(self, text: str) -> ReplyDelta:
         """The parts that became certain with ``text``."""
@@ -170,7 +194,9 @@ class ReplyParser(Protocol):
 
 
 class ParsedReply:
-    """A reply put together from its deltas: ``reasoning``, ``content``, and ``calls`` in order of their index."""
+    """A reply put together from its deltas: ``reasoning``, ``content``, and ``calls`` in order of
+    their index.
+    """
 
     def __init__(self) -> None:
         self._reasoning: list[str] = []
@@ -213,7 +239,11 @@ class ParsedReply:
             message["reasoning_content"] = reasoning
         if calls := self.calls:
             message["tool_calls"] = [
-                {"type": "function", "id": call.id, "function": {"name": call.name, "arguments": call.arguments}}
+                {
+                    "type": "function",
+                    "id": call.id,
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
                 for call in calls
             ]
         return message
@@ -222,10 +252,10 @@ class ParsedReply:
 class ReplySplitter:
     """Feed it the pieces of one reply: text, and the tokens that it stands for if they are known.
 
-    ``echo`` is the part of the reply that the prompt holds already, as it would have been read. ``opening`` is text of
-    the prompt with which the content of the reply starts. ``on_end`` gets the whole reply in the end: its text, its
-    tokens and its parts; ``reply`` has those so far. ``n_reasoning`` counts the tokens so far whose text is reasoning
-    and nothing else.
+    ``echo`` is the part of the reply that the prompt holds already, as it would have been read.
+    ``opening`` is text of the prompt with which the content of the reply starts. ``on_end`` gets
+    the whole reply in the end: its text, its tokens and its parts; ``reply`` has those so far.
+    ``n_reasoning`` counts the tokens so far whose text is reasoning and nothing else.
     """
 
     def __init__(

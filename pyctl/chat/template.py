@@ -1,5 +1,6 @@
-"""Chat templates: rendering them as transformers does, but for members that are missing, which are nothing, as in
-llama-server; and rendering samples to find out what they can express."""
+"""Chat templates: rendering them as transformers does, but for members that are missing, which are
+nothing, as in llama-server; and rendering samples to find out what they can express.
+"""
 
 from __future__ import annotations
 
@@ -53,10 +54,19 @@ def sample_message(role: str, text: str, *, as_text: bool = True) -> dict[str, A
     return {"role": role, "content": text if as_text else [{"type": "text", "text": text}]}
 
 
-def sample_call(*arguments: Mapping[str, str], as_text: bool = True, as_object: bool = True) -> dict[str, Any]:
-    """An assistant message that calls the sample tool with each of ``arguments``, as JSON text unless ``as_object``."""
-    functions = [{"name": SAMPLE_TOOL, "arguments": each if as_object else json.dumps(each)} for each in arguments]
-    calls = [{"type": "function", "id": SAMPLE_CALL_ID, "function": function} for function in functions]
+def sample_call(
+    *arguments: Mapping[str, str], as_text: bool = True, as_object: bool = True
+) -> dict[str, Any]:
+    """An assistant message that calls the sample tool with each of ``arguments``, as JSON text
+    unless ``as_object``.
+    """
+    functions = [
+        {"name": SAMPLE_TOOL, "arguments": each if as_object else json.dumps(each)}
+        for each in arguments
+    ]
+    calls = [
+        {"type": "function", "id": SAMPLE_CALL_ID, "function": function} for function in functions
+    ]
     return {**sample_message("assistant", "", as_text=as_text), "tool_calls": calls}
 
 
@@ -66,20 +76,31 @@ _NO_PARAMETERS = {"type": "object", "properties": {}, "required": []}
 
 def sample_tool(name: str = SAMPLE_TOOL) -> dict[str, Any]:
     """A tool as templates take it."""
-    return {"type": "function", "function": {"name": name, "description": "", "parameters": _NO_PARAMETERS}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": "", "parameters": _NO_PARAMETERS},
+    }
 
 
 log = logging.getLogger(__name__)
 
 
 class Template:
-    """``Template(source, bos_token="", eos_token="<|im_end|>").render([{"role": "user", "content": "Hi"}])``
+    """``Template(source, bos_token="", eos_token="<|im_end|>").render([{"role": "user", "content":
+    "Hi"}])``
 
-    An empty ``source`` stands for ChatML, with a warning in the log. One that jinja2 cannot parse raises ModelError.
-    ``of_tools`` is another template for conversations with tools, None if this one writes them as well.
+    An empty ``source`` stands for ChatML, with a warning in the log. One that jinja2 cannot parse
+    raises ModelError. ``of_tools`` is another template for conversations with tools, None if this
+    one writes them as well.
     """
 
-    def __init__(self, source: str, bos_token: str = "", eos_token: str = "", of_tools: Template | None = None) -> None:
+    def __init__(
+        self,
+        source: str,
+        bos_token: str = "",
+        eos_token: str = "",
+        of_tools: Template | None = None,
+    ) -> None:
         # The byte order mark of the file that it came from, not a part of each prompt.
         source = source.removeprefix("\ufeff")
         if not source.strip():
@@ -92,7 +113,9 @@ class Template:
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
-            raise ModelError(f"broken chat template: {error.message} (line {error.lineno})") from error
+            raise ModelError(
+                f"broken chat template: {error.message} (line {error.lineno})"
+            ) from error
 
     @cached_property
     def capabilities(self) -> TemplateCapabilities:
@@ -111,7 +134,9 @@ class Template:
 
         RequestError if the template refuses or fails.
         """
-        today = datetime.now()  # as in llama-server: the day, so that a prompt stays the same for as long
+        today = (
+            datetime.now()
+        )  # as in llama-server: the day, so that a prompt stays the same for as long
         variables: dict[str, Any] = {
             "bos_token": self.bos_token,
             "eos_token": self.eos_token,
@@ -120,8 +145,13 @@ class Template:
             **kwargs,
         }
         if "functions" in self.source:  # a name for the tools as text, which some templates have
-            variables.setdefault("functions", json.dumps(tools, ensure_ascii=False, indent=2) if tools else "")
-        lists = {"messages": list(messages), "tools": tools and list(tools)}  # which the template may change
+            variables.setdefault(
+                "functions", json.dumps(tools, ensure_ascii=False, indent=2) if tools else ""
+            )
+        lists = {
+            "messages": list(messages),
+            "tools": tools and list(tools),
+        }  # which the template may change
         variables.update(**lists, add_generation_prompt=add_generation_prompt)
         try:
             return self._template.render(variables)
@@ -132,7 +162,9 @@ class Template:
 
 
 class _Missing(jinja2.ChainableUndefined):
-    """A missing variable or member. Its members are missing, its methods make nothing, as in llama-server."""
+    """A missing variable or member. Its members are missing, its methods make nothing, as in
+    llama-server.
+    """
 
     def strip(self, *args: Any) -> str:
         return ""
@@ -144,10 +176,11 @@ class _Missing(jinja2.ChainableUndefined):
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """The sandbox with two shortcuts that change no answer and save a third of the time on long conversations.
+    """The sandbox with two shortcuts that change no answer and save a third of the time on long
+    conversations.
 
-    Lists may grow and shrink: Kimi's template keeps ids in one, and llama-server lets it. A text and nothing is the
-    text, as there.
+    Lists may grow and shrink: Kimi's template keeps ids in one, and llama-server lets it. A text
+    and nothing is the text, as there.
     """
 
     intercepted_binops = frozenset({"+"})
@@ -177,7 +210,9 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _Generation(Extension):
-    """``{% generation %}``, by which transformers marks assistant text in training; here only the inside counts."""
+    """``{% generation %}``, by which transformers marks assistant text in training; here only the
+    inside counts.
+    """
 
     tags = {"generation"}  # noqa: RUF012 (an instance variable in jinja2)
 
@@ -189,7 +224,9 @@ class _Generation(Extension):
 
 def _environment() -> jinja2.Environment:
     extensions = [_Generation, "jinja2.ext.loopcontrols"]
-    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, undefined=_Missing, extensions=extensions)
+    environment = _Sandbox(
+        trim_blocks=True, lstrip_blocks=True, undefined=_Missing, extensions=extensions
+    )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
@@ -227,13 +264,15 @@ _REASONING_KEYS = ("reasoning_content", "thinking")
 
 @dataclass(frozen=True)
 class TemplateCapabilities:
-    """``system_first``, ``system_inside``: system messages at the start, later on. ``repeated_user``: user messages
-    in a row. ``text``, ``parts``: content as a string, as a list of parts. ``tools``, ``tool_calls``: a list of tools,
-    calls in assistant messages, ``parallel_calls`` several in one, ``object_arguments`` their arguments as an object
-    (else as JSON text). ``old_reasoning``: reasoning of earlier turns if it is to be kept. ``reasoning_effort``: the
-    words for how much of it there should be, empty if the template reads none; ``reasoning_key`` is the member of
-    a message that has it, and ``content_beside_reasoning`` whether a message that calls may have both.
-    ``without_user``: conversations without a message of the user.
+    """``system_first``, ``system_inside``: system messages at the start, later on.
+    ``repeated_user``: user messages in a row. ``text``, ``parts``: content as a string, as a list
+    of parts. ``tools``, ``tool_calls``: a list of tools, calls in assistant messages,
+    ``parallel_calls`` several in one, ``object_arguments`` their arguments as an object (else as
+    JSON text). ``old_reasoning``: reasoning of earlier turns if it is to be kept.
+    ``reasoning_effort``: the words for how much of it there should be, empty if the template reads
+    none; ``reasoning_key`` is the member of a message that has it, and ``content_beside_reasoning``
+    whether a message that calls may have both. ``without_user``: conversations without a message of
+    the user.
     """
 
     system_first: bool
@@ -252,11 +291,19 @@ class TemplateCapabilities:
     without_user: bool = True
 
     def effort(self, requested: Any) -> Any:
-        """``requested``, or the nearest word that the template accepts, of two the one for more reasoning."""
-        if not self.reasoning_effort or requested in self.reasoning_effort or requested not in _SCALE:
+        """``requested``, or the nearest word that the template accepts, of two the one for more
+        reasoning.
+        """
+        if (
+            not self.reasoning_effort
+            or requested in self.reasoning_effort
+            or requested not in _SCALE
+        ):
             return requested
         place = _SCALE.index(requested)
-        return min(reversed(self.reasoning_effort), key=lambda word: abs(_SCALE.index(word) - place))
+        return min(
+            reversed(self.reasoning_effort), key=lambda word: abs(_SCALE.index(word) - place)
+        )
 
     @classmethod
     def of(cls, template: Template) -> TemplateCapabilities:
@@ -271,10 +318,14 @@ class TemplateCapabilities:
             return [said("user", "a"), sample_call(*arguments, as_text=text, as_object=as_object)]
 
         def objects_shown(tools: Sequence[Mapping[str, Any]] | None) -> bool:
-            return _shows(template, called({_A: _B}, as_object=True), _A, _B, never=f"'{_A}'", tools=tools)
+            return _shows(
+                template, called({_A: _B}, as_object=True), _A, _B, never=f"'{_A}'", tools=tools
+            )
 
         # Some templates take no call without tools.
-        known = [sample_tool()] if not objects_shown(None) and objects_shown([sample_tool()]) else None
+        known = (
+            [sample_tool()] if not objects_shown(None) and objects_shown([sample_tool()]) else None
+        )
         objects = known is not None or objects_shown(None)
         requested, answer = called({"b": "b"}, as_object=objects)
         result = {**said("tool", "b"), "tool_call_id": SAMPLE_CALL_ID, "name": SAMPLE_TOOL}
@@ -284,11 +335,18 @@ class TemplateCapabilities:
             return _shows(template, [requested, message, result], _A, content)
 
         key = next(filter(reasons, _REASONING_KEYS), "")
-        reasoned = [said("user", "a"), {**said("assistant", "b"), "reasoning_content": _A}, said("user", "c")]
+        reasoned = [
+            said("user", "a"),
+            {**said("assistant", "b"), "reasoning_content": _A},
+            said("user", "c"),
+        ]
         return cls(
             system_first=_shows(template, [said("system", _A), said("user", _B)], _A, _B),
             system_inside=_shows(
-                template, [said("user", "a"), said("assistant", "b"), said("system", _A), said("user", _B)], _A, _B
+                template,
+                [said("user", "a"), said("assistant", "b"), said("system", _A), said("user", _B)],
+                _A,
+                _B,
             ),
             repeated_user=_shows(template, [said("user", _A), said("user", _B)], _A, _B),
             text=text,
@@ -296,8 +354,12 @@ class TemplateCapabilities:
             tools=_shows(template, [said("user", "a")], _A, tools=[sample_tool(_A)]),
             tool_calls=objects or _shows(template, called({_A: _B}, as_object=False), _A, _B),
             object_arguments=objects,
-            parallel_calls=_shows(template, called({_A: "b"}, {_B: "b"}, as_object=objects), _A, _B, tools=known),
-            old_reasoning=_shows(template, reasoned, _A, variables={"enable_thinking": True, **keep_reasoning(True)}),
+            parallel_calls=_shows(
+                template, called({_A: "b"}, {_B: "b"}, as_object=objects), _A, _B, tools=known
+            ),
+            old_reasoning=_shows(
+                template, reasoned, _A, variables={"enable_thinking": True, **keep_reasoning(True)}
+            ),
             reasoning_effort=_efforts(template, [said("user", "a")]),
             reasoning_key=key or _REASONING_KEYS[0],
             content_beside_reasoning=not key or reasons(key, content=_B),
@@ -321,13 +383,16 @@ def _shows(
     tools: Sequence[Mapping[str, Any]] | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Whether the rendered sample holds all ``needles`` and not ``never`` (how Python would write a value).
+    """Whether the rendered sample holds all ``needles`` and not ``never`` (how Python would write a
+    value).
 
     No reply follows a message that calls: some templates would leave the call out.
     """
     calls = "tool_calls" in messages[-1]
     try:
-        text = template.render(messages, tools=tools, add_generation_prompt=not calls, **(variables or {}))
+        text = template.render(
+            messages, tools=tools, add_generation_prompt=not calls, **(variables or {})
+        )
     except RequestError:
         return False
     return all(needle in text for needle in needles) and (never is None or never not in text)

@@ -1,4 +1,6 @@
-"""The tools of a request: the functions that the model may call, and the types of their arguments."""
+"""The tools of a request: the functions that the model may call, and the types of their
+arguments.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,11 @@ ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object
 
 @dataclass(frozen=True)
 class Tool:
-    """A function with the JSON schema of its arguments; with ``strict``, a call must be an instance of that.
+    """A function with the JSON schema of its arguments; with ``strict``, a call must be an instance
+    of that.
 
-    ``grammar`` are terminals of Lark's, of which START describes each argument that is a string; empty for none.
+    ``grammar`` are terminals of Lark's, of which START describes each argument that is a string;
+    empty for none.
     """
 
     name: str
@@ -65,15 +69,21 @@ class Tool:
 
 @dataclass(frozen=True)
 class Tools:
-    """Tools that the model may call: ``parallel`` for several calls in one reply, ``forced`` for at least one."""
+    """Tools that the model may call: ``parallel`` for several calls in one reply, ``forced`` for at
+    least one.
+    """
 
     tools: tuple[Tool, ...]
     parallel: bool = True
     forced: bool = False
 
     @classmethod
-    def of(cls, tools: Sequence[Mapping[str, Any]], parallel: bool = True, forced: bool = False) -> Tools:
-        """Read tools of type function in OpenAI's form, each with a name. Raises RequestError for a long grammar."""
+    def of(
+        cls, tools: Sequence[Mapping[str, Any]], parallel: bool = True, forced: bool = False
+    ) -> Tools:
+        """Read tools of type function in OpenAI's form, each with a name. Raises RequestError for a
+        long grammar.
+        """
         found = []
         for tool in tools:
             function = tool["function"]
@@ -93,7 +103,8 @@ class Tools:
 
 
 def template_tools(tools: object) -> list[dict[str, Any]] | None:
-    """The tools as llama-server hands them to the template: name, description and parameters, and nothing else.
+    """The tools as llama-server hands them to the template: name, description and parameters, and
+    nothing else.
 
     ``tools`` come from a client, None for none; RequestError names the fault.
     """
@@ -108,7 +119,11 @@ def template_tools(tools: object) -> list[dict[str, Any]] | None:
 
 def _template_tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     function = tool.get("function")
-    if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
+    if (
+        tool.get("type") != "function"
+        or not isinstance(function, dict)
+        or not isinstance(function.get("name"), str)
+    ):
         raise RequestError(f"{where} must be of type function, with a function that has a name")
     if not function["name"]:
         raise RequestError(f"{where}.function.name must not be empty")
@@ -119,16 +134,28 @@ def _template_tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise RequestError(f"{where}.function.parameters must be an object")
     return {
         "type": "function",
-        "function": {"name": function["name"], "description": description or "", "parameters": parameters or {}},
+        "function": {
+            "name": function["name"],
+            "description": description or "",
+            "parameters": parameters or {},
+        },
     }
 
 
 def read_tools(
-    tools: Any, choice: object, *, parallel: bool = True, parse: bool = True, has_grammar: bool = False
+    tools: Any,
+    choice: object,
+    *,
+    parallel: bool = True,
+    parse: bool = True,
+    has_grammar: bool = False,
 ) -> tuple[list[dict[str, Any]] | None, Tools | None]:
-    """The tools for the template, and those that the reply may call, by ``choice`` (``tool_choice``); None for none.
+    """The tools for the template, and those that the reply may call, by ``choice``
+    (``tool_choice``); None for none.
 
-    Without ``parse`` the reply is not searched for calls. RequestError for an impossible choice, or with a grammar."""
+    Without ``parse`` the reply is not searched for calls. RequestError for an impossible choice, or
+    with a grammar.
+    """
     known = template_tools(tools)
     mode, names = _chosen(choice or "auto")
     if known and names is not None:
@@ -150,8 +177,9 @@ _MODES = {"auto": "auto", "none": "none", "required": "required", "any": "requir
 
 
 def _chosen(choice: object) -> tuple[str, set[str] | None]:
-    """Whether a ``tool_choice``, in any of OpenAI's forms, leaves calls to the model ("auto"), requires one or forbids
-    them ("none"); and the names of the only tools that it allows, None for all.
+    """Whether a ``tool_choice``, in any of OpenAI's forms, leaves calls to the model ("auto"),
+    requires one or forbids them ("none"); and the names of the only tools that it allows, None for
+    all.
     """
     kind = choice.get("type") if isinstance(choice, dict) else choice
     if isinstance(kind, str) and kind in _MODES:
@@ -162,17 +190,30 @@ def _chosen(choice: object) -> tuple[str, set[str] | None]:
     if kind == "function":
         return "required", {_name_of(choice, "'tool_choice'")}
     allowed = choice.get("allowed_tools", choice)
-    mode, tools = (allowed.get("mode") or "auto", allowed.get("tools")) if isinstance(allowed, dict) else ("", None)
+    mode, tools = (
+        (allowed.get("mode") or "auto", allowed.get("tools"))
+        if isinstance(allowed, dict)
+        else ("", None)
+    )
     if mode not in ("auto", "required") or not isinstance(tools, list):
         raise RequestError(
-            "'tool_choice' of type allowed_tools must have a list 'tools', and a 'mode' auto or required"
+            "'tool_choice' of type allowed_tools must have a list 'tools', and a 'mode' auto or "
+            "required"
         )
-    return mode, {_name_of(tool, f"'tool_choice': tools[{index}]") for index, tool in enumerate(tools)}
+    return mode, {
+        _name_of(tool, f"'tool_choice': tools[{index}]") for index, tool in enumerate(tools)
+    }
 
 
 def _name_of(tool: object, where: str) -> str:
-    """The name in a reference to a function, nested as in chat completions or flat as in Responses."""
-    function = tool.get("function", tool) if isinstance(tool, dict) and tool.get("type") == "function" else None
+    """The name in a reference to a function, nested as in chat completions or flat as in
+    Responses.
+    """
+    function = (
+        tool.get("function", tool)
+        if isinstance(tool, dict) and tool.get("type") == "function"
+        else None
+    )
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
         raise RequestError(f"{where} must be of type function, with a function that has a name")
@@ -180,7 +221,9 @@ def _name_of(tool: object, where: str) -> str:
 
 
 def types_of(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
-    """JSON types of the values that ``schema`` allows, all if it names none; ``root`` is where references lead."""
+    """JSON types of the values that ``schema`` allows, all if it names none; ``root`` is where
+    references lead.
+    """
     return _types(schema, root, {}, 0) or ALL_TYPES
 
 
@@ -196,7 +239,8 @@ def _resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _words(schema: object, root: Mapping[str, Any]) -> list[str | None]:
-    """The strings that ``schema`` lists, alone or as alternatives, and None if it allows null as well.
+    """The strings that ``schema`` lists, alone or as alternatives, and None if it allows null as
+    well.
 
     None at all for any other schema, or if null could be taken for a string that is listed.
     """
@@ -211,10 +255,14 @@ def _words(schema: object, root: Mapping[str, Any]) -> list[str | None]:
         values = [found["const"]] if "const" in found else found.get("enum")
         if values is None and found.get("type") == "null":
             values = [None]
-        if values is None and (alternatives := _listed(found.get("anyOf")) or _listed(found.get("oneOf"))):
+        if values is None and (
+            alternatives := _listed(found.get("anyOf")) or _listed(found.get("oneOf"))
+        ):
             left += alternatives
             continue
-        if not isinstance(values, list) or not all(isinstance(value, str | None) for value in values):
+        if not isinstance(values, list) or not all(
+            isinstance(value, str | None) for value in values
+        ):
             return []
         words += values
     is_listed = any(isinstance(word, str) for word in words) and not left
@@ -225,8 +273,12 @@ def _listed(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _types(schema: object, root: Mapping[str, Any], known: dict[str, frozenset[str]], depth: int) -> frozenset[str]:
-    """``known`` has the types of references; none as long as they are being looked for, so that a circle ends."""
+def _types(
+    schema: object, root: Mapping[str, Any], known: dict[str, frozenset[str]], depth: int
+) -> frozenset[str]:
+    """``known`` has the types of references; none as long as they are being looked for, so that a
+    circle ends.
+    """
     if not isinstance(schema, Mapping) or depth > _DEPTH:
         return ALL_TYPES
     types = ALL_TYPES
@@ -251,7 +303,9 @@ def _types(schema: object, root: Mapping[str, Any], known: dict[str, frozenset[s
         types &= {"array"}
     for word in ("anyOf", "oneOf"):
         if isinstance(schema.get(word), list):
-            types &= frozenset().union(*(_types(child, root, known, depth + 1) for child in schema[word]))
+            types &= frozenset().union(
+                *(_types(child, root, known, depth + 1) for child in schema[word])
+            )
     if isinstance(schema.get("allOf"), list):
         for child in schema["allOf"]:
             types &= _types(child, root, known, depth + 1)
@@ -266,7 +320,13 @@ def _named(kinds: Sequence[Any]) -> frozenset[str]:
 def _type_of(value: object) -> str:
     if value is None:
         return "null"
-    for kind, name in ((bool, "boolean"), (int, "integer"), (float, "number"), (str, "string"), (list, "array")):
+    for kind, name in (
+        (bool, "boolean"),
+        (int, "integer"),
+        (float, "number"),
+        (str, "string"),
+        (list, "array"),
+    ):
         if isinstance(value, kind):
             return name
     return "object"

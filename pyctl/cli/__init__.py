@@ -1,4 +1,6 @@
-"""The command `pyctl`: reads the settings, builds the objects, runs them; nothing else uses concrete classes."""
+"""The command `pyctl`: reads the settings, builds the objects, runs them; nothing else uses
+concrete classes.
+"""
 
 from __future__ import annotations
 
@@ -57,9 +59,12 @@ SWITCH_SECONDS = 0.0005
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code: 0, 1 after a failure, 2 when it cannot start as asked."""
+    """Run the command; returns the exit code: 0, 1 after a failure, 2 when it cannot start as
+    asked.
+    """
     argv = sys.argv[1:] if argv is None else argv
-    # The engine's thread needs the interpreter several times a token; no thread may hold it for 5 ms.
+    # The engine's thread needs the interpreter several times a token; no thread may hold it for 5
+    # ms.
     sys.setswitchinterval(SWITCH_SECONDS)
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
@@ -76,7 +81,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if argv[0] not in COMMANDS:
             from pyctl.cli.command_parser import did_you_mean
 
-            what = "flags come after a command, not before it" if argv[0].startswith("-") else "unknown command"
+            what = (
+                "flags come after a command, not before it"
+                if argv[0].startswith("-")
+                else "unknown command"
+            )
             hint = INSTEAD.get(argv[0]) or did_you_mean(argv[0], COMMANDS)
             hint = hint or f"; the commands are {', '.join(COMMANDS)}"
             raise ConfigError(f"{what}: {argv[0]!r}{hint}")
@@ -93,7 +102,9 @@ def _run(command: str, argv: Sequence[str]) -> int:
     # Help and mistakes end in the parsing, before what takes a while to import.
     if command in OWN_FLAGS:
         module, function = OWN_FLAGS[command].split(":")
-        run: Callable[[Sequence[str]], int] = getattr(import_module(f"pyctl.cli.{module}"), function)
+        run: Callable[[Sequence[str]], int] = getattr(
+            import_module(f"pyctl.cli.{module}"), function
+        )
         return run(argv)
     from pyctl.cli.arguments import parse_chat, parse_serve
 
@@ -101,7 +112,8 @@ def _run(command: str, argv: Sequence[str]) -> int:
     from pyctl.engine.model_settings import EXTENSION
     from pyctl.engine.openmp import limit_spinning
 
-    # Before the libraries load, which read it. Parts of layers on the CPU wait for the others on a GPU.
+    # Before the libraries load, which read it. Parts of layers on the CPU wait for the others on a
+    # GPU.
     os.environ[EXTENSION] = "on" if settings.model.extension else "off"
     limit_spinning(settings.model.poll, waits_for_gpu=bool(settings.model.placements))
     if settings.action != "run":
@@ -131,6 +143,10 @@ def _answer(action: str, workers: Sequence[str]) -> int:
 
     connect_workers(workers)
     for device in devices():
-        memory = f" ({device.total // 2**20} MiB, {(device.free or 0) // 2**20} MiB free)" if device.total else ""
+        memory = (
+            f" ({device.total // 2**20} MiB, {(device.free or 0) // 2**20} MiB free)"
+            if device.total
+            else ""
+        )
         print(f"{device.name}: {device.description}{memory}")
     return 0

@@ -1,10 +1,11 @@
-"""Settings from command lines and environment variables: reads the flags and resolves their combinations.
+"""Settings from command lines and environment variables: reads the flags and resolves their
+combinations.
 
-Every error raises ConfigError with one line of text. Each setting is declared in the class that its consumer gets
-(`OWNERS`), with its flag; other spellings are in `flag_aliases`.
+Every error raises ConfigError with one line of text. Each setting is declared in the class that its
+consumer gets (`OWNERS`), with its flag; other spellings are in `flag_aliases`.
 
-Flags are read in llama-server's ways: several letters after one dash, underscores for dashes, LLAMA_ARG_NO_* for a
-negation, and the last of several wins.
+Flags are read in llama-server's ways: several letters after one dash, underscores for dashes,
+LLAMA_ARG_NO_* for a negation, and the last of several wins.
 """
 
 from __future__ import annotations
@@ -33,7 +34,13 @@ from pyctl.cli.logs import VERBOSE, LogSettings
 from pyctl.cli.programs import LAUNCH, LaunchSettings
 from pyctl.cli.version import print_version
 from pyctl.convert import FALSE_WORDS, Convert, on_off
-from pyctl.engine.draft.draft_settings import AUTOMATIC, AUTOMATIC_LENGTH, PRIVATE, DraftSettings, NgramSettings
+from pyctl.engine.draft.draft_settings import (
+    AUTOMATIC,
+    AUTOMATIC_LENGTH,
+    PRIVATE,
+    DraftSettings,
+    NgramSettings,
+)
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import SERVED_SEQS, ModelSettings
 from pyctl.engine.pool_settings import PoolSettings
@@ -64,12 +71,22 @@ from pyctl.setting import (
 from pyctl.terminal import TerminalSettings
 from pyctl.tools import ToolSettings
 
-__all__ = ["FLAGS", "OWNERS", "CommandSettings", "converted", "kept_flags", "parse_chat", "parse_launch", "parse_serve"]
+__all__ = [
+    "FLAGS",
+    "OWNERS",
+    "CommandSettings",
+    "converted",
+    "kept_flags",
+    "parse_chat",
+    "parse_launch",
+    "parse_serve",
+]
 
 
 @dataclass(frozen=True)
 class ParsedFlags:
-    """The given flags: values by destination, the name typed for each, and names that were taken without effect.
+    """The given flags: values by destination, the name typed for each, and names that were taken
+    without effect.
 
     ``words`` are the command line's, split by flag, each with its destination.
     """
@@ -81,12 +98,15 @@ class ParsedFlags:
 
 
 def read_flags(
-    argv: Sequence[str], environ: Mapping[str, str], flags: Iterable[Flag], unused: Mapping[str, int]
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    flags: Iterable[Flag],
+    unused: Mapping[str, int],
 ) -> ParsedFlags:
     """Read ``argv``, then from ``environ`` what it left open.
 
-    ``unused`` are names that are taken without effect, with the number of values after each. Raises ConfigError for
-    any other name, and for a value that is missing or wrong.
+    ``unused`` are names that are taken without effect, with the number of values after each. Raises
+    ConfigError for any other name, and for a value that is missing or wrong.
     """
     flags = tuple(flags)
     known = {name: flag for flag in flags for name in flag.spellings()}
@@ -126,7 +146,12 @@ def read_flags(
     return ParsedFlags(values, typed, tuple(ignored), tuple(words))
 
 
-_MEANT = {"context": "--ctx-size", "layers": "--gpu-layers", "temperature": "--temp", "draft": "--spec-draft-n-max"}
+_MEANT = {
+    "context": "--ctx-size",
+    "layers": "--gpu-layers",
+    "temperature": "--temp",
+    "draft": "--spec-draft-n-max",
+}
 """Words of names that people type, and the flags that they look for."""
 
 
@@ -151,7 +176,9 @@ def _typed_value(name: str, flag: Flag, rest: list[str], attached: bool) -> Any:
 
 
 def _read_env(flag: Flag, environ: Mapping[str, str], values: dict[str, Any]) -> None:
-    if flag.off and flag.env.replace("LLAMA_ARG_", "LLAMA_ARG_NO_", 1) in environ.keys() - {flag.env}:
+    if flag.off and flag.env.replace("LLAMA_ARG_", "LLAMA_ARG_NO_", 1) in environ.keys() - {
+        flag.env
+    }:
         values[flag.dest] = False
         return
     text = environ.get(flag.env, "")
@@ -181,7 +208,8 @@ Action: TypeAlias = Literal["run", "devices", "models"]
 class CommandSettings:
     """All that `pyctl serve` or `pyctl chat` was told; ``warnings`` are lines for the user.
 
-    ``request_fields`` are the values that the user set, not the defaults, as fields of a llama-server request.
+    ``request_fields`` are the values that the user set, not the defaults, as fields of a
+    llama-server request.
     """
 
     listen: ListenSettings
@@ -206,7 +234,11 @@ class CommandSettings:
     action: Action = "run"
 
 
-_PARTS = {name: hint for name, hint in get_type_hints(CommandSettings).items() if hasattr(hint, "__dataclass_fields__")}
+_PARTS = {
+    name: hint
+    for name, hint in get_type_hints(CommandSettings).items()
+    if hasattr(hint, "__dataclass_fields__")
+}
 """The classes of `CommandSettings` by their fields."""
 
 OWNERS: tuple[type[Any], ...] = (InfoFlags, *_PARTS.values(), Sampling, Cors, FlagAliases)
@@ -214,7 +246,21 @@ OWNERS: tuple[type[Any], ...] = (InfoFlags, *_PARTS.values(), Sampling, Cors, Fl
 
 _ALL = (*(pair for owner in OWNERS for pair in flags_of(owner)), *FURTHER)
 
-_ORDER = (GENERAL, MODEL, HUB, CONTEXT, CACHE, DISK, SAMPLING, SPECULATION, FORMAT, LOG, SERVER, TOOLS, CHAT)
+_ORDER = (
+    GENERAL,
+    MODEL,
+    HUB,
+    CONTEXT,
+    CACHE,
+    DISK,
+    SAMPLING,
+    SPECULATION,
+    FORMAT,
+    LOG,
+    SERVER,
+    TOOLS,
+    CHAT,
+)
 
 FLAGS: Mapping[Section, tuple[Flag, ...]] = {
     section: tuple(flag for where, flag in _ALL if where is section) for section in _ORDER
@@ -229,13 +275,20 @@ _OF_SERVE = {section: flags for section, flags in FLAGS.items() if section is no
 def parse_serve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> CommandSettings:
     """The settings of ``pyctl serve``; ``argv`` starts after the command.
 
-    --help and --version print and raise SystemExit(0); anything that cannot be served raises ConfigError.
+    --help and --version print and raise SystemExit(0); anything that cannot be served raises
+    ConfigError.
     """
-    return _settings(_read("serve", "[-m FILE | -hf REPO] [flags]", argv, environ, _OF_SERVE), environ, SERVED_SEQS)
+    return _settings(
+        _read("serve", "[-m FILE | -hf REPO] [flags]", argv, environ, _OF_SERVE),
+        environ,
+        SERVED_SEQS,
+    )
 
 
 def kept_flags(argv: Sequence[str], dropped: Collection[str]) -> list[str]:
-    """Flags of ``pyctl serve`` without those whose destinations are ``dropped``, and without their values."""
+    """Flags of ``pyctl serve`` without those whose destinations are ``dropped``, and without their
+    values.
+    """
     parsed = read_flags(argv, {}, [flag for flags in _OF_SERVE.values() for flag in flags], _UNUSED)
     return [word for dest, words in parsed.words if dest not in dropped for word in words]
 
@@ -250,28 +303,46 @@ def parse_launch(
     # The address and the key of a running server.
     known = {flag.dest for flag in own} | {"hosts", "api_keys", "key_file", "api_prefix", "path"}
     others = tuple(name for dest, name in parsed.typed.items() if dest not in known)
-    return _settings(parsed, environ, SERVED_SEQS), fill(LaunchSettings, parsed.values, server_flags=others)
+    return _settings(parsed, environ, SERVED_SEQS), fill(
+        LaunchSettings, parsed.values, server_flags=others
+    )
 
 
 def parse_chat(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> CommandSettings:
-    """The settings of ``pyctl chat``; the server's own flags have no effect. Raises ConfigError if flags conflict."""
-    sections = {CHAT: FLAGS[CHAT], **{section: flags for section, flags in FLAGS.items() if section is not SERVER}}
+    """The settings of ``pyctl chat``; the server's own flags have no effect. Raises ConfigError if
+    flags conflict.
+    """
+    sections = {
+        CHAT: FLAGS[CHAT],
+        **{section: flags for section, flags in FLAGS.items() if section is not SERVER},
+    }
     parsed = _read("chat", "[-m FILE | -hf REPO | --url URL] [flags]", argv, environ, sections)
     warnings: list[str] = []
     if parsed.values.get("url"):
         for dest in ("path", "hf_repo", "model_url"):
             if dest in parsed.typed:
-                raise ConfigError(f"--url and {parsed.typed[dest]} exclude each other: that server has its own model")
+                raise ConfigError(
+                    f"--url and {parsed.typed[dest]} exclude each other: that server has its own "
+                    "model"
+                )
         idle = {
-            flag.dest for section in (MODEL, HUB, CONTEXT, CACHE, DISK, SPECULATION, FORMAT) for flag in FLAGS[section]
+            flag.dest
+            for section in (MODEL, HUB, CONTEXT, CACHE, DISK, SPECULATION, FORMAT)
+            for flag in FLAGS[section]
         }
-        warnings += [f"{name} has no effect with --url" for dest, name in parsed.typed.items() if dest in idle]
+        warnings += [
+            f"{name} has no effect with --url"
+            for dest, name in parsed.typed.items()
+            if dest in idle
+        ]
     if parsed.values.get("prompt") == "":
         raise ConfigError("--prompt is empty")
     if parsed.values.get("workers") and not parsed.values.get("list_devices"):
         raise ConfigError("--rpc is for pyctl serve; pyctl chat --url talks to that")
     # Information belongs to the log of a server; a conversation shows it on demand only.
-    return _settings(replace(parsed, values={"verbosity": 2, **parsed.values}), environ, 1, warnings)
+    return _settings(
+        replace(parsed, values={"verbosity": 2, **parsed.values}), environ, 1, warnings
+    )
 
 
 def _read(
@@ -281,19 +352,29 @@ def _read(
     environ: Mapping[str, str],
     sections: Mapping[Section, tuple[Flag, ...]],
 ) -> ParsedFlags:
-    server_only = {name: int(flag.convert is not None) for flag in FLAGS[SERVER] for name in flag.spellings()}
+    server_only = {
+        name: int(flag.convert is not None) for flag in FLAGS[SERVER] for name in flag.spellings()
+    }
     flags = [flag for group in sections.values() for flag in group]
     found = read_flags(argv, environ, flags, {**_UNUSED, **server_only})
     if "help" in found.values:
-        print(help_text(command, f"pyctl {command} {usage}", sections, found.values["help"]), end="")
+        print(
+            help_text(command, f"pyctl {command} {usage}", sections, found.values["help"]), end=""
+        )
         raise SystemExit(0)
     if "version" in found.values:
         print_version()
         raise SystemExit(0)
-    if SERVER in sections and environ.get("LLAMA_API_KEY") == "" and not {"api_keys", "key_file"} & found.values.keys():
+    if (
+        SERVER in sections
+        and environ.get("LLAMA_API_KEY") == ""
+        and not {"api_keys", "key_file"} & found.values.keys()
+    ):
         raise ConfigError("LLAMA_API_KEY is set but empty: unset it to serve without a key")
     refused = [name for name in found.unused if name in REJECTED]
-    refused += [name for name in OF_TOOLS if (environ.get(name) or "off").lower() not in FALSE_WORDS]
+    refused += [
+        name for name in OF_TOOLS if (environ.get(name) or "off").lower() not in FALSE_WORDS
+    ]
     refused += [name for name in REMOVED if environ.get(name)]
     if refused:
         raise ConfigError(f"{refused[0]} is not supported: {INSTEAD[refused[0]]}")
@@ -301,7 +382,8 @@ def _read(
     variables = (
         variable
         for variable in sorted(environ)
-        if variable.startswith("LLAMA_ARG_") and not {variable, variable.replace("_NO_", "_", 1)} & known
+        if variable.startswith("LLAMA_ARG_")
+        and not {variable, variable.replace("_NO_", "_", 1)} & known
     )
     unused = (*(name for name in found.unused if name not in NO_OP), *variables)
     return ParsedFlags(found.values, found.typed, unused)
@@ -312,7 +394,10 @@ def _settings(
 ) -> CommandSettings:
     """``n_seqs`` are the sequences that there are when nothing is said."""
     if parsed.values.get("n_seqs", -1) == -1:
-        parsed = replace(parsed, values={**parsed.values, "n_seqs": 1 if parsed.values.get("n_pooled") else n_seqs})
+        parsed = replace(
+            parsed,
+            values={**parsed.values, "n_seqs": 1 if parsed.values.get("n_pooled") else n_seqs},
+        )
     values, more = _resolve(parsed, environ)
     try:
         sampling = fill(Sampling, values)
@@ -330,25 +415,37 @@ def _settings(
         **made,
         request_fields=_request_fields(values, sampling, chosen),
         warnings=(*more, *warnings),
-        action="devices" if values.get("list_devices") else "models" if values.get("list_models") else "run",
+        action="devices"
+        if values.get("list_devices")
+        else "models"
+        if values.get("list_models")
+        else "run",
     )
 
 
-def _request_fields(values: Mapping[str, Any], sampling: Sampling, chosen: frozenset[str]) -> dict[str, Any]:
-    made = {item.name: getattr(sampling, item.name) for item in fields(Sampling) if item.name in chosen}
+def _request_fields(
+    values: Mapping[str, Any], sampling: Sampling, chosen: frozenset[str]
+) -> dict[str, Any]:
+    made = {
+        item.name: getattr(sampling, item.name) for item in fields(Sampling) if item.name in chosen
+    }
     if "json_schema" in values:
         del made["grammar"], made["grammar_kind"]
         made["json_schema"] = values["json_schema"]
     if made.get("seed") == RANDOM_SEED:
         made["seed"] = -1
     if "logit_bias" in made:
-        made["logit_bias"] = [[token, False if bias == -float("inf") else bias] for token, bias in made["logit_bias"]]
+        made["logit_bias"] = [
+            [token, False if bias == -float("inf") else bias] for token, bias in made["logit_bias"]
+        ]
     if "n_predict" in values:
         made["max_tokens"] = values["n_predict"]
     return made
 
 
-def _resolve(parsed: ParsedFlags, environ: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _resolve(
+    parsed: ParsedFlags, environ: Mapping[str, str]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Combine several flags for one value."""
     values = dict(parsed.values)
     warnings = [f"without effect here: {', '.join(parsed.unused)}"] if parsed.unused else []
@@ -356,13 +453,19 @@ def _resolve(parsed: ParsedFlags, environ: Mapping[str, str]) -> tuple[dict[str,
     if _chosen(parsed, "load_mode", ("mmap", "mlock")):
         mapped = values.get("mmap", True)
         locked = values.get("mlock", False)
-        values["load_mode"] = {(True, True): "mmap+mlock", (True, False): "mmap", (False, True): "mlock"}.get(
-            (mapped, locked), "none"
-        )
+        values["load_mode"] = {
+            (True, True): "mmap+mlock",
+            (True, False): "mmap",
+            (False, True): "mlock",
+        }.get((mapped, locked), "none")
     if _chosen(parsed, "rope_freq_scale", ("rope_scale",)):
         values["rope_freq_scale"] = 1.0 / values["rope_scale"]
     if isinstance(bound := values.get("grammar"), BoundBySchema):
-        values |= {"grammar": bound.grammar, "grammar_kind": bound.kind, "json_schema": bound.schema}
+        values |= {
+            "grammar": bound.grammar,
+            "grammar_kind": bound.kind,
+            "json_schema": bound.schema,
+        }
     if _chosen(parsed, "chat_template", ("template_file",)):
         values["chat_template"] = values["template_file"]
 
@@ -377,9 +480,13 @@ def _resolve(parsed: ParsedFlags, environ: Mapping[str, str]) -> tuple[dict[str,
         kwargs["reasoning_effort"] = values["reasoning_effort"]
     preserve = bool(values.get("reasoning_preserve", kwargs.pop("preserve_reasoning", True)))
     values["template_kwargs"] = {**keep_reasoning(preserve), **kwargs}
-    if values.get("path") and (download := [parsed.typed[x] for x in ("hf_repo", "model_url") if x in parsed.typed]):
+    if values.get("path") and (
+        download := [parsed.typed[x] for x in ("hf_repo", "model_url") if x in parsed.typed]
+    ):
         # As in llama-server, the file is where that model was to be kept; here it is the model.
-        warnings.append(f"{download[0]} has no effect with {parsed.typed.get('path', 'LLAMA_ARG_MODEL')}")
+        warnings.append(
+            f"{download[0]} has no effect with {parsed.typed.get('path', 'LLAMA_ARG_MODEL')}"
+        )
     if any(values.get(dest) for dest in ("mcp_config", "mcp_json")) and "origins" not in values:
         values["origins"] = "localhost"  # as in llama-server
     if values.get("rerank"):
@@ -389,7 +496,11 @@ def _resolve(parsed: ParsedFlags, environ: Mapping[str, str]) -> tuple[dict[str,
         _check_pool(values)
     values["api_keys"] = (*values.get("api_keys", ()), *values.get("key_file", ()))
     others = ("draft_types", "draft_path", "draft_repo", "exact", "embeddings", "n_pooled")
-    if _names_model(values) and values.get("fit", True) and not any(values.get(dest) for dest in others):
+    if (
+        _names_model(values)
+        and values.get("fit", True)
+        and not any(values.get(dest) for dest in others)
+    ):
         values["draft_types"] = PRIVATE if len(values["api_keys"]) > 1 else AUTOMATIC
         values.setdefault("n_draft", AUTOMATIC_LENGTH)
     if values.get("lora_unapplied"):
@@ -404,8 +515,12 @@ def _names_model(values: Mapping[str, Any]) -> bool:
     return any(values.get(dest) for dest in ("path", "hf_repo", "model_url"))
 
 
-def _choose_directory(parsed: ParsedFlags, environ: Mapping[str, str], values: dict[str, Any]) -> list[str]:
-    """Settle where the disk cache is: in the default directory unless a flag names another. Return warnings."""
+def _choose_directory(
+    parsed: ParsedFlags, environ: Mapping[str, str], values: dict[str, Any]
+) -> list[str]:
+    """Settle where the disk cache is: in the default directory unless a flag names another. Return
+    warnings.
+    """
     has_ram, lacking = values.get("ram_mib") != 0, "without --kv-cache-dir"
     if {"cache_dir", "kv_cache"} <= parsed.typed.keys() and not values["kv_cache"]:
         raise ConfigError("--no-kv-cache and --kv-cache-dir exclude each other")
@@ -413,7 +528,9 @@ def _choose_directory(parsed: ParsedFlags, environ: Mapping[str, str], values: d
         values["cache_dir"], lacking = "", "with --no-kv-cache"
     elif values.get("cache_dir"):
         if not has_ram:
-            raise ConfigError("--kv-cache-dir needs the prefix cache, which --cache-ram 0 turns off")
+            raise ConfigError(
+                "--kv-cache-dir needs the prefix cache, which --cache-ram 0 turns off"
+            )
         return []
     elif not has_ram:
         lacking = "with --cache-ram 0"
@@ -426,7 +543,9 @@ def _choose_directory(parsed: ParsedFlags, environ: Mapping[str, str], values: d
         values.setdefault("daily_mib", DEFAULT_DAILY_MIB)
         return []
     idle = {flag.dest for flag in FLAGS[DISK]} - {"kv_cache"}
-    return [f"{name} has no effect {lacking}" for dest, name in parsed.typed.items() if dest in idle]
+    return [
+        f"{name} has no effect {lacking}" for dest, name in parsed.typed.items() if dest in idle
+    ]
 
 
 def _check_pool(values: Mapping[str, Any]) -> None:
@@ -434,7 +553,10 @@ def _check_pool(values: Mapping[str, Any]) -> None:
     for is_wrong, why in (
         (values["n_seqs"] != 1, f"one reply at a time, not --parallel {values['n_seqs']}"),
         (values.get("flash_attn") == "off", "flash attention, which --flash-attn off forbids"),
-        (not values.get("offload_kqv", True), "the KV cache on the GPU, which --no-kv-offload forbids"),
+        (
+            not values.get("offload_kqv", True),
+            "the KV cache on the GPU, which --no-kv-offload forbids",
+        ),
         (
             bool(values.get("mmproj_path") or values.get("mmproj_url")),
             "a model without --mmproj: it has no rows of images",
@@ -445,8 +567,12 @@ def _check_pool(values: Mapping[str, Any]) -> None:
 
 
 def _chosen(parsed: ParsedFlags, dest: str, others: Sequence[str]) -> bool:
-    """Whether ``others``, which mean the same, count instead of ``dest``; both typed is an error."""
+    """Whether ``others``, which mean the same, count instead of ``dest``; both typed is an
+    error.
+    """
     typed = [parsed.typed[other] for other in others if other in parsed.typed]
     if typed and dest in parsed.typed:
         raise ConfigError(f"{parsed.typed[dest]} and {typed[0]} exclude each other")
-    return bool(typed) or (dest not in parsed.values and any(other in parsed.values for other in others))
+    return bool(typed) or (
+        dest not in parsed.values and any(other in parsed.values for other in others)
+    )

@@ -54,7 +54,15 @@ from pyctl.server import ReplySettings
 from pyctl.server.models import Progress
 from pyctl.server.service import AppState, Service
 
-__all__ = ["LoadContext", "ModelLoader", "assemble", "check_files", "found", "prepare_vocabulary", "too_many_threads"]
+__all__ = [
+    "LoadContext",
+    "ModelLoader",
+    "assemble",
+    "check_files",
+    "found",
+    "prepare_vocabulary",
+    "too_many_threads",
+]
 
 log = logging.getLogger("pyctl")
 
@@ -67,8 +75,9 @@ ROWS_PART = 16
 def found(settings: CommandSettings) -> CommandSettings:
     """Add the paths of the models that ``settings.hub`` names, which are fetched if need be.
 
-    A model that has a path is not fetched; of a repository for drafts, the path is the file's in it. A model
-    from a repository comes with the vision encoder in its repository, unless another is named.
+    A model that has a path is not fetched; of a repository for drafts, the path is the file's in
+    it. A model from a repository comes with the vision encoder in its repository, unless another is
+    named.
     """
     model, drafts, vision, hub = settings.model, settings.drafts, settings.vision, settings.hub
     is_fetched = not model.path and bool(hub.hf_repo or hub.model_url)
@@ -81,13 +90,22 @@ def found(settings: CommandSettings) -> CommandSettings:
         alias = model.alias or ((hub.hf_repo,) if hub.hf_repo else ())
         path = fetch(hub)
         model = replace(model, path=str(path), alias=alias)
-        if hub.hf_repo and hub.mmproj_auto and not (vision.mmproj_path or hub.mmproj_url or settings.pool.n_pooled):
+        if (
+            hub.hf_repo
+            and hub.mmproj_auto
+            and not (vision.mmproj_path or hub.mmproj_url or settings.pool.n_pooled)
+        ):
             try:
-                vision = replace(vision, mmproj_path=str(fetch_companion(hub, path) or ""), is_optional=True)
+                vision = replace(
+                    vision, mmproj_path=str(fetch_companion(hub, path) or ""), is_optional=True
+                )
             except ConfigError as error:
                 log.warning("images disabled: %s", error)
     if hub.mmproj_url and not vision.mmproj_path:
-        vision = replace(vision, mmproj_path=str(fetch(HubSettings(model_url=hub.mmproj_url, offline=hub.offline))))
+        vision = replace(
+            vision,
+            mmproj_path=str(fetch(HubSettings(model_url=hub.mmproj_url, offline=hub.offline))),
+        )
     if hub.draft_repo:
         of_drafts = replace(hub, hf_repo=hub.draft_repo, hf_file=drafts.draft_path, model_url="")
         drafts = replace(drafts, draft_path=str(fetch(of_drafts)))
@@ -98,24 +116,36 @@ FLAG_OF = {"model": "-m", "draft model": "-md", "vision encoder": "--mmproj", "a
 
 
 def check_files(settings: CommandSettings) -> None:
-    """Raise ModelError for a file that is missing, is not a GGUF file, or is one for another flag; loads nothing."""
+    """Raise ModelError for a file that is missing, is not a GGUF file, or is one for another flag;
+    loads nothing.
+    """
     vision = "" if settings.vision.is_optional else settings.vision.mmproj_path
     adapters = (("adapter", path) for path, _ in settings.model.lora)
-    named = ("model", settings.model.path), ("draft model", settings.drafts.draft_path), ("vision encoder", vision)
+    named = (
+        ("model", settings.model.path),
+        ("draft model", settings.drafts.draft_path),
+        ("vision encoder", vision),
+    )
     for what, path in (pair for pair in (*named, *adapters) if pair[1]):
         check_gguf(Path(path), what)
         if (kind := file_head(Path(path)).kind) != what.removeprefix("draft "):
-            raise ModelError(f"{path} is for {FLAG_OF[kind]} ({kind}), not for {FLAG_OF[what]} ({what})")
+            raise ModelError(
+                f"{path} is for {FLAG_OF[kind]} ({kind}), not for {FLAG_OF[what]} ({what})"
+            )
 
 
 @dataclass
 class LoadContext:
-    """Objects that the models of a process share. With ``ram`` there are several models within that budget."""
+    """Objects that the models of a process share. With ``ram`` there are several models within that
+    budget.
+    """
 
     shared: AppState
     ram: RamBudget | None = None
     n_encoders: int = 1
-    """Encoders whose rows have a part of the budget; those that a reload of the models brings have none."""
+    """Encoders whose rows have a part of the budget; those that a reload of the models brings have
+    none.
+    """
     n_seeing: int = 0
     is_pinned: bool = False
     """Whether memory for snapshots is being pinned already, which happens once for all."""
@@ -129,9 +159,12 @@ class LoadContext:
 
 
 def assemble(
-    settings: CommandSettings, report: Progress = lambda fraction: True, context: LoadContext | None = None
+    settings: CommandSettings,
+    report: Progress = lambda fraction: True,
+    context: LoadContext | None = None,
 ) -> Service:
-    """Load the model and start the engine on it; UnavailableError when ``report`` said not to go on.
+    """Load the model and start the engine on it; UnavailableError when ``report`` said not to go
+    on.
 
     ``report`` gets fractions from 0 to 1. The caller closes the worker of the service.
     """
@@ -150,15 +183,21 @@ def assemble(
     remembered = CacheDrafts() if loaded.drafts.has("cache") else None
     speculation = _speculation(settings, loaded, remembered)
     info = replace(loaded.info, draft_types=speculation.names)
-    if loaded.images is not None and budget is not None:  # what it makes of images counts within --cache-ram
-        loaded.images.rows.limit = context.image_bytes(budget) if context.n_seeing < context.n_encoders else 0
+    if (
+        loaded.images is not None and budget is not None
+    ):  # what it makes of images counts within --cache-ram
+        loaded.images.rows.limit = (
+            context.image_bytes(budget) if context.n_seeing < context.n_encoders else 0
+        )
         context.n_seeing += 1
         budget -= loaded.images.rows.limit if context.ram is None else 0
     cache = RamCache(settings.cache.n_slots, budget, shared=context.ram)
     engine = Engine(loaded.backend, cache, settings.engine, tier, speculation)
     engine.prefix_cache.saved_time = context.shared.saved.account(info.fingerprint)
     if remembered is not None:
-        remembered.remember_all(one.prompt.tokens for one in engine.prefix_cache.recent.newest_first())
+        remembered.remember_all(
+            one.prompt.tokens for one in engine.prefix_cache.recent.newest_first()
+        )
         engine.prefix_cache.recent.listener = remembered.remember
     # What is loaded stays until the end; the collector need not look at it again.
     gc.collect()
@@ -179,11 +218,16 @@ def too_many_threads(threads: tuple[int, int], n_processors: int) -> str:
     """A warning about more ``threads`` than processors; "" for none."""
     if max(threads) <= n_processors:
         return ""
-    return f"{max(threads)} threads are slower than {n_processors} on this machine's {n_processors} processors"
+    return (
+        f"{max(threads)} threads are slower than {n_processors} on this machine's "
+        f"{n_processors} processors"
+    )
 
 
 class ModelLoader:
-    """Loads one of several models; ``settings`` are its own. The thread that loads models calls it."""
+    """Loads one of several models; ``settings`` are its own. The thread that loads models calls
+    it.
+    """
 
     def __init__(self, settings: CommandSettings, context: LoadContext) -> None:
         self._settings, self._load_context = settings, context
@@ -206,7 +250,8 @@ class ModelLoader:
         return not found or found == self._loaded
 
     def fits(self) -> bool:
-        """Whether the model has room next to those that are loaded, with the whole context that it requests.
+        """Whether the model has room next to those that are loaded, with the whole context that it
+        requests.
 
         Raises ConfigError if it cannot be loaded.
         """
@@ -230,9 +275,13 @@ class ModelLoader:
 
 
 def _files(settings: CommandSettings) -> list[tuple[int, int, int]]:
-    """Inode, size and time of each file of a model, which a new file does not share; empty if one cannot be read."""
+    """Inode, size and time of each file of a model, which a new file does not share; empty if one
+    cannot be read.
+    """
     model, others = settings.model, (settings.vision.mmproj_path, settings.drafts.draft_path)
-    paths = [Path(path) for path in (model.path, *others, *(path for path, _ in model.lora)) if path]
+    paths = [
+        Path(path) for path in (model.path, *others, *(path for path, _ in model.lora)) if path
+    ]
     try:
         found = [part.stat() for path in paths for part in model_files(path)]
     except (OSError, ConfigError):
@@ -259,7 +308,9 @@ def _with_recommended(replies: ReplySettings, recommended: Mapping[str, Any]) ->
     used = {name: value for name, value in recommended.items() if name not in replies.chosen}
     if not used:
         return replies
-    shown = (f"{name} {';'.join(value) if name == 'samplers' else value}" for name, value in used.items())
+    shown = (
+        f"{name} {';'.join(value) if name == 'samplers' else value}" for name, value in used.items()
+    )
     log.info("sampling defaults of the file: %s", ", ".join(shown))
     return replace(replies, sampling=replace(replies.sampling, **used))
 
@@ -280,7 +331,9 @@ def _chat_format(settings: CommandSettings, loaded: Loaded) -> tuple[ChatFormat,
             run_soon=tier.queue.run_soon,
             spend=tier.store.files.spend,
         )
-    return ChatFormat(template, loaded.tokenizer, chat.template_kwargs, replay, loaded.images, keeps_order=exact), tier
+    return ChatFormat(
+        template, loaded.tokenizer, chat.template_kwargs, replay, loaded.images, keeps_order=exact
+    ), tier
 
 
 def _template(given: str, info: EngineInfo) -> Template:
@@ -299,8 +352,12 @@ def _template(given: str, info: EngineInfo) -> Template:
     return Template(own.chat, *tokens, of_tools=of_tools)
 
 
-def _load(settings: CommandSettings, report: Progress, context: LoadContext) -> tuple[Loaded, int | None]:
-    """The model and the bytes of RAM for snapshots, None for no limit, with memory made ready for them."""
+def _load(
+    settings: CommandSettings, report: Progress, context: LoadContext
+) -> tuple[Loaded, int | None]:
+    """The model and the bytes of RAM for snapshots, None for no limit, with memory made ready for
+    them.
+    """
     disk = settings.disk
     budget = context.ram.n_bytes if context.ram is not None else cache_budget(settings.cache, None)
 
@@ -313,8 +370,11 @@ def _load(settings: CommandSettings, report: Progress, context: LoadContext) -> 
         for warning in plan.warnings(budget):
             log.warning("%s", warning)
         if settings.model.n_gpu_layers != 0 and not context.is_pinned:
-            # While the model loads; what a restart will bring back goes into memory that is ready for it.
-            reserve_pinned(budget, stored_bytes(disk), max_unwritten(budget) if disk.cache_dir else 0)
+            # While the model loads; what a restart will bring back goes into memory that is ready
+            # for it.
+            reserve_pinned(
+                budget, stored_bytes(disk), max_unwritten(budget) if disk.cache_dir else 0
+            )
             context.is_pinned = True
 
     with LoadProgress(settings.model.path) as progress:
@@ -323,7 +383,9 @@ def _load(settings: CommandSettings, report: Progress, context: LoadContext) -> 
             progress.show(fraction)
             return report(fraction)
 
-        load_with = partial(load, settings.model, show, announce, settings.drafts, pool=settings.pool)
+        load_with = partial(
+            load, settings.model, show, announce, settings.drafts, pool=settings.pool
+        )
         try:
             loaded = load_with(settings.vision)
         except ModelError as error:
@@ -335,13 +397,17 @@ def _load(settings: CommandSettings, report: Progress, context: LoadContext) -> 
 
 
 def _checked(settings: CommandSettings, loaded: Loaded) -> Loaded:
-    """Check that with --exact the model is known to come back to the same bits, or is not cached."""
+    """Check that with --exact the model is known to come back to the same bits, or is not
+    cached.
+    """
     backend = loaded.backend
     if settings.engine.exact:
         backend.check_restoring()
         info = replace(loaded.info, n_ctx=backend.facts.n_ctx, memory=backend.memory_text)
         # Other servers write also what they evaluated together with other sequences.
-        mixed = hashlib.blake2b(f"{info.fingerprint} exact{loaded.split}".encode(), digest_size=16).hexdigest()
+        mixed = hashlib.blake2b(
+            f"{info.fingerprint} exact{loaded.split}".encode(), digest_size=16
+        ).hexdigest()
         loaded = replace(loaded, info=replace(info, fingerprint=mixed))
     is_usual = backend.memory.shape.resume_points == ANYWHERE and not backend.memory.kv.reason
     level = logging.DEBUG if is_usual else logging.WARNING
@@ -349,20 +415,32 @@ def _checked(settings: CommandSettings, loaded: Loaded) -> Loaded:
     return loaded
 
 
-def _speculation(settings: CommandSettings, loaded: Loaded, remembered: CacheDrafts | None) -> Speculation:
+def _speculation(
+    settings: CommandSettings, loaded: Loaded, remembered: CacheDrafts | None
+) -> Speculation:
     """The sources of drafts: none unless a flag names one, or where a memory takes nothing back."""
     backend, drafts = loaded.backend, loaded.drafts
     texts: list[NgramSource | CacheDrafts] = [*ngram_sources(drafts.ordered_types, settings.ngrams)]
     texts += [remembered] if remembered is not None else []
-    model = ModelDrafts(backend, drafts.n_draft, drafts.n_draft_min) if backend.facts.draft_type else None
+    model = (
+        ModelDrafts(backend, drafts.n_draft, drafts.n_draft_min)
+        if backend.facts.draft_type
+        else None
+    )
     is_wanted = any(source.maximum for source in texts) or (model is not None and model.n_max > 0)
     exact, on_device = settings.engine.exact, backend.facts.is_async
     width = min(drafts.n_draft, backend.facts.n_rollback) if exact else 0
     why = "" if backend.facts.max_drafts else "this model's memory has no rollback"
-    if exact and not width:  # a way back to a mark evaluates tokens again, in other batches than before
+    if (
+        exact and not width
+    ):  # a way back to a mark evaluates tokens again, in other batches than before
         why = why or "with --exact, this model takes drafts from a head or a draft model only"
     if is_wanted and why:
-        log.log(logging.DEBUG if settings.drafts.is_automatic else logging.WARNING, "drafts disabled: %s", why)
+        log.log(
+            logging.DEBUG if settings.drafts.is_automatic else logging.WARNING,
+            "drafts disabled: %s",
+            why,
+        )
         return Speculation()
     costs = backend.facts.n_rollback, GRAPH_MS if on_device else 0.0
     lengths = None if exact else DraftLengthController(*costs, has_planes=backend.facts.has_planes)
@@ -373,8 +451,9 @@ LOWEST_PRIORITY = 19
 
 
 def prepare_vocabulary(worker: Worker) -> None:
-    """Make ready what grammars of calls are compiled on: a second of work that no request without one need wait for,
-    on a thread that leaves the processors to all others."""
+    """Make ready what grammars of calls are compiled on: a second of work that no request without
+    one need wait for, on a thread that leaves the processors to all others.
+    """
 
     def prepare() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
@@ -401,13 +480,20 @@ def _disk_tier(settings: DiskSettings, loaded: Loaded) -> DiskTier | None:
             sizes=loaded.backend.memory.shape.sizes,
             space=allocate,
         )
-        note_model(directory, loaded.info.fingerprint, loaded.info.model_alias or loaded.info.model_name)
+        note_model(
+            directory, loaded.info.fingerprint, loaded.info.model_alias or loaded.info.model_name
+        )
     except OSError as error:  # it could be used before the model was loaded
         if is_full(directory, error):
             log.warning("no disk cache: no space for %s; the next start tries again", directory)
             return None
-        raise ConfigError(f"cannot use --kv-cache-dir {directory}: {error.strerror or error}") from error
-    policy, text_of = DiskPolicy.of_server(settings.disk_policy), partial(readable, loaded.tokenizer)
+        raise ConfigError(
+            f"cannot use --kv-cache-dir {directory}: {error.strerror or error}"
+        ) from error
+    policy, text_of = (
+        DiskPolicy.of_server(settings.disk_policy),
+        partial(readable, loaded.tokenizer),
+    )
     url, remote = settings.store_url, None
     if url:
         remote = RemoteStore(connect(url), url, store.files, store.sizes)

@@ -1,4 +1,6 @@
-"""`pyctl bench`: measures this machine with the user's model and flags, without touching the user's cache."""
+"""`pyctl bench`: measures this machine with the user's model and flags, without touching the user's
+cache.
+"""
 
 from __future__ import annotations
 
@@ -50,11 +52,14 @@ DROPPED = frozenset(
     for flag in FLAGS[section]
     if section is not DISK or flag.dest in ("cache_dir", "disk_mib", "kv_cache")
 )
-"""Flags of a serve command that the servers under test do not get; other flags of the disk cache are the user's."""
+"""Flags of a serve command that the servers under test do not get; other flags of the disk cache
+are the user's.
+"""
 
 
 def run_bench(argv: Sequence[str]) -> int:
-    """Measure and print one table; returns the exit code: 1 if a server failed or a restored prompt differs.
+    """Measure and print one table; returns the exit code: 1 if a server failed or a restored prompt
+    differs.
 
     Raises ConfigError if the arguments cannot be used.
     """
@@ -69,19 +74,34 @@ def run_bench(argv: Sequence[str]) -> int:
     peer = _peer(options.llama_server, flags) if options.llama_server else ()
     with ending_by_signal(), _work_directory(settings) as work:
         measured = BenchOptions(
-            flags=flags, depths=depths, peer=peer,
+            flags=flags,
+            depths=depths,
+            peer=peer,
             budget=options.budget or (QUICK_BUDGET if options.quick else BUDGET),
             n_decode=64 if options.quick else 128,
-            both_modes=not options.quick, is_exact=settings.engine.exact,
-            head_flags=head_flags, cache_mib=_cache_mib(work), vram=used_bytes,
-        )  # fmt: skip
-        run = BenchRun(measured, work, lambda text: print(f"{run.seconds:6.1f} s  {text}", file=sys.stderr, flush=True))
+            both_modes=not options.quick,
+            is_exact=settings.engine.exact,
+            head_flags=head_flags,
+            cache_mib=_cache_mib(work),
+            vram=used_bytes,
+        )
+        run = BenchRun(
+            measured,
+            work,
+            lambda text: print(f"{run.seconds:6.1f} s  {text}", file=sys.stderr, flush=True),
+        )
         began = time.strftime("%Y-%m-%d %H:%M")
         run.run()
         cards = [state.name for state in card_states() or ()]
         header = _header(flags, cards)
         if options.json:
-            found = {"pyctl": __version__, "began": began, "seconds": run.seconds, "about": header, "cards": cards}
+            found = {
+                "pyctl": __version__,
+                "began": began,
+                "seconds": run.seconds,
+                "about": header,
+                "cards": cards,
+            }
             shared = ("-m", Path(flags[1]).name, *flags[2:])  # without the user's directories
             print(json.dumps({**found, "flags": shared, "records": run.records}, indent=1))
         else:
@@ -93,23 +113,45 @@ def _parser() -> argparse.ArgumentParser:
     parser = CommandParser.beside_serve(
         "pyctl bench",
         "pyctl bench [-m FILE | -hf REPO] [--quick] [--llama-server PATH] [flags of pyctl serve]",
-        "Measure first tokens, replies, exactness and memory on this machine. Flags of pyctl serve count, "
-        "but for addresses, keys, the log and the cache directory: the cache lies in a temporary directory.",
+        "Measure first tokens, replies, exactness and memory on this machine. Flags of pyctl "
+        "serve count, "
+        "but for addresses, keys, the log and the cache directory: the cache lies in a temporary "
+        "directory.",
     )
-    parser.add_argument("--quick", action="store_true", help="about a minute on a GPU, without --exact")
-    parser.add_argument("--llama-server", metavar="PATH", help="send the same requests to this server, too")
-    parser.add_argument("--depths", type=int, nargs="+", metavar="N", help="prompt tokens (default: 2048 8192 32768)")
-    parser.add_argument("--budget", type=float, metavar="S", help="skip slower rows (default: 900, 120 with --quick)")
+    parser.add_argument(
+        "--quick", action="store_true", help="about a minute on a GPU, without --exact"
+    )
+    parser.add_argument(
+        "--llama-server", metavar="PATH", help="send the same requests to this server, too"
+    )
+    parser.add_argument(
+        "--depths",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="prompt tokens (default: 2048 8192 32768)",
+    )
+    parser.add_argument(
+        "--budget",
+        type=float,
+        metavar="S",
+        help="skip slower rows (default: 900, 120 with --quick)",
+    )
     parser.add_argument("--json", action="store_true", help="print every figure as JSON")
     return parser
 
 
-# -- flags of the servers ----------------------------------------------------------------------------------------------
+# -- flags of the servers
+# ----------------------------------------------------------------------------------
 
 
 def _server_flags(settings: CommandSettings, rest: Sequence[str]) -> tuple[str, ...]:
-    """The flags of the servers under test; the first two are -m and the model's file, which is fetched if need be."""
-    kept = kept_flags(rest, {*DROPPED, "path", "hf_repo", "hf_file", "hf_token", "model_url", "offline"})
+    """The flags of the servers under test; the first two are -m and the model's file, which is
+    fetched if need be.
+    """
+    kept = kept_flags(
+        rest, {*DROPPED, "path", "hf_repo", "hf_file", "hf_token", "model_url", "offline"}
+    )
     if not (settings.model.path or settings.hub.hf_repo or settings.hub.model_url):
         context = () if settings.model.n_ctx else ("-c", BUILTIN_CONTEXT)
         return "-m", str(builtin_model()), *context, *kept
@@ -125,11 +167,15 @@ def _server_flags(settings: CommandSettings, rest: Sequence[str]) -> tuple[str, 
 def _peer(path: str, flags: Sequence[str]) -> tuple[str, ...]:
     """llama-server's command: the ``flags`` that its --help names."""
     try:
-        text = subprocess.run([path, "--help"], capture_output=True, text=True, check=True, timeout=60).stdout
+        text = subprocess.run(
+            [path, "--help"], capture_output=True, text=True, check=True, timeout=60
+        ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigError(f"cannot run --llama-server {path}: {error}") from error
     known = set(re.findall(r"(?<![\w-])--?[a-z][a-z0-9-]*", text))
-    unknown = {flag.dest for group in FLAGS.values() for flag in group if not known & set(flag.spellings())}
+    unknown = {
+        flag.dest for group in FLAGS.values() for flag in group if not known & set(flag.spellings())
+    }
     return path, *kept_flags(flags, unknown)
 
 
@@ -145,21 +191,30 @@ def _head_flags(settings: CommandSettings, flags: Sequence[str]) -> tuple[str, .
         n_heads = count_heads(Path(flags[1]))
     except ModelError as error:
         raise ConfigError(str(error)) from error
-    return ("--spec-type", "draft-mtp", "--spec-draft-n-max", str(drafts.n_draft)) if n_heads == 1 else ()
+    return (
+        ("--spec-type", "draft-mtp", "--spec-draft-n-max", str(drafts.n_draft))
+        if n_heads == 1
+        else ()
+    )
 
 
-# -- places ------------------------------------------------------------------------------------------------------------
+# -- places
+# ----------------------------------------------------------------------------------
 
 
 @contextmanager
 def _work_directory(settings: CommandSettings) -> Iterator[Path]:
-    """A temporary directory on the disk of the given cache directory or of the default one, which need not exist."""
+    """A temporary directory on the disk of the given cache directory or of the default one, which
+    need not exist.
+    """
     given = settings.disk.cache_dir and not settings.disk.is_default
     cache = Path(settings.disk.cache_dir) if given else default_directory(os.environ)
     place = cache.expanduser().absolute().parent
     try:
         place.mkdir(parents=True, exist_ok=True)
-        work = tempfile.TemporaryDirectory(prefix="pyctl-bench-", dir=place, ignore_cleanup_errors=True)
+        work = tempfile.TemporaryDirectory(
+            prefix="pyctl-bench-", dir=place, ignore_cleanup_errors=True
+        )
     except OSError as error:
         raise ConfigError(f"cannot write to {place}: {error.strerror}") from error
     with work as name:
@@ -170,7 +225,9 @@ def _cache_mib(work: Path) -> int:
     """MiB for the cache's files: half of the free space, at most as for `pyctl serve`."""
     free = shutil.disk_usage(work).free // MIB // 2
     if free < MIN_CACHE_MIB:
-        raise ConfigError(f"{work.parent} has {2 * free} MiB free; the run needs {2 * MIN_CACHE_MIB} MiB")
+        raise ConfigError(
+            f"{work.parent} has {2 * free} MiB free; the run needs {2 * MIN_CACHE_MIB} MiB"
+        )
     return min(free, MAX_CACHE_MIB)
 
 
@@ -180,9 +237,17 @@ def _header(flags: Sequence[str], cards: Sequence[str]) -> list[str]:
 
     path = Path(flags[1])
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    cpu = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())
+    cpu = next(
+        (line.partition(": ")[2] for line in lines if line.startswith("model name")),
+        platform.processor(),
+    )
     size = sum(path.with_name(name).stat().st_size for name in split_names(path.name))
     model = f"{one_line(path.name)}, {size / MIB:,.0f} MiB"
-    found = [f"pyctl {__version__}, {build_version()}", f"{cpu}, {len(os.sched_getaffinity(0))} cores", *cards, model]
+    found = [
+        f"pyctl {__version__}, {build_version()}",
+        f"{cpu}, {len(os.sched_getaffinity(0))} cores",
+        *cards,
+        model,
+    ]
     found += [" ".join(map(one_line, flags[2:]))] if flags[2:] else []
     return [line if len(line) <= 80 else f"{line[:79]}…" for line in found]

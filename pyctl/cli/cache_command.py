@@ -33,16 +33,23 @@ DIRECTORY = next(flag for _, flag in flags_of(DiskSettings) if flag.dest == "cac
 
 
 def run_cache(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Run one command on a directory; returns the exit code: 1 when something is wrong or not found.
+    """Run one command on a directory; returns the exit code: 1 when something is wrong or not
+    found.
 
     Raises ConfigError when the arguments or the directory cannot be used.
     """
     parser = _parser(environ)
     arguments, rest = parser.parse_known_args(argv)
     if rest:
-        raise ConfigError(f"unexpected argument {' '.join(rest)!r}; a directory is named by {DIRECTORY.names}")
+        raise ConfigError(
+            f"unexpected argument {' '.join(rest)!r}; a directory is named by {DIRECTORY.names}"
+        )
     try:
-        path = Path(arguments.kv_cache_dir).expanduser() if arguments.kv_cache_dir else default_directory(environ)
+        path = (
+            Path(arguments.kv_cache_dir).expanduser()
+            if arguments.kv_cache_dir
+            else default_directory(environ)
+        )
     except RuntimeError as error:
         raise ConfigError(f"no directory; pass {DIRECTORY.names} or set {DIRECTORY.env}") from error
     if not path.is_dir():
@@ -61,14 +68,22 @@ def run_cache(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
 
 
 def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
-    parser = CommandParser(prog="pyctl cache", description="Look through a cache directory and keep it tidy.")
+    parser = CommandParser(
+        prog="pyctl cache", description="Look through a cache directory and keep it tidy."
+    )
     shared = CommandParser(add_help=False)
     where = f"the directory of the servers (default: {DIRECTORY.default.partition(',')[0]})"
-    shared.add_argument(DIRECTORY.names, metavar="DIR", default=environ.get(DIRECTORY.env, ""), help=where)
+    shared.add_argument(
+        DIRECTORY.names, metavar="DIR", default=environ.get(DIRECTORY.env, ""), help=where
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
 
-    def command(name: str, function: object, text: str, epilog: str = "") -> argparse.ArgumentParser:
-        added = commands.add_parser(name, parents=[shared], help=text, description=text, epilog=epilog)
+    def command(
+        name: str, function: object, text: str, epilog: str = ""
+    ) -> argparse.ArgumentParser:
+        added = commands.add_parser(
+            name, parents=[shared], help=text, description=text, epilog=epilog
+        )
         added.set_defaults(run=function)
         return added
 
@@ -76,13 +91,23 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     listed.add_argument("--model", metavar="NAME", default="", help="only snapshots of this model")
     listed.add_argument("--json", action="store_true", help="everything that is known, as JSON")
     verify = command("verify", _verify, "read every byte and compare the files with the index")
-    verify.add_argument("--fix", action="store_true", help="remove damaged and useless files, adopt whole ones")
-    prune = command("prune", _prune, "remove the snapshots of least worth until the directory has a size")
-    prune.add_argument("--kv-cache-budget", type=int, default=-1, metavar="MiB", help="the size in MiB, required")
+    verify.add_argument(
+        "--fix", action="store_true", help="remove damaged and useless files, adopt whole ones"
+    )
+    prune = command(
+        "prune", _prune, "remove the snapshots of least worth until the directory has a size"
+    )
+    prune.add_argument(
+        "--kv-cache-budget", type=int, default=-1, metavar="MiB", help="the size in MiB, required"
+    )
     prune.add_argument("--dry-run", action="store_true", help="only print what would be freed")
     for name, function, text in (
         ("pin", lambda directory, name: directory.pin(name, True), "keep snapshots from eviction"),
-        ("unpin", lambda directory, name: directory.pin(name, False), "let snapshots be evicted again"),
+        (
+            "unpin",
+            lambda directory, name: directory.pin(name, False),
+            "let snapshots be evicted again",
+        ),
         ("rm", lambda directory, name: directory.remove(name), "remove snapshots, pinned or not"),
     ):
         added = command(name, partial(_each, function), text)
@@ -98,16 +123,30 @@ def _list(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
     models = {home: name for home, name in names.items() if arguments.model in ("", home, name)}
     entries = [entry for entry in entries if entry.fingerprint in models]
     if arguments.json:
-        print(json.dumps([{"model": names[entry.fingerprint], **asdict(entry)} for entry in entries], indent=1))
+        print(
+            json.dumps(
+                [{"model": names[entry.fingerprint], **asdict(entry)} for entry in entries],
+                indent=1,
+            )
+        )
         return 0
     for home, name in models.items():
         found = [entry for entry in entries if entry.fingerprint == home]
-        print(f"{one_line(name)}: {_count(len(found), 'snapshot')}, {sum(e.n_bytes for e in found) / MIB:.1f} MiB")
+        print(
+            f"{one_line(name)}: {_count(len(found), 'snapshot')}, "
+            f"{sum(e.n_bytes for e in found) / MIB:.1f} MiB"
+        )
         _print_lines([_line(entry, time.time()) for entry in found])
         print()
-    print(f"{_count(len(entries), 'snapshot')} of {_count(len(models), 'model')}, {directory.n_bytes / MIB:.1f} MiB")
+    print(
+        f"{_count(len(entries), 'snapshot')} of {_count(len(models), 'model')}, "
+        f"{directory.n_bytes / MIB:.1f} MiB"
+    )
     if n_bytes := directory.bytes_beside():
-        print(f"{n_bytes / MIB:.1f} MiB of these are texts: recent prompts, and replies that return in prompts")
+        print(
+            f"{n_bytes / MIB:.1f} MiB of these are texts: recent prompts, and replies that return "
+            "in prompts"
+        )
     if any(not entry.exact for entry in entries):
         print(f"{NO_EXACT}: sound, but not for --exact (pyctl cache ls --help)")
     return 0
@@ -119,8 +158,10 @@ MIN_TEXT = 12
 NO_EXACT = "no-exact"
 
 MARKS = (
-    f"marks: pinned, kept from eviction; {NO_EXACT}, sound, with rows that a cold run computes in other batches, such "
-    "as a reply's: their last bits may differ, so --exact does not use them; older, made under the rules of another "
+    f"marks: pinned, kept from eviction; {NO_EXACT}, sound, with rows that a cold run computes in "
+    "other batches, such "
+    "as a reply's: their last bits may differ, so --exact does not use them; older, made under "
+    "the rules of another "
     "release."
 )
 
@@ -174,17 +215,34 @@ def _prune(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
     from pyctl.cache.disk.directory import users_of
 
     if users := users_of(directory.path):
-        print(f"in use by process {', '.join(users)}: its next prompts evaluate the removed prefixes", file=sys.stderr)
-    before, freed = directory.n_bytes, directory.prune(arguments.kv_cache_budget * MIB, dry_run=arguments.dry_run)
-    print(f"{freed / MIB:.1f} of {before / MIB:.1f} MiB {'would be freed' if arguments.dry_run else 'freed'}")
+        print(
+            f"in use by process {', '.join(users)}: its next prompts evaluate the removed prefixes",
+            file=sys.stderr,
+        )
+    before, freed = (
+        directory.n_bytes,
+        directory.prune(arguments.kv_cache_budget * MIB, dry_run=arguments.dry_run),
+    )
+    print(
+        f"{freed / MIB:.1f} of {before / MIB:.1f} MiB "
+        f"{'would be freed' if arguments.dry_run else 'freed'}"
+    )
     return 0
 
 
 def _each(
-    function: Callable[[CacheDirectory, str], bool], directory: CacheDirectory, arguments: argparse.Namespace
+    function: Callable[[CacheDirectory, str], bool],
+    directory: CacheDirectory,
+    arguments: argparse.Namespace,
 ) -> int:
-    """Apply ``function`` to each snapshot that the ids name; nothing is done if one id names none, or several."""
-    known = {name for entry in directory.entries() for name in (entry.name, f"{entry.fingerprint}/{entry.name}")}
+    """Apply ``function`` to each snapshot that the ids name; nothing is done if one id names none,
+    or several.
+    """
+    known = {
+        name
+        for entry in directory.entries()
+        for name in (entry.name, f"{entry.fingerprint}/{entry.name}")
+    }
     found = {text: [text] if text in known else _meant(text, known) for text in arguments.id}
     for text, names in found.items():
         if not names:
@@ -198,9 +256,15 @@ def _each(
 
 
 def _meant(text: str, known: Collection[str]) -> list[str]:
-    """Names that start with ``text``, or whose digest does; one name may belong to snapshots of several models."""
+    """Names that start with ``text``, or whose digest does; one name may belong to snapshots of
+    several models.
+    """
     names = (name for name in known if "/" not in name)
-    return sorted(name for name in names if text and text in (name[: len(text)], name.partition("-")[2][: len(text)]))
+    return sorted(
+        name
+        for name in names
+        if text and text in (name[: len(text)], name.partition("-")[2][: len(text)])
+    )
 
 
 def _span(seconds: float) -> str:

@@ -1,4 +1,6 @@
-"""`pyctl chat`: a conversation in the terminal, with a model in this process or with a running server."""
+"""`pyctl chat`: a conversation in the terminal, with a model in this process or with a running
+server.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ log = logging.getLogger(__name__)
 
 
 def chat(settings: CommandSettings) -> int:
-    """Chat until the input ends; returns the exit code. SIGTERM and SIGHUP end it with what the cache has to write."""
+    """Chat until the input ends; returns the exit code. SIGTERM and SIGHUP end it with what the
+    cache has to write.
+    """
     start_log(settings.log, settings.warnings)
     box = ToolBox(settings.tools)
     with ending_by_signal(), closing(box), chat_backend(settings) as backend:
@@ -37,12 +41,16 @@ def chat(settings: CommandSettings) -> int:
 
 @contextmanager
 def chat_backend(settings: CommandSettings) -> Iterator[ChatBackend]:
-    """The backend that answers, for the time of the block. Raises ConfigError if no server is at --url."""
+    """The backend that answers, for the time of the block. Raises ConfigError if no server is at
+    --url.
+    """
     terminal = settings.terminal
     if terminal.url:
         from pyctl.terminal.remote import RemoteBackend
 
-        with closing(RemoteBackend(terminal.url, terminal.api_key, settings.request_fields)) as remote:
+        with closing(
+            RemoteBackend(terminal.url, terminal.api_key, settings.request_fields)
+        ) as remote:
             try:
                 remote.name()  # a request to the server
             except UnavailableError as error:

@@ -1,4 +1,6 @@
-"""The parser of commands that have their own flags, besides settings; and the hint that mistakes get."""
+"""The parser of commands that have their own flags, besides settings; and the hint that mistakes
+get.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class CommandParser(argparse.ArgumentParser):
     @classmethod
     def beside_serve(cls, prog: str, usage: str, description: str) -> CommandParser:
         """A parser whose command also takes flags of pyctl serve; its own flag is --help."""
-        parser = cls(prog=prog, usage=usage, description=description, add_help=False, allow_abbrev=False)
+        parser = cls(
+            prog=prog, usage=usage, description=description, add_help=False, allow_abbrev=False
+        )
         parser.add_argument("--help", action="help", help="print this text")
         return parser
 
@@ -44,5 +48,8 @@ class CommandParser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: str) -> None:
         if action.choices is not None and value not in action.choices:
-            hint = did_you_mean(value, action.choices) or f"; it is none of {', '.join(action.choices)}"
+            hint = (
+                did_you_mean(value, action.choices)
+                or f"; it is none of {', '.join(action.choices)}"
+            )
             raise ConfigError(f"{self.prog} {value}: no such command{hint}")

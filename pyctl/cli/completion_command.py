@@ -1,4 +1,6 @@
-"""`pyctl completion`: the words that a shell completes, asked of the commands' parsers at each Tab."""
+"""`pyctl completion`: the words that a shell completes, asked of the commands' parsers at each
+Tab.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ WITH_SERVE = ("serve", "chat", "launch", "service", "doctor", "bench", "models")
 
 
 def run_completion(argv: Sequence[str]) -> int:
-    """Print a shell's lines, or words that may end the ones given; returns the exit code: 1 where files may.
+    """Print a shell's lines, or words that may end the ones given; returns the exit code: 1 where
+    files may.
 
     Raises ConfigError for another shell.
     """
@@ -38,12 +41,19 @@ def run_completion(argv: Sequence[str]) -> int:
     shell = " ".join(argv)
     if argv and shell not in (*SHELLS, "-h", "--help"):
         raise ConfigError(f"completion for {shell!r} does not exist: name {' or '.join(SHELLS)}")
-    print(Path(__file__).with_name(f"completion.{shell}").read_text("utf-8") if shell in SHELLS else USAGE, end="")
+    print(
+        Path(__file__).with_name(f"completion.{shell}").read_text("utf-8")
+        if shell in SHELLS
+        else USAGE,
+        end="",
+    )
     return 0 if shell in (*SHELLS, "-h", "--help") else 2
 
 
 def candidates(words: Sequence[str]) -> list[str] | None:
-    """The words that the last of ``words``, which follow "pyctl", may become; None if it may be a file."""
+    """The words that the last of ``words``, which follow "pyctl", may become; None if it may be a
+    file.
+    """
     from pyctl.cli import COMMANDS
     from pyctl.cli.programs import PROGRAMS
 
@@ -70,14 +80,25 @@ def _flags(before: Sequence[str]) -> dict[str, Flag | argparse.Action]:
 
     command, found = before[0], dict[str, Flag | argparse.Action]()
     if command in WITH_SERVE:
-        found |= {name: flag for flags in FLAGS.values() for flag in flags for name in flag.spellings()}
-    module = import_module(f"pyctl.cli.{OWN_FLAGS[command].split(':')[0]}") if command in OWN_FLAGS else None
+        found |= {
+            name: flag for flags in FLAGS.values() for flag in flags for name in flag.spellings()
+        }
+    module = (
+        import_module(f"pyctl.cli.{OWN_FLAGS[command].split(':')[0]}")
+        if command in OWN_FLAGS
+        else None
+    )
     if (make := getattr(module, "_parser", None)) is None:
         return found
     for action in (actions := list((make(os.environ) if command == "cache" else make())._actions)):
         if isinstance(action.choices, dict):  # commands of the command
             found |= dict.fromkeys(action.choices, action)
-            actions += [own for name in before[1:2] if name in action.choices for own in action.choices[name]._actions]
+            actions += [
+                own
+                for name in before[1:2]
+                if name in action.choices
+                for own in action.choices[name]._actions
+            ]
         found |= dict.fromkeys(action.option_strings, action)
     return found
 

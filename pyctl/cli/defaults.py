@@ -21,7 +21,14 @@ from pyctl.cli.arguments import CommandSettings
 from pyctl.errors import ConfigError
 from pyctl.llama import MemoryPlan, host_available
 
-__all__ = ["cache_budget", "is_full", "log_cache_dir", "stored_bytes", "with_directory", "with_shared_budget"]
+__all__ = [
+    "cache_budget",
+    "is_full",
+    "log_cache_dir",
+    "stored_bytes",
+    "with_directory",
+    "with_shared_budget",
+]
 
 log = logging.getLogger("pyctl")
 
@@ -38,9 +45,11 @@ OTHERS_RAM = 2 * GIB
 
 
 def cache_budget(settings: CacheSettings, plan: MemoryPlan | None) -> int | None:
-    """Bytes of RAM for snapshots, None for no limit; without --cache-ram from the memory that ``plan`` leaves free.
+    """Bytes of RAM for snapshots, None for no limit; without --cache-ram from the memory that
+    ``plan`` leaves free.
 
-    Half of the rest; if that is below 8 GiB, as much as fits with the half of it that may wait for the disk.
+    Half of the rest; if that is below 8 GiB, as much as fits with the half of it that may wait for
+    the disk.
     """
     if settings.ram_mib is not None:
         return None if settings.ram_mib < 0 else settings.ram_mib * MIB
@@ -55,7 +64,9 @@ def _part_of(left: int) -> int:
 
 
 def with_shared_budget(settings: CommandSettings) -> CommandSettings:
-    """Set the budget of RAM that several models share, from the memory that is free before any of them is loaded."""
+    """Set the budget of RAM that several models share, from the memory that is free before any of
+    them is loaded.
+    """
     free = host_available()
     if settings.cache.ram_mib is not None or free is None:
         return settings
@@ -63,8 +74,8 @@ def with_shared_budget(settings: CommandSettings) -> CommandSettings:
 
 
 def with_directory(settings: CommandSettings) -> CommandSettings:
-    """Create and try the directory of the disk cache, and set its budget; without one if the default cannot be used, or
-    if its disk is full.
+    """Create and try the directory of the disk cache, and set its budget; without one if the
+    default cannot be used, or if its disk is full.
 
     Raises ConfigError if a given directory or its object store cannot be used.
     """
@@ -79,23 +90,31 @@ def with_directory(settings: CommandSettings) -> CommandSettings:
             disk_mib = _disk_mib(disk, shutil.disk_usage(directory).free + opened.n_bytes)
     except OSError as error:
         reason = error.strerror or error
-        if is_full(directory, error):  # passes, while a service manager would not restart what ends with exit code 2
-            log.warning("no disk cache: no space for %s: %s; the next start tries again", directory, reason)
+        if is_full(
+            directory, error
+        ):  # passes, while a service manager would not restart what ends with exit code 2
+            log.warning(
+                "no disk cache: no space for %s: %s; the next start tries again", directory, reason
+            )
             return replace(settings, disk=replace(disk, cache_dir=""))
         if not disk.is_default:
             raise ConfigError(f"cannot use --kv-cache-dir {directory}: {reason}") from error
-        log.warning("no disk cache: cannot use %s: %s; --kv-cache-dir names another", directory, reason)
+        log.warning(
+            "no disk cache: cannot use %s: %s; --kv-cache-dir names another", directory, reason
+        )
         return replace(settings, disk=replace(disk, cache_dir=""))
     return replace(settings, disk=replace(disk, disk_mib=disk_mib))
 
 
 FULL_BYTES = 2**20
-"""SQLite cannot open an index in less space: its log and its shared memory start with some pages."""
+"""SQLite cannot open an index in less space: its log and its shared memory start with some pages.
+"""
 
 
 def is_full(directory: Path, error: OSError) -> bool:
-    """Whether ``error``, from the use of ``directory``, comes from a full disk. SQLite reports that without a number,
-    as an I/O error."""
+    """Whether ``error``, from the use of ``directory``, comes from a full disk. SQLite reports that
+    without a number, as an I/O error.
+    """
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return True
     if error.errno not in (None, errno.EIO):  # a wrong path
@@ -107,7 +126,9 @@ def is_full(directory: Path, error: OSError) -> bool:
 
 
 def log_cache_dir(disk: DiskSettings) -> None:
-    """Tell the user where the cache is, if it is on disk: in the log, or if that is quiet, at the terminal."""
+    """Tell the user where the cache is, if it is on disk: in the log, or if that is quiet, at the
+    terminal.
+    """
     if disk.cache_dir:
         size = f"at most {disk.disk_mib:,} MiB" if disk.disk_mib else "of any size"
         where = f"disk cache: {Path(disk.cache_dir).expanduser()}, {size}"
@@ -119,11 +140,16 @@ def log_cache_dir(disk: DiskSettings) -> None:
 
 
 def _disk_mib(disk: DiskSettings, free: int) -> int:
-    """The budget of a directory with ``free`` bytes, its own files included. Raises OSError if that is too little."""
+    """The budget of a directory with ``free`` bytes, its own files included. Raises OSError if that
+    is too little.
+    """
     if not disk.free_part:
         return disk.disk_mib
     if free // disk.free_part < MIN_DISK:
-        raise OSError(f"{free // MIB:,} MiB of disk space are free, less than {disk.free_part * MIN_DISK // MIB:,}")
+        raise OSError(
+            f"{free // MIB:,} MiB of disk space are free, less than "
+            f"{disk.free_part * MIN_DISK // MIB:,}"
+        )
     return min(disk.disk_mib, free // disk.free_part // MIB)
 
 

@@ -36,7 +36,9 @@ N_LOGGED = 2
 
 
 def run_doctor(argv: Sequence[str]) -> int:
-    """Print the findings; returns the exit code: 1 if anything is wrong or slow. Raises ConfigError for bad flags."""
+    """Print the findings; returns the exit code: 1 if anything is wrong or slow. Raises ConfigError
+    for bad flags.
+    """
     options, rest = _parser().parse_known_args(argv)
     settings = _with_fetched(parse_serve(rest))
     # Only now: --help needs none of it.
@@ -44,7 +46,9 @@ def run_doctor(argv: Sequence[str]) -> int:
     from pyctl.doctor.facts import Facts
 
     requested = _requested(settings)
-    if requested.cache_dir is None and settings.disk.kv_cache:  # the place where a model's cache would be
+    if (
+        requested.cache_dir is None and settings.disk.kv_cache
+    ):  # the place where a model's cache would be
         requested = replace(requested, cache_dir=default_directory(os.environ))
     found = examine(Facts(requested=requested, llama=_llama_facts(settings)))
     if options.json:
@@ -59,7 +63,9 @@ def log_findings(settings: CommandSettings, root: Path = Path("/")) -> None:
     from pyctl.doctor.examine import CHECKS, examine
     from pyctl.doctor.facts import Facts
 
-    found = examine(Facts(root, requested=_requested(settings)), [check for check in CHECKS if check.is_quick])
+    found = examine(
+        Facts(root, requested=_requested(settings)), [check for check in CHECKS if check.is_quick]
+    )
     for finding in [each for each in found.findings if each.level != "unknown"][:N_LOGGED]:
         log.warning("%s; what would help: %s", finding.text, finding.fix)
 
@@ -68,7 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = CommandParser.beside_serve(
         "pyctl doctor",
         "pyctl doctor [-m FILE] [--json] [flags of pyctl serve]",
-        "Name faults and slow settings of this machine, with fixes. With -m and flags of pyctl serve, "
+        "Name faults and slow settings of this machine, with fixes. With -m and flags of pyctl "
+        "serve, "
         "the model's file and the memory that it takes are also checked.",
     )
     parser.add_argument("--json", action="store_true", help="print every finding as JSON")
@@ -94,7 +101,9 @@ def _requested(settings: CommandSettings) -> RequestedSettings:
     path = Path(model.path).expanduser() if model.path else None
     disk, ram_mib = settings.disk, settings.cache.ram_mib
     return RequestedSettings(
-        model_files=tuple(path.with_name(name) for name in split_names(path.name)) if path is not None else (),
+        model_files=tuple(path.with_name(name) for name in split_names(path.name))
+        if path is not None
+        else (),
         cache_dir=Path(disk.cache_dir).expanduser() if disk.cache_dir else None,
         cache_bytes=disk.disk_mib * MIB if disk.cache_dir and not disk.free_part else None,
         ram_bytes=ram_mib * MIB if ram_mib is not None and ram_mib >= 0 else None,
@@ -103,7 +112,8 @@ def _requested(settings: CommandSettings) -> RequestedSettings:
     )
 
 
-# -- llama.cpp ---------------------------------------------------------------------------------------------------------
+# -- llama.cpp
+# ----------------------------------------------------------------------------------
 
 
 def _llama_facts(settings: CommandSettings) -> LlamaFacts:
@@ -135,7 +145,9 @@ def _llama_facts(settings: CommandSettings) -> LlamaFacts:
 
 
 def cuda_version(library: Path) -> int:
-    """Return the major CUDA version of ``library``, from the name of the runtime in it; 0 if there is none."""
+    """Return the major CUDA version of ``library``, from the name of the runtime in it; 0 if there
+    is none.
+    """
     if not library.is_file() or not library.stat().st_size:
         return 0
     with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -144,7 +156,9 @@ def cuda_version(library: Path) -> int:
 
 
 def cuda_can_pin(n_bytes: int = 2**26) -> str:
-    """Pin and release ``n_bytes`` through the CUDA or HIP runtime of this process; empty, or the obstacle."""
+    """Pin and release ``n_bytes`` through the CUDA or HIP runtime of this process; empty, or the
+    obstacle.
+    """
     process = ctypes.CDLL(None)
     for vendor in ("cuda", "hip"):
         register = getattr(process, f"{vendor}HostRegister", None)
@@ -162,7 +176,9 @@ class _PlannedError(Exception):
 
 
 def planned(settings: CommandSettings) -> tuple[MemoryPlan, list[str]]:
-    """The plan and the warnings of a load with these settings that ends before memory is allocated; or ModelError."""
+    """The plan and the warnings of a load with these settings that ends before memory is allocated;
+    or ModelError.
+    """
     from pyctl.cli.assemble import check_files
     from pyctl.cli.defaults import cache_budget
     from pyctl.llama import load

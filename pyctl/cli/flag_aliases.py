@@ -70,8 +70,12 @@ class InfoFlags:
         shown="",
     )
     version: bool = GENERAL.flag(False, "--version", "show the version and exit")
-    list_devices: bool = GENERAL.flag(False, "--list-devices", "show the devices that can hold a model and exit")
-    list_models: bool = GENERAL.flag(False, "-cl --cache-list", "show the models that -hf has fetched and exit")
+    list_devices: bool = GENERAL.flag(
+        False, "--list-devices", "show the devices that can hold a model and exit"
+    )
+    list_models: bool = GENERAL.flag(
+        False, "-cl --cache-list", "show the models that -hf has fetched and exit"
+    )
 
 
 @dataclass(frozen=True)
@@ -79,12 +83,26 @@ class FlagAliases:
     """Settled by `arguments`, which fills the settings with what these mean."""
 
     mmap: bool = MODEL.flag(
-        True, "--mmap", "map the file into memory; superseded by -lm", None, "LLAMA_ARG_MMAP", off="--no-mmap"
+        True,
+        "--mmap",
+        "map the file into memory; superseded by -lm",
+        None,
+        "LLAMA_ARG_MMAP",
+        off="--no-mmap",
     )
-    mlock: bool = MODEL.flag(False, "--mlock", "lock the model in RAM; superseded by -lm", None, "LLAMA_ARG_MLOCK")
-    lora_unapplied: bool = MODEL.flag(False, "--lora-init-without-apply", "load adapters at scale 0")
+    mlock: bool = MODEL.flag(
+        False, "--mlock", "lock the model in RAM; superseded by -lm", None, "LLAMA_ARG_MLOCK"
+    )
+    lora_unapplied: bool = MODEL.flag(
+        False, "--lora-init-without-apply", "load adapters at scale 0"
+    )
     rope_scale: float = CONTEXT.flag(
-        1.0, "--rope-scale", "scale the context by N", number(1e-9), "LLAMA_ARG_ROPE_SCALE", shown=""
+        1.0,
+        "--rope-scale",
+        "scale the context by N",
+        number(1e-9),
+        "LLAMA_ARG_ROPE_SCALE",
+        shown="",
     )
     template_file: str = FORMAT.flag(
         "",
@@ -120,12 +138,19 @@ class FlagAliases:
         off="--no-reasoning-preserve",
     )
     rerank: bool = SERVER.flag(
-        False, "--rerank --reranking", "serve reranking: --embeddings with --pooling rank", None, "LLAMA_ARG_RERANKING"
+        False,
+        "--rerank --reranking",
+        "serve reranking: --embeddings with --pooling rank",
+        None,
+        "LLAMA_ARG_RERANKING",
     )
 
 
 FURTHER: tuple[tuple[Section, Flag], ...] = (
-    (SAMPLING, Flag("--grammar-file", "file of a GBNF grammar", file_text, metavar="FILE", dest="grammar")),
+    (
+        SAMPLING,
+        Flag("--grammar-file", "file of a GBNF grammar", file_text, metavar="FILE", dest="grammar"),
+    ),
     (
         SAMPLING,
         Flag(
@@ -138,7 +163,13 @@ FURTHER: tuple[tuple[Section, Flag], ...] = (
     ),
     (
         SAMPLING,
-        Flag("-jf --json-schema-file", "file of a JSON schema", bound_by_schema_file, metavar="FILE", dest="grammar"),
+        Flag(
+            "-jf --json-schema-file",
+            "file of a JSON schema",
+            bound_by_schema_file,
+            metavar="FILE",
+            dest="grammar",
+        ),
     ),
 )
 """Flags for a field whose class cannot parse them."""
@@ -146,7 +177,9 @@ FURTHER: tuple[tuple[Section, Flag], ...] = (
 
 def _names(bare: str, with_value: str = "", with_two: str = "") -> dict[str, int]:
     """Each name, and how many values follow it."""
-    return {name: n for n, names in enumerate((bare, with_value, with_two)) for name in names.split()}
+    return {
+        name: n for n, names in enumerate((bare, with_value, with_two)) for name in names.split()
+    }
 
 
 NO_OP: Mapping[str, int] = _names(
@@ -160,7 +193,8 @@ NO_OP: Mapping[str, int] = _names(
 --log-colors --threads-http
 """,
 )
-"""Flags for the way pyctl works anyway, or without a visible difference: taken without a warning."""
+"""Flags for the way pyctl works anyway, or without a visible difference: taken without a warning.
+"""
 
 IGNORED: Mapping[str, int] = _names(
     """
@@ -172,17 +206,15 @@ IGNORED: Mapping[str, int] = _names(
     """
 -C --cpu-mask -Cr --cpu-range --cpu-strict --prio -Cb --cpu-mask-batch -Crb --cpu-range-batch
 --cpu-strict-batch --prio-batch --poll-batch --keep -dt --defrag-thold --control-vector
---control-vector-scaled -ctxcp
---ctx-checkpoints --swa-checkpoints -r --reverse-prompt
---mtmd-batch-max-tokens --video-fps --video-timestamp-interval
---video-ffmpeg-dir --spec-synth-len --spec-synth-rates --ui-config --webui-config --ui-config-file --webui-config-file
---cache-reuse -sps
---slot-prompt-similarity --log-prompts-dir -to --timeout
--lcs --lookup-cache-static -lcd --lookup-cache-dynamic
---spec-draft-cpu-mask -Cd --cpu-mask-draft --spec-draft-cpu-range -Crd --cpu-range-draft --spec-draft-cpu-strict
---cpu-strict-draft --spec-draft-prio --prio-draft --spec-draft-poll --poll-draft --spec-draft-cpu-mask-batch -Cbd
---cpu-mask-batch-draft --spec-draft-cpu-strict-batch --cpu-strict-batch-draft --spec-draft-prio-batch
---prio-batch-draft --spec-draft-poll-batch --poll-batch-draft --spec-draft-p-split --draft-p-split
+--control-vector-scaled -ctxcp --ctx-checkpoints --swa-checkpoints -r --reverse-prompt
+--mtmd-batch-max-tokens --video-fps --video-timestamp-interval --video-ffmpeg-dir --spec-synth-len
+--spec-synth-rates --ui-config --webui-config --ui-config-file --webui-config-file --cache-reuse
+-sps --slot-prompt-similarity --log-prompts-dir -to --timeout -lcs --lookup-cache-static -lcd
+--lookup-cache-dynamic --spec-draft-cpu-mask -Cd --cpu-mask-draft --spec-draft-cpu-range -Crd
+--cpu-range-draft --spec-draft-cpu-strict --cpu-strict-draft --spec-draft-prio --prio-draft
+--spec-draft-poll --poll-draft --spec-draft-cpu-mask-batch -Cbd --cpu-mask-batch-draft
+--spec-draft-cpu-strict-batch --cpu-strict-batch-draft --spec-draft-prio-batch --prio-batch-draft
+--spec-draft-poll-batch --poll-batch-draft --spec-draft-p-split --draft-p-split
 --spec-ngram-simple-min-hits --spec-ngram-map-k-min-hits --spec-ngram-map-k4v-min-hits
 --spec-ngram-mod-n-min
 """,
@@ -195,7 +227,9 @@ IGNORED: Mapping[str, int] = _names(
 _DRAFT = "-hfd ggml-org/Qwen2.5-Coder-0.5B-Q8_0-GGUF"
 
 PRESETS: Mapping[str, str] = {
-    "--embd-gemma-default": "-hf ggml-org/embeddinggemma-300M-qat-q4_0-GGUF --embeddings --port 8011",
+    "--embd-gemma-default": (
+        "-hf ggml-org/embeddinggemma-300M-qat-q4_0-GGUF --embeddings --port 8011"
+    ),
     "--fim-qwen-1.5b-default": "-hf ggml-org/Qwen2.5-Coder-1.5B-Q8_0-GGUF --port 8012",
     "--fim-qwen-3b-default": "-hf ggml-org/Qwen2.5-Coder-3B-Q8_0-GGUF --port 8012",
     "--fim-qwen-7b-default": "-hf ggml-org/Qwen2.5-Coder-7B-Q8_0-GGUF --port 8012",
@@ -207,7 +241,8 @@ PRESETS: Mapping[str, str] = {
     "--vision-gemma-4b-default": "-hf ggml-org/gemma-3-4b-it-qat-GGUF --port 8014",
     "--vision-gemma-12b-default": "-hf ggml-org/gemma-3-12b-it-qat-GGUF --port 8014",
 }
-"""Flags that are a model in llama-server, and the flags that they stand for there (common/arg.cpp)."""
+"""Flags that are a model in llama-server, and the flags that they stand for there (common/arg.cpp).
+"""
 
 _MAXIMUM = "use --spec-draft-n-max, or --spec-ngram-mod-n-max for n-grams"
 _MINIMUM = "use --spec-draft-n-min"
@@ -218,7 +253,9 @@ REMOVED: Mapping[str, str] = {
     "--draft-max": _MAXIMUM,
     "--draft-min": _MINIMUM,
     "--draft-n-min": _MINIMUM,
-    "--spec-ngram-size-n": "use --spec-ngram-mod-n-match, or --spec-ngram-simple-size-n and the like",
+    "--spec-ngram-size-n": (
+        "use --spec-ngram-mod-n-match, or --spec-ngram-simple-size-n and the like"
+    ),
     "--spec-ngram-size-m": "use --spec-ngram-mod-n-max, or --spec-ngram-simple-size-m and the like",
     "--spec-ngram-min-hits": "omit it: drafts have the length that pays",
     "LLAMA_ARG_DRAFT_MAX": _MAXIMUM,
@@ -231,7 +268,9 @@ REJECTED: Mapping[str, int] = {
     **dict.fromkeys(PRESETS, 0),
     **{name: 1 for name in REMOVED if name.startswith("--")},
 }
-"""Flags for answers, tools or sources of models that pyctl lacks, and those that llama-server also refuses."""
+"""Flags for answers, tools or sources of models that pyctl lacks, and those that llama-server also
+refuses.
+"""
 
 OF_TOOLS = ("--tools", "--tools-runtime", "-ag", "--agent", "LLAMA_ARG_TOOLS", "LLAMA_ARG_AGENT")
 """Names by which llama-server turns on built-in tools, variables included."""

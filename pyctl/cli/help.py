@@ -28,18 +28,22 @@ _EXAMPLES = {
 }
 
 _ESSENTIAL = {
-    "serve": """-m -hf -c -np -ngl --n-cpu-moe -ctk -ctv --cache-ram --kv-cache --kv-cache-dir --kv-cache-budget --exact
-        --spec-type --mmproj --reasoning --host --port --api-key --open --metrics -lv""",
-    "launch": """--url --dry-run -m -hf -c -np -ngl -ctk -ctv --cache-ram --kv-cache-dir --spec-type --mmproj
-        --port --api-key""",
-    "chat": """-m -hf --url --api-key -p -sys -c -ngl --n-cpu-moe -ctk -ctv --cache-ram --kv-cache --kv-cache-dir
-        --spec-type --mmproj -n --temp --reasoning --stats -lv""",
+    "serve": """-m -hf -c -np -ngl --n-cpu-moe -ctk -ctv --cache-ram --kv-cache --kv-cache-dir
+        --kv-cache-budget --exact --spec-type --mmproj --reasoning --host --port --api-key --open
+        --metrics -lv""",
+    "launch": """--url --dry-run -m -hf -c -np -ngl -ctk -ctv --cache-ram --kv-cache-dir
+        --spec-type --mmproj --port --api-key""",
+    "chat": """-m -hf --url --api-key -p -sys -c -ngl --n-cpu-moe -ctk -ctv --cache-ram --kv-cache
+        --kv-cache-dir --spec-type --mmproj -n --temp --reasoning --stats -lv""",
 }
 """The flags that ``--help`` without a topic shows, by command."""
 
 
-def help_text(command: str, usage: str, sections: Mapping[Section, Iterable[Flag]], topic: str = "") -> str:
-    """Return the help of ``command`` on ``topic``: a section, a part of a flag, ``all``, or "" for the essentials.
+def help_text(
+    command: str, usage: str, sections: Mapping[Section, Iterable[Flag]], topic: str = ""
+) -> str:
+    """Return the help of ``command`` on ``topic``: a section, a part of a flag, ``all``, or "" for
+    the essentials.
 
     ConfigError if nothing has that name.
     """
@@ -51,22 +55,44 @@ def help_text(command: str, usage: str, sections: Mapping[Section, Iterable[Flag
         shown = chosen or {
             section: found
             for section, flags in shown.items()
-            if (found := [each for each in flags if any(topic.lstrip("-") in name for name in each.spellings())])
+            if (
+                found := [
+                    each
+                    for each in flags
+                    if any(topic.lstrip("-") in name for name in each.spellings())
+                ]
+            )
         }
     if not shown:
         raise ConfigError(f"--help: no section or flag {topic!r}; sections: {_titles(sections)}")
     lines = [f"usage: {usage}"] if topic == "all" else []
     for section, flags in shown.items():
-        lines += ["", f"{section.title}:", *(line for flag in flags for line in _described(flag, with_default=True))]
+        lines += [
+            "",
+            f"{section.title}:",
+            *(line for flag in flags for line in _described(flag, with_default=True)),
+        ]
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
 def _essentials(command: str, usage: str, sections: Mapping[Section, Iterable[Flag]]) -> str:
-    known = {name: flag for flags in sections.values() for flag in flags for name in flag.spellings()}
+    known = {
+        name: flag for flags in sections.values() for flag in flags for name in flag.spellings()
+    }
     flags = (known[name] for name in _ESSENTIAL[command].split() if name in known)
-    lines = [f"usage: {usage}", "", "examples:", *(f"  {each}" for each in _EXAMPLES[command]), "", "flags:"]
+    lines = [
+        f"usage: {usage}",
+        "",
+        "examples:",
+        *(f"  {each}" for each in _EXAMPLES[command]),
+        "",
+        "flags:",
+    ]
     lines += [line for flag in flags for line in _described(flag, with_default=False)]
-    more = f"pyctl {command} --help TOPIC shows more: all, a word of a flag, or a section: {_titles(sections)}."
+    more = (
+        f"pyctl {command} --help TOPIC shows more: all, a word of a flag, or a section: "
+        f"{_titles(sections)}."
+    )
     return "\n".join([*lines, "", *textwrap.wrap(more, _WIDTH - 1)]) + "\n"
 
 
@@ -75,10 +101,16 @@ def _titles(sections: Iterable[Section]) -> str:
 
 
 def _described(flag: Flag, *, with_default: bool) -> list[str]:
-    """Lines about ``flag``: all spellings, default and variable; without defaults, its first two spellings."""
+    """Lines about ``flag``: all spellings, default and variable; without defaults, its first two
+    spellings.
+    """
     names = flag.spellings() if with_default else flag.names.split()[:2]
     text = flag.help
-    if flag.default and (flag.off or flag.convert) and (with_default or flag.default not in ("off", "-1")):
+    if (
+        flag.default
+        and (flag.off or flag.convert)
+        and (with_default or flag.default not in ("off", "-1"))
+    ):
         text += f" (default: {flag.default})"
     if with_default and flag.env:
         text += f" [{flag.env}]"

@@ -39,12 +39,16 @@ class Invocation:
 def run_launch(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     """Run the program that ``argv`` starts with; returns its exit code, 128 + N after signal N.
 
-    Words after "--" are its arguments. Raises ConfigError if the program or the server cannot be started.
+    Words after "--" are its arguments. Raises ConfigError if the program or the server cannot be
+    started.
     """
     end = argv.index("--") if "--" in argv else len(argv)
     ours, theirs = argv[:end], argv[end + 1 :]
     if not ours or ours[0] in ("-h", "--help"):
-        print("usage: pyctl launch PROGRAM [flags of pyctl serve] [-- arguments of the program]\n\nprograms:")
+        print(
+            "usage: pyctl launch PROGRAM [flags of pyctl serve] [-- arguments of the "
+            "program]\n\nprograms:"
+        )
         print("".join(f"  {name:<12}{program.install}\n" for name, program in PROGRAMS.items()))
         print("pyctl launch PROGRAM --help lists the flags.")
         return 0 if ours else 2
@@ -65,7 +69,9 @@ def run_launch(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         return _run(invocation)
 
 
-def _endpoint(settings: CommandSettings, own: LaunchSettings, flags: Sequence[str], stack: ExitStack) -> Endpoint:
+def _endpoint(
+    settings: CommandSettings, own: LaunchSettings, flags: Sequence[str], stack: ExitStack
+) -> Endpoint:
     """The server that was named, or runs, or is started and ends with ``stack``."""
     # Only now: --help and mistakes need no HTTP client.
     from pyctl.cli.launched_server import address_of, find_server, started_server
@@ -80,10 +86,15 @@ def _endpoint(settings: CommandSettings, own: LaunchSettings, flags: Sequence[st
         if wanted and served and os.path.realpath(wanted) != os.path.realpath(served):
             message = "leave -m out to use it, stop it, or choose another --port"
             raise ConfigError(f"{url} serves {one_line(served)}; {message}")
-        if idle := [flag for flag in own.server_flags if own.url or flag != "--port"]:  # which chose this server
+        if idle := [
+            flag for flag in own.server_flags if own.url or flag != "--port"
+        ]:  # which chose this server
             print(f"pyctl: {url} runs already; without effect: {', '.join(idle)}", file=sys.stderr)
     elif own.dry_run:
-        model = (*settings.model.alias, Path(settings.model.path).name or settings.hub.hf_repo or "MODEL")[0]
+        model = (
+            *settings.model.alias,
+            Path(settings.model.path).name or settings.hub.hf_repo or "MODEL",
+        )[0]
         server = shlex.join(["pyctl", "serve", *(flag for flag in flags if flag != "--dry-run")])
         print(f"# no server answers at {url}; this starts: {server}")
         if not settings.model.n_ctx:
@@ -95,7 +106,9 @@ def _endpoint(settings: CommandSettings, own: LaunchSettings, flags: Sequence[st
 def invocation_of(
     name: str, to: Endpoint, arguments: Sequence[str], environ: Mapping[str, str], directory: Path
 ) -> Invocation:
-    """The command and environment of the program ``name``; its files are written to ``directory``."""
+    """The command and environment of the program ``name``; its files are written to
+    ``directory``.
+    """
     program = PROGRAMS[name]
     command, added = [name, *program.arguments(to)], dict(program.environment(to))
     for number, (place, text) in enumerate(program.files(to).items()):
@@ -107,7 +120,10 @@ def invocation_of(
             added[place] = str(path)
     host = urlsplit(to.url).hostname or ""
     if host in ("127.0.0.1", "localhost", "::1"):  # no proxy reaches this machine's own addresses
-        added |= {each: ",".join(filter(None, (environ.get(each), host))) for each in ("NO_PROXY", "no_proxy")}
+        added |= {
+            each: ",".join(filter(None, (environ.get(each), host)))
+            for each in ("NO_PROXY", "no_proxy")
+        }
     removed = tuple(each for each in environ if each.startswith(program.unset))
     kept = {each: value for each, value in environ.items() if each not in removed}
     return Invocation((*command, *arguments), {**kept, **added}, added, removed)
@@ -134,7 +150,9 @@ def _run(invocation: Invocation) -> int:
                 os.kill(process.pid, number)
 
     def leave_to_program(number: int, _: FrameType | None) -> None:
-        """The terminal sends these to the program as well. A handler, since the program would inherit SIG_IGN."""
+        """The terminal sends these to the program as well. A handler, since the program would
+        inherit SIG_IGN.
+        """
 
     handlers = {signal.SIGINT: leave_to_program, signal.SIGQUIT: leave_to_program}
     handlers |= {signal.SIGTERM: pass_on, signal.SIGHUP: pass_on}
@@ -147,7 +165,8 @@ def _run(invocation: Invocation) -> int:
             _, status = os.waitpid(process.pid, os.WUNTRACED)
             if not os.WIFSTOPPED(status):
                 break
-            # Ctrl-Z in a program that stops itself alone: the shell gets the terminal back if this process stops.
+            # Ctrl-Z in a program that stops itself alone: the shell gets the terminal back if this
+            # process stops.
             os.kill(os.getpid(), signal.SIGSTOP)
             os.kill(process.pid, signal.SIGCONT)
         process.returncode = os.waitstatus_to_exitcode(status)

@@ -44,31 +44,42 @@ POLL_SECONDS = 0.1
 
 
 def address_of(settings: CommandSettings, port: int | None = None) -> str:
-    """Where programs on this machine find a server with ``settings``. Raises ConfigError for sockets and TLS."""
+    """Where programs on this machine find a server with ``settings``. Raises ConfigError for
+    sockets and TLS.
+    """
     listen = settings.listen
     host = next((host for host in listen.hosts if not host.endswith(".sock")), None)
     if host is None or listen.ssl_cert_file:
-        raise ConfigError("programs need an http address: leave out --ssl-cert-file and paths as --host")
+        raise ConfigError(
+            "programs need an http address: leave out --ssl-cert-file and paths as --host"
+        )
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     shown = f"[{host}]" if ":" in host else host
     return f"http://{shown}:{listen.port if port is None else port}{settings.server.api_prefix}"
 
 
 def find_server(url: str, key: str, *, waits: bool = True) -> Endpoint | None:
-    """The pyctl or llama-server at ``url``, without /v1, after it has loaded its model; None if neither answers.
+    """The pyctl or llama-server at ``url``, without /v1, after it has loaded its model; None if
+    neither answers.
 
     Raises ConfigError if it refuses ``key``, or has no model yet and this ``waits`` for none.
     """
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     with httpx.Client(timeout=ANSWER_SECONDS, headers=headers, trust_env=False) as client:
         try:
-            while (health := client.get(f"{url}/health")).status_code == 503 and waits and "Loading" in health.text:
+            while (
+                (health := client.get(f"{url}/health")).status_code == 503
+                and waits
+                and "Loading" in health.text
+            ):
                 time.sleep(POLL_SECONDS)
             if health.status_code == 503:
                 raise ConfigError(f"the server at {url} has failed; restart it")
             reply = client.get(f"{url}/props")
             if reply.status_code in (401, 403):
-                raise ConfigError(f"{url} requires {'another' if key else 'a'} key: pass --api-key KEY")
+                raise ConfigError(
+                    f"{url} requires {'another' if key else 'a'} key: pass --api-key KEY"
+                )
             props = reply.json()
             n_ctx = int(props["default_generation_settings"]["n_ctx"])
             model = str(client.get(f"{url}/v1/models").json()["data"][0]["id"])
@@ -81,7 +92,9 @@ def find_server(url: str, key: str, *, waits: bool = True) -> Endpoint | None:
 def started_server(
     settings: CommandSettings, own: LaunchSettings, flags: Sequence[str], key: str
 ) -> Iterator[Endpoint]:
-    """`pyctl serve` with ``flags`` for the time of the block. Raises ConfigError if it does not start."""
+    """`pyctl serve` with ``flags`` for the time of the block. Raises ConfigError if it does not
+    start.
+    """
     port = _port_for(settings, is_typed="--port" in own.server_flags)
     log = user_directory("state", os.environ) / f"launch-{port}.log"
     url = address_of(settings, port)
@@ -90,22 +103,31 @@ def started_server(
     with _child([*pyctl_command(), "serve", *flags, "--port", str(port)], log) as process:
         while (found := find_server(url, key)) is None:
             if process.poll() is not None:
-                raise ConfigError(f"the server ended with exit code {process.returncode}: {_end_of(log)}")
+                raise ConfigError(
+                    f"the server ended with exit code {process.returncode}: {_end_of(log)}"
+                )
             time.sleep(POLL_SECONDS)
         shown = f"{one_line(found.model)} at {url}, {found.n_ctx:,} tokens of context"
         print(f"pyctl: {shown}, after {time.monotonic() - began:.0f} s", file=sys.stderr)
-        print(f"pyctl: {FIRST_PROMPT}; its progress: tail -f {shlex.quote(str(log))}", file=sys.stderr)
+        print(
+            f"pyctl: {FIRST_PROMPT}; its progress: tail -f {shlex.quote(str(log))}", file=sys.stderr
+        )
         try:
             with _progress_of_prompts(log):
                 yield found
         finally:
             if process.poll() is not None:
-                print(f"pyctl: the server ended with exit code {process.returncode}, log: {log}", file=sys.stderr)
+                print(
+                    f"pyctl: the server ended with exit code {process.returncode}, log: {log}",
+                    file=sys.stderr,
+                )
 
 
 @contextmanager
 def _progress_of_prompts(log: Path) -> Iterator[None]:
-    """Print the progress of long prompts for the time of the block, unless the program may draw on the terminal."""
+    """Print the progress of long prompts for the time of the block, unless the program may draw on
+    the terminal.
+    """
     if sys.stdout.isatty():
         yield
         return
@@ -120,7 +142,9 @@ def _progress_of_prompts(log: Path) -> Iterator[None]:
 
 
 def follow(log: Path, closed: threading.Event) -> None:
-    """Print the lines about prompts that the server adds to ``log`` on stderr, until ``closed`` is set."""
+    """Print the lines about prompts that the server adds to ``log`` on stderr, until ``closed`` is
+    set.
+    """
     rest = b""
     with log.open("rb") as file:
         file.seek(0, os.SEEK_END)
@@ -143,15 +167,21 @@ def _child(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes
         raise ConfigError(f"cannot write the server's log {log}: {error.strerror}") from error
     with os.fdopen(descriptor, "wb") as out:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
             preexec_fn=partial(end_with_parent, signal.SIGTERM),
-        )  # fmt: skip
+        )
     with ending_by_signal():
         try:
             yield process
         finally:
             # The writes take seconds; a signal meanwhile must not leave the server running.
-            with handled(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.SIG_IGN)):
+            with handled(
+                dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.SIG_IGN)
+            ):
                 process.terminate()
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(STOP_SECONDS)
@@ -160,8 +190,13 @@ def _child(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes
 
 
 def _port_for(settings: CommandSettings, *, is_typed: bool) -> int:
-    """The server's port: the one that was typed, else the usual one or, if that is taken, a free one."""
-    port, hosts = settings.listen.port, [host for host in settings.listen.hosts if not host.endswith(".sock")]
+    """The server's port: the one that was typed, else the usual one or, if that is taken, a free
+    one.
+    """
+    port, hosts = (
+        settings.listen.port,
+        [host for host in settings.listen.hosts if not host.endswith(".sock")],
+    )
     for tried in (port, 0):
         with suppress(ConfigError), bind(hosts[:1], tried) as sockets:
             return int(sockets[0].getsockname()[1])

@@ -22,7 +22,13 @@ __all__ = ["VERBOSE", "LoadProgress", "LogSettings", "start_log"]
 VERBOSE = 10
 """From here on, replies show what they were made of, as llama-server's do."""
 
-_LOG_LEVELS = {-1: logging.CRITICAL + 1, 0: logging.CRITICAL, 1: logging.ERROR, 2: logging.WARNING, 3: logging.INFO}
+_LOG_LEVELS = {
+    -1: logging.CRITICAL + 1,
+    0: logging.CRITICAL,
+    1: logging.ERROR,
+    2: logging.WARNING,
+    3: logging.INFO,
+}
 
 log = logging.getLogger("pyctl")
 
@@ -39,11 +45,17 @@ class LogSettings:
         "LLAMA_ARG_LOG_VERBOSITY",
         shown="3, in chat 2",
         also=(
-            Flag("-v --verbose --log-verbose", "log everything; replies include debugging fields", const=VERBOSE),
+            Flag(
+                "-v --verbose --log-verbose",
+                "log everything; replies include debugging fields",
+                const=VERBOSE,
+            ),
             Flag("--log-disable", "log nothing", const=-1),
         ),
     )
-    log_file: str = LOG.flag("", "--log-file", "also write the log to this file", str, "LLAMA_ARG_LOG_FILE", "FILE")
+    log_file: str = LOG.flag(
+        "", "--log-file", "also write the log to this file", str, "LLAMA_ARG_LOG_FILE", "FILE"
+    )
     timestamps: bool = LOG.flag(
         True,
         "--log-timestamps",
@@ -55,15 +67,21 @@ class LogSettings:
 
 
 def start_log(settings: LogSettings, warnings: Sequence[str]) -> None:
-    """Log to stderr and ``log_file``, ``warnings`` first. Raises ConfigError if that file cannot be written."""
+    """Log to stderr and ``log_file``, ``warnings`` first. Raises ConfigError if that file cannot be
+    written.
+    """
     screen = logging.StreamHandler(sys.stderr)
     handlers: list[logging.Handler] = [screen]
     if settings.log_file:
         try:
-            os.close(open_private(Path(settings.log_file), os.O_WRONLY))  # it holds texts of clients
+            os.close(
+                open_private(Path(settings.log_file), os.O_WRONLY)
+            )  # it holds texts of clients
             handlers.append(LogFile(settings.log_file, encoding="utf-8"))
         except OSError as error:
-            raise ConfigError(f"cannot write --log-file {settings.log_file}: {error.strerror}") from error
+            raise ConfigError(
+                f"cannot write --log-file {settings.log_file}: {error.strerror}"
+            ) from error
     for handler in handlers:
         is_coloured = handler is screen and sys.stderr.isatty() and not os.environ.get("NO_COLOR")
         handler.setFormatter(LineFormatter(with_time=settings.timestamps, is_coloured=is_coloured))
@@ -78,7 +96,9 @@ def start_log(settings: LogSettings, warnings: Sequence[str]) -> None:
 
 
 class LogFile(logging.FileHandler):
-    """A file that reports once on stderr that it cannot be written, such as when the disk is full."""
+    """A file that reports once on stderr that it cannot be written, such as when the disk is
+    full.
+    """
 
     _said = False
 
@@ -92,10 +112,12 @@ class LogFile(logging.FileHandler):
 
 
 class LineFormatter(logging.Formatter):
-    """Shows text from elsewhere with escapes, in one line, so that it cannot forge lines of the log.
+    """Shows text from elsewhere with escapes, in one line, so that it cannot forge lines of the
+    log.
 
-    That holds for the arguments of a message. What else has more lines (a table, a traceback) has them indented, so
-    that none looks like a message. With ``is_coloured``, time, marks and ``strong`` text have colours.
+    That holds for the arguments of a message. What else has more lines (a table, a traceback) has
+    them indented, so that none looks like a message. With ``is_coloured``, time, marks and
+    ``strong`` text have colours.
     """
 
     def __init__(self, *, with_time: bool, is_coloured: bool = False) -> None:
@@ -133,7 +155,9 @@ LINE_SECONDS = 5.0
 
 
 class LoadProgress:
-    """Shows fractions from 0 to 1 of loading ``path``: in place on a terminal within a ``with`` block, else lines."""
+    """Shows fractions from 0 to 1 of loading ``path``: in place on a terminal within a ``with``
+    block, else lines.
+    """
 
     def __init__(self, path: str) -> None:
         self._name = os.path.basename(path)
@@ -143,7 +167,9 @@ class LoadProgress:
     def show(self, fraction: float) -> None:
         """The loading has come to ``fraction``."""
         if self._in_place:
-            text = one_line(f"loading {self._name}: {fraction:.0%}")[: shutil.get_terminal_size().columns - 1]
+            text = one_line(f"loading {self._name}: {fraction:.0%}")[
+                : shutil.get_terminal_size().columns - 1
+            ]
             print(f"{text}\x1b[K\r", end="", file=sys.stderr, flush=True)
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + LINE_SECONDS

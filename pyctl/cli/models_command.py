@@ -23,7 +23,9 @@ MIB = 2**20
 
 
 def run_models(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """List the models of the caches, and of --models-dir and --models-preset; returns 0. Raises ConfigError."""
+    """List the models of the caches, and of --models-dir and --models-preset; returns 0. Raises
+    ConfigError.
+    """
     options, rest = _parser().parse_known_args(argv)
     rows = [_row(*each) for each in _known(rest, environ)]
     if options.json:
@@ -34,7 +36,10 @@ def run_models(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
     for row in rows:
         tokens = f"{row['n_ctx']:,} of {row['n_ctx_train']:,} tokens" if row["n_ctx"] else "none"
         fits = "; ".join(filter(None, (tokens, row["note"])))
-        print(f"{row['name']:{width}}  {row['origin']:10}  {row['n_bytes'] // MIB:>8,}  {one_line(fits)}")
+        print(
+            f"{row['name']:{width}}  {row['origin']:10}  {row['n_bytes'] // MIB:>8,}  "
+            f"{one_line(fits)}"
+        )
     return 0
 
 
@@ -42,14 +47,17 @@ def _parser() -> CommandParser:
     parser = CommandParser.beside_serve(
         "pyctl models",
         "pyctl models [--json] [--models-dir DIR] [--models-preset FILE] [flags of pyctl serve]",
-        "List the models that were fetched or downloaded, and models of a directory and of presets: their sizes, and "
+        "List the models that were fetched or downloaded, and models of a directory and of "
+        "presets: their sizes, and "
         "the context that fits the memory that is free now, from the heads of the files.",
     )
     parser.add_argument("--json", action="store_true", help="everything that is known, as JSON")
     return parser
 
 
-def _known(argv: Sequence[str], environ: Mapping[str, str]) -> Iterator[tuple[str, str, CommandSettings]]:
+def _known(
+    argv: Sequence[str], environ: Mapping[str, str]
+) -> Iterator[tuple[str, str, CommandSettings]]:
     """Name, origin and settings of each model; ``argv`` are flags of serve."""
     from pyctl.cli.presets import find_models  # only now: --help needs none of it
 
@@ -64,13 +72,23 @@ def _known(argv: Sequence[str], environ: Mapping[str, str]) -> Iterator[tuple[st
 
 
 def _row(name: str, origin: str, settings: CommandSettings) -> dict[str, Any]:
-    """Facts of a model; ``n_ctx`` is the context that fits, in tokens, 0 if none does or the file cannot be read."""
+    """Facts of a model; ``n_ctx`` is the context that fits, in tokens, 0 if none does or the file
+    cannot be read.
+    """
     from pyctl.cli.assemble import check_files, found
     from pyctl.cli.doctor_command import planned
     from pyctl.llama.devices import model_files
     from pyctl.llama.memory_fit import has_room, wanted_memory
 
-    row = {"name": one_line(name), "origin": origin, "path": "", "n_bytes": 0, "n_ctx": 0, "n_ctx_train": 0, "note": ""}
+    row = {
+        "name": one_line(name),
+        "origin": origin,
+        "path": "",
+        "n_bytes": 0,
+        "n_ctx": 0,
+        "n_ctx_train": 0,
+        "note": "",
+    }
     try:
         settings = found(replace(settings, hub=replace(settings.hub, offline=True)))
         row["path"] = path = settings.model.path

@@ -1,4 +1,6 @@
-"""The models behind one address: of a directory, of the hub's cache, and of a preset file, each with its flags."""
+"""The models behind one address: of a directory, of the hub's cache, and of a preset file, each
+with its flags.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,16 @@ __all__ = ["SHARED_DISK", "Preset", "find_models", "models_in", "read_presets"]
 
 log = logging.getLogger("pyctl")
 
-MAX_MODELS = limit(256, "models of --models-dir, --models-preset and the hub's cache", "the program ends", "process")
+MAX_MODELS = limit(
+    256,
+    "models of --models-dir, --models-preset and the hub's cache",
+    "the program ends",
+    "process",
+)
 
-MAX_PRESET_BYTES = limit(2**20, "the file of --models-preset", "the program ends", "process", "bytes")
+MAX_PRESET_BYTES = limit(
+    2**20, "the file of --models-preset", "the program ends", "process", "bytes"
+)
 
 EVERY = "*"
 """The section whose keys all models have, unless their own section overrides them."""
@@ -42,10 +51,21 @@ TOP = ""
 SHARED_DISK = ("cache_dir", "kv_cache", "disk_mib")
 """Fields of `DiskSettings` that all models of a process share."""
 
-_OF_ALL = InfoFlags, ListenSettings, RouterSettings, ServerSettings, Cors, LogSettings, TerminalSettings, ToolSettings
+_OF_ALL = (
+    InfoFlags,
+    ListenSettings,
+    RouterSettings,
+    ServerSettings,
+    Cors,
+    LogSettings,
+    TerminalSettings,
+    ToolSettings,
+)
 
 _OF_PROCESS = {*SHARED_DISK, *(item.name for owner in _OF_ALL for item in fields(owner))}
-"""Destinations of flags that all models share. In a section they are refused: the server would run without them."""
+"""Destinations of flags that all models share. In a section they are refused: the server would run
+without them.
+"""
 
 _SHARED = {"ram_mib"}
 """Likewise, with a warning: llama-server's example of a preset file has it."""
@@ -55,8 +75,9 @@ _SECRET = {item.name for owner in OWNERS for item in fields(owner) if item.metad
 
 @dataclass(frozen=True)
 class Preset:
-    """One model with its settings; on its ``card``, flags and section are without secrets. If it ``hides`` its file,
-    the hub's cache does not list that."""
+    """One model with its settings; on its ``card``, flags and section are without secrets. If it
+    ``hides`` its file, the hub's cache does not list that.
+    """
 
     card: ModelCard
     settings: CommandSettings
@@ -76,12 +97,14 @@ class _Known:
     section: dict[str, str] = field(default_factory=dict)
 
 
-def find_models(router: RouterSettings, argv: Sequence[str], environ: Mapping[str, str]) -> list[Preset]:
-    """All models that ``router`` names, by name, with their flags: the section ``[*]``'s, then their own,
-    then of the command line ``argv``; the last wins. Logs the warnings of sections.
+def find_models(
+    router: RouterSettings, argv: Sequence[str], environ: Mapping[str, str]
+) -> list[Preset]:
+    """All models that ``router`` names, by name, with their flags: the section ``[*]``'s, then
+    their own, then of the command line ``argv``; the last wins. Logs the warnings of sections.
 
-    Raises ConfigError for a file that cannot be read, a key that is unknown or has no effect in a section, a wrong
-    value, a model of no file, and none at all.
+    Raises ConfigError for a file that cannot be read, a key that is unknown or has no effect in a
+    section, a wrong value, a model of no file, and none at all.
     """
     fetched = cached_files(environ)
     found = {name: _Known("cache", ["-hf", name, "--offline"]) for name in fetched}
@@ -93,9 +116,14 @@ def find_models(router: RouterSettings, argv: Sequence[str], environ: Mapping[st
         for key in section:
             if _dest(key) in _OF_PROCESS:
                 where = f"{router.preset_path}: [{name}]" if name else router.preset_path
-                raise ConfigError(f"{where}: {key} has no effect here: it belongs on the command line, for all models")
+                raise ConfigError(
+                    f"{where}: {key} has no effect here: it belongs on the command line, for all "
+                    "models"
+                )
     if top := sections.pop(TOP, {}):
-        log.warning("%s: without effect above the sections: %s; use [*]", router.preset_path, ", ".join(top))
+        log.warning(
+            "%s: without effect above the sections: %s; use [*]", router.preset_path, ", ".join(top)
+        )
     general = sections.pop(EVERY, {})
     for name, section in sections.items():
         known = found.setdefault(name, _Known("preset"))
@@ -105,17 +133,29 @@ def find_models(router: RouterSettings, argv: Sequence[str], environ: Mapping[st
         elif not known.argv:
             where = f"{router.preset_path}: [{name}]"
             if unknown := [key for key in section if not _is_known(key)]:
-                raise ConfigError(f"{where}: unknown key {unknown[0]}{did_you_mean(unknown[0], _keys())}")
+                raise ConfigError(
+                    f"{where}: unknown key {unknown[0]}{did_you_mean(unknown[0], _keys())}"
+                )
             raise ConfigError(f"{where} needs the key model or hf-repo: no such model is here")
     if not found:
-        raise ConfigError("no models: --models-dir has no GGUF file, and no section of --models-preset names one")
+        raise ConfigError(
+            "no models: --models-dir has no GGUF file, and no section of --models-preset names one"
+        )
     if len(found) > MAX_MODELS:
         raise ConfigError(f"{len(found)} models are more than {MAX_MODELS}")
-    presets = [_preset(router, name, known, general, argv, environ) for name, known in sorted(found.items())]
+    presets = [
+        _preset(router, name, known, general, argv, environ)
+        for name, known in sorted(found.items())
+    ]
     _log_warnings(router, presets, parse_serve(argv, environ).warnings)
     used = {path for each in presets if each.hides for path in _fetched_by(each.settings, environ)}
-    hidden = {name for name, path in fetched.items() if path in used and found[name].origin == "cache"}
-    return [replace(each, card=replace(each.card, is_hidden=each.card.name in hidden)) for each in presets]
+    hidden = {
+        name for name, path in fetched.items() if path in used and found[name].origin == "cache"
+    }
+    return [
+        replace(each, card=replace(each.card, is_hidden=each.card.name in hidden))
+        for each in presets
+    ]
 
 
 _HEADER = re.compile(r"\[[ \t]*([^\]\s][^\]]*)\][ \t]*([;#].*)?")
@@ -123,18 +163,23 @@ _HEADER = re.compile(r"\[[ \t]*([^\]\s][^\]]*)\][ \t]*([;#].*)?")
 _KEY = re.compile(r"([A-Za-z_][\w.-]*)[ \t]*=(.*)", re.ASCII)
 
 _NOTE = re.compile(r"(^|[ \t])[;#].*")
-"""A note to the end of the line. Within a word, as in "top_k;top_p", it is none, where llama-server cuts the value."""
+"""A note to the end of the line. Within a word, as in "top_k;top_p", it is none, where llama-server
+cuts the value.
+"""
 
 
 def read_presets(path: Path) -> dict[str, dict[str, str]]:
-    """The sections of a preset file, and `TOP`, read as llama-server does: the last of equal keys wins, and
-    ``version`` has no effect. Raises ConfigError."""
+    """The sections of a preset file, and `TOP`, read as llama-server does: the last of equal keys
+    wins, and ``version`` has no effect. Raises ConfigError.
+    """
     try:
         if path.stat().st_size > MAX_PRESET_BYTES:
             raise ConfigError(f"{path} is larger than {MAX_PRESET_BYTES} bytes")
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read --models-preset {path}: {getattr(error, 'strerror', None) or error}") from error
+        raise ConfigError(
+            f"cannot read --models-preset {path}: {getattr(error, 'strerror', None) or error}"
+        ) from error
     section: dict[str, str] = {}
     sections = {TOP: section}
     for at, line in enumerate((line.strip(" \t") for line in lines), 1):
@@ -155,8 +200,8 @@ def read_presets(path: Path) -> dict[str, dict[str, str]]:
 def models_in(directory: Path) -> dict[str, list[str]]:
     """The models of a directory by name, each with the flags that name its files.
 
-    A file is a model, and so is a folder: of a file or the first of several, with the encoder in a file that is
-    called mmproj. Raises ConfigError if the directory cannot be read.
+    A file is a model, and so is a folder: of a file or the first of several, with the encoder in a
+    file that is called mmproj. Raises ConfigError if the directory cannot be read.
     """
     try:
         entries = sorted(directory.iterdir())
@@ -166,7 +211,9 @@ def models_in(directory: Path) -> dict[str, list[str]]:
             models = [each for each in files if is_model_file(each.name)]
             if not models:
                 continue
-            encoders = [each for each in files if each.name.endswith(".gguf") and "mmproj" in each.name]
+            encoders = [
+                each for each in files if each.name.endswith(".gguf") and "mmproj" in each.name
+            ]
             encoder = ["--mmproj", str(encoders[0])] if encoders and entry.is_dir() else []
             split = SPLIT_NAME.match(entry.name)
             name = entry.name if entry.is_dir() else split[1] if split else entry.stem
@@ -195,18 +242,28 @@ def _preset(
     environ: Mapping[str, str],
 ) -> Preset:
     # What is the model's own stands last: it wins over another spelling of the same flag.
-    section = {key: value for key, value in general.items() if key not in known.section} | known.section
+    section = {
+        key: value for key, value in general.items() if key not in known.section
+    } | known.section
     where = f"{router.preset_path}: [{name}]" if section else name
     shared = [key for key in section if _dest(key) in _SHARED]
     shown = {key: value for key, value in section.items() if _dest(key) not in _SECRET}
     try:
-        own = [*known.argv, *_argv({key: value for key, value in section.items() if key not in shared})]
+        own = [
+            *known.argv,
+            *_argv({key: value for key, value in section.items() if key not in shared}),
+        ]
         aliases = parse_serve(own, {}).model.alias
         settings = parse_serve([*own, *argv], environ)
         if settings.model.workers:
-            # When one model frees memory of a worker, the worker drops the graphs of the others, which ends the client.
+            # When one model frees memory of a worker, the worker drops the graphs of the others,
+            # which ends the client.
             raise ConfigError("--rpc serves one model: use -m")
-        facts = {key: converted(key, convert, section[key]) for key, convert in _OWN_KEYS.items() if key in section}
+        facts = {
+            key: converted(key, convert, section[key])
+            for key, convert in _OWN_KEYS.items()
+            if key in section
+        }
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
     card = ModelCard(
@@ -226,7 +283,10 @@ def _preset(
         keeps=facts.get("keep", False),
         hides=facts.get("dedup-cache-models", False) and known.origin == "preset",
         stop_seconds=max(facts.get("stop-timeout", 10.0), 0.0),
-        warnings=(*settings.warnings, *(f"{key} has no effect: all models share --cache-ram" for key in shared)),
+        warnings=(
+            *settings.warnings,
+            *(f"{key} has no effect: all models share --cache-ram" for key in shared),
+        ),
     )
 
 
@@ -238,7 +298,13 @@ def _log_warnings(router: RouterSettings, presets: Iterable[Preset], usual: Sequ
             names.setdefault(text, []).append(preset.card.name)
     for text, (first, *more) in names.items():
         if text not in usual:
-            log.warning("%s: [%s]%s: %s", router.preset_path, first, f" and {len(more)} more" if more else "", text)
+            log.warning(
+                "%s: [%s]%s: %s",
+                router.preset_path,
+                first,
+                f" and {len(more)} more" if more else "",
+                text,
+            )
 
 
 _OWN_KEYS: Mapping[str, Convert] = {
@@ -250,11 +316,17 @@ _OWN_KEYS: Mapping[str, Convert] = {
 
 def _argv(section: Mapping[str, str]) -> list[str]:
     """The words of a command line for those keys of a section that are flags."""
-    return [word for key, value in section.items() if key not in _OWN_KEYS for word in _words(key, value)]
+    return [
+        word
+        for key, value in section.items()
+        if key not in _OWN_KEYS
+        for word in _words(key, value)
+    ]
 
 
 def _words(key: str, value: str) -> list[str]:
-    """The words of a command line for a key of a preset: a flag without its dashes, or its variable.
+    """The words of a command line for a key of a preset: a flag without its dashes, or its
+    variable.
 
     A flag that is unknown stays as it is, for the reader of command lines to refuse.
     """

@@ -1,4 +1,6 @@
-"""The programs that `pyctl launch` starts, each with a server's address and context; and its own settings."""
+"""The programs that `pyctl launch` starts, each with a server's address and context; and its own
+settings.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class LaunchSettings:
         "PYCTL_URL",
         "URL",
     )
-    dry_run: bool = LAUNCH.flag(False, "--dry-run", "print the environment and the command, and start nothing")
+    dry_run: bool = LAUNCH.flag(
+        False, "--dry-run", "print the environment and the command, and start nothing"
+    )
     server_flags: tuple[str, ...] = ()
 
 
@@ -39,7 +43,8 @@ NO_KEY = "none"
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server as programs see it: ``url`` without /v1, and ``n_ctx`` tokens for the prompt and reply of a request.
+    """A server as programs see it: ``url`` without /v1, and ``n_ctx`` tokens for the prompt and
+    reply of a request.
 
     ``model_path`` is the file of its model, if it is known.
     """
@@ -70,8 +75,9 @@ def _nothing(to: Endpoint) -> Any:
 class ClientProgram:
     """A program and its settings for an `Endpoint`.
 
-    ``arguments`` come before the user's. ``files`` are texts of temporary files: the name is the flag, or else the
-    variable, that gets the path. ``unset`` starts variables that would lead the program to another server.
+    ``arguments`` come before the user's. ``files`` are texts of temporary files: the name is the
+    flag, or else the variable, that gets the path. ``unset`` starts variables that would lead the
+    program to another server.
     """
 
     install: str
@@ -82,7 +88,10 @@ class ClientProgram:
 
 
 def _claude(to: Endpoint) -> Mapping[str, str]:
-    models = ("ANTHROPIC_MODEL", *(f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("OPUS", "SONNET", "HAIKU", "FABLE")))
+    models = (
+        "ANTHROPIC_MODEL",
+        *(f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("OPUS", "SONNET", "HAIKU", "FABLE")),
+    )
     return {
         "ANTHROPIC_BASE_URL": to.url,
         "ANTHROPIC_AUTH_TOKEN": to.key,
@@ -104,7 +113,9 @@ def _codex(to: Endpoint) -> Sequence[str]:
         "model_context_window": to.n_ctx,
     }
     # A JSON string is a TOML string.
-    return [word for name, value in settings.items() for word in ("-c", f"{name}={json.dumps(value)}")]
+    return [
+        word for name, value in settings.items() for word in ("-c", f"{name}={json.dumps(value)}")
+    ]
 
 
 def _opencode(to: Endpoint) -> str:
@@ -134,13 +145,20 @@ def _copilot(to: Endpoint) -> Mapping[str, str]:
 
 
 def _vibe(to: Endpoint) -> Mapping[str, str]:
-    provider = {"name": "pyctl", "api_base": to.v1, "api_key_env_var": "PYCTL_LAUNCH_KEY", "backend": "generic"}
+    provider = {
+        "name": "pyctl",
+        "api_base": to.v1,
+        "api_key_env_var": "PYCTL_LAUNCH_KEY",
+        "backend": "generic",
+    }
     sizes = {"max_context_length": to.n_ctx, "auto_compact_threshold": to.n_ctx - to.n_reply}
     return {
         "PYCTL_LAUNCH_KEY": to.key,
         "VIBE_ACTIVE_MODEL": to.model,
         "VIBE_PROVIDERS": json.dumps([provider]),
-        "VIBE_MODELS": json.dumps([{"name": to.model, "alias": to.model, "provider": "pyctl", **sizes}]),
+        "VIBE_MODELS": json.dumps(
+            [{"name": to.model, "alias": to.model, "provider": "pyctl", **sizes}]
+        ),
     }
 
 
@@ -152,7 +170,11 @@ def _qwen(to: Endpoint) -> Mapping[str, Any]:
 
 
 def _aider(to: Endpoint) -> Mapping[str, Any]:
-    sizes = {"max_tokens": to.n_reply, "max_input_tokens": to.n_ctx, "max_output_tokens": to.n_reply}
+    sizes = {
+        "max_tokens": to.n_reply,
+        "max_input_tokens": to.n_ctx,
+        "max_output_tokens": to.n_reply,
+    }
     free = {"input_cost_per_token": 0, "output_cost_per_token": 0}
     return {f"openai/{to.model}": {**sizes, **free, "litellm_provider": "openai", "mode": "chat"}}
 
@@ -161,9 +183,13 @@ PROGRAMS: Mapping[str, ClientProgram] = {
     "claude": ClientProgram(
         "npm install -g @anthropic-ai/claude-code",
         environment=_claude,
-        # The `env` of the user's own settings counts more than the environment, and less than this file.
+        # The `env` of the user's own settings counts more than the environment, and less than this
+        # file.
         files=lambda to: {"--settings": json.dumps({"env": _claude(to)})},
-        unset=("ANTHROPIC_API_KEY", *(f"CLAUDE_CODE_USE_{name}" for name in ("BEDROCK", "VERTEX", "FOUNDRY"))),
+        unset=(
+            "ANTHROPIC_API_KEY",
+            *(f"CLAUDE_CODE_USE_{name}" for name in ("BEDROCK", "VERTEX", "FOUNDRY")),
+        ),
     ),
     "codex": ClientProgram(
         "npm install -g @openai/codex",
@@ -171,12 +197,16 @@ PROGRAMS: Mapping[str, ClientProgram] = {
         environment=lambda to: {"PYCTL_LAUNCH_KEY": to.key},
     ),
     "opencode": ClientProgram(
-        "npm install -g opencode-ai", environment=lambda to: {"OPENCODE_CONFIG_CONTENT": _opencode(to)}
+        "npm install -g opencode-ai",
+        environment=lambda to: {"OPENCODE_CONFIG_CONTENT": _opencode(to)},
     ),
     "kilo": ClientProgram(
-        "npm install -g @kilocode/cli", environment=lambda to: {"KILO_CONFIG_CONTENT": _opencode(to)}
+        "npm install -g @kilocode/cli",
+        environment=lambda to: {"KILO_CONFIG_CONTENT": _opencode(to)},
     ),
-    "copilot": ClientProgram("npm install -g @github/copilot", environment=_copilot, unset=("COPILOT_PROVIDER_",)),
+    "copilot": ClientProgram(
+        "npm install -g @github/copilot", environment=_copilot, unset=("COPILOT_PROVIDER_",)
+    ),
     "vibe": ClientProgram("pipx install mistral-vibe", environment=_vibe),
     "gptme": ClientProgram(
         "pipx install gptme",
@@ -189,8 +219,19 @@ PROGRAMS: Mapping[str, ClientProgram] = {
     ),
     "qwen": ClientProgram(
         "npm install -g @qwen-code/qwen-code",
-        arguments=lambda to: ["--auth-type", "openai", "--openai-base-url", to.v1, "--model", to.model],
-        environment=lambda to: {"OPENAI_BASE_URL": to.v1, "OPENAI_API_KEY": to.key, "OPENAI_MODEL": to.model},
+        arguments=lambda to: [
+            "--auth-type",
+            "openai",
+            "--openai-base-url",
+            to.v1,
+            "--model",
+            to.model,
+        ],
+        environment=lambda to: {
+            "OPENAI_BASE_URL": to.v1,
+            "OPENAI_API_KEY": to.key,
+            "OPENAI_MODEL": to.model,
+        },
         files=lambda to: {"QWEN_CODE_SYSTEM_SETTINGS_PATH": json.dumps(_qwen(to))},
     ),
     "aider": ClientProgram(

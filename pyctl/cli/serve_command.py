@@ -50,7 +50,9 @@ def open_in_browser(address: str, pool: RequestPool) -> None:
 
     Without one, browsers for terminals would be started, in the middle of the log.
     """
-    has_screen = sys.platform == "darwin" or any(map(os.environ.get, ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY")))
+    has_screen = sys.platform == "darwin" or any(
+        map(os.environ.get, ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY"))
+    )
     if not address or not has_screen:
         log.warning("--open: no browser found, the page is at %s", address or "no address")
         return
@@ -59,13 +61,19 @@ def open_in_browser(address: str, pool: RequestPool) -> None:
     PostReplyQueue(pool).add(partial(webbrowser.open, address))
 
 
-def run_serve(settings: CommandSettings, argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Serve until a signal; returns the exit code: 1 if an engine failed, or could not write all it had to.
+def run_serve(
+    settings: CommandSettings, argv: Sequence[str], environ: Mapping[str, str] = os.environ
+) -> int:
+    """Serve until a signal; returns the exit code: 1 if an engine failed, or could not write all it
+    had to.
 
-    ``argv`` are the flags of ``settings``, read for each of several models. Raises ConfigError if it cannot start.
+    ``argv`` are the flags of ``settings``, read for each of several models. Raises ConfigError if
+    it cannot start.
     """
     share_heaps()
-    os.environ.pop("LLAMA_API_KEY", None)  # has been read: no child needs it, such as the browser of --open
+    os.environ.pop(
+        "LLAMA_API_KEY", None
+    )  # has been read: no child needs it, such as the browser of --open
     start_log(settings.log, settings.warnings)
     for line in [*losses(), *filter(None, [unused_choice()])]:
         log.warning("%s", line)
@@ -78,7 +86,11 @@ def run_serve(settings: CommandSettings, argv: Sequence[str], environ: Mapping[s
             sockets = bound.enter_context(bind(listen.hosts, listen.port))
         except ConfigError as error:
             reason = error.__cause__
-            is_busy = isinstance(reason, OSError) and reason.errno == errno.EADDRINUSE and reason.filename is None
+            is_busy = (
+                isinstance(reason, OSError)
+                and reason.errno == errno.EADDRINUSE
+                and reason.filename is None
+            )
             raise ConfigError(f"{error}{_tenant(settings) if is_busy else ''}") from error
         # Before requests are taken: Ctrl-C must end a download.
         settings = with_directory(settings)
@@ -89,7 +101,9 @@ def run_serve(settings: CommandSettings, argv: Sequence[str], environ: Mapping[s
         check_files(one)
         log_cache_dir(settings.disk)
         names = [sock.getsockname() for sock in sockets]
-        addresses = Addresses.of(names, "https" if listen.ssl_cert_file else "http", settings.server.api_prefix)
+        addresses = Addresses.of(
+            names, "https" if listen.ssl_cert_file else "http", settings.server.api_prefix
+        )
         serving = _Serving(one, several(settings, argv, environ, tools), tools, addresses)
         try:
             serve(serving.gate, sockets, listen, on_ready=serving.run, on_stop=serving.close)
@@ -108,8 +122,13 @@ def _tenant(settings: CommandSettings) -> str:
 
     found = None
     with suppress(ConfigError):  # it has another key or no model yet
-        found = find_server(address_of(settings), next(iter(settings.server.api_keys), ""), waits=False)
-    return f"{f'; a server of {one_line(found.model)} answers there' if found else ''}; --port 0 takes a free port"
+        found = find_server(
+            address_of(settings), next(iter(settings.server.api_keys), ""), waits=False
+        )
+    return (
+        f"{f'; a server of {one_line(found.model)} answers there' if found else ''}; --port 0 "
+        "takes a free port"
+    )
 
 
 def _chooses(settings: CommandSettings) -> bool:
@@ -119,11 +138,15 @@ def _chooses(settings: CommandSettings) -> bool:
 
 
 def several(
-    settings: CommandSettings, argv: Sequence[str], environ: Mapping[str, str], tools: ToolBox | None = None
+    settings: CommandSettings,
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    tools: ToolBox | None = None,
 ) -> Models | None:
     """The models that requests choose among; None if the settings name one model or none.
 
-    Raises ConfigError as `find_models` does, and for more models to load at the start than --models-max.
+    Raises ConfigError as `find_models` does, and for more models to load at the start than
+    --models-max.
     """
     router = settings.router
     if not _chooses(settings):
@@ -139,10 +162,14 @@ def several(
         # All models share the directory, which has been checked.
         return [_source(preset, context, settings.disk) for preset in presets]
 
-    models = Models(shared, find, LoadOrder(router.max_loaded, router.patience), autoload=router.autoload)
+    models = Models(
+        shared, find, LoadOrder(router.max_loaded, router.patience), autoload=router.autoload
+    )
     sources = [model.source for model in models]
     if 0 < router.max_loaded < (n_first := sum(source.on_start for source in sources)):
-        raise ConfigError(f"{n_first} models have load-on-startup, --models-max is {router.max_loaded}")
+        raise ConfigError(
+            f"{n_first} models have load-on-startup, --models-max is {router.max_loaded}"
+        )
     context.n_encoders = sum(source.card.vision for source in sources)
     if ram.n_bytes and context.n_encoders:
         ram.n_bytes -= context.n_encoders * context.image_bytes(ram.n_bytes)
@@ -151,7 +178,10 @@ def several(
 
 def _source(preset: Preset, context: LoadContext, shared: DiskSettings) -> ModelSource:
     disk = replace(preset.settings.disk, **{name: getattr(shared, name) for name in SHARED_DISK})
-    if disk.cache_dir and disk.store_url not in ("", shared.store_url):  # the shared one has been tried
+    if disk.cache_dir and disk.store_url not in (
+        "",
+        shared.store_url,
+    ):  # the shared one has been tried
         connect(disk.store_url)
     settings = replace(preset.settings, disk=disk)
     return ModelSource(
@@ -170,11 +200,15 @@ def _time_saved(saved: Saved) -> str:
     if not saved.requests:
         return ""
     requests = "1 request" if saved.requests == 1 else f"{saved.requests:,} requests"
-    return f", {saved.tokens:,} tokens restored in {requests}: about {duration(saved.seconds)} saved"
+    return (
+        f", {saved.tokens:,} tokens restored in {requests}: about {duration(saved.seconds)} saved"
+    )
 
 
 TOOLS_SECONDS = 2.0
-"""Wait for the lists of MCP servers before requests are served; a server that never answers would take 30 s."""
+"""Wait for the lists of MCP servers before requests are served; a server that never answers would
+take 30 s.
+"""
 
 
 class _Serving:
@@ -183,9 +217,15 @@ class _Serving:
     Of several ``models``, none has to be.
     """
 
-    def __init__(self, settings: CommandSettings, models: Models | None, tools: ToolBox, addresses: Addresses) -> None:
+    def __init__(
+        self, settings: CommandSettings, models: Models | None, tools: ToolBox, addresses: Addresses
+    ) -> None:
         self._settings, self._tools, self._addresses = settings, tools, addresses
-        self._shared = models.shared if models is not None else AppState(settings.server, build_line(), tools=tools)
+        self._shared = (
+            models.shared
+            if models is not None
+            else AppState(settings.server, build_line(), tools=tools)
+        )
         if settings.disk.cache_dir:
             self._shared.saved.keep_in(Path(settings.disk.cache_dir).expanduser())
         self._closing = threading.Event()
@@ -194,13 +234,17 @@ class _Serving:
         self.gate = LoadingApp(create_loading_app(self._shared), early=early_paths(settings.server))
 
     def run(self) -> None:
-        """Load the model, let requests through, and wait for `close`, which another thread may call at any time.
+        """Load the model, let requests through, and wait for `close`, which another thread may call
+        at any time.
 
         EngineError if the engine ends before.
         """
         server, addresses = self._settings.server, self._addresses
         if self._settings.listen.open_page:
-            open_in_browser(f"{addresses.local}/" if addresses.local and server.has_page else "", self._shared.pool)
+            open_in_browser(
+                f"{addresses.local}/" if addresses.local and server.has_page else "",
+                self._shared.pool,
+            )
         self._tools.start()
         models = self._models or self._load_one()
         if models is None:
@@ -217,7 +261,9 @@ class _Serving:
 
     def _load_one(self) -> Models | None:
         """The one model, loaded; None if `close` was called meanwhile."""
-        service = assemble(self._settings, lambda fraction: not self._closing.is_set(), self._load_context)
+        service = assemble(
+            self._settings, lambda fraction: not self._closing.is_set(), self._load_context
+        )
         models = self._models = Models.of(service)
         if self._closing.is_set():
             models.close()
@@ -227,34 +273,54 @@ class _Serving:
     def _log_ready(self, models: Models) -> None:
         disk, only = self._settings.disk, models.only
         budget = cache_budget(self._settings.cache, None)
-        budget = only.admin.view().result().budget if only is not None else -1 if budget is None else budget
+        budget = (
+            only.admin.view().result().budget
+            if only is not None
+            else -1
+            if budget is None
+            else budget
+        )
         text = ready_text(
             time.monotonic() - self._began,
             self._addresses,
             has_page=self._settings.server.has_page,
             info=only.info if only is not None else ", ".join(model.name for model in models),
             device=device_text(
-                [f"{gpu.description} ({gpu.name})" for gpu in gpus(self._settings.model)], self._load_context.threads
+                [f"{gpu.description} ({gpu.name})" for gpu in gpus(self._settings.model)],
+                self._load_context.threads,
             ),
-            cache=cache_text(budget, disk.cache_dir, only.admin.stored() if only is not None else ()),
+            cache=cache_text(
+                budget, disk.cache_dir, only.admin.stored() if only is not None else ()
+            ),
         )
         # Not as an argument: those stay in one line. Names in it are the user's own.
         log.info(text, extra={"strong": text.partition("\n")[0]})
 
     @property
     def end_text(self) -> str:
-        """The end of the last line of the log: prefixes written to the cache directory, and time saved."""
+        """The end of the last line of the log: prefixes written to the cache directory, and time
+        saved.
+        """
         services = self._models.services if self._models is not None else ()
         found = [n for service in services if (n := service.admin.n_saved) is not None]
-        prefixes = "" if not found else ", 1 prefix saved" if sum(found) == 1 else f", {sum(found):,} prefixes saved"
+        prefixes = (
+            ""
+            if not found
+            else ", 1 prefix saved"
+            if sum(found) == 1
+            else f", {sum(found):,} prefixes saved"
+        )
         return prefixes + _time_saved(self._shared.saved.since_start)
 
     def close(self) -> bool:
-        """Stop loading, or end the engines; whether all is written that was to be kept. Idempotent."""
+        """Stop loading, or end the engines; whether all is written that was to be kept.
+        Idempotent.
+        """
         self._closing.set()
         self.gate.close()
         self._tools.close()
-        # Abandoned requests may still be tokenised: `exit_process` ends the process without freeing the model.
+        # Abandoned requests may still be tokenised: `exit_process` ends the process without freeing
+        # the model.
         is_complete = self._models is None or self._models.close()
         self._shared.saved.close()
         return is_complete

@@ -15,7 +15,8 @@ __all__ = ["pyctl_command", "run_service", "unit_text"]
 
 USAGE = """usage: pyctl service [flags of pyctl serve]
 
-Print a systemd unit that runs pyctl serve with these flags in this directory. To start it as this user:
+Print a systemd unit that runs pyctl serve with these flags in this directory. To start it as this
+user:
 pyctl service FLAGS | install -Dm600 /dev/stdin ~/.config/systemd/user/pyctl.service
 systemctl --user enable --now pyctl
 """
@@ -28,7 +29,11 @@ def run_service(argv: Sequence[str], environ: Mapping[str, str] = os.environ) ->
         return 0
     # A unit has none of the variables of this shell, so none may count here.
     warnings = list(parse_serve(argv, {}).warnings)
-    if left := [name for name in environ if name.startswith(("LLAMA_ARG_", "PYCTL_")) or name == "LLAMA_API_KEY"]:
+    if left := [
+        name
+        for name in environ
+        if name.startswith(("LLAMA_ARG_", "PYCTL_")) or name == "LLAMA_API_KEY"
+    ]:
         warnings.append(f"not set in the service: {', '.join(sorted(left))}")
     for warning in warnings:
         print(f"pyctl: warning: {warning}", file=sys.stderr)
@@ -45,15 +50,27 @@ def pyctl_command() -> list[str]:
 
 
 def unit_text(command: Sequence[str], directory: Path) -> str:
-    """The unit that runs ``command`` in ``directory``, to which relative paths in it refer. Raises ConfigError."""
-    # The slash keeps a backslash at its end from joining the next line, and a blank from being dropped.
+    """The unit that runs ``command`` in ``directory``, to which relative paths in it refer. Raises
+    ConfigError.
+    """
+    # The slash keeps a backslash at its end from joining the next line, and a blank from being
+    # dropped.
     unit = Path(__file__).with_name("pyctl.service").read_text("utf-8")
-    return unit.format(command=" ".join(map(_quoted, command)), directory=_printable(str(directory)).replace("%", "%%"))
+    return unit.format(
+        command=" ".join(map(_quoted, command)),
+        directory=_printable(str(directory)).replace("%", "%%"),
+    )
 
 
 def _quoted(word: str) -> str:
     """``word`` as systemd reads it back in ExecStart."""
-    escaped = _printable(word).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    escaped = (
+        _printable(word)
+        .replace("\\", "\\\\")
+        .replace('"', '\\"')
+        .replace("%", "%%")
+        .replace("$", "$$")
+    )
     plain = escaped == word and word and not any(each in " '#;" for each in word)
     return word if plain else f'"{escaped}"'
 

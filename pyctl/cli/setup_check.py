@@ -1,4 +1,5 @@
-"""Whether built libraries work: versions, devices, modules, pinned memory, and a reply of the built-in model.
+"""Whether built libraries work: versions, devices, modules, pinned memory, and a reply of the
+built-in model.
 
 Each check runs in a new process, since a process loads llama.cpp once.
 """
@@ -27,7 +28,8 @@ PINNED_BYTES, AHEAD_BYTES = 2**28, 2**26
 def check_libraries(built: BuiltLibraries, *, uses_gpu: bool) -> str:
     """Load the libraries of ``built`` and try the modules with them; text about the result.
 
-    Raises ConfigError if the libraries do not work, or modules that are not compiled for them do not fit.
+    Raises ConfigError if the libraries do not work, or modules that are not compiled for them do
+    not fit.
     """
     if built.architectures and not uses_gpu:
         return "not checked: this machine has no NVIDIA driver, which the libraries need to load"
@@ -42,15 +44,21 @@ def check_libraries(built: BuiltLibraries, *, uses_gpu: bool) -> str:
     if not facts["gpus"]:
         raise ConfigError("the new libraries find no GPU")
     if not facts["is_pinned"]:
-        raise ConfigError("the new libraries cannot pin memory: cudaHostRegister is not visible in them")
+        raise ConfigError(
+            "the new libraries cannot pin memory: cudaHostRegister is not visible in them"
+        )
     on_gpu = _reply(directory, "all")
     if on_gpu != reply:
-        raise ConfigError(f"the built-in model replies {on_gpu!r} on the GPU, but {reply!r} on the CPU")
+        raise ConfigError(
+            f"the built-in model replies {on_gpu!r} on the GPU, but {reply!r} on the CPU"
+        )
     return f"{line}, {', '.join(facts['gpus'])}; pinned memory; the same reply as on the CPU"
 
 
 def _reply(directory: Path, layers: str) -> str:
-    reply = _run(directory, "pyctl", "chat", "-p", PROMPT, "--temp", "0", "-n", "12", "-ngl", layers).strip()
+    reply = _run(
+        directory, "pyctl", "chat", "-p", PROMPT, "--temp", "0", "-n", "12", "-ngl", layers
+    ).strip()
     if not reply:
         raise ConfigError("the built-in model replies nothing")
     return reply
@@ -58,7 +66,11 @@ def _reply(directory: Path, layers: str) -> str:
 
 def _run(directory: Path, module: str, *arguments: str) -> str:
     """The output of ``module`` with ``arguments`` on the libraries in ``directory``."""
-    environment = {**os.environ, "LLAMA_CPP_LIB_PATH": str(directory), "MTMD_CPP_LIB": str(directory)}
+    environment = {
+        **os.environ,
+        "LLAMA_CPP_LIB_PATH": str(directory),
+        "MTMD_CPP_LIB": str(directory),
+    }
     shown = subprocess.run(
         [*module_command(module), *arguments],
         capture_output=True,
@@ -71,7 +83,10 @@ def _run(directory: Path, module: str, *arguments: str) -> str:
     )
     if shown.returncode != 0:
         lines = shown.stderr.strip().splitlines()
-        raise ConfigError("the new libraries do not work:\n" + "\n".join(lines[-12:] or [f"exit {shown.returncode}"]))
+        raise ConfigError(
+            "the new libraries do not work:\n"
+            + "\n".join(lines[-12:] or [f"exit {shown.returncode}"])
+        )
     return shown.stdout
 
 
@@ -85,7 +100,16 @@ def main() -> None:
     # Without the extension nothing pins memory.
     is_pinned = core is None or HostBuffer.open(PINNED_BYTES, AHEAD_BYTES)
     HostBuffer.stop()
-    print(json.dumps({"version": build_version(), "gpus": gpus, "is_pinned": is_pinned, "losses": list(losses())}))
+    print(
+        json.dumps(
+            {
+                "version": build_version(),
+                "gpus": gpus,
+                "is_pinned": is_pinned,
+                "losses": list(losses()),
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

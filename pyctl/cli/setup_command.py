@@ -1,4 +1,6 @@
-"""`pyctl setup`: llama.cpp for this machine's card, from a release or compiled here, in its own directory."""
+"""`pyctl setup`: llama.cpp for this machine's card, from a release or compiled here, in its own
+directory.
+"""
 
 from __future__ import annotations
 
@@ -61,23 +63,34 @@ MIB = 2**20
 
 
 def run_setup(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Look, print the findings, build, check; returns the exit code. Raises ConfigError if it cannot be done."""
+    """Look, print the findings, build, check; returns the exit code. Raises ConfigError if it
+    cannot be done.
+    """
     arguments = _parser().parse_args(argv)
     architectures = parse_architectures(arguments.arch) if arguments.arch else ()
     if arguments.jobs is not None and arguments.jobs < 1:
         raise ConfigError("--jobs must be at least 1")
     given = Path(arguments.dir).expanduser().resolve() if arguments.dir else None
-    home, work = (given, given / "setup") if given is not None else (data_home(environ), build_home(environ))
+    home, work = (
+        (given, given / "setup") if given is not None else (data_home(environ), build_home(environ))
+    )
     if arguments.pinned:
         choose(home, "")
-        print(f"from its next start on, pyctl uses llama-cpp-python {read_pin().release}, for which it was made")
+        print(
+            f"from its next start on, pyctl uses llama-cpp-python {read_pin().release}, for which "
+            "it was made"
+        )
         return 0
     machine = look_at_machine(environ)
     plan = make_plan(machine, architectures, cpu=arguments.cpu)
     if not plan.is_needed and arguments.llama_cpp:
-        plan = BuildPlan("for the CPU, as this machine has no card that llama.cpp uses through CUDA")
+        plan = BuildPlan(
+            "for the CPU, as this machine has no card that llama.cpp uses through CUDA"
+        )
     if not plan.is_needed:
-        from pyctl.llama.extension import losses  # tries the modules, so that no start waits for that
+        from pyctl.llama.extension import (
+            losses,
+        )  # tries the modules, so that no start waits for that
 
         print("\n".join([plan.why, *losses()]))
         return 0
@@ -95,35 +108,49 @@ def run_setup(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="pyctl setup",
-        description="Get llama.cpp for this machine's NVIDIA card: from a release of pyctl, or compiled here if that "
-        "does not serve the card. CUDA comes from PyPI. pyctl finds the result at its next start. A build that was "
+        description="Get llama.cpp for this machine's NVIDIA card: from a release of pyctl, or "
+        "compiled here if that "
+        "does not serve the card. CUDA comes from PyPI. pyctl finds the result at its next start. "
+        "A build that was "
         "interrupted goes on where it stopped.",
     )
     target = parser.add_mutually_exclusive_group()
-    target.add_argument("--cpu", action="store_true", help="build for the CPU, with all features that it has")
-    target.add_argument("--arch", metavar="LIST", help="compute capabilities to build for, such as 86,89")
+    target.add_argument(
+        "--cpu", action="store_true", help="build for the CPU, with all features that it has"
+    )
+    target.add_argument(
+        "--arch", metavar="LIST", help="compute capabilities to build for, such as 86,89"
+    )
     parser.add_argument("--jobs", "-j", type=int, metavar="N", help="compilers at a time")
     parser.add_argument(
         "--release",
         metavar="DIR|URL",
-        help="take the compiled file from this release (default: PYCTL_RELEASE, or where pyctl was installed from); "
+        help="take the compiled file from this release (default: PYCTL_RELEASE, or where pyctl "
+        "was installed from); "
         "none: compile",
     )
-    parser.add_argument("--dir", metavar="DIR", help="place for everything, to be named by PYCTL_LIBS afterwards")
+    parser.add_argument(
+        "--dir", metavar="DIR", help="place for everything, to be named by PYCTL_LIBS afterwards"
+    )
     release = parser.add_mutually_exclusive_group()
     release.add_argument(
         "--llama-cpp",
         metavar="VERSION|DIR",
-        help="use another release of llama-cpp-python, or a source tree or archive of it or of llama.cpp, with those "
+        help="use another release of llama-cpp-python, or a source tree or archive of it or of "
+        "llama.cpp, with those "
         "parts of the extension that fit it",
     )
-    release.add_argument("--pinned", action="store_true", help="go back to the release for which pyctl was made")
+    release.add_argument(
+        "--pinned", action="store_true", help="go back to the release for which pyctl was made"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print what would be done")
     parser.add_argument("--yes", "-y", action="store_true", help="answer yes to all questions")
     return parser
 
 
-def _ready_file(plan: BuildPlan, arguments: argparse.Namespace, environ: Mapping[str, str]) -> ReleaseFile | None:
+def _ready_file(
+    plan: BuildPlan, arguments: argparse.Namespace, environ: Mapping[str, str]
+) -> ReleaseFile | None:
     """The compiled file of the release that was named, or that pyctl was installed from."""
     place = arguments.release or release_place(environ)
     if not place or place == "none" or not plan.architectures or arguments.llama_cpp:
@@ -138,9 +165,16 @@ def _ready_file(plan: BuildPlan, arguments: argparse.Namespace, environ: Mapping
 
 
 def _set_up(
-    machine: Machine, plan: BuildPlan, home: Path, work: Path, arguments: argparse.Namespace, file: ReleaseFile | None
+    machine: Machine,
+    plan: BuildPlan,
+    home: Path,
+    work: Path,
+    arguments: argparse.Namespace,
+    file: ReleaseFile | None,
 ) -> int:
-    """Put the libraries of ``plan`` into ``home``, from ``file`` or a build in ``work``; returns the exit code."""
+    """Put the libraries of ``plan`` into ``home``, from ``file`` or a build in ``work``; returns
+    the exit code.
+    """
     uses_gpu = bool(machine.cards and plan.architectures)
     existing = _existing(plan, home) if not arguments.llama_cpp else None
     if existing is not None:
@@ -172,9 +206,15 @@ def _set_up(
 
 
 def _agreed(
-    machine: Machine, plan: BuildPlan, work: Path, arguments: argparse.Namespace, file: ReleaseFile | None = None
+    machine: Machine,
+    plan: BuildPlan,
+    work: Path,
+    arguments: argparse.Namespace,
+    file: ReleaseFile | None = None,
 ) -> bool:
-    """Print what would be done, and let the user confirm. Raises ConfigError if it cannot be done."""
+    """Print what would be done, and let the user confirm. Raises ConfigError if it cannot be
+    done.
+    """
     if file is not None:
         print(f"take:  {file.url}, and CUDA from PyPI")
     else:
@@ -192,7 +232,9 @@ def _agreed(
 
 
 def _taken(plan: BuildPlan, home: Path, work: Path, file: ReleaseFile) -> BuiltLibraries:
-    """The libraries of the release's file and of NVIDIA's wheels. Raises UnfitError if it does not serve the cards."""
+    """The libraries of the release's file and of NVIDIA's wheels. Raises UnfitError if it does not
+    serve the cards.
+    """
     bindings = wheel_libraries()
     print("fetching", flush=True)
     archive = fetch(file, work)
@@ -204,7 +246,9 @@ def _taken(plan: BuildPlan, home: Path, work: Path, file: ReleaseFile) -> BuiltL
     return stage_release(manifest, (bindings, unpacked), nvidia / "nvidia" / "cu13" / "lib", home)
 
 
-def _build(machine: Machine, plan: BuildPlan, home: Path, work: Path, arguments: argparse.Namespace) -> BuiltLibraries:
+def _build(
+    machine: Machine, plan: BuildPlan, home: Path, work: Path, arguments: argparse.Namespace
+) -> BuiltLibraries:
     """Fetch missing sources, compile, and collect the libraries."""
     compiler, pip = check_compiler(machine), pip_command(work)
     print("fetching what the build needs", flush=True)
@@ -221,6 +265,14 @@ def _build(machine: Machine, plan: BuildPlan, home: Path, work: Path, arguments:
 
 def _existing(plan: BuildPlan, home: Path) -> BuiltLibraries | None:
     """A build for what ``plan`` is for."""
-    release, features, wanted = read_pin().release, cpu_features(), [*map(capability, plan.architectures)]
-    fitting = (built for built in libraries_at(home) if not built.digests and fits(built, release, wanted, features))
+    release, features, wanted = (
+        read_pin().release,
+        cpu_features(),
+        [*map(capability, plan.architectures)],
+    )
+    fitting = (
+        built
+        for built in libraries_at(home)
+        if not built.digests and fits(built, release, wanted, features)
+    )
     return next((built for built in fitting if bool(built.architectures) == bool(wanted)), None)

@@ -13,7 +13,11 @@ __all__ = ["ending_by_signal", "handled"]
 @contextmanager
 def handled(handlers: Mapping[signal.Signals, signal._HANDLER]) -> Iterator[None]:
     """Use ``handlers`` within the block. What is ignored, as SIGHUP below nohup, stays so."""
-    used = {number: each for number, each in handlers.items() if signal.getsignal(number) is not signal.SIG_IGN}
+    used = {
+        number: each
+        for number, each in handlers.items()
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
     before = {number: signal.signal(number, handler) for number, handler in used.items()}
     try:
         yield
@@ -24,7 +28,9 @@ def handled(handlers: Mapping[signal.Signals, signal._HANDLER]) -> Iterator[None
 
 @contextmanager
 def ending_by_signal() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP leave the block by SystemExit, once, as Ctrl-C does by KeyboardInterrupt."""
+    """Let SIGTERM and SIGHUP leave the block by SystemExit, once, as Ctrl-C does by
+    KeyboardInterrupt.
+    """
     numbers = signal.SIGTERM, signal.SIGHUP
 
     def end(number: int, _: FrameType | None) -> None:

@@ -1,4 +1,6 @@
-"""The block that `pyctl serve` logs when it is ready: addresses, model, device, and contents of the cache."""
+"""The block that `pyctl serve` logs when it is ready: addresses, model, device, and contents of the
+cache.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def lan_address() -> str:
     """This machine's IPv4 address in its network, "" if it has none. Sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # reserved for documentation; connecting a datagram socket only routes
+            probe.connect(
+                ("192.0.2.1", 9)
+            )  # reserved for documentation; connecting a datagram socket only routes
             return str(probe.getsockname()[0])
         except OSError:
             return ""
@@ -28,7 +32,8 @@ def lan_address() -> str:
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where clients find the server: ``local`` for this machine, ``network`` for others; "" for none.
+    """Where clients find the server: ``local`` for this machine, ``network`` for others; "" for
+    none.
 
     ``sockets`` are UNIX sockets. With ``is_open``, other machines reach it.
     """
@@ -39,8 +44,12 @@ class Addresses:
     is_open: bool = False
 
     @classmethod
-    def of(cls, bound: Iterable[Any], scheme: str, prefix: str, lan: Callable[[], str] = lan_address) -> Addresses:
-        """From names of ``bound`` sockets, as `getsockname` has them; ``lan`` is asked if all interfaces are bound."""
+    def of(
+        cls, bound: Iterable[Any], scheme: str, prefix: str, lan: Callable[[], str] = lan_address
+    ) -> Addresses:
+        """From names of ``bound`` sockets, as `getsockname` has them; ``lan`` is asked if all
+        interfaces are bound.
+        """
         sockets, local, network = [], [], []
         for name in bound:
             if isinstance(name, str):
@@ -48,7 +57,9 @@ class Addresses:
                 continue
             host, port = ipaddress.ip_address(name[0]), name[1]
             if host.is_unspecified:
-                local.append(_url(scheme, "127.0.0.1" if host.version == 4 else "::1", port, prefix))
+                local.append(
+                    _url(scheme, "127.0.0.1" if host.version == 4 else "::1", port, prefix)
+                )
                 network.append(_url(scheme, lan(), port, prefix))
             else:
                 (local if host.is_loopback else network).append(_url(scheme, name[0], port, prefix))
@@ -59,7 +70,11 @@ class Addresses:
     def open_text(self) -> str:
         """A warning that the server needs no key; "" if only this machine reaches it."""
         where = f" at {self.network}" if self.network else ""
-        return f"no --api-key: every machine in the network can use this server{where}" if self.is_open else ""
+        return (
+            f"no --api-key: every machine in the network can use this server{where}"
+            if self.is_open
+            else ""
+        )
 
 
 def _url(scheme: str, host: str, port: int, prefix: str) -> str:
@@ -68,19 +83,33 @@ def _url(scheme: str, host: str, port: int, prefix: str) -> str:
 
 
 def ready_text(
-    seconds: float, addresses: Addresses, *, has_page: bool, info: EngineInfo | str, device: str, cache: str
+    seconds: float,
+    addresses: Addresses,
+    *,
+    has_page: bool,
+    info: EngineInfo | str,
+    device: str,
+    cache: str,
 ) -> str:
-    """Return the block; its first line is "ready in ...". ``info`` is a text if there are several models."""
+    """Return the block; its first line is "ready in ...". ``info`` is a text if there are several
+    models.
+    """
     local, network = addresses.local, addresses.network
     models = f"models     {info}"
     if not isinstance(info, str):
         requests = "1 request" if info.n_seqs == 1 else f"{info.n_seqs} requests"
-        models = f"model      {info.model_alias}, {info.n_ctx:,} tokens of context, {requests} at a time"
+        models = (
+            f"model      {info.model_alias}, {info.n_ctx:,} tokens of context, {requests} at a time"
+        )
     return "\n".join(
         [
             f"ready in {seconds:.1f} s",
             *([f"page       {local}/"] if local and has_page else ()),
-            *([f"OpenAI     {local}/v1", f"Anthropic  {local}", f"Ollama     {local}"] if local else ()),
+            *(
+                [f"OpenAI     {local}/v1", f"Anthropic  {local}", f"Ollama     {local}"]
+                if local
+                else ()
+            ),
             *([f"network    {network}/"] if network not in ("", local) else ()),
             *(f"socket     {each}" for each in addresses.sockets),
             models,
@@ -91,20 +120,33 @@ def ready_text(
 
 
 def device_text(gpus: Sequence[str], threads: tuple[int, int]) -> str:
-    """Return ``gpus``, or the CPU with its ``threads`` for prompts and for single tokens, if they are known."""
+    """Return ``gpus``, or the CPU with its ``threads`` for prompts and for single tokens, if they
+    are known.
+    """
     shown = ("1 thread" if n == 1 else f"{n} threads" for n in threads)
     by_use = " for prompts, ".join(shown) + " for replies" if any(threads) else ""
     return ", ".join(gpus) or ", ".join(filter(None, ("CPU", by_use)))
 
 
 def cache_text(budget: int, directory: str, entries: Sequence[Entry]) -> str:
-    """Return the size of the cache in RAM, and what ``directory`` holds for this model; it is "" without one.
+    """Return the size of the cache in RAM, and what ``directory`` holds for this model; it is ""
+    without one.
 
     ``budget`` is in bytes, -1 for no limit.
     """
-    ram = "off" if budget == 0 else "RAM without limit" if budget < 0 else f"{budget // MIB:,} MiB of RAM"
+    ram = (
+        "off"
+        if budget == 0
+        else "RAM without limit"
+        if budget < 0
+        else f"{budget // MIB:,} MiB of RAM"
+    )
     if not directory:
-        return ram if budget == 0 else f"{ram}; no directory, so nothing survives a restart (--kv-cache-dir)"
+        return (
+            ram
+            if budget == 0
+            else f"{ram}; no directory, so nothing survives a restart (--kv-cache-dir)"
+        )
     if not entries:
         return f"{ram}; {directory} holds nothing of this model yet"
     n_bytes = sum(entry.n_bytes for entry in entries)

@@ -9,8 +9,9 @@ __all__ = ["print_version"]
 
 
 def print_version() -> None:
-    """Print the releases of pyctl and llama.cpp's bindings, a line for each native module that is missing, and why a
-    chosen release is not in use."""
+    """Print the releases of pyctl and llama.cpp's bindings, a line for each native module that is
+    missing, and why a chosen release is not in use.
+    """
     from pyctl.setup.libraries import unused_choice
 
     try:

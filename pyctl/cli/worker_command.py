@@ -1,4 +1,6 @@
-"""`pyctl worker`: lends the devices of this machine to a server on another one, which names it with --rpc."""
+"""`pyctl worker`: lends the devices of this machine to a server on another one, which names it with
+--rpc.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +24,24 @@ __all__ = ["run_worker"]
 PORT = 50052
 """The port of llama.cpp's rpc-server."""
 
-WARNING = """warning: {address} is open to other machines, and has neither a key nor encryption: anyone who reaches it
-can read and change the memory of this process, and may run code in it; open it to machines of your own only"""
+WARNING = """warning: {address} is open to other machines, and has neither a key nor
+encryption: anyone who reaches it can read and change the memory of this process, and may run code
+in it; open it to machines of your own only"""
 
 
 def run_worker(argv: Sequence[str]) -> int:
-    """Lend devices until a signal; returns the exit code, 1 if ggml has ended it. Raises ConfigError."""
+    """Lend devices until a signal; returns the exit code, 1 if ggml has ended it. Raises
+    ConfigError.
+    """
     arguments = _parser().parse_args(argv)
     if not 0 <= arguments.port < 2**16 or arguments.threads < 0:
         raise ConfigError("--port must be in [0, 65535] and --threads at least 0")
     try:
         host = socket.getaddrinfo(arguments.host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
     except OSError as error:
-        raise ConfigError(f"--host {arguments.host}: {error.strerror or error}; an IPv4 address is needed") from error
+        raise ConfigError(
+            f"--host {arguments.host}: {error.strerror or error}; an IPv4 address is needed"
+        ) from error
     # Flags are read before what takes a while to import.
     from pyctl.llama import serve_devices
 
@@ -47,7 +54,11 @@ def run_worker(argv: Sequence[str]) -> int:
     if not ipaddress.ip_address(host).is_loopback:
         print(WARNING.format(address=f"{host}:{port}"), file=sys.stderr)
     names = ", ".join(f"{device.name} ({device.description})" for device in devices)
-    print(f"worker at {host}:{port} lends {names} to one server at a time", file=sys.stderr, flush=True)
+    print(
+        f"worker at {host}:{port} lends {names} to one server at a time",
+        file=sys.stderr,
+        flush=True,
+    )
     thread.join()
     return 1
 
@@ -55,22 +66,44 @@ def run_worker(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="pyctl worker",
-        description="Lend the devices of this machine to a server on another one: pyctl serve --rpc HOST:PORT. Both "
+        description="Lend the devices of this machine to a server on another one: pyctl serve "
+        "--rpc HOST:PORT. Both "
         "need the same release of pyctl. It serves one server at a time.",
     )
-    parser.add_argument("-H", "--host", default="127.0.0.1", help="IPv4 address to listen at (127.0.0.1)")
-    parser.add_argument("-p", "--port", type=int, default=PORT, help=f"port, 0 = any free one ({PORT})")
-    parser.add_argument("-d", "--device", default="", metavar="NAMES", help="devices to lend (all GPUs, else the CPU)")
-    parser.add_argument("-t", "--threads", type=int, default=0, metavar="N", help="threads of the CPU (half of them)")
+    parser.add_argument(
+        "-H", "--host", default="127.0.0.1", help="IPv4 address to listen at (127.0.0.1)"
+    )
+    parser.add_argument(
+        "-p", "--port", type=int, default=PORT, help=f"port, 0 = any free one ({PORT})"
+    )
+    parser.add_argument(
+        "-d",
+        "--device",
+        default="",
+        metavar="NAMES",
+        help="devices to lend (all GPUs, else the CPU)",
+    )
+    parser.add_argument(
+        "-t",
+        "--threads",
+        type=int,
+        default=0,
+        metavar="N",
+        help="threads of the CPU (half of them)",
+    )
     return parser
 
 
 def _chosen(names: Sequence[str]) -> list[Device]:
-    """The devices called ``names``, by default all GPUs, else the CPU. Raises ConfigError for an unknown one."""
+    """The devices called ``names``, by default all GPUs, else the CPU. Raises ConfigError for an
+    unknown one.
+    """
     from pyctl.llama import devices
 
     found = {device.name: device for device in devices()}
     if unknown := [name for name in names if name not in found]:
         raise ConfigError(f"--device: no device {unknown[0]}; found {', '.join(found)}")
-    own = [found[name] for name in dict.fromkeys(names)] or [device for device in found.values() if device.is_gpu]
+    own = [found[name] for name in dict.fromkeys(names)] or [
+        device for device in found.values() if device.is_gpu
+    ]
     return own or list(found.values())

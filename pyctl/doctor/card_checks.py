@@ -20,7 +20,10 @@ CUINIT = {
     **DRIVER_ERRORS,
     2: "the card has no memory left for another program; end programs that nvidia-smi lists",
     46: "another program has the card for itself; sudo nvidia-smi -c DEFAULT",
-    804: "the driver's compatibility library does not fit this card; take its directory out of LD_LIBRARY_PATH",
+    804: (
+        "the driver's compatibility library does not fit this card; take its directory out of "
+        "LD_LIBRARY_PATH"
+    ),
 }
 """The meaning of a code of cuInit, and its fix after a semicolon."""
 
@@ -31,7 +34,10 @@ def libraries(facts: Facts) -> list[Finding]:
     fix = "reinstall pyctl (docs/install.md)"
     if error:
         return [wrong(f"llama.cpp cannot be loaded: {error}", fix)]
-    fix = f"pyctl setup --pinned: llama-cpp-python {read_pin().release} and the whole extension; or {fix}"
+    fix = (
+        f"pyctl setup --pinned: llama-cpp-python {read_pin().release} and the whole extension; "
+        f"or {fix}"
+    )
     return [slow(line, fix) for line in facts.llama.losses()]
 
 
@@ -39,12 +45,18 @@ def driver(facts: Facts) -> list[Finding] | None:
     """The NVIDIA driver is there, works, and speaks the CUDA version of the build."""
     if not facts.has_nvidia:
         return None
-    fix = NO_GPUS if facts.is_container else f"sudo apt install nvidia-driver-{MIN_DRIVER}, then reboot"
+    fix = (
+        NO_GPUS
+        if facts.is_container
+        else f"sudo apt install nvidia-driver-{MIN_DRIVER}, then reboot"
+    )
     found = facts.driver
     if found is None:
         return [wrong("an NVIDIA card is here, but no driver (libcuda.so.1)", fix)]
     if found.error:
-        text, _, fix = CUINIT.get(found.error, "the driver fails; look at nvidia-smi and dmesg").partition("; ")
+        text, _, fix = CUINIT.get(
+            found.error, "the driver fails; look at nvidia-smi and dmesg"
+        ).partition("; ")
         return [wrong(f"{text} (cuInit {found.error})", fix)]
     needed = facts.llama.cuda()
     if needed > found.cuda[0] > 0:
@@ -65,13 +77,19 @@ def build(facts: Facts) -> list[Finding] | None:
 
 
 def pinned(facts: Facts) -> list[Finding] | None:
-    """Snapshots in RAM can be pinned: pageable memory is copied to a card at a third of the speed."""
+    """Snapshots in RAM can be pinned: pageable memory is copied to a card at a third of the
+    speed.
+    """
     if not facts.llama.gpus():
         return None
     error = facts.llama.pin_error()
     if not error:
         return []
-    fix = "give Windows' WSL more memory (.wslconfig)" if facts.is_wsl else f"{SETUP}, or update the driver"
+    fix = (
+        "give Windows' WSL more memory (.wslconfig)"
+        if facts.is_wsl
+        else f"{SETUP}, or update the driver"
+    )
     return [slow(f"memory for snapshots cannot be pinned: {error}", fix)]
 
 
@@ -82,10 +100,21 @@ def link(facts: Facts) -> list[Finding] | None:
     found = []
     for card in facts.cards:
         (lanes, maximum), (generation, newest) = card.lanes, card.generations
-        # Lanes add up, and each generation doubles the last one's speed. What is unknown counts as the best.
-        slower = (maximum / lanes if lanes and maximum else 1.0) * 2.0 ** ((newest or 0) - (generation or newest or 0))
+        # Lanes add up, and each generation doubles the last one's speed. What is unknown counts as
+        # the best.
+        slower = (maximum / lanes if lanes and maximum else 1.0) * 2.0 ** (
+            (newest or 0) - (generation or newest or 0)
+        )
         if slower > 1:
-            text = f"{card.name} has {lanes} of {maximum} PCIe lanes of generation {generation} of {newest}"
+            text = (
+                f"{card.name} has {lanes} of {maximum} PCIe lanes of generation {generation} "
+                f"of {newest}"
+            )
             effect = f"copies between RAM and card take {slower:.0f} times as long"
-            found.append(slow(f"{text}: {effect}", "use the mainboard's slot for graphics cards, without a riser"))
+            found.append(
+                slow(
+                    f"{text}: {effect}",
+                    "use the mainboard's slot for graphics cards, without a riser",
+                )
+            )
     return found

@@ -21,9 +21,11 @@ ABSENT = "does not apply"
 
 @dataclass(frozen=True)
 class Check:
-    """``look`` returns findings, an empty list if all is fine, None if the check does not apply to this machine.
+    """``look`` returns findings, an empty list if all is fine, None if the check does not apply to
+    this machine.
 
-    It raises UnknownError if it finds no answer. ``is_quick`` checks take no more than some milliseconds together.
+    It raises UnknownError if it finds no answer. ``is_quick`` checks take no more than some
+    milliseconds together.
     """
 
     name: str
@@ -52,7 +54,9 @@ CHECKS = (
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """``findings`` with faults first; names of the checks that found nothing, and of those that do not apply."""
+    """``findings`` with faults first; names of the checks that found nothing, and of those that do
+    not apply.
+    """
 
     findings: tuple[Finding, ...]
     fine: tuple[str, ...]
@@ -71,7 +75,12 @@ def examine(facts: Facts, checks: Sequence[Check] = CHECKS) -> DoctorReport:
     for check in checks:
         try:
             found = check.look(facts)
-        except (UnknownError, OSError, ValueError, LookupError) as error:  # no check may end a server
+        except (
+            UnknownError,
+            OSError,
+            ValueError,
+            LookupError,
+        ) as error:  # no check may end a server
             found = [Finding("unknown", f"cannot be told: {reason_of(error)}")]
         if found is None:
             absent.append(check.name)
@@ -79,13 +88,19 @@ def examine(facts: Facts, checks: Sequence[Check] = CHECKS) -> DoctorReport:
             fine.append(check.name)
         findings += [replace(finding, check=check.name) for finding in found or ()]
     order = ("wrong", "slow", "unknown")
-    return DoctorReport(tuple(sorted(findings, key=lambda each: order.index(each.level))), tuple(fine), tuple(absent))
+    return DoctorReport(
+        tuple(sorted(findings, key=lambda each: order.index(each.level))),
+        tuple(fine),
+        tuple(absent),
+    )
 
 
 def screen(found: DoctorReport) -> Iterator[str]:
     """Lines of 80 columns: each finding with its fix, then the checks that found nothing."""
     for finding in found.findings:
-        yield from _paragraph(f"{finding.level:{LEVEL}}{finding.check:{NAME}}", one_line(finding.text))
+        yield from _paragraph(
+            f"{finding.level:{LEVEL}}{finding.check:{NAME}}", one_line(finding.text)
+        )
         if finding.fix:
             yield from _paragraph(" " * (LEVEL + NAME) + "-> ", one_line(finding.fix))
     for title, names in (("fine", found.fine), (ABSENT, found.absent)):
@@ -94,4 +109,6 @@ def screen(found: DoctorReport) -> Iterator[str]:
 
 
 def _paragraph(head: str, text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False)
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False
+    )

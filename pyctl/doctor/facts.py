@@ -1,4 +1,6 @@
-"""Facts for checks: files of /proc and /sys, the driver, llama.cpp's libraries, and the settings of serve."""
+"""Facts for checks: files of /proc and /sys, the driver, llama.cpp's libraries, and the settings of
+serve.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,16 @@ def _not_loaded(*_: object) -> NoReturn:
 
 @dataclass(frozen=True)
 class LlamaFacts:
-    """Facts from llama.cpp's libraries, read only when a check needs them. Each function may raise UnknownError.
+    """Facts from llama.cpp's libraries, read only when a check needs them. Each function may raise
+    UnknownError.
 
-    ``losses`` are lines about native modules that do not fit these libraries, and about a release that was chosen and
-    is not in use. ``gpus`` are the names of GPUs they can use; ``idle_card`` is why they use none, and after the last
-    semicolon what helps. ``cuda`` is the CUDA version that they were built with, 0 without CUDA.
-    ``pin_error`` is empty if memory can be pinned. ``plan`` are the warnings of a dry run with the given flags, it
-    raises ModelError if the model cannot be served so; ``file`` are the bytes that a model's file must have, and if it
-    has a chat template, ModelError for a damaged one. ``error`` is why the libraries do not load, empty if they do.
+    ``losses`` are lines about native modules that do not fit these libraries, and about a release
+    that was chosen and is not in use. ``gpus`` are the names of GPUs they can use; ``idle_card`` is
+    why they use none, and after the last semicolon what helps. ``cuda`` is the CUDA version that
+    they were built with, 0 without CUDA. ``pin_error`` is empty if memory can be pinned. ``plan``
+    are the warnings of a dry run with the given flags, it raises ModelError if the model cannot be
+    served so; ``file`` are the bytes that a model's file must have, and if it has a chat template,
+    ModelError for a damaged one. ``error`` is why the libraries do not load, empty if they do.
     """
 
     error: str = ""
@@ -46,9 +50,9 @@ class LlamaFacts:
 class RequestedSettings:
     """The demands of serve's flags on the machine; sizes are bytes.
 
-    ``model_files`` are all files of the model. ``cache_dir`` is the directory of the disk cache, which need not exist,
-    None without a disk cache. ``cache_bytes`` is None if the free space decides, ``ram_bytes`` if the free memory does.
-    A model that ``chats`` needs its own template.
+    ``model_files`` are all files of the model. ``cache_dir`` is the directory of the disk cache,
+    which need not exist, None without a disk cache. ``cache_bytes`` is None if the free space
+    decides, ``ram_bytes`` if the free memory does. A model that ``chats`` needs its own template.
     """
 
     model_files: tuple[Path, ...] = ()
@@ -79,7 +83,8 @@ class Facts:
     card_states: Callable[[], tuple[CardState, ...] | None] = card_states
     limit_of: Callable[[int], tuple[int, int]] = resource.getrlimit
 
-    # -- files -------------------------------------------------------------------------------------------------------
+    # -- files
+    # ----------------------------------------------------------------------------------
 
     def text(self, name: str) -> str:
         """The text of a file below the root. Raises UnknownError if it cannot be read."""
@@ -109,7 +114,8 @@ class Facts:
         """Whether docker or podman started this."""
         return self.has(".dockerenv") or self.has("run/.containerenv")
 
-    # -- cards -------------------------------------------------------------------------------------------------------
+    # -- cards
+    # ----------------------------------------------------------------------------------
 
     @cached_property
     def has_nvidia(self) -> bool:
@@ -133,10 +139,13 @@ class Facts:
             raise UnknownError("nvidia-smi does not answer")
         return states
 
-    # -- disks -------------------------------------------------------------------------------------------------------
+    # -- disks
+    # ----------------------------------------------------------------------------------
 
     def mount_of(self, path: Path) -> Mount:
-        """The file system of ``path`` or of its nearest existing directory. Raises UnknownError if none is found."""
+        """The file system of ``path`` or of its nearest existing directory. Raises UnknownError if
+        none is found.
+        """
         path = existing(path)
         found = None
         for line in self.text("proc/self/mountinfo").splitlines():
@@ -145,7 +154,9 @@ class Facts:
                 continue
             point, (kind, source) = before.split()[4].replace("\\040", " "), after.split()[:2]
             is_above = path.is_relative_to(point)
-            if is_above and (found is None or len(point) >= len(found.point)):  # the last of equal ones is on top
+            if is_above and (
+                found is None or len(point) >= len(found.point)
+            ):  # the last of equal ones is on top
                 found = Mount(point, kind, source)
         if found is None:
             raise UnknownError(f"/proc/self/mountinfo does not name the file system of {path}")

@@ -8,7 +8,9 @@ from typing import Literal
 __all__ = ["Finding", "Level", "UnknownError", "slow", "wrong"]
 
 Level = Literal["wrong", "slow", "unknown"]
-"""``wrong`` does not work or may lose data; ``slow`` costs time; ``unknown`` is a check that could not be made."""
+"""``wrong`` does not work or may lose data; ``slow`` costs time; ``unknown`` is a check that could
+not be made.
+"""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,11 @@ from typing import NamedTuple
 
 __all__ = ["CardState", "card_states", "used_bytes"]
 
-FIELDS = "name,pcie.link.width.current,pcie.link.width.max,pcie.link.gen.max,pcie.link.gen.gpumax,memory.used"  # in MiB
+# in MiB
+FIELDS = (
+    "name,pcie.link.width.current,pcie.link.width.max,"
+    "pcie.link.gen.max,pcie.link.gen.gpumax,memory.used"
+)
 
 SECONDS = 20.0
 
@@ -26,17 +30,25 @@ class CardState(NamedTuple):
 
 
 def card_states(program: str = "nvidia-smi") -> tuple[CardState, ...] | None:
-    """All cards of the machine, whatever CUDA_VISIBLE_DEVICES is; None if ``program`` does not answer."""
+    """All cards of the machine, whatever CUDA_VISIBLE_DEVICES is; None if ``program`` does not
+    answer.
+    """
     command = [program, f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits"]
     try:
-        text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=SECONDS).stdout
+        text = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=SECONDS
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return None
     states = []
     for line in (line for line in text.splitlines() if line.count(",") >= 5):
         name, *words = (word.strip() for word in line.rsplit(",", 5))
-        lanes, maximum, best, newest, used = (int(word) if word.isdecimal() else None for word in words)
-        states.append(CardState(name, (lanes, maximum), (best, newest), used if used is None else used << 20))
+        lanes, maximum, best, newest, used = (
+            int(word) if word.isdecimal() else None for word in words
+        )
+        states.append(
+            CardState(name, (lanes, maximum), (best, newest), used if used is None else used << 20)
+        )
     return tuple(states)
 
 

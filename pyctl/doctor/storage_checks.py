@@ -9,14 +9,33 @@ from pyctl.doctor.facts import Facts, existing
 from pyctl.doctor.finding import Finding, slow, wrong
 from pyctl.errors import ModelError
 
-__all__ = ["cache_place", "cache_space", "chat_template", "memory_plan", "model_files", "model_place"]
+__all__ = [
+    "cache_place",
+    "cache_space",
+    "chat_template",
+    "memory_plan",
+    "model_files",
+    "model_place",
+]
 
 GIB = 2**30
 
 SMALL = 10 * GIB
 """Free bytes of which the default cache, a tenth, is too small to be of use."""
 
-NETWORK = ("nfs", "cifs", "smb", "9p", "drvfs", "fuse.sshfs", "fuse.rclone", "ceph", "glusterfs", "lustre", "virtiofs")
+NETWORK = (
+    "nfs",
+    "cifs",
+    "smb",
+    "9p",
+    "drvfs",
+    "fuse.sshfs",
+    "fuse.rclone",
+    "ceph",
+    "glusterfs",
+    "lustre",
+    "virtiofs",
+)
 """File systems of another machine, or of the host of this one."""
 
 IN_MEMORY = ("tmpfs", "ramfs")
@@ -32,7 +51,9 @@ def model_files(facts: Facts) -> list[Finding] | None:
     found = []
     for path in facts.requested.model_files:
         if not path.is_file():
-            found.append(wrong(f"no file {path}", "give the model's path (-m), or load all of its parts"))
+            found.append(
+                wrong(f"no file {path}", "give the model's path (-m), or load all of its parts")
+            )
             continue
         try:
             end, size = facts.llama.file(path)[0], path.stat().st_size
@@ -40,7 +61,11 @@ def model_files(facts: Facts) -> list[Finding] | None:
         except ModelError as error:
             text = str(error)
         if text:
-            found.append(wrong(text, "give -m a GGUF file; download this one again (-hf) if it should be one"))
+            found.append(
+                wrong(
+                    text, "give -m a GGUF file; download this one again (-hf) if it should be one"
+                )
+            )
     return found
 
 
@@ -51,7 +76,9 @@ def chat_template(facts: Facts) -> list[Finding] | None:
     if facts.llama.file(facts.requested.model_files[0])[1]:
         return []
     text = "the model has no chat template, so chats are written as ChatML, which may not suit it"
-    return [wrong(text, "the version of it for chats (-it, -Instruct), or --chat-template-file FILE")]
+    return [
+        wrong(text, "the version of it for chats (-it, -Instruct), or --chat-template-file FILE")
+    ]
 
 
 def model_place(facts: Facts) -> list[Finding] | None:
@@ -60,7 +87,12 @@ def model_place(facts: Facts) -> list[Finding] | None:
     if not files:
         return None
     size = sum(path.stat().st_size for path in files)
-    return _network(facts, files[0], f"the model of {size / GIB:.1f} GiB loads slowly", "copy the model to a local SSD")
+    return _network(
+        facts,
+        files[0],
+        f"the model of {size / GIB:.1f} GiB loads slowly",
+        "copy the model to a local SSD",
+    )
 
 
 def cache_place(facts: Facts) -> list[Finding] | None:
@@ -70,7 +102,9 @@ def cache_place(facts: Facts) -> list[Finding] | None:
         return None
     mount = facts.mount_of(place)
     if mount.kind in IN_MEMORY:
-        text = f"{existing(place)} is in RAM ({mount.kind}): a cache there does not outlive a reboot"
+        text = (
+            f"{existing(place)} is in RAM ({mount.kind}): a cache there does not outlive a reboot"
+        )
         return [wrong(text, "--kv-cache-dir on an SSD")]
     return _network(facts, place, "restores from there are slow", "--kv-cache-dir on a local SSD")
 
@@ -83,7 +117,12 @@ def cache_space(facts: Facts) -> list[Finding] | None:
     free = shutil.disk_usage(place).free
     wanted = facts.requested.cache_bytes
     if wanted is None and free < SMALL:
-        return [slow(f"{place} has {free / GIB:.1f} GiB free: the disk cache is small or off", "remove files")]
+        return [
+            slow(
+                f"{place} has {free / GIB:.1f} GiB free: the disk cache is small or off",
+                "remove files",
+            )
+        ]
     if wanted is None or free >= wanted:
         return []
     text = f"{place} has {free / GIB:.1f} GiB free, the cache may take {wanted / GIB:.1f} GiB"
@@ -97,13 +136,22 @@ def memory_plan(facts: Facts) -> list[Finding] | None:
     try:
         warnings = facts.llama.plan()
     except ModelError as error:
-        return [wrong(str(error), "another model or a smaller one, a smaller -c, or -ctk q8_0 -ctv q8_0")]
+        return [
+            wrong(
+                str(error), "another model or a smaller one, a smaller -c, or -ctk q8_0 -ctv q8_0"
+            )
+        ]
     parts = (warning.partition(HELP) for warning in warnings)
-    return [slow(text, fix or "set the flag yourself, or take a smaller model") for text, _, fix in parts]
+    return [
+        slow(text, fix or "set the flag yourself, or take a smaller model")
+        for text, _, fix in parts
+    ]
 
 
 def _network(facts: Facts, path: Path, effect: str, fix: str) -> list[Finding]:
     mount = facts.mount_of(path)
     if not mount.kind.startswith(NETWORK):
         return []
-    return [slow(f"{mount.point} is a file system of another machine ({mount.kind}): {effect}", fix)]
+    return [
+        slow(f"{mount.point} is a file system of another machine ({mount.kind}): {effect}", fix)
+    ]

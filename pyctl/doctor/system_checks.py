@@ -38,7 +38,9 @@ def memory_lock(facts: Facts) -> list[Finding] | None:
 
 
 def container_memory(facts: Facts) -> list[Finding] | None:
-    """The memory limit of the container or service is above --cache-ram. Raises UnknownError if none can be read."""
+    """The memory limit of the container or service is above --cache-ram. Raises UnknownError if
+    none can be read.
+    """
     wanted = facts.requested.ram_bytes
     if wanted is None:
         return None

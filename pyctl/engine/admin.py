@@ -25,7 +25,13 @@ from pyctl.cache import (
     view_of,
 )
 from pyctl.engine.engine import Engine
-from pyctl.engine.engine_stats import EngineCounters, EngineMemory, EngineStats, SequenceFile, SequenceView
+from pyctl.engine.engine_stats import (
+    EngineCounters,
+    EngineMemory,
+    EngineStats,
+    SequenceFile,
+    SequenceView,
+)
 from pyctl.engine.request import Failed, Timings
 from pyctl.engine.sequence_file import load_file, save_file
 from pyctl.engine.worker import Worker
@@ -40,11 +46,12 @@ HOUR = 3600.0
 
 
 class EngineAdmin:
-    """Reads and changes the engine's sequences and cache, from any thread. Futures hold the results.
+    """Reads and changes the engine's sequences and cache, from any thread. Futures hold the
+    results.
 
-    Views show the current moment, also while the model evaluates. Changes happen between two steps of the
-    engine, a sequence's once it is idle. Sequence numbers are taken modulo the number of sequences, as in
-    llama-server.
+    Views show the current moment, also while the model evaluates. Changes happen between two steps
+    of the engine, a sequence's once it is idle. Sequence numbers are taken modulo the number of
+    sequences, as in llama-server.
     """
 
     def __init__(self, worker: Worker, engine: Engine) -> None:
@@ -59,7 +66,8 @@ class EngineAdmin:
         self._device = 0, BlockBytes(0, 0, 0)
         worker.call(self._look_at_device, is_read=True)
 
-    # -- the engine --------------------------------------------------------------------------------------------------
+    # -- the engine
+    # ----------------------------------------------------------------------------------
 
     def stats(self) -> Future[EngineStats]:
         """Return the current counters, without waking a sleeping engine."""
@@ -70,19 +78,24 @@ class EngineAdmin:
         return self._worker.call(lambda: self._memory(self._look_at_device()[1]), is_read=True)
 
     def embed(self, tokens: Tokens) -> Future[NDArray[np.float32]]:
-        """Return the embeddings of ``tokens``, shape (1 or n, width); errors as `Evaluator.embed`."""
+        """Return the embeddings of ``tokens``, shape (1 or n, width); errors as
+        `Evaluator.embed`.
+        """
         return self._worker.call(lambda: self._embed(tokens), needs_model=True)
 
     def n_kept(self) -> Future[int]:
         """Return how many conversations have a snapshot in RAM."""
-        return self._worker.call(lambda: len(self._engine.prefix_cache.cache.conversation_ends()), is_read=True)
+        return self._worker.call(
+            lambda: len(self._engine.prefix_cache.cache.conversation_ends()), is_read=True
+        )
 
     @property
     def n_embed(self) -> int:
         """The number of tokens that `embed` takes."""
         return self._engine.backend.facts.n_embed
 
-    # -- the cache ---------------------------------------------------------------------------------------------------
+    # -- the cache
+    # ----------------------------------------------------------------------------------
 
     def view(self) -> Future[CacheView]:
         """Return the contents of the cache."""
@@ -102,11 +115,15 @@ class EngineAdmin:
         return self._worker.call(self._revise, is_read=True)
 
     def check(self) -> Future[list[str]]:
-        """The contradictions of the cache in RAM, as `PrefixCache.check` lists them; nothing is evaluated meanwhile."""
+        """The contradictions of the cache in RAM, as `PrefixCache.check` lists them; nothing is
+        evaluated meanwhile.
+        """
         return self._worker.call(self._engine.prefix_cache.check, is_read=True)
 
     def pin(self, name: str, pinned: bool) -> Future[bool]:
-        """Pin or unpin a snapshot by id; False if there is none. RequestError if all pinned exceed the RAM cache."""
+        """Pin or unpin a snapshot by id; False if there is none. RequestError if all pinned exceed
+        the RAM cache.
+        """
 
         def run() -> bool:
             self._n_changes += 1
@@ -114,15 +131,19 @@ class EngineAdmin:
             if cache.pin(name, pinned):
                 return True
             if any(snapshot.prefix.name == name for snapshot in cache.snapshots()):
-                raise RequestError(f"{name} does not fit: all pinned prefixes together exceed --cache-ram")
+                raise RequestError(
+                    f"{name} does not fit: all pinned prefixes together exceed --cache-ram"
+                )
             return False
 
         return self._worker.call(run)
 
     def drop(self, name: str) -> bool:
-        """Drop a snapshot by id from RAM, the device, the disk and the write queue; False if there is none.
+        """Drop a snapshot by id from RAM, the device, the disk and the write queue; False if there
+        is none.
 
-        RequestError, before anything goes, if it is pinned. Blocks the caller's thread on the engine and the disk.
+        RequestError, before anything goes, if it is pinned. Blocks the caller's thread on the
+        engine and the disk.
         """
         disk = self._engine.prefix_cache.disk
         if disk is not None and any(each.pinned and each.name == name for each in disk.entries()):
@@ -131,7 +152,8 @@ class EngineAdmin:
         return (disk is not None and disk.remove(name)) or in_memory
 
     def stored(self) -> list[Entry]:
-        """Return the entries on disk for this model, last used first. Blocks the caller's thread on disk access.
+        """Return the entries on disk for this model, last used first. Blocks the caller's thread on
+        disk access.
 
         Hits and ages date from the last time an entry was added or removed.
         """
@@ -149,7 +171,9 @@ class EngineAdmin:
         return None if disk is None else disk.view().written.n
 
     def clear(self) -> Future[int]:
-        """Drop all unpinned snapshots and all draft texts; return the number of snapshots. Live sequences stay."""
+        """Drop all unpinned snapshots and all draft texts; return the number of snapshots. Live
+        sequences stay.
+        """
 
         def run() -> int:
             self._n_changes += 1
@@ -159,7 +183,8 @@ class EngineAdmin:
 
         return self._worker.call(run)
 
-    # -- the sequences -----------------------------------------------------------------------------------------------
+    # -- the sequences
+    # ----------------------------------------------------------------------------------
 
     def sequences(self, *, with_tokens: bool = False) -> Future[tuple[SequenceView, ...]]:
         """Return views of all sequences, ``with_tokens`` if they are asked for."""
@@ -174,7 +199,9 @@ class EngineAdmin:
         return self._when_idle(seq, lambda live: self._save(live, path))
 
     def restore(self, seq: int, path: Path) -> Future[SequenceFile]:
-        """Fill a sequence from ``path``. On failure, raises RequestError and leaves the sequence empty."""
+        """Fill a sequence from ``path``. On failure, raises RequestError and leaves the sequence
+        empty.
+        """
         return self._when_idle(seq, lambda live: self._restore(live, path))
 
     def erase(self, seq: int) -> Future[int]:
@@ -195,7 +222,8 @@ class EngineAdmin:
         # At once: between two steps the request may end, and a long batch takes seconds.
         return self._worker.call(run, is_read=True)
 
-    # -- on the engine's thread --------------------------------------------------------------------------------------
+    # -- on the engine's thread
+    # ----------------------------------------------------------------------------------
 
     def _view(self) -> CacheView:
         prefix_cache = self._engine.prefix_cache
@@ -208,17 +236,30 @@ class EngineAdmin:
         at = found[0].prefix.name if found else ""
         owner = self._engine.scheduler.occupancy.owner(seq)
         task = -1 if owner is None else owner.id
-        return LiveView(seq.id, seq.n, owner is not None, at, tuple(seq.tokens[-SHOWN:].tolist()), task)
+        return LiveView(
+            seq.id, seq.n, owner is not None, at, tuple(seq.tokens[-SHOWN:].tolist()), task
+        )
 
     def _is_busy(self, seq: LiveSequence) -> bool:
         return self._engine.scheduler.occupancy.owner(seq) is not None
 
     def _revise(self) -> int:
         """Increment the revision if anything has changed since the last call."""
-        engine, cache, disk = self._engine, self._engine.prefix_cache.cache, self._engine.prefix_cache.disk
+        engine, cache, disk = (
+            self._engine,
+            self._engine.prefix_cache.cache,
+            self._engine.prefix_cache.disk,
+        )
         totals = engine.prefix_cache.totals
         seen = [
-            *(self._n_changes, cache.turn, cache.n_bytes, cache.n_evicted, cache.pool.n_shed, cache.n_lost),
+            *(
+                self._n_changes,
+                cache.turn,
+                cache.n_bytes,
+                cache.n_evicted,
+                cache.pool.n_shed,
+                cache.n_lost,
+            ),
             *(totals.requests, totals.n_saved, engine.counters.n_calls, len(engine.running)),
             *((seq.n, self._is_busy(seq)) for seq in engine.sequences),
         ]
@@ -246,11 +287,21 @@ class EngineAdmin:
         engine, (n_held, blocks) = self._engine, self._look_at_device()
         total = replace(engine.counters)
         before, self._last = self._last, total
-        names = [each.name for each in fields(EngineCounters) if each.name not in ("drafts", "first_tokens")]
+        names = [
+            each.name
+            for each in fields(EngineCounters)
+            if each.name not in ("drafts", "first_tokens")
+        ]
         recent = EngineCounters(*(getattr(total, name) - getattr(before, name) for name in names))
         suspended = [active.kept for active in engine.waiting.suspended]
         return EngineStats(
-            *(total, recent, len(engine.running), len(engine.waiting.queue) + len(suspended), len(suspended)),
+            *(
+                total,
+                recent,
+                len(engine.running),
+                len(engine.waiting.queue) + len(suspended),
+                len(suspended),
+            ),
             suspended_bytes=sum(kept.n_bytes for kept in suspended if kept is not None),
             n_cells=engine.cells.n_cells,
             n_cells_used=engine.cells.n_used,
@@ -270,11 +321,14 @@ class EngineAdmin:
     def _memory(self, blocks: BlockBytes) -> EngineMemory:
         prefix_cache = self._engine.prefix_cache
         remembered = self._engine.speculation.n_bytes, self._engine.backend.image_bytes
-        return EngineMemory(prefix_cache.cache.n_bytes, blocks, prefix_cache.recent.n_bytes, *remembered)
+        return EngineMemory(
+            prefix_cache.cache.n_bytes, blocks, prefix_cache.recent.n_bytes, *remembered
+        )
 
     def _look_at_device(self) -> tuple[int, BlockBytes]:
-        """Cells of held rows and bytes of blocks; while the backend evaluates, last time's, and the next step
-        reads its memory."""
+        """Cells of held rows and bytes of blocks; while the backend evaluates, last time's, and the
+        next step reads its memory.
+        """
         engine = self._engine
         if engine.state_reads.is_evaluating:
             self._worker.call(self._look_at_device)
@@ -305,7 +359,8 @@ class EngineAdmin:
 
     def _save(self, seq: LiveSequence, path: Path) -> SequenceFile:
         began = time.perf_counter()
-        # Without --exact the engine does not record which batches ran while other sequences had cells.
+        # Without --exact the engine does not record which batches ran while other sequences had
+        # cells.
         is_known = self._engine.settings.exact or len(self._engine.sequences) == 1
         ends, memory = seq.ends if is_known else (), self._engine.backend.memory
         n_bytes = save_file(memory, seq, ends, path, self._worker.info.fingerprint)
@@ -343,4 +398,6 @@ class EngineAdmin:
 
     def _when_idle(self, seq: int, function: Callable[[LiveSequence], R]) -> Future[R]:
         number = seq % len(self._engine.sequences)
-        return self._worker.call(lambda: function(self._engine.sequences[number]), needs_model=True, seq=number)
+        return self._worker.call(
+            lambda: function(self._engine.sequences[number]), needs_model=True, seq=number
+        )

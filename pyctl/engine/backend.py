@@ -1,6 +1,7 @@
 """The interface between engine and model: constant facts, and small protocols.
 
-Each caller depends on one of them: decoding on `Evaluator`, the cache on `SequenceMemory`, tools on `Vocabulary`.
+Each caller depends on one of them: decoding on `Evaluator`, the cache on `SequenceMemory`, tools on
+`Vocabulary`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ __all__ = [
 
 
 class ModelTemplates(NamedTuple):
-    """The templates of a model's file, empty if it has none: of chats, of those with tools, of a reranker's prompt."""
+    """The templates of a model's file, empty if it has none: of chats, of those with tools, of a
+    reranker's prompt.
+    """
 
     chat: str = ""
     tool_use: str = ""
@@ -46,8 +49,8 @@ class ModelTemplates(NamedTuple):
 class Placement:
     """Types of K and V as for --cache-type-k, and the devices of layers.
 
-    Of ``n_layers``, the output as one of them, ``n_gpu_layers`` are on GPUs, except for the tensors that the
-    ``n_rules`` rules of --override-tensor and --n-cpu-moe put elsewhere.
+    Of ``n_layers``, the output as one of them, ``n_gpu_layers`` are on GPUs, except for the tensors
+    that the ``n_rules`` rules of --override-tensor and --n-cpu-moe put elsewhere.
     """
 
     type_k: str = "f16"
@@ -59,17 +62,19 @@ class Placement:
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """Facts about the model and its context. Sizes are tokens; ``model_size`` is bytes, ``n_params`` weights.
+    """Facts about the model and its context. Sizes are tokens; ``model_size`` is bytes,
+    ``n_params`` weights.
 
-    ``n_ctx`` is the limit of prompt and reply of one request: all cells if shared, else its equal part.
-    Processes with the same ``fingerprint`` may share saved rows and states. ``vocab_type`` is llama.cpp's number.
-    ``pooling`` is the pooling of embeddings, empty without embeddings. ``draft_types`` are values of --spec-type.
-    ``vision``: prompts may contain images. ``lora`` are (path, scale). ``model_alias`` is the name for clients, the
-    first of ``model_aliases`` if any. A reranker's prompt is ``templates.rerank``, or if that is empty query and
-    document with ``rerank_marks`` before, between and after them. ``pool`` is where rows lie, None if all are on
-    the device. ``memory`` describes llama.cpp's kind of memory, and where sequences can resume. ``placement`` is
-    how its weights and rows are stored. ``sampling`` are the parameters that the file recommends, by the fields of
-    `Sampling`.
+    ``n_ctx`` is the limit of prompt and reply of one request: all cells if shared, else its equal
+    part. Processes with the same ``fingerprint`` may share saved rows and states. ``vocab_type`` is
+    llama.cpp's number. ``pooling`` is the pooling of embeddings, empty without embeddings.
+    ``draft_types`` are values of --spec-type. ``vision``: prompts may contain images. ``lora`` are
+    (path, scale). ``model_alias`` is the name for clients, the first of ``model_aliases`` if any. A
+    reranker's prompt is ``templates.rerank``, or if that is empty query and document with
+    ``rerank_marks`` before, between and after them. ``pool`` is where rows lie, None if all are on
+    the device. ``memory`` describes llama.cpp's kind of memory, and where sequences can resume.
+    ``placement`` is how its weights and rows are stored. ``sampling`` are the parameters that the
+    file recommends, by the fields of `Sampling`.
     """
 
     model_path: str
@@ -117,9 +122,11 @@ class Sampler(Protocol):
         """Accept ``token`` at output ``index`` as if no other token were possible."""
 
     def top_tokens(self, token: int, n: int) -> TopTokens:
-        """Return the nonzero probabilities after sampling of the last ``token`` and the ``n`` most likely ones.
+        """Return the nonzero probabilities after sampling of the last ``token`` and the ``n`` most
+        likely ones.
 
-        Requires a `Sampling` with ``post_sampling_probs``."""
+        Requires a `Sampling` with ``post_sampling_probs``.
+        """
 
     def close(self) -> None:
         """Free the llama.cpp objects. Idempotent."""
@@ -128,7 +135,8 @@ class Sampler(Protocol):
 class SequenceTokens(NamedTuple):
     """``tokens`` to append to sequence ``seq``, which has ``position`` tokens.
 
-    The first ``n_sure`` >= 1 tokens are final; the others are drafts, which `SequenceMemory.rollback` may remove.
+    The first ``n_sure`` >= 1 tokens are final; the others are drafts, which
+    `SequenceMemory.rollback` may remove.
     """
 
     seq: int
@@ -143,7 +151,8 @@ class SequenceTokens(NamedTuple):
 
 
 class Verify(NamedTuple):
-    """The result of an evaluation: ``output`` is the index of the last sure token's output, the ``drafts``' follow.
+    """The result of an evaluation: ``output`` is the index of the last sure token's output, the
+    ``drafts``' follow.
 
     Drafts after the first ``n_drafted`` are padding of the batch.
     """
@@ -157,14 +166,16 @@ class Verify(NamedTuple):
 class BackendFacts:
     """Limits of a backend, in tokens.
 
-    One of the ``n_seqs`` sequences holds up to ``n_ctx``, all together ``n_cells``. One evaluation takes up to
-    ``n_ubatch``, `Evaluator.embed` up to ``n_embed``, 0 without embeddings; one `Evaluator.decode` returns up to
-    ``n_outputs`` >= ``n_seqs`` outputs. Batches of ``batch_cost`` on average keep the overhead per batch low; see
-    `batch_ends`. With ``is_async``, `decode` returns once the device has started.
+    One of the ``n_seqs`` sequences holds up to ``n_ctx``, all together ``n_cells``. One evaluation
+    takes up to ``n_ubatch``, `Evaluator.embed` up to ``n_embed``, 0 without embeddings; one
+    `Evaluator.decode` returns up to ``n_outputs`` >= ``n_seqs`` outputs. Batches of ``batch_cost``
+    on average keep the overhead per batch low; see `batch_ends`. With ``is_async``, `decode`
+    returns once the device has started.
 
-    `SequenceMemory.rollback` removes up to ``n_rollback`` drafts of a sequence at no cost; with ``has_planes``, only if
-    all items of the `decode` had equally many tokens. With a mark it removes up to ``max_drafts``; 0: it cannot.
-    ``draft_type`` is the draft model of `Evaluator.draft`: "draft-mtp", "draft-simple", or empty for none.
+    `SequenceMemory.rollback` removes up to ``n_rollback`` drafts of a sequence at no cost; with
+    ``has_planes``, only if all items of the `decode` had equally many tokens. With a mark it
+    removes up to ``max_drafts``; 0: it cannot. ``draft_type`` is the draft model of
+    `Evaluator.draft`: "draft-mtp", "draft-simple", or empty for none.
     """
 
     n_ctx: int
@@ -191,14 +202,17 @@ class Vocabulary(Protocol):
         """Return the bytes of one generated token."""
 
     def check(self, sampling: Sampling) -> None:
-        """Compile the grammar of ``sampling`` and keep it, which may take a second, and another one for the first.
+        """Compile the grammar of ``sampling`` and keep it, which may take a second, and another one
+        for the first.
 
         RequestError if it is invalid.
         """
 
 
 class Control(Protocol):
-    """Interrupts evaluations and reports their progress. Thread-safe except `allow`, for the engine's thread."""
+    """Interrupts evaluations and reports their progress. Thread-safe except `allow`, for the
+    engine's thread.
+    """
 
     def interrupt(self) -> None:
         """Make the running evaluation and all later ones fail soon, if the device supports it."""
@@ -210,24 +224,29 @@ class Control(Protocol):
     def allow(self, is_so: bool) -> None:
         """Set whether evaluations from now on may fail with PreemptedError.
 
-        After it the sequence's contents are undefined, except rows before the start of the evaluation.
+        After it the sequence's contents are undefined, except rows before the start of the
+        evaluation.
         """
 
     def preempt(self, is_wanted: bool = True) -> None:
-        """Request that the current or next evaluation ends early, if allowed; False withdraws the request."""
+        """Request that the current or next evaluation ends early, if allowed; False withdraws the
+        request.
+        """
 
     @property
     def heartbeat(self) -> int:
-        """A counter that grows while an evaluation makes progress, if the device reports it. EngineError if a device
-        was lost: calls for it never return."""
+        """A counter that grows while an evaluation makes progress, if the device reports it.
+        EngineError if a device was lost: calls for it never return.
+        """
 
 
 class Evaluator(Protocol):
     """Evaluates and samples tokens in sequences 0 .. n_seqs - 1.
 
-    An evaluation appends to its sequences and replaces the previous outputs; samplers and `top_tokens` refer to outputs
-    by index. Errors: OutOfCellsError leaves the sequences unchanged. After EngineError, and UnavailableError (after
-    `Control.interrupt`), the contents of the sequences are undefined.
+    An evaluation appends to its sequences and replaces the previous outputs; samplers and
+    `top_tokens` refer to outputs by index. Errors: OutOfCellsError leaves the sequences unchanged.
+    After EngineError, and UnavailableError (after `Control.interrupt`), the contents of the
+    sequences are undefined.
     """
 
     @property
@@ -251,24 +270,38 @@ class Evaluator(Protocol):
         """Bytes of all encoded images in memory."""
 
     def evaluate(
-        self, seq: int, tokens: Tokens, start: int, *, output: bool = True, picture: ImageSpan | None = None
+        self,
+        seq: int,
+        tokens: Tokens,
+        start: int,
+        *,
+        output: bool = True,
+        picture: ImageSpan | None = None,
     ) -> None:
-        """Evaluate ``tokens`` as one batch from position ``start`` on. With ``output``, output 0 is the last token's.
+        """Evaluate ``tokens`` as one batch from position ``start`` on. With ``output``, output 0 is
+        the last token's.
 
-        With ``picture`` all tokens are part of it; it is encoded first if necessary."""
+        With ``picture`` all tokens are part of it; it is encoded first if necessary.
+        """
 
     def encode(self, picture: ImageSpan) -> bool:
-        """Encode ``picture`` for `evaluate`; False if it was encoded before. RequestError for an invalid file."""
+        """Encode ``picture`` for `evaluate`; False if it was encoded before. RequestError for an
+        invalid file.
+        """
 
     def decode(self, items: Sequence[SequenceTokens]) -> None:
-        """Evaluate one or more tokens for each of several sequences, up to ``n_ubatch`` in total or one each.
+        """Evaluate one or more tokens for each of several sequences, up to ``n_ubatch`` in total or
+        one each.
 
-        Outputs belong to each item's last sure token and its drafts, numbered across items. A sequence with more
-        drafts than ``n_rollback`` is marked first, so that `rollback` can return to its start.
+        Outputs belong to each item's last sure token and its drafts, numbered across items. A
+        sequence with more drafts than ``n_rollback`` is marked first, so that `rollback` can return
+        to its start.
         """
 
     def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
-        """Return up to ``n`` drafts of the draft model for each item. The items' tokens are not evaluated yet."""
+        """Return up to ``n`` drafts of the draft model for each item. The items' tokens are not
+        evaluated yet.
+        """
 
     def output(self) -> Block:
         """Return a copy of output 0 of the last evaluation, for `recall`."""
@@ -280,22 +313,30 @@ class Evaluator(Protocol):
         """Return a sampler whose penalties include the end of ``prompt``."""
 
     def top_tokens(self, index: int, token: int, n: int) -> TopTokens:
-        """Return the log-probabilities of ``token`` and of the ``n`` most likely tokens at output ``index``."""
+        """Return the log-probabilities of ``token`` and of the ``n`` most likely tokens at output
+        ``index``.
+        """
 
     def embed(self, tokens: Tokens) -> NDArray[np.float32]:
-        """Return embeddings of ``tokens``, shape (1, width) if the model pools them, else (n, width); with pooling
-        "rank", one score per class. RequestError for too many tokens. Sequences do not change."""
+        """Return embeddings of ``tokens``, shape (1, width) if the model pools them, else (n,
+        width); with pooling "rank", one score per class. RequestError for too many tokens.
+        Sequences do not change.
+        """
 
 
 class Lifecycle(Protocol):
     """Unloads and reloads the model. It is loaded on construction."""
 
     def load(self) -> None:
-        """Reload the model after `unload`, with empty sequences. ModelError on failure, or if the model changed."""
+        """Reload the model after `unload`, with empty sequences. ModelError on failure, or if the
+        model changed.
+        """
 
     def unload(self) -> None:
-        """Free the context, the model and all device memory. After it only `load`, `unload`, the vocabulary, the
-        control and `SequenceMemory.synchronize` are valid. A lost device is not asked: held rows are gone."""
+        """Free the context, the model and all device memory. After it only `load`, `unload`, the
+        vocabulary, the control and `SequenceMemory.synchronize` are valid. A lost device is not
+        asked: held rows are gone.
+        """
 
 
 class Backend(Evaluator, Lifecycle, Protocol):

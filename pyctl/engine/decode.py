@@ -1,7 +1,8 @@
-"""Decoding: samples tokens from one evaluation's outputs for the next evaluation, until the reply ends.
+"""Decoding: samples tokens from one evaluation's outputs for the next evaluation, until the reply
+ends.
 
-A step evaluates the sampled tokens and, optionally, drafts. Every token is sampled from the model's outputs, so drafts
-save steps and never change the reply.
+A step evaluates the sampled tokens and, optionally, drafts. Every token is sampled from the model's
+outputs, so drafts save steps and never change the reply.
 """
 
 from __future__ import annotations
@@ -22,14 +23,22 @@ __all__ = ["Generation"]
 
 
 class Generation:
-    """One reply on the sequence ``seq``: after the prompt, `first` samples one token and `rest` all others.
+    """One reply on the sequence ``seq``: after the prompt, `first` samples one token and `rest` all
+    others.
 
-    Events go to ``handle``. ``n_predicted`` counts sampled tokens; ``first_token`` is the time of the first one in
-    seconds of the performance counter, 0 for none. A ``with`` block creates and frees the sampler, so that an invalid
-    grammar raises RequestError before the prompt is evaluated. The sequence may be suspended between two steps.
+    Events go to ``handle``. ``n_predicted`` counts sampled tokens; ``first_token`` is the time of
+    the first one in seconds of the performance counter, 0 for none. A ``with`` block creates and
+    frees the sampler, so that an invalid grammar raises RequestError before the prompt is
+    evaluated. The sequence may be suspended between two steps.
     """
 
-    def __init__(self, evaluator: Evaluator, handle: RequestHandle, seq: LiveSequence, state_reads: StateReads) -> None:
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        handle: RequestHandle,
+        seq: LiveSequence,
+        state_reads: StateReads,
+    ) -> None:
         request = handle.request
         room = evaluator.facts.n_ctx - len(request.prompt)
         self.n_predicted = 0
@@ -42,7 +51,11 @@ class Generation:
         self._ended = self._limit == 0
         self._text = TextStream(request.stop)
         self._lines = LineLimits(request.n_indent) if request.n_indent or request.max_ms else None
-        self._budget = ReasoningBudget(request.reasoning, self._piece) if request.reasoning is not None else None
+        self._budget = (
+            ReasoningBudget(request.reasoning, self._piece)
+            if request.reasoning is not None
+            else None
+        )
         self._sampler: Sampler | None = None
         self._token = 0
         self._unsent: list[int] = []
@@ -57,17 +70,24 @@ class Generation:
 
     def __enter__(self) -> Generation:
         if not self._ended:
-            self._sampler = self._evaluator.sampler(self._request.sampling, self._request.prompt.tokens)
+            self._sampler = self._evaluator.sampler(
+                self._request.sampling, self._request.prompt.tokens
+            )
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._sampler is not None:
             self._sampler.close()
 
     def timings(self, stats: RequestStats, submitted: float, started: float) -> Timings:
-        """Return the timings of the ended reply; ``submitted`` and ``started`` are performance counter seconds."""
+        """Return the timings of the ended reply; ``submitted`` and ``started`` are performance
+        counter seconds.
+        """
         finished = time.perf_counter()
         first_token = self.first_token or finished
         return Timings(
@@ -86,7 +106,9 @@ class Generation:
             self._token = self._next(0)
 
     def rest(self) -> Generator[tuple[int, ...], Verify, None]:
-        """Evaluate and sample until the reply ends; the sequence then holds at most all tokens but the last."""
+        """Evaluate and sample until the reply ends; the sequence then holds at most all tokens but
+        the last.
+        """
         seq = self._seq
         sure: tuple[int, ...] = (self._token,)
         while not self._ended:
@@ -100,9 +122,11 @@ class Generation:
             self._send(rest, n_probs=0 if is_cut else len(self._probs))
 
     def _match(self, verify: Verify) -> tuple[int, ...]:
-        """Sample while tokens match the drafts, roll the other drafts back, and return the tokens to evaluate next.
+        """Sample while tokens match the drafts, roll the other drafts back, and return the tokens
+        to evaluate next.
 
-        Padding is rolled back even where the reply goes on like it: only drafts lie where any batch would have them.
+        Padding is rolled back even where the reply goes on like it: only drafts lie where any batch
+        would have them.
         """
         output, drafts, n_drafted = verify
         seq, n_right = self._seq, 0
@@ -126,12 +150,16 @@ class Generation:
         return (*again, token)
 
     def _next(self, index: int) -> int:
-        """Sample from output ``index``, send the final text, and record whether the reply has ended."""
+        """Sample from output ``index``, send the final text, and record whether the reply has
+        ended.
+        """
         sampler = self._sampler
         assert sampler is not None
         budget = self._budget
         with self._state_reads.allowed():  # for the device, if it has only started the evaluation
-            token = sampler.sample(index) if budget is None else self._budgeted(sampler, budget, index)
+            token = (
+                sampler.sample(index) if budget is None else self._budgeted(sampler, budget, index)
+            )
         if self.n_predicted == 0:
             self.first_token = time.perf_counter()
         self.n_predicted += 1

@@ -9,7 +9,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from pyctl.cache import CacheLookup, LiveSequence, PrefixCache, RamCache, Reading, RequestStats, Snapshot, Store
+from pyctl.cache import (
+    CacheLookup,
+    LiveSequence,
+    PrefixCache,
+    RamCache,
+    Reading,
+    RequestStats,
+    Snapshot,
+    Store,
+)
 from pyctl.engine.backend import Backend, Verify
 from pyctl.engine.decode import Generation
 from pyctl.engine.draft.speculation import Speculation
@@ -29,11 +38,14 @@ __all__ = ["Engine", "EngineSettings"]
 log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 0.005
-"""Longest wait of a step for the disk when there is no other work; requests that arrive meanwhile wait as well."""
+"""Longest wait of a step for the disk when there is no other work; requests that arrive meanwhile
+wait as well.
+"""
 
 
 class Engine:
-    """Serves requests on the sequences of one backend, restoring from and saving to ``cache`` and ``disk``.
+    """Serves requests on the sequences of one backend, restoring from and saving to ``cache`` and
+    ``disk``.
 
     Not thread-safe; `Worker` runs it on a separate thread.
     """
@@ -53,8 +65,12 @@ class Engine:
         self.settings = settings
         self.prefix_cache = PrefixCache(backend.memory, cache, settings, disk)
         self.counters = EngineCounters()
-        self.replies: deque[tuple[float, Timings]] = deque(maxlen=MAX_REPLIES)  # when the latest ended
-        self.scheduler = Scheduler(backend, settings, self.prefix_cache, self.counters, clock, self._n_ready)
+        self.replies: deque[tuple[float, Timings]] = deque(
+            maxlen=MAX_REPLIES
+        )  # when the latest ended
+        self.scheduler = Scheduler(
+            backend, settings, self.prefix_cache, self.counters, clock, self._n_ready
+        )
         self.sequences = self.scheduler.occupancy.sequences
         self.cells = self.scheduler.cells
         self.running = self.scheduler.running
@@ -63,17 +79,25 @@ class Engine:
         self.speculation = speculation or Speculation()
         self.asleep = False
         self._is_prepared = self._drafts_lack_cells = False
-        self._prefill = Prefill(backend, self.cells, self.prefix_cache, self.counters, self.state_reads)
+        self._prefill = Prefill(
+            backend, self.cells, self.prefix_cache, self.counters, self.state_reads
+        )
 
     def submit(self, handle: RequestHandle) -> None:
         """Queue a request; its snapshot in an object store is fetched while it waits."""
-        self.scheduler.add(handle, self.prefix_cache.fetch(handle.request, self._prefill.ends, self.sequences))
+        self.scheduler.add(
+            handle, self.prefix_cache.fetch(handle.request, self._prefill.ends, self.sequences)
+        )
         if not handle.request.background:
             self.backend.control.preempt(False)  # the request that preempted has arrived
 
     def _n_ready(self, request: Request, seq: LiveSequence) -> int:
         prompt = request.prompt
-        return self.prefix_cache.n_ready(prompt, self._prefill.ends(prompt), seq) if request.cache_prompt else 0
+        return (
+            self.prefix_cache.n_ready(prompt, self._prefill.ends(prompt), seq)
+            if request.cache_prompt
+            else 0
+        )
 
     @property
     def n_waiting(self) -> int:
@@ -86,32 +110,47 @@ class Engine:
         return self.settings.n_queue + max(self.backend.facts.n_seqs - len(self.running), 0)
 
     def step(self) -> bool:
-        """Run one step: one batch of one prompt and one token of all replies. Returns whether work is due."""
+        """Run one step: one batch of one prompt and one token of all replies. Returns whether work
+        is due.
+        """
         prefill, decode = self.scheduler.schedule()
         if prefill is not None:
             self.tell()
             self._resume(prefill)
-            decode = [active for active in (*decode, prefill) if active.pending is not None and active in self.running]
+            decode = [
+                active
+                for active in (*decode, prefill)
+                if active.pending is not None and active in self.running
+            ]
         if decode:
             self._decode(decode, is_timed=prefill is None)
             if prefill is None:
                 self.prefix_cache.hand_over()
         elif prefill is None:
             self.tell()
-            if reads := [each.reads for each in (*self.running, *self.waiting) if each.reads is not None]:
+            if reads := [
+                each.reads for each in (*self.running, *self.waiting) if each.reads is not None
+            ]:
                 with self.state_reads.allowed(evaluating=False):
                     reads[0].wait(WAIT_SECONDS)
         return self.scheduler.has_work or self.prewarms.seconds == 0
 
     def tell(self) -> None:
-        """Deliver the events of the last steps. Called while the device evaluates, so that delivery costs no time."""
+        """Deliver the events of the last steps. Called while the device evaluates, so that delivery
+        costs no time.
+        """
         for active in self.running:
             active.handle.release()
 
     @property
     def can_prepare(self) -> bool:
         """Whether `prepare` has work, and nothing is evaluated or held."""
-        if self._is_prepared or not self.backend.facts.is_async or self.asleep or self.scheduler.has_work:
+        if (
+            self._is_prepared
+            or not self.backend.facts.is_async
+            or self.asleep
+            or self.scheduler.has_work
+        ):
             return False
         return not any(seq.n for seq in self.sequences) and not self.prefix_cache.device.n_cells
 
@@ -139,7 +178,9 @@ class Engine:
             self.prefix_cache.forget(seq)
 
     def sleep(self) -> None:
-        """Park all sequences and unload the model; background requests end. All others have ended or are cancelled."""
+        """Park all sequences and unload the model; background requests end. All others have ended
+        or are cancelled.
+        """
         self.scheduler.stop_prewarm()
         self.prewarms.clear()
         while self.scheduler.has_work:  # cancelled requests end at the next step
@@ -185,7 +226,9 @@ class Engine:
     def _resume(self, active: ActiveRequest, verify: Verify | None = None) -> None:
         """Run a request up to its next batch or token and record the step that it waits for."""
         if active.steps is None:
-            active.steps = self._prewarm(active) if active.handle.request.background else self._serve(active)
+            active.steps = (
+                self._prewarm(active) if active.handle.request.background else self._serve(active)
+            )
         try:
             step = active.step = next(active.steps) if verify is None else active.steps.send(verify)
         except StopIteration:
@@ -198,16 +241,28 @@ class Engine:
     def _decode(self, requests: list[ActiveRequest], *, is_timed: bool) -> None:
         requests, n_free = self.scheduler.with_room(requests)
         n_free, self._drafts_lack_cells = 0 if self._drafts_lack_cells else n_free, False
-        batches = verify_batches(requests, self.backend.facts, self.speculation, n_free, self.cells.make_room)
-        began, before = time.perf_counter(), [active.handle.drafts.n_accepted for active in requests]
+        batches = verify_batches(
+            requests, self.backend.facts, self.speculation, n_free, self.cells.make_room
+        )
+        began, before = (
+            time.perf_counter(),
+            [active.handle.drafts.n_accepted for active in requests],
+        )
         # The next step retries batches that found no cells.
         if all(map(self._evaluate, batches)) and self.speculation and batches:
             n_tokens = sum(len(item.tokens) for batch in batches for _, item, _ in batch)
-            accepted = {each.id: each.handle.drafts.n_accepted - n for each, n in zip(requests, before, strict=True)}
-            self.speculation.record(accepted, n_tokens, (time.perf_counter() - began) * 1e3 if is_timed else None)
+            accepted = {
+                each.id: each.handle.drafts.n_accepted - n
+                for each, n in zip(requests, before, strict=True)
+            }
+            self.speculation.record(
+                accepted, n_tokens, (time.perf_counter() - began) * 1e3 if is_timed else None
+            )
 
     def _evaluate(self, batch: list[BatchItem]) -> bool:
-        """Evaluate one batch and resume its requests; False if it was not evaluated for lack of cells."""
+        """Evaluate one batch and resume its requests; False if it was not evaluated for lack of
+        cells.
+        """
         try:
             if not self.backend.facts.is_async:
                 self.tell()
@@ -215,7 +270,9 @@ class Engine:
                 self.backend.decode([item.tokens for item in batch])
             self.tell()
         except OutOfCellsError as error:
-            self._drafts_lack_cells = any(item.n_drafts for _, item, _ in batch)  # the next step goes without
+            self._drafts_lack_cells = any(
+                item.n_drafts for _, item, _ in batch
+            )  # the next step goes without
             if not self.cells.empty() and not self._drafts_lack_cells:
                 self.scheduler.yield_cells(error)
             return False
@@ -223,18 +280,26 @@ class Engine:
             for active, _, _ in batch:
                 self.scheduler.fail(active, error)
             return True
-        self.counters.count_call(len(batch), max(item.position + len(item.tokens) for _, item, _ in batch))
+        self.counters.count_call(
+            len(batch), max(item.position + len(item.tokens) for _, item, _ in batch)
+        )
         output = 0
         for active, item, draft in batch:
             self._resume(active, Verify(output, *draft))
             output += item.n_drafts + 1
         return True
 
-    # -- one request -------------------------------------------------------------------------------------------------
+    # -- one request
+    # ----------------------------------------------------------------------------------
 
     def _serve(self, active: ActiveRequest) -> Steps:
         """Run all stages of a client's request."""
-        handle, request, seq, cache = active.handle, active.handle.request, active.seq, self.prefix_cache
+        handle, request, seq, cache = (
+            active.handle,
+            active.handle.request,
+            active.seq,
+            self.prefix_cache,
+        )
         assert seq is not None
         active.started = time.perf_counter()
         with Generation(self.backend, handle, seq, self.state_reads) as reply:
@@ -244,14 +309,18 @@ class Engine:
             stats.n_prewarmed = self.prewarms.used(lookup.match, stats.n_cached)
             lookup = self._prefill.after_reply(seq, lookup)
             # One batch more costs a CPU nothing.
-            plan = cache.plan(lookup, restored, seq, stats, may_branch=not self.backend.facts.batch_cost)
+            plan = cache.plan(
+                lookup, restored, seq, stats, may_branch=not self.backend.facts.batch_cost
+            )
             yield from self._prefill.run(active, seq, lookup, plan, stats)
             reply.first()
             is_alone = not active.in_company
             n_alike = self.waiting.n_alike(active, self.running)
             cache.save_end(seq, lookup, stats, self.backend.output, n_alike)
             cache.persist(plan)
-            with self.speculation.following(active.id, request.prompt.tokens, sees_texts=request.sees_texts):
+            with self.speculation.following(
+                active.id, request.prompt.tokens, sees_texts=request.sees_texts
+            ):
                 yield from reply.rest()
         timings = reply.timings(stats, active.submitted, active.started)
         saved_seconds = cache.saved_time.count(stats, timings.prompt_ms, is_alone=is_alone)
@@ -261,9 +330,15 @@ class Engine:
         handle.put(Done(reply.stop_type, reply.stopping_word, timings, stats, seq.id))
 
     def _prewarm(self, active: ActiveRequest) -> Steps:
-        """Evaluate a prompt ahead if worthwhile, and count evaluated tokens across all interruptions; there is no
-        reply."""
-        handle, request, seq, cache = active.handle, active.handle.request, active.seq, self.prefix_cache
+        """Evaluate a prompt ahead if worthwhile, and count evaluated tokens across all
+        interruptions; there is no reply.
+        """
+        handle, request, seq, cache = (
+            active.handle,
+            active.handle.request,
+            active.seq,
+            self.prefix_cache,
+        )
         assert seq is not None
         active.started = time.perf_counter()
         ends, goal = self.prewarms.aim(request, self._prefill.ends(request.prompt))
@@ -273,7 +348,9 @@ class Engine:
         if self.prewarms.is_worth_it(lookup, seq, goal):
             replaced = self.prewarms.replaced_end(lookup, seq)
             restored = yield from self._restore(seq, lookup, stats)
-            plan = cache.plan(lookup, restored, seq, stats, may_branch=not self.backend.facts.batch_cost)
+            plan = cache.plan(
+                lookup, restored, seq, stats, may_branch=not self.backend.facts.batch_cost
+            )
             plan = replace(plan, cuts=(*plan.cuts, *lookup.ends[-1:], goal))
             try:
                 yield from self._prefill.run(active, seq, lookup, plan, stats)
@@ -294,7 +371,9 @@ class Engine:
         timings = reply.timings(stats, active.submitted, active.started)
         handle.put(Done(reply.stop_type, reply.stopping_word, timings, stats, seq.id))
 
-    def _restore(self, seq: LiveSequence, lookup: CacheLookup, stats: RequestStats) -> Reading[tuple[Snapshot, ...]]:
+    def _restore(
+        self, seq: LiveSequence, lookup: CacheLookup, stats: RequestStats
+    ) -> Reading[tuple[Snapshot, ...]]:
         """Restore the longest cached prefix of a prompt; the snapshot that it came from, if any."""
         self.prefix_cache.park_previous(seq, lookup, stats)
         self.scheduler.give_all_cells(lookup)

@@ -30,10 +30,10 @@ def idle_seconds(text: str) -> int:
 class EngineSettings:
     """Settings of the engine; flags explain the others.
 
-    ``min_batch``: see plan.MIN_BATCH. ``min_step``: tokens between the sparse cuts of a long message, 0 for none.
-    ``exact``: requests run one at a time, and reuse only rows that a cold run computes the same way, so no generated
-    text.
-    ``clear_idle``: a request that runs alone uses all cells, as with one sequence.
+    ``min_batch``: see plan.MIN_BATCH. ``min_step``: tokens between the sparse cuts of a long
+    message, 0 for none. ``exact``: requests run one at a time, and reuse only rows that a cold run
+    computes the same way, so no generated text. ``clear_idle``: a request that runs alone uses all
+    cells, as with one sequence.
     """
 
     min_batch: int = MIN_BATCH
@@ -47,7 +47,8 @@ class EngineSettings:
     exact: bool = CACHE.flag(
         False,
         "--exact",
-        "evaluate one request at a time, and replies again as prompts: each reply depends on its request alone",
+        "evaluate one request at a time, and replies again as prompts: each reply depends on its "
+        "request alone",
         None,
         "PYCTL_EXACT",
         off="--no-exact",
@@ -55,7 +56,8 @@ class EngineSettings:
     clear_idle: bool = CACHE.flag(
         True,
         "--cache-idle-slots",
-        "save idle sequences to the cache when one request runs alone, not only when the context is full",
+        "save idle sequences to the cache when one request runs alone, not only when the context "
+        "is full",
         None,
         "LLAMA_ARG_CACHE_IDLE_SLOTS",
         off="--no-cache-idle-slots",

@@ -1,4 +1,6 @@
-"""Observability of the engine: counters, views of its sequences, and log lines during a long prefill."""
+"""Observability of the engine: counters, views of its sequences, and log lines during a long
+prefill.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,16 @@ __all__ = [
 ]
 
 FIRST_TOKEN_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
-"""Upper bounds of the buckets of first tokens: from a resumed turn on a GPU to a cold prompt on a CPU."""
+"""Upper bounds of the buckets of first tokens: from a resumed turn on a GPU to a cold prompt on a
+CPU.
+"""
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts of durations by `FIRST_TOKEN_SECONDS`, and their sum; the last count is above all bounds."""
+    """Counts of durations by `FIRST_TOKEN_SECONDS`, and their sum; the last count is above all
+    bounds.
+    """
 
     counts: tuple[int, ...] = (0,) * (len(FIRST_TOKEN_SECONDS) + 1)
     seconds: float = 0.0
@@ -46,10 +52,11 @@ class Histogram:
 class EngineCounters:
     """Totals since the start; ``n_*`` are tokens except as noted, times are milliseconds.
 
-    ``n_calls`` counts llama_decode calls, ``n_busy`` sums their sequences, ``n_longest`` is the length of the longest
-    sequence, ``n_suspended`` counts suspended replies, ``n_turns_yielded`` turns with --exact that ended for another
-    request. ``first_tokens`` are the times from the arrival of a request to its first token. Tokens of a request count
-    when it ends with a reply; cancelled requests count as calls only.
+    ``n_calls`` counts llama_decode calls, ``n_busy`` sums their sequences, ``n_longest`` is the
+    length of the longest sequence, ``n_suspended`` counts suspended replies, ``n_turns_yielded``
+    turns with --exact that ended for another request. ``first_tokens`` are the times from the
+    arrival of a request to its first token. Tokens of a request count when it ends with a reply;
+    cancelled requests count as calls only.
     """
 
     n_calls: int = 0
@@ -95,7 +102,9 @@ MAX_REPLIES = limit(128, "replies with speeds in GET /cache", "the oldest are fo
 
 @dataclass(frozen=True)
 class EngineMemory:
-    """Bytes of RAM snapshots, all saved blocks, recent prompts, texts to draft from, and encoded images."""
+    """Bytes of RAM snapshots, all saved blocks, recent prompts, texts to draft from, and encoded
+    images.
+    """
 
     snapshots: int
     blocks: BlockBytes
@@ -106,10 +115,12 @@ class EngineMemory:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Counters since the start (``total``) and since the previous query (``recent``), and the current load.
+    """Counters since the start (``total``) and since the previous query (``recent``), and the
+    current load.
 
-    Of ``n_waiting`` requests, ``n_suspended`` have started and hold ``suspended_bytes`` of the cache's RAM. The context
-    has ``n_cells``: sequences use ``n_cells_used``, held rows ``n_cells_held``; ``device`` counts uses of held rows.
+    Of ``n_waiting`` requests, ``n_suspended`` have started and hold ``suspended_bytes`` of the
+    cache's RAM. The context has ``n_cells``: sequences use ``n_cells_used``, held rows
+    ``n_cells_held``; ``device`` counts uses of held rows.
     """
 
     total: EngineCounters
@@ -128,10 +139,12 @@ class EngineStats:
 
 @dataclass(frozen=True)
 class SequenceView:
-    """One sequence. ``task`` is the id of its last request; before the first it is -1 and ``request`` is None.
+    """One sequence. ``task`` is the id of its last request; before the first it is -1 and
+    ``request`` is None.
 
-    The sequence holds ``n_tokens``. ``n_cached``, ``n_evaluated``, ``n_predicted`` and ``has_new_line``, of the reply,
-    belong to the running request, 0 for none; so do the received ``prompt`` and the generated ``reply``, if asked for.
+    The sequence holds ``n_tokens``. ``n_cached``, ``n_evaluated``, ``n_predicted`` and
+    ``has_new_line``, of the reply, belong to the running request, 0 for none; so do the received
+    ``prompt`` and the generated ``reply``, if asked for.
     """
 
     id: int
@@ -169,8 +182,16 @@ class PrefillLog:
     The rest takes as many times the prediction of ``costs`` as the tokens that are evaluated took.
     """
 
-    def __init__(self, task: int, start: int, n_prompt: int, costs: Costs, clock: Clock = time.monotonic) -> None:
-        self._task, self._start, self._n_prompt, self._costs, self._clock = task, start, n_prompt, costs, clock
+    def __init__(
+        self, task: int, start: int, n_prompt: int, costs: Costs, clock: Clock = time.monotonic
+    ) -> None:
+        self._task, self._start, self._n_prompt, self._costs, self._clock = (
+            task,
+            start,
+            n_prompt,
+            costs,
+            clock,
+        )
         self._began = clock()
         self._next_line = self._began + LINE_SECONDS
         self.seconds_left = 0.0
@@ -180,12 +201,15 @@ class PrefillLog:
         """Record that the first ``n`` tokens are evaluated."""
         now, n_new = self._clock(), n - self._start
         passed, expected = now - self._began, self._costs.evaluate(self._start, n)
-        self.seconds_left = passed * self._costs.evaluate(n, self._n_prompt) / expected if expected else 0.0
+        self.seconds_left = (
+            passed * self._costs.evaluate(n, self._n_prompt) / expected if expected else 0.0
+        )
         if now < self._next_line or n >= self._n_prompt:
             return
         self._next_line = now + LINE_SECONDS
         log.info(
-            "prefill      %7s of %s tokens evaluated  %3d %%  %6.0f tok/s  %4.0f s to go  request %d",
+            "prefill      %7s of %s tokens evaluated  %3d %%  %6.0f tok/s  %4.0f s to go  "
+            "request %d",
             *(f"{n:,}", f"{self._n_prompt:,}", 100 * n // self._n_prompt),
             *(n_new / passed if passed else 0.0, self.seconds_left, self._task),
         )

@@ -1,4 +1,6 @@
-"""The channel of one request's events, from the engine's thread to a blocking or asyncio consumer."""
+"""The channel of one request's events, from the engine's thread to a blocking or asyncio
+consumer.
+"""
 
 from __future__ import annotations
 
@@ -17,30 +19,39 @@ from pyctl.limit import limit
 __all__ = ["RequestHandle"]
 
 MAX_UNREAD = limit(
-    2**16, "tokens, with `n_probs`, that wait for a client that does not read", "the reply ends with an error", "memory"
+    2**16,
+    "tokens, with `n_probs`, that wait for a client that does not read",
+    "the reply ends with an error",
+    "memory",
 )
 
 REST_SECONDS = 0.002
-"""Pause of a consumer between a piece of text and waiting for the next one. Waking a thread costs the engine some
-microseconds; pieces that arrive faster are read together. Slower ones do not pay for a pause."""
+"""Pause of a consumer between a piece of text and waiting for the next one. Waking a thread costs
+the engine some microseconds; pieces that arrive faster are read together. Slower ones do not pay
+for a pause.
+"""
 
 SIGNAL_SECONDS = 0.2
 """Longest uninterrupted wait of a blocking consumer, so that Ctrl-C works."""
 
 
 class RequestHandle:
-    """The events of one request; one consumer iterates, blocking or async, up to a Done or Failed event.
+    """The events of one request; one consumer iterates, blocking or async, up to a Done or Failed
+    event.
 
-    The engine's thread calls `hold`, `release` and `put` and counts ``drafts``. Any thread may read ``drafts`` and
-    ``has_new_line``, which is whether the reply has one, call `cancel` and `end_reasoning`, and put an end. With
-    ``is_over`` an end was put; later events are dropped. If more than MAX_UNREAD tokens are unread, the request is
-    cancelled and the consumer gets an error after them.
+    The engine's thread calls `hold`, `release` and `put` and counts ``drafts``. Any thread may read
+    ``drafts`` and ``has_new_line``, which is whether the reply has one, call `cancel` and
+    `end_reasoning`, and put an end. With ``is_over`` an end was put; later events are dropped. If
+    more than MAX_UNREAD tokens are unread, the request is cancelled and the consumer gets an error
+    after them.
     """
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.cancelled = False
-        self.changed = threading.Event()  # set by `cancel`; the scheduler's, once that has the request
+        self.changed = (
+            threading.Event()
+        )  # set by `cancel`; the scheduler's, once that has the request
         self.ends_reasoning = False
         self.is_over = False
         self.has_new_line = False
@@ -59,19 +70,26 @@ class RequestHandle:
         self.changed.set()
 
     def end_reasoning(self) -> None:
-        """End the reasoning at the next token, if the request has a reasoning limit and the reply is in reasoning."""
+        """End the reasoning at the next token, if the request has a reasoning limit and the reply
+        is in reasoning.
+        """
         self.ends_reasoning = True
 
     def hold(self, piece: Piece) -> None:
-        """Deliver ``piece`` with the next `release` or `put`. Waking the consumer now would take the interpreter
-        from the engine while the device idles."""
+        """Deliver ``piece`` with the next `release` or `put`. Waking the consumer now would take
+        the interpreter from the engine while the device idles.
+        """
         if self.is_over:
             return
         self.has_new_line = self.has_new_line or "\n" in piece.text
         self._n_put += _size(piece)
         if self._n_put - self._n_taken > MAX_UNREAD:
             self.cancel()
-            self.put(Failed(EngineError("the client reads too slowly: its unread reply exceeds the limit")))
+            self.put(
+                Failed(
+                    EngineError("the client reads too slowly: its unread reply exceeds the limit")
+                )
+            )
         else:
             self._held.append(piece)
 
@@ -146,7 +164,9 @@ class RequestHandle:
                 if not woken.done():
                     woken.set_result(None)
 
-            def wake(loop: asyncio.AbstractEventLoop = loop, finish: Callable[[], None] = finish) -> None:
+            def wake(
+                loop: asyncio.AbstractEventLoop = loop, finish: Callable[[], None] = finish
+            ) -> None:
                 try:
                     loop.call_soon_threadsafe(finish)
                 except RuntimeError:  # the consumer's loop is closed

@@ -1,4 +1,6 @@
-"""What other threads have the engine's thread do: jobs between two steps, and reads of its objects while it waits."""
+"""What other threads have the engine's thread do: jobs between two steps, and reads of its objects
+while it waits.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,15 @@ R = TypeVar("R")
 
 
 class Job(Generic[R]):
-    """A function to call between two steps, once no request owns sequence ``seq`` (-1: none), and its future.
+    """A function to call between two steps, once no request owns sequence ``seq`` (-1: none), and
+    its future.
 
     With ``needs_model``, an unloaded model is loaded first.
     """
 
-    def __init__(self, function: Callable[[], R], *, needs_model: bool = False, seq: int = -1) -> None:
+    def __init__(
+        self, function: Callable[[], R], *, needs_model: bool = False, seq: int = -1
+    ) -> None:
         self.future: Future[R] = Future()
         self.needs_model, self.seq = needs_model, seq
         self._function = function
@@ -31,14 +36,18 @@ class Job(Generic[R]):
             try:
                 result = self._function()
             except BaseException as error:
-                with contextlib.suppress(Exception):  # `fail` may have set an error from another thread
+                with contextlib.suppress(
+                    Exception
+                ):  # `fail` may have set an error from another thread
                     self.future.set_exception(error)
             else:
                 with contextlib.suppress(Exception):
                     self.future.set_result(result)
 
     def fail(self, error: Exception | None) -> None:
-        """Fail the future with ``error``, or cancel it: the function never runs or never returns."""
+        """Fail the future with ``error``, or cancel it: the function never runs or never
+        returns.
+        """
         with contextlib.suppress(Exception):
             if error is None:
                 self.future.cancel()
@@ -47,20 +56,24 @@ class Job(Generic[R]):
 
 
 class StateReads:
-    """Runs reads of what the engine's thread owns, on any thread, while that thread has them `allowed`.
+    """Runs reads of what the engine's thread owns, on any thread, while that thread has them
+    `allowed`.
 
     Others wait until then. While ``is_evaluating`` they must not call the backend's memory.
     """
 
     def __init__(self) -> None:
         self.is_evaluating = False
-        self._closed = threading.Lock()  # held by the engine's thread except within `allowed`, and by each read
+        self._closed = (
+            threading.Lock()
+        )  # held by the engine's thread except within `allowed`, and by each read
         self._closed.acquire()
         self._jobs: deque[Job[Any]] = deque()
 
     @contextlib.contextmanager
     def allowed(self, *, evaluating: bool = True) -> Iterator[None]:
-        """Let others read during the ``with`` block, in which the engine's thread changes nothing that they read.
+        """Let others read during the ``with`` block, in which the engine's thread changes nothing
+        that they read.
 
         ``evaluating``: it waits for the backend, else for work or the disk.
         """
@@ -79,7 +92,8 @@ class StateReads:
 
     def run(self) -> None:
         """Run the queued reads, unless the engine's thread is at work or another thread does so."""
-        # Each holder of the lock looks again after its release: no read that was queued meanwhile is forgotten.
+        # Each holder of the lock looks again after its release: no read that was queued meanwhile
+        # is forgotten.
         while self._jobs and self._closed.acquire(blocking=False):
             try:
                 with contextlib.suppress(IndexError):

@@ -30,7 +30,9 @@ SERVED_SEQS = 4
 """Sequences of a server without ``--parallel``, as in llama-server."""
 
 EXTENSION = "PYCTL_EXTENSION"
-"""The variable for whether this process uses the extension; read when llama.cpp's libraries are loaded."""
+"""The variable for whether this process uses the extension; read when llama.cpp's libraries are
+loaded.
+"""
 
 MAX_SEQS = 255
 """llama.cpp's 256 less the one used to restore rows."""
@@ -60,12 +62,16 @@ def proportions(text: str) -> tuple[float, ...]:
 
 
 def as_metadata(text: str) -> tuple[tuple[str, int | float | bool | str], ...]:
-    """Parse ``KEY=TYPE:VALUE,...``, TYPE int, float, bool or str, 127 bytes each. Raises ValueError for others."""
+    """Parse ``KEY=TYPE:VALUE,...``, TYPE int, float, bool or str, 127 bytes each. Raises ValueError
+    for others.
+    """
     found: list[tuple[str, int | float | bool | str]] = []
     for part in words(text):
         match = re.fullmatch(r"([^=]{1,127})=(int|float|bool|str):(.{0,127})", part)
         if match is None or not part.isascii():
-            raise ValueError(f"{part!r} is not of the form KEY=TYPE:VALUE with a type of int, float, bool or str")
+            raise ValueError(
+                f"{part!r} is not of the form KEY=TYPE:VALUE with a type of int, float, bool or str"
+            )
         key, kind, value = match.groups()
         made: Any = value
         if kind == "int":
@@ -97,12 +103,16 @@ def scaled(text: str) -> tuple[tuple[str, float], ...]:
 
 
 def as_workers(text: str) -> tuple[str, ...]:
-    """Parse ``HOST:PORT,...``, up to MAX_WORKERS, HOST a name or an IPv4 address. Raises ValueError for others."""
+    """Parse ``HOST:PORT,...``, up to MAX_WORKERS, HOST a name or an IPv4 address. Raises ValueError
+    for others.
+    """
     found = tuple(dict.fromkeys(words(text)))
     for each in found:
         match = re.fullmatch(r"[A-Za-z0-9_.-]{1,253}:([0-9]{1,5})", each)
         if match is None or not 0 < int(match[1]) < 2**16:
-            raise ValueError(f"{each!r} is not of the form HOST:PORT with a name or an IPv4 address")
+            raise ValueError(
+                f"{each!r} is not of the form HOST:PORT with a name or an IPv4 address"
+            )
     if not 0 < len(found) <= MAX_WORKERS:
         raise ValueError(f"1 to {MAX_WORKERS} workers can be named")
     return found
@@ -112,25 +122,44 @@ def as_workers(text: str) -> tuple[str, ...]:
 class ModelSettings:
     """The model file and the context that llama.cpp makes for it; counts are tokens or layers.
 
-    ``n_gpu_layers`` -1 means as many as fit, -2 all. ``placements`` are (regular expression over tensor names, buffer
-    type); the first match applies. ``fit`` reduces values not given, the context to ``fit_ctx`` tokens at least, then
-    the layers on the GPU, until ``fit_target`` MiB are free on each GPU. ``metadata`` are (key, value), ``lora`` (file,
-    scale). ``n_threads`` below 1 is automatic; ``n_threads_batch`` below 1 is ``n_threads`` if given, else one per
-    core. ``n_ubatch`` 0 is automatic. ``n_ctx`` 0, ``rope_*`` 0 or empty, ``yarn_orig_ctx`` 0, other ``yarn_*`` -1 and
-    an empty ``pooling`` mean the model's own. ``tensor_split`` are proportions, empty for an even split. ``pooling``
-    requires ``embeddings``. ``workers`` are host:port of machines that lend devices. With ``kv_unified`` all ``n_seqs``
-    share ``n_ctx``, each up to ``n_ctx_per_seq``, 0 for no limit. Raises ConfigError if values exclude each other.
+    ``n_gpu_layers`` -1 means as many as fit, -2 all. ``placements`` are (regular expression over
+    tensor names, buffer type); the first match applies. ``fit`` reduces values not given, the
+    context to ``fit_ctx`` tokens at least, then the layers on the GPU, until ``fit_target`` MiB are
+    free on each GPU. ``metadata`` are (key, value), ``lora`` (file, scale). ``n_threads`` below 1
+    is automatic; ``n_threads_batch`` below 1 is ``n_threads`` if given, else one per core.
+    ``n_ubatch`` 0 is automatic. ``n_ctx`` 0, ``rope_*`` 0 or empty, ``yarn_orig_ctx`` 0, other
+    ``yarn_*`` -1 and an empty ``pooling`` mean the model's own. ``tensor_split`` are proportions,
+    empty for an even split. ``pooling`` requires ``embeddings``. ``workers`` are host:port of
+    machines that lend devices. With ``kv_unified`` all ``n_seqs`` share ``n_ctx``, each up to
+    ``n_ctx_per_seq``, 0 for no limit. Raises ConfigError if values exclude each other.
     """
 
     path: str = MODEL.flag("", "-m --model", "GGUF file to load", str, "LLAMA_ARG_MODEL", "FILE")
     alias: tuple[str, ...] = MODEL.flag(
-        (), "-a --alias", "names for clients, comma-separated", words, "LLAMA_ARG_ALIAS", "NAMES", many=True
+        (),
+        "-a --alias",
+        "names for clients, comma-separated",
+        words,
+        "LLAMA_ARG_ALIAS",
+        "NAMES",
+        many=True,
     )
     tags: tuple[str, ...] = MODEL.flag(
-        (), "--tags", "tags in /v1/models, comma-separated", words, "LLAMA_ARG_TAGS", "TAGS", many=True
+        (),
+        "--tags",
+        "tags in /v1/models, comma-separated",
+        words,
+        "LLAMA_ARG_TAGS",
+        "TAGS",
+        many=True,
     )
     extension: bool = MODEL.flag(
-        True, "--extension", "use pyctl's extension; off: only llama.cpp's API", None, EXTENSION, off="--no-extension"
+        True,
+        "--extension",
+        "use pyctl's extension; off: only llama.cpp's API",
+        None,
+        EXTENSION,
+        off="--no-extension",
     )
     n_gpu_layers: int = MODEL.flag(
         -1,
@@ -148,7 +177,12 @@ class ModelSettings:
         "MODE",
     )
     tensor_split: tuple[float, ...] = MODEL.flag(
-        (), "-ts --tensor-split", "share of each GPU", proportions, "LLAMA_ARG_TENSOR_SPLIT", "N,N,..."
+        (),
+        "-ts --tensor-split",
+        "share of each GPU",
+        proportions,
+        "LLAMA_ARG_TENSOR_SPLIT",
+        "N,N,...",
     )
     main_gpu: int = MODEL.flag(
         0, "-mg --main-gpu", "GPU for split modes none and row", integer(0), "LLAMA_ARG_MAIN_GPU"
@@ -219,13 +253,27 @@ class ModelSettings:
         ),
     )
     fit: bool = MODEL.flag(
-        True, "-fit --fit", "fit missing values into memory: on or off", on_off, "LLAMA_ARG_FIT", "WHEN"
+        True,
+        "-fit --fit",
+        "fit missing values into memory: on or off",
+        on_off,
+        "LLAMA_ARG_FIT",
+        "WHEN",
     )
     fit_target: tuple[int, ...] = MODEL.flag(
-        (1024,), "-fitt --fit-target", "MiB to leave free on each GPU", integers, "LLAMA_ARG_FIT_TARGET", "MiB,..."
+        (1024,),
+        "-fitt --fit-target",
+        "MiB to leave free on each GPU",
+        integers,
+        "LLAMA_ARG_FIT_TARGET",
+        "MiB,...",
     )
     fit_ctx: int = MODEL.flag(
-        4096, "-fitc --fit-ctx", "smallest context that --fit chooses", tokens(1), "LLAMA_ARG_FIT_CTX"
+        4096,
+        "-fitc --fit-ctx",
+        "smallest context that --fit chooses",
+        tokens(1),
+        "LLAMA_ARG_FIT_CTX",
     )
     metadata: tuple[tuple[str, int | float | bool | str], ...] = MODEL.flag(
         (),
@@ -235,14 +283,27 @@ class ModelSettings:
         metavar="KEY=TYPE:VALUE,...",
         many=True,
     )
-    check_tensors: bool = MODEL.flag(False, "--check-tensors", "look for invalid values in the weights")
+    check_tensors: bool = MODEL.flag(
+        False, "--check-tensors", "look for invalid values in the weights"
+    )
     repack: bool = MODEL.flag(
-        True, "--repack", "rearrange weights for the CPU", None, "LLAMA_ARG_REPACK", off="-nr --no-repack"
+        True,
+        "--repack",
+        "rearrange weights for the CPU",
+        None,
+        "LLAMA_ARG_REPACK",
+        off="-nr --no-repack",
     )
     no_host: bool = MODEL.flag(
-        False, "--no-host", "bypass host buffers, so that extra buffers can be used", None, "LLAMA_ARG_NO_HOST"
+        False,
+        "--no-host",
+        "bypass host buffers, so that extra buffers can be used",
+        None,
+        "LLAMA_ARG_NO_HOST",
     )
-    numa: str = MODEL.flag("", "--numa", "distribute, isolate or numactl", choice(*NUMA), "LLAMA_ARG_NUMA", "TYPE")
+    numa: str = MODEL.flag(
+        "", "--numa", "distribute, isolate or numactl", choice(*NUMA), "LLAMA_ARG_NUMA", "TYPE"
+    )
     lora: tuple[tuple[str, float], ...] = MODEL.flag(
         (),
         "--lora",
@@ -295,16 +356,31 @@ class ModelSettings:
         2048, "-b --batch-size", "tokens in one call of llama.cpp", tokens(1), "LLAMA_ARG_BATCH"
     )
     n_ubatch: int = CONTEXT.flag(
-        0, "-ub --ubatch-size", "tokens in one evaluation", tokens(1), "LLAMA_ARG_UBATCH", shown="512, 1024 on a GPU"
+        0,
+        "-ub --ubatch-size",
+        "tokens in one evaluation",
+        tokens(1),
+        "LLAMA_ARG_UBATCH",
+        shown="512, 1024 on a GPU",
     )
     n_threads: int = CONTEXT.flag(
-        -1, "-t --threads", "CPU threads for generation, -1 = automatic", integer(), "LLAMA_ARG_THREADS"
+        -1,
+        "-t --threads",
+        "CPU threads for generation, -1 = automatic",
+        integer(),
+        "LLAMA_ARG_THREADS",
     )
     n_threads_batch: int = CONTEXT.flag(
-        0, "-tb --threads-batch", "CPU threads for prompts, 0 = the value of -t, else one per core", integer()
+        0,
+        "-tb --threads-batch",
+        "CPU threads for prompts, 0 = the value of -t, else one per core",
+        integer(),
     )
     poll: int = CONTEXT.flag(
-        50, "--poll", "how long CPU threads spin before they sleep, 0 = none, 100 = longest", integer(0, 100)
+        50,
+        "--poll",
+        "how long CPU threads spin before they sleep, 0 = none, 100 = longest",
+        integer(0, 100),
     )
     flash_attn: str = CONTEXT.flag(
         "auto",
@@ -340,21 +416,39 @@ class ModelSettings:
         off="-nkvo --no-kv-offload",
     )
     op_offload: bool = CONTEXT.flag(
-        True, "--op-offload", "run operations of CPU tensors on the GPU for large batches", off="--no-op-offload"
+        True,
+        "--op-offload",
+        "run operations of CPU tensors on the GPU for large batches",
+        off="--no-op-offload",
     )
     swa_full: bool = CONTEXT.flag(
-        False, "--swa-full", "allocate the full context for sliding-window layers", None, "LLAMA_ARG_SWA_FULL"
+        False,
+        "--swa-full",
+        "allocate the full context for sliding-window layers",
+        None,
+        "LLAMA_ARG_SWA_FULL",
     )
     rope_scaling: str = CONTEXT.flag(
-        "", "--rope-scaling", "none, linear or yarn", choice(*ROPE_SCALING), "LLAMA_ARG_ROPE_SCALING_TYPE", "TYPE"
+        "",
+        "--rope-scaling",
+        "none, linear or yarn",
+        choice(*ROPE_SCALING),
+        "LLAMA_ARG_ROPE_SCALING_TYPE",
+        "TYPE",
     )
     rope_freq_base: float = CONTEXT.flag(
         0.0, "--rope-freq-base", "base frequency", number(0.0), "LLAMA_ARG_ROPE_FREQ_BASE"
     )
     rope_freq_scale: float = CONTEXT.flag(
-        0.0, "--rope-freq-scale", "scale the context by 1/N", number(0.0), "LLAMA_ARG_ROPE_FREQ_SCALE"
+        0.0,
+        "--rope-freq-scale",
+        "scale the context by 1/N",
+        number(0.0),
+        "LLAMA_ARG_ROPE_FREQ_SCALE",
     )
-    yarn_orig_ctx: int = CONTEXT.flag(0, "--yarn-orig-ctx", "context before YaRN", tokens(0), "LLAMA_ARG_YARN_ORIG_CTX")
+    yarn_orig_ctx: int = CONTEXT.flag(
+        0, "--yarn-orig-ctx", "context before YaRN", tokens(0), "LLAMA_ARG_YARN_ORIG_CTX"
+    )
     yarn_ext_factor: float = CONTEXT.flag(
         -1.0, "--yarn-ext-factor", "extrapolation mix", number(), "LLAMA_ARG_YARN_EXT_FACTOR"
     )
@@ -367,7 +461,9 @@ class ModelSettings:
     yarn_beta_fast: float = CONTEXT.flag(
         -1.0, "--yarn-beta-fast", "low correction dimension", number(), "LLAMA_ARG_YARN_BETA_FAST"
     )
-    embeddings: bool = SERVER.flag(False, "--embedding --embeddings", "serve embeddings", None, "LLAMA_ARG_EMBEDDINGS")
+    embeddings: bool = SERVER.flag(
+        False, "--embedding --embeddings", "serve embeddings", None, "LLAMA_ARG_EMBEDDINGS"
+    )
     pooling: str = SERVER.flag(
         "",
         "--pooling",
@@ -379,6 +475,9 @@ class ModelSettings:
 
     def __post_init__(self) -> None:
         if self.flash_attn == "off" and "q" in self.type_v:
-            raise ConfigError(f"--cache-type-v {self.type_v} needs flash attention, which --flash-attn off forbids")
+            raise ConfigError(
+                f"--cache-type-v {self.type_v} needs flash attention, which --flash-attn off "
+                "forbids"
+            )
         if self.workers and self.split_mode == "tensor":
             raise ConfigError("--rpc excludes --split-mode tensor: workers hold whole layers")

@@ -1,4 +1,6 @@
-"""The threads of OpenMP, with which llama.cpp evaluates on processors: how long they spin, and their end."""
+"""The threads of OpenMP, with which llama.cpp evaluates on processors: how long they spin, and
+their end.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ __all__ = ["SPIN", "end_threads", "limit_spinning"]
 
 SPIN = "GOMP_SPINCOUNT"
 SPIN_PER_LEVEL = 40
-"""At level 50 a thread spins for about 0.1 ms: a little slower than longer on an idle machine, faster on a busy one."""
+"""At level 50 a thread spins for about 0.1 ms: a little slower than longer on an idle machine,
+faster on a busy one.
+"""
 
 SPIN_OF_LIBGOMP = 300_000
 
@@ -20,16 +24,20 @@ _spin_is_given = SPIN in os.environ or "OMP_WAIT_POLICY" in os.environ
 
 
 def limit_spinning(level: int, *, waits_for_gpu: bool = False) -> None:
-    """Set how long OpenMP threads spin (0 to 100), unless the environment does; call it before libraries load."""
+    """Set how long OpenMP threads spin (0 to 100), unless the environment does; call it before
+    libraries load.
+    """
     # Threads that wait for a GPU keep libgomp's milliseconds.
     if not _spin_is_given:
         os.environ[SPIN] = str(SPIN_OF_LIBGOMP if waits_for_gpu else SPIN_PER_LEVEL * level)
 
 
 def end_threads() -> None:
-    """End the threads that evaluate for the calling thread; its next evaluation starts them again."""
-    # libgomp keeps them for each thread that evaluated. While all are more than the cores, they hardly spin at
-    # barriers, which takes up to half of the speed of decoding.
+    """End the threads that evaluate for the calling thread; its next evaluation starts them
+    again.
+    """
+    # libgomp keeps them for each thread that evaluated. While all are more than the cores, they
+    # hardly spin at barriers, which takes up to half of the speed of decoding.
     pause = getattr(ctypes.CDLL(None), "omp_pause_resource_all", None)
     if pause is not None:
         pause(PAUSE_SOFT)

@@ -40,5 +40,7 @@ def cpu_experts(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def cpu_ffn(text: str) -> tuple[tuple[str, str], ...]:
-    """Parse N, and return placements that keep the dense feed-forward weights of the first N layers on the CPU."""
+    """Parse N, and return placements that keep the dense feed-forward weights of the first N layers
+    on the CPU.
+    """
     return tuple((rf"blk\.{layer}{DENSE_FFN}", "CPU") for layer in range(integer(0, 10_000)(text)))

@@ -13,12 +13,15 @@ __all__ = ["PoolPlan", "PoolSettings"]
 
 @dataclass(frozen=True)
 class PoolSettings:
-    """Settings of the pool: ``n_pooled`` rows of all layers on the device, -1 as many as fit, 0 for no pool."""
+    """Settings of the pool: ``n_pooled`` rows of all layers on the device, -1 as many as fit, 0 for
+    no pool.
+    """
 
     n_pooled: int = CONTEXT.flag(
         0,
         "--kv-pool",
-        "tokens of K and V on the device, off = the whole context, auto = as many as fit; attention "
+        "tokens of K and V on the device, off = the whole context, auto = as many as fit; "
+        "attention "
         "reads the others from RAM; replies do not change",
         tokens(1, auto=-1, off=0),
         "PYCTL_KV_POOL",
@@ -33,10 +36,12 @@ COPY_RATE = 20e9
 
 @dataclass(frozen=True)
 class PoolPlan:
-    """Placement of the rows of ``n_rows`` tokens in ``n_layers`` attention layers with ``layer_bytes`` each.
+    """Placement of the rows of ``n_rows`` tokens in ``n_layers`` attention layers with
+    ``layer_bytes`` each.
 
-    The rows of ``n_resident`` layers are on the device. Other layers are *streamed*: their rows are in RAM, and each
-    evaluation copies layer after layer into one of ``n_stages`` device buffers of ``layer_bytes``.
+    The rows of ``n_resident`` layers are on the device. Other layers are *streamed*: their rows are
+    in RAM, and each evaluation copies layer after layer into one of ``n_stages`` device buffers of
+    ``layer_bytes``.
     """
 
     n_rows: int
@@ -47,7 +52,9 @@ class PoolPlan:
 
     @classmethod
     def of(cls, n: int, n_rows: int, n_layers: int, layer_bytes: int) -> PoolPlan:
-        """Return the plan with the most resident layers for a device with room for ``n`` layers, 1 at least."""
+        """Return the plan with the most resident layers for a device with room for ``n`` layers, 1
+        at least.
+        """
         n_stages = 0 if n >= n_layers else min(max(n, 1), 2)
         return cls(n_rows, n_layers, min(max(n, 1) - n_stages, n_layers), n_stages, layer_bytes)
 
@@ -58,8 +65,12 @@ class PoolPlan:
 
     @property
     def resident(self) -> tuple[int, ...]:
-        """Indices of the resident layers. Streamed layers are spread out, so that copies overlap with computation."""
-        streamed = {(2 * i + 1) * self.n_layers // (2 * self.n_streamed) for i in range(self.n_streamed)}
+        """Indices of the resident layers. Streamed layers are spread out, so that copies overlap
+        with computation.
+        """
+        streamed = {
+            (2 * i + 1) * self.n_layers // (2 * self.n_streamed) for i in range(self.n_streamed)
+        }
         return tuple(i for i in range(self.n_layers) if i not in streamed)
 
     @property
@@ -87,7 +98,8 @@ class PoolPlan:
             depths = [n for n in (32_768, 131_072) if n < self.n_rows] + [self.n_rows]
             speeds = (f"{_rounded(COPY_RATE / self.pass_bytes(n))} at {n:,} tokens" for n in depths)
             yield (
-                f"K and V of {self.n_streamed} of {self.n_layers} layers lie in RAM and are read for each token: "
+                f"K and V of {self.n_streamed} of {self.n_layers} layers lie in RAM and are read "
+                "for each token: "
                 f"at {COPY_RATE / 1e9:.0f} GB/s at most {', '.join(speeds)} (tokens/s)"
             )
 

@@ -6,7 +6,15 @@ import itertools
 import time
 from dataclasses import replace
 
-from pyctl.cache import CacheLookup, CachePlan, LiveSequence, PrefixCache, RequestStats, State, batch_ends
+from pyctl.cache import (
+    CacheLookup,
+    CachePlan,
+    LiveSequence,
+    PrefixCache,
+    RequestStats,
+    State,
+    batch_ends,
+)
 from pyctl.engine.backend import Backend
 from pyctl.engine.engine_stats import EngineCounters, PrefillLog
 from pyctl.engine.jobs import StateReads
@@ -44,18 +52,26 @@ class Prefill:
 
     def after_reply(self, seq: LiveSequence, lookup: CacheLookup) -> CacheLookup:
         """Return ``lookup`` with batch ends for the tokens after those in ``seq``."""
-        # After generated text no batch equals one of a cold run, so batches end at every boundary, where clients may
-        # resume. One turn has few boundaries.
+        # After generated text no batch equals one of a cold run, so batches end at every boundary,
+        # where clients may resume. One turn has few boundaries.
         if seq.n_exact == seq.n or not self._backend.facts.batch_cost:
             return lookup
         return replace(lookup, ends=self.ends(lookup.request.prompt, free=True))
 
     def run(
-        self, active: ActiveRequest, seq: LiveSequence, lookup: CacheLookup, plan: CachePlan, stats: RequestStats
+        self,
+        active: ActiveRequest,
+        seq: LiveSequence,
+        lookup: CacheLookup,
+        plan: CachePlan,
+        stats: RequestStats,
     ) -> Steps:
-        """Evaluate the missing tokens up to each of ``lookup.ends``, each cut and ``stats.n_prompt``, as cells allow.
+        """Evaluate the missing tokens up to each of ``lookup.ends``, each cut and
+        ``stats.n_prompt``, as cells allow.
 
-        Afterwards output 0 is the prompt end's. A batch to none of the ends differs from a cold run's."""
+        Afterwards output 0 is the prompt end's. A batch to none of the ends differs from a cold
+        run's.
+        """
         prompt, ends = active.handle.request.prompt, lookup.ends
         began, save_before = time.perf_counter(), stats.save_ms
         first = last = seq.n
@@ -69,9 +85,13 @@ class Prefill:
                 yield None  # encoding is slow: other requests decode a token first
             while (refused := self._evaluate(active, seq, end, plan)) is not None:
                 yield refused if isinstance(refused, OutOfCellsError) else None
-            last = seq.n if self._backend.facts.is_async else end  # a device has only started the last batch
+            last = (
+                seq.n if self._backend.facts.is_async else end
+            )  # a device has only started the last batch
             # The very end of a prompt is a batch end of longer prompts only if it fills its batch.
-            is_cold = end in ends and (end < len(prompt) or end - previous == self._backend.facts.n_ubatch)
+            is_cold = end in ends and (
+                end < len(prompt) or end - previous == self._backend.facts.n_ubatch
+            )
             seq.append(prompt.tokens[seq.n : end], exact=is_cold)
             seq.in_image = picture is not None and end < picture.end
             shown.reached(end)
@@ -94,21 +114,28 @@ class Prefill:
     def _evaluate(
         self, active: ActiveRequest, seq: LiveSequence, end: int, plan: CachePlan
     ) -> PreemptedError | OutOfCellsError | None:
-        """Evaluate up to ``end``. Returns the error if the caller must retry: another request preempted the evaluation,
-        or no cells are free."""
+        """Evaluate up to ``end``. Returns the error if the caller must retry: another request
+        preempted the evaluation, or no cells are free.
+        """
         prompt = active.handle.request.prompt
         picture = prompt.image_at(seq.n)
         with self._prefix_cache.cache.locked(*plan.restored):
             has_room = self._cells.make_room(end - seq.n)
         if not has_room:
-            self._cells.make_room(end - seq.n)  # may evict the restored snapshots: their rows are in the sequence
+            self._cells.make_room(
+                end - seq.n
+            )  # may evict the restored snapshots: their rows are in the sequence
         tokens, control = prompt.tokens[seq.n : end], self._backend.control
-        is_preemptible = active.handle.request.background and picture is None and control.can_preempt
+        is_preemptible = (
+            active.handle.request.background and picture is None and control.can_preempt
+        )
         before = self._before(seq) if is_preemptible else None
         control.allow(before is not None)
         try:
             with self._state_reads.allowed():
-                self._backend.evaluate(seq.id, tokens, seq.n, output=end == len(prompt), picture=picture)
+                self._backend.evaluate(
+                    seq.id, tokens, seq.n, output=end == len(prompt), picture=picture
+                )
         except PreemptedError as error:
             control.preempt(False)
             if before is None:
@@ -123,13 +150,17 @@ class Prefill:
         return None
 
     def _empty(self, plan: CachePlan) -> bool:
-        """Remove all unused rows from the context; the snapshots that the prompt was restored from go last."""
+        """Remove all unused rows from the context; the snapshots that the prompt was restored from
+        go last.
+        """
         with self._prefix_cache.cache.locked(*plan.restored):
             gave = self._cells.empty()
         return gave or self._cells.empty()
 
     def _before(self, seq: LiveSequence) -> State | None:
-        """Return the state for `_take_back`; None if the memory cannot separate rows from state, or on failure."""
+        """Return the state for `_take_back`; None if the memory cannot separate rows from state, or
+        on failure.
+        """
         if not self._backend.memory.shape.has_rows:
             return None
         try:
@@ -145,7 +176,11 @@ class Prefill:
         self._backend.memory.restore(seq.id, seq.n, (), before)
 
 
-def _tell_progress(active: ActiveRequest, seq: LiveSequence, stats: RequestStats, seconds_left: float) -> None:
+def _tell_progress(
+    active: ActiveRequest, seq: LiveSequence, stats: RequestStats, seconds_left: float
+) -> None:
     if active.handle.request.return_progress:
         ms = (time.perf_counter() - active.started) * 1e3
-        active.handle.put(Progress(stats.n_prompt, stats.n_cached, seq.n, ms, stats.source, seq.id, seconds_left))
+        active.handle.put(
+            Progress(stats.n_prompt, stats.n_cached, seq.n, ms, stats.source, seq.id, seconds_left)
+        )

@@ -36,16 +36,17 @@ StopType: TypeAlias = Literal["eos", "word", "limit"]
 class Request:
     """A request to generate after ``prompt``.
 
-    ``max_tokens``: -1 until the context is full, 0 prefill only. ``stop`` strings end the reply, which excludes them.
-    ``n_probs`` is the number of most likely tokens returned with each token and its log-probability, None for
-    neither. ``disk_policy`` replaces the server's.
-    ``seq`` is the required sequence, -1 for any. Two limits, 0 for none, also end the reply: a line with fewer than
-    ``n_indent`` leading blanks, and the first line end more than ``max_ms`` after the first token. ``control_texts``
-    maps control tokens to their text in the reply; all others have none. Without ``sees_texts`` the client must not
-    learn the texts of other clients: nothing is drafted from these, and its prompt resumes only where a whole block of
-    tokens is equal, so that no count of its reply depends on a single token of theirs. A ``background`` request only
-    evaluates its prompt, up to its last batch end, while no other work is due. With ``after`` it has no client: it is
-    the expected beginning of the turn after that request.
+    ``max_tokens``: -1 until the context is full, 0 prefill only. ``stop`` strings end the reply,
+    which excludes them. ``n_probs`` is the number of most likely tokens returned with each token
+    and its log-probability, None for neither. ``disk_policy`` replaces the server's. ``seq`` is the
+    required sequence, -1 for any. Two limits, 0 for none, also end the reply: a line with fewer
+    than ``n_indent`` leading blanks, and the first line end more than ``max_ms`` after the first
+    token. ``control_texts`` maps control tokens to their text in the reply; all others have none.
+    Without ``sees_texts`` the client must not learn the texts of other clients: nothing is drafted
+    from these, and its prompt resumes only where a whole block of tokens is equal, so that no count
+    of its reply depends on a single token of theirs. A ``background`` request only evaluates its
+    prompt, up to its last batch end, while no other work is due. With ``after`` it has no client:
+    it is the expected beginning of the turn after that request.
     """
 
     prompt: Prompt
@@ -72,7 +73,8 @@ MAX_POSITIONS = 64
 
 @dataclass(frozen=True)
 class DraftCounts:
-    """Draft totals: ``n_drafts`` drafts with ``n_drafted`` tokens, of which replies accepted ``n_accepted``.
+    """Draft totals: ``n_drafts`` drafts with ``n_drafted`` tokens, of which replies accepted
+    ``n_accepted``.
 
     ``by_position`` counts accepted tokens by their position in the draft.
     """
@@ -89,7 +91,9 @@ class DraftCounts:
         return DraftCounts(1, n_drafted, n_accepted, places[:MAX_POSITIONS])
 
     def __add__(self, other: DraftCounts) -> DraftCounts:
-        places = tuple(a + b for a, b in zip_longest(self.by_position, other.by_position, fillvalue=0))
+        places = tuple(
+            a + b for a, b in zip_longest(self.by_position, other.by_position, fillvalue=0)
+        )
         n_drafts, n_drafted = self.n_drafts + other.n_drafts, self.n_drafted + other.n_drafted
         return DraftCounts(n_drafts, n_drafted, self.n_accepted + other.n_accepted, places)
 
@@ -109,10 +113,12 @@ class Timings:
 
 @dataclass(frozen=True)
 class Progress:
-    """Prefill progress: ``n_processed`` of ``n_prompt`` tokens, ``n_cached`` of them restored from ``source``.
+    """Prefill progress: ``n_processed`` of ``n_prompt`` tokens, ``n_cached`` of them restored from
+    ``source``.
 
-    ``seconds_left`` is an estimate for the rest, 0 if unknown. ``place`` is the place of a request that waits, 1 for
-    the next one; 0 for one that runs, whose first event follows the restore, before any evaluation.
+    ``seconds_left`` is an estimate for the rest, 0 if unknown. ``place`` is the place of a request
+    that waits, 1 for the next one; 0 for one that runs, whose first event follows the restore,
+    before any evaluation.
     """
 
     n_prompt: int
@@ -128,9 +134,10 @@ class Progress:
 class Piece(NamedTuple):
     """Final text: never half a character, never part of a stop string.
 
-    ``text`` may be empty if the tokens end within a character. ``tokens`` are the ids sampled since the last piece.
-    ``probs`` holds for each token that the text starts (id, logprob) of the sampled token, then of the ``n_probs`` most
-    likely ones; with ``post_sampling_probs``, probabilities instead of logarithms.
+    ``text`` may be empty if the tokens end within a character. ``tokens`` are the ids sampled since
+    the last piece. ``probs`` holds for each token that the text starts (id, logprob) of the sampled
+    token, then of the ``n_probs`` most likely ones; with ``post_sampling_probs``, probabilities
+    instead of logarithms.
     """
 
     text: str
@@ -140,7 +147,9 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Done:
-    """The reply ended. ``seq`` is the sequence that served it; ``stopping_word`` is set for ``word`` only."""
+    """The reply ended. ``seq`` is the sequence that served it; ``stopping_word`` is set for
+    ``word`` only.
+    """
 
     stop_type: StopType
     stopping_word: str
@@ -157,7 +166,9 @@ class Failed:
 
 
 def as_client_error(error: Exception) -> PyctlError:
-    """Return the error to report to the client. Logs unexpected errors and wraps them in EngineError."""
+    """Return the error to report to the client. Logs unexpected errors and wraps them in
+    EngineError.
+    """
     if isinstance(error, PyctlError):
         return error
     log.error("unexpected error", exc_info=error)

@@ -26,11 +26,23 @@ __all__ = [
 RANDOM_SEED = 0xFFFFFFFF
 """The seed value that selects a random seed."""
 
-DEFAULT_SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+DEFAULT_SAMPLERS = (
+    "penalties",
+    "dry",
+    "top_n_sigma",
+    "top_k",
+    "typ_p",
+    "top_p",
+    "min_p",
+    "xtc",
+    "temperature",
+)
 """llama-server's default order of samplers."""
 
 SAMPLERS = (*DEFAULT_SAMPLERS, "infill", "adaptive_p")
-"""All valid names of samplers. ``adaptive_p`` always runs last and chooses the token, wherever it is named."""
+"""All valid names of samplers. ``adaptive_p`` always runs last and chooses the token, wherever it
+is named.
+"""
 
 SAMPLER_LETTERS = dict(zip("edskypmxtia", SAMPLERS, strict=True))
 """llama-server's one-letter names."""
@@ -49,7 +61,9 @@ def sampler_named(text: str) -> str | None:
 
 
 class Range(NamedTuple):
-    """The valid range of a parameter, and llama-server's treatment of other values: clamp, refuse or ignore."""
+    """The valid range of a parameter, and llama-server's treatment of other values: clamp, refuse
+    or ignore.
+    """
 
     low: float
     high: float
@@ -106,13 +120,19 @@ def as_bias(text: str) -> tuple[tuple[int, float], ...]:
     match = re.fullmatch(r"([0-9]+)([+-][0-9]*\.?[0-9]+|-inf)", text)
     if match is None:
         raise ValueError(f"{text!r} is not of the form TOKEN_ID+BIAS or TOKEN_ID-BIAS")
-    return ((int(integer(0)(match[1])), float(match[2] if match[2] == "-inf" else number()(match[2]))),)
+    return (
+        (int(integer(0)(match[1])), float(match[2] if match[2] == "-inf" else number()(match[2]))),
+    )
 
 
 def breaker(text: str) -> tuple[str, ...]:
     """Parse one sequence breaker and resolve its escapes; ``none`` returns no breaker."""
     escapes = {"n": "\n", "r": "\r", "t": "\t"}
-    return () if text == "none" else (re.sub(r"\\([nrt'\"\\])", lambda m: escapes.get(m[1], m[1]), text),)
+    return (
+        ()
+        if text == "none"
+        else (re.sub(r"\\([nrt'\"\\])", lambda m: escapes.get(m[1], m[1]), text),)
+    )
 
 
 GrammarKind: TypeAlias = Literal["gbnf", "llguidance"]
@@ -122,20 +142,24 @@ GrammarKind: TypeAlias = Literal["gbnf", "llguidance"]
 class Sampling:
     """Sampling parameters.
 
-    Sampling()                    # llama-server's defaults: temperature 0.8, top-k 40, top-p 0.95, min-p 0.05
+    Sampling()                  # llama-server's: temperature 0.8, top-k 40, top-p 0.95, min-p 0.05
     Sampling(temperature=0.0)     # greedy
     Sampling(seed=7, top_k=20)
 
-    ``logit_bias`` holds (token id, bias) pairs; -inf forbids a token. ``grammar`` has the syntax of ``grammar_kind``:
-    llama.cpp's GBNF, or llguidance, never from a client because it may overflow the stack. A ``grammar_lazy`` grammar
-    starts once the reply's text, special tokens included, matches one of the regular expressions ``grammar_triggers``;
-    it applies from the first group that matched, else from the match. Text within ``grammar_hidden`` (an opening, empty
-    if the prompt ends with it, and a closing) at the start of the reply cannot trigger it. Other grammars consume
-    ``grammar_prefill`` first. ``post_sampling_probs`` selects probabilities after all samplers, not the model's own.
-    Each number declares its range for requests. Invalid values raise RequestError.
+    ``logit_bias`` holds (token id, bias) pairs; -inf forbids a token. ``grammar`` has the syntax of
+    ``grammar_kind``: llama.cpp's GBNF, or llguidance, never from a client because it may overflow
+    the stack. A ``grammar_lazy`` grammar starts once the reply's text, special tokens included,
+    matches one of the regular expressions ``grammar_triggers``; it applies from the first group
+    that matched, else from the match. Text within ``grammar_hidden`` (an opening, empty if the
+    prompt ends with it, and a closing) at the start of the reply cannot trigger it. Other grammars
+    consume ``grammar_prefill`` first. ``post_sampling_probs`` selects probabilities after all
+    samplers, not the model's own. Each number declares its range for requests. Invalid values raise
+    RequestError.
     """
 
-    seed: int = SAMPLING.flag(RANDOM_SEED, "-s --seed", "-1 = random", as_seed, metavar="SEED", shown="-1")
+    seed: int = SAMPLING.flag(
+        RANDOM_SEED, "-s --seed", "-1 = random", as_seed, metavar="SEED", shown="-1"
+    )
     temperature: float = SAMPLING.flag(
         0.8,
         "--temp --temperature",
@@ -150,13 +174,25 @@ class Sampling:
     dynatemp_exponent: float = SAMPLING.flag(
         1.0, "--dynatemp-exp", "exponent of the dynamic temperature", number(), range=cut()
     )
-    top_k: int = SAMPLING.flag(40, "--top-k", "0 = off", integer(-1), "LLAMA_ARG_TOP_K", range=cut(0, INT32_MAX))
-    top_p: float = SAMPLING.flag(0.95, "--top-p", "1 = off", number(), "LLAMA_ARG_TOP_P", range=cut(0.0, 1.0))
-    min_p: float = SAMPLING.flag(0.05, "--min-p", "0 = off", number(), "LLAMA_ARG_MIN_P", range=cut(0.0, 1.0))
-    top_n_sigma: float = SAMPLING.flag(-1.0, "--top-nsigma --top-n-sigma", "-1 = off", number(), range=cut())
+    top_k: int = SAMPLING.flag(
+        40, "--top-k", "0 = off", integer(-1), "LLAMA_ARG_TOP_K", range=cut(0, INT32_MAX)
+    )
+    top_p: float = SAMPLING.flag(
+        0.95, "--top-p", "1 = off", number(), "LLAMA_ARG_TOP_P", range=cut(0.0, 1.0)
+    )
+    min_p: float = SAMPLING.flag(
+        0.05, "--min-p", "0 = off", number(), "LLAMA_ARG_MIN_P", range=cut(0.0, 1.0)
+    )
+    top_n_sigma: float = SAMPLING.flag(
+        -1.0, "--top-nsigma --top-n-sigma", "-1 = off", number(), range=cut()
+    )
     typical_p: float = SAMPLING.flag(1.0, "--typical --typical-p", "1 = off", number(), range=cut())
-    xtc_probability: float = SAMPLING.flag(0.0, "--xtc-probability", "0 = off", number(), range=cut(0.0, 1.0))
-    xtc_threshold: float = SAMPLING.flag(0.1, "--xtc-threshold", "1 = off", number(), range=cut(0.0, 1.0))
+    xtc_probability: float = SAMPLING.flag(
+        0.0, "--xtc-probability", "0 = off", number(), range=cut(0.0, 1.0)
+    )
+    xtc_threshold: float = SAMPLING.flag(
+        0.1, "--xtc-threshold", "1 = off", number(), range=cut(0.0, 1.0)
+    )
     repeat_last_n: int = SAMPLING.flag(
         64, "--repeat-last-n", "tokens that penalties scan, 0 = off", tokens(0), range=refuse(-1)
     )
@@ -170,9 +206,15 @@ class Sampling:
         0.0, "--frequency-penalty", "0 = off", number(), "LLAMA_ARG_FREQUENCY_PENALTY", range=cut()
     )
     dry_multiplier: float = SAMPLING.flag(0.0, "--dry-multiplier", "0 = off", number(), range=cut())
-    dry_base: float = SAMPLING.flag(1.75, "--dry-base", "DRY base, at least 1", number(1.0), range=ignore(1.0))
+    dry_base: float = SAMPLING.flag(
+        1.75, "--dry-base", "DRY base, at least 1", number(1.0), range=ignore(1.0)
+    )
     dry_allowed_length: int = SAMPLING.flag(
-        2, "--dry-allowed-length", "longest repetition without a DRY penalty", integer(0), range=refuse(0)
+        2,
+        "--dry-allowed-length",
+        "longest repetition without a DRY penalty",
+        integer(0),
+        range=refuse(0),
     )
     dry_penalty_last_n: int = SAMPLING.flag(
         64, "--dry-penalty-last-n", "tokens that DRY scans, 0 = off", tokens(0), range=refuse(-1)
@@ -188,8 +230,12 @@ class Sampling:
     mirostat: int = SAMPLING.flag(
         0, "--mirostat", "version of Mirostat, 1 or 2, 0 = off", integer(0, 2), range=cut(0, 2)
     )
-    mirostat_tau: float = SAMPLING.flag(5.0, "--mirostat-ent", "target entropy", number(), range=cut())
-    mirostat_eta: float = SAMPLING.flag(0.1, "--mirostat-lr", "learning rate", number(), range=cut())
+    mirostat_tau: float = SAMPLING.flag(
+        5.0, "--mirostat-ent", "target entropy", number(), range=cut()
+    )
+    mirostat_eta: float = SAMPLING.flag(
+        0.1, "--mirostat-lr", "learning rate", number(), range=cut()
+    )
     min_keep: int = field(default=0, metadata={"range": refuse(0)})
     samplers: tuple[str, ...] = SAMPLING.flag(
         DEFAULT_SAMPLERS,
@@ -197,7 +243,14 @@ class Sampling:
         "samplers in order, separated by ';'",
         by_names,
         metavar="NAMES",
-        also=(Flag("--sampler-seq --sampling-seq", "samplers in order, by letters", by_letters, metavar="LETTERS"),),
+        also=(
+            Flag(
+                "--sampler-seq --sampling-seq",
+                "samplers in order, by letters",
+                by_letters,
+                metavar="LETTERS",
+            ),
+        ),
     )
     logit_bias: tuple[tuple[int, float], ...] = SAMPLING.flag(
         (),
@@ -208,7 +261,9 @@ class Sampling:
         many=True,
     )
     ignore_eos: bool = SAMPLING.flag(False, "--ignore-eos", "continue after the end-of-text token")
-    grammar: str = SAMPLING.flag("", "--grammar", "GBNF that replies must follow", str, metavar="GBNF")
+    grammar: str = SAMPLING.flag(
+        "", "--grammar", "GBNF that replies must follow", str, metavar="GBNF"
+    )
     grammar_kind: GrammarKind = "gbnf"
     grammar_lazy: bool = False
     grammar_triggers: tuple[str, ...] = ()
@@ -222,7 +277,11 @@ class Sampling:
         range=cut(high=1.0),
     )
     adaptive_decay: float = SAMPLING.flag(
-        0.9, "--adaptive-decay", "decay of adaptive sampling", number(0.0, 0.99), range=refuse(0, 0.99)
+        0.9,
+        "--adaptive-decay",
+        "decay of adaptive sampling",
+        number(0.0, 0.99),
+        range=refuse(0, 0.99),
     )
     post_sampling_probs: bool = False
 

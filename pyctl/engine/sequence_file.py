@@ -1,6 +1,7 @@
 """Slot files: a sequence on disk, in the blocks of which snapshots consist.
 
-A file has the blocks of rows and the state, the tokens, the exact batch ends, the sizes of the blocks, and `TAIL`.
+A file has the blocks of rows and the state, the tokens, the exact batch ends, the sizes of the
+blocks, and `TAIL`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ INVALID = "No available space in KV cache or invalid slot save file"
 
 @dataclass(frozen=True)
 class SavedSequence:
-    """A sequence from a file of ``n_bytes``: tokens, exact batch ends, rows, and the state, None without tokens."""
+    """A sequence from a file of ``n_bytes``: tokens, exact batch ends, rows, and the state, None
+    without tokens.
+    """
 
     tokens: Tokens
     ends: tuple[int, ...]
@@ -46,25 +49,42 @@ class SavedSequence:
     n_bytes: int
 
 
-def save_file(memory: SequenceMemory, seq: LiveSequence, ends: Sequence[int], path: Path, identity: str) -> int:
+def save_file(
+    memory: SequenceMemory, seq: LiveSequence, ends: Sequence[int], path: Path, identity: str
+) -> int:
     """Write ``seq`` and return the bytes written.
 
-    `load_file` refuses other values of ``identity``, the fingerprint. Raises StateError, RequestError for a long name.
+    `load_file` refuses other values of ``identity``, the fingerprint. Raises StateError,
+    RequestError for a long name.
     """
     if seq.n and int(seq.tokens.min()) < 0:
         raise StateError("Unable to save slot: it holds an image")
     if memory.shape.resume_points == NOWHERE:
-        raise StateError("Unable to save slot: this model's memory does not restore to the same bits")
-    digest, sizes, ends = _digest(), list[int](), ends if memory.shape.resume_points.allow(seq.n) else ()
+        raise StateError(
+            "Unable to save slot: this model's memory does not restore to the same bits"
+        )
+    digest, sizes, ends = (
+        _digest(),
+        list[int](),
+        ends if memory.shape.resume_points.allow(seq.n) else (),
+    )
     try:
         make_private(path.parent)
-        with replacing(path, sync=False) as file:  # the digest detects files truncated by a power failure
+        with replacing(
+            path, sync=False
+        ) as file:  # the digest detects files truncated by a power failure
             for block in _blocks(memory, seq):
                 sizes.append(block.nbytes)
                 digest.update(block.data)
                 file.write(block.data)
-            tail = seq.tokens.tobytes() + np.array(ends, np.int32).tobytes() + np.array(sizes, np.int64).tobytes()
-            tail += TAIL.pack(_digest(identity.encode()).digest(), seq.n, len(ends), len(sizes), MAGIC, b"")[:-16]
+            tail = (
+                seq.tokens.tobytes()
+                + np.array(ends, np.int32).tobytes()
+                + np.array(sizes, np.int64).tobytes()
+            )
+            tail += TAIL.pack(
+                _digest(identity.encode()).digest(), seq.n, len(ends), len(sizes), MAGIC, b""
+            )[:-16]
             digest.update(tail)
             file.write(tail + digest.digest())
             return file.tell()
@@ -113,8 +133,12 @@ def load_file(path: Path, identity: str) -> SavedSequence:
     has_all = min(sizes, default=0) >= 0 and sum(sizes) == first
     if not has_all or not _are_ends(ends, n) or int(tokens.min(initial=0)) < 0:
         raise StateError(INVALID)
-    *rows, recurrent, draft = np.split(data[:first], np.cumsum(sizes)[:-1]) if n else (NOTHING, NOTHING)
-    spans = tuple((Rows(rows[2 * i], rows[2 * i + 1]), at, min(at + SPAN, n)) for i, at in enumerate(starts))
+    *rows, recurrent, draft = (
+        np.split(data[:first], np.cumsum(sizes)[:-1]) if n else (NOTHING, NOTHING)
+    )
+    spans = tuple(
+        (Rows(rows[2 * i], rows[2 * i + 1]), at, min(at + SPAN, n)) for i, at in enumerate(starts)
+    )
     state = State.of(recurrent, draft) if n else None
     return SavedSequence(as_tokens(tokens), tuple(ends.tolist()), spans, state, int(data.size))
 

@@ -15,8 +15,8 @@ __all__ = ["LineLimits", "ReasoningBudget", "TextStream"]
 class TextStream:
     """Converts the bytes of tokens to text that can be sent.
 
-    Text that may start a stop string is withheld until it no longer can. After a stop string, ``stopping_word`` holds
-    it and `feed` returns no more text. Invalid UTF-8 becomes U+FFFD.
+    Text that may start a stop string is withheld until it no longer can. After a stop string,
+    ``stopping_word`` holds it and `feed` returns no more text. Invalid UTF-8 becomes U+FFFD.
     """
 
     def __init__(self, stop: tuple[str, ...] = ()) -> None:
@@ -67,8 +67,9 @@ class _Stops:
         return bool(self._words)
 
     def search(self, text: str) -> tuple[int, str, int]:
-        """Find the first word in ``text``: (its start, the word, 0). If there is none: (-1, "", the length of the
-        longest end of ``text`` that starts a word)."""
+        """Find the first word in ``text``: (its start, the word, 0). If there is none: (-1, "", the
+        length of the longest end of ``text`` that starts a word).
+        """
         if (found := self._pattern.search(text)) is not None:
             return found.start(), found[0], 0
         lengths = range(min(self._longest - 1, len(text)), 0, -1)
@@ -83,8 +84,9 @@ class _Stops:
 class LineLimits:
     """Limits on the lines of a reply; ``ended`` is true once a limit has ended it.
 
-    ``n_indent`` is the required number of leading blanks or tabs of each line after the first, 0 for any. After the
-    time limit the reply ends at the next line end (llama-server's ``t_max_predict_ms``).
+    ``n_indent`` is the required number of leading blanks or tabs of each line after the first, 0
+    for any. After the time limit the reply ends at the next line end (llama-server's
+    ``t_max_predict_ms``).
     """
 
     def __init__(self, n_indent: int) -> None:
@@ -112,8 +114,9 @@ class LineLimits:
 class ReasoningBudget:
     """Enforces a `ReasoningLimit`: call `next` before each token and `observe_token` after it.
 
-    ``piece`` returns a token's bytes. Tags are looked for in the text, as a tokenizer may join their last characters
-    with the next ones. A token that reaches beyond the start counts. The end is never forced within a character.
+    ``piece`` returns a token's bytes. Tags are looked for in the text, as a tokenizer may join
+    their last characters with the next ones. A token that reaches beyond the start counts. The end
+    is never forced within a character.
     """
 
     def __init__(self, limit: ReasoningLimit, piece: Callable[[int], bytes]) -> None:

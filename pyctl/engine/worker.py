@@ -1,4 +1,6 @@
-"""The engine's thread: owns llama.cpp, accepts requests from any thread, and runs the engine until closed."""
+"""The engine's thread: owns llama.cpp, accepts requests from any thread, and runs the engine until
+closed.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,14 @@ from pyctl.engine.jobs import Job
 from pyctl.engine.openmp import end_threads
 from pyctl.engine.request import Done, Failed, Request, Timings, as_client_error
 from pyctl.engine.sampling import Sampling
-from pyctl.errors import BusyError, ContextSizeError, EngineError, PyctlError, RequestError, UnavailableError
+from pyctl.errors import (
+    BusyError,
+    ContextSizeError,
+    EngineError,
+    PyctlError,
+    RequestError,
+    UnavailableError,
+)
 from pyctl.limit import limit
 
 __all__ = ["EvictableEngineCache", "Worker"]
@@ -32,7 +41,9 @@ R = TypeVar("R")
 log = logging.getLogger(__name__)
 
 FINISH_SECONDS = 2.0
-"""Longest duration of a step after closing. Then it is interrupted, which loses the contents of its sequences."""
+"""Longest duration of a step after closing. Then it is interrupted, which loses the contents of its
+sequences.
+"""
 
 STEP_SECONDS = limit(
     20.0,
@@ -42,24 +53,30 @@ STEP_SECONDS = limit(
     "s",
 )
 
-MAX_FAILED_STEPS = limit(3, "steps of the engine in a row that fail", "the server ends, exit code 1", "process")
+MAX_FAILED_STEPS = limit(
+    3, "steps of the engine in a row that fail", "the server ends, exit code 1", "process"
+)
 
 IDLE_SECONDS = 2.0
-"""Idle time after a client's last request before held rows without a copy go to free RAM of the cache, else to disk.
-Background requests start after this copy."""
+"""Idle time after a client's last request before held rows without a copy go to free RAM of the
+cache, else to disk. Background requests start after this copy.
+"""
 
 PREPARE_SECONDS = 0.5
 """Idle time before `Engine.prepare`: a request that waited for the model arrives within it."""
 
 STILL_SECONDS = 2.0
-"""After the loss of a device, a thread that stands at one instruction for so long is in a call that never returns."""
+"""After the loss of a device, a thread that stands at one instruction for so long is in a call that
+never returns.
+"""
 
 WATCH_SECONDS = 1.0
 """Interval between two checks of the engine's thread."""
 
 
 class IdleJobs:
-    """Schedule of idle work: background requests, unloading the model, copying held rows, preparing for requests.
+    """Schedule of idle work: background requests, unloading the model, copying held rows, preparing
+    for requests.
 
     ``is_ahead``: the engine's current work has no waiting client.
     """
@@ -80,7 +97,9 @@ class IdleJobs:
         self._engine.prefix_cache.hand_over()
 
     def hand_over(self) -> None:
-        """Copy what the disk needs; while a client waits for the engine's work, that is done between two tokens."""
+        """Copy what the disk needs; while a client waits for the engine's work, that is done
+        between two tokens.
+        """
         if self.is_ahead or not self._engine.scheduler.has_work:
             self._engine.prefix_cache.hand_over()
 
@@ -102,16 +121,27 @@ class IdleJobs:
         return self.is_ahead
 
     def _jobs(self, now: float) -> list[tuple[float, Callable[[], None] | None]]:
-        """Return (due time, job), most urgent first; the job None stands for steps of the engine."""
+        """Return (due time, job), most urgent first; the job None stands for steps of the
+        engine.
+        """
         engine = self._engine
         copy_at = math.inf if engine.asleep else self._copy_at
         ahead = engine.prewarms.seconds if copy_at > now + AGAIN_SECONDS else None
-        sleep_at = self._last_work + self._sleep_seconds if self._sleep_seconds >= 0 and not engine.asleep else math.inf
+        sleep_at = (
+            self._last_work + self._sleep_seconds
+            if self._sleep_seconds >= 0 and not engine.asleep
+            else math.inf
+        )
         ahead_at = now + ahead if ahead is not None else math.inf
         if (disk := engine.prefix_cache.disk) is not None and disk.queue.is_moving:
             sleep_at, ahead_at = (max(at, now + AGAIN_SECONDS) for at in (sleep_at, ahead_at))
         prepare_at = self._last_work + PREPARE_SECONDS if engine.can_prepare else math.inf
-        return [(ahead_at, None), (sleep_at, self._sleep), (copy_at, self._copy), (prepare_at, engine.prepare)]
+        return [
+            (ahead_at, None),
+            (sleep_at, self._sleep),
+            (copy_at, self._copy),
+            (prepare_at, engine.prepare),
+        ]
 
     def _sleep(self) -> None:
         self._engine.sleep()
@@ -124,12 +154,15 @@ class IdleJobs:
 class Worker:
     """Runs ``engine`` on its own thread. All methods are thread-safe.
 
-    After ``sleep_seconds`` without work (negative: never) the model is unloaded until the next request. An error ends
-    only the requests of its step. If the thread ends, makes no progress for ``stall_seconds`` (0: no limit), or a
-    device is lost, all requests and calls fail and `trouble` holds the reason.
+    After ``sleep_seconds`` without work (negative: never) the model is unloaded until the next
+    request. An error ends only the requests of its step. If the thread ends, makes no progress for
+    ``stall_seconds`` (0: no limit), or a device is lost, all requests and calls fail and `trouble`
+    holds the reason.
     """
 
-    def __init__(self, engine: Engine, info: EngineInfo, sleep_seconds: float = -1, stall_seconds: float = 0) -> None:
+    def __init__(
+        self, engine: Engine, info: EngineInfo, sleep_seconds: float = -1, stall_seconds: float = 0
+    ) -> None:
         self._engine = engine
         self.info = info
         self._stall_seconds = stall_seconds
@@ -167,15 +200,24 @@ class Worker:
     def submit(self, request: Request) -> RequestHandle:
         """Queue ``request``; iterate over the handle for its events.
 
-        An empty prompt gets an empty reply. Raises ContextSizeError if the prompt can never fit, RequestError for
-        invalid token ids, BusyError if the queue is full, and UnavailableError after `close` or in `trouble`.
+        An empty prompt gets an empty reply. Raises ContextSizeError if the prompt can never fit,
+        RequestError for invalid token ids, BusyError if the queue is full, and UnavailableError
+        after `close` or in `trouble`.
         """
         n_ctx = self.info.n_ctx
         if len(request.prompt) >= n_ctx:
             raise ContextSizeError(len(request.prompt), n_ctx)
         handle, tokens = RequestHandle(request), request.prompt.tokens
         if not tokens.size:  # as llama-server does
-            handle.put(Done("limit", "", Timings(0, 0, 0.0, 0, 0.0, 0.0), RequestStats(0), max(request.seq, 0)))
+            handle.put(
+                Done(
+                    "limit",
+                    "",
+                    Timings(0, 0, 0.0, 0, 0.0, 0.0),
+                    RequestStats(0),
+                    max(request.seq, 0),
+                )
+            )
             return handle
         n_of_images = sum(picture.n_tokens for picture in request.prompt.pictures)
         if int((tokens < 0).sum()) != n_of_images or int(tokens.max()) >= self.info.n_vocab:
@@ -185,7 +227,9 @@ class Worker:
                 raise UnavailableError(str(self.trouble))
             if self._closing:
                 raise UnavailableError("the server is shutting down")
-            if (n_waiting := self._engine.n_waiting + self._inbox.qsize()) >= self._engine.max_waiting:
+            if (
+                n_waiting := self._engine.n_waiting + self._inbox.qsize()
+            ) >= self._engine.max_waiting:
                 raise BusyError(n_waiting)
             self._open = {each for each in self._open if not each.is_over and not each.cancelled}
             self._open.add(handle)
@@ -201,21 +245,32 @@ class Worker:
             self.call(lambda: None if self._engine.asleep else self._engine.submit(handle))
 
     def before_close(self, function: Callable[[], None]) -> None:
-        """Register ``function`` for `close` to call first, to end other threads that use the vocabulary."""
+        """Register ``function`` for `close` to call first, to end other threads that use the
+        vocabulary.
+        """
         self._before_close.append(function)
 
     def check(self, sampling: Sampling) -> None:
-        """Raise RequestError for an invalid grammar. May take a second, without blocking the engine's thread."""
+        """Raise RequestError for an invalid grammar. May take a second, without blocking the
+        engine's thread.
+        """
         self._engine.backend.vocabulary.check(sampling)
 
     def call(
-        self, function: Callable[[], R], *, needs_model: bool = False, seq: int = -1, is_read: bool = False
+        self,
+        function: Callable[[], R],
+        *,
+        needs_model: bool = False,
+        seq: int = -1,
+        is_read: bool = False,
     ) -> Future[R]:
-        """Run ``function`` on the engine's thread between two steps; cancelled if the worker closes first.
+        """Run ``function`` on the engine's thread between two steps; cancelled if the worker closes
+        first.
 
-        ``needs_model`` wakes a sleeping engine; otherwise the model may be unloaded. With ``seq`` the function waits
-        until no request owns that sequence. One that ``is_read`` changes nothing: it runs on any thread, at once if the
-        engine's thread waits for an evaluation or for work (`StateReads`).
+        ``needs_model`` wakes a sleeping engine; otherwise the model may be unloaded. With ``seq``
+        the function waits until no request owns that sequence. One that ``is_read`` changes
+        nothing: it runs on any thread, at once if the engine's thread waits for an evaluation or
+        for work (`StateReads`).
         """
         job, reads = Job(function, needs_model=needs_model, seq=seq), self._engine.state_reads
         with self._lock:
@@ -231,7 +286,9 @@ class Worker:
         return job.future
 
     def unload(self) -> Future[None]:
-        """Unload the model and keep its cache. All requests must have ended or be cancelled by then."""
+        """Unload the model and keep its cache. All requests must have ended or be cancelled by
+        then.
+        """
         return self.call(lambda: None if self._engine.asleep else self._engine.sleep())
 
     def load(self) -> Future[None]:
@@ -243,11 +300,12 @@ class Worker:
         return self.call(lambda: self._engine.scheduler.end_all(reason))
 
     def close(self, timeout: float | None = None, *, unload: bool = True) -> bool:
-        """End all requests with UnavailableError and stop after the current step; interrupt a long one. Idempotent.
+        """End all requests with UnavailableError and stop after the current step; interrupt a long
+        one. Idempotent.
 
-        Waits up to ``timeout`` seconds, by default `Engine.close_seconds` and a margin for the step. Returns whether
-        all pending cache writes completed. Without ``unload`` the model stays loaded, since other threads may still use
-        its vocabulary.
+        Waits up to ``timeout`` seconds, by default `Engine.close_seconds` and a margin for the
+        step. Returns whether all pending cache writes completed. Without ``unload`` the model stays
+        loaded, since other threads may still use its vocabulary.
         """
         with contextlib.suppress(PyctlError):
             self.look()  # the device may be lost, and another worker have noticed first
@@ -277,8 +335,10 @@ class Worker:
         self.look()
 
     def look(self) -> None:
-        """Note progress; one thread calls this every WATCH_SECONDS. Raises `trouble` if the engine's thread fails or
-        makes no progress, and after the loss of a device, when the cache in RAM is on disk."""
+        """Note progress; one thread calls this every WATCH_SECONDS. Raises `trouble` if the
+        engine's thread fails or makes no progress, and after the loss of a device, when the cache
+        in RAM is on disk.
+        """
         if self.trouble is None and not self._over.is_set():
             self._note_progress()
         if self.trouble is not None:
@@ -300,7 +360,9 @@ class Worker:
             self._give_up(EngineError("the engine makes no progress"))
 
     def _lose_device(self, reason: EngineError) -> None:
-        """End the service and write what RAM has: by the engine's thread, or here if a call for the device holds it."""
+        """End the service and write what RAM has: by the engine's thread, or here if a call for the
+        device holds it.
+        """
         self._stalled = self._is_lost = True
         self._give_up(reason)
         self._inbox.put(None)
@@ -315,7 +377,8 @@ class Worker:
                 self._over.set()
         self._over.wait(self._engine.close_seconds)
 
-    # -- the thread --------------------------------------------------------------------------------------------------
+    # -- the thread
+    # ----------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
@@ -335,14 +398,18 @@ class Worker:
             if self._is_lost:
                 return self._save_rest()
             log.critical("the engine's thread has ended", exc_info=error)
-            self._give_up(EngineError(f"the engine has failed: {str(error) or type(error).__name__}"))
+            self._give_up(
+                EngineError(f"the engine has failed: {str(error) or type(error).__name__}")
+            )
             self._save_rest()
         finally:
             self._no_more_steps.set()
             self._over.set()
 
     def _save_rest(self) -> None:
-        """After a failure, write the cache to disk if possible, once: its contents are still valid."""
+        """After a failure, write the cache to disk if possible, once: its contents are still
+        valid.
+        """
         with self._lock:
             is_first, self._is_saving = not self._is_saving, True
         if not is_first:
@@ -427,7 +494,8 @@ class Worker:
         item.run()
         self._current = None
 
-    # -- from any thread ---------------------------------------------------------------------------------------------
+    # -- from any thread
+    # ----------------------------------------------------------------------------------
 
     def _give_up(self, reason: PyctlError) -> None:
         """Fail all requests and calls with ``reason``, now and later."""
@@ -459,7 +527,9 @@ class Worker:
 
 
 WAIT_SECONDS = 0.25
-"""Longest wait for the engine of an unloaded model, which answers at once unless it is being loaded."""
+"""Longest wait for the engine of an unloaded model, which answers at once unless it is being
+loaded.
+"""
 
 
 class EvictableEngineCache:
@@ -476,11 +546,16 @@ class EvictableEngineCache:
     @property
     def n_fixed(self) -> int:
         """Bytes that it cannot evict at once."""
-        pool, pinned = self._engine.prefix_cache.cache.pool, tuple(self._engine.prefix_cache.cache.pinned)
+        pool, pinned = (
+            self._engine.prefix_cache.cache.pool,
+            tuple(self._engine.prefix_cache.cache.pinned),
+        )
         return pool.n_needed(pinned) if self._worker.is_sleeping else pool.n_bytes
 
     def evict_bytes(self, n_bytes: int, worth: float) -> bool:
-        """Evict below ``worth``, seconds per byte, on the engine's thread; wait only if the model is unloaded."""
+        """Evict below ``worth``, seconds per byte, on the engine's thread; wait only if the model
+        is unloaded.
+        """
         rests = self._worker.is_sleeping
         done = self._worker.call(lambda: self._engine.prefix_cache.evict_bytes(n_bytes, worth))
         if not rests:

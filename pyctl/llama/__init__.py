@@ -1,4 +1,6 @@
-"""The interface to llama.cpp, through llama-cpp-python and the extension. No other package calls llama.cpp."""
+"""The interface to llama.cpp, through llama-cpp-python and the extension. No other package calls
+llama.cpp.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,9 @@ if "LLAMA_CPP_LIB_PATH" not in os.environ:  # so must the choice of the librarie
 if {"LLAMA_CPP_LIB_PATH", TRIAL} & os.environ.keys():
     use_release()
 
-# A library that was linked with -static-libstdc++ exports a part of its C++ runtime, and would take the place of that
-# part for all that is loaded after it. An exception that two runtimes share is lost. So the system's comes first.
+# A library that was linked with -static-libstdc++ exports a part of its C++ runtime, and would take
+# the place of that part for all that is loaded after it. An exception that two runtimes share is
+# lost. So the system's comes first.
 with contextlib.suppress(OSError):
     ctypes.CDLL("libstdc++.so.6", mode=ctypes.RTLD_GLOBAL)
 

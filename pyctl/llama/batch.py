@@ -28,7 +28,9 @@ class Batch:
         self.outputs = np.zeros(capacity, np.int8)
         self._n_seqs = np.ones(capacity, np.int32)
         # One pointer per token to the one sequence id that it belongs to.
-        self._pointers = self.seqs.ctypes.data + np.arange(capacity, dtype=np.uint64) * self.seqs.itemsize
+        self._pointers = (
+            self.seqs.ctypes.data + np.arange(capacity, dtype=np.uint64) * self.seqs.itemsize
+        )
         self.struct = api.llama_batch()
         for name, array in (
             ("token", self.tokens),
@@ -37,12 +39,18 @@ class Batch:
             ("seq_id", self._pointers),
             ("logits", self.outputs),
         ):
-            setattr(self.struct, name, ctypes.cast(array.ctypes.data, type(getattr(self.struct, name))))
+            setattr(
+                self.struct, name, ctypes.cast(array.ctypes.data, type(getattr(self.struct, name)))
+            )
 
-    def put(self, n: int, seq: int, tokens: Sequence[int] | Tokens, start: int, *, n_outputs: int = 1) -> int:
-        """Put ``tokens`` of ``seq`` after the first ``n``, from position ``start`` on, with outputs of the last ones.
+    def put(
+        self, n: int, seq: int, tokens: Sequence[int] | Tokens, start: int, *, n_outputs: int = 1
+    ) -> int:
+        """Put ``tokens`` of ``seq`` after the first ``n``, from position ``start`` on, with outputs
+        of the last ones.
 
-        Returns the new number of tokens."""
+        Returns the new number of tokens.
+        """
         end = n + len(tokens)
         self.tokens[n:end] = tokens
         self.positions[n:end] = np.arange(start, start + len(tokens))
@@ -63,8 +71,12 @@ class Batch:
             outputs += range(first_output, n)
         return n, outputs
 
-    def fill(self, seq: int, tokens: Tokens, start: int, *, every: bool = False, last: bool = True) -> None:
-        """Fill in ``tokens`` of ``seq`` from position ``start`` on, with output of ``every`` or the ``last`` one."""
+    def fill(
+        self, seq: int, tokens: Tokens, start: int, *, every: bool = False, last: bool = True
+    ) -> None:
+        """Fill in ``tokens`` of ``seq`` from position ``start`` on, with output of ``every`` or the
+        ``last`` one.
+        """
         self.put(0, seq, tokens, start, n_outputs=len(tokens) if every else int(last))
 
 
@@ -78,21 +90,38 @@ class RowBatch:
         self.struct: Any = self._batch.struct
         self.struct.token = None  # type: ignore[assignment]
         for name, array in (("embd", self._rows), ("pos", self._positions)):
-            setattr(self.struct, name, ctypes.cast(array.ctypes.data, type(getattr(self.struct, name))))
+            setattr(
+                self.struct, name, ctypes.cast(array.ctypes.data, type(getattr(self.struct, name)))
+            )
 
-    def fill(self, seq: int, rows: NDArray[np.float32], position: int, first: int, columns: int, *, last: bool) -> None:
-        """Fill in rows from ``first`` on, (n, n_embd), of an image at ``position``; with ``last``, output the last."""
+    def fill(
+        self,
+        seq: int,
+        rows: NDArray[np.float32],
+        position: int,
+        first: int,
+        columns: int,
+        *,
+        last: bool,
+    ) -> None:
+        """Fill in rows from ``first`` on, (n, n_embd), of an image at ``position``; with ``last``,
+        output the last.
+        """
         at = np.arange(first, first + len(rows))
         # M-RoPE sections: the image's position, line, column, and an unused one.
         self._fill(seq, rows, (position, position + at // columns, position + at % columns, 0))
         self._batch.outputs[len(rows) - 1] = last
 
     def fill_text(self, seq: int, rows: NDArray[np.float32], start: int) -> None:
-        """Fill in ``rows``, (n, n_embd), of tokens of text from position ``start`` on, without outputs."""
+        """Fill in ``rows``, (n, n_embd), of tokens of text from position ``start`` on, without
+        outputs.
+        """
         at = np.arange(start, start + len(rows))
         self._fill(seq, rows, (at, at, at, 0))
 
-    def _fill(self, seq: int, rows: NDArray[np.float32], sections: Sequence[NDArray[np.int64] | int]) -> None:
+    def _fill(
+        self, seq: int, rows: NDArray[np.float32], sections: Sequence[NDArray[np.int64] | int]
+    ) -> None:
         n = len(rows)
         self._rows[:n] = rows
         for i, positions in enumerate(sections):
@@ -103,7 +132,9 @@ class RowBatch:
 
 
 class Outputs:
-    """The outputs of the last evaluation of ``ctx``: a row of ``n_vocab`` logits each, numbered from 0."""
+    """The outputs of the last evaluation of ``ctx``: a row of ``n_vocab`` logits each, numbered
+    from 0.
+    """
 
     def __init__(self, ctx: Any, n_vocab: int) -> None:
         self.ctx, self.n_vocab = ctx, n_vocab
@@ -112,7 +143,9 @@ class Outputs:
         self.is_recalled = False
 
     def set(self, places: Sequence[int]) -> None:
-        """Take the outputs of the evaluation that has started, which belong to tokens ``places`` of its batch."""
+        """Take the outputs of the evaluation that has started, which belong to tokens ``places`` of
+        its batch.
+        """
         self._places, self._rows, self.is_recalled = places, None, False
 
     def recall(self, logits: NDArray[np.float32]) -> None:
@@ -120,12 +153,15 @@ class Outputs:
         self._places, self._rows, self.is_recalled = (0,), logits[None], True
 
     def place(self, index: int) -> int:
-        """Return the place of output ``index`` in the batch, for llama.cpp; none of its outputs is `recall`ed."""
+        """Return the place of output ``index`` in the batch, for llama.cpp; none of its outputs is
+        `recall`ed.
+        """
         return self._places[index]
 
     def row(self, index: int) -> NDArray[np.float32]:
-        """Return the logits of output ``index``, shape (n_vocab,), which the next evaluation overwrites. Waits for the
-        device."""
+        """Return the logits of output ``index``, shape (n_vocab,), which the next evaluation
+        overwrites. Waits for the device.
+        """
         if self._rows is None:
             shape = (len(self._places), self.n_vocab)
             self._rows = np.ctypeslib.as_array(api.llama_get_logits(self.ctx), shape)
@@ -145,15 +181,19 @@ class Embedder:
         self._width = int(n_classes if self.pooling == "rank" else n_embd)
         self._n_batch = int(api.llama_n_ubatch(ctx))
         # If only the last token counts and attention is causal, a text may span several batches.
-        is_causal = hasattr(api, "llama_get_causal_attn") and api.llama_get_causal_attn(ctx)  # since 0.3.35
+        is_causal = hasattr(api, "llama_get_causal_attn") and api.llama_get_causal_attn(
+            ctx
+        )  # since 0.3.35
         is_long = self.pooling in ("last", "rank") and bool(self._memory) and is_causal
         self.n_max = int(api.llama_n_ctx(ctx)) if is_long else self._n_batch
         self._batch = Batch(self._n_batch)
 
     def embed(self, tokens: Tokens) -> NDArray[np.float32]:
-        """Return embeddings of ``tokens``, shape (1, width), or (n, width) without pooling; for "rank" (1, classes).
+        """Return embeddings of ``tokens``, shape (1, width), or (n, width) without pooling; for
+        "rank" (1, classes).
 
-        Raises ContextSizeError or RequestError if they exceed the context or a batch, EngineError if llama.cpp fails.
+        Raises ContextSizeError or RequestError if they exceed the context or a batch, EngineError
+        if llama.cpp fails.
         """
         n = int(tokens.size)
         if n > self.n_max > self._n_batch:
@@ -171,7 +211,9 @@ class Embedder:
             if code != 0:
                 raise EngineError(f"evaluation failed: llama_decode returned {code}")
         if self.pooling == "none":
-            return np.stack([self._vector(api.llama_get_embeddings_ith(self._ctx, i)) for i in range(n)])
+            return np.stack(
+                [self._vector(api.llama_get_embeddings_ith(self._ctx, i)) for i in range(n)]
+            )
         return self._vector(api.llama_get_embeddings_seq(self._ctx, 0))[None]
 
     def close(self) -> None:
@@ -181,5 +223,7 @@ class Embedder:
     def _vector(self, pointer: Any) -> NDArray[np.float32]:
         if not pointer:
             raise EngineError("llama.cpp returned no embeddings")
-        values = np.ctypeslib.as_array(ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float)), (self._width,))
+        values = np.ctypeslib.as_array(
+            ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float)), (self._width,)
+        )
         return np.array(values, np.float32)

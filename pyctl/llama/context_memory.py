@@ -36,7 +36,9 @@ __all__ = ["ContextMemory", "DeviceRows"]
 
 @dataclass(frozen=True, eq=False)
 class DeviceRows:
-    """Held rows of ``n_cells`` tokens, ``n_bytes`` as a block; ``handle`` identifies them in the extension."""
+    """Held rows of ``n_cells`` tokens, ``n_bytes`` as a block; ``handle`` identifies them in the
+    extension.
+    """
 
     handle: int
     n_cells: int
@@ -46,10 +48,11 @@ class DeviceRows:
 class ContextMemory:
     """The `SequenceMemory` of a model's context, which `close` and `open` may replace.
 
-    ``kv`` is the extension's view of the context, None without one. ``drafts`` mirrors evaluations to the draft model.
-    The owner sets ``identity``, the fingerprint of saved bytes, and ``n_ctx``, the limit of one sequence. ``marks``
-    lets hybrids roll back long drafts, for one more state per sequence. With a ``pool`` the only sequence's rows are
-    there, and ``store`` evaluates; else it is None.
+    ``kv`` is the extension's view of the context, None without one. ``drafts`` mirrors evaluations
+    to the draft model. The owner sets ``identity``, the fingerprint of saved bytes, and ``n_ctx``,
+    the limit of one sequence. ``marks`` lets hybrids roll back long drafts, for one more state per
+    sequence. With a ``pool`` the only sequence's rows are there, and ``store`` evaluates; else it
+    is None.
     """
 
     def __init__(self, pool: PoolPlan | None, *, marks: bool) -> None:
@@ -63,7 +66,8 @@ class ContextMemory:
         self._pool, self._marks = pool, marks
         self._windows = SharedWindows(WindowForm(0, ()))
         self._handles: set[int] = set()  # of held rows
-        # By sequence, the minimum counts to which `rollback` may return: by cutting, and by its mark.
+        # By sequence, the minimum counts to which `rollback` may return: by cutting, and by its
+        # mark.
         self._rollback_floors: dict[int, tuple[int, int]] = {}
 
     def open(self, ctx: Any, facts: BackendFacts) -> None:
@@ -95,13 +99,19 @@ class ContextMemory:
 
     @property
     def _slides(self) -> bool:
-        """Whether the state has the rows that layers with a window still see, fewer in a short sequence."""
+        """Whether the state has the rows that layers with a window still see, fewer in a short
+        sequence.
+        """
         return self.kind == "hybrid" and self.kv.window[0] > 0
 
     def measure(self) -> None:
         """Measure the block sizes of the memory and of the draft model."""
         one, two = (self.kv.rows_size(0, n) if self.shape.has_rows else 0 for n in (1, 2))
-        sizes = [2 * one - two, two - one, -1 if self._slides or self.kind == "opaque" else self.kv.state_size(0)]
+        sizes = [
+            2 * one - two,
+            two - one,
+            -1 if self._slides or self.kind == "opaque" else self.kv.state_size(0),
+        ]
         if (drafts := self.drafts.model) is not None:
             one, two = drafts.rows_size(0, 1), drafts.rows_size(0, 2)
             sizes += [2 * one - two, two - one, drafts.state_size(0)]
@@ -172,10 +182,15 @@ class ContextMemory:
         window = self._windows.save(seq, first, n, partial(checked, self.kv.save_window, seq))
         return State.of(block, draft, window)
 
-    # -- held rows ---------------------------------------------------------------------------------------------------
+    # -- held rows
+    # ----------------------------------------------------------------------------------
 
     def hold(self, seq: int, first: int, last: int) -> DeviceRows:
-        held = DeviceRows(checked(self.kv.hold, seq, first, last), last - first, self.shape.sizes.rows(first, last))
+        held = DeviceRows(
+            checked(self.kv.hold, seq, first, last),
+            last - first,
+            self.shape.sizes.rows(first, last),
+        )
         self._handles.add(held.handle)
         return held
 
@@ -220,7 +235,8 @@ class ContextMemory:
         """Return llama.cpp's position of token ``n`` of ``seq``, or of the next token."""
         return int(self.kv.position(seq, n)) if self.kv is not None else n
 
-    # -- rollback ----------------------------------------------------------------------------------------------------
+    # -- rollback
+    # ----------------------------------------------------------------------------------
 
     @property
     def n_rollback(self) -> int:
@@ -246,24 +262,34 @@ class ContextMemory:
                 marks[item.seq] = item.position + item.n_sure
         return marks
 
-    def evaluated(self, items: Sequence[SequenceTokens] = (), marks: Mapping[int, int] = MappingProxyType({})) -> None:
-        """Record an evaluation of ``items`` with drafts and ``marks``: `rollback` applies to these only."""
+    def evaluated(
+        self, items: Sequence[SequenceTokens] = (), marks: Mapping[int, int] = MappingProxyType({})
+    ) -> None:
+        """Record an evaluation of ``items`` with drafts and ``marks``: `rollback` applies to these
+        only.
+        """
         bounds = self._bounds(items) if items else {}
-        self._rollback_floors = {seq: (bounds.get(seq, -1), marked) for seq, marked in marks.items()}
+        self._rollback_floors = {
+            seq: (bounds.get(seq, -1), marked) for seq, marked in marks.items()
+        }
 
     def _bounds(self, items: Sequence[SequenceTokens]) -> dict[int, int]:
-        """Return by sequence the minimum count to which the last evaluation can be rolled back without a mark.
+        """Return by sequence the minimum count to which the last evaluation can be rolled back
+        without a mark.
 
-        llama.cpp reports success even if it cannot roll back. The planes of a recurrent cell hold the states after its
-        last tokens of this evaluation. With unequal token counts llama.cpp splits the batch, and each part may move the
-        cells of others without their planes.
+        llama.cpp reports success even if it cannot roll back. The planes of a recurrent cell hold
+        the states after its last tokens of this evaluation. With unequal token counts llama.cpp
+        splits the batch, and each part may move the cells of others without their planes.
         """
         if self.shape.cut_anywhere:
             return {item.seq: item.position + item.n_sure for item in items}
         if not self.n_rollback or len({len(item.tokens) for item in items}) > 1:
             return {}
         ends = {item: item.position + len(item.tokens) for item in items}
-        return {item.seq: max(item.position + item.n_sure, end - self._n_planes) for item, end in ends.items()}
+        return {
+            item.seq: max(item.position + item.n_sure, end - self._n_planes)
+            for item, end in ends.items()
+        }
 
     def rollback(self, seq: int, n: int) -> int:
         end, (minimum, marked) = self.n_tokens(seq), self._rollback_floors.pop(seq, (-1, -1))
@@ -279,9 +305,12 @@ class ContextMemory:
             drafts.keep(seq, held)
         return held
 
-    # -- restoring ---------------------------------------------------------------------------------------------------
+    # -- restoring
+    # ----------------------------------------------------------------------------------
 
-    def restore(self, seq: int, first: int, spans: Sequence[Span], state: State | None = None) -> None:
+    def restore(
+        self, seq: int, first: int, spans: Sequence[Span], state: State | None = None
+    ) -> None:
         n = spans[-1][2] if spans else first
         if self.kind == "attention" and state is not None and not state.parts:
             state = None
@@ -292,18 +321,28 @@ class ContextMemory:
             if state is not None:
                 drafts.load_state(seq, n, state.draft)
 
-    def _load_own(self, seq: int, first: int, n: int, spans: Sequence[Span], state: State | None) -> None:
-        """Load the model's own rows [``first``, ``n``) and the state at ``n``, without the draft model's."""
+    def _load_own(
+        self, seq: int, first: int, n: int, spans: Sequence[Span], state: State | None
+    ) -> None:
+        """Load the model's own rows [``first``, ``n``) and the state at ``n``, without the draft
+        model's.
+        """
         self._rollback_floors.pop(seq, None)
         self._windows.forget(seq)
         state = state if self.kind != "attention" else None
-        window = state.window if state is not None and isinstance(state.window, WindowRows) else None
+        window = (
+            state.window if state is not None and isinstance(state.window, WindowRows) else None
+        )
         block = None if state is None else state.head if window is not None else state.recurrent
         if not self.shape.has_rows:
             if block is not None and n - self.n_tokens(seq) > self.n_free:
-                raise OutOfCellsError  # the state includes all rows; llama.cpp would report only a failure
+                # the state includes all rows; llama.cpp would report only a failure
+                raise OutOfCellsError
             spans = ()
-        sources = [(rows.block if rows.held is None else _handle(rows.held), at, last) for rows, at, last in spans]
+        sources = [
+            (rows.block if rows.held is None else _handle(rows.held), at, last)
+            for rows, at, last in spans
+        ]
         if sources or block is not None:
             pieces = window.pieces if window is not None else ()
             checked(self.kv.load, seq, first if sources else n, sources, block, pieces)

@@ -1,4 +1,6 @@
-"""Devices with their memory, and the heads of GGUF files, read through ggml (ggml/include/gguf.h)."""
+"""Devices with their memory, and the heads of GGUF files, read through ggml
+(ggml/include/gguf.h).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ from typing import Any
 from llama_cpp import llama_cpp as api
 
 from pyctl.errors import ModelError
-from pyctl.llama.library import forget_log_errors, last_log_error, library_file, open_library, redirect_log
+from pyctl.llama.library import (
+    forget_log_errors,
+    last_log_error,
+    library_file,
+    open_library,
+    redirect_log,
+)
 from pyctl.models import split_names
 from pyctl.setup.control_groups import memory_groups
 from pyctl.setup.machine import meminfo
@@ -43,7 +51,8 @@ CPU, GPU, IGPU = 0, 1, 2
 
 @dataclass(frozen=True)
 class Device:
-    """A device. ``free`` and ``total`` are bytes, None if unknown; ``handle`` is a ggml_backend_dev_t.
+    """A device. ``free`` and ``total`` are bytes, None if unknown; ``handle`` is a
+    ggml_backend_dev_t.
 
     One that ``is_remote`` is a worker's: a GPU to llama.cpp, whatever it is there.
     """
@@ -61,11 +70,15 @@ class Device:
 
 @cache
 def start_backends() -> None:
-    """Initialise llama.cpp once, with the backends next to it: without a path, ggml takes the current directory's."""
+    """Initialise llama.cpp once, with the backends next to it: without a path, ggml takes the
+    current directory's.
+    """
     redirect_log()
     ggml = ggml_library()
     if not ggml.ggml_backend_reg_count():
-        with suppress(OSError):  # the extension looks up functions of CUDA, which ggml would load for itself alone
+        with suppress(
+            OSError
+        ):  # the extension looks up functions of CUDA, which ggml would load for itself alone
             open_library("libggml-cuda.so")
         ggml.ggml_backend_load_all_from_path(os.fsencode(library_file("")))
     api.llama_backend_init()
@@ -103,9 +116,15 @@ def devices() -> tuple[Device, ...]:
 
 
 def host_available() -> int | None:
-    """Return the memory available without swapping in bytes, None if unknown; limits of control groups apply."""
+    """Return the memory available without swapping in bytes, None if unknown; limits of control
+    groups apply.
+    """
     found = meminfo("MemAvailable")
-    return min(found, *(max(limit - used, 0) for limit, used in memory_groups()), found) if found else None
+    return (
+        min(found, *(max(limit - used, 0) for limit, used in memory_groups()), found)
+        if found
+        else None
+    )
 
 
 def host_total() -> int:
@@ -123,8 +142,8 @@ class _Params(ctypes.Structure):
 def ggml_library() -> Any:
     """Return llama.cpp's ggml library with the signatures used here and in `rpc`.
 
-    It is the one that libllama uses: pip installs libraries under several names, each a separate file, and to load
-    another one makes a second list of devices.
+    It is the one that libllama uses: pip installs libraries under several names, each a separate
+    file, and to load another one makes a second list of devices.
     """
     library = ctypes.CDLL(None)
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
@@ -170,7 +189,9 @@ def ggml_library() -> Any:
 
 
 def backend_function(backend: bytes, name: bytes, result: Any, *arguments: Any) -> Any:
-    """Return the function ``name`` that ggml's ``backend`` offers besides the common ones; None if it does not."""
+    """Return the function ``name`` that ggml's ``backend`` offers besides the common ones; None if
+    it does not.
+    """
     ggml = ggml_library()
     address = ggml.ggml_backend_reg_get_proc_address(ggml.ggml_backend_reg_by_name(backend), name)
     return ctypes.CFUNCTYPE(result, *arguments)(address) if address else None
@@ -228,7 +249,10 @@ def _other_format(path: Path) -> str:
     """The way out if ``path`` is a model in a format that llama.cpp does not read."""
     if path.suffix not in (".safetensors", ".bin", ".pt", ".pth", ".onnx", ".mlx"):
         return ""
-    return f", and {path.suffix} files cannot be served: -hf USER/NAME-GGUF fetches a GGUF file of the model"
+    return (
+        f", and {path.suffix} files cannot be served: -hf USER/NAME-GGUF fetches a GGUF file "
+        "of the model"
+    )
 
 
 def missing_text(path: Path) -> str:
@@ -238,7 +262,9 @@ def missing_text(path: Path) -> str:
     """
     for file in model_files(path):
         try:
-            needed = max((tensor.first + tensor.n_bytes for tensor in file_head(file).tensors), default=0)
+            needed = max(
+                (tensor.first + tensor.n_bytes for tensor in file_head(file).tensors), default=0
+            )
             size = file.stat().st_size
         except (ModelError, OSError):
             continue
@@ -249,10 +275,12 @@ def missing_text(path: Path) -> str:
 
 @dataclass(frozen=True)
 class FileHead:
-    """The metadata of one GGUF file: tensors in file order, architecture, and tokens of its tokenizer.
+    """The metadata of one GGUF file: tensors in file order, architecture, and tokens of its
+    tokenizer.
 
-    ``arch`` is empty and ``n_vocab`` 0 where the file lacks them. ``numbers`` are the integers and booleans under
-    `NUMBERS`, keys after the architecture's name, of those that it has. ``kind``: model, vision encoder or adapter.
+    ``arch`` is empty and ``n_vocab`` 0 where the file lacks them. ``numbers`` are the integers and
+    booleans under `NUMBERS`, keys after the architecture's name, of those that it has. ``kind``:
+    model, vision encoder or adapter.
     """
 
     tensors: tuple[FileTensor, ...]
@@ -291,10 +319,18 @@ _STRING, _ARRAY = 8, 9
 def _numbers(ggml: Any, head: Any, key: str) -> tuple[int, ...]:
     at = ggml.gguf_find_key(head, key.encode())
     is_array = at >= 0 and ggml.gguf_get_kv_type(head, at) == _ARRAY
-    form = _FORMS.get((ggml.gguf_get_arr_type if is_array else ggml.gguf_get_kv_type)(head, at)) if at >= 0 else None
+    form = (
+        _FORMS.get((ggml.gguf_get_arr_type if is_array else ggml.gguf_get_kv_type)(head, at))
+        if at >= 0
+        else None
+    )
     if form is None:
         return ()
-    n, data = (ggml.gguf_get_arr_n, ggml.gguf_get_arr_data) if is_array else (lambda *_: 1, ggml.gguf_get_val_data)
+    n, data = (
+        (ggml.gguf_get_arr_n, ggml.gguf_get_arr_data)
+        if is_array
+        else (lambda *_: 1, ggml.gguf_get_val_data)
+    )
     return tuple(map(int, (form * n(head, at)).from_address(data(head, at))))
 
 
@@ -305,7 +341,9 @@ def _text(ggml: Any, head: Any, key: str) -> str:
 
 
 def file_head(file: Path) -> FileHead:
-    """Return the head of a GGUF file, which is read again once the file has changed. Raises ModelError."""
+    """Return the head of a GGUF file, which is read again once the file has changed. Raises
+    ModelError.
+    """
     check_gguf(file)
     status = file.stat()
     return _read_head(str(file), (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
@@ -319,7 +357,9 @@ def _read_head(file: str, _status: tuple[int, ...]) -> FileHead:
     forget_log_errors()
     head = ggml.gguf_init_from_file(file.encode(), _Params(True, None))
     if not head:
-        raise ModelError(f"cannot read the metadata of {file}: {last_log_error('ggml gave no reason')}")
+        raise ModelError(
+            f"cannot read the metadata of {file}: {last_log_error('ggml gave no reason')}"
+        )
     try:
         data = ggml.gguf_get_data_offset(head)
         tensors = tuple(
@@ -336,7 +376,9 @@ def _read_head(file: str, _status: tuple[int, ...]) -> FileHead:
         )
         arch, kind = (_text(ggml, head, f"general.{key}") for key in ("architecture", "type"))
         kind = "vision encoder" if arch == "clip" else kind if kind == "adapter" else "model"
-        numbers = {key: found for key in NUMBERS if (found := _numbers(ggml, head, f"{arch}.{key}"))}
+        numbers = {
+            key: found for key in NUMBERS if (found := _numbers(ggml, head, f"{arch}.{key}"))
+        }
         n_vocab = ggml.gguf_get_arr_n(head, tokens) if tokens >= 0 else 0
         return FileHead(tensors, arch, n_vocab, numbers, kind, max(templates) >= 0)
     finally:
@@ -345,4 +387,8 @@ def _read_head(file: str, _status: tuple[int, ...]) -> FileHead:
 
 def tensor_bytes(path: Path) -> Mapping[str, int]:
     """Return bytes by tensor name, over all files of a split model. Raises ModelError."""
-    return {tensor.name: tensor.n_bytes for file in model_files(path) for tensor in file_head(file).tensors}
+    return {
+        tensor.name: tensor.n_bytes
+        for file in model_files(path)
+        for tensor in file_head(file).tensors
+    }

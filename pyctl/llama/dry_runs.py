@@ -39,10 +39,11 @@ SAMPLE_CELLS = 16_384
 
 
 class DryRun:
-    """A model without weights; ``n_layers`` and ``n_ctx_train`` are the file's, ``tensors`` bytes by name.
+    """A model without weights; ``n_layers`` and ``n_ctx_train`` are the file's, ``tensors`` bytes
+    by name.
 
-    ``drafts`` are its draft settings; ``is_head``: it drafts with its trunk. ``draft_file`` is its draft model.
-    ``vision`` is the device of the vision encoder, empty for the CPU, and its bytes.
+    ``drafts`` are its draft settings; ``is_head``: it drafts with its trunk. ``draft_file`` is its
+    draft model. ``vision`` is the device of the vision encoder, empty for the CPU, and its bytes.
     """
 
     def __init__(
@@ -61,15 +62,20 @@ class DryRun:
         self._draft_file, self._is_head = draft_file, is_head
         self._gpus = tuple(device for device in devices() if device.is_gpu)
         self.n_ctx_train = int(api.llama_model_n_ctx_train(model))
-        self.n_layers = int(api.llama_model_n_layer(model)) + int(api.llama_model_n_layer_nextn(model))
+        self.n_layers = int(api.llama_model_n_layer(model)) + int(
+            api.llama_model_n_layer_nextn(model)
+        )
         n_used = self.n_layers if is_head else int(api.llama_model_n_layer(model))
         sizes = tensor_bytes(Path(settings.path))
-        self.tensors: Mapping[str, int] = {name: size for name, size in sizes.items() if layer_of(name) < n_used}
+        self.tensors: Mapping[str, int] = {
+            name: size for name, size in sizes.items() if layer_of(name) < n_used
+        }
         core = breakdown.core
         self.layers: tuple[str, ...] = () if core is None else tuple(core.layer_devices(model))
 
     def pooled_layers(self) -> tuple[tuple[str, ...], float]:
-        """Return the places of the layers with K and V in order, and the bytes of one token in all of them.
+        """Return the places of the layers with K and V in order, and the bytes of one token in all
+        of them.
 
         Raises ModelError if a pool cannot hold them.
         """
@@ -79,7 +85,10 @@ class DryRun:
             raise ModelError("it needs the extension")
         ctx = self._context(context_params(self._settings, SAMPLE_CELLS))
         try:
-            places, rows = tuple(map(self._place_of, breakdown.core.row_places(ctx))), self._parts(ctx)[1]
+            places, rows = (
+                tuple(map(self._place_of, breakdown.core.row_places(ctx))),
+                self._parts(ctx)[1],
+            )
             n_cells = int(api.llama_n_ctx(ctx))
         finally:
             api.llama_free(ctx)
@@ -94,7 +103,8 @@ class DryRun:
         return metadata_text(self._model, key)
 
     def plan(self, n_ctx: int, n_rows: int = 0) -> MemoryPlan:
-        """Return the memory for a context of ``n_ctx`` tokens and a draft model's of ``n_rows``, by default as many.
+        """Return the memory for a context of ``n_ctx`` tokens and a draft model's of ``n_rows``, by
+        default as many.
 
         Raises ModelError if llama.cpp refuses the context.
         """
@@ -121,7 +131,11 @@ class DryRun:
         for name in (*free, HOST):
             usage = Usage(*(part.get(name, 0) for part in parts))
             if usage.total or name == HOST:
-                places.append(Place(name, name != HOST, usage, free[name] if name != HOST else host_available()))
+                places.append(
+                    Place(
+                        name, name != HOST, usage, free[name] if name != HOST else host_available()
+                    )
+                )
         row_bytes = sum(kv.values()) / n_cells
         return MemoryPlan(
             n_cells,
@@ -141,11 +155,15 @@ class DryRun:
         with captured_log():
             ctx = api.llama_init_from_model(self._model, params)
         if not ctx:
-            raise ModelError(f"cannot make the context: {last_log_error('llama.cpp gave no reason')}")
+            raise ModelError(
+                f"cannot make the context: {last_log_error('llama.cpp gave no reason')}"
+            )
         return ctx
 
     def _parts(self, ctx: Any) -> list[dict[str, int]]:
-        """Return the bytes of weights, K and V, states and compute buffers by place, without places that have none."""
+        """Return the bytes of weights, K and V, states and compute buffers by place, without places
+        that have none.
+        """
         parts: list[dict[str, int]] = [{}, {}, {}, {}]
         for name, sizes in parts_of(ctx, self._settings, self.tensors).items():
             place = self._place_of(name)
@@ -183,13 +201,24 @@ class DryRun:
 
         States count on the GPU that has the most of them, buffers on each.
         """
-        gpus = [gpu.name for gpu in self._gpus if not self._settings.devices or gpu.name in self._settings.devices]
+        gpus = [
+            gpu.name
+            for gpu in self._gpus
+            if not self._settings.devices or gpu.name in self._settings.devices
+        ]
         split = (*self._settings.tensor_split, *(0.0,) * len(gpus))[: len(gpus)]
         if not any(split):
             split = (1.0,) * len(gpus)
-        wholes = (sum(split),) * 4 if breakdown.core is None else (sum(split), sum(split), max(split), 0.0)
+        wholes = (
+            (sum(split),) * 4
+            if breakdown.core is None
+            else (sum(split), sum(split), max(split), 0.0)
+        )
         return {
-            name: [int(size * share / whole) if whole else size for size, whole in zip(sizes, wholes, strict=True)]
+            name: [
+                int(size * share / whole) if whole else size
+                for size, whole in zip(sizes, wholes, strict=True)
+            ]
             for name, share in zip(gpus, split, strict=True)
         }
 
@@ -199,14 +228,20 @@ NO_DRAFTS: DraftSettings = DraftSettings()
 
 @contextmanager
 def dry_run(
-    settings: ModelSettings, drafts: DraftSettings = NO_DRAFTS, vision: tuple[str, int] | None = None
+    settings: ModelSettings,
+    drafts: DraftSettings = NO_DRAFTS,
+    vision: tuple[str, int] | None = None,
 ) -> Iterator[DryRun]:
-    """Open the model of ``settings`` and its draft model without weights. Raises ModelError as loading would."""
+    """Open the model of ``settings`` and its draft model without weights. Raises ModelError as
+    loading would.
+    """
     with ExitStack() as stack:
         draft_file = None
         if drafts.draft_path and drafts.n_draft > 0:
             of_file = drafts.of_file(settings)
-            model = stack.enter_context(_without_weights(of_file, with_head=drafts.has("draft-mtp")))
+            model = stack.enter_context(
+                _without_weights(of_file, with_head=drafts.has("draft-mtp"))
+            )
             draft_file = DryRun(model, of_file, NO_DRAFTS, is_head=drafts.reads_rows)
         is_head = uses_own_head(drafts)
         model = stack.enter_context(_without_weights(settings, with_head=is_head))
@@ -219,7 +254,10 @@ def dry_run(
 def _without_weights(settings: ModelSettings, *, with_head: bool) -> Iterator[Any]:
     """Yield a llama_model without weights and texts of tokens."""
     params = ModelParams(settings, with_head=with_head, with_vocabulary=False)
-    params.struct.no_alloc, params.struct.use_mmap = True, False  # releases before 0.3.35 would map the file
+    params.struct.no_alloc, params.struct.use_mmap = (
+        True,
+        False,
+    )  # releases before 0.3.35 would map the file
     params.struct.load_mode = LOAD_MODES["none"]
     with captured_log():
         model = params.load(settings.path)

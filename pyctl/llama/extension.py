@@ -1,8 +1,9 @@
-"""The native modules, imported once, after llama.cpp's libraries: each a module, or None with a reason in ``missing``.
+"""The native modules, imported once, after llama.cpp's libraries: each a module, or None with a
+reason in ``missing``.
 
-They are not linked to the libraries and resolve their symbols through global visibility. What does not fit the loaded
-library switches its features off; `pyctl.llama.floor` has plain forms of those that a server needs. No other module
-imports them.
+They are not linked to the libraries and resolve their symbols through global visibility. What does
+not fit the loaded library switches its features off; `pyctl.llama.floor` has plain forms of those
+that a server needs. No other module imports them.
 """
 
 from __future__ import annotations
@@ -24,8 +25,14 @@ from pyctl.setup.libraries import MODULES, TRIAL
 try:
     import llama_cpp
     from llama_cpp import llama_cpp as api
-except (AttributeError, OSError, RuntimeError) as error:  # a function that the library lacks, or no library
-    raise LibraryMismatchError(f"llama-cpp-python does not fit llama.cpp's libraries: {error}") from error
+except (
+    AttributeError,
+    OSError,
+    RuntimeError,
+) as error:  # a function that the library lacks, or no library
+    raise LibraryMismatchError(
+        f"llama-cpp-python does not fit llama.cpp's libraries: {error}"
+    ) from error
 
 __all__ = [
     "build_line",
@@ -43,10 +50,16 @@ __all__ = [
     "widened",
 ]
 
-LIBRARIES = {"llama.cpp": ("libllama.so", "llama_version"), "ggml": ("libggml-base.so", "ggml_version")}
+LIBRARIES = {
+    "llama.cpp": ("libllama.so", "llama_version"),
+    "ggml": ("libggml-base.so", "ggml_version"),
+}
 
 LOST = {
-    "core": "one request at a time, whole sequences are saved, and no images, pinned memory, --kv-pool or draft models",
+    "core": (
+        "one request at a time, whole sequences are saved, and no images, pinned memory, "
+        "--kv-pool or draft models"
+    ),
     "drafts": "no draft models but separate ones (draft-simple)",
     "pool": "no --kv-pool",
 }
@@ -56,7 +69,9 @@ missing: dict[str, str] = {}
 """Why a module of `LOST` is None, by its name."""
 
 unfit: dict[str, str] = {}
-"""Why `core` does not move rows and states of a class of memory, by its name; such memories are saved whole."""
+"""Why `core` does not move rows and states of a class of memory, by its name; such memories are
+saved whole.
+"""
 
 
 def library_file(name: str) -> Path:
@@ -70,7 +85,9 @@ def open_library(name: str) -> ctypes.CDLL:
 
 
 def library_versions() -> dict[str, str]:
-    """Return the loaded versions of the bindings, libllama and libggml, which older releases lack."""
+    """Return the loaded versions of the bindings, libllama and libggml, which older releases
+    lack.
+    """
     versions = {"llama-cpp-python": llama_cpp.__version__}
     for name, (library, symbol) in LIBRARIES.items():
         function = getattr(open_library(library), symbol, None)
@@ -83,10 +100,13 @@ def library_versions() -> dict[str, str]:
 
 
 def build_version() -> str:
-    """Return the versions as one line, such as ``llama.cpp 0.5.0 (ggml 0.25.3, llama-cpp-python 0.3.1)``."""
+    """Return the versions as one line, such as ``llama.cpp 0.5.0 (ggml 0.25.3, llama-cpp-python
+    0.3.1)``.
+    """
     versions = library_versions()
     return (
-        f"llama.cpp {versions['llama.cpp']} (ggml {versions['ggml']}, llama-cpp-python {versions['llama-cpp-python']})"
+        f"llama.cpp {versions['llama.cpp']} (ggml {versions['ggml']}, llama-cpp-python "
+        f"{versions['llama-cpp-python']})"
     )
 
 
@@ -96,10 +116,14 @@ def build_line() -> str:
 
 
 def check_versions(built: dict[str, str], loaded: dict[str, str]) -> None:
-    """Compare the extension's build versions with the loaded ones. Raises LibraryMismatchError if they differ."""
+    """Compare the extension's build versions with the loaded ones. Raises LibraryMismatchError if
+    they differ.
+    """
     for name, wanted in built.items():
         if loaded[name] != (wanted or "unknown"):  # older sources do not state their version either
-            raise LibraryMismatchError(f"it was built for {name} {wanted}, but {name} {loaded[name]} is loaded")
+            raise LibraryMismatchError(
+                f"it was built for {name} {wanted}, but {name} {loaded[name]} is loaded"
+            )
 
 
 def losses() -> Iterator[str]:
@@ -119,25 +143,48 @@ MORE_BYTES = 256
 def widened(bindings: type[ctypes.Structure]) -> type[ctypes.Structure]:
     """Return the struct ``bindings`` with room for fields that a later library has at its end.
 
-    Such structs are returned and passed by value: a longer one would be written and read past what the bindings have.
+    Such structs are returned and passed by value: a longer one would be written and read past what
+    the bindings have.
     """
-    return type(bindings.__name__, (bindings,), {"_fields_": [("more", ctypes.c_uint8 * MORE_BYTES)]})
+    return type(
+        bindings.__name__, (bindings,), {"_fields_": [("more", ctypes.c_uint8 * MORE_BYTES)]}
+    )
 
 
 def _check_params() -> None:
-    """Raise LibraryMismatchError if known defaults of the library are not where the bindings have them."""
+    """Raise LibraryMismatchError if known defaults of the library are not where the bindings have
+    them.
+    """
     model, context = api.llama_model_default_params(), api.llama_context_default_params()
-    found = [model.split_mode, model.vocab_only, model.use_extra_bufts, context.type_k, context.type_v]
+    found = [
+        model.split_mode,
+        model.vocab_only,
+        model.use_extra_bufts,
+        context.type_k,
+        context.type_v,
+    ]
     found += [context.embeddings, context.offload_kqv, context.op_offload]
-    if found != [api.LLAMA_SPLIT_MODE_LAYER, False, True, api.GGML_TYPE_F16, api.GGML_TYPE_F16, False, True, True]:
+    if found != [
+        api.LLAMA_SPLIT_MODE_LAYER,
+        False,
+        True,
+        api.GGML_TYPE_F16,
+        api.GGML_TYPE_F16,
+        False,
+        True,
+        True,
+    ]:
         raise LibraryMismatchError(
-            f"llama-cpp-python {llama_cpp.__version__} was made for another llama.cpp than the one in "
+            f"llama-cpp-python {llama_cpp.__version__} was made for another llama.cpp than the "
+            "one in "
             f"{library_file('libllama.so').parent}; reinstall pyctl (docs/install.md)"
         )
 
 
 def _import_core(loaded: dict[str, str]) -> ModuleType:
-    """Return `_core`, whose import checks symbols, sizes and limits. Raises ImportError or LibraryMismatchError."""
+    """Return `_core`, whose import checks symbols, sizes and limits. Raises ImportError or
+    LibraryMismatchError.
+    """
     if os.environ.get(EXTENSION, "").lower() in FALSE_WORDS:
         raise ImportError("--no-extension")
     spec = find_spec("pyctl._core")
@@ -166,7 +213,9 @@ def _lack(error: Exception, *names: str) -> None:
 
 
 def _import_other(name: str) -> ModuleType | None:
-    """Return the module ``name``, which is linked to `_core`; None if it is missing, or another one is tried."""
+    """Return the module ``name``, which is linked to `_core`; None if it is missing, or another one
+    is tried.
+    """
     if core is None or _tried not in ("", name):
         return None
     try:

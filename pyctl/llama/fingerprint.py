@@ -23,11 +23,18 @@ __all__ = ["file_digest", "fingerprint", "shared_split"]
 SAMPLE_BYTES = 4096
 
 SAMPLE_STEP = 2**23
-"""SAMPLE_BYTES of each tensor are read at its end and every SAMPLE_STEP bytes from its start: about 10 MB of a 17 GB
-model. Changes between the samples are not detected."""
+"""SAMPLE_BYTES of each tensor are read at its end and every SAMPLE_STEP bytes from its start: about
+10 MB of a 17 GB model. Changes between the samples are not detected.
+"""
 
 ROPE_FIELDS = ("rope_scaling", "rope_freq_base", "rope_freq_scale")
-YARN_FIELDS = ("yarn_orig_ctx", "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_slow", "yarn_beta_fast")
+YARN_FIELDS = (
+    "yarn_orig_ctx",
+    "yarn_ext_factor",
+    "yarn_attn_factor",
+    "yarn_beta_slow",
+    "yarn_beta_fast",
+)
 
 SUMS = "GGML_CUDA_ALLREDUCE"
 """The variable for how GPUs with parts of tensors sum."""
@@ -37,10 +44,11 @@ HARMLESS = ("DEBUG", "BACKTRACE", "PINNED", "REGISTER_HOST", "P2P", SUMS)
 
 
 def fingerprint(backend: LlamaBackend, settings: ModelSettings, layers: Sequence[str]) -> str:
-    """Return the BLAKE2b-128 of model files, adapters, layout, positions, batches, kernels and devices; 32 hex digits.
+    """Return the BLAKE2b-128 of model files, adapters, layout, positions, batches, kernels and
+    devices; 32 hex digits.
 
-    ``layers`` are the devices of the layers. The digest is independent of paths, file times, and flags that do not
-    affect bytes. ModelError if a file cannot be read.
+    ``layers`` are the devices of the layers. The digest is independent of paths, file times, and
+    flags that do not affect bytes. ModelError if a file cannot be read.
     """
     path = Path(settings.path)
     has_factors = any("rope_factors_long" in name for name in tensor_bytes(path))
@@ -49,20 +57,26 @@ def fingerprint(backend: LlamaBackend, settings: ModelSettings, layers: Sequence
 
 
 def shared_split(settings: ModelSettings, layers: Sequence[str]) -> str:
-    """Return how equal GPUs share all layers, empty if others do: their rows and states serve any such split.
+    """Return how equal GPUs share all layers, empty if others do: their rows and states serve any
+    such split.
 
     The split still changes sums, so with --exact nothing is shared between two.
     """
     found = gpus(settings)
-    alike = len(found) > 1 and len({gpu.description for gpu in found}) == 1 and not any(gpu.is_remote for gpu in found)
+    alike = (
+        len(found) > 1
+        and len({gpu.description for gpu in found}) == 1
+        and not any(gpu.is_remote for gpu in found)
+    )
     if not alike or "CPU" in layers or settings.split_mode not in ("layer", "tensor"):
         return ""
     return f" {settings.split_mode} {layers} {settings.tensor_split} {os.environ.get(SUMS)}"
 
 
 def file_digest(path: Path, facts: Iterable[object] = ()) -> str:
-    """Return the BLAKE2b-128 of ``facts`` and of a model's sizes, metadata and weight samples. ModelError if a file
-    cannot be read."""
+    """Return the BLAKE2b-128 of ``facts`` and of a model's sizes, metadata and weight samples.
+    ModelError if a file cannot be read.
+    """
     digest = hashlib.blake2b(digest_size=16)
     try:
         for fact in facts:
@@ -79,16 +93,26 @@ def _facts(
     backend: LlamaBackend, settings: ModelSettings, layers: Sequence[str], rope_factors: str
 ) -> Iterator[object]:
     yield build_version()
-    if (chosen := libraries_in_use()) is not None and chosen.digests:  # trees may differ and have one version
+    if (
+        chosen := libraries_in_use()
+    ) is not None and chosen.digests:  # trees may differ and have one version
         yield chosen.digests["archive"] or str(chosen.built)
     # Instruction sets and device libraries: their kernels round differently.
     yield (api.llama_print_system_info() or b"").decode("utf-8", "replace")
-    variables = sorted(item for item in os.environ.items() if item[0].startswith(("GGML_", "LLAMA_ATTN_")))
+    variables = sorted(
+        item for item in os.environ.items() if item[0].startswith(("GGML_", "LLAMA_ATTN_"))
+    )
     yield [(name, value) for name, value in variables if not any(word in name for word in HARMLESS)]
     yield backend.memory.layout
     if backend.memory.kind == "opaque":
         # The layout does not describe llama.cpp's own state format.
-        yield settings.type_k, settings.type_v, settings.flash_attn, settings.swa_full, backend.facts.n_seqs
+        yield (
+            settings.type_k,
+            settings.type_v,
+            settings.flash_attn,
+            settings.swa_full,
+            backend.facts.n_seqs,
+        )
     # Batch ends: rows and states of the same tokens in other batches round differently.
     yield backend.facts.n_ubatch, RULES, batch_cost(settings)
     yield tuple(getattr(settings, name) for name in (*ROPE_FIELDS, *YARN_FIELDS)), rope_factors
@@ -98,7 +122,10 @@ def _facts(
     yield settings.repack, settings.placements
     if found := gpus(settings):
         # Of a worker's device, only the address and the size are known.
-        names = [f"{gpu.name} {gpu.description}{f' {gpu.total}' if gpu.is_remote else ''}" for gpu in found]
+        names = [
+            f"{gpu.name} {gpu.description}{f' {gpu.total}' if gpu.is_remote else ''}"
+            for gpu in found
+        ]
         split = (layers, settings.split_mode) if not shared_split(settings, layers) else ()
         yield names, *split, settings.offload_kqv, settings.op_offload, settings.no_host
         if split and settings.split_mode != "layer":
@@ -106,10 +133,17 @@ def _facts(
 
 
 def _rope_factors(backend: LlamaBackend, settings: ModelSettings) -> str:
-    """Return which of the two RoPE factor tables llama.cpp uses, which depends on the context size."""
-    key = f"{metadata_text(backend.model, 'general.architecture')}.rope.scaling.original_context_length"
+    """Return which of the two RoPE factor tables llama.cpp uses, which depends on the context
+    size.
+    """
+    architecture = metadata_text(backend.model, "general.architecture")
+    key = f"{architecture}.rope.scaling.original_context_length"
     given = dict(settings.metadata).get(key) or metadata_text(backend.model, key)
-    return "long" if backend.facts.n_ctx > int(given or api.llama_model_n_ctx_train(backend.model)) else "short"
+    return (
+        "long"
+        if backend.facts.n_ctx > int(given or api.llama_model_n_ctx_train(backend.model))
+        else "short"
+    )
 
 
 def _content(file: Path, tensors: Sequence[FileTensor]) -> Iterator[bytes]:
@@ -119,6 +153,9 @@ def _content(file: Path, tensors: Sequence[FileTensor]) -> Iterator[bytes]:
         yield size.to_bytes(8, "little")
         yield stream.read(min((tensor.first for tensor in tensors), default=size))
         for tensor in tensors:
-            for at in (*range(0, tensor.n_bytes, SAMPLE_STEP), max(tensor.n_bytes - SAMPLE_BYTES, 0)):
+            for at in (
+                *range(0, tensor.n_bytes, SAMPLE_STEP),
+                max(tensor.n_bytes - SAMPLE_BYTES, 0),
+            ):
                 stream.seek(tensor.first + at)
                 yield stream.read(min(SAMPLE_BYTES, tensor.n_bytes - at))

@@ -20,7 +20,16 @@ from pyctl.llama.dry_runs import NO_DRAFTS, DryRun, dry_run
 from pyctl.llama.memory_plan import MIB, MemoryPlan, Place
 from pyctl.llama.params import gpus
 
-__all__ = ["CTX_STEP", "DRAFT_CTX", "fit_drafts", "fit_settings", "gpu_shortage", "plan_whole", "refusal", "shortage"]
+__all__ = [
+    "CTX_STEP",
+    "DRAFT_CTX",
+    "fit_drafts",
+    "fit_settings",
+    "gpu_shortage",
+    "plan_whole",
+    "refusal",
+    "shortage",
+]
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +52,8 @@ def fit_settings(
 ) -> tuple[ModelSettings, MemoryPlan]:
     """Return the settings with automatic values filled in, and their memory including ``drafts``.
 
-    ``vision`` is the device of the vision encoder, empty for the CPU, and its bytes. ``plan`` is what `fit_drafts` has
-    found to fit. Raises ModelError if the context cannot fit.
+    ``vision`` is the device of the vision encoder, empty for the CPU, and its bytes. ``plan`` is
+    what `fit_drafts` has found to fit. Raises ModelError if the context cannot fit.
     """
     movable = settings.fit and settings.n_gpu_layers == -1 and not settings.tensor_split
     movable = movable and settings.split_mode != "tensor"  # all layers are on all GPUs
@@ -58,9 +67,16 @@ def fit_settings(
             settings = _move_to_cpu(run, settings, plan, missing, experts=not placed)
     assert plan is not None
     if plan.n_ctx < (settings.n_ctx or plan.n_ctx_train):
-        log.warning("context reduced from %d to %d tokens to fit into memory (-c)", plan.n_ctx_train, plan.n_ctx)
+        log.warning(
+            "context reduced from %d to %d tokens to fit into memory (-c)",
+            plan.n_ctx_train,
+            plan.n_ctx,
+        )
     if not placed and settings.placements:
-        log.warning("experts of %d layers kept on the CPU to fit into memory (--n-cpu-moe)", len(settings.placements))
+        log.warning(
+            "experts of %d layers kept on the CPU to fit into memory (--n-cpu-moe)",
+            len(settings.placements),
+        )
     if movable and settings.n_gpu_layers >= 0:
         log.warning(
             "%d of %d layers placed on the GPU to fit into memory (-ngl)",
@@ -77,11 +93,12 @@ def fit_settings(
 def fit_drafts(
     settings: ModelSettings, drafts: DraftSettings, vision: tuple[str, int] | None = None
 ) -> tuple[DraftSettings, MemoryPlan | None]:
-    """Return automatic ``drafts`` as the head's in the model's file and `cache`'s, with the plan of all, or
-    none; others unchanged.
+    """Return automatic ``drafts`` as the head's in the model's file and `cache`'s, with the plan of
+    all, or none; others unchanged.
 
-    They need memory, all layers on GPUs, and then room for the given context, without -c for `DRAFT_CTX` tokens.
-    Each drafted token takes a state of each sequence; a draft of one is tried if longer ones take too much.
+    They need memory, all layers on GPUs, and then room for the given context, without -c for
+    `DRAFT_CTX` tokens. Each drafted token takes a state of each sequence; a draft of one is tried
+    if longer ones take too much.
     """
     if not drafts.is_automatic:
         return drafts, None
@@ -91,7 +108,9 @@ def fit_drafts(
             with dry_run(settings, tried, vision) as run:
                 plan = _fit_context(run, settings)
                 minimum = settings.n_ctx or min(DRAFT_CTX, run.n_ctx_train)
-        except ModelError as error:  # such as no memory for the states, which even a dry run allocates
+        except (
+            ModelError
+        ) as error:  # such as no memory for the states, which even a dry run allocates
             lacking = str(error)
             continue
         if plan.host.usage.kv or plan.host.usage.states:
@@ -100,10 +119,15 @@ def fit_drafts(
         enough = plan.n_ctx >= minimum or (is_small and not settings.n_ctx)
         if enough and not (gpu_shortage(settings, plan) or shortage(settings, plan.host)):
             names = ",".join(tried.draft_types)
-            length = f"; the model's head drafts up to {tried.n_draft} tokens a step" * tried.has("draft-mtp")
+            length = f"; the model's head drafts up to {tried.n_draft} tokens a step" * tried.has(
+                "draft-mtp"
+            )
             log.info("drafts by default: --spec-type %s, none turns them off%s", names, length)
             return tried, plan
-        lacking = f"{minimum:,} tokens of context do not fit with them; -np 1 or -ctk q8_0 -ctv q8_0 makes room"
+        lacking = (
+            f"{minimum:,} tokens of context do not fit with them; -np 1 or -ctk q8_0 -ctv "
+            "q8_0 makes room"
+        )
     if lacking:
         log.info("no drafts by default: %s", lacking)
     return none, None
@@ -112,7 +136,9 @@ def fit_drafts(
 def _possible_drafts(settings: ModelSettings, drafts: DraftSettings) -> Iterator[DraftSettings]:
     """Return what may draft by default, the best first.
 
-    Each drafted token of a head takes a state of each sequence, and so does the mark of longer drafts."""
+    Each drafted token of a head takes a state of each sequence, and so does the mark of longer
+    drafts.
+    """
     texts = () if drafts.draft_types == PRIVATE else ("cache",)
     if not drafts.n_draft:
         return
@@ -125,15 +151,20 @@ def _possible_drafts(settings: ModelSettings, drafts: DraftSettings) -> Iterator
 
 
 def split_of(layers: Sequence[str], settings: ModelSettings) -> tuple[float, ...]:
-    """Return the shares that reproduce the dry run's assignment of layers; empty without a split by layers."""
-    # llama.cpp's default split depends on the free memory, and would change the fingerprint at each start.
+    """Return the shares that reproduce the dry run's assignment of layers; empty without a split by
+    layers.
+    """
+    # llama.cpp's default split depends on the free memory, and would change the fingerprint at each
+    # start.
     names = settings.devices or tuple(device.name for device in devices() if device.is_gpu)
     counts = tuple(float(sum(layer == name for layer in layers)) for name in names)
     return counts if settings.split_mode == "layer" and len(counts) > 1 and all(counts) else ()
 
 
 def _fit_context(run: DryRun, settings: ModelSettings) -> MemoryPlan:
-    """Return the plan with the requested context, else with the largest that fits, up to the model's own."""
+    """Return the plan with the requested context, else with the largest that fits, up to the
+    model's own.
+    """
     maximum = settings.n_ctx or run.n_ctx_train
     plan = plan_whole(run, settings, [device.free for device in devices()])
     minimum = min(settings.fit_ctx, maximum)
@@ -167,7 +198,9 @@ def plan_whole(run: DryRun, settings: ModelSettings, memory: Sequence[int | None
 def _move_to_cpu(
     run: DryRun, settings: ModelSettings, plan: MemoryPlan, missing: int, *, experts: bool
 ) -> ModelSettings:
-    """Return settings with more weights on the CPU to free ``missing`` bytes of GPU memory: experts if possible."""
+    """Return settings with more weights on the CPU to free ``missing`` bytes of GPU memory: experts
+    if possible.
+    """
     if experts:
         found = _by_layer(run, EXPERTS)
         n = len(settings.placements)
@@ -185,7 +218,8 @@ def _move_to_cpu(
 def refusal(n_ctx: int, needed: int, free: int) -> str:
     """Return the error message for a context that does not fit."""
     return (
-        f"cannot make the context: {n_ctx} tokens need about {needed // MIB:,} MiB of memory and there "
+        f"cannot make the context: {n_ctx} tokens need about {needed // MIB:,} MiB of memory and "
+        "there "
         f"are {free // MIB:,} MiB; try a smaller --ctx-size"
     )
 

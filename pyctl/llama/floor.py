@@ -1,7 +1,7 @@
 """What a server needs of the extension, in Python, only by llama.cpp's public functions.
 
-Classes have the names of those in `pyctl._core`, whose place they take if it is missing. They serve one context of
-one sequence: several would share its cells, whose order determines bits.
+Classes have the names of those in `pyctl._core`, whose place they take if it is missing. They serve
+one context of one sequence: several would share its cells, whose order determines bits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ __all__ = ["HostBuffer", "KVState", "OutOfCells", "Pulse"]
 
 HEADER = struct.Struct("<8sq")
 MAGIC = b"pyctlpub"
-"""A block is HEADER (the magic, and its number of tokens), then the sequence as llama.cpp writes it."""
+"""A block is HEADER (the magic, and its number of tokens), then the sequence as llama.cpp writes
+it.
+"""
 
 RING_PAD = 256
 """llama.cpp pads the cells of layers with a window to this."""
@@ -39,9 +41,10 @@ class OutOfCells(RuntimeError):
 class KVState:
     """Whole sequences of the context at address ``ctx``, which has one sequence with one token.
 
-    Saving and loading are complete on return. ValueError leaves a sequence unchanged, or empty if llama.cpp refuses
-    what it should load. With ``can_cut`` llama.cpp drops the last tokens of a sequence as if they had never been there:
-    it has neither a recurrent state nor layers with a window. Opening evaluates another token of the sequence.
+    Saving and loading are complete on return. ValueError leaves a sequence unchanged, or empty if
+    llama.cpp refuses what it should load. With ``can_cut`` llama.cpp drops the last tokens of a
+    sequence as if they had never been there: it has neither a recurrent state nor layers with a
+    window. Opening evaluates another token of the sequence.
     """
 
     kind: Literal["opaque"] = "opaque"
@@ -83,7 +86,9 @@ class KVState:
         return int(api.llama_memory_seq_pos_max(self._memory, seq)) + 1 if self._memory else 0
 
     def position(self, seq: int, n: int) -> int:
-        """Return llama.cpp's position of token ``n``, the same number, since there are no images."""
+        """Return llama.cpp's position of token ``n``, the same number, since there are no
+        images.
+        """
         del seq
         return n
 
@@ -98,17 +103,34 @@ class KVState:
         return HEADER.size + int(api.llama_state_seq_get_size_ext(self._ctx, seq, 0))
 
     def save_state(self, seq: int, n: int, out: Block) -> None:
-        """Write ``seq`` of ``n`` tokens to ``out`` of ``state_size(seq)`` bytes, else ValueError or RuntimeError."""
+        """Write ``seq`` of ``n`` tokens to ``out`` of ``state_size(seq)`` bytes, else ValueError or
+        RuntimeError.
+        """
         if n <= 0 or self.n_tokens(seq) != n or out.nbytes != self.state_size(seq):
-            raise ValueError(f"sequence {seq} has {self.n_tokens(seq)} tokens, it cannot be saved at {n}")
+            raise ValueError(
+                f"sequence {seq} has {self.n_tokens(seq)} tokens, it cannot be saved at {n}"
+            )
         self._check_rows(seq, n, out.nbytes)
         out[: HEADER.size] = np.frombuffer(HEADER.pack(MAGIC, n), np.uint8)
-        if int(api.llama_state_seq_get_data_ext(self._ctx, *_memory_of(out[HEADER.size :]), seq, 0)) == 0:
+        if (
+            int(
+                api.llama_state_seq_get_data_ext(self._ctx, *_memory_of(out[HEADER.size :]), seq, 0)
+            )
+            == 0
+        ):
             raise RuntimeError("llama.cpp could not write the state of the sequence")
 
-    def load(self, seq: int, n: int, spans: Sequence[object], data: Block, window: Sequence[object] = ()) -> None:
-        """Replace ``seq`` by the one of ``n`` tokens in ``data``. Raises ValueError if it holds none, or for rows."""
-        if data.nbytes <= HEADER.size or HEADER.unpack(data[: HEADER.size].tobytes()) != (MAGIC, n) or n <= 0:
+    def load(
+        self, seq: int, n: int, spans: Sequence[object], data: Block, window: Sequence[object] = ()
+    ) -> None:
+        """Replace ``seq`` by the one of ``n`` tokens in ``data``. Raises ValueError if it holds
+        none, or for rows.
+        """
+        if (
+            data.nbytes <= HEADER.size
+            or HEADER.unpack(data[: HEADER.size].tobytes()) != (MAGIC, n)
+            or n <= 0
+        ):
             raise ValueError(f"the block does not hold a sequence of {n} tokens")
         if spans or window:
             raise ValueError("a whole sequence has no other rows")
@@ -121,14 +143,22 @@ class KVState:
 
     def cut(self, seq: int, n: int) -> bool:
         """Drop the tokens from ``n`` on; False if that is not possible."""
-        return self.can_cut and bool(api.llama_memory_seq_rm(self._memory, seq, n, ALL)) and self.n_tokens(seq) == n
+        return (
+            self.can_cut
+            and bool(api.llama_memory_seq_rm(self._memory, seq, n, ALL))
+            and self.n_tokens(seq) == n
+        )
 
     def rewind(self, seq: int, n: int) -> None:
-        """Drop the tokens from ``n`` on; at 0 as `clear`. Raises ValueError if the memory cannot."""
+        """Drop the tokens from ``n`` on; at 0 as `clear`. Raises ValueError if the memory
+        cannot.
+        """
         if n == 0:
             self.clear(seq)
         elif not 0 < n <= self.n_tokens(seq) or not self.cut(seq, n):
-            raise ValueError(f"sequence {seq} of {self.n_tokens(seq)} tokens cannot be rewound to {n}")
+            raise ValueError(
+                f"sequence {seq} of {self.n_tokens(seq)} tokens cannot be rewound to {n}"
+            )
 
     def clear(self, seq: int) -> None:
         """Drop everything ``seq`` holds."""
@@ -138,14 +168,17 @@ class KVState:
             api.llama_state_seq_set_data_ext(
                 self._ctx, *_memory_of(self._fresh), seq, api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
             )
-        # Not llama_memory_seq_rm, which leaves cells at positions below 0, as a crafted state may have them.
+        # Not llama_memory_seq_rm, which leaves cells at positions below 0, as a crafted state may
+        # have them.
         api.llama_memory_clear(self._memory, False)
 
     def _has_positions(self, seq: int, n: int) -> bool:
-        """Whether loaded cells are at the positions of ``n`` tokens, from 0 or from the start of a window.
+        """Whether loaded cells are at the positions of ``n`` tokens, from 0 or from the start of a
+        window.
 
-        llama.cpp loads any positions. Of a memory with a recurrent state it returns only the last position: there the
-        size shows whether cells are missing. `clear` removes cells at any positions.
+        llama.cpp loads any positions. Of a memory with a recurrent state it returns only the last
+        position: there the size shows whether cells are missing. `clear` removes cells at any
+        positions.
         """
         minimum, window = int(api.llama_memory_seq_pos_min(self._memory, seq)), self.window[0]
         if self._fresh is None:
@@ -160,17 +193,21 @@ class KVState:
         return one, self.state_size(0) - one
 
     def _check_rows(self, seq: int, n: int, size: int) -> None:
-        """Raise ValueError unless ``seq`` of ``n`` tokens has them all, or a window those in `window`.
+        """Raise ValueError unless ``seq`` of ``n`` tokens has them all, or a window those in
+        `window`.
 
-        llama.cpp loads the rest of what a ring had into its first cells, so its bits come back at certain counts only
-        (`memory_check.resume_points_of`). No public function returns its cells: a full one has as many tokens, one just
-        loaded has the window's. Where a memory forgets without notice, its last tokens add fewer bytes.
+        llama.cpp loads the rest of what a ring had into its first cells, so its bits come back at
+        certain counts only (`memory_check.resume_points_of`). No public function returns its cells:
+        a full one has as many tokens, one just loaded has the window's. Where a memory forgets
+        without notice, its last tokens add fewer bytes.
         """
         (window, ring), (one, each) = self.window, self._sizes
         if window and n > window:
             minimum = int(api.llama_memory_seq_pos_min(self._memory, seq))
             if minimum not in (n - ring, n - window):
-                raise ValueError(f"llama.cpp keeps {n - minimum} tokens of a window, where {ring} are expected")
+                raise ValueError(
+                    f"llama.cpp keeps {n - minimum} tokens of a window, where {ring} are expected"
+                )
         elif size != one + each * (n - 1):
             raise ValueError(f"llama.cpp does not keep all of {n} tokens")
 
@@ -216,8 +253,9 @@ class HostBuffer(np.ndarray[Any, Any]):
 class Pulse:
     """Stops evaluations by llama.cpp's abort callback, on devices that call it; any thread.
 
-    The callback is the C library's strlen over one byte, so that llama.cpp does not wait for the interpreter. Nothing
-    counts the steps of an evaluation: ``count`` goes on by itself, and a device that hangs is not noticed.
+    The callback is the C library's strlen over one byte, so that llama.cpp does not wait for the
+    interpreter. Nothing counts the steps of an evaluation: ``count`` goes on by itself, and a
+    device that hangs is not noticed.
     """
 
     code = 0

@@ -1,7 +1,8 @@
 """Parser of GBNF, llama.cpp's grammar notation: linear time, no recursion.
 
-It follows llama.cpp's parser (src/llama-grammar.cpp), oddities included: the last of two rules with one name applies,
-an empty class matches the empty text, and an upper limit above 2,000 repetitions is no limit.
+It follows llama.cpp's parser (src/llama-grammar.cpp), oddities included: the last of two rules with
+one name applies, an empty class matches the empty text, and an upper limit above 2,000 repetitions
+is no limit.
 """
 
 from __future__ import annotations
@@ -30,13 +31,17 @@ __all__ = ["Markers", "read_gbnf"]
 _MAX_BYTES = limit(256 * 1024, "`grammar`", "400", "request", "bytes")
 _MAX_ITEMS = limit(50_000, "characters, classes and references within a grammar", "400", "request")
 _MAX_RULES = limit(10_000, "rules and groups of a grammar", "400", "request")
-_MAX_REPEATS = limit(2_000, "repetitions of one item of a grammar that are counted", "400", "request")
+_MAX_REPEATS = limit(
+    2_000, "repetitions of one item of a grammar that are counted", "400", "request"
+)
 
 
 class Markers:
     """Tokens that a grammar may name: ``controls`` are the control tokens by name."""
 
-    def __init__(self, controls: Mapping[str, int], n_vocab: int, token_of: Callable[[str], int | None]) -> None:
+    def __init__(
+        self, controls: Mapping[str, int], n_vocab: int, token_of: Callable[[str], int | None]
+    ) -> None:
         self.n_vocab, self.token_of = n_vocab, token_of
         self._controls = controls
         names = sorted(filter(None, controls), key=len, reverse=True)
@@ -49,8 +54,11 @@ class Markers:
 
 
 def read_gbnf(text: str, markers: Markers) -> tuple[Rules, int]:
-    """Parse ``text`` into rules and the index of the start rule. Raises RequestError with the line and the reason."""
-    # A string that names a control token matches that token, as in llama.cpp, or the same text character by character.
+    """Parse ``text`` into rules and the index of the start rule. Raises RequestError with the line
+    and the reason.
+    """
+    # A string that names a control token matches that token, as in llama.cpp, or the same text
+    # character by character.
     if len(text.encode("utf-8", "surrogatepass")) > _MAX_BYTES:
         raise RequestError(f"failed to parse grammar: it has more than {_MAX_BYTES} bytes")
     return _Parser(text, markers).read()
@@ -70,7 +78,9 @@ _ESCAPES = {"t": "\t", "r": "\r", "n": "\n", "\\": "\\", '"': '"', "[": "[", "]"
 
 
 class _Group:
-    """A rule or a group in parentheses during parsing. ``begun`` is the start of the last item, for repetitions."""
+    """A rule or a group in parentheses during parsing. ``begun`` is the start of the last item, for
+    repetitions.
+    """
 
     def __init__(self, rule: int, at: int) -> None:
         self.rule, self.at = rule, at
@@ -97,7 +107,9 @@ class _Parser:
             raise RequestError("failed to parse grammar: there is no rule named root")
         for name, rule in self._names.items():
             if self._rules[rule] is None:
-                raise RequestError(f"failed to parse grammar: the rule {name[:60]!r} is not defined")
+                raise RequestError(
+                    f"failed to parse grammar: the rule {name[:60]!r} is not defined"
+                )
         return [alternatives or [] for alternatives in self._rules], self._names["root"]
 
     def _rule(self) -> None:
@@ -176,7 +188,8 @@ class _Parser:
         if self._n_items > _MAX_ITEMS:
             raise RequestError(f"failed to parse grammar: it has more than {_MAX_ITEMS} items")
 
-    # -- repetitions ---------------------------------------------------------------------------------------------------
+    # -- repetitions
+    # ----------------------------------------------------------------------------------
 
     def _repeat(self, group: _Group) -> None:
         at = self._at
@@ -229,7 +242,8 @@ class _Parser:
             raise self._error("a number is expected")
         return int(digits[:20]) if len(digits) < 20 else 10**20
 
-    # -- characters and tokens -----------------------------------------------------------------------------------------
+    # -- characters and tokens
+    # ----------------------------------------------------------------------------------
 
     def _string(self) -> Alternative:
         start = self._at
@@ -321,7 +335,8 @@ class _Parser:
         self._at = marker.end()
         return Token(token, other)
 
-    # -- places --------------------------------------------------------------------------------------------------------
+    # -- places
+    # ----------------------------------------------------------------------------------
 
     def _skip(self, pattern: re.Pattern[str]) -> None:
         found = pattern.match(self._text, self._at)
@@ -342,11 +357,15 @@ class _Parser:
 
     def _new_rule(self) -> int:
         if len(self._rules) >= _MAX_RULES:
-            raise RequestError(f"failed to parse grammar: it has more than {_MAX_RULES} rules and groups")
+            raise RequestError(
+                f"failed to parse grammar: it has more than {_MAX_RULES} rules and groups"
+            )
         self._rules.append(None)
         return len(self._rules) - 1
 
     def _error(self, what: str) -> RequestError:
         line = self._text.count("\n", 0, self._at) + 1
         near = self._text[self._at : self._at + 20]
-        return RequestError(f"failed to parse grammar: line {line}: {what}" + (f", at {near!r}" if near else ""))
+        return RequestError(
+            f"failed to parse grammar: line {line}: {what}" + (f", at {near!r}" if near else "")
+        )

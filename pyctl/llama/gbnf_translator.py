@@ -1,6 +1,7 @@
 """Translation of GBNF into an equivalent llguidance grammar.
 
-Every character is a separate terminal: llguidance matches the longest terminal, and GBNF has no terminals.
+Every character is a separate terminal: llguidance matches the longest terminal, and GBNF has no
+terminals.
 """
 
 from __future__ import annotations
@@ -11,7 +12,16 @@ from graphlib import CycleError, TopologicalSorter
 
 from pyctl.errors import RequestError
 from pyctl.limit import limit
-from pyctl.llama.gbnf_rules import MAX_CODE_POINT, Alternative, Characters, Item, Reference, Repeat, Rules, Token
+from pyctl.llama.gbnf_rules import (
+    MAX_CODE_POINT,
+    Alternative,
+    Characters,
+    Item,
+    Reference,
+    Repeat,
+    Rules,
+    Token,
+)
 
 __all__ = ["translated"]
 
@@ -22,7 +32,8 @@ _MAX_LEVELS = limit(1_000, "nesting of rules of a grammar", "400", "request", "l
 def translated(rules: Rules, root: int, end_tokens: frozenset[int]) -> str:
     """Return an equivalent grammar for llguidance without its header line.
 
-    ``end_tokens`` end a reply and are never part of it. RequestError if the rules are nested too deeply.
+    ``end_tokens`` end a reply and are never part of it. RequestError if the rules are nested too
+    deeply.
     """
     if _levels(rules) > _MAX_LEVELS:
         raise RequestError("failed to parse grammar: its rules are nested too deeply")
@@ -56,13 +67,19 @@ class _Writer:
         self._terminals: dict[Characters, str] = {}
 
     def grammar(self, root: int) -> str:
-        rules = [f"r{rule}: {self._body(rule, alternatives)}\n" for rule, alternatives in enumerate(self._rules)]
-        terminals = [f"{name}: /{_class(characters)}/\n" for characters, name in self._terminals.items()]
+        rules = [
+            f"r{rule}: {self._body(rule, alternatives)}\n"
+            for rule, alternatives in enumerate(self._rules)
+        ]
+        terminals = [
+            f"{name}: /{_class(characters)}/\n" for characters, name in self._terminals.items()
+        ]
         return "".join([f"start: r{root}\n", f'{_NEVER}: {_NEVER} "x"\n', *rules, *terminals])
 
     def _body(self, rule: int, alternatives: list[Alternative]) -> str:
-        """Return the body of a rule. Tail recursion becomes repetition: otherwise the parser would keep an item open
-        per character."""
+        """Return the body of a rule. Tail recursion becomes repetition: otherwise the parser would
+        keep an item open per character.
+        """
         spelled = alternatives
         if len(alternatives) <= _FEW:
             spelled = [each for items in alternatives for each in self._spelled(rule, items)]
@@ -73,14 +90,20 @@ class _Writer:
         loop = self._choice([items for items in again if items])
         return f"({loop})* ({self._choice(last)})"
 
-    def _spelled(self, rule: int, items: Alternative, *, through: bool = True) -> Iterator[Alternative]:
-        """Yield ``items`` with an end that leads back to ``rule``, also ``through`` another one, spelled out."""
+    def _spelled(
+        self, rule: int, items: Alternative, *, through: bool = True
+    ) -> Iterator[Alternative]:
+        """Yield ``items`` with an end that leads back to ``rule``, also ``through`` another one,
+        spelled out.
+        """
         end = items[-1] if items else None
         target = None if end is None else _rule_of(end)
         between = self._rules[target] if through and target not in (None, rule) else []
         if len(between) > _FEW or not any(each and _rule_of(each[-1]) == rule for each in between):
             between = []
-        if (target != rule and not between) or (isinstance(end, Repeat) and (end.low, end.high) != (0, 1)):
+        if (target != rule and not between) or (
+            isinstance(end, Repeat) and (end.low, end.high) != (0, 1)
+        ):
             yield items
             return
         if isinstance(end, Repeat):
@@ -113,9 +136,16 @@ class _Writer:
 
 
 def _levels(rules: Rules) -> int:
-    """Return an upper bound of the number of distinct rules on any path; all rules in or between circles count."""
+    """Return an upper bound of the number of distinct rules on any path; all rules in or between
+    circles count.
+    """
     graph = {
-        rule: {target for items in alternatives for item in items if (target := _rule_of(item)) is not None}
+        rule: {
+            target
+            for items in alternatives
+            for item in items
+            if (target := _rule_of(item)) is not None
+        }
         for rule, alternatives in enumerate(rules)
     }
     n_levels = 0

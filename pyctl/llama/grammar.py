@@ -55,12 +55,19 @@ class Candidates:
         self._entries["id"] = self._ids
         self._entries["logit"] = logits
         self._entries["p"] = 0.0
-        self.array.data, self.array.size, self.array.selected, self.array.sorted = self._data, self._ids.size, -1, False
+        self.array.data, self.array.size, self.array.selected, self.array.sorted = (
+            self._data,
+            self._ids.size,
+            -1,
+            False,
+        )
 
     def fill_best(self, logits: NDArray[np.float32], n_groups: int, n: int, also: Tokens) -> None:
-        """Reset to at least the ``n`` likeliest tokens of ``logits``, (n_vocab,), and to ``also``, by id; see `fill`.
+        """Reset to at least the ``n`` likeliest tokens of ``logits``, (n_vocab,), and to ``also``,
+        by id; see `fill`.
 
-        Of ``n_groups`` > n equal ranges of tokens, at least n tokens reach the n-th largest maximum.
+        Of ``n_groups`` > n equal ranges of tokens, at least n tokens reach the n-th largest
+        maximum.
         """
         size = logits.size // n_groups
         whole = n_groups * size
@@ -77,14 +84,21 @@ class Candidates:
             ids = np.union1d(ids, also)
         entries = self._entries[: ids.size]
         entries["id"], entries["logit"], entries["p"] = ids, logits[ids], 0.0
-        self.array.data, self.array.size, self.array.selected, self.array.sorted = self._data, ids.size, -1, False
+        self.array.data, self.array.size, self.array.selected, self.array.sorted = (
+            self._data,
+            ids.size,
+            -1,
+            False,
+        )
 
     def keep_only(self, token: int) -> None:
         """Set the logits of all tokens except ``token`` to minus infinity."""
         self.left["logit"][self.left["id"] != token] = -np.inf
 
     def forbid(self, forbidden: NDArray[np.bool_]) -> None:
-        """Set the logits of tokens to minus infinity where ``forbidden``, shape (n_vocab,), is true."""
+        """Set the logits of tokens to minus infinity where ``forbidden``, shape (n_vocab,), is
+        true.
+        """
         self.left["logit"][forbidden[self.left["id"]]] = -np.inf
 
     def apply(self, sampler: Any) -> None:
@@ -100,7 +114,9 @@ class Candidates:
         return int(chosen.id) if chosen.logit > -math.inf else None
 
     def top(self, token: int, n: int) -> tuple[tuple[int, float], ...]:
-        """Return (id, probability) of ``token``, then of the ``n`` most likely remaining tokens, without zeros."""
+        """Return (id, probability) of ``token``, then of the ``n`` most likely remaining tokens,
+        without zeros.
+        """
         left = self.left
         order = np.argsort(-left["p"], kind="stable")[:n]
         own = left["p"][left["id"] == token]
@@ -109,10 +125,11 @@ class Candidates:
 
 
 class GrammarCompiler:
-    """Compiles grammars to llguidance matchers for the vocabulary of ``tokenizer``, used until `close`. Thread-safe.
+    """Compiles grammars to llguidance matchers for the vocabulary of ``tokenizer``, used until
+    `close`. Thread-safe.
 
-    The first call prepares the vocabulary (about 2 s for 250,000 tokens), and a grammar may take 1 s. Compile on
-    another thread first; the engine's thread then finds the grammar in the cache.
+    The first call prepares the vocabulary (about 2 s for 250,000 tokens), and a grammar may take 1
+    s. Compile on another thread first; the engine's thread then finds the grammar in the cache.
     """
 
     def __init__(self, tokenizer: LlamaTokenizer) -> None:
@@ -121,7 +138,9 @@ class GrammarCompiler:
         self._preparing, self._remembering = threading.Lock(), threading.Lock()
         self._markers: Markers | None = None
         self._end_tokens: frozenset[int] = frozenset()
-        self._known: OrderedDict[tuple[str, GrammarKind], llguidance.LLMatcher | RequestError] = OrderedDict()
+        self._known: OrderedDict[tuple[str, GrammarKind], llguidance.LLMatcher | RequestError] = (
+            OrderedDict()
+        )
 
     def matcher(self, grammar: str, kind: GrammarKind = "llguidance") -> llguidance.LLMatcher:
         """Return a new matcher. RequestError if the grammar is invalid or allows no reply."""
@@ -152,14 +171,19 @@ class GrammarCompiler:
             if self._vocabulary is None:
                 if self._tokenizer is None:
                     raise UnavailableError("the model is not loaded")
-                self._markers, self._end_tokens = _markers_of(self._tokenizer), self._tokenizer.end_tokens()
+                self._markers, self._end_tokens = (
+                    _markers_of(self._tokenizer),
+                    self._tokenizer.end_tokens(),
+                )
                 self._vocabulary = _vocabulary_of(self._tokenizer)
             return self._vocabulary
 
     def _compile(self, grammar: str, kind: GrammarKind) -> llguidance.LLMatcher:
         vocabulary = self._prepared()
         if kind == "llguidance":
-            return _tried(llguidance.LLMatcher(vocabulary, grammar, log_level=0, limits=_LIMITS[kind]))
+            return _tried(
+                llguidance.LLMatcher(vocabulary, grammar, log_level=0, limits=_LIMITS[kind])
+            )
         assert self._markers is not None
         text = _HEADER + translated(*read_gbnf(grammar, self._markers), self._end_tokens)
         return _tried(llguidance.LLMatcher(vocabulary, text, log_level=0, limits=_LIMITS[kind]))
@@ -197,7 +221,9 @@ _SLOW_SECONDS = 0.15
 
 
 def _tried(matcher: llguidance.LLMatcher) -> llguidance.LLMatcher:
-    """Return ``matcher`` after a trial of some tokens. RequestError if it is invalid or too slow."""
+    """Return ``matcher`` after a trial of some tokens. RequestError if it is invalid or too
+    slow.
+    """
     trial = matcher.deep_copy() if not matcher.is_error() else matcher
     rng, spent = random.Random(0), 0.0
     n_read = 0
@@ -216,7 +242,9 @@ def _tried(matcher: llguidance.LLMatcher) -> llguidance.LLMatcher:
         trial.consume_token(int(allowed[rng.randrange(allowed.size)]))
         n_read += 1
     error = _first_line(trial.get_error()) if trial.is_error() else ""
-    if not error or (n_read and error.startswith("NoExtension")):  # one way of several may be a dead end
+    if not error or (
+        n_read and error.startswith("NoExtension")
+    ):  # one way of several may be a dead end
         return matcher
     if error.startswith("NoExtension"):
         raise RequestError("the grammar allows no reply")
@@ -224,8 +252,9 @@ def _tried(matcher: llguidance.LLMatcher) -> llguidance.LLMatcher:
 
 
 _SLICE = r'[^"\\\x00-\x1F\x7F]{1,30}'
-"""llguidance precomputes masks for tokens that match this slice. More slices slow preparation; this one makes masks as
-fast as the library's default four."""
+"""llguidance precomputes masks for tokens that match this slice. More slices slow preparation; this
+one makes masks as fast as the library's default four.
+"""
 
 
 class _Pieces:
@@ -270,8 +299,8 @@ def _first_line(text: str) -> str:
 class Grammar:
     """The grammar of one reply, active at once or from a trigger on. RequestError if it is invalid.
 
-    A lazy grammar stays inactive if it rejects the text of a trigger, and is disabled if it becomes too complex: a
-    reply never fails because of optional tool calls.
+    A lazy grammar stays inactive if it rejects the text of a trigger, and is disabled if it becomes
+    too complex: a reply never fails because of optional tool calls.
     """
 
     def __init__(self, vocab: Any, sampling: Sampling, compiler: GrammarCompiler) -> None:
@@ -281,8 +310,14 @@ class Grammar:
             self._watch = TriggerWatch(sampling.grammar_triggers, sampling.grammar_hidden)
         self.is_asleep = sampling.grammar_lazy
         self._matcher = compiler.matcher(sampling.grammar, sampling.grammar_kind)
-        if sampling.grammar_prefill and not self.is_asleep and not self._read(sampling.grammar_prefill.encode()):
-            raise RequestError("the grammar does not allow the beginning of the reply in the prompt")
+        if (
+            sampling.grammar_prefill
+            and not self.is_asleep
+            and not self._read(sampling.grammar_prefill.encode())
+        ):
+            raise RequestError(
+                "the grammar does not allow the beginning of the reply in the prompt"
+            )
 
     def allows(self, token: int) -> bool:
         """Whether the grammar allows ``token`` next."""
@@ -308,7 +343,10 @@ class Grammar:
         if not self.is_asleep:
             if self.allows(token) and not self.is_asleep:
                 self._consume(token)
-        elif self._watch is not None and (text := self._watch.feed(read_piece(self._vocab, token))) is not None:
+        elif (
+            self._watch is not None
+            and (text := self._watch.feed(read_piece(self._vocab, token))) is not None
+        ):
             self._wake(text)
 
     def _wake(self, text: bytes) -> None:
@@ -348,5 +386,7 @@ class Grammar:
 
     def _checked(self, result: R) -> R:
         if self._matcher.is_error():
-            raise RequestError(f"the grammar is too complex: {_first_line(self._matcher.get_error())}")
+            raise RequestError(
+                f"the grammar is too complex: {_first_line(self._matcher.get_error())}"
+            )
         return result

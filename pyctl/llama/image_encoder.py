@@ -74,7 +74,17 @@ CUBLAS_BYTES = 32 * 2**20
 
 MARKER = b"<__media__>"
 
-PROBES = ((1, 1), (32, 32), (33, 47), (640, 480), (1023, 767), (1920, 1080), (4000, 3000), (8000, 20), (31, 9000))
+PROBES = (
+    (1, 1),
+    (32, 32),
+    (33, 47),
+    (640, 480),
+    (1023, 767),
+    (1920, 1080),
+    (4000, 3000),
+    (8000, 20),
+    (31, 9000),
+)
 """Test sizes to compare libmtmd's grid of images with `ImageGrid`."""
 
 
@@ -86,7 +96,10 @@ class _Ready:
 
     def chunks(self) -> list[Any]:
         """Return the chunks: the image, and the texts around it."""
-        return [mtmd.mtmd_input_chunks_get(self._chunks, i) for i in range(mtmd.mtmd_input_chunks_size(self._chunks))]
+        return [
+            mtmd.mtmd_input_chunks_get(self._chunks, i)
+            for i in range(mtmd.mtmd_input_chunks_size(self._chunks))
+        ]
 
     def __del__(self) -> None:
         mtmd.mtmd_input_chunks_free(self._chunks)
@@ -101,8 +114,9 @@ Grid = tuple[int, int]
 class _Graphs:
     """Predicts when llama.cpp would update the encoder's CUDA graph for another image size.
 
-    llama.cpp captures a computation that repeats, launches the graph until the size changes, and updates the graph in
-    place with the next capture. With cuBLAS 13.1 the updated graph aborts the process ("an illegal instruction").
+    llama.cpp captures a computation that repeats, launches the graph until the size changes, and
+    updates the graph in place with the next capture. With cuBLAS 13.1 the updated graph aborts the
+    process ("an illegal instruction").
     """
 
     def __init__(self) -> None:
@@ -121,10 +135,12 @@ class _Graphs:
 
 
 class ImageEncoder:
-    """The vision encoder in the file ``path``, on ``device``, None for the CPU. ModelError for an unusable file.
+    """The vision encoder in the file ``path``, on ``device``, None for the CPU. ModelError for an
+    unusable file.
 
-    ``grid`` computes sizes, ``identity`` is the file's digest, ``around`` are the tokens before and after images. Call
-    `close` before the model is freed. `picture` is thread-safe; all other methods belong to the model's thread.
+    ``grid`` computes sizes, ``identity`` is the file's digest, ``around`` are the tokens before and
+    after images. Call `close` before the model is freed. `picture` is thread-safe; all other
+    methods belong to the model's thread.
     """
 
     def __init__(
@@ -143,7 +159,9 @@ class ImageEncoder:
         self._n_threads, self._flash_attn = n_threads, flash_attn
         # Rows from another kind of device round differently and must not be mixed with these.
         place = device.description if device is not None else "CPU"
-        self._prefix = "\0".join([identity, build_version(), place, *map(str, grid.limits)]).encode()
+        self._prefix = "\0".join(
+            [identity, build_version(), place, *map(str, grid.limits)]
+        ).encode()
         self._ctx: Any = None
         self._graphs = _Graphs()
         self.around: tuple[Tokens, Tokens] = as_tokens([]), as_tokens([])
@@ -155,7 +173,9 @@ class ImageEncoder:
     @property
     def usage(self) -> tuple[str, int]:
         """The name of its device, empty for the CPU, and the approximate bytes there."""
-        n_bytes = sum(tensor_bytes(self._path).values()) + self.grid.compute_bytes(flash_attn=self._flash_attn != 0)
+        n_bytes = sum(tensor_bytes(self._path).values()) + self.grid.compute_bytes(
+            flash_attn=self._flash_attn != 0
+        )
         if self._device is None:
             return "", n_bytes
         return self._device.name, n_bytes + (CUBLAS_BYTES if self._device.is_gpu else 0)
@@ -166,10 +186,13 @@ class ImageEncoder:
         with self._books:
             return self.rows.n_bytes + sum(each.n_bytes for each in self._ready.values())
 
-    # -- opening and closing -----------------------------------------------------------------------------------------
+    # -- opening and closing
+    # ----------------------------------------------------------------------------------
 
     def open(self, model: Any) -> None:
-        """Load the encoder; on a GPU, encode the largest image to allocate all its memory. Raises ModelError."""
+        """Load the encoder; on a GPU, encode the largest image to allocate all its memory. Raises
+        ModelError.
+        """
         mtmd.mtmd_log_set(log_callback, ctypes.c_void_p(0))
         mtmd.mtmd_helper_log_set(log_callback, ctypes.c_void_p(0))
         params = mtmd.mtmd_context_params_default()
@@ -182,8 +205,14 @@ class ImageEncoder:
         forget_log_errors()
         ctx = mtmd.mtmd_init_from_file(str(self._path).encode(), model, params)
         if not ctx:
-            raise ModelError(f"cannot load the vision encoder {self._path}: {last_log_error('it does not fit')}")
-        self._ctx, self._width, self._graphs = ctx, int(api.llama_model_n_embd_inp(model)), _Graphs()
+            raise ModelError(
+                f"cannot load the vision encoder {self._path}: {last_log_error('it does not fit')}"
+            )
+        self._ctx, self._width, self._graphs = (
+            ctx,
+            int(api.llama_model_n_embd_inp(model)),
+            _Graphs(),
+        )
         before, after = self._texts_around()
         self.around = as_tokens(before), as_tokens(after)
         try:
@@ -204,11 +233,18 @@ class ImageEncoder:
 
     def _check(self) -> None:
         if not hasattr(mtmd, "mtmd_helper_init_opt_default"):
-            raise ModelError("images need llama-cpp-python 0.3.36 or newer: older ones open other files by ffmpeg")
+            raise ModelError(
+                "images need llama-cpp-python 0.3.36 or newer: older ones open other files by "
+                "ffmpeg"
+            )
         if not mtmd.mtmd_support_vision(self._ctx):
             raise ModelError(f"{self._path} is not a vision encoder")
-        if not mtmd.mtmd_decode_use_mrope(self._ctx) or mtmd.mtmd_decode_use_non_causal(self._ctx, None):
-            raise ModelError(f"{self._path} is not supported: only vision encoders of Qwen models are")
+        if not mtmd.mtmd_decode_use_mrope(self._ctx) or mtmd.mtmd_decode_use_non_causal(
+            self._ctx, None
+        ):
+            raise ModelError(
+                f"{self._path} is not supported: only vision encoders of Qwen models are"
+            )
         for width, height in PROBES:
             if self._grid_of(self._tokenized(width, height, None)) != self.grid.of(width, height):
                 raise ModelError(f"{self._path} splits images in an unknown way")
@@ -217,11 +253,16 @@ class ImageEncoder:
         side = self.grid.largest
         forget_log_errors()
         try:
-            self._encode(self._tokenized(*side, np.zeros((side[1], side[0], 3), np.uint8)), *self.grid.of(*side))
+            self._encode(
+                self._tokenized(*side, np.zeros((side[1], side[0], 3), np.uint8)),
+                *self.grid.of(*side),
+            )
         except EngineError as error:
             why = last_log_error(str(error))
             problem = f"an image of {self.grid.limits[1]} tokens does not fit with the model: {why}"
-            raise ModelError(f"{problem}; try a smaller --image-max-tokens or --no-mmproj-offload") from error
+            raise ModelError(
+                f"{problem}; try a smaller --image-max-tokens or --no-mmproj-offload"
+            ) from error
 
     def _texts_around(self) -> tuple[list[int], list[int]]:
         """Return the tokens that libmtmd puts before and after an image."""
@@ -236,7 +277,8 @@ class ImageEncoder:
             texts[n_images].extend(tokens[: n.value])
         return texts
 
-    # -- a file becomes a picture ------------------------------------------------------------------------------------
+    # -- a file becomes a picture
+    # ----------------------------------------------------------------------------------
 
     def n_tokens(self, file: ImageFile) -> int:
         """Return the number of tokens of ``file`` in a prompt, by the size in its header."""
@@ -246,7 +288,8 @@ class ImageEncoder:
     def picture(self, file: ImageFile) -> ImageSpan:
         """Return the picture of ``file``, for position 0.
 
-        Decodes a new file, and raises RequestError if that fails; skips this while the model is unloaded.
+        Decodes a new file, and raises RequestError if that fails; skips this while the model is
+        unloaded.
         """
         columns, lines = self.grid.of(file.width, file.height)
         key = hashlib.blake2b(self._prefix + b"\0" + file.digest, digest_size=32).digest()
@@ -266,7 +309,10 @@ class ImageEncoder:
         self._known[key], self._ready[key] = None, ready
         while len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
-        while len(self._ready) > 1 and sum(each.n_bytes for each in self._ready.values()) > MAX_READY_BYTES:
+        while (
+            len(self._ready) > 1
+            and sum(each.n_bytes for each in self._ready.values()) > MAX_READY_BYTES
+        ):
             self._ready.popitem(last=False)
 
     def _decoded(self, picture: ImageSpan) -> _Ready:
@@ -287,7 +333,9 @@ class ImageEncoder:
         # libmtmd would pass other files to ffmpeg.
         options.video_params.ffmpeg_bin_dir = b"/nonexistent"
         data = (ctypes.c_uint8 * len(file.data)).from_buffer_copy(file.data)
-        found = mtmd.mtmd_helper_bitmap_init_from_buf_wrapper(self._ctx, data, len(file.data), False, options)
+        found = mtmd.mtmd_helper_bitmap_init_from_buf_wrapper(
+            self._ctx, data, len(file.data), False, options
+        )
         if not found.bitmap or found.video_ctx:
             if found.video_ctx:
                 mtmd.mtmd_helper_video_free(found.video_ctx)
@@ -296,12 +344,16 @@ class ImageEncoder:
         try:
             size = mtmd.mtmd_bitmap_get_nx(found.bitmap), mtmd.mtmd_bitmap_get_ny(found.bitmap)
             if size != (file.width, file.height):
-                raise RequestError(f"the {file.kind.upper()} image does not have the size in its header")
+                raise RequestError(
+                    f"the {file.kind.upper()} image does not have the size in its header"
+                )
             return self._chunk_of(found.bitmap, n_tokens)
         finally:
             mtmd.mtmd_bitmap_free(found.bitmap)
 
-    def _tokenized(self, width: int, height: int, pixels: NDArray[np.uint8] | None, n_tokens: int = 0) -> _Ready:
+    def _tokenized(
+        self, width: int, height: int, pixels: NDArray[np.uint8] | None, n_tokens: int = 0
+    ) -> _Ready:
         pointer = None if pixels is None else pixels.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         bitmap = mtmd.mtmd_bitmap_init(width, height, pointer)
         try:
@@ -328,7 +380,8 @@ class ImageEncoder:
         image = mtmd.mtmd_input_chunk_get_tokens_image(ready.chunk)
         return mtmd.mtmd_image_tokens_get_nx(image), mtmd.mtmd_image_tokens_get_ny(image)
 
-    # -- a picture becomes rows --------------------------------------------------------------------------------------
+    # -- a picture becomes rows
+    # ----------------------------------------------------------------------------------
 
     def encode(self, picture: ImageSpan) -> bool:
         """Encode ``picture``; False if its rows are cached. Raises RequestError or EngineError."""
@@ -362,7 +415,9 @@ class ImageEncoder:
         if not pointer:
             raise EngineError(f"cannot encode the image: mtmd_encode_chunk returned {code}")
         n_floats = columns * lines * self._width
-        values = np.ctypeslib.as_array(ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float)), (n_floats,))
+        values = np.ctypeslib.as_array(
+            ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float)), (n_floats,)
+        )
         return np.array(values.reshape(columns * lines, self._width), np.float32)
 
 
@@ -371,7 +426,9 @@ def _is_image(chunk: Any) -> bool:
 
 
 def _webp_pixels(file: ImageFile) -> NDArray[np.uint8]:
-    """Return the first frame of a WebP file, shape (height, width, 3). libmtmd does not support WebP."""
+    """Return the first frame of a WebP file, shape (height, width, 3). libmtmd does not support
+    WebP.
+    """
     from PIL import Image  # only now: few requests need it
 
     try:

@@ -20,8 +20,8 @@ MIN_TOKENS, MAX_TOKENS = 8, 4096
 class ImageGrid:
     """Resizing of images to multiples of ``cell`` pixels within `limits`, as in libmtmd.
 
-    ``given_limits`` are the minimum and maximum tokens set by flags, -1 for none. The encoder's layers have ``width``,
-    ``feed_forward`` and ``n_heads`` attention heads.
+    ``given_limits`` are the minimum and maximum tokens set by flags, -1 for none. The encoder's
+    layers have ``width``, ``feed_forward`` and ``n_heads`` attention heads.
     """
 
     cell: int
@@ -44,7 +44,10 @@ class ImageGrid:
             raise ModelError(f"{path} is not a vision encoder")
         # llama.cpp ignores limits that are not positive.
         given = minimum if minimum > 0 else -1, maximum if maximum > 0 else -1
-        sizes = (number(name) for name in ("embedding_length", "feed_forward_length", "attention.head_count"))
+        sizes = (
+            number(name)
+            for name in ("embedding_length", "feed_forward_length", "attention.head_count")
+        )
         return cls(patch * merge, given, merge, *sizes)
 
     @property
@@ -77,11 +80,17 @@ class ImageGrid:
         # Single precision, as in libmtmd, for equal rounding.
         cell, single = self.cell, np.float32
         minimum, maximum = (n * cell * cell for n in self.limits)
-        columns, lines = (max(int(np.floor(single(n) / single(cell) + single(0.5))), 1) for n in (width, height))
+        columns, lines = (
+            max(int(np.floor(single(n) / single(cell) + single(0.5))), 1) for n in (width, height)
+        )
         if columns * lines * cell * cell > maximum:
             shrink = np.sqrt(single(height) * single(width) / single(maximum))
-            columns, lines = (max(int(np.floor(single(n) / shrink / single(cell))), 1) for n in (width, height))
+            columns, lines = (
+                max(int(np.floor(single(n) / shrink / single(cell))), 1) for n in (width, height)
+            )
         elif columns * lines * cell * cell < minimum:
             grow = np.sqrt(single(minimum) / (single(height) * single(width)))
-            columns, lines = (int(np.ceil(single(n) * grow / single(cell))) for n in (width, height))
+            columns, lines = (
+                int(np.ceil(single(n) * grow / single(cell))) for n in (width, height)
+            )
         return columns, lines

@@ -1,4 +1,6 @@
-"""The extension or what takes its place, llama.cpp's log, and pinned memory; both are per process and thread-safe."""
+"""The extension or what takes its place, llama.cpp's log, and pinned memory; both are per process
+and thread-safe.
+"""
 
 from __future__ import annotations
 
@@ -69,10 +71,13 @@ else:
     KVState, HostBuffer = (extension.core or floor).KVState, (extension.core or floor).HostBuffer
     Pulse, OutOfCells = (extension.core or floor).Pulse, (extension.core or floor).OutOfCells
     # Without the module of these, nothing comes to where they are used.
-    HiddenRows, NextnHead = (getattr(extension.drafts, name, None) for name in ("HiddenRows", "NextnHead"))
+    HiddenRows, NextnHead = (
+        getattr(extension.drafts, name, None) for name in ("HiddenRows", "NextnHead")
+    )
     RowStore = getattr(extension.pool, "RowStore", None)
 
-# -- llama.cpp's log ---------------------------------------------------------------------------------------------------
+# -- llama.cpp's log
+# ----------------------------------------------------------------------------------
 
 LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.INFO, 4: logging.WARNING}
 ERROR, CONTINUED = 4, 5
@@ -87,8 +92,8 @@ log = logging.getLogger("llama.cpp")
 class LibraryLog:
     """Receives llama.cpp's messages for the logger ``llama.cpp``, or for a capture. Thread-safe.
 
-    llama.cpp calls back on the thread that called it, so captures and errors belong to the calling thread: what one
-    model's engine or the load of another reports is never taken for the other's.
+    llama.cpp calls back on the thread that called it, so captures and errors belong to the calling
+    thread: what one model's engine or the load of another reports is never taken for the other's.
     """
 
     def __init__(self) -> None:
@@ -116,7 +121,9 @@ class LibraryLog:
 
     @contextmanager
     def captured(self) -> Iterator[list[str]]:
-        """Yield a list of the lines that this thread causes within the block, which are not logged."""
+        """Yield a list of the lines that this thread causes within the block, which are not
+        logged.
+        """
         lines: list[str] = []
         before = getattr(self._threads, "captured", None)
         self._threads.captured = lines
@@ -130,8 +137,9 @@ class LibraryLog:
         self._threads.error = ""
 
     def last_error(self, default: str) -> str:
-        """Return this thread's first error since the last call or `forget_errors`, the cause of later ones; or
-        ``default``."""
+        """Return this thread's first error since the last call or `forget_errors`, the cause of
+        later ones; or ``default``.
+        """
         error: str = getattr(self._threads, "error", "")
         self._threads.error = ""
         return FUNCTION.sub("", "; ".join(error.splitlines())) if error else default
@@ -147,19 +155,25 @@ redirect_log, captured_log, forget_log_errors, last_log_error, log_callback = (
     _library_log.callback,
 )
 
-# -- aborts ------------------------------------------------------------------------------------------------------------
+# -- aborts
+# ----------------------------------------------------------------------------------
 
 RPC_SOURCE = b"ggml-rpc"
 """Part of the message of an abort that a lost worker causes."""
 
 SAVING_SECONDS = limit(
-    30.0, "writing the cache after a device was lost", "the process exits; unwritten snapshots are lost", "process", "s"
+    30.0,
+    "writing the cache after a device was lost",
+    "the process exits; unwritten snapshots are lost",
+    "process",
+    "s",
 )
 
 
 @dataclass
 class Loss:
-    """The loss of a device as ``text`` for the log, "" while all are there; whether a thread watches for it.
+    """The loss of a device as ``text`` for the log, "" while all are there; whether a thread
+    watches for it.
 
     ``workers`` names the workers of --rpc.
     """
@@ -172,21 +186,33 @@ class Loss:
 loss = Loss()
 """One for the process, since ggml's devices are global."""
 
-_abort_callback = cache(ctypes.CFUNCTYPE(None, ctypes.c_char_p))  # ggml may call it until the process ends
+_abort_callback = cache(
+    ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+)  # ggml may call it until the process ends
 
 
 def when_aborted(function: Callable[[bytes], None]) -> None:
-    """Have ``function`` called with the message on the thread on which ggml is about to abort the process."""
-    ctypes.CDLL(None).ggml_set_abort_callback(_abort_callback(function))  # of the library that libllama uses
+    """Have ``function`` called with the message on the thread on which ggml is about to abort the
+    process.
+    """
+    ctypes.CDLL(None).ggml_set_abort_callback(
+        _abort_callback(function)
+    )  # of the library that libllama uses
 
 
 def lose(message: bytes) -> None:
-    """End the process after an abort, with the cache written: a worker is lost, or a GPU has no memory left.
+    """End the process after an abort, with the cache written: a worker is lost, or a GPU has no
+    memory left.
 
-    The thread of the failed call waits here while others write. While nothing is served there is nothing to write.
+    The thread of the failed call waits here while others write. While nothing is served there is
+    nothing to write.
     """
     text, is_worker = message.decode("utf-8", "replace"), RPC_SOURCE in message
-    loss.text = f"the worker {loss.workers} is lost" if is_worker else f"llama.cpp has failed: {last_log_error(text)}"
+    loss.text = (
+        f"the worker {loss.workers} is lost"
+        if is_worker
+        else f"llama.cpp has failed: {last_log_error(text)}"
+    )
     logging.getLogger("pyctl").critical("the program ends: %s", loss.text)
     if loss.is_watched:
         time.sleep(SAVING_SECONDS)
@@ -197,13 +223,15 @@ def lose(message: bytes) -> None:
     os._exit(1)
 
 
-# -- ending evaluations early ------------------------------------------------------------------------------------------
+# -- ending evaluations early
+# ----------------------------------------------------------------------------------
 
 ABORTED = 2
 """llama_decode's result when `Pulse` stops it."""
 
 MIN_LOOKS = 32
-"""Least checks per evaluation for preemption: with fewer, a GPU runs almost all of it without one."""
+"""Least checks per evaluation for preemption: with fewer, a GPU runs almost all of it without one.
+"""
 
 
 class EvaluationControl:
@@ -215,8 +243,9 @@ class EvaluationControl:
         self._n_looks = 0  # checks of the last evaluation
 
     def run(self, evaluate: Callable[[], int]) -> None:
-        """Run ``evaluate`` and raise the error for its llama_decode code: UnavailableError, PreemptedError,
-        OutOfCellsError or EngineError."""
+        """Run ``evaluate`` and raise the error for its llama_decode code: UnavailableError,
+        PreemptedError, OutOfCellsError or EngineError.
+        """
         before = self.pulse.count
         forget_log_errors()
         if not self._is_allowed:
@@ -229,12 +258,17 @@ class EvaluationControl:
         if code == 0:
             self._n_looks = self.pulse.count - before
         elif code == ABORTED:
-            stopped, preempted = UnavailableError("the evaluation was stopped"), PreemptedError("preempted")
+            stopped, preempted = (
+                UnavailableError("the evaluation was stopped"),
+                PreemptedError("preempted"),
+            )
             raise stopped if self.pulse.is_stopped else preempted
         elif code == 1:
             raise OutOfCellsError
         else:
-            raise EngineError(f"evaluation failed: {last_log_error(f'llama_decode returned {code}')}")
+            raise EngineError(
+                f"evaluation failed: {last_log_error(f'llama_decode returned {code}')}"
+            )
 
     def interrupt(self) -> None:
         self.pulse.stop()
@@ -263,11 +297,13 @@ class EvaluationControl:
         return self.pulse.count
 
 
-# -- pinned memory -----------------------------------------------------------------------------------------------------
+# -- pinned memory
+# ----------------------------------------------------------------------------------
 
 SLACK = limit(
     3 * 2**28,
-    "memory for snapshots beyond --cache-ram, on a GPU: ready for the next, being copied, or on the way to disk",
+    "memory for snapshots beyond --cache-ram, on a GPU: ready for the next, being copied, or on "
+    "the way to disk",
     "snapshots lie in memory that is copied slower",
     "memory",
     "bytes",
@@ -281,11 +317,13 @@ QUIET_SECONDS = 30.0
 
 
 def reserve_pinned(budget: int | None, initial: int = 0, pending: int = 0) -> bool:
-    """Pin memory in the background for a cache of ``budget`` bytes; None for half of the machine's memory.
+    """Pin memory in the background for a cache of ``budget`` bytes; None for half of the machine's
+    memory.
 
-    ``initial`` bytes, at most half, are pinned first, for snapshots loaded at a restart. Pinned memory is reused; it
-    returns to the system to make room for blocks that fit no hole, and when up to ``pending`` bytes for disk
-    writes are idle. False if no loaded device library can pin memory; blocks are then pageable.
+    ``initial`` bytes, at most half, are pinned first, for snapshots loaded at a restart. Pinned
+    memory is reused; it returns to the system to make room for blocks that fit no hole, and when up
+    to ``pending`` bytes for disk writes are idle. False if no loaded device library can pin memory;
+    blocks are then pageable.
     """
     maximum = keep = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     if budget is not None:
@@ -299,8 +337,14 @@ def reserve_pinned(budget: int | None, initial: int = 0, pending: int = 0) -> bo
 
 
 def allocate(size: int, *, pinned: bool = True) -> Block:
-    """Return an uninitialised block of ``size`` bytes, pinned if there is room. Raises MemoryError. Thread-safe."""
-    return np.frombuffer(memoryview(HostBuffer(size, pinned)), np.uint8) if size else np.empty(0, np.uint8)
+    """Return an uninitialised block of ``size`` bytes, pinned if there is room. Raises MemoryError.
+    Thread-safe.
+    """
+    return (
+        np.frombuffer(memoryview(HostBuffer(size, pinned)), np.uint8)
+        if size
+        else np.empty(0, np.uint8)
+    )
 
 
 def checked(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -23,7 +23,14 @@ from pyctl.llama.draft.draft_model import DraftMirror, MakeDraftModel
 from pyctl.llama.image_encoder import ImageEncoder
 from pyctl.llama.library import EvaluationControl, build_version, checked
 from pyctl.llama.llama_tokenizer import LlamaTokenizer
-from pyctl.llama.memory_check import TRIAL_TOKENS, describe, is_tested, pool_trial, restores, same_bits
+from pyctl.llama.memory_check import (
+    TRIAL_TOKENS,
+    describe,
+    is_tested,
+    pool_trial,
+    restores,
+    same_bits,
+)
 from pyctl.llama.sampler import LlamaSampler, LlamaVocabulary, top_logprobs
 from pyctl.prompt import ImageSpan, Tokens, as_tokens
 
@@ -33,14 +40,15 @@ __all__ = ["LlamaBackend"]
 class LlamaBackend:
     """The `Backend` on one llama_context; it owns the model and context that ``make`` returns.
 
-    The third that ``make`` returns is a tokenizer that stays usable while the model is unloaded, the same each time, or
-    None for one of the model itself. With it, the model needs no texts of tokens.
-    ``identify`` returns the fingerprint of saved bytes, by default the memory's layout; it must be equal after a
-    reload. ``embedder`` creates the embedder. ``max_tokens`` maps the number of cells to the limit of one sequence, by
-    default all; ``n_outputs`` is the room for outputs, by default one per sequence. ``make_drafts`` creates the draft
-    model from the model, its context, and a function that attaches `Pulse` to another context. ``marks`` lets hybrids
-    roll back long drafts, for one more state per sequence. With a ``pool`` the context has cells for one batch of one
-    sequence, and the pool holds the rows. ``encoder`` opens and closes with the model.
+    The third that ``make`` returns is a tokenizer that stays usable while the model is unloaded,
+    the same each time, or None for one of the model itself. With it, the model needs no texts of
+    tokens. ``identify`` returns the fingerprint of saved bytes, by default the memory's layout; it
+    must be equal after a reload. ``embedder`` creates the embedder. ``max_tokens`` maps the number
+    of cells to the limit of one sequence, by default all; ``n_outputs`` is the room for outputs, by
+    default one per sequence. ``make_drafts`` creates the draft model from the model, its context,
+    and a function that attaches `Pulse` to another context. ``marks`` lets hybrids roll back long
+    drafts, for one more state per sequence. With a ``pool`` the context has cells for one batch of
+    one sequence, and the pool holds the rows. ``encoder`` opens and closes with the model.
     """
 
     def __init__(
@@ -88,7 +96,9 @@ class LlamaBackend:
         n_cells = self._pool.n_rows if self._pool is not None else int(api.llama_n_ctx(ctx))
         if kept is None or kept is not self._kept:
             self.tokenizer, self._kept = kept or LlamaTokenizer(self.model), kept
-            n_window = self._pool.n_rows if self._pool is not None else int(api.llama_n_ctx_seq(ctx))
+            n_window = (
+                self._pool.n_rows if self._pool is not None else int(api.llama_n_ctx_seq(ctx))
+            )
             self.vocabulary = LlamaVocabulary(self.tokenizer, n_window)
         n_seqs, n_ubatch = int(api.llama_n_seq_max(ctx)), int(api.llama_n_ubatch(ctx))
         n_outputs = max(self._n_outputs, n_seqs)
@@ -104,7 +114,9 @@ class LlamaBackend:
             raise ModelError("the model file has changed since it was loaded")
         memory.identity = identity
         if self._make_drafts is not None:
-            memory.drafts = DraftMirror(self._make_drafts(self.model, ctx, control.pulse.attach), address)
+            memory.drafts = DraftMirror(
+                self._make_drafts(self.model, ctx, control.pulse.attach), address
+            )
         if (drafts := memory.drafts.model) is not None:
             self.facts = replace(self.facts, draft_type=drafts.type)
         memory.measure()
@@ -113,37 +125,53 @@ class LlamaBackend:
             self.facts = replace(self.facts, n_embed=self.embedder.n_max)
         if self.encoder is not None:
             if not memory.shape.has_rows or memory.kv.window[0]:
-                raise ModelError("--mmproj: images require movable rows of all layers, which this model does not have")
+                raise ModelError(
+                    "--mmproj: images require movable rows of all layers, which this model does "
+                    "not have"
+                )
             self.encoder.open(self.model)
 
     def _open_memory(self) -> None:
         memory, is_first = self.memory, not self.memory.identity
         n_vocab, on_gpu = self.tokenizer.n_vocab, self._batch_cost > 0
-        expected = pool_trial(self, n_vocab, on_gpu=on_gpu) if self._pool is not None and is_first else None
+        expected = (
+            pool_trial(self, n_vocab, on_gpu=on_gpu)
+            if self._pool is not None and is_first
+            else None
+        )
         api.llama_memory_clear(api.llama_get_memory(self.ctx), True)
         self.evaluate(0, as_tokens([max(self.tokenizer.bos, 0)]), 0)
         try:
             memory.open(self.ctx, self.facts)
         except (RuntimeError, ValueError) as error:
-            raise ModelError(str(error) if self._pool is None else f"no --kv-pool here: {error}") from error
+            raise ModelError(
+                str(error) if self._pool is None else f"no --kv-pool here: {error}"
+            ) from error
         self._ask_memory()
         if is_first and not is_tested(memory.kv):
             self.check_restoring()
         if expected is not None:
             if not same_bits(expected, pool_trial(self, n_vocab, on_gpu=on_gpu)):
-                raise ModelError(f"llama.cpp {build_version()} gives other results with --kv-pool than without")
+                raise ModelError(
+                    f"llama.cpp {build_version()} gives other results with --kv-pool than without"
+                )
             memory.clear(0)
 
     def check_restoring(self, *, in_depth: bool = False) -> None:
         """Save and restore a test text; disable saving if any bit of the outputs after it differs.
 
-        With a class that no test covers, and ``in_depth``, also one longer than a ring; ``in_depth`` also held rows.
+        With a class that no test covers, and ``in_depth``, also one longer than a ring;
+        ``in_depth`` also held rows.
         """
         kv, shape, n_vocab = self.memory.kv, self.memory.shape, self.tokenizer.n_vocab
         if not kv.type:
             return
         lengths = [min(shape.resume_points.window or TRIAL_TOKENS, TRIAL_TOKENS)]
-        if (in_depth or not is_tested(kv)) and kv.window[1] > 0 and sum(kv.window) < self.facts.n_ctx:
+        if (
+            (in_depth or not is_tested(kv))
+            and kv.window[1] > 0
+            and sum(kv.window) < self.facts.n_ctx
+        ):
             lengths.append(sum(kv.window))
         holds = (False, True) if in_depth and shape.can_hold else (False,)
         if not all(restores(self, n, n_vocab, hold=hold) for n in lengths for hold in holds):
@@ -152,9 +180,15 @@ class LlamaBackend:
         end_threads()
 
     def _ask_memory(self) -> None:
-        """Update the facts from the memory. Sequences that cannot be saved get equal parts of the cells."""
+        """Update the facts from the memory. Sequences that cannot be saved get equal parts of the
+        cells.
+        """
         memory, n = self.memory, self._max_tokens(self.facts.n_cells)
-        memory.n_ctx = n if memory.shape.resume_points != NOWHERE else min(n, self.facts.n_cells // self.facts.n_seqs)
+        memory.n_ctx = (
+            n
+            if memory.shape.resume_points != NOWHERE
+            else min(n, self.facts.n_cells // self.facts.n_seqs)
+        )
         self.facts = replace(
             self.facts,
             n_ctx=memory.n_ctx,
@@ -169,19 +203,30 @@ class LlamaBackend:
         """A one-line description of the memory and its resume places."""
         return describe(self.memory.kv, self.memory.shape.resume_points)
 
-    # -- evaluation --------------------------------------------------------------------------------------------------
+    # -- evaluation
+    # ----------------------------------------------------------------------------------
 
     def evaluate(
-        self, seq: int, tokens: Tokens, start: int, *, output: bool = True, picture: ImageSpan | None = None
+        self,
+        seq: int,
+        tokens: Tokens,
+        start: int,
+        *,
+        output: bool = True,
+        picture: ImageSpan | None = None,
     ) -> None:
         n = int(tokens.size)
         if picture is not None:
             first = start - picture.start
             rows = self._images().rows_of(picture, first, first + n)
-            return self.evaluate_image(seq, rows, picture.start, first, picture.columns, output=output)
+            return self.evaluate_image(
+                seq, rows, picture.start, first, picture.columns, output=output
+            )
         self._reserve(n)
         self.batch.fill(seq, tokens, self.memory.position(seq, start), last=output)
-        self._evaluate([SequenceTokens(seq, tuple(tokens.tolist()), start)] if self.facts.draft_type else [], n)
+        self._evaluate(
+            [SequenceTokens(seq, tuple(tokens.tolist()), start)] if self.facts.draft_type else [], n
+        )
         self.outputs.set((n - 1,) if output else ())
         return None
 
@@ -198,9 +243,17 @@ class LlamaBackend:
         return self.encoder
 
     def evaluate_image(
-        self, seq: int, rows: NDArray[np.float32], start: int, first: int, columns: int, *, output: bool = False
+        self,
+        seq: int,
+        rows: NDArray[np.float32],
+        start: int,
+        first: int,
+        columns: int,
+        *,
+        output: bool = False,
     ) -> None:
-        """Evaluate ``rows``, shape (n, n_embd), rows from ``first`` on of an image with ``columns``.
+        """Evaluate ``rows``, shape (n, n_embd), rows from ``first`` on of an image with
+        ``columns``.
 
         The image starts at token ``start`` of the sequence.
         """
@@ -208,7 +261,9 @@ class LlamaBackend:
         self._reserve(n)
         if self._image_batch is None:
             self._image_batch = RowBatch(self.facts.n_ubatch, width)
-        self._image_batch.fill(seq, rows, self.memory.position(seq, start), first, columns, last=output)
+        self._image_batch.fill(
+            seq, rows, self.memory.position(seq, start), first, columns, last=output
+        )
         tokens = (self.tokenizer.image_token,) * n
         items = [SequenceTokens(seq, tokens, start + first)] if self.facts.draft_type else []
         self._evaluate(items, n, self._image_batch.struct)
@@ -223,7 +278,9 @@ class LlamaBackend:
 
     def decode(self, items: Sequence[SequenceTokens]) -> None:
         memory = self.memory
-        placed = [item._replace(position=memory.position(item.seq, item.position)) for item in items]
+        placed = [
+            item._replace(position=memory.position(item.seq, item.position)) for item in items
+        ]
         n, outputs = self.batch.fill_all(placed)
         if len(outputs) > self.facts.n_outputs:
             raise EngineError(f"{len(outputs)} outputs are more than {self.facts.n_outputs}")
@@ -262,7 +319,8 @@ class LlamaBackend:
     def recall(self, output: Block) -> None:
         self.outputs.recall(output.view(np.float32))
 
-    # -- choosing tokens ---------------------------------------------------------------------------------------------
+    # -- choosing tokens
+    # ----------------------------------------------------------------------------------
 
     def sampler(self, sampling: Sampling, prompt: Tokens) -> LlamaSampler:
         text = prompt[prompt >= 0]  # penalties ignore images

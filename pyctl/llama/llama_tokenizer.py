@@ -20,11 +20,14 @@ FIM = ("pre", "suf", "mid", "rep", "sep")
 
 
 class LlamaTokenizer:
-    """The vocabulary of ``model``, a pointer from llama_model_load_from_file; one that it ``owns`` goes with it."""
+    """The vocabulary of ``model``, a pointer from llama_model_load_from_file; one that it ``owns``
+    goes with it.
+    """
 
     def __init__(self, model: Any, *, owns: bool = False) -> None:
         if owns:
-            # Any thread may be tokenizing: not before the last reference has gone, and not at the end of the process.
+            # Any thread may be tokenizing: not before the last reference has gone, and not at the
+            # end of the process.
             weakref.finalize(self, api.llama_model_free, model).atexit = False
         self.vocab = self._vocab = api.llama_model_get_vocab(model)
         self.n_vocab = int(api.llama_vocab_n_tokens(self._vocab))
@@ -39,17 +42,25 @@ class LlamaTokenizer:
         self.image_token = ids[0] if len(ids) == 1 else 0
         self._pieces: dict[tuple[int, bool], bytes] = {}
 
-    def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
+    def tokenize(
+        self, text: str, *, add_special: bool = False, parse_special: bool = True
+    ) -> list[int]:
         """Return the token ids of ``text``.
 
-        ``add_special`` adds BOS and EOS as the model requires; ``parse_special`` parses names of special tokens."""
+        ``add_special`` adds BOS and EOS as the model requires; ``parse_special`` parses names of
+        special tokens.
+        """
         data = text.encode("utf-8", "surrogatepass")
         size = len(data) + 2
         buffer = (api.llama_token * size)()
-        n = api.llama_tokenize(self._vocab, data, len(data), buffer, size, add_special, parse_special)
+        n = api.llama_tokenize(
+            self._vocab, data, len(data), buffer, size, add_special, parse_special
+        )
         if n < 0:
             buffer = (api.llama_token * -n)()
-            n = api.llama_tokenize(self._vocab, data, len(data), buffer, -n, add_special, parse_special)
+            n = api.llama_tokenize(
+                self._vocab, data, len(data), buffer, -n, add_special, parse_special
+            )
         return buffer[:n]
 
     def piece(self, token: int, *, special: bool = True) -> bytes:
@@ -66,7 +77,10 @@ class LlamaTokenizer:
     def special_tokens(self) -> dict[str, int]:
         """Return control and user-defined tokens by their text."""
         tokens = np.flatnonzero(self._attributes & (CONTROL | USER_DEFINED)).tolist()
-        return {api.llama_vocab_get_text(self._vocab, token).decode("utf-8", "replace"): token for token in tokens}
+        return {
+            api.llama_vocab_get_text(self._vocab, token).decode("utf-8", "replace"): token
+            for token in tokens
+        }
 
     def control_tokens(self) -> frozenset[int]:
         """Return all control tokens."""
@@ -75,13 +89,18 @@ class LlamaTokenizer:
     @cached_property
     def _attributes(self) -> NDArray[np.int32]:
         """Attributes of all tokens: a call for each of 250,000."""
-        return np.fromiter(map(api.llama_vocab_get_attr, repeat(self._vocab), range(self.n_vocab)), np.int32)
+        return np.fromiter(
+            map(api.llama_vocab_get_attr, repeat(self._vocab), range(self.n_vocab)), np.int32
+        )
 
     def all_pieces(self) -> list[bytes]:
         """Return the bytes of every token, control tokens included."""
         vocab, read, buffer = self._vocab, api.llama_token_to_piece, ctypes.create_string_buffer(64)
         sizes = ((token, read(vocab, token, buffer, 64, 0, True)) for token in range(self.n_vocab))
-        return [ctypes.string_at(buffer, n) if n >= 0 else read_piece(vocab, token) for token, n in sizes]
+        return [
+            ctypes.string_at(buffer, n) if n >= 0 else read_piece(vocab, token)
+            for token, n in sizes
+        ]
 
     def is_end(self, token: int) -> bool:
         """Return whether ``token`` ends a reply."""
@@ -96,13 +115,17 @@ class LlamaTokenizer:
         return frozenset(filter(self.is_end, range(self.n_vocab)))
 
     def fim_tokens(self) -> dict[str, int]:
-        """Return the model's fill-in-the-middle tokens: pre, suf, mid (prefix, suffix, middle), rep, sep."""
+        """Return the model's fill-in-the-middle tokens: pre, suf, mid (prefix, suffix, middle),
+        rep, sep.
+        """
         found = {name: getattr(api, f"llama_vocab_fim_{name}")(self._vocab) for name in FIM}
         return {name: int(token) for name, token in found.items() if token >= 0}
 
 
 def read_piece(vocab: Any, token: int, *, special: bool = True) -> bytes:
-    """Return the bytes of ``token``; empty for an invalid id, and for a control token unless ``special``."""
+    """Return the bytes of ``token``; empty for an invalid id, and for a control token unless
+    ``special``.
+    """
     if not 0 <= token < api.llama_vocab_n_tokens(vocab):
         return b""
     buffer = ctypes.create_string_buffer(64)

@@ -23,7 +23,12 @@ from pyctl.llama import extension
 from pyctl.llama.batch import Embedder
 from pyctl.llama.devices import check_gguf, file_head, start_backends, tensor_bytes
 from pyctl.llama.draft.block_model import BlockModel
-from pyctl.llama.draft.draft_file import block_shape, check_target, vocabulary_difference, with_inferred_type
+from pyctl.llama.draft.draft_file import (
+    block_shape,
+    check_target,
+    vocabulary_difference,
+    with_inferred_type,
+)
 from pyctl.llama.draft.draft_model import DraftModel, MakeDraftModel
 from pyctl.llama.draft.mtp import Eagle3, MtpHead
 from pyctl.llama.draft.separate_model import SeparateModel
@@ -67,7 +72,9 @@ W = TypeVar("W")
 
 @dataclass(frozen=True)
 class Loaded:
-    """A loaded model; ``drafts`` are the settings of its draft sources, ``split`` is how GPUs share it."""
+    """A loaded model; ``drafts`` are the settings of its draft sources, ``split`` is how GPUs share
+    it.
+    """
 
     backend: LlamaBackend
     tokenizer: LlamaTokenizer
@@ -88,10 +95,11 @@ def load(
 ) -> Loaded:
     """Load the model, its context, and optionally a draft model, a vision encoder and a pool.
 
-    ``announce`` receives the memory plan before allocation. ``progress`` receives fractions from 0 to 1 and returns
-    whether to continue. The tokenizer has its own copy of the vocabulary, read with the weights and usable while the
-    model is unloaded. Raises ModelError if a file is missing, damaged, unsupported or too large for memory, and
-    UnavailableError if ``progress`` stopped loading.
+    ``announce`` receives the memory plan before allocation. ``progress`` receives fractions from 0
+    to 1 and returns whether to continue. The tokenizer has its own copy of the vocabulary, read
+    with the weights and usable while the model is unloaded. Raises ModelError if a file is missing,
+    damaged, unsupported or too large for memory, and UnavailableError if ``progress`` stopped
+    loading.
     """
     path = Path(settings.path)
     start_backends()
@@ -101,7 +109,9 @@ def load(
     check_gguf(path)
     vocabulary = _read_vocabulary(path, settings)
     drafts = with_inferred_type(drafts or DraftSettings())
-    vision = _possible(vision if vision and vision.mmproj_path else None, "--mmproj", extension.core)
+    vision = _possible(
+        vision if vision and vision.mmproj_path else None, "--mmproj", extension.core
+    )
     pool = _possible(pool if pool and pool.n_pooled else None, "--kv-pool", extension.pool)
     settings = without_amx(with_ubatch(_alone(path, settings)))
     settings = with_split(settings, drafts, gpus(settings))
@@ -115,9 +125,14 @@ def load(
     settings, plan = pooled or fit_settings(settings, drafts, usage, known)
     if announce is not None:
         announce(plan)
-    source = _Source(path, settings, progress, drafts, pool_cells(settings) if pooled else settings.n_ctx)
+    source = _Source(
+        path, settings, progress, drafts, pool_cells(settings) if pooled else settings.n_ctx
+    )
     # Encoders of images and draft models read the texts of the model's own.
-    source.vocabulary, source.needs_texts = vocabulary, encoder is not None or bool(drafts.draft_path)
+    source.vocabulary, source.needs_texts = (
+        vocabulary,
+        encoder is not None or bool(drafts.draft_path),
+    )
     backend = LlamaBackend(
         source,
         lambda backend: fingerprint(backend, settings, plan.layers),
@@ -135,7 +150,9 @@ def load(
     if not drafts.draft_types and api.llama_model_n_layer_nextn(backend.model) > 0:
         log.info("the model has a draft head: --spec-type draft-mtp enables it")
     info = _describe(path, backend, settings, plan)
-    return Loaded(backend, backend.tokenizer, info, encoder, drafts, shared_split(settings, plan.layers))
+    return Loaded(
+        backend, backend.tokenizer, info, encoder, drafts, shared_split(settings, plan.layers)
+    )
 
 
 def _possible(wanted: W | None, flag: str, module: object) -> W | None:
@@ -146,14 +163,20 @@ def _possible(wanted: W | None, flag: str, module: object) -> W | None:
 
 
 def _alone(path: Path, settings: ModelSettings) -> ModelSettings:
-    """Allow one sequence where an indexer chooses among the cells of a context, so that a reply depends on its own, and
-    without the extension, where the cells of others determine bits."""
+    """Allow one sequence where an indexer chooses among the cells of a context, so that a reply
+    depends on its own, and without the extension, where the cells of others determine bits.
+    """
     if extension.core is None:
         return replace(settings, n_seqs=1)
-    chooses = any(".indexer" in name for name in tensor_bytes(path)) and file_head(path).arch != "deepseek4"
+    chooses = (
+        any(".indexer" in name for name in tensor_bytes(path))
+        and file_head(path).arch != "deepseek4"
+    )
     if settings.n_seqs == 1 or not chooses:
         return settings
-    log.warning("one request at a time: this model's indexer would choose among the rows of all requests")
+    log.warning(
+        "one request at a time: this model's indexer would choose among the rows of all requests"
+    )
     return replace(settings, n_seqs=1)
 
 
@@ -161,11 +184,15 @@ def _note_blocking_copies(plan: MemoryPlan) -> None:
     """Warn that copies of rows and states block evaluation, if GPUs hold some of them."""
     holders = [place.name for place in plan.places if place.usage.kv or place.usage.states]
     if any(place.usage.kv or place.usage.states for place in plan.gpus):
-        log.warning("saving and restoring block evaluation: K, V and states are on %s", " and ".join(holders))
+        log.warning(
+            "saving and restoring block evaluation: K, V and states are on %s",
+            " and ".join(holders),
+        )
 
 
 class _Source:
-    """Creates the same model and context on each call; with the tokenizer of ``vocabulary``, the same each time.
+    """Creates the same model and context on each call; with the tokenizer of ``vocabulary``, the
+    same each time.
 
     Models have texts of tokens if something ``needs_texts`` from them.
     """
@@ -184,10 +211,14 @@ class _Source:
         self.needs_texts = False
 
     def __call__(self) -> tuple[Any, Any, LlamaTokenizer]:
-        params = ModelParams(self._settings, with_head=uses_own_head(self._drafts), with_vocabulary=self.needs_texts)
+        params = ModelParams(
+            self._settings, with_head=uses_own_head(self._drafts), with_vocabulary=self.needs_texts
+        )
         model = _load_model(self._path, params, self._progress)
         try:
-            of_context = context_params(self._settings, self._n_cells, layer_bytes(model), self._drafts)
+            of_context = context_params(
+                self._settings, self._n_cells, layer_bytes(model), self._drafts
+            )
             return model, _make_context(model, self._settings, of_context), self.vocabulary.result()
         except BaseException:
             api.llama_model_free(model)
@@ -214,9 +245,15 @@ def _draft_maker(settings: ModelSettings, drafts: DraftSettings) -> MakeDraftMod
 
 
 def _open_draft_file(
-    settings: ModelSettings, drafts: DraftSettings, trunk: Any, trunk_ctx: Any, attach: Callable[[int], None]
+    settings: ModelSettings,
+    drafts: DraftSettings,
+    trunk: Any,
+    trunk_ctx: Any,
+    attach: Callable[[int], None],
 ) -> DraftModel | None:
-    """Open the draft model or head in the file of ``drafts``; log and return None if its vocabulary differs."""
+    """Open the draft model or head in the file of ``drafts``; log and return None if its vocabulary
+    differs.
+    """
     path, of_file = Path(drafts.draft_path), drafts.of_file(settings)
     layers = check_target(path, trunk) if drafts.has(*FEATURE_TYPES) else ()
     model, ctx = _load_model(path, ModelParams(of_file, with_head=drafts.has("draft-mtp"))), None
@@ -242,10 +279,19 @@ def _open_draft_file(
 
 
 def _draft_model(
-    drafts: DraftSettings, model: Any, ctx: Any, trunk: Any, layers: tuple[int, ...], attach: Callable[[int], None]
+    drafts: DraftSettings,
+    model: Any,
+    ctx: Any,
+    trunk: Any,
+    layers: tuple[int, ...],
+    attach: Callable[[int], None],
 ) -> DraftModel:
     path = Path(drafts.draft_path)
-    options: dict[str, Any] = {"p_min": drafts.draft_p_min, "identity": file_digest(path), "attach": attach}
+    options: dict[str, Any] = {
+        "p_min": drafts.draft_p_min,
+        "identity": file_digest(path),
+        "attach": attach,
+    }
     if drafts.has("draft-mtp"):
         return MtpHead(ctx, drafts.n_draft, model=model, **options)
     if drafts.has("draft-eagle3"):
@@ -256,7 +302,9 @@ def _draft_model(
     return SeparateModel(model, ctx, n_vocab, **options)
 
 
-def _load_model(path: Path, params: ModelParams, progress: Callable[[float], bool] | None = None) -> Any:
+def _load_model(
+    path: Path, params: ModelParams, progress: Callable[[float], bool] | None = None
+) -> Any:
     if progress is not None:
         params.report(progress)
     model = params.load(str(path))
@@ -268,7 +316,9 @@ def _load_model(path: Path, params: ModelParams, progress: Callable[[float], boo
 
 
 def _read_vocabulary(path: Path, settings: ModelSettings) -> Future[LlamaTokenizer]:
-    """Load the vocabulary alongside everything else: half a second for 250,000 tokens. The future raises ModelError."""
+    """Load the vocabulary alongside everything else: half a second for 250,000 tokens. The future
+    raises ModelError.
+    """
 
     def read() -> LlamaTokenizer:
         params = ModelParams(settings)  # the metadata of the user count here
@@ -282,18 +332,24 @@ def _read_vocabulary(path: Path, settings: ModelSettings) -> Future[LlamaTokeniz
         thread.shutdown(wait=False)
 
 
-MAX_EMBEDDED = limit(8192, "tokens of a text that is ranked, or embedded by its end", "400", "request", "tokens")
+MAX_EMBEDDED = limit(
+    8192, "tokens of a text that is ranked, or embedded by its end", "400", "request", "tokens"
+)
 
 
 def _make_embedder(model: Any, settings: ModelSettings) -> Embedder:
-    """Create a context for one text at a time. With pooling by the last token, texts may exceed a batch."""
+    """Create a context for one text at a time. With pooling by the last token, texts may exceed a
+    batch.
+    """
     n_ctx = max(min(settings.n_ctx or MAX_EMBEDDED, MAX_EMBEDDED), settings.n_ubatch)
     own = metadata_text(model, f"{metadata_text(model, 'general.architecture')}.pooling_type")
     kind = str(POOLING.get(settings.pooling, own))
     if kind not in (str(POOLING["last"]), str(POOLING["rank"])):
         n_ctx = settings.n_ubatch
     params = context_params(replace(settings, n_seqs=1, n_batch=settings.n_ubatch), n_ctx)
-    params.n_outputs_max = params.n_outputs_max_per_seq = settings.n_ubatch  # without pooling every token has an output
+    params.n_outputs_max = params.n_outputs_max_per_seq = (
+        settings.n_ubatch
+    )  # without pooling every token has an output
     params.embeddings = True
     params.pooling_type = POOLING.get(settings.pooling, -1)
     return Embedder(model, _make_context(model, settings, params))
@@ -304,7 +360,9 @@ def _make_context(model: Any, settings: ModelSettings, params: Any) -> Any:
     ctx = api.llama_init_from_model(model, params)
     if not ctx:
         reason = last_log_error("it does not fit into memory")
-        raise ModelError(f"cannot make the context of {params.n_ctx} tokens: {reason}; try a smaller --ctx-size")
+        raise ModelError(
+            f"cannot make the context of {params.n_ctx} tokens: {reason}; try a smaller --ctx-size"
+        )
     try:
         _apply_adapters(model, ctx, settings)
     except BaseException:
@@ -322,7 +380,9 @@ def _apply_adapters(model: Any, ctx: Any, settings: ModelSettings) -> None:
     for path, _ in settings.lora:
         handle = api.llama_adapter_lora_init(model, str(Path(path).expanduser()).encode())
         if not handle:
-            raise ModelError(f"cannot load the adapter {path}: {last_log_error('llama.cpp gave no reason')}")
+            raise ModelError(
+                f"cannot load the adapter {path}: {last_log_error('llama.cpp gave no reason')}"
+            )
         handles.append(ctypes.cast(handle, ctypes.c_void_p).value)
     array = (ctypes.c_void_p * len(handles))(*handles)
     scales = (ctypes.c_float * len(handles))(*(scale for _, scale in settings.lora))
@@ -331,7 +391,9 @@ def _apply_adapters(model: Any, ctx: Any, settings: ModelSettings) -> None:
         raise ModelError(f"cannot use the adapters: {last_log_error('llama.cpp gave no reason')}")
 
 
-def _describe(path: Path, backend: LlamaBackend, settings: ModelSettings, plan: MemoryPlan) -> EngineInfo:
+def _describe(
+    path: Path, backend: LlamaBackend, settings: ModelSettings, plan: MemoryPlan
+) -> EngineInfo:
     model, tokenizer = backend.model, backend.tokenizer
     name = metadata_text(model, "general.name") or path.stem
     return EngineInfo(
@@ -367,25 +429,37 @@ def _describe(path: Path, backend: LlamaBackend, settings: ModelSettings, plan: 
             n_gpu_layers=plan.n_gpu_layers,
             n_rules=len(settings.placements),
         ),
-        templates=ModelTemplates(*(_template(model, name) for name in (None, b"tool_use", b"rerank"))),
+        templates=ModelTemplates(
+            *(_template(model, name) for name in (None, b"tool_use", b"rerank"))
+        ),
         sampling=recommended_sampling(lambda key: metadata_text(model, key)),
     )
 
 
 def _template(model: Any, name: bytes | None) -> str:
-    """Return the model's template of this name, the plain one for None; empty if the file has none."""
+    """Return the model's template of this name, the plain one for None; empty if the file has
+    none.
+    """
     source = api.llama_model_chat_template(model, name)
     return source.decode("utf-8", "replace") if source else ""
 
 
-def _rerank_marks(tokenizer: LlamaTokenizer) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+def _rerank_marks(
+    tokenizer: LlamaTokenizer,
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     eos = tokenizer.eos if tokenizer.eos >= 0 else tokenizer.sep
     end = (eos,) if tokenizer.add_eos else ()
-    return (tokenizer.bos,) if tokenizer.add_bos else (), (*end, *((tokenizer.sep,) if tokenizer.add_sep else ())), end
+    return (
+        (tokenizer.bos,) if tokenizer.add_bos else (),
+        (*end, *((tokenizer.sep,) if tokenizer.add_sep else ())),
+        end,
+    )
 
 
 def _special(model: Any, tokenizer: LlamaTokenizer, name: str, token: int) -> str:
-    """Return the text of a special token; empty if the file does not define it, since llama.cpp then uses a default."""
+    """Return the text of a special token; empty if the file does not define it, since llama.cpp
+    then uses a default.
+    """
     if not metadata_text(model, f"tokenizer.ggml.{name}_token_id"):
         return ""
     return tokenizer.piece(token).decode("utf-8", "replace")

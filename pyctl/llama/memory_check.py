@@ -1,4 +1,6 @@
-"""Trials at the start: whether sequences are restored to the same bits, and where, and whether a pool changes any."""
+"""Trials at the start: whether sequences are restored to the same bits, and where, and whether a
+pool changes any.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +43,14 @@ TESTED = frozenset(
 """Memory classes covered by tests/model/llama/test_families.py; others are tested at startup."""
 
 TRIAL_TOKENS, TRIAL_REST = 96, 40
-"""Tokens that a trial saves, and tokens that it evaluates after them; both fit into the smallest context."""
+"""Tokens that a trial saves, and tokens that it evaluates after them; both fit into the smallest
+context.
+"""
 
 GPU_TOKENS, CPU_TOKENS, N_SINGLE = 600, 290, 3
-"""Tokens of the trial of a pool: just above a multiple of 256, where graph shapes change, and few for slow CPUs; how
-many follow one at a time, as in a reply."""
+"""Tokens of the trial of a pool: just above a multiple of 256, where graph shapes change, and few
+for slow CPUs; how many follow one at a time, as in a reply.
+"""
 
 
 def is_tested(memory: KVState) -> bool:
@@ -54,11 +59,13 @@ def is_tested(memory: KVState) -> bool:
 
 
 def resume_points_of(memory: KVState, n_cells: int) -> ResumePoints:
-    """Return the places where sequences of ``memory`` may be saved, if they are restored to the same bits at all.
+    """Return the places where sequences of ``memory`` may be saved, if they are restored to the
+    same bits at all.
 
-    Sliding layers keep rows in a ring of cells, and attention sums in cell order. llama.cpp restores the window of an
-    opaque memory to the first cells, so sums match within the first window, and a whole number of rings after it. In
-    other memories these rows come back to their own cells.
+    Sliding layers keep rows in a ring of cells, and attention sums in cell order. llama.cpp
+    restores the window of an opaque memory to the first cells, so sums match within the first
+    window, and a whole number of rings after it. In other memories these rows come back to their
+    own cells.
     """
     window, ring = memory.window
     if not window or memory.kind != "opaque":
@@ -86,8 +93,8 @@ def describe(memory: KVState, points: ResumePoints) -> str:
 
 
 def restores(backend: Backend, n: int, n_vocab: int, *, hold: bool = False) -> bool:
-    """Whether up to TRIAL_REST tokens have bit-identical outputs after ``n`` test tokens are saved and restored, and
-    where the sequence can be cut after them, also then.
+    """Whether up to TRIAL_REST tokens have bit-identical outputs after ``n`` test tokens are saved
+    and restored, and where the sequence can be cut after them, also then.
 
     Uses sequence 0, which is empty before and after, and with ``hold`` held rows.
     """
@@ -114,7 +121,8 @@ def restores(backend: Backend, n: int, n_vocab: int, *, hold: bool = False) -> b
 
 
 def pool_trial(backend: Backend, n_vocab: int, *, on_gpu: bool) -> list[Block]:
-    """Evaluate a test text in the empty sequence 0, its last tokens one at a time; return the output of each batch.
+    """Evaluate a test text in the empty sequence 0, its last tokens one at a time; return the
+    output of each batch.
 
     The text stays in the sequence.
     """

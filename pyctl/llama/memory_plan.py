@@ -16,8 +16,8 @@ MIB = 2**20
 class Usage:
     """Bytes of weights, K and V of the whole context, recurrent states, and compute buffers.
 
-    ``planes`` are states of earlier tokens and marks, ``drafts`` the draft model except the weights of a head in the
-    model's file, ``vision`` approximately the vision encoder.
+    ``planes`` are states of earlier tokens and marks, ``drafts`` the draft model except the weights
+    of a head in the model's file, ``vision`` approximately the vision encoder.
     """
 
     weights: int = 0
@@ -34,7 +34,9 @@ class Usage:
         return sum(getattr(self, item.name) for item in fields(Usage))
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(*(getattr(self, item.name) + getattr(other, item.name) for item in fields(Usage)))
+        return Usage(
+            *(getattr(self, item.name) + getattr(other, item.name) for item in fields(Usage))
+        )
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,9 @@ class Place:
     free: int | None
 
     def shortage(self, margin: int = 0, *, mapped: bool = False) -> int:
-        """Return the missing bytes if ``margin`` is to stay free, 0 if all fits. ``mapped`` weights do not count."""
+        """Return the missing bytes if ``margin`` is to stay free, 0 if all fits. ``mapped`` weights
+        do not count.
+        """
         if self.free is None:
             return 0
         return max(self.usage.total - (self.usage.weights if mapped else 0) + margin - self.free, 0)
@@ -55,11 +59,13 @@ class Place:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Memory by place, the host last; ``row_bytes`` is K and V of one token, ``state_bytes`` one state of a sequence.
+    """Memory by place, the host last; ``row_bytes`` is K and V of one token, ``state_bytes`` one
+    state of a sequence.
 
-    ``layers`` are llama.cpp's names of the layers' devices, the output last. Each sequence has ``n_planes`` states in
-    addition to the last: planes, and a mark if drafts may be longer. A ``pool`` divides K and V between a device and
-    the host. ``n_ctx_train`` is the model's own context. An ``is_estimate`` comes only from the model's file.
+    ``layers`` are llama.cpp's names of the layers' devices, the output last. Each sequence has
+    ``n_planes`` states in addition to the last: planes, and a mark if drafts may be longer. A
+    ``pool`` divides K and V between a device and the host. ``n_ctx_train`` is the model's own
+    context. An ``is_estimate`` comes only from the model's file.
     """
 
     n_ctx: int
@@ -94,15 +100,25 @@ class MemoryPlan:
         kv = [place.usage.kv for place in self.places]
         n_streamed, n_layers, streamed_bytes = 0, 0, 0
         if self.pool is not None:
-            n_streamed, n_layers, streamed_bytes = self.pool.n_streamed, self.pool.n_layers, self.pool.host_bytes
+            n_streamed, n_layers, streamed_bytes = (
+                self.pool.n_streamed,
+                self.pool.n_layers,
+                self.pool.host_bytes,
+            )
             kv[-1] -= streamed_bytes
         sequences = "1 sequence" if self.n_seqs == 1 else f"{self.n_seqs} sequences"
         rows = [
             ("weights", [place.usage.weights for place in self.places]),
             (f"KV of {self.n_ctx:,} tokens, {self.row_bytes / 1024:.1f} KiB each", kv),
-            (f"KV of {n_streamed} of {n_layers} layers, streamed", [0 for _ in self.gpus] + [streamed_bytes]),
+            (
+                f"KV of {n_streamed} of {n_layers} layers, streamed",
+                [0 for _ in self.gpus] + [streamed_bytes],
+            ),
             (f"state of {sequences}", [place.usage.states for place in self.places]),
-            (f"{self.n_planes} earlier states of each, to go back to", [place.usage.planes for place in self.places]),
+            (
+                f"{self.n_planes} earlier states of each, to go back to",
+                [place.usage.planes for place in self.places],
+            ),
             ("draft model", [place.usage.drafts for place in self.places]),
             ("vision encoder", [place.usage.vision for place in self.places]),
             ("compute buffers", [place.usage.compute for place in self.places]),
@@ -122,7 +138,10 @@ class MemoryPlan:
     def warnings(self, cache_bytes: int | None = None) -> Iterator[str]:
         """Yield warnings about missing memory, with flags that help."""
         if self.is_estimate:
-            yield "without the extension, this memory is an estimate from the model's file, and rather too large"
+            yield (
+                "without the extension, this memory is an estimate from the model's file, and "
+                "rather too large"
+            )
         for place in self.gpus:
             if missing := place.shortage():
                 flags = "a smaller -c, -ctk q8_0 -ctv q8_0, --n-cpu-moe (experts) or a smaller -ngl"
@@ -133,14 +152,18 @@ class MemoryPlan:
                 yield f"{place.name} has {_mib(missing)} MiB too little; what would help: {flags}"
         host = self.host
         if missing := host.shortage():
-            yield f"the host has {_mib(missing)} MiB of memory too little; what would help: a smaller model or -c"
+            yield (
+                f"the host has {_mib(missing)} MiB of memory too little; what would help: a "
+                "smaller model or -c"
+            )
         elif host.free is not None:
             left = host.free - host.usage.total
             if cache_bytes is None:
                 yield f"--cache-ram -1 sets no limit; {_mib(left)} MiB are left for it"
             elif cache_bytes > left:
                 yield (
-                    f"the prefix cache may grow to {_mib(cache_bytes)} MiB, {_mib(left)} MiB are left; "
+                    f"the prefix cache may grow to {_mib(cache_bytes)} MiB, {_mib(left)} MiB are "
+                    "left; "
                     f"what would help: --cache-ram {max(left // MIB // 2, 0)}"
                 )
 

@@ -1,4 +1,6 @@
-"""Trials in separate processes, of which a file keeps the results: whether native modules fit the libraries."""
+"""Trials in separate processes, of which a file keeps the results: whether native modules fit the
+libraries.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,21 @@ from pyctl.module_process import end_with_parent
 from pyctl.setup.libraries import MODULES, TRIAL
 from pyctl.user_directory import user_directory
 
-__all__ = ["NOT_TRIED", "STAMP", "TRY_AGAIN", "Kept", "reason_of_trial", "remembered", "run_trial", "try_modules"]
+__all__ = [
+    "NOT_TRIED",
+    "STAMP",
+    "TRY_AGAIN",
+    "Kept",
+    "reason_of_trial",
+    "remembered",
+    "run_trial",
+    "try_modules",
+]
 
 STAMP = "trials.json"
-"""The file with results: by the digest of libraries and modules, the reason against each module, empty if it fits."""
+"""The file with results: by the digest of libraries and modules, the reason against each module,
+empty if it fits.
+"""
 
 TRIAL_SECONDS = limit(120.0, "trial of a native module", "the module is not used", "process", "s")
 TRIAL_BYTES = limit(2**32, "memory of such a trial", "the module is not used", "process", "bytes")
@@ -43,8 +56,12 @@ HEAD_BYTES = 4096
 NOT_TRIED = 75
 """The exit code of a trial that could not take place; sysexits.h has it for failures that pass."""
 
-SHORTAGES = re.compile(rb"out of memory|(failed|unable) to allocate|cannot allocate|MemoryError", re.IGNORECASE)
-"""In what llama.cpp, the dynamic linker or Python print if a card or the machine is full: proves nothing either."""
+SHORTAGES = re.compile(
+    rb"out of memory|(failed|unable) to allocate|cannot allocate|MemoryError", re.IGNORECASE
+)
+"""In what llama.cpp, the dynamic linker or Python print if a card or the machine is full: proves
+nothing either.
+"""
 
 TRY_AGAIN = "the next start tries again"
 """Follows the reason of a trial that could not take place."""
@@ -52,7 +69,11 @@ TRY_AGAIN = "the next start tries again"
 FROM_OUTSIDE = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
 """Signals that prove nothing about a module."""
 
-WITHOUT_CARDS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1", "OPENBLAS_NUM_THREADS": "1"}
+WITHOUT_CARDS = {
+    "CUDA_VISIBLE_DEVICES": "-1",
+    "HIP_VISIBLE_DEVICES": "-1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
 """Hides cards, which another program may have filled, and gives numpy one thread."""
 
 
@@ -62,9 +83,13 @@ def try_memory(core: Path, memory: str) -> str:
 
 
 def run_trial(file: Path, seconds: float = TRIAL_SECONDS, memory: str = "") -> str:
-    """Return the reason against a module as `reason_of_trial`; with ``memory`` for one class of memory only."""
+    """Return the reason against a module as `reason_of_trial`; with ``memory`` for one class of
+    memory only.
+    """
     with tempfile.TemporaryDirectory(prefix="pyctl-") as place:
-        return reason_of_trial((Path(place), memory), {**WITHOUT_CARDS, TRIAL: str(file)}, seconds, TRIAL_BYTES)
+        return reason_of_trial(
+            (Path(place), memory), {**WITHOUT_CARDS, TRIAL: str(file)}, seconds, TRIAL_BYTES
+        )
 
 
 def reason_of_trial(
@@ -74,18 +99,23 @@ def reason_of_trial(
     maximum: int = resource.RLIM_INFINITY,
     command: Sequence[str] = (),
 ) -> str:
-    """Run `pyctl.llama.trial`, or ``command``, with ``arguments`` and ``maximum`` bytes of memory, and return the
-    reason why it fails.
+    """Run `pyctl.llama.trial`, or ``command``, with ``arguments`` and ``maximum`` bytes of memory,
+    and return the reason why it fails.
 
-    Empty if it does not; it may crash. Raises OSError if it lacks memory or room, TimeoutError if it lacks time, and
-    InterruptedError if it is killed: none of these counts against the module or the settings.
+    Empty if it does not; it may crash. Raises OSError if it lacks memory or room, TimeoutError if
+    it lacks time, and InterruptedError if it is killed: none of these counts against the module or
+    the settings.
     """
     with subprocess.Popen(
         command or module_command("pyctl.llama.trial"),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        env={**os.environ, "GGML_NO_BACKTRACE": "1", **environment},  # a backtrace would come after the reason
+        env={
+            **os.environ,
+            "GGML_NO_BACKTRACE": "1",
+            **environment,
+        },  # a backtrace would come after the reason
         start_new_session=True,
         preexec_fn=partial(_restrict, maximum),
     ) as process:
@@ -129,15 +159,19 @@ def try_modules(
     environ: Mapping[str, str] = os.environ,
     attempt_memory: Callable[[Path, str], str] = try_memory,
 ) -> dict[str, str]:
-    """Return the reason against ``core`` and each module next to it with the loaded libraries, empty if it fits.
+    """Return the reason against ``core`` and each module next to it with the loaded libraries,
+    empty if it fits.
 
-    If ``core`` fails, ``attempt_memory`` tries it with each class of memory. One class that passes is enough; then
-    the result has the reasons against the other classes, by their names.
+    If ``core`` fails, ``attempt_memory`` tries it with each class of memory. One class that passes
+    is enough; then the result has the reasons against the other classes, by their names.
 
-    ``attempt`` returns the reason against a module's file. If it raises OSError, as without room for the models, the
-    next call tries again. Each reason ends with how to try again. Processes that come at the same time may each try.
+    ``attempt`` returns the reason against a module's file. If it raises OSError, as without room
+    for the models, the next call tries again. Each reason ends with how to try again. Processes
+    that come at the same time may each try.
     """
-    beside = {name: core.with_name(core.name.replace(MODULES[0], name)) for name in MODULES}  # of the same Python
+    beside = {
+        name: core.with_name(core.name.replace(MODULES[0], name)) for name in MODULES
+    }  # of the same Python
     files = {name: file for name, file in beside.items() if file.exists()}
     found: dict[str, str] = {}
 
@@ -163,17 +197,25 @@ def try_modules(
 def loaded_libraries(maps: Path = Path("/proc/self/maps")) -> list[Path]:
     """The files of llama.cpp and ggml in this process."""
     mapped = {line.partition("/")[2] for line in os.fsdecode(maps.read_bytes()).splitlines()}
-    return sorted(Path("/", path) for path in mapped if re.fullmatch(r"(.*/)?lib(llama|ggml)[^/]*\.so[^/]*", path))
+    return sorted(
+        Path("/", path)
+        for path in mapped
+        if re.fullmatch(r"(.*/)?lib(llama|ggml)[^/]*\.so[^/]*", path)
+    )
 
 
 def _digest(files: list[Path]) -> str:
-    """A digest of names, sizes, times and build ids: not of directories and fractions of seconds, which differ between
-    an image of a container and its copies."""
+    """A digest of names, sizes, times and build ids: not of directories and fractions of seconds,
+    which differ between an image of a container and its copies.
+    """
     digest = hashlib.blake2b(digest_size=16)
     for path in files:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
-            digest.update(f"{path.name} {status.st_size} {int(status.st_mtime)} ".encode() + file.read(HEAD_BYTES))
+            digest.update(
+                f"{path.name} {status.st_size} {int(status.st_mtime)} ".encode()
+                + file.read(HEAD_BYTES)
+            )
     return digest.hexdigest()
 
 
@@ -187,7 +229,9 @@ class Kept(NamedTuple):
         """Return ``reason`` with how to try again; empty if there is none."""
         if not reason:
             return ""
-        return f"{reason}; {TRY_AGAIN if self.file is None else f'to try again, remove {self.file}'}"
+        return (
+            f"{reason}; {TRY_AGAIN if self.file is None else f'to try again, remove {self.file}'}"
+        )
 
 
 def remembered(
@@ -197,10 +241,11 @@ def remembered(
     directories: Sequence[Path] = (),
     environ: Mapping[str, str] = os.environ,
 ) -> Kept:
-    """Return the results for ``key`` in the file ``name`` of ``directories`` or the user's cache directory.
+    """Return the results for ``key`` in the file ``name`` of ``directories`` or the user's cache
+    directory.
 
-    Else the results of ``attempt``, kept in the first of these files that can be written, for all users. What
-    ``attempt`` raises is kept nowhere.
+    Else the results of ``attempt``, kept in the first of these files that can be written, for all
+    users. What ``attempt`` raises is kept nowhere.
     """
     places = [directory / name for directory in directories]
     with suppress(RuntimeError):  # a user without a home directory
@@ -223,7 +268,11 @@ def _results_in(place: Path) -> dict[str, dict[str, str]]:
     """The results in a file; none if it is missing or damaged."""
     try:
         known = json.loads(read_regular(place, MAX_BYTES))
-        is_whole = all(isinstance(text, str) for found in known.values() for text in (*found.keys(), *found.values()))
+        is_whole = all(
+            isinstance(text, str)
+            for found in known.values()
+            for text in (*found.keys(), *found.values())
+        )
     except (OSError, ValueError, AttributeError, RecursionError):
         return {}
     return known if is_whole else {}

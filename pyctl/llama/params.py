@@ -42,7 +42,9 @@ __all__ = [
     "without_amx",
 ]
 
-TYPES = {ggml_library().ggml_type_name(index).decode(): index for index in range(api.GGML_TYPE_COUNT)}
+TYPES = {
+    ggml_library().ggml_type_name(index).decode(): index for index in range(api.GGML_TYPE_COUNT)
+}
 """ggml_type by ggml's name, in lower case."""
 
 
@@ -66,14 +68,17 @@ class _Placement(ctypes.Structure):
 
 
 class ModelParams:
-    """A llama_model_params in ``struct``, and the memory that it points to. The object must outlive the load.
+    """A llama_model_params in ``struct``, and the memory that it points to. The object must outlive
+    the load.
 
-    ``stopped``: the callback of `report` ended the load. ``with_head`` also loads the draft head. Without
-    ``with_vocabulary`` tokens are numbers without texts, which saves most of the time of a load without weights. Raises
-    ModelError for unknown devices and buffer types.
+    ``stopped``: the callback of `report` ended the load. ``with_head`` also loads the draft head.
+    Without ``with_vocabulary`` tokens are numbers without texts, which saves most of the time of a
+    load without weights. Raises ModelError for unknown devices and buffer types.
     """
 
-    def __init__(self, settings: ModelSettings, *, with_head: bool = False, with_vocabulary: bool = True) -> None:
+    def __init__(
+        self, settings: ModelSettings, *, with_head: bool = False, with_vocabulary: bool = True
+    ) -> None:
         self._kept: list[object] = []
         self.stopped = False
         self.struct = params = api.llama_model_default_params()
@@ -89,18 +94,26 @@ class ModelParams:
         if settings.tensor_split:
             n_devices = api.llama_max_devices()
             if len(settings.tensor_split) > n_devices:
-                raise ModelError(f"--tensor-split has {len(settings.tensor_split)} shares for {n_devices} devices")
+                raise ModelError(
+                    f"--tensor-split has {len(settings.tensor_split)} shares for {n_devices} "
+                    "devices"
+                )
             params.tensor_split = (ctypes.c_float * n_devices)(*settings.tensor_split)
         if settings.devices:
             params.devices = self._devices(settings.devices)
         if settings.placements:
             params.tensor_buft_overrides = self._placements(settings)
-        metadata = (*(() if with_vocabulary else _no_vocabulary(settings)), *settings.metadata)  # the first one counts
+        metadata = (
+            *(() if with_vocabulary else _no_vocabulary(settings)),
+            *settings.metadata,
+        )  # the first one counts
         if metadata:
             params.kv_overrides = self._metadata(metadata)
 
     def load(self, path: str, what: str = "the model") -> Any:
-        """Return the llama_model of the file ``path``. ModelError if that fails, but not if the load was stopped."""
+        """Return the llama_model of the file ``path``. ModelError if that fails, but not if the
+        load was stopped.
+        """
         forget_log_errors()
         model = api.llama_model_load_from_file(path.encode(), self.struct)
         if not (model or self.stopped):
@@ -109,7 +122,9 @@ class ModelParams:
         return model
 
     def report(self, progress: Callable[[float], bool]) -> None:
-        """Call ``progress`` with fractions from 0 to 1 during the load; it returns whether to continue."""
+        """Call ``progress`` with fractions from 0 to 1 during the load; it returns whether to
+        continue.
+        """
 
         def tell(fraction: float, _: ctypes.c_void_p) -> bool:
             self.stopped = not progress(fraction)
@@ -124,17 +139,27 @@ class ModelParams:
             return self._pointer((ctypes.c_void_p * 1)(None))
         gpus = {device.name: device.handle for device in devices() if device.is_gpu}
         if unknown := [name for name in names if name not in gpus]:
-            raise ModelError(f"--device: no device {unknown[0]}; found {', '.join(gpus) or 'only the CPU'}")
-        return self._pointer((ctypes.c_void_p * (len(names) + 1))(*(gpus[name] for name in names), None))
+            raise ModelError(
+                f"--device: no device {unknown[0]}; found {', '.join(gpus) or 'only the CPU'}"
+            )
+        return self._pointer(
+            (ctypes.c_void_p * (len(names) + 1))(*(gpus[name] for name in names), None)
+        )
 
     def _placements(self, settings: ModelSettings) -> Any:
         buffers = {device.buffer_name: device.buffer_type for device in devices()}
         if unknown := [name for _, name in settings.placements if name not in buffers]:
-            raise ModelError(f"--override-tensor: no buffer type {unknown[0]}; found {', '.join(buffers)}")
+            raise ModelError(
+                f"--override-tensor: no buffer type {unknown[0]}; found {', '.join(buffers)}"
+            )
         maximum = int(api.llama_max_tensor_buft_overrides())
         if len(settings.placements) >= maximum:
-            raise ModelError(f"{len(settings.placements)} tensor placements; llama.cpp allows {maximum - 1}")
-        rows = [_Placement(pattern.encode(), buffers[name]) for pattern, name in settings.placements]
+            raise ModelError(
+                f"{len(settings.placements)} tensor placements; llama.cpp allows {maximum - 1}"
+            )
+        rows = [
+            _Placement(pattern.encode(), buffers[name]) for pattern, name in settings.placements
+        ]
         return self._pointer((_Placement * (len(rows) + 1))(*rows, _Placement(None, None)))
 
     def _metadata(self, metadata: Sequence[tuple[str, bool | int | float | str]]) -> Any:
@@ -160,7 +185,9 @@ class ModelParams:
 
 
 def _no_vocabulary(settings: ModelSettings) -> tuple[tuple[str, int | str], ...]:
-    """Return metadata that keep llama.cpp from reading the texts of the vocabulary; none if the file has no tokens."""
+    """Return metadata that keep llama.cpp from reading the texts of the vocabulary; none if the
+    file has no tokens.
+    """
     head = file_head(model_files(Path(settings.path))[0])
     if not (head.arch and head.n_vocab) or "tokenizer.ggml.model" in dict(settings.metadata):
         return ()
@@ -168,7 +195,8 @@ def _no_vocabulary(settings: ModelSettings) -> tuple[tuple[str, int | str], ...]
 
 
 BYTES_PER_THREAD = 2**20
-"""Least weights of a layer per thread for single tokens: with fewer, barriers take longer than the work.
+"""Least weights of a layer per thread for single tokens: with fewer, barriers take longer than the
+work.
 
 Prompts use every core.
 """
@@ -187,21 +215,26 @@ def with_ubatch(settings: ModelSettings) -> ModelSettings:
     """Return ``settings`` with ``n_ubatch`` set."""
     if settings.n_ubatch:
         return settings
-    return replace(settings, n_ubatch=min(GPU_UBATCH if gpus(settings) else CPU_UBATCH, settings.n_batch))
+    return replace(
+        settings, n_ubatch=min(GPU_UBATCH if gpus(settings) else CPU_UBATCH, settings.n_batch)
+    )
 
 
 def without_amx(settings: ModelSettings) -> ModelSettings:
     """``settings`` without repacked weights where llama.cpp would multiply them with AMX."""
-    # In the pinned release, ggml_backend_amx_mul_mat adds byte offsets to float pointers: with several sequences in one
-    # batch of a hybrid model, all but the first get wrong results. Small quantised weights crash it.
+    # In the pinned release, ggml_backend_amx_mul_mat adds byte offsets to float pointers: with
+    # several sequences in one batch of a hybrid model, all but the first get wrong results. Small
+    # quantised weights crash it.
     if not settings.repack or b"AMX_INT8 = 1" not in (api.llama_print_system_info() or b""):
         return settings
     return replace(settings, repack=False)
 
 
 def batch_cost(settings: ModelSettings) -> int:
-    """Return the preferred average tokens of a batch, see `batch_ends`: half a full one on a GPU, which evaluates it as
-    fast per token (bench/results/gpu-batches.md of 1323d1c8); 0 without a GPU, where batches cost little."""
+    """Return the preferred average tokens of a batch, see `batch_ends`: half a full one on a GPU,
+    which evaluates it as fast per token (bench/results/gpu-batches.md of 1323d1c8); 0 without a
+    GPU, where batches cost little.
+    """
     return settings.n_ubatch // 2 if gpus(settings) else 0
 
 
@@ -232,11 +265,14 @@ def uses_own_head(drafts: DraftSettings) -> bool:
 
 
 def check_head(model: Any, trunk: Any | None, path: str) -> None:
-    """Raise ModelError unless ``model`` from the file ``path`` has a draft head, for ``trunk`` if that is given."""
+    """Raise ModelError unless ``model`` from the file ``path`` has a draft head, for ``trunk`` if
+    that is given.
+    """
     if api.llama_model_n_layer_nextn(model) != 1:
         raise ModelError(
             f"{path} has no head for --spec-type draft-mtp: it needs one nextn block. "
-            "Leave the flag out, or use a file with the head: most have MTP in their name or their repository's"
+            "Leave the flag out, or use a file with the head: most have MTP in their name or "
+            "their repository's"
         )
     own, wanted = (int(api.llama_model_n_embd(each)) for each in (model, trunk or model))
     if own != wanted:
@@ -244,7 +280,9 @@ def check_head(model: Any, trunk: Any | None, path: str) -> None:
 
 
 def max_outputs(settings: ModelSettings, drafts: DraftSettings) -> int:
-    """Return the most outputs of one evaluation. Those of a whole batch would take 0.5 GB with a large vocabulary."""
+    """Return the most outputs of one evaluation. Those of a whole batch would take 0.5 GB with a
+    large vocabulary.
+    """
     longest = LONGEST if drafts.has("cache") else LONG_DRAFT if finds(drafts) else 0
     return max(settings.n_seqs * (1 + n_planes(settings, drafts)), 1 + longest)
 
@@ -255,12 +293,16 @@ def context_params(
     n_layer_bytes: int | None = None,
     drafts: DraftSettings | None = None,
 ) -> Any:
-    """Return a llama_context_params for ``n_ctx`` tokens, padded per sequence without ``kv_unified``.
+    """Return a llama_context_params for ``n_ctx`` tokens, padded per sequence without
+    ``kv_unified``.
 
-    ``n_layer_bytes``: see `layer_bytes`; None uses all cores. ``drafts`` sets the room for outputs and earlier states.
+    ``n_layer_bytes``: see `layer_bytes`; None uses all cores. ``drafts`` sets the room for outputs
+    and earlier states.
     """
     params = api.llama_context_default_params()
-    params.n_ctx = n_ctx if settings.kv_unified else padded(n_ctx // settings.n_seqs) * settings.n_seqs
+    params.n_ctx = (
+        n_ctx if settings.kv_unified else padded(n_ctx // settings.n_seqs) * settings.n_seqs
+    )
     params.n_batch = settings.n_batch
     params.n_ubatch = with_ubatch(settings).n_ubatch
     params.n_seq_max = settings.n_seqs
@@ -269,30 +311,47 @@ def context_params(
         params.n_outputs_max = params.n_outputs_max_per_seq = max_outputs(settings, drafts)
         params.n_rs_seq = n_planes(settings, drafts)
     cores = _physical_cores()
-    worth = cores if n_layer_bytes is None else min(cores, max(n_layer_bytes // BYTES_PER_THREAD, 1))
+    worth = (
+        cores if n_layer_bytes is None else min(cores, max(n_layer_bytes // BYTES_PER_THREAD, 1))
+    )
     params.n_threads = settings.n_threads if settings.n_threads > 0 else worth
     for_prompts = settings.n_threads if settings.n_threads > 0 else cores
-    params.n_threads_batch = settings.n_threads_batch if settings.n_threads_batch > 0 else for_prompts
+    params.n_threads_batch = (
+        settings.n_threads_batch if settings.n_threads_batch > 0 else for_prompts
+    )
     params.flash_attn_type = FLASH_MODES[settings.flash_attn]
     params.type_k, params.type_v = TYPES[settings.type_k], TYPES[settings.type_v]
     params.offload_kqv = settings.offload_kqv
     params.op_offload = settings.op_offload
     params.swa_full = settings.swa_full
     params.rope_scaling_type = ROPE_SCALING.get(settings.rope_scaling, -1)
-    params.rope_freq_base, params.rope_freq_scale = settings.rope_freq_base, settings.rope_freq_scale
+    params.rope_freq_base, params.rope_freq_scale = (
+        settings.rope_freq_base,
+        settings.rope_freq_scale,
+    )
     params.yarn_orig_ctx = settings.yarn_orig_ctx
-    params.yarn_ext_factor, params.yarn_attn_factor = settings.yarn_ext_factor, settings.yarn_attn_factor
+    params.yarn_ext_factor, params.yarn_attn_factor = (
+        settings.yarn_ext_factor,
+        settings.yarn_attn_factor,
+    )
     params.yarn_beta_fast, params.yarn_beta_slow = settings.yarn_beta_fast, settings.yarn_beta_slow
-    # Rows can be shared between sequences only within one stream of cells; `max_tokens` limits each sequence.
+    # Rows can be shared between sequences only within one stream of cells; `max_tokens` limits each
+    # sequence.
     params.kv_unified = True
     params.no_perf = True
     return params
 
 
 def head_params(
-    settings: ModelSettings, drafts: DraftSettings, trunk: Any, n_ctx: int, n_layer_bytes: int | None = None
+    settings: ModelSettings,
+    drafts: DraftSettings,
+    trunk: Any,
+    n_ctx: int,
+    n_layer_bytes: int | None = None,
 ) -> Any:
-    """Return a llama_context_params for a draft model with the context ``trunk``, for ``n_ctx`` tokens of that."""
+    """Return a llama_context_params for a draft model with the context ``trunk``, for ``n_ctx``
+    tokens of that.
+    """
     is_head = drafts.has("draft-mtp")
     # A block takes one cell more than it drafts.
     n_cells = n_ctx if is_head else draft_cells(settings, drafts, n_ctx) + settings.n_seqs
@@ -307,12 +366,16 @@ def head_params(
 
 
 def pool_cells(settings: ModelSettings) -> int:
-    """Return the cells of a context with a pool: for a batch, the row before it, and the trial at startup."""
+    """Return the cells of a context with a pool: for a batch, the row before it, and the trial at
+    startup.
+    """
     return max(padded(with_ubatch(settings).n_ubatch + 256), 1024)
 
 
 def draft_cells(settings: ModelSettings, drafts: DraftSettings, n_cells: int) -> int:
-    """Return the cells of a separate draft model: the trunk's, and the last draft of each sequence."""
+    """Return the cells of a separate draft model: the trunk's, and the last draft of each
+    sequence.
+    """
     return n_cells + settings.n_seqs * drafts.n_draft
 
 
@@ -328,6 +391,11 @@ def padded(n: int) -> int:
 
 
 def _physical_cores() -> int:
-    """Cores this process may use; two threads of one core count once, since they share its arithmetic units."""
-    places = {cpu: f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list" for cpu in os.sched_getaffinity(0)}
+    """Cores this process may use; two threads of one core count once, since they share its
+    arithmetic units.
+    """
+    places = {
+        cpu: f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+        for cpu in os.sched_getaffinity(0)
+    }
     return max(len({text_of(Path(place)) or cpu for cpu, place in places.items()}), 1)

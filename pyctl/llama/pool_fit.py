@@ -25,10 +25,13 @@ def fit_pool(
 ) -> tuple[ModelSettings, MemoryPlan] | None:
     """Fit as `fit_settings`, with a pool as in ``pooled``; None for no pool.
 
-    Without a pool, the log has the reason: it cannot hold this model's rows, or all rows fit. ModelError if --kv-pool
-    is too small, the host has no room for the streamed layers, or workers hold layers.
+    Without a pool, the log has the reason: it cannot hold this model's rows, or all rows fit.
+    ModelError if --kv-pool is too small, the host has no room for the streamed layers, or workers
+    hold layers.
     """
-    if settings.workers:  # which compute graphs as they were sent, while a pool changes them for each evaluation
+    if (
+        settings.workers
+    ):  # which compute graphs as they were sent, while a pool changes them for each evaluation
         raise ModelError("--kv-pool excludes --rpc")
     n_tokens = pooled.n_pooled
     with dry_run(settings, drafts) as run:
@@ -49,7 +52,9 @@ def fit_pool(
                 fits = not shortage(settings, rows.plan(middle, n_tokens).host)
                 minimum, maximum = (middle, maximum) if fits else (minimum, middle)
             plan = rows.plan(minimum, n_tokens)
-            log.warning("context reduced from %d to %d tokens to fit into memory (-c)", first, plan.n_ctx)
+            log.warning(
+                "context reduced from %d to %d tokens to fit into memory (-c)", first, plan.n_ctx
+            )
     if shortage(settings, plan.host):
         raise ModelError(refusal(plan.n_ctx, plan.host.usage.total, plan.host.free or 0))
     return replace(settings, n_ctx=plan.n_ctx), plan
@@ -80,15 +85,20 @@ class _PooledRows:
         return not gpu_shortage(self._settings, self._run.plan(n_rows))
 
     def plan(self, n_rows: int, n_tokens: int) -> MemoryPlan:
-        """Return the memory for ``n_rows`` with ``n_tokens`` worth of layers on the device; -1 as many as fit."""
+        """Return the memory for ``n_rows`` with ``n_tokens`` worth of layers on the device; -1 as
+        many as fit.
+        """
         settings, n_layers, layer_bytes = self._settings, self._n_layers, n_rows * self._layer_row
         if 0 <= n_tokens * n_layers < n_rows:
             minimum = -(-n_rows // n_layers)
             raise ModelError(
-                f"--kv-pool {n_tokens} is too small for {n_rows} tokens of context: it must be at least {minimum}"
+                f"--kv-pool {n_tokens} is too small for {n_rows} tokens of context: it must be at "
+                f"least {minimum}"
             )
         base = self._run.plan(pool_cells(settings), n_rows)
-        index, place = next((i, each) for i, each in enumerate(base.places) if each.name == self._place)
+        index, place = next(
+            (i, each) for i, each in enumerate(base.places) if each.name == self._place
+        )
         place = _with(place, compute=self._compute(n_rows, is_gpu=place.is_gpu))
         n_fitting = n_tokens * n_layers // n_rows
         if n_tokens < 0:
@@ -102,22 +112,28 @@ class _PooledRows:
         return replace(base, n_ctx=n_rows, row_bytes=row_bytes, places=tuple(places), pool=pool)
 
     def _compute(self, n_rows: int, *, is_gpu: bool) -> int:
-        """Return the bytes of attention for ``n_rows`` missing in llama.cpp's estimate: a mask, and on a GPU with
-        quantised rows one layer in f16 and attention's output."""
+        """Return the bytes of attention for ``n_rows`` missing in llama.cpp's estimate: a mask, and
+        on a GPU with quantised rows one layer in f16 and attention's output.
+        """
         n_ubatch = -(-with_ubatch(self._settings).n_ubatch // 64) * 64
         n_bytes = 2 * n_ubatch * n_rows
         of_token = self._layer_row / sum(self._widths)  # elements of K, or of V, in a layer
         converted = sum(2 * of_token for width in self._widths if width < 2)
         if is_gpu and converted:
             n_heads, width = self._heads
-            n_bytes += int(converted) * n_rows + 4 * n_heads * width * with_ubatch(self._settings).n_ubatch
+            n_bytes += (
+                int(converted) * n_rows + 4 * n_heads * width * with_ubatch(self._settings).n_ubatch
+            )
         return n_bytes
 
     @property
     def _heads(self) -> tuple[int, int]:
         """The most query heads of any layer, and the width of values."""
         arch = self._run.metadata("general.architecture")
-        n_heads = max(map(int, re.findall(r"\d+", self._run.metadata(f"{arch}.attention.head_count"))), default=1)
+        n_heads = max(
+            map(int, re.findall(r"\d+", self._run.metadata(f"{arch}.attention.head_count"))),
+            default=1,
+        )
         width = self._run.metadata(f"{arch}.attention.value_length")
         return n_heads, int(width or int(self._run.metadata(f"{arch}.embedding_length")) // n_heads)
 

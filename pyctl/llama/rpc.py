@@ -1,7 +1,8 @@
 """ggml's RPC backend: devices of workers on other machines, and a worker for this one's.
 
-The protocol has no encryption and no key, and a worker trusts its input. The client has no time limits, and aborts the
-process when a connection fails. Then the thread of that call waits, while another one saves and ends the process.
+The protocol has no encryption and no key, and a worker trusts its input. The client has no time
+limits, and aborts the process when a connection fails. Then the thread of that call waits, while
+another one saves and ends the process.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from pyctl.llama.library import RPC_SOURCE, lose, loss, when_aborted
 
 __all__ = ["connect_workers", "serve_devices"]
 
-HELLO_SECONDS = limit(5.0, "a worker's connection at the start", "the program ends, exit code 2", "process", "s")
+HELLO_SECONDS = limit(
+    5.0, "a worker's connection at the start", "the program ends, exit code 2", "process", "s"
+)
 
 NO_ANSWER = "it does not answer: it serves another server, or its machine does not respond"
 
@@ -35,7 +38,9 @@ def _backend() -> Any:
     start_backends()
     ggml = ggml_library()
     if not ggml.ggml_backend_reg_by_name(b"RPC"):
-        paths = [Path(place) / "lib" / "libggml-rpc.so" for place in pyctl.__path__]  # an editable pyctl has two
+        paths = [
+            Path(place) / "lib" / "libggml-rpc.so" for place in pyctl.__path__
+        ]  # an editable pyctl has two
         path = next((path for path in paths if path.exists()), paths[0])
         if not ggml.ggml_backend_load(str(path).encode()):
             raise ConfigError(f"cannot load the RPC backend {path}; reinstall pyctl")
@@ -51,9 +56,11 @@ def _function(name: bytes, result: Any, *arguments: Any) -> Any:
 
 
 def connect_workers(endpoints: Sequence[str]) -> None:
-    """Add the devices of the workers at ``endpoints`` (host:port) to this process's, for as long as it lives.
+    """Add the devices of the workers at ``endpoints`` (host:port) to this process's, for as long as
+    it lives.
 
-    Raises ConfigError for one that cannot be reached, serves another server, or is of another release.
+    Raises ConfigError for one that cannot be reached, serves another server, or is of another
+    release.
     """
     for endpoint in endpoints:
         _connect(endpoint)
@@ -63,7 +70,9 @@ def connect_workers(endpoints: Sequence[str]) -> None:
 
 
 def _connect(endpoint: str) -> None:
-    """Register the devices of the worker at ``endpoint``, on a thread that never ends after an error."""
+    """Register the devices of the worker at ``endpoint``, on a thread that never ends after an
+    error.
+    """
     ggml, outcomes = _backend(), queue.SimpleQueue[str]()
 
     def run() -> None:
@@ -87,11 +96,16 @@ def _connect(endpoint: str) -> None:
     except queue.Empty:
         mistake = NO_ANSWER
     if mistake:
-        raise ConfigError(f"--rpc: cannot use the worker {endpoint}: {mistake}; both sides need the same release")
+        raise ConfigError(
+            f"--rpc: cannot use the worker {endpoint}: {mistake}; both sides need the same release"
+        )
 
 
-def serve_devices(host: str, port: int, devices: Sequence[Device], n_threads: int) -> tuple[int, threading.Thread]:
-    """Lend ``devices`` at the IPv4 address ``host`` to one server after the other; the port, and the thread that does.
+def serve_devices(
+    host: str, port: int, devices: Sequence[Device], n_threads: int
+) -> tuple[int, threading.Thread]:
+    """Lend ``devices`` at the IPv4 address ``host`` to one server after the other; the port, and
+    the thread that does.
 
     Port 0 is any free one. Raises ConfigError if the address cannot be had.
     """
@@ -99,9 +113,13 @@ def serve_devices(host: str, port: int, devices: Sequence[Device], n_threads: in
         with socket.create_server((host, port)) as free:
             port = int(free.getsockname()[1])
     except (OSError, OverflowError) as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {getattr(error, 'strerror', '') or error}") from error
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {getattr(error, 'strerror', '') or error}"
+        ) from error
     pointer, size = ctypes.c_char_p, ctypes.c_size_t
-    start = _function(b"ggml_backend_rpc_start_server", None, pointer, pointer, size, size, ctypes.c_void_p)
+    start = _function(
+        b"ggml_backend_rpc_start_server", None, pointer, pointer, size, size, ctypes.c_void_p
+    )
     handles = (ctypes.c_void_p * len(devices))(*(device.handle for device in devices))
 
     def run() -> None:

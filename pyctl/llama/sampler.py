@@ -28,7 +28,8 @@ MIROSTAT_M = 100
 
 
 class DrySamplers:
-    """A cache of DRY samplers by parameters. Thread-safe; uses the vocabulary of ``tokenizer`` until `close`.
+    """A cache of DRY samplers by parameters. Thread-safe; uses the vocabulary of ``tokenizer``
+    until `close`.
 
     Creating one is slow, since llama.cpp searches the vocabulary for each breaker; copying is fast.
     """
@@ -43,7 +44,9 @@ class DrySamplers:
             api.llama_sampler_free(made)
 
     def copy(self, s: Sampling, n_last: int) -> Any:
-        """Return a sampler for ``s`` over the last ``n_last`` tokens, owned by the caller. None after `close`."""
+        """Return a sampler for ``s`` over the last ``n_last`` tokens, owned by the caller. None
+        after `close`.
+        """
         key = (s.dry_multiplier, s.dry_base, s.dry_allowed_length, n_last, s.dry_sequence_breakers)
         with self._lock:
             if key not in self._known:
@@ -51,7 +54,9 @@ class DrySamplers:
                     return None
                 words = [word.encode("utf-8", "replace") for word in s.dry_sequence_breakers]
                 breakers = (ctypes.c_char_p * len(words))(*words)
-                self._known[key] = api.llama_sampler_init_dry(self._vocab, *key[:4], breakers, len(words))
+                self._known[key] = api.llama_sampler_init_dry(
+                    self._vocab, *key[:4], breakers, len(words)
+                )
                 while len(self._known) > _MAX_KNOWN:
                     api.llama_sampler_free(self._known.popitem(last=False)[1])
             self._known.move_to_end(key)
@@ -95,7 +100,9 @@ _MAX_KNOWN = 8
 
 
 def _last(n: int, n_ctx: int) -> int:
-    """Return ``n`` limited to the context, which -1 means; llama.cpp allocates memory for all of them."""
+    """Return ``n`` limited to the context, which -1 means; llama.cpp allocates memory for all of
+    them.
+    """
     return n_ctx if n < 0 else min(n, n_ctx)
 
 
@@ -106,7 +113,12 @@ class LlamaSampler:
     """
 
     def __init__(
-        self, vocab: Any, outputs: Outputs, sampling: Sampling, prompt: Tokens, words: LlamaVocabulary
+        self,
+        vocab: Any,
+        outputs: Outputs,
+        sampling: Sampling,
+        prompt: Tokens,
+        words: LlamaVocabulary,
     ) -> None:
         self._dry_samplers = words.dry
         self._outputs = outputs
@@ -122,7 +134,9 @@ class LlamaSampler:
         self._n_best = 0  # the chain depends only on this many most likely tokens; 0: on all
         self._n_groups = 0  # of tokens, in the search for these
         self._biased = as_tokens([])  # and on these, ascending
-        self._lowered: frozenset[int] = frozenset()  # with `_n_best` 1: the tokens with a negative bias
+        self._lowered: frozenset[int] = (
+            frozenset()
+        )  # with `_n_best` 1: the tokens with a negative bias
         try:
             if sampling.grammar:
                 self._grammar = Grammar(self._vocab, sampling, words.grammars)
@@ -132,7 +146,10 @@ class LlamaSampler:
         except BaseException:
             self.close()
             raise
-        window = max(_last(sampling.repeat_last_n, self._n_ctx), _last(sampling.dry_penalty_last_n, self._n_ctx))
+        window = max(
+            _last(sampling.repeat_last_n, self._n_ctx),
+            _last(sampling.dry_penalty_last_n, self._n_ctx),
+        )
         if window and (_penalises(sampling) or sampling.dry_multiplier != 0.0):
             for token in prompt[-window:].tolist():
                 api.llama_sampler_accept(self._chain, token)
@@ -140,8 +157,8 @@ class LlamaSampler:
     def sample(self, index: int) -> int:
         """Sample from output ``index``; the chain and the grammar record the token.
 
-        The grammar first checks one sampled token, and restricts all candidates only if it rejects that, which is far
-        slower (as common/sampling.cpp). If it allows no token, returns EOS.
+        The grammar first checks one sampled token, and restricts all candidates only if it rejects
+        that, which is far slower (as common/sampling.cpp). If it allows no token, returns EOS.
         """
         grammar, outputs = self._grammar, self._outputs
         is_bound = grammar is not None and not grammar.is_asleep
@@ -164,7 +181,10 @@ class LlamaSampler:
 
     def _chosen(self, index: int) -> int | None:
         """Return what the chain chooses."""
-        if self._n_best == 1 and (token := int(self._outputs.row(index).argmax())) not in self._lowered:
+        if (
+            self._n_best == 1
+            and (token := int(self._outputs.row(index).argmax())) not in self._lowered
+        ):
             return token
         if self._n_best == 1 or not self._n_groups:
             return self._filled(index).choose(self._chain)
@@ -179,7 +199,9 @@ class LlamaSampler:
         return candidates
 
     def force(self, index: int, token: int) -> None:
-        """Sample as if only ``token`` were possible, so that the random generator advances as in `sample`."""
+        """Sample as if only ``token`` were possible, so that the random generator advances as in
+        `sample`.
+        """
         candidates = self._filled(index)
         candidates.keep_only(token)
         candidates.apply(self._chain)
@@ -191,7 +213,9 @@ class LlamaSampler:
         api.llama_sampler_accept(self._chain, token)
 
     def top_tokens(self, token: int, n: int) -> TopTokens:
-        """Return the probabilities of ``token`` and of the ``n`` most likely tokens after the last sampling."""
+        """Return the probabilities of ``token`` and of the ``n`` most likely tokens after the last
+        sampling.
+        """
         return self._candidates.top(token, n) if self._candidates is not None else ()
 
     def close(self) -> None:
@@ -218,7 +242,9 @@ class LlamaSampler:
             self._biased = as_tokens(sorted(bias))
         self._n_groups = _n_groups(self._n_vocab, self._n_best)
         if bias:
-            entries = (api.llama_logit_bias * len(bias))(*(api.llama_logit_bias(*item) for item in bias.items()))
+            entries = (api.llama_logit_bias * len(bias))(
+                *(api.llama_logit_bias(*item) for item in bias.items())
+            )
             self._add(api.llama_sampler_init_logit_bias(self._n_vocab, len(bias), entries))
         if sampling.mirostat:
             self._add(api.llama_sampler_init_temp(sampling.temperature))
@@ -226,14 +252,22 @@ class LlamaSampler:
             return
         links = self._links(sampling)
         # At temperature 0 a greedy sampler suffices, unless the request requires probabilities.
-        greedy = sampling.temperature <= 0.0 and "temperature" in sampling.samplers and not sampling.post_sampling_probs
+        greedy = (
+            sampling.temperature <= 0.0
+            and "temperature" in sampling.samplers
+            and not sampling.post_sampling_probs
+        )
         for name in sampling.samplers:
             if name not in ("temperature", "adaptive_p") or not greedy:
                 links[name]()
         if greedy:
             self._add(api.llama_sampler_init_greedy())
         elif "adaptive_p" in sampling.samplers:
-            self._add(api.llama_sampler_init_adaptive_p(sampling.adaptive_target, sampling.adaptive_decay, self._seed))
+            self._add(
+                api.llama_sampler_init_adaptive_p(
+                    sampling.adaptive_target, sampling.adaptive_decay, self._seed
+                )
+            )
         else:
             self._add(api.llama_sampler_init_dist(self._seed))
 
@@ -270,27 +304,39 @@ class LlamaSampler:
                 ),
             ),
             "dry": when(
-                s.dry_multiplier != 0.0, lambda: self._dry_samplers.copy(s, _last(s.dry_penalty_last_n, n_ctx))
+                s.dry_multiplier != 0.0,
+                lambda: self._dry_samplers.copy(s, _last(s.dry_penalty_last_n, n_ctx)),
             ),
-            "top_n_sigma": when(s.top_n_sigma > 0.0, lambda: api.llama_sampler_init_top_n_sigma(s.top_n_sigma)),
+            "top_n_sigma": when(
+                s.top_n_sigma > 0.0, lambda: api.llama_sampler_init_top_n_sigma(s.top_n_sigma)
+            ),
             "top_k": when(s.top_k > 0, lambda: api.llama_sampler_init_top_k(s.top_k)),
-            "typ_p": when(s.typical_p < 1.0, lambda: api.llama_sampler_init_typical(s.typical_p, keep)),
+            "typ_p": when(
+                s.typical_p < 1.0, lambda: api.llama_sampler_init_typical(s.typical_p, keep)
+            ),
             "top_p": when(s.top_p < 1.0, lambda: api.llama_sampler_init_top_p(s.top_p, keep)),
             "min_p": when(s.min_p > 0.0, lambda: api.llama_sampler_init_min_p(s.min_p, keep)),
             "xtc": when(
                 s.xtc_probability > 0.0,
-                lambda: api.llama_sampler_init_xtc(s.xtc_probability, s.xtc_threshold, keep, self._seed),
+                lambda: api.llama_sampler_init_xtc(
+                    s.xtc_probability, s.xtc_threshold, keep, self._seed
+                ),
             ),
             "infill": when(True, lambda: api.llama_sampler_init_infill(self._vocab)),
             "adaptive_p": when(False, lambda: None),
             "temperature": when(
-                True, lambda: api.llama_sampler_init_temp_ext(s.temperature, s.dynatemp_range, s.dynatemp_exponent)
+                True,
+                lambda: api.llama_sampler_init_temp_ext(
+                    s.temperature, s.dynatemp_range, s.dynatemp_exponent
+                ),
             ),
         }
 
 
 def top_logprobs(logits: NDArray[np.float32], token: int, n: int) -> TopTokens:
-    """Return the log-probabilities of ``token`` and the ``n`` most likely tokens; ``logits`` has shape (n_vocab,)."""
+    """Return the log-probabilities of ``token`` and the ``n`` most likely tokens; ``logits`` has
+    shape (n_vocab,).
+    """
     logprobs = logits.astype(np.float64)
     logprobs -= logprobs.max()
     logprobs -= np.log(np.exp(logprobs).sum())
@@ -303,12 +349,18 @@ def top_logprobs(logits: NDArray[np.float32], token: int, n: int) -> TopTokens:
 def n_best(s: Sampling) -> int:
     """Return how many of the most likely tokens determine the choice, 0 for unknown.
 
-    At temperature 0 it is 1, since truncating samplers keep the first. With top-k first in the chain it is k, plus the
-    number of tokens that penalties before it may lower.
+    At temperature 0 it is 1, since truncating samplers keep the first. With top-k first in the
+    chain it is k, plus the number of tokens that penalties before it may lower.
     """
     penalised = s.repeat_last_n if "penalties" in s.samplers and _penalises(s) else 0
-    only_lowers = s.repeat_penalty >= 1.0 and s.frequency_penalty >= 0.0 and s.presence_penalty >= 0.0
-    if penalised < 0 or (penalised and not only_lowers) or ("dry" in s.samplers and s.dry_multiplier != 0.0):
+    only_lowers = (
+        s.repeat_penalty >= 1.0 and s.frequency_penalty >= 0.0 and s.presence_penalty >= 0.0
+    )
+    if (
+        penalised < 0
+        or (penalised and not only_lowers)
+        or ("dry" in s.samplers and s.dry_multiplier != 0.0)
+    ):
         return 0
     changes = {
         "typ_p": s.typical_p < 1.0,
@@ -321,7 +373,9 @@ def n_best(s: Sampling) -> int:
         "adaptive_p": True,
     }
     is_greedy = s.temperature <= 0.0 and "temperature" in s.samplers and not penalised
-    if is_greedy and not any(changes[name] for name in ("typ_p", "xtc", "infill") if name in s.samplers):
+    if is_greedy and not any(
+        changes[name] for name in ("typ_p", "xtc", "infill") if name in s.samplers
+    ):
         return 1
     for name in s.samplers:
         if name == "top_k" and s.top_k > 0:
@@ -336,10 +390,16 @@ _GROUPS, _SMALLEST_GROUP = 512, 32
 
 
 def _n_groups(n_vocab: int, n_best: int) -> int:
-    """Return the number of groups in the search for the ``n_best`` most likely tokens; 0: look at all tokens."""
+    """Return the number of groups in the search for the ``n_best`` most likely tokens; 0: look at
+    all tokens.
+    """
     n = max(_GROUPS, 4 * n_best) if n_best > 1 else 0
     return n if n and n_vocab // n >= _SMALLEST_GROUP else 0
 
 
 def _penalises(s: Sampling) -> bool:
-    return s.repeat_last_n != 0 and (s.repeat_penalty, s.frequency_penalty, s.presence_penalty) != (1.0, 0.0, 0.0)
+    return s.repeat_last_n != 0 and (s.repeat_penalty, s.frequency_penalty, s.presence_penalty) != (
+        1.0,
+        0.0,
+        0.0,
+    )

@@ -32,7 +32,9 @@ class WindowForm:
         """Parse the layout's text (csrc/core/layout.cpp); there are no planes without a window."""
         text, _, state = layout.partition(" state=")
         _, _, window = text.partition(" window=")
-        planes = tuple((int(runs), int(row)) for row, runs in re.findall(r"\d+:(\d+)x(\d+),", window))
+        planes = tuple(
+            (int(runs), int(row)) for row, runs in re.findall(r"\d+:(\d+)x(\d+),", window)
+        )
         return cls(64 + sum(map(int, re.findall(r"\d+", state))), planes)
 
     @property
@@ -81,23 +83,31 @@ class WindowRows:
         wholes = list(self.form.views(block[head.size :]))
         for piece in self.pieces:
             for whole, part in zip(wholes, self.form.views(piece.block), strict=True):
-                whole[:, piece.first - first : piece.last - first] = part[:, piece.first - piece.last :]
+                whole[:, piece.first - first : piece.last - first] = part[
+                    :, piece.first - piece.last :
+                ]
         return block
 
 
 class SharedWindows:
     """Saves of a window only the rows that no living state of the sequence has.
 
-    A block lives as long as some state holds it. Its rows belong to the sequence until that is cut, which the owner
-    announces by `forget`. They need not be there yet.
+    A block lives as long as some state holds it. Its rows belong to the sequence until that is cut,
+    which the owner announces by `forget`. They need not be there yet.
     """
 
     def __init__(self, form: WindowForm) -> None:
         self.form = form
-        self._known: dict[int, list[tuple[ref[Block], int, int]]] = {}  # by sequence: blocks, first and last row
+        self._known: dict[
+            int, list[tuple[ref[Block], int, int]]
+        ] = {}  # by sequence: blocks, first and last row
 
-    def save(self, seq: int, first: int, n: int, copy: Callable[[int, int, Block], None]) -> WindowRows:
-        """The window [first, n) of ``seq``, which ends at ``n``; ``copy`` has rows [start, end) copied into a block."""
+    def save(
+        self, seq: int, first: int, n: int, copy: Callable[[int, int, Block], None]
+    ) -> WindowRows:
+        """The window [first, n) of ``seq``, which ends at ``n``; ``copy`` has rows [start, end)
+        copied into a block.
+        """
         pieces: list[WindowPiece] = []
         for block, start, end in self._parts(seq, first, n):
             if block is None:
@@ -109,7 +119,9 @@ class SharedWindows:
         return window
 
     def n_new(self, seq: int, windows: Sequence[tuple[int, int]]) -> int:
-        """How many rows `save` would copy of these windows of ``seq``, one after the other: (first, n), ascending."""
+        """How many rows `save` would copy of these windows of ``seq``, one after the other: (first,
+        n), ascending.
+        """
         n_new, saved = 0, -1
         for first, n in windows:
             parts = self._parts(seq, first, n) if saved < 0 else [(None, max(first, saved), n)]
@@ -118,7 +130,9 @@ class SharedWindows:
         return n_new
 
     def _parts(self, seq: int, first: int, n: int) -> Iterator[tuple[Block | None, int, int]]:
-        """The window [first, n) of ``seq`` in parts [start, end): with the block that has their rows, or None."""
+        """The window [first, n) of ``seq`` in parts [start, end): with the block that has their
+        rows, or None.
+        """
         at = first
         for known, start, end in self._known.get(seq, ()):
             shared = known()
@@ -133,7 +147,9 @@ class SharedWindows:
     def keep(self, seq: int, window: WindowRows) -> None:
         """``seq`` has these rows: they were loaded."""
         n_rows = self.form.n_rows
-        self._known[seq] = [(ref(block), last - n_rows(block), last) for block, _, last in window.pieces]
+        self._known[seq] = [
+            (ref(block), last - n_rows(block), last) for block, _, last in window.pieces
+        ]
 
     def forget(self, seq: int) -> None:
         """``seq`` was cut: what it gets next may have other rows."""

@@ -1,4 +1,6 @@
-"""How several GPUs share a model: each has layers, or with --split-mode tensor a part of each tensor, if that works."""
+"""How several GPUs share a model: each has layers, or with --split-mode tensor a part of each
+tensor, if that works.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ __all__ = ["IN_TRIAL", "tried", "with_split"]
 
 log = logging.getLogger(__name__)
 
-SPLIT_SECONDS = limit(600.0, "trial of --split-mode tensor", "the GPUs share the model by layers", "process", "s")
+SPLIT_SECONDS = limit(
+    600.0, "trial of --split-mode tensor", "the GPUs share the model by layers", "process", "s"
+)
 
 IN_TRIAL = "PYCTL_SPLIT_TRIAL"
 """The variable of a process that tries settings."""
@@ -32,19 +36,27 @@ def with_split(
     found: Sequence[Device],
     attempt: Callable[[ModelSettings, DraftSettings], str] | None = None,
 ) -> ModelSettings:
-    """Return ``settings``, by layers if llama.cpp would end the process with a part of each tensor on each GPU.
+    """Return ``settings``, by layers if llama.cpp would end the process with a part of each tensor
+    on each GPU.
 
-    That is known from an earlier start, or tried. ``found`` are the GPUs in use. ``attempt`` returns the reason
-    against settings, empty if they can be used.
+    That is known from an earlier start, or tried. ``found`` are the GPUs in use. ``attempt``
+    returns the reason against settings, empty if they can be used.
     """
     if len(found) < 2 or settings.split_mode not in ("layer", "tensor") or IN_TRIAL in os.environ:
         return settings
     if settings.split_mode == "tensor":
         status = Path(settings.path).stat()
-        facts = status.st_size, status.st_mtime_ns, build_version(), [gpu.description for gpu in found]
+        facts = (
+            status.st_size,
+            status.st_mtime_ns,
+            build_version(),
+            [gpu.description for gpu in found],
+        )
         key = hashlib.blake2b(repr((settings, drafts, facts)).encode(), digest_size=16).hexdigest()
         try:
-            kept = remembered("splits.json", key, lambda: {"tensor": (attempt or tried)(settings, drafts)})
+            kept = remembered(
+                "splits.json", key, lambda: {"tensor": (attempt or tried)(settings, drafts)}
+            )
             reason = kept.explain(kept.results["tensor"])
         except OSError as error:  # such as a card that another program has filled
             reason = f"it cannot be tried: {error}; {TRY_AGAIN}"
@@ -60,4 +72,6 @@ def tried(settings: ModelSettings, drafts: DraftSettings) -> str:
     log.info("trying --split-mode tensor once with this model")
     reason = reason_of_trial((settings, drafts), {IN_TRIAL: "1"}, SPLIT_SECONDS)
     first, blank, rest = reason.partition(" ")
-    return first.rpartition("/")[2] + blank + rest  # llama.cpp's errors start with the path of a source file
+    return (
+        first.rpartition("/")[2] + blank + rest
+    )  # llama.cpp's errors start with the path of a source file

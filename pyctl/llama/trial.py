@@ -1,7 +1,9 @@
-"""python -m pyctl.llama.trial: use what its input names in a separate process, to which the libraries may do anything.
+"""python -m pyctl.llama.trial: use what its input names in a separate process, to which the
+libraries may do anything.
 
-That is the native module that PYCTL_TRIAL names, on tiny models written to a directory, or settings of a model. The
-last line is the reason if it fails; the exit code is then 1, or NOT_TRIED if the machine was short of something.
+That is the native module that PYCTL_TRIAL names, on tiny models written to a directory, or settings
+of a model. The last line is the reason if it fails; the exit code is then 1, or NOT_TRIED if the
+machine was short of something.
 """
 
 from __future__ import annotations
@@ -35,16 +37,22 @@ N_DRAFTED = 100
 
 
 def try_module(directory: Path, memory: str = "") -> None:
-    """Raise SystemExit with the reason if bits differ; with ``memory`` only try the models of that class."""
+    """Raise SystemExit with the reason if bits differ; with ``memory`` only try the models of that
+    class.
+    """
     module = Path(os.environ[TRIAL]).name.partition(".")[0]
     for path in models_of(memory) if module == "_core" else models_with_drafts():
         model = directory / path.stem
         model.write_bytes(lzma.decompress(path.read_bytes()))
         settings = replace(SETTINGS, path=str(model))
         if module == "_pool":
-            load(settings, pool=PoolSettings(512)).backend.unload()  # compares bits with and without the pool
+            load(
+                settings, pool=PoolSettings(512)
+            ).backend.unload()  # compares bits with and without the pool
             continue
-        backend = load(settings, drafts=DraftSettings(("draft-mtp",) if module == "_drafts" else ())).backend
+        backend = load(
+            settings, drafts=DraftSettings(("draft-mtp",) if module == "_drafts" else ())
+        ).backend
         if backend.memory.kv.reason:
             raise SystemExit(f"{model.stem}: {backend.memory.kv.reason}")
         backend.check_restoring(in_depth=True)
@@ -57,10 +65,18 @@ def try_module(directory: Path, memory: str = "") -> None:
 
 def _drafts_again(backend: LlamaBackend) -> bool:
     """Whether the head has the same drafts after rows and states were saved and restored."""
-    memory, tokens, n = backend.memory, made_up_text(N_DRAFTED, backend.tokenizer.n_vocab), N_DRAFTED
+    memory, tokens, n = (
+        backend.memory,
+        made_up_text(N_DRAFTED, backend.tokenizer.n_vocab),
+        N_DRAFTED,
+    )
     for first, last in pairwise([*range(0, n, backend.facts.n_ubatch), n]):
         backend.evaluate(0, tokens[first:last], first)
-    rows, state, asked = memory.save_rows(0, 0, n), memory.save_state(0, n), [SequenceTokens(0, (1,), n)]
+    rows, state, asked = (
+        memory.save_rows(0, 0, n),
+        memory.save_state(0, n),
+        [SequenceTokens(0, (1,), n)],
+    )
     memory.synchronize()
     drafted = backend.draft(asked, 2)
     memory.clear(0)
@@ -79,7 +95,10 @@ def try_settings(settings: ModelSettings, drafts: DraftSettings) -> None:
 if __name__ == "__main__":
     try:
         (try_module if TRIAL in os.environ else try_settings)(*pickle.load(sys.stdin.buffer))
-    except (OSError, MemoryError) as error:  # this moment's fault: no room for the models, no memory
+    except (
+        OSError,
+        MemoryError,
+    ) as error:  # this moment's fault: no room for the models, no memory
         print(str(error) or type(error).__name__, file=sys.stderr)
         raise SystemExit(NOT_TRIED) from None
     except Exception as error:

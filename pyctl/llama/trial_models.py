@@ -1,4 +1,6 @@
-"""The tiny models of trials, which are files of the package: at least one for each class of memory."""
+"""The tiny models of trials, which are files of the package: at least one for each class of
+memory.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from pyctl import models
 __all__ = ["memory_classes", "models_of", "models_with_drafts"]
 
 MODELS = Path(str(models.__file__)).parent / "trial"
-"""Compressed models. The name of a file is the class, and after a hyphen a difference to others of it."""
+"""Compressed models. The name of a file is the class, and after a hyphen a difference to others of
+it.
+"""
 
 
 def models_of(memory: str = "") -> list[Path]:

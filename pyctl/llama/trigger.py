@@ -16,8 +16,9 @@ _WINDOW = 512
 class TriggerWatch:
     """Searches the bytes of a reply, token by token, for triggers.
 
-    ``patterns`` are regular expressions; ``^`` is the start of the searched text. If the reply starts with the opening
-    of ``hidden`` (always, if that is empty), the search starts after its closing. RequestError for an invalid pattern.
+    ``patterns`` are regular expressions; ``^`` is the start of the searched text. If the reply
+    starts with the opening of ``hidden`` (always, if that is empty), the search starts after its
+    closing. RequestError for an invalid pattern.
     """
 
     def __init__(self, patterns: Sequence[str], hidden: tuple[str, str] | None = None) -> None:
@@ -31,7 +32,9 @@ class TriggerWatch:
         self._searched = 0
 
     def feed(self, piece: bytes) -> bytes | None:
-        """Append ``piece``. On a match return the text for the grammar, from the first matched group on; else None."""
+        """Append ``piece``. On a match return the text for the grammar, from the first matched
+        group on; else None.
+        """
         self._held += piece
         if self._state == "begin":
             begun = bytes(self._held.lstrip())
@@ -52,7 +55,9 @@ class TriggerWatch:
         first, self._searched = max(self._searched - _WINDOW, 0), len(self._held)
         for pattern in self._patterns:
             if found := pattern.search(self._held, first):
-                group = next((number for number in range(1, pattern.groups + 1) if found.group(number)), 0)
+                group = next(
+                    (number for number in range(1, pattern.groups + 1) if found.group(number)), 0
+                )
                 text = bytes(self._held[found.start(group) :])
                 # If the grammar rejects the text, the next search must not find it again.
                 del self._held[:]

@@ -23,11 +23,15 @@ def table_lines(records: Sequence[Record], header: Sequence[str]) -> Iterator[st
     depths = sorted({record["depth"] for record in records if "depth" in record})
     if depths:
         yield ""
-        yield f"{'prompt tokens':{WAY + SERVER}}" + "".join(f"{depth:>{COLUMN},}" for depth in depths)
+        yield f"{'prompt tokens':{WAY + SERVER}}" + "".join(
+            f"{depth:>{COLUMN},}" for depth in depths
+        )
         yield "first token, ms"
         for way in WAYS:
             found = [record for record in records if record.get("way") == way]
-            texts = ["missed" if _is_missed(record) else _number(record["first_ms"]) for record in found]
+            texts = [
+                "missed" if _is_missed(record) else _number(record["first_ms"]) for record in found
+            ]
             yield from _rows(f"  {way}", found, texts, depths)
         for kind, title in (("prefill", "prefill, tokens/s"), ("decode", "decode, tokens/s")):
             found = _of(records, kind)
@@ -46,12 +50,18 @@ def table_lines(records: Sequence[Record], header: Sequence[str]) -> Iterator[st
 
 def is_wrong(records: Iterable[Record]) -> bool:
     """Whether a server failed, or a restored prompt differs from a cold one where it must not."""
-    return any(record["kind"] == "failed" or (record["kind"] == "exact" and _breaks(record)) for record in records)
+    return any(
+        record["kind"] == "failed" or (record["kind"] == "exact" and _breaks(record))
+        for record in records
+    )
 
 
 def _breaks(record: Record) -> bool:
-    # Without --exact, rows of a generated reply come from its single steps, which a batch does not reproduce.
-    return bool(record["difference"]) and (record["mode"] == "--exact" or record["what"] != "after its own reply")
+    # Without --exact, rows of a generated reply come from its single steps, which a batch does not
+    # reproduce.
+    return bool(record["difference"]) and (
+        record["mode"] == "--exact" or record["what"] != "after its own reply"
+    )
 
 
 def _of(records: Iterable[Record], kind: str) -> list[Record]:
@@ -67,7 +77,9 @@ def _is_missed(record: Record) -> bool:
     return bool(record["source"] != EXPECTED.get(record["way"], record["source"]))
 
 
-def _rows(title: str, records: Sequence[Record], texts: Sequence[str], depths: Sequence[int]) -> Iterator[str]:
+def _rows(
+    title: str, records: Sequence[Record], texts: Sequence[str], depths: Sequence[int]
+) -> Iterator[str]:
     """A line per server, with a text for each record; a way that none took has no line."""
     for server in (OURS, PEER):
         pairs = zip(records, texts, strict=True)
@@ -85,11 +97,16 @@ def _number(value: float | None) -> str:
 
 
 def _drafts(records: Sequence[Record]) -> Iterator[str]:
-    plain = {record["depth"]: record for record in _of(records, "decode") if record["server"] == OURS}
+    plain = {
+        record["depth"]: record for record in _of(records, "decode") if record["server"] == OURS
+    }
     for record in _of(records, "drafts"):
         before = plain.get(record["depth"], {}).get("rate")
         if record["drafted"]:
-            text = f"{_number(record['rate'])} instead of {_number(before)} tokens/s, {_share([record])}"
+            text = (
+                f"{_number(record['rate'])} instead of {_number(before)} tokens/s, "
+                f"{_share([record])}"
+            )
         else:  # the same measured twice: a difference is the machine's noise
             text = f"{_number(before or record['rate'])} tokens/s, no drafts"
         yield f"{'drafts of its head':{WAY}}{text}"
@@ -98,7 +115,9 @@ def _drafts(records: Sequence[Record]) -> Iterator[str]:
 
 
 def _share(records: Sequence[Record]) -> str:
-    drafted, accepted = (sum(record[field] for record in records) for field in ("drafted", "accepted"))
+    drafted, accepted = (
+        sum(record[field] for record in records) for field in ("drafted", "accepted")
+    )
     return f"{accepted} of {drafted} accepted"
 
 
@@ -107,7 +126,11 @@ def _exact(records: Sequence[Record]) -> Iterator[str]:
         return
     yield "exactness: largest difference of log-probabilities from a cold prompt"
     for mode in dict.fromkeys(record["mode"] for record in records):
-        cells = [f"{record['what']} {_difference(record)}" for record in records if record["mode"] == mode]
+        cells = [
+            f"{record['what']} {_difference(record)}"
+            for record in records
+            if record["mode"] == mode
+        ]
         yield f"  {mode:{WAY - 2}}{', '.join(cells)}"
 
 

@@ -1,8 +1,10 @@
-"""One run of `pyctl bench`: starts servers one after the other, sends each the same requests, and records figures.
+"""One run of `pyctl bench`: starts servers one after the other, sends each the same requests, and
+records figures.
 
-First start: prompts of each depth cold, the next turn of each, and each again after another conversation. Second start:
-the same conversations from disk, then from RAM. Further starts: `--exact`, drafts of the model's own head, and
-llama-server, which gets the requests of the first start.
+First start: prompts of each depth cold, the next turn of each, and each again after another
+conversation. Second start: the same conversations from disk, then from RAM. Further starts:
+`--exact`, drafts of the model's own head, and llama-server, which gets the requests of the first
+start.
 """
 
 from __future__ import annotations
@@ -64,10 +66,12 @@ SIGN_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """Options of a run. ``flags`` are `pyctl serve`'s, ``peer`` llama-server's command without them, or empty.
+    """Options of a run. ``flags`` are `pyctl serve`'s, ``peer`` llama-server's command without
+    them, or empty.
 
-    ``depths`` are prompt tokens, ascending; ``budget`` is seconds. ``head_flags`` turn on drafts from the model's own
-    head, empty for a model without one. ``vram`` returns the bytes in use on all GPUs, None without one.
+    ``depths`` are prompt tokens, ascending; ``budget`` is seconds. ``head_flags`` turn on drafts
+    from the model's own head, empty for a model without one. ``vram`` returns the bytes in use on
+    all GPUs, None without one.
     """
 
     flags: tuple[str, ...]
@@ -84,7 +88,9 @@ class BenchOptions:
 
 @dataclass
 class BenchRun:
-    """Measures into ``records``; ``work`` is an empty directory for the cache and the logs, ``say`` shows progress."""
+    """Measures into ``records``; ``work`` is an empty directory for the cache and the logs, ``say``
+    shows progress.
+    """
 
     options: BenchOptions
     work: Path
@@ -98,7 +104,9 @@ class BenchRun:
     _vram_before: int | None = None
 
     def run(self) -> None:
-        """Measure all that fits the budget; a server that fails leaves a record of kind "failed"."""
+        """Measure all that fits the budget; a server that fails leaves a record of kind
+        "failed".
+        """
         self._began = time.monotonic()
         in_memory = partial(self._compare_in_memory, mode=self._mode)
         self._part(OURS, self._command(), partial(self._measure, is_first=True), in_memory)
@@ -125,21 +133,35 @@ class BenchRun:
 
     def _command(self, *more: str) -> tuple[str, ...]:
         """`pyctl serve` with a cache below ``work``, never the user's."""
-        cache = ("--kv-cache-dir", str(self.work / "cache"), "--kv-cache-budget", str(self.options.cache_mib))
+        cache = (
+            "--kv-cache-dir",
+            str(self.work / "cache"),
+            "--kv-cache-budget",
+            str(self.options.cache_mib),
+        )
         return *PYCTL_SERVE, *self.options.flags, *cache, *more
 
-    # -- servers -----------------------------------------------------------------------------------------------------
+    # -- servers
+    # ----------------------------------------------------------------------------------
 
     def _part(
-        self, name: str, command: Sequence[str], *steps: Callable[[AskedServer], None], is_cold: bool = False
+        self,
+        name: str,
+        command: Sequence[str],
+        *steps: Callable[[AskedServer], None],
+        is_cold: bool = False,
     ) -> None:
-        """Make ``steps`` with a separate server. What fails is recorded; the server does not outlive an interrupt.
+        """Make ``steps`` with a separate server. What fails is recorded; the server does not
+        outlive an interrupt.
 
         With ``is_cold`` the files of the cache are taken out of the page cache first.
         """
         if is_cold:
             evict([path for path in (self.work / "cache").rglob("*") if path.is_file()])
-        server, self._vram_before = AskedServer(name, command, self.work / "log"), self.options.vram()
+        server, self._vram_before = (
+            AskedServer(name, command, self.work / "log"),
+            self.options.vram(),
+        )
         try:
             server.start()
             self.say(f"{name} is ready after {server.load_seconds:.1f} s")
@@ -157,7 +179,11 @@ class BenchRun:
         needed = n_tokens / self.tokens_per_second if self.tokens_per_second else 0.0
         left = self.options.budget - self.seconds
         if needed > left:
-            self._note("skipped", what=what, why=f"takes about {needed:.0f} s, {max(left, 0):.0f} s are left")
+            self._note(
+                "skipped",
+                what=what,
+                why=f"takes about {needed:.0f} s, {max(left, 0):.0f} s are left",
+            )
             self.say(f"skipped: {what}")
         return needed <= left
 
@@ -167,18 +193,27 @@ class BenchRun:
     def _chat(self, name: str, n_tokens: int) -> Messages:
         return coding_chat(name, int(n_tokens * self.chars_per_token))
 
-    # -- times -------------------------------------------------------------------------------------------------------
+    # -- times
+    # ----------------------------------------------------------------------------------
 
     def _measure(self, server: AskedServer, *, is_first: bool) -> None:
         """Cold prompts, next turns, and returns after another conversation."""
         self._prepare(server, is_first=is_first)
-        done, n_servers = [], 1 + (is_first and bool(self.options.peer))  # a row of one compares nothing
+        done, n_servers = (
+            [],
+            1 + (is_first and bool(self.options.peer)),
+        )  # a row of one compares nothing
         for depth in self._depths():
             messages = self._chat(f"{depth}", depth)
             if not self._fits(n_servers * depth, f"{depth:,} tokens on {server.name}"):
                 break
             reply = self.ask(server, COLD, depth, messages, N_SHORT)
-            self._note("prefill", server=server.name, depth=depth, rate=reply.evaluated / reply.first_ms * 1e3)
+            self._note(
+                "prefill",
+                server=server.name,
+                depth=depth,
+                rate=reply.evaluated / reply.first_ms * 1e3,
+            )
             self._decode(server, depth, turn(messages, reply.text, FOLLOW_UPS[0]))
             self.replies[f"{server.name} {depth}"] = reply.text
             done.append(depth)
@@ -189,13 +224,19 @@ class BenchRun:
         for depth in done:
             self.ask(server, AGAIN, depth, self._follow(server, depth, 1), N_SHORT)
         vram = self.options.vram()
-        used = (vram - self._vram_before) / MIB if vram is not None and self._vram_before is not None else None
+        used = (
+            (vram - self._vram_before) / MIB
+            if vram is not None and self._vram_before is not None
+            else None
+        )
         self._note("memory", server=server.name, ram_mib=resident_mib(server.pid), vram_mib=used)
 
     def _prepare(self, server: AskedServer, *, is_first: bool) -> None:
         """Have kernels loaded; at the first start, learn speed and context."""
         if is_first:
-            n_tokens = len(server.post("/tokenize", {"content": source_text()[:SAMPLE_CHARS]})["tokens"])
+            n_tokens = len(
+                server.post("/tokenize", {"content": source_text()[:SAMPLE_CHARS]})["tokens"]
+            )
             self.chars_per_token = SAMPLE_CHARS / max(n_tokens, 1)
             self._n_ctx = int(server.get("/props")["default_generation_settings"]["n_ctx"])
         warm = min(WARM_TOKENS, max(self.options.depths))
@@ -211,7 +252,9 @@ class BenchRun:
         return [depth for depth in self.options.depths if depth <= maximum] or [maximum]
 
     def _return(self, server: AskedServer) -> None:
-        """Each conversation from disk, the deepest last, which leaves the shallower ones in RAM only."""
+        """Each conversation from disk, the deepest last, which leaves the shallower ones in RAM
+        only.
+        """
         depths = [depth for depth in self._depths() if f"{OURS} {depth}" in self.replies]
         for depth in depths:
             self.ask(server, FROM_DISK, depth, self._follow(server, depth, 2), N_SHORT)
@@ -222,15 +265,28 @@ class BenchRun:
         messages = self._chat(f"{depth}", depth)
         return turn(messages, self.replies[f"{server.name} {depth}"], FOLLOW_UPS[number])
 
-    def ask(self, server: AskedServer, way: str, depth: int, messages: Messages, n: int, **more: Any) -> TimedReply:
-        """Send one conversation of about ``depth`` tokens for ``n`` tokens of reply, and record its first token."""
+    def ask(
+        self, server: AskedServer, way: str, depth: int, messages: Messages, n: int, **more: Any
+    ) -> TimedReply:
+        """Send one conversation of about ``depth`` tokens for ``n`` tokens of reply, and record its
+        first token.
+        """
         self._announce(server, way, depth)
         reply = server.ask(messages, n, **more)
         self._note(
-            "first token", server=server.name, way=way, depth=depth, first_ms=reply.first_ms, source=reply.source,
-            cached=reply.cached, evaluated=reply.evaluated,
-        )  # fmt: skip
-        self.say(f"{server.name}: {depth:,} tokens, {way}: {reply.first_ms:,.0f} ms, {reply.evaluated:,} evaluated")
+            "first token",
+            server=server.name,
+            way=way,
+            depth=depth,
+            first_ms=reply.first_ms,
+            source=reply.source,
+            cached=reply.cached,
+            evaluated=reply.evaluated,
+        )
+        self.say(
+            f"{server.name}: {depth:,} tokens, {way}: {reply.first_ms:,.0f} ms, "
+            f"{reply.evaluated:,} evaluated"
+        )
         return reply
 
     def _announce(self, server: AskedServer, what: str, n_tokens: int) -> None:
@@ -245,22 +301,34 @@ class BenchRun:
         self._note("decode", server=server.name, depth=depth, rate=reply.rate, **_drafted(reply))
 
     def _drafts(self, server: AskedServer) -> None:
-        """Replies with drafts of the model's head; the first one, for which steps are still new, does not count."""
+        """Replies with drafts of the model's head; the first one, for which steps are still new,
+        does not count.
+        """
         depth = self._depths()[0]
         messages = self._chat(f"{depth}", depth)
         if self._fits(depth, "drafts"):
             self._announce(server, "replies with drafts", depth)
-            reply = server.ask(turn(messages, "Yes.", FOLLOW_UPS[1]), self.options.n_decode, ignore_eos=True)
-            reply = server.ask(turn(messages, "Yes.", FOLLOW_UPS[0]), self.options.n_decode, ignore_eos=True)
+            reply = server.ask(
+                turn(messages, "Yes.", FOLLOW_UPS[1]), self.options.n_decode, ignore_eos=True
+            )
+            reply = server.ask(
+                turn(messages, "Yes.", FOLLOW_UPS[0]), self.options.n_decode, ignore_eos=True
+            )
             self._note("drafts", depth=depth, rate=reply.rate, **_drafted(reply))
 
-    # -- exactness ---------------------------------------------------------------------------------------------------
+    # -- exactness
+    # ----------------------------------------------------------------------------------
 
     def _exact_mode(self) -> None:
         """The comparisons again with --exact, whose caches are others."""
         for is_cold, compare in ((False, self._compare_in_memory), (True, self._compare_from_disk)):
             if self._fits(4 * EXACT_TOKENS, "--exact"):
-                self._part(OURS, self._command("--exact"), partial(compare, mode="--exact"), is_cold=is_cold)
+                self._part(
+                    OURS,
+                    self._command("--exact"),
+                    partial(compare, mode="--exact"),
+                    is_cold=is_cold,
+                )
 
     def _compare_in_memory(self, server: AskedServer, mode: str) -> None:
         messages = self._chat("exact", EXACT_TOKENS)
@@ -271,7 +339,9 @@ class BenchRun:
 
     def _compare_from_disk(self, server: AskedServer, mode: str) -> None:
         messages = self._chat("exact", EXACT_TOKENS)
-        self._compare(server, mode, "from disk", turn(messages, "It looks complete.", FOLLOW_UPS[3]))
+        self._compare(
+            server, mode, "from disk", turn(messages, "It looks complete.", FOLLOW_UPS[3])
+        )
 
     def _compare(self, server: AskedServer, mode: str, what: str, messages: Messages) -> None:
         """Log-probabilities of a restored prompt and of the same prompt without the cache."""
@@ -281,13 +351,20 @@ class BenchRun:
         cold = server.ask(messages, N_COMPARED, cache_prompt=False, **fields)
         found = difference(warm.probs, cold.probs)
         self._note(
-            "exact", mode=mode, what=what, source=warm.source, cached=warm.cached, difference=found, tokens=N_COMPARED
+            "exact",
+            mode=mode,
+            what=what,
+            source=warm.source,
+            cached=warm.cached,
+            difference=found,
+            tokens=N_COMPARED,
         )
         self.say(f"{mode}, {what}: {warm.cached:,} tokens restored, largest difference {found:g}")
 
 
 def difference(warm: Sequence[Probs], cold: Sequence[Probs]) -> float:
-    """The largest difference of log-probabilities, up to the first place where another token is likeliest.
+    """The largest difference of log-probabilities, up to the first place where another token is
+    likeliest.
 
     A token that only one side lists differs at least by its distance from the least of the other's.
     """
@@ -295,7 +372,9 @@ def difference(warm: Sequence[Probs], cold: Sequence[Probs]) -> float:
     for one, other in zip(warm, cold, strict=False):
         for a, b in ((one, other), (other, one)):
             minimum = min(b.values(), default=0.0)
-            largest = max([largest, *(abs(value - b.get(token, minimum)) for token, value in a.items())])
+            largest = max(
+                [largest, *(abs(value - b.get(token, minimum)) for token, value in a.items())]
+            )
         if _likeliest(one) != _likeliest(other):
             break
     return largest

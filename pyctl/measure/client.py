@@ -1,4 +1,6 @@
-"""A server process with an address, and its replies, server-sent events (WHATWG HTML), timed by the client."""
+"""A server process with an address, and its replies, server-sent events (WHATWG HTML), timed by the
+client.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ TIMEOUT = 600.0
 class TimedReply:
     """One streamed reply; times in milliseconds, from the sending of the request.
 
-    ``decode_ms`` is from the first token to the last. ``probs`` has an entry per token if the request asked for it.
+    ``decode_ms`` is from the first token to the last. ``probs`` has an entry per token if the
+    request asked for it.
     """
 
     text: str
@@ -50,17 +53,25 @@ class TimedReply:
 
     @property
     def source(self) -> str:
-        """The place that the prompt was restored from; empty for a server that does not report it."""
+        """The place that the prompt was restored from; empty for a server that does not report
+        it.
+        """
         return str(self.timings.get("source", ""))
 
     @property
     def rate(self) -> float | None:
         """Tokens per second after the first; None for a reply of one."""
-        return (self.n_predicted - 1) / self.decode_ms * 1e3 if self.n_predicted > 1 and self.decode_ms else None
+        return (
+            (self.n_predicted - 1) / self.decode_ms * 1e3
+            if self.n_predicted > 1 and self.decode_ms
+            else None
+        )
 
 
 class AskedServer(ServerProcess):
-    """A server program that can be started, asked and ended; ``name`` stands in tables and errors."""
+    """A server program that can be started, asked and ended; ``name`` stands in tables and
+    errors.
+    """
 
     def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
         super().__init__(command, log, timeout=TIMEOUT, environment={"LLAMA_LOG_COLORS": "off"})
@@ -75,7 +86,13 @@ class AskedServer(ServerProcess):
 
     def ask(self, messages: Messages, n_predict: int, **fields: Any) -> TimedReply:
         """Send a conversation and read the stream. Raises OSError if the server refuses."""
-        body = {"messages": messages, "max_tokens": n_predict, "temperature": 0, "stream": True, **fields}
+        body = {
+            "messages": messages,
+            "max_tokens": n_predict,
+            "temperature": 0,
+            "stream": True,
+            **fields,
+        }
         body["stream_options"] = {"include_usage": True}
         began = time.perf_counter()
         with self._response("POST", "/v1/chat/completions", body) as response:
@@ -126,4 +143,7 @@ def _read(response: http.client.HTTPResponse, began: float) -> TimedReply:
 
 def _probs(choice: dict[str, Any]) -> list[Probs]:
     tokens = (choice.get("logprobs") or {}).get("content") or ()
-    return [{f"{each.get('id')} {each['token']}": each["logprob"] for each in t["top_logprobs"]} for t in tokens]
+    return [
+        {f"{each.get('id')} {each['token']}": each["logprob"] for each in t["top_logprobs"]}
+        for t in tokens
+    ]

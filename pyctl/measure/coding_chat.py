@@ -30,18 +30,28 @@ def source_text() -> str:
 
 
 def coding_chat(name: str, n_chars: int) -> Messages:
-    """Messages of about ``n_chars`` characters, the last one a user's; the first words differ for each ``name``."""
-    messages = [{"role": "system", "content": f"Project {name}. You are a programmer and answer with code."}]
+    """Messages of about ``n_chars`` characters, the last one a user's; the first words differ for
+    each ``name``.
+    """
+    messages = [
+        {"role": "system", "content": f"Project {name}. You are a programmer and answer with code."}
+    ]
     for number, part in enumerate(_parts(name, n_chars), 1):
         if number > 1:
             messages.append({"role": "assistant", "content": f"I have read file {number - 1}."})
-        messages.append({"role": "user", "content": f"File {number} of {name}:\n{part}\nIs it complete?"})
+        messages.append(
+            {"role": "user", "content": f"File {number} of {name}:\n{part}\nIs it complete?"}
+        )
     return messages
 
 
 def turn(messages: Messages, reply: str, question: str) -> Messages:
     """``messages``, a reply and the user's next message."""
-    return [*messages, {"role": "assistant", "content": reply}, {"role": "user", "content": question}]
+    return [
+        *messages,
+        {"role": "assistant", "content": reply},
+        {"role": "user", "content": question},
+    ]
 
 
 def _parts(name: str, n_chars: int) -> Iterator[str]:

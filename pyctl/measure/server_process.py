@@ -23,12 +23,14 @@ PYCTL_SERVE = (*module_command("pyctl"), "serve")
 STOP_SECONDS = 30.0
 
 LIBRARY_CHOICE = "PYCTL_LIBS"
-"""The variable that chooses between builds of llama.cpp, the same for a server as for the program that starts it."""
+"""The variable that chooses between builds of llama.cpp, the same for a server as for the program
+that starts it.
+"""
 
 
 def clean_environment() -> dict[str, str]:
-    """The environment without settings (LLAMA_ARG_*, LLAMA_API_KEY, PYCTL_*), except the choice of libraries; no disk
-    cache.
+    """The environment without settings (LLAMA_ARG_*, LLAMA_API_KEY, PYCTL_*), except the choice of
+    libraries; no disk cache.
     """
     settings = ("LLAMA_ARG_", "LLAMA_API_KEY", "PYCTL_")
     hidden = {name for name in os.environ if name.startswith(settings)} - {LIBRARY_CHOICE}
@@ -37,10 +39,12 @@ def clean_environment() -> dict[str, str]:
 
 
 class ServerProcess:
-    """``command`` with `--port`, and what it prints in ``log``; may be started again after it was stopped.
+    """``command`` with `--port`, and what it prints in ``log``; may be started again after it was
+    stopped.
 
-    Its environment is `clean_environment`, and ``environment``. It ends with the thread that started it.
-    As a context manager it is started at once, within ``timeout`` seconds, and stopped in the end.
+    Its environment is `clean_environment`, and ``environment``. It ends with the thread that
+    started it. As a context manager it is started at once, within ``timeout`` seconds, and stopped
+    in the end.
     """
 
     def __init__(
@@ -76,18 +80,26 @@ class ServerProcess:
         return self._process is not None and self._process.poll() is None
 
     def start(self, port: int = 0) -> None:
-        """Returns when it answers at ``port``, 0 for a free one; OSError with the end of its log if it does not."""
+        """Returns when it answers at ``port``, 0 for a free one; OSError with the end of its log if
+        it does not.
+        """
         with _reserved(port) as self.port:
             began = time.monotonic()
             with self.log.open("ab") as out:
                 self._process = subprocess.Popen(
                     [*self.command, "--port", str(self.port)],
-                    stdout=out, stderr=out, env=self._environment, preexec_fn=partial(end_with_parent, signal.SIGKILL),
-                )  # fmt: skip
+                    stdout=out,
+                    stderr=out,
+                    env=self._environment,
+                    preexec_fn=partial(end_with_parent, signal.SIGKILL),
+                )
             while not self._answers():
                 if not self.is_running or time.monotonic() - began > self.timeout:
                     self.kill()
-                    raise OSError(f"{self.command[0]} did not start: {self.log.read_text(errors='replace')[-800:]}")
+                    raise OSError(
+                        f"{self.command[0]} did not start: "
+                        f"{self.log.read_text(errors='replace')[-800:]}"
+                    )
                 time.sleep(0.05)
             self.load_seconds = time.monotonic() - began
 
@@ -107,7 +119,9 @@ class ServerProcess:
         self.end(signal.SIGTERM)
 
     def end(self, number: signal.Signals) -> int | None:
-        """End it by a signal; its exit code as subprocess has it: -9 after a kill, None if it did not run."""
+        """End it by a signal; its exit code as subprocess has it: -9 after a kill, None if it did
+        not run.
+        """
         if self._process is None:
             return None
         process = self._process
@@ -134,7 +148,9 @@ class ServerProcess:
 
 @contextlib.contextmanager
 def _reserved(port: int) -> Iterator[int]:
-    """A port, any free one for 0, that no other process gets meanwhile; a server that reuses addresses can listen."""
+    """A port, any free one for 0, that no other process gets meanwhile; a server that reuses
+    addresses can listen.
+    """
     with socket.socket() as bound:
         for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
             bound.setsockopt(socket.SOL_SOCKET, option, 1)

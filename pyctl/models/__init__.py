@@ -23,9 +23,15 @@ MAX_PARTS = limit(512, "files of a split model", "the program ends", "process")
 
 
 def is_model_file(name: str) -> bool:
-    """Whether a file is a model, or the first of several files of one, by its name, which may have folders."""
+    """Whether a file is a model, or the first of several files of one, by its name, which may have
+    folders.
+    """
     base = name.rpartition("/")[2]
-    is_model = base.endswith(".gguf") and base.isprintable() and not any(part in base for part in COMPANIONS)
+    is_model = (
+        base.endswith(".gguf")
+        and base.isprintable()
+        and not any(part in base for part in COMPANIONS)
+    )
     return is_model and int((SPLIT_NAME.match(name) or ("", "", "1"))[2]) == 1
 
 
@@ -40,21 +46,27 @@ def hub_name(text: str) -> str:
 class HubSettings:
     """A model on huggingface.co, or at an address; ``hf_repo`` is USER/MODEL or USER/MODEL:QUANT.
 
-    ``hf_file`` wins over the quant; ``draft_repo`` is the same for a draft model. With ``mmproj_auto``, the vision
-    encoder in the same repository also comes; ``mmproj_url`` is the address of one. ``offline`` takes only files that
-    were fetched before. Raises ConfigError if flags exclude each other, or one lacks another.
+    ``hf_file`` wins over the quant; ``draft_repo`` is the same for a draft model. With
+    ``mmproj_auto``, the vision encoder in the same repository also comes; ``mmproj_url`` is the
+    address of one. ``offline`` takes only files that were fetched before. Raises ConfigError if
+    flags exclude each other, or one lacks another.
     """
 
     hf_repo: str = HUB.flag(
         "",
         "-hf -hfr --hf-repo",
-        "model from huggingface.co, stored in its cache; QUANT is Q4_K_M or Q8_0 by default, else the first file",
+        "model from huggingface.co, stored in its cache; QUANT is Q4_K_M or Q8_0 by default, else "
+        "the first file",
         hub_name,
         "LLAMA_ARG_HF_REPO",
         "USER/MODEL[:QUANT]",
     )
-    hf_file: str = HUB.flag("", "-hff --hf-file", "file of that repository", str, "LLAMA_ARG_HF_FILE", "FILE")
-    hf_token: str = HUB.flag("", "-hft --hf-token", "access token", printable, "HF_TOKEN", "TOKEN", secret=True)
+    hf_file: str = HUB.flag(
+        "", "-hff --hf-file", "file of that repository", str, "LLAMA_ARG_HF_FILE", "FILE"
+    )
+    hf_token: str = HUB.flag(
+        "", "-hft --hf-token", "access token", printable, "HF_TOKEN", "TOKEN", secret=True
+    )
     model_url: str = HUB.flag(
         "",
         "-mu --model-url",
@@ -64,7 +76,9 @@ class HubSettings:
         "URL",
         secret=True,
     )
-    offline: bool = HUB.flag(False, "--offline", "use downloaded files only", None, "LLAMA_ARG_OFFLINE")
+    offline: bool = HUB.flag(
+        False, "--offline", "use downloaded files only", None, "LLAMA_ARG_OFFLINE"
+    )
     draft_repo: str = HUB.flag(
         "",
         "-hfd -hfrd --hf-repo-draft --spec-draft-hf",
@@ -99,12 +113,15 @@ class HubSettings:
 
 
 def builtin_model() -> Path:
-    """The built-in model: `qwen35` with four million parameters, trained to recall what it is told (README.md here)."""
+    """The built-in model: `qwen35` with four million parameters, trained to recall what it is told
+    (README.md here).
+    """
     return Path(__file__).with_name("builtin.gguf")
 
 
 def split_names(name: str) -> list[str]:
-    """Names of all files of the model that ``name`` is a file of; itself alone if the model is not split.
+    """Names of all files of the model that ``name`` is a file of; itself alone if the model is not
+    split.
 
     ConfigError for too many files.
     """

@@ -1,4 +1,6 @@
-"""Model files by their address: interrupted downloads resume, and only whole GGUF files are kept."""
+"""Model files by their address: interrupted downloads resume, and only whole GGUF files are
+kept.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,13 @@ from urllib.parse import quote, unquote
 
 import httpx
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 from pyctl.atomic_file import sync_directory, write_atomic
 from pyctl.errors import ConfigError
@@ -36,9 +44,15 @@ MAGIC = b"GGUF"
 """How every GGUF file begins (docs/gguf.md of ggml)."""
 
 CONNECT_SECONDS = 10.0
-READ_SECONDS = limit(60, "silence of a server during a download", "the download is resumed", "connection", "s")
-MAX_TRIES = limit(5, "attempts of a download that each bring less than 1 MiB", "the program ends", "connection")
-SPARE_BYTES = limit(256 * 2**20, "disk space that a download leaves free", "the program ends", "disk", "bytes")
+READ_SECONDS = limit(
+    60, "silence of a server during a download", "the download is resumed", "connection", "s"
+)
+MAX_TRIES = limit(
+    5, "attempts of a download that each bring less than 1 MiB", "the program ends", "connection"
+)
+SPARE_BYTES = limit(
+    256 * 2**20, "disk space that a download leaves free", "the program ends", "disk", "bytes"
+)
 PAUSE_SECONDS = 1.0
 """Before the second try; doubled before each further one."""
 
@@ -94,7 +108,8 @@ class DownloadLog:
 
 
 def fetch_url(address: str, offline: bool) -> Path:
-    """The file at ``address``, under the user's cache directory; parts of a split model lie in the same directory.
+    """The file at ``address``, under the user's cache directory; parts of a split model lie in the
+    same directory.
 
     A separate place for each scheme, host, port, folder and query. Raises ConfigError.
     """
@@ -120,7 +135,9 @@ def fetch_url(address: str, offline: bool) -> Path:
             directory.mkdir(parents=True, exist_ok=True)
             download(source, directory / part)
         except OSError as error:
-            raise ConfigError(f"cannot store {part} in {directory}: {error.strerror or error}") from error
+            raise ConfigError(
+                f"cannot store {part} in {directory}: {error.strerror or error}"
+            ) from error
     return directory / name
 
 
@@ -132,19 +149,30 @@ def download(
     pause_seconds: float = PAUSE_SECONDS,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Fetch ``url`` to ``target``, which appears when it is whole. Another process that fetches it is waited for.
+    """Fetch ``url`` to ``target``, which appears when it is whole. Another process that fetches it
+    is waited for.
 
-    A partial file stays next to ``target``. The download resumes from it, now or at the next call, while the server
-    confirms that the file is unchanged. A terminal shows a bar, otherwise a `DownloadLog` gets the progress, timed by
-    ``clock``. Raises ConfigError, and OSError if the disk refuses.
+    A partial file stays next to ``target``. The download resumes from it, now or at the next call,
+    while the server confirms that the file is unchanged. A terminal shows a bar, otherwise a
+    `DownloadLog` gets the progress, timed by ``clock``. Raises ConfigError, and OSError if the disk
+    refuses.
     """
-    columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    columns = (
+        "{task.description}",
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
     timeout = httpx.Timeout(read_seconds, connect=CONNECT_SECONDS)
     console = Console(stderr=True)
     with (
         _Part(target) as part,
         http_client(
-            str(url), timeout=timeout, follow_redirects=True, headers={"Accept-Encoding": "identity"}
+            str(url),
+            timeout=timeout,
+            follow_redirects=True,
+            headers={"Accept-Encoding": "identity"},
         ) as client,
         Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
     ):
@@ -167,7 +195,12 @@ def download(
                 if not part.n_bytes:
                     raise _refusal(url, error) from error
                 reason: Exception = error
-            except (_Broken, httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError) as error:
+            except (
+                _Broken,
+                httpx.TimeoutException,
+                httpx.NetworkError,
+                httpx.RemoteProtocolError,
+            ) as error:
                 reason = error
             except httpx.HTTPError as error:
                 raise _refusal(url, error) from error
@@ -175,14 +208,25 @@ def download(
             furthest = max(furthest, part.n_bytes)
             if failures >= MAX_TRIES:
                 raise _refusal(url, reason) from reason
-            log.warning("%s interrupted after %d bytes (%s); resuming", _shown(url), part.n_bytes, reason_of(reason))
+            log.warning(
+                "%s interrupted after %d bytes (%s); resuming",
+                _shown(url),
+                part.n_bytes,
+                reason_of(reason),
+            )
             time.sleep(pause_seconds * 2 ** (failures - 1))
         part.finish(target)
 
 
-def _receive(client: httpx.Client, url: httpx.URL, part: _Part, show: Callable[[int, int | None], None]) -> None:
+def _receive(
+    client: httpx.Client, url: httpx.URL, part: _Part, show: Callable[[int, int | None], None]
+) -> None:
     """Let ``part`` grow to the end of the file. Raises ConfigError if no further try can help."""
-    resume = {"Range": f"bytes={part.n_bytes}-", "If-Range": part.validator} if part.n_bytes and part.validator else {}
+    resume = (
+        {"Range": f"bytes={part.n_bytes}-", "If-Range": part.validator}
+        if part.n_bytes and part.validator
+        else {}
+    )
     with client.stream("GET", url, headers=resume) as response:
         status, headers = response.status_code, response.headers
         if status in _TRANSIENT:
@@ -222,7 +266,11 @@ def _receive(client: httpx.Client, url: httpx.URL, part: _Part, show: Callable[[
 def _continues(headers: httpx.Headers, part: _Part) -> bool:
     """Whether an answer of status 206 goes on where ``part`` ends, in the same file."""
     found = re.fullmatch(r"bytes (\d+)-\d+/(?:\d+|\*)", headers.get("Content-Range", ""))
-    return found is not None and int(found[1]) == part.n_bytes and _validator(headers) in ("", part.validator)
+    return (
+        found is not None
+        and int(found[1]) == part.n_bytes
+        and _validator(headers) in ("", part.validator)
+    )
 
 
 def _validator(headers: httpx.Headers) -> str:
@@ -236,7 +284,8 @@ def _check_space(url: httpx.URL, part: _Part, needed: int) -> None:
     if needed > free or free < 0:
         wanted = f"{needed / 2**20:,.0f} MiB more" if needed else "more room"
         raise ConfigError(
-            f"{_shown(url)} needs {wanted}; {max(free, 0) / 2**20:,.0f} MiB are free in {part.path.parent} "
+            f"{_shown(url)} needs {wanted}; {max(free, 0) / 2**20:,.0f} MiB are free in "
+            f"{part.path.parent} "
             f"in addition to {SPARE_BYTES / 2**20:.0f} MiB that stay free"
         )
 
@@ -244,7 +293,8 @@ def _check_space(url: httpx.URL, part: _Part, needed: int) -> None:
 class _Part:
     """The file that will be ``target``, as far as it came; locked within a ``with`` block.
 
-    ``n_bytes`` of it are good. ``validator`` identifies their file to the server. ``head`` are the first bytes.
+    ``n_bytes`` of it are good. ``validator`` identifies their file to the server. ``head`` are the
+    first bytes.
     """
 
     def __init__(self, target: Path) -> None:
@@ -259,7 +309,11 @@ class _Part:
             with suppress(OSError, ValueError, KeyError, TypeError):
                 note = json.loads(self._note.read_bytes())
                 if len(MAGIC) <= int(note["n_bytes"]) <= os.fstat(self._file.fileno()).st_size:
-                    self.n_bytes, self.validator, self.head = int(note["n_bytes"]), str(note["validator"]), MAGIC
+                    self.n_bytes, self.validator, self.head = (
+                        int(note["n_bytes"]),
+                        str(note["validator"]),
+                        MAGIC,
+                    )
             self._file.truncate(self.n_bytes)
         except BaseException:
             self._file.close()
@@ -302,12 +356,16 @@ class _Part:
     def _save(self) -> None:
         """Note what a later process can go on with: only what surely is on the disk."""
         os.fsync(self._file.fileno())
-        write_atomic(self._note, json.dumps({"n_bytes": self.n_bytes, "validator": self.validator}).encode())
+        write_atomic(
+            self._note, json.dumps({"n_bytes": self.n_bytes, "validator": self.validator}).encode()
+        )
         self._noted = self.n_bytes
 
 
 def _locked(path: Path) -> FileIO:
-    """The file at ``path``, opened for appending; locked for this process, and still under that name."""
+    """The file at ``path``, opened for appending; locked for this process, and still under that
+    name.
+    """
     while True:
         file = path.open("ab+", 0)
         try:

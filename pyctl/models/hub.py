@@ -1,4 +1,6 @@
-"""Fetches models by name from huggingface.co, or from an address, and finds models fetched before."""
+"""Fetches models by name from huggingface.co, or from an address, and finds models fetched
+before.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ __all__ = ["fetch", "fetch_companion"]
 
 
 def fetch(settings: HubSettings) -> Path:
-    """The GGUF file that ``settings`` name, the first one of a split model; everything missing is downloaded.
+    """The GGUF file that ``settings`` name, the first one of a split model; everything missing is
+    downloaded.
 
     Without a network, or with ``offline``, earlier downloads are used. Raises ConfigError.
     """
@@ -43,7 +46,8 @@ def fetch(settings: HubSettings) -> Path:
         try:
             return _download(repo, quant, settings)
         except (OSError, HTTPError, LocalEntryNotFoundError) as error:
-            # Only what kept us from asking ends here: a refusal of the hub is a ConfigError already.
+            # Only what kept us from asking ends here: a refusal of the hub is a ConfigError
+            # already.
             unreachable = f"{constants.ENDPOINT} cannot be reached ({reason_of(error)})"
     revision = newest(repo)
     if revision is None:
@@ -55,9 +59,11 @@ def fetch(settings: HubSettings) -> Path:
 
 
 def fetch_companion(settings: HubSettings, model: Path) -> Path | None:
-    """The vision encoder next to ``model``, which `fetch` has found for the same ``settings``; None if there is none.
+    """The vision encoder next to ``model``, which `fetch` has found for the same ``settings``; None
+    if there is none.
 
-    Of several, that in the nearest folder and then with the most similar quant, as in llama-server. Raises ConfigError.
+    Of several, that in the nearest folder and then with the most similar quant, as in llama-server.
+    Raises ConfigError.
     """
     repo = settings.hf_repo.partition(":")[0]
     if not settings.offline:
@@ -74,7 +80,9 @@ def fetch_companion(settings: HubSettings, model: Path) -> Path | None:
 
 def _name_in(repo: str, model: Path, names: Sequence[str]) -> str:
     """The name of the file ``model`` in its repository."""
-    return max((name for name in names if f"/{model}".endswith(f"/{name}")), key=len, default=model.name)
+    return max(
+        (name for name in names if f"/{model}".endswith(f"/{name}")), key=len, default=model.name
+    )
 
 
 def _download(repo: str, quant: str, settings: HubSettings) -> Path:
@@ -86,12 +94,16 @@ def _download(repo: str, quant: str, settings: HubSettings) -> Path:
 
 def _listed(repo: str, settings: HubSettings) -> list[str]:
     """The names of the files of a repository."""
-    return [file.rfilename for file in HfApi(token=settings.hf_token or None).model_info(repo).siblings or []]
+    return [
+        file.rfilename
+        for file in HfApi(token=settings.hf_token or None).model_info(repo).siblings or []
+    ]
 
 
 def _fetched(repo: str, name: str, settings: HubSettings) -> Path:
-    """The file ``name``. One that is no model, such as a pointer to one, is removed: it would be taken for one for
-    ever."""
+    """The file ``name``. One that is no model, such as a pointer to one, is removed: it would be
+    taken for one for ever.
+    """
     path = Path(hf_hub_download(repo, name, token=settings.hf_token or None, **_progress(name)))
     with path.open("rb") as file:
         head = file.read(len(MAGIC))
@@ -122,7 +134,8 @@ class _LoggedBar(tqdm):
 
 
 def _progress(name: str) -> dict[str, Any]:
-    """Arguments of `hf_hub_download` that log the progress of the file ``name``; none on a terminal, which gets a bar.
+    """Arguments of `hf_hub_download` that log the progress of the file ``name``; none on a
+    terminal, which gets a bar.
 
     Older releases of the hub's library do not have them.
     """
@@ -137,9 +150,13 @@ def _refusals(repo: str) -> Iterator[None]:
     try:
         yield
     except GatedRepoError as error:
-        raise ConfigError(f"{repo} requires that you accept its terms; then pass --hf-token") from error
+        raise ConfigError(
+            f"{repo} requires that you accept its terms; then pass --hf-token"
+        ) from error
     except RepositoryNotFoundError as error:
-        raise ConfigError(f"there is no model {repo} at {constants.ENDPOINT}, or it needs --hf-token") from error
+        raise ConfigError(
+            f"there is no model {repo} at {constants.ENDPOINT}, or it needs --hf-token"
+        ) from error
     except LocalEntryNotFoundError:
         raise
     except EntryNotFoundError as error:

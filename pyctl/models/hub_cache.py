@@ -1,4 +1,6 @@
-"""Models that were fetched from huggingface.co before, found in its cache. Does not import its library."""
+"""Models that were fetched from huggingface.co before, found in its cache. Does not import its
+library.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ PREFERRED = ("Q4_K_M", "Q8_0")
 
 @dataclass(frozen=True)
 class Revision:
-    """One state of a repository, with the files of it that are there: ``names``, relative to ``path``."""
+    """One state of a repository, with the files of it that are there: ``names``, relative to
+    ``path``.
+    """
 
     repo: str
     path: Path
@@ -45,13 +49,16 @@ def revisions(environ: Mapping[str, str] = os.environ, of: str = "") -> Iterator
 
 
 def newest(repo: str, environ: Mapping[str, str] = os.environ) -> Revision | None:
-    """The revision of a repository that ``main`` was when it was last fetched, else the newest one."""
+    """The revision of a repository that ``main`` was when it was last fetched, else the newest
+    one.
+    """
     return max(revisions(environ, repo), key=lambda revision: revision.rank, default=None)
 
 
 def cached_files(environ: Mapping[str, str] = os.environ) -> dict[str, Path]:
-    """The models that can be used without a network, as ``USER/MODEL:QUANT`` where the name has the quant, with their
-    (first) files."""
+    """The models that can be used without a network, as ``USER/MODEL:QUANT`` where the name has the
+    quant, with their (first) files.
+    """
     found = {}
     for revision in sorted(revisions(environ), key=lambda revision: revision.rank):
         for name in filter(is_model_file, revision.names):
@@ -72,7 +79,9 @@ def choose(names: Sequence[str], quant: str, file: str, where: str) -> str:
         if hit := next((name for name in models if pattern.search(name)), ""):
             return hit
     if quant or not models:
-        raise ConfigError(f"no GGUF file{' of quant ' + quant if quant else ''} in {where}; found {_list(models)}")
+        raise ConfigError(
+            f"no GGUF file{' of quant ' + quant if quant else ''} in {where}; found {_list(models)}"
+        )
     return models[0]
 
 
@@ -83,8 +92,14 @@ def companion_of(names: Sequence[str], model: str) -> str:
     def rank(name: str) -> tuple[int, int]:
         return len(name.split("/")), -abs(_bits(name) - _bits(model))
 
-    found = [name for name in names if name.endswith(".gguf") and "mmproj" in name and name.isprintable()]
-    return max((name for name in found if folders[: name.count("/")] == name.split("/")[:-1]), key=rank, default="")
+    found = [
+        name for name in names if name.endswith(".gguf") and "mmproj" in name and name.isprintable()
+    ]
+    return max(
+        (name for name in found if folders[: name.count("/")] == name.split("/")[:-1]),
+        key=rank,
+        default="",
+    )
 
 
 def _bits(name: str) -> int:

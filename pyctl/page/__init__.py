@@ -27,7 +27,9 @@ class Asset:
 
 @cache
 def asset(name: str = "index.html") -> Asset | None:
-    """The file ``name``, None if there is none. The page itself holds its style: one answer is enough to see it."""
+    """The file ``name``, None if there is none. The page itself holds its style: one answer is
+    enough to see it.
+    """
     if name not in names():
         return None
     kind = "text/javascript" if name.endswith(".js") else "text/html"
@@ -47,7 +49,9 @@ def _style() -> str:
 
 
 def _slim(text: str) -> str:
-    """``text`` without comments and needless white space; no string of these files spans lines, or holds " // "."""
+    """``text`` without comments and needless white space; no string of these files spans lines, or
+    holds " // ".
+    """
     bare = re.sub(r"(?m)(?<!\S)(//.*|/\*[^*]*\*/)$", "", text)
     return re.sub(r"(?<=[{},;(])\s*\n\s*|\s*(\n)\s*", r"\1", bare)
 
@@ -55,6 +59,9 @@ def _slim(text: str) -> str:
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'sha256-"
     + base64.b64encode(hashlib.sha256(_style().encode()).digest()).decode()
-    + "'; connect-src 'self'; img-src 'self' data: blob:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    + (
+        "'; connect-src 'self'; img-src 'self' data: blob:; base-uri 'none'; form-action 'self'; "
+        "frame-ancestors 'none'"
+    )
 )
 """Nothing but the files of this server runs, and nothing else is asked."""

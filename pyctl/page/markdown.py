@@ -1,7 +1,7 @@
 """Markdown to HTML that a page can show as it is: no script, no request, no styles.
 
-Every text may be hostile, and neither parsing nor highlighting is bounded in time. So a server does not call this; it
-uses a `MarkdownProcess`, which can be killed.
+Every text may be hostile, and neither parsing nor highlighting is bounded in time. So a server does
+not call this; it uses a `MarkdownProcess`, which can be killed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ __all__ = ["html_of"]
 
 _DELIMITERS = (("$$", "$$"), ("\\[", "\\]"), ("\\(", "\\)"), ("$", "$"))
 
-_BARE = re.compile(r"\\begin\{((?:align|aligned|alignat|cases|equation|eqnarray|gather|multline|[bpvBV]?matrix)\*?)\}")
+_BARE = re.compile(
+    r"\\begin\{((?:align|aligned|alignat|cases|equation|eqnarray|gather|multline|[bpvBV]?matrix)\*?)\}"
+)
 """Where a formula starts that has no delimiters."""
 
 _URL = re.compile('https?://\\w[^][{}\\s<>"`|]*', re.IGNORECASE)
@@ -61,8 +63,16 @@ def _parser() -> MarkdownIt:
     parser.core.ruler.disable("linkify")  # which also looks for names of hosts
     parser.linkify = SimpleNamespace(match_at_start=_url_at_start)
     parser.inline.ruler.before("escape", "formula", _inline_formula)
-    parser.block.ruler.before("fence", "formulas", _block_formula, {"alt": ["paragraph", "list", "blockquote"]})
-    rules = {"fence": _fence, "code_block": _fence, "image": _image, "link_open": _link, "formula": _formula}
+    parser.block.ruler.before(
+        "fence", "formulas", _block_formula, {"alt": ["paragraph", "list", "blockquote"]}
+    )
+    rules = {
+        "fence": _fence,
+        "code_block": _fence,
+        "image": _image,
+        "link_open": _link,
+        "formula": _formula,
+    }
     rules |= {"th_open": _cell, "td_open": _cell, "list_item_open": _item, "html_inline": _tag}
     rules["table_open"] = lambda *_: '<div class="table" tabindex="0"><table>\n'
     rules["table_close"] = lambda *_: "</table></div>\n"
@@ -72,12 +82,16 @@ def _parser() -> MarkdownIt:
 
 
 def _url_at_start(text: str) -> SimpleNamespace | None:
-    """The address that ``text`` starts with, by the rule for bare links; a sentence around it is not part."""
+    """The address that ``text`` starts with, by the rule for bare links; a sentence around it is
+    not part.
+    """
     found, after = _URL.match(text), ".,;:!?'*_~"
     if found is None:
         return None
     url = found[0].rstrip(after)
-    return SimpleNamespace(url=url.removesuffix(")" * (url.count(")") - url.count("("))).rstrip(after))
+    return SimpleNamespace(
+        url=url.removesuffix(")" * (url.count(")") - url.count("("))).rstrip(after)
+    )
 
 
 def _fence(self: RendererHTML, tokens: list[Token], index: int, options: Any, env: Any) -> str:
@@ -87,20 +101,31 @@ def _fence(self: RendererHTML, tokens: list[Token], index: int, options: Any, en
     body = ""
     if language:
         with suppress(ClassNotFound):
-            body = highlight(token.content, get_lexer_by_name(language, stripnl=False), HtmlFormatter(nowrap=True))
-    head = f'<span>{escape(language[:32] or "text")}</span><button type="button" class="copy">Copy</button>'
+            body = highlight(
+                token.content,
+                get_lexer_by_name(language, stripnl=False),
+                HtmlFormatter(nowrap=True),
+            )
+    head = (
+        f'<span>{escape(language[:32] or "text")}</span><button type="button" '
+        'class="copy">Copy</button>'
+    )
     lines = f'<pre tabindex="0"><code>{body or escape(token.content)}</code></pre>'
     return f'<div class="code"><div class="code-head">{head}</div>{lines}</div>\n'
 
 
 def _image(self: RendererHTML, tokens: list[Token], index: int, options: Any, env: Any) -> str:
-    """A picture that is in the text itself; of others only a link, so that nothing is fetched by reading."""
+    """A picture that is in the text itself; of others only a link, so that nothing is fetched by
+    reading.
+    """
     token = tokens[index]
     source = str(token.attrs.get("src", ""))
     said = escape(self.renderInlineAsText(token.children or [], options, env) or "picture")
     if source.startswith("data:image/"):
         return f'<img src="{escape(source)}" alt="{said}">'
-    return f'<a href="{escape(source)}" target="_blank" rel="noopener noreferrer nofollow">{said}</a>'
+    return (
+        f'<a href="{escape(source)}" target="_blank" rel="noopener noreferrer nofollow">{said}</a>'
+    )
 
 
 def _link(self: RendererHTML, tokens: list[Token], index: int, options: Any, env: Any) -> str:
@@ -111,7 +136,9 @@ def _link(self: RendererHTML, tokens: list[Token], index: int, options: Any, env
 
 
 def _cell(self: RendererHTML, tokens: list[Token], index: int, options: Any, env: Any) -> str:
-    """A cell of a table; how it is aligned is a class, since the page's policy lets no element have a style."""
+    """A cell of a table; how it is aligned is a class, since the page's policy lets no element have
+    a style.
+    """
     token = tokens[index]
     side = str(token.attrs.get("style", "")).partition(":")[2]
     token.attrs = {"class": side} if side in ("left", "right", "center") else {}
@@ -133,12 +160,15 @@ def _tag(self: RendererHTML, tokens: list[Token], index: int, options: Any, env:
     return tag if _TAG.fullmatch(tag) else escape(tag)
 
 
-# -- formulas --------------------------------------------------------------------------------------------------------
+# -- formulas
+# ----------------------------------------------------------------------------------
 
 
 def _inline_formula(state: StateInline, silent: bool) -> bool:
     text, start = state.src, state.pos
-    opening, closing = next((each for each in _DELIMITERS if text.startswith(each[0], start)), ("", ""))
+    opening, closing = next(
+        (each for each in _DELIMITERS if text.startswith(each[0], start)), ("", "")
+    )
     first = start + len(opening)
     last = text.find(closing, first, state.posMax)
     if last <= first:
@@ -187,7 +217,9 @@ def _formula(self: RendererHTML, tokens: list[Token], index: int, options: Any, 
     content = re.sub(r"\\(begin|end)\{(aligned|align|eqnarray)\*?\}", r"\\\1{align*}", content)
     content = re.sub(r"\\(begin|end)\{(gathered|gather|multline)\*?\}", r"\\\1{matrix}", content)
     try:
-        return _mathml(ElementTree.fromstring(latex2mathml.converter.convert(content, display=display)))
+        return _mathml(
+            ElementTree.fromstring(latex2mathml.converter.convert(content, display=display))
+        )
     except Exception:  # whatever a converter makes of other text
         return f"<code>{escape(token.content)}</code>"
 
@@ -195,7 +227,9 @@ def _formula(self: RendererHTML, tokens: list[Token], index: int, options: Any, 
 def _mathml(element: ElementTree.Element) -> str:
     """``element`` with only its harmless parts."""
     name = element.tag.rpartition("}")[2]
-    inner = escape(element.text or "") + "".join(_mathml(child) + escape(child.tail or "") for child in element)
+    inner = escape(element.text or "") + "".join(
+        _mathml(child) + escape(child.tail or "") for child in element
+    )
     if not _MATHML.fullmatch(name):
         return inner
     known = [each for each in element.attrib.items() if _MATHML_ATTRIBUTES.fullmatch(each[0])]

@@ -1,4 +1,6 @@
-"""A process that renders Markdown, so that a text that takes forever delays no request and can be ended."""
+"""A process that renders Markdown, so that a text that takes forever delays no request and can be
+ended.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,25 @@ from pyctl.module_process import start_module
 __all__ = ["MAX_TEXTS", "MAX_TEXT_BYTES", "MarkdownProcess"]
 
 MAX_TEXTS = limit(64, "texts of POST /page/markdown", "400", "request")
-MAX_TEXT_BYTES = limit(256 << 10, "one text of POST /page/markdown", "shown as plain text", "request", "bytes")
+MAX_TEXT_BYTES = limit(
+    256 << 10, "one text of POST /page/markdown", "shown as plain text", "request", "bytes"
+)
 
 _SECONDS = limit(2.0, "time to render one of these texts", "shown as plain text", "request", "s")
 _ALL_SECONDS = limit(
-    6.0, "time to render all texts of POST /page/markdown", "the others are shown as plain text", "request", "s"
+    6.0,
+    "time to render all texts of POST /page/markdown",
+    "the others are shown as plain text",
+    "request",
+    "s",
 )
-_MEMORY = limit(1 << 30, "memory of the process that renders Markdown", "shown as plain text", "process", "bytes")
+_MEMORY = limit(
+    1 << 30,
+    "memory of the process that renders Markdown",
+    "shown as plain text",
+    "process",
+    "bytes",
+)
 _START_SECONDS = 20.0
 _IDLE_SECONDS = 300
 
@@ -37,7 +51,8 @@ def plain_html(text: str) -> str:
 
 
 class MarkdownProcess:
-    """Renders in a separate process, which starts with the first text and goes when there was none for minutes.
+    """Renders in a separate process, which starts with the first text and goes when there was none
+    for minutes.
 
     Any thread; one text at a time.
     """
@@ -48,7 +63,9 @@ class MarkdownProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def render(self, texts: Iterable[str]) -> list[str]:
-        """The HTML of each, as `html_of` makes it; texts that are too long or take too long stay as they are."""
+        """The HTML of each, as `html_of` makes it; texts that are too long or take too long stay as
+        they are.
+        """
         with self._lock:
             end = time.monotonic() + self._all_seconds
             return [self._render(text, end) for text in texts]
@@ -78,7 +95,9 @@ class MarkdownProcess:
         return self._process
 
     def _ask(self, process: subprocess.Popen[bytes], text: str, seconds: float) -> str:
-        """A line of JSON each way. TimeoutError if no answer starts in time, OSError if it never ends."""
+        """A line of JSON each way. TimeoutError if no answer starts in time, OSError if it never
+        ends.
+        """
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(json.dumps(text).encode() + b"\n")

@@ -1,4 +1,6 @@
-"""The HTTP server. Its settings: where it listens, what clients may request, and what replies are like by default."""
+"""The HTTP server. Its settings: where it listens, what clients may request, and what replies are
+like by default.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,14 @@ from pyctl.errors import ConfigError
 from pyctl.limit import SetLimit
 from pyctl.setting import CACHE, FORMAT, SAMPLING, SERVER
 
-__all__ = ["REASONING_FORMATS", "Cors", "ListenSettings", "ReplySettings", "RouterSettings", "ServerSettings"]
+__all__ = [
+    "REASONING_FORMATS",
+    "Cors",
+    "ListenSettings",
+    "ReplySettings",
+    "RouterSettings",
+    "ServerSettings",
+]
 
 REASONING_FORMATS: dict[str, Literal["auto", "deepseek", "none"]] = {
     "auto": "auto",
@@ -47,7 +56,9 @@ def keys(text: str) -> tuple[str, ...]:
 
 
 def key_lines(text: str) -> tuple[str, ...]:
-    """The stripped lines of a file that are neither empty nor comments. Raises ValueError if it has none."""
+    """The stripped lines of a file that are neither empty nor comments. Raises ValueError if it has
+    none.
+    """
     lines = (line.strip() for line in file_text(text).splitlines())
     found = tuple(line for line in lines if line and not line.startswith("#"))
     if not found:
@@ -76,7 +87,9 @@ def url_path(text: str) -> str:
 
 @dataclass(frozen=True)
 class ListenSettings:
-    """Where the server listens; a host PATH.sock is a UNIX socket. Raises ConfigError for one TLS file of two."""
+    """Where the server listens; a host PATH.sock is a UNIX socket. Raises ConfigError for one TLS
+    file of two.
+    """
 
     hosts: tuple[str, ...] = SERVER.flag(
         ("127.0.0.1",),
@@ -87,10 +100,16 @@ class ListenSettings:
         "HOSTS",
         shown="127.0.0.1",
     )
-    port: int = SERVER.flag(8080, "--port", "port to listen on, 0 = any free one", integer(0, 65535), "LLAMA_ARG_PORT")
+    port: int = SERVER.flag(
+        8080, "--port", "port to listen on, 0 = any free one", integer(0, 65535), "LLAMA_ARG_PORT"
+    )
     open_page: bool = SERVER.flag(False, "--open", "open the page in a browser", None, "PYCTL_OPEN")
-    ssl_key_file: str = SERVER.flag("", "--ssl-key-file", "private key (PEM)", str, "LLAMA_ARG_SSL_KEY_FILE", "FILE")
-    ssl_cert_file: str = SERVER.flag("", "--ssl-cert-file", "certificate (PEM)", str, "LLAMA_ARG_SSL_CERT_FILE", "FILE")
+    ssl_key_file: str = SERVER.flag(
+        "", "--ssl-key-file", "private key (PEM)", str, "LLAMA_ARG_SSL_KEY_FILE", "FILE"
+    )
+    ssl_cert_file: str = SERVER.flag(
+        "", "--ssl-cert-file", "certificate (PEM)", str, "LLAMA_ARG_SSL_CERT_FILE", "FILE"
+    )
     max_connections: int = SERVER.flag(
         512,
         "--max-connections",
@@ -107,7 +126,9 @@ class ListenSettings:
 
 @dataclass(frozen=True)
 class RouterSettings:
-    """Several models behind one address: where they are, and how many are loaded at the same time."""
+    """Several models behind one address: where they are, and how many are loaded at the same
+    time.
+    """
 
     models_dir: str = SERVER.flag(
         "",
@@ -131,7 +152,11 @@ class RouterSettings:
         "maximum models loaded at the same time, 0 = as many as fit",
         integer(0),
         "LLAMA_ARG_MODELS_MAX",
-        limit=SetLimit("models that are loaded at the same time; 0 is no limit", "one of them is unloaded", "memory"),
+        limit=SetLimit(
+            "models that are loaded at the same time; 0 is no limit",
+            "one of them is unloaded",
+            "memory",
+        ),
     )
     autoload: bool = SERVER.flag(
         True,
@@ -158,7 +183,8 @@ class RouterSettings:
 
 @dataclass(frozen=True)
 class Cors:
-    """Pages of other origins: ``origins`` is ``*`` for all, ``localhost`` for pages of this machine, or a list.
+    """Pages of other origins: ``origins`` is ``*`` for all, ``localhost`` for pages of this
+    machine, or a list.
 
     Lists are separated by commas.
     """
@@ -183,7 +209,12 @@ class Cors:
         "*", "--cors-headers", "headers that they may send", str, "LLAMA_ARG_CORS_HEADERS", "LIST"
     )
     credentials: bool = SERVER.flag(
-        True, "--cors-credentials", "allow credentials", None, "LLAMA_ARG_CORS_CREDENTIALS", off="--no-cors-credentials"
+        True,
+        "--cors-credentials",
+        "allow credentials",
+        None,
+        "LLAMA_ARG_CORS_CREDENTIALS",
+        off="--no-cors-credentials",
     )
 
 
@@ -191,16 +222,21 @@ class Cors:
 class ServerSettings:
     """Clients of a process: which may generate, and what they may see and change.
 
-    Without ``api_keys``, ``key_file``'s included, every client may generate. ``slots_debug`` adds prompts to
-    /slots, ``show_prompts`` their ends to /cache even if there are no keys; with ``is_verbose``, OpenAI's replies hold
-    llama-server's.
+    Without ``api_keys``, ``key_file``'s included, every client may generate. ``slots_debug`` adds
+    prompts to /slots, ``show_prompts`` their ends to /cache even if there are no keys; with
+    ``is_verbose``, OpenAI's replies hold llama-server's.
     """
 
     api_keys: tuple[str, ...] = SERVER.flag(
         (), "--api-key", "accepted keys, comma-separated", keys, "LLAMA_API_KEY", "KEYS", many=True
     )
     key_file: tuple[str, ...] = SERVER.flag(
-        (), "--api-key-file", "file of accepted keys, one a line", key_lines, "LLAMA_ARG_API_KEY_FILE", "FILE"
+        (),
+        "--api-key-file",
+        "file of accepted keys, one a line",
+        key_lines,
+        "LLAMA_ARG_API_KEY_FILE",
+        "FILE",
     )
     ping_seconds: int = SERVER.flag(
         30,
@@ -209,7 +245,9 @@ class ServerSettings:
         integer(-1),
         "LLAMA_ARG_SSE_PING_INTERVAL",
     )
-    api_prefix: str = SERVER.flag("", "--api-prefix", "prefix of all paths", url_path, "LLAMA_ARG_API_PREFIX", "PATH")
+    api_prefix: str = SERVER.flag(
+        "", "--api-prefix", "prefix of all paths", url_path, "LLAMA_ARG_API_PREFIX", "PATH"
+    )
     show_page: bool = SERVER.flag(
         True, "--ui --webui", "serve the page at /", None, "LLAMA_ARG_UI", off="--no-ui --no-webui"
     )
@@ -217,14 +255,28 @@ class ServerSettings:
         "", "--path", "directory of files to serve at /", existing, "LLAMA_ARG_STATIC_PATH", "DIR"
     )
     media_path: str = SERVER.flag(
-        "", "--media-path", "directory of images that requests name as file://NAME", existing, metavar="DIR"
+        "",
+        "--media-path",
+        "directory of images that requests name as file://NAME",
+        existing,
+        metavar="DIR",
     )
-    show_slots: bool = SERVER.flag(True, "--slots", "serve /slots", None, "LLAMA_ARG_ENDPOINT_SLOTS", off="--no-slots")
-    show_metrics: bool = SERVER.flag(False, "--metrics", "serve /metrics", None, "LLAMA_ARG_ENDPOINT_METRICS")
+    show_slots: bool = SERVER.flag(
+        True, "--slots", "serve /slots", None, "LLAMA_ARG_ENDPOINT_SLOTS", off="--no-slots"
+    )
+    show_metrics: bool = SERVER.flag(
+        False, "--metrics", "serve /metrics", None, "LLAMA_ARG_ENDPOINT_METRICS"
+    )
     show_prompts: bool = SERVER.flag(
-        False, "--show-prompts", "GET /cache shows ends of prompts, also without an API key", None, "PYCTL_SHOW_PROMPTS"
+        False,
+        "--show-prompts",
+        "GET /cache shows ends of prompts, also without an API key",
+        None,
+        "PYCTL_SHOW_PROMPTS",
     )
-    change_props: bool = SERVER.flag(False, "--props", "allow POST /props", None, "LLAMA_ARG_ENDPOINT_PROPS")
+    change_props: bool = SERVER.flag(
+        False, "--props", "allow POST /props", None, "LLAMA_ARG_ENDPOINT_PROPS"
+    )
     slot_save_path: Path | None = SERVER.flag(  # noqa: RUF009
         None, "--slot-save-path", "directory for saved sequences", existing_or_new, metavar="DIR"
     )
@@ -242,18 +294,27 @@ class ServerSettings:
 class ReplySettings:
     """Replies of one model: defaults of requests.
 
-    ``chosen`` are the fields of ``sampling`` that the user set; the model's file may set the others.
-    ``n_batch`` bounds the text around the gap in /infill. ``disk_policy``, ``n_batch`` and ``embeddings`` are the
-    settings of these names of the disk and the model.
+    ``chosen`` are the fields of ``sampling`` that the user set; the model's file may set the
+    others. ``n_batch`` bounds the text around the gap in /infill. ``disk_policy``, ``n_batch`` and
+    ``embeddings`` are the settings of these names of the disk and the model.
     """
 
     sampling: Sampling = field(default_factory=Sampling)
     chosen: frozenset[str] = frozenset()
     n_predict: int = SAMPLING.flag(
-        -1, "-n --predict --n-predict", "maximum tokens per reply, -1 = no limit", tokens(-1), "LLAMA_ARG_N_PREDICT"
+        -1,
+        "-n --predict --n-predict",
+        "maximum tokens per reply, -1 = no limit",
+        tokens(-1),
+        "LLAMA_ARG_N_PREDICT",
     )
     cache_prompt: bool = CACHE.flag(
-        True, "--cache-prompt", "resume prompts at snapshots", None, "LLAMA_ARG_CACHE_PROMPT", off="--no-cache-prompt"
+        True,
+        "--cache-prompt",
+        "resume prompts at snapshots",
+        None,
+        "LLAMA_ARG_CACHE_PROMPT",
+        off="--no-cache-prompt",
     )
     warm_next: bool = CACHE.flag(
         True,
@@ -294,7 +355,9 @@ class ReplySettings:
         "LLAMA_ARG_PREFILL_ASSISTANT",
         off="--no-prefill-assistant",
     )
-    spm_infill: bool = SERVER.flag(False, "--spm-infill", "/infill puts the suffix before the prefix")
+    spm_infill: bool = SERVER.flag(
+        False, "--spm-infill", "/infill puts the suffix before the prefix"
+    )
     embd_normalize: int = SERVER.flag(
         2,
         "--embd-normalize",

@@ -71,12 +71,16 @@ _MARKDOWN_PATH = "/page/markdown"
 
 
 async def _html_of(shared: AppState, request: Request) -> Response:
-    """POST /page/markdown {"texts": [...]}: the HTML of each, harmless for any texts. It needs no model."""
+    """POST /page/markdown {"texts": [...]}: the HTML of each, harmless for any texts. It needs no
+    model.
+    """
     texts = parse_object(await request.body()).get("texts")
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise RequestError("'texts' must be a list of strings")
     at_most(MAX_TEXTS, len(texts), "texts", "texts")
-    return JsonResponse({"html": await shared.pool.rendering.run(request, shared.markdown.render, texts)})
+    return JsonResponse(
+        {"html": await shared.pool.rendering.run(request, shared.markdown.render, texts)}
+    )
 
 
 async def _render(models: Models, request: Request) -> Response:
@@ -85,7 +89,9 @@ async def _render(models: Models, request: Request) -> Response:
 
 async def _read_pdf(models: Models, request: Request) -> Response:
     """POST /page/pdf: the text of the PDF file that is the body."""
-    return JsonResponse({"text": await models.shared.pool.rendering.run(request, pdf_text, await request.body())})
+    return JsonResponse(
+        {"text": await models.shared.pool.rendering.run(request, pdf_text, await request.body())}
+    )
 
 
 Answer: TypeAlias = Callable[[Request], Awaitable[ASGIApp]]
@@ -95,12 +101,14 @@ S = TypeVar("S", Service, Models)
 
 @dataclass(frozen=True)
 class Operation(Generic[S]):
-    """An endpoint: ``answer``, of one model or of the process, to requests of ``method`` to one of ``paths``.
+    """An endpoint: ``answer``, of one model or of the process, to requests of ``method`` to one of
+    ``paths``.
 
-    Pages of other origins may not use one that ``is_own``, though they may generate: those show or change shared state,
-    or start processes. With ``by_name`` an origin has to be named: any page of this machine is too many. Streams of one
-    that ``outlives`` may outlive their connections. One that ``is_light`` needs the vocabulary or the cache of a model
-    at most, which stay when it is unloaded. Of several models, ``unnamed`` answers requests that name none.
+    Pages of other origins may not use one that ``is_own``, though they may generate: those show or
+    change shared state, or start processes. With ``by_name`` an origin has to be named: any page of
+    this machine is too many. Streams of one that ``outlives`` may outlive their connections. One
+    that ``is_light`` needs the vocabulary or the cache of a model at most, which stay when it is
+    unloaded. Of several models, ``unnamed`` answers requests that name none.
     """
 
     method: str
@@ -115,14 +123,23 @@ class Operation(Generic[S]):
 
 _OF_MODEL: tuple[Operation[Service], ...] = (
     Operation("GET", info.props, ("/props",), is_light=True, unnamed=info.router_props),
-    Operation("GET", metrics.show, ("/metrics",), is_own=True, is_light=True, unnamed=metrics.show_all),
+    Operation(
+        "GET", metrics.show, ("/metrics",), is_own=True, is_light=True, unnamed=metrics.show_all
+    ),
     Operation("GET", sequences.show, ("/slots",), is_light=True),
     Operation("GET", info.adapters, ("/lora-adapters",), is_light=True),
     Operation("GET", cache_routes.show, ("/cache",), is_own=True, is_light=True),
     Operation("GET", cache_routes.check, ("/cache/check",), is_own=True, is_light=True),
-    Operation("POST", completions.chat_completions, ("/chat/completions", "/v1/chat/completions"), outlives=True),
+    Operation(
+        "POST",
+        completions.chat_completions,
+        ("/chat/completions", "/v1/chat/completions"),
+        outlives=True,
+    ),
     Operation("POST", completions.completions, ("/v1/completions",), outlives=True),
-    Operation("POST", completions.native_completion, ("/completion", "/completions"), outlives=True),
+    Operation(
+        "POST", completions.native_completion, ("/completion", "/completions"), outlives=True
+    ),
     Operation("POST", completions.infill, ("/infill",), outlives=True),
     Operation("POST", token_counts.tokenize, ("/tokenize",), is_light=True),
     Operation("POST", token_counts.detokenize, ("/detokenize",), is_light=True),
@@ -138,7 +155,12 @@ _OF_MODEL: tuple[Operation[Service], ...] = (
     Operation("POST", anthropic.messages, ("/v1/messages",), outlives=True),
     Operation("POST", anthropic.count_tokens, ("/v1/messages/count_tokens",), is_light=True),
     Operation("POST", responses.create, ("/responses", "/v1/responses"), outlives=True),
-    Operation("POST", responses.input_tokens, ("/responses/input_tokens", "/v1/responses/input_tokens"), is_light=True),
+    Operation(
+        "POST",
+        responses.input_tokens,
+        ("/responses/input_tokens", "/v1/responses/input_tokens"),
+        is_light=True,
+    ),
     Operation(
         "POST",
         token_counts.chat_input_tokens,
@@ -150,7 +172,9 @@ _OF_MODEL: tuple[Operation[Service], ...] = (
     Operation("POST", ollama.show, ("/api/show",), is_light=True),
     Operation("POST", ollama.embed, ("/api/embed",)),
     Operation("DELETE", cache_routes.clear, ("/cache",), is_own=True, is_light=True),
-    Operation("DELETE", cache_routes.stop, ("/cache/requests/{id:int}",), is_own=True, is_light=True),
+    Operation(
+        "DELETE", cache_routes.stop, ("/cache/requests/{id:int}",), is_own=True, is_light=True
+    ),
     Operation("DELETE", cache_routes.drop, ("/cache/{id}",), is_own=True, is_light=True),
 )
 
@@ -172,7 +196,10 @@ _OF_PROCESS: tuple[Operation[Models], ...] = (
     Operation("GET", ollama.tags, ("/api/tags",)),
     Operation("GET", ollama.loaded_models, ("/api/ps",)),
     Operation("GET", ollama.version, ("/api/version",)),
-    *(Operation[Models](method, ollama.refuse, ("/api/{name:path}",)) for method in ("GET", "POST", "DELETE")),
+    *(
+        Operation[Models](method, ollama.refuse, ("/api/{name:path}",))
+        for method in ("GET", "POST", "DELETE")
+    ),
 )
 
 _OF_ROUTER: tuple[Operation[Models], ...] = (
@@ -184,31 +211,47 @@ _OF_ROUTER: tuple[Operation[Models], ...] = (
 
 
 def create_app(models: Models) -> Starlette:
-    """The ASGI application that answers with ``models``; it owns neither their workers nor their threads."""
+    """The ASGI application that answers with ``models``; it owns neither their workers nor their
+    threads.
+    """
     settings = models.shared.settings
     paths: dict[str, dict[str, tuple[Operation[Service] | Operation[Models], Answer]]] = {}
     for endpoint in _OF_MODEL:
         for path in endpoint.paths:
-            paths.setdefault(path, {})[endpoint.method] = endpoint, partial(_answer, models, endpoint, form_of(path))
+            paths.setdefault(path, {})[endpoint.method] = (
+                endpoint,
+                partial(_answer, models, endpoint, form_of(path)),
+            )
     # After the models' routes: the first path that fits counts, and "/api/{name:path}" fits many.
     for of_process in (*_OF_PROCESS, *(() if models.only is not None else _OF_ROUTER)):
         for path in of_process.paths:
-            paths.setdefault(path, {})[of_process.method] = of_process, partial(of_process.answer, models)
+            paths.setdefault(path, {})[of_process.method] = (
+                of_process,
+                partial(of_process.answer, models),
+            )
     routes: list[BaseRoute] = [
-        Route(settings.api_prefix + path, _checked(models, answers, form_of(path)), methods=list(answers))
+        Route(
+            settings.api_prefix + path,
+            _checked(models, answers, form_of(path)),
+            methods=list(answers),
+        )
         for path, answers in paths.items()
     ]
     routes += page_routes(settings)
     limit = MAX_IMAGES_BODY_BYTES if models.sees_images else MAX_BODY_BYTES
     files = names() if settings.has_page else ()
     if settings.static_path:
-        routes.append(Mount(settings.api_prefix, StaticFiles(directory=settings.static_path, html=True)))
+        routes.append(
+            Mount(settings.api_prefix, StaticFiles(directory=settings.static_path, html=True))
+        )
     return Starlette(
         routes=routes,
         middleware=[
             Middleware(AbsoluteFormMiddleware),
             Middleware(CorsMiddleware, cors=settings.cors),
-            Middleware(KeyMiddleware, keys=settings.api_keys, prefix=settings.api_prefix, files=files),
+            Middleware(
+                KeyMiddleware, keys=settings.api_keys, prefix=settings.api_prefix, files=files
+            ),
             Middleware(ContentCodingMiddleware, limit=limit),
             Middleware(BodyLimitMiddleware, limit=limit, prefix=settings.api_prefix),
         ],
@@ -217,21 +260,30 @@ def create_app(models: Models) -> Starlette:
 
 
 def create_loading_app(shared: AppState) -> Starlette:
-    """The application until the model is loaded: the page with its Markdown, and 503 to everything else."""
+    """The application until the model is loaded: the page with its Markdown, and 503 to everything
+    else.
+    """
     settings = shared.settings
 
     async def loading(request: Request, error: Exception) -> Response:
-        return error_response(LoadingError(), form_of(request.url.path.removeprefix(settings.api_prefix)))
+        return error_response(
+            LoadingError(), form_of(request.url.path.removeprefix(settings.api_prefix))
+        )
 
     return Starlette(
         routes=[*_early_routes(shared), *page_routes(settings)],
-        middleware=[Middleware(AbsoluteFormMiddleware), Middleware(CorsMiddleware, cors=settings.cors)],
+        middleware=[
+            Middleware(AbsoluteFormMiddleware),
+            Middleware(CorsMiddleware, cors=settings.cors),
+        ],
         exception_handlers={HTTPException: loading},
     )
 
 
 def early_paths(settings: ServerSettings) -> tuple[str, ...]:
-    """The paths of POST requests that `create_loading_app` answers; all others wait for the model."""
+    """The paths of POST requests that `create_loading_app` answers; all others wait for the
+    model.
+    """
     return (settings.api_prefix + _MARKDOWN_PATH,) if settings.has_page else ()
 
 
@@ -248,14 +300,19 @@ def _early_routes(shared: AppState) -> list[Route]:
         Middleware(KeyMiddleware, keys=settings.api_keys, prefix=settings.api_prefix),
         Middleware(BodyLimitMiddleware, prefix=settings.api_prefix),
     ]
-    return [Route(path, render, methods=["POST"], middleware=checks) for path in early_paths(settings)]
+    return [
+        Route(path, render, methods=["POST"], middleware=checks) for path in early_paths(settings)
+    ]
 
 
 def _checked(
-    models: Models, answers: Mapping[str, tuple[Operation[Service] | Operation[Models], Answer]], form: ErrorForm
+    models: Models,
+    answers: Mapping[str, tuple[Operation[Service] | Operation[Models], Answer]],
+    form: ErrorForm,
 ) -> Answer:
-    """The answer for all methods of a path, after the check of origins; a route for each path answers 405 for all
-    others. Errors are answered in ``form``."""
+    """The answer for all methods of a path, after the check of origins; a route for each path
+    answers 405 for all others. Errors are answered in ``form``.
+    """
     settings, streams = models.shared.settings, models.shared.streams
 
     async def answered(answer: Answer, request: Request) -> ASGIApp:
@@ -285,7 +342,8 @@ def _response_to(form: ErrorForm, request: Request, error: Exception) -> Respons
     return error_response(error, form)
 
 
-# -- the model of a request --------------------------------------------------------------------------------------------
+# -- the model of a request
+# ----------------------------------------------------------------------------------
 
 
 class _RoutedBody(msgspec.Struct, frozen=True):
@@ -296,29 +354,48 @@ class _RoutedBody(msgspec.Struct, frozen=True):
     stream: Any = False
 
 
-async def _answer(models: Models, endpoint: Operation[Service], form: ErrorForm, request: Request) -> ASGIApp:
-    """What ``endpoint`` answers with the model of ``request``, the only place where that is chosen."""
+async def _answer(
+    models: Models, endpoint: Operation[Service], form: ErrorForm, request: Request
+) -> ASGIApp:
+    """What ``endpoint`` answers with the model of ``request``, the only place where that is
+    chosen.
+    """
     handler = endpoint.answer
     if models.only is not None:
         return await handler(models.only, request)
-    body = _RoutedBody() if request.method in ("GET", "HEAD", "DELETE") else _routed(await request.body())
-    given = body.model or body.name if handler is ollama.show else body.model  # older clients of Ollama
+    body = (
+        _RoutedBody()
+        if request.method in ("GET", "HEAD", "DELETE")
+        else _routed(await request.body())
+    )
+    given = (
+        body.model or body.name if handler is ollama.show else body.model
+    )  # older clients of Ollama
     name = given if isinstance(given, str) else request.query_params.get("model", "")
     if not name and endpoint.unnamed is not None:
         return await endpoint.unnamed(models, request)
-    model = models.last_used if not name and handler in (cache_routes.show, cache_routes.check) else None
+    model = (
+        models.last_used
+        if not name and handler in (cache_routes.show, cache_routes.check)
+        else None
+    )
     model = model or models.named(name)
     if model.service is not None and endpoint.is_light:
         return await handler(model.service, request)
     autoload = request.query_params.get("autoload", "")
-    if not (models.order.is_loaded(model.name) or (autoload in ("true", "1") if autoload else models.autoload)):
+    if not (
+        models.order.is_loaded(model.name)
+        or (autoload in ("true", "1") if autoload else models.autoload)
+    ):
         raise RequestError("model is not loaded")
     return LoadingResponse(
         models,
         model,
         lambda service: handler(service, request),
         partial(_response_to, form, request),
-        ping_seconds=models.shared.settings.ping_seconds if body.stream is True and form is not ollama_error else 0,
+        ping_seconds=models.shared.settings.ping_seconds
+        if body.stream is True and form is not ollama_error
+        else 0,
         error_event=b"error" if form is anthropic_error else b"",
     )
 
@@ -332,10 +409,15 @@ def _routed(raw: bytes) -> _RoutedBody:
 
 
 def page_routes(settings: ServerSettings) -> list[Route]:
-    """GET / and GET /page/{name}, the page and its files; none with --no-ui or --path. They need no model."""
+    """GET / and GET /page/{name}, the page and its files; none with --no-ui or --path. They need no
+    model.
+    """
     if not settings.has_page:
         return []
-    return [Route(settings.api_prefix + path, _page_file) for path in ("/", "/index.html", "/page/{name}")]
+    return [
+        Route(settings.api_prefix + path, _page_file)
+        for path in ("/", "/index.html", "/page/{name}")
+    ]
 
 
 async def _page_file(request: Request) -> Response:

@@ -1,17 +1,28 @@
-"""Typed request bodies, read with llama-server's tolerance: null is absent, unknown names are ignored.
+"""Typed request bodies, read with llama-server's tolerance: null is absent, unknown names are
+ignored.
 
 A body declares its fields with their types; further rules (a range, other names) are annotated:
 
     class Greeting(Body):
         loud: bool = False
-        times: Annotated[int, Integer(low=1), Names("times", "n")] = 1"""
+        times: Annotated[int, Integer(low=1), Names("times", "n")] = 1
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache, partial
-from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    NamedTuple,
+    TypeAlias,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 
@@ -63,10 +74,14 @@ MAX_CHARS = limit(
 
 
 def check_chars(text: str, n_ctx: int) -> None:
-    """RequestError for a text that would take much memory to tokenise, though no reply to it is possible or asked."""
+    """RequestError for a text that would take much memory to tokenise, though no reply to it is
+    possible or asked.
+    """
     maximum = max(MAX_CHARS, CHARS_PER_TOKEN * n_ctx)
     if len(text) > maximum:
-        raise RequestError(f"a text of {len(text)} characters is too long: at most {maximum} are allowed")
+        raise RequestError(
+            f"a text of {len(text)} characters is too long: at most {maximum} are allowed"
+        )
 
 
 _MAX_SIGNS = {
@@ -74,7 +89,9 @@ _MAX_SIGNS = {
     (b":",): (limit(150_000, "colons in a body (keys)", "400", "request"), "colons"),
     (b"[", b"{"): (limit(300_000, "opening brackets in a body", "400", "request"), "brackets"),
 }
-"""A value of two bytes takes a hundred in memory, and nothing else runs while the library reads them."""
+"""A value of two bytes takes a hundred in memory, and nothing else runs while the library reads
+them.
+"""
 
 Reader: TypeAlias = Callable[[Any, str], Any]
 """Makes a field of a value, which is not null, and of its name for errors. Raises RequestError."""
@@ -84,7 +101,8 @@ T = TypeVar("T")
 
 
 class Names(tuple[str, ...]):
-    """The names of a field in JSON, if not that in Python; of several, the first that is present counts.
+    """The names of a field in JSON, if not that in Python; of several, the first that is present
+    counts.
 
     ``outer.inner`` is a member of an object.
     """
@@ -97,7 +115,8 @@ class Names(tuple[str, ...]):
 class Integer:
     """Reads a number without its fraction; outside of [low, high] it is refused.
 
-    With ``is_limit``, more than ``high`` is taken as that: for "as many as you like", clients write what they can.
+    With ``is_limit``, more than ``high`` is taken as that: for "as many as you like", clients write
+    what they can.
     """
 
     low: int | None = None
@@ -230,7 +249,9 @@ def _member(values: Mapping[str, Any], path: str) -> Any:
 
 @cache
 def _fields(body: type[Body]) -> dict[str, _Field]:
-    return {name: _field(name, hint) for name, hint in get_type_hints(body, include_extras=True).items()}
+    return {
+        name: _field(name, hint) for name, hint in get_type_hints(body, include_extras=True).items()
+    }
 
 
 def _field(name: str, hint: Any) -> _Field:
@@ -244,7 +265,11 @@ def _field(name: str, hint: Any) -> _Field:
             else:
                 read = extra
     if read is None:
-        kinds = [kind for kind in get_args(hint) if kind is not type(None)] if type(None) in get_args(hint) else [hint]
+        kinds = (
+            [kind for kind in get_args(hint) if kind is not type(None)]
+            if type(None) in get_args(hint)
+            else [hint]
+        )
         is_body = isinstance(kinds[0], type) and issubclass(kinds[0], Body)
         read = partial(_nested, body=kinds[0]) if is_body else _READERS[kinds[0]]
     return _Field(names, read)
@@ -255,7 +280,9 @@ _BOM = b"\xef\xbb\xbf"
 
 
 def parse_json(body: bytes) -> Any:
-    """The value that ``body`` is the JSON text of, with a byte order mark or without. Raises RequestError."""
+    """The value that ``body`` is the JSON text of, with a byte order mark or without. Raises
+    RequestError.
+    """
     for signs, (maximum, name) in _MAX_SIGNS.items():
         if sum(body.count(sign) for sign in signs) > maximum:
             raise RequestError(f"the body has more than {maximum} {name}")
@@ -270,8 +297,8 @@ def parse_json(body: bytes) -> Any:
 def decode(body: bytes, kind: type[T]) -> T:
     """The JSON text ``body`` as a ``kind`` of msgspec, however many values it has.
 
-    Half a surrogate pair (``\\ud83d``) is read as U+FFFD: RFC 8259 allows it, and JavaScript writes it
-    of a text that was cut within an emoji. Raises RequestError for other texts than JSON, and
+    Half a surrogate pair (``\\ud83d``) is read as U+FFFD: RFC 8259 allows it, and JavaScript writes
+    it of a text that was cut within an emoji. Raises RequestError for other texts than JSON, and
     msgspec.ValidationError for another ``kind``.
     """
     body = body.removeprefix(_BOM)
@@ -313,7 +340,8 @@ def others(values: Mapping[str, Any], body: type[Body], ignored: frozenset[str])
 def refuse(values: Mapping[str, Any], not_done: Mapping[str, tuple[Any, ...]]) -> None:
     """Raise NotSupportedError for a field that is known, but not done here, if it has an effect.
 
-    ``not_done`` has by its name a hint, and the values without an effect, as null, false, 0 and empty ones do.
+    ``not_done`` has by its name a hint, and the values without an effect, as null, false, 0 and
+    empty ones do.
     """
     for name, (hint, *idle) in not_done.items():
         value = values.get(name)
@@ -324,22 +352,29 @@ def refuse(values: Mapping[str, Any], not_done: Mapping[str, tuple[Any, ...]]) -
 ONE_REPLY = dict.fromkeys(("n", "n_cmpl"), ("this API has one reply to a request", 1))
 """For `refuse`."""
 
-# -- requests that generate -----------------------------------------------------------------------------------------
+# -- requests that generate
+# ----------------------------------------------------------------------------------
 
 MAX_CHOICES = limit(128, "`n`, choices of a request", "400", "request")
-"""Replies to one prompt (``n``), as many as OpenAI allows. llama-server needs a slot for each; here they may queue."""
+"""Replies to one prompt (``n``), as many as OpenAI allows. llama-server needs a slot for each; here
+they may queue.
+"""
 
 MAX_REPLIES = limit(512, "replies of a request, prompts times `n`", "400", "request")
 _MAX_PROBS = limit(100, "`n_probs`, `logprobs` and `top_logprobs`", "400", "request")
 """OpenAI allows 20; users of llama-server request 10 to 50."""
 _MAX_STOPS = limit(128, "`stop`, stop strings of a request", "400", "request")
-_MAX_STOP_CHARS = limit(4_096, "all stop strings of a request together", "400", "request", "characters")
+_MAX_STOP_CHARS = limit(
+    4_096, "all stop strings of a request together", "400", "request", "characters"
+)
 _MAX_BREAKERS = limit(32, "`dry_sequence_breakers`", "400", "request")
 _MAX_BREAKER = limit(256, "one of the `dry_sequence_breakers`", "400", "request", "characters")
 _MAX_SAMPLERS = limit(32, "`samplers`", "400", "request")
 MAX_BIASES = limit(8_192, "`logit_bias`", "400", "request", "tokens")
 _MAX_END_TAGS = limit(16, "`reasoning_budget_end_tags`", "400", "request")
-_MAX_TAG = limit(256, "one of the reasoning tags that a raw prompt names", "400", "request", "characters")
+_MAX_TAG = limit(
+    256, "one of the reasoning tags that a raw prompt names", "400", "request", "characters"
+)
 _MAX_BUDGET_MESSAGE = limit(4_096, "`reasoning_budget_message`", "400", "request", "characters")
 _MAX_NAMES = limit(256, "`response_fields`, and adapters in `lora`", "400", "request")
 
@@ -366,7 +401,9 @@ def _member_names(value: Any, name: str) -> tuple[str, ...]:
 
 
 def _stops(value: Any, name: str) -> tuple[str, ...]:
-    words = strings([word for word in value if word is not None] if isinstance(value, list) else value, name)
+    words = strings(
+        [word for word in value if word is not None] if isinstance(value, list) else value, name
+    )
     at_most(_MAX_STOPS, len(words), name)
     at_most(_MAX_STOP_CHARS, sum(map(len, words)), name, "characters")
     return words
@@ -411,9 +448,10 @@ class _StreamOptions(Body, frozen=True):
 class ReplyOptions(Body, frozen=True):
     """How to answer; names and defaults are llama-server's.
 
-    ``ping_seconds`` is the silence after which a stream sends a comment, None for the server's own, as for the
-    ``reasoning_format`` and ``verbose``. ``return_cache`` is not llama-server's: ``timings.cache`` reports on the
-    prefix cache. The last row has no meaning here: it is shown back in the settings, or refused, as llama-server does.
+    ``ping_seconds`` is the silence after which a stream sends a comment, None for the server's own,
+    as for the ``reasoning_format`` and ``verbose``. ``return_cache`` is not llama-server's:
+    ``timings.cache`` reports on the prefix cache. The last row has no meaning here: it is shown
+    back in the settings, or refused, as llama-server does.
     """
 
     stream: bool = False
@@ -443,7 +481,8 @@ _OTHER_NAMES = {"repeat_penalty": "repetition_penalty"}
 
 
 def sampling_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The members of `Sampling` that a body sets, by the ranges declared there; ``logit_bias`` as it came.
+    """The members of `Sampling` that a body sets, by the ranges declared there; ``logit_bias`` as
+    it came.
 
     Raises RequestError.
     """
@@ -453,12 +492,18 @@ def sampling_values(values: Mapping[str, Any]) -> dict[str, Any]:
         value = values.get(name)
         if value is None:
             value = values.get(_OTHER_NAMES.get(name, name))
-        if value is None or name.startswith("grammar"):  # what binds a reply comes by more than one field
+        if value is None or name.startswith(
+            "grammar"
+        ):  # what binds a reply comes by more than one field
             continue
         limits = _RANGES[name]
         if limits is not None:
             whole = isinstance(item.default, int)
-            read = number(value, name) if not whole or limits.beyond == "cut" else Integer()(value, name)
+            read = (
+                number(value, name)
+                if not whole or limits.beyond == "cut"
+                else Integer()(value, name)
+            )
             if limits.beyond == "cut":
                 read = min(max(read, limits.low), limits.high)
             elif not limits.low <= read <= limits.high:
@@ -472,7 +517,11 @@ def sampling_values(values: Mapping[str, Any]) -> dict[str, Any]:
         elif isinstance(item.default, bool):
             found[name] = boolean(value, name)
         elif name == "dry_sequence_breakers":
-            if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
+            if (
+                not isinstance(value, list)
+                or not value
+                or not all(isinstance(text, str) for text in value)
+            ):
                 raise RequestError(f"'{name}' must be a list of strings with at least one")
             at_most(_MAX_BREAKERS, len(value), name)
             at_most(_MAX_BREAKER, max(map(len, value)), name, "characters each")
@@ -520,17 +569,21 @@ _NOT_DONE: dict[str, tuple[Any, ...]] = {
 
 
 class GenerationBody(Body, frozen=True):
-    """Fields of every request that generates. ``max_tokens`` None means the server's own, -1 until the context is
-    full; ``n`` is replies per prompt; ``n_probs`` None means no log-probabilities, 0 no alternatives to
-    the reply's tokens; ``sampling`` holds members of `Sampling`.
+    """Fields of every request that generates. ``max_tokens`` None means the server's own, -1 until
+    the context is full; ``n`` is replies per prompt; ``n_probs`` None means no log-probabilities, 0
+    no alternatives to the reply's tokens; ``sampling`` holds members of `Sampling`.
     """
 
     options: Annotated[ReplyOptions, Flattened(ReplyOptions.of)] = ReplyOptions()
-    sampling: Annotated[dict[str, Any], Flattened(sampling_values)] = msgspec.field(default_factory=dict)
+    sampling: Annotated[dict[str, Any], Flattened(sampling_values)] = msgspec.field(
+        default_factory=dict
+    )
     n: Annotated[int, Integer(1, MAX_CHOICES), Names("n_cmpl", "n")] = 1
     n_probs: Annotated[int | None, _probs] = None
     max_tokens: Annotated[
-        int | None, Integer(low=-1, is_limit=True), Names("n_predict", "max_completion_tokens", "max_tokens")
+        int | None,
+        Integer(low=-1, is_limit=True),
+        Names("n_predict", "max_completion_tokens", "max_tokens"),
     ] = None
     max_ms: Annotated[int, Integer(-1, 2**63 - 1, is_limit=True), Names("t_max_predict_ms")] = -1
     n_indent: Annotated[int, Integer(low=0)] = 0
@@ -544,14 +597,25 @@ class GenerationBody(Body, frozen=True):
     reasoning_budget: Annotated[
         int,
         Integer(low=-1, is_limit=True),
-        Names("reasoning_budget_tokens", "thinking_budget_tokens", "thinking.budget_tokens", "reasoning.max_tokens"),
+        Names(
+            "reasoning_budget_tokens",
+            "thinking_budget_tokens",
+            "thinking.budget_tokens",
+            "reasoning.max_tokens",
+        ),
     ] = -1
-    reasoning_budget_message: Annotated[str | None, partial(_short, maximum=_MAX_BUDGET_MESSAGE)] = None
+    reasoning_budget_message: Annotated[
+        str | None, partial(_short, maximum=_MAX_BUDGET_MESSAGE)
+    ] = None
 
     @classmethod
     def of(cls: type[B], values: Mapping[str, Any]) -> B:
         refuse(
-            values, {**_NOT_DONE, "best_of": ("all replies that are made come back, 'n' of them", 1, values.get("n"))}
+            values,
+            {
+                **_NOT_DONE,
+                "best_of": ("all replies that are made come back, 'n' of them", 1, values.get("n")),
+            },
         )
         return super().of(values)
 
@@ -566,12 +630,16 @@ def _count_or_switch(value: Any, name: str) -> int | None:
 
 
 class CompletionBody(GenerationBody, frozen=True):
-    """POST /completion and /v1/completions. A raw prompt has to name the tags of its reasoning itself."""
+    """POST /completion and /v1/completions. A raw prompt has to name the tags of its reasoning
+    itself.
+    """
 
     prompt: Any = None
     suffix: str = ""
     n_probs: Annotated[int | None, _count_or_switch, Names("n_probs", "logprobs")] = None
-    reasoning_start: Annotated[str, partial(_short, maximum=_MAX_TAG), Names("reasoning_budget_start_tag")] = ""
+    reasoning_start: Annotated[
+        str, partial(_short, maximum=_MAX_TAG), Names("reasoning_budget_start_tag")
+    ] = ""
     reasoning_ends: Annotated[
         tuple[str, ...], _end_tags, Names("reasoning_budget_end_tags", "reasoning_budget_end_tag")
     ] = ()
@@ -595,9 +663,11 @@ def _reasons(value: Any, name: str) -> bool | None:
 
 
 class ConversationBody(Body, frozen=True):
-    """The fields of a chat request that become its prompt. ``parallel_tool_calls`` None: as the template can.
+    """The fields of a chat request that become its prompt. ``parallel_tool_calls`` None: as the
+    template can.
 
-    ``enable_thinking`` is a switch in the words of several APIs, None if they leave it to ``chat_template_kwargs``.
+    ``enable_thinking`` is a switch in the words of several APIs, None if they leave it to
+    ``chat_template_kwargs``.
     """
 
     messages: Any = None
@@ -610,7 +680,14 @@ class ConversationBody(Body, frozen=True):
     enable_thinking: Annotated[
         bool | None,
         _reasons,
-        Names("enable_thinking", "think", "reasoning.enabled", "thinking.type", "reasoning", "thinking"),
+        Names(
+            "enable_thinking",
+            "think",
+            "reasoning.enabled",
+            "thinking.type",
+            "reasoning",
+            "thinking",
+        ),
     ] = None
     add_generation_prompt: bool | None = None
     continue_final_message: Any = None

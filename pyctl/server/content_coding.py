@@ -1,4 +1,6 @@
-"""Compressed bodies of requests (``Content-Encoding``, RFC 9110 section 8.4), decoded before anything reads them."""
+"""Compressed bodies of requests (``Content-Encoding``, RFC 9110 section 8.4), decoded before
+anything reads them.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +22,27 @@ _PIECE_BYTES = 2**20
 """Decoded at a time; between two pieces, other requests are served."""
 
 _ZSTD_INPUT_BYTES = 64
-"""Compressed bytes decoded at a time: a block has four bytes or more and is 128 KiB at most (RFC 8878, section
-3.1.1.2), so that they make 2 MiB."""
+"""Compressed bytes decoded at a time: a block has four bytes or more and is 128 KiB at most (RFC
+8878, section 3.1.1.2), so that they make 2 MiB.
+"""
 
-_MAX_WINDOW_BYTES = limit(8 * 2**20, "memory to decode a body compressed by zstd (RFC 9659)", "400", "request", "bytes")
+_MAX_WINDOW_BYTES = limit(
+    8 * 2**20, "memory to decode a body compressed by zstd (RFC 9659)", "400", "request", "bytes"
+)
 
 _DRAIN_BYTES = 256 * 2**20
-"""Read and dropped after an error: most clients look for an answer only after they have sent everything."""
+"""Read and dropped after an error: most clients look for an answer only after they have sent
+everything.
+"""
 
 
 class Decoder(Protocol):
     """Decodes one body, which comes in parts."""
 
     def decode(self, data: bytes) -> Iterator[bytes]:
-        """The pieces that ``data`` adds, each of a bounded size. Raises RequestError if it cannot be decoded."""
+        """The pieces that ``data`` adds, each of a bounded size. Raises RequestError if it cannot
+        be decoded.
+        """
 
     @property
     def is_complete(self) -> bool:
@@ -41,7 +50,9 @@ class Decoder(Protocol):
 
 
 class _Inflater:
-    """Decodes gzip (RFC 1952) and deflate: zlib's form (RFC 1950), or none, as some clients send it."""
+    """Decodes gzip (RFC 1952) and deflate: zlib's form (RFC 1950), or none, as some clients send
+    it.
+    """
 
     def __init__(self, *, is_gzip: bool) -> None:
         self._inflate = zlib.decompressobj(16 + zlib.MAX_WBITS) if is_gzip else None
@@ -54,7 +65,9 @@ class _Inflater:
         if not data:
             return
         if self._inflate is None:
-            has_header = data[0] & 0x0F == zlib.DEFLATED  # of zlib's form; no encoder starts a bare one so
+            has_header = (
+                data[0] & 0x0F == zlib.DEFLATED
+            )  # of zlib's form; no encoder starts a bare one so
             self._inflate = zlib.decompressobj(zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS)
         inflate = self._inflate
         while True:
@@ -103,7 +116,9 @@ _DECODERS: dict[str, Callable[[], Decoder]] = {
 
 
 def decoder_of(coding: str) -> Decoder:
-    """A decoder for a ``Content-Encoding``. Raises ContentCodingError for an unknown one and for several."""
+    """A decoder for a ``Content-Encoding``. Raises ContentCodingError for an unknown one and for
+    several.
+    """
     make = _DECODERS.get(coding.strip().lower())
     if make is None:
         raise ContentCodingError(coding)
@@ -111,7 +126,8 @@ def decoder_of(coding: str) -> Decoder:
 
 
 class ContentCodingMiddleware:
-    """Gives the application decoded bodies; reading one that cannot be decoded raises an error there.
+    """Gives the application decoded bodies; reading one that cannot be decoded raises an error
+    there.
 
     A body counts against ``limit`` as it was sent, and once more, in the application, decoded.
     """
@@ -173,7 +189,8 @@ class _DecodedBody:
         self._n_sent += len(data)
         if self._n_sent > self._limit:
             raise TooLargeError(f"the compressed body is larger than {self._limit} bytes")
-        # A body that is too large once decoded was refused with its last piece; the rest is dropped.
+        # A body that is too large once decoded was refused with its last piece; the rest is
+        # dropped.
         self._pieces = iter(()) if self._n_decoded > self._limit else decoder.decode(data)
 
     async def _drain(self) -> None:

@@ -24,21 +24,36 @@ __all__ = ["ConnectionGuard", "GuardedProtocol", "raise_file_limit"]
 log = logging.getLogger("pyctl")
 
 HEAD_SECONDS = limit(
-    20.0, "sending a request's head, counted from the connection or its first byte", "closed, 408", "connection", "s"
+    20.0,
+    "sending a request's head, counted from the connection or its first byte",
+    "closed, 408",
+    "connection",
+    "s",
 )
 
 KEPT_SECONDS = limit(75.0, "an idle connection after a reply", "closed", "connection", "s")
-"""Longer than clients keep one (httpx 5 s, aiohttp 15, nginx 60): whose end closes first must not matter to a request
-that is on its way."""
+"""Longer than clients keep one (httpx 5 s, aiohttp 15, nginx 60): whose end closes first must not
+matter to a request that is on its way.
+"""
 
-BODY_SECONDS = limit(60.0, "sending a body, besides the time for its bytes", "closed, 408", "connection", "s")
+BODY_SECONDS = limit(
+    60.0, "sending a body, besides the time for its bytes", "closed, 408", "connection", "s"
+)
 
-BODY_RATE = limit(4096, "rate of a body that takes longer than that", "closed, 408", "connection", "bytes a second")
+BODY_RATE = limit(
+    4096,
+    "rate of a body that takes longer than that",
+    "closed, 408",
+    "connection",
+    "bytes a second",
+)
 
 WRITE_SECONDS = limit(300.0, "a client that does not read its reply", "closed", "connection", "s")
 
 RESET_SECONDS = 0.05
-"""From the end of a client's sending to the first look for its reset; the next ones are `ConnectionGuard.look`'s."""
+"""From the end of a client's sending to the first look for its reset; the next ones are
+`ConnectionGuard.look`'s.
+"""
 
 OWN_FILES = 128
 """Open files that are not connections: the cache, the model, the log."""
@@ -53,7 +68,9 @@ LINE_SECONDS = 10.0
 
 
 def raise_file_limit(max_connections: int) -> int:
-    """Let this process have as many open files as it may; returns how many connections that allows."""
+    """Let this process have as many open files as it may; returns how many connections that
+    allows.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -63,21 +80,27 @@ def raise_file_limit(max_connections: int) -> int:
     possible = max_connections if soft == resource.RLIM_INFINITY else max(soft - OWN_FILES, 8)
     if possible < max_connections:
         log.warning(
-            "--max-connections is %d instead of %d: the limit of open files is %d", possible, max_connections, soft
+            "--max-connections is %d instead of %d: the limit of open files is %d",
+            possible,
+            max_connections,
+            soft,
         )
     return min(possible, max_connections)
 
 
 class ConnectionGuard:
-    """Knows since when each connection has been sending its head or its body, and closes those that take too long.
+    """Knows since when each connection has been sending its head or its body, and closes those that
+    take too long.
 
-    Of ``maximum`` connections at once, one that has sent no request yet makes room for a new one, the oldest first; if
-    all have, the new one gets 503.
+    Of ``maximum`` connections at once, one that has sent no request yet makes room for a new one,
+    the oldest first; if all have, the new one gets 503.
     """
 
     def __init__(self, maximum: int) -> None:
         self.maximum = maximum
-        self._heads: dict[GuardedProtocol, None] = {}  # those whose head is awaited, the oldest first
+        self._heads: dict[
+            GuardedProtocol, None
+        ] = {}  # those whose head is awaited, the oldest first
         self._last_look = time.monotonic()
         self._next_line = 0.0
         self._n_unsaid = 0
@@ -87,9 +110,14 @@ class ConnectionGuard:
         if len(connection.connections) <= self.maximum:
             return True
         if not self._heads:
-            self.say("no more than %d connections (--max-connections): a client gets 503", self.maximum)
+            self.say(
+                "no more than %d connections (--max-connections): a client gets 503", self.maximum
+            )
             return False
-        self.say("no more than %d connections (--max-connections): one that sends nothing is closed", self.maximum)
+        self.say(
+            "no more than %d connections (--max-connections): one that sends nothing is closed",
+            self.maximum,
+        )
         connection_out = next(iter(self._heads))
         self.drop(connection_out)
         connection.connections.discard(connection_out)
@@ -123,20 +151,30 @@ class ConnectionGuard:
         log.warning(text + "%s", *args, more)
 
     def failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """The event loop's handler of exceptions that no task waits for: a refused connection is one thin line."""
+        """The event loop's handler of exceptions that no task waits for: a refused connection is
+        one thin line.
+        """
         error = context.get("exception")
-        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+        if isinstance(error, OSError) and error.errno in (
+            errno.EMFILE,
+            errno.ENFILE,
+            errno.ENOBUFS,
+            errno.ENOMEM,
+        ):
             self.say("a connection cannot be taken: %s", error.strerror)
         else:
             loop.default_exception_handler(context)
 
 
 def _has_two_lengths(headers: list[tuple[bytes, bytes]]) -> bool:
-    """Whether a request has Content-Length and Transfer-Encoding, and is not yet marked to be the last.
+    """Whether a request has Content-Length and Transfer-Encoding, and is not yet marked to be the
+    last.
 
     RFC 9112, 6.3: the second counts, and the connection is closed after the response.
     """
-    return {b"content-length", b"transfer-encoding"} <= {name for name, _ in headers} and CLOSE_HEADER not in headers
+    return {b"content-length", b"transfer-encoding"} <= {
+        name for name, _ in headers
+    } and CLOSE_HEADER not in headers
 
 
 class GuardedProtocol(H11Protocol):
@@ -175,15 +213,21 @@ class GuardedProtocol(H11Protocol):
         self._note()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's closes every connection
-        """The client sends nothing more. Keep the connection if it may still read the reply that it awaits.
+        """The client sends nothing more. Keep the connection if it may still read the reply that it
+        awaits.
 
-        A client that is gone looks the same until something is written to it: its system answers by a
-        reset. 100 (Continue), which clients skip, is written for that. Once the reply has started, its
-        client counts as gone; HTTP/1.0 has no such status, and asyncio cannot keep half of TLS.
+        A client that is gone looks the same until something is written to it: its system answers by
+        a reset. 100 (Continue), which clients skip, is written for that. Once the reply has
+        started, its client counts as gone; HTTP/1.0 has no such status, and asyncio cannot keep
+        half of TLS.
         """
         is_whole = self.conn.their_state in (h11.DONE, h11.MUST_CLOSE)
         awaits = self.cycle is not None and not self.cycle.response_started
-        if not (is_whole and awaits) or self.conn.their_http_version != b"1.1" or self.scheme == "https":
+        if (
+            not (is_whole and awaits)
+            or self.conn.their_http_version != b"1.1"
+            or self.scheme == "https"
+        ):
             return False
         self._is_half_closed = True
         proceed = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
@@ -193,29 +237,40 @@ class GuardedProtocol(H11Protocol):
 
     def handle_events(self) -> None:
         super().handle_events()
-        # A proxy in front may have seen another end of such a request: what follows on the connection is not served.
+        # A proxy in front may have seen another end of such a request: what follows on the
+        # connection is not served.
         if self.cycle is not None and _has_two_lengths(self.headers):
             self.headers.append(CLOSE_HEADER)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._is_half_closed and self.conn.their_state is h11.IDLE:  # no pipelined request is left
+        if (
+            self._is_half_closed and self.conn.their_state is h11.IDLE
+        ):  # no pipelined request is left
             self.transport.close()
         self._note()
 
     def check(self, passed: float, now: float) -> None:
-        """``passed`` more seconds until ``now``: close the connection if its client took too many, or is gone."""
+        """``passed`` more seconds until ``now``: close the connection if its client took too many,
+        or is gone.
+        """
         self._check_reset()
         self._check_write(passed)
         if self.transport.is_closing() or self.flow.read_paused:
             return  # we do not read: the client waits for us
-        self._waited += min(passed, now - self._since)  # the awaited thread may have started since the last look
+        self._waited += min(
+            passed, now - self._since
+        )  # the awaited thread may have started since the last look
         if self._is_kept():
             return  # uvicorn closes it after KEPT_SECONDS
         if self._phase is h11.IDLE and self._waited > HEAD_SECONDS:
             self._end(self._n_bytes > 0)
-        elif self._phase is h11.SEND_BODY and self._waited > BODY_SECONDS + self._n_bytes / BODY_RATE:
-            self._guard.say("a body came too slowly: %d bytes in %.0f s", self._n_bytes, self._waited)
+        elif (
+            self._phase is h11.SEND_BODY and self._waited > BODY_SECONDS + self._n_bytes / BODY_RATE
+        ):
+            self._guard.say(
+                "a body came too slowly: %d bytes in %.0f s", self._n_bytes, self._waited
+            )
             self._end(not (self.cycle.response_started or self.cycle.response_complete))
         elif self._phase in (h11.ERROR, h11.CLOSED) and self._waited > HEAD_SECONDS:
             self.transport.abort()
@@ -225,7 +280,9 @@ class GuardedProtocol(H11Protocol):
         return self._phase is h11.IDLE and self.cycle is not None and not self.conn.trailing_data[0]
 
     def _check_reset(self) -> None:
-        """Close a half-closed connection if its client has reset it, which asyncio does not notice."""
+        """Close a half-closed connection if its client has reset it, which asyncio does not
+        notice.
+        """
         if not self._is_half_closed or self.transport.is_closing():
             return
         sock = self.transport.get_extra_info("socket")
@@ -262,7 +319,10 @@ class GuardedProtocol(H11Protocol):
         kind = "unavailable_error" if status == 503 else "invalid_request_error"
         body = json.dumps({"error": {"code": status, "message": message, "type": kind}}).encode()
         phrase = "Service Unavailable" if status == 503 else "Request Timeout"
-        head = f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        head = (
+            f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\ncontent-length: "
+            f"{len(body)}\r\n"
+        )
         head += "retry-after: 5\r\n" if retry else ""
         self.transport.write(f"{head}connection: close\r\n\r\n".encode() + body)
         self.transport.close()

@@ -1,4 +1,6 @@
-"""The bytes of answers: JSON bodies, server-sent events, lines of JSON, and errors in the form of each API."""
+"""The bytes of answers: JSON bodies, server-sent events, lines of JSON, and errors in the form of
+each API.
+"""
 
 from __future__ import annotations
 
@@ -53,17 +55,27 @@ PING = b":\n\n"
 
 
 def given_key(headers: Headers) -> str:
-    """The key that a client sent, as bearer token or as ``x-api-key``; empty without one. "bearer" has any case."""
+    """The key that a client sent, as bearer token or as ``x-api-key``; empty without one. "bearer"
+    has any case.
+    """
     value = headers.get("authorization") or headers.get("x-api-key") or ""
     return value[7:].lstrip(" ") if value[:7].lower() == "bearer " else value
 
 
-_LINE_ENDS = ((b"\xe2\x80\xa8", rb"\u2028"), (b"\xe2\x80\xa9", rb"\u2029"), (b"\xc2\x85", rb"\u0085"))
-"""Characters in UTF-8 at which Unicode ends a line, and their escapes in JSON, which escapes all others itself."""
+_LINE_ENDS = (
+    (b"\xe2\x80\xa8", rb"\u2028"),
+    (b"\xe2\x80\xa9", rb"\u2029"),
+    (b"\xc2\x85", rb"\u0085"),
+)
+"""Characters in UTF-8 at which Unicode ends a line, and their escapes in JSON, which escapes all
+others itself.
+"""
 
 
 def without_line_ends(body: bytes) -> bytes:
-    """JSON text with escapes for Unicode's ends of lines, at which clients split streams (httpx's ``iter_lines``)."""
+    """JSON text with escapes for Unicode's ends of lines, at which clients split streams (httpx's
+    ``iter_lines``).
+    """
     for end, escape in _LINE_ENDS:
         if end in body:
             body = body.replace(end, escape)
@@ -75,16 +87,25 @@ def frame(body: bytes) -> bytes:
     return b"data: " + without_line_ends(body) + b"\n\n"
 
 
-def stream_head(media_type: str = "text/event-stream", more: Mapping[str, str] = MappingProxyType({})) -> Message:
+def stream_head(
+    media_type: str = "text/event-stream", more: Mapping[str, str] = MappingProxyType({})
+) -> Message:
     """The start of a stream for ASGI, with ``more`` headers."""
-    headers = {"content-type": media_type, "cache-control": "no-cache", "x-accel-buffering": "no", **more}
+    headers = {
+        "content-type": media_type,
+        "cache-control": "no-cache",
+        "x-accel-buffering": "no",
+        **more,
+    }
     made = [(name.encode(), value.encode()) for name, value in headers.items()]
     return {"type": "http.response.start", "status": 200, "headers": made}
 
 
 def named_frames(events: Iterable[dict[str, Any]]) -> bytes:
     """``events`` as server-sent events that are named after their types."""
-    return b"".join(b"event: " + event["type"].encode() + b"\n" + frame(encode(event)) for event in events)
+    return b"".join(
+        b"event: " + event["type"].encode() + b"\n" + frame(encode(event)) for event in events
+    )
 
 
 def json_lines(values: Iterable[dict[str, Any]]) -> bytes:
@@ -145,7 +166,9 @@ _ANTHROPIC_TYPES = {
 
 
 def anthropic_error(error: BaseException) -> dict[str, Any]:
-    """``error`` with Anthropic's types, and in its words where a prompt does not fit: agents then shorten it."""
+    """``error`` with Anthropic's types, and in its words where a prompt does not fit: agents then
+    shorten it.
+    """
     body = {"type": "error", **error_body(error)}
     body["error"]["type"] = _ANTHROPIC_TYPES.get(body["error"]["code"], "invalid_request_error")
     if isinstance(error, ContextSizeError):
@@ -162,7 +185,10 @@ def ollama_error(error: BaseException) -> dict[str, Any]:
     return {"error": error_body(error)["error"]["message"]}
 
 
-_FORMS: tuple[tuple[str, ErrorForm], ...] = (("/v1/messages", anthropic_error), ("/api/", ollama_error))
+_FORMS: tuple[tuple[str, ErrorForm], ...] = (
+    ("/v1/messages", anthropic_error),
+    ("/api/", ollama_error),
+)
 
 
 def form_of(path: str) -> ErrorForm:
@@ -178,7 +204,8 @@ def error_response(error: BaseException, form: ErrorForm = error_body) -> Respon
     if isinstance(error, ContentCodingError):
         headers["accept-encoding"] = error.CODINGS
     if isinstance(error, NotSupportedError):
-        # OpenAI's and Anthropic's SDKs try again after any status of 500 or more, unless told not to.
+        # OpenAI's and Anthropic's SDKs try again after any status of 500 or more, unless told not
+        # to.
         headers["x-should-retry"] = "false"
     return JsonResponse(form(error), status_code=_kind(error)[0], headers=headers)
 
@@ -188,7 +215,9 @@ _MAX_SHOWN = 200
 
 
 def http_exceptions(prefix: str) -> Callable[[Request, Exception], Awaitable[Response]]:
-    """Starlette's handler of its errors; a wrong method is an unknown path, as it is to llama-server."""
+    """Starlette's handler of its errors; a wrong method is an unknown path, as it is to
+    llama-server.
+    """
 
     async def respond(request: Request, error: Exception) -> Response:
         path = request.url.path

@@ -1,6 +1,9 @@
-"""Images of a request: in it, in files that the server may show, or at addresses of the public network.
+"""Images of a request: in it, in files that the server may show, or at addresses of the public
+network.
 
-Those are fetched by `RequestPool.read` on separate threads, so that a slow one delays no other request."""
+Those are fetched by `RequestPool.read` on separate threads, so that a slow one delays no other
+request.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +40,12 @@ __all__ = [
     "load_images",
 ]
 
-# -- images at addresses of the public network -----------------------------------------------------------------------
+# -- images at addresses of the public network
+# ----------------------------------------------------------------------------------
 
-_MAX_FETCHED_BYTES = limit(10 * 2**20, "an image fetched from an address", "400", "request", "bytes")
+_MAX_FETCHED_BYTES = limit(
+    10 * 2**20, "an image fetched from an address", "400", "request", "bytes"
+)
 _MAX_SECONDS = limit(10.0, "time to fetch an image", "400", "request", "s")
 _MAX_REDIRECTS = limit(3, "redirects on the way to an image", "400", "request")
 _MAX_CHARS = limit(8_192, "an address of an image", "400", "request", "characters")
@@ -49,7 +55,9 @@ _EMBEDDED = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", 
 """IPv6 addresses that end in one of IPv4, to which a gateway may take us."""
 
 _UNICAST = ipaddress.IPv6Network("2000::/3")
-"""All IPv6 addresses of the public network; Python counts fec0::/10, which are a site's own, and unknown ones."""
+"""All IPv6 addresses of the public network; Python counts fec0::/10, which are a site's own, and
+unknown ones.
+"""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -66,7 +74,9 @@ def fetch_image(url: str) -> bytes:
 
 
 def is_public(address: Address) -> bool:
-    """Whether ``address`` belongs to the public network, and to no machine or service of this one."""
+    """Whether ``address`` belongs to the public network, and to no machine or service of this
+    one.
+    """
     if isinstance(address, ipaddress.IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour
         if inner is None and any(address in network for network in _EMBEDDED):
@@ -80,10 +90,17 @@ def is_public(address: Address) -> bool:
 
 def _fetch_one(url: str, end: float) -> bytes | str:
     """The bytes at ``url``, or where else to look."""
-    headers = [("Host", _host(url)), ("Accept", "image/*"), ("Accept-Encoding", "identity"), ("User-Agent", "pyctl")]
+    headers = [
+        ("Host", _host(url)),
+        ("Accept", "image/*"),
+        ("Accept-Encoding", "identity"),
+        ("User-Agent", "pyctl"),
+    ]
     try:
         with (
-            httpcore.ConnectionPool(_trusted(), max_connections=1, network_backend=_PublicNetwork(end)) as pool,
+            httpcore.ConnectionPool(
+                _trusted(), max_connections=1, network_backend=_PublicNetwork(end)
+            ) as pool,
             pool.stream("GET", url, headers=headers) as response,
         ):
             if response.status in _REDIRECTS:
@@ -128,7 +145,9 @@ def _trusted() -> ssl.SSLContext:
 
 
 class _PublicNetwork(httpcore.NetworkBackend):
-    """Connects to the very address that was looked at, whatever a name stands for a moment later; until ``end``."""
+    """Connects to the very address that was looked at, whatever a name stands for a moment later;
+    until ``end``.
+    """
 
     def __init__(self, end: float) -> None:
         self._network, self._end = httpcore.SyncBackend(), end
@@ -141,11 +160,16 @@ class _PublicNetwork(httpcore.NetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.NetworkStream:
-        found = [str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+        found = [
+            str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        ]
         if not all(is_public(ipaddress.ip_address(each.partition("%")[0])) for each in found):
             raise RequestError("the address of the image is not in the public network")
         left = _left(self._end, httpcore.ConnectTimeout)
-        return _TimedStream(self._network.connect_tcp(found[0], port, left, local_address, socket_options), self._end)
+        return _TimedStream(
+            self._network.connect_tcp(found[0], port, left, local_address, socket_options),
+            self._end,
+        )
 
 
 class _TimedStream(httpcore.NetworkStream):
@@ -164,7 +188,10 @@ class _TimedStream(httpcore.NetworkStream):
         self._stream.close()
 
     def start_tls(
-        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,
     ) -> httpcore.NetworkStream:
         left = _left(self._end, httpcore.ConnectTimeout)
         return _TimedStream(self._stream.start_tls(ssl_context, server_hostname, left), self._end)
@@ -181,7 +208,8 @@ def _left(end: float, timeout: type[Exception]) -> float:
     return left
 
 
-# -- images of a request ---------------------------------------------------------------------------------------------
+# -- images of a request
+# ----------------------------------------------------------------------------------
 
 _MAX_IMAGES = limit(512, "images of a request", "400", "request")
 _MAX_ADDRESSES = limit(16, "addresses of images in a request", "400", "request")
@@ -194,7 +222,9 @@ _STEP_CHARS = 1 << 20
 
 
 class ImagePart(dict[str, Any]):
-    """A part of a message with the image at ``url``, in OpenAI's form; ``where`` is its place in the request."""
+    """A part of a message with the image at ``url``, in OpenAI's form; ``where`` is its place in
+    the request.
+    """
 
     def __init__(self, url: object, where: str) -> None:
         super().__init__(type="image_url", image_url={"url": url})
@@ -202,14 +232,17 @@ class ImagePart(dict[str, Any]):
 
 
 def load_images(messages: Any, service: Service, fetched: Fetched) -> Any:
-    """``messages`` with an ImageFile in the place of each part that has an image; as they are if none can be seen.
+    """``messages`` with an ImageFile in the place of each part that has an image; as they are if
+    none can be seen.
 
     Raises RequestError, which names the image and its fault.
     """
     if service.chat.images is None or not isinstance(messages, list):
         return messages
     sources = _Sources(service, service.chat.images, fetched)
-    loaded = [_loaded(message, f"messages[{index}]", sources) for index, message in enumerate(messages)]
+    loaded = [
+        _loaded(message, f"messages[{index}]", sources) for index, message in enumerate(messages)
+    ]
     sources.check()
     return loaded
 
@@ -222,7 +255,9 @@ def data_images(values: Any, service: Service, fetched: Fetched) -> list[ImageFi
     if not isinstance(values, list):
         raise RequestError("'multimodal_data' must be a list of strings")
     sources = _Sources(service, service.chat.images, fetched)
-    images = [sources.image(value, f"multimodal_data[{index}]") for index, value in enumerate(values)]
+    images = [
+        sources.image(value, f"multimodal_data[{index}]") for index, value in enumerate(values)
+    ]
     sources.check()
     return [image for image in images if image is not None]
 
@@ -231,7 +266,9 @@ def _loaded(message: Any, where: str, sources: _Sources) -> Any:
     content = message.get("content") if isinstance(message, dict) else None
     if not isinstance(content, list):
         return message
-    parts = [_part(part, f"{where}.content[{index}]", sources) for index, part in enumerate(content)]
+    parts = [
+        _part(part, f"{where}.content[{index}]", sources) for index, part in enumerate(content)
+    ]
     return {**message, "content": parts}
 
 
@@ -276,14 +313,18 @@ class _Sources:
             raise RequestError(f"{where}: {error}") from error
 
     def check(self) -> None:
-        """Raise FilesMissing if something is, ContextSizeError or RequestError if not all of them can be seen."""
+        """Raise FilesMissing if something is, ContextSizeError or RequestError if not all of them
+        can be seen.
+        """
         if self._missing:
             raise FilesMissing(self._missing, _fetch_all)
         n_tokens = sum(self._reader.n_tokens(image) for image, _ in self._found)
         if n_tokens >= self._n_ctx:
             raise ContextSizeError(n_tokens, self._n_ctx)
         if sum(image.width * image.height for image, _ in self._found) > _MAX_PIXELS:
-            raise RequestError(f"the images of a request must have at most {_MAX_PIXELS} pixels together")
+            raise RequestError(
+                f"the images of a request must have at most {_MAX_PIXELS} pixels together"
+            )
         for image, where in self._found:
             try:
                 self._reader.picture(image)

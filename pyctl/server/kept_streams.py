@@ -1,4 +1,6 @@
-"""Streams that outlive their connections, by llama-server's interface: ``X-Conversation-Id`` and /v1/stream."""
+"""Streams that outlive their connections, by llama-server's interface: ``X-Conversation-Id`` and
+/v1/stream.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,15 @@ from pyctl.server.body import decode
 from pyctl.server.http import error_response, given_key
 from pyctl.server.request_pool import until_left
 
-__all__ = ["HEADER", "KeptResponse", "KeptStream", "KeptStreams", "key_of", "outlive", "send_stream"]
+__all__ = [
+    "HEADER",
+    "KeptResponse",
+    "KeptStream",
+    "KeptStreams",
+    "key_of",
+    "outlive",
+    "send_stream",
+]
 
 log = logging.getLogger(__name__)
 
@@ -27,12 +37,21 @@ HEADER = "x-conversation-id"
 """Names the conversation whose stream is kept."""
 
 _MAX_STREAMS = limit(
-    32, "streams that outlive their connections", "the oldest that has ended goes, else none more", "reply"
+    32,
+    "streams that outlive their connections",
+    "the oldest that has ended goes, else none more",
+    "reply",
 )
-_MAX_BYTES = limit(4 << 20, "kept bytes of such a stream", "the first bytes are dropped", "reply", "bytes")
+_MAX_BYTES = limit(
+    4 << 20, "kept bytes of such a stream", "the first bytes are dropped", "reply", "bytes"
+)
 _MAX_ID_CHARS = limit(256, "`X-Conversation-Id`", "400", "request", "characters")
-_ENDED_SECONDS = limit(300.0, "keeping an ended stream that lost its connection", "404", "reply", "s")
-_UNREAD_SECONDS = limit(600.0, "time that such a stream runs without a reader", "its reply ends", "reply", "s")
+_ENDED_SECONDS = limit(
+    300.0, "keeping an ended stream that lost its connection", "404", "reply", "s"
+)
+_UNREAD_SECONDS = limit(
+    600.0, "time that such a stream runs without a reader", "its reply ends", "reply", "s"
+)
 
 Key: TypeAlias = tuple[str, str]
 """The API key that asked, empty without one, and the client's id."""
@@ -48,7 +67,9 @@ def key_of(request: Request, name: str) -> Key:
 
 
 class KeptStream:
-    """The bytes of one answer, for any number of readers; the first ones go if there are too many."""
+    """The bytes of one answer, for any number of readers; the first ones go if there are too
+    many.
+    """
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.started, self.ended = now(), 0.0  # Unix time; 0 while it runs
@@ -93,7 +114,9 @@ class KeptStream:
         return self.head is not None
 
     async def read(self, start: int) -> AsyncGenerator[bytes, None]:
-        """The bytes from ``start`` on as they come; ends early if a slow reader's bytes have been dropped."""
+        """The bytes from ``start`` on as they come; ends early if a slow reader's bytes have been
+        dropped.
+        """
         self._n_readers += 1
         try:
             while start >= self.n_dropped:
@@ -111,7 +134,9 @@ class KeptStream:
 
 
 class KeptStreams:
-    """Streams by their keys, bounded in number and in seconds after their end. Only the event loop uses them."""
+    """Streams by their keys, bounded in number and in seconds after their end. Only the event loop
+    uses them.
+    """
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self.now = now
@@ -159,7 +184,9 @@ class KeptStreams:
             found.cancelled.set()
 
     def end(self, key: Key, stream: KeptStream) -> None:
-        """``stream`` is complete. One that never started is forgotten, as llama-server does with refused requests."""
+        """``stream`` is complete. One that never started is forgotten, as llama-server does with
+        refused requests.
+        """
         stream.end()
         if stream.head is None and self._streams.get(key) is stream:
             del self._streams[key]
@@ -181,7 +208,9 @@ Answer: TypeAlias = Callable[[Request], Awaitable[ASGIApp]]
 
 
 async def outlive(streams: KeptStreams, answer: Answer, request: Request) -> ASGIApp:
-    """What ``answer``, which raises nothing, makes of ``request``, which names a conversation; a stream is kept."""
+    """What ``answer``, which raises nothing, makes of ``request``, which names a conversation; a
+    stream is kept.
+    """
     body = await request.body()
     try:
         streams_wanted = decode(body, _Wish).stream is True
@@ -189,17 +218,24 @@ async def outlive(streams: KeptStreams, answer: Answer, request: Request) -> ASG
         streams_wanted = False
     key = key_of(request, request.headers[HEADER])
     stream = streams.open(key) if streams_wanted else None
-    return await answer(request) if stream is None else KeptResponse(streams, key, stream, body, answer)
+    return (
+        await answer(request)
+        if stream is None
+        else KeptResponse(streams, key, stream, body, answer)
+    )
 
 
 class KeptResponse:
-    """Sends what ``answer`` makes of a request with ``body``, whose work goes on when the client leaves.
+    """Sends what ``answer`` makes of a request with ``body``, whose work goes on when the client
+    leaves.
 
-    To the work it looks as if the client left when ``stream`` is dropped. Answers that are no streams, such as errors,
-    go to the client and are not kept.
+    To the work it looks as if the client left when ``stream`` is dropped. Answers that are no
+    streams, such as errors, go to the client and are not kept.
     """
 
-    def __init__(self, streams: KeptStreams, key: Key, stream: KeptStream, body: bytes, answer: Answer) -> None:
+    def __init__(
+        self, streams: KeptStreams, key: Key, stream: KeptStream, body: bytes, answer: Answer
+    ) -> None:
         self._streams, self._key, self._stream = streams, key, stream
         self._body: bytes | None = body
         self._answer = answer
@@ -236,7 +272,10 @@ class KeptResponse:
         return {"type": "http.disconnect"}
 
     async def _keep(self, message: Message) -> None:
-        if message["type"] == "http.response.start" and (b"content-type", b"text/event-stream") in message["headers"]:
+        if (
+            message["type"] == "http.response.start"
+            and (b"content-type", b"text/event-stream") in message["headers"]
+        ):
             self._stream.head = message
             self._stream.wake()
         elif self._stream.head is None:

@@ -16,10 +16,11 @@ __all__ = ["bind"]
 
 @contextlib.contextmanager
 def bind(hosts: Sequence[str] = ("127.0.0.1",), port: int = 8080) -> Iterator[list[socket.socket]]:
-    """Take the addresses ``hosts`` (UNIX sockets if they end in .sock) and ``port``, for the time of the block.
+    """Take the addresses ``hosts`` (UNIX sockets if they end in .sock) and ``port``, for the time
+    of the block.
 
-    Port 0 is any free one, the same for all. Until the server listens, clients are refused; at UNIX sockets they wait.
-    Raises ConfigError if an address cannot be had.
+    Port 0 is any free one, the same for all. Until the server listens, clients are refused; at UNIX
+    sockets they wait. Raises ConfigError if an address cannot be had.
     """
     sockets: list[socket.socket] = []
     with contextlib.ExitStack() as stack:
@@ -29,10 +30,14 @@ def bind(hosts: Sequence[str] = ("127.0.0.1",), port: int = 8080) -> Iterator[li
                     sock = stack.enter_context(contextlib.closing(_bind_unix(host)))
                     stack.callback(_unlink, host, _identity(host))
                 else:
-                    sock = stack.enter_context(contextlib.closing(_bind(host, port, only_v6=len(hosts) > 1)))
+                    sock = stack.enter_context(
+                        contextlib.closing(_bind(host, port, only_v6=len(hosts) > 1))
+                    )
                     port = sock.getsockname()[1]
             except (OSError, OverflowError) as error:
-                reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+                reason = (
+                    error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+                )
                 address = host if host.endswith(".sock") else f"{host}:{port}"
                 raise ConfigError(f"cannot listen on {address}: {reason}") from error
             sockets.append(sock)
@@ -78,7 +83,10 @@ def _is_alive(path: str) -> bool:
         client.setblocking(False)
         try:
             client.connect(path)
-        except (BlockingIOError, PermissionError):  # it has a queue, and that is full, or it is another user's
+        except (
+            BlockingIOError,
+            PermissionError,
+        ):  # it has a queue, and that is full, or it is another user's
             return True
         except OSError:
             return False

@@ -1,4 +1,6 @@
-"""The choice of the model to load next and of the model to unload for it, only from requests and times."""
+"""The choice of the model to load next and of the model to unload for it, only from requests and
+times.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +38,11 @@ class _Loaded:
 class LoadOrder:
     """Requests for models, of which at most ``maximum`` are loaded at the same time (0: no limit).
 
-    The model of the request that waits longest is loaded next. If it needs room, a loaded model leaves that serves no
-    request, has served none for ``patience`` seconds, and was used least recently; none that is kept. So requests that
-    follow each other on one model pass those for others, but only for MAX_HELD_SECONDS: from then on patience does
-    not count, and one busy model takes no more requests until it has left. Knows no clock: callers pass the time.
+    The model of the request that waits longest is loaded next. If it needs room, a loaded model
+    leaves that serves no request, has served none for ``patience`` seconds, and was used least
+    recently; none that is kept. So requests that follow each other on one model pass those for
+    others, but only for MAX_HELD_SECONDS: from then on patience does not count, and one busy model
+    takes no more requests until it has left. Knows no clock: callers pass the time.
     """
 
     def __init__(self, maximum: int, patience: float) -> None:
@@ -49,7 +52,8 @@ class LoadOrder:
         self._shut: set[str] = set()
         self._leaving = ""
 
-    # -- requests ----------------------------------------------------------------------------------------------------
+    # -- requests
+    # ----------------------------------------------------------------------------------
 
     def ask(self, ticket: Ticket) -> None:
         """A request waits from now on; `admitted` lists it when it may run."""
@@ -59,7 +63,9 @@ class LoadOrder:
         """The requests that may run now; each has to `end`."""
         if self.next_model is None:
             self._leaving = ""
-        found = [each for each in self._waiting if each.name in self._loaded and self._is_open(each.name)]
+        found = [
+            each for each in self._waiting if each.name in self._loaded and self._is_open(each.name)
+        ]
         for ticket in found:
             self._waiting.remove(ticket)
             self._loaded[ticket.name].n_running += 1
@@ -82,10 +88,13 @@ class LoadOrder:
         self._waiting = [ticket for ticket in self._waiting if ticket.name != name]
         return found
 
-    # -- models ------------------------------------------------------------------------------------------------------
+    # -- models
+    # ----------------------------------------------------------------------------------
 
     def loaded(self, name: str, now: float, *, keeps: bool = False) -> None:
-        """The model is loaded, ``now`` on the caller's clock; with ``keeps`` it leaves for no other."""
+        """The model is loaded, ``now`` on the caller's clock; with ``keeps`` it leaves for no
+        other.
+        """
         self._loaded[name] = _Loaded(keeps, now)
 
     def unloaded(self, name: str) -> None:
@@ -112,12 +121,15 @@ class LoadOrder:
         model = self._loaded.get(name)
         return model.rests_since if model is not None and not model.n_running else None
 
-    # -- decisions ---------------------------------------------------------------------------------------------------
+    # -- decisions
+    # ----------------------------------------------------------------------------------
 
     @property
     def next_model(self) -> str | None:
         """The model to load: the one that the oldest request for an unloaded model needs."""
-        return next((ticket.name for ticket in self._waiting if ticket.name not in self._loaded), None)
+        return next(
+            (ticket.name for ticket in self._waiting if ticket.name not in self._loaded), None
+        )
 
     @property
     def is_empty(self) -> bool:
@@ -141,11 +153,15 @@ class LoadOrder:
             return None
         is_late = held >= MAX_HELD_SECONDS
         resting = [name for name, model in movable.items() if not model.n_running]
-        rested = [name for name in resting if is_late or now - movable[name].rests_since >= self.patience]
+        rested = [
+            name for name in resting if is_late or now - movable[name].rests_since >= self.patience
+        ]
         if rested:
             return min(rested, key=lambda name: movable[name].rests_since)
         if is_late and not self._leaving:
-            self._leaving = min(movable, key=lambda name: (movable[name].n_running, movable[name].rests_since))
+            self._leaving = min(
+                movable, key=lambda name: (movable[name].n_running, movable[name].rests_since)
+            )
         return None
 
     def seconds(self, now: float) -> float | None:

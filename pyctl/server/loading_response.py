@@ -17,11 +17,12 @@ __all__ = ["LoadingResponse"]
 
 
 class LoadingResponse:
-    """Waits until ``model`` is loaded, then sends what ``answer`` makes of its service; the model stays loaded for it.
+    """Waits until ``model`` is loaded, then sends what ``answer`` makes of its service; the model
+    stays loaded for it.
 
-    There is no time-out. A client that asked for a stream gets a comment every ``ping_seconds`` (0 or less: none) while
-    it waits; an error after the first one is an event of the stream, called ``error_event`` unless that is empty. A
-    client that disconnects leaves the queue.
+    There is no time-out. A client that asked for a stream gets a comment every ``ping_seconds`` (0
+    or less: none) while it waits; an error after the first one is an event of the stream, called
+    ``error_event`` unless that is empty. A client that disconnects leaves the queue.
     """
 
     def __init__(
@@ -59,7 +60,9 @@ class LoadingResponse:
         seconds = self._ping_seconds if self._ping_seconds > 0 else None
         try:
             while True:
-                await asyncio.wait((lease, gone), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    (lease, gone), timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+                )
                 if lease.done() or gone.done():
                     return lease.done()
                 if not self._begun:

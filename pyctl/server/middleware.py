@@ -1,5 +1,6 @@
-"""What every request passes before an endpoint: a gate until the model is loaded, then checks of keys, of origins by
-llama-server's rules, and of the size of bodies."""
+"""What every request passes before an endpoint: a gate until the model is loaded, then checks of
+keys, of origins by llama-server's rules, and of the size of bodies.
+"""
 
 from __future__ import annotations
 
@@ -36,19 +37,26 @@ __all__ = [
 
 log = logging.getLogger("pyctl")
 
-HELD_SECONDS = limit(600.0, "a request that waits for the model to be loaded", "503 with Retry-After", "request", "s")
+HELD_SECONDS = limit(
+    600.0, "a request that waits for the model to be loaded", "503 with Retry-After", "request", "s"
+)
 
-MAX_HELD = limit(256, "requests that wait for the only model to be loaded", "503 with Retry-After", "process")
+MAX_HELD = limit(
+    256, "requests that wait for the only model to be loaded", "503 with Retry-After", "process"
+)
 
 
 class LoadingApp:
     """Passes requests to one application until `open`, and to another from then on.
 
-    An earlier POST is held until then, up to ``seconds``, since client libraries try again only twice. A GET is
-    answered at once, and so is a POST to one of ``early`` paths. `open` and `close` are thread-safe.
+    An earlier POST is held until then, up to ``seconds``, since client libraries try again only
+    twice. A GET is answered at once, and so is a POST to one of ``early`` paths. `open` and `close`
+    are thread-safe.
     """
 
-    def __init__(self, loading: ASGIApp, seconds: float = HELD_SECONDS, early: Collection[str] = ()) -> None:
+    def __init__(
+        self, loading: ASGIApp, seconds: float = HELD_SECONDS, early: Collection[str] = ()
+    ) -> None:
         self._app, self._seconds, self._early = loading, seconds, early
         self._is_waiting, self._opened = True, asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -70,7 +78,9 @@ class LoadingApp:
         """Wait until requests are held no more, or for so long."""
         if self.n_held >= MAX_HELD:
             return
-        self._loop = asyncio.get_running_loop()  # first: `close`, on another thread, looks for it last
+        self._loop = (
+            asyncio.get_running_loop()
+        )  # first: `close`, on another thread, looks for it last
         if not self._is_waiting:
             return
         self.n_held += 1
@@ -94,12 +104,15 @@ _PUBLIC = ("/health", "/v1/health", "/", "/index.html")
 
 
 class KeyMiddleware:
-    """Lets requests pass that carry one of ``keys``, as bearer token or as ``x-api-key``; all if there are none.
+    """Lets requests pass that carry one of ``keys``, as bearer token or as ``x-api-key``; all if
+    there are none.
 
     Health is public, and so are the ``files`` of the page; ``prefix`` stands before every path.
     """
 
-    def __init__(self, app: ASGIApp, keys: tuple[str, ...], prefix: str = "", files: Collection[str] = ()) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: tuple[str, ...], prefix: str = "", files: Collection[str] = ()
+    ) -> None:
         self._app = app
         self._prefix = prefix
         self._public = frozenset(prefix + path for path in _PUBLIC)
@@ -139,10 +152,11 @@ def allowed_origin(cors: Cors, origin: str) -> str:
 
 
 class CorsMiddleware:
-    """Adds the headers of ``cors`` to every response and answers OPTIONS itself, since browsers send it without a key.
+    """Adds the headers of ``cors`` to every response and answers OPTIONS itself, since browsers
+    send it without a key.
 
-    Where llama-server allows the headers ``*``, which browsers do not take for Authorization, the headers that the
-    browser requests are named.
+    Where llama-server allows the headers ``*``, which browsers do not take for Authorization, the
+    headers that the browser requests are named.
     """
 
     def __init__(self, app: ASGIApp, cors: Cors) -> None:
@@ -160,7 +174,9 @@ class CorsMiddleware:
                 "access-control-allow-methods": self._cors.methods,
                 "access-control-allow-headers": headers,
             }
-            return await Response(headers=added | {"content-type": "text/html"})(scope, receive, send)
+            return await Response(headers=added | {"content-type": "text/html"})(
+                scope, receive, send
+            )
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -173,7 +189,10 @@ class CorsMiddleware:
         allowed = allowed_origin(self._cors, request_headers.get("origin", ""))
         if not allowed:
             return {}
-        headers = {"access-control-allow-origin": allowed, "access-control-expose-headers": _EXPOSED}
+        headers = {
+            "access-control-allow-origin": allowed,
+            "access-control-expose-headers": _EXPOSED,
+        }
         if self._cors.credentials:
             headers["access-control-allow-credentials"] = "true"
         if allowed != "*":
@@ -186,10 +205,11 @@ _OWN_NAMES = (".localhost", ".local", ".internal", ".lan", ".home.arpa")
 
 
 def may_be_rebound(host: str) -> bool:
-    """Whether the Host header ``host`` is a public name, which its owner may have pointed at this machine.
+    """Whether the Host header ``host`` is a public name, which its owner may have pointed at this
+    machine.
 
-    That makes their pages pages of this server, as far as a browser can see (DNS rebinding). It takes a public name:
-    addresses, names without a dot and names of local networks are none.
+    That makes their pages pages of this server, as far as a browser can see (DNS rebinding). It
+    takes a public name: addresses, names without a dot and names of local networks are none.
     """
     try:
         name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
@@ -202,30 +222,39 @@ def may_be_rebound(host: str) -> bool:
 
 
 def check_origin(headers: Headers, settings: ServerSettings, *, by_name: bool = False) -> None:
-    """Raise ForbiddenError for a page of another origin, unless --cors-origins names it: a star is not enough.
+    """Raise ForbiddenError for a page of another origin, unless --cors-origins names it: a star is
+    not enough.
 
-    With ``by_name``, "localhost" is not enough either. Everything but a browser's page has no origin, but for a page's
-    GET: there a browser names the relation of the two sites, as for an image or a link of any page. A page under a name
-    that may be rebound has to have a key.
+    With ``by_name``, "localhost" is not enough either. Everything but a browser's page has no
+    origin, but for a page's GET: there a browser names the relation of the two sites, as for an
+    image or a link of any page. A page under a name that may be rebound has to have a key.
     """
     origin = headers.get("origin")
     if origin is None and headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-        raise ForbiddenError("only pages of this server and of --cors-origins may send this request")
+        raise ForbiddenError(
+            "only pages of this server and of --cors-origins may send this request"
+        )
     too_many = ("*", "localhost") if by_name else ("*",)
-    if origin is None or (settings.cors.origins not in too_many and allowed_origin(settings.cors, origin)):
+    if origin is None or (
+        settings.cors.origins not in too_many and allowed_origin(settings.cors, origin)
+    ):
         return
     host = headers.get("host", "")
     if not host or origin.partition("://")[2] != host:
-        raise ForbiddenError("only pages of this server and of --cors-origins may send this request")
+        raise ForbiddenError(
+            "only pages of this server and of --cors-origins may send this request"
+        )
     if not settings.api_keys and may_be_rebound(host):
         raise ForbiddenError(
-            f"pages of this server may send this request with an API key, or if --cors-origins names {origin}"
+            "pages of this server may send this request with an API key, or if --cors-origins "
+            f"names {origin}"
         )
 
 
 def is_own(headers: Headers, settings: ServerSettings) -> bool:
-    """Whether a request is none of another origin's page, nor of one under a name that may be rebound: pages leave
-    out the origin of their GET, so that a key has to identify them."""
+    """Whether a request is none of another origin's page, nor of one under a name that may be
+    rebound: pages leave out the origin of their GET, so that a key has to identify them.
+    """
     try:
         check_origin(headers, settings)
     except ForbiddenError:
@@ -233,15 +262,23 @@ def is_own(headers: Headers, settings: ServerSettings) -> bool:
     return bool(settings.api_keys) or not may_be_rebound(headers.get("host", ""))
 
 
-_PASSED_ON = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip")
+_PASSED_ON = (
+    "forwarded",
+    "via",
+    "x-forwarded-for",
+    "x-forwarded-host",
+    "x-forwarded-proto",
+    "x-real-ip",
+)
 """Headers by which a proxy can be told."""
 
 
 def sees_texts(request: Request, settings: ServerSettings) -> bool:
-    """Whether the client may read texts of other clients: with a key, from this machine, or with --show-prompts.
+    """Whether the client may read texts of other clients: with a key, from this machine, or with
+    --show-prompts.
 
-    A proxied request is not from this machine, and a page under a name that may be rebound needs a key. Pages of other
-    origins may generate, but see no texts of other clients.
+    A proxied request is not from this machine, and a page under a name that may be rebound needs a
+    key. Pages of other origins may generate, but see no texts of other clients.
     """
     if settings.api_keys:
         return True
@@ -249,7 +286,11 @@ def sees_texts(request: Request, settings: ServerSettings) -> bool:
         return False
     host = request.headers.get("host", "")
     is_passed_on = any(name in request.headers for name in _PASSED_ON)
-    is_here = request.client is not None and _is_loopback(request.client.host) and _is_loopback(_name_in(f"//{host}"))
+    is_here = (
+        request.client is not None
+        and _is_loopback(request.client.host)
+        and _is_loopback(_name_in(f"//{host}"))
+    )
     return settings.show_prompts or (is_here and not is_passed_on)
 
 
@@ -268,23 +309,28 @@ def _is_loopback(name: str) -> bool:
 
 
 MAX_BODY_BYTES = limit(32 * 2**20, "body of a request", "413", "request", "bytes")
-"""About three times what a prompt of a million tokens takes as JSON, with every character escaped."""
+"""About three times what a prompt of a million tokens takes as JSON, with every character escaped.
+"""
 
-MAX_IMAGES_BODY_BYTES = limit(256 * 2**20, "body of a request to a model with vision", "413", "request", "bytes")
+MAX_IMAGES_BODY_BYTES = limit(
+    256 * 2**20, "body of a request to a model with vision", "413", "request", "bytes"
+)
 """Room for a long conversation with many screenshots, all of which come again with each message."""
 
-_MAX_TOGETHER_BYTES = limit(512 * 2**20, "all large bodies together", "503 with Retry-After", "process", "bytes")
+_MAX_TOGETHER_BYTES = limit(
+    512 * 2**20, "all large bodies together", "503 with Retry-After", "process", "bytes"
+)
 
 _DRAIN_BYTES = 8 * MAX_BODY_BYTES
 
 
 class BodyLimitMiddleware:
-    """Reading a body of more than ``limit`` bytes raises TooLargeError in the application, and one that does not fit
-    in addition to other large ones, which are not answered yet, BusyError.
+    """Reading a body of more than ``limit`` bytes raises TooLargeError in the application, and one
+    that does not fit in addition to other large ones, which are not answered yet, BusyError.
 
-    The rest of the body is read and dropped before, since most clients look for an answer only after they have sent
-    everything; a client that first sends Expect: 100-continue gets the answer at once. ``prefix`` stands before every
-    path.
+    The rest of the body is read and dropped before, since most clients look for an answer only
+    after they have sent everything; a client that first sends Expect: 100-continue gets the answer
+    at once. ``prefix`` stands before every path.
     """
 
     def __init__(self, app: ASGIApp, limit: int = MAX_BODY_BYTES, prefix: str = "") -> None:

@@ -1,4 +1,6 @@
-"""The models of a process: one that is there from the start, or several that are loaded when a request names them."""
+"""The models of a process: one that is there from the start, or several that are loaded when a
+request names them.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,30 @@ from pyctl.limit import limit
 from pyctl.server.load_order import LoadOrder, Ticket
 from pyctl.server.service import AppState, Service
 
-__all__ = ["Lease", "ModelCard", "ModelSource", "Models", "Progress", "ServedModel", "Status", "give_back_lease"]
+__all__ = [
+    "Lease",
+    "ModelCard",
+    "ModelSource",
+    "Models",
+    "Progress",
+    "ServedModel",
+    "Status",
+    "give_back_lease",
+]
 
 RETRY_SECONDS = limit(
-    10.0, "after a model failed to load", "requests for it get the same error, and nothing else leaves", "process", "s"
+    10.0,
+    "after a model failed to load",
+    "requests for it get the same error, and nothing else leaves",
+    "process",
+    "s",
 )
 
 _MAX_LISTENERS = limit(64, "clients of /models/sse", "503 with Retry-After", "process")
 
-MAX_HELD = limit(1024, "requests that wait for one of several models", "503 with Retry-After", "process")
+MAX_HELD = limit(
+    1024, "requests that wait for one of several models", "503 with Retry-After", "process"
+)
 
 Status: TypeAlias = Literal["unloaded", "loading", "loaded", "sleeping"]
 
@@ -37,8 +54,9 @@ Listener: TypeAlias = Callable[[Mapping[str, Any] | None], None]
 
 @dataclass(frozen=True)
 class ModelCard:
-    """Public facts of a model before it is loaded; ``origin`` is where it was found, ``preset`` its section
-    of a preset file, ``args`` its flags. One that ``is_hidden`` is in no list."""
+    """Public facts of a model before it is loaded; ``origin`` is where it was found, ``preset`` its
+    section of a preset file, ``args`` its flags. One that ``is_hidden`` is in no list.
+    """
 
     name: str
     aliases: tuple[str, ...] = ()
@@ -58,19 +76,23 @@ class ServiceLoader(Protocol):
         """A new service; ``report`` gets fractions and returns whether to go on."""
 
     def is_current(self) -> bool:
-        """Whether the model's files are still those that `load` read last, as far as can be told. Blocks on files."""
+        """Whether the model's files are still those that `load` read last, as far as can be told.
+        Blocks on files.
+        """
 
     def fits(self) -> bool:
-        """Whether the model has room next to those that are loaded. Raises ModelError if it cannot be loaded."""
+        """Whether the model has room next to those that are loaded. Raises ModelError if it cannot
+        be loaded.
+        """
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model that can be loaded. Two are equal if one behaves as the other: ``settings`` are all that it has, of
-    which the card leaves secrets out.
+    """A model that can be loaded. Two are equal if one behaves as the other: ``settings`` are all
+    that it has, of which the card leaves secrets out.
 
-    With ``keeps`` it is unloaded for no other. After ``sleep_seconds`` without a request it is unloaded (< 0: never);
-    an unload that a client requests waits ``stop_seconds`` for replies.
+    With ``keeps`` it is unloaded for no other. After ``sleep_seconds`` without a request it is
+    unloaded (< 0: never); an unload that a client requests waits ``stop_seconds`` for replies.
     """
 
     card: ModelCard
@@ -84,8 +106,9 @@ class ModelSource:
 
 @dataclass(eq=False)
 class ServedModel:
-    """One model with its state; ``service`` stays from the first load on, with the cache. ``used`` is a UNIX time.
-    One that ``is_outdated`` has other files than those that were loaded."""
+    """One model with its state; ``service`` stays from the first load on, with the cache. ``used``
+    is a UNIX time. One that ``is_outdated`` has other files than those that were loaded.
+    """
 
     source: ModelSource
     service: Service | None = None
@@ -114,7 +137,8 @@ class Lease:
 class Models:
     """All models of a process, by name and alias, and the requests that wait for one. Thread-safe.
 
-    A `Supervisor` loads and unloads them. An unloaded model keeps its engine, its vocabulary and its cache.
+    A `Supervisor` loads and unloads them. An unloaded model keeps its engine, its vocabulary and
+    its cache.
     """
 
     def __init__(
@@ -155,7 +179,11 @@ class Models:
     @property
     def sees_images(self) -> bool:
         """Whether some model has a vision encoder."""
-        return self.only.info.vision if self.only else any(model.source.card.vision for model in self._models.values())
+        return (
+            self.only.info.vision
+            if self.only
+            else any(model.source.card.vision for model in self._models.values())
+        )
 
     @property
     def trouble(self) -> PyctlError | None:
@@ -188,12 +216,15 @@ class Models:
             raise RequestError(f"model '{name}' not found")
         return model
 
-    # -- requests ----------------------------------------------------------------------------------------------------
+    # -- requests
+    # ----------------------------------------------------------------------------------
 
     def ask(self, model: ServedModel) -> Future[Lease]:
-        """The model for one request, once it is loaded; loads it if need be. Cancel the future to wait no longer.
+        """The model for one request, once it is loaded; loads it if need be. Cancel the future to
+        wait no longer.
 
-        The future raises ModelError if the model cannot be loaded, and UnavailableError at the end of the process.
+        The future raises ModelError if the model cannot be loaded, and UnavailableError at the end
+        of the process.
         """
         future: Future[Lease] = Future()
         ticket = Ticket(model.name, self.clock())
@@ -202,7 +233,9 @@ class Models:
                 future.set_exception(UnavailableError("the server is shutting down"))
                 return future
             if (known := self._models.get(model.name)) is None:
-                future.set_exception(RequestError(f"model '{model.name}' not found"))  # a reload has removed it
+                future.set_exception(
+                    RequestError(f"model '{model.name}' not found")
+                )  # a reload has removed it
                 return future
             model = known
             if len(self._futures) >= MAX_HELD:
@@ -227,7 +260,9 @@ class Models:
         self.ask(model).add_done_callback(_close_at_once)
 
     def unload(self, model: ServedModel) -> None:
-        """Unload the model after its replies, or when these take too long. RequestError if it is not loaded."""
+        """Unload the model after its replies, or when these take too long. RequestError if it is
+        not loaded.
+        """
         with self.lock:
             if self._models.get(model.name) is not model:
                 raise RequestError("model is not running")  # replaced meanwhile
@@ -240,14 +275,19 @@ class Models:
     def reload(self) -> Future[None]:
         """Look again which models there are; the future ends when they are those. Blocks on files.
 
-        A model that is gone or has other settings or files is unloaded first, as by `unload`, and its snapshots in RAM
-        go; others stay. Raises ConfigError as at the start, UnavailableError at shutdown, and changes nothing then.
+        A model that is gone or has other settings or files is unloaded first, as by `unload`, and
+        its snapshots in RAM go; others stay. Raises ConfigError as at the start, UnavailableError
+        at shutdown, and changes nothing then.
         """
         done: Future[None] = Future()
         with self._reading:
             wanted = {source.card.name: source for source in self._find()}
             _by_name(map(ServedModel, wanted.values()))
-            outdated = [model for model in self if model.service is not None and not model.source.loader.is_current()]
+            outdated = [
+                model
+                for model in self
+                if model.service is not None and not model.source.loader.is_current()
+            ]
             with self.lock:
                 self._wanted = wanted
                 for model in outdated:
@@ -259,7 +299,9 @@ class Models:
         return done
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """Call ``listener`` with each event, on any thread; returns what ends that. Raises BusyError."""
+        """Call ``listener`` with each event, on any thread; returns what ends that. Raises
+        BusyError.
+        """
         with self.lock:
             if len(self._listeners) >= _MAX_LISTENERS:
                 raise BusyError(len(self._listeners))
@@ -272,12 +314,16 @@ class Models:
         return end
 
     def close(self) -> bool:
-        """End all requests and all engines; whether all is written that was to be kept. Idempotent."""
+        """End all requests and all engines; whether all is written that was to be kept.
+        Idempotent.
+        """
         with self.lock:
             self.closing.set()
             self._tell(None)
             ending: list[Future[Any]] = [*self._reloads]
-            ending += [future for future in self._futures.values() if future.set_running_or_notify_cancel()]
+            ending += [
+                future for future in self._futures.values() if future.set_running_or_notify_cancel()
+            ]
             for future in ending:
                 future.set_exception(UnavailableError("the server is shutting down"))
             self._futures, self._reloads = {}, []
@@ -286,11 +332,14 @@ class Models:
         with ThreadPoolExecutor(len(services) or 1, "pyctl-stop") as threads:
             return all(list(threads.map(lambda each: each.worker.close(unload=False), services)))
 
-    # -- the supervisor ----------------------------------------------------------------------------------------------
+    # -- the supervisor
+    # ----------------------------------------------------------------------------------
 
     @property
     def is_reloading(self) -> bool:
-        """Whether a reload waits for `adopt`. What is waited for then may be a model that it replaces."""
+        """Whether a reload waits for `adopt`. What is waited for then may be a model that it
+        replaces.
+        """
         return bool(self._reloads)
 
     def admit(self) -> None:
@@ -314,7 +363,8 @@ class Models:
                     future.set_exception(error)
 
     def adopt(self) -> tuple[list[ServedModel], list[Future[None]]] | None:
-        """Have the models that reloads found, and those futures to end; None until what goes for them is unloaded.
+        """Have the models that reloads found, and those futures to end; None until what goes for
+        them is unloaded.
 
         Returns also the models that went, whose engines the caller has to close.
         """
@@ -330,7 +380,9 @@ class Models:
             if loaded:
                 return None
             kept = {name: model for name, model in self._models.items() if model not in outdated}
-            self._models = {name: kept.get(name) or ServedModel(self._wanted[name]) for name in self._wanted}
+            self._models = {
+                name: kept.get(name) or ServedModel(self._wanted[name]) for name in self._wanted
+            }
             self._names = _by_name(self._models.values())
             for model in outdated:
                 if model.name not in self._models:
@@ -348,16 +400,21 @@ class Models:
     def set_status(self, model: ServedModel, status: Status, **more: object) -> None:
         """The state of ``model``, which listeners hear; ``more`` about it is only for them."""
         model.status = status
-        self._tell({"model": model.name, "event": "model_status", "data": {"status": status, **more}})
+        self._tell(
+            {"model": model.name, "event": "model_status", "data": {"status": status, **more}}
+        )
 
     def fail(self, error: PyctlError) -> None:
-        """Stop serving: ``error`` ended one engine, and a device that failed is of use to no other."""
+        """Stop serving: ``error`` ended one engine, and a device that failed is of use to no
+        other.
+        """
         with self.lock:
             self._trouble = self._trouble or error
             self.closing.set()
             self.changed.set()
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    # -- inside
+    # ----------------------------------------------------------------------------------
 
     def _tell(self, event: Mapping[str, Any] | None) -> None:
         for listener in tuple(self._listeners):

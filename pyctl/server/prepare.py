@@ -63,8 +63,8 @@ log = logging.getLogger(__name__)
 def prepare(service: Service, body: AnyBody, fetched: Fetched = NOTHING) -> list[PreparedReply]:
     """All replies that ``body`` requests: ``body.n`` to each of its prompts.
 
-    Raises RequestError, FilesMissing for images at addresses that are not ``fetched``, and NotSupportedError for what
-    this model or server cannot do.
+    Raises RequestError, FilesMissing for images at addresses that are not ``fetched``, and
+    NotSupportedError for what this model or server cannot do.
     """
     settings, info = service.settings, service.info
     keep_scales(info, body.options.lora)
@@ -79,7 +79,8 @@ def prepare(service: Service, body: AnyBody, fetched: Fetched = NOTHING) -> list
             n_probs=body.n_probs,
             cache_prompt=settings.cache_prompt if body.cache_prompt is None else body.cache_prompt,
             disk_policy=_disk_policy(service, body),
-            return_progress=body.options.stream,  # what a stream's headers wait for is the first of these
+            # what a stream's headers wait for is the first of these
+            return_progress=body.options.stream,
             reasoning=asked.reasoning,
             seq=body.seq % info.n_seqs if body.seq >= 0 else -1,
             n_indent=body.n_indent,
@@ -96,12 +97,16 @@ def prepare(service: Service, body: AnyBody, fetched: Fetched = NOTHING) -> list
         for i in range(body.n):
             nth = _nth(request, i)
             splitter = _splitter(service, asked.chat, nth, is_alone=body.n == 1)
-            replies.append(PreparedReply(nth, body.options, asked.text, splitter, len(replies), asked.chat))
+            replies.append(
+                PreparedReply(nth, body.options, asked.text, splitter, len(replies), asked.chat)
+            )
     return replies
 
 
 def prepare_prewarm(service: Service, body: ChatBody, fetched: Fetched = NOTHING) -> Request:
-    """A request that evaluates the certain beginning of the prompt of ``body``. Raises ContextSizeError."""
+    """A request that evaluates the certain beginning of the prompt of ``body``. Raises
+    ContextSizeError.
+    """
     keep_scales(service.info, body.options.lora)
     prompt = service.chat.beginning(_chat_request(service, body.conversation, fetched))
     if len(prompt) >= service.info.n_ctx:
@@ -110,36 +115,59 @@ def prepare_prewarm(service: Service, body: ChatBody, fetched: Fetched = NOTHING
     return Request(prompt, max_tokens=0, disk_policy=policy, background=True)
 
 
-def _splitter(service: Service, chat: PreparedChat | None, request: Request, *, is_alone: bool) -> ReplySplitter:
-    """Takes the reply apart; after the only reply of a chat, the certain part of the next prompt is evaluated."""
+def _splitter(
+    service: Service, chat: PreparedChat | None, request: Request, *, is_alone: bool
+) -> ReplySplitter:
+    """Takes the reply apart; after the only reply of a chat, the certain part of the next prompt is
+    evaluated.
+    """
     if chat is None:
         return ReplySplitter(ReasoningSplitter(None, "content"))
-    if not (service.settings.warm_next and is_alone and request.cache_prompt and request.max_tokens != 0):
+    if not (
+        service.settings.warm_next and is_alone and request.cache_prompt and request.max_tokens != 0
+    ):
         return chat.splitter()
-    return chat.splitter(lambda message: service.post_reply.add(partial(_prewarm, service, chat, request, message)))
+    return chat.splitter(
+        lambda message: service.post_reply.add(partial(_prewarm, service, chat, request, message))
+    )
 
 
-def _prewarm(service: Service, chat: PreparedChat, request: Request, message: dict[str, Any]) -> None:
-    """Evaluate the reply as the next prompt will have it: with the text before, after and instead of it."""
+def _prewarm(
+    service: Service, chat: PreparedChat, request: Request, message: dict[str, Any]
+) -> None:
+    """Evaluate the reply as the next prompt will have it: with the text before, after and instead
+    of it.
+    """
     prompt = chat.next_prompt(message)
     if prompt is not None:
         policy, seq = request.disk_policy, request.seq
-        ahead = Request(prompt, max_tokens=0, disk_policy=policy, seq=seq, background=True, after=request)
+        ahead = Request(
+            prompt, max_tokens=0, disk_policy=policy, seq=seq, background=True, after=request
+        )
         service.worker.prewarm(ahead)
 
 
 def prepare_chat(
-    service: Service, body: ConversationBody, asked: ChatBody | None = None, fetched: Fetched = NOTHING
+    service: Service,
+    body: ConversationBody,
+    asked: ChatBody | None = None,
+    fetched: Fetched = NOTHING,
 ) -> PreparedChat:
-    """Only the conversation, as far as its prompt; with all that binds the reply if the whole request is ``asked``."""
+    """Only the conversation, as far as its prompt; with all that binds the reply if the whole
+    request is ``asked``.
+    """
     request = _chat_request(service, body, fetched)
-    return service.chat.prepare(request if asked is None else replace(request, **_binding(service, asked)))
+    return service.chat.prepare(
+        request if asked is None else replace(request, **_binding(service, asked))
+    )
 
 
 def _chat_request(service: Service, body: ConversationBody, fetched: Fetched) -> ChatRequest:
     kwargs = dict(body.chat_template_kwargs)
     if isinstance(kwargs.get("enable_thinking"), str):
-        raise RequestError("'chat_template_kwargs.enable_thinking' must be true or false, not a string")
+        raise RequestError(
+            "'chat_template_kwargs.enable_thinking' must be true or false, not a string"
+        )
     if body.enable_thinking:
         kwargs.setdefault("enable_thinking", True)
     if body.reasoning_effort == "none" or body.enable_thinking is False:
@@ -147,11 +175,17 @@ def _chat_request(service: Service, body: ConversationBody, fetched: Fetched) ->
     elif body.reasoning_effort:
         kwargs["reasoning_effort"] = body.reasoning_effort
     continues = _continues(body.continue_final_message)
-    add_header = continues is None if body.add_generation_prompt is None else body.add_generation_prompt
+    add_header = (
+        continues is None if body.add_generation_prompt is None else body.add_generation_prompt
+    )
     if continues is not None and add_header:
-        raise RequestError("'add_generation_prompt' and 'continue_final_message' exclude each other")
+        raise RequestError(
+            "'add_generation_prompt' and 'continue_final_message' exclude each other"
+        )
     return ChatRequest(
-        load_images(body.messages, service, fetched) if service.chat.images is not None else body.messages,
+        load_images(body.messages, service, fetched)
+        if service.chat.images is not None
+        else body.messages,
         tools=body.tools,
         tool_choice=body.tool_choice,
         parallel_tool_calls=parallel_calls(service, body.parallel_tool_calls),
@@ -180,7 +214,9 @@ def _binding(service: Service, body: ChatBody) -> dict[str, Any]:
         "reasoning_format": _reasoning_format(body.options, settings.reasoning_format),
         "schema": schema_of(body),
         "reasoning_budget": budget if budget >= 0 else None,
-        "reasoning_budget_message": settings.reasoning_budget_message if message is None else message,
+        "reasoning_budget_message": settings.reasoning_budget_message
+        if message is None
+        else message,
     }
 
 
@@ -199,9 +235,14 @@ def _prompts(service: Service, body: AnyBody, fetched: Fetched) -> Iterator[_Ask
     if isinstance(body, ChatBody):
         chat = prepare_chat(service, body.conversation, body, fetched)
         _refuse_long(service, chat.text)
-        # What binds all replies of this server also binds those with calls, unless the request overrides it.
-        is_bound = bool(service.settings.sampling.grammar and not body.grammar and schema_of(body) is None)
-        yield _Asked(chat.prompt, chat.text, None if is_bound else chat.constraint, chat.reasoning, chat)
+        # What binds all replies of this server also binds those with calls, unless the request
+        # overrides it.
+        is_bound = bool(
+            service.settings.sampling.grammar and not body.grammar and schema_of(body) is None
+        )
+        yield _Asked(
+            chat.prompt, chat.text, None if is_bound else chat.constraint, chat.reasoning, chat
+        )
         return
     constraint, reasoning = _raw_constraint(body), _raw_reasoning(service, body)
     bos = service.info.bos_token if service.tokenizer.add_bos else ""
@@ -219,8 +260,8 @@ def _prompts(service: Service, body: AnyBody, fetched: Fetched) -> Iterator[_Ask
 def _refuse_long(service: Service, text: str) -> None:
     """Raise ContextSizeError if the beginning of ``text`` has more tokens than the context already.
 
-    To tokenise all of some megabytes only to refuse it would take seconds. Where a text is cut, a few tokens more may
-    come out than of the whole: hence the margin.
+    To tokenise all of some megabytes only to refuse it would take seconds. Where a text is cut, a
+    few tokens more may come out than of the whole: hence the margin.
     """
     n_ctx = service.info.n_ctx
     size = CHARS_PER_TOKEN * n_ctx
@@ -239,7 +280,9 @@ def _raw_constraint(body: CompletionBody) -> Constraint | None:
     try:
         return json_constraint(schema)
     except RequestError as error:
-        raise RequestError(f"Field 'json_schema': JSON schema conversion failed: {error}") from error
+        raise RequestError(
+            f"Field 'json_schema': JSON schema conversion failed: {error}"
+        ) from error
 
 
 def _raw_reasoning(service: Service, body: CompletionBody) -> ReasoningLimit | None:
@@ -249,7 +292,9 @@ def _raw_reasoning(service: Service, body: CompletionBody) -> ReasoningLimit | N
     tags = ReasoningTags(body.reasoning_start, ends[0], tuple(ends[1:]))
     message, read = body.reasoning_budget_message or "", body.generation_prompt
     _refuse_long(service, read)
-    return reasoning_limit(service.tokenizer, tags, body.reasoning_budget, message=message, read=read, recurs=True)
+    return reasoning_limit(
+        service.tokenizer, tags, body.reasoning_budget, message=message, read=read, recurs=True
+    )
 
 
 def schema_of(body: GenerationBody) -> Any:
@@ -261,7 +306,9 @@ def schema_of(body: GenerationBody) -> Any:
         wrapped = {} if form.json_schema is None else json_object(form.json_schema, "json_schema")
         if "schema" not in wrapped and wrapped.keys() - {"name", "description", "strict"}:
             raise RequestError("'json_schema' must hold the schema as its member 'schema'")
-        schema = wrapped.get("schema") or form.schema or {}  # next to the type as in llama-server's README
+        schema = (
+            wrapped.get("schema") or form.schema or {}
+        )  # next to the type as in llama-server's README
     elif form.type not in ("", "text", "json_object"):
         kinds = '"text", "json_object" or "json_schema"'
         raise RequestError(f"response_format type must be one of {kinds}, not: {form.type}")
@@ -270,7 +317,9 @@ def schema_of(body: GenerationBody) -> Any:
 
 def _disk_policy(service: Service, body: GenerationBody) -> DiskPolicy:
     default = service.disk_policy
-    return default if body.prefix_cache is None else DiskPolicy.of_request(body.prefix_cache, default)
+    return (
+        default if body.prefix_cache is None else DiskPolicy.of_request(body.prefix_cache, default)
+    )
 
 
 def _continues(value: Any) -> Continue | None:
@@ -282,17 +331,23 @@ def _continues(value: Any) -> Continue | None:
 def _reasoning_format(options: ReplyOptions, default: str) -> ReasoningFormat:
     value = default if options.reasoning_format is None else options.reasoning_format
     if value not in REASONING_FORMATS:
-        raise RequestError(f"'reasoning_format' must be auto, deepseek, deepseek-legacy or none, not {value!r}")
+        raise RequestError(
+            f"'reasoning_format' must be auto, deepseek, deepseek-legacy or none, not {value!r}"
+        )
     return REASONING_FORMATS[value]
 
 
 def _nth(request: Request, number: int) -> Request:
-    """``request`` for reply ``number`` to its prompt: a given seed counts up, as in llama-server."""
+    """``request`` for reply ``number`` to its prompt: a given seed counts up, as in
+    llama-server.
+    """
     seed = request.sampling.seed
     if not number:
         return request
     if seed != RANDOM_SEED:
-        request = replace(request, sampling=replace(request.sampling, seed=(seed + number) & RANDOM_SEED))
+        request = replace(
+            request, sampling=replace(request.sampling, seed=(seed + number) & RANDOM_SEED)
+        )
     return replace(request, seq=-1)
 
 
@@ -310,7 +365,9 @@ def _bound(sampling: Sampling, constraint: Constraint | None) -> Sampling:
     )
 
 
-def sampling_of(body: GenerationBody, defaults: Sampling, tokenizer: Tokenizer, n_vocab: int) -> Sampling:
+def sampling_of(
+    body: GenerationBody, defaults: Sampling, tokenizer: Tokenizer, n_vocab: int
+) -> Sampling:
     """``defaults`` with what ``body`` changes of them. Raises RequestError."""
     changes = dict(body.sampling)
     if "logit_bias" in changes:
@@ -354,21 +411,30 @@ def _token_or_text(key: str) -> int | str:
 
 
 def keep_scales(info: EngineInfo, scales: Iterable[tuple[int, float]]) -> None:
-    """Raise NotSupportedError if ``scales`` are not the model's: an adapter that they leave out gets 0.
+    """Raise NotSupportedError if ``scales`` are not the model's: an adapter that they leave out
+    gets 0.
 
     None at all change nothing, as in llama-server.
     """
     asked = dict(scales)
-    if asked and any(asked.get(number, 0.0) != scale for number, (_, scale) in enumerate(info.lora)):
+    if asked and any(
+        asked.get(number, 0.0) != scale for number, (_, scale) in enumerate(info.lora)
+    ):
         kept = ", ".join(f"{number} has {scale:g}" for number, (_, scale) in enumerate(info.lora))
-        raise NotSupportedError(f"adapters keep their scales while the server runs ({kept}): 'lora' must list them so")
+        raise NotSupportedError(
+            f"adapters keep their scales while the server runs ({kept}): 'lora' must list them so"
+        )
 
 
-# -- the prompt field in its many forms, and prompts that fill a gap -----------------------------------------------
+# -- the prompt field in its many forms, and prompts that fill a gap
+# ----------------------------------------------------------------------------------
 
 
-def prompts_of(value: Any, service: Service, maximum: int, fetched: Fetched) -> list[tuple[Prompt, str | None]]:
-    """One prompt per text or sequence, with the text if it was one; a list that holds a token id is one sequence.
+def prompts_of(
+    value: Any, service: Service, maximum: int, fetched: Fetched
+) -> list[tuple[Prompt, str | None]]:
+    """One prompt per text or sequence, with the text if it was one; a list that holds a token id is
+    one sequence.
 
     Raises RequestError, also for more than ``maximum``, and FilesMissing.
     """
@@ -421,20 +487,26 @@ _SNIPPET = "\n\n--- snippet ---\n\n"
 
 
 def infill_prompt(service: Service, body: InfillBody) -> list[int]:
-    """The prompt's token ids. NotSupportedError for a model without the tokens, RequestError for bad fields.
+    """The prompt's token ids. NotSupportedError for a model without the tokens, RequestError for
+    bad fields.
 
-    Of prefix and suffix so much is taken, next to the gap, as fits into a batch, three parts to one; the extra context
-    fills the rest. ``prompt`` is the beginning of what fills the gap: it stands last, as in llama-server's README.
+    Of prefix and suffix so much is taken, next to the gap, as fits into a batch, three parts to
+    one; the extra context fills the rest. ``prompt`` is the beginning of what fills the gap: it
+    stands last, as in llama-server's README.
     """
     special = service.tokenizer.fim_tokens()
-    missing = "".join(f"{word} token is missing. " for name, word in _NAMES.items() if name not in special)
+    missing = "".join(
+        f"{word} token is missing. " for name, word in _NAMES.items() if name not in special
+    )
     if missing:
         raise NotSupportedError(f"Infill is not supported by this model: {missing}")
     middle = body.prompt
     if middle is not None and not isinstance(middle, str):
         raise RequestError('"prompt" must be a string')
     prompt = service.tokenizer.tokenize(middle or "", add_special=False, parse_special=True)
-    prefix, suffix = (_part(service, getattr(body, name), name) for name in ("input_prefix", "input_suffix"))
+    prefix, suffix = (
+        _part(service, getattr(body, name), name) for name in ("input_prefix", "input_suffix")
+    )
     n_batch, settings = service.settings.n_batch, service.settings
     prefix = _last(prefix, 3 * (n_batch // 4))
     suffix = suffix[: max(n_batch // 4 - 2 - len(prompt), 0)]
@@ -443,7 +515,14 @@ def infill_prompt(service: Service, body: InfillBody) -> list[int]:
         before, after = after, before
     bos = [service.tokenizer.bos] if service.tokenizer.add_bos else []
     room = max(service.info.n_ctx - n_batch - 2 * settings.n_predict, 0)
-    return [*_last(_extra(service, body.input_extra, special), room), *bos, *before, *after, special["mid"], *prompt]
+    return [
+        *_last(_extra(service, body.input_extra, special), room),
+        *bos,
+        *before,
+        *after,
+        special["mid"],
+        *prompt,
+    ]
 
 
 def _with_suffix(service: Service, body: CompletionBody) -> list[int]:

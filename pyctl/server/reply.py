@@ -42,8 +42,12 @@ _LOWEST = -3.4028234663852886e38
 """Stands for minus infinity, which JSON does not have: the lowest float32."""
 
 
-def probs_json(probs: Iterable[TopTokens], tokenizer: Tokenizer, after_sampling: bool = False) -> list[dict[str, Any]]:
-    """One object per token, with ``top_logprobs`` inside; ``after_sampling``, with ``prob`` and ``top_probs``."""
+def probs_json(
+    probs: Iterable[TopTokens], tokenizer: Tokenizer, after_sampling: bool = False
+) -> list[dict[str, Any]]:
+    """One object per token, with ``top_logprobs`` inside; ``after_sampling``, with ``prob`` and
+    ``top_probs``.
+    """
     name, top = ("prob", "top_probs") if after_sampling else ("logprob", "top_logprobs")
     return [
         {
@@ -57,16 +61,19 @@ def probs_json(probs: Iterable[TopTokens], tokenizer: Tokenizer, after_sampling:
 def _entry(candidate: tuple[int, float], tokenizer: Tokenizer, name: str) -> dict[str, Any]:
     token, value = candidate
     piece = tokenizer.piece(token, special=False)
-    text = codecs.getincrementaldecoder("utf-8")("replace").decode(piece)  # without half a character at the end
+    text = codecs.getincrementaldecoder("utf-8")("replace").decode(
+        piece
+    )  # without half a character at the end
     return {"id": token, "token": text, "bytes": list(piece), name: max(value, _LOWEST)}
 
 
 def timings_json(timings: Timings, report: RequestStats | None = None) -> dict[str, Any]:
-    """Counts are tokens. The first predicted token comes with the prompt, so n tokens are n - 1 steps.
+    """Counts are tokens. The first predicted token comes with the prompt, so n tokens are n - 1
+    steps.
 
-    Drafts are counted if there were any. A complete ``report`` adds fields that llama-server does not have: the time of
-    lookup, restore and save within the prompt's, and the tokens evaluated before the request came, if any. Numbers
-    only, as typed clients require.
+    Drafts are counted if there were any. A complete ``report`` adds fields that llama-server does
+    not have: the time of lookup, restore and save within the prompt's, and the tokens evaluated
+    before the request came, if any. Numbers only, as typed clients require.
     """
     n_steps = max(timings.n_predicted - 1, 0)
     drafts = timings.drafts
@@ -98,11 +105,13 @@ def _cache_times(report: RequestStats) -> dict[str, Any]:
 
 
 def cache_json(report: RequestStats, text_of: TextOf | None) -> dict[str, Any]:
-    """Where the prompt was restored from, the ids of the snapshots in GET /cache, and where it left a recent prompt.
+    """Where the prompt was restored from, the ids of the snapshots in GET /cache, and where it left
+    a recent prompt.
 
-    ``text_of`` shows the words there. It is None for a client that must not read the texts of others. That client gets
-    neither the position, which steps by single tokens, nor the ids, which are digests of all tokens of a snapshot: with
-    all but a few of them the rest could be found by trying.
+    ``text_of`` shows the words there. It is None for a client that must not read the texts of
+    others. That client gets neither the position, which steps by single tokens, nor the ids, which
+    are digests of all tokens of a snapshot: with all but a few of them the rest could be found by
+    trying.
     """
     body: dict[str, Any] = {"source": report.source}
     if text_of is None:
@@ -115,7 +124,8 @@ def cache_json(report: RequestStats, text_of: TextOf | None) -> dict[str, Any]:
 
 
 def usage_json(done: Done, n_reasoning: int | None = None) -> dict[str, Any]:
-    """OpenAI's account of a reply, with the part of the cached tokens that was evaluated for it before it came.
+    """OpenAI's account of a reply, with the part of the cached tokens that was evaluated for it
+    before it came.
 
     ``n_reasoning`` tokens are reasoning, None if they are not counted.
     """
@@ -126,18 +136,26 @@ def usage_json(done: Done, n_reasoning: int | None = None) -> dict[str, Any]:
         "prompt_tokens": n_prompt,
         "total_tokens": n_prompt + n_predicted,
         "prompt_tokens_details": {"cached_tokens": done.timings.n_cached, **warmed},
-        **({} if n_reasoning is None else {"completion_tokens_details": {"reasoning_tokens": n_reasoning}}),
+        **(
+            {}
+            if n_reasoning is None
+            else {"completion_tokens_details": {"reasoning_tokens": n_reasoning}}
+        ),
     }
 
 
 def progress_json(progress: Progress, options: ReplyOptions) -> dict[str, Any]:
     """llama-server's ``prompt_progress``.
 
-    ``waiting`` is added while the request waits: its place, 1 for the next. With ``return_cache`` also
-    ``left_ms``, the estimate for the rest.
+    ``waiting`` is added while the request waits: its place, 1 for the next. With ``return_cache``
+    also ``left_ms``, the estimate for the rest.
     """
     waiting = {"waiting": progress.place} if progress.place else {}
-    left = {"left_ms": round(progress.seconds_left * 1e3)} if options.return_cache and progress.seconds_left else {}
+    left = (
+        {"left_ms": round(progress.seconds_left * 1e3)}
+        if options.return_cache and progress.seconds_left
+        else {}
+    )
     return {
         "total": progress.n_prompt,
         "cache": progress.n_cached,
@@ -152,23 +170,41 @@ def _ratio(value: float, by: float, factor: float = 1.0) -> float:
     return value * factor / by if by > 0 else 0.0
 
 
-_ELSEWHERE = frozenset({"logit_bias", "grammar_kind", "grammar_triggers", "grammar_hidden", "grammar_prefill"})
+_ELSEWHERE = frozenset(
+    {"logit_bias", "grammar_kind", "grammar_triggers", "grammar_hidden", "grammar_prefill"}
+)
 """Members of Sampling that are shown in another form, or not at all."""
 
 _LONG = frozenset(
-    ("stop", "logit_bias", "grammar", "grammar_lazy", "grammar_triggers", "preserved_tokens", "dry_sequence_breakers")
+    (
+        "stop",
+        "logit_bias",
+        "grammar",
+        "grammar_lazy",
+        "grammar_triggers",
+        "preserved_tokens",
+        "dry_sequence_breakers",
+    )
 )
 
 
 def settings_json(
-    request: Request, options: ReplyOptions, draft_types: Sequence[str], generation_prompt: str | None = None
+    request: Request,
+    options: ReplyOptions,
+    draft_types: Sequence[str],
+    generation_prompt: str | None = None,
 ) -> dict[str, Any]:
-    """All settings; ``draft_types`` name what proposes drafts, ``generation_prompt`` is what a chat's prompt holds of
-    the reply, None without a chat."""
+    """All settings; ``draft_types`` name what proposes drafts, ``generation_prompt`` is what a
+    chat's prompt holds of the reply, None without a chat.
+    """
     sampling = request.sampling
     form = "deepseek" if options.reasoning_format in (None, "auto") else options.reasoning_format
     return {
-        **{item.name: _shown(getattr(sampling, item.name)) for item in fields(Sampling) if item.name not in _ELSEWHERE},
+        **{
+            item.name: _shown(getattr(sampling, item.name))
+            for item in fields(Sampling)
+            if item.name not in _ELSEWHERE
+        },
         "stop": request.stop,
         "max_tokens": request.max_tokens,
         "n_predict": request.max_tokens,
@@ -177,7 +213,9 @@ def settings_json(
         "stream": options.stream,
         "logit_bias": [{"bias": bias, "token": token} for token, bias in sampling.logit_bias],
         "n_probs": request.n_probs or 0,
-        "grammar_triggers": [{"type": 2, "value": pattern} for pattern in sampling.grammar_triggers],
+        "grammar_triggers": [
+            {"type": 2, "value": pattern} for pattern in sampling.grammar_triggers
+        ],
         "preserved_tokens": [],
         "chat_format": "Content-only" if generation_prompt is None else "peg-native",
         "reasoning_format": form,
@@ -192,7 +230,9 @@ def settings_json(
 
 
 def _shown(value: Any) -> Any:
-    return ctypes.c_float(value).value if isinstance(value, float) else value  # llama-server has no doubles
+    return (
+        ctypes.c_float(value).value if isinstance(value, float) else value
+    )  # llama-server has no doubles
 
 
 def without_long(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,15 +240,17 @@ def without_long(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key not in _LONG}
 
 
-# -- kinds of replies ------------------------------------------------------------------------------------------------
+# -- kinds of replies
+# ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class PreparedReply:
-    """Reply number ``index`` of a request: the engine's request, the client's format, and the prompt as text.
+    """Reply number ``index`` of a request: the engine's request, the client's format, and the
+    prompt as text.
 
-    ``splitter`` takes the reply apart; of a raw prompt's, everything is content. ``chat`` is the conversation that the
-    reply continues, None for a raw prompt.
+    ``splitter`` takes the reply apart; of a raw prompt's, everything is content. ``chat`` is the
+    conversation that the reply continues, None for a raw prompt.
     """
 
     request: Request
@@ -232,8 +274,9 @@ def identity(service: Service) -> dict[str, Any]:
 class Reply(ABC):
     """The reply to one prompt, as ``prepared``.
 
-    A stream calls `progressed`, `continued` and `ended` and sends what they return; anything else calls `keep` for each
-    piece and then `whole`. Of a stream nothing is kept that the end does not need.
+    A stream calls `progressed`, `continued` and `ended` and sends what they return; anything else
+    calls `keep` for each piece and then `whole`. Of a stream nothing is kept that the end does not
+    need.
     """
 
     media_type = "text/event-stream"
@@ -313,15 +356,23 @@ class Reply(ABC):
         """The account of a reply that has ended, with the cache's if the client asked for it."""
         body = timings_json(done.timings, done.stats)
         if self.options.return_cache:
-            body["cache"] = cache_json(done.stats, self.service.text_of if self.sees_texts else None)
+            body["cache"] = cache_json(
+                done.stats, self.service.text_of if self.sees_texts else None
+            )
         return body
 
     def logprobs(self, probs: list[TopTokens]) -> dict[str, Any]:
         """``probs`` as the OpenAI endpoints write them."""
-        return {"content": probs_json(probs, self.service.tokenizer, self.request.sampling.post_sampling_probs)}
+        return {
+            "content": probs_json(
+                probs, self.service.tokenizer, self.request.sampling.post_sampling_probs
+            )
+        }
 
     def extras(self, progress: Progress | None = None) -> bytes:
-        """``,"timings":...`` and ``,"prompt_progress":...`` for an event before the end, if they were asked for."""
+        """``,"timings":...`` and ``,"prompt_progress":...`` for an event before the end, if they
+        were asked for.
+        """
         parts = b""
         if self.options.timings_per_token:
             parts += b',"timings":' + encode(timings_json(self._timings_so_far()))
@@ -335,7 +386,9 @@ class Reply(ABC):
             cached, prompt_ms = self.progress.n_cached, self.progress.ms
         predicted_ms = (time.perf_counter() - self._first) * 1e3 if self.n_predicted else 0.0
         drafts = self.handle.drafts if self.handle is not None else DraftCounts()
-        return Timings(cached, total - cached, prompt_ms, self.n_predicted, predicted_ms, 0.0, drafts)
+        return Timings(
+            cached, total - cached, prompt_ms, self.n_predicted, predicted_ms, 0.0, drafts
+        )
 
 
 class EventReply(Reply):
@@ -352,7 +405,9 @@ class EventReply(Reply):
         return []
 
     def reported(self, events: list[dict[str, Any]], progress: Progress) -> list[dict[str, Any]]:
-        """``events``, which are about to be sent, with a report of the prefill where the API has a place for it."""
+        """``events``, which are about to be sent, with a report of the prefill where the API has a
+        place for it.
+        """
         return events
 
     @abstractmethod
@@ -411,6 +466,10 @@ class EventReply(Reply):
         return self.more(self._splitter.feed(text, piece.tokens))
 
     def _rest(self) -> list[dict[str, Any]]:
-        """Events of the text that was held back until the end; all that the prompt has opened, if no token came."""
-        events = self.more(self._splitter.feed(self._open_reasoning)) if self._open_reasoning else []
+        """Events of the text that was held back until the end; all that the prompt has opened, if
+        no token came.
+        """
+        events = (
+            self.more(self._splitter.feed(self._open_reasoning)) if self._open_reasoning else []
+        )
         return events + self.more(self._splitter.finish())

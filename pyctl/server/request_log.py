@@ -26,9 +26,17 @@ def log_done(path: str, done: Done, service: Service) -> None:
         f"{report.n_evaluated:7,} evaluated",
         f"{f'first {timings.first_token_ms / 1e3:.2f} s':>14}",
         f"{timings.n_predicted:6,}{_speed(timings.n_predicted - 1, timings.predicted_ms)}",
-        *([f"{drafts.n_accepted:,} of {drafts.n_drafted:,} drafts accepted"] if drafts.n_drafts else ()),
+        *(
+            [f"{drafts.n_accepted:,} of {drafts.n_drafted:,} drafts accepted"]
+            if drafts.n_drafts
+            else ()
+        ),
     ]
-    log.info("%s", "  ".join(fields).rstrip(), extra={"strong": cached.strip() if report.n_cached else ""})
+    log.info(
+        "%s",
+        "  ".join(fields).rstrip(),
+        extra={"strong": cached.strip() if report.n_cached else ""},
+    )
     if report.miss is not None and not report.miss.is_by_chance:
         service.post_reply.add(partial(_log_miss, path, report.miss, service))
 
@@ -58,8 +66,17 @@ def log_error(path: str, error: Exception) -> None:
 
 def log_disconnect(path: str, progress: Progress | None, n_predicted: int) -> None:
     """Log a request whose client closed the connection; ``progress`` is its prompt's."""
-    cached = f"{progress.n_cached:,} of {progress.n_prompt:,} tokens cached  " if progress is not None else ""
-    log.info("%s cancelled: the client disconnected  %s%s generated", _endpoint(path), cached, f"{n_predicted:,}")
+    cached = (
+        f"{progress.n_cached:,} of {progress.n_prompt:,} tokens cached  "
+        if progress is not None
+        else ""
+    )
+    log.info(
+        "%s cancelled: the client disconnected  %s%s generated",
+        _endpoint(path),
+        cached,
+        f"{n_predicted:,}",
+    )
 
 
 def _speed(n: int, ms: float) -> str:

@@ -1,4 +1,6 @@
-"""Threads for the work of requests outside of the engine, by lanes: reading them, fetching, rendering, the disk."""
+"""Threads for the work of requests outside of the engine, by lanes: reading them, fetching,
+rendering, the disk.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,16 @@ from starlette.types import Receive
 from pyctl.errors import BusyError, RequestError, UnavailableError
 from pyctl.limit import limit
 
-__all__ = ["NOTHING", "Fetched", "FilesMissing", "Lane", "PostReplyQueue", "RequestPool", "client_left", "until_left"]
+__all__ = [
+    "NOTHING",
+    "Fetched",
+    "FilesMissing",
+    "Lane",
+    "PostReplyQueue",
+    "RequestPool",
+    "client_left",
+    "until_left",
+]
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +38,9 @@ R = TypeVar("R")
 
 _MAX_WAITING = limit(256, "requests that wait to be read", "503 with Retry-After", "process")
 _MAX_SECONDS = limit(30.0, "time to read a request", "503", "request", "s")
-_MAX_ABANDONED = limit(8, "requests beyond the time to read that still run", "503 with Retry-After", "process")
+_MAX_ABANDONED = limit(
+    8, "requests beyond the time to read that still run", "503 with Retry-After", "process"
+)
 _MAX_POST_REPLY = limit(16, "replies that wait for prewarming", "the oldest are dropped", "process")
 _IDLE_SECONDS = 10.0
 _CLOSE_SECONDS = 2.0
@@ -40,19 +53,25 @@ NOTHING: Fetched = MappingProxyType({})
 
 
 class FilesMissing(RequestError):
-    """``fetch`` gets the files at ``addresses`` first; of each it is known where the request names it."""
+    """``fetch`` gets the files at ``addresses`` first; of each it is known where the request names
+    it.
+    """
 
-    def __init__(self, addresses: Mapping[str, str], fetch: Callable[[Mapping[str, str]], Fetched]) -> None:
+    def __init__(
+        self, addresses: Mapping[str, str], fetch: Callable[[Mapping[str, str]], Fetched]
+    ) -> None:
         super().__init__(f"{next(iter(addresses.values()))}: images are not fetched here")
         self.addresses, self.fetch = addresses, fetch
 
 
 class RequestPool:
-    """Daemon threads for all work that is not the event loop's; the end of the process does not wait for them.
+    """Daemon threads for all work that is not the event loop's; the end of the process does not
+    wait for them.
 
-    There are as many as its lanes start: ``reading`` is for requests that are read, ``fetching`` for other servers and
-    for files of models, ``rendering`` for the page, ``storage`` for the directory of the cache. A thread that has had
-    nothing to do for some time ends, the last one with a call of ``on_rest``.
+    There are as many as its lanes start: ``reading`` is for requests that are read, ``fetching``
+    for other servers and for files of models, ``rendering`` for the page, ``storage`` for the
+    directory of the cache. A thread that has had nothing to do for some time ends, the last one
+    with a call of ``on_rest``.
     """
 
     def __init__(self, on_rest: Callable[[], object] = lambda: None) -> None:
@@ -61,10 +80,15 @@ class RequestPool:
         self._ready: deque[Callable[[], None]] = deque()
         self._n_alive = self._n_idle = 0
         self.reading, self.fetching = Lane(self), Lane(self, 4, max_waiting=64)
-        self.rendering, self.storage = Lane(self, 2, max_waiting=16), Lane(self, 4, max_waiting=64, max_seconds=600.0)
+        self.rendering, self.storage = (
+            Lane(self, 2, max_waiting=16),
+            Lane(self, 4, max_waiting=64, max_seconds=600.0),
+        )
 
     async def read(self, request: Request, function: Callable[[Fetched], R]) -> R:
-        """Call ``function`` on a thread; again, with the fetched files, if it raised FilesMissing."""
+        """Call ``function`` on a thread; again, with the fetched files, if it raised
+        FilesMissing.
+        """
         try:
             return await self.reading.run(request, function, NOTHING)
         except FilesMissing as missing:
@@ -72,10 +96,14 @@ class RequestPool:
         return await self.reading.run(request, function, fetched)
 
     def start(self, function: Callable[[], None]) -> None:
-        """Call ``function``, which raises nothing, on a thread. How many run at a time is up to the callers."""
+        """Call ``function``, which raises nothing, on a thread. How many run at a time is up to the
+        callers.
+        """
         with self._changed:
             self._ready.append(function)
-            if len(self._ready) <= self._n_idle:  # those that were woken before count as idle until they run
+            if (
+                len(self._ready) <= self._n_idle
+            ):  # those that were woken before count as idle until they run
                 return self._changed.notify()
             self._n_alive, self._n_idle = self._n_alive + 1, self._n_idle + 1
         threading.Thread(target=self._work, name="pyctl-request", daemon=True).start()
@@ -104,8 +132,9 @@ class RequestPool:
 class Lane:
     """One kind of work of requests, which takes no threads of ``pool`` from another kind.
 
-    A function that exceeds its time is abandoned: its client gets an error, and another thread replaces its thread, up
-    to a number of such. A client that disconnects before its turn frees its place in the queue.
+    A function that exceeds its time is abandoned: its client gets an error, and another thread
+    replaces its thread, up to a number of such. A client that disconnects before its turn frees its
+    place in the queue.
     """
 
     def __init__(
@@ -123,11 +152,13 @@ class Lane:
         self._waiting: deque[_Job[Any]] = deque()
         self._n_running = self._n_abandoned = 0
 
-    async def run(self, request: Request, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    async def run(
+        self, request: Request, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
         """Call ``function`` on a thread.
 
-        Raises BusyError if too many wait, UnavailableError if it takes too long, ClientDisconnect if the client of
-        ``request``, whose body has been read, has left.
+        Raises BusyError if too many wait, UnavailableError if it takes too long, ClientDisconnect
+        if the client of ``request``, whose body has been read, has left.
         """
         job = _Job(lambda: function(*args, **kwargs), asyncio.get_running_loop())
         self._add(job)
@@ -140,13 +171,15 @@ class Lane:
                 raise ClientDisconnect
             if done.done():
                 return done.result()
-            raise UnavailableError(f"reading this request takes more than {self._max_seconds:g} seconds")
+            raise UnavailableError(
+                f"reading this request takes more than {self._max_seconds:g} seconds"
+            )
         finally:
             leaving.cancel()
             done.cancel()
             self._forget(job)
-            # An error holds the frames that it passed, and they the request: if one of them led back to the error, the
-            # request's body would stay until the collector comes by.
+            # An error holds the frames that it passed, and they the request: if one of them led
+            # back to the error, the request's body would stay until the collector comes by.
             job.done = None
             del job, done, leaving, ends
 
@@ -221,7 +254,9 @@ class PostReplyQueue:
             self._pool.start(self._work)
 
     def close(self) -> None:
-        """Start no more functions; wait for the one that runs, which uses the vocabulary, as long as it renders."""
+        """Start no more functions; wait for the one that runs, which uses the vocabulary, as long
+        as it renders.
+        """
         with self._changed:
             self._is_closed = True
             self._waiting.clear()
@@ -242,7 +277,9 @@ class PostReplyQueue:
 
 
 class _Job(Generic[R]):
-    """``done`` belongs to the event loop, ``state`` to the pool: waiting, running, abandoned or over."""
+    """``done`` belongs to the event loop, ``state`` to the pool: waiting, running, abandoned or
+    over.
+    """
 
     def __init__(self, function: Callable[[], R], loop: asyncio.AbstractEventLoop) -> None:
         self.state = "waiting"

@@ -29,7 +29,9 @@ __all__ = ["exit_process", "serve"]
 
 log = logging.getLogger("pyctl")
 
-BACKLOG = limit(512, "connections that wait to be accepted", "the client's system retries", "connection")
+BACKLOG = limit(
+    512, "connections that wait to be accepted", "the client's system retries", "connection"
+)
 
 HANDSHAKE_SECONDS = limit(10.0, "a TLS handshake", "closed", "connection", "s")
 
@@ -39,10 +41,14 @@ DRAIN_SECONDS = 3.0
 JOIN_SECONDS = 10.0
 """How long loading may take to stop."""
 
-END_SECONDS = limit(60.0, "the stop of the server after a signal or a failure", "exit code 1", "process", "s")
+END_SECONDS = limit(
+    60.0, "the stop of the server after a signal or a failure", "exit code 1", "process", "s"
+)
 
 AGAIN_SECONDS = 0.5
-"""A signal that comes sooner after the first is the same one, sent to a group and passed on by a parent."""
+"""A signal that comes sooner after the first is the same one, sent to a group and passed on by a
+parent.
+"""
 
 
 def serve(
@@ -54,13 +60,15 @@ def serve(
     on_ready: Callable[[], None] = lambda: None,
     on_stop: Callable[[], object] | None = None,
 ) -> None:
-    """Serve ``app`` on ``sockets``, which are bound; return after SIGTERM, SIGINT, or SIGHUP unless it is ignored.
+    """Serve ``app`` on ``sockets``, which are bound; return after SIGTERM, SIGINT, or SIGHUP unless
+    it is ignored.
 
-    ``on_ready`` is called as soon as requests are taken, on a separate thread, and may last as long as the server. An
-    error of it before a signal comes ends the server and is raised here. After a signal running replies have
-    ``grace_seconds`` to end; then ``on_stop`` is called, on a separate thread, and must make the rest end,
-    ``on_ready`` included. A second signal ends the process at once, and so does an end that takes too long, both with
-    exit code 1. Raises ConfigError if the certificate of ``listen`` cannot be used.
+    ``on_ready`` is called as soon as requests are taken, on a separate thread, and may last as long
+    as the server. An error of it before a signal comes ends the server and is raised here. After a
+    signal running replies have ``grace_seconds`` to end; then ``on_stop`` is called, on a separate
+    thread, and must make the rest end, ``on_ready`` included. A second signal ends the process at
+    once, and so does an end that takes too long, both with exit code 1. Raises ConfigError if the
+    certificate of ``listen`` cannot be used.
     """
     maximum = raise_file_limit(listen.max_connections)
     config = uvicorn.Config(
@@ -94,7 +102,9 @@ def serve(
 
 
 def exit_process(code: int) -> int:
-    """End the process, and wait for no thread that still works; logged and printed lines get out."""
+    """End the process, and wait for no thread that still works; logged and printed lines get
+    out.
+    """
     with contextlib.suppress(Exception):
         logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
@@ -104,7 +114,9 @@ def exit_process(code: int) -> int:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which after a signal lets its caller go on, and ends running replies in good order."""
+    """uvicorn's server, which after a signal lets its caller go on, and ends running replies in
+    good order.
+    """
 
     def __init__(
         self,
@@ -144,7 +156,9 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Stop on a signal. uvicorn would raise it again in the end, and kill what the caller still has to do."""
+        """Stop on a signal. uvicorn would raise it again in the end, and kill what the caller still
+        has to do.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -17,7 +17,14 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from pyctl.atomic_file import files_in, is_abandoned, make_private, open_regular, read_regular, write_atomic
+from pyctl.atomic_file import (
+    files_in,
+    is_abandoned,
+    make_private,
+    open_regular,
+    read_regular,
+    write_atomic,
+)
 from pyctl.cache import Saved, SavedTime
 from pyctl.engine.engine_settings import Clock
 from pyctl.limit import limit
@@ -32,10 +39,15 @@ FILE = "saved.json"
 WRITE_SECONDS = 60.0
 """Longest time between a request and the write of its saving: a killed process loses as much."""
 
-MAX_DAYS = limit(366, "days of time saved that the cache directory keeps", "the oldest are forgotten", "disk")
+MAX_DAYS = limit(
+    366, "days of time saved that the cache directory keeps", "the oldest are forgotten", "disk"
+)
 
 MAX_SPEEDS = limit(
-    64, "models whose speed the cache directory keeps for the time saved", "the oldest are forgotten", "disk"
+    64,
+    "models whose speed the cache directory keeps for the time saved",
+    "the oldest are forgotten",
+    "disk",
 )
 
 MAX_BYTES = 2**18
@@ -48,7 +60,9 @@ Later: TypeAlias = Callable[[float, Callable[[], None]], Callable[[], None]]
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=False):
-    """The content of the file: sums of all days and of each, and tokens per second by fingerprint, newest last."""
+    """The content of the file: sums of all days and of each, and tokens per second by fingerprint,
+    newest last.
+    """
 
     total: Saved = Saved()
     days: dict[str, Saved] = msgspec.field(default_factory=dict)
@@ -61,7 +75,9 @@ class _File(msgspec.Struct, forbid_unknown_fields=False):
         numbers += [*self.speeds.values()]
         numbers += [each.tokens for each in sums]
         numbers += [each.requests for each in sums]
-        return all(math.isfinite(n) and n >= 0 for n in numbers) and all(map(_DAY.fullmatch, self.days))
+        return all(math.isfinite(n) and n >= 0 for n in numbers) and all(
+            map(_DAY.fullmatch, self.days)
+        )
 
     def __add__(self, other: _File) -> _File:
         """The sums of both, within the limits; the speeds of ``other`` are the newer ones."""
@@ -89,9 +105,10 @@ def start_timer(seconds: float, function: Callable[[], None]) -> Callable[[], No
 class SavedDays:
     """Sums of `Saved` of all models of a process, for each local day and in total.
 
-    With a ``directory`` they are kept in its `FILE`, at most `WRITE_SECONDS` late, together with the
-    sums of other processes that use the directory. A damaged file is replaced; a failed write is tried
-    again. ``clock`` shows seconds of UNIX time. Safe from any thread; `add` never waits for the disk.
+    With a ``directory`` they are kept in its `FILE`, at most `WRITE_SECONDS` late, together with
+    the sums of other processes that use the directory. A damaged file is replaced; a failed write
+    is tried again. ``clock`` shows seconds of UNIX time. Safe from any thread; `add` never waits
+    for the disk.
     """
 
     def __init__(self, clock: Clock = time.time, later: Later = start_timer) -> None:
@@ -118,13 +135,17 @@ class SavedDays:
                 self._kept = kept or _File()
 
     def account(self, fingerprint: str) -> SavedTime:
-        """The account of the model with this fingerprint; it starts with the speed of an earlier run."""
+        """The account of the model with this fingerprint; it starts with the speed of an earlier
+        run.
+        """
         with self._lock:
             known = self._speed_of(fingerprint)
         return SavedTime(known, partial(self.add, fingerprint))
 
     def add(self, fingerprint: str, saved: Saved, speed: float) -> None:
-        """Count a request of this moment; ``speed`` is its model's in tokens per second, 0 for none."""
+        """Count a request of this moment; ``speed`` is its model's in tokens per second, 0 for
+        none.
+        """
         day = self.today()
         with self._lock:
             self._since_start += saved

@@ -28,7 +28,11 @@ __all__ = ["ReplyResponse", "merged", "respond"]
 def cache_header(known: Done | Progress) -> dict[str, str]:
     """``x-pyctl-cache``: where the prompt was restored from, and tokens restored and evaluated."""
     if isinstance(known, Done):
-        source, cached, evaluated = known.stats.source, known.stats.n_cached, known.stats.n_evaluated
+        source, cached, evaluated = (
+            known.stats.source,
+            known.stats.n_cached,
+            known.stats.n_evaluated,
+        )
     else:
         source, cached, evaluated = known.source, known.n_cached, known.n_prompt - known.n_cached
     return {"x-pyctl-cache": f"source={source}; cached={cached}; evaluated={evaluated}"}
@@ -68,11 +72,12 @@ async def merged(handles: Sequence[RequestHandle]) -> AsyncGenerator[tuple[int, 
 
 
 class ReplyResponse:
-    """An ASGI application that sends ``replies``, each made of the events of a handle; ``combine`` makes one body of
-    whole ones, in their order.
+    """An ASGI application that sends ``replies``, each made of the events of a handle; ``combine``
+    makes one body of whole ones, in their order.
 
-    When the client leaves, all work is cancelled. An error becomes a separate response as long as nothing has been
-    sent, and an event after that. A stream starts with the first event, or after one ping interval without any.
+    When the client leaves, all work is cancelled. An error becomes a separate response as long as
+    nothing has been sent, and an event after that. A stream starts with the first event, or after
+    one ping interval without any.
     """
 
     def __init__(
@@ -95,7 +100,9 @@ class ReplyResponse:
         path: str = scope["path"]
         reply = self._replies[0]
         if reply.id:
-            self._running[reply.id] = tuple(self._handles) if reply.options.reasoning_control else ()
+            self._running[reply.id] = (
+                tuple(self._handles) if reply.options.reasoning_control else ()
+            )
         make = self._stream if reply.options.stream else self._whole
         try:
             if not await until_left(receive, make(path, scope, receive, send)):
@@ -108,7 +115,9 @@ class ReplyResponse:
 
     async def _whole(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            finals = [await _finished(*each) for each in zip(self._handles, self._replies, strict=True)]
+            finals = [
+                await _finished(*each) for each in zip(self._handles, self._replies, strict=True)
+            ]
             bodies = [reply.whole(done) for reply, done in zip(self._replies, finals, strict=True)]
             headers = cache_header(finals[0]) if len(finals) == 1 else {}
             response: Response = JsonResponse(self._combine(bodies), headers=headers)
@@ -139,7 +148,9 @@ class ReplyResponse:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _batches(self, path: str) -> AsyncGenerator[bytes, None]:
-        """Frames as they come; frames of events that wait together are joined. Raises the error of a Failed."""
+        """Frames as they come; frames of events that wait together are joined. Raises the error of
+        a Failed.
+        """
         async with aclosing(merged(self._handles)) as found:
             async for number, events in found:
                 frames: list[bytes] = []
@@ -171,7 +182,9 @@ class ReplyResponse:
         self._last_sent = asyncio.get_running_loop().time()
 
     async def _ping(self, send: Send, seconds: int) -> None:
-        """Send a sign of life whenever the stream has been silent for ``seconds``; never if that is not above 0."""
+        """Send a sign of life whenever the stream has been silent for ``seconds``; never if that is
+        not above 0.
+        """
         loop = asyncio.get_running_loop()
         while seconds > 0:
             rest = self._last_sent + seconds - loop.time()
@@ -206,16 +219,20 @@ def respond(
     replies: Sequence[Reply],
     combine: Callable[[list[dict[str, Any]]], Any] = lambda bodies: bodies[0],
 ) -> ReplyResponse:
-    """Submit ``replies`` to the engine and answer ``request`` with them. Raises ContextSizeError, UnavailableError.
+    """Submit ``replies`` to the engine and answer ``request`` with them. Raises ContextSizeError,
+    UnavailableError.
 
-    All replies of all APIs start here, so this is where the client's right to read texts enters them.
+    All replies of all APIs start here, so this is where the client's right to read texts enters
+    them.
     """
     handles: list[RequestHandle] = []
     may_see = sees_texts(request, service.shared.settings)
     try:
         for reply in replies:
             reply.sees_texts = may_see
-            reply.handle = service.worker.submit(reply.request if may_see else replace(reply.request, sees_texts=False))
+            reply.handle = service.worker.submit(
+                reply.request if may_see else replace(reply.request, sees_texts=False)
+            )
             handles.append(reply.handle)
     except Exception:
         for handle in handles:

@@ -1,4 +1,6 @@
-"""The objects that endpoints use: a `Service` for each model, and `AppState` for all models of a process."""
+"""The objects that endpoints use: a `Service` for each model, and `AppState` for all models of a
+process.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ __all__ = ["AppState", "Service"]
 class AppState:
     """Shared by all models of a process: settings of the server, kept streams, threads.
 
-    ``running`` are the handles of replies that are being sent, by their id, without those that may not be controlled;
-    only the event loop uses it, ``streams``, and ``calls``, the calls of tools.
+    ``running`` are the handles of replies that are being sent, by their id, without those that may
+    not be controlled; only the event loop uses it, ``streams``, and ``calls``, the calls of tools.
     """
 
     settings: ServerSettings = field(default_factory=ServerSettings)
@@ -50,7 +52,9 @@ class AppState:
 
 @dataclass(frozen=True)
 class Service:
-    """One model, as the endpoints and a chat in this process use it; the maker of the worker closes that."""
+    """One model, as the endpoints and a chat in this process use it; the maker of the worker closes
+    that.
+    """
 
     worker: Worker
     chat: ChatFormat
@@ -93,9 +97,10 @@ class Service:
     def counted_bytes(self, engine: EngineMemory) -> Mapping[str, int]:
         """Bytes by what they are for; ``engine`` is what `EngineAdmin.memory` found.
 
-        ``snapshots`` are the prefix cache's. ``blocks`` are all saved rows and states: of snapshots, those
-        ``in_flight`` to or from a device, those that wait for the disk. ``arena`` is memory taken from the system for
-        blocks, future ones included. The others are remembered between requests.
+        ``snapshots`` are the prefix cache's. ``blocks`` are all saved rows and states: of
+        snapshots, those ``in_flight`` to or from a device, those that wait for the disk. ``arena``
+        is memory taken from the system for blocks, future ones included. The others are remembered
+        between requests.
         """
         return {
             "snapshots": engine.snapshots,

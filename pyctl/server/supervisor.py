@@ -1,4 +1,6 @@
-"""The supervisor of a process with several models: loads and unloads them, and watches their engines."""
+"""The supervisor of a process with several models: loads and unloads them, and watches their
+engines.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,16 @@ PROGRESS_STEP = 0.05
 class Supervisor:
     """Has the ``models`` loaded that requests wait for.
 
-    One thread loads and unloads, one model after the other, in the order of `LoadOrder`. The thread that calls `run`
-    watches the engines meanwhile: a call for a device that failed may never return.
+    One thread loads and unloads, one model after the other, in the order of `LoadOrder`. The thread
+    that calls `run` watches the engines meanwhile: a call for a device that failed may never
+    return.
     """
 
     def __init__(self, models: Models) -> None:
         self._models = models
-        self._left: dict[str, float] = {}  # models unloaded for the one to be loaded, and when that started
+        self._left: dict[
+            str, float
+        ] = {}  # models unloaded for the one to be loaded, and when that started
         self._thread = threading.Thread(target=self._run, name="pyctl-models", daemon=True)
 
     def run(self) -> None:
@@ -52,14 +57,17 @@ class Supervisor:
         if models.trouble is not None:
             raise models.trouble
 
-    # -- the thread that loads ---------------------------------------------------------------------------------------
+    # -- the thread that loads
+    # ----------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._models.closing.is_set():
             try:
                 self._step()
             except Exception:
-                if not self._models.closing.is_set():  # else calls of engines that close are cancelled
+                if (
+                    not self._models.closing.is_set()
+                ):  # else calls of engines that close are cancelled
                     log.exception("the thread that loads models failed in one step")
                     self._models.closing.wait(1.0)
 
@@ -86,7 +94,8 @@ class Supervisor:
                 is_full, victim = order.is_full or not has_room, order.victim(now)
                 if is_full and order.is_stuck:
                     return self._failed(
-                        model, ModelError("all loaded models are kept, and there is no room for one more")
+                        model,
+                        ModelError("all loaded models are kept, and there is no room for one more"),
                     )
             if not is_full or order.is_empty:
                 return self._load(model)
@@ -108,7 +117,11 @@ class Supervisor:
         names = {model.name for model in self._models}
         while outdated:
             model = outdated.pop(0)
-            log.info("%s %s", model.name, "has other settings or files" if model.name in names else "is gone")
+            log.info(
+                "%s %s",
+                model.name,
+                "has other settings or files" if model.name in names else "is gone",
+            )
             _close(model)
             del model
         # What threads still use, such as one that prepares a vocabulary, goes with the next reload.
@@ -125,7 +138,9 @@ class Supervisor:
                     return model, "unloaded"
                 if now >= model.unload_at and model.service is not None:
                     model.unload_at = now + model.source.stop_seconds
-                    model.service.worker.end_requests(UnavailableError(f"the model {model.name} was unloaded"))
+                    model.service.worker.end_requests(
+                        UnavailableError(f"the model {model.name} was unloaded")
+                    )
             if since is not None and 0 <= model.source.sleep_seconds <= now - since:
                 return model, "sleeping"
         return None
@@ -156,7 +171,8 @@ class Supervisor:
         except Exception as error:
             if model.service is None or source.loader.is_current():
                 return self._failed(model, error)
-            # Its vocabulary and snapshots belong to the old files. Its requests wait for it to be loaded anew.
+            # Its vocabulary and snapshots belong to the old files. Its requests wait for it to be
+            # loaded anew.
             log.info("%s has other files", model.name)
             self._models.renew(model)
             _close(model)
@@ -171,7 +187,13 @@ class Supervisor:
         self._models.admit()
         text = "switched to %s in %.1f s (weights %.1f s, %d conversations kept)"
         seconds = now - min([began, *left.values()])
-        log.info(text if left else text.replace("switched to", "loaded"), model.name, seconds, now - began, n_kept)
+        log.info(
+            text if left else text.replace("switched to", "loaded"),
+            model.name,
+            seconds,
+            now - began,
+            n_kept,
+        )
 
     def _unload(self, model: ServedModel, status: Status, *, for_another: bool = False) -> None:
         began = self._models.clock()
@@ -194,10 +216,16 @@ class Supervisor:
         log.info("%s unloaded in %.1f s", model.name, self._models.clock() - began)
 
     def _failed(self, model: ServedModel, error: Exception) -> None:
-        """Tell all that wait for ``model``, and reload the models unloaded for it; nothing at the end."""
+        """Tell all that wait for ``model``, and reload the models unloaded for it; nothing at the
+        end.
+        """
         if self._models.closing.is_set():
             return
-        known = error if isinstance(error, PyctlError) else ModelError(f"cannot load {model.name}: internal error")
+        known = (
+            error
+            if isinstance(error, PyctlError)
+            else ModelError(f"cannot load {model.name}: internal error")
+        )
         if known is not error:
             log.error("cannot load %s", model.name, exc_info=error)
         else:

@@ -1,6 +1,7 @@
 """Compile llama.cpp's libraries into a separate directory.
 
-All files of a build lie in one work directory. A build that was interrupted goes on where it stopped.
+All files of a build lie in one work directory. A build that was interrupted goes on where it
+stopped.
 """
 
 from __future__ import annotations
@@ -23,7 +24,14 @@ from typing import TextIO
 
 from pyctl.errors import ConfigError
 from pyctl.module_process import end_with_parent
-from pyctl.setup.libraries import BINDINGS, EXTENSION, MODULES, BuiltLibraries, cpu_features, write_built
+from pyctl.setup.libraries import (
+    BINDINGS,
+    EXTENSION,
+    MODULES,
+    BuiltLibraries,
+    cpu_features,
+    write_built,
+)
 from pyctl.setup.machine import Compiler
 from pyctl.setup.parameter_layout import lay_out
 from pyctl.setup.release_files import Manifest
@@ -80,7 +88,9 @@ class Build:
 
     @property
     def name(self) -> str:
-        """The name of the directory with the finished libraries, such as ``0.3.36-cuda13.5.0-86``."""
+        """The name of the directory with the finished libraries, such as
+        ``0.3.36-cuda13.5.0-86``.
+        """
         release = read_pin().release if self.release is None else f"own-{self.release.name}"
         if not self.architectures:
             return f"{release}-cpu"
@@ -97,7 +107,9 @@ class Build:
 def build_lock(work: Path) -> Iterator[None]:
     """Hold the lock of ``work`` during the block. Raises ConfigError if another process has it."""
     work.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(work.with_name(f"{work.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(
+        work.with_name(f"{work.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+    )
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -112,13 +124,15 @@ def compile_libraries(build: Build, source: Path) -> None:
     """Compile llama.cpp; ninja shows its steps and errors. Raises ConfigError if that fails."""
     if _compile(build, build.directory, source, defines(build)) != 0:
         raise ConfigError(
-            f"the compilation with {build.compiler.cxx} failed (see above); if the memory was too small: pyctl setup "
+            f"the compilation with {build.compiler.cxx} failed (see above); if the memory was too "
+            "small: pyctl setup "
             f"--jobs {max(build.n_jobs // 2, 1)}"
         )
 
 
 def compile_extension(build: Build, release: Release) -> dict[str, str]:
-    """Compile the native modules into ``extension`` of the build's directory, against the headers of ``release``.
+    """Compile the native modules into ``extension`` of the build's directory, against the headers
+    of ``release``.
 
     Returns the reason of each that does not compile; there is one for each module if cmake fails.
     """
@@ -140,29 +154,43 @@ def compile_extension(build: Build, release: Release) -> dict[str, str]:
     missing = {}
     for name in MODULES:
         if not any(place.glob(f"{name}.*so")):
-            found = re.search(rf"^FAILED: [^\n]*\b{name}\.dir.*?\b(error: [^\n]+)", text, re.MULTILINE | re.DOTALL)
+            found = re.search(
+                rf"^FAILED: [^\n]*\b{name}\.dir.*?\b(error: [^\n]+)", text, re.MULTILINE | re.DOTALL
+            )
             found = found or re.search(r"^CMake (Error[^\n]*\n[^\n]*)", text, re.MULTILINE)
             reason = f"it needs {MODULES[0]}" if MODULES[0] in missing else "it does not compile"
             missing[name] = " ".join(found[1].split()) if found is not None else reason
     return missing
 
 
-def _compile(build: Build, place: Path, source: Path, values: Mapping[str, str], log: TextIO | None = None) -> int:
+def _compile(
+    build: Build, place: Path, source: Path, values: Mapping[str, str], log: TextIO | None = None
+) -> int:
     """Run cmake with ``values`` and ninja in ``place``; returns the exit code of the last one.
 
-    With a ``log`` they make what they can, and their output goes there. Ninja ends its compilers and itself when this
-    process is interrupted or killed.
+    With a ``log`` they make what they can, and their output goes there. Ninja ends its compilers
+    and itself when this process is interrupted or killed.
     """
     environment = _environment(build)
     command = [build.tools.cmake, "-S", str(source), "-B", str(place), "-G", "Ninja"]
     command += [f"-D{name}={value}" for name, value in values.items()]
     quiet = log if log is not None else subprocess.DEVNULL
-    if code := subprocess.run(command, stdout=quiet, stderr=log, env=environment, check=False).returncode:
+    if code := subprocess.run(
+        command, stdout=quiet, stderr=log, env=environment, check=False
+    ).returncode:
         return code
     command = [*(["nice"] if shutil.which("nice") else []), build.tools.ninja]
-    command += ["-C", str(place), "-j", str(build.n_jobs), *(TARGETS if log is None else ("-k", "0"))]
+    command += [
+        "-C",
+        str(place),
+        "-j",
+        str(build.n_jobs),
+        *(TARGETS if log is None else ("-k", "0")),
+    ]
     end = partial(end_with_parent, signal.SIGINT)
-    with subprocess.Popen(command, stdout=log, stderr=log, env=environment, preexec_fn=end) as process:
+    with subprocess.Popen(
+        command, stdout=log, stderr=log, env=environment, preexec_fn=end
+    ) as process:
         try:
             return process.wait()
         except BaseException:
@@ -193,16 +221,20 @@ def stage_libraries(
 ) -> BuiltLibraries:
     """Collect the build in a hidden directory below ``home``, to be checked; links stay links.
 
-    ``built`` is the time in seconds since 1970. Another release than the pinned one has its bindings next to them, and
-    its modules but those that are ``missing`` for a reason.
+    ``built`` is the time in seconds since 1970. Another release than the pinned one has its
+    bindings next to them, and its modules but those that are ``missing`` for a reason.
     """
     directory, release, toolkit = home / "llama" / f".{build.name}", build.release, build.toolkit
-    new_stage(directory, [build.directory / "bin"], toolkit.libraries if toolkit is not None else ())
+    new_stage(
+        directory, [build.directory / "bin"], toolkit.libraries if toolkit is not None else ()
+    )
     if release is not None:
         ignored = shutil.ignore_patterns("lib", "*.so*", "__pycache__")
         bindings = directory / BINDINGS / "llama_cpp"
         shutil.copytree(release.bindings, bindings, ignore=ignored)
-        if not release.has_bindings and (changed := lay_out(bindings, release.tree, build.compiler.cxx)):
+        if not release.has_bindings and (
+            changed := lay_out(bindings, release.tree, build.compiler.cxx)
+        ):
             print(f"laid out as the headers have them: {', '.join(changed)}", flush=True)
         (directory / EXTENSION).mkdir()
         for name in set(MODULES) - missing.keys():
@@ -217,14 +249,18 @@ def stage_libraries(
             files={},
             built=built,
             directory=directory,
-            digests={"archive": release.digest, "csrc": extension_digest()} if release is not None else {},
+            digests={"archive": release.digest, "csrc": extension_digest()}
+            if release is not None
+            else {},
             missing=dict(missing),
         )
     )
 
 
 def new_stage(directory: Path, places: Iterable[Path], others: Iterable[Path]) -> None:
-    """Make ``directory`` anew, with the libraries of ``places``, whose links stay links, and ``others``."""
+    """Make ``directory`` anew, with the libraries of ``places``, whose links stay links, and
+    ``others``.
+    """
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     for path in sorted(path for place in places for path in place.glob(LIBRARY_NAMES)):
@@ -233,18 +269,25 @@ def new_stage(directory: Path, places: Iterable[Path], others: Iterable[Path]) -
         shutil.copy2(path, directory / path.name)
 
 
-def stage_release(manifest: Manifest, places: Sequence[Path], nvidia: Path, home: Path) -> BuiltLibraries:
-    """Collect the libraries of ``places``, the release's for CPUs and for cards, and NVIDIA's in ``nvidia`` in a hidden
-    directory below ``home``."""
+def stage_release(
+    manifest: Manifest, places: Sequence[Path], nvidia: Path, home: Path
+) -> BuiltLibraries:
+    """Collect the libraries of ``places``, the release's for CPUs and for cards, and NVIDIA's in
+    ``nvidia`` in a hidden directory below ``home``.
+    """
     release, architectures = read_pin().release, manifest.architectures
     directory = home / "llama" / f".{release}-cuda{manifest.toolkit}-{'_'.join(architectures)}"
     new_stage(directory, places, [nvidia / name for name in manifest.libraries])
     # No CPU features: the libraries choose their variant at their start.
-    return write_built(BuiltLibraries(release, manifest.toolkit, architectures, (), {}, time.time(), directory))
+    return write_built(
+        BuiltLibraries(release, manifest.toolkit, architectures, (), {}, time.time(), directory)
+    )
 
 
 def place_libraries(staged: BuiltLibraries) -> Path:
-    """Give the checked libraries their name; processes that run on an earlier build with that name keep its files."""
+    """Give the checked libraries their name; processes that run on an earlier build with that name
+    keep its files.
+    """
     name = staged.directory.name.removeprefix(".")
     target, old = staged.directory.with_name(name), staged.directory.with_name(f".{name}.old")
     shutil.rmtree(old, ignore_errors=True)

@@ -12,16 +12,22 @@ NO_LIMIT = 2**63
 
 
 class MemoryGroup(NamedTuple):
-    """Bytes that a group may take, and those it takes without pages of files, which the system reclaims first."""
+    """Bytes that a group may take, and those it takes without pages of files, which the system
+    reclaims first.
+    """
 
     limit: int
     used: int
 
 
 def memory_groups(root: Path = Path("/")) -> list[MemoryGroup]:
-    """The groups of this process and all around them, of versions 1 and 2, by the files below ``root``."""
+    """The groups of this process and all around them, of versions 1 and 2, by the files below
+    ``root``.
+    """
     lines = text_of(root / "proc/self/cgroup").splitlines() or ["0::/"]
-    directories = ((each, kind) for line in lines for each, kind in _directories(root / "sys/fs/cgroup", line))
+    directories = (
+        (each, kind) for line in lines for each, kind in _directories(root / "sys/fs/cgroup", line)
+    )
     return [found for each, kind in directories if (found := _read(each, kind)) is not None]
 
 

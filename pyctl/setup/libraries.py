@@ -1,8 +1,9 @@
 """llama.cpp's libraries that `pyctl setup` built: where they lie, and which of them a process uses.
 
-Each build is one directory with libraries and built.json. A build of another release than the pinned one also has the
-Python files of its bindings in ``bindings``, and those modules of the extension that passed their test in
-``extension``. Without a build that fits, a process uses the libraries that pip built with llama-cpp-python.
+Each build is one directory with libraries and built.json. A build of another release than the
+pinned one also has the Python files of its bindings in ``bindings``, and those modules of the
+extension that passed their test in ``extension``. Without a build that fits, a process uses the
+libraries that pip built with llama-cpp-python.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ __all__ = [
 ]
 
 BUILT, CHOSEN = "built.json", "chosen"
-"""Files: the content of a build, in its directory; the name of the build that a user chose, next to all of them."""
+"""Files: the content of a build, in its directory; the name of the build that a user chose, next to
+all of them.
+"""
 
 BINDINGS, EXTENSION = "bindings", "extension"
 
@@ -63,7 +66,9 @@ LIBRARY_PATH, MTMD_PATH = "LLAMA_CPP_LIB_PATH", "MTMD_CPP_LIB"
 """Variables by which llama-cpp-python finds libllama and libmtmd."""
 
 CHOICE = "PYCTL_LIBS"
-"""``package`` for the libraries of llama-cpp-python, or the directory that `pyctl setup --dir` was given."""
+"""``package`` for the libraries of llama-cpp-python, or the directory that `pyctl setup --dir` was
+given.
+"""
 
 PACKAGE = "package"
 
@@ -78,11 +83,13 @@ FEATURES = re.compile(r"avx|amx|fma|f16c|bmi|sse|ssse|sve|sme|asimd|i8mm|bf16")
 class BuiltLibraries:
     """The content of built.json.
 
-    ``architectures`` are such as ``86``, none for a CPU build. ``features`` are the CPU features of the machine that
-    compiled. ``files`` maps names in ``directory`` to their bytes. ``built`` is seconds since 1970.
+    ``architectures`` are such as ``86``, none for a CPU build. ``features`` are the CPU features of
+    the machine that compiled. ``files`` maps names in ``directory`` to their bytes. ``built`` is
+    seconds since 1970.
 
-    Of a release that a user chose: ``digests`` has the sha256 of its ``archive``, and of ``csrc``, from which its
-    modules were compiled; ``missing`` has the reason of each module that did not compile or pass.
+    Of a release that a user chose: ``digests`` has the sha256 of its ``archive``, and of ``csrc``,
+    from which its modules were compiled; ``missing`` has the reason of each module that did not
+    compile or pass.
     """
 
     release: str
@@ -124,10 +131,15 @@ def build_home(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def write_built(built: BuiltLibraries) -> BuiltLibraries:
-    """Write built.json into the directory of ``built``, for all users, as the libraries are; returns it with the files
-    that are there."""
+    """Write built.json into the directory of ``built``, for all users, as the libraries are;
+    returns it with the files that are there.
+    """
     place = built.directory
-    files = {str(path.relative_to(place)): path.stat().st_size for path in place.rglob("*") if path.is_file()}
+    files = {
+        str(path.relative_to(place)): path.stat().st_size
+        for path in place.rglob("*")
+        if path.is_file()
+    }
     built = replace(built, files=files)
     fields = {name: value for name, value in asdict(built).items() if name != "directory"}
     write_atomic(place / BUILT, json.dumps(fields, indent=1).encode() + b"\n")
@@ -136,7 +148,9 @@ def write_built(built: BuiltLibraries) -> BuiltLibraries:
 
 
 def choose(home: Path, name: str) -> None:
-    """Let processes use the build called ``name`` from now on, the pinned release if it is empty."""
+    """Let processes use the build called ``name`` from now on, the pinned release if it is
+    empty.
+    """
     if name:
         write_atomic(home / "llama" / CHOSEN, name.encode())
         (home / "llama" / CHOSEN).chmod(0o644)
@@ -153,9 +167,13 @@ def chosen_name(home: Path) -> str:
 
 
 def libraries_at(home: Path) -> list[BuiltLibraries]:
-    """All complete builds below ``home``, the newest first; not those in hidden directories, which are not checked."""
+    """All complete builds below ``home``, the newest first; not those in hidden directories, which
+    are not checked.
+    """
     found = map(_read_built, sorted((home / "llama").glob("[!.]*")))
-    return sorted((built for built in found if built is not None), key=lambda built: built.built, reverse=True)
+    return sorted(
+        (built for built in found if built is not None), key=lambda built: built.built, reverse=True
+    )
 
 
 def _read_built(directory: Path) -> BuiltLibraries | None:
@@ -163,7 +181,10 @@ def _read_built(directory: Path) -> BuiltLibraries | None:
     try:
         values = json.loads((directory / BUILT).read_text(encoding="utf-8"))
         known = BuiltLibraries.__dataclass_fields__.keys() & values.keys()
-        values = {name: tuple(values[name]) if isinstance(values[name], list) else values[name] for name in known}
+        values = {
+            name: tuple(values[name]) if isinstance(values[name], list) else values[name]
+            for name in known
+        }
         built = BuiltLibraries(**values, directory=directory)
         return built if built.is_whole else None
     except (OSError, ValueError, TypeError, AttributeError):
@@ -187,21 +208,29 @@ def capability(architecture: str) -> tuple[int, int]:
 
 
 def covers(architectures: Sequence[str], wanted: tuple[int, int]) -> bool:
-    """Whether machine code for one of ``architectures`` runs on a card with the ``wanted`` capability: same major
-    version, minor not above."""
+    """Whether machine code for one of ``architectures`` runs on a card with the ``wanted``
+    capability: same major version, minor not above.
+    """
     for architecture in architectures:
         built = capability(architecture)
-        if built == wanted or (architecture[-1].isdigit() and built[0] == wanted[0] and built <= wanted):
+        if built == wanted or (
+            architecture[-1].isdigit() and built[0] == wanted[0] and built <= wanted
+        ):
             return True
     return False
 
 
-def fits(built: BuiltLibraries, release: str, cards: Sequence[tuple[int, int]], features: Sequence[str]) -> bool:
-    """Whether ``built`` is of this release and runs on this CPU and, if it uses CUDA, on ``cards`` of all these
-    capabilities."""
+def fits(
+    built: BuiltLibraries, release: str, cards: Sequence[tuple[int, int]], features: Sequence[str]
+) -> bool:
+    """Whether ``built`` is of this release and runs on this CPU and, if it uses CUDA, on ``cards``
+    of all these capabilities.
+    """
     if built.release != release or not set(built.features) <= set(features):
         return False
-    return not built.architectures or (bool(cards) and all(covers(built.architectures, card) for card in cards))
+    return not built.architectures or (
+        bool(cards) and all(covers(built.architectures, card) for card in cards)
+    )
 
 
 def use_libraries(
@@ -209,18 +238,30 @@ def use_libraries(
     look: Callable[[], Driver | None] = find_driver,
     features: Callable[[], Sequence[str]] = cpu_features,
 ) -> BuiltLibraries | None:
-    """Set the variables that make `import llama_cpp` load the chosen build, else the newest that fits; None for none.
+    """Set the variables that make `import llama_cpp` load the chosen build, else the newest that
+    fits; None for none.
 
-    Variables that are set already stay. The driver is asked only if there is a CUDA build of this release.
+    Variables that are set already stay. The driver is asked only if there is a CUDA build of this
+    release.
     """
-    if LIBRARY_PATH in environ or environ.get(CHOICE) == PACKAGE or not os.path.isdir(data_home(environ) / "llama"):
+    if (
+        LIBRARY_PATH in environ
+        or environ.get(CHOICE) == PACKAGE
+        or not os.path.isdir(data_home(environ) / "llama")
+    ):
         return None
-    release, found, name = read_pin().release, libraries_at(data_home(environ)), chosen_name(data_home(environ))
+    release, found, name = (
+        read_pin().release,
+        libraries_at(data_home(environ)),
+        chosen_name(data_home(environ)),
+    )
     candidates = [built for built in found if built.directory.name == name and built.is_tried]
     candidates += [built for built in found if built.release == release and not built.digests]
     driver = look() if any(built.architectures for built in candidates) else None
     cards = [card.capability for card in driver.cards] if driver is not None else []
-    chosen = next((built for built in candidates if fits(built, built.release, cards, features())), None)
+    chosen = next(
+        (built for built in candidates if fits(built, built.release, cards, features())), None
+    )
     if chosen is not None:
         environ[LIBRARY_PATH] = str(chosen.directory)
         environ.setdefault(MTMD_PATH, str(chosen.directory))
@@ -228,13 +269,17 @@ def use_libraries(
 
 
 class _Modules:
-    """Finds `pyctl._core` and the others in ``place`` and nowhere else, such as in a build of another release."""
+    """Finds `pyctl._core` and the others in ``place`` and nowhere else, such as in a build of
+    another release.
+    """
 
     def __init__(self, place: Path) -> None:
         self._place = place
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """The module called ``name``, None if it is no native one. ModuleNotFoundError if it is left out."""
+        """The module called ``name``, None if it is no native one. ModuleNotFoundError if it is
+        left out.
+        """
         package, _, module = name.partition(".")
         if package != "pyctl" or module not in MODULES:
             return None
@@ -247,10 +292,13 @@ class _Modules:
 
 
 def use_release(
-    environ: Mapping[str, str] = os.environ, path: list[str] = sys.path, finders: list[Any] = sys.meta_path
+    environ: Mapping[str, str] = os.environ,
+    path: list[str] = sys.path,
+    finders: list[Any] = sys.meta_path,
 ) -> None:
-    """Let this process import bindings and native modules of the build that ``environ`` names, if it has its own, and
-    the modules next to the one that it tries."""
+    """Let this process import bindings and native modules of the build that ``environ`` names, if
+    it has its own, and the modules next to the one that it tries.
+    """
     directory = Path(environ.get(LIBRARY_PATH, ""))
     if directory.is_absolute() and (directory / BINDINGS).is_dir():
         path.insert(0, str(directory / BINDINGS))
@@ -260,13 +308,16 @@ def use_release(
 
 
 def libraries_in_use(environ: Mapping[str, str] = os.environ) -> BuiltLibraries | None:
-    """The build that `use_libraries` chose for a process with these variables, None for other libraries."""
+    """The build that `use_libraries` chose for a process with these variables, None for other
+    libraries.
+    """
     return _read_built(Path(environ[LIBRARY_PATH])) if LIBRARY_PATH in environ else None
 
 
 def unused_choice(environ: Mapping[str, str] = os.environ) -> str:
-    """One line: why `use_libraries` did not take the build that a user chose, and the command that helps; empty if it
-    did."""
+    """One line: why `use_libraries` did not take the build that a user chose, and the command that
+    helps; empty if it did.
+    """
     home = data_home(environ)
     name = chosen_name(home)
     directory = home / "llama" / name
@@ -280,7 +331,8 @@ def unused_choice(environ: Mapping[str, str] = os.environ) -> str:
     else:
         reason = "it was built for another machine"
     return (
-        f"{name} of llama.cpp is not used: {reason}; to build it again or to stay: pyctl setup --llama-cpp or --pinned"
+        f"{name} of llama.cpp is not used: {reason}; to build it again or to stay: pyctl setup "
+        "--llama-cpp or --pinned"
     )
 
 
@@ -289,7 +341,8 @@ def unused_card(
     look: Callable[[], Driver | None] = find_driver,
     look_at_bus: Callable[[], Sequence[str]] = find_pci_cards,
 ) -> str:
-    """One line for a process whose libraries use no GPU: why an NVIDIA card is idle, and the command that helps.
+    """One line for a process whose libraries use no GPU: why an NVIDIA card is idle, and the
+    command that helps.
 
     Empty if there is no such card, or if the user chose the libraries or hides the cards.
     """
@@ -297,10 +350,19 @@ def unused_card(
         return ""
     driver = look()
     if driver is None or not driver.cards:
-        fault = f"reports error {driver.error}" if driver is not None and driver.error else "is not available"
+        fault = (
+            f"reports error {driver.error}"
+            if driver is not None and driver.error
+            else "is not available"
+        )
         line = f"the NVIDIA card of this machine is idle: its driver {fault}; see: pyctl setup"
         return line if NVIDIA in look_at_bus() else ""
     name, reason = driver.cards[0].name, "these libraries of llama.cpp use the CPU only"
-    if LIBRARY_PATH not in environ and any(built.architectures for built in libraries_at(data_home(environ))):
-        reason = f"its libraries were built for other cards, another CPU or not for llama.cpp {read_pin().release}"
+    if LIBRARY_PATH not in environ and any(
+        built.architectures for built in libraries_at(data_home(environ))
+    ):
+        reason = (
+            "its libraries were built for other cards, another CPU or not for llama.cpp "
+            f"{read_pin().release}"
+        )
     return f"{name} is idle: {reason}; to build them for it: pyctl setup"

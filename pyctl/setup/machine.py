@@ -1,6 +1,8 @@
-"""Facts about this machine: NVIDIA driver, cards, compilers, cores, memory. Nothing is changed and nothing is decided.
+"""Facts about this machine: NVIDIA driver, cards, compilers, cores, memory. Nothing is changed and
+nothing is decided.
 
-Needs neither nvidia-smi nor llama.cpp. The driver is asked by ctypes and initialised in this process.
+Needs neither nvidia-smi nor llama.cpp. The driver is asked by ctypes and initialised in this
+process.
 """
 
 from __future__ import annotations
@@ -41,13 +43,16 @@ DRIVER_PLACES = (
     "/run/opengl-driver/lib/libcuda.so.1",  # NixOS
     "/usr/local/nvidia/lib64/libcuda.so.1",  # some images
 )
-"""Where the driver's library is looked for, in this order; the first name is the loader's own search."""
+"""Where the driver's library is looked for, in this order; the first name is the loader's own
+search.
+"""
 
 NVIDIA, AMD = "0x10de", "0x1002"
 """PCI vendor ids."""
 
 DISPLAY_CLASSES = ("0x03", "0x12")
-"""PCI classes of cards: display controllers, and processing accelerators, which some AMD cards are."""
+"""PCI classes of cards: display controllers, and processing accelerators, which some AMD cards are.
+"""
 
 PROBE_SECONDS = 30.0
 
@@ -57,7 +62,9 @@ MAJOR, MINOR = 75, 76
 
 @dataclass(frozen=True)
 class Card:
-    """A card as the NVIDIA driver reports it. ``capability`` is (8, 6) for a 3090, ``n_bytes`` its whole memory."""
+    """A card as the NVIDIA driver reports it. ``capability`` is (8, 6) for a 3090, ``n_bytes`` its
+    whole memory.
+    """
 
     name: str
     capability: tuple[int, int]
@@ -73,9 +80,9 @@ class Card:
 class Driver:
     """Facts from libcuda.so.1.
 
-    ``cuda`` is the newest supported CUDA version, (0, 0) if unknown. ``release`` is the kernel module's, such
-    as ``580.159.03``, or empty. ``error`` is the CUresult of the first call that failed, 0 if none did; there are no
-    cards then.
+    ``cuda`` is the newest supported CUDA version, (0, 0) if unknown. ``release`` is the kernel
+    module's, such as ``580.159.03``, or empty. ``error`` is the CUresult of the first call that
+    failed, 0 if none did; there are no cards then.
     """
 
     cuda: tuple[int, int]
@@ -88,8 +95,8 @@ class Driver:
 class Compiler:
     """A C++ compiler. ``is_shared``: it links the C++ library as a shared one.
 
-    One that links it statically gives the extension a second copy besides Python's other modules', and the first
-    exception that crosses between the two ends the process.
+    One that links it statically gives the extension a second copy besides Python's other modules',
+    and the first exception that crosses between the two ends the process.
     """
 
     cxx: str
@@ -101,8 +108,9 @@ class Compiler:
 class Machine:
     """Everything that `pyctl setup` and `pyctl doctor` decide by. Sizes are bytes.
 
-    ``pci_cards`` are the vendor ids of cards on the bus, with or without a driver. ``libc`` is such as ``glibc 2.41``,
-    ``processor`` such as ``x86_64``. ``n_cores`` and ``n_ram`` respect the limits of a container.
+    ``pci_cards`` are the vendor ids of cards on the bus, with or without a driver. ``libc`` is such
+    as ``glibc 2.41``, ``processor`` such as ``x86_64``. ``n_cores`` and ``n_ram`` respect the
+    limits of a container.
     """
 
     driver: Driver | None
@@ -137,7 +145,8 @@ def look_at_machine(environ: Mapping[str, str] = os.environ, root: Path = Path("
     )
 
 
-# -- cards -------------------------------------------------------------------------------------------------------------
+# -- cards
+# ----------------------------------------------------------------------------------
 
 
 def find_driver(places: Sequence[str] = DRIVER_PLACES, root: Path = Path("/")) -> Driver | None:
@@ -159,7 +168,12 @@ def _ask(library: ctypes.CDLL, release: str) -> Driver:
     error = library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(number))
     cards = []
     for index in range(0 if error else number.value):
-        device, major, minor, size = ctypes.c_int(0), ctypes.c_int(0), ctypes.c_int(0), ctypes.c_size_t(0)
+        device, major, minor, size = (
+            ctypes.c_int(0),
+            ctypes.c_int(0),
+            ctypes.c_int(0),
+            ctypes.c_size_t(0),
+        )
         name = ctypes.create_string_buffer(256)
         error = (
             library.cuDeviceGet(ctypes.byref(device), index)
@@ -170,12 +184,16 @@ def _ask(library: ctypes.CDLL, release: str) -> Driver:
         )
         if error:
             return Driver(cuda, release, error=error)
-        cards.append(Card(name.value.decode("utf-8", "replace"), (major.value, minor.value), size.value))
+        cards.append(
+            Card(name.value.decode("utf-8", "replace"), (major.value, minor.value), size.value)
+        )
     return Driver(cuda, release, tuple(cards), error)
 
 
 def find_pci_cards(root: Path = Path("/")) -> tuple[str, ...]:
-    """The vendor ids of NVIDIA's and AMD's cards on the PCI bus, in the order of their addresses."""
+    """The vendor ids of NVIDIA's and AMD's cards on the PCI bus, in the order of their
+    addresses.
+    """
     found = []
     for device in sorted((root / "sys/bus/pci/devices").glob("*")):
         vendor = text_of(device / "vendor")
@@ -184,11 +202,13 @@ def find_pci_cards(root: Path = Path("/")) -> tuple[str, ...]:
     return tuple(found)
 
 
-# -- programs ----------------------------------------------------------------------------------------------------------
+# -- programs
+# ----------------------------------------------------------------------------------
 
 
 def find_compiler(environ: Mapping[str, str] = os.environ) -> Compiler | None:
-    """The first C++ compiler that compiles and links the C++ library as a shared one, else the first that compiles.
+    """The first C++ compiler that compiles and links the C++ library as a shared one, else the
+    first that compiles.
 
     CXX comes first, the system's g++ before other ones in PATH.
     """
@@ -214,7 +234,9 @@ def _links(compiler: str) -> bool | None:
     """Whether ``compiler`` links the C++ library as a shared one; None if it cannot compile."""
     with tempfile.TemporaryDirectory() as name:
         source, library = Path(name) / "probe.cpp", Path(name) / "probe.so"
-        source.write_text("#include <string>\nstd::string twice(const std::string & s) { return s + s; }\n")
+        source.write_text(
+            "#include <string>\nstd::string twice(const std::string & s) { return s + s; }\n"
+        )
         command = [compiler, "-shared", "-fPIC", "-o", str(library), str(source)]
         with suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(command, capture_output=True, timeout=PROBE_SECONDS, check=False)
@@ -224,7 +246,8 @@ def _links(compiler: str) -> bool | None:
         return any(shared in library.read_bytes() for shared in (b"libstdc++.so", b"libc++.so"))
 
 
-# -- cores, memory, disk -----------------------------------------------------------------------------------------------
+# -- cores, memory, disk
+# ----------------------------------------------------------------------------------
 
 
 def _cores(root: Path) -> int:

@@ -1,7 +1,8 @@
 """Structures of parameters in the bindings, laid out as a source tree's headers have them.
 
-Bindings of another release have the fields of theirs. A tree may have a new field between them, or lack one, and ctypes
-derives places from the order. The C++ compiler reports the place of each field.
+Bindings of another release have the fields of theirs. A tree may have a new field between them, or
+lack one, and ctypes derives places from the order. The C++ compiler reports the place of each
+field.
 """
 
 from __future__ import annotations
@@ -18,13 +19,17 @@ from pyctl.errors import ConfigError
 __all__ = ["Field", "lay_out", "place_fields"]
 
 HEADERS = {"llama_cpp.py": ("include", "llama.h"), "mtmd_cpp.py": ("tools/mtmd", "mtmd.h")}
-"""Modules of the bindings, and the directory and name of the header with the structures that they declare."""
+"""Modules of the bindings, and the directory and name of the header with the structures that they
+declare.
+"""
 
 INCLUDED = ("include", "ggml/include")
 """Directories of the headers that those include."""
 
 SUFFIX = "_params"
-"""End of the names of structures that llama.cpp returns by value, filled with defaults, and that grow."""
+"""End of the names of structures that llama.cpp returns by value, filled with defaults, and that
+grow.
+"""
 
 COMPILE_SECONDS = 120.0
 
@@ -41,7 +46,9 @@ class Field:
 
 @dataclass(frozen=True)
 class _Declared:
-    """A structure of the bindings: its ``fields`` in order, as name and source text, and the ``node`` of their list."""
+    """A structure of the bindings: its ``fields`` in order, as name and source text, and the
+    ``node`` of their list.
+    """
 
     name: str
     fields: Mapping[str, str]
@@ -49,7 +56,8 @@ class _Declared:
 
 
 def lay_out(bindings: Path, tree: Path, cxx: str) -> list[str]:
-    """Rewrite the structures of parameters in the package at ``bindings`` whose fields lie elsewhere in ``tree``.
+    """Rewrite the structures of parameters in the package at ``bindings`` whose fields lie
+    elsewhere in ``tree``.
 
     Returns their names. Raises ConfigError if ``cxx`` does not compile the headers.
     """
@@ -67,7 +75,9 @@ def lay_out(bindings: Path, tree: Path, cxx: str) -> list[str]:
             size, fields = sizes[structure.name]
             listing = place_fields(list(structure.fields), fields, size)
             if listing is not None:
-                elements = [structure.fields.get(name, f'("{name}", {text})') for name, text in listing]
+                elements = [
+                    structure.fields.get(name, f'("{name}", {text})') for name, text in listing
+                ]
                 source = _replaced(source, structure.node, f"[{', '.join(elements)}]")
                 changed.append(structure.name)
         if changed:
@@ -81,7 +91,10 @@ def _declared(source: str) -> Iterator[_Declared]:
         if not isinstance(node, ast.ClassDef) or not node.name.endswith(SUFFIX):
             continue
         for statement in node.body:
-            if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "_fields_":
+            if (
+                isinstance(statement, ast.Assign)
+                and ast.unparse(statement.targets[0]) == "_fields_"
+            ):
                 assert isinstance(statement.value, ast.List)
                 texts = {
                     ast.literal_eval(element.elts[0]): ast.unparse(element)
@@ -91,9 +104,12 @@ def _declared(source: str) -> Iterator[_Declared]:
                 yield _Declared(node.name, texts, statement.value)
 
 
-def place_fields(known: Sequence[str], fields: Sequence[Field], size: int) -> list[tuple[str, str]] | None:
-    """Names of the ``fields`` of a structure of ``size`` bytes in their order, and between them of unknown bytes with
-    their type; None if the bindings have the ``known`` ones at the same places."""
+def place_fields(
+    known: Sequence[str], fields: Sequence[Field], size: int
+) -> list[tuple[str, str]] | None:
+    """Names of the ``fields`` of a structure of ``size`` bytes in their order, and between them of
+    unknown bytes with their type; None if the bindings have the ``known`` ones at the same places.
+    """
     found: list[tuple[str, str]] = []
     end, alignment = 0, 1
 
@@ -125,7 +141,8 @@ def _replaced(source: str, node: ast.expr, text: str) -> str:
     return "".join([*lines[: node.lineno - 1], before, text, after, *lines[node.end_lineno :]])
 
 
-# -- asking the compiler -----------------------------------------------------------------------------------------------
+# -- asking the compiler
+# ----------------------------------------------------------------------------------
 
 PROBE = """
 #include <cstddef>
@@ -142,8 +159,9 @@ int main() {{
 {calls}
 }}
 """
-"""Prints a line for each structure that the header defines: name, size, then name, offset, size and alignment of each
-field that it has."""
+"""Prints a line for each structure that the header defines: name, size, then name, offset, size and
+alignment of each field that it has.
+"""
 
 FIELD = """
 template <typename T, typename M = decltype(T::{name})> void put_{name}(int) {{
@@ -156,7 +174,9 @@ template <typename T> void put_{name}(long) {{}}
 def _ask_compiler(
     declared: Sequence[_Declared], tree: Path, places: Sequence[str], header: str, cxx: str
 ) -> dict[str, tuple[int, list[Field]]]:
-    """The size of each structure that ``header`` defines, and of its declared fields the existing ones."""
+    """The size of each structure that ``header`` defines, and of its declared fields the existing
+    ones.
+    """
     names = dict.fromkeys(name for structure in declared for name in structure.fields)
     calls = []
     for structure in declared:
@@ -183,11 +203,25 @@ def _run(text: str, places: Sequence[Path], cxx: str) -> str:
     with tempfile.TemporaryDirectory(prefix="pyctl-") as directory:
         source, program = Path(directory) / "probe.cpp", Path(directory) / "probe"
         source.write_text(text, encoding="utf-8")
-        command = [cxx, "-std=c++17", "-w", *(f"-I{place}" for place in places), str(source), "-o", str(program)]
+        command = [
+            cxx,
+            "-std=c++17",
+            "-w",
+            *(f"-I{place}" for place in places),
+            str(source),
+            "-o",
+            str(program),
+        ]
         try:
-            subprocess.run(command, capture_output=True, text=True, check=True, timeout=COMPILE_SECONDS)
-            return subprocess.run([program], capture_output=True, text=True, check=True, timeout=COMPILE_SECONDS).stdout
+            subprocess.run(
+                command, capture_output=True, text=True, check=True, timeout=COMPILE_SECONDS
+            )
+            return subprocess.run(
+                [program], capture_output=True, text=True, check=True, timeout=COMPILE_SECONDS
+            ).stdout
         except (OSError, subprocess.SubprocessError) as error:
             lines = str(getattr(error, "stderr", "") or error).strip().splitlines()
             reason = next((line for line in lines if "error:" in line), lines[-1] if lines else "")
-            raise ConfigError(f"the parameters of llama.cpp are not readable with {cxx}: {reason}") from error
+            raise ConfigError(
+                f"the parameters of llama.cpp are not readable with {cxx}: {reason}"
+            ) from error

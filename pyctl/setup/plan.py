@@ -1,4 +1,5 @@
-"""The plan of `pyctl setup`: the libraries to build, with which toolkit, or the reason why it cannot.
+"""The plan of `pyctl setup`: the libraries to build, with which toolkit, or the reason why it
+cannot.
 
 Pure: decisions follow from the `Machine` and the options.
 """
@@ -42,10 +43,17 @@ CUDA_BYTES, CPU_BYTES = int(2.6 * GIB), int(0.7 * GIB)
 """Disk that a build needs at most; after it about 0.7 GiB and 20 MiB remain."""
 
 DRIVER_ERRORS = {
-    34: "a stub of libcuda.so.1 lies in the library path; remove its directory from LD_LIBRARY_PATH",
-    100: "the driver shows no card; look at CUDA_VISIBLE_DEVICES, and start a container with --gpus all",
+    34: (
+        "a stub of libcuda.so.1 lies in the library path; remove its directory from LD_LIBRARY_PATH"
+    ),
+    100: (
+        "the driver shows no card; look at CUDA_VISIBLE_DEVICES, and start a container with "
+        "--gpus all"
+    ),
     802: "the system is not ready; start NVIDIA's fabric manager",
-    803: "the driver's library and its kernel module differ, as after an update; restart the machine",
+    803: (
+        "the driver's library and its kernel module differ, as after an update; restart the machine"
+    ),
     999: "the driver fails to start; load its module: sudo nvidia-modprobe -u",
 }
 """Results of cuInit, and what to do."""
@@ -73,16 +81,23 @@ def parse_architectures(text: str) -> tuple[str, ...]:
     for word in re.split(r"[,;\s]+", text.strip()):
         match = re.fullmatch(r"(?:sm_)?(\d{1,2})\.?(\d)([af]?)(?:-real)?", word)
         if match is None:
-            raise ConfigError(f"--arch: {word!r} is no compute capability; a 3090 has 86 (several: 86,89)")
+            raise ConfigError(
+                f"--arch: {word!r} is no compute capability; a 3090 has 86 (several: 86,89)"
+            )
         if int(match[1]) > MAX_MAJOR:
-            raise ConfigError(f"--arch: no card has the compute capability {match[1]}.{match[2]}; a 3090 has 86")
+            raise ConfigError(
+                f"--arch: no card has the compute capability {match[1]}.{match[2]}; a 3090 has 86"
+            )
         found.append("".join(match.groups()))
     return tuple(dict.fromkeys(found))
 
 
-def make_plan(machine: Machine, architectures: tuple[str, ...] = (), *, cpu: bool = False) -> BuildPlan:
-    """Decide, with ``--arch`` or ``--cpu`` as given. Raises ConfigError if that or what the cards need cannot be
-    built here."""
+def make_plan(
+    machine: Machine, architectures: tuple[str, ...] = (), *, cpu: bool = False
+) -> BuildPlan:
+    """Decide, with ``--arch`` or ``--cpu`` as given. Raises ConfigError if that or what the cards
+    need cannot be built here.
+    """
     if cpu:
         return BuildPlan("for the CPU only, because --cpu was given: no graphics card will be used")
     if architectures:
@@ -90,8 +105,10 @@ def make_plan(machine: Machine, architectures: tuple[str, ...] = (), *, cpu: boo
         return _with_toolkit(machine, architectures, why)
     if machine.driver is None and machine.has_nvidia:
         raise ConfigError(
-            "this machine has an NVIDIA card, but its driver is not found (libcuda.so.1); install the driver "
-            f"({MIN_DRIVER} or newer; Ubuntu: sudo apt install nvidia-driver-{MIN_DRIVER}), or start the container "
+            "this machine has an NVIDIA card, but its driver is not found (libcuda.so.1); install "
+            "the driver "
+            f"({MIN_DRIVER} or newer; Ubuntu: sudo apt install nvidia-driver-{MIN_DRIVER}), or "
+            "start the container "
             "with --gpus all; to build for the CPU: pyctl setup --cpu"
         )
     if machine.driver is not None and machine.driver.error:
@@ -101,24 +118,34 @@ def make_plan(machine: Machine, architectures: tuple[str, ...] = (), *, cpu: boo
         found = "no NVIDIA card"
         if AMD in machine.pci_cards:
             found = "an AMD card, which takes a build by hand (docs/install.md), and no NVIDIA card"
-        return BuildPlan(f"nothing to do: this machine has {found}; pyctl runs on the CPU", is_needed=False)
+        return BuildPlan(
+            f"nothing to do: this machine has {found}; pyctl runs on the CPU", is_needed=False
+        )
     architectures = tuple(dict.fromkeys(card.architecture for card in machine.cards))
     why = f"for {', '.join(dict.fromkeys(card.name for card in machine.cards))}"
     return _with_toolkit(machine, architectures, why)
 
 
 def _with_toolkit(machine: Machine, architectures: tuple[str, ...], why: str) -> BuildPlan:
-    """The plan for ``architectures``. Raises ConfigError if CUDA 13 does not support them or this machine."""
+    """The plan for ``architectures``. Raises ConfigError if CUDA 13 does not support them or this
+    machine.
+    """
     driver, problem = machine.driver, ""
     if old := [each for each in architectures if capability(each) < MIN_CAPABILITY]:
-        problem = f"CUDA 13 has no support for compute capability {', '.join(old)} (docs/install.md)"
+        problem = (
+            f"CUDA 13 has no support for compute capability {', '.join(old)} (docs/install.md)"
+        )
     elif driver is not None and driver.cuda < MIN_CUDA:
         problem = (
-            f"the NVIDIA driver supports CUDA {_dotted(driver.cuda)}, and CUDA 13 needs driver {MIN_DRIVER} or newer; "
+            f"the NVIDIA driver supports CUDA {_dotted(driver.cuda)}, and CUDA 13 needs driver "
+            f"{MIN_DRIVER} or newer; "
             f"update the driver (Ubuntu: sudo apt install nvidia-driver-{MIN_DRIVER})"
         )
     elif not machine.libc.startswith("glibc") or machine.processor not in ("x86_64", "aarch64"):
-        problem = f"NVIDIA's packages need glibc on x86_64 or aarch64, not {machine.libc} on {machine.processor}"
+        problem = (
+            f"NVIDIA's packages need glibc on x86_64 or aarch64, not {machine.libc} on "
+            f"{machine.processor}"
+        )
     if problem:
         raise ConfigError(f"{problem}; to build for the CPU: pyctl setup --cpu")
     return BuildPlan(f"{why}, with CUDA {TOOLKIT_RELEASE} from PyPI", architectures)
@@ -133,12 +160,14 @@ def check_compiler(machine: Machine) -> Compiler:
     compiler = machine.compiler
     if compiler is None:
         raise ConfigError(
-            "a C++ compiler is not installed: sudo apt install g++ (Fedora: sudo dnf install gcc-c++, Arch: sudo "
+            "a C++ compiler is not installed: sudo apt install g++ (Fedora: sudo dnf install "
+            "gcc-c++, Arch: sudo "
             "pacman -S gcc)"
         )
     if not compiler.is_shared:
         raise ConfigError(
-            f"{compiler.cxx} links the C++ library statically, and llama.cpp's libraries then fail with Python's "
+            f"{compiler.cxx} links the C++ library statically, and llama.cpp's libraries then "
+            "fail with Python's "
             "modules; name another compiler by CXX"
         )
     return compiler
@@ -149,12 +178,15 @@ def check_room(plan: BuildPlan, free: int, where: object) -> None:
     needed = CUDA_BYTES if plan.architectures else CPU_BYTES
     if free < needed:
         raise ConfigError(
-            f"{where} has {free / GIB:.1f} GiB free, and the build needs {needed / GIB:.1f} GiB; see --dir"
+            f"{where} has {free / GIB:.1f} GiB free, and the build needs {needed / GIB:.1f} GiB; "
+            "see --dir"
         )
 
 
 def jobs_for(machine: Machine, wanted: int) -> int:
-    """Compilers at a time: ``wanted`` if given, else one for each core as far as the memory goes."""
+    """Compilers at a time: ``wanted`` if given, else one for each core as far as the memory
+    goes.
+    """
     return wanted or max(min(machine.n_cores, machine.n_ram // JOB_BYTES), 1)
 
 
@@ -162,12 +194,19 @@ def describe(machine: Machine) -> str:
     """One line about the cards and the driver."""
     driver = machine.driver
     if driver is None or not driver.cards:
-        return "found: an NVIDIA card without a working driver" if machine.has_nvidia else "found: no NVIDIA card"
+        return (
+            "found: an NVIDIA card without a working driver"
+            if machine.has_nvidia
+            else "found: no NVIDIA card"
+        )
     cards = ", ".join(
         f"{card.name} ({card.n_bytes / GIB:.0f} GiB, compute capability {_dotted(card.capability)})"
         for card in driver.cards
     )
-    return f"found: {cards}; driver {driver.release or 'of unknown release'} (CUDA {_dotted(driver.cuda)})"
+    return (
+        f"found: {cards}; driver {driver.release or 'of unknown release'} (CUDA "
+        f"{_dotted(driver.cuda)})"
+    )
 
 
 def describe_build(compiler: Compiler, plan: BuildPlan, n_jobs: int) -> str:

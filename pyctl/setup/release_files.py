@@ -1,4 +1,5 @@
-"""The file with llama.cpp's library for NVIDIA cards in a release of pyctl: a directory, or its URL, with SHA256SUMS.
+"""The file with llama.cpp's library for NVIDIA cards in a release of pyctl: a directory, or its
+URL, with SHA256SUMS.
 
 Nothing of the file is used before its hash is verified; reads and writes are bounded.
 """
@@ -47,7 +48,11 @@ MAX_TEXT, MAX_FILE, MAX_UNPACKED, MAX_WINDOW = 2**20, 2**31, 2**32, 2**27
 
 _ODD_CONTENT = (
     *(OSError, EOFError, ValueError, TypeError, KeyError, tarfile.TarError),
-    *(AttributeError, OverflowError, RecursionError),  # of a manifest with a list, 1e400 or deep brackets
+    *(
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ),  # of a manifest with a list, 1e400 or deep brackets
 )
 """What an archive with any content may raise."""
 
@@ -73,8 +78,8 @@ class ReleaseFile:
 class Manifest:
     """The content of manifest.json.
 
-    ``digest`` is llama.cpp's source's. ``requirements`` are NVIDIA's wheels with ``libraries``. ``files`` maps
-    each other member to its sha256 and size.
+    ``digest`` is llama.cpp's source's. ``requirements`` are NVIDIA's wheels with ``libraries``.
+    ``files`` maps each other member to its sha256 and size.
     """
 
     digest: str
@@ -85,7 +90,9 @@ class Manifest:
     files: Mapping[str, Mapping[str, Any]]
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a name that is a path, and for a requirement that is no wheel of NVIDIA."""
+        """Raises ValueError for a name that is a path, and for a requirement that is no wheel of
+        NVIDIA.
+        """
         for pattern, names in (
             (r"[\w+-][\w.+-]*", (*self.files, *self.libraries, self.toolkit, *self.architectures)),
             (r"nvidia-[a-z0-9-]+==[\d.]+", self.requirements),
@@ -102,12 +109,15 @@ class Manifest:
 
 
 def release_place(environ: Mapping[str, str] = os.environ, prefix: Path = Path(sys.prefix)) -> str:
-    """The directory or URL of PYCTL_RELEASE, else where pip, uv or pipx noted that it found the wheel of this package;
-    empty if they did not."""
+    """The directory or URL of PYCTL_RELEASE, else where pip, uv or pipx noted that it found the
+    wheel of this package; empty if they did not.
+    """
     if "PYCTL_RELEASE" in environ:
         return environ["PYCTL_RELEASE"]
     try:
-        noted = json.loads(distribution("pyctl-llama").read_text("direct_url.json") or "{}").get("url", "")
+        noted = json.loads(distribution("pyctl-llama").read_text("direct_url.json") or "{}").get(
+            "url", ""
+        )
     except (PackageNotFoundError, ValueError):
         noted = ""
     if noted.endswith(".whl"):
@@ -117,19 +127,27 @@ def release_place(environ: Mapping[str, str] = os.environ, prefix: Path = Path(s
 
 
 def wheel_libraries() -> Path:
-    """The directory with llama.cpp's libraries from the wheel of a release, which have a variant for each kind of CPU.
+    """The directory with llama.cpp's libraries from the wheel of a release, which have a variant
+    for each kind of CPU.
 
     Raises UnfitError if pip compiled them: ggml then has no place for a library that is added.
     """
     spec = importlib.util.find_spec("llama_cpp")
-    place = Path(spec.origin).with_name("lib") if spec is not None and spec.origin is not None else Path()
+    place = (
+        Path(spec.origin).with_name("lib")
+        if spec is not None and spec.origin is not None
+        else Path()
+    )
     if not any(place.glob("libggml-cpu-*.so")) or (place / "libggml-cpu.so").exists():
-        raise UnfitError("llama-cpp-python is not from a release, to which the compiled file belongs")
+        raise UnfitError(
+            "llama-cpp-python is not from a release, to which the compiled file belongs"
+        )
     return place
 
 
 def find_cuda_file(place: str) -> ReleaseFile | None:
-    """The file for cards in the release at ``place``, for this processor and the pinned llama.cpp; None without one.
+    """The file for cards in the release at ``place``, for this processor and the pinned llama.cpp;
+    None without one.
 
     Raises ConfigError if ``place`` has no SHA256SUMS.
     """
@@ -142,7 +160,8 @@ def find_cuda_file(place: str) -> ReleaseFile | None:
 
 
 def fetch(file: ReleaseFile, directory: Path) -> Path:
-    """Fetch ``file`` into a separate directory below ``directory``, unless it is there with the same hash.
+    """Fetch ``file`` into a separate directory below ``directory``, unless it is there with the
+    same hash.
 
     Raises ConfigError if it is damaged or too large.
     """
@@ -160,13 +179,19 @@ def fetch(file: ReleaseFile, directory: Path) -> Path:
             n_bytes = max(n_bytes, out.tell() + out.write(data))
     if n_bytes > MAX_FILE or digest.hexdigest() != file.digest:
         part.unlink()
-        fault = "is too large" if n_bytes > MAX_FILE else f"is damaged: its SHA-256 is not the one in {SUMS}"
+        fault = (
+            "is too large"
+            if n_bytes > MAX_FILE
+            else f"is damaged: its SHA-256 is not the one in {SUMS}"
+        )
         raise ConfigError(f"{file.url} {fault}")
     return part.rename(target)
 
 
 def _has_digest(path: Path, digest: str) -> bool:
-    """Whether the file has that sha256: a power failure may have cut it off, another user may have replaced it."""
+    """Whether the file has that sha256: a power failure may have cut it off, another user may have
+    replaced it.
+    """
     found = hashlib.sha256()
     try:
         with path.open("rb") as file:
@@ -178,9 +203,11 @@ def _has_digest(path: Path, digest: str) -> bool:
 
 
 def check_address(url: str, before: str = "") -> None:
-    """Raise ValueError for an address, or a redirect from ``before``, by which others could change a release.
+    """Raise ValueError for an address, or a redirect from ``before``, by which others could change
+    a release.
 
-    SHA256SUMS has no signature, so the way to it has to be safe: https, a file, or http on this machine.
+    SHA256SUMS has no signature, so the way to it has to be safe: https, a file, or http on this
+    machine.
     """
     parts = urlsplit(url)
     is_here = parts.scheme == "http" and parts.hostname in ("localhost", "127.0.0.1", "::1")
@@ -192,7 +219,13 @@ class _CheckedRedirects(urllib.request.HTTPRedirectHandler):
     """Follows redirects as urllib does, but to no address that `check_address` refuses."""
 
     def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: Any,
+        newurl: str,
     ) -> urllib.request.Request | None:
         check_address(newurl, req.full_url)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
@@ -203,7 +236,9 @@ def _reading(url: str) -> Iterator[Any]:
     """What ``url`` answers: a file, or a server of HTTP."""
     try:
         check_address(url)
-        with urllib.request.build_opener(_CheckedRedirects).open(url, timeout=SILENCE_SECONDS) as source:
+        with urllib.request.build_opener(_CheckedRedirects).open(
+            url, timeout=SILENCE_SECONDS
+        ) as source:
             yield source
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise ConfigError(f"{url}: {error}") from error
@@ -227,20 +262,28 @@ class _Bounded:
 def unpack(archive: Path, target: Path, architectures: tuple[str, ...]) -> Manifest:
     """Unpack ``archive`` into the new directory ``target``, which appears whole.
 
-    Raises UnfitError, before anything is written, if it does not serve ``architectures``, and ConfigError if its
-    content does not match its manifest.
+    Raises UnfitError, before anything is written, if it does not serve ``architectures``, and
+    ConfigError if its content does not match its manifest.
     """
     import zstandard  # a build needs the standard library alone
 
     try:
         with archive.open("rb") as file:
-            stream = _Bounded(zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW).stream_reader(file), MAX_TEXT)
+            stream = _Bounded(
+                zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW).stream_reader(file), MAX_TEXT
+            )
             with tarfile.open(fileobj=stream, mode="r|") as tar:  # type: ignore[call-overload]
                 manifest = _manifest(tar)
                 if manifest.digest != read_pin().digest:
                     raise UnfitError(f"{archive.name} is of another llama.cpp")
-                if without := [each for each in architectures if not covers(manifest.architectures, capability(each))]:
-                    raise UnfitError(f"{archive.name} has no code for compute capability {', '.join(without)}")
+                if without := [
+                    each
+                    for each in architectures
+                    if not covers(manifest.architectures, capability(each))
+                ]:
+                    raise UnfitError(
+                        f"{archive.name} has no code for compute capability {', '.join(without)}"
+                    )
                 stream.left = sum(manifest.sizes) + MAX_TEXT
                 with new_directory(target) as part:
                     _write_members(tar, manifest, part)
@@ -258,12 +301,16 @@ def _manifest(tar: tarfile.TarFile) -> Manifest:
     values = json.loads(content.read())
     if values["format"] != FORMAT:
         raise UnfitError(f"the file is of format {values['format']}, this pyctl reads {FORMAT}")
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    values = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+    }
     return Manifest(**{field.name: values[field.name] for field in fields(Manifest)})
 
 
 def _write_members(tar: tarfile.TarFile, manifest: Manifest, place: Path) -> None:
-    """Write the members of ``tar`` into ``place`` by the names of ``manifest``, which has all of them."""
+    """Write the members of ``tar`` into ``place`` by the names of ``manifest``, which has all of
+    them.
+    """
     missing = dict(manifest.files)
     while (member := tar.next()) is not None:
         noted = missing.pop(member.name, None)

@@ -1,7 +1,8 @@
-"""Source distributions of llama-cpp-python, which hold llama.cpp's source: the pinned one, and users'.
+"""Source distributions of llama-cpp-python, which hold llama.cpp's source: the pinned one, and
+users'.
 
-vendor/llama.cpp/unpack.py imports this before anything is installed, so the whole package `pyctl.setup` needs
-only the standard library.
+vendor/llama.cpp/unpack.py imports this before anything is installed, so the whole package
+`pyctl.setup` needs only the standard library.
 """
 
 from __future__ import annotations
@@ -42,12 +43,16 @@ MAX_MEMBERS, MAX_SOURCE = 2**17, 2**32
 """Members of an archive and their bytes: llama-cpp-python's has 3,000 and 0.2 GB."""
 
 BINDINGS_VERSION = r'__version__ = "([\w.]+)"'
-LIBRARY_VERSION = r"\s+".join(rf"set\(LLAMA_VERSION_{part} +(\d+)\)" for part in ("MAJOR", "MINOR", "PATCH"))
+LIBRARY_VERSION = r"\s+".join(
+    rf"set\(LLAMA_VERSION_{part} +(\d+)\)" for part in ("MAJOR", "MINOR", "PATCH")
+)
 
 
 @dataclass(frozen=True)
 class Pin:
-    """The release of llama-cpp-python that this pyctl is built for, and the sha256 of its source distribution."""
+    """The release of llama-cpp-python that this pyctl is built for, and the sha256 of its source
+    distribution.
+    """
 
     requirement: str
     digest: str
@@ -61,10 +66,11 @@ class Pin:
 
 @dataclass(frozen=True)
 class Release:
-    """Another source than the pinned one: ``tree`` is llama.cpp's, ``bindings`` the package llama_cpp for it.
+    """Another source than the pinned one: ``tree`` is llama.cpp's, ``bindings`` the package
+    llama_cpp for it.
 
-    ``version`` is the bindings'. ``name`` is the same, or for a tree without bindings ``tree-`` and llama.cpp's
-    version. ``digest`` is the sha256 of the archive, empty for a directory.
+    ``version`` is the bindings'. ``name`` is the same, or for a tree without bindings ``tree-`` and
+    llama.cpp's version. ``digest`` is the sha256 of the archive, empty for a directory.
     """
 
     name: str
@@ -80,7 +86,9 @@ class Release:
 
 
 def read_pin() -> Pin:
-    """Read pin.txt: the installed one next to this module, else the one of the source tree. Raises ConfigError."""
+    """Read pin.txt: the installed one next to this module, else the one of the source tree. Raises
+    ConfigError.
+    """
     path = HERE / "pin.txt"
     if not path.exists():
         path = HERE.parents[1] / "vendor" / "llama.cpp" / "pin.txt"
@@ -95,7 +103,9 @@ def read_pin() -> Pin:
 
 
 def extension_source() -> Path:
-    """The directory with the extension's CMakeLists.txt and csrc: installed next to this module, or the source tree."""
+    """The directory with the extension's CMakeLists.txt and csrc: installed next to this module, or
+    the source tree.
+    """
     installed = HERE / "extension"
     return installed if installed.exists() else HERE.parents[1]
 
@@ -109,31 +119,41 @@ def extension_digest() -> str:
 
 
 def pip_command(work: Path) -> list[str]:
-    """The command that runs pip, which the environments of `uv tool` lack: the one of this environment, else one made
-    in ``work``, else the one that uv fetches. Raises ConfigError."""
+    """The command that runs pip, which the environments of `uv tool` lack: the one of this
+    environment, else one made in ``work``, else the one that uv fetches. Raises ConfigError.
+    """
     if importlib.util.find_spec("pip") is not None:
         return module_command("pip")
     made = work / "pip" / "bin" / "python"
     if not made.exists():
-        subprocess.run([*module_command("venv"), str(work / "pip")], capture_output=True, check=False)
+        subprocess.run(
+            [*module_command("venv"), str(work / "pip")], capture_output=True, check=False
+        )
     pip = module_command("pip", str(made), ())
     if subprocess.run([*pip, "--version"], capture_output=True, check=False).returncode == 0:
         return pip
     uv = shutil.which("uv")
     if uv is not None:
         return [uv, "tool", "run", "--python", sys.executable, "pip"]
-    raise ConfigError("this Python environment has no pip, and a new one cannot be made; install uv or python3-venv")
+    raise ConfigError(
+        "this Python environment has no pip, and a new one cannot be made; install uv or "
+        "python3-venv"
+    )
 
 
 def pip_environment() -> dict[str, str]:
-    """The environment without CMAKE_ARGS, which is meant for a build; here pip reads only the name and the version."""
+    """The environment without CMAKE_ARGS, which is meant for a build; here pip reads only the name
+    and the version.
+    """
     return {name: value for name, value in os.environ.items() if name != "CMAKE_ARGS"}
 
 
 def download_source(pip: list[str], directory: Path, release: str = "") -> Path:
-    """Fetch the source distribution of ``release`` into ``directory``, else the pinned one, which pip verifies.
+    """Fetch the source distribution of ``release`` into ``directory``, else the pinned one, which
+    pip verifies.
 
-    Raises ConfigError."""
+    Raises ConfigError.
+    """
     pin = read_pin()
     name = pin.requirement.partition("==")[0]
     requirement = f"{name}=={release}" if release else pin.requirement
@@ -141,14 +161,17 @@ def download_source(pip: list[str], directory: Path, release: str = "") -> Path:
     # Not ":all:", which would also hold for the build backend.
     command += ["--no-binary", name, "--dest", str(directory)]
     command += [requirement] if release else ["--require-hashes", "--requirement", str(pin.path)]
-    # Without isolation pip takes the build backend that is already here instead of fetching it once more.
+    # Without isolation pip takes the build backend that is already here instead of fetching it once
+    # more.
     if pip[0] == sys.executable and importlib.util.find_spec("scikit_build_core") is not None:
         command.append("--no-build-isolation")
     if subprocess.run(command, env=pip_environment(), check=False).returncode != 0:
         raise ConfigError(f"pip could not fetch the source of {requirement} (see above)")
     archive = next(directory.glob("*.tar.gz"), None)
     if archive is None:
-        raise ConfigError(f"pip ended well, but fetched no source of {requirement}: {' '.join(command)}")
+        raise ConfigError(
+            f"pip ended well, but fetched no source of {requirement}: {' '.join(command)}"
+        )
     return archive
 
 
@@ -161,10 +184,11 @@ def unpack_source(
     max_bytes: int = MAX_SOURCE,
     max_members: int = MAX_MEMBERS,
 ) -> int:
-    """Write the files ``below`` that directory in ``archive`` that are ``wanted``; returns how many.
+    """Write the files ``below`` that directory in ``archive`` that are ``wanted``; returns how
+    many.
 
-    Raises ValueError, before it writes, for a name that leads out of ``target``, and for more than ``max_bytes`` or
-    ``max_members``.
+    Raises ValueError, before it writes, for a name that leads out of ``target``, and for more than
+    ``max_bytes`` or ``max_members``.
     """
     count = n_members = n_bytes = 0
     with tarfile.open(archive) as tar:
@@ -172,11 +196,15 @@ def unpack_source(
             n_members += 1
             n_bytes += max(member.size, 0)
             if n_members > max_members or n_bytes > max_bytes:
-                raise ValueError(f"it holds more than {max_members:,} members or {max_bytes:,} bytes")
+                raise ValueError(
+                    f"it holds more than {max_members:,} members or {max_bytes:,} bytes"
+                )
             _, _, path = member.name.partition(below)
             if not path or not member.isfile() or not wanted(path):
                 continue
-            if not {"", ".", ".."}.isdisjoint(path.split("/")):  # with an empty part the rest is absolute
+            if not {"", ".", ".."}.isdisjoint(
+                path.split("/")
+            ):  # with an empty part the rest is absolute
                 raise ValueError(f"{member.name!r} is no path below a directory")
             destination = target / path
             destination.parent.mkdir(parents=True, exist_ok=True)
@@ -190,8 +218,8 @@ def unpack_source(
 
 
 def open_release(pip: list[str], wanted: str, work: Path) -> Release:
-    """The source that ``wanted`` names: a version, which pip fetches, an archive or a directory; if it is empty, the
-    pinned release. Raises ConfigError.
+    """The source that ``wanted`` names: a version, which pip fetches, an archive or a directory; if
+    it is empty, the pinned release. Raises ConfigError.
 
     Archives are unpacked below ``work``, once.
     """
@@ -202,23 +230,35 @@ def open_release(pip: list[str], wanted: str, work: Path) -> Release:
     if root.is_file():
         digest = hashlib.sha256(root.read_bytes()).hexdigest()
         if not wanted and digest != pin.digest:
-            raise ConfigError(f"{root} is not the pinned release; remove it and run pyctl setup again")
+            raise ConfigError(
+                f"{root} is not the pinned release; remove it and run pyctl setup again"
+            )
         root = _unpacked(root, work / f"release-{digest[:16]}")
     tree = root / "vendor" / "llama.cpp" if (root / "vendor" / "llama.cpp").exists() else root
     if not (tree / "include" / "llama.h").exists():
-        raise ConfigError(f"{wanted} is no version, and no source tree or archive of llama.cpp or llama-cpp-python")
+        raise ConfigError(
+            f"{wanted} is no version, and no source tree or archive of llama.cpp or "
+            "llama-cpp-python"
+        )
     bindings, name = root / "llama_cpp", ""
     if not (bindings / "llama_cpp.py").exists():
         spec = importlib.util.find_spec("llama_cpp")
         if spec is None or spec.origin is None:
-            raise ConfigError("llama-cpp-python is not installed, whose bindings a tree of llama.cpp needs")
-        bindings, name = Path(spec.origin).parent, f"tree-{_version(tree / 'CMakeLists.txt', LIBRARY_VERSION)}"
+            raise ConfigError(
+                "llama-cpp-python is not installed, whose bindings a tree of llama.cpp needs"
+            )
+        bindings, name = (
+            Path(spec.origin).parent,
+            f"tree-{_version(tree / 'CMakeLists.txt', LIBRARY_VERSION)}",
+        )
     version = _version(bindings / "__init__.py", BINDINGS_VERSION)
     return Release(name or version, version, tree, bindings, digest)
 
 
 def _unpacked(archive: Path, target: Path) -> Path:
-    """The content of ``archive`` without its first directory, in the new directory ``target``, which appears whole."""
+    """The content of ``archive`` without its first directory, in the new directory ``target``,
+    which appears whole.
+    """
     if not target.exists():
         try:
             with new_directory(target) as part:
@@ -230,7 +270,9 @@ def _unpacked(archive: Path, target: Path) -> Path:
 
 @contextmanager
 def new_directory(target: Path) -> Iterator[Path]:
-    """A directory that gets the name ``target`` after the block, if that ends without an exception."""
+    """A directory that gets the name ``target`` after the block, if that ends without an
+    exception.
+    """
     part = target.with_name(f"{target.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)

@@ -1,7 +1,7 @@
 """The CUDA toolkit that compiles llama.cpp, NVIDIA's packages from PyPI; also cmake and ninja.
 
-It needs no installation: its nvcc finds its own parts wherever the directory lies. CMake does not guess
-the names of the libraries in it, so they are passed one by one.
+It needs no installation: its nvcc finds its own parts wherever the directory lies. CMake does not
+guess the names of the libraries in it, so they are passed one by one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from pyctl.errors import ConfigError
 from pyctl.setup.machine import Compiler
 from pyctl.setup.source import new_directory, pip_environment
 
-__all__ = ["TOOLKIT_RELEASE", "BuildTools", "Toolkit", "install_toolkit", "install_tools", "install_wheels"]
+__all__ = [
+    "TOOLKIT_RELEASE",
+    "BuildTools",
+    "Toolkit",
+    "install_toolkit",
+    "install_tools",
+    "install_wheels",
+]
 
 TOOLKIT_RELEASE = "13.5.0"
 
@@ -33,8 +40,9 @@ TOOLKIT_WHEELS = (
 TOOL_WHEELS = ("cmake>=3.21", "ninja>=1.12", "pybind11>=2.13,<4")
 
 STUB = "void cuDeviceGet(void){} void cuMemCreate(void){}\n"
-"""The driver for the linker. It names two symbols that libggml-cuda uses, because --as-needed drops an empty library;
-a shared library may leave the other symbols open."""
+"""The driver for the linker. It names two symbols that libggml-cuda uses, because --as-needed drops
+an empty library; a shared library may leave the other symbols open.
+"""
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,9 @@ class Toolkit:
     libraries: tuple[Path, ...]
 
     def defines(self, cxx: str, architectures: Sequence[str]) -> dict[str, str]:
-        """Return CMake's variables for CUDA, with ``cxx`` as host compiler, for ``architectures`` such as ``86``."""
+        """Return CMake's variables for CUDA, with ``cxx`` as host compiler, for ``architectures``
+        such as ``86``.
+        """
         return {
             "GGML_CUDA": "ON",
             "GGML_CUDA_NCCL": "OFF",
@@ -60,7 +70,8 @@ class Toolkit:
             "CMAKE_CUDA_COMPILER": str(self.nvcc),
             "CUDAToolkit_ROOT": str(self.root),
             "CUDA_CUDART": str(self.cudart),
-            # The shared runtime: the static one hides the functions that pin memory from the extension.
+            # The shared runtime: the static one hides the functions that pin memory from the
+            # extension.
             "CUDA_cudart_LIBRARY": str(self.cudart),
             "CUDA_cublas_LIBRARY": str(self.cublas),
             "CUDA_cuda_driver_LIBRARY": str(self.stub),
@@ -69,7 +80,9 @@ class Toolkit:
 
 @dataclass(frozen=True)
 class BuildTools:
-    """Paths of cmake and ninja, and pybind11's directory for cmake, which the extension alone needs."""
+    """Paths of cmake and ninja, and pybind11's directory for cmake, which the extension alone
+    needs.
+    """
 
     cmake: str
     ninja: str
@@ -88,14 +101,20 @@ def install_toolkit(pip: Sequence[str], work: Path, compiler: Compiler) -> Toolk
 
 
 def install_tools(pip: Sequence[str], work: Path) -> BuildTools:
-    """PyPI's cmake, ninja and pybind11 below ``work``, installed unless they are there. Raises ConfigError."""
+    """PyPI's cmake, ninja and pybind11 below ``work``, installed unless they are there. Raises
+    ConfigError.
+    """
     place = work / "tools"
     cmake, ninja = place / "cmake" / "data" / "bin" / "cmake", place / "bin" / "ninja"
     install_wheels(pip, TOOL_WHEELS, place, (cmake, ninja))
-    return BuildTools(str(cmake), str(ninja), str(place / "pybind11" / "share" / "cmake" / "pybind11"))
+    return BuildTools(
+        str(cmake), str(ninja), str(place / "pybind11" / "share" / "cmake" / "pybind11")
+    )
 
 
-def install_wheels(pip: Sequence[str], wheels: Sequence[str], place: Path, needed: Sequence[Path] = ()) -> None:
+def install_wheels(
+    pip: Sequence[str], wheels: Sequence[str], place: Path, needed: Sequence[Path] = ()
+) -> None:
     """Install ``wheels`` into the directory ``place``, which appears whole, unless it is there.
 
     Raises ConfigError if pip fails, or one of the files that are ``needed`` is missing.
@@ -103,7 +122,9 @@ def install_wheels(pip: Sequence[str], wheels: Sequence[str], place: Path, neede
     if not place.exists():
         _install(pip, wheels, place)
     if missing := [path.name for path in needed if not path.exists()]:
-        raise ConfigError(f"{place} lacks {', '.join(missing)}; remove it and run pyctl setup again")
+        raise ConfigError(
+            f"{place} lacks {', '.join(missing)}; remove it and run pyctl setup again"
+        )
 
 
 def _install(pip: Sequence[str], wheels: Sequence[str], place: Path) -> None:
@@ -111,24 +132,36 @@ def _install(pip: Sequence[str], wheels: Sequence[str], place: Path) -> None:
     command += [] if sys.stdout.isatty() else ["--quiet"]  # several hundred MB deserve a bar
     with new_directory(place) as part:
         command += ["--only-binary", ":all:", "--no-cache-dir", "--target", str(part), *wheels]
-        # pip unpacks in TMPDIR first, which may be small; a user's setting of --user excludes --target.
+        # pip unpacks in TMPDIR first, which may be small; a user's setting of --user excludes
+        # --target.
         environment = {**pip_environment(), "TMPDIR": str(place.parent), "PIP_USER": "0"}
         if subprocess.run(command, env=environment, check=False).returncode != 0:
             raise ConfigError(f"pip could not install {', '.join(wheels)} (see above)")
 
 
 def make_stub(work: Path, compiler: Compiler) -> Path:
-    """Compile the library that the linker takes for the driver's. Raises ConfigError if the compiler cannot.
+    """Compile the library that the linker takes for the driver's. Raises ConfigError if the
+    compiler cannot.
 
-    It is not named libcuda.so.1: the loader would find it before the driver's where CMake adds its directory to the
-    run path.
+    It is not named libcuda.so.1: the loader would find it before the driver's where CMake adds its
+    directory to the run path.
     """
     stub = work / "stub" / "libcuda.so"
     stub.parent.mkdir(parents=True, exist_ok=True)
     source = stub.with_name("stub.c")
     source.write_text(STUB, encoding="ascii")
-    command = [compiler.cc, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", str(source), "-o", str(stub)]
+    command = [
+        compiler.cc,
+        "-shared",
+        "-fPIC",
+        "-Wl,-soname,libcuda.so.1",
+        str(source),
+        "-o",
+        str(stub),
+    ]
     shown = subprocess.run(command, capture_output=True, text=True, check=False)
     if shown.returncode != 0:
-        raise ConfigError(f"{compiler.cc} cannot link a shared library: {shown.stderr.strip()[-500:]}")
+        raise ConfigError(
+            f"{compiler.cc} cannot link a shared library: {shown.stderr.strip()[-500:]}"
+        )
     return stub

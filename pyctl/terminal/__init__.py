@@ -18,13 +18,28 @@ class TerminalSettings:
     """
 
     url: str = CHAT.flag(
-        "", "--url", "connect to this server instead of loading a model", server_address, "PYCTL_URL", "URL"
+        "",
+        "--url",
+        "connect to this server instead of loading a model",
+        server_address,
+        "PYCTL_URL",
+        "URL",
     )
-    api_key: str = CHAT.flag("", "--api-key", "key for that server", printable, "LLAMA_API_KEY", "KEY")
+    api_key: str = CHAT.flag(
+        "", "--api-key", "key for that server", printable, "LLAMA_API_KEY", "KEY"
+    )
     prompt: str | None = CHAT.flag(
-        None, "-p --prompt", "send this prompt and the text of a pipe, print the reply and exit", str, metavar="TEXT"
+        None,
+        "-p --prompt",
+        "send this prompt and the text of a pipe, print the reply and exit",
+        str,
+        metavar="TEXT",
     )
     lines: bool = CHAT.flag(False, "--lines", "take each line of a pipe as a message or command")
     resumes: bool = CHAT.flag(False, "--continue", "go on with the last chat")
-    system_prompt: str = CHAT.flag("", "-sys --system-prompt", "system message", str, "PYCTL_SYSTEM_PROMPT", "TEXT")
-    stats: bool = CHAT.flag(True, "--stats", "print statistics after each reply", None, "PYCTL_STATS", off="--no-stats")
+    system_prompt: str = CHAT.flag(
+        "", "-sys --system-prompt", "system message", str, "PYCTL_SYSTEM_PROMPT", "TEXT"
+    )
+    stats: bool = CHAT.flag(
+        True, "--stats", "print statistics after each reply", None, "PYCTL_STATS", off="--no-stats"
+    )

@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import TextIO
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter, WordCompleter
+from prompt_toolkit.completion import (
+    CompleteEvent,
+    Completer,
+    Completion,
+    PathCompleter,
+    WordCompleter,
+)
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
@@ -45,7 +51,9 @@ _MAX_HISTORY_BYTES = limit(
 
 
 class PipeReader:
-    """Text of ``file``, read from its descriptor. Text that is not in its encoding raises RequestError."""
+    """Text of ``file``, read from its descriptor. Text that is not in its encoding raises
+    RequestError.
+    """
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -54,7 +62,9 @@ class PipeReader:
         self._is_begun = False
 
     def read(self, default: str = "") -> str:
-        """The next line, unchanged. Raises EOFError at the end, RequestError for a ``default``: nothing can edit it."""
+        """The next line, unchanged. Raises EOFError at the end, RequestError for a ``default``:
+        nothing can edit it.
+        """
         if default:
             raise RequestError("no terminal to edit in; give the new text after /edit")
         while b"\n" not in self._read and self._is_open:
@@ -71,7 +81,9 @@ class PipeReader:
         return ""
 
     def read_all(self) -> str:
-        """Everything up to the end, without line ends at the end. Raises RequestError above MAX_TEXT_BYTES."""
+        """Everything up to the end, without line ends at the end. Raises RequestError above
+        MAX_TEXT_BYTES.
+        """
         while self._is_open:
             self._fill()
             if len(self._read) > MAX_TEXT_BYTES:
@@ -98,11 +110,13 @@ class PipeReader:
 class TerminalReader:
     """Enter sends; Alt-Enter starts a new line.
 
-    History is kept in ``history``. Tab completes the ``commands``, which are described by their values, and the paths
-    after those in ``with_path``.
+    History is kept in ``history``. Tab completes the ``commands``, which are described by their
+    values, and the paths after those in ``with_path``.
     """
 
-    def __init__(self, history: Path, commands: Mapping[str, str], with_path: Collection[str]) -> None:
+    def __init__(
+        self, history: Path, commands: Mapping[str, str], with_path: Collection[str]
+    ) -> None:
         self._session: PromptSession[str] = PromptSession(
             history=_history(history),
             key_bindings=_keys(),
@@ -113,7 +127,9 @@ class TerminalReader:
         )
 
     def read(self, default: str = "") -> str:
-        """The next message; ``default`` is there to be edited. EOFError at the end, KeyboardInterrupt on Ctrl-C."""
+        """The next message; ``default`` is there to be edited. EOFError at the end,
+        KeyboardInterrupt on Ctrl-C.
+        """
         return self._session.prompt([("bold", "> ")], default=default)
 
     def ask(self, question: str) -> str:
@@ -126,7 +142,9 @@ class TerminalReader:
 
 
 class CommandCompleter(Completer):
-    """Completes the commands at the start of a message, and the paths after those in ``with_path``."""
+    """Completes the commands at the start of a message, and the paths after those in
+    ``with_path``.
+    """
 
     def __init__(self, commands: Mapping[str, str], with_path: Collection[str]) -> None:
         self._commands = WordCompleter(list(commands), meta_dict=dict(commands), sentence=True)
@@ -155,12 +173,15 @@ def _history(path: Path) -> History:
 
 
 def shorten_history(path: Path, maximum: int = _MAX_HISTORY_BYTES) -> None:
-    """Cut a history of more than ``maximum`` bytes to its newest entries, half of that. Raises OSError."""
+    """Cut a history of more than ``maximum`` bytes to its newest entries, half of that. Raises
+    OSError.
+    """
     with path.open("rb") as file:
         if (n_bytes := file.seek(0, os.SEEK_END)) <= maximum:
             return
         file.seek(n_bytes - maximum // 2)
-        # Each entry starts with an empty line and a comment; the first of these bytes are the rest of one.
+        # Each entry starts with an empty line and a comment; the first of these bytes are the rest
+        # of one.
         entries = file.read().partition(b"\n\n# ")[2]
     write_atomic(path, b"\n# " + entries if entries else b"")
 
@@ -183,12 +204,17 @@ STYLES = {"reasoning": "dim", "call": "yellow"}
 
 
 def stats_line(stats: ReplyStats, width: int | None = None) -> str:
-    """The known numbers of a reply in one line; those at the end that pass ``width`` are left out."""
+    """The known numbers of a reply in one line; those at the end that pass ``width`` are left
+    out.
+    """
     parts = []
     if stats.truncated:
         parts.append("cut at the token limit")
     if stats.n_cached is not None:
-        parts.append(f"{stats.n_cached:,} cached" + (f" ({stats.source})" if stats.source not in ("", "none") else ""))
+        parts.append(
+            f"{stats.n_cached:,} cached"
+            + (f" ({stats.source})" if stats.source not in ("", "none") else "")
+        )
     if stats.n_evaluated is not None:
         parts.append(f"{stats.n_evaluated:,} evaluated")
     if stats.first_token_ms is not None:
@@ -216,7 +242,9 @@ class View:
         for call in delta.calls:
             if call.name:
                 self.close()
-            self._show("call", f"call {call.name} {call.arguments}" if call.name else call.arguments)
+            self._show(
+                "call", f"call {call.name} {call.arguments}" if call.name else call.arguments
+            )
 
     def end(self, stats: ReplyStats | None) -> None:
         """The reply is over; ``stats`` is None when it was cut short."""
@@ -277,7 +305,9 @@ class PlainView(View):
 
 
 class RichView(View):
-    """Everything to one terminal: replies as Markdown, thoughts and numbers dim, tool calls yellow, errors red."""
+    """Everything to one terminal: replies as Markdown, thoughts and numbers dim, tool calls yellow,
+    errors red.
+    """
 
     def __init__(self, console: Console, *, stats: bool = True) -> None:
         self._console = console

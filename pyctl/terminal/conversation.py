@@ -31,9 +31,15 @@ __all__ = [
 ]
 
 MAX_TEXT_BYTES = limit(
-    4 * 2**20, "files and standard input in a message of a chat at a terminal", "refused", "memory", "bytes"
+    4 * 2**20,
+    "files and standard input in a message of a chat at a terminal",
+    "refused",
+    "memory",
+    "bytes",
 )
-_MAX_IMAGE_BYTES = limit(32 * 2**20, "an image in a chat at a terminal", "refused", "memory", "bytes")
+_MAX_IMAGE_BYTES = limit(
+    32 * 2**20, "an image in a chat at a terminal", "refused", "memory", "bytes"
+)
 _MAX_CHAT_BYTES = limit(64 * 2**20, "the file of a chat at a terminal", "refused", "disk", "bytes")
 
 Role: TypeAlias = Literal["user", "assistant", "tool"]
@@ -49,7 +55,11 @@ class Call:
 
     def for_model(self) -> dict[str, Any]:
         """In OpenAI's form."""
-        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+        return {
+            "id": self.id,
+            "type": "function",
+            "function": {"name": self.name, "arguments": self.arguments},
+        }
 
     @classmethod
     def joined(cls, deltas: Iterable[CallDelta]) -> tuple[Call, ...]:
@@ -57,15 +67,21 @@ class Call:
         made: dict[int, Call] = {}
         for delta in deltas:
             call = made.get(delta.index, cls("", "", ""))
-            made[delta.index] = cls(call.id or delta.id, call.name or delta.name, call.arguments + delta.arguments)
-        return tuple(call for _, call in sorted(made.items()) if call.name and _is_json(call.arguments))
+            made[delta.index] = cls(
+                call.id or delta.id, call.name or delta.name, call.arguments + delta.arguments
+            )
+        return tuple(
+            call for _, call in sorted(made.items()) if call.name and _is_json(call.arguments)
+        )
 
 
 @dataclass(frozen=True)
 class Message:
-    """One turn; ``stopped`` marks a reply that the user cut short. ``images`` are data URLs, shown before the text.
+    """One turn; ``stopped`` marks a reply that the user cut short. ``images`` are data URLs, shown
+    before the text.
 
-    The first ``n_attached`` characters of ``content`` are files. A tool's message answers the call ``call_id``.
+    The first ``n_attached`` characters of ``content`` are files. A tool's message answers the call
+    ``call_id``.
     """
 
     role: Role
@@ -80,7 +96,9 @@ class Message:
 
 @dataclass(frozen=True)
 class Conversation:
-    """A system text, empty for none, and the turns after it. What cannot be done raises RequestError."""
+    """A system text, empty for none, and the turns after it. What cannot be done raises
+    RequestError.
+    """
 
     system: str = ""
     messages: tuple[Message, ...] = ()
@@ -88,18 +106,30 @@ class Conversation:
     def asked(self, text: str, images: tuple[str, ...] = (), attached: str = "") -> Conversation:
         """Append a message of the user, which starts with the files ``attached``."""
         attached = _encodable(attached)
-        message = Message("user", attached + _encodable(text), images=images, n_attached=len(attached))
+        message = Message(
+            "user", attached + _encodable(text), images=images, n_attached=len(attached)
+        )
         return replace(self, messages=(*self.messages, message))
 
     def answered(
-        self, content: str, reasoning: str = "", calls: tuple[Call, ...] = (), *, stopped: bool = False
+        self,
+        content: str,
+        reasoning: str = "",
+        calls: tuple[Call, ...] = (),
+        *,
+        stopped: bool = False,
     ) -> Conversation:
         """Append a reply."""
-        return replace(self, messages=(*self.messages, Message("assistant", content, reasoning, stopped, calls)))
+        return replace(
+            self,
+            messages=(*self.messages, Message("assistant", content, reasoning, stopped, calls)),
+        )
 
     def returned(self, call: Call, result: str) -> Conversation:
         """Append the result of a tool."""
-        return replace(self, messages=(*self.messages, Message("tool", _encodable(result), call_id=call.id)))
+        return replace(
+            self, messages=(*self.messages, Message("tool", _encodable(result), call_id=call.id))
+        )
 
     def undone(self) -> Conversation:
         """Drop the last message of the user and all after it."""
@@ -110,7 +140,9 @@ class Conversation:
         return replace(self, messages=self.messages[: self._last_question() + 1])
 
     def edited(self, text: str) -> Conversation:
-        """Put ``text`` in place of the last message of the user, whose images and files stay, and nothing after it."""
+        """Put ``text`` in place of the last message of the user, whose images and files stay, and
+        nothing after it.
+        """
         message = self.messages[self._last_question()]
         return self.undone().asked(text, message.images, message.content[: message.n_attached])
 
@@ -124,8 +156,12 @@ class Conversation:
         return replace(self, system=_encodable(system))
 
     def for_model(self, *, marked: bool = False) -> list[dict[str, Any]]:
-        """The messages in OpenAI's form, the system text first; ``marked`` with all that `from_file` reads back."""
-        made: list[dict[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
+        """The messages in OpenAI's form, the system text first; ``marked`` with all that
+        `from_file` reads back.
+        """
+        made: list[dict[str, Any]] = (
+            [{"role": "system", "content": self.system}] if self.system else []
+        )
         for message in self.messages:
             turn: dict[str, Any] = {"role": str(message.role), "content": message.content}
             if message.images:
@@ -146,8 +182,9 @@ class Conversation:
 
     @classmethod
     def from_file(cls, turns: Sequence[object]) -> Conversation:
-        """A conversation from messages in OpenAI's form: texts, images of the user, a system message only at the
-        start. Raises RequestError for others."""
+        """A conversation from messages in OpenAI's form: texts, images of the user, a system
+        message only at the start. Raises RequestError for others.
+        """
         system, messages = "", []
         for index, turn in enumerate(turns):
             text, images = _content(turn.get("content") if isinstance(turn, Mapping) else None)
@@ -161,11 +198,17 @@ class Conversation:
                 calls = _calls(turn.get("tool_calls"), f"message {index + 1}")
                 stopped, images = turn.get("stopped") is True, images if role == "user" else ()
                 attached = turn.get("attached")
-                n_attached = attached if isinstance(attached, int) and 0 < attached <= len(content) else 0
+                n_attached = (
+                    attached if isinstance(attached, int) and 0 < attached <= len(content) else 0
+                )
                 call_id = _encodable(str(turn.get("tool_call_id") or "")) if role == "tool" else ""
-                messages.append(Message(role, content, reasoning, stopped, calls, images, n_attached, call_id))
+                messages.append(
+                    Message(role, content, reasoning, stopped, calls, images, n_attached, call_id)
+                )
             else:
-                raise RequestError(f"message {index + 1} has the role {role!r}, which is not allowed there")
+                raise RequestError(
+                    f"message {index + 1} has the role {role!r}, which is not allowed there"
+                )
         return cls(system, tuple(messages))
 
     def _last_question(self) -> int:
@@ -181,8 +224,12 @@ def _content(content: object) -> tuple[str | None, tuple[str, ...]]:
         return content if isinstance(content, str) else None, ()
     parts = [part for part in content if isinstance(part, Mapping)]
     texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
-    found = [part["image_url"].get("url") for part in parts if isinstance(part.get("image_url"), Mapping)]
-    return "\n".join(texts) if texts else None, tuple(_encodable(url) for url in found if isinstance(url, str))
+    found = [
+        part["image_url"].get("url") for part in parts if isinstance(part.get("image_url"), Mapping)
+    ]
+    return "\n".join(texts) if texts else None, tuple(
+        _encodable(url) for url in found if isinstance(url, str)
+    )
 
 
 def _calls(listed: object, where: str) -> tuple[Call, ...]:
@@ -192,7 +239,10 @@ def _calls(listed: object, where: str) -> tuple[Call, ...]:
         function = item.get("function") if isinstance(item, Mapping) else None
         if not isinstance(function, Mapping) or not _is_json(function.get("arguments")):
             raise RequestError(f"{where} has a tool call without a function and its arguments")
-        name, arguments = _encodable(str(function.get("name") or "")), _encodable(function["arguments"])
+        name, arguments = (
+            _encodable(str(function.get("name") or "")),
+            _encodable(function["arguments"]),
+        )
         made.append(Call(_encodable(str(item.get("id") or "")), name, arguments))
     return tuple(made)
 
@@ -206,7 +256,9 @@ def _is_json(text: object) -> bool:
 
 
 def _encodable(text: str) -> str:
-    """Replace lone surrogates, which bytes that are no UTF-8 become in a terminal and \\ud800 in JSON."""
+    """Replace lone surrogates, which bytes that are no UTF-8 become in a terminal and \\ud800 in
+    JSON.
+    """
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -254,7 +306,11 @@ VERSION = 1
 
 def save(path: Path, conversation: Conversation) -> None:
     """Write ``conversation`` to ``path``; a failure leaves the old file and raises RequestError."""
-    document = {"format": FORMAT, "version": VERSION, "messages": conversation.for_model(marked=True)}
+    document = {
+        "format": FORMAT,
+        "version": VERSION,
+        "messages": conversation.for_model(marked=True),
+    }
     data = (json.dumps(document, ensure_ascii=False, indent=1) + "\n").encode("utf-8")
     if len(data) > _MAX_CHAT_BYTES:
         raise RequestError(f"cannot save {path}: the chat has more than {_MAX_CHAT_BYTES:,} bytes")
@@ -287,15 +343,18 @@ def load(path: Path) -> Conversation:
 
 def _failed(what: str, path: Path, error: Exception) -> RequestError:
     """The error of a file in one line."""
-    return RequestError(f"cannot {what} {path}: {error.strerror if isinstance(error, OSError) else error}")
+    return RequestError(
+        f"cannot {what} {path}: {error.strerror if isinstance(error, OSError) else error}"
+    )
 
 
 @dataclass(frozen=True)
 class ReplyStats:
-    """Numbers of one reply, in tokens, milliseconds and tokens per second; None if they are not known.
+    """Numbers of one reply, in tokens, milliseconds and tokens per second; None if they are not
+    known.
 
-    Of ``n_drafted`` tokens of drafts the reply has ``n_accepted``. ``source`` is where the cached tokens came from,
-    empty when unknown; ``truncated`` that the reply met a limit.
+    Of ``n_drafted`` tokens of drafts the reply has ``n_accepted``. ``source`` is where the cached
+    tokens came from, empty when unknown; ``truncated`` that the reply met a limit.
     """
 
     n_cached: int | None = None
@@ -311,7 +370,8 @@ class ReplyStats:
 
 @dataclass(frozen=True)
 class PromptProgress:
-    """Before a reply: ``n_read`` of ``n_prompt`` tokens are restored or evaluated; ``seconds_left`` is 0 if unknown.
+    """Before a reply: ``n_read`` of ``n_prompt`` tokens are restored or evaluated; ``seconds_left``
+    is 0 if unknown.
 
     ``place`` is the place of a request that waits for others, 1 for the next one; 0 once it runs.
     """
@@ -326,7 +386,9 @@ ReplyEvent: TypeAlias = PromptProgress | ReplyDelta | ReplyStats
 
 
 class ChatBackend(Protocol):
-    """Anything that continues a conversation. Used from one thread. What cannot be done raises PyctlError."""
+    """Anything that continues a conversation. Used from one thread. What cannot be done raises
+    PyctlError.
+    """
 
     def name(self) -> str:
         """The name of the model, for people."""
@@ -338,10 +400,13 @@ class ChatBackend(Protocol):
         """Let ``model``, one of `models`, reply from now on."""
 
     def sees_images(self) -> bool:
-        """Whether the model in use has an image encoder; True where the server does not report it."""
+        """Whether the model in use has an image encoder; True where the server does not report
+        it.
+        """
 
     def stream(
         self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any] | None = None
     ) -> Generator[ReplyEvent, None, None]:
-        """The reply to ``messages`` (OpenAI's form) with more ``fields`` of a request, and its figures in the end;
-        before it, how far the prompt is read. Closing it stops the work."""
+        """The reply to ``messages`` (OpenAI's form) with more ``fields`` of a request, and its
+        figures in the end; before it, how far the prompt is read. Closing it stops the work.
+        """

@@ -25,7 +25,14 @@ from pyctl.server.body import ChatBody
 from pyctl.terminal import TerminalSettings
 from pyctl.terminal import conversation as transcript
 from pyctl.terminal.console import PipeReader, PlainView, RichView, TerminalReader, View
-from pyctl.terminal.conversation import Call, ChatBackend, Conversation, PromptProgress, ReplyEvent, ReplyStats
+from pyctl.terminal.conversation import (
+    Call,
+    ChatBackend,
+    Conversation,
+    PromptProgress,
+    ReplyEvent,
+    ReplyStats,
+)
 from pyctl.terminal.prompt_line import PromptLine
 from pyctl.terminal.rendering import THEME
 from pyctl.terminal.tool_calls import MAX_ROUNDS, STOPPED, ToolCalls, ToolSource
@@ -39,7 +46,10 @@ LAST_CHAT = "last-chat.json"
 """The file of the last chat, in the state directory."""
 
 WITH_PATH = ("/file", "/image", "/load", "/save")
-SETTABLE = ("max_tokens", *(item.name for item in fields(Sampling) if not item.name.startswith("grammar")))
+SETTABLE = (
+    "max_tokens",
+    *(item.name for item in fields(Sampling) if not item.name.startswith("grammar")),
+)
 OTHER_NAMES = {"n_predict": "max_tokens", "num_predict": "max_tokens", "temp": "temperature"}
 """llama-server's and Ollama's names of fields."""
 
@@ -49,8 +59,9 @@ ALIASES = {"/exit": "/quit", "/bye": "/quit"}
 class Chat:
     """Runs until the reader ends or /quit.
 
-    ``interactive``: an error or Ctrl-C ends the turn and not the chat, as people at a terminal expect; otherwise an
-    error makes `run` return 1 and Ctrl-C raises KeyboardInterrupt. The conversation is kept in the file ``last``.
+    ``interactive``: an error or Ctrl-C ends the turn and not the chat, as people at a terminal
+    expect; otherwise an error makes `run` return 1 and Ctrl-C raises KeyboardInterrupt. The
+    conversation is kept in the file ``last``.
     """
 
     def __init__(
@@ -93,7 +104,9 @@ class Chat:
         return 0
 
     def take(self, text: str) -> None:
-        """One message or command. Raises RequestError or another PyctlError; the conversation stays as it was then."""
+        """One message or command. Raises RequestError or another PyctlError; the conversation stays
+        as it was then.
+        """
         if not text.strip():
             return
         if not text.startswith("/"):
@@ -104,11 +117,16 @@ class Chat:
             name, argument = (*text.split(maxsplit=1), "")[:2]
             name = ALIASES.get(name, name)
             if name not in COMMANDS:
-                raise RequestError(f"unknown command {name}; /help lists them, and // starts a message with a slash")
+                raise RequestError(
+                    f"unknown command {name}; /help lists them, and // starts a message with a "
+                    "slash"
+                )
             COMMANDS[name][0](self, argument.strip())
 
     def ask(self, text: str) -> None:
-        """One message, whatever it begins with. Raises PyctlError; RequestError if the model refuses its images."""
+        """One message, whatever it begins with. Raises PyctlError; RequestError if the model
+        refuses its images.
+        """
         before = self.conversation
         try:
             self._reply(before.asked(text, self._images, "".join(self._files)))
@@ -126,13 +144,22 @@ class Chat:
             before = self.conversation
             self._one_reply(asked)
             last = self.conversation.messages[-1] if self.conversation is not before else None
-            if last is None or last.stopped or not self.tools.can_run(last.calls) or not self._run(last.calls):
+            if (
+                last is None
+                or last.stopped
+                or not self.tools.can_run(last.calls)
+                or not self._run(last.calls)
+            ):
                 return
             asked = self.conversation
-        self._view.info(f"{MAX_ROUNDS} replies with tool calls: the next message lets the model go on")
+        self._view.info(
+            f"{MAX_ROUNDS} replies with tool calls: the next message lets the model go on"
+        )
 
     def _run(self, calls: Sequence[Call]) -> bool:
-        """Run ``calls`` as the user allows; whether the model is to go on. Ctrl-C stops all that are left."""
+        """Run ``calls`` as the user allows; whether the model is to go on. Ctrl-C stops all that
+        are left.
+        """
         goes_on = True
         for call in calls:
             try:
@@ -155,7 +182,10 @@ class Chat:
         with _Interrupts() as interrupts:
             try:
                 stream = self._backend.stream(asked.for_model(), fields)
-                with contextlib.closing(PromptLine(sys.stderr)) as line, contextlib.closing(stream) as deltas:
+                with (
+                    contextlib.closing(PromptLine(sys.stderr)) as line,
+                    contextlib.closing(stream) as deltas,
+                ):
                     while (delta := interrupts.next(deltas)) is not None:
                         if isinstance(delta, PromptProgress):
                             line.show(delta)
@@ -174,10 +204,14 @@ class Chat:
                     raise
             self._view.end(stats)
             if stats is not None or content or reasoning or calls:
-                self.conversation = asked.answered(content, reasoning, Call.joined(calls), stopped=stats is None)
+                self.conversation = asked.answered(
+                    content, reasoning, Call.joined(calls), stopped=stats is None
+                )
                 self._keep()
             else:
-                self._view.info("nothing had been said yet, so the conversation is as it was before")
+                self._view.info(
+                    "nothing had been said yet, so the conversation is as it was before"
+                )
 
     def _keep(self) -> None:
         """Write the conversation for --continue; the first failure is the last try."""
@@ -216,7 +250,9 @@ class Chat:
             return self._view.info("the next message shows no file")
         text = transcript.read_text(_path(argument))
         if sum(map(len, (*self._files, text))) > transcript.MAX_TEXT_BYTES:
-            raise RequestError(f"the files of a message have at most {transcript.MAX_TEXT_BYTES:,} bytes")
+            raise RequestError(
+                f"the files of a message have at most {transcript.MAX_TEXT_BYTES:,} bytes"
+            )
         self._files = (*self._files, text)
         self._view.info(f"{len(text):,} characters: shown with the next message")
 
@@ -225,20 +261,31 @@ class Chat:
             self._images = ()
             return self._view.info("the next message shows no image")
         if not self._backend.sees_images():
-            raise RequestError(f"{self._backend.name()} cannot see images: it has no image encoder (--mmproj)")
+            raise RequestError(
+                f"{self._backend.name()} cannot see images: it has no image encoder (--mmproj)"
+            )
         url, image = transcript.read_image(_path(argument))
         self._images = (*self._images, url)
-        self._view.info(f"{image.kind.upper()}, {image.width} x {image.height} pixels: shown with the next message")
+        self._view.info(
+            f"{image.kind.upper()}, {image.width} x {image.height} pixels: shown with the next "
+            "message"
+        )
 
     def _system(self, argument: str) -> None:
         if argument:
             self.conversation = self.conversation.instructed("" if argument == "-" else argument)
-        self._view.info(f"system: {self.conversation.system}" if self.conversation.system else "no system message")
+        self._view.info(
+            f"system: {self.conversation.system}"
+            if self.conversation.system
+            else "no system message"
+        )
 
     def _set(self, argument: str) -> None:
         if not argument:
             lines = [f"{name} {value}" for name, value in self._fields.items()]
-            return self._view.info("\n".join(lines or [f"nothing is set; fields: {', '.join(SETTABLE)}"]))
+            return self._view.info(
+                "\n".join(lines or [f"nothing is set; fields: {', '.join(SETTABLE)}"])
+            )
         name, text = (*argument.split(maxsplit=1), "")[:2]
         name = OTHER_NAMES.get(name, name)
         if name not in SETTABLE:
@@ -263,7 +310,9 @@ class Chat:
         if argument in models:
             found = [argument]
         if len(found) != 1:
-            raise RequestError(f"{'several' if found else 'no'} models start with {argument!r}; /model lists them")
+            raise RequestError(
+                f"{'several' if found else 'no'} models start with {argument!r}; /model lists them"
+            )
         self._backend.use(found[0])
         self._view.info(f"model: {found[0]}")
 
@@ -279,7 +328,11 @@ class Chat:
         self._view.info(self.tools.last or "no tool has run yet")
 
     def _clear(self, _: str) -> None:
-        self.conversation, self._images, self._files = Conversation(self.conversation.system), (), ()
+        self.conversation, self._images, self._files = (
+            Conversation(self.conversation.system),
+            (),
+            (),
+        )
 
     def _quit(self, _: str) -> None:
         self._running = False
@@ -314,8 +367,10 @@ def _path(argument: str) -> Path:
 
 
 class _Interrupts:
-    """Ctrl-C while a reply comes. It is raised only while the next piece is awaited, never while something is shown or
-    put away; an earlier one counts at the next wait, and further ones are swallowed."""
+    """Ctrl-C while a reply comes. It is raised only while the next piece is awaited, never while
+    something is shown or put away; an earlier one counts at the next wait, and further ones are
+    swallowed.
+    """
 
     def __init__(self) -> None:
         self._waiting = False
@@ -323,7 +378,8 @@ class _Interrupts:
         self._before: Any = None
 
     def __enter__(self) -> _Interrupts:
-        # Where Ctrl-C is ignored, as in a background job, it stays so; and only the main thread has signals.
+        # Where Ctrl-C is ignored, as in a background job, it stays so; and only the main thread has
+        # signals.
         main = threading.current_thread() is threading.main_thread()
         if main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             self._before = signal.signal(signal.SIGINT, self._take)
@@ -349,12 +405,16 @@ class _Interrupts:
             raise KeyboardInterrupt
 
 
-def run_chat(backend: ChatBackend, settings: TerminalSettings, tools: ToolSource | None = None) -> int:
-    """Chat over the standard streams with ``settings``; lines typed and the last chat are kept in the user's files.
+def run_chat(
+    backend: ChatBackend, settings: TerminalSettings, tools: ToolSource | None = None
+) -> int:
+    """Chat over the standard streams with ``settings``; lines typed and the last chat are kept in
+    the user's files.
 
-    At a terminal until the input ends. Otherwise the prompt of ``settings``, the text of a pipe, or both are one
-    message; with ``lines`` each line of the pipe is a message or command. Returns the exit code: 0, 1 after an error in
-    plain mode or a backend that does not answer, 130 after Ctrl-C in plain mode.
+    At a terminal until the input ends. Otherwise the prompt of ``settings``, the text of a pipe, or
+    both are one message; with ``lines`` each line of the pipe is a message or command. Returns the
+    exit code: 0, 1 after an error in plain mode or a backend that does not answer, 130 after Ctrl-C
+    in plain mode.
     """
     for file in (sys.stdout, sys.stderr):
         if isinstance(file, io.TextIOWrapper):
@@ -371,7 +431,11 @@ def run_chat(backend: ChatBackend, settings: TerminalSettings, tools: ToolSource
             if settings.resumes:
                 view.info(f"goes on after {len(conversation.messages)} messages")
         commands = {name: text for name, (_, text) in COMMANDS.items()}
-        reader = TerminalReader(last.with_name("history"), commands, WITH_PATH) if typing else PipeReader(sys.stdin)
+        reader = (
+            TerminalReader(last.with_name("history"), commands, WITH_PATH)
+            if typing
+            else PipeReader(sys.stdin)
+        )
         kept = last if typing or settings.resumes else None
         chat = Chat(backend, reader, view, conversation, interactive=typing, last=kept)
         chat.tools = ToolCalls(tools, reader.ask, last.with_name("allowed-tools.json"))
@@ -386,7 +450,8 @@ def run_chat(backend: ChatBackend, settings: TerminalSettings, tools: ToolSource
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader of the output has left; without this, the interpreter complains while it flushes.
+        # The reader of the output has left; without this, the interpreter complains while it
+        # flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     finally:

@@ -39,7 +39,9 @@ class LocalBackend:
     def stream(
         self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any] | None = None
     ) -> Generator[ReplyEvent, None, None]:
-        """The model's reply; closing the generator, or Ctrl-C, ends it after a batch or token. Raises EngineError."""
+        """The model's reply; closing the generator, or Ctrl-C, ends it after a batch or token.
+        Raises EngineError.
+        """
         body = {"messages": list(messages), "stream": True, **(fields or {})}
         (prepared,) = prepare(self._service, ChatBody.of(body))
         splitter = prepared.splitter
@@ -58,7 +60,9 @@ class LocalBackend:
                 elif isinstance(event, Failed):
                     if isinstance(event.error, PyctlError):
                         raise event.error
-                    raise EngineError(str(event.error) or type(event.error).__name__) from event.error
+                    raise EngineError(
+                        str(event.error) or type(event.error).__name__
+                    ) from event.error
         finally:
             handle.cancel()
 

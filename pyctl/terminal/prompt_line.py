@@ -20,9 +20,11 @@ ERASE = "\r\x1b[2K"
 
 
 class PromptLine:
-    """Shows progress on ``file`` if that is a terminal, until it is closed for good; then nothing of it is left.
+    """Shows progress on ``file`` if that is a terminal, until it is closed for good; then nothing
+    of it is left.
 
-    A thread writes the line every ``pause`` seconds, since a server may be silent for long; nothing else writes then.
+    A thread writes the line every ``pause`` seconds, since a server may be silent for long; nothing
+    else writes then.
     """
 
     def __init__(self, file: TextIO, pause: float = PAUSE_SECONDS) -> None:

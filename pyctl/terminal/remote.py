@@ -1,4 +1,6 @@
-"""Replies from a running server: pyctl's, llama-server's or any other that speaks OpenAI's chat completions."""
+"""Replies from a running server: pyctl's, llama-server's or any other that speaks OpenAI's chat
+completions.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,16 @@ CONNECT_SECONDS = 10.0
 UNIX = "unix://"
 """Starts the address of a server at a socket of this machine, before its path."""
 
-_MAX_MODELS = limit(1000, "models of a server in a chat at a terminal", "the rest is left out", "memory")
+_MAX_MODELS = limit(
+    1000, "models of a server in a chat at a terminal", "the rest is left out", "memory"
+)
 
 _ANSWER_BYTES = limit(
-    16 << 20, "answer of a server in a chat at a terminal, replies aside", "an error", "memory", "bytes"
+    16 << 20,
+    "answer of a server in a chat at a terminal, replies aside",
+    "an error",
+    "memory",
+    "bytes",
 )
 
 ERRORS: Mapping[int, type[PyctlError]] = {
@@ -48,11 +56,13 @@ ERRORS: Mapping[int, type[PyctlError]] = {
 class RemoteBackend:
     """A chat with the server at ``url``, with or without /v1 at its end.
 
-    ``fields`` are added to every request: sampling that the user asked for, named as llama-server does. Connection
-    problems raise UnavailableError, refusals the error of their status.
+    ``fields`` are added to every request: sampling that the user asked for, named as llama-server
+    does. Connection problems raise UnavailableError, refusals the error of their status.
     """
 
-    def __init__(self, url: str, api_key: str = "", fields: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, url: str, api_key: str = "", fields: Mapping[str, Any] | None = None
+    ) -> None:
         self._name = self.place = url
         self._offered: Sequence[OfferedTool] | None = None
         self._url = url.rstrip("/").removesuffix("/v1")
@@ -62,17 +72,24 @@ class RemoteBackend:
             self._url = "http://localhost"
         self._fields = dict(fields or {})
         self._model: str | None = None
-        self._listed: Mapping[str, tuple[bool, bool]] = {}  # whether it reads images, and reports progress
+        self._listed: Mapping[
+            str, tuple[bool, bool]
+        ] = {}  # whether it reads images, and reports progress
         # A prefill may take minutes without a byte: only connecting has a time limit.
         self._client = http_client(
             self._url,
-            headers={"Accept-Encoding": "identity", **({"Authorization": f"Bearer {api_key}"} if api_key else {})},
+            headers={
+                "Accept-Encoding": "identity",
+                **({"Authorization": f"Bearer {api_key}"} if api_key else {}),
+            },
             timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
             transport=transport,
         )
 
     def name(self) -> str:
-        """The model in use, at first the first one that the server lists, or its address when it lists none."""
+        """The model in use, at first the first one that the server lists, or its address when it
+        lists none.
+        """
         if self._model is None:
             self._model = next(iter(self.models()), "")
         return self._model or self._name
@@ -101,8 +118,14 @@ class RemoteBackend:
     def stream(
         self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any] | None = None
     ) -> Generator[ReplyEvent, None, None]:
-        """The server's reply to ``messages``, timed here. Raises UnavailableError if the server closes early."""
-        body = {"messages": list(messages), "stream": True, "stream_options": {"include_usage": True}}
+        """The server's reply to ``messages``, timed here. Raises UnavailableError if the server
+        closes early.
+        """
+        body = {
+            "messages": list(messages),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
         if self._facts()[1]:  # others refuse unknown fields
             body |= {"return_progress": True, "return_cache": True}
         body |= {**self._fields, **(fields or {})}
@@ -144,16 +167,24 @@ class RemoteBackend:
             raise EngineError(f"{self._name} sent no result of {name}") from error
 
     def _ask(self, method: str, path: str, body: Any = None) -> httpx.Response:
-        """The answer as a whole, whose size is bounded: packed ones, which were not asked for, are refused."""
-        with self._one_line(), self._client.stream(method, f"{self._url}{path}", json=body) as response:
+        """The answer as a whole, whose size is bounded: packed ones, which were not asked for, are
+        refused.
+        """
+        with (
+            self._one_line(),
+            self._client.stream(method, f"{self._url}{path}", json=body) as response,
+        ):
             content = bytearray()
             for part in response.iter_raw():
                 content += part
                 if len(content) > _ANSWER_BYTES or "content-encoding" in response.headers:
                     raise EngineError(
-                        f"{self._name}{path} answered with more than {_ANSWER_BYTES >> 20} MiB, or packed"
+                        f"{self._name}{path} answered with more than {_ANSWER_BYTES >> 20} MiB, "
+                        "or packed"
                     )
-            return httpx.Response(response.status_code, content=bytes(content), request=response.request)
+            return httpx.Response(
+                response.status_code, content=bytes(content), request=response.request
+            )
 
     def close(self) -> None:
         """Close the connections."""
@@ -163,7 +194,12 @@ class RemoteBackend:
     def _one_line(self) -> Iterator[None]:
         try:
             yield
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        except (
+            httpx.ConnectError,
+            httpx.ConnectTimeout,
+            httpx.InvalidURL,
+            httpx.UnsupportedProtocol,
+        ) as error:
             raise UnavailableError(f"cannot reach {self._name}: {error}") from error
         except httpx.HTTPError as error:
             raise UnavailableError(f"the connection to {self._name} broke: {error}") from error
@@ -193,7 +229,9 @@ class _Reply:
             self._finish_reason = choice.get("finish_reason") or self._finish_reason
             said = choice.get("delta") or {}
             calls = tuple(_call(call) for call in said.get("tool_calls") or ())
-            delta = ReplyDelta(str(said.get("reasoning_content") or ""), str(said.get("content") or ""), calls)
+            delta = ReplyDelta(
+                str(said.get("reasoning_content") or ""), str(said.get("content") or ""), calls
+            )
             progress = _progress(chunk["prompt_progress"]) if chunk.get("prompt_progress") else None
         except (ValueError, TypeError, AttributeError, LookupError, OverflowError) as error:
             raise EngineError(f"the server sent no chat completion: {event[:80]!r}") from error
@@ -204,14 +242,21 @@ class _Reply:
         return delta
 
     def stats(self) -> ReplyStats:
-        """The figures of a server that has llama-server's timings; of any other, only how many tokens came."""
+        """The figures of a server that has llama-server's timings; of any other, only how many
+        tokens came.
+        """
         timings = {"predicted_n": self._usage.get("completion_tokens"), **self._timings}
         counts: dict[str, Any] = {
-            name: n for name, key in _TIMINGS.items() if isinstance(n := timings.get(key), int | float)
+            name: n
+            for name, key in _TIMINGS.items()
+            if isinstance(n := timings.get(key), int | float)
         }
         cache = timings.get("cache")  # pyctl's
         source = str(cache.get("source") or "") if isinstance(cache, Mapping) else ""
-        first_ms, cut = None if self._first is None else 1000.0 * self._first, self._finish_reason == "length"
+        first_ms, cut = (
+            None if self._first is None else 1000.0 * self._first,
+            self._finish_reason == "length",
+        )
         return ReplyStats(first_token_ms=first_ms, source=source, truncated=cut, **counts)
 
 
@@ -226,7 +271,9 @@ _TIMINGS = {
 
 
 def _progress(told: Mapping[str, Any]) -> PromptProgress:
-    """llama-server's ``prompt_progress``; only pyctl adds ``left_ms`` and the place of a request that waits."""
+    """llama-server's ``prompt_progress``; only pyctl adds ``left_ms`` and the place of a request
+    that waits.
+    """
     n_prompt, n_read, n_cached, ms, left_ms = (
         min(max(int(told.get(name) or 0), 0), INT32_MAX)
         for name in ("total", "processed", "cache", "time_ms", "left_ms")
@@ -244,7 +291,9 @@ def _call(call: Mapping[str, Any]) -> CallDelta:
 
 
 def _events(chunks: Iterable[bytes]) -> Iterator[str]:
-    """The data of server-sent events (WHATWG HTML). Lines end at LF only: JSON may hold Unicode's other line ends."""
+    """The data of server-sent events (WHATWG HTML). Lines end at LF only: JSON may hold Unicode's
+    other line ends.
+    """
     pending, data = b"", []
     for chunk in chunks:
         *lines, pending = (pending + chunk).split(b"\n")
@@ -266,7 +315,9 @@ def _check(response: httpx.Response) -> None:
         body = response.json()
     except ValueError:
         body = None
-    raise _failure(body, response.status_code, f"{response.url}: " if response.status_code == 404 else "")
+    raise _failure(
+        body, response.status_code, f"{response.url}: " if response.status_code == 404 else ""
+    )
 
 
 def _failure(body: object, status: int, where: str = "") -> PyctlError:
@@ -289,14 +340,20 @@ def _offered(response: httpx.Response) -> Sequence[OfferedTool]:
 
 
 def _listed(response: httpx.Response) -> dict[str, tuple[bool, bool]]:
-    """The models by name. A router lists what each takes; llama-server does so in a second list, of one model."""
+    """The models by name. A router lists what each takes; llama-server does so in a second list, of
+    one model.
+    """
     try:
         body = response.json()
         first: dict[str, Any] = next(iter(body.get("models") or ()), {})
         found = {}
         for model in body["data"][:_MAX_MODELS]:
             kinds = model.get("architecture", {}).get("input_modalities")
-            sees = "image" in kinds if kinds else "multimodal" in first.get("capabilities", ["multimodal"])
+            sees = (
+                "image" in kinds
+                if kinds
+                else "multimodal" in first.get("capabilities", ["multimodal"])
+            )
             found[str(model["id"])] = sees, model.get("owned_by") == "llamacpp"
         return found
     except (ValueError, TypeError, LookupError, AttributeError):

@@ -1,8 +1,8 @@
 """Replies on a terminal: Markdown, rendered and wrapped at words while it grows.
 
-A text is cut into blocks, each rendered on its own. A complete block is printed once. Of the open block, the last rows
-stand in a region that is drawn again; rows above it are printed. Drawing takes at most a fixed share of the time, and
-the size of a block is bounded.
+A text is cut into blocks, each rendered on its own. A complete block is printed once. Of the open
+block, the last rows stand in a region that is drawn again; rows above it are printed. Drawing takes
+at most a fixed share of the time, and the size of a block is bounded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ from pyctl.limit import limit
 __all__ = ["THEME", "Block", "GrowingText", "MarkdownBlocks", "formatted"]
 
 _MAX_BLOCK = limit(
-    4096, "a block of Markdown in a reply in a terminal", "rendered in several parts", "reply", "characters"
+    4096,
+    "a block of Markdown in a reply in a terminal",
+    "rendered in several parts",
+    "reply",
+    "characters",
 )
 
 _PAUSE = 9.0
@@ -70,7 +74,8 @@ class Block:
 class MarkdownBlocks:
     """Markdown, cut where the parser starts another block at the outermost level.
 
-    ``gap`` are the empty rows above the open block; it ``is_final`` if more text changes only its last rows.
+    ``gap`` are the empty rows above the open block; it ``is_final`` if more text changes only its
+    last rows.
     """
 
     def __init__(self) -> None:
@@ -125,7 +130,9 @@ class MarkdownBlocks:
             self.gap = n_empty if head else 0
 
     def _make(self, lines: list[str], made: list[Block]) -> int:
-        """End the block of ``lines``, none if they are but a repeated head; how many empty ones were at its end."""
+        """End the block of ``lines``, none if they are but a repeated head; how many empty ones
+        were at its end.
+        """
         n = len(lines)
         while lines and not lines[-1].strip():
             lines.pop()
@@ -143,16 +150,29 @@ class _Code(CodeBlock):
     """Indented, in the terminal's own colours."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Syntax(str(self.text).rstrip(), self.lexer_name, theme="ansi_dark", word_wrap=True, padding=(0, 2))
+        yield Syntax(
+            str(self.text).rstrip(),
+            self.lexer_name,
+            theme="ansi_dark",
+            word_wrap=True,
+            padding=(0, 2),
+        )
 
 
 class _Formatted(Markdown):
-    """Markdown without HTML, images and definitions, which rich would leave out: they are shown as they are.
+    """Markdown without HTML, images and definitions, which rich would leave out: they are shown as
+    they are.
 
-    A line end is kept, as a page of a chat keeps it. Addresses are shown next to the text of a link.
+    A line end is kept, as a page of a chat keeps it. Addresses are shown next to the text of a
+    link.
     """
 
-    elements: ClassVar = {**Markdown.elements, "heading_open": _LeftHeading, "fence": _Code, "code_block": _Code}
+    elements: ClassVar = {
+        **Markdown.elements,
+        "heading_open": _LeftHeading,
+        "fence": _Code,
+        "code_block": _Code,
+    }
 
     def __init__(self, text: str, tokens: list[Token]) -> None:
         super().__init__("", hyperlinks=False)
@@ -166,18 +186,24 @@ class _Formatted(Markdown):
 @cache
 def _parser(*, inline: bool = True) -> MarkdownIt:
     parser = MarkdownIt("commonmark", {"html": False, "maxNesting": _MAX_NESTED})
-    return parser.enable(["strikethrough", "table"]).disable(["reference", "image", *(() if inline else ("inline",))])
+    return parser.enable(["strikethrough", "table"]).disable(
+        ["reference", "image", *(() if inline else ("inline",))]
+    )
 
 
 def formatted(text: str) -> RenderableType:
     """``text`` rendered as Markdown; as it is if it is nested too deeply."""
     tokens = _parser().parse(text)
-    is_deep = any(token.level >= _MAX_NESTED - 1 for token in tokens)  # the parser drops deeper ones
+    is_deep = any(
+        token.level >= _MAX_NESTED - 1 for token in tokens
+    )  # the parser drops deeper ones
     return Text(text) if is_deep else _Formatted(text, tokens)
 
 
 class GrowingText:
-    """Markdown at the end of ``console``, a terminal. ``render`` makes rows of a block; ``clock`` gives seconds."""
+    """Markdown at the end of ``console``, a terminal. ``render`` makes rows of a block; ``clock``
+    gives seconds.
+    """
 
     def __init__(
         self,
@@ -220,7 +246,9 @@ class GrowingText:
         source = self._blocks.open()
         rows = self._rows(source, self._blocks.gap) if source.strip() else []
         n_max = max(self._console.height // 2, 1)
-        n_above = max(self._n_printed, len(rows) - n_max) if self._blocks.is_final else self._n_printed
+        n_above = (
+            max(self._n_printed, len(rows) - n_max) if self._blocks.is_final else self._n_printed
+        )
         shown = rows[n_above:][-n_max:]
         self._replace(rows[self._n_printed : n_above], shown)
         self._n_printed = n_above
@@ -233,14 +261,17 @@ class GrowingText:
     def _replace(self, rows: list[list[Segment]], region: list[list[Segment]]) -> None:
         """Erase the region, print ``rows`` and draw another ``region``.
 
-        A terminal that became narrower has wrapped rows of the width before, and wraps those that still come.
+        A terminal that became narrower has wrapped rows of the width before, and wraps those that
+        still come.
         """
         width = self._console.width
         n_rows = sum(max(-(-Segment.get_line_length(row) // width), 1) for row in self._region)
         self._region = region
         segments = [segment for row in (*rows, *region) for segment in (*row, Segment.line())]
         with self._console:  # one write
-            self._console.control(Control(*[(ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2)] * n_rows))
+            self._console.control(
+                Control(*[(ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2)] * n_rows)
+            )
             self._console.print(Segments(segments), end="", crop=False)
 
     def _rows(self, source: str, gap: int) -> list[list[Segment]]:
@@ -257,7 +288,9 @@ class GrowingText:
 
 
 def _trimmed(row: list[Segment]) -> list[Segment]:
-    """Drop the blanks at the end, with which rich fills rows: a copy from the terminal would have them."""
+    """Drop the blanks at the end, with which rich fills rows: a copy from the terminal would have
+    them.
+    """
     row = [*row]
     while row and not row[-1].text.rstrip():
         row.pop()

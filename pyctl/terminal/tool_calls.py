@@ -18,7 +18,10 @@ from pyctl.tools.toolbox import ToolBox
 __all__ = ["MAX_ROUNDS", "OfferedTool", "OwnTools", "ToolCalls", "ToolSource", "text_of"]
 
 MAX_ROUNDS = limit(
-    100, "replies with tool calls after one message of a chat at a terminal", "the user has to go on", "process"
+    100,
+    "replies with tool calls after one message of a chat at a terminal",
+    "the user has to go on",
+    "process",
 )
 
 REFUSED = "The user refused this call."
@@ -76,7 +79,9 @@ def text_of(result: Mapping[str, Any]) -> str:
 
 
 class ToolCalls:
-    """Runs calls that the user allows: once, for this chat, or always, which the file ``kept`` remembers."""
+    """Runs calls that the user allows: once, for this chat, or always, which the file ``kept``
+    remembers.
+    """
 
     def __init__(self, source: ToolSource | None, ask: Ask, kept: Path | None = None) -> None:
         self._source, self._ask, self._kept = source, ask, kept
@@ -106,7 +111,9 @@ class ToolCalls:
         else:
             try:
                 self.last = self._source.call(call.name, arguments)
-            except Exception as error:  # whatever a model's arguments lead to, the conversation goes on
+            except (
+                Exception
+            ) as error:  # whatever a model's arguments lead to, the conversation goes on
                 self.last = text_of({"error": reason_of(error)})
         return self.last
 

@@ -31,8 +31,8 @@ def bounded(text: str) -> str:
 class McpServer:
     """A program that offers tools over its standard streams.
 
-    ``env`` is added to the variables of `child_environment`; ``cwd`` is empty for this process's directory. A call of a
-    tool may take ``timeout_ms``.
+    ``env`` is added to the variables of `child_environment`; ``cwd`` is empty for this process's
+    directory. A call of a tool may take ``timeout_ms``.
     """
 
     name: str
@@ -44,7 +44,9 @@ class McpServer:
 
 
 def mcp_servers(text: str) -> tuple[McpServer, ...]:
-    """MCP servers as JSON: {"mcpServers": {NAME: {"command": ..., "args": [...]}}}. Raises ValueError."""
+    """MCP servers as JSON: {"mcpServers": {NAME: {"command": ..., "args": [...]}}}. Raises
+    ValueError.
+    """
     listed = json_object(text).get("mcpServers")
     if not isinstance(listed, dict):
         raise ValueError('no object "mcpServers"')
@@ -54,7 +56,9 @@ def mcp_servers(text: str) -> tuple[McpServer, ...]:
 def _mcp_server(name: str, given: Any) -> McpServer:
     def typed(key: str, kind: type, otherwise: Any) -> Any:
         value = given.get(key, otherwise)
-        if not isinstance(value, kind) or (isinstance(value, int) and (value is True or not 0 < value <= _LONGEST_MS)):
+        if not isinstance(value, kind) or (
+            isinstance(value, int) and (value is True or not 0 < value <= _LONGEST_MS)
+        ):
             raise ValueError(f"MCP server {name!r}: {key!r} is not {_KINDS[kind]}")
         return value
 
@@ -63,10 +67,17 @@ def _mcp_server(name: str, given: Any) -> McpServer:
     command, args, env = typed("command", str, ""), typed("args", list, []), typed("env", dict, {})
     if not all(isinstance(item, str) for item in (*args, *env.values())):
         raise ValueError(f"MCP server {name!r}: 'args' and 'env' hold texts only")
-    return McpServer(name, command, tuple(args), env, typed("cwd", str, ""), typed("timeout_ms", int, _MCP_MS))
+    return McpServer(
+        name, command, tuple(args), env, typed("cwd", str, ""), typed("timeout_ms", int, _MCP_MS)
+    )
 
 
-_KINDS = {str: "a text", list: "a list", dict: "an object", int: f"a whole number from 1 to {_LONGEST_MS}"}
+_KINDS = {
+    str: "a text",
+    list: "a list",
+    dict: "an object",
+    int: f"a whole number from 1 to {_LONGEST_MS}",
+}
 
 
 def mcp_servers_file(text: str) -> tuple[McpServer, ...]:
@@ -78,7 +89,8 @@ def mcp_servers_file(text: str) -> tuple[McpServer, ...]:
 class ToolSettings:
     """The MCP servers whose tools the model gets; none by default.
 
-    Of two MCP servers of one name the first counts, the file's before the other. Raises ConfigError without mcp.
+    Of two MCP servers of one name the first counts, the file's before the other. Raises ConfigError
+    without mcp.
     """
 
     mcp_config: tuple[McpServer, ...] = TOOLS.flag(

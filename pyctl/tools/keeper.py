@@ -1,9 +1,10 @@
-"""Runs a program between this process's input and output, and ends with it all that it started, also in other sessions.
+"""Runs a program between this process's input and output, and ends with it all that it started,
+also in other sessions.
 
 python keeper.py LIMIT PROGRAM ARGUMENT...
 
-It ends when the program does, when its input or its parent ends, at SIGTERM, and at a line of output with more than
-LIMIT bytes, which its reader would have to hold. Needs no package.
+It ends when the program does, when its input or its parent ends, at SIGTERM, and at a line of
+output with more than LIMIT bytes, which its reader would have to hold. Needs no package.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _KILL_SECONDS = 5.0
 """Until processes are left that cannot be killed, such as another user's."""
 
 _OUTPUT_SECONDS = 0.2
-"""For the last output of a program that has ended: what it left running may hold the pipe for ever."""
+"""For the last output of a program that has ended: what it left running may hold the pipe for ever.
+"""
 
 
 def _descendants() -> list[int]:
@@ -47,7 +49,9 @@ def _descendants() -> list[int]:
 
 
 def _end(number: int = 0, frame: object = None) -> NoReturn:
-    """Kill all descendants, and exit. Those whose parent is gone become children of this process: none gets lost."""
+    """Kill all descendants, and exit. Those whose parent is gone become children of this process:
+    none gets lost.
+    """
     end = time.monotonic() + _KILL_SECONDS
     with suppress(ChildProcessError):  # none is left
         while time.monotonic() < end:
@@ -66,7 +70,9 @@ def _end_soon(number: int, frame: object) -> None:
 
 
 def _pass_on(source: int, sink: int, maximum: int) -> None:
-    """Copy until ``source`` ends or one of its lines has more than ``maximum`` bytes; soon after, everything ends."""
+    """Copy until ``source`` ends or one of its lines has more than ``maximum`` bytes; soon after,
+    everything ends.
+    """
     size = 0
     with suppress(OSError):
         while size <= maximum and (data := os.read(source, 1 << 16)):
@@ -85,7 +91,9 @@ def _main() -> None:
     system.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGHUP, _end_soon)
-    system.prctl(_PR_SET_PDEATHSIG, signal.SIGHUP)  # a program that reads nothing would hide the end of the input
+    system.prctl(
+        _PR_SET_PDEATHSIG, signal.SIGHUP
+    )  # a program that reads nothing would hide the end of the input
     try:
         program = subprocess.Popen(
             command,
@@ -98,7 +106,10 @@ def _main() -> None:
     assert program.stdin is not None
     assert program.stdout is not None
     pipes = ((0, program.stdin.fileno(), sys.maxsize), (program.stdout.fileno(), 1, maximum))
-    reading, writing = (threading.Thread(target=_pass_on, args=pipe, name="pyctl-pipe", daemon=True) for pipe in pipes)
+    reading, writing = (
+        threading.Thread(target=_pass_on, args=pipe, name="pyctl-pipe", daemon=True)
+        for pipe in pipes
+    )
     reading.start()
     writing.start()
     while os.wait()[0] != program.pid:

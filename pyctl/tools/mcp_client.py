@@ -1,4 +1,6 @@
-"""Tools of MCP servers: each server is a child process that is started to list its tools, and again to call them."""
+"""Tools of MCP servers: each server is a child process that is started to list its tools, and again
+to call them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,13 @@ from typing import IO, Any
 import anyio
 from mcp import Client, ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
-from mcp.types import CallToolRequest, CallToolRequestParams, CallToolResult, JSONRPCRequest, PaginatedRequestParams
+from mcp.types import (
+    CallToolRequest,
+    CallToolRequestParams,
+    CallToolResult,
+    JSONRPCRequest,
+    PaginatedRequestParams,
+)
 
 from pyctl.child_environment import child_environment
 from pyctl.limit import limit
@@ -31,18 +39,23 @@ log = logging.getLogger("pyctl")
 for _name in ("mcp", "client"):  # the package's own, with tracebacks for a server's messages
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 
-_LIST_SECONDS = limit(30.0, "an MCP server that lists its tools at the start", "without its tools", "process", "s")
+_LIST_SECONDS = limit(
+    30.0, "an MCP server that lists its tools at the start", "without its tools", "process", "s"
+)
 _MAX_TOOLS = limit(256, "tools of an MCP server", "the others are left out", "process")
-_MESSAGE_BYTES = limit(16 << 20, "message of an MCP server", "the server is ended", "process", "bytes")
+_MESSAGE_BYTES = limit(
+    16 << 20, "message of an MCP server", "the server is ended", "process", "bytes"
+)
 _KEEPER = Path(__file__).with_name("keeper.py")
 
 
 @dataclass(frozen=True)
 class McpTool:
-    """A tool of an MCP server, under the name that the model gets; ``schema`` describes its arguments.
+    """A tool of an MCP server, under the name that the model gets; ``schema`` describes its
+    arguments.
 
-    ``call`` starts a call, which ends when its future is cancelled. Its result is ``{"error": ...}`` if it failed, took
-    too long, or the server cannot be started.
+    ``call`` starts a call, which ends when its future is cancelled. Its result is ``{"error":
+    ...}`` if it failed, took too long, or the server cannot be started.
     """
 
     name: str
@@ -61,12 +74,18 @@ class McpTool:
 
     def definition(self) -> dict[str, Any]:
         """In OpenAI's form."""
-        function = {"name": self.name, "description": self.description, "parameters": dict(self.schema)}
+        function = {
+            "name": self.name,
+            "description": self.description,
+            "parameters": dict(self.schema),
+        }
         return {"type": "function", "function": function}
 
 
 class McpConnection:
-    """The process of one server, started for the first call and after it has ended; methods belong to ``loop``."""
+    """The process of one server, started for the first call and after it has ended; methods belong
+    to ``loop``.
+    """
 
     def __init__(self, server: McpServer, loop: asyncio.AbstractEventLoop) -> None:
         self._server, self._loop = server, loop
@@ -96,11 +115,23 @@ class McpConnection:
     async def _list(self, session: ClientSession, found: list[McpTool]) -> None:
         cursor: str | None = None
         while len(found) < _MAX_TOOLS:
-            page = await session.list_tools(params=PaginatedRequestParams(cursor=cursor) if cursor else None)
+            page = await session.list_tools(
+                params=PaginatedRequestParams(cursor=cursor) if cursor else None
+            )
             for tool in page.tools:
                 name, description = f"{self._server.name}_{tool.name}", tool.description or ""
-                reads_only = tool.annotations is not None and tool.annotations.read_only_hint is True
-                found.append(McpTool(name, description, tool.input_schema, reads_only, partial(self._begin, tool.name)))
+                reads_only = (
+                    tool.annotations is not None and tool.annotations.read_only_hint is True
+                )
+                found.append(
+                    McpTool(
+                        name,
+                        description,
+                        tool.input_schema,
+                        reads_only,
+                        partial(self._begin, tool.name),
+                    )
+                )
             if not (cursor := page.next_cursor):
                 return
 
@@ -110,16 +141,24 @@ class McpConnection:
     async def _call(self, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """The result of ``tool`` by the server, which is started if it does not run.
 
-        A server may go on with a call that was cancelled or took too long. So its process, with all that it started,
-        ends then, as soon as it has no other call; the next call starts another.
+        A server may go on with a call that was cancelled or took too long. So its process, with all
+        that it started, ends then, as soon as it has no other call; the next call starts another.
         """
         try:
-            # What cannot be sent, such as lone surrogates, has to fail here: the client would lose its connection.
+            # What cannot be sent, such as lone surrogates, has to fail here: the client would lose
+            # its connection.
             params = {"name": tool, "arguments": arguments}
-            JSONRPCRequest(jsonrpc="2.0", id=0, method="tools/call", params=params).model_dump_json()
+            JSONRPCRequest(
+                jsonrpc="2.0", id=0, method="tools/call", params=params
+            ).model_dump_json()
             request = CallToolRequest(params=CallToolRequestParams(name=tool, arguments=arguments))
-            with self._task(), anyio.fail_after(self._server.timeout_ms / 1000), self._running().call() as process:
-                # Not `call_tool`, which has the server's own regular expressions run over the result.
+            with (
+                self._task(),
+                anyio.fail_after(self._server.timeout_ms / 1000),
+                self._running().call() as process,
+            ):
+                # Not `call_tool`, which has the server's own regular expressions run over the
+                # result.
                 result = await (await process.session()).send_request(request, CallToolResult)
             return _as_result(result.model_dump(by_alias=True))
         except TimeoutError:
@@ -175,7 +214,9 @@ class _Process:
 
     @contextmanager
     def call(self) -> Iterator[_Process]:
-        """The time of a call; one that is cancelled ends the process, as soon as there is no other."""
+        """The time of a call; one that is cancelled ends the process, as soon as there is no
+        other.
+        """
         self._n_calls += 1
         try:
             yield self
@@ -219,7 +260,10 @@ class _Process:
         forward, received = anyio.create_memory_object_stream[Any](0)
         with open(os.devnull, "wb") as nowhere, forward, received:
             to: Any = errors or nowhere
-            async with stdio_client(command, errlog=to) as (source, sink), anyio.create_task_group() as group:
+            async with (
+                stdio_client(command, errlog=to) as (source, sink),
+                anyio.create_task_group() as group,
+            ):
                 group.start_soon(self._pass_on, source, forward)
                 yield received, sink
                 group.cancel_scope.cancel()
@@ -243,7 +287,11 @@ def _as_result(result: Mapping[str, Any]) -> dict[str, Any]:
         for part in result.get("content") or ()
     ]
     text = bounded("\n".join(parts))
-    return {"error": text or "the tool failed"} if result.get("isError") else {"plain_text_response": text}
+    return (
+        {"error": text or "the tool failed"}
+        if result.get("isError")
+        else {"plain_text_response": text}
+    )
 
 
 def _reason(error: BaseException) -> str:

@@ -22,9 +22,11 @@ _CLOSE_SECONDS = 0.5
 
 @dataclass
 class ToolBox:
-    """The tools of the MCP servers of ``settings``, which run on an event loop in a separate thread.
+    """The tools of the MCP servers of ``settings``, which run on an event loop in a separate
+    thread.
 
-    `start` starts to list them, `wait` waits until the servers have answered. Any thread may call tools.
+    `start` starts to list them, `wait` waits until the servers have answered. Any thread may call
+    tools.
     """
 
     settings: ToolSettings = field(default_factory=ToolSettings)
@@ -42,8 +44,12 @@ class ToolBox:
 
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="pyctl-mcp", daemon=True).start()
-        self._connections = [McpConnection(server, self._loop) for server in self.settings.mcp_servers]
-        self._found = [asyncio.run_coroutine_threadsafe(each.tools(), self._loop) for each in self._connections]
+        self._connections = [
+            McpConnection(server, self._loop) for server in self.settings.mcp_servers
+        ]
+        self._found = [
+            asyncio.run_coroutine_threadsafe(each.tools(), self._loop) for each in self._connections
+        ]
 
     def wait(self, seconds: float | None = None) -> None:
         """Add the tools of the servers; of two that have the same name the first server's counts.
@@ -65,13 +71,17 @@ class ToolBox:
         self._tools = tools  # at once: other threads read it
 
     def close(self) -> None:
-        """End calls, then the servers, for which there is half a second; they end with this process in any case."""
+        """End calls, then the servers, for which there is half a second; they end with this process
+        in any case.
+        """
 
         async def close() -> None:
             await asyncio.gather(*(each.close() for each in self._connections))
 
         if self._loop is not None:
-            concurrent.futures.wait([asyncio.run_coroutine_threadsafe(close(), self._loop)], _CLOSE_SECONDS)
+            concurrent.futures.wait(
+                [asyncio.run_coroutine_threadsafe(close(), self._loop)], _CLOSE_SECONDS
+            )
 
     def __iter__(self) -> Iterator[McpTool]:
         return iter(tuple(self._tools.values()))

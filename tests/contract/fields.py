@@ -1,4 +1,5 @@
-"""The bodies that the contract tests send: each documented field with valid, extreme and invalid values.
+"""The bodies that the contract tests send: each documented field with valid, extreme and invalid
+values.
 
 Sources: tools/server/README.md of the pinned llama.cpp release, and what its tests send.
 """
@@ -26,8 +27,17 @@ __all__ = [
     "TOOL_TURN",
 ]
 
-TOOL = function("weather", description="The weather of a day", required=["tomorrow"], tomorrow={"type": "boolean"})
-CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"tomorrow": true}'}}
+TOOL = function(
+    "weather",
+    description="The weather of a day",
+    required=["tomorrow"],
+    tomorrow={"type": "boolean"},
+)
+CALL = {
+    "id": "c1",
+    "type": "function",
+    "function": {"name": "weather", "arguments": '{"tomorrow": true}'},
+}
 HI = [{"role": "user", "content": "Hello"}]
 TOOL_TURN = [
     *HI,
@@ -69,7 +79,16 @@ SHARED: dict[str, tuple[Any, ...]] = {
     "min_keep": (2, -1, "x"),
     "seed": (7, -1, "x"),
     "ignore_eos": (True, "x"),
-    "logit_bias": ([[40, 2.5]], [[40, False]], [["ab", -1.0]], {"40": 1.5}, {"ab": -2}, [[10**6, 1]], "x", [[1]]),
+    "logit_bias": (
+        [[40, 2.5]],
+        [[40, False]],
+        [["ab", -1.0]],
+        {"40": 1.5},
+        {"ab": -2},
+        [[10**6, 1]],
+        "x",
+        [[1]],
+    ),
     "stop": (["e"], "e", [], 7, [7]),
     "grammar": ('root ::= "yes"', "root ::= nowhere", "root ::= (", 7),
     "json_schema": ({"enum": ["a"]}, {}, {"type": "wizard"}, 7),
@@ -145,11 +164,21 @@ CHAT: dict[str, tuple[Any, ...]] = {
         [{"role": "user", "content": None}],
         [{"role": "user", "content": 7}],
         [{"role": "user", "content": []}],
-        [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
+        [
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+            }
+        ],
         [{"role": "user", "content": [{"type": "text"}]}],
         [{"role": "user", "content": [{"type": "wizard", "text": "a"}]}],
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": PIXEL}}]}],
-        [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}]}],
+        [
+            {
+                "role": "user",
+                "content": [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}],
+            }
+        ],
         [{"role": "system", "content": "Be brief"}, *HI],
         [{"role": "developer", "content": "Be brief"}, *HI],
         [*HI, {"role": "system", "content": "Be brief"}, *HI],
@@ -160,7 +189,14 @@ CHAT: dict[str, tuple[Any, ...]] = {
         [*HI, {"role": "assistant", "content": None, "tool_calls": [CALL]}],
         TOOL_TURN,
         [*HI, {"role": "assistant", "tool_calls": [CALL]}, TOOL_TURN[2]],
-        [*HI, {"role": "assistant", "content": "", "tool_calls": [{**CALL, "function": {"name": "weather"}}]}],
+        [
+            *HI,
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{**CALL, "function": {"name": "weather"}}],
+            },
+        ],
         [*HI, {"role": "assistant", "content": "", "tool_calls": "x"}],
         [{"role": "user", "content": "x" * 20000}],
     ),
@@ -179,7 +215,13 @@ CHAT: dict[str, tuple[Any, ...]] = {
         {},
     ),
     "tools": ([], [TOOL], "x", [{}], [{"type": "wizard"}], [{"type": "function"}]),
-    "tool_choice": ("auto", "none", "required", "wizard", {"type": "function", "function": {"name": "weather"}}),
+    "tool_choice": (
+        "auto",
+        "none",
+        "required",
+        "wizard",
+        {"type": "function", "function": {"name": "weather"}},
+    ),
     "parallel_tool_calls": (True, "x"),
     "parse_tool_calls": (False, "x"),
     "chat_template_kwargs": ({"enable_thinking": False}, {"enable_thinking": "x"}, {}, "x", []),
@@ -204,13 +246,31 @@ MESSAGES: dict[str, tuple[Any, ...]] = {
         None,
         [{"role": "user"}],
         [{"role": "user", "content": [{"type": "text", "text": "a"}]}],
-        [{"role": "user", "content": [{"type": "image", "source": {"type": "base64", "data": ""}}]}],
+        [
+            {
+                "role": "user",
+                "content": [{"type": "image", "source": {"type": "base64", "data": ""}}],
+            }
+        ],
         [*HI, {"role": "assistant", "content": "Hel"}],
-        [*HI, {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "x"}]}, *HI],
         [
             *HI,
-            {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "weather", "input": {}}]},
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "rain"}]},
+            {
+                "role": "assistant",
+                "content": [{"type": "thinking", "thinking": "hm", "signature": "x"}],
+            },
+            *HI,
+        ],
+        [
+            *HI,
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "id": "t", "name": "weather", "input": {}}],
+            },
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "t", "content": "rain"}],
+            },
         ],
     ),
     "max_tokens": (3, "x"),
@@ -219,9 +279,20 @@ MESSAGES: dict[str, tuple[Any, ...]] = {
     "top_k": (5,),
     "stop_sequences": (["e"], "e"),
     "metadata": ({"user_id": "x"},),
-    "thinking": ({"type": "enabled", "budget_tokens": 1024}, {"type": "disabled"}, {"type": "adaptive"}, "x"),
+    "thinking": (
+        {"type": "enabled", "budget_tokens": 1024},
+        {"type": "disabled"},
+        {"type": "adaptive"},
+        "x",
+    ),
     "tools": ([{"name": "weather", "inputSCHEMA": TOOL["function"]["parameters"]}], [{}], "x"),
-    "tool_choice": ({"type": "auto"}, {"type": "any"}, {"type": "tool", "name": "weather"}, {"type": "none"}, "x"),
+    "tool_choice": (
+        {"type": "auto"},
+        {"type": "any"},
+        {"type": "tool", "name": "weather"},
+        {"type": "none"},
+        "x",
+    ),
     "grammar": (REASONING,),
 }
 
@@ -237,17 +308,33 @@ RESPONSES: dict[str, tuple[Any, ...]] = {
         [{"role": "user", "content": [{"type": "wizard"}]}],
         [
             *HI,
-            {"type": "function_call", "call_id": "c", "name": "weather", "arguments": '{"tomorrow": true}'},
+            {
+                "type": "function_call",
+                "call_id": "c",
+                "name": "weather",
+                "arguments": '{"tomorrow": true}',
+            },
             {"type": "function_call_output", "call_id": "c", "output": "rain"},
         ],
-        [*HI, {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}],
+        [
+            *HI,
+            {
+                "type": "reasoning",
+                "id": "r",
+                "summary": [],
+                "content": [{"type": "reasoning_text", "text": "hm"}],
+            },
+        ],
     ),
     "instructions": ("Be brief", 7),
     "max_output_tokens": (3, "x"),
     "previous_response_id": ("resp_nowhere", None),
     "conversation": ("conv_nowhere", None),
     "reasoning": ({"effort": "low"}, {"effort": "none"}, "x"),
-    "text": ({"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}}, {"format": {"type": "text"}}),
+    "text": (
+        {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}},
+        {"format": {"type": "text"}},
+    ),
     "tools": ([{"type": "function", **TOOL["function"]}], [{"type": "web_search"}], "x"),
     "tool_choice": ("required", "none"),
     "store": (True, False),
@@ -257,7 +344,13 @@ RESPONSES: dict[str, tuple[Any, ...]] = {
 INFILL: dict[str, tuple[Any, ...]] = {
     "input_prefix": ("def f(", None, 7),
     "input_suffix": (")", None, 7),
-    "input_extra": ([{"filename": "a.py", "text": "x = 1"}], [{"text": "x"}], [{}], [{"text": 7}], "x"),
+    "input_extra": (
+        [{"filename": "a.py", "text": "x = 1"}],
+        [{"text": "x"}],
+        [{}],
+        [{"text": 7}],
+        "x",
+    ),
     "prompt": ("a", 7),
 }
 
@@ -306,4 +399,6 @@ TEMPLATE = """\
   {{- '<think>\\n\\n</think>\\n\\n' if enable_thinking is defined and enable_thinking is false else '<think>\\n' -}}
 {%- endif -%}
 """
-"""A chat template as Qwen's models have: a reasoning block, tool calls in XML, no system message inside."""
+"""A chat template as Qwen's models have: a reasoning block, tool calls in XML, no system message
+inside.
+"""

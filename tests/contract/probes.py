@@ -1,4 +1,5 @@
-"""The requests that both servers get: every endpoint and every documented field of llama-server, valid and invalid.
+"""The requests that both servers get: every endpoint and every documented field of llama-server,
+valid and invalid.
 
 Sources: tools/server/README.md of the pinned llama.cpp release, and what its tests send.
 """
@@ -24,7 +25,7 @@ from tests.contract.fields import (
     SHARED,
     TOOL,
     TOOL_TURN,
-)  # fmt: skip
+)
 from tests.pictures import image_bytes
 
 __all__ = ["GROUPS", "MARKER", "OWN", "WITH_HEAD", "Probe", "probes"]
@@ -52,9 +53,11 @@ WITH_HEAD = frozenset({"drafting"})
 
 @dataclass(frozen=True)
 class Probe:
-    """One request. ``endpoint`` and ``what`` name it in the table; ``body`` is sent as JSON unless it is bytes.
+    """One request. ``endpoint`` and ``what`` name it in the table; ``body`` is sent as JSON unless
+    it is bytes.
 
-    ``show`` names members whose values are compared as well, wherever they are in the reply; "*" is all of them.
+    ``show`` names members whose values are compared as well, wherever they are in the reply; "*" is
+    all of them.
     """
 
     endpoint: str
@@ -72,10 +75,14 @@ def probes() -> Iterator[Probe]:
     yield from _facts()
     yield from _text()
     completion = {"prompt": "Once upon", "n_predict": 4, "temperature": 0, "seed": 1}
-    yield from _fields("/completion", completion, {**SHARED, **COMPLETION}, show=("generation_settings",))
+    yield from _fields(
+        "/completion", completion, {**SHARED, **COMPLETION}, show=("generation_settings",)
+    )
     yield Probe("/completions", "as /completion", body=completion)
     plain = {"prompt": "Once upon", "max_tokens": 4, "temperature": 0, "seed": 1}
-    yield from _fields("/v1/completions", plain, {**SHARED, **OAI_COMPLETION, "prompt": COMPLETION["prompt"]})
+    yield from _fields(
+        "/v1/completions", plain, {**SHARED, **OAI_COMPLETION, "prompt": COMPLETION["prompt"]}
+    )
     chat = {"messages": HI, "max_tokens": 4, "temperature": 0, "seed": 1}
     yield from _fields("/v1/chat/completions", chat, {**SHARED, **CHAT})
     yield Probe("/chat/completions", "as /v1/chat/completions", body=chat)
@@ -84,7 +91,11 @@ def probes() -> Iterator[Probe]:
     yield from _fields("/v1/messages", messages, MESSAGES)
     yield from _tools_anthropic(messages)
     yield from _fields(
-        "/v1/messages/count_tokens", {"model": "tiny", "messages": HI}, MESSAGES, stream=False, show=("*",)
+        "/v1/messages/count_tokens",
+        {"model": "tiny", "messages": HI},
+        MESSAGES,
+        stream=False,
+        show=("*",),
     )
     responses = {"model": "tiny", "input": "Hello", "max_output_tokens": 4, "temperature": 0}
     yield from _fields("/v1/responses", responses, RESPONSES)
@@ -107,7 +118,9 @@ def probes() -> Iterator[Probe]:
 
 
 def _drafts(group: str, prompt: str, grammar: str) -> Iterator[Probe]:
-    """Fields about drafts, and replies that drafts must not change. Heads of both servers draft the same."""
+    """Fields about drafts, and replies that drafts must not change. Heads of both servers draft the
+    same.
+    """
     yield Probe("/slots", f"{group}, nothing asked yet", "GET", group=group, show=("speculative",))
     messages = [{"role": "user", "content": prompt}]
     text = {"prompt": prompt, "n_predict": 60, "temperature": 0, "seed": 1, "grammar": grammar}
@@ -116,16 +129,37 @@ def _drafts(group: str, prompt: str, grammar: str) -> Iterator[Probe]:
     logprobs = ({"n_probs": 2}, {"logprobs": 2}, {"logprobs": True, "top_logprobs": 2})
     paths = ("/completion", "/v1/completions", "/v1/chat/completions")
     for path, body, probs in zip(paths, (text, text, chat), logprobs, strict=True):
-        ways = {"plain": {}, "timings_per_token": {"timings_per_token": True}, "stop": {"stop": ["goes", "ere"]}}
-        ways |= {"logprobs": probs, "without a grammar": {"grammar": ""}, "one token": {"n_predict": 1}}
+        ways = {
+            "plain": {},
+            "timings_per_token": {"timings_per_token": True},
+            "stop": {"stop": ["goes", "ere"]},
+        }
+        ways |= {
+            "logprobs": probs,
+            "without a grammar": {"grammar": ""},
+            "one token": {"n_predict": 1},
+        }
         for what, fields in ways.items():
-            show = ("content", "text", "generation_settings", *counts) if what in ("plain", "stop") else ()
+            show = (
+                ("content", "text", "generation_settings", *counts)
+                if what in ("plain", "stop")
+                else ()
+            )
             plain, streamed = _both(path, f"{group}, {what}", {**body, **fields}, group=group)
             yield from (replace(plain, show=show), streamed)
     for path, body in (
-        ("/v1/messages", {"model": "tiny", "messages": messages, "max_tokens": 20, "temperature": 0}),
-        ("/v1/responses", {"model": "tiny", "input": prompt, "max_output_tokens": 20, "temperature": 0}),
-        ("/infill", {"input_prefix": "def f(", "input_suffix": ")", "n_predict": 9, "temperature": 0}),
+        (
+            "/v1/messages",
+            {"model": "tiny", "messages": messages, "max_tokens": 20, "temperature": 0},
+        ),
+        (
+            "/v1/responses",
+            {"model": "tiny", "input": prompt, "max_output_tokens": 20, "temperature": 0},
+        ),
+        (
+            "/infill",
+            {"input_prefix": "def f(", "input_suffix": ")", "n_predict": 9, "temperature": 0},
+        ),
     ):
         yield from _both(path, group, body, group=group)
     for path, show in (("/props", ("*",)), ("/slots", ("speculative",)), ("/metrics", ("*",))):
@@ -139,11 +173,20 @@ MARKER = "<__media__>"
 def _images() -> Iterator[Probe]:
     """Images of every kind, in every API, in results of tools, counted, and broken in every way."""
     files = {kind: image_bytes(200, 150, kind, seed=1) for kind in ("png", "jpeg", "gif", "bmp")}
-    files |= {"1x1": image_bytes(1, 1), "wide": image_bytes(600, 20), "large": image_bytes(900, 700, "jpeg")}
+    files |= {
+        "1x1": image_bytes(1, 1),
+        "wide": image_bytes(600, 20),
+        "large": image_bytes(900, 700, "jpeg"),
+    }
     texts = {name: base64.b64encode(data).decode() for name, data in files.items()}
     urls = {name: f"data:image/{name};base64,{text}" for name, text in texts.items()}
     first, other = urls["png"], urls["wide"]
-    chat = {"max_tokens": 6, "temperature": 0, "seed": 1, "chat_template_kwargs": {"enable_thinking": False}}
+    chat = {
+        "max_tokens": 6,
+        "temperature": 0,
+        "seed": 1,
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
     shown = ("prompt_tokens", "token")
 
     def asked(*parts: Any, **more: Any) -> dict[str, Any]:
@@ -153,27 +196,56 @@ def _images() -> Iterator[Probe]:
     path = "/v1/chat/completions"
     probs = {"logprobs": True, "top_logprobs": 3}
     for name, url in urls.items():
-        yield Probe(path, f"image, {name}", body=asked("Look: ", url, "what?", **probs), group="images", show=shown)
+        yield Probe(
+            path,
+            f"image, {name}",
+            body=asked("Look: ", url, "what?", **probs),
+            group="images",
+            show=shown,
+        )
     for what, parts in {
-        "alone": (first,), "two": (first, other), "the same twice": (first, first),
+        "alone": (first,),
+        "two": (first, other),
+        "the same twice": (first, first),
         "lines": ("a", "b", first, "c", "d"),
         "base64 alone": ("a", {"type": "image_url", "image_url": {"url": texts["png"]}}),
-        "file": ("a", "file://inside/a.png"), "marker in the text": (f"a{MARKER}b", first),
-    }.items():  # fmt: skip
-        yield from _both(path, f"image, {what}", asked(*parts), ("content", "prompt_tokens"), "images")
+        "file": ("a", "file://inside/a.png"),
+        "marker in the text": (f"a{MARKER}b", first),
+    }.items():
+        yield from _both(
+            path, f"image, {what}", asked(*parts), ("content", "prompt_tokens"), "images"
+        )
     call = {"id": "c", "type": "function", "function": {"name": "shot", "arguments": "{}"}}
     result = {"role": "tool", "tool_call_id": "c", "content": [_part("here"), _part(first)]}
-    turn = {**chat, "messages": [*HI, {"role": "assistant", "content": "", "tool_calls": [call]}, result]}
-    yield Probe(path, "image, result of a tool", body=turn, group="images", show=("content", "prompt_tokens"))
+    turn = {
+        **chat,
+        "messages": [*HI, {"role": "assistant", "content": "", "tool_calls": [call]}, result],
+    }
+    yield Probe(
+        path,
+        "image, result of a tool",
+        body=turn,
+        group="images",
+        show=("content", "prompt_tokens"),
+    )
     webp = base64.b64encode(image_bytes(200, 150, "webp", seed=1)).decode()
     wrong: dict[str, Any] = {
-        "junk": "data:image/png;base64,aGVsbG8=", "WebP": f"data:image/webp;base64,{webp}",
-        "cut off": first[:2000], "not base64": "data:image/png,xx", "no base64": "data:image/png;base64,!!",
-        "empty": "", "missing file": "file://none.png", "file outside": "file://../m.gguf", "no object": None,
-    }  # fmt: skip
+        "junk": "data:image/png;base64,aGVsbG8=",
+        "WebP": f"data:image/webp;base64,{webp}",
+        "cut off": first[:2000],
+        "not base64": "data:image/png,xx",
+        "no base64": "data:image/png;base64,!!",
+        "empty": "",
+        "missing file": "file://none.png",
+        "file outside": "file://../m.gguf",
+        "no object": None,
+    }
     for what, url in wrong.items():
         yield Probe(
-            path, f"image, {what}", body=asked("a", {"type": "image_url", "image_url": {"url": url}}), group="images"
+            path,
+            f"image, {what}",
+            body=asked("a", {"type": "image_url", "image_url": {"url": url}}),
+            group="images",
         )
     for what, part in {
         "audio": {"type": "input_audio", "input_audio": {"data": "aaaa", "format": "wav"}},
@@ -202,11 +274,16 @@ def _images() -> Iterator[Probe]:
         {"role": "user", "content": results},
     ]
     body = {**messages, "messages": turns}
-    yield Probe("/v1/messages", "image, result of a tool", body=body, group="images", show=("text",))
+    yield Probe(
+        "/v1/messages", "image, result of a tool", body=body, group="images", show=("text",)
+    )
     given = [
         {
             "role": "user",
-            "content": [{"type": "input_text", "text": "see"}, {"type": "input_image", "image_url": first}],
+            "content": [
+                {"type": "input_text", "text": "see"},
+                {"type": "input_image", "image_url": first},
+            ],
         }
     ]
     responses = {"model": "tiny", "input": given, "max_output_tokens": 6, "temperature": 0}
@@ -216,23 +293,50 @@ def _images() -> Iterator[Probe]:
     called = {"type": "function_call", "call_id": "c", "name": "shot", "arguments": "{}"}
     given = [*HI, called, {"type": "function_call_output", "call_id": "c", "output": output}]
     body = {**responses, "input": given}
-    yield Probe("/v1/responses", "image, result of a tool", body=body, group="images", show=("text", "input_tokens"))
+    yield Probe(
+        "/v1/responses",
+        "image, result of a tool",
+        body=body,
+        group="images",
+        show=("text", "input_tokens"),
+    )
     raw = {"n_predict": 6, "temperature": 0, "n_probs": 3}
     for what, prompt in {
         "image": {"prompt_string": f"Look {MARKER} so", "multimodal_data": [texts["png"]]},
-        "two images": {"prompt_string": f"{MARKER}and{MARKER}", "multimodal_data": [texts["png"], texts["wide"]]},
+        "two images": {
+            "prompt_string": f"{MARKER}and{MARKER}",
+            "multimodal_data": [texts["png"], texts["wide"]],
+        },
         "too few markers": {"prompt_string": "Look", "multimodal_data": [texts["png"]]},
-        "too many markers": {"prompt_string": f"{MARKER}{MARKER}", "multimodal_data": [texts["png"]]},
+        "too many markers": {
+            "prompt_string": f"{MARKER}{MARKER}",
+            "multimodal_data": [texts["png"]],
+        },
         "broken image": {"prompt_string": MARKER, "multimodal_data": ["aGVsbG8="]},
         "one without a list": {"prompt_string": MARKER, "multimodal_data": texts["png"]},
-        "a list of prompts": [{"prompt_string": f"a{MARKER}", "multimodal_data": [texts["png"]]}, "b"],
+        "a list of prompts": [
+            {"prompt_string": f"a{MARKER}", "multimodal_data": [texts["png"]]},
+            "b",
+        ],
     }.items():
         shown = ("content", "tokens_evaluated", "token")
         yield Probe(
-            "/completion", f"multimodal_data, {what}", body={**raw, "prompt": prompt}, group="images", show=shown
+            "/completion",
+            f"multimodal_data, {what}",
+            body={**raw, "prompt": prompt},
+            group="images",
+            show=shown,
         )
-    yield Probe("/apply-template", "image", body=asked("a", first, "b"), group="images", show=("*",))
-    yield Probe("/v1/chat/completions/input_tokens", "image", body=asked("a", first), group="images", show=("*",))
+    yield Probe(
+        "/apply-template", "image", body=asked("a", first, "b"), group="images", show=("*",)
+    )
+    yield Probe(
+        "/v1/chat/completions/input_tokens",
+        "image",
+        body=asked("a", first),
+        group="images",
+        show=("*",),
+    )
     for path in ("/props", "/v1/models"):
         yield Probe(path, "with images", "GET", group="images", show=("*",))
 
@@ -252,31 +356,50 @@ def _fields(
     stream: bool = True,
     show: tuple[str, ...] = (),
 ) -> Iterator[Probe]:
-    """The plain request, broken bodies, and each value of each field; the plain one and valid values streamed too."""
+    """The plain request, broken bodies, and each value of each field; the plain one and valid
+    values streamed too.
+    """
     yield Probe(endpoint, "plain", body=base, show=show)
     if stream:
         yield Probe(endpoint, "plain, streamed", body={**base, "stream": True}, show=show)
-    for what, raw in (("not JSON", b"{"), ("empty body", b""), ("a list", b"[]"), ("no fields", b"{}")):
+    for what, raw in (
+        ("not JSON", b"{"),
+        ("empty body", b""),
+        ("a list", b"[]"),
+        ("no fields", b"{}"),
+    ):
         yield Probe(endpoint, what, body=raw)
     for name, values in fields.items():
         for i, value in enumerate(values):
             text = repr(value) if len(repr(value)) < 70 else f"{type(value).__name__} number {i}"
             yield Probe(endpoint, f"{name}={text}", body={**base, name: value}, show=show)
             if stream and i == 0 and name != "stream":
-                yield Probe(endpoint, f"{name}={text}, streamed", body={**base, name: value, "stream": True}, show=show)
+                yield Probe(
+                    endpoint,
+                    f"{name}={text}, streamed",
+                    body={**base, name: value, "stream": True},
+                    show=show,
+                )
 
 
 def _both(
     endpoint: str, what: str, body: dict[str, Any], show: tuple[str, ...] = (), group: str = "main"
 ) -> Iterator[Probe]:
     yield Probe(endpoint, what, body=body, show=show, group=group)
-    yield Probe(endpoint, f"{what}, streamed", body={**body, "stream": True}, show=show, group=group)
+    yield Probe(
+        endpoint, f"{what}, streamed", body={**body, "stream": True}, show=show, group=group
+    )
 
 
 def _chat(chat: dict[str, Any]) -> Iterator[Probe]:
     path = "/v1/chat/completions"
     long = {**chat, "max_tokens": 200}
-    tools = {**long, "tools": [TOOL], "chat_template_kwargs": {"enable_thinking": False}, "logit_bias": CALLING}
+    tools = {
+        **long,
+        "tools": [TOOL],
+        "chat_template_kwargs": {"enable_thinking": False},
+        "logit_bias": CALLING,
+    }
     yield from _both(
         path,
         "tools, tool_choice=required",
@@ -284,39 +407,60 @@ def _chat(chat: dict[str, Any]) -> Iterator[Probe]:
         ("name",),
     )
     yield from _both(
-        path, "tools, required, parallel", {**tools, "tool_choice": "required", "parallel_tool_calls": True}
+        path,
+        "tools, required, parallel",
+        {**tools, "tool_choice": "required", "parallel_tool_calls": True},
     )
     yield from _both(path, "tools, auto", {**tools, "parallel_tool_calls": False}, ("name",))
     yield from _both(path, "tools, auto, as many calls as the template can write", tools, ("name",))
-    yield from _both(path, "tools, tool_choice=none", {**tools, "tool_choice": "none", "max_tokens": 4})
+    yield from _both(
+        path, "tools, tool_choice=none", {**tools, "tool_choice": "none", "max_tokens": 4}
+    )
     yield from _both(path, "tools and grammar", {**tools, "grammar": 'root ::= "a"'})
     yield from _both(
-        path, "tools and response_format", {**tools, "response_format": {"type": "json_object", "schema": SCHEMA}}
+        path,
+        "tools and response_format",
+        {**tools, "response_format": {"type": "json_object", "schema": SCHEMA}},
     )
     yield from _both(path, "tool result", {**chat, "messages": TOOL_TURN, "tools": [TOOL]})
     text = ("content", "reasoning_content")
     yield from _both(path, "reasoning", {**long, "grammar": REASONING}, text)
     for name in ("none", "auto", "deepseek", "deepseek-legacy"):
         yield from _both(
-            path, f"reasoning, reasoning_format={name}", {**long, "grammar": REASONING, "reasoning_format": name}, text
+            path,
+            f"reasoning, reasoning_format={name}",
+            {**long, "grammar": REASONING, "reasoning_format": name},
+            text,
         )
     yield from _going_on(path, long, text)
     yield from _both(path, "logprobs", {**chat, "logprobs": True, "top_logprobs": 2})
     yield from _both(path, "usage", {**chat, "stream_options": {"include_usage": True}})
     yield from _both(path, "n=2", {**chat, "n": 2})
-    yield from _both(path, "stop word", {**long, "grammar": 'root ::= "</think>ab!cd"', "stop": ["!"]}, text)
+    yield from _both(
+        path, "stop word", {**long, "grammar": 'root ::= "</think>ab!cd"', "stop": ["!"]}, text
+    )
     yield from _both(
         path,
         "json_schema with thinking off",
         {
             **long,
             "chat_template_kwargs": {"enable_thinking": False},
-            "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}},
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "n", "schema": SCHEMA},
+            },
         },
         text,
     )
-    yield Probe(f"{path}/control", "unknown id", body={"id": "chatcmpl-x", "action": "reasoning_end"}, show=("*",))
-    yield Probe(f"{path}/control", "unknown action", body={"id": "chatcmpl-x", "action": "x"}, show=("*",))
+    yield Probe(
+        f"{path}/control",
+        "unknown id",
+        body={"id": "chatcmpl-x", "action": "reasoning_end"},
+        show=("*",),
+    )
+    yield Probe(
+        f"{path}/control", "unknown action", body={"id": "chatcmpl-x", "action": "x"}, show=("*",)
+    )
     yield Probe(f"{path}/control", "no id", body={})
 
 
@@ -330,34 +474,60 @@ def _going_on(path: str, long: dict[str, Any], text: tuple[str, ...]) -> Iterato
         ("prefilled", said, hello),
         ("prefilled reasoning", thought, so),
         ("prefilled reasoning and content", {**thought, **said}, hello),
-        ("prefilled, reasoning_format=none", {**thought, **said}, {**hello, "reasoning_format": "none"}),
+        (
+            "prefilled, reasoning_format=none",
+            {**thought, **said},
+            {**hello, "reasoning_format": "none"},
+        ),
         ("continued", said, {**hello, **explicit}),
         ("continued reasoning", thought, {**so, **explicit}),
         ("continued, with echo", said, {**hello, **explicit, "echo": True}),
     ):
         yield from _both(path, what, {**long, "messages": [*HI, last], **fields}, text)
     off = {"chat_template_kwargs": {"enable_thinking": False}}
-    yield from _both(path, "blanks first", {**long, **off, "grammar": 'root ::= "\\n\\n hello "'}, text)
+    yield from _both(
+        path, "blanks first", {**long, **off, "grammar": 'root ::= "\\n\\n hello "'}, text
+    )
 
 
 def _tools_anthropic(messages: dict[str, Any]) -> Iterator[Probe]:
     tool = {"name": "weather", "input_schema": TOOL["function"]["parameters"]}
-    body = {**messages, "max_tokens": 200, "tools": [tool], "tool_choice": {"type": "any"}, "logit_bias": CALLING}
+    body = {
+        **messages,
+        "max_tokens": 200,
+        "tools": [tool],
+        "tool_choice": {"type": "any"},
+        "logit_bias": CALLING,
+    }
     body["chat_template_kwargs"] = {"enable_thinking": False}
     yield from _both("/v1/messages", "tools, any", body, ("name", "input", "partial_json"))
     yield from _both(
-        "/v1/messages", "thinking", {**messages, "max_tokens": 200, "grammar": REASONING}, ("text", "thinking")
+        "/v1/messages",
+        "thinking",
+        {**messages, "max_tokens": 200, "grammar": REASONING},
+        ("text", "thinking"),
     )
-    yield Probe("/v1/messages", "stop sequence", body={**messages, "stop_sequences": ["e", "a", "o"], "max_tokens": 60})
+    yield Probe(
+        "/v1/messages",
+        "stop sequence",
+        body={**messages, "stop_sequences": ["e", "a", "o"], "max_tokens": 60},
+    )
 
 
 def _tools_responses(responses: dict[str, Any]) -> Iterator[Probe]:
     tool = {"type": "function", **TOOL["function"]}
     body = {**responses, "max_output_tokens": 200, "tools": [tool], "tool_choice": "required"}
-    body |= {"chat_template_kwargs": {"enable_thinking": False}, "logit_bias": CALLING, "parallel_tool_calls": False}
+    body |= {
+        "chat_template_kwargs": {"enable_thinking": False},
+        "logit_bias": CALLING,
+        "parallel_tool_calls": False,
+    }
     yield from _both("/v1/responses", "tools, required", body, ("name",))
     yield from _both(
-        "/v1/responses", "reasoning text", {**responses, "max_output_tokens": 200, "grammar": REASONING}, ("text",)
+        "/v1/responses",
+        "reasoning text",
+        {**responses, "max_output_tokens": 200, "grammar": REASONING},
+        ("text",),
     )
 
 
@@ -382,7 +552,12 @@ def _facts() -> Iterator[Probe]:
     yield Probe("/", "the page", "GET")
     yield Probe("/nowhere", "", "GET", show=("*",))
     yield Probe("/nowhere", "POST", body={})
-    for method, path in (("GET", "/completion"), ("POST", "/health"), ("PUT", "/props"), ("DELETE", "/v1/models")):
+    for method, path in (
+        ("GET", "/completion"),
+        ("POST", "/health"),
+        ("PUT", "/props"),
+        ("DELETE", "/v1/models"),
+    ):
         yield Probe(path, f"wrong method {method}", method, show=("*",))
     yield Probe("/health", "HEAD", "HEAD")
     origin = {"Origin": "http://page.example"}
@@ -428,13 +603,19 @@ def _text() -> Iterator[Probe]:
     for what, body in bodies:
         yield Probe("/detokenize", what, body=body, show=everything)
     for name, value in (
-        ("tools", [TOOL]), ("chat_template_kwargs", {"enable_thinking": False}), ("add_generation_prompt", False),
-        ("response_format", {"type": "json_object"}), ("reasoning_effort", "low"), ("grammar", 'root ::= "a"'),
-    ):  # fmt: skip
+        ("tools", [TOOL]),
+        ("chat_template_kwargs", {"enable_thinking": False}),
+        ("add_generation_prompt", False),
+        ("response_format", {"type": "json_object"}),
+        ("reasoning_effort", "low"),
+        ("grammar", 'root ::= "a"'),
+    ):
         yield Probe("/apply-template", name, body={"messages": HI, name: value}, show=everything)
     for i, value in enumerate(CHAT["messages"]):
         text = repr(value) if len(repr(value)) < 70 else f"list number {i}"
-        yield Probe("/apply-template", f"messages={text}", body={"messages": value}, show=everything)
+        yield Probe(
+            "/apply-template", f"messages={text}", body={"messages": value}, show=everything
+        )
     yield Probe("/apply-template", "no messages", body={})
 
 
@@ -453,16 +634,28 @@ def _slots() -> Iterator[Probe]:
         ("unknown slot", "/slots/77?action=erase", {}),
         ("no number", "/slots/x?action=erase", {}),
     ):
-        yield Probe("/slots/1", what, path=path, body=body, show=("id_slot", "filename", "n_saved", "n_restored"))
+        yield Probe(
+            "/slots/1",
+            what,
+            path=path,
+            body=body,
+            show=("id_slot", "filename", "n_saved", "n_restored"),
+        )
     yield Probe(
-        "/slots/0", "without --slot-save-path", path="/slots/0?action=save", body={"filename": "a"}, group="plain"
+        "/slots/0",
+        "without --slot-save-path",
+        path="/slots/0?action=save",
+        body={"filename": "a"},
+        group="plain",
     )
 
 
 def _refused() -> Iterator[Probe]:
     """Features that this model or build lacks."""
     for path in ("/embedding", "/embeddings", "/v1/embeddings"):
-        yield Probe(path, "not an embedding server", body={"input": "a", "content": "a"}, show=("*",))
+        yield Probe(
+            path, "not an embedding server", body={"input": "a", "content": "a"}, show=("*",)
+        )
     for path in ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"):
         yield Probe(path, "no reranker", body={"query": "a", "documents": ["b"]}, show=("*",))
     for path in ("/v1/audio/transcriptions", "/audio/transcriptions"):
@@ -496,11 +689,24 @@ def _embeddings() -> Iterator[Probe]:
             ("too long", {"input": "x" * 20000}),
         ):
             yield Probe(path, what, body=body, group="embeddings", show=("object", "model"))
-    yield Probe("/completion", "on an embedding server", body={"prompt": "a", "n_predict": 1}, group="embeddings")
     yield Probe(
-        "/v1/chat/completions", "on an embedding server", body={"messages": HI, "max_tokens": 1}, group="embeddings"
+        "/completion",
+        "on an embedding server",
+        body={"prompt": "a", "n_predict": 1},
+        group="embeddings",
     )
-    yield Probe("/rerank", "on an embedding server", body={"query": "a", "documents": ["b"]}, group="embeddings")
+    yield Probe(
+        "/v1/chat/completions",
+        "on an embedding server",
+        body={"messages": HI, "max_tokens": 1},
+        group="embeddings",
+    )
+    yield Probe(
+        "/rerank",
+        "on an embedding server",
+        body={"query": "a", "documents": ["b"]},
+        group="embeddings",
+    )
 
 
 def _keys() -> Iterator[Probe]:

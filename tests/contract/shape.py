@@ -13,28 +13,60 @@ import httpx
 __all__ = ["Reduced", "differences", "reduced"]
 
 Reduced = dict[str, Any]
-"""``status``, ``type``, ``headers``, and ``body``: for a stream a list of [event name, data], else one value."""
+"""``status``, ``type``, ``headers``, and ``body``: for a stream a list of [event name, data], else
+one value.
+"""
 
 VALUES = frozenset(
-    {"object", "type", "role", "finish_reason", "stop_reason", "stop_type", "status", "code", "stop", "index"}
+    {
+        "object",
+        "type",
+        "role",
+        "finish_reason",
+        "stop_reason",
+        "stop_type",
+        "status",
+        "code",
+        "stop",
+        "index",
+    }
 )
 """Members whose values matter everywhere: clients branch on them."""
 
 VOLATILE = frozenset(
-    {"id", "created", "timings", "system_fingerprint", "build_info", "media_marker", "model_path", "t_ms", "id_task"}
+    {
+        "id",
+        "created",
+        "timings",
+        "system_fingerprint",
+        "build_info",
+        "media_marker",
+        "model_path",
+        "t_ms",
+        "id_task",
+    }
     | {"seed", "created_at", "completed_at", "time_ms", "message", "id_slot"}
 )
 """Members whose values differ from run to run, or are for people."""
 
-CORS = tuple(f"access-control-allow-{name}" for name in ("origin", "credentials", "methods", "headers"))
+CORS = tuple(
+    f"access-control-allow-{name}" for name in ("origin", "credentials", "methods", "headers")
+)
 
 
 def reduced(response: httpx.Response, body: bytes, *, cors: bool) -> Reduced:
     """The parts of a reply that are compared; a JSON body or the data of events as they are."""
     kind = response.headers.get("content-type", "").partition(";")[0]
-    found: Reduced = {"status": response.status_code, "type": kind if body else "", "headers": {}, "body": None}
+    found: Reduced = {
+        "status": response.status_code,
+        "type": kind if body else "",
+        "headers": {},
+        "body": None,
+    }
     if cors:
-        found["headers"] = {name: response.headers[name] for name in CORS if name in response.headers}
+        found["headers"] = {
+            name: response.headers[name] for name in CORS if name in response.headers
+        }
     text = body.decode("utf-8", "replace")
     if kind == "text/event-stream":
         found["body"] = [list(event) for event in _events(text)]
@@ -67,11 +99,19 @@ def _metrics(text: str) -> dict[str, str]:
 
 
 def differences(theirs: Reduced, ours: Reduced, show: tuple[str, ...] = ()) -> list[str]:
-    """Differences that a client can see, each as one line; llama-server first. ``show`` as in `Probe`."""
-    found = [f"{name}: {theirs[name]} / {ours[name]}" for name in ("status", "type") if theirs[name] != ours[name]]
+    """Differences that a client can see, each as one line; llama-server first. ``show`` as in
+    `Probe`.
+    """
+    found = [
+        f"{name}: {theirs[name]} / {ours[name]}"
+        for name in ("status", "type")
+        if theirs[name] != ours[name]
+    ]
     for name in sorted({*theirs["headers"], *ours["headers"]}):
         if theirs["headers"].get(name) != ours["headers"].get(name):
-            found.append(f"header {name}: {theirs['headers'].get(name)} / {ours['headers'].get(name)}")
+            found.append(
+                f"header {name}: {theirs['headers'].get(name)} / {ours['headers'].get(name)}"
+            )
     a, b = theirs["body"], ours["body"]
     if theirs["type"] == ours["type"] == "text/event-stream":
         found += _stream_differences(a, b, show)
@@ -138,25 +178,36 @@ def shape(value: Any, show: tuple[str, ...] = (), shown: bool = False) -> str:
 
 
 def _distance(compared: tuple[Sequence[str], bool, object]) -> tuple[int, bool, int]:
-    """Of events: members that are missing or of another value; whether ours is like one of theirs; added members."""
+    """Of events: members that are missing or of another value; whether ours is like one of theirs;
+    added members.
+    """
     lines, is_only_ours, _ = compared
     return sum(not line.startswith("extra ") for line in lines), not is_only_ours, len(lines)
 
 
 def _stream_differences(theirs: list[Any], ours: list[Any], show: tuple[str, ...]) -> Iterator[str]:
-    """The events that only one of the two has, each of theirs beside the most alike of ours; else their order."""
+    """The events that only one of the two has, each of theirs beside the most alike of ours; else
+    their order.
+    """
     left, right = _sequence(theirs, show), _sequence(ours, show)
     only_left = [one for line, one in dict(left).items() if line not in dict(right)]
     only_right = [one for line, one in dict(right).items() if line not in dict(left)]
     for name, data in only_left:
-        alike = (each for each in dict(right).values() if each[0] == name and type(each[1]) is type(data))
-        compared = ((list(_compare(data, each[1], "", show, "*" in show)), each in only_right, each) for each in alike)
+        alike = (
+            each for each in dict(right).values() if each[0] == name and type(each[1]) is type(data)
+        )
+        compared = (
+            (list(_compare(data, each[1], "", show, "*" in show)), each in only_right, each)
+            for each in alike
+        )
         lines, _, other = min(compared, key=_distance, default=([], False, None))
         only_right = [each for each in only_right if each is not other]
         if not lines:
             yield f"no event {name} {shape(data, show)}".replace("  ", " ")
         yield from (f"{f'event {name}'.strip()}: {line}" for line in lines)
-    yield from (f"extra event {name} {shape(data, show)}".replace("  ", " ") for name, data in only_right)
+    yield from (
+        f"extra event {name} {shape(data, show)}".replace("  ", " ") for name, data in only_right
+    )
     a, b = [line for line, _ in left], [line for line, _ in right]
     if set(a) == set(b) and a != b:
         yield f"order of events: {len(a)} / {len(b)} runs"

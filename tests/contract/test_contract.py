@@ -1,4 +1,5 @@
-"""pyctl answers every request of `probes` as llama-server does, except for the differences listed in `reasons`.
+"""pyctl answers every request of `probes` as llama-server does, except for the differences listed
+in `reasons`.
 
 Runs where LLAMA_SERVER names the binary: `make contract LLAMA_SERVER=/path/to/llama-server`.
 """
@@ -35,10 +36,21 @@ FLAGS = ("-c", "8192", "-t", "1", "-ub", "128")
 
 def head() -> str:
     """The first lines of a page of results."""
-    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True).strip()
-    lines = f"commit: {commit}", f"date: {date.today()}", f"machine: {os.cpu_count()} cores; {build_version()}"
+    commit = subprocess.check_output(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True
+    ).strip()
+    lines = (
+        f"commit: {commit}",
+        f"date: {date.today()}",
+        f"machine: {os.cpu_count()} cores; {build_version()}",
+    )
     return "\n- ".join(
-        ("", *lines, "command: `make contract LLAMA_SERVER=PATH`", "weights: random, of a tiny hybrid model")
+        (
+            "",
+            *lines,
+            "command: `make contract LLAMA_SERVER=PATH`",
+            "weights: random, of a tiny hybrid model",
+        )
     )
 
 
@@ -51,8 +63,16 @@ class Subject:
 
     def ask(self, probe: Probe) -> Reduced:
         """The reduced reply; status 0 if the server ended or sent no whole reply."""
-        content = probe.body if isinstance(probe.body, bytes) or probe.body is None else json.dumps(probe.body)
-        headers = {"content-type": "application/json", **probe.headers} if content is not None else probe.headers
+        content = (
+            probe.body
+            if isinstance(probe.body, bytes) or probe.body is None
+            else json.dumps(probe.body)
+        )
+        headers = (
+            {"content-type": "application/json", **probe.headers}
+            if content is not None
+            else probe.headers
+        )
         if not self._process.is_running:
             self._process.start()
         url = self._process.url + (probe.path or probe.endpoint)
@@ -74,7 +94,9 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Verdict]
         pytest.skip("LLAMA_SERVER does not name a llama-server to compare with")
     directory = tmp_path_factory.mktemp("contract")
     (directory / "template.jinja").write_text(TEMPLATE, encoding="utf-8")
-    bare, headed = (str(cached_model(shape, directory)) for shape in (TINY_HYBRID, TINY_HYBRID.with_nextn()))
+    bare, headed = (
+        str(cached_model(shape, directory)) for shape in (TINY_HYBRID, TINY_HYBRID.with_nextn())
+    )
     eyes = str(cached_model(VISION_SHAPES["tiny-vision"], directory))
     media = directory / "media"
     (media / "inside").mkdir(parents=True)
@@ -85,11 +107,20 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Verdict]
         def subject(name: str, command: tuple[str, ...], group: str) -> Subject:
             slots = directory / f"slots-{name}"
             slots.mkdir(exist_ok=True)
-            own = [flag.format(directory=f"{slots}/", mmproj=eyes, media=media) for flag in GROUPS[group]]
-            own += ["-m", headed if group in WITH_HEAD else bare, *(OWN.get(group, ()) if name == "pyctl" else ())]
+            own = [
+                flag.format(directory=f"{slots}/", mmproj=eyes, media=media)
+                for flag in GROUPS[group]
+            ]
+            own += [
+                "-m",
+                headed if group in WITH_HEAD else bare,
+                *(OWN.get(group, ()) if name == "pyctl" else ()),
+            ]
             prefix = own[own.index("--api-prefix") + 1] if "--api-prefix" in own else ""
             log, marker = directory / f"{name}-{group}.log", {"LLAMA_MEDIA_MARKER": MARKER}
-            found = Subject(ServerProcess([*command, *flags, *own], log, prefix=prefix, environment=marker))
+            found = Subject(
+                ServerProcess([*command, *flags, *own], log, prefix=prefix, environment=marker)
+            )
             opened.callback(found.close)
             return found
 
@@ -97,7 +128,10 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Verdict]
         ours = {group: subject("pyctl", PYCTL_SERVE, group) for group in GROUPS}
         only = os.environ.get("ONLY")  # one group of flags
         asked = [probe for probe in probes() if only in (None, probe.group)]
-        found = [judge(probe, theirs[probe.group].ask(probe), ours[probe.group].ask(probe)) for probe in asked]
+        found = [
+            judge(probe, theirs[probe.group].ask(probe), ours[probe.group].ask(probe))
+            for probe in asked
+        ]
         print(f"\n{summary(found)}")
         if os.environ.get("KEEP"):
             KEPT.write_text(document(found, head()), encoding="utf-8")
@@ -107,7 +141,11 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Verdict]
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("endpoint", list(dict.fromkeys(probe.endpoint for probe in probes())))
 def test_no_new_difference(verdicts: list[Verdict], endpoint: str) -> None:
-    new = {f"{v.probe.method} {v.probe.what}": v.new for v in verdicts if v.probe.endpoint == endpoint and v.new}
+    new = {
+        f"{v.probe.method} {v.probe.what}": v.new
+        for v in verdicts
+        if v.probe.endpoint == endpoint and v.new
+    }
     assert not new
 
 
@@ -126,18 +164,26 @@ def test_a_difference_without_a_reason_is_new() -> None:
 def test_an_event_is_compared_with_the_most_alike() -> None:
     def verdict(*streams: list[dict[str, Any]]) -> Verdict:
         bodies = ({"body": [["", event] for event in stream]} for stream in streams)
-        return judge(Probe("/completion", ""), *({**reply(), "type": "text/event-stream", **body} for body in bodies))
+        return judge(
+            Probe("/completion", ""),
+            *({**reply(), "type": "text/event-stream", **body} for body in bodies),
+        )
 
     piece, counted, end = {"content": "a"}, {"content": "a", "n": 1}, {"stop": True}
     assert verdict([piece, counted, end], [counted, end]).new == ("event: extra n",)
-    assert verdict([piece, end], [piece]).kind == verdict([counted], [piece]).kind == "lack a member"
+    assert (
+        verdict([piece, end], [piece]).kind == verdict([counted], [piece]).kind == "lack a member"
+    )
 
 
 def test_a_known_difference_is_told_by_its_reason() -> None:
     verdict = judge(Probe("/tokenize", "number"), reply(500), reply(400))
     assert not verdict.new
     text = document([verdict], "")
-    assert "1 requests: 0 same, 0 add members, 0 show another value, 0 lack a member, 1 refused with another" in text
+    assert (
+        "1 requests: 0 same, 0 add members, 0 show another value, 0 lack a member, 1 refused with "
+        "another"
+    ) in text
     assert "| POST /tokenize | 1 | number | status: 500 / 400 |" in text
 
 

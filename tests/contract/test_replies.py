@@ -1,7 +1,7 @@
 """pyctl reads tool calls in replies as llama-server's own parser does, for every family of models.
 
-A small program, built against the libraries beside llama-server, reads each reply with the template. Runs where
-LLAMA_SERVER names the binary, as the rest of the contract.
+A small program, built against the libraries beside llama-server, reads each reply with the
+template. Runs where LLAMA_SERVER names the binary, as the rest of the contract.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ def tools_of(properties: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     def tool(name: str, properties: dict[str, dict[str, Any]]) -> dict[str, Any]:
         described = {key: {**schema, "description": ""} for key, schema in properties.items()}
         parameters = {"type": "object", "properties": described, "required": []}
-        return {"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}
+        return {
+            "type": "function",
+            "function": {"name": name, "description": "", "parameters": parameters},
+        }
 
     return [tool("look_up", properties), tool("stop", {})]
 
@@ -61,17 +64,39 @@ REASONS = (
     (
         "Qwen|Seed|MiniCPM",
         r">\s*(True|False|[\[{].*')",
-        "values as Python writes them are read, which these templates write; llama-server reads no call",
+        (
+            "values as Python writes them are read, which these templates write; llama-server "
+            "reads "
+            "no call"
+        ),
     ),
-    ("MiniMax M[12]", "look_up.*look_up", "llama-server refuses two calls as the template writes them"),
+    (
+        "MiniMax M[12]",
+        "look_up.*look_up",
+        "llama-server refuses two calls as the template writes them",
+    ),
     ("Solar|Mistral .name", "look_up", "llama-server refuses every call as the template writes it"),
     ("Functionary 3.2", ">>>", "llama-server takes a second call for content, or refuses it"),
-    ("Apriel-1.6", "", "llama-server counts the words that the template opens reasoning with, and reads no call there"),
+    (
+        "Apriel-1.6",
+        "",
+        (
+            "llama-server counts the words that the template opens reasoning with, and reads no "
+            "call "
+            "there"
+        ),
+    ),
     ("Command R\\+", "^(Just|Let me|<think>)", "llama-server takes nothing but calls"),
     ("rwkv", "</think>", "the prompt opens reasoning, which llama-server leaves in the content"),
-    ("Llama 3", "^Let me see", "JSON is a call only where the message begins, so that an answer may show it"),
+    (
+        "Llama 3",
+        "^Let me see",
+        "JSON is a call only where the message begins, so that an answer may show it",
+    ),
 )
-"""(formats or templates, replies, why pyctl reads a call where llama-server does not, or the other way round)."""
+"""(formats or templates, replies, why pyctl reads a call where llama-server does not, or the other
+way round).
+"""
 CONTENT = {
     "Cohere2MoE": ("<|START_TEXT|>", "<|END_TEXT|>"),
     "CohereForAI-c4ai-command-r7b-12-2024-tool_use": ("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
@@ -85,16 +110,27 @@ WORDS = ("a", "Paris", "x y", "two\nlines", "é", "a < b", "3", "true", "")
 @pytest.fixture(scope="module")
 def parser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
     """The program, which waits for a line."""
-    if not LLAMA_SERVER or shutil.which("c++") is None or not (HEADERS / "common" / "chat.h").is_file():
-        pytest.skip("LLAMA_SERVER does not name a llama-server to compare with, or nothing can be built against it")
+    if (
+        not LLAMA_SERVER
+        or shutil.which("c++") is None
+        or not (HEADERS / "common" / "chat.h").is_file()
+    ):
+        pytest.skip(
+            "LLAMA_SERVER does not name a llama-server to compare with, or nothing can be built "
+            "against it"
+        )
     libraries = Path(LLAMA_SERVER).resolve().parent
     program = tmp_path_factory.mktemp("parser") / "parse_replies"
     includes = [f"-I{HEADERS / name}" for name in ("common", "include", "ggml/include")]
     names = [f"-l{name}" for name in ("llama-common", "llama", "ggml", "ggml-base")]
     source = Path(__file__).with_name("parse_replies.cpp")
     command = ["c++", "-std=c++17", *includes, str(source), "-o", str(program)]
-    subprocess.run([*command, f"-L{libraries}", *names, f"-Wl,-rpath,{libraries}"], check=True, timeout=120)
-    with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    subprocess.run(
+        [*command, f"-L{libraries}", *names, f"-Wl,-rpath,{libraries}"], check=True, timeout=120
+    )
+    with subprocess.Popen(
+        [program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         yield process
         assert process.stdin is not None
         process.stdin.close()
@@ -106,23 +142,31 @@ def family_of(name: str) -> Family:
         return found
     template = Template((TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8"), "<s>", "</s>")
     form = find_call_format(template)
-    said = template.render([HI, {"role": "assistant", "content": MARK}], tools=TOOLS, add_generation_prompt=False)
+    said = template.render(
+        [HI, {"role": "assistant", "content": MARK}], tools=TOOLS, add_generation_prompt=False
+    )
     between = said[said.rindex(HI["content"]) + len(HI["content"]) : said.index(MARK)]
     asked = template.render([HI], tools=TOOLS, add_generation_prompt=True)
-    header = asked[asked.rindex(HI["content"]) + len(HI["content"]) :].partition(form.tags(template.source).open)[0]
+    header = asked[asked.rindex(HI["content"]) + len(HI["content"]) :].partition(
+        form.tags(template.source).open
+    )[0]
     header = header if header and between.startswith(header) else between
     return Family(name, form, header, said[said.index(MARK) + len(MARK) :].strip(), "")
 
 
 def lender_of(family: Family) -> Family:
-    """The family itself, or where its template writes no calls another one that writes them in this form."""
+    """The family itself, or where its template writes no calls another one that writes them in this
+    form.
+    """
     if family.template().capabilities.tool_calls:
         return family
     return next((each for each in CASES if each.form is family.form), family)
 
 
 def replies(family: Family) -> Iterator[tuple[str, str]]:
-    """(what it is, reply) of this family: calls as its template writes them, and what may stand around them."""
+    """(what it is, reply) of this family: calls as its template writes them, and what may stand
+    around them.
+    """
     chosen = random.Random(0)
     capabilities = family.template().capabilities
     words = [word for word in WORDS if word.isalpha()] if family.is_plain else list(WORDS)
@@ -138,7 +182,11 @@ def replies(family: Family) -> Iterator[tuple[str, str]]:
             "tags": ["x", chosen.choice(words)],
         }
         drawn = {key: whole[key] for key in whole if chosen.random() < 0.6}
-        return {key: value for key, value in drawn.items() if key in known[0]["function"]["parameters"]["properties"]}
+        return {
+            key: value
+            for key, value in drawn.items()
+            if key in known[0]["function"]["parameters"]["properties"]
+        }
 
     lender = lender_of(family)
     calls = lender.template().capabilities.tool_calls
@@ -152,9 +200,15 @@ def replies(family: Family) -> Iterator[tuple[str, str]]:
     yield "content", f"{opens}Just an answer.{closes}"
     tags = family.form.tags(family.template().source)
     if tags.is_known and calls:
-        yield "reasoning", f"{tags.open}hm{tags.close}{tags.next_message}" + rendered(lender, [arguments()])
+        yield (
+            "reasoning",
+            f"{tags.open}hm{tags.close}{tags.next_message}" + rendered(lender, [arguments()]),
+        )
     if tags.is_known:
-        yield "reasoning and content", f"{tags.open}hm{tags.close}{tags.next_message}{opens}Well.{closes}"
+        yield (
+            "reasoning and content",
+            f"{tags.open}hm{tags.close}{tags.next_message}{opens}Well.{closes}",
+        )
 
 
 def rendered(family: Family, arguments: list[dict[str, Any]]) -> str:
@@ -173,7 +227,9 @@ def rendered(family: Family, arguments: list[dict[str, Any]]) -> str:
     reply = text[text.index(family.header, text.rindex(HI["content"])) + len(family.header) :]
     reply = reply[: reply.rindex(family.end)] if family.end and family.end in reply else reply
     tags = family.form.tags(family.template().source)
-    return re.sub(rf"^\s*{re.escape(tags.open)}\s*{re.escape(tags.close)}\s*", "", reply).lstrip("\n")
+    return re.sub(rf"^\s*{re.escape(tags.open)}\s*{re.escape(tags.close)}\s*", "", reply).lstrip(
+        "\n"
+    )
 
 
 def ask(
@@ -205,7 +261,11 @@ def meaning(parsed: dict[str, Any]) -> dict[str, Any]:
     if "error" in parsed:
         return parsed
     calls = [(call["name"], json.loads(call["arguments"] or "{}")) for call in parsed["calls"]]
-    return {"reasoning": parsed["reasoning"].strip(), "content": parsed["content"].strip(), "calls": calls}
+    return {
+        "reasoning": parsed["reasoning"].strip(),
+        "content": parsed["content"].strip(),
+        "calls": calls,
+    }
 
 
 UNREAD = {"Kimi-K3", "MiniMax-M3", "muse-glimmer"}
@@ -229,13 +289,20 @@ def test_replies_mean_the_same(parser: subprocess.Popen[str], name: str) -> None
         for what, text in replies(family)
     ]
     if turn.rendered.reply_part == "reasoning":
-        cases = [(what, text if what.startswith("reasoning") else f"{tags.close}{text}") for what, text in cases]
+        cases = [
+            (what, text if what.startswith("reasoning") else f"{tags.close}{text}")
+            for what, text in cases
+        ]
     theirs = ask(parser, family, [text for _, text in cases], tools)
     different = [
         (text, meaning(their), meaning(our))
         for (_, text), their in zip(cases, theirs, strict=True)
         if meaning(our := ours(chat, text, tools)) != meaning(their)
     ]
-    known = [text for form, text, _ in REASONS if re.search(form, f"{family.form.name} {family.name}")]
-    assert [each for each in different if not any(re.search(text, each[0], re.DOTALL) for text in known)] == []
+    known = [
+        text for form, text, _ in REASONS if re.search(form, f"{family.form.name} {family.name}")
+    ]
+    assert [
+        each for each in different if not any(re.search(text, each[0], re.DOTALL) for text in known)
+    ] == []
     print(f"\n{family.name}: {len(cases) - len(different)} of {len(cases)} the same")

@@ -18,7 +18,12 @@ from tests.contract.tiny_bert import write_tiny_bert
 from tools.generator import TINY_RERANK, cached_model
 
 LLAMA_SERVER = os.environ.get("LLAMA_SERVER", "")
-DOCUMENTS = ["A machine", "Learning is the process of acquiring understanding.", "Machine learning is " * 20, ""]
+DOCUMENTS = [
+    "A machine",
+    "Learning is the process of acquiring understanding.",
+    "Machine learning is " * 20,
+    "",
+]
 BODIES: list[dict[str, Any]] = [
     {"query": "Machine learning is", "documents": DOCUMENTS},
     {"query": "Machine learning is", "texts": DOCUMENTS, "return_text": True},
@@ -32,7 +37,9 @@ BODIES: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module", params=["qwen3", "bert"])
-def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ServerProcess]]:
+def servers(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[ServerProcess]]:
     if not LLAMA_SERVER:
         pytest.skip("LLAMA_SERVER does not name a llama-server to compare with")
     directory: Path = tmp_path_factory.mktemp("rerank")
@@ -43,7 +50,21 @@ def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         write_tiny_bert(model)
     # A model that reads a text in both directions needs all of it in one batch.
     n_batch = "128" if request.param == "qwen3" else "512"
-    flags = ["-m", str(model), "--rerank", "-c", "4096", "-t", "1", "-ub", n_batch, "-b", n_batch, "-np", "1"]
+    flags = [
+        "-m",
+        str(model),
+        "--rerank",
+        "-c",
+        "4096",
+        "-t",
+        "1",
+        "-ub",
+        n_batch,
+        "-b",
+        n_batch,
+        "-np",
+        "1",
+    ]
     with (
         ServerProcess([LLAMA_SERVER, *flags], directory / "llama-server.log") as theirs,
         ServerProcess([*PYCTL_SERVE, *flags], directory / "pyctl.log") as ours,
@@ -53,8 +74,12 @@ def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
 @pytest.mark.timeout(120)
-def test_ranks_are_those_of_llama_server(servers: list[ServerProcess], body: dict[str, Any]) -> None:
-    theirs, ours = (httpx.post(f"{server.url}/v1/rerank", json=body, timeout=60) for server in servers)
+def test_ranks_are_those_of_llama_server(
+    servers: list[ServerProcess], body: dict[str, Any]
+) -> None:
+    theirs, ours = (
+        httpx.post(f"{server.url}/v1/rerank", json=body, timeout=60) for server in servers
+    )
     assert ours.status_code == theirs.status_code, (theirs.text, ours.text)
     expected, found = theirs.json(), ours.json()
     if theirs.status_code != 200:
@@ -65,12 +90,16 @@ def test_ranks_are_those_of_llama_server(servers: list[ServerProcess], body: dic
         expected, found = expected["results"], found["results"]
     label = next(name for name in expected[0] if name.endswith("score"))
     assert [{**item, label: None} for item in found] == [{**item, label: None} for item in expected]
-    assert [item[label] for item in found] == pytest.approx([item[label] for item in expected], abs=2e-4)
+    assert [item[label] for item in found] == pytest.approx(
+        [item[label] for item in expected], abs=2e-4
+    )
     assert len({round(item[label], 3) for item in expected}) > 1, "these scores tell nothing"
 
 
 def test_of_what_is_longer_than_a_batch(servers: list[ServerProcess]) -> None:
     body = {"query": "q", "documents": ["word " * 4000]}
-    theirs, ours = (httpx.post(f"{server.url}/v1/rerank", json=body, timeout=60) for server in servers)
+    theirs, ours = (
+        httpx.post(f"{server.url}/v1/rerank", json=body, timeout=60) for server in servers
+    )
     assert ours.status_code == 400, ours.text
     assert theirs.status_code in (400, 500)

@@ -1,4 +1,6 @@
-"""A tiny random reranker of the architecture `bert`, without a memory and a template: its tokenizer joins a pair."""
+"""A tiny random reranker of the architecture `bert`, without a memory and a template: its tokenizer
+joins a pair.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,16 @@ from tools.generator import finish
 __all__ = ["write_tiny_bert"]
 
 WIDTH, INNER, HEADS, LAYERS, CONTEXT = 64, 128, 2, 2, 512
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "\u2581machine", "\u2581learning", "\u2581is"]
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "\u2581machine",
+    "\u2581learning",
+    "\u2581is",
+]
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -49,7 +60,9 @@ def write_tiny_bert(path: Path) -> None:
             values = random.standard_normal(dims) * 0.5 / np.sqrt(dims[-1])
             writer.add_tensor(f"{name}.weight", values.astype(np.float32))
         if "embd" not in name.removesuffix("_norm") or name.endswith("_norm"):
-            writer.add_tensor(f"{name}.bias", (random.standard_normal(dims[0]) * 0.1).astype(np.float32))
+            writer.add_tensor(
+                f"{name}.bias", (random.standard_normal(dims[0]) * 0.1).astype(np.float32)
+            )
 
     writer.add_tensor("token_types.weight", np.zeros((2, WIDTH), np.float32))
     add("token_embd", len(words), WIDTH)

@@ -1,6 +1,8 @@
-"""A backend without a model, for tests: every output depends on every row, on the state, and on how batches were cut.
+"""A backend without a model, for tests: every output depends on every row, on the state, and on how
+batches were cut.
 
-A row or state that is missing, stale, of another branch, or from other batch ends therefore changes all later tokens.
+A row or state that is missing, stale, of another branch, or from other batch ends therefore changes
+all later tokens.
 """
 
 from __future__ import annotations
@@ -26,13 +28,16 @@ __all__ = ["FakeBackend"]
 
 
 class FakeBackend(FakeMemory):
-    """``n_vocab`` tokens, of which 0 ends a reply and the others are the letters of the alphabet, over and over.
+    """``n_vocab`` tokens, of which 0 ends a reply and the others are the letters of the alphabet,
+    over and over.
 
-    All sequences share ``n_cells``, by default n_ctx; with ``can_hold`` rows are held there. ``fail_loads`` makes that
-    many following loads refuse their bytes. Saved blocks are zeros until they settle. A hybrid has ``n_planes`` planes
-    for each sequence, and fewer count when one evaluation has to be split. With a ``draft_type`` it drafts what will
-    come, right three times of four: when depends on every row, and the state, of a draft model like a head. With a
-    ``pool``, which is for one sequence, rows have a place each and evaluations count what attention reads from RAM.
+    All sequences share ``n_cells``, by default n_ctx; with ``can_hold`` rows are held there.
+    ``fail_loads`` makes that many following loads refuse their bytes. Saved blocks are zeros until
+    they settle. A hybrid has ``n_planes`` planes for each sequence, and fewer count when one
+    evaluation has to be split. With a ``draft_type`` it drafts what will come, right three times of
+    four: when depends on every row, and the state, of a draft model like a head. With a ``pool``,
+    which is for one sequence, rows have a place each and evaluations count what attention reads
+    from RAM.
     """
 
     def __init__(
@@ -82,10 +87,17 @@ class FakeBackend(FakeMemory):
 
     vocabulary = control = memory
 
-    # -- evaluation --------------------------------------------------------------------------------------------------
+    # -- evaluation
+    # ----------------------------------------------------------------------------------
 
     def evaluate(
-        self, seq: int, tokens: Tokens, start: int, *, output: bool = True, picture: ImageSpan | None = None
+        self,
+        seq: int,
+        tokens: Tokens,
+        start: int,
+        *,
+        output: bool = True,
+        picture: ImageSpan | None = None,
     ) -> None:
         if not 0 < tokens.size <= self.facts.n_ubatch:
             raise EngineError(f"a batch of {tokens.size} tokens")
@@ -100,7 +112,8 @@ class FakeBackend(FakeMemory):
         return False
 
     def decode(self, items: Sequence[SequenceTokens]) -> None:
-        # Rounding is not modelled here: several tokens of a sequence give what they would give one by one.
+        # Rounding is not modelled here: several tokens of a sequence give what they would give one
+        # by one.
         n_outputs = sum(item.n_drafts + 1 for item in items)
         n_tokens = sum(len(item.tokens) for item in items)
         if n_outputs > self.facts.n_outputs or n_tokens > max(self.facts.n_ubatch, self.n_seqs):
@@ -121,7 +134,8 @@ class FakeBackend(FakeMemory):
                 self.outputs += [after] if i >= item.n_sure - 1 else []
             end = position + len(item.tokens)
             held.n_min = max(end - item.n_drafts, 0) if self.kind != "opaque" else end
-            # Llama.cpp evaluates as many tokens of each sequence at once: planes are those of the last such part.
+            # Llama.cpp evaluates as many tokens of each sequence at once: planes are those of the
+            # last such part.
             n_last = len(item.tokens) - widths[widths.index(len(item.tokens)) - 1]
             held.states, held.mark = states[-min(n_last, self.facts.n_rollback + 1) :], mark
 
@@ -138,7 +152,9 @@ class FakeBackend(FakeMemory):
         held.n_min, held.states, held.mark = -1, [], None
         if n == end:
             return n
-        if not 0 <= minimum <= n < end or (self.kind == "hybrid" and mark is None and end - n >= len(states)):
+        if not 0 <= minimum <= n < end or (
+            self.kind == "hybrid" and mark is None and end - n >= len(states)
+        ):
             self.clear(seq)
             raise StateError(f"cannot roll back from {end} to {n} tokens")
         if self.kind == "hybrid":
@@ -164,17 +180,22 @@ class FakeBackend(FakeMemory):
             after = self._advance(held, one, position)
             if i >= len(item.tokens) - 1:
                 is_wrong = hash_of(before, after)[0] % 4 == 0
-                tokens.append(1 + (int.from_bytes(after[:8], "little") + is_wrong) % (self.n_vocab - 1))
+                tokens.append(
+                    1 + (int.from_bytes(after[:8], "little") + is_wrong) % (self.n_vocab - 1)
+                )
         self.n_evaluated = n_evaluated
         return tuple(tokens[len(item.tokens) :])
 
     def _advance(self, held: FakeSequence, tokens: Tokens, start: int) -> bytes:
         rows = held.rows
         if len(rows) != start or (self.kind != "attention" and held.at != start):
-            raise EngineError(f"rows end at {len(rows)}, the state at {held.at}, the batch begins at {start}")
+            raise EngineError(
+                f"rows end at {len(rows)}, the state at {held.at}, the batch begins at {start}"
+            )
         if start + tokens.size > self.facts.n_ctx:
             raise EngineError(f"{start + tokens.size} tokens are more than a sequence may have")
-        # Like attention, a row depends on all rows before it; like GEMM rounding, on the shape of its batch.
+        # Like attention, a row depends on all rows before it; like GEMM rounding, on the shape of
+        # its batch.
         shape = str(tokens.size).encode()
         before = hash_of(*rows[-1:], held.state if self.kind != "attention" else b"", shape)
         held.cut_drafts(start, held.hidden)

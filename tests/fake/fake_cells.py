@@ -47,8 +47,9 @@ class FakeHeldRows:
 
 
 class FakeCells:
-    """``n`` cells. A sequence takes the lowest that no sequence has; held rows there move to the highest free ones, or
-    are in the way if all are ``fixed``."""
+    """``n`` cells. A sequence takes the lowest that no sequence has; held rows there move to the
+    highest free ones, or are in the way if all are ``fixed``.
+    """
 
     def __init__(self, n: int, *, fixed: bool = False) -> None:
         self.n, self._fixed = n, fixed
@@ -126,12 +127,17 @@ class FakeCells:
         return int(np.count_nonzero(~self._taken[cells] & (self._n_held[cells] == 1)))
 
     def load(self, sources: Sequence[bytes | int]) -> list[int]:
-        """Give a sequence a row each for bytes, or for what is held in a cell and lies in the sequence's afterwards."""
+        """Give a sequence a row each for bytes, or for what is held in a cell and lies in the
+        sequence's afterwards.
+        """
         rows = [source if isinstance(source, bytes) else self.rows[source] for source in sources]
-        # Where only held rows lie is as good as free, since they will lie where the sequence has them.
+        # Where only held rows lie is as good as free, since they will lie where the sequence has
+        # them.
         moving = {each for each in sources if isinstance(each, int) and not self._taken[each]}
         counts = {cell: int(self._n_held[cell]) for cell in moving}
-        places = [(held, i) for held in self._held for i, cell in enumerate(held.cells) if cell in moving]
+        places = [
+            (held, i) for held in self._held for i, cell in enumerate(held.cells) if cell in moving
+        ]
         before = [held.cells[i] for held, i in places]
         self._n_held[list(moving)] = 0
         try:
@@ -140,7 +146,11 @@ class FakeCells:
             for cell, count in counts.items():
                 self._n_held[cell] = count
             raise
-        now = {source: cell for source, cell in zip(sources, cells, strict=True) if isinstance(source, int)}
+        now = {
+            source: cell
+            for source, cell in zip(sources, cells, strict=True)
+            if isinstance(source, int)
+        }
         for (held, i), cell in zip(places, before, strict=True):
             held.cells[i] = now[cell]
         for cell, count in counts.items():

@@ -1,4 +1,6 @@
-"""The sequences of a backend without a model: rows in cells, a state, and a draft model's part of both."""
+"""The sequences of a backend without a model: rows in cells, a state, and a draft model's part of
+both.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,16 @@ class FakeSequence:
     state: bytes = bytes(ROW)
     at: int = 0
     n_min: int = -1  # what can be taken back of the last evaluation: everything from here on, once
-    states: list[bytes] = field(default_factory=list)  # the planes: those of the last tokens, the end's last
+    states: list[bytes] = field(
+        default_factory=list
+    )  # the planes: those of the last tokens, the end's last
     mark: tuple[int, bytes] | None = None
-    draft_rows: list[bytes] = field(default_factory=list)  # as many as rows, or fewer; empty ones are missing
-    hidden: bytes = b""  # the row that the draft model's next one is made of, empty if it is missing
+    draft_rows: list[bytes] = field(
+        default_factory=list
+    )  # as many as rows, or fewer; empty ones are missing
+    hidden: bytes = (
+        b""  # the row that the draft model's next one is made of, empty if it is missing
+    )
 
     @property
     def rows(self) -> list[bytes]:
@@ -56,7 +64,9 @@ class FakeSequence:
 
 
 class FakeMemory:
-    """The `SequenceMemory` of `FakeBackend`, and what its outputs depend on; tests look at ``seqs`` and ``outputs``."""
+    """The `SequenceMemory` of `FakeBackend`, and what its outputs depend on; tests look at ``seqs``
+    and ``outputs``.
+    """
 
     def __init__(
         self,
@@ -102,11 +112,21 @@ class FakeMemory:
 
     @property
     def shape(self) -> MemoryShape:
-        has_rows, state = self.kind != "opaque", {"attention": 0, "hybrid": HEADER.size + ROW, "opaque": -1}[self.kind]
+        has_rows, state = (
+            self.kind != "opaque",
+            {"attention": 0, "hybrid": HEADER.size + ROW, "opaque": -1}[self.kind],
+        )
         rows = (HEADER.size, ROW) if has_rows else (0, 0)
         drafts = (HEADER.size + ROW, ROW, HEADER.size + 2 * ROW) if self.draft_type else (0, 0, 0)
         sizes = BlockSizes(*rows, state, *drafts)
-        return MemoryShape(self.resume_points, sizes, self.kind == "attention", has_rows, self.can_hold, self.is_pool)
+        return MemoryShape(
+            self.resume_points,
+            sizes,
+            self.kind == "attention",
+            has_rows,
+            self.can_hold,
+            self.is_pool,
+        )
 
     def state_size(self, seq: int, ends: Sequence[int] = ()) -> int:
         rows = len(self.seqs[seq].cells) * ROW if self.kind == "opaque" else 0
@@ -156,12 +176,20 @@ class FakeMemory:
     def save_state(self, seq: int, n: int) -> State:
         held = self.seqs[seq]
         has_drafts = bool(self.draft_type and held.hidden)
-        draft = self._later(HEADER.pack(b"DSTA", 0, n) + self._author + held.hidden) if has_drafts else NOTHING
+        draft = (
+            self._later(HEADER.pack(b"DSTA", 0, n) + self._author + held.hidden)
+            if has_drafts
+            else NOTHING
+        )
         if self.kind == "attention":
             return State.of(NOTHING, draft)
         if held.at != n:
             raise StateError(f"the state stands at {held.at}, not {n}")
-        data = HEADER.pack(b"STAT", 0, n) + held.state + (b"".join(held.rows) if self.kind == "opaque" else b"")
+        data = (
+            HEADER.pack(b"STAT", 0, n)
+            + held.state
+            + (b"".join(held.rows) if self.kind == "opaque" else b"")
+        )
         return State.of(self._later(data), draft)
 
     @property
@@ -174,7 +202,9 @@ class FakeMemory:
             return NOTHING
         return self._later(HEADER.pack(b"DRFT", first, last) + self._author + b"".join(rows))
 
-    def restore(self, seq: int, first: int, spans: Sequence[Span], state: State | None = None) -> None:
+    def restore(
+        self, seq: int, first: int, spans: Sequence[Span], state: State | None = None
+    ) -> None:
         self.synchronize()
         self.n_loaded += spans[-1][2] - first if spans else 0
         if spans and self.kind != "opaque":
@@ -192,8 +222,14 @@ class FakeMemory:
             rows = [b""] * (stop - start)
             if data[HEADER.size :][:ROW] == self._author:
                 magic, p0, p1 = HEADER.unpack(data[: HEADER.size])
-                if magic != b"DRFT" or not p0 <= start < stop <= p1 or start != len(held.draft_rows):
-                    raise StateError(f"draft rows [{start}, {stop}) do not continue at {len(held.draft_rows)}")
+                if (
+                    magic != b"DRFT"
+                    or not p0 <= start < stop <= p1
+                    or start != len(held.draft_rows)
+                ):
+                    raise StateError(
+                        f"draft rows [{start}, {stop}) do not continue at {len(held.draft_rows)}"
+                    )
                 at = [HEADER.size + ROW + (i - p0) * ROW for i in range(start, stop)]
                 rows = [data[i : i + ROW] for i in at]
             held.draft_rows += rows
@@ -204,7 +240,9 @@ class FakeMemory:
         self._on_the_way.clear()
 
     def block_bytes(self) -> BlockBytes:
-        return BlockBytes(self._used, self._used, sum(block.nbytes for block, _ in self._on_the_way))
+        return BlockBytes(
+            self._used, self._used, sum(block.nbytes for block, _ in self._on_the_way)
+        )
 
     def _load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
         self._maybe_fail()
@@ -214,7 +252,9 @@ class FakeMemory:
         sources: list[bytes | int] = []
         for rows, start, stop in spans:
             if start != first + len(sources):
-                raise StateError(f"rows [{start}, {stop}) do not continue at {first + len(sources)}")
+                raise StateError(
+                    f"rows [{start}, {stop}) do not continue at {first + len(sources)}"
+                )
             if rows.held is None:
                 sources += _rows_of(rows.block, start, stop)
             else:

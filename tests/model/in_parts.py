@@ -1,4 +1,5 @@
-"""python -m tests.model.in_parts LIBRARY MODEL TYPE: rows and states in parts on the two devices of LIBRARY.
+"""python -m tests.model.in_parts LIBRARY MODEL TYPE: rows and states in parts on the two devices of
+LIBRARY.
 
 A process of its own, since devices stay for as long as it lives. ``TYPE`` is that of K and V.
 """
@@ -96,7 +97,9 @@ def main(library: str, path: str, kind: str) -> None:
     api.llama_backend_init()
     ctypes.CDLL(library).add_devices()
     drafts = DraftSettings(draft_types=("draft-mtp",) if "nextn" in path else ("ngram-mod",))
-    chosen = ModelSettings(path=path, type_k=kind, type_v=kind, flash_attn="on", n_ctx=1024, n_ubatch=UBATCH, n_seqs=1)
+    chosen = ModelSettings(
+        path=path, type_k=kind, type_v=kind, flash_attn="on", n_ctx=1024, n_ubatch=UBATCH, n_seqs=1
+    )
     tensor, layer = (replace(chosen, split_mode=mode) for mode in ("tensor", "layer"))
     plans = []
     for settings in (tensor, layer):

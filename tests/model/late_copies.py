@@ -14,7 +14,9 @@ LAG = 3
 
 
 class LateKVState(library.KVState):
-    """What is saved arrives when something waits for it, or just before the next load: until then it is nonsense."""
+    """What is saved arrives when something waits for it, or just before the next load: until then
+    it is nonsense.
+    """
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named, lag=LAG)

@@ -1,4 +1,6 @@
-"""The next turn made ready after a reply, on a real tiny model, through every API: what it costs then, and its bits."""
+"""The next turn made ready after a reply, on a real tiny model, through every API: what it costs
+then, and its bits.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,10 @@ STRIPS = """\
 """As Qwen3.6's does: the reasoning of turns before the last question is left out."""
 
 SYSTEM = "You are an assistant. " * 6
-QUESTIONS = ["Name three colours, and say which one you like the most.", "And which one is the warmest of all these?"]
+QUESTIONS = [
+    "Name three colours, and say which one you like the most.",
+    "And which one is the warmest of all these?",
+]
 PARIS = "Paris, the capital of France, on the river Seine"
 TOOL = function("look_up", required=["city"], city={"type": "string", "enum": [PARIS]})
 
@@ -67,21 +72,34 @@ TOOL = function("look_up", required=["city"], city={"type": "string", "enum": [P
 class Served:
     """A server in this process, on a model of random weights that speaks bytes."""
 
-    def __init__(self, path: Path, *, exact: bool = False, n_seqs: int = 1, ram: int | None = None, **settings: Any):
+    def __init__(
+        self,
+        path: Path,
+        *,
+        exact: bool = False,
+        n_seqs: int = 1,
+        ram: int | None = None,
+        **settings: Any,
+    ):
         model = ModelSettings(path=str(path), n_ctx=8192, n_ubatch=128, n_threads=1, n_seqs=n_seqs)
         loaded = load(model)
         engine = Engine(loaded.backend, RamCache(64, ram), EngineSettings(exact=exact))
         self.worker = Worker(engine, loaded.info)
-        chat = ChatFormat(Template(STRIPS, eos_token="<|im_end|>"), loaded.tokenizer, replay=Replay())
+        chat = ChatFormat(
+            Template(STRIPS, eos_token="<|im_end|>"), loaded.tokenizer, replay=Replay()
+        )
         shared = AppState(ServerSettings(show_metrics=True))
-        self.service = Service(self.worker, chat, EngineAdmin(self.worker, engine), ReplySettings(**settings), shared)
+        self.service = Service(
+            self.worker, chat, EngineAdmin(self.worker, engine), ReplySettings(**settings), shared
+        )
         self.client = Client(create_app(Models.of(self.service)))
 
     def post(self, path: str, body: Any) -> Any:
         response = self.client.post(path, json=body)
         assert response.status_code == 200, response.text
         self.cached, self.evaluated = (
-            int(part.partition("=")[2]) for part in response.headers.get("x-pyctl-cache", "s=; c=0; e=0").split(";")[1:]
+            int(part.partition("=")[2])
+            for part in response.headers.get("x-pyctl-cache", "s=; c=0; e=0").split(";")[1:]
         )
         return response.json()
 
@@ -94,9 +112,13 @@ class Served:
 
 
 @pytest.fixture
-def serve(model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Served]]:
+def serve(
+    model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Served]]:
     monkeypatch.setattr(prewarm, "QUIET_SECONDS", 0.0)
-    monkeypatch.setattr(worker, "IDLE_SECONDS", 3600.0)  # nothing moves from the device for want of work
+    monkeypatch.setattr(
+        worker, "IDLE_SECONDS", 3600.0
+    )  # nothing moves from the device for want of work
     served: list[Served] = []
 
     def make(name: str = "tiny-hybrid", **settings: Any) -> Served:
@@ -132,7 +154,12 @@ def anthropic(server: Served, question: str, before: Any) -> Any:
     messages = [*(before or []), {"role": "user", "content": question}]
     body = server.post(
         "/v1/messages",
-        {**THINKS, "messages": messages, "system": SYSTEM, "thinking": {"type": "enabled", "budget_tokens": 100}},
+        {
+            **THINKS,
+            "messages": messages,
+            "system": SYSTEM,
+            "thinking": {"type": "enabled", "budget_tokens": 100},
+        },
     )
     kinds = [block["type"] for block in body["content"]]
     assert kinds == ["thinking", "text"]
@@ -142,21 +169,32 @@ def anthropic(server: Served, question: str, before: Any) -> Any:
 def responses(server: Served, question: str, before: Any) -> Any:
     items = [*(before or []), {"role": "user", "content": question}]
     limits = {**THINKS, "max_output_tokens": 200}
-    body = server.post("/v1/responses", {**limits, "input": items, "instructions": SYSTEM, "store": False})
+    body = server.post(
+        "/v1/responses", {**limits, "input": items, "instructions": SYSTEM, "store": False}
+    )
     kinds = [item["type"] for item in body["output"]]
     assert kinds == ["reasoning", "message"]
     return [*items, body["output"][1]]
 
 
 def streamed(server: Served, question: str, before: Any) -> Any:
-    messages = [*(before or [{"role": "system", "content": SYSTEM}]), {"role": "user", "content": question}]
-    response = server.client.post("/v1/chat/completions", json={"messages": messages, **THINKS, "stream": True})
+    messages = [
+        *(before or [{"role": "system", "content": SYSTEM}]),
+        {"role": "user", "content": question},
+    ]
+    response = server.client.post(
+        "/v1/chat/completions", json={"messages": messages, **THINKS, "stream": True}
+    )
     import json
 
     frames = [line[6:] for line in response.text.split("\n\n") if line.startswith("data: {")]
     chunks = [json.loads(frame) for frame in frames]
-    content = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks if chunk["choices"])
-    server.cached, server.evaluated = (chunks[-1]["timings"][name] for name in ("cache_n", "prompt_n"))
+    content = "".join(
+        chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks if chunk["choices"]
+    )
+    server.cached, server.evaluated = (
+        chunks[-1]["timings"][name] for name in ("cache_n", "prompt_n")
+    )
     return [*messages, {"role": "assistant", "content": content}]
 
 
@@ -173,7 +211,8 @@ def test_turn_two_evaluates_only_the_new_message(api: Any, serve: Callable[..., 
             server.settle(1)
         api(server, QUESTIONS[1], before)
         evaluated[warms] = server.evaluated
-    # A message of 44 letters with its header, and the header of the reply; without, also the reply before it.
+    # A message of 44 letters with its header, and the header of the reply; without, also the reply
+    # before it.
     assert evaluated[True] <= len(QUESTIONS[1]) + 40
     assert evaluated[False] >= evaluated[True] + 90
 
@@ -185,7 +224,9 @@ def test_the_terminals_chat_likewise(serve: Callable[..., Served]) -> None:
     for warms in (True, False):
         server = serve(warm_next=warms)
         sampling = replace(server.service.settings.sampling, temperature=0.0, ignore_eos=True)
-        settings = replace(server.service.settings, sampling=sampling, n_predict=200, reasoning_budget=100)
+        settings = replace(
+            server.service.settings, sampling=sampling, n_predict=200, reasoning_budget=100
+        )
         backend = LocalBackend(replace(server.service, settings=settings))
         messages = [{"role": "system", "content": SYSTEM}]
         for question in QUESTIONS:
@@ -194,7 +235,9 @@ def test_the_terminals_chat_likewise(serve: Callable[..., Served]) -> None:
             messages.append(
                 {
                     "role": "assistant",
-                    "content": "".join(each.content for each in deltas if isinstance(each, ReplyDelta)),
+                    "content": "".join(
+                        each.content for each in deltas if isinstance(each, ReplyDelta)
+                    ),
                 }
             )
             if warms:
@@ -205,44 +248,62 @@ def test_the_terminals_chat_likewise(serve: Callable[..., Served]) -> None:
 
 
 def test_a_tools_result_follows_a_call(serve: Callable[..., Served]) -> None:
-    """Within one chain of calls the reasoning stays, so the next turn goes on from the reply, and is exact."""
+    """Within one chain of calls the reasoning stays, so the next turn goes on from the reply, and
+    is exact.
+    """
     results = []
     for exact in (False, True):
         server = serve(exact=exact)
-        tools = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 400}
+        tools = {
+            "tools": [TOOL],
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+            "max_tokens": 400,
+        }
         tools |= {"ignore_eos": False, "logprobs": True, "top_logprobs": 3}
         said = chat(server, QUESTIONS[0], **tools)["choices"][0]["message"]
         assert said["tool_calls"][0]["function"]["name"] == "look_up"
         del said["reasoning_content"]
         if not exact:
             server.settle(1)
-        result = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "It is a sunny day there."}
+        result = {
+            "role": "tool",
+            "tool_call_id": said["tool_calls"][0]["id"],
+            "content": "It is a sunny day there.",
+        }
         body = chat(server, QUESTIONS[0], said, result, **tools)
         results.append(body["choices"][0]["logprobs"])
         if not exact:
             assert server.evaluated <= 80
             assert body["timings"]["warmed_n"] >= 60
-            assert body["usage"]["prompt_tokens_details"]["warmed_tokens"] == body["timings"]["warmed_n"]
+            assert (
+                body["usage"]["prompt_tokens_details"]["warmed_tokens"]
+                == body["timings"]["warmed_n"]
+            )
             text = server.client.get("/metrics").text
             assert f"pyctl_prewarmed_tokens_used_total {body['timings']['warmed_n']}\n" in text
     assert results[0] == results[1], "to the bit"
 
 
-def test_a_conversation_that_keeps_its_reasoning_is_known_by_it(serve: Callable[..., Served]) -> None:
+def test_a_conversation_that_keeps_its_reasoning_is_known_by_it(
+    serve: Callable[..., Served],
+) -> None:
     server = serve()
     turns: list[Any] = []
     for question in (*QUESTIONS, "Why is that so, do you think?"):
         turns.append(question)
         turns.append(chat(server, *turns)["choices"][0]["message"])
         server.settle(len(turns) // 2)
-    # The first reply might have come back without its reasoning; of the second it is known that it will not, so that
-    # nothing of it is evaluated again.
+    # The first reply might have come back without its reasoning; of the second it is known that it
+    # will not, so that nothing of it is evaluated again.
     body = chat(server, *turns, "Thank you.")
     assert server.evaluated <= len("Thank you.") + 40
     assert 0 < body["timings"]["warmed_n"] < 10
 
 
-def test_no_prewarm_for_raw_prompts_uncached_or_several_choices(serve: Callable[..., Served]) -> None:
+def test_no_prewarm_for_raw_prompts_uncached_or_several_choices(
+    serve: Callable[..., Served],
+) -> None:
     server = serve()
     for path in ("/completion", "/v1/completions"):
         server.post(path, {"prompt": SYSTEM, **THINKS})
@@ -264,12 +325,22 @@ def test_a_head_is_made_ready_before_it_is_needed(serve: Callable[..., Served]) 
     body = server.post("/cache/prewarm", head)
     assert body["cached"] == 0
     assert body["ready"] == body["evaluated"] > 1000
-    assert server.post("/cache/warm", head) == {"ready": body["ready"], "cached": body["ready"], "evaluated": 0}
-    asked = {**head, "messages": [*head["messages"], {"role": "user", "content": QUESTIONS[0]}], "max_tokens": 1}
+    assert server.post("/cache/warm", head) == {
+        "ready": body["ready"],
+        "cached": body["ready"],
+        "evaluated": 0,
+    }
+    asked = {
+        **head,
+        "messages": [*head["messages"], {"role": "user", "content": QUESTIONS[0]}],
+        "max_tokens": 1,
+    }
     server.post("/v1/chat/completions", asked)
     assert server.cached == body["ready"]
     assert server.evaluated <= len(QUESTIONS[0]) + 40 + MIN_BATCH
-    assert server.post("/cache/warm", asked)["evaluated"] == 0, "a whole prompt, up to the header of its reply"
+    assert server.post("/cache/warm", asked)["evaluated"] == 0, (
+        "a whole prompt, up to the header of its reply"
+    )
     assert server.totals()["requests"] == 1
 
 

@@ -65,7 +65,10 @@ def load(models: Models, name: str) -> None:
 
 
 def test_a_reload_frees_the_vocabulary_of_what_it_replaces(
-    model_path: Callable[[str], Path], tmp_path: Path, living: set[int], run: Callable[[str], Models]
+    model_path: Callable[[str], Path],
+    tmp_path: Path,
+    living: set[int],
+    run: Callable[[str], Models],
 ) -> None:
     preset, model = tmp_path / "models.ini", model_path("tiny-hybrid")
     models = run(text_of(model, 512))
@@ -76,14 +79,20 @@ def test_a_reload_frees_the_vocabulary_of_what_it_replaces(
         counts.append(len(living))
         preset.write_text(text_of(model, 768 + 256 * number))
         # A thread may still prepare a vocabulary; what it used goes with the next reload.
-        until(lambda: models.reload().result(60) or len(living) == 2)  # weights and vocabulary of what stays
+        until(
+            lambda: models.reload().result(60) or len(living) == 2
+        )  # weights and vocabulary of what stays
         load(models, "it")
     assert counts == [4] * N_RELOADS
 
 
 @pytest.mark.parametrize(("is_loaded", "reloads"), [(False, False), (False, True), (True, True)])
 def test_a_model_whose_file_was_replaced_is_loaded_from_the_new_one(
-    model_path: Callable[[str], Path], tmp_path: Path, run: Callable[[str], Models], is_loaded: bool, reloads: bool
+    model_path: Callable[[str], Path],
+    tmp_path: Path,
+    run: Callable[[str], Models],
+    is_loaded: bool,
+    reloads: bool,
 ) -> None:
     file = tmp_path / "it.gguf"
     shutil.copy(model_path("tiny-hybrid"), file)

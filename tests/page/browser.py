@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 if TYPE_CHECKING:  # it may be missing
-    from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, Request, Response
+    from playwright.sync_api import (
+        Browser,
+        BrowserContext,
+        ConsoleMessage,
+        Locator,
+        Page,
+        Request,
+        Response,
+    )
 
 __all__ = ["PATIENCE_MS", "Tab", "browser_path", "saying"]
 
@@ -41,19 +49,29 @@ TOASTS = """addEventListener("DOMContentLoaded", () => {
   };
   if (live) new MutationObserver(note).observe(live, { attributes: true, characterData: true, childList: true });
 })"""
-"""Keeps in the page what everybody could see last: it goes by itself, and who asks from outside may come too late."""
+"""Keeps in the page what everybody could see last: it goes by itself, and who asks from outside may
+come too late.
+"""
 
 
 class Tab:
-    """The page of the server at ``url``, with storage of its own; ``options`` are those of a browser context.
+    """The page of the server at ``url``, with storage of its own; ``options`` are those of a
+    browser context.
 
-    ``problems`` collects errors and warnings of the console, refusals by the page's policy, and requests to other
-    hosts. ``expected`` holds regular expressions of the problems that a test allows.
+    ``problems`` collects errors and warnings of the console, refusals by the page's policy, and
+    requests to other hosts. ``expected`` holds regular expressions of the problems that a test
+    allows.
     """
 
-    def __init__(self, browser: Browser, url: str, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, browser: Browser, url: str, options: Mapping[str, Any] | None = None
+    ) -> None:
         self.context: BrowserContext = browser.new_context(
-            **{"viewport": {"width": 1400, "height": 900}, "reduced_motion": "reduce", **(options or {})}
+            **{
+                "viewport": {"width": 1400, "height": 900},
+                "reduced_motion": "reduce",
+                **(options or {}),
+            }
         )
         self.context.set_default_timeout(PATIENCE_MS)
         self.expected: list[str] = []
@@ -61,10 +79,12 @@ class Tab:
         self.requests: list[Request] = []
         self.url = url.rstrip("/") + "/"
         self.context.add_init_script(
-            "addEventListener('securitypolicyviolation', (e) => console.error('policy: ' + e.violatedDirective))"
+            "addEventListener('securitypolicyviolation', (e) => console.error('policy: ' + "
+            "e.violatedDirective))"
         )
         self.context.add_init_script(TOASTS)
-        # Titles by the model are other requests at times of their own; a test that wants them says so.
+        # Titles by the model are other requests at times of their own; a test that wants them says
+        # so.
         self.context.add_init_script("try { localStorage.titles ??= false; } catch {}")
         self.page: Page = self.context.new_page()
         self._watch(self.page)
@@ -86,16 +106,21 @@ class Tab:
 
     def check(self) -> None:
         """Nothing happened that should not, besides what was expected."""
-        odd = [p for p in self.problems if not any(re.search(pattern, p) for pattern in self.expected)]
+        odd = [
+            p for p in self.problems if not any(re.search(pattern, p) for pattern in self.expected)
+        ]
         assert not odd, odd
 
     def close(self) -> None:
         """May be called again. Who serves the page has to outlive it: it asks once a second."""
         for page in self.context.pages:
-            page.unroute_all(behavior="ignoreErrors")  # what is on its way through a handler ends here
+            page.unroute_all(
+                behavior="ignoreErrors"
+            )  # what is on its way through a handler ends here
         self.context.close()
 
-    # -- what a user does ----------------------------------------------------------------------------------------------
+    # -- what a user does
+    # ----------------------------------------------------------------------------------
 
     def open(self) -> Tab:
         """Load the page, and wait until it can be used."""
@@ -119,12 +144,16 @@ class Tab:
         return self
 
     def settle(self) -> None:
-        """Wait until what was drawn has been laid out and what came into view is filled: before, it has no text."""
+        """Wait until what was drawn has been laid out and what came into view is filled: before, it
+        has no text.
+        """
         frames = "(go) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(go)))"
         self.page.evaluate(f"new Promise({frames})")
 
     def say(self, text: str, extra: Mapping[str, object] | None = None) -> dict[str, Any]:
-        """Send a message, wait for the end of its reply: the reply's timings. ``extra`` goes into this request."""
+        """Send a message, wait for the end of its reply: the reply's timings. ``extra`` goes into
+        this request.
+        """
         with self.page.expect_response(completions) as asked:
             self.begin(text, extra)
         return self.timings(asked.value)
@@ -146,8 +175,14 @@ class Tab:
         """What the stream of ``response`` says in its end; the page has drawn it, too."""
         response.finished()
         self.until_idle()
-        events = [json.loads(line[6:]) for line in response.text().split("\n\n") if line.startswith("data: {")]
-        found: dict[str, Any] = next(event["timings"] for event in reversed(events) if "timings" in event)
+        events = [
+            json.loads(line[6:])
+            for line in response.text().split("\n\n")
+            if line.startswith("data: {")
+        ]
+        found: dict[str, Any] = next(
+            event["timings"] for event in reversed(events) if "timings" in event
+        )
         return found
 
     def until_idle(self) -> None:
@@ -171,10 +206,13 @@ class Tab:
         self.until_closed()
 
     def until_closed(self) -> None:
-        """Wait until no dialog is open, and the page has heard what the last one said: it is empty then."""
+        """Wait until no dialog is open, and the page has heard what the last one said: it is empty
+        then.
+        """
         self.page.wait_for_selector("#dialog:not([open]):empty", state="attached")
 
-    # -- what a user sees ----------------------------------------------------------------------------------------------
+    # -- what a user sees
+    # ----------------------------------------------------------------------------------
 
     @property
     def messages(self) -> Locator:

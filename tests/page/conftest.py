@@ -1,4 +1,6 @@
-"""One browser and one server for all tests here. Without a browser they are skipped, unless CHROMIUM names one."""
+"""One browser and one server for all tests here. Without a browser they are skipped, unless
+CHROMIUM names one.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,13 @@ def browser() -> Iterator[Browser]:
     path = browser_path()
     if path is None:
         assert not wanted, f"CHROMIUM is {wanted}, which is no program"
-        pytest.skip("no chromium: install one, or name it in CHROMIUM, to test the page in a browser")
+        pytest.skip(
+            "no chromium: install one, or name it in CHROMIUM, to test the page in a browser"
+        )
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"], timeout=2 * PATIENCE_MS)
+        browser = playwright.chromium.launch(
+            executable_path=path, args=["--no-sandbox"], timeout=2 * PATIENCE_MS
+        )
         yield browser
         browser.close()
 
@@ -49,7 +55,9 @@ OpenTab = Callable[..., Tab]
 
 @pytest.fixture
 def open_tab(browser: Browser) -> Iterator[OpenTab]:
-    """open_tab(url, options) -> a tab with the page; after the test none of them may have had a problem."""
+    """open_tab(url, options) -> a tab with the page; after the test none of them may have had a
+    problem.
+    """
     tabs: list[Tab] = []
 
     def open_one(url: str, options: Mapping[str, Any] | None = None, ready: bool = True) -> Tab:

@@ -35,7 +35,9 @@ def nodes(body: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def ending(node: dict[str, Any]) -> str:
     """Words that stand at the end of a prefix, as the page shows them."""
-    tail = re.sub(r"^(system|user|assistant)\n", "", str(node["tail"]))  # a name of a role, whose mark was cut off
+    tail = re.sub(
+        r"^(system|user|assistant)\n", "", str(node["tail"])
+    )  # a name of a role, whose mark was cut off
     return tail.split("\n")[0].split("<|")[0].strip()[-12:]
 
 
@@ -44,7 +46,10 @@ def shown(tab: Tab) -> dict[str, list[str]]:
     rows: list[tuple[str, str]] = tab.page.evaluate(
         "[...document.querySelectorAll('#cache .node')].map((n) => [n.dataset.key, n.innerText])"
     )
-    return {key: [tier for tier, word in (("ram", "RAM"), ("disk", "disk")) if word in text] for key, text in rows}
+    return {
+        key: [tier for tier, word in (("ram", "RAM"), ("disk", "disk")) if word in text]
+        for key, text in rows
+    }
 
 
 KEEP_LIT = """() => {
@@ -58,7 +63,9 @@ KEEP_LIT = """() => {
   new MutationObserver(note).observe(document.querySelector("#cache"),
     { attributes: true, childList: true, subtree: true });
 }"""
-"""Keeps in the page which prefixes were lit last: that fades, and who asks from outside may come too late."""
+"""Keeps in the page which prefixes were lit last: that fades, and who asks from outside may come
+too late.
+"""
 
 
 def until_settled(tab: Tab) -> dict[str, dict[str, Any]]:
@@ -68,16 +75,24 @@ def until_settled(tab: Tab) -> dict[str, dict[str, Any]]:
     def same() -> bool:
         body.clear()
         body.update(tab.server("cache"))
-        tiers = {key: [tier for tier in ("ram", "disk") if tier in node["tiers"]] for key, node in nodes(body).items()}
+        tiers = {
+            key: [tier for tier in ("ram", "disk") if tier in node["tiers"]]
+            for key, node in nodes(body).items()
+        }
         stored = {entry["id"]: ["disk"] for entry in body["stored"]}
-        return not any(seq["busy"] for seq in body["sequences"]) and shown(tab) == {**stored, **tiers}
+        return not any(seq["busy"] for seq in body["sequences"]) and shown(tab) == {
+            **stored,
+            **tiers,
+        }
 
     tab.until(same)
     return nodes(body)
 
 
 @pytest.fixture(scope="module")
-def own_server(browser: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def own_server(
+    browser: object, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
     """A server for the tests of this file, with a disk cache."""
     with serving(tmp_path_factory.mktemp("cache-view")) as server:
         yield server
@@ -91,9 +106,17 @@ def empty_server(browser: object, tmp_path: Path) -> Iterator[ServerProcess]:
 
 
 def serving(directory: Path) -> ServerProcess:
-    """It makes nothing ready: that comes a second after a reply or later, when a test has looked at the tree already,
-    and brings back what was dropped."""
-    disk = ("--kv-cache-dir", str(directory / "disk"), "--disk-prefix-cache", "full", "--kv-cache-min-tokens", "0")
+    """It makes nothing ready: that comes a second after a reply or later, when a test has looked at
+    the tree already, and brings back what was dropped.
+    """
+    disk = (
+        "--kv-cache-dir",
+        str(directory / "disk"),
+        "--disk-prefix-cache",
+        "full",
+        "--kv-cache-min-tokens",
+        "0",
+    )
     return ServerProcess((*SERVE, *disk, "--no-warm-next"), directory / "log")
 
 
@@ -107,7 +130,9 @@ def test_the_tree_is_that_of_the_server(tab: Tab) -> None:
     tab.page.evaluate(KEEP_LIT)
     tab.configure(system=manual("trees", 40))
     tab.page.get_by_role("button", name="New chat").click()
-    first = tab.say("My name is Ada and the code of the north door is 4711, which no one else knows.")
+    first = tab.say(
+        "My name is Ada and the code of the north door is 4711, which no one else knows."
+    )
     tab.until(lambda: tab.page.evaluate("lit.added"))
     assert set(first["cache"]["saved"]) >= set(tab.page.evaluate("lit.added"))
     tab.say("What is my name?")
@@ -126,13 +151,17 @@ def test_the_tree_is_that_of_the_server(tab: Tab) -> None:
         text = " ".join(row.inner_text().split())
         assert f"{node['n']:,} tokens" in text
         assert ending(node) in text
-    path = set(tab.page.locator("#cache .node.path").evaluate_all("l => l.map((n) => n.dataset.key)"))
+    path = set(
+        tab.page.locator("#cache .node.path").evaluate_all("l => l.map((n) => n.dataset.key)")
+    )
     assert edited["cache"]["restored"] in path
     assert set(edited["cache"]["saved"]) & set(found) <= path
     headline = tab.page.locator("#cache .headline")
     tab.until(lambda: re.search(r"tokens restored in \d+ requests?", headline.inner_text()))
     names = set(tab.page.locator("#cache .node.path .name").all_inner_texts())
-    assert names == {"My name is Ada and the code of the north door is 4711, which no one else knows."}
+    assert names == {
+        "My name is Ada and the code of the north door is 4711, which no one else knows."
+    }
     told = tab.page.locator("#cache").inner_text()
     assert "Disk" in told
 
@@ -192,7 +221,10 @@ def test_a_request_is_stopped_where_it_runs(tab: Tab) -> None:
     tab.page.get_by_role("button", name="New chat").click()
     tab.say("Hello", saying("Yes."))
     until_settled(tab)
-    tab.begin("On and on.", {"grammar": 'root ::= ("on and on and on and on and " ){1500}', "max_tokens": -1})
+    tab.begin(
+        "On and on.",
+        {"grammar": 'root ::= ("on and on and on and on and " ){1500}', "max_tokens": -1},
+    )
     row = tab.page.locator("#cache .node", has_text="in use").first
     row.wait_for()
     press = """row => {
@@ -212,9 +244,12 @@ def test_a_request_is_stopped_where_it_runs(tab: Tab) -> None:
 def test_the_time_without_a_cache_is_at_the_speed_of_the_last_prompt(tab: Tab) -> None:
     costs = [(1, 100, 1000, 0), (2, 10, 90, 1000), (3, 50, 100, 500)]
     messages = [
-        {"created": at, "stats": {"prompt_n": n, "prompt_ms": ms, "cache_n": cached}} for at, n, ms, cached in costs
+        {"created": at, "stats": {"prompt_n": n, "prompt_ms": ms, "cache_n": cached}}
+        for at, n, ms, cached in costs
     ]
-    waits = "async ([all, from]) => (await import('./page/store.js')).waits([{ messages: all }], from)"
+    waits = (
+        "async ([all, from]) => (await import('./page/store.js')).waits([{ messages: all }], from)"
+    )
     found = [tab.page.evaluate(waits, [dict(enumerate(messages)), start]) for start in (0, 2, 9)]
     assert found == [
         {"waited": 1190, "instead": 1190 + 10 * 1000 + 2 * 500},

@@ -1,4 +1,6 @@
-"""Pictures that are attached in the page: shown, sent as the model can read them, and remembered."""
+"""Pictures that are attached in the page: shown, sent as the model can read them, and
+remembered.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,24 @@ if TYPE_CHECKING:  # it may be missing
 
 @pytest.fixture(scope="module")
 def seeing(
-    browser: Browser, model_path: Callable[[str], Path], tiny_mmproj: Path, tmp_path_factory: pytest.TempPathFactory
+    browser: Browser,
+    model_path: Callable[[str], Path],
+    tiny_mmproj: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[ServerProcess]:
     """A server with an encoder."""
-    flags = ("-m", str(model_path("tiny-hybrid")), "--mmproj", str(tiny_mmproj), "-c", "2048", "-t", "1", "-n", "6")
+    flags = (
+        "-m",
+        str(model_path("tiny-hybrid")),
+        "--mmproj",
+        str(tiny_mmproj),
+        "-c",
+        "2048",
+        "-t",
+        "1",
+        "-n",
+        "6",
+    )
     with ServerProcess((*PYCTL_SERVE, *flags), tmp_path_factory.mktemp("images") / "log") as server:
         yield server
 
@@ -37,7 +53,11 @@ def attach(tab: Tab, *files: dict[str, Any]) -> None:
 
 
 def of_kind(kind: str, width: int = 320, height: int = 256) -> dict[str, Any]:
-    return {"name": f"a.{kind}", "mimeType": f"image/{kind}", "buffer": image_bytes(width, height, kind)}
+    return {
+        "name": f"a.{kind}",
+        "mimeType": f"image/{kind}",
+        "buffer": image_bytes(width, height, kind),
+    }
 
 
 def sent(tab: Tab, text: str) -> tuple[list[Any], dict[str, Any]]:
@@ -54,11 +74,15 @@ def test_pictures_go_along_and_are_seen_once(open_tab: OpenTab, seeing: ServerPr
     tab.page.get_by_role("button", name="Remove a.webp").click()
     (message,), first = sent(tab, "What is this?")
     parts = {part["type"]: part for part in message["content"]}
-    assert base64.b64decode(parts["image_url"]["image_url"]["url"].partition(",")[2]) == png["buffer"]
+    assert (
+        base64.b64decode(parts["image_url"]["image_url"]["url"].partition(",")[2]) == png["buffer"]
+    )
     assert parts["text"]["text"].endswith("What is this?")
     assert first["prompt_n"] > 80
     picture = tab.messages.first.locator("img.picture")
-    tab.until(lambda: picture.evaluate("image => [image.naturalWidth, image.naturalHeight]") == [320, 256])
+    tab.until(
+        lambda: picture.evaluate("image => [image.naturalWidth, image.naturalHeight]") == [320, 256]
+    )
     tab.reload()
     tab.until(lambda: tab.messages.first.locator("img.picture").count() == 1)
     messages, second = sent(tab, "And now?")
@@ -73,8 +97,12 @@ SLOW = """() => {
 }"""
 
 
-def test_who_sends_before_a_picture_has_been_read_sends_it_along(open_tab: OpenTab, seeing: ServerProcess) -> None:
-    """Once, also where sending is asked for twice, and one attached meanwhile, but not without one that is none."""
+def test_who_sends_before_a_picture_has_been_read_sends_it_along(
+    open_tab: OpenTab, seeing: ServerProcess
+) -> None:
+    """Once, also where sending is asked for twice, and one attached meanwhile, but not without one
+    that is none.
+    """
     tab = open_tab(seeing.url)
     tab.page.evaluate(SLOW)
     note = {"name": "note.txt", "mimeType": "text/plain", "buffer": b"A note."}
@@ -104,11 +132,15 @@ def test_who_sends_before_a_picture_has_been_read_sends_it_along(open_tab: OpenT
 
 
 @pytest.mark.parametrize("kind", ["webp", "gif", "bmp", "jpeg"])
-def test_other_kinds_are_sent_as_the_server_reads_them(open_tab: OpenTab, seeing: ServerProcess, kind: str) -> None:
+def test_other_kinds_are_sent_as_the_server_reads_them(
+    open_tab: OpenTab, seeing: ServerProcess, kind: str
+) -> None:
     tab = open_tab(seeing.url)
     attach(tab, of_kind(kind))
     messages, timings = sent(tab, f"What is this {kind}?")
-    url = next(part["image_url"]["url"] for part in messages[-1]["content"] if part["type"] == "image_url")
+    url = next(
+        part["image_url"]["url"] for part in messages[-1]["content"] if part["type"] == "image_url"
+    )
     file = ImageFile.of(base64.b64decode(url.partition(",")[2]))
     assert (file.kind, file.width, file.height) == ("jpeg" if kind == "jpeg" else "png", 320, 256)
     assert timings["cache_n"] + timings["prompt_n"] > 80

@@ -1,4 +1,6 @@
-"""Data in the browser: conversations, their export, presets and settings; and many messages at once."""
+"""Data in the browser: conversations, their export, presets and settings; and many messages at
+once.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ def exported(tab: Tab) -> str:
 def test_one_conversation_is_exported_for_people(tab: Tab) -> None:
     tab.say("Which fence holds ```?", saying("This one:\n\n- it"))
     entry = tab.page.locator("#list li").first
-    for verb, name in (("Export as Markdown", "Which-fence-holds-.md"), ("Export as JSON", "Which-fence-holds-.json")):
+    for verb, name in (
+        ("Export as Markdown", "Which-fence-holds-.md"),
+        ("Export as JSON", "Which-fence-holds-.json"),
+    ):
         entry.hover()
         entry.get_by_role("button", name="Conversation options").click()
         with tab.page.expect_download() as download:
@@ -45,7 +50,9 @@ def test_one_conversation_is_exported_for_people(tab: Tab) -> None:
 def import_text(tab: Tab, text: str) -> None:
     with tab.page.expect_file_chooser() as choosing:
         tab.page.get_by_role("button", name="Import").click()
-    choosing.value.set_files([{"name": "a.json", "mimeType": "application/json", "buffer": text.encode()}])
+    choosing.value.set_files(
+        [{"name": "a.json", "mimeType": "application/json", "buffer": text.encode()}]
+    )
 
 
 def names(tab: Tab) -> list[str]:
@@ -106,7 +113,11 @@ WRONG: tuple[Any, ...] = (
     {"format": "pyctl-conversations", "version": 1, "conversations": [None]},
     {"format": "pyctl-conversations", "version": 1, "conversations": [{"messages": CIRCLE}]},
     {"format": "pyctl-conversations", "version": 1, "conversations": [{"messages": {"a": None}}]},
-    {"format": "pyctl-conversations", "version": 1, "conversations": [{"messages": {"a": {"role": "root"}}}]},
+    {
+        "format": "pyctl-conversations",
+        "version": 1,
+        "conversations": [{"messages": {"a": {"role": "root"}}}],
+    },
 )
 
 
@@ -123,16 +134,42 @@ def test_a_file_that_is_no_export_is_refused_whole(tab: Tab) -> None:
 
 
 def test_a_hostile_export_is_text(tab: Tab) -> None:
-    """Names of prototypes, fields of other types and HTML in every field: shown as text, and nothing breaks."""
+    """Names of prototypes, fields of other types and HTML in every field: shown as text, and
+    nothing breaks.
+    """
     evil = '<img src=x onerror="document.title=1"><script>1</script>'
-    message = {"id": "m", "parent": None, "role": "assistant", "content": evil, "reasoning": evil, "error": evil}
+    message = {
+        "id": "m",
+        "parent": None,
+        "role": "assistant",
+        "content": evil,
+        "reasoning": evil,
+        "error": evil,
+    }
     message |= {
-        "stats": {"cache_n": evil, "prompt_n": 1, "predicted_n": 1, "cache": {"source": evil, "saved": [evil]}},
+        "stats": {
+            "cache_n": evil,
+            "prompt_n": 1,
+            "predicted_n": 1,
+            "cache": {"source": evil, "saved": [evil]},
+        },
         "calls": [{"name": evil, "arguments": evil}],
         "files": [{"name": evil, "text": evil}],
     }
-    first = {"id": "u", "parent": "__proto__", "role": "user", "content": {"a": evil}, "files": evil, "stats": 7}
-    tree = {"id": "__proto__", "title": evil, "system": evil, "messages": {"m": message, "__proto__": first}}
+    first = {
+        "id": "u",
+        "parent": "__proto__",
+        "role": "user",
+        "content": {"a": evil},
+        "files": evil,
+        "stats": 7,
+    }
+    tree = {
+        "id": "__proto__",
+        "title": evil,
+        "system": evil,
+        "messages": {"m": message, "__proto__": first},
+    }
     text = json.dumps({"format": "pyctl-conversations", "version": 1, "conversations": [tree]})
     text = text.replace('"__proto__": {', '"__proto__":{')  # as JSON has it, a field of its own
     import_text(tab, text)
@@ -147,12 +184,20 @@ def test_a_hostile_export_is_text(tab: Tab) -> None:
 
 def test_a_branch_of_no_message_opens_the_last_one(tab: Tab) -> None:
     message = {"parent": None, "role": "user", "content": "Am I here?", "created": 1}
-    tree = {"messages": {"m": message}, "leaf": "constructor", "pick": {"": "constructor", "m": "toString"}}
-    import_text(tab, json.dumps({"format": "pyctl-conversations", "version": 1, "conversations": [tree]}))
+    tree = {
+        "messages": {"m": message},
+        "leaf": "constructor",
+        "pick": {"": "constructor", "m": "toString"},
+    }
+    import_text(
+        tab, json.dumps({"format": "pyctl-conversations", "version": 1, "conversations": [tree]})
+    )
     tab.until(tab.noticed)
     tab.page.locator("#list").get_by_text("Am I here?").click()
     tab.until(lambda: tab.texts() == ["Am I here?"])
-    named = json.dumps({"format": "pyctl-conversations", "conversations": [{"messages": {"constructor": message}}]})
+    named = json.dumps(
+        {"format": "pyctl-conversations", "conversations": [{"messages": {"constructor": message}}]}
+    )
     tab.page.evaluate("document.querySelector('#live').textContent = ''")
     import_text(tab, named)
     tab.until(lambda: "Import failed" in tab.noticed())
@@ -166,7 +211,9 @@ def test_a_preset_is_kept_and_sent(tab: Tab) -> None:
         assert float(shown) == pytest.approx(params[name], abs=0.001), name
     tab.page.keyboard.press("Escape")
     tab.until_closed()
-    tab.configure(name="Keeper", system="You keep the valves.", temperature="0.25", top_k="7", max_tokens="5")
+    tab.configure(
+        name="Keeper", system="You keep the valves.", temperature="0.25", top_k="7", max_tokens="5"
+    )
     tab.page.get_by_role("button", name="New chat").click()
     with tab.page.expect_request("**/v1/chat/completions") as asked:
         timings = tab.say("Hello")
@@ -232,9 +279,22 @@ def many() -> str:
     for i in range(MANY):
         content = f"*{i}*"
         role = "assistant" if i % 2 else "user"
-        messages[f"m{i}"] = {"id": f"m{i}", "parent": parent, "role": role, "content": content, "created": i + 1}
+        messages[f"m{i}"] = {
+            "id": f"m{i}",
+            "parent": parent,
+            "role": role,
+            "content": content,
+            "created": i + 1,
+        }
         parent = f"m{i}"
-    tree = {"id": "many", "title": "Many", "messages": messages, "leaf": parent, "created": 1, "updated": 2**41}
+    tree = {
+        "id": "many",
+        "title": "Many",
+        "messages": messages,
+        "leaf": parent,
+        "created": 1,
+        "updated": 2**41,
+    }
     return json.dumps({"format": "pyctl-conversations", "version": 1, "conversations": [tree]})
 
 
@@ -243,12 +303,16 @@ def test_500_messages_stay_smooth(tab: Tab) -> None:
     import_text(tab, many())
     tab.until(lambda: tab.replies.last.locator("em").count())
     assert tab.texts()[-1] == "499"
-    rendered = [json.loads(r.post_data or "")["texts"] for r in tab.requests if "page/markdown" in r.url]
+    rendered = [
+        json.loads(r.post_data or "")["texts"] for r in tab.requests if "page/markdown" in r.url
+    ]
     assert 1 <= sum(len(texts) for texts in rendered) < 60
     assert tab.messages.count() == MANY
     tab.page.evaluate("document.querySelector('#messages').firstChild.scrollIntoView()")
     tab.until(lambda: tab.replies.first.locator("em").count())
-    rendered = [json.loads(r.post_data or "")["texts"] for r in tab.requests if "page/markdown" in r.url]
+    rendered = [
+        json.loads(r.post_data or "")["texts"] for r in tab.requests if "page/markdown" in r.url
+    ]
     assert sum(len(texts) for texts in rendered) < 120
 
     tab.page.evaluate(
@@ -269,7 +333,9 @@ def test_500_messages_stay_smooth(tab: Tab) -> None:
     touched = tab.page.evaluate("Object.fromEntries(touched)")
     old = {key: n for key, n in touched.items() if key.startswith("m") and key[1:].isdigit()}
     assert tab.replies.last.get_attribute("data-key") in touched  # as it streamed
-    assert max(old.values(), default=0) <= 8, old  # drawn anew when a reply begins and ends, if at all
+    assert max(old.values(), default=0) <= 8, (
+        old
+    )  # drawn anew when a reply begins and ends, if at all
     tab.reload()
     assert tab.messages.count() == MANY + 2
 
@@ -308,7 +374,10 @@ def test_search_rename_and_delete(tab: Tab) -> None:
 
 def groups(tab: Tab) -> dict[str, list[str]]:
     """The titles at the left, by the headings over them."""
-    found = "l => l.map((s) => [s.firstChild.innerText, [...s.querySelectorAll('.name')].map((n) => n.innerText)])"
+    found = (
+        "l => l.map((s) => [s.firstChild.innerText, [...s.querySelectorAll('.name')].map((n) "
+        "=> n.innerText)])"
+    )
     return dict(tab.page.locator("#list section").evaluate_all(found))
 
 
@@ -338,7 +407,9 @@ def test_a_pinned_conversation_stays_on_top(tab: Tab) -> None:
     item.get_by_role("button", name="Pin conversation", exact=True).click()
     pinned = {"Pinned": ["Lamps"], "January 2020": ["Doors"]}
     tab.until(lambda: {**groups(tab), "Today": []} == {**pinned, "Today": []})
-    assert tab.page.evaluate("document.activeElement.ariaLabel") == "Unpin conversation", "it keeps the focus"
+    assert tab.page.evaluate("document.activeElement.ariaLabel") == "Unpin conversation", (
+        "it keeps the focus"
+    )
     tab.reload()
     assert groups(tab)["Pinned"] == ["Lamps"]
     dump = exported(tab)
@@ -355,8 +426,17 @@ def put_conversation(tab: Tab, title: str) -> None:
     """A conversation of January 2020, the later in the alphabet the older."""
     message = {"id": "m", "parent": None, "role": "user", "content": title, "created": 1}
     updated = 1_578_000_000_000 - 1000 * ord(title[0])
-    tree = {"id": title, "title": title, "messages": {"m": message}, "leaf": "m", "created": 1, "updated": updated}
-    import_text(tab, json.dumps({"format": "pyctl-conversations", "version": 1, "conversations": [tree]}))
+    tree = {
+        "id": title,
+        "title": title,
+        "messages": {"m": message},
+        "leaf": "m",
+        "created": 1,
+        "updated": updated,
+    }
+    import_text(
+        tab, json.dumps({"format": "pyctl-conversations", "version": 1, "conversations": [tree]})
+    )
     tab.page.locator("#list li").filter(has_text=title).wait_for()
 
 
@@ -379,7 +459,9 @@ def test_titles_have_room_and_no_button_covers_them(tab: Tab) -> None:
     assert right <= buttons["x"] + 1
 
 
-IN_VIEW = "e => { const b = e.getBoundingClientRect(); return b.top > 0 && b.bottom < innerHeight; }"
+IN_VIEW = (
+    "e => { const b = e.getBoundingClientRect(); return b.top > 0 && b.bottom < innerHeight; }"
+)
 
 
 def test_search_opens_the_place_also_in_another_branch(tab: Tab) -> None:
@@ -388,12 +470,22 @@ def test_search_opens_the_place_also_in_another_branch(tab: Tab) -> None:
     messages: dict[str, Any] = {}
     for i in range(60):
         role, text = ("assistant", f"Lamp {i} is lit.") if i % 2 else ("user", f"And lamp {i}?")
-        messages[f"m{i}"] = {"id": f"m{i}", "parent": f"m{i - 1}" if i else None, "role": role, "content": text}
+        messages[f"m{i}"] = {
+            "id": f"m{i}",
+            "parent": f"m{i - 1}" if i else None,
+            "role": role,
+            "content": text,
+        }
     messages["x"] = {"id": "x", "parent": "m0", "role": "assistant", "content": "The red boat."}
     tree = {"title": "Lamps", "messages": messages, "leaf": "m59", "updated": now - 3 * day - 1000}
-    import_text(tab, json.dumps({"format": "pyctl-conversations", "version": 1, "conversations": [tree]}))
+    import_text(
+        tab, json.dumps({"format": "pyctl-conversations", "version": 1, "conversations": [tree]})
+    )
     tab.until(tab.noticed)
-    assert tab.page.get_by_role("list", name="Previous 7 days").locator(".name").inner_text() == "Lamps"
+    assert (
+        tab.page.get_by_role("list", name="Previous 7 days").locator(".name").inner_text()
+        == "Lamps"
+    )
     for wanted, key in (("LAMP 7 is", "m7"), ("red boat", "x"), ("lamp 40", "m40")):
         tab.page.get_by_role("button", name="New chat").click()
         tab.page.fill("#search", wanted)

@@ -16,7 +16,8 @@ from tests.page.test_talk import manual
 
 RICH = (
     "# Title\n\nSome **bold**, `code` and [a link](https://example.org/).\n\n> quoted\n\n"
-    "```python\ndef f(x):  # why\n    return 'x' + str(1)\n```\n\n| a | b |\n|---|---|\n| 1 | $x^2$ |\n\n"
+    "```python\ndef f(x):  # why\n    return 'x' + str(1)\n```\n\n| a | b |\n|---|---|\n| 1 | "
+    "$x^2$ |\n\n"
     "- one\n- two\n- [ ] https://example.org/\n- [x] H<sub>2</sub>O\n"
 )
 
@@ -69,7 +70,8 @@ def test_all_of_it_works_with_the_keyboard_alone(open_tab: OpenTab, server: Serv
     assert not tab.page.locator("#cache").is_visible()
     keyboard.press("Control+.")
     assert tab.page.locator("#cache").is_visible()
-    # Where one can go by Tab is seen, and from the last place one comes round to the first: no trap.
+    # Where one can go by Tab is seen, and from the last place one comes round to the first: no
+    # trap.
     tab.page.evaluate("document.activeElement.blur()")
     places: list[str] = []
     for _ in range(60):
@@ -92,7 +94,9 @@ def test_all_of_it_works_with_the_keyboard_alone(open_tab: OpenTab, server: Serv
     assert len(places) < 60
 
 
-def test_the_dialog_keeps_the_focus_and_gives_it_back(open_tab: OpenTab, server: ServerProcess) -> None:
+def test_the_dialog_keeps_the_focus_and_gives_it_back(
+    open_tab: OpenTab, server: ServerProcess
+) -> None:
     tab = open_tab(server.url)
     tab.page.get_by_role("button", name="Settings").focus()
     tab.page.keyboard.press("Enter")
@@ -117,7 +121,13 @@ def test_keys_and_the_model_are_explained(open_tab: OpenTab, server: ServerProce
     assert tab.page.input_value("#text") == "Why?"
     tab.page.get_by_role("button", name="About the model").click()
     tab.until(lambda: "16,384 tokens" in dialog.inner_text())
-    said = dict(zip(dialog.locator("dt").all_inner_texts(), dialog.locator("dd").all_inner_texts(), strict=True))
+    said = dict(
+        zip(
+            dialog.locator("dt").all_inner_texts(),
+            dialog.locator("dd").all_inner_texts(),
+            strict=True,
+        )
+    )
     props = tab.server("props")
     assert said["File"] == "builtin.gguf"
     assert said["Quantization"] == props["model_ftype"] == "F16"
@@ -129,7 +139,9 @@ def test_keys_and_the_model_are_explained(open_tab: OpenTab, server: ServerProce
     tab.until_closed()
 
 
-def test_an_error_of_the_settings_leaves_save_in_sight(open_tab: OpenTab, server: ServerProcess) -> None:
+def test_an_error_of_the_settings_leaves_save_in_sight(
+    open_tab: OpenTab, server: ServerProcess
+) -> None:
     tab = open_tab(server.url, {"viewport": {"width": 1200, "height": 700}})
     tab.page.keyboard.press("Control+,")
     dialog = tab.page.locator("#dialog")
@@ -146,7 +158,9 @@ def test_an_error_of_the_settings_leaves_save_in_sight(open_tab: OpenTab, server
     assert "likeliest" in dialog.locator(f"#{hint}").inner_text()
 
 
-IN_SIGHT = "e => { const b = e.getBoundingClientRect(); return b.bottom <= innerHeight && b.top >= 0; }"
+IN_SIGHT = (
+    "e => { const b = e.getBoundingClientRect(); return b.bottom <= innerHeight && b.top >= 0; }"
+)
 
 
 def test_tab_goes_through_a_dialog_as_it_is_read(open_tab: OpenTab, server: ServerProcess) -> None:
@@ -156,7 +170,12 @@ def test_tab_goes_through_a_dialog_as_it_is_read(open_tab: OpenTab, server: Serv
     tab.page.locator("#dialog footer").wait_for()
     left = "l => l.map((button) => [button.innerText, button.getBoundingClientRect().left])"
     buttons = tab.page.locator("#dialog footer button").evaluate_all(left)
-    assert [name for name, _ in buttons] == ["Save", "Cancel", "Export as Markdown", "Export as JSON"]
+    assert [name for name, _ in buttons] == [
+        "Save",
+        "Cancel",
+        "Export as Markdown",
+        "Export as JSON",
+    ]
     assert [place for _, place in buttons] == sorted(place for _, place in buttons)
     tab.page.keyboard.press("Escape")
     tab.until_closed()
@@ -166,12 +185,19 @@ def test_tab_goes_through_a_dialog_as_it_is_read(open_tab: OpenTab, server: Serv
     assert appearance.evaluate(IN_SIGHT), "above the fields of sampling"
 
 
-PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
+PHONE = {
+    "viewport": {"width": 360, "height": 740},
+    "has_touch": True,
+    "is_mobile": True,
+    "device_scale_factor": 2,
+}
 
 
 def test_a_phone_is_wide_enough(open_tab: OpenTab, server: ServerProcess) -> None:
     tab = open_tab(server.url, PHONE)
-    tab.page.fill("#text", "A question from a phone, with averylongwordthatdoesnotendforalongtime" + "x" * 60)
+    tab.page.fill(
+        "#text", "A question from a phone, with averylongwordthatdoesnotendforalongtime" + "x" * 60
+    )
     with tab.page.expect_response("**/v1/chat/completions") as asked:
         tab.page.get_by_role("button", name="Send").tap()
     tab.timings(asked.value)
@@ -181,7 +207,9 @@ def test_a_phone_is_wide_enough(open_tab: OpenTab, server: ServerProcess) -> Non
     assert title.evaluate(lines) == 2
     tab.page.get_by_role("button", name="Conversations").tap()
     tab.page.get_by_role("button", name="Settings").tap()
-    tab.page.locator('#dialog [name="json"]').fill(json.dumps(saying(RICH + "\n\n```\n" + "wide " * 60 + "\n```\n")))
+    tab.page.locator('#dialog [name="json"]').fill(
+        json.dumps(saying(RICH + "\n\n```\n" + "wide " * 60 + "\n```\n"))
+    )
     tab.page.get_by_role("button", name="Save").tap()
     tab.until_closed()
     tab.page.keyboard.press("Escape")
@@ -245,17 +273,22 @@ def test_the_look_is_chosen(open_tab: OpenTab, server: ServerProcess) -> None:
     assert not tab.page.locator(".message .bar").is_visible()
 
 
-def test_the_first_answer_is_enough_to_see_the_page(open_tab: OpenTab, server: ServerProcess) -> None:
+def test_the_first_answer_is_enough_to_see_the_page(
+    open_tab: OpenTab, server: ServerProcess
+) -> None:
     """With every other request held back the page is painted, styled, and says what it is."""
     tab = open_tab(server.url, ready=False)
     held: list[Any] = []
     holding = [True]
     tab.page.route(
-        lambda url: not url.endswith("/"), lambda route: held.append(route) if holding[0] else route.continue_()
+        lambda url: not url.endswith("/"),
+        lambda route: held.append(route) if holding[0] else route.continue_(),
     )
     tab.page.goto(tab.url, wait_until="commit")
     tab.until(lambda: tab.page.locator("#text").is_visible())
-    tab.until(lambda: tab.page.evaluate("performance.getEntriesByName('first-contentful-paint').length"))
+    tab.until(
+        lambda: tab.page.evaluate("performance.getEntriesByName('first-contentful-paint').length")
+    )
     assert tab.page.evaluate("getComputedStyle(document.body).display") == "grid"
     assert tab.page.get_by_role("button", name="Send").is_visible()
     # All modules are named in that answer, so that what comes next is asked for at once.
@@ -292,7 +325,9 @@ def load_axe(tab: Tab) -> None:
 
 
 def test_axe_finds_nothing(full: Tab) -> None:
-    """A conversation and the cache view, a dialog, an error, an empty page, and a phone; contrast, too."""
+    """A conversation and the cache view, a dialog, an error, an empty page, and a phone; contrast,
+    too.
+    """
     load_axe(full)
     full.replies.last.locator("summary").first.click()
     full.page.locator("#cache .node").last.click()

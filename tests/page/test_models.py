@@ -14,12 +14,23 @@ from tests.page.conftest import OpenTab
 
 
 @pytest.fixture(scope="module")
-def two_models(model_path: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def two_models(
+    model_path: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
     place = tmp_path_factory.mktemp("two")
     (place / "models").mkdir()
     for name in ("tiny-hybrid", "tiny-dense"):
         (place / "models" / f"{name}.gguf").symlink_to(model_path(name))
-    flags = ("--models-dir", str(place / "models"), "--models-max", "1", "--models-patience", "0", "-c", "4096")
+    flags = (
+        "--models-dir",
+        str(place / "models"),
+        "--models-max",
+        "1",
+        "--models-patience",
+        "0",
+        "-c",
+        "4096",
+    )
     with ServerProcess((*PYCTL_SERVE, *flags, "-t", "1"), place / "log") as server:
         yield server
 
@@ -31,9 +42,14 @@ def statuses(tab: Tab) -> dict[str, str]:
 def test_each_conversation_keeps_its_model(two_models: ServerProcess, open_tab: OpenTab) -> None:
     tab = open_tab(two_models.url)
     menu, short = tab.page.get_by_label("Model", exact=True), {"max_tokens": 3}
-    assert menu.locator("option").all_inner_texts() == ["tiny-dense (not loaded)", "tiny-hybrid (not loaded)"]
+    assert menu.locator("option").all_inner_texts() == [
+        "tiny-dense (not loaded)",
+        "tiny-hybrid (not loaded)",
+    ]
     assert set(statuses(tab).values()) == {"unloaded"}, "looking at the page loads nothing"
-    assert "is loaded" in tab.page.evaluate("getComputedStyle(document.querySelector('#cache'), '::before').content")
+    assert "is loaded" in tab.page.evaluate(
+        "getComputedStyle(document.querySelector('#cache'), '::before').content"
+    )
 
     menu.select_option("tiny-hybrid")
     tab.say("The first conversation" + ", about many things" * 50, short)  # long enough to be kept

@@ -1,4 +1,6 @@
-"""Text of a model or a file is never executed and never sent elsewhere; the page asks for the key once."""
+"""Text of a model or a file is never executed and never sent elsewhere; the page asks for the key
+once.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,16 @@ def test_a_hostile_reply_runs_nothing_and_asks_for_nothing(tab: Tab, reply: str)
     title, address = tab.page.title(), tab.page.url
     for link in tab.replies.last.locator("a").all():
         assert link.get_attribute("rel") == "noopener noreferrer nofollow"
-        assert not (link.get_attribute("href") or "").lower().strip().startswith(("javascript", "data", "vbscript"))
+        assert (
+            not (link.get_attribute("href") or "")
+            .lower()
+            .strip()
+            .startswith(("javascript", "data", "vbscript"))
+        )
         link.hover()
-    assert not tab.replies.last.locator("script, style, iframe, base, svg, [onload], [onerror], [onclick]").count()
+    assert not tab.replies.last.locator(
+        "script, style, iframe, base, svg, [onload], [onerror], [onclick]"
+    ).count()
     tab.reload()
     tab.page.evaluate(RAN)
     assert tab.page.evaluate("document.body.dataset.ran") is None
@@ -43,16 +52,26 @@ def test_a_hostile_reply_runs_nothing_and_asks_for_nothing(tab: Tab, reply: str)
 
 def test_the_policy_stops_what_the_renderer_would_let_through(tab: Tab) -> None:
     """As if harmless HTML had not been harmless: the second wall stands by itself."""
-    tab.expected += ["policy: ", "Content Security Policy", "violates the following", "Refused to", "status of 404"]
+    tab.expected += [
+        "policy: ",
+        "Content Security Policy",
+        "violates the following",
+        "Refused to",
+        "status of 404",
+    ]
     tab.page.evaluate(RAN)
     evil = (
-        "<img src=x onerror=alert(1)><img src=http://tracker.example/a.png><iframe src=http://tracker.example></iframe>"
-        "<style>@import 'http://tracker.example/b.css'</style><p style='background:url(http://tracker.example/c)'>x</p>"
-        "<form action=http://tracker.example/d><button id=evil>go</button></form><base href=http://tracker.example/>"
+        "<img src=x onerror=alert(1)><img src=http://tracker.example/a.png><iframe "
+        "src=http://tracker.example></iframe>"
+        "<style>@import 'http://tracker.example/b.css'</style><p "
+        "style='background:url(http://tracker.example/c)'>x</p>"
+        "<form action=http://tracker.example/d><button id=evil>go</button></form><base "
+        "href=http://tracker.example/>"
     )
     tab.page.evaluate("(evil) => { document.querySelector('#messages').innerHTML = evil; }", evil)
     tab.page.evaluate(
-        "const s = document.createElement('script'); s.textContent = 'alert(2)'; document.body.append(s);"
+        "const s = document.createElement('script'); s.textContent = 'alert(2)'; "
+        "document.body.append(s);"
     )
     tab.page.locator("#evil").click(no_wait_after=True)
     tab.until(lambda: {f"error: policy: {directive}" for directive in STOPPED} <= set(tab.problems))
@@ -68,7 +87,10 @@ def test_the_policy_stops_what_the_renderer_would_let_through(tab: Tab) -> None:
 
 def test_a_page_of_another_origin_learns_nothing(tab: Tab) -> None:
     tab.expected += ["CORS", "Failed to load resource", "status of 40[03]", "elsewhere.example"]
-    tab.page.route("http://elsewhere.example/", lambda route: route.fulfill(body="<p>x", content_type="text/html"))
+    tab.page.route(
+        "http://elsewhere.example/",
+        lambda route: route.fulfill(body="<p>x", content_type="text/html"),
+    )
     tab.page.goto("http://elsewhere.example/")
     found = tab.page.evaluate(
         """async (url) => {
@@ -83,7 +105,9 @@ def test_a_page_of_another_origin_learns_nothing(tab: Tab) -> None:
     assert set(found) <= {"refused", 403}, found
 
 
-def test_the_key_is_asked_for_once_and_kept(open_tab: OpenTab, browser: object, tmp_path: Path) -> None:
+def test_the_key_is_asked_for_once_and_kept(
+    open_tab: OpenTab, browser: object, tmp_path: Path
+) -> None:
     with ServerProcess((*SERVE, "--api-key", "sesame"), tmp_path / "log") as server:
         tab = open_tab(server.url, ready=False)
         tab.expected.append("status of 401")

@@ -32,13 +32,27 @@ def written(tab: Tab) -> set[str]:
 
 
 def test_the_server_is_restarted_under_the_page(open_tab: OpenTab, tmp_path: Path) -> None:
-    disk = ("--kv-cache-dir", str(tmp_path / "disk"), "--disk-prefix-cache", "full", "--kv-cache-min-tokens", "0")
+    disk = (
+        "--kv-cache-dir",
+        str(tmp_path / "disk"),
+        "--disk-prefix-cache",
+        "full",
+        "--kv-cache-min-tokens",
+        "0",
+    )
     server = ServerProcess((*SERVE, *disk), tmp_path / "log")
     try:
         server.start()
         tab = open_tab(server.url)
-        tab.expected += [UNREACHABLE, "status of 503", "status of 404"]  # the new server has not kept the reply
-        first = tab.say("My name is Ada and the code of the north door is 4711, which is painted in green and blue.")
+        tab.expected += [
+            UNREACHABLE,
+            "status of 503",
+            "status of 404",
+        ]  # the new server has not kept the reply
+        first = tab.say(
+            "My name is Ada and the code of the north door is 4711, which is painted in green and "
+            "blue."
+        )
         tab.until(lambda: set(first["cache"]["saved"]) <= written(tab))
         draft = "What is the code of the north door?"
         tab.page.fill("#text", draft)
@@ -61,7 +75,9 @@ def test_the_server_is_restarted_under_the_page(open_tab: OpenTab, tmp_path: Pat
         timings = tab.act(tab.replies.last.get_by_role("button", name="Try again"))
         assert timings["cache"]["source"] == "disk"
         assert "from disk" in tab.replies.last.inner_text()
-        assert tab.page.locator(".message .error").count() == 1  # that of the reply that was cut off
+        assert (
+            tab.page.locator(".message .error").count() == 1
+        )  # that of the reply that was cut off
         tab.until(lambda: tab.page.locator("#cache .node.path").count())
         tab.reload()
         assert tab.texts()[3] == said
@@ -84,7 +100,9 @@ def test_the_last_words_are_shown_though_nobody_renders_them(tab: Tab) -> None:
     assert tab.texts()[-1] == "These are the last words."
 
 
-def test_the_page_comes_while_the_model_loads(open_tab: OpenTab, tmp_path: Path, server: ServerProcess) -> None:
+def test_the_page_comes_while_the_model_loads(
+    open_tab: OpenTab, tmp_path: Path, server: ServerProcess
+) -> None:
     """The page of a server that answers 503 waits, and starts by itself."""
     tab = open_tab(server.url, ready=False)
     tab.expected.append("status of 503")
@@ -124,14 +142,25 @@ def test_old_replies_are_rendered_while_the_model_loads(open_tab: OpenTab, tmp_p
     shared = AppState(settings)
     gate = LoadingApp(create_loading_app(shared), early=early_paths(settings))
     message = {"id": "m", "parent": None, "role": "assistant", "content": "**Yes.**", "created": 1}
-    tree = {"id": "c", "title": "T", "updated": 1, "messages": {"m": message}, "leaf": "m", "pick": {}, "system": ""}
+    tree = {
+        "id": "c",
+        "title": "T",
+        "updated": 1,
+        "messages": {"m": message},
+        "leaf": "m",
+        "pick": {},
+        "system": "",
+    }
     with closing(shared.markdown), serving(gate) as url:
         tab = open_tab(f"{url}/llm/", ready=False)
         tab.expected.append("status of 503")
         tab.page.goto(tab.url)
         notice = tab.page.locator("#notice")
         tab.until(lambda: "Loading the model" in notice.inner_text())
-        save = "async (t) => { sessionStorage.open = 'c'; await (await import('./page/store.js')).save(t); }"
+        save = (
+            "async (t) => { sessionStorage.open = 'c'; await (await "
+            "import('./page/store.js')).save(t); }"
+        )
         tab.page.evaluate(save, tree)
         tab.page.reload()
         tab.replies.last.locator("strong").wait_for()
@@ -153,7 +182,10 @@ def test_other_tabs_and_clients_show_up(tab: Tab) -> None:
     """The tree follows what others do to the server."""
     tab.until(lambda: tab.page.locator("#cache .gauge").count())
     before = set(shown(tab))
-    body = {"messages": [{"role": "user", "content": "Another client says this. " * 30}], "max_tokens": 1}
+    body = {
+        "messages": [{"role": "user", "content": "Another client says this. " * 30}],
+        "max_tokens": 1,
+    }
     tab.context.request.post(tab.url + "v1/chat/completions", data=body)
     tab.until(lambda: set(shown(tab)) - before)  # others may go meanwhile
     tab.until(lambda: "Another client says this" in tab.page.locator("#cache").inner_text())

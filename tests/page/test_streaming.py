@@ -1,4 +1,6 @@
-"""Replies are rendered as they stream, at a bounded rate; without a renderer they keep their lines."""
+"""Replies are rendered as they stream, at a bounded rate; without a renderer they keep their
+lines.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ STREAM = """() => {
   };
 }"""
 
-SAME = "(e, html) => { const made = e.cloneNode(); made.innerHTML = html; return made.isEqualNode(e); }"
+SAME = (
+    "(e, html) => { const made = e.cloneNode(); made.innerHTML = html; return "
+    "made.isEqualNode(e); }"
+)
 
 
 def begin(tab: Tab, text: str) -> Any:
@@ -52,7 +57,9 @@ def finish(tab: Tab) -> None:
         ("A `b", "` c\n-", "p code", 1),
     ],
 )
-def test_a_reply_is_rendered_as_it_streams(tab: Tab, begun: str, rest: str, found: str, n: int) -> None:
+def test_a_reply_is_rendered_as_it_streams(
+    tab: Tab, begun: str, rest: str, found: str, n: int
+) -> None:
     body = begin(tab, begun)
     tab.until(lambda: body.locator(found).count() == n)
     assert not any(mark in body.inner_text() for mark in ("**", "`"))
@@ -100,13 +107,19 @@ def test_the_last_message_is_edited_in_view(tab: Tab) -> None:
         tab.settle()
         tab.page.press("#text", "ArrowUp")
         tab.settle()
-        for shown in (tab.page.locator(".edit"), tab.page.get_by_role("button", name="Send in a new branch")):
+        for shown in (
+            tab.page.locator(".edit"),
+            tab.page.get_by_role("button", name="Send in a new branch"),
+        ):
             assert shown.evaluate(IN_VIEW), height
         tab.page.keyboard.press("Escape")
 
 
 def test_the_editor_is_as_high_as_its_text(tab: Tab) -> None:
-    text = "Three lines of text that are one in the file, since this one goes on and on until it fills " * 3
+    text = (
+        "Three lines of text that are one in the file, since this one goes on and on until it "
+        "fills "
+    ) * 3
     tab.page.evaluate(STREAM)
     tab.begin(text)
     tab.until(lambda: tab.page.evaluate("window.push !== undefined"))
@@ -127,7 +140,9 @@ def test_words_in_a_table_stay_whole_on_a_phone(open_tab: OpenTab, server: Serve
     row = f"| {' | '.join(words)} |\n"
     body = begin(tab, f"{row}{'|---' * 4}|\n{row}")
     finish(tab)
-    lines = "e => { const r = new Range(); r.selectNodeContents(e); return r.getClientRects().length; }"
+    lines = (
+        "e => { const r = new Range(); r.selectNodeContents(e); return r.getClientRects().length; }"
+    )
     assert [cell.evaluate(lines) for cell in body.locator("th, td").all()] == [1] * 8
     assert body.locator(".table").evaluate("e => e.scrollWidth > e.clientWidth")
 
@@ -180,7 +195,9 @@ def test_brackets_grow_with_a_matrix(tab: Tab) -> None:
     finish(tab)
     math = body.locator("math")
     math.wait_for()
-    named = math.evaluate("m => getComputedStyle(m).fontFamily.split(',').map((name) => name.trim())")
+    named = math.evaluate(
+        "m => getComputedStyle(m).fontFamily.split(',').map((name) => name.trim())"
+    )
     assert {'"Latin Modern Math"', '"Cambria Math"'} < set(named)
     wide = """names => {
       const pen = document.createElement("canvas").getContext("2d");
@@ -198,7 +215,9 @@ def test_enter_sends_unless_a_keyboard_lies_on_the_screen(
     open_tab: OpenTab, server: ServerProcess, height: int, sends: bool
 ) -> None:
     screen = {"width": 360, "height": 740}
-    tab = open_tab(server.url, {**PHONE, "screen": screen, "viewport": {"width": 360, "height": height}})
+    tab = open_tab(
+        server.url, {**PHONE, "screen": screen, "viewport": {"width": 360, "height": height}}
+    )
     tab.page.evaluate(STREAM)
     tab.page.fill("#text", "Hello")
     tab.page.press("#text", "Enter")
@@ -207,9 +226,27 @@ def test_enter_sends_unless_a_keyboard_lies_on_the_screen(
 
 def put(tab: Tab, stats: dict[str, Any]) -> None:
     """Open a conversation of one reply that cost this."""
-    message = {"id": "m", "parent": None, "role": "assistant", "content": "Yes.", "created": 1, "stats": stats}
-    tree = {"id": "c", "title": "T", "updated": 1, "messages": {"m": message}, "leaf": "m", "pick": {}, "system": ""}
-    save = "async (t) => { sessionStorage.open = 'c'; await (await import('./page/store.js')).save(t); }"
+    message = {
+        "id": "m",
+        "parent": None,
+        "role": "assistant",
+        "content": "Yes.",
+        "created": 1,
+        "stats": stats,
+    }
+    tree = {
+        "id": "c",
+        "title": "T",
+        "updated": 1,
+        "messages": {"m": message},
+        "leaf": "m",
+        "pick": {},
+        "system": "",
+    }
+    save = (
+        "async (t) => { sessionStorage.open = 'c'; await (await "
+        "import('./page/store.js')).save(t); }"
+    )
     tab.page.evaluate(save, tree)
     tab.reload()
 
@@ -222,7 +259,9 @@ def test_nearly_full_context_and_nested_prompt_are_reported(tab: Tab) -> None:
     assert tab.page.locator("#context").inner_text() == "14,709 of 16,384 tokens"
     assert "differs" not in tab.replies.last.locator(".costs .line").inner_text()
     assert "9 generated in 13 h 13 min" in tab.legend()
-    assert "ends at token 81, within a recent prompt" in tab.replies.last.locator(".miss").inner_text()
+    assert (
+        "ends at token 81, within a recent prompt" in tab.replies.last.locator(".miss").inner_text()
+    )
     tab.page.set_viewport_size(PHONE["viewport"])
     put(tab, {"cache_n": 14_800, **times})
     assert tab.page.locator("#context").inner_text() == "15,509 of 16,384 tokens: nearly full"
@@ -233,9 +272,15 @@ def test_a_full_context_names_what_fills_it_and_the_flag(tab: Tab) -> None:
     tab.expected.append("status of 400")
     with tab.page.expect_file_chooser() as choosing:
         tab.page.get_by_role("button", name="Attach").click()
-    choosing.value.set_files([{"name": "long.txt", "mimeType": "text/plain", "buffer": b"lamp door " * 11_000}])
+    choosing.value.set_files(
+        [{"name": "long.txt", "mimeType": "text/plain", "buffer": b"lamp door " * 11_000}]
+    )
     tab.page.get_by_role("button", name="Remove long.txt").wait_for()
     tab.begin("Sum it up.")
     said = tab.messages.last.get_by_role("alert").inner_text()
-    parts = ("the context holds 16,384", "The largest part is long.txt, 100 % of the text", "with -c 32768.")
+    parts = (
+        "the context holds 16,384",
+        "The largest part is long.txt, 100 % of the text",
+        "with -c 32768.",
+    )
     assert [part for part in parts if part not in said] == [], said

@@ -176,9 +176,17 @@ def test_text_files_go_along(tab: Tab) -> None:
     with tab.page.expect_file_chooser() as choosing:
         tab.page.get_by_role("button", name="Attach").click()
     files = [
-        {"name": "door.txt", "mimeType": "text/plain", "buffer": b"The code of the south door is 9317."},
+        {
+            "name": "door.txt",
+            "mimeType": "text/plain",
+            "buffer": b"The code of the south door is 9317.",
+        },
         {"name": "b.md", "mimeType": "text/markdown", "buffer": "# Ümläut".encode()},
-        {"name": "c.pdf", "mimeType": "application/pdf", "buffer": pdf(says("The west door is red."))},
+        {
+            "name": "c.pdf",
+            "mimeType": "application/pdf",
+            "buffer": pdf(says("The west door is red.")),
+        },
     ]
     choosing.value.set_files(files)
     tab.page.get_by_role("button", name="Remove b.md").click()
@@ -210,7 +218,10 @@ def test_a_file_that_is_no_text_is_refused_in_words(tab: Tab, name: str) -> None
 
 
 def test_fences_that_people_write_are_code_and_the_rest_is_as_it_is(tab: Tab) -> None:
-    asked = "Why  *this*?\n\n```python\ndef f(x):\n    return x\n```\n# and <b>that</b>\n~~~~\n```\n~~~~\n   ```\nopen"
+    asked = (
+        "Why  *this*?\n\n```python\ndef f(x):\n    return x\n```\n# and "
+        "<b>that</b>\n~~~~\n```\n~~~~\n   ```\nopen"
+    )
     tab.say(asked, saying("So."))
     body = tab.messages.first.locator(".body")
     tab.until(lambda: body.locator(".code pre").count() == 3)
@@ -230,11 +241,15 @@ def test_code_is_copied(tab: Tab) -> None:
     tab.page.get_by_role("button", name="Copy", exact=True).click()
     tab.until(lambda: tab.page.evaluate("navigator.clipboard.readText()") == code)
     tab.replies.last.get_by_role("button", name="Copy message").click()
-    tab.until(lambda: tab.page.evaluate("navigator.clipboard.readText()").startswith("Here:\n\n```python"))
+    tab.until(
+        lambda: tab.page.evaluate("navigator.clipboard.readText()").startswith("Here:\n\n```python")
+    )
 
 
 def test_two_tabs_of_one_browser_lose_nothing(tab: Tab) -> None:
-    """What one tab wrote is there in the other one after a reload, and neither overwrites the other's."""
+    """What one tab wrote is there in the other one after a reload, and neither overwrites the
+    other's.
+    """
     tab.say("First tab.", saying("One."))
     other = tab.context.new_page()
     other.goto(tab.url)
@@ -258,11 +273,19 @@ def test_a_reply_goes_on_through_a_reload(tab: Tab) -> None:
     assert tab.texts()[-1] == numbers
     assert not tab.page.locator(".message .error").count()
     assert tab.replies.last.locator(".costs").count() == 1
-    ids = [request.headers["x-conversation-id"] for request in tab.requests if request.headers.get("x-conversation-id")]
+    ids = [
+        request.headers["x-conversation-id"]
+        for request in tab.requests
+        if request.headers.get("x-conversation-id")
+    ]
     tab.until(lambda: tab.context.request.get(f"{tab.url}v1/stream?conv_id={ids[0]}").status == 404)
 
-    # Long enough for a browser that is much slower than the engine: it has to come back before the end.
-    tab.begin("On and on.", {"grammar": 'root ::= ("on and on and on and on and " ){1500}', "max_tokens": -1})
+    # Long enough for a browser that is much slower than the engine: it has to come back before the
+    # end.
+    tab.begin(
+        "On and on.",
+        {"grammar": 'root ::= ("on and on and on and on and " ){1500}', "max_tokens": -1},
+    )
     tab.page.wait_for_selector(".message.busy .tail:not(:empty)")
     tab.reload()
     tab.page.get_by_role("button", name="Stop").click()
@@ -299,7 +322,9 @@ def test_the_model_gives_a_conversation_its_title(tab: Tab) -> None:
     slots[0]["is_processing"] = False
     real = tab.say("Who asks for a title?", saying("The page."))
     assert real["prompt_n"]
-    tab.until(lambda: tab.page.locator("#list .name").first.inner_text() == "The page")  # the grammar's words
+    tab.until(
+        lambda: tab.page.locator("#list .name").first.inner_text() == "The page"
+    )  # the grammar's words
     assert len(asked) == 1
     assert "Is the server busy?" in tab.page.locator("#list .name").all_inner_texts()
 

@@ -21,7 +21,9 @@ if TYPE_CHECKING:  # it may be missing
 
 
 @pytest.fixture(scope="module")
-def with_tools(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def with_tools(
+    browser: Browser, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
     """A server with two tools."""
     child = {"command": sys.executable, "args": [test_mcp_client.CHILD, "place", "note"]}
     flags = ("--mcp-servers-json", json.dumps({"mcpServers": {"child": child}}))
@@ -82,14 +84,19 @@ def until_called(tab: Tab, n_calls: int) -> None:
 
 def test_what_is_allowed_in_a_chat_runs_there_until_it_is_stopped(tab: Tab) -> None:
     tab.say("Where are we?", forced("child_place"))
-    tab.replies.last.get_by_role("button", name="Allow in this chat").click()  # runs again and again
+    tab.replies.last.get_by_role(
+        "button", name="Allow in this chat"
+    ).click()  # runs again and again
     until_called(tab, 3)
     tab.page.keyboard.press("Escape")
     tab.until_idle()
     n_calls = len(runs(tab))
     assert not tab.page.locator(".message .error").count()
     tab.reload()
-    assert tab.page.locator(".message.tool").count() in (n_calls - 1, n_calls)  # the last one may have been stopped
+    assert tab.page.locator(".message.tool").count() in (
+        n_calls - 1,
+        n_calls,
+    )  # the last one may have been stopped
     assert len(runs(tab)) == n_calls
 
     tab.page.get_by_role("button", name="New chat").click()
@@ -118,7 +125,9 @@ def test_what_is_always_allowed_runs_after_a_reload_and_in_other_chats(tab: Tab)
 
 
 def test_nothing_comes_between_a_reply_and_its_calls(tab: Tab) -> None:
-    """Not what the page asks of the cache after each reply: Escape would find nothing to stop, and Enter would send."""
+    """Not what the page asks of the cache after each reply: Escape would find nothing to stop, and
+    Enter would send.
+    """
     tab.page.evaluate("localStorage.setItem('tools', JSON.stringify({ child_place: 'always' }))")
     tab.reload()
     tab.page.route("**/cache?*", lambda route: None)  # never answered
@@ -162,7 +171,10 @@ def test_a_refused_call_does_not_run_and_what_is_off_is_not_offered(tab: Tab) ->
 def calling(tab: Tab, name: str, arguments: str, finish: str = "tool_calls") -> None:
     """Say something that is answered by one call."""
     call = {"index": 0, "id": "a", "function": {"name": name, "arguments": arguments}}
-    chunks = [{"choices": [{"delta": {"tool_calls": [call]}}]}, {"choices": [{"delta": {}, "finish_reason": finish}]}]
+    chunks = [
+        {"choices": [{"delta": {"tool_calls": [call]}}]},
+        {"choices": [{"delta": {}, "finish_reason": finish}]},
+    ]
     text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
     path = "**/v1/chat/completions"
     tab.page.route(path, lambda route: route.fulfill(body=text, content_type="text/event-stream"))
@@ -173,7 +185,11 @@ def calling(tab: Tab, name: str, arguments: str, finish: str = "tool_calls") -> 
 
 def test_call_shows_arguments_and_truncated_one_cannot_run(tab: Tab) -> None:
     run = tab.page.get_by_role("button", name="Run once")
-    calling(tab, "child_note", json.dumps({"path": "a <b>.md", "content": "one\ntwo", "n": [1], "__proto__": {}}))
+    calling(
+        tab,
+        "child_note",
+        json.dumps({"path": "a <b>.md", "content": "one\ntwo", "n": [1], "__proto__": {}}),
+    )
     call = tab.replies.last.locator(".call")
     assert "can change things" in call.inner_text()
     assert call.locator("dt").all_inner_texts() == ["path", "content", "n", "__proto__"]
@@ -197,7 +213,9 @@ def test_a_tool_that_runs_says_so_and_is_stopped_by_escape(tab: Tab) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_calls_can_be_read_by_everybody(open_tab: OpenTab, with_tools: ServerProcess, scheme: str) -> None:
+def test_calls_can_be_read_by_everybody(
+    open_tab: OpenTab, with_tools: ServerProcess, scheme: str
+) -> None:
     """What axe-core looks for, on a wide screen and a phone, and of the dialog."""
     tab = open_tab(with_tools.url, {"color_scheme": scheme})
     load_axe(tab)

@@ -46,7 +46,9 @@ def content(text: str) -> dict[str, Any]:
 def push(event: object, *tabs: Tab) -> None:
     """Send the event of a stream to each of the tabs."""
     for tab in tabs:
-        tab.page.evaluate("data => push(data)", event if isinstance(event, str) else json.dumps(event))
+        tab.page.evaluate(
+            "data => push(data)", event if isinstance(event, str) else json.dumps(event)
+        )
 
 
 def open_first(tab: Tab) -> None:
@@ -146,7 +148,9 @@ def test_a_conversation_that_another_tab_deletes_is_gone(tab: Tab, other: Tab) -
 @pytest.mark.parametrize("stops", ["first", "second"])
 def test_either_tab_stops_the_server(tab: Tab, stops: str) -> None:
     other = tab.beside()
-    tab.begin("Two tabs?", {"grammar": 'root ::= ("on and on and on and " ){1500}', "max_tokens": -1})
+    tab.begin(
+        "Two tabs?", {"grammar": 'root ::= ("on and on and on and " ){1500}', "max_tokens": -1}
+    )
     open_first(other)
     for each in (tab, other):
         each.until(lambda each=each: "on and on" in each.texts()[-1])

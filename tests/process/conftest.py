@@ -47,18 +47,38 @@ class Server:
 
 
 def package_copy(directory: Path) -> tuple[Path, str]:
-    """A copy of pyctl with its native modules in ``directory``, and the statements that let a process import it."""
+    """A copy of pyctl with its native modules in ``directory``, and the statements that let a
+    process import it.
+    """
     assert core is not None
-    for place in (Path(measure.__file__).parents[1], Path(str(core.__file__)).parent):  # an editable one has two
-        shutil.copytree(place, directory / "pyctl", ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
-    finders = "[each for each in sys.meta_path if not type(each).__module__.startswith('_editable')]"
-    return directory / "pyctl", f"import sys; sys.meta_path[:] = {finders}; sys.path.insert(0, {str(directory)!r})"
+    for place in (
+        Path(measure.__file__).parents[1],
+        Path(str(core.__file__)).parent,
+    ):  # an editable one has two
+        shutil.copytree(
+            place,
+            directory / "pyctl",
+            ignore=shutil.ignore_patterns("__pycache__"),
+            dirs_exist_ok=True,
+        )
+    finders = (
+        "[each for each in sys.meta_path if not type(each).__module__.startswith('_editable')]"
+    )
+    return (
+        directory / "pyctl",
+        f"import sys; sys.meta_path[:] = {finders}; sys.path.insert(0, {str(directory)!r})",
+    )
 
 
 def pyctl(*arguments: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a command of the program to its end, with ``variables`` in its environment."""
-    command, environment = [sys.executable, "-m", "pyctl", *arguments], {**clean_environment(), **variables}
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, env=environment)
+    command, environment = (
+        [sys.executable, "-m", "pyctl", *arguments],
+        {**clean_environment(), **variables},
+    )
+    return subprocess.run(
+        command, input=stdin, capture_output=True, text=True, timeout=60, env=environment
+    )
 
 
 def free_port() -> int:
@@ -69,7 +89,9 @@ def free_port() -> int:
 
 
 def lengths_on_disk(server: Server) -> list[int]:
-    """Of the snapshots that the index has, also after a kill; their files were there a moment before."""
+    """Of the snapshots that the index has, also after a kill; their files were there a moment
+    before.
+    """
     body = httpx.get(f"{server.url}/cache").json()
     found, nodes = [entry["n"] for entry in body["stored"]], body["prefixes"]
     while nodes:
@@ -91,24 +113,43 @@ def source_of(response: httpx.Response) -> str:
 def start(
     model_path: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Server]]:
-    """start("tiny-hybrid", "--exact", ...) -> a server that answers /health; "" is the built-in model, without `-m`.
+    """start("tiny-hybrid", "--exact", ...) -> a server that answers /health; "" is the built-in
+    model, without `-m`.
 
-    ``before`` is run in its process first. With ``is_f32`` replies do not depend on what was evaluated together.
+    ``before`` is run in its process first. With ``is_f32`` replies do not depend on what was
+    evaluated together.
     """
     started: list[Server] = []
 
     def run(name: str, *flags: str, before: str = "", is_f32: bool = False) -> Server:
         directory = tmp_path_factory.mktemp("server")
         log_path = directory / "log"
-        program = ["-c", f"{before}\nimport runpy; runpy.run_module('pyctl')"] if before else ["-m", "pyctl"]
+        program = (
+            ["-c", f"{before}\nimport runpy; runpy.run_module('pyctl')"]
+            if before
+            else ["-m", "pyctl"]
+        )
         path = model_path(name) if name else None
         command = [sys.executable, *program, "serve", *(["-m", str(path)] if path else [])]
-        command += ["--port", "0", "-c", "8192", "-t", "1", "-ub", "128", *(F32_FLAGS if is_f32 else ()), *flags]
+        command += [
+            "--port",
+            "0",
+            "-c",
+            "8192",
+            "-t",
+            "1",
+            "-ub",
+            "128",
+            *(F32_FLAGS if is_f32 else ()),
+            *flags,
+        ]
         with log_path.open("wb") as log:
             process = subprocess.Popen(command, stderr=log, env=clean_environment())
         server = Server(process, "", log_path)
         started.append(server)
-        until(lambda: "\n  cache  " in server.log() or process.poll() is not None)  # the last line of "ready in"
+        until(
+            lambda: "\n  cache  " in server.log() or process.poll() is not None
+        )  # the last line of "ready in"
         assert process.poll() is None, server.log()
         (address,) = re.findall(r"\n  OpenAI +(http://\S+)/v1\n", server.log())
         server.url = str(address)

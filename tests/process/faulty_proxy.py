@@ -1,4 +1,6 @@
-"""A proxy in front of an HTTP server that changes answers as a test says: other bytes, bodies held or cut."""
+"""A proxy in front of an HTTP server that changes answers as a test says: other bytes, bodies held
+or cut.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,22 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 __all__ = ["Answer", "FaultyProxy", "faulty_proxy"]
 
-OF_CONNECTION = ("connection", "content-length", "date", "keep-alive", "server", "transfer-encoding")
+OF_CONNECTION = (
+    "connection",
+    "content-length",
+    "date",
+    "keep-alive",
+    "server",
+    "transfer-encoding",
+)
 
 
 @dataclass(frozen=True)
 class Answer:
     """An answer of the proxy, to a request of ``method`` and ``path``, with its query.
 
-    ``promised`` is the Content-Length, if that is a lie. A body that ``is_held`` stops in its middle until the proxy's
-    gate opens.
+    ``promised`` is the Content-Length, if that is a lie. A body that ``is_held`` stops in its
+    middle until the proxy's gate opens.
     """
 
     method: str
@@ -33,7 +42,9 @@ class Answer:
 
 @dataclass
 class FaultyProxy:
-    """Forwards to ``port`` and answers with what ``fault`` makes of each answer; `held` is set while a body waits."""
+    """Forwards to ``port`` and answers with what ``fault`` makes of each answer; `held` is set
+    while a body waits.
+    """
 
     port: int
     fault: Callable[[Answer], Answer] = lambda answer: answer
@@ -62,7 +73,9 @@ class _Handler(BaseHTTPRequestHandler):
     def handle_any(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         self.proxy.asked.append(f"{self.command} {self.path}")
-        headers = {name: value for name, value in self.headers.items() if name.lower() not in OF_CONNECTION}
+        headers = {
+            name: value for name, value in self.headers.items() if name.lower() not in OF_CONNECTION
+        }
         try:
             self._send(self.proxy.fault(self.proxy.fetch(self.command, self.path, body, headers)))
         except (OSError, http.client.HTTPException):  # the server or the client is gone
@@ -100,7 +113,9 @@ def faulty_proxy(port: int) -> Iterator[FaultyProxy]:
     proxy = FaultyProxy(port)
     with _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"proxy": proxy})) as server:
         proxy.url = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        thread = threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        )
         thread.start()
         try:
             yield proxy

@@ -1,4 +1,6 @@
-"""Abusive clients: afterwards the server is healthy, its memory flat, and its answers are the same."""
+"""Abusive clients: afterwards the server is healthy, its memory flat, and its answers are the
+same.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,16 @@ import pytest
 from tests.process.conftest import Server
 
 CHAT = "/v1/chat/completions"
-QUESTION = {"messages": [{"role": "user", "content": "What is the answer?"}], "max_tokens": 24, "temperature": 0}
+QUESTION = {
+    "messages": [{"role": "user", "content": "What is the answer?"}],
+    "max_tokens": 24,
+    "temperature": 0,
+}
 REFUSED = range(400, 500)
 GROWTH_MIB = 24
-"""What the server may grow by in the second half of the disconnects; a leak of 16 KiB each would be more."""
+"""What the server may grow by in the second half of the disconnects; a leak of 16 KiB each would be
+more.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +52,10 @@ def healthy_as_before(server: Server) -> Iterator[None]:
 def answers(server: Server) -> list[str]:
     with httpx.Client(base_url=server.url, timeout=60) as client:
         assert client.get("/health").json() == {"status": "ok"}
-        bodies = [client.post(CHAT, json={**QUESTION, "cache_prompt": cached}).json() for cached in (False, True)]
+        bodies = [
+            client.post(CHAT, json={**QUESTION, "cache_prompt": cached}).json()
+            for cached in (False, True)
+        ]
     return [body["choices"][0]["message"]["content"] for body in bodies]
 
 
@@ -78,7 +89,11 @@ def test_64_clients_at_once(server: Server) -> None:
         (CHAT, QUESTION, range(200, 201)),
         (CHAT, {**QUESTION, "stream": True}, range(200, 201)),
         ("/completion", {"prompt": "Once upon a time", "n_predict": 9}, range(200, 201)),
-        ("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 5, "stream": True}, range(200, 201)),
+        (
+            "/v1/completions",
+            {"prompt": ["a", "b"], "max_tokens": 5, "stream": True},
+            range(200, 201),
+        ),
         ("/tokenize", {"content": "word " * 2000}, range(200, 201)),
         ("/apply-template", QUESTION, range(200, 201)),
         ("/props", None, range(200, 201)),
@@ -94,19 +109,26 @@ def test_64_clients_at_once(server: Server) -> None:
 
 
 def heaps_of_threads(server: Server) -> int:
-    """Regions as glibc makes them for threads: 64 MiB at a multiple of that, of which the rest is not yet in use."""
+    """Regions as glibc makes them for threads: 64 MiB at a multiple of that, of which the rest is
+    not yet in use.
+    """
     maps = Path(f"/proc/{server.process.pid}/maps").read_text(encoding="utf-8")
     found = re.findall(r"^(\w+)-(\w+) rw-p 0+ 00:00 0 *\n(\w+)-(\w+) ---p", maps, re.MULTILINE)
     regions = [[int(address, 16) for address in each] for each in found]
     size = 64 * 2**20
-    return sum(end == rest and start % size == 0 and last == start + size for start, end, rest, last in regions)
+    return sum(
+        end == rest and start % size == 0 and last == start + size
+        for start, end, rest, last in regions
+    )
 
 
 def test_threads_share_their_heaps(server: Server) -> None:
     # Threads for requests beside those of the engine, the event loop, drafts and llama.cpp.
     assert set(asyncio.run(post_all(server, [("/apply-template", QUESTION)] * 64))) == {200}
     # The heap that they share beside the first may have had several regions.
-    assert heaps_of_threads(server) <= 3, "each thread has a heap of its own, and keeps what its largest request took"
+    assert heaps_of_threads(server) <= 3, (
+        "each thread has a heap of its own, and keeps what its largest request took"
+    )
 
 
 def connect(server: Server) -> socket.socket:
@@ -121,10 +143,28 @@ def head(path: str, length: int) -> bytes:
 @pytest.mark.parametrize("leave", [True, False], ids=["that go away", "that stay"])
 def test_half_sent_requests(server: Server, leave: bool) -> None:
     body = json.dumps({**QUESTION, "stream": True}).encode()
-    parts = (b"", b"POST", b"POST /v1/chat/completions HT", head(CHAT, len(body))[:-2], head(CHAT, len(body)))
-    parts += (head(CHAT, len(body)) + body[:-1], head(CHAT, 10**12) + body, head(CHAT, len(body)) + body[:1])
-    parts += (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"\r\n" * 100, b"GET " + b"/" * 70000)
-    parts += (head(CHAT, -1) + body, b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", b"\x00" * 5000)
+    parts = (
+        b"",
+        b"POST",
+        b"POST /v1/chat/completions HT",
+        head(CHAT, len(body))[:-2],
+        head(CHAT, len(body)),
+    )
+    parts += (
+        head(CHAT, len(body)) + body[:-1],
+        head(CHAT, 10**12) + body,
+        head(CHAT, len(body)) + body[:1],
+    )
+    parts += (
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"\r\n" * 100,
+        b"GET " + b"/" * 70000,
+    )
+    parts += (
+        head(CHAT, -1) + body,
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"\x00" * 5000,
+    )
     with contextlib.ExitStack() as stack:
         for _ in range(10):
             for part in parts:
@@ -152,7 +192,11 @@ def test_a_slow_request_is_served(server: Server) -> None:
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        pytest.param(CHAT, lambda: b'{"messages":[{"role":"user","content":"' + b"a" * (50 << 20), id="a chat"),
+        pytest.param(
+            CHAT,
+            lambda: b'{"messages":[{"role":"user","content":"' + b"a" * (50 << 20),
+            id="a chat",
+        ),
         pytest.param("/completion", lambda: b'{"prompt":[' + b"40," * (17 << 20), id="token ids"),
         pytest.param("/tokenize", lambda: b"\xff" * (50 << 20), id="garbage"),
         pytest.param("/nowhere", lambda: b"x" * (50 << 20), id="an unknown path"),
@@ -169,14 +213,33 @@ def nested(depth: int) -> Iterator[tuple[str, str]]:
     lists, objects = "[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth
     chat = json.dumps({**QUESTION, "max_tokens": 1})[:-1]
     yield CHAT, lists
-    for name in ("messages", "tools", "tool_choice", "stop", "logit_bias", "response_format", "samplers", "unknown"):
+    for name in (
+        "messages",
+        "tools",
+        "tool_choice",
+        "stop",
+        "logit_bias",
+        "response_format",
+        "samplers",
+        "unknown",
+    ):
         yield CHAT, f'{chat},"{name}":{lists}}}'
     for name in ("chat_template_kwargs", "json_schema", "response_format", "stream_options"):
         yield CHAT, f'{chat},"{name}":{objects}}}'
     tool = f'{{"type":"function","function":{{"name":"f","parameters":{objects}}}}}'
     yield CHAT, f'{chat},"tools":[{tool}]}}'
-    yield CHAT, json.dumps({**QUESTION, "max_tokens": 1, "grammar": f"root ::= {'(' * depth}'a'{')' * depth}"})
-    yield CHAT, json.dumps({**QUESTION, "max_tokens": 1, "grammar": f'root ::= {"(" * depth}"a"{")" * depth}'})
+    yield (
+        CHAT,
+        json.dumps(
+            {**QUESTION, "max_tokens": 1, "grammar": f"root ::= {'(' * depth}'a'{')' * depth}"}
+        ),
+    )
+    yield (
+        CHAT,
+        json.dumps(
+            {**QUESTION, "max_tokens": 1, "grammar": f'root ::= {"(" * depth}"a"{")" * depth}'}
+        ),
+    )
     for arguments in (objects, json.dumps(objects)):
         call = f'{{"id":"c","type":"function","function":{{"name":"f","arguments":{arguments}}}}}'
         message = f'{{"role":"assistant","content":"","tool_calls":[{call}]}}'
@@ -194,18 +257,56 @@ def test_deep_json(server: Server, depth: int) -> None:
 
 def test_numbers_and_text_that_are_none(server: Server) -> None:
     chat = json.dumps(QUESTION)[:-1]
-    values = ("NaN", "Infinity", "-Infinity", "1e999", "1" + "0" * 400, "1e-400", "-9223372036854775809", "1.5")
+    values = (
+        "NaN",
+        "Infinity",
+        "-Infinity",
+        "1e999",
+        "1" + "0" * 400,
+        "1e-400",
+        "-9223372036854775809",
+        "1.5",
+    )
     values += ('"\\ud800"', '"\\u0000"', '"' + "\\u0000" * 50 + '"', "{}", "[[]]", "false")
-    names = ("temperature", "top_k", "top_p", "seed", "max_tokens", "n_probs", "min_keep", "repeat_last_n", "id_slot")
-    names += ("logit_bias", "stop", "model", "n", "t_max_predict_ms", "mirostat_tau", "dry_base", "messages", "prompt")
+    names = (
+        "temperature",
+        "top_k",
+        "top_p",
+        "seed",
+        "max_tokens",
+        "n_probs",
+        "min_keep",
+        "repeat_last_n",
+        "id_slot",
+    )
+    names += (
+        "logit_bias",
+        "stop",
+        "model",
+        "n",
+        "t_max_predict_ms",
+        "mirostat_tau",
+        "dry_base",
+        "messages",
+        "prompt",
+    )
     requests: list[tuple[str, bytes]] = []
     for value in values:
         requests += [(CHAT, f'{chat},"max_tokens":1,"{name}":{value}}}'.encode()) for name in names]
         requests.append(("/completion", f'{{"prompt":{value},"n_predict":1}}'.encode()))
         requests.append(("/completion", f'{{"prompt":[40,{value}],"n_predict":1}}'.encode()))
         requests.append(("/detokenize", f'{{"tokens":[{value}]}}'.encode()))
-    for raw in (b"\xff", b'{"prompt":"\xff\xfe"}', b'{"prompt":"\xc3"}', b"\x00" * 99, "{}".encode("utf-16")):
-        requests += [(path, raw) for path in (CHAT, "/completion", "/tokenize", "/detokenize", "/apply-template")]
+    for raw in (
+        b"\xff",
+        b'{"prompt":"\xff\xfe"}',
+        b'{"prompt":"\xc3"}',
+        b"\x00" * 99,
+        "{}".encode("utf-16"),
+    ):
+        requests += [
+            (path, raw)
+            for path in (CHAT, "/completion", "/tokenize", "/detokenize", "/apply-template")
+        ]
     with httpx.Client(base_url=server.url, timeout=60) as client:
         for path, content in requests:
             status = client.post(path, content=content).status_code
@@ -221,7 +322,9 @@ def test_thousands_of_disconnects(server: Server) -> None:
 
 
 async def disconnects(server: Server, rng: random.Random, count: int) -> None:
-    """``count`` clients, 16 at a time, that leave somewhere between the connection and the middle of the stream."""
+    """``count`` clients, 16 at a time, that leave somewhere between the connection and the middle
+    of the stream.
+    """
     host, port = server.url.removeprefix("http://").split(":")
     limit = asyncio.Semaphore(16)
 
@@ -242,7 +345,12 @@ async def disconnects(server: Server, rng: random.Random, count: int) -> None:
             writer.transport.abort() if rng.random() < 0.5 else writer.close()
 
     choices = [
-        (rng.random() < 0.7, rng.choice((3, 100, 700)), rng.choice((1, 1, 1, rng.random())), rng.choice((1, 900, 9000)))
+        (
+            rng.random() < 0.7,
+            rng.choice((3, 100, 700)),
+            rng.choice((1, 1, 1, rng.random())),
+            rng.choice((1, 900, 9000)),
+        )
         for _ in range(count)
     ]
     await asyncio.gather(*(one(*choice, seconds=rng.random() * 0.05) for choice in choices))

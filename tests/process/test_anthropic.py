@@ -15,7 +15,9 @@ SYSTEM = "You answer at length. " * 12
 
 @pytest.fixture(scope="module")
 def server(start: Callable[..., Server]) -> Server:
-    return start("tiny-hybrid", "-c", "65536", "--alias", "tiny", "--api-key", "secret", is_f32=True)
+    return start(
+        "tiny-hybrid", "-c", "65536", "--alias", "tiny", "--api-key", "secret", is_f32=True
+    )
 
 
 @pytest.fixture
@@ -63,10 +65,16 @@ def test_models(client: anthropic.Anthropic) -> None:
 
 
 def test_errors(client: anthropic.Anthropic) -> None:
-    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+    image = {
+        "type": "image",
+        "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"},
+    }
     with pytest.raises(anthropic.BadRequestError, match="image"):
         client.messages.create(**asked({"role": "user", "content": [image]}))
-    with pytest.raises(anthropic.BadRequestError), client.messages.stream(**asked(user("x" * 70_000))) as stream:
+    with (
+        pytest.raises(anthropic.BadRequestError),
+        client.messages.stream(**asked(user("x" * 70_000))) as stream,
+    ):
         stream.until_done()
     with pytest.raises(anthropic.AuthenticationError):
         client.with_options(api_key="wrong").messages.create(**asked())

@@ -33,7 +33,11 @@ def damaged(tmp_path: Path, model_path: Callable[[str], Path]) -> dict[str, Path
     }
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
-    return {**{name: tmp_path / name for name in contents}, "folder": tmp_path, "missing": tmp_path / "nothing.gguf"}
+    return {
+        **{name: tmp_path / name for name in contents},
+        "folder": tmp_path,
+        "missing": tmp_path / "nothing.gguf",
+    }
 
 
 @pytest.mark.parametrize("command", ["serve", "chat"])
@@ -70,7 +74,9 @@ def test_a_context_larger_than_memory(model_path: Callable[[str], Path]) -> None
     assert "try a smaller --ctx-size" in only_line(result.stderr)
 
 
-def test_a_port_that_is_taken_names_its_server(start: Callable[..., Server], model_path: Callable[[str], Path]) -> None:
+def test_a_port_that_is_taken_names_its_server(
+    start: Callable[..., Server], model_path: Callable[[str], Path]
+) -> None:
     port = start("tiny-hybrid").url.rpartition(":")[2]
     error = only_line(pyctl("serve", "-m", str(model_path("tiny-hybrid")), "--port", port).stderr)
     assert "Address already in use; a server of tiny-hybrid" in error
@@ -81,7 +87,9 @@ def test_help_and_version() -> None:
     overview = pyctl("--help").stdout
     assert overview.startswith("usage: pyctl")
     assert max(map(len, overview.splitlines())) <= 80
-    assert re.fullmatch(r"pyctl \d+\.\d+\.\d+ \(llama-cpp-python [\d.]+\)\n", pyctl("--version").stdout)
+    assert re.fullmatch(
+        r"pyctl \d+\.\d+\.\d+ \(llama-cpp-python [\d.]+\)\n", pyctl("--version").stdout
+    )
     assert pyctl().returncode == 2
     for command in ("serve", "chat"):
         result = pyctl(command, "--help")
@@ -89,11 +97,25 @@ def test_help_and_version() -> None:
         assert "--ctx-size" in result.stdout
     nothing = pyctl("serve", "--help", "nothing")
     assert (nothing.returncode, nothing.stdout) == (2, "")
-    assert nothing.stderr.startswith("pyctl: error: --help: no section or flag 'nothing'; sections: general, model,")
+    assert nothing.stderr.startswith(
+        "pyctl: error: --help: no section or flag 'nothing'; sections: general, model,"
+    )
 
 
 def test_chat_through_a_pipe_in_process(model_path: Callable[[str], Path]) -> None:
-    flags = ["chat", "-m", str(model_path("tiny-hybrid")), "-c", "4096", "-n", "12", "--temp", "0", "-t", "1"]
+    flags = [
+        "chat",
+        "-m",
+        str(model_path("tiny-hybrid")),
+        "-c",
+        "4096",
+        "-n",
+        "12",
+        "--temp",
+        "0",
+        "-t",
+        "1",
+    ]
     result = pyctl(*flags, "--lines", stdin="hello there\nand again\n")
     assert result.returncode == 0
     assert len(result.stdout.splitlines()) >= 2
@@ -110,7 +132,19 @@ def test_chat_with_a_running_server_says_the_same(
     start: Callable[..., Server], model_path: Callable[[str], Path]
 ) -> None:
     server = start("tiny-hybrid")
-    local = pyctl("chat", "-m", str(model_path("tiny-hybrid")), "-c", "8192", "-n", "16", "--temp", "0", "-p", "hello")
+    local = pyctl(
+        "chat",
+        "-m",
+        str(model_path("tiny-hybrid")),
+        "-c",
+        "8192",
+        "-n",
+        "16",
+        "--temp",
+        "0",
+        "-p",
+        "hello",
+    )
     remote = pyctl("chat", "--url", server.url, "-n", "16", "--temp", "0", "-p", "hello")
     assert remote.returncode == 0
     assert remote.stdout == local.stdout

@@ -1,4 +1,6 @@
-"""Sessions of real programs are served with Qwen3.5's template, and each token is evaluated once (docs/clients.md)."""
+"""Sessions of real programs are served with Qwen3.5's template, and each token is evaluated once
+(docs/clients.md).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from tests.process.conftest import Server
 from tests.unit.chat.conftest import unpacked
 
 SLACK = 48
-"""Tokens that may be evaluated again where a prompt goes on: a header, and tokens that join differently at a seam."""
+"""Tokens that may be evaluated again where a prompt goes on: a header, and tokens that join
+differently at a seam.
+"""
 
 UNMARKED = 512
 """Likewise where a prompt has no marks: what follows the last end of a batch."""
@@ -24,7 +28,18 @@ UNMARKED = 512
 @pytest.fixture(scope="module")
 def server(start: Callable[..., Server]) -> Server:
     template = unpacked("templates/Qwen3.5-4B.jinja")
-    flags = ["--chat-template-file", str(template), "-c", "65536", "-np", "4", "-ub", "512", "-n", "400"]
+    flags = [
+        "--chat-template-file",
+        str(template),
+        "-c",
+        "65536",
+        "-np",
+        "4",
+        "-ub",
+        "512",
+        "-n",
+        "400",
+    ]
     return start("tiny-hybrid", *flags)
 
 
@@ -36,7 +51,10 @@ def events(response: httpx.Response) -> Iterator[Any]:
 
 def whole(reply: Any) -> Any:
     """A chat completion that was not streamed, as the one event of a stream."""
-    return {**reply, "choices": [{"index": 0, "delta": choice["message"]} for choice in reply["choices"]]}
+    return {
+        **reply,
+        "choices": [{"index": 0, "delta": choice["message"]} for choice in reply["choices"]],
+    }
 
 
 def by_chat(found: list[Any]) -> Replied:
@@ -48,7 +66,9 @@ def by_chat(found: list[Any]) -> Replied:
             content += delta.get("content") or ""
             reasoning += delta.get("reasoning_content") or ""
             for part in delta.get("tool_calls") or ():
-                call = calls.setdefault(part["index"], {"id": part.get("id"), "type": "function", "function": {}})
+                call = calls.setdefault(
+                    part["index"], {"id": part.get("id"), "type": "function", "function": {}}
+                )
                 for name, value in part["function"].items():
                     call["function"][name] = call["function"].get(name, "") + value
     return Replied(content, reasoning, list(calls.values()))
@@ -66,7 +86,9 @@ def by_messages(found: list[Any]) -> Replied:
             if delta["type"] == "input_json_delta":
                 calls[-1]["function"]["arguments"] += delta["partial_json"]
             elif delta["type"] in texts:
-                texts[delta["type"]] += delta["text" if delta["type"] == "text_delta" else "thinking"]
+                texts[delta["type"]] += delta[
+                    "text" if delta["type"] == "text_delta" else "thinking"
+                ]
     assert found[-1]["type"] == "message_stop"
     return Replied(texts["text_delta"], texts["thinking_delta"], calls)
 
@@ -89,7 +111,11 @@ def ask(client: httpx.Client, asked: Asked) -> tuple[Replied, int, int]:
         if response.status_code != 200:
             response.read()
         assert response.status_code == 200, response.text
-        found = list(events(response)) if asked.body.get("stream") else [whole(json.loads(response.read()))]
+        found = (
+            list(events(response))
+            if asked.body.get("stream")
+            else [whole(json.loads(response.read()))]
+        )
     counts = dict(part.split("=") for part in response.headers["x-pyctl-cache"].split("; "))
     reply = READERS.get(asked.path, by_completion)(found)
     usage = [event.get("usage") or event.get("response", {}).get("usage") or {} for event in found]
@@ -107,7 +133,11 @@ def test_a_session_is_served_and_each_turn_evaluates_what_is_new(server: Server,
             reply, cached, evaluated = ask(client, asked)
             if asked.thread in last:
                 n_prompt, n_reply = last[asked.thread]
-                known = n_prompt + n_reply if asked.known == "and reply" else int(n_prompt * asked.known)
+                known = (
+                    n_prompt + n_reply
+                    if asked.known == "and reply"
+                    else int(n_prompt * asked.known)
+                )
                 slack = SLACK if asked.path != "/completion" else UNMARKED
                 assert cached > known - slack, f"{cached} of {known} tokens that were known"
             last[asked.thread] = cached + evaluated, reply.n_tokens

@@ -16,19 +16,26 @@ from pyctl.measure.server_process import clean_environment
 from tests.process.conftest import Server, n_on_disk, pyctl, source_of
 from tests.waiting import until
 
-ASKED = {"messages": [{"role": "system", "content": "You keep the manual of the north gate. " * 25}], "max_tokens": 4}
+ASKED = {
+    "messages": [{"role": "system", "content": "You keep the manual of the north gate. " * 25}],
+    "max_tokens": 4,
+}
 
 Start = Callable[..., Server]
 
 
 def at_home(home: Path) -> str:
     """Code that lets a server have the defaults of a user whose cache directory is ``home``."""
-    return f"import os; del os.environ['PYCTL_KV_CACHE']; os.environ['XDG_CACHE_HOME'] = {str(home)!r}"
+    return (
+        f"import os; del os.environ['PYCTL_KV_CACHE']; os.environ['XDG_CACHE_HOME'] = {str(home)!r}"
+    )
 
 
 def ask(server: Server) -> str:
     """Where the prompt of a reply came from."""
-    return source_of(httpx.post(f"{server.url}/v1/chat/completions", json=ASKED, timeout=60).raise_for_status())
+    return source_of(
+        httpx.post(f"{server.url}/v1/chat/completions", json=ASKED, timeout=60).raise_for_status()
+    )
 
 
 def test_prompts_outlive_a_restart_without_a_flag(start: Start, tmp_path: Path) -> None:
@@ -38,7 +45,10 @@ def test_prompts_outlive_a_restart_without_a_flag(start: Start, tmp_path: Path) 
     second = start("tiny-hybrid", *flags, before=at_home(tmp_path))
     directory = tmp_path / "pyctl" / "kv"
     assert directory.stat().st_mode & 0o777 == 0o700
-    line = f"disk cache: {directory}, at most 64 MiB; its files contain text of prompts; --no-kv-cache turns it off"
+    line = (
+        f"disk cache: {directory}, at most 64 MiB; its files contain text of prompts; "
+        "--no-kv-cache turns it off"
+    )
     assert line in first.log()
     assert f"{directory} holds nothing of this model yet" in first.log()
     assert ask(first) == "none"
@@ -52,9 +62,17 @@ def test_prompts_outlive_a_restart_without_a_flag(start: Start, tmp_path: Path) 
     assert "north gate" in listed.stdout, listed.stderr
 
 
-@pytest.mark.parametrize("flags", [("--no-kv-cache",), ()], ids=["turned off", "servers of the tests"])
-def test_without_it_nothing_is_written(start: Start, tmp_path: Path, flags: tuple[str, ...]) -> None:
-    before = at_home(tmp_path) if flags else f"import os; os.environ['XDG_CACHE_HOME'] = {str(tmp_path)!r}"
+@pytest.mark.parametrize(
+    "flags", [("--no-kv-cache",), ()], ids=["turned off", "servers of the tests"]
+)
+def test_without_it_nothing_is_written(
+    start: Start, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    before = (
+        at_home(tmp_path)
+        if flags
+        else f"import os; os.environ['XDG_CACHE_HOME'] = {str(tmp_path)!r}"
+    )
     server = start("tiny-hybrid", *flags, before=before)
     assert ask(server) == "none"
     assert server.stop() == 0
@@ -76,15 +94,28 @@ def test_a_given_directory_that_cannot_be_used_ends_the_start(command: str, tmp_
     flags = ["-m", f"{tmp_path}/missing.gguf", "--kv-cache-dir", path]
     port = ["--port", "0"] if command == "serve" else ["-p", "x"]
     done = pyctl(command, *flags, *port)
-    assert (done.returncode, done.stderr) == (2, f"pyctl: error: cannot use --kv-cache-dir {path}: File exists\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"pyctl: error: cannot use --kv-cache-dir {path}: File exists\n",
+    )
 
 
 @pytest.mark.parametrize("command", ["serve", "chat"])
 def test_a_store_without_its_package_ends_the_start(command: str, tmp_path: Path) -> None:
     """Before the model is looked for, too."""
-    flags = ["-m", f"{tmp_path}/missing.gguf", "--kv-cache-dir", str(tmp_path), "--kv-store", "memory://"]
+    flags = [
+        "-m",
+        f"{tmp_path}/missing.gguf",
+        "--kv-cache-dir",
+        str(tmp_path),
+        "--kv-store",
+        "memory://",
+    ]
     port = ["--port", "0"] if command == "serve" else ["-p", "x"]
-    program = "import runpy, sys; sys.modules['obstore'] = None; runpy.run_module('pyctl', run_name='__main__')"
+    program = (
+        "import runpy, sys; sys.modules['obstore'] = None; runpy.run_module('pyctl', "
+        "run_name='__main__')"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program, command, *flags, *port],
         env=clean_environment(),
@@ -93,4 +124,7 @@ def test_a_store_without_its_package_ends_the_start(command: str, tmp_path: Path
         check=False,
     )
     hint = install_command("obstore>=0.9")
-    assert (done.returncode, done.stderr) == (2, f"pyctl: error: --kv-store needs obstore: {hint}\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"pyctl: error: --kv-store needs obstore: {hint}\n",
+    )

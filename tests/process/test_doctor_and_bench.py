@@ -1,4 +1,6 @@
-"""`pyctl doctor` on the machine of the test, and `pyctl bench` on the built-in model, as small as it gets."""
+"""`pyctl doctor` on the machine of the test, and `pyctl bench` on the built-in model, as small as
+it gets.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,20 @@ from pyctl.measure.server_process import clean_environment
 from pyctl.models import builtin_model
 from tests.waiting import until
 
-SMALL = ("--depths", "300", "600", "--quick", "-t", "1", "-c", "4096", "-np", "1", "--spec-type", "ngram-simple")
+SMALL = (
+    "--depths",
+    "300",
+    "600",
+    "--quick",
+    "-t",
+    "1",
+    "-c",
+    "4096",
+    "-np",
+    "1",
+    "--spec-type",
+    "ngram-simple",
+)
 """Drafts that no head makes save a start."""
 
 
@@ -30,7 +45,9 @@ def test_doctor_makes_every_check_and_sees_a_model_that_is_cut_off(tmp_path: Pat
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(builtin_model().read_bytes()[:5_000_000])
     arguments = command("doctor", "--json", "-m", str(cut), "-c", "4096")
-    done = subprocess.run(arguments, capture_output=True, text=True, env=environment(tmp_path), timeout=60)
+    done = subprocess.run(
+        arguments, capture_output=True, text=True, env=environment(tmp_path), timeout=60
+    )
     assert done.returncode == 1, done.stderr
     found = json.loads(done.stdout)
     made = {*found["fine"], *found["absent"], *(finding["check"] for finding in found["findings"])}
@@ -40,7 +57,9 @@ def test_doctor_makes_every_check_and_sees_a_model_that_is_cut_off(tmp_path: Pat
     assert model["level"] == "wrong"
     assert model["text"] == "cut.gguf is cut off: 5,000,000 bytes of 8,922,624"
     cut.write_bytes(b"<!DOCTYPE html>" * 100)
-    done = subprocess.run(arguments, capture_output=True, text=True, env=environment(tmp_path), timeout=60)
+    done = subprocess.run(
+        arguments, capture_output=True, text=True, env=environment(tmp_path), timeout=60
+    )
     (model,) = (finding for finding in json.loads(done.stdout)["findings"])
     assert (model["text"], done.stderr) == (f"{cut} is not a GGUF file", "")
 
@@ -48,12 +67,19 @@ def test_doctor_makes_every_check_and_sees_a_model_that_is_cut_off(tmp_path: Pat
 def test_bench_measures_and_leaves_nothing_behind(tmp_path: Path) -> None:
     user, home = tmp_path / "kv", tmp_path / "home"
     arguments = command("bench", *SMALL, "--json", "--kv-cache-dir", str(user), "--port", "1")
-    done = subprocess.run(arguments, capture_output=True, text=True, env=environment(home), timeout=240)
+    done = subprocess.run(
+        arguments, capture_output=True, text=True, env=environment(home), timeout=240
+    )
     assert done.returncode == 0, done.stderr
     records = json.loads(done.stdout)["records"]
-    sources = {record["way"]: record["source"] for record in records if record["kind"] == "first token"}
+    sources = {
+        record["way"]: record["source"] for record in records if record["kind"] == "first token"
+    }
     assert sources["cold"] == "none"
-    assert sources["from RAM"] in ("ram", "live")  # live where a pause was long enough to make the next turn ready
+    assert sources["from RAM"] in (
+        "ram",
+        "live",
+    )  # live where a pause was long enough to make the next turn ready
     assert sources["from disk, restarted"] == "disk"
     exact = [record for record in records if record["kind"] == "exact"]
     assert len(exact) == 3
@@ -63,7 +89,9 @@ def test_bench_measures_and_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_memory_before_a_prompt_is_no_figure(tmp_path: Path) -> None:
     """And a file to send names the card, and no directory of the user's."""
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho NVIDIA GeForce RTX 3090, 16, 16, 4, 4, 500\n")
+    (tmp_path / "nvidia-smi").write_text(
+        "#!/bin/sh\necho NVIDIA GeForce RTX 3090, 16, 16, 4, 4, 500\n"
+    )
     (tmp_path / "nvidia-smi").chmod(0o755)
     arguments = command("bench", *SMALL, "--budget", "0.001", "--json")
     home = environment(tmp_path / "home") | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
@@ -71,12 +99,17 @@ def test_memory_before_a_prompt_is_no_figure(tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     kinds = {record["kind"] for record in found["records"]}
     assert (done.returncode, "skipped" in kinds, "memory" in kinds) == (0, True, False)
-    assert (found["cards"], found["flags"][:2]) == (["NVIDIA GeForce RTX 3090"], ["-m", "builtin.gguf"])
+    assert (found["cards"], found["flags"][:2]) == (
+        ["NVIDIA GeForce RTX 3090"],
+        ["-m", "builtin.gguf"],
+    )
 
 
 def test_a_bench_whose_server_does_not_start_says_why(tmp_path: Path) -> None:
     arguments = command("bench", "--quick", "-c", "2000000000")
-    done = subprocess.run(arguments, capture_output=True, text=True, env=environment(tmp_path), timeout=60)
+    done = subprocess.run(
+        arguments, capture_output=True, text=True, env=environment(tmp_path), timeout=60
+    )
     assert done.returncode == 1
     assert "\nfailed                  pyctl: " in done.stdout
     assert "Traceback" not in done.stderr
@@ -84,9 +117,13 @@ def test_a_bench_whose_server_does_not_start_says_why(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_ends_the_servers_and_removes_the_files(tmp_path: Path) -> None:
-    process = subprocess.Popen(command("bench", *SMALL), env=environment(tmp_path), stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command("bench", *SMALL), env=environment(tmp_path), stderr=subprocess.PIPE, text=True
+    )
     assert process.stderr is not None
-    until(lambda: "is ready" in (process.stderr or sys.stdin).readline() or process.poll() is not None)
+    until(
+        lambda: "is ready" in (process.stderr or sys.stdin).readline() or process.poll() is not None
+    )
     (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     assert any(tmp_path.iterdir())
     process.send_signal(signal.SIGTERM)

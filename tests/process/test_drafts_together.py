@@ -1,4 +1,6 @@
-"""All sources of drafts at once, behind a real server: many clients, grammars, stops, probabilities, and a restart."""
+"""All sources of drafts at once, behind a real server: many clients, grammars, stops,
+probabilities, and a restart.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,14 @@ TEXT = "def area(x):\n    return width(x) * height(x)\n\n"
 
 
 def ask(server: Server, prompt: str, n: int = 60, **fields: Any) -> dict[str, Any]:
-    body = {"prompt": prompt, "n_predict": n, "temperature": 0, "ignore_eos": True, "return_tokens": True, **fields}
+    body = {
+        "prompt": prompt,
+        "n_predict": n,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_tokens": True,
+        **fields,
+    }
     response = httpx.post(f"{server.url}/completion", json=body, timeout=120)
     assert response.status_code == 200, response.text
     return dict(response.json())
@@ -36,7 +45,18 @@ def test_clients_side_by_side_get_what_they_asked_for(
     start: Callable[..., Server], name: str, flags: list[str]
 ) -> None:
     """Four sequences and too few cells, each reply with limits of its own."""
-    server = start(name, "--spec-type", ALL, "--spec-ngram-simple-size-n", "2", "-np", "4", "-c", "2048", *flags)
+    server = start(
+        name,
+        "--spec-type",
+        ALL,
+        "--spec-ngram-simple-size-n",
+        "2",
+        "-np",
+        "4",
+        "-c",
+        "2048",
+        *flags,
+    )
     whole = ask(server, TEXT * 4, 90)["content"]
     word = whole[30:33]
 
@@ -85,11 +105,21 @@ def test_a_small_model_drafts_beside_the_others(
     start: Callable[..., Server], model_path: Callable[[str], Path], small: str
 ) -> None:
     """For four at once, with too few cells for all."""
-    flags = ["--spec-type", "ngram-simple,cache,draft-simple", "-md", str(model_path(small)), "--exact", "-np", "4"]
+    flags = [
+        "--spec-type",
+        "ngram-simple,cache,draft-simple",
+        "-md",
+        str(model_path(small)),
+        "--exact",
+        "-np",
+        "4",
+    ]
     server = start("tiny-hybrid", *flags, "-c", "2048")
     alone = ask(server, TEXT * 8, 150, cache_prompt=False)
     with ThreadPoolExecutor(8) as pool:
-        replies = list(pool.map(lambda i: ask(server, TEXT * (3 + i % 5) + str(i % 3), 250), range(16)))
+        replies = list(
+            pool.map(lambda i: ask(server, TEXT * (3 + i % 5) + str(i % 3), 250), range(16))
+        )
     assert all(len(reply["tokens"]) == 250 for reply in replies)
     again = ask(server, TEXT * 8, 150, cache_prompt=False)
     assert again["tokens"] == alone["tokens"]

@@ -1,4 +1,6 @@
-"""Shutdown of a real process: in a long batch, by a second signal, and when its engine fails or hangs."""
+"""Shutdown of a real process: in a long batch, by a second signal, and when its engine fails or
+hangs.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def until_stopped(self, batch):
 
 LlamaBackend._decode = until_stopped
 """
-"""Makes a long batch last until it is interrupted, so that the speed of the machine does not matter."""
+"""Makes a long batch last until it is interrupted, so that the speed of the machine does not
+matter.
+"""
 
 DEAF = ENDLESS + "library.EvaluationControl.interrupt = lambda self: None"
 """As ENDLESS, and interrupts have no effect."""
@@ -80,7 +84,9 @@ def in_a_long_batch(server: Server) -> Iterator[list[str]]:
 LARGE = ("-c", "16384", "-ub", "12288", "-b", "12288")
 
 
-def test_sigterm_in_a_long_batch_stops_it_and_keeps_the_other_conversations(start: Start, tmp_path: Path) -> None:
+def test_sigterm_in_a_long_batch_stops_it_and_keeps_the_other_conversations(
+    start: Start, tmp_path: Path
+) -> None:
     flags = (*LARGE, "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "auto")
     server = start("tiny-hybrid", *flags, before=ENDLESS)
     first = asked(server, "What is in chapter one?")
@@ -114,7 +120,9 @@ llama_tokenizer.LlamaTokenizer.tokenize = told
 
 
 def test_sigterm_while_a_text_is_tokenised_is_an_end_like_any_other(start: Start) -> None:
-    """The client has left; its thread works on, in the vocabulary of a model that nothing must free."""
+    """The client has left; its thread works on, in the vocabulary of a model that nothing must
+    free.
+    """
     server = start("tiny-hybrid", before=TELLING)
     with contextlib.suppress(httpx.ReadTimeout):
         httpx.post(f"{server.url}/tokenize", json={"content": ["ab " * 300_000] * 20}, timeout=0.5)
@@ -132,7 +140,9 @@ def test_a_closed_terminal_loses_nothing(start: Start, tmp_path: Path) -> None:
     assert server.process.wait(60) == 0, server.log()
     said = server.log().splitlines()[-1]
     assert re.search(r" stopped, (1 prefix|[2-9] prefixes) saved$", said), said
-    again = start("tiny-hybrid", *flags, before="import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)")
+    again = start(
+        "tiny-hybrid", *flags, before="import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+    )
     assert asked(again, "What is in chapter one?")["source"] == "disk"
     again.process.send_signal(signal.SIGHUP)  # ignored, as below nohup
     assert asked(again, "What is in chapter two?")["cache_n"] > 0
@@ -142,13 +152,34 @@ def test_a_closed_terminal_loses_nothing(start: Start, tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
 def test_a_chat_that_is_ended_writes_its_cache(tmp_path: Path, number: signal.Signals) -> None:
     directory = tmp_path / "cache"
-    flags = ("-c", "2048", "--temp", "0", "--kv-cache-dir", str(directory), "--kv-cache-min-tokens", "16")
-    command = [sys.executable, "-m", "pyctl", "chat", "--lines", *flags, "--disk-prefix-cache", "full"]
+    flags = (
+        "-c",
+        "2048",
+        "--temp",
+        "0",
+        "--kv-cache-dir",
+        str(directory),
+        "--kv-cache-min-tokens",
+        "16",
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "pyctl",
+        "chat",
+        "--lines",
+        *flags,
+        "--disk-prefix-cache",
+        "full",
+    ]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, **pipes, env=clean_environment()) as chat:
         assert chat.stdin is not None
         assert chat.stdout is not None
-        for line in (b"My cat is called Miro, and my dog is called Bella. " * 12, b"What is my cat called?"):
+        for line in (
+            b"My cat is called Miro, and my dog is called Bella. " * 12,
+            b"What is my cat called?",
+        ):
             chat.stdin.write(line + b"\n")
             chat.stdin.flush()
             assert chat.stdout.readline().strip()
@@ -196,7 +227,9 @@ def stream(server: Server) -> str:
     return httpx.post(f"{server.url}/completion", json=body, timeout=60).text
 
 
-@pytest.mark.parametrize("fault", ["raise SystemExit('lost')", "time.sleep(3600)"], ids=["its thread ends", "it hangs"])
+@pytest.mark.parametrize(
+    "fault", ["raise SystemExit('lost')", "time.sleep(3600)"], ids=["its thread ends", "it hangs"]
+)
 def test_lost_engine_ends_streams_with_an_error_and_exit_code_1(start: Start, fault: str) -> None:
     server = start("tiny-hybrid", "--stall-timeout", "3", before=FAULTY.format(fault=fault))
     text = stream(server)
@@ -224,14 +257,19 @@ LlamaBackend.decode = full
 """A later token ends as in ggml's CUDA backend when its pool cannot grow."""
 
 
-def test_a_gpu_without_memory_ends_the_server_with_the_cache_on_disk(start: Start, tmp_path: Path) -> None:
+def test_a_gpu_without_memory_ends_the_server_with_the_cache_on_disk(
+    start: Start, tmp_path: Path
+) -> None:
     flags = "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "spill"
     server = start("tiny-hybrid", *flags, before=FULL)
     asked(server, "What is in chapter one?")
     assert n_on_disk(server) == 0, "all is written in the end"
     assert "CUDA error: out of memory" in stream(server)
     assert server.process.wait(60) == 1, server.log()
-    assert "critical: the server exits: llama.cpp has failed: CUDA error: out of memory\n" in server.log()
+    assert (
+        "critical: the server exits: llama.cpp has failed: CUDA error: out of memory\n"
+        in server.log()
+    )
     server = start("tiny-hybrid", *flags)
     assert asked(server, "What is in chapter one?")["source"] == "disk"
     assert server.stop() == 0
@@ -250,15 +288,28 @@ import runpy; runpy.run_module("pyctl")
 
 
 def test_a_gpu_without_memory_at_the_start_is_told(model_path: Callable[[str], Path]) -> None:
-    command = [sys.executable, "-c", AT_THE_START, "serve", "-m", str(model_path("tiny-dense")), "--port", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), timeout=60)
+    command = [
+        sys.executable,
+        "-c",
+        AT_THE_START,
+        "serve",
+        "-m",
+        str(model_path("tiny-dense")),
+        "--port",
+        "0",
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=clean_environment(), timeout=60
+    )
     assert done.returncode == 1, done.stderr
     assert "critical: the program ends: llama.cpp has failed: " in done.stderr
     assert "CUDA error: out of memory" in done.stderr
 
 
 def test_what_cannot_be_written_is_told_by_the_exit_code(start: Start, tmp_path: Path) -> None:
-    server = start("tiny-hybrid", "--kv-cache-dir", str(tmp_path / "cache"), "--disk-prefix-cache", "auto")
+    server = start(
+        "tiny-hybrid", "--kv-cache-dir", str(tmp_path / "cache"), "--disk-prefix-cache", "auto"
+    )
     asked(server, "What is in chapter one?")
     # The directory goes away, and a file takes its place: nothing can be written there.
     for path in (tmp_path / "cache").iterdir():

@@ -1,4 +1,6 @@
-"""With --exact a reply depends on its request alone: four clients at once get the replies of a cold, idle server."""
+"""With --exact a reply depends on its request alone: four clients at once get the replies of a
+cold, idle server.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,14 @@ Messages = list[dict[str, str]]
 
 def ask(server: Server, messages: Messages, **fields: Any) -> dict[str, Any]:
     """The whole answer, with the log-probability of each token."""
-    body = {"messages": messages, "max_tokens": 24, "temperature": 0, "logprobs": True, "top_logprobs": 2, **fields}
+    body = {
+        "messages": messages,
+        "max_tokens": 24,
+        "temperature": 0,
+        "logprobs": True,
+        "top_logprobs": 2,
+        **fields,
+    }
     response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=300)
     response.raise_for_status()
     answer: dict[str, Any] = response.json()
@@ -39,7 +48,9 @@ def talk(server: Server, number: int) -> list[tuple[Messages, dict[str, Any]]]:
         messages.append({"role": "user", "content": text})
         answer = ask(server, messages)
         found.append((list(messages), answer))
-        messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+        messages.append(
+            {"role": "assistant", "content": answer["choices"][0]["message"]["content"]}
+        )
     return found
 
 
@@ -66,14 +77,30 @@ def test_four_clients_at_once_get_the_bits_of_a_cold_server(start: Callable[...,
 def test_a_client_that_waits_sees_its_place(start: Callable[..., Server]) -> None:
     server = start("tiny-hybrid", "--exact", "-np", "1")
     url = f"{server.url}/v1/chat/completions"
-    long = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 500, "ignore_eos": True, "stream": True}
-    short = {"messages": [{"role": "user", "content": "b"}], "max_tokens": 2, "stream": True, "return_progress": True}
+    long = {
+        "messages": [{"role": "user", "content": "a"}],
+        "max_tokens": 500,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    short = {
+        "messages": [{"role": "user", "content": "b"}],
+        "max_tokens": 2,
+        "stream": True,
+        "return_progress": True,
+    }
     with httpx.stream("POST", url, json=long, timeout=300) as first:
         events = events_of(first)  # kept: a stream whose reader goes is closed
         next(event for event in events if event["choices"][0]["delta"].get("content"))
         with httpx.stream("POST", url, json=short, timeout=300) as second:
-            shown = [event["prompt_progress"] for event in events_of(second) if "prompt_progress" in event]
-        with httpx.stream("POST", url, json={**short, "return_progress": False}, timeout=300) as third:
+            shown = [
+                event["prompt_progress"]
+                for event in events_of(second)
+                if "prompt_progress" in event
+            ]
+        with httpx.stream(
+            "POST", url, json={**short, "return_progress": False}, timeout=300
+        ) as third:
             assert third.headers["x-pyctl-cache"], "it begins when the cache's part is known"
     assert shown[0]["waiting"] == 1
     assert "waiting" not in shown[-1]

@@ -12,14 +12,26 @@ import pytest
 from tests.process.conftest import Server
 
 ID = 1234567890123456789
-SCHEMA = {"type": "object", "properties": {"id": {"enum": [ID]}}, "required": ["id"], "additionalProperties": False}
+SCHEMA = {
+    "type": "object",
+    "properties": {"id": {"enum": [ID]}},
+    "required": ["id"],
+    "additionalProperties": False,
+}
 HI = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "open", "parameters": SCHEMA}}
 BOUND = {"type": "json_schema", "json_schema": {"name": "id", "schema": SCHEMA}}
-ANTHROPIC = {"tools": [{"name": "open", "input_schema": SCHEMA}], "tool_choice": {"type": "tool", "name": "open"}}
+ANTHROPIC = {
+    "tools": [{"name": "open", "input_schema": SCHEMA}],
+    "tool_choice": {"type": "tool", "name": "open"},
+}
 
 REQUESTS: dict[str, tuple[str, dict[str, Any], Callable[[Any], Any]]] = {
-    "completion": ("/completion", {"prompt": "hi", "json_schema": SCHEMA}, lambda reply: reply["content"]),
+    "completion": (
+        "/completion",
+        {"prompt": "hi", "json_schema": SCHEMA},
+        lambda reply: reply["content"],
+    ),
     "chat": (
         "/v1/chat/completions",
         {"messages": HI, "response_format": BOUND},
@@ -32,7 +44,10 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], Callable[[Any], Any]]] = {
     ),
     "responses": (
         "/v1/responses",
-        {"input": "hi", "text": {"format": {"type": "json_schema", "name": "id", "schema": SCHEMA}}},
+        {
+            "input": "hi",
+            "text": {"format": {"type": "json_schema", "name": "id", "schema": SCHEMA}},
+        },
         lambda reply: reply["output"][-1]["content"][0]["text"],
     ),
     "messages": (

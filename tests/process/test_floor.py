@@ -31,9 +31,12 @@ def broken(directory: Path) -> str:
 
 
 def crashing(directory: Path) -> str:
-    """All checks of the import pass, as with a library whose structs have grown: llama.cpp returns other things than
-    the extension expects."""
-    return doctored(directory, lambda content: content.replace(b"\0llama_get_model\0", b"\0llama_n_seq_max\0"))
+    """All checks of the import pass, as with a library whose structs have grown: llama.cpp returns
+    other things than the extension expects.
+    """
+    return doctored(
+        directory, lambda content: content.replace(b"\0llama_get_model\0", b"\0llama_n_seq_max\0")
+    )
 
 
 def losing_tokens(directory: Path) -> str:
@@ -80,7 +83,13 @@ def test_it_says_what_is_lost_and_serves_exactly(
 ) -> None:
     before, replies, sources = misfit(tmp_path), list[str](), list[str]()
     for directory in ("kv", "kv", "none"):
-        flags = ("--exact", "--kv-cache-dir", str(tmp_path / directory), "--disk-prefix-cache", "full")
+        flags = (
+            "--exact",
+            "--kv-cache-dir",
+            str(tmp_path / directory),
+            "--disk-prefix-cache",
+            "full",
+        )
         server = start("tiny-hybrid", *flags, before=before)
         is_by_class = misfit is losing_tokens  # some classes of memory pass their trial
         start_of_line = "without rows of " if is_by_class else "without the extension ("
@@ -88,7 +97,12 @@ def test_it_says_what_is_lost_and_serves_exactly(
         assert REASONS[misfit] in line
         assert ("whole sequences are saved" if is_by_class else "one request at a time") in line
         for user in (FIRST, SECOND):
-            body = {"messages": [SYSTEM, user], "max_tokens": 12, "temperature": 0, "cache_prompt": directory == "kv"}
+            body = {
+                "messages": [SYSTEM, user],
+                "max_tokens": 12,
+                "temperature": 0,
+                "cache_prompt": directory == "kv",
+            }
             response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
             replies.append(response.json()["choices"][0]["message"]["content"])
             sources.append(source_of(response))
@@ -103,11 +117,16 @@ def test_files_are_not_those_of_the_extension(start: Callable[..., Server], tmp_
     body, sources = {"messages": [SYSTEM, FIRST], "max_tokens": 1, "temperature": 0}, []
     for more in ((), ("--no-extension",), (), ("--no-extension",)):
         server = start("tiny-moe", *flags, *more)
-        sources.append(source_of(httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)))
+        sources.append(
+            source_of(httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60))
+        )
         assert server.stop() == 0
     assert sources == ["none", "none", "disk", "disk"]
 
 
 def test_the_version_says_so() -> None:
     assert "without the extension" not in run("--version").stdout
-    assert "\nwithout the extension (--no-extension): " in run("--version", PYCTL_EXTENSION="off").stdout
+    assert (
+        "\nwithout the extension (--no-extension): "
+        in run("--version", PYCTL_EXTENSION="off").stdout
+    )

@@ -1,4 +1,6 @@
-"""Bound replies, several replies, probabilities and reasoning budgets, over the network from a real model."""
+"""Bound replies, several replies, probabilities and reasoning budgets, over the network from a real
+model.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +49,13 @@ def chat(server: Server, **fields: Any) -> Any:
 
 
 def test_structured_output_behind_reasoning(server: Server) -> None:
-    form = {"type": "json_schema", "json_schema": {"name": "weather", "schema": SCHEMA, "strict": True}}
-    (choice,) = chat(server, response_format=form, reasoning_budget_tokens=8, max_tokens=200, seed=1)["choices"]
+    form = {
+        "type": "json_schema",
+        "json_schema": {"name": "weather", "schema": SCHEMA, "strict": True},
+    }
+    (choice,) = chat(
+        server, response_format=form, reasoning_budget_tokens=8, max_tokens=200, seed=1
+    )["choices"]
     assert choice["finish_reason"] == "stop"
     assert choice["message"]["reasoning_content"]
     jsonschema.validate(json.loads(choice["message"]["content"]), SCHEMA)
@@ -60,7 +67,9 @@ def test_structured_output_behind_reasoning(server: Server) -> None:
 def test_a_budget_ends_the_reasoning(server: Server, budget: int) -> None:
     fields = {"max_tokens": 30, "seed": 2, "ignore_eos": True, "cache_prompt": False}
     free = chat(server, **fields)["choices"][0]["message"]
-    bound = chat(server, **fields, reasoning_budget_tokens=budget, reasoning_budget_message="Now:")["choices"][0]
+    bound = chat(server, **fields, reasoning_budget_tokens=budget, reasoning_budget_message="Now:")[
+        "choices"
+    ][0]
     assert free["content"] == "", "it never stops to think"
     assert bound["message"]["content"]
     thought = bound["message"]["reasoning_content"].rstrip()
@@ -69,6 +78,8 @@ def test_a_budget_ends_the_reasoning(server: Server, budget: int) -> None:
 
 
 def test_filling_a_gap(server: Server) -> None:
-    body = post(server, "/infill", input_prefix="def f(", input_suffix="):", n_predict=4, ignore_eos=True)
+    body = post(
+        server, "/infill", input_prefix="def f(", input_suffix="):", n_predict=4, ignore_eos=True
+    )
     assert body["tokens_predicted"] == 4
     assert body["prompt"].endswith("<|fim_prefix|>def f(<|fim_suffix|>):<|fim_middle|>")

@@ -16,7 +16,18 @@ from tests.unit.test_pdf_file import pdf, says
 
 PYCTL = str(Path(sys.executable).with_name("pyctl"))
 
-MODULES = ("resource", "json", "markdown_it", "pypdf", "base64", "linecache", "runpy", "pip", "venv", "sitecustomize")
+MODULES = (
+    "resource",
+    "json",
+    "markdown_it",
+    "pypdf",
+    "base64",
+    "linecache",
+    "runpy",
+    "pip",
+    "venv",
+    "sitecustomize",
+)
 
 
 @pytest.fixture
@@ -32,7 +43,9 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], lis
 
 def test_a_server_runs_nothing_of_it(hostile: Callable[[], list[str]]) -> None:
     with ServerProcess((PYCTL, "serve", "-c", "1024", "-t", "1"), Path("log")) as server:
-        html = httpx.post(f"{server.url}/page/markdown", json={"texts": ["**bold**"]}).json()["html"]
+        html = httpx.post(f"{server.url}/page/markdown", json={"texts": ["**bold**"]}).json()[
+            "html"
+        ]
         assert (html, hostile()) == (["<p><strong>bold</strong></p>\n"], [])
         text = httpx.post(f"{server.url}/page/pdf", content=pdf(says("A lamp"))).json()["text"]
     assert (text, hostile()) == ("A lamp", [])
@@ -41,15 +54,22 @@ def test_a_server_runs_nothing_of_it(hostile: Callable[[], list[str]]) -> None:
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("bench --quick --depths 64 --budget 1 -t 1 -c 4096 --spec-type none", "pyctl is ready after"),
+        (
+            "bench --quick --depths 64 --budget 1 -t 1 -c 4096 --spec-type none",
+            "pyctl is ready after",
+        ),
         ("setup --cpu --yes", "pip could not fetch the source"),
     ],
 )
-def test_a_command_runs_nothing_of_it(hostile: Callable[[], list[str]], command: str, words: str) -> None:
+def test_a_command_runs_nothing_of_it(
+    hostile: Callable[[], list[str]], command: str, words: str
+) -> None:
     homes = {"XDG_CACHE_HOME": os.path.abspath("cache"), "XDG_DATA_HOME": os.path.abspath("data")}
     environment = {**clean_environment(), **homes, "PIP_NO_INDEX": "1"}
     arguments = [PYCTL, *command.split()]
-    done = subprocess.run(arguments, capture_output=True, text=True, env=environment, timeout=120, check=False)
+    done = subprocess.run(
+        arguments, capture_output=True, text=True, env=environment, timeout=120, check=False
+    )
     assert words in done.stdout + done.stderr
     assert hostile() == []
 
@@ -59,7 +79,9 @@ def test_a_child_has_the_packages_of_its_parent(hostile: Callable[[], list[str]]
     for package in (Path("given", "package_given"), Path("added", "package_added")):
         package.mkdir(parents=True)
         (package / "__init__.py").touch()
-    Path("added/package_added/child.py").write_text("import package_given, pyctl.text, sys; print(sys.argv[1:])")
+    Path("added/package_added/child.py").write_text(
+        "import package_given, pyctl.text, sys; print(sys.argv[1:])"
+    )
     Path("added/parent.py").write_text(
         "import subprocess; from pyctl.module_command import module_command\n"
         "subprocess.run([*module_command('package_added.child'), 'a b', '-m'])"

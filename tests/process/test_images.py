@@ -54,7 +54,9 @@ def server(start: Start, flags: list[str]) -> Server:
 
 
 def ask(server: Server, *messages: dict[str, Any], **fields: Any) -> httpx.Response:
-    response = httpx.post(f"{server.url}/v1/chat/completions", json=asked(*messages, **fields), timeout=60)
+    response = httpx.post(
+        f"{server.url}/v1/chat/completions", json=asked(*messages, **fields), timeout=60
+    )
     assert response.status_code == 200, response.text
     return response
 
@@ -91,18 +93,39 @@ def test_a_broken_image_is_refused_before_a_stream_begins(server: Server) -> Non
         body = asked(shown("x", PNG, data), stream=True)
         response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
         assert response.status_code == 400, response.text[:300]
-        assert response.json()["error"]["message"].startswith("messages[1].content[1]: the "), response.text
+        assert response.json()["error"]["message"].startswith("messages[1].content[1]: the "), (
+            response.text
+        )
     assert said(ask(server, shown("What is this?", PNG))) == before
     assert "ERROR" not in server.log()
 
 
-def test_a_chat_at_the_terminal(tiny_mmproj: Path, model_path: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_chat_at_the_terminal(
+    tiny_mmproj: Path, model_path: Callable[[str], Path], tmp_path: Path
+) -> None:
     (tmp_path / "a.png").write_bytes(PNG)
     saved = tmp_path / "chat.json"
     model = ["-m", str(model_path("tiny-hybrid")), "--mmproj", str(tiny_mmproj)]
-    command = [sys.executable, "-m", "pyctl", "chat", *model, "-t", "1", "-c", "2048", "-n", "6", "--lines"]
+    command = [
+        sys.executable,
+        "-m",
+        "pyctl",
+        "chat",
+        *model,
+        "-t",
+        "1",
+        "-c",
+        "2048",
+        "-n",
+        "6",
+        "--lines",
+    ]
     lines = f"/image {tmp_path / 'a.png'}\nWhat is this?\nAnd?\n/save {saved}\n"
-    done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=60, env=clean_environment())
+    done = subprocess.run(
+        command, input=lines, capture_output=True, text=True, timeout=60, env=clean_environment()
+    )
     assert done.returncode == 0, done.stderr
     messages = json.loads(saved.read_text())["messages"]
-    assert [len(each["content"]) if isinstance(each["content"], list) else 0 for each in messages] == [2, 0, 0, 0]
+    assert [
+        len(each["content"]) if isinstance(each["content"], list) else 0 for each in messages
+    ] == [2, 0, 0, 0]

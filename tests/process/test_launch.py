@@ -56,15 +56,30 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return clean_environment() | more
 
 
-def launched(environment: dict[str, str], *words: str, program: str = "claude") -> subprocess.Popen[str]:
+def launched(
+    environment: dict[str, str], *words: str, program: str = "claude"
+) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "pyctl", "launch", program, *words]
-    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    return subprocess.Popen(
+        command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
 
 
 def test_a_server_lives_as_long_as_the_program_and_the_next_one_resumes(
     environment: dict[str, str], model_path: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    flags = ["-m", str(model_path("tiny-hybrid")), "-c", "8192", "-t", "1", "--port", "0", "--api-key", "sesame"]
+    flags = [
+        "-m",
+        str(model_path("tiny-hybrid")),
+        "-c",
+        "8192",
+        "-t",
+        "1",
+        "--port",
+        "0",
+        "--api-key",
+        "sesame",
+    ]
     flags += ["--kv-cache-dir", str(tmp_path / "kv"), "--", "--go", "on"]
     sources = []
     for messages in (FACTS, [*FACTS, {"role": "assistant", "content": "Yes."}, *FACTS[:1]]):
@@ -82,7 +97,10 @@ def test_a_server_lives_as_long_as_the_program_and_the_next_one_resumes(
         with pytest.raises(httpx.ConnectError):
             httpx.get(seen["environment"]["ANTHROPIC_BASE_URL"] + "/health", trust_env=False)
         assert "8,192 tokens of context" in said
-        assert "first prompt has 10,000 to 40,000 tokens and may take minutes; its progress: tail -f /" in said
+        assert (
+            "first prompt has 10,000 to 40,000 tokens and may take minutes; its progress: tail -f /"
+            in said
+        )
     assert sources == ["source=none", "source=disk"]
 
 
@@ -93,7 +111,9 @@ def test_signals_are_for_the_program_and_a_server_that_runs_goes_on(
     environment["MESSAGES"] = "[]"
     with launched(environment, "--url", server.url) as process:
         until(Path(environment["RECORD"]).exists)
-        process.send_signal(signal.SIGINT)  # the terminal sends it to the program, which here has none
+        process.send_signal(
+            signal.SIGINT
+        )  # the terminal sends it to the program, which here has none
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 9
     assert httpx.get(f"{server.url}/health", trust_env=False).status_code == 200
@@ -111,10 +131,17 @@ def test_a_server_that_does_not_start(environment: dict[str, str], tmp_path: Pat
 
 
 def test_the_health_check_of_the_image(start: Callable[..., Server]) -> None:
-    (check,) = (each for each in stages(CONTAINERFILE.read_text())[-1] if each.name == "HEALTHCHECK")
+    (check,) = (
+        each for each in stages(CONTAINERFILE.read_text())[-1] if each.name == "HEALTHCHECK"
+    )
     server = start("tiny-hybrid")
     _, *arguments = [word.replace("http://127.0.0.1:8080", server.url) for word in words_of(check)]
     command = [sys.executable, *arguments]
     assert subprocess.run(command, timeout=60, env=clean_environment()).returncode == 0
     server.stop()
-    assert subprocess.run(command, timeout=60, env=clean_environment(), stderr=subprocess.DEVNULL).returncode != 0
+    assert (
+        subprocess.run(
+            command, timeout=60, env=clean_environment(), stderr=subprocess.DEVNULL
+        ).returncode
+        != 0
+    )

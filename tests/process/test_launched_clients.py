@@ -1,7 +1,8 @@
-"""Real programs through `pyctl launch`: a turn, a restart of everything, and a turn that resumes from disk.
+"""Real programs through `pyctl launch`: a turn, a restart of everything, and a turn that resumes
+from disk.
 
-`make clients` installs the programs. The model is tiny and of random weights, with the words of the built-in one; a
-grammar is its only reply.
+`make clients` installs the programs. The model is tiny and of random weights, with the words of the
+built-in one; a grammar is its only reply.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ SECONDS = 270
 """For one turn, in which a program evaluates up to 40,000 tokens."""
 
 SLACK = 64
-"""Tokens that may be evaluated again where a prompt goes on: a header, and tokens that join differently at a seam."""
+"""Tokens that may be evaluated again where a prompt goes on: a header, and tokens that join
+differently at a seam.
+"""
 
 QUIET = {
     "TZ": "UTC",
@@ -46,7 +49,9 @@ QUIET = {
 }
 """What keeps programs from asking other servers."""
 
-REQUEST = re.compile(r"^[\d:]{8} (?:messages|responses|chat) +(\d+) tokens +(\d+) (from disk|\w+)", re.MULTILINE)
+REQUEST = re.compile(
+    r"^[\d:]{8} (?:messages|responses|chat) +(\d+) tokens +(\d+) (from disk|\w+)", re.MULTILINE
+)
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,11 @@ def words_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As fast as a model can be at 40,000 tokens: one recurrent layer, one of attention."""
     path, vocab = tmp_path_factory.mktemp("models") / "words.gguf", read_vocab(builtin_model())
     n_tokens = (len(vocab.tokens) // 64 + 2) * 64
-    write_model(path, replace(TINY_HYBRID, num_layers=2, attention_interval=2, vocab_size=n_tokens), vocab=vocab)
+    write_model(
+        path,
+        replace(TINY_HYBRID, num_layers=2, attention_interval=2, vocab_size=n_tokens),
+        vocab=vocab,
+    )
     return path
 
 
@@ -71,7 +80,9 @@ def environment(tmp_path: Path) -> dict[str, str]:
     """A user's first day: no settings of any program."""
     places = os.pathsep.join(str(CLIENTS / place) for place in PLACES)
     home = {"HOME": str(tmp_path), "PATH": f"{places}{os.pathsep}{os.environ['PATH']}"}
-    kept = {name: value for name, value in clean_environment().items() if not name.startswith("XDG_")}
+    kept = {
+        name: value for name, value in clean_environment().items() if not name.startswith("XDG_")
+    }
     return kept | home | QUIET
 
 
@@ -79,7 +90,9 @@ def needs(program: str, environment: dict[str, str]) -> None:
     if shutil.which(program, path=environment["PATH"].partition(os.environ["PATH"])[0]) is None:
         pytest.skip(f"{program} is not installed; make clients installs it, with npm")
     if program == "qwen":
-        shown = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True).stdout
+        shown = subprocess.run(
+            ["node", "--version"], capture_output=True, text=True, check=True
+        ).stdout
         if int(shown.removeprefix("v").partition(".")[0]) < 20:
             pytest.skip(f"qwen needs Node.js 20, this is {shown.strip()}")
 
@@ -106,7 +119,8 @@ def take_turn(environment: dict[str, str], model: Path, program: str, *arguments
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{said}"
     assert "Noted." in done.stdout
     found = [
-        (int(n_prompt), int(n_cached), source) for n_prompt, n_cached, source in REQUEST.findall(said.replace(",", ""))
+        (int(n_prompt), int(n_cached), source)
+        for n_prompt, n_cached, source in REQUEST.findall(said.replace(",", ""))
     ]
     assert found, said
     from_disk = [n_cached for _, n_cached, source in found if source == "from disk"]
@@ -132,10 +146,14 @@ TURNS = {
 
 @pytest.mark.timeout(2 * SECONDS + 60)
 @pytest.mark.parametrize("program", TURNS)
-def test_a_session_goes_on_from_disk(program: str, environment: dict[str, str], words_model: Path) -> None:
+def test_a_session_goes_on_from_disk(
+    program: str, environment: dict[str, str], words_model: Path
+) -> None:
     needs(program, environment)
     day = None
-    while day != (day := datetime.now(timezone.utc).date()):  # once, unless midnight changes the date in a prompt
+    while day != (
+        day := datetime.now(timezone.utc).date()
+    ):  # once, unless midnight changes the date in a prompt
         before, after = (
             take_turn(environment, words_model, program, *words.split(), asked)
             for words, asked in zip(TURNS[program], ASKED, strict=True)

@@ -11,7 +11,11 @@ import pytest
 
 from tests.process.conftest import Server, package_copy
 
-BODY = {"messages": [{"role": "user", "content": "north gate, " * 40}], "max_tokens": 12, "temperature": 0}
+BODY = {
+    "messages": [{"role": "user", "content": "north gate, " * 40}],
+    "max_tokens": 12,
+    "temperature": 0,
+}
 
 FEATURES = {
     "drafts": (["--spec-type", "draft-mtp", "--metrics"], "draft model disabled"),
@@ -45,7 +49,12 @@ def of_another_library(native: Path) -> str:
 
 @pytest.mark.parametrize(
     ("misfit", "name"),
-    [(absent, "drafts"), (no_library, "pool"), (of_another_build, "pool"), (of_another_library, "drafts")],
+    [
+        (absent, "drafts"),
+        (no_library, "pool"),
+        (of_another_build, "pool"),
+        (of_another_library, "drafts"),
+    ],
 )
 def test_its_feature_is_off_and_the_model_is_served(
     misfit: Callable[[Path], str], name: str, start: Callable[..., Server], tmp_path: Path
@@ -56,7 +65,9 @@ def test_its_feature_is_off_and_the_model_is_served(
     reason, replies = misfit(native), []
     for before in ("", statements):
         server = start("tiny-hybrid-nextn", "--exact", *flags, before=before)
-        replies.append(httpx.post(f"{server.url}/v1/chat/completions", json=BODY, timeout=60).json()["choices"])
+        replies.append(
+            httpx.post(f"{server.url}/v1/chat/completions", json=BODY, timeout=60).json()["choices"]
+        )
         assert server.stop() == 0
     lost = [line for line in server.log().splitlines() if "without the extension" in line]
     assert len(lost) == 1

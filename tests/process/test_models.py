@@ -1,4 +1,6 @@
-"""Several models in one process: each answers as with a server of its own, and its cache outlives switches."""
+"""Several models in one process: each answers as with a server of its own, and its cache outlives
+switches.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,27 @@ NAMES = ("hybrid", "dense", "embed")
 
 
 def user(seed: object, n: int = 300) -> dict[str, str]:
-    return {"role": "user", "content": "".join(random.Random(str(seed)).choices("abcdefghij klmno", k=n))}
+    return {
+        "role": "user",
+        "content": "".join(random.Random(str(seed)).choices("abcdefghij klmno", k=n)),
+    }
 
 
 def post(server: Server, path: str, body: dict[str, Any]) -> httpx.Response:
     return httpx.post(server.url + path, json=body, timeout=120)
 
 
-def ask(server: Server, model: str, messages: list[dict[str, str]], **fields: Any) -> httpx.Response:
-    body = {"model": model, "messages": messages, "max_tokens": 8, "temperature": 0, "n_probs": 4, **fields}
+def ask(
+    server: Server, model: str, messages: list[dict[str, str]], **fields: Any
+) -> httpx.Response:
+    body = {
+        "model": model,
+        "messages": messages,
+        "max_tokens": 8,
+        "temperature": 0,
+        "n_probs": 4,
+        **fields,
+    }
     response = post(server, "/v1/chat/completions", body)
     assert response.status_code == 200, response.text
     return response
@@ -51,14 +65,21 @@ def states(server: Server) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def preset(model_path: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """preset(dense="stop-timeout = 1") -> a preset file with three models, and lines more in their sections."""
+def preset(
+    model_path: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Path]:
+    """preset(dense="stop-timeout = 1") -> a preset file with three models, and lines more in their
+    sections.
+    """
 
     def write(**more: str) -> Path:
         path = tmp_path_factory.mktemp("preset") / "models.ini"
         files = {"hybrid": "tiny-hybrid", "dense": "tiny-dense", "embed": "tiny-dense"}
         head = "version = 1\n[*]\nexact = true\nctk = f32\nctv = f32\nfa = off\n"
-        sections = [f"[{name}]\nmodel = {model_path(file)}\n{more.get(name, '')}\n" for name, file in files.items()]
+        sections = [
+            f"[{name}]\nmodel = {model_path(file)}\n{more.get(name, '')}\n"
+            for name, file in files.items()
+        ]
         path.write_text(head + "".join(sections))
         return path
 
@@ -79,7 +100,14 @@ def test_requests_for_all_models_at_once_are_all_answered(
     start: Callable[..., Server], preset: Callable[..., Path]
 ) -> None:
     for maximum in ("1", "2"):
-        flags = ["--models-preset", str(preset(embed=EMBED)), "--models-max", maximum, "--models-patience", "0.05"]
+        flags = [
+            "--models-preset",
+            str(preset(embed=EMBED)),
+            "--models-max",
+            maximum,
+            "--models-patience",
+            "0.05",
+        ]
         server = start("", *flags, "--cache-ram", "1")
 
         def one(number: int, server: Server = server) -> int:
@@ -92,7 +120,8 @@ def test_requests_for_all_models_at_once_are_all_answered(
             assert list(pool.map(one, range(21))) == [200] * 21
         assert sum(state == "loaded" for state in states(server).values()) <= int(maximum)
         used = sum(
-            httpx.get(f"{server.url}/cache?model={name}").json()["bytes"]["resident"] for name in ("hybrid", "dense")
+            httpx.get(f"{server.url}/cache?model={name}").json()["bytes"]["resident"]
+            for name in ("hybrid", "dense")
         )
         assert 0 < used <= 2**20, "one budget for all"
         assert server.stop() == 0
@@ -100,7 +129,9 @@ def test_requests_for_all_models_at_once_are_all_answered(
 
 def test_names_and_states(start: Callable[..., Server], preset: Callable[..., Path]) -> None:
     path = preset(embed=EMBED, hybrid="alias = claude,h", dense="load-on-startup = on")
-    server = start("", "--models-preset", str(path), "--models-max", "1", "--metrics", "--models-patience", "0")
+    server = start(
+        "", "--models-preset", str(path), "--models-max", "1", "--metrics", "--models-patience", "0"
+    )
     until(lambda: states(server)["dense"] == "loaded")
     for body, status, message in (
         ({"messages": [user(0)]}, 400, "model name is missing from the request"),
@@ -108,12 +139,18 @@ def test_names_and_states(start: Callable[..., Server], preset: Callable[..., Pa
     ):
         response = post(server, "/v1/chat/completions", body)
         assert (response.status_code, response.json()["error"]["message"]) == (status, message)
-    refused = post(server, "/v1/chat/completions?autoload=false", {"model": "h", "messages": [user(0)]})
+    refused = post(
+        server, "/v1/chat/completions?autoload=false", {"model": "h", "messages": [user(0)]}
+    )
     assert (refused.status_code, refused.json()["error"]["message"]) == (400, "model is not loaded")
-    assert post(server, "/v1/messages", {"model": "claude", "max_tokens": 4, "messages": [user(0)]}).json()["model"]
+    assert post(
+        server, "/v1/messages", {"model": "claude", "max_tokens": 4, "messages": [user(0)]}
+    ).json()["model"]
     assert states(server) == {"hybrid": "loaded", "dense": "unloaded", "embed": "unloaded"}
     # Counting tokens needs no weights, so an unloaded model answers.
-    assert len(post(server, "/tokenize", {"model": "dense", "content": "abc"}).json()["tokens"]) == 3
+    assert (
+        len(post(server, "/tokenize", {"model": "dense", "content": "abc"}).json()["tokens"]) == 3
+    )
     assert states(server)["dense"] == "unloaded"
     assert "switched to hybrid in" in server.log()
     assert httpx.get(f"{server.url}/props?model=h").json()["model_alias"] == "hybrid"
@@ -121,7 +158,10 @@ def test_names_and_states(start: Callable[..., Server], preset: Callable[..., Pa
     text = httpx.get(f"{server.url}/metrics").text
     assert 'pyctl_model_loaded{model="hybrid"} 1' in text
     assert 'llamacpp:tokens_predicted_total{model="hybrid"}' in text
-    assert post(server, "/models/load", {"model": "h"}).json()["error"]["message"] == "model is already running"
+    assert (
+        post(server, "/models/load", {"model": "h"}).json()["error"]["message"]
+        == "model is already running"
+    )
     assert post(server, "/models/load", {"model": "dense"}).json() == {"success": True}
     until(lambda: states(server)["dense"] == "loaded")
     assert post(server, "/models/unload", {"model": "dense"}).json() == {"success": True}
@@ -136,26 +176,42 @@ def test_an_unload_ends_replies_that_take_longer_than_its_patience(
 ) -> None:
     server = start("", "--models-preset", str(preset(embed=EMBED, hybrid="stop-timeout = 0.2")))
     ask(server, "hybrid", [user(0)])
-    body = {"model": "hybrid", "messages": [user(1)], "max_tokens": 7000, "stream": True, "ignore_eos": True}
-    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=120) as response:
+    body = {
+        "model": "hybrid",
+        "messages": [user(1)],
+        "max_tokens": 7000,
+        "stream": True,
+        "ignore_eos": True,
+    }
+    with httpx.stream(
+        "POST", f"{server.url}/v1/chat/completions", json=body, timeout=120
+    ) as response:
         lines = response.iter_lines()
         next(lines)
         assert post(server, "/models/unload", {"model": "hybrid"}).json() == {"success": True}
         events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     assert events[-1]["error"]["message"] == "the model hybrid was unloaded"
     until(lambda: states(server)["hybrid"] == "unloaded")
-    assert source_of(ask(server, "hybrid", [user(0)])) == "ram", "it comes back with what it remembers"
+    assert source_of(ask(server, "hybrid", [user(0)])) == "ram", (
+        "it comes back with what it remembers"
+    )
     assert server.stop() == 0
 
 
 def snapshot_bytes(server: Server) -> float:
     """Bytes of the snapshots of all models."""
     lines = httpx.get(f"{server.url}/metrics").text.splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("pyctl_cache_ram_bytes{"))
+    return sum(
+        float(line.rpartition(" ")[2])
+        for line in lines
+        if line.startswith("pyctl_cache_ram_bytes{")
+    )
 
 
 def settled_bytes(server: Server) -> float:
-    """`snapshot_bytes` at one moment: models tell one after the other, so they are asked until nothing has moved."""
+    """`snapshot_bytes` at one moment: models tell one after the other, so they are asked until
+    nothing has moved.
+    """
     seen = [-1.0, snapshot_bytes(server)]
 
     def stands() -> bool:
@@ -167,7 +223,9 @@ def settled_bytes(server: Server) -> float:
 
 
 class Talks:
-    """Conversations with the models of one server, each reply compared with that of a server of the model's own."""
+    """Conversations with the models of one server, each reply compared with that of a server of the
+    model's own.
+    """
 
     def __init__(self, alone: dict[str, Server], vector: Any) -> None:
         self.alone, self.vector, self.max_bytes = alone, vector, 0.0
@@ -183,16 +241,29 @@ class Talks:
             messages.append(user((name, number, len(messages))))
             reply = ask(server, name, messages)
             assert bits(reply) == bits(ask(self.alone[name], name, messages))
-            messages.append({"role": "assistant", "content": reply.json()["choices"][0]["message"]["content"]})
+            messages.append(
+                {"role": "assistant", "content": reply.json()["choices"][0]["message"]["content"]}
+            )
         held = settled_bytes(server)
         assert held <= 2**20, "one budget for all"
         self.max_bytes = max(self.max_bytes, held)
 
 
 def test_one_budget_and_exact_replies_over_restarts_and_kills(
-    start: Callable[..., Server], preset: Callable[..., Path], alone: dict[str, Server], tmp_path: Path
+    start: Callable[..., Server],
+    preset: Callable[..., Path],
+    alone: dict[str, Server],
+    tmp_path: Path,
 ) -> None:
-    flags = ["--models-preset", str(preset(embed=EMBED)), "--models-patience", "0", "--models-max", "2", "--metrics"]
+    flags = [
+        "--models-preset",
+        str(preset(embed=EMBED)),
+        "--models-patience",
+        "0",
+        "--models-max",
+        "2",
+        "--metrics",
+    ]
     flags += ["--cache-ram", "1", "--kv-cache-dir", str(tmp_path), "--kv-cache-min-tokens", "100"]
     order, server = random.Random(7), start("", *flags)
     talks = Talks(alone, embedding(server))
@@ -211,12 +282,22 @@ def test_one_budget_and_exact_replies_over_restarts_and_kills(
             server = start("", *flags)
     assert talks.max_bytes > 2**19, "the budget was in use"
     text = httpx.get(f"{server.url}/metrics").text
-    assert sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("pyctl_cache_evict")) > 0
+    assert (
+        sum(
+            float(line.split()[-1])
+            for line in text.splitlines()
+            if line.startswith("pyctl_cache_evict")
+        )
+        > 0
+    )
     assert server.stop() == 0
 
 
 def test_files_that_are_gone_or_cut_are_errors_of_their_requests_alone(
-    start: Callable[..., Server], preset: Callable[..., Path], tmp_path: Path, model_path: Callable[[str], Path]
+    start: Callable[..., Server],
+    preset: Callable[..., Path],
+    tmp_path: Path,
+    model_path: Callable[[str], Path],
 ) -> None:
     whole = model_path("tiny-dense").read_bytes()
     files = {name: tmp_path / f"{name}.gguf" for name in ("gone", "cut")}
@@ -256,14 +337,22 @@ def full(self):
 
 Engine.wake = full
 """
-"""A model that is loaded again ends as in ggml's CUDA backend when another program has the memory."""
+"""A model that is loaded again ends as in ggml's CUDA backend when another program has the memory.
+"""
 
 
 @pytest.mark.parametrize("is_asked", [False, True], ids=["alone", "with a signal"])
 def test_gpu_out_of_memory_ends_server_with_caches_on_disk(
     start: Callable[..., Server], preset: Callable[..., Path], tmp_path: Path, is_asked: bool
 ) -> None:
-    flags = ["--models-preset", str(preset(embed=EMBED)), "--models-patience", "0", "--models-max", "1"]
+    flags = [
+        "--models-preset",
+        str(preset(embed=EMBED)),
+        "--models-patience",
+        "0",
+        "--models-max",
+        "1",
+    ]
     flags += ["--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "spill"]
     server = start("", *flags, before=FULL)
     talks = {name: [user(name, 1200)] for name in ("hybrid", "dense")}

@@ -1,4 +1,6 @@
-"""The built-in model recalls facts after every kind of restore; a wrong restore is a wrong answer."""
+"""The built-in model recalls facts after every kind of restore; a wrong restore is a wrong
+answer.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from tools.needles import UNKNOWN, Messages, Question, told
 
 FLAGS = ["-c", "81920", "-t", "1", "-ub", "512"]
 POOL = ["--kv-pool", "40960"]
-"""The least that there can be for that context: room for one of two layers, through which both pass."""
+"""The least that there can be for that context: room for one of two layers, through which both
+pass.
+"""
 
 LONG = 32_768
 """The longest conversation; it is evaluated cold once only."""
@@ -26,7 +30,10 @@ def ask(server: Server, messages: Messages, **fields: Any) -> tuple[str, dict[st
     response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=900)
     assert response.status_code == 200, response.text
     reply = response.json()
-    return reply["choices"][0]["message"]["content"], {**reply["timings"], "source": source_of(response)}
+    return reply["choices"][0]["message"]["content"], {
+        **reply["timings"],
+        "source": source_of(response),
+    }
 
 
 def _manual(rules: int) -> str:
@@ -34,7 +41,11 @@ def _manual(rules: int) -> str:
 
 
 def after(messages: Messages, reply: str, question: Question) -> Messages:
-    return [*messages, {"role": "assistant", "content": reply}, {"role": "user", "content": question.text}]
+    return [
+        *messages,
+        {"role": "assistant", "content": reply},
+        {"role": "user", "content": question.text},
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +58,8 @@ def server(start: Callable[..., Server]) -> Server:
 def test_every_way_of_restoring_gives_the_cold_reply(
     start: Callable[..., Server], tmp_path: Path, tokens: int, more: list[str]
 ) -> None:
-    # A background request would leave a live sequence where the test wants a restore from RAM or disk.
+    # A background request would leave a live sequence where the test wants a restore from RAM or
+    # disk.
     flags = [*FLAGS, *more, "--no-warm-next", "--kv-cache-dir", str(tmp_path)]
     flags += ["-ub", "2048" if tokens == LONG else "512"]
     server = start("", *flags)
@@ -95,11 +107,25 @@ def test_an_edited_fact_changes_the_answer(server: Server, number: int) -> None:
 
 
 def test_conversations_under_one_head_do_not_leak(server: Server) -> None:
-    """Three users state the same facts with other values, in turn; each gets their own values back."""
+    """Three users state the same facts with other values, in turn; each gets their own values
+    back.
+    """
     head = {"role": "system", "content": "You are the keeper of a long manual. " + _manual(60)}
-    values = (("4071", "Marvoth", "brown trunk"), ("9563", "Zelkin", "iron sack"), ("2208", "Trozam", "quiet jar"))
-    owners = ("The code of the north door is {}.", "My cat is called {}.", "The old map is in the {}.")
-    questions = ("What is the code of the north door?", "What is my cat called?", "Where is the old map?")
+    values = (
+        ("4071", "Marvoth", "brown trunk"),
+        ("9563", "Zelkin", "iron sack"),
+        ("2208", "Trozam", "quiet jar"),
+    )
+    owners = (
+        "The code of the north door is {}.",
+        "My cat is called {}.",
+        "The old map is in the {}.",
+    )
+    questions = (
+        "What is the code of the north door?",
+        "What is my cat called?",
+        "Where is the old map?",
+    )
     talks: list[Messages] = [[head] for _ in values]
     for owner, column in zip(owners, zip(*values, strict=True), strict=True):
         for talk, value in zip(talks, column, strict=True):
@@ -139,7 +165,12 @@ def test_what_is_told_in_passing_is_remembered(server: Server) -> None:
 
 @pytest.mark.parametrize(
     "question",
-    ["what is my name?", "What is the capital of Spain?", "where did I put the red lamp?", "who owns the boat?"],
+    [
+        "what is my name?",
+        "What is the capital of Spain?",
+        "where did I put the red lamp?",
+        "who owns the boat?",
+    ],
 )
 def test_nothing_is_known_at_first(server: Server, question: str) -> None:
     assert ask(server, [{"role": "user", "content": question}])[0] == UNKNOWN
@@ -159,4 +190,6 @@ def test_its_head_drafts_unless_told_otherwise(start: Callable[..., Server]) -> 
 def test_a_told_conversation_holds_each_value_once() -> None:
     conversation = told(7, 1024, 8)
     for question in conversation.questions:
-        assert sum(question.fact.value in message["content"] for message in conversation.messages) == 1
+        assert (
+            sum(question.fact.value in message["content"] for message in conversation.messages) == 1
+        )

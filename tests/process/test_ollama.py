@@ -32,7 +32,16 @@ def weather(tomorrow: bool) -> str:
 @pytest.fixture(scope="module")
 def server(start: Callable[..., Server]) -> Server:
     template = str(unpacked("templates/Qwen3.5-4B.jinja"))
-    flags = ("--chat-template-file", template, "-c", "32768", "--alias", "qwen", "--api-key", "secret")
+    flags = (
+        "--chat-template-file",
+        template,
+        "-c",
+        "32768",
+        "--alias",
+        "qwen",
+        "--api-key",
+        "secret",
+    )
     return start("tiny-hybrid", *flags, is_f32=True)
 
 
@@ -52,7 +61,9 @@ def test_chat_and_generate_whole_and_streamed(client: ollama.Client) -> None:
     assert (last.done, last.done_reason, last.eval_count) == (True, "length", 12)
     assert last.prompt_eval_count == whole.prompt_eval_count
     assert all((last.total_duration, last.prompt_eval_duration, last.eval_duration))
-    said = client.generate("qwen", "What is the weather?", system=SYSTEM["content"], think=False, options=GREEDY)
+    said = client.generate(
+        "qwen", "What is the weather?", system=SYSTEM["content"], think=False, options=GREEDY
+    )
     assert (said.response, said.prompt_eval_count) == (text, whole.prompt_eval_count)
     pieces = client.generate("qwen", "Once", raw=True, options=GREEDY, stream=True)
     assert "".join(piece.response or "" for piece in pieces)
@@ -65,7 +76,10 @@ def test_a_structured_reply(client: ollama.Client) -> None:
     reply = client.chat("qwen", MESSAGES, think=False, format=schema, options=options)
     assert Colour.model_validate_json(reply.message.content or "")
     assert isinstance(
-        json.loads(client.generate("qwen", "x", think=False, format=schema, options=options).response or ""), dict
+        json.loads(
+            client.generate("qwen", "x", think=False, format=schema, options=options).response or ""
+        ),
+        dict,
     )
 
 
@@ -74,9 +88,13 @@ def test_a_tool_is_called_and_its_result_taken(client: ollama.Client) -> None:
     messages = list(MESSAGES)
     reply = client.chat("qwen", messages, tools=[weather], think=False, options=options)
     assert reply.message.tool_calls
-    chunks = client.chat("qwen", messages, tools=[weather], think=False, options=options, stream=True)
+    chunks = client.chat(
+        "qwen", messages, tools=[weather], think=False, options=options, stream=True
+    )
     streamed = [call for chunk in chunks for call in chunk.message.tool_calls or ()]
-    assert [call.function for call in streamed] == [call.function for call in reply.message.tool_calls]
+    assert [call.function for call in streamed] == [
+        call.function for call in reply.message.tool_calls
+    ]
     messages.append(reply.message)
     for call in reply.message.tool_calls:
         result = weather(**call.function.arguments)
@@ -92,7 +110,11 @@ def test_errors_are_those_that_the_package_knows(client: ollama.Client, server: 
         (501, "pyctl serve", lambda: client.copy("qwen", "other")),
         (501, "template", lambda: client.generate("qwen", "a", template="{{ .Prompt }}")),
         (400, "think", lambda: client.chat("qwen", MESSAGES, think="hard")),
-        (400, "context size", lambda: client.chat("qwen", [{"role": "user", "content": "x" * 90_000}])),
+        (
+            400,
+            "context size",
+            lambda: client.chat("qwen", [{"role": "user", "content": "x" * 90_000}]),
+        ),
     ]
     with ollama.Client(server.url) as stranger:
         asked.append((401, "Invalid API Key", stranger.list))
@@ -107,9 +129,17 @@ def _cached(response: httpx.Response) -> int:
 
 
 def test_the_cache_is_shared_with_other_apis(server: Server) -> None:
-    messages = [SYSTEM, {"role": "user", "content": "Which API asks first does not matter, does it?"}]
+    messages = [
+        SYSTEM,
+        {"role": "user", "content": "Which API asks first does not matter, does it?"},
+    ]
     fields: dict[str, Any] = {"model": "qwen", "messages": messages}
-    first = {**fields, "max_tokens": 4, "temperature": 0, "chat_template_kwargs": {"enable_thinking": False}}
+    first = {
+        **fields,
+        "max_tokens": 4,
+        "temperature": 0,
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
     cold = httpx.post(f"{server.url}/v1/chat/completions", json=first, headers=HEADERS)
     body = {**fields, "stream": False, "think": False, "options": {**GREEDY, "num_predict": 4}}
     warm = httpx.post(f"{server.url}/api/chat", json=body, headers=HEADERS)

@@ -1,4 +1,6 @@
-"""Prompts stay private: modes of files, answers to other clients, the log, and control characters on a terminal."""
+"""Prompts stay private: modes of files, answers to other clients, the log, and control characters
+on a terminal.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,12 @@ Start = Callable[..., Server]
 
 
 def ask(server: Server, text: str, n: int = 4) -> httpx.Response:
-    body = {"messages": [{"role": "user", "content": text}], "max_tokens": n, "temperature": 0, "ignore_eos": True}
+    body = {
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": n,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
     return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
 
 
@@ -35,8 +42,17 @@ def test_all_files_and_directories_are_for_their_owner_alone(start: Start, tmp_p
     cache, slots, log = tmp_path / "new" / "cache", tmp_path / "slots", tmp_path / "log"
     umask = os.umask(0)
     try:
-        flags = ("--kv-cache-dir", str(cache), "--disk-prefix-cache", "full", "--kv-cache-min-tokens", "0")
-        server = start("tiny-hybrid", *flags, "--slot-save-path", str(slots), "--log-file", str(log))
+        flags = (
+            "--kv-cache-dir",
+            str(cache),
+            "--disk-prefix-cache",
+            "full",
+            "--kv-cache-min-tokens",
+            "0",
+        )
+        server = start(
+            "tiny-hybrid", *flags, "--slot-save-path", str(slots), "--log-file", str(log)
+        )
         ask(server, "What I tell you is no one else's business. " * 40)
         ask(server, "Neither is this. " * 60)
         saved = httpx.post(f"{server.url}/slots/0?action=save", json={"filename": "a"}, timeout=60)
@@ -48,8 +64,20 @@ def test_all_files_and_directories_are_for_their_owner_alone(start: Start, tmp_p
         os.umask(umask)
     found = modes(tmp_path)
     names = {path.name for path in [*while_running, *found]}
-    assert {"index.sqlite3", "index.sqlite3-wal", "prompts", "replies", "a", "log", "new"} <= names, names
-    odd = {path: mode for path, mode in [*while_running.items(), *found.items()] if mode not in PRIVATE_MODES}
+    assert {
+        "index.sqlite3",
+        "index.sqlite3-wal",
+        "prompts",
+        "replies",
+        "a",
+        "log",
+        "new",
+    } <= names, names
+    odd = {
+        path: mode
+        for path, mode in [*while_running.items(), *found.items()]
+        if mode not in PRIVATE_MODES
+    }
     assert not odd
 
 
@@ -64,23 +92,41 @@ def modes(top: Path) -> dict[Path, str]:
     return found
 
 
-EVIL = "\x1b]0;owned\x07 \x1b[2J \x9b31m \x7f \r12:34:56 forged \u202egnp\u2066 \u2028 12:34:56 forged"
-"""Sets a title, clears the screen, colours, goes back to the start of the line, turns letters round."""
+EVIL = (
+    "\x1b]0;owned\x07 \x1b[2J \x9b31m \x7f \r12:34:56 forged \u202egnp\u2066 \u2028 12:34:56 forged"
+)
+"""Sets a title, clears the screen, colours, goes back to the start of the line, turns letters
+round.
+"""
 
 
 def evil(text: str) -> set[str]:
     """Characters that do more than stand there."""
-    return {c for c in text if c not in "\n\t" and unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp")}
+    return {
+        c
+        for c in text
+        if c not in "\n\t" and unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+    }
 
 
-def test_clients_write_no_control_characters_and_no_lines_into_the_log(start: Start, tmp_path: Path) -> None:
+def test_clients_write_no_control_characters_and_no_lines_into_the_log(
+    start: Start, tmp_path: Path
+) -> None:
     log = tmp_path / "log"
-    server = start("tiny-hybrid", "--log-file", str(log), "--no-warm-next")  # which would be back in an empty cache
+    server = start(
+        "tiny-hybrid", "--log-file", str(log), "--no-warm-next"
+    )  # which would be back in an empty cache
     message = {"role": "user", "content": EVIL}
-    with httpx.Client(base_url=server.url, headers={"User-Agent": "a\tb", "X-Name": "c"}, timeout=60) as client:
+    with httpx.Client(
+        base_url=server.url, headers={"User-Agent": "a\tb", "X-Name": "c"}, timeout=60
+    ) as client:
         client.get("/v1/models/%1b%5d0;owned%07%0a12:34:56%20forged%0d%c2%9b%e2%80%ae")
         for body in (
-            {"messages": [{**message, "content": "so " * 200 + EVIL}], "model": EVIL, "max_tokens": 1},
+            {
+                "messages": [{**message, "content": "so " * 200 + EVIL}],
+                "model": EVIL,
+                "max_tokens": 1,
+            },
             {"messages": [{**message, "content": "so " * 200 + EVIL[::-1]}], "max_tokens": 1},
             {"messages": [{"role": EVIL + "\n12:34:56 forged", "content": ""}]},
             {"messages": [message], "response_format": {"type": EVIL + "\n12:34:56 forged"}},
@@ -90,7 +136,9 @@ def test_clients_write_no_control_characters_and_no_lines_into_the_log(start: St
             client.post("/v1/chat/completions", json=body)
             client.delete("/cache")  # so that the second one misses what the first had
         client.post("/cache/pin", json={"id": EVIL + "\n12:34:56 forged"})
-        client.post("/v1/responses", json={"input": "x", "max_output_tokens": 1, "tools": [{"type": EVIL}]})
+        client.post(
+            "/v1/responses", json={"input": "x", "max_output_tokens": 1, "tools": [{"type": EVIL}]}
+        )
     assert server.stop() == 0
     for text in (log.read_text(encoding="utf-8"), server.log()):
         assert "owned" in text
@@ -114,7 +162,9 @@ def test_listed_prompts_leave_the_terminal_alone(start: Start, tmp_path: Path) -
 
 
 class Hostile(Handler):
-    """A server that answers any chat with what a terminal obeys; the question "fail" with an error of that kind."""
+    """A server that answers any chat with what a terminal obeys; the question "fail" with an error
+    of that kind.
+    """
 
     def do_GET(self) -> None:
         self._say(200, {"data": [{"id": f"model {EVIL}"}]})
@@ -125,15 +175,26 @@ class Hostile(Handler):
             return self._say(400, {"error": {"message": EVIL, "code": 400}})
         call = {"index": 0, "id": EVIL, "function": {"name": EVIL, "arguments": EVIL}}
         chunks = [
-            {"choices": [{"delta": {"reasoning_content": EVIL, "content": EVIL, "tool_calls": [call]}}]},
-            {"choices": [{"delta": {}, "finish_reason": "stop"}], "timings": {"cache_n": 1, "source": EVIL}},
+            {
+                "choices": [
+                    {"delta": {"reasoning_content": EVIL, "content": EVIL, "tool_calls": [call]}}
+                ]
+            },
+            {
+                "choices": [{"delta": {}, "finish_reason": "stop"}],
+                "timings": {"cache_n": 1, "source": EVIL},
+            },
         ]
         self._say(200, *chunks, is_stream=True)
 
     def _say(self, status: int, *bodies: object, is_stream: bool = False) -> None:
-        form, kind = ("data: {}\n\n", "text/event-stream") if is_stream else ("{}", "application/json")
+        form, kind = (
+            ("data: {}\n\n", "text/event-stream") if is_stream else ("{}", "application/json")
+        )
         text = "".join(form.replace("{}", json.dumps(body)) for body in bodies)
-        self.send(status, text.encode(), Content_Type=kind, X_Pyctl_Cache="source=\x9b31m; cached=1")
+        self.send(
+            status, text.encode(), Content_Type=kind, X_Pyctl_Cache="source=\x9b31m; cached=1"
+        )
 
 
 @pytest.fixture(scope="module")
@@ -147,9 +208,13 @@ DRAWN = re.compile(r"\r?\x1b\[(?:[0-9;]*m|\?25[lh]|2K|1A)")
 
 
 @pytest.mark.parametrize("question", ["hello", "fail"])
-def test_a_hostile_server_does_not_reach_the_terminal_of_a_chat(hostile: str, question: str) -> None:
+def test_a_hostile_server_does_not_reach_the_terminal_of_a_chat(
+    hostile: str, question: str
+) -> None:
     command = [sys.executable, "-m", "pyctl", "chat", "--url", hostile, "-p", question]
-    piped = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=clean_environment())
+    piped = subprocess.run(
+        command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=clean_environment()
+    )
     assert "owned" in piped.stderr
     assert not evil(piped.stderr if question == "fail" else "")
     for stdin_is_terminal in (True, False):
@@ -163,7 +228,9 @@ def on_terminal(command: list[str], stdin_is_terminal: bool) -> str:
     """What ``command`` shows on a terminal of its own."""
     ours, theirs = pty.openpty()
     stdin = theirs if stdin_is_terminal else subprocess.DEVNULL
-    child = subprocess.Popen(command, stdin=stdin, stdout=theirs, stderr=theirs, env=clean_environment())
+    child = subprocess.Popen(
+        command, stdin=stdin, stdout=theirs, stderr=theirs, env=clean_environment()
+    )
     os.close(theirs)
     shown = b""
     try:

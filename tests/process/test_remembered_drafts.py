@@ -22,10 +22,21 @@ FLAGS = ("--spec-type", "cache", "--exact", "--metrics", "-np", "1", "--kv-cache
 
 
 def reply(
-    server: Server, prompt: list[int], n: int = 60, headers: dict[str, str] | None = None, **more: Any
+    server: Server,
+    prompt: list[int],
+    n: int = 60,
+    headers: dict[str, str] | None = None,
+    **more: Any,
 ) -> tuple[list[int], int]:
     """The greedy reply's tokens, and how many of them were drafted."""
-    body = {"prompt": prompt, "n_predict": n, "temperature": 0, "ignore_eos": True, "return_tokens": True, **more}
+    body = {
+        "prompt": prompt,
+        "n_predict": n,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_tokens": True,
+        **more,
+    }
     found = httpx.post(f"{server.url}/completion", json=body, headers=headers, timeout=60).json()
     return found["tokens"], found["timings"].get("draft_n_accepted", 0)
 
@@ -50,15 +61,20 @@ def until_taken_in(server: Server, n_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("model", ["tiny-dense", "tiny-hybrid-nextn"])
-def test_a_file_that_was_seen_is_drafted_before_and_after_a_restart(start: Start, model: str, tmp_path: Path) -> None:
+def test_a_file_that_was_seen_is_drafted_before_and_after_a_restart(
+    start: Start, model: str, tmp_path: Path
+) -> None:
     flags = (*FLAGS, "--kv-cache-dir", str(tmp_path), "--spec-draft-n-max", "3")
     if model == "tiny-hybrid-nextn":
         flags = (*flags, "--spec-type", "draft-mtp,cache")
     server = start(model, *flags)
-    told, other = (prompt_of(server, f"{text} in the garden behind the house " * 12) for text in ("Ada", "Bob"))
+    told, other = (
+        prompt_of(server, f"{text} in the garden behind the house " * 12) for text in ("Ada", "Bob")
+    )
     without = start(model, "--exact", "-np", "1") if model == "tiny-dense" else None
     said, _ = reply(server, told)
-    # The conversation goes on, so that the cache remembers the reply; then the first prompt is sent again.
+    # The conversation goes on, so that the cache remembers the reply; then the first prompt is sent
+    # again.
     reply(server, [*told, *said, *other])
     until_taken_in(server, len([*told, *told, *said, *other]))
     again, n_again = reply(server, told)
@@ -79,7 +95,9 @@ OF_A_PAGE = {"Origin": "http://evil.example"}
 
 @pytest.mark.parametrize("headers", [OF_A_PAGE, {"X-Forwarded-For": "192.168.1.20"}])
 def test_who_sees_no_texts_is_not_drafted_from_them(start: Start, headers: dict[str, str]) -> None:
-    """Else the counts of its drafts tell a text of another client, a token for some tens of guesses."""
+    """Else the counts of its drafts tell a text of another client, a token for some tens of
+    guesses.
+    """
     server = start("tiny-dense", *FLAGS)
     secret = prompt_of(server, "My password is a lamp in the garden behind the house " * 8)
     reply(server, secret, 1)
@@ -87,13 +105,23 @@ def test_who_sees_no_texts_is_not_drafted_from_them(start: Start, headers: dict[
 
     def guess(index: int, token: int, headers: dict[str, str] | None = None) -> dict[str, Any]:
         known, bias = secret[index - 14 : index], [[token, 100.0]]
-        body = {"prompt": known, "n_predict": 4, "temperature": 0, "logit_bias": bias, "ignore_eos": True}
-        found = httpx.post(f"{server.url}/completion", json=body, headers=headers, timeout=60).json()
+        body = {
+            "prompt": known,
+            "n_predict": 4,
+            "temperature": 0,
+            "logit_bias": bias,
+            "ignore_eos": True,
+        }
+        found = httpx.post(
+            f"{server.url}/completion", json=body, headers=headers, timeout=60
+        ).json()
         return {name: n for name, n in found["timings"].items() if name.startswith("draft")}
 
     places = range(40, 56)
     assert [guess(i, token, headers) for i in places for token in (secret[i], 7)] == [{}] * 32
-    assert [guess(i, secret[i]) for i in places if guess(i, secret[i])], "who may read texts is drafted from them"
+    assert [guess(i, secret[i]) for i in places if guess(i, secret[i])], (
+        "who may read texts is drafted from them"
+    )
 
 
 def test_who_does_not_share_is_not_drafted_from(start: Start) -> None:

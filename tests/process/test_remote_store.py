@@ -1,4 +1,6 @@
-"""Two servers on one object store: each restores the snapshots of the other, whatever the store does."""
+"""Two servers on one object store: each restores the snapshots of the other, whatever the store
+does.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,11 @@ Start = Callable[..., Server]
 
 SECRET = "very-secret-key"
 
-ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "visible", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_REGION": "us-east-1"}
+ENVIRONMENT = {
+    "AWS_ACCESS_KEY_ID": "visible",
+    "AWS_SECRET_ACCESS_KEY": SECRET,
+    "AWS_REGION": "us-east-1",
+}
 
 TEXTS = [[SYSTEM, user(name, 900)] for name in ("store", "gate", "river", "stone", "bird", "cloud")]
 
@@ -35,7 +42,9 @@ SETTINGS = """
 import time
 from pyctl.cache.disk import remote_store
 from pyctl.llama.llama_backend import LlamaBackend
-remote_store.PATIENCE_SECONDS, remote_store.LOOK_SECONDS, remote_store.MAX_FAILURES = {patience}, 0.1, {failures}
+remote_store.PATIENCE_SECONDS = {patience}
+remote_store.LOOK_SECONDS = 0.1
+remote_store.MAX_FAILURES = {failures}
 evaluate = LlamaBackend.evaluate
 def slowly(*args, **options):
     time.sleep(0.1)
@@ -44,7 +53,10 @@ LlamaBackend.evaluate = slowly
 """
 """Evaluating takes longer than fetching, whatever the machine."""
 
-PATIENT, TOLERANT = SETTINGS.format(patience=60.0, failures=3), SETTINGS.format(patience=60.0, failures=100)
+PATIENT, TOLERANT = (
+    SETTINGS.format(patience=60.0, failures=3),
+    SETTINGS.format(patience=60.0, failures=100),
+)
 
 IMPATIENT = SETTINGS.format(patience=1.0, failures=3)
 
@@ -57,7 +69,15 @@ def is_made(url: str) -> bool:
 
 
 def flags(directory: Path, url: str = "s3://snapshots/team") -> list[str]:
-    return ["--exact", "--kv-cache-dir", str(directory), "--disk-prefix-cache", "full", "--kv-store", url]
+    return [
+        "--exact",
+        "--kv-cache-dir",
+        str(directory),
+        "--disk-prefix-cache",
+        "full",
+        "--kv-store",
+        url,
+    ]
 
 
 def ask(server: Server, messages: list[dict[str, str]], **fields: Any) -> tuple[str, str]:
@@ -81,7 +101,9 @@ def started(start: Start, directory: Path, *url: str, before: str = PATIENT) -> 
 
 @dataclass
 class Filled:
-    """An S3 server that has what a server evaluated of TEXTS before it was killed, and the replies."""
+    """An S3 server that has what a server evaluated of TEXTS before it was killed, and the
+    replies.
+    """
 
     port: int
     process: subprocess.Popen[bytes]
@@ -93,7 +115,9 @@ def filled(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Iterator[F
     directory, port = tmp_path_factory.mktemp("store"), free_port()
     code = f"from moto.server import main; main(['-H', '127.0.0.1', '-p', '{port}'])"
     with (directory / "log").open("wb") as log:
-        process = subprocess.Popen([sys.executable, "-W", "ignore", "-c", code], cwd=directory, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", code], cwd=directory, stdout=log, stderr=log
+        )
     url = f"http://127.0.0.1:{port}"
     try:
         with pytest.MonkeyPatch.context() as patch:
@@ -121,14 +145,20 @@ def proxy(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyPro
 
 def middle_flipped(answer: Answer) -> Answer:
     at = len(answer.body) // 2
-    return replace(answer, body=answer.body[:at] + bytes([answer.body[at] ^ 1]) + answer.body[at + 1 :])
+    return replace(
+        answer, body=answer.body[:at] + bytes([answer.body[at] ^ 1]) + answer.body[at + 1 :]
+    )
 
 
 FAULTS: list[Callable[[Answer], Answer]] = [
     middle_flipped,
-    lambda answer: replace(answer, body=answer.body[: len(answer.body) // 2], promised=len(answer.body)),
+    lambda answer: replace(
+        answer, body=answer.body[: len(answer.body) // 2], promised=len(answer.body)
+    ),
     lambda answer: replace(answer, status=403, body=b"<Error><Code>AccessDenied</Code></Error>"),
-    lambda answer: Answer(answer.method, answer.path, 200, b"<html>a page of another server</html>"),
+    lambda answer: Answer(
+        answer.method, answer.path, 200, b"<html>a page of another server</html>"
+    ),
 ]
 
 
@@ -156,7 +186,12 @@ def resized(text: str) -> str:
 
 def strange(text: str) -> str:
     """Names that lead elsewhere, that no file has, and of snapshots that are not there."""
-    names = ("../../etc/passwd", "x" * 900, "60-" + "0" * 32 + ".state", "0-60-" + "1" * 48 + ".rows")
+    names = (
+        "../../etc/passwd",
+        "x" * 900,
+        "60-" + "0" * 32 + ".state",
+        "0-60-" + "1" * 48 + ".rows",
+    )
     (entry, *_) = re.findall("<Contents>.*?</Contents>", text, re.DOTALL)
     (key,) = re.findall("<Key>([^<]*)</Key>", entry)
     more = "".join(entry.replace(key, f"{key.rpartition('/')[0]}/{name}") for name in names)
@@ -174,14 +209,28 @@ def endless(text: str) -> str:
     return re.sub("<IsTruncated>.*</IsTruncated>", more, empty)
 
 
-def test_listings_that_lie(filled: Filled, proxy: FaultyProxy, start: Start, tmp_path: Path) -> None:
+def falsify_listing(lie: Callable[[str], str], answer: Answer) -> Answer:
+    if "list-type" not in answer.path:
+        return answer
+    return replace(answer, body=lie(answer.body.decode()).encode())
+
+
+def has_listed(server: Server, proxy: FaultyProxy, n_asked: int) -> bool:
+    """Ask ``server``, and return whether it listed the store's files after ``n_asked`` requests."""
+    ask(server, TEXTS[0])
+    return any("list-type" in path for path in proxy.asked[n_asked:])
+
+
+def test_listings_that_lie(
+    filled: Filled, proxy: FaultyProxy, start: Start, tmp_path: Path
+) -> None:
     server = started(start, tmp_path / "b", before=TOLERANT)
-    for lie, text, reply in zip([resized, strange, garbage, endless], TEXTS, filled.replies, strict=False):
-        proxy.fault = lambda answer: (
-            replace(answer, body=lie(answer.body.decode()).encode()) if "list-type" in answer.path else answer  # noqa: B023
-        )
+    for lie, text, reply in zip(
+        [resized, strange, garbage, endless], TEXTS, filled.replies, strict=False
+    ):
+        proxy.fault = partial(falsify_listing, lie)
         n_asked = len(proxy.asked)
-        until(lambda: ask(server, TEXTS[0]) and any("list-type" in each for each in proxy.asked[n_asked:]))  # noqa: B023
+        until(partial(has_listed, server, proxy, n_asked))
         assert ask(server, text)[0] == reply
     assert server.stop() == 0
 

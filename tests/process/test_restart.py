@@ -25,7 +25,10 @@ SYSTEM = {"role": "system", "content": "You keep the manual of the north gate. "
 
 
 def user(seed: object, n: int = 200) -> dict[str, str]:
-    return {"role": "user", "content": "".join(random.Random(str(seed)).choices("abcdefghij klmno", k=n))}
+    return {
+        "role": "user",
+        "content": "".join(random.Random(str(seed)).choices("abcdefghij klmno", k=n)),
+    }
 
 
 def ask(server: Server, messages: list[dict[str, str]], **fields: Any) -> dict[str, Any]:
@@ -47,8 +50,12 @@ def check_directory(directory: Path, budget_mib: int = 64) -> None:
     assert sum(path.stat().st_size for path in files) <= (budget_mib + 1) * 2**20
 
 
-@pytest.mark.parametrize(("policy", "more"), [("auto", ()), ("600", ()), ("auto", ("--no-extension",))])
-def test_stop_start_and_go_on(start: Callable[..., Server], tmp_path: Path, policy: str, more: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("policy", "more"), [("auto", ()), ("600", ()), ("auto", ("--no-extension",))]
+)
+def test_stop_start_and_go_on(
+    start: Callable[..., Server], tmp_path: Path, policy: str, more: tuple[str, ...]
+) -> None:
     flags = [
         "--exact",
         "--kv-cache-dir",
@@ -86,14 +93,27 @@ def test_stop_start_and_go_on(start: Callable[..., Server], tmp_path: Path, poli
 
 
 @pytest.mark.parametrize(
-    ("where", "n"), [(["-ctk", "f32", "-ctv", "f32", "-fa", "off"], 700), (["--kv-pool", "4096"], 1900)]
+    ("where", "n"),
+    [(["-ctk", "f32", "-ctv", "f32", "-fa", "off"], 700), (["--kv-pool", "4096"], 1900)],
 )
 def test_more_rows_than_ram_has_room_for_survive_a_kill(
     start: Callable[..., Server], tmp_path: Path, where: list[str], n: int
 ) -> None:
     """The rows are more than 2 MiB, RAM has room for one, and beside it half of one may wait."""
-    flags = ["--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "full", "--cache-ram", "1", "--exact", *where]
-    small = "from pyctl.cache import device_tier as t; t.MAX_UNWRITTEN_BYTES = 2**19; t.PIECE_BYTES = 2**18"
+    flags = [
+        "--kv-cache-dir",
+        str(tmp_path),
+        "--disk-prefix-cache",
+        "full",
+        "--cache-ram",
+        "1",
+        "--exact",
+        *where,
+    ]
+    small = (
+        "from pyctl.cache import device_tier as t; t.MAX_UNWRITTEN_BYTES = 2**19; "
+        "t.PIECE_BYTES = 2**18"
+    )
     messages = [SYSTEM, user(1, n), {"role": "assistant", "content": "Yes."}, user(2, n)]
     server = start("tiny-hybrid", *flags, before=small)
     text = text_of(ask(server, messages))
@@ -104,11 +124,15 @@ def test_more_rows_than_ram_has_room_for_survive_a_kill(
     assert (text_of(reply), reply["timings"]["source"]) == (text, "disk")
     assert reply["timings"]["cache_n"] > 800 + 2 * n
     assert len(list(tmp_path.rglob("*.rows"))) > 8
-    # Killed while it is being written, nothing of it can be found, and the next start removes what there is.
+    # Killed while it is being written, nothing of it can be found, and the next start removes what
+    # there is.
     messages += [{"role": "assistant", "content": text}, user(3, 600)]
     n_states = len(list(tmp_path.rglob("*.state")))
     text = text_of(ask(server, messages))
-    until(lambda: list(tmp_path.rglob("*.tmp")) or len(list(tmp_path.rglob("*.state"))) != n_states, every=0.001)
+    until(
+        lambda: list(tmp_path.rglob("*.tmp")) or len(list(tmp_path.rglob("*.state"))) != n_states,
+        every=0.001,
+    )
     server.kill()
     server = start("tiny-hybrid", *flags, before=small)
     reply = ask(server, messages)
@@ -119,8 +143,18 @@ def test_more_rows_than_ram_has_room_for_survive_a_kill(
 
 @pytest.mark.timeout(300 + 10 * KILL_ROUNDS)
 def test_kill_at_random_moments(start: Callable[..., Server], tmp_path: Path) -> None:
-    """Never a wrong reply, never a failed start, no temporary files left, the directory within its budget."""
-    flags = ["--exact", "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "full", "--kv-cache-budget", "64"]
+    """Never a wrong reply, never a failed start, no temporary files left, the directory within its
+    budget.
+    """
+    flags = [
+        "--exact",
+        "--kv-cache-dir",
+        str(tmp_path),
+        "--disk-prefix-cache",
+        "full",
+        "--kv-cache-budget",
+        "64",
+    ]
     rng = random.Random(4)
     conversations = [[SYSTEM, user((i, 0), 300)] for i in range(3)]
     expected: dict[str, str] = {}
@@ -138,7 +172,10 @@ def test_kill_at_random_moments(start: Callable[..., Server], tmp_path: Path) ->
                 expected[key] = text_of(ask(server, conversation, cache_prompt=False))
             assert text_of(reply) == expected[key], f"round {round_}"
             if len(conversation) < 12:
-                conversation += [{"role": "assistant", "content": text_of(reply)}, user((round_, turn), 120)]
+                conversation += [
+                    {"role": "assistant", "content": text_of(reply)},
+                    user((round_, turn), 120),
+                ]
             turn += 1
         if round_ % 2:  # in the others it may be too early for anything to be there
             until(lambda: n_on_disk(server))  # noqa: B023
@@ -150,7 +187,9 @@ def test_kill_at_random_moments(start: Callable[..., Server], tmp_path: Path) ->
 
 
 def test_the_time_saved_outlives_the_server(start: Callable[..., Server], tmp_path: Path) -> None:
-    """All clients' requests count, in the last line of the log and in GET /cache of the next server."""
+    """All clients' requests count, in the last line of the log and in GET /cache of the next
+    server.
+    """
     server = start("tiny-hybrid", "--kv-cache-dir", str(tmp_path), "--no-warm-next")
     messages = [SYSTEM, user(1)]
     for _ in range(3):

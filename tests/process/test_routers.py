@@ -43,7 +43,9 @@ def gated(*args, **options):
     return decode(*args, **options)
 LlamaBackend.decode = gated
 """
-"""From the 21st token on, a server waits for a file, and says so by another one: its engine answers nothing then."""
+"""From the 21st token on, a server waits for a file, and says so by another one: its engine answers
+nothing then.
+"""
 
 
 def command_on_the_page(pattern: str) -> str:
@@ -63,7 +65,9 @@ class Router:
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Another process may take the port that was free a moment ago: then the program ends, and gets another."""
+        """Another process may take the port that was free a moment ago: then the program ends, and
+        gets another.
+        """
         while True:
             self.url = f"http://127.0.0.1:{free_port()}"
             with (self.directory / "log").open("wb") as log:
@@ -105,7 +109,9 @@ class Router:
     def take_out(self, server: Server) -> None:
         raise NotImplementedError
 
-    def ask(self, messages: list[dict[str, Any]], path: str = "/v1/chat/completions", **more: Any) -> httpx.Response:
+    def ask(
+        self, messages: list[dict[str, Any]], path: str = "/v1/chat/completions", **more: Any
+    ) -> httpx.Response:
         body = {"messages": messages, "max_tokens": 4, "temperature": 0, **more}
         return httpx.post(f"{self.url}{path}", json=body)
 
@@ -121,7 +127,9 @@ class HAProxy(Router):
     def command(self) -> list[str]:
         lines = (ROOT / "deploy/haproxy.cfg").read_text(encoding="utf-8").splitlines()
         if self.replaced:
-            assert all(line.split()[0] in ("balance", "stick-table", "stick") for line in lines[-3:])
+            assert all(
+                line.split()[0] in ("balance", "stick-table", "stick") for line in lines[-3:]
+            )
             lines[-3:] = self.replaced.splitlines()
         path = self.directory / "haproxy.cfg"
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -130,7 +138,12 @@ class HAProxy(Router):
     def variables(self) -> dict[str, str]:
         a, b = (server.url.removeprefix("http://") for server in self.servers)
         address = self.url.removeprefix("http://")
-        return {"LISTEN": address, "SERVER_A": a, "SERVER_B": b, "ADMIN": str(self.directory / "admin")}
+        return {
+            "LISTEN": address,
+            "SERVER_A": a,
+            "SERVER_B": b,
+            "ADMIN": str(self.directory / "admin"),
+        }
 
     def is_ready(self) -> bool:
         return httpx.get(f"{self.url}/health").status_code == 200
@@ -184,7 +197,9 @@ Begin: TypeAlias = Callable[..., Router]
 
 @pytest.fixture
 def begin(start: Callable[..., Server], tmp_path: Path) -> Iterator[Begin]:
-    """begin(kind, servers) -> a router before these, or before two of its own that wait for ``tmp_path / "open"``."""
+    """begin(kind, servers) -> a router before these, or before two of its own that wait for
+    ``tmp_path / "open"``.
+    """
     begun: list[Router] = []
     own: list[Server] = []
 
@@ -237,7 +252,13 @@ class Stream:
         self.thread.start()
 
     def _read(self) -> None:
-        body = {"messages": self.messages, "max_tokens": 100, "temperature": 0, "stream": True, "ignore_eos": True}
+        body = {
+            "messages": self.messages,
+            "max_tokens": 100,
+            "temperature": 0,
+            "stream": True,
+            "ignore_eos": True,
+        }
         with httpx.stream("POST", f"{self.router.url}/v1/chat/completions", json=body) as response:
             for line in response.iter_lines():
                 self.lines.append(line)
@@ -247,7 +268,9 @@ class Stream:
 
 
 @KINDS
-def test_a_second_turn_goes_where_the_first_one_was(begin: Begin, pair: list[Server], kind: type[Router]) -> None:
+def test_a_second_turn_goes_where_the_first_one_was(
+    begin: Begin, pair: list[Server], kind: type[Router]
+) -> None:
     router = begin(kind, pair)
     names = [f"{thing} and {kind.__name__}" for thing in ("stones", "rivers", "birds")]
     for name in names:
@@ -255,7 +278,10 @@ def test_a_second_turn_goes_where_the_first_one_was(begin: Begin, pair: list[Ser
         first = router.ask(messages)
         assert first.status_code == 200, first.text
         n_first = first.json()["usage"]["prompt_tokens"]
-        messages += [first.json()["choices"][0]["message"], {"role": "user", "content": "And then? " * 10}]
+        messages += [
+            first.json()["choices"][0]["message"],
+            {"role": "user", "content": "And then? " * 10},
+        ]
         timings = router.ask(messages).json()["timings"]
         assert timings["cache_n"] > 0.8 * n_first, name
     owners = [[has(server, conversation(name)) for server in router.servers] for name in names]
@@ -263,7 +289,9 @@ def test_a_second_turn_goes_where_the_first_one_was(begin: Begin, pair: list[Ser
 
 
 @KINDS
-def test_a_stream_passes_and_ends_though_its_server_is_taken_out(begin: Begin, kind: type[Router]) -> None:
+def test_a_stream_passes_and_ends_though_its_server_is_taken_out(
+    begin: Begin, kind: type[Router]
+) -> None:
     router = begin(kind)
     messages = conversation("clouds")
     stream = Stream(router, messages)
@@ -299,7 +327,9 @@ def test_when_a_server_is_killed_the_other_answers(begin: Begin, kind: type[Rout
 
 
 @KINDS
-def test_what_passes_is_what_the_page_says(begin: Begin, pair: list[Server], kind: type[Router]) -> None:
+def test_what_passes_is_what_the_page_says(
+    begin: Begin, pair: list[Server], kind: type[Router]
+) -> None:
     router = begin(kind, pair)
     messages = conversation(f"apples and {kind.__name__}")
     anthropic = router.ask(messages[1:], "/v1/messages")
@@ -321,14 +351,20 @@ def test_what_passes_is_what_the_page_says(begin: Begin, pair: list[Server], kin
 
 
 @pytest.mark.parametrize("kind", [HAProxy, HashingHAProxy])
-def test_a_header_names_a_conversation(begin: Begin, pair: list[Server], kind: type[Router]) -> None:
+def test_a_header_names_a_conversation(
+    begin: Begin, pair: list[Server], kind: type[Router]
+) -> None:
     router = begin(kind, pair)
-    names = re.findall(r"req\.hdr\((\S+)\)", (ROOT / "deploy/haproxy.cfg").read_text(encoding="utf-8"))
+    names = re.findall(
+        r"req\.hdr\((\S+)\)", (ROOT / "deploy/haproxy.cfg").read_text(encoding="utf-8")
+    )
     assert len(names) == 6
     for name in names:
         found = set()
         for text in ("one", "two", "three", "four"):
             body = {"messages": conversation(text), "max_tokens": 1}
-            response = httpx.post(f"{router.url}/v1/chat/completions", json=body, headers={name: "x"})
+            response = httpx.post(
+                f"{router.url}/v1/chat/completions", json=body, headers={name: "x"}
+            )
             found.add(response.headers["x-server"])
         assert len(found) == 1, name

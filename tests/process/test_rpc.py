@@ -1,4 +1,6 @@
-"""One model on two workers of this machine: the same bits as in one process, the cache, and the loss of a worker."""
+"""One model on two workers of this machine: the same bits as in one process, the cache, and the
+loss of a worker.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ Workers = Callable[..., tuple[list[subprocess.Popen[str]], str]]
 def worker(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A worker process on a free port of this machine, and its host:port."""
     command = [sys.executable, "-m", "pyctl", "worker", "--port", "0", "--threads", "1", *flags]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stderr is not None
             lends = (re.match(r"worker at (\S+) lends ", line) for line in process.stderr)
@@ -36,8 +40,11 @@ def worker(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 @pytest.fixture
 def workers() -> Iterator[Workers]:
-    """workers() -> two worker processes, and the value of --rpc; with the latter given, at the same ports."""
-    host = f"127.77.{os.getpid() // 250 % 250}.{os.getpid() % 250 + 1}"  # where no other process takes a port meanwhile
+    """workers() -> two worker processes, and the value of --rpc; with the latter given, at the same
+    ports.
+    """
+    # where no other process takes a port meanwhile
+    host = f"127.77.{os.getpid() // 250 % 250}.{os.getpid() % 250 + 1}"
     with ExitStack() as stack:
 
         def run(rpc: str = "") -> tuple[list[subprocess.Popen[str]], str]:
@@ -63,7 +70,9 @@ def refused(model: Path, *flags: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["tiny-hybrid", "tiny-moe", "tiny-dense"])
-def test_probabilities_are_those_of_one_process(start: Callable[..., Server], lasting: str, name: str) -> None:
+def test_probabilities_are_those_of_one_process(
+    start: Callable[..., Server], lasting: str, name: str
+) -> None:
     said = []
     for flags in ([], ["--rpc", lasting]):
         server = start(name, *flags)
@@ -74,12 +83,22 @@ def test_probabilities_are_those_of_one_process(start: Callable[..., Server], la
 
 
 @pytest.mark.parametrize(
-    ("name", "flags"), [("tiny-hybrid-nextn", ["--spec-type", "draft-mtp"]), ("tiny-moe", []), ("tiny-dense", [])]
+    ("name", "flags"),
+    [("tiny-hybrid-nextn", ["--spec-type", "draft-mtp"]), ("tiny-moe", []), ("tiny-dense", [])],
 )
 def test_turns_edits_branches_and_restarts_are_exact(
     start: Callable[..., Server], lasting: str, tmp_path: Path, name: str, flags: list[str]
 ) -> None:
-    flags = ["--rpc", lasting, "--exact", "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "full", *flags]
+    flags = [
+        "--rpc",
+        lasting,
+        "--exact",
+        "--kv-cache-dir",
+        str(tmp_path),
+        "--disk-prefix-cache",
+        "full",
+        *flags,
+    ]
     server = start(name, *flags)
     assert "RPC0" in server.log()
     assert "RPC1" in server.log()
@@ -108,7 +127,15 @@ def test_a_lost_worker_ends_the_server_with_the_cache_on_disk(
     start: Callable[..., Server], workers: Workers, tmp_path: Path, is_idle: bool
 ) -> None:
     processes, rpc = workers()
-    flags = ["--rpc", rpc, "--exact", "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "spill"]
+    flags = [
+        "--rpc",
+        rpc,
+        "--exact",
+        "--kv-cache-dir",
+        str(tmp_path),
+        "--disk-prefix-cache",
+        "spill",
+    ]
     server = start("tiny-hybrid", *flags)
     before = ask(server, [SYSTEM, user(1)])
     assert n_on_disk(server) == 0, "all is written in the end"
@@ -123,7 +150,10 @@ def test_a_lost_worker_ends_the_server_with_the_cache_on_disk(
             processes[1].kill()
             assert any("is lost" in line for line in lines), "the client is told"
     assert server.process.wait(60) == 1
-    assert f"critical: the server exits: the worker at one of {rpc.replace(',', ', ')} is lost\n" in server.log()
+    assert (
+        f"critical: the server exits: the worker at one of {rpc.replace(',', ', ')} is lost\n"
+        in server.log()
+    )
     assert "Traceback" not in server.log()
     processes[0].kill()
     for process in processes:

@@ -16,7 +16,10 @@ from tests.process.conftest import Server
 SYSTEM = "You answer at length. " * 12
 MESSAGES: list[Any] = [{"role": "user", "content": "What is the weather?"}]
 TOOL = function("weather", required=["tomorrow"], tomorrow={"type": "boolean"})
-TOOL["function"] |= {"strict": True, "parameters": {**TOOL["function"]["parameters"], "additionalProperties": False}}
+TOOL["function"] |= {
+    "strict": True,
+    "parameters": {**TOOL["function"]["parameters"], "additionalProperties": False},
+}
 
 
 class Colour(BaseModel):
@@ -41,7 +44,9 @@ def client(server: Server) -> Iterator[openai.OpenAI]:
 @pytest.mark.smoke
 def test_a_chat_streamed_with_its_helper(client: openai.OpenAI) -> None:
     fields: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "max_tokens": 20}
-    fields["extra_body"] = {"grammar": 'root ::= "It " [a-z]{5} "."'}  # the helper wants a reply that ends by itself
+    fields["extra_body"] = {
+        "grammar": 'root ::= "It " [a-z]{5} "."'
+    }  # the helper wants a reply that ends by itself
     whole = client.chat.completions.create(**fields)
     with client.chat.completions.stream(**fields, stream_options={"include_usage": True}) as stream:
         kinds = {event.type for event in stream}
@@ -55,22 +60,42 @@ def test_a_chat_streamed_with_its_helper(client: openai.OpenAI) -> None:
 
 
 def test_a_structured_reply_is_parsed(client: openai.OpenAI) -> None:
-    reply = client.chat.completions.parse(model="tiny", messages=MESSAGES, max_tokens=200, response_format=Colour)
+    reply = client.chat.completions.parse(
+        model="tiny", messages=MESSAGES, max_tokens=200, response_format=Colour
+    )
     parsed = reply.choices[0].message.parsed
     assert isinstance(parsed, Colour)
     assert json.loads(reply.choices[0].message.content or "") == parsed.model_dump()
 
 
 def test_a_tool_is_called_beside_a_schema(client: openai.OpenAI) -> None:
-    schema = {"name": "Colour", "schema": {**Colour.model_json_schema(), "additionalProperties": False}}
-    fields: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "tools": [TOOL], "max_tokens": 400}
-    fields |= {"response_format": {"type": "json_schema", "json_schema": schema}, "parallel_tool_calls": False}
-    for more in ({"tool_choice": "required"}, {"extra_body": {"logit_bias": [["<tool_call>", 100]]}}):
+    schema = {
+        "name": "Colour",
+        "schema": {**Colour.model_json_schema(), "additionalProperties": False},
+    }
+    fields: dict[str, Any] = {
+        "model": "tiny",
+        "messages": MESSAGES,
+        "tools": [TOOL],
+        "max_tokens": 400,
+    }
+    fields |= {
+        "response_format": {"type": "json_schema", "json_schema": schema},
+        "parallel_tool_calls": False,
+    }
+    for more in (
+        {"tool_choice": "required"},
+        {"extra_body": {"logit_bias": [["<tool_call>", 100]]}},
+    ):
         message = client.chat.completions.create(**fields, **more).choices[0].message
         assert message.tool_calls
         assert message.tool_calls[0].type == "function"
         assert set(json.loads(message.tool_calls[0].function.arguments)) == {"tomorrow"}
-    said = client.chat.completions.create(**fields, extra_body={"logit_bias": [["{", 100]]}).choices[0].message
+    said = (
+        client.chat.completions.create(**fields, extra_body={"logit_bias": [["{", 100]]})
+        .choices[0]
+        .message
+    )
     assert not said.tool_calls
     assert Colour.model_validate_json(said.content or "")
     response = client.responses.create(
@@ -87,7 +112,9 @@ def test_a_tool_is_called_beside_a_schema(client: openai.OpenAI) -> None:
 
 def test_errors_are_those_that_the_package_knows(client: openai.OpenAI, server: Server) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x" * 70_000}])
+        client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "x" * 70_000}]
+        )
     assert refused.value.type == "exceed_context_size_error"
     with pytest.raises(openai.NotFoundError):
         client.post("/nowhere", cast_to=object)
@@ -103,7 +130,13 @@ def test_errors_are_those_that_the_package_knows(client: openai.OpenAI, server: 
 
 
 def asked_response(given: Any = "Tell me more", **fields: Any) -> dict[str, Any]:
-    return {"model": "tiny", "input": given, "instructions": SYSTEM, "max_output_tokens": 12, **fields}
+    return {
+        "model": "tiny",
+        "input": given,
+        "instructions": SYSTEM,
+        "max_output_tokens": 12,
+        **fields,
+    }
 
 
 def test_a_response_is_streamed(client: openai.OpenAI) -> None:
@@ -120,7 +153,10 @@ def test_a_response_is_streamed(client: openai.OpenAI) -> None:
 def test_errors_of_responses(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError):
         client.responses.create(model="tiny", input=[{"role": "no role", "content": "x"}])  # type: ignore[list-item,misc]
-    with pytest.raises(openai.BadRequestError), client.responses.stream(**asked_response("x" * 70_000)) as stream:
+    with (
+        pytest.raises(openai.BadRequestError),
+        client.responses.stream(**asked_response("x" * 70_000)) as stream,
+    ):
         list(stream)
     with pytest.raises(openai.AuthenticationError):
         client.with_options(api_key="wrong").responses.create(**asked_response())
@@ -128,24 +164,41 @@ def test_errors_of_responses(client: openai.OpenAI) -> None:
 
 def test_a_custom_tool_of_responses(client: openai.OpenAI) -> None:
     """In an item of the input, as Codex sends its tools."""
-    grammar = 'start: "put " NAME LF line LF?\nline: "+" /[a-c\\"]{3,9}/\nNAME: /[xy]/\n%import common.LF'
+    grammar = (
+        'start: "put " NAME LF line LF?\nline: "+" /[a-c\\"]{3,9}/\nNAME: /[xy]/\n%import common.LF'
+    )
     form = {"type": "grammar", "syntax": "lark", "definition": grammar}
     tool = {"type": "custom", "name": "patch", "description": "Edits.", "format": form}
     space = {"type": "namespace", "name": "functions", "description": "", "tools": [tool]}
     given = [{"type": "additional_tools", "role": "developer", "tools": [space]}, MESSAGES[0]]
-    options: Any = {"model": "any", "parallel_tool_calls": False, "store": False, "temperature": 0.8}
+    options: Any = {
+        "model": "any",
+        "parallel_tool_calls": False,
+        "store": False,
+        "temperature": 0.8,
+    }
     options |= {"max_output_tokens": 400, "extra_body": {"seed": 3}}
     responses: Any = client.responses
-    only = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "custom", "name": "patch"}]}
+    only = {
+        "type": "allowed_tools",
+        "mode": "required",
+        "tools": [{"type": "custom", "name": "patch"}],
+    }
     other = {"type": "function", "name": "weather", "parameters": TOOL["function"]["parameters"]}
     whole = responses.create(input=given, tools=[other], tool_choice=only, **options)
     (call,) = whole.output
     assert (call.type, call.name, call.namespace) == ("custom_tool_call", "patch", None)
-    events = list(responses.create(input=given, tools=[other], tool_choice=only, stream=True, **options))
-    parts = [event.delta for event in events if event.type == "response.custom_tool_call_input.delta"]
+    events = list(
+        responses.create(input=given, tools=[other], tool_choice=only, stream=True, **options)
+    )
+    parts = [
+        event.delta for event in events if event.type == "response.custom_tool_call_input.delta"
+    ]
     (done,) = [event.item for event in events if event.type == "response.output_item.done"]
     assert "".join(parts) == done.input == events[-1].response.output[0].input == call.input
     result = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "done"}
     turns = [*given, call.to_dict(), result]
-    after = responses.create(input=turns, tools=[other], tool_choice="none", **{**options, "max_output_tokens": 4})
+    after = responses.create(
+        input=turns, tools=[other], tool_choice="none", **{**options, "max_output_tokens": 4}
+    )
     assert after.usage.input_tokens_details.cached_tokens > 100

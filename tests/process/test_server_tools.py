@@ -25,11 +25,15 @@ HEADERS = {"authorization": f"Bearer {SECRET}"}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    servers = {"mcpServers": {"child": {"command": sys.executable, "args": [test_mcp_client.CHILD]}}}
+    servers = {
+        "mcpServers": {"child": {"command": sys.executable, "args": [test_mcp_client.CHILD]}}
+    }
     flags = ("--mcp-servers-json", json.dumps(servers), "--no-kv-cache", "--temp", "0")
     log = tmp_path_factory.mktemp("x") / "log"
     secrets = {"LLAMA_API_KEY": SECRET, "HF_TOKEN": SECRET}
-    with ServerProcess((*PYCTL_SERVE, "-t", "1", "-c", "8192", *flags), log, environment=secrets) as server:
+    with ServerProcess(
+        (*PYCTL_SERVE, "-t", "1", "-c", "8192", *flags), log, environment=secrets
+    ) as server:
         yield server
 
 
@@ -63,7 +67,9 @@ def test_a_loop_of_ten_calls_evaluates_each_token_once(server: ServerProcess) ->
         n_evaluated += timings["prompt_n"] + timings["predicted_n"] - 1
         (call,) = message["tool_calls"]
         assert call["function"]["name"] == name
-        result = post(server, "tools", {"tool": name, "params": json.loads(call["function"]["arguments"])})
+        result = post(
+            server, "tools", {"tool": name, "params": json.loads(call["function"]["arguments"])}
+        )
         content = result.get("plain_text_response") or json.dumps(result)
         assert str(Path.cwd()) in content or content.isdigit()
         messages += [message, {"role": "tool", "tool_call_id": call["id"], "content": content}]
@@ -72,14 +78,18 @@ def test_a_loop_of_ten_calls_evaluates_each_token_once(server: ServerProcess) ->
     assert n_evaluated <= n_before - 1
 
 
-def test_a_call_ends_with_its_client_and_with_the_server(server: ServerProcess, tmp_path: Path) -> None:
+def test_a_call_ends_with_its_client_and_with_the_server(
+    server: ServerProcess, tmp_path: Path
+) -> None:
     """With all that it has started; and the server of the tools sees no secret of this one."""
     found = json.loads(post(server, "tools", {"tool": "child_variables"})["plain_text_response"])
     assert SECRET not in str(found)
     for end in ("client", "server"):
         connection, path = HTTPConnection("127.0.0.1", server.port), tmp_path / end
         body = {"tool": "child_work", "params": {"path": str(path)}}
-        connection.request("POST", "/tools", json.dumps(body), {"content-type": "application/json", **HEADERS})
+        connection.request(
+            "POST", "/tools", json.dumps(body), {"content-type": "application/json", **HEADERS}
+        )
         pids = working(path)
         if end == "client":
             connection.close()  # as the page does when it is stopped

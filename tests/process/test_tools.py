@@ -1,4 +1,6 @@
-"""Tools through the openai client and real servers. Calls are forced, since random weights make none."""
+"""Tools through the openai client and real servers. Calls are forced, since random weights make
+none.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,26 @@ from tests.unit.chat.conftest import unpacked
 
 CITIES = ["Paris", "Rome", "Lima"]
 TOOL = function(
-    "forecast", required=["days", "city"], days={"type": "integer"}, city={"type": "string", "enum": CITIES}
+    "forecast",
+    required=["days", "city"],
+    days={"type": "integer"},
+    city={"type": "string", "enum": CITIES},
 )
 OTHER = function("stop")
-ASKED: Any = [{"role": "system", "content": "You tell the weather. " * 20}, {"role": "user", "content": "Rain?"}]
+ASKED: Any = [
+    {"role": "system", "content": "You tell the weather. " * 20},
+    {"role": "user", "content": "Rain?"},
+]
 PLAIN: Any = {"chat_template_kwargs": {"enable_thinking": False}}
 
 
 def flags(form: str) -> list[str]:
     """A template that writes calls in this form; the models' own writes JSON."""
-    return ["--chat-template-file", str(Path(unpacked("templates/Qwen3.5-4B.jinja")))] if form == "xml" else []
+    return (
+        ["--chat-template-file", str(Path(unpacked("templates/Qwen3.5-4B.jinja")))]
+        if form == "xml"
+        else []
+    )
 
 
 @pytest.fixture(scope="module", params=["xml", "json"])
@@ -50,7 +62,12 @@ def connected(server: Server) -> Iterator[openai.OpenAI]:
 
 def called(client: openai.OpenAI, **fields: Any) -> Any:
     """A reply that has to call, once."""
-    options = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False, "extra_body": PLAIN}
+    options = {
+        "tools": [TOOL],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "extra_body": PLAIN,
+    }
     options["max_tokens"] = 400
     return client.chat.completions.create(model="any", messages=ASKED, **{**options, **fields})
 
@@ -86,13 +103,23 @@ def test_the_prompt_after_a_tool_goes_on_where_the_call_ended(
             "reasoning_content": (message.model_extra or {}).get("reasoning_content"),
         }
         result = {"role": "tool", "tool_call_id": "other", "content": "It rains. " * 20}
-        question = {"role": "user", "content": "Really?"}  # the template leaves out the reasoning before it
+        question = {
+            "role": "user",
+            "content": "Really?",
+        }  # the template leaves out the reasoning before it
         later = ([*ASKED, returned, result], [*ASKED, returned, result, question])
         for messages in later if unbroken else later[:1]:
             second = asked.chat.completions.create(
-                model="any", messages=messages, tools=[TOOL], tool_choice="none", max_tokens=1, extra_body=PLAIN
+                model="any",
+                messages=messages,
+                tools=[TOOL],
+                tool_choice="none",
+                max_tokens=1,
+                extra_body=PLAIN,
             )
-            kept = first.usage.total_tokens - 3  # the last token was not evaluated, and one stays to be
+            kept = (
+                first.usage.total_tokens - 3
+            )  # the last token was not evaluated, and one stays to be
             assert (second.usage.prompt_tokens_details.cached_tokens >= kept) is unbroken
 
 
@@ -100,14 +127,31 @@ def test_the_prompt_after_a_tool_goes_on_where_the_call_ended(
 def test_prompt_resumes_after_restart_with_reordered_tool_keys(
     form: str, start: Callable[..., Server], tmp_path: Path, exact: bool
 ) -> None:
-    cached = ["--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "full", "--kv-cache-min-tokens", "1"]
+    cached = [
+        "--kv-cache-dir",
+        str(tmp_path),
+        "--disk-prefix-cache",
+        "full",
+        "--kv-cache-min-tokens",
+        "1",
+    ]
     cached += ["--exact"] * exact
     server = start("tiny-hybrid", *flags(form), *cached, is_f32=True)
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         message = called(client, seed=11).choices[0].message
-        function = {"name": "forecast", "arguments": json.dumps(json.loads(message.tool_calls[0].function.arguments))}
-        returned = {"role": "assistant", "tool_calls": [{"id": "other", "type": "function", "function": function}]}
-        messages = [*ASKED, returned, {"role": "tool", "tool_call_id": "other", "content": "It rains. " * 20}]
+        function = {
+            "name": "forecast",
+            "arguments": json.dumps(json.loads(message.tool_calls[0].function.arguments)),
+        }
+        returned = {
+            "role": "assistant",
+            "tool_calls": [{"id": "other", "type": "function", "function": function}],
+        }
+        messages = [
+            *ASKED,
+            returned,
+            {"role": "tool", "tool_call_id": "other", "content": "It rains. " * 20},
+        ]
         options: Any = {
             "model": "any",
             "tools": [TOOL],
@@ -120,24 +164,39 @@ def test_prompt_resumes_after_restart_with_reordered_tool_keys(
     assert server.stop() == 0
     server = start("tiny-hybrid", *flags(form), *cached, is_f32=True)
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        after = client.chat.completions.create(messages=messages, **{**options, "tools": [turned(TOOL)]})
+        after = client.chat.completions.create(
+            messages=messages, **{**options, "tools": [turned(TOOL)]}
+        )
     assert after.usage.prompt_tokens == before.usage.prompt_tokens
     n_again = after.usage.prompt_tokens - after.usage.prompt_tokens_details.cached_tokens
     assert n_again > 400 if exact else n_again < 40, "--exact renders what was sent"
     assert exact or after.choices[0].message.content == before.choices[0].message.content
 
 
-CALLING: Any = {"logit_bias": [["<tool_call>", 100], ["\n", -50]], "temperature": 0.5, "ignore_eos": False}
+CALLING: Any = {
+    "logit_bias": [["<tool_call>", 100], ["\n", -50]],
+    "temperature": 0.5,
+    "ignore_eos": False,
+}
 
 
 @pytest.mark.parametrize("thinking", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_call_that_nobody_forced_follows_the_schema(client: openai.OpenAI, thinking: bool, stream: bool) -> None:
+def test_a_call_that_nobody_forced_follows_the_schema(
+    client: openai.OpenAI, thinking: bool, stream: bool
+) -> None:
     extra = {**CALLING, "chat_template_kwargs": {"enable_thinking": thinking}}
-    options: Any = {"tools": [TOOL, OTHER], "tool_choice": "auto", "parallel_tool_calls": openai.omit, "seed": 1}
+    options: Any = {
+        "tools": [TOOL, OTHER],
+        "tool_choice": "auto",
+        "parallel_tool_calls": openai.omit,
+        "seed": 1,
+    }
     options |= {"extra_body": extra, "max_tokens": 150}
     if stream:
-        chunks = [chunk.choices[0] for chunk in called(client, stream=True, **options) if chunk.choices]
+        chunks = [
+            chunk.choices[0] for chunk in called(client, stream=True, **options) if chunk.choices
+        ]
         parts = [part for chunk in chunks for part in chunk.delta.tool_calls or []]
         names = [part.function.name for part in parts if part.id]
         arguments = "".join(part.function.arguments or "" for part in parts if part.index == 0)
@@ -155,7 +214,10 @@ def test_a_call_that_nobody_forced_follows_the_schema(client: openai.OpenAI, thi
 
 
 def test_a_tool_with_a_schema_that_no_grammar_is_made_of_is_served(client: openai.OpenAI) -> None:
-    odd: Any = {"type": "function", "function": {"name": "odd", "parameters": {"type": "any", "x": {"$ref": "y"}}}}
+    odd: Any = {
+        "type": "function",
+        "function": {"name": "odd", "parameters": {"type": "any", "x": {"$ref": "y"}}},
+    }
     for choice in ("auto", "required"):
         (reply,) = called(client, tools=[odd, TOOL], tool_choice=choice, max_tokens=8).choices
         assert reply.finish_reason in ("length", "tool_calls", "stop")

@@ -1,4 +1,6 @@
-"""Directories without locks, as on some network file systems: refused for a cache, and good enough for a store."""
+"""Directories without locks, as on some network file systems: refused for a cache, and good enough
+for a store.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Real models on real servers: SmolLM2 in every run, all three with PYCTL_REAL (`make real`).
 
-A test whose model is not in the cache of tools/real_models.py is skipped, and without LLAMA_SERVER each that compares
-with a llama-server. Replies are greedy, of one thread, and nothing is timed.
+A test whose model is not in the cache of tools/real_models.py is skipped, and without LLAMA_SERVER
+each that compares with a llama-server. Replies are greedy, of one thread, and nothing is timed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class Meter:
 
 @dataclass(frozen=True)
 class Reply:
-    """``tokens`` are of each token its id, its log-probability, and the ten likeliest ids with theirs."""
+    """``tokens`` are of each token its id, its log-probability, and the ten likeliest ids with
+    theirs.
+    """
 
     tokens: tuple[tuple[int, float, tuple[tuple[int, float], ...]], ...]
     text: str
@@ -70,19 +72,25 @@ class Reply:
         return [token for token, *_ in self.tokens]
 
     def near_tie(self, other: Reply) -> float | None:
-        """Where ``other`` first has another token, how much likelier this one's was than the next; None if nowhere."""
+        """Where ``other`` first has another token, how much likelier this one's was than the next;
+        None if nowhere.
+        """
         for (ours, _, top), (theirs, *_) in zip(self.tokens, other.tokens, strict=False):
             if ours != theirs:
                 return top[0][1] - top[1][1]
         return None if len(self.tokens) == len(other.tokens) else float("inf")
 
     def margin_change(self, other: Reply) -> float:
-        """How much the distance of the two best tokens changes in ``other`` at most, up to where the two part.
+        """How much the distance of the two best tokens changes in ``other`` at most, up to where
+        the two part.
 
-        Distances are those of log-probabilities. A place is left out if ``other`` does not list both tokens.
+        Distances are those of log-probabilities. A place is left out if ``other`` does not list
+        both tokens.
         """
         largest = 0.0
-        for (ours, _, our_top), (theirs, _, their_top) in zip(self.tokens, other.tokens, strict=False):
+        for (ours, _, our_top), (theirs, _, their_top) in zip(
+            self.tokens, other.tokens, strict=False
+        ):
             (best, best_logprob), (second, second_logprob) = our_top[:2]
             listed = dict(their_top)
             if best in listed and second in listed:
@@ -108,14 +116,29 @@ def ask(server: Server | ServerProcess, asked: Asked, n: int = 16, **fields: Any
     if isinstance(asked, str):
         body = {"prompt": asked, "n_predict": n, "temperature": 0, "n_probs": 10, **fields}
         found = (response := post(server, "/completion", body)).json()
-        text, entries, timings = found["content"], found["completion_probabilities"], found["timings"]
+        text, entries, timings = (
+            found["content"],
+            found["completion_probabilities"],
+            found["timings"],
+        )
     else:
-        body = {"messages": asked, "max_tokens": n, "temperature": 0, "logprobs": True, "top_logprobs": 10, **fields}
+        body = {
+            "messages": asked,
+            "max_tokens": n,
+            "temperature": 0,
+            "logprobs": True,
+            "top_logprobs": 10,
+            **fields,
+        }
         found = (response := post(server, "/v1/chat/completions", body)).json()
         (choice,), timings = found["choices"], found["timings"]
         text, entries = choice["message"]["content"], choice["logprobs"]["content"]
     tokens = tuple(
-        (entry["id"], entry["logprob"], tuple((top["id"], top["logprob"]) for top in entry["top_logprobs"]))
+        (
+            entry["id"],
+            entry["logprob"],
+            tuple((top["id"], top["logprob"]) for top in entry["top_logprobs"]),
+        )
         for entry in entries
     )
     source = source_of(response) if "x-pyctl-cache" in response.headers else ""
@@ -123,13 +146,17 @@ def ask(server: Server | ServerProcess, asked: Asked, n: int = 16, **fields: Any
 
 
 def margin_noise(
-    start: Callable[..., Server], flags: Sequence[str], cold: Collection[tuple[Asked, Reply]], n: int = 16
+    start: Callable[..., Server],
+    flags: Sequence[str],
+    cold: Collection[tuple[Asked, Reply]],
+    n: int = 16,
 ) -> float:
-    """The largest change of a margin between cold replies to the same prompts in batches that end elsewhere.
+    """The largest change of a margin between cold replies to the same prompts in batches that end
+    elsewhere.
 
-    ``flags`` are the model and the flags of the server that gave the replies of ``cold``, each with what was asked.
-    A reply may part from a cold one where the two best tokens are no further apart than this: rounding can exchange
-    them there.
+    ``flags`` are the model and the flags of the server that gave the replies of ``cold``, each with
+    what was asked. A reply may part from a cold one where the two best tokens are no further apart
+    than this: rounding can exchange them there.
     """
     largest = 0.0
     for n_ubatch in OTHER_CUTS:
@@ -144,7 +171,9 @@ def margin_noise(
 
 @pytest.fixture(scope="session")
 def model_path() -> Callable[[str], Path]:
-    """model_path("smollm2") -> its file, in place of the tiny models' that servers have elsewhere."""
+    """model_path("smollm2") -> its file, in place of the tiny models' that servers have
+    elsewhere.
+    """
 
     def get(name: str) -> Path:
         if not path_of(name).is_file():
@@ -160,13 +189,25 @@ def start_peer(
 ) -> Iterator[Callable[..., ServerProcess]]:
     """start_peer("smollm2", ...) -> a llama-server with the flags that `start` gives pyctl.
 
-    Its weights are not repacked, as pyctl's are not where the processor has AMX: llama-server crashes there.
+    Its weights are not repacked, as pyctl's are not where the processor has AMX: llama-server
+    crashes there.
     """
     with ExitStack() as opened:
 
         def run(name: str, *flags: str) -> ServerProcess:
             log = tmp_path_factory.mktemp("peer") / "log"
-            command = [LLAMA_SERVER, "-m", str(model_path(name)), "-c", "8192", "-t", "1", "-ub", "128", "-nr"]
+            command = [
+                LLAMA_SERVER,
+                "-m",
+                str(model_path(name)),
+                "-c",
+                "8192",
+                "-t",
+                "1",
+                "-ub",
+                "128",
+                "-nr",
+            ]
             return opened.enter_context(ServerProcess([*command, *flags], log))
 
         yield run

@@ -1,4 +1,6 @@
-"""What is restored is what a cold run computes: with --exact to the bit, by default but for near ties."""
+"""What is restored is what a cold run computes: with --exact to the bit, by default but for near
+ties.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ from tests.process.conftest import Server, lengths_on_disk
 from tests.real.conftest import CODE, NAMES, Asked, Reply, ask, margin_noise
 from tests.waiting import until
 
-SYSTEM = {"role": "system", "content": "You help the keepers of a water works. Answer in one short sentence."}
+SYSTEM = {
+    "role": "system",
+    "content": "You help the keepers of a water works. Answer in one short sentence.",
+}
 CASES = [
     pytest.param(name, mode + rows, id=" ".join([name, *mode, *rows]))
     for name in NAMES
@@ -40,8 +45,12 @@ class Conversations:
         return [{"role": "assistant", "content": reply.text}]
 
     def end(self, how: signal.Signals) -> None:
-        """Once the prompt before the last is on disk, but for its end, end the server and start another."""
-        until(lambda: max(lengths_on_disk(self.server), default=0) > self.said[-2][1].n_prompt - 128)
+        """Once the prompt before the last is on disk, but for its end, end the server and start
+        another.
+        """
+        until(
+            lambda: max(lengths_on_disk(self.server), default=0) > self.said[-2][1].n_prompt - 128
+        )
         self.server = self._restart(how)
 
 
@@ -55,10 +64,17 @@ def talk(to: Conversations, few: str, many: str) -> None:
     to.ask([*opening, *first, user("What is the capital of France?")])
     to.ask([SYSTEM, user(f"{opening[1]['content']} Be brief."), *second[2:]])
     to.ask([SYSTEM, *second[3:], *reply, user("Why?")])
-    raw = "The water works of the north valley have three pumps.\n" + "The second pump was built in 1931.\n" * 8
+    raw = (
+        "The water works of the north valley have three pumps.\n"
+        + "The second pump was built in 1931.\n" * 8
+    )
     to.ask(raw)
     to.ask(f"{raw}It was replaced in")
-    long = [*second, *reply, user(f"Here are all of them.\n\n{many}\nWhat does the last method return?")]
+    long = [
+        *second,
+        *reply,
+        user(f"Here are all of them.\n\n{many}\nWhat does the last method return?"),
+    ]
     more = [*long, *to.ask(long), user("And the first?")]
     reply = to.ask(more)
     to.end(signal.SIGTERM)
@@ -73,7 +89,14 @@ def talk(to: Conversations, few: str, many: str) -> None:
 def test_restored_conversations_are_those_of_a_cold_server(
     start: Callable[..., Server], tmp_path: Path, name: str, flags: tuple[str, ...]
 ) -> None:
-    kept = ("--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "full", "--kv-cache-min-tokens", "64")
+    kept = (
+        "--kv-cache-dir",
+        str(tmp_path),
+        "--disk-prefix-cache",
+        "full",
+        "--kv-cache-min-tokens",
+        "64",
+    )
     running: list[Server] = []
 
     def restart(how: signal.Signals | None) -> Server:
@@ -87,7 +110,9 @@ def test_restored_conversations_are_those_of_a_cold_server(
     talk(to, *((CODE, CODE * 4) if name == "gemma3" else (CODE[:200], CODE)))
     running[-1].stop()
     assert [reply.source for _, reply in to.said[-3:-1]] == ["disk", "disk"]
-    n_cached, n_prompt = (sum(getattr(reply, field) for _, reply in to.said[1:]) for field in ("n_cached", "n_prompt"))
+    n_cached, n_prompt = (
+        sum(getattr(reply, field) for _, reply in to.said[1:]) for field in ("n_cached", "n_prompt")
+    )
     assert n_cached > n_prompt / 2
     cold = start(name, *flags)
     evaluated: dict[str, tuple[Asked, Reply]] = {}
@@ -105,5 +130,8 @@ def test_restored_conversations_are_those_of_a_cold_server(
     cold.stop()
     noise = 0.0 if "--exact" in flags else margin_noise(start, (name, *flags), evaluated.values())
     shown = [(number, round(margin, 3)) for number, margin in parted]
-    print(f"{' '.join([name, *flags])}: {n_cached} of {n_prompt} tokens cached, noise {noise:.3f}, parted {shown}")
+    print(
+        f"{' '.join([name, *flags])}: {n_cached} of {n_prompt} tokens cached, noise {noise:.3f}, "
+        f"parted {shown}"
+    )
     assert [(number, margin) for number, margin in parted if margin > noise] == []

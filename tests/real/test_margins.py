@@ -6,7 +6,9 @@ from tests.real.conftest import Reply
 
 
 def reply(*places: tuple[float, float]) -> Reply:
-    """A reply whose tokens at each place are 0 and 1, with these log-probabilities; the likelier one is sampled."""
+    """A reply whose tokens at each place are 0 and 1, with these log-probabilities; the likelier
+    one is sampled.
+    """
     tokens = []
     for logprobs in places:
         top = tuple(sorted(enumerate(logprobs), key=lambda entry: -entry[1]))
@@ -28,4 +30,6 @@ def test_noise_is_the_largest_change_of_a_margin_up_to_where_replies_part() -> N
     assert COLD.margin_change(COLD) == 0.0
     assert COLD.margin_change(reply((-0.5, -2.25), (-0.5, -0.75))) == 0.25
     assert COLD.margin_change(reply((-0.25, -2.25), (-0.75, -0.5))) == 0.5
-    assert COLD.margin_change(reply((-2.25, -0.25), (-0.5, -9.5))) == 4.0, "what follows has another text before it"
+    assert COLD.margin_change(reply((-2.25, -0.25), (-0.5, -9.5))) == 4.0, (
+        "what follows has another text before it"
+    )

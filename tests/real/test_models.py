@@ -23,7 +23,9 @@ def stored(server: Server, name: str) -> int:
 ROUNDS = ("What does the class do?", "Which method changes nothing?", "What is a limit?")
 
 
-@pytest.mark.skipif(len(NAMES) < 3, reason="PYCTL_REAL is not set: one model has no others to leave for")
+@pytest.mark.skipif(
+    len(NAMES) < 3, reason="PYCTL_REAL is not set: one model has no others to leave for"
+)
 def test_models_behind_one_address_answer_as_each_alone(
     start: Callable[..., Server], model_path: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -35,9 +37,18 @@ def test_models_behind_one_address_answer_as_each_alone(
         server.stop()
     preset = tmp_path / "models.ini"
     sections = "".join(f"[{name}]\nmodel = {model_path(name)}\n" for name in NAMES)
-    preset.write_text("version = 1\n[*]\nexact = true\nc = 4096\nub = 128\nt = 1\nnp = 1\n" + sections)
+    preset.write_text(
+        "version = 1\n[*]\nexact = true\nc = 4096\nub = 128\nt = 1\nnp = 1\n" + sections
+    )
     flags = ("--models-preset", str(preset), "--models-max", "2", "--models-patience", "0")
-    kept = ("--kv-cache-dir", str(tmp_path / "kv"), "--disk-prefix-cache", "full", "--kv-cache-min-tokens", "64")
+    kept = (
+        "--kv-cache-dir",
+        str(tmp_path / "kv"),
+        "--disk-prefix-cache",
+        "full",
+        "--kv-cache-min-tokens",
+        "64",
+    )
     cases = [(name, i) for i in range(len(asked)) for name in NAMES]
     n_cached = 0
     for _ in range(3):

@@ -16,24 +16,41 @@ from tests.real.conftest import CODE, LLAMA_SERVER, TALKERS, ask, margin_noise, 
 
 def strict(**properties: dict[str, Any]) -> dict[str, Any]:
     """The schema of an object with all of ``properties`` and no others."""
-    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [*properties],
+        "additionalProperties": False,
+    }
 
 
 CITY = strict(city={"type": "string", "maxLength": 20}, unit={"enum": ["celsius", "fahrenheit"]})
-SUM = strict(a={"type": "integer", "minimum": 0, "maximum": 99}, b={"type": "integer", "maximum": 9})
+SUM = strict(
+    a={"type": "integer", "minimum": 0, "maximum": 99}, b={"type": "integer", "maximum": 9}
+)
 LIST = {"type": "array", "items": {"type": "string", "maxLength": 8}, "minItems": 2, "maxItems": 3}
 SCHEMAS = {"get_weather": CITY, "add": SUM}
 TOOLS = [
-    {"type": "function", "function": {"name": name, "description": name.replace("_", " "), "parameters": schema}}
+    {
+        "type": "function",
+        "function": {"name": name, "description": name.replace("_", " "), "parameters": schema},
+    }
     for name, schema in SCHEMAS.items()
 ]
 NAMED = {"type": "function", "function": {"name": "add"}}
-QUESTIONS = ("What is the weather in Paris, in celsius?", "What is 17 + 5?", "Is it cold in Oslo?", "Add 3 and 4.")
+QUESTIONS = (
+    "What is the weather in Paris, in celsius?",
+    "What is 17 + 5?",
+    "Is it cold in Oslo?",
+    "Add 3 and 4.",
+)
 Pair = tuple[Server, ServerProcess | None]
 
 
 @pytest.fixture(scope="module", params=TALKERS)
-def pair(request: pytest.FixtureRequest, start: Callable[..., Any], start_peer: Callable[..., Any]) -> Iterator[Pair]:
+def pair(
+    request: pytest.FixtureRequest, start: Callable[..., Any], start_peer: Callable[..., Any]
+) -> Iterator[Pair]:
     """pyctl, and llama-server if there is one."""
     ours, theirs = start(request.param), start_peer(request.param) if LLAMA_SERVER else None
     yield ours, theirs
@@ -42,9 +59,16 @@ def pair(request: pytest.FixtureRequest, start: Callable[..., Any], start_peer: 
         theirs.stop()
 
 
-def answer(server: Server | ServerProcess, content: str, **fields: Any) -> tuple[dict[str, Any], str]:
+def answer(
+    server: Server | ServerProcess, content: str, **fields: Any
+) -> tuple[dict[str, Any], str]:
     """The greedy reply's message, and why it ended."""
-    body = {"messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 56, **fields}
+    body = {
+        "messages": [{"role": "user", "content": content}],
+        "temperature": 0,
+        "max_tokens": 56,
+        **fields,
+    }
     (choice,) = post(server, "/v1/chat/completions", body).json()["choices"]
     return choice["message"], choice["finish_reason"]
 
@@ -60,7 +84,9 @@ def fits(text: str, schema: dict[str, Any]) -> bool:
 def is_call(message: dict[str, Any], names: set[str]) -> bool:
     """Whether it is one call or more, of tools in ``names`` and with arguments that fit."""
     called = [call["function"] for call in message.get("tool_calls") or ()]
-    return bool(called) and all(c["name"] in names and fits(c["arguments"], SCHEMAS[c["name"]]) for c in called)
+    return bool(called) and all(
+        c["name"] in names and fits(c["arguments"], SCHEMAS[c["name"]]) for c in called
+    )
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED, "auto"], ids=["required", "named", "auto"])
@@ -68,11 +94,15 @@ def test_calls_are_valid_as_often_as_those_of_llama_server(pair: Pair, choice: A
     names = {"add"} if choice == NAMED else set(SCHEMAS)
 
     def n_valid(server: Server | ServerProcess) -> int:
-        replies = [answer(server, question, tools=TOOLS, tool_choice=choice) for question in QUESTIONS]
+        replies = [
+            answer(server, question, tools=TOOLS, tool_choice=choice) for question in QUESTIONS
+        ]
         return sum(is_call(message, names) for message, _ in replies)
 
     ours, theirs = n_valid(pair[0]), n_valid(pair[1]) if pair[1] else 0
-    print(f"{ours} of {len(QUESTIONS)} calls of {sorted(names)} are valid, of llama-server's {theirs}")
+    print(
+        f"{ours} of {len(QUESTIONS)} calls of {sorted(names)} are valid, of llama-server's {theirs}"
+    )
     assert ours >= theirs
     assert choice == "auto" or ours == len(QUESTIONS)
 
@@ -85,7 +115,10 @@ def test_replies_fit_their_schemas_as_often_as_those_of_llama_server(pair: Pair)
         """How many ended, and how many of those fit."""
         replies = []
         for question, schema in asked:
-            form = {"type": "json_schema", "json_schema": {"name": "it", "strict": True, "schema": schema}}
+            form = {
+                "type": "json_schema",
+                "json_schema": {"name": "it", "strict": True, "schema": schema},
+            }
             replies.append((answer(server, question, response_format=form), schema))
         ended = [(message, schema) for (message, reason), schema in replies if reason == "stop"]
         return len(ended), sum(fits(message["content"], schema) for message, schema in ended)
@@ -97,21 +130,34 @@ def test_replies_fit_their_schemas_as_often_as_those_of_llama_server(pair: Pair)
 
 
 @pytest.mark.parametrize("name", TALKERS)
-def test_drafts_of_a_rewriting_change_nothing_but_near_ties(start: Callable[..., Server], name: str) -> None:
+def test_drafts_of_a_rewriting_change_nothing_but_near_ties(
+    start: Callable[..., Server], name: str
+) -> None:
     lines = CODE if name == "coder" else CODE[:200]
-    asked = [{"role": "user", "content": f"Write this again, with litres named gallons:\n\n```python\n{lines}```"}]
+    asked = [
+        {
+            "role": "user",
+            "content": f"Write this again, with litres named gallons:\n\n```python\n{lines}```",
+        }
+    ]
     found = {}
     margins = {}
     for source in ("none", "ngram-map-k", "cache"):
         server = start(name, "--spec-type", source, "-np", "1")
         body = {"messages": asked, "max_tokens": 160, "temperature": 0}
-        n_accepted = post(server, "/v1/chat/completions", body).json()["timings"].get("draft_n_accepted", 0)
+        n_accepted = (
+            post(server, "/v1/chat/completions", body).json()["timings"].get("draft_n_accepted", 0)
+        )
         found[source] = ask(server, asked, 160, cache_prompt=False)
         server.stop()
         margins[source] = found["none"].near_tie(found[source])
-        print(f"{name} {source}: {n_accepted} drafts accepted, parts at a margin of {margins[source]}")
+        print(
+            f"{name} {source}: {n_accepted} drafts accepted, parts at a margin of {margins[source]}"
+        )
         assert (source == "none") == (n_accepted == 0)
     cold = [(asked, found["none"])]
     noise = margin_noise(start, (name, "--spec-type", "none", "-np", "1"), cold, 160)
     print(f"{name}: noise {noise:.3f}")
-    assert [source for source, margin in margins.items() if margin is not None and margin > noise] == []
+    assert [
+        source for source, margin in margins.items() if margin is not None and margin > noise
+    ] == []

@@ -1,4 +1,6 @@
-"""Files appear whole or not at all; temp files of killed processes are told apart from those of running ones."""
+"""Files appear whole or not at all; temp files of killed processes are told apart from those of
+running ones.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.Mon
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_what_is_written_is_synced_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_written_is_synced_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     order: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: order.append("sync"))
     real = os.replace
@@ -115,7 +119,9 @@ def test_a_killed_writer_leaves_what_is_found(tmp_path: Path) -> None:
     assert is_abandoned(left)
 
 
-def test_file_being_written_is_not_abandoned_whatever_its_pid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_being_written_is_not_abandoned_whatever_its_pid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In another container, the number of a living process is that of none here."""
     dead = subprocess.Popen(["true"])
     dead.wait()
@@ -158,14 +164,20 @@ def test_others_files_are_not_abandoned(tmp_path: Path) -> None:
     assert [path for path in tmp_path.iterdir() if is_abandoned(path)] == [left]
 
 
-def test_without_locks_nothing_is_abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
+def test_without_locks_nothing_is_abandoned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        fcntl, "flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
+    )
     write_atomic(tmp_path / "file", b"x")
     (left := tmp_path / temp_name()).touch()
     assert not is_abandoned(left)
 
 
-def test_file_judged_abandoned_before_its_lock_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_judged_abandoned_before_its_lock_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken: list[Path] = []
     real = fcntl.flock
 

@@ -29,7 +29,9 @@ def one(stage: list[Instruction], name: str) -> list[str]:
 @pytest.fixture
 def service() -> dict[str, Any]:
     text = (ROOT / "compose.yaml").read_text(encoding="utf-8")
-    return yaml.safe_load(text.replace("${MODEL:?the name of a file in MODELS}", "x.gguf"))["services"]["pyctl"]
+    return yaml.safe_load(text.replace("${MODEL:?the name of a file in MODELS}", "x.gguf"))[
+        "services"
+    ]["pyctl"]
 
 
 def test_the_build_gets_what_it_copies() -> None:
@@ -38,7 +40,10 @@ def test_the_build_gets_what_it_copies() -> None:
 
 
 def test_both_stages_have_the_same_python(service: dict[str, Any]) -> None:
-    assert [named(stage, "FROM")[0].text.split()[0] for stage in (BUILD, IMAGE)] == ["$BASE", "$BASE"]
+    assert [named(stage, "FROM")[0].text.split()[0] for stage in (BUILD, IMAGE)] == [
+        "$BASE",
+        "$BASE",
+    ]
     (base,) = one(HEAD, "ARG")
     assert service["build"]["args"]["BASE"] == f"${{BASE:-{base.removeprefix('BASE=')}}}"
 
@@ -65,7 +70,9 @@ def test_the_entry_point_serves_on_the_published_port(service: dict[str, Any]) -
     assert service["ports"] == [f"127.0.0.1:{settings.listen.port}:{settings.listen.port}"]
     (health,) = named(IMAGE, "HEALTHCHECK")
     assert f"//127.0.0.1:{settings.listen.port}/health" in health.text
-    places = [volume.split(":")[-1 if volume.count(":") == 1 else -2] for volume in service["volumes"]]
+    places = [
+        volume.split(":")[-1 if volume.count(":") == 1 else -2] for volume in service["volumes"]
+    ]
     assert places == one(IMAGE, "VOLUME")
     assert Path(settings.disk.cache_dir).is_relative_to("/cache")
 
@@ -78,15 +85,21 @@ def test_the_image_runs_with_few_rights_and_time_to_write(service: dict[str, Any
     assert service["stop_grace_period"] == "70s"
     assert one(IMAGE, "STOPSIGNAL") == ["SIGTERM"]
     assert "deploy" not in service  # a machine without a card starts it, too
-    (own,) = yaml.safe_load((ROOT / "compose.gpu.yaml").read_text(encoding="utf-8"))["services"].values()
+    (own,) = yaml.safe_load((ROOT / "compose.gpu.yaml").read_text(encoding="utf-8"))[
+        "services"
+    ].values()
     (device,) = own.pop("deploy")["resources"]["reservations"]["devices"]
     assert own.pop("image") != service["image"]
-    assert own == {"build": {"args": {"BASE": "${BASE:-docker.io/nvidia/cuda:13.0.2-runtime-ubuntu24.04}"}}}
+    assert own == {
+        "build": {"args": {"BASE": "${BASE:-docker.io/nvidia/cuda:13.0.2-runtime-ubuntu24.04}"}}
+    }
     assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
 
 
 @pytest.mark.parametrize("router", ["haproxy.yaml", "sglang-router.yaml"])
-def test_two_servers_are_those_of_one_and_a_router_is_in_front(service: dict[str, Any], router: str) -> None:
+def test_two_servers_are_those_of_one_and_a_router_is_in_front(
+    service: dict[str, Any], router: str
+) -> None:
     deploy = ROOT / "deploy"
     files = [(deploy / name).read_text(encoding="utf-8") for name in ("servers.yaml", router)]
     servers, front = (yaml.safe_load(text) for text in files)
@@ -97,9 +110,9 @@ def test_two_servers_are_those_of_one_and_a_router_is_in_front(service: dict[str
         assert device == {"driver": "nvidia", "device_ids": [card], "capabilities": ["gpu"]}
         one["command"][1] = "x.gguf"
         one["volumes"][0] = one["volumes"][0].replace("../models", "./models")
-        assert one == {name: service[name] for name in service if name not in ("build", "ports")} | {
-            "image": "pyctl-cuda"
-        }
+        assert one == {
+            name: service[name] for name in service if name not in ("build", "ports")
+        } | {"image": "pyctl-cuda"}
     (program,) = front["services"].values()
     assert program["ports"] == service["ports"]
     assert program["depends_on"] == ["a", "b"]
@@ -108,7 +121,9 @@ def test_two_servers_are_those_of_one_and_a_router_is_in_front(service: dict[str
 
 
 def test_instructions_are_read() -> None:
-    _, stage = stages('# c\nFROM a AS b\nRUN --mount=x --mount=y one && \\\n    two\nCMD ["a b", "c"]\n')
+    _, stage = stages(
+        '# c\nFROM a AS b\nRUN --mount=x --mount=y one && \\\n    two\nCMD ["a b", "c"]\n'
+    )
     assert [instruction.name for instruction in stage] == ["FROM", "RUN", "CMD"]
     assert stage[1].flags == {"mount": ("x", "y")}
     assert re.sub(" +", " ", stage[1].text) == "one && two"

@@ -33,16 +33,73 @@ REFERENCE = {"limits.md"}
 
 OTHERS = {
     *("--fix", "--json", "--help", "--version"),  # of pyctl cache, of all commands
-    *("--dry-run", "--yes", "--jobs", "--arch", "--cpu", "--dir", "--llama-cpp", "--pinned"),  # of pyctl setup
-    *("--release", "--find-links", "--with", "--pip-args", "--remove"),  # of pyctl setup, pip, pipx, install.sh
-    *("--user", "--now", "--settings", "--model-metadata-file", "--message"),  # of systemctl, claude, aider
-    *("--build-arg", "--detach", "--read-only", "--shm-size", "--stop-timeout", "--tmpfs"),  # of docker
+    *(
+        "--dry-run",
+        "--yes",
+        "--jobs",
+        "--arch",
+        "--cpu",
+        "--dir",
+        "--llama-cpp",
+        "--pinned",
+    ),  # of pyctl setup
+    *(
+        "--release",
+        "--find-links",
+        "--with",
+        "--pip-args",
+        "--remove",
+    ),  # of pyctl setup, pip, pipx, install.sh
+    *(
+        "--user",
+        "--now",
+        "--settings",
+        "--model-metadata-file",
+        "--message",
+    ),  # of systemctl, claude, aider
+    *(
+        "--build-arg",
+        "--detach",
+        "--read-only",
+        "--shm-size",
+        "--stop-timeout",
+        "--tmpfs",
+    ),  # of docker
     *("--gpus", "--no-deps", "--no-binary"),  # of pyctl setup, docker and podman, pip
-    *("--no-cache-dir", "--url", "--only", "--gib", "--models", "--restore-chat-history"),  # of pip, bench, aider
-    *("--continue", "--resume", "--schema", "--functions", "--auth-type", "--model", "--config"),  # of clients
+    *(
+        "--no-cache-dir",
+        "--url",
+        "--only",
+        "--gib",
+        "--models",
+        "--restore-chat-history",
+    ),  # of pip, bench, aider
+    *(
+        "--continue",
+        "--resume",
+        "--schema",
+        "--functions",
+        "--auth-type",
+        "--model",
+        "--config",
+    ),  # of clients
     *("--against", "--parts", "--servers", "--real"),  # of bench
-    *("--check", "--quick", "--depths", "--llama-server", "--budget", "--cache"),  # of pyctl bench and doctor
-    *("--weights", "--modelfile", "--parts", "--sysroot", "--variant", "--include"),  # of tools, ollama, mmdebstrap
+    *(
+        "--check",
+        "--quick",
+        "--depths",
+        "--llama-server",
+        "--budget",
+        "--cache",
+    ),  # of pyctl bench and doctor
+    *(
+        "--weights",
+        "--modelfile",
+        "--parts",
+        "--sysroot",
+        "--variant",
+        "--include",
+    ),  # of tools, ollama, mmdebstrap
 }
 """Flags of other programs, and of other commands than serve and chat."""
 
@@ -77,7 +134,10 @@ def test_readme_install_and_setup_name_the_same_packages() -> None:
     (line,) = re.findall(r"^sudo apt install (.*?) +#", text_of(README), re.MULTILINE)
     assert f"`sudo apt install {line}`" in text_of(ROOT / "docs" / "install.md")
     sources = (ROOT / "CMakeLists.txt", ROOT / "pyctl" / "setup" / "plan.py")
-    missing = [re.findall(r'sudo apt install (\S+) (?:"\s*")?\(Fedora', text_of(source)) for source in sources]
+    missing = [
+        re.findall(r'sudo apt install (\S+) (?:"\s*")?\(Fedora', text_of(source))
+        for source in sources
+    ]
     assert {*missing[0], *missing[1], "git", "make", "python3-venv"} == {*line.split()}
 
 
@@ -102,14 +162,20 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert found.exists(), link
         if anchor:
             headings = re.findall(r"^#+ (.+)$", text_of(found), re.MULTILINE)
-            assert anchor in [re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings], link
+            assert anchor in [
+                re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings
+            ], link
 
 
 @pytest.mark.parametrize("page", PAGES, ids=ids(PAGES))
 def test_named_flags_exist(page: Path) -> None:
     flags = {name for found in FLAGS.values() for flag in found for name in flag.spellings()}
     known = flags | {*NO_OP, *IGNORED, *REJECTED, *OTHERS}
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]", "".join(re.findall(r"`[^`]+`", text_of(page)))))
+    named = set(
+        re.findall(
+            r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]", "".join(re.findall(r"`[^`]+`", text_of(page)))
+        )
+    )
     assert sorted(named - known) == []
 
 
@@ -131,14 +197,20 @@ REFERENCE_TO_A_FILE = re.compile(
     r"(?<![\w./-])(?P<path>(?:bench|docs)/[\w./-]+\.(?:md|json|svg|py))\b"
     r"`?(?: (?:of|at) (?P<of>[0-9a-f]{8}|ggml)\b)?"
 )
-"""A path in a comment or a page; "of 1323d1c8", or before it "1323d1c8:", names the commit that still has it."""
+"""A path in a comment or a page; "of 1323d1c8", or before it "1323d1c8:", names the commit that
+still has it.
+"""
 
 
 def references() -> Iterator[tuple[str, str, str]]:
-    """Each file that a text of the repository names: where, its path, and its commit, "" for today's."""
+    """Each file that a text of the repository names: where, its path, and its commit, "" for
+    today's.
+    """
     files = (path for tree in TREES for path in sorted((ROOT / tree).rglob("*")) if path.is_file())
     for path in [*PAGES, *(path for path in files if path.suffix in SUFFIXES)]:
-        for found in REFERENCE_TO_A_FILE.finditer(" ".join(text_of(path).replace("#", " ").split())):
+        for found in REFERENCE_TO_A_FILE.finditer(
+            " ".join(text_of(path).replace("#", " ").split())
+        ):
             yield str(path.relative_to(ROOT)), found["path"], found["shown"] or found["of"] or ""
 
 
@@ -170,7 +242,9 @@ def printed() -> str:
     for path in modules().values():
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.JoinedStr):
-                parts = [part.value if isinstance(part, ast.Constant) else "\0" for part in node.values]
+                parts = [
+                    part.value if isinstance(part, ast.Constant) else "\0" for part in node.values
+                ]
                 found.append("".join(map(str, parts)))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found.append(node.value)
@@ -178,7 +252,9 @@ def printed() -> str:
 
 
 def test_messages_that_troubleshooting_lists_are_printed_by_the_program() -> None:
-    tables = re.findall(r"^\| message \|.*\n\|[-|]+\n((?:\|.*\n)+)", text_of(TROUBLESHOOTING), re.MULTILINE)
+    tables = re.findall(
+        r"^\| message \|.*\n\|[-|]+\n((?:\|.*\n)+)", text_of(TROUBLESHOOTING), re.MULTILINE
+    )
     assert tables
     texts = printed()
     missing = []
@@ -191,19 +267,31 @@ def test_messages_that_troubleshooting_lists_are_printed_by_the_program() -> Non
 
 
 def endpoints() -> Iterator[list[str]]:
-    """The paths of each operation of the server, without parameters; none for a pattern of paths."""
+    """The paths of each operation of the server, without parameters; none for a pattern of
+    paths.
+    """
     for node in ast.walk(tree_of(ROOT / "pyctl" / "server" / "app.py")):
         if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("Operation"):
             texts = [str(each.value) for each in ast.walk(node) if isinstance(each, ast.Constant)]
-            yield [text.partition("/{")[0] for text in texts if text.startswith("/") and ":path" not in text]
+            yield [
+                text.partition("/{")[0]
+                for text in texts
+                if text.startswith("/") and ":path" not in text
+            ]
 
 
 def test_serve_lists_each_endpoint() -> None:
-    listed = set(re.findall(r"`([/.][^`]*)`", text_of(ROOT / "docs" / "serve.md").partition("## Endpoints")[2]))
+    listed = set(
+        re.findall(
+            r"`([/.][^`]*)`", text_of(ROOT / "docs" / "serve.md").partition("## Endpoints")[2]
+        )
+    )
 
     def is_listed(path: str) -> bool:
         directory, last = path.split("/")[1], path.rpartition("/")[2]
-        return not listed.isdisjoint({path, f".../{last}", f"/{directory}"})  # /cache has a page of its own
+        return not listed.isdisjoint(
+            {path, f".../{last}", f"/{directory}"}
+        )  # /cache has a page of its own
 
     assert [paths for paths in endpoints() if paths and not any(map(is_listed, paths))] == []
     assert len(list(endpoints())) > 30
@@ -238,18 +326,28 @@ def threads() -> Iterator[tuple[str, str]]:
 
 
 def test_the_table_of_threads_has_all() -> None:
-    rows = re.search(r"## Threads\n\n((?:\|.*\n)+)", text_of(ROOT / "docs/internals/architecture.md"))
+    rows = re.search(
+        r"## Threads\n\n((?:\|.*\n)+)", text_of(ROOT / "docs/internals/architecture.md")
+    )
     assert rows is not None
-    named = {name for row in rows[1].splitlines() for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
+    named = {
+        name for row in rows[1].splitlines() for name in re.findall(r"`([^`]+)`", row.split("|")[1])
+    }
     assert {name for _, name in threads()} == named - {"serve"}
 
 
 def test_the_page_of_the_chat_has_all_commands() -> None:
-    named = set(re.findall(r"`(/[a-z]+)`", text_of(ROOT / "docs" / "page-and-chat.md").partition("## Chat")[2]))
+    named = set(
+        re.findall(
+            r"`(/[a-z]+)`", text_of(ROOT / "docs" / "page-and-chat.md").partition("## Chat")[2]
+        )
+    )
     assert named == {*COMMANDS, *ALIASES}
 
 
-@pytest.mark.parametrize("page", [page for page in DOCS if page.parent.name == "docs"], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [page for page in DOCS if page.parent.name == "docs"], ids=lambda page: page.name
+)
 def test_a_page_that_people_use_opens_with_what_to_copy(page: Path) -> None:
     if page.name not in REFERENCE:
         assert text_of(page).splitlines()[2].startswith("```")

@@ -1,4 +1,6 @@
-"""Tables of README and docs are those of bench/results; each source, and each claim, says how to repeat it."""
+"""Tables of README and docs are those of bench/results; each source, and each claim, says how to
+repeat it.
+"""
 
 from __future__ import annotations
 
@@ -23,22 +25,33 @@ COMPLETE = {
 }
 
 
-def test_all_tables_are_those_of_sources_that_name_their_origin(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_tables_are_those_of_sources_that_name_their_origin(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert check() == []
     assert re.search(
-        r"^replay\.md +63ae04c +(\d[\d,]* commits old|of unknown age)", capsys.readouterr().out, re.MULTILINE
+        r"^replay\.md +63ae04c +(\d[\d,]* commits old|of unknown age)",
+        capsys.readouterr().out,
+        re.MULTILINE,
     )
-    shown = re.findall(r"<!-- figures: ([\w-]+) -->", "".join(page.read_text(encoding="utf-8") for page in pages()))
+    shown = re.findall(
+        r"<!-- figures: ([\w-]+) -->", "".join(page.read_text(encoding="utf-8") for page in pages())
+    )
     assert sorted(shown) == sorted(FIGURES)
 
 
 @pytest.mark.parametrize(
-    ("change", "missing"), [*(({name: ""}, name) for name in HEAD), ({"commit": "the newest"}, "commit")]
+    ("change", "missing"),
+    [*(({name: ""}, name) for name in HEAD), ({"commit": "the newest"}, "commit")],
 )
-def test_a_source_without_its_whole_head_is_refused(tmp_path: Path, change: dict[str, str], missing: str) -> None:
+def test_a_source_without_its_whole_head_is_refused(
+    tmp_path: Path, change: dict[str, str], missing: str
+) -> None:
     def plant(fields: dict[str, str]) -> Path:
         lines = [f"- {name}: {value}" for name, value in fields.items() if value]
-        (tmp_path / "planted.md").write_text("\n".join(["# Planted", "", *lines, "", f"| - {missing}: abcdef01 |"]))
+        (tmp_path / "planted.md").write_text(
+            "\n".join(["# Planted", "", *lines, "", f"| - {missing}: abcdef01 |"])
+        )
         return tmp_path / "planted.md"
 
     assert head(plant(COMPLETE)) == COMPLETE
@@ -67,14 +80,18 @@ def test_ages_count_commits_and_need_no_history(tmp_path: Path) -> None:
         git("commit", "-q", "-m", subject)
         commits.append(git("rev-parse", "HEAD"))
     assert [age(commit, tmp_path) for commit in commits[1:]] == [
-        "2 commits old, 1 of them in the engine: OLD", "1 commits old, 1 of them in the engine: OLD", "0 commits old"
-    ]  # fmt: skip
+        "2 commits old, 1 of them in the engine: OLD",
+        ("1 commits old, 1 of them in the engine: OLD"),
+        "0 commits old",
+    ]
     git("clone", "-q", "--depth", "1", f"file://{tmp_path}", "shallow")
     assert age(commits[0], tmp_path / "shallow") == "of unknown age"
     assert age(commits[3], tmp_path / "shallow") == "0 commits old"
 
 
-@pytest.mark.parametrize("claim", CLAIMS.read_text(encoding="utf-8").splitlines(), ids=lambda line: line.split("\t")[0])
+@pytest.mark.parametrize(
+    "claim", CLAIMS.read_text(encoding="utf-8").splitlines(), ids=lambda line: line.split("\t")[0]
+)
 def test_what_shows_a_claim_exists(claim: str) -> None:
     _, shown = claim.split("\t")
     if shown.startswith("tests/"):

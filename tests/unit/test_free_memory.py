@@ -1,4 +1,6 @@
-"""The memory that a process may take: that of the machine, within the limits of its control groups."""
+"""The memory that a process may take: that of the machine, within the limits of its control
+groups.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ import pytest
 
 from pyctl.setup.control_groups import memory_groups
 
-devices = importlib.import_module("pyctl.llama.devices")  # whose package has a function of this name
+devices = importlib.import_module(
+    "pyctl.llama.devices"
+)  # whose package has a function of this name
 
 GIB = 2**30
 
@@ -35,7 +39,9 @@ def name_group(root: Path, text: str) -> None:
 def limit(group: Path, maximum: str, used: int, files: int) -> None:
     (group / "memory.max").write_text(f"{maximum}\n")
     (group / "memory.current").write_text(f"{used}\n")
-    (group / "memory.stat").write_text(f"anon 5\nactive_file {files // 2}\ninactive_file {files // 2}\nshmem 7\n")
+    (group / "memory.stat").write_text(
+        f"anon 5\nactive_file {files // 2}\ninactive_file {files // 2}\nshmem 7\n"
+    )
 
 
 def test_without_limits_the_machine_counts(groups: Path, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Couplings get no worse: each of these figures of `tools.house` has a ceiling, which may only be lowered.
+"""Couplings get no worse: each of these figures of `tools.house` has a ceiling, which may only be
+lowered.
 
 Lines have none: a ceiling on lines is met by packing them.
 """
@@ -23,5 +24,7 @@ CEILINGS = {
 
 def test_couplings_get_no_worse() -> None:
     measured = measure()
-    assert {name: number for name, number in measured.items() if number > CEILINGS.get(name, number)} == {}
+    assert {
+        name: number for name, number in measured.items() if number > CEILINGS.get(name, number)
+    } == {}
     assert CEILINGS.keys() <= measured.keys()

@@ -29,17 +29,28 @@ OF_KIND = {"progressive": "jpeg", "restarts": "jpeg", "lossless": "webp"}
 
 
 def chunk(kind: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+    return (
+        struct.pack(">I", len(content))
+        + kind
+        + content
+        + struct.pack(">I", zlib.crc32(kind + content))
+    )
 
 
-def png(width: int, height: int, pixels: bytes, depth: int = 8, colour: int = 2, interlace: int = 0) -> bytes:
+def png(
+    width: int, height: int, pixels: bytes, depth: int = 8, colour: int = 2, interlace: int = 0
+) -> bytes:
     header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, interlace)
     parts = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(pixels)), chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
 def bmp(width: int, height: int, size: int) -> bytes:
-    return b"BM" + struct.pack("<IIIIiiHHI24x", 0, 0, 54, 40, width, height, 1, 24, 0)[:52] + bytes(size)
+    return (
+        b"BM"
+        + struct.pack("<IIIIiiHHI24x", 0, 0, 54, 40, width, height, 1, 24, 0)[:52]
+        + bytes(size)
+    )
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -61,17 +72,30 @@ def test_sizes_are_as_pillow_says() -> None:
             image.check_inflated()
 
 
-@pytest.mark.parametrize(("depth", "colour", "channels"), [(1, 0, 1), (2, 3, 1), (4, 0, 1), (8, 4, 2), (16, 6, 4)])
-def test_any_png_may_have_all_its_pixels_and_no_fewer(depth: int, colour: int, channels: int) -> None:
+@pytest.mark.parametrize(
+    ("depth", "colour", "channels"), [(1, 0, 1), (2, 3, 1), (4, 0, 1), (8, 4, 2), (16, 6, 4)]
+)
+def test_any_png_may_have_all_its_pixels_and_no_fewer(
+    depth: int, colour: int, channels: int
+) -> None:
     for width, height in ((1, 1), (5, 3), (13, 17)):
         line = (width * depth * channels + 7) // 8 + 1
         ImageFile.of(png(width, height, bytes(line * height), depth, colour)).check_inflated()
         with pytest.raises(RequestError, match="cut off"):
-            ImageFile.of(png(width, height, bytes(line * height - 1), depth, colour)).check_inflated()
+            ImageFile.of(
+                png(width, height, bytes(line * height - 1), depth, colour)
+            ).check_inflated()
 
 
 def test_interlaced_png() -> None:
-    sizes = ((1, 1), (1, 1), (1, 1), (3, 1), (2, 2), (5, 1))  # 5 x 3 in seven passes, of which one is empty
+    sizes = (
+        (1, 1),
+        (1, 1),
+        (1, 1),
+        (3, 1),
+        (2, 2),
+        (5, 1),
+    )  # 5 x 3 in seven passes, of which one is empty
     needed = sum((columns * 3 + 1) * lines for columns, lines in sizes)
     ImageFile.of(png(5, 3, bytes(needed), interlace=1)).check_inflated()
     with pytest.raises(RequestError, match="cut off"):
@@ -180,7 +204,9 @@ def test_broken_files_are_refused_or_read_within_bounds(
 
 @settings(max_examples=examples(200), deadline=None)
 @given(
-    st.sampled_from((b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8", b"GIF89a", b"BM", b"RIFF\0\0\0\0WEBP")),
+    st.sampled_from(
+        (b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8", b"GIF89a", b"BM", b"RIFF\0\0\0\0WEBP")
+    ),
     st.binary(max_size=200),
 )
 def test_bytes_that_are_no_image(magic: bytes, data: bytes) -> None:

@@ -33,13 +33,34 @@ LAYERS = {
     "cache": {"prompt", "errors", "atomic_file", "install_command"},
     "chat": {"prompt", "reasoning", "text", "errors", "atomic_file"},
     "engine": {"cache", "models", "prompt", "reasoning", "text", "errors", "atomic_file"},
-    "llama": {"engine", "cache", "models", "setup", "prompt", "text", "errors", "atomic_file", "user_directory"}
+    "llama": {
+        "engine",
+        "cache",
+        "models",
+        "setup",
+        "prompt",
+        "text",
+        "errors",
+        "atomic_file",
+        "user_directory",
+    }
     | {"module_command", "module_process"},
     "doctor": {"setup", "text", "errors"},
     "measure": {"module_command", "module_process"},
     "page": {"module_process"},
     "tools": {"text", "errors", "child_environment", "install_command"},
-    "server": {"chat", "engine", "cache", "page", "tools", "prompt", "reasoning", "text", "errors", "atomic_file"},
+    "server": {
+        "chat",
+        "engine",
+        "cache",
+        "page",
+        "tools",
+        "prompt",
+        "reasoning",
+        "text",
+        "errors",
+        "atomic_file",
+    },
     "terminal": {"chat", "engine", "tools", "prompt", "text", "errors", "atomic_file"},
 }
 """What each part may import besides itself; `cli` and `__main__` may import everything."""
@@ -47,7 +68,19 @@ LAYERS = {
 for _layer in ("chat", "engine", "llama", "server", "terminal"):
     LAYERS[_layer] |= {"image_file"}
 
-for _layer in ("models", "setup", "doctor", "cache", "chat", "engine", "llama", "page", "tools", "server", "terminal"):
+for _layer in (
+    "models",
+    "setup",
+    "doctor",
+    "cache",
+    "chat",
+    "engine",
+    "llama",
+    "page",
+    "tools",
+    "server",
+    "terminal",
+):
     LAYERS[_layer] |= {"convert", "setting", "limit"}
 
 for _layer in ("models", "terminal"):
@@ -63,7 +96,9 @@ NAME = re.compile(r"\b(?:(?:llama|llm|ggml|LLAMA|LLM|GGML|get)_\w+|(?:llama|ggml
 """What names of llama.cpp, and its headers, look like."""
 
 REQUEST_PATH = ("pyctl.server.prepare", "pyctl.server.body", "pyctl.server.service")
-"""What `terminal` may import of `server`, besides what is listed above: both ask the engine in one way."""
+"""What `terminal` may import of `server`, besides what is listed above: both ask the engine in one
+way.
+"""
 
 NATIVE = {"_core", "_drafts", "_pool"}
 
@@ -77,14 +112,22 @@ def test_layers() -> None:
         if layer in ("cli", "__main__"):
             continue
         for target in targets:
-            if target.startswith("pyctl.") and not (layer == "terminal" and target.startswith(REQUEST_PATH)):
-                assert target.split(".")[1] in LAYERS[layer] | NATIVE | {layer}, f"{name} imports {target}"
+            if target.startswith("pyctl.") and not (
+                layer == "terminal" and target.startswith(REQUEST_PATH)
+            ):
+                assert target.split(".")[1] in LAYERS[layer] | NATIVE | {layer}, (
+                    f"{name} imports {target}"
+                )
 
 
 def test_the_extension_is_imported_in_one_place() -> None:
-    """`pyctl.llama.extension` imports its modules by their names, `pyctl.llama.library` only their types."""
+    """`pyctl.llama.extension` imports its modules by their names, `pyctl.llama.library` only their
+    types.
+    """
     names = ("pyctl._core", "pyctl._drafts", "pyctl._pool")
-    assert {name for name, targets in module_graph().items() if targets & {*names}} == {"pyctl.llama.library"}
+    assert {name for name, targets in module_graph().items() if targets & {*names}} == {
+        "pyctl.llama.library"
+    }
 
 
 def test_no_cycles() -> None:
@@ -104,18 +147,23 @@ def test_no_cycles() -> None:
 
 def test_one_place_talks_to_llama_cpp() -> None:
     speakers = {
-        name for name, targets in module_graph().items() if any(t.split(".")[0] == "llama_cpp" for t in targets)
+        name
+        for name, targets in module_graph().items()
+        if any(t.split(".")[0] == "llama_cpp" for t in targets)
     }
     assert speakers
     assert all(name.startswith("pyctl.llama.") for name in speakers)
-    # pyctl.llama loads the C++ runtime first: a library with a runtime of its own must not take its place.
+    # pyctl.llama loads the C++ runtime first: a library with a runtime of its own must not take its
+    # place.
     bindings = re.compile(r"^\s*(?:from|import) llama_cpp\b", re.MULTILINE)
     files = [path for package in ("bench", "tools") for path in (ROOT / package).rglob("*.py")]
     assert [path for path in files if bindings.search(path.read_text("utf-8"))] == []
 
 
 def test_packages_of_the_extension() -> None:
-    """What copies bytes stands below what knows sequences: see the table of docs/internals/native.md."""
+    """What copies bytes stands below what knows sequences: see the table of
+    docs/internals/native.md.
+    """
     packages = {
         "library": (),
         "host": ("device/device_runtime.h",),
@@ -127,7 +175,9 @@ def test_packages_of_the_extension() -> None:
     for package, names in packages.items():
         for path in sorted((ROOT / "csrc" / package).iterdir()):
             used = re.findall(r'#include "(\w+/\w+\.h)"', path.read_text(encoding="utf-8"))
-            assert [name for name in used if not name.startswith((f"{package}/", "library/", *names))] == [], path.name
+            assert [
+                name for name in used if not name.startswith((f"{package}/", "library/", *names))
+            ] == [], path.name
 
 
 STANDARD = {
@@ -145,22 +195,30 @@ STANDARD = {
 
 
 def test_sources_include_the_standard_headers_that_they_use() -> None:
-    """One release of GCC declares by chance, in headers of others, names that the next leaves out."""
+    """One release of GCC declares by chance, in headers of others, names that the next leaves
+    out.
+    """
     csrc = ROOT / "csrc"
 
     def included(path: Path) -> set[str]:
         text = path.read_text(encoding="utf-8")
         own = {csrc / name for name in re.findall(r'#include "([\w/]+\.h)"', text)}
-        return set(re.findall(r"#include <(\w+)>", text)).union(*(included(each) for each in own if each.is_file()))
+        return set(re.findall(r"#include <(\w+)>", text)).union(
+            *(included(each) for each in own if each.is_file())
+        )
 
     for path in sorted(csrc.rglob("*.*")):
         text, found = path.read_text(encoding="utf-8"), included(path)
-        used = {header for header, names in STANDARD.items() if re.search(rf"\bstd::({names})\b", text)}
+        used = {
+            header for header, names in STANDARD.items() if re.search(rf"\bstd::({names})\b", text)
+        }
         assert used - found == set(), path.name
 
 
 def test_one_package_names_private_parts_of_llama_cpp() -> None:
-    """Another release has to fit only that package; `get_` starts the members that others could call."""
+    """Another release has to fit only that package; `get_` starts the members that others could
+    call.
+    """
     vendor, csrc = ROOT / "vendor" / "llama.cpp", ROOT / "csrc"
 
     def names(paths: Iterable[Path]) -> set[str]:
@@ -169,7 +227,9 @@ def test_one_package_names_private_parts_of_llama_cpp() -> None:
     headers = [path for place in ("src", "ggml/src") for path in (vendor / place).glob("*.h")]
     if not headers:
         pytest.skip("llama.cpp is not unpacked here")
-    public = [path for place in ("include", "ggml/include") for path in (vendor / place).glob("*.h")]
+    public = [
+        path for place in ("include", "ggml/include") for path in (vendor / place).glob("*.h")
+    ]
     private = (names(headers) | {path.name for path in headers}) - names(public)
     sources = [path for path in sorted(csrc.rglob("*.*")) if path.parent.name != "library"]
     found = {path.name: names([path]) & private for path in sources}
@@ -179,7 +239,9 @@ def test_one_package_names_private_parts_of_llama_cpp() -> None:
 def test_generating_knows_no_api() -> None:
     for name, targets in module_graph().items():
         if not name.startswith("pyctl.server.api"):
-            assert name == "pyctl.server.app" or not any(t.startswith("pyctl.server.api.") for t in targets), name
+            assert name == "pyctl.server.app" or not any(
+                t.startswith("pyctl.server.api.") for t in targets
+            ), name
 
 
 def test_only_the_command_builds_concrete_objects() -> None:
@@ -194,16 +256,28 @@ def test_only_the_command_builds_concrete_objects() -> None:
 def test_one_place_starts_python() -> None:
     """`-m` and `-c` beside `sys.executable` would run modules of the current directory."""
     found = {}
-    for path in (path for place in ("pyctl", "bench", "tools") for path in (ROOT / place).rglob("*.py")):
+    for path in (
+        path for place in ("pyctl", "bench", "tools") for path in (ROOT / place).rglob("*.py")
+    ):
         tree = tree_of(path)
-        told = {id(part) for node in ast.walk(tree) if isinstance(node, ast.Raise) for part in ast.walk(node)}
+        told = {
+            id(part)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Raise)
+            for part in ast.walk(node)
+        }
         for node in ast.walk(tree):
-            if isinstance(node, ast.List | ast.Tuple | ast.Call | ast.JoinedStr) and id(node) not in told:
+            if (
+                isinstance(node, ast.List | ast.Tuple | ast.Call | ast.JoinedStr)
+                and id(node) not in told
+            ):
                 texts = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
                 runs = any("-m" in str(text).split() for text in texts) or (
                     path.is_relative_to(ROOT / "pyctl") and "-c" in texts
                 )
-                if runs and any(isinstance(e, ast.Attribute) and e.attr == "executable" for e in ast.walk(node)):
+                if runs and any(
+                    isinstance(e, ast.Attribute) and e.attr == "executable" for e in ast.walk(node)
+                ):
                     found[path.relative_to(ROOT)] = node.lineno
     assert found == {}
 

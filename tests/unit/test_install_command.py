@@ -13,14 +13,28 @@ import pytest
 
 from pyctl.install_command import install_command
 
-PIP = [sys.executable, "-m", "pip", "install"] if find_spec("pip") else ["uv", "pip", "install", "--python"]
+PIP = (
+    [sys.executable, "-m", "pip", "install"]
+    if find_spec("pip")
+    else ["uv", "pip", "install", "--python"]
+)
 
 
 @pytest.mark.parametrize(
     ("file", "command"),
     [
         ("pipx_metadata.json", ["pipx", "inject", "env", "mcp>=2,<3"]),
-        ("uv-receipt.toml", ["uv", "tool", "install", "--with", "mcp>=2,<3", "pyctl-llama @ file:///home/a%20b/pyctl"]),
+        (
+            "uv-receipt.toml",
+            [
+                "uv",
+                "tool",
+                "install",
+                "--with",
+                "mcp>=2,<3",
+                "pyctl-llama @ file:///home/a%20b/pyctl",
+            ],
+        ),
         ("pyvenv.cfg", [*PIP, *([] if find_spec("pip") else [sys.executable]), "mcp>=2,<3"]),
     ],
 )

@@ -29,14 +29,25 @@ def test_the_demo_installs_what_it_imports() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     required = [*project["dependencies"], *project["optional-dependencies"]["demo"]]
     tree = ast.parse((ROOT / "tools" / "demo.py").read_text(encoding="utf-8"))
-    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
     names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    tops = {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names) - {"pyctl", "tools"}
+    tops = (
+        {name.partition(".")[0] for name in names}
+        - set(sys.stdlib_module_names)
+        - {"pyctl", "tools"}
+    )
     assert tops <= {re.split(r"[<>=]", each)[0] for each in required}
 
 
 def run_link(home: Path, path: str) -> list[str]:
-    """The lines of the link to a command of a checkout in ``home``, and whether it works afterwards."""
+    """The lines of the link to a command of a checkout in ``home``, and whether it works
+    afterwards.
+    """
     command = home / "checkout" / ".venv" / "bin" / "pyctl"
     command.parent.mkdir(parents=True, exist_ok=True)
     command.write_text("#!/bin/sh\necho works\n")
@@ -103,7 +114,13 @@ def test_clean_removes_its_own_link_only(tmp_path: Path, is_ours: bool) -> None:
     place.parent.mkdir(parents=True)
     place.symlink_to(tmp_path / "venv" / "bin" / "pyctl" if is_ours else tmp_path / "other")
     command = ["make", "-f", str(ROOT / "Makefile"), "clean", f"BIN={tmp_path}/venv/bin"]
-    subprocess.run(command, cwd=tmp_path, env={**os.environ, "HOME": str(tmp_path)}, check=True, capture_output=True)
+    subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "HOME": str(tmp_path)},
+        check=True,
+        capture_output=True,
+    )
     assert place.is_symlink() is not is_ours
 
 
@@ -127,11 +144,16 @@ def test_a_machine_without_a_compiler_is_told_before_anything_is_built(tmp_path:
     (tmp_path / "pip").touch(0o700)
     flags = [f"BIN={tmp_path}", f"BUILT={tmp_path / 'built'}"]
     command = [tmp_path / "make", *flags, tmp_path / "built"]
-    done = subprocess.run(command, cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout) == (2, NO_COMPILER)
 
 
-NO_COMPILER = "a C++ compiler or Python's headers are missing; the packages are in docs/install.md, From the source\n"
+NO_COMPILER = (
+    "a C++ compiler or Python's headers are missing; the packages are in "
+    "docs/install.md, From the source\n"
+)
 
 
 def test_clients_are_of_the_versions_that_were_measured() -> None:
@@ -143,9 +165,13 @@ def test_clients_are_of_the_versions_that_were_measured() -> None:
 
 def test_ci_installs_what_the_readme_names() -> None:
     (needed,) = re.findall(
-        r"^sudo apt install (.*?) +#", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE
+        r"^sudo apt install (.*?) +#",
+        (ROOT / "README.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
     )
     installed = re.findall(
-        r"apt-get install -y (.*)$", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE
+        r"apt-get install -y (.*)$",
+        (ROOT / ".ci" / "run").read_text(encoding="utf-8"),
+        re.MULTILINE,
     )
     assert {*needed.split()} - {"git"} <= {*" ".join(installed).split()}

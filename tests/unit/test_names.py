@@ -36,20 +36,30 @@ def public_members(module: Any) -> Iterator[tuple[str, Any, str]]:
                 function = function.fget if isinstance(function, property) else function
                 # What overrides a method of a library is documented there.
                 public = not member.startswith("_") and not any(
-                    hasattr(base, member) for base in value.__bases__ if not base.__module__.startswith("pyctl")
+                    hasattr(base, member)
+                    for base in value.__bases__
+                    if not base.__module__.startswith("pyctl")
                 )
-                if public and inspect.isfunction(inspect.unwrap(getattr(function, "__func__", function))):
+                if public and inspect.isfunction(
+                    inspect.unwrap(getattr(function, "__func__", function))
+                ):
                     yield name, getattr(value, member), member
 
 
 def promised() -> set[str]:
-    """Names of methods that a protocol of the package explains; implementations need not repeat it."""
+    """Names of methods that a protocol of the package explains; implementations need not repeat
+    it.
+    """
     found = set()
     for path in modules().values():
         for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.ClassDef) and any("Protocol" in ast.unparse(base) for base in node.bases):
+            if isinstance(node, ast.ClassDef) and any(
+                "Protocol" in ast.unparse(base) for base in node.bases
+            ):
                 found |= {
-                    item.name for item in node.body if isinstance(item, ast.FunctionDef) and ast.get_docstring(item)
+                    item.name
+                    for item in node.body
+                    if isinstance(item, ast.FunctionDef) and ast.get_docstring(item)
                 }
     return found
 
@@ -64,7 +74,9 @@ def test_public_names_are_documented() -> None:
             bare.append(name)
         for owner, value, member in public_members(module):
             # A dataclass without a docstring gets its signature for one.
-            documented = inspect.getdoc(value) and not (value.__doc__ or "").startswith(f"{member}(")
+            documented = inspect.getdoc(value) and not (value.__doc__ or "").startswith(
+                f"{member}("
+            )
             if not documented and member not in explained:
                 bare.append(f"{name}.{owner}.{member}".replace("..", "."))
     assert not bare
@@ -85,7 +97,9 @@ WORDS = {
     r"\balone(?=[.,;:)])": 13,
     r"\b(of its own|that of|those of|of their own)\b": 13,
 }
-"""Foreign patterns, and how many places have them: the numbers may only fall. A line of data ends in ``# quoted``."""
+"""Foreign patterns, and how many places have them: the numbers may only fall. A line of data ends
+in ``# quoted``.
+"""
 TEXTS = ("README.md", "pyctl/", "csrc/", "bench/", "tools/", "docs/", "tests/")
 UNCLEAN = ("tests/", "bench/results/", "bench/recorded/", "docs/")
 """Only the first of `WORDS` counts here."""
@@ -94,14 +108,21 @@ SUFFIXES = (".py", ".pyi", ".js", ".c", ".cpp", ".h", ".cu", ".md")
 
 def sentences(path: Path) -> Iterator[str]:
     """Comments, docstrings and messages of the file."""
-    text = "".join(line for line in path.read_text("utf-8").splitlines(True) if not line.endswith("# quoted\n"))
+    text = "".join(
+        line for line in path.read_text("utf-8").splitlines(True) if not line.endswith("# quoted\n")
+    )
     if path.suffix == ".md":
         yield from text.split("\n\n")
     elif path.suffix not in (".py", ".pyi"):
-        yield from (re.sub(r"\s*//", "", each) for each in re.findall(r'//.*(?:\n *//.*)*|"[^"\n]* [^"\n]*"', text))
+        yield from (
+            re.sub(r"\s*//", "", each)
+            for each in re.findall(r'//.*(?:\n *//.*)*|"[^"\n]* [^"\n]*"', text)
+        )
     else:
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and " " in token.string):
+            if token.type == tokenize.COMMENT or (
+                token.type == tokenize.STRING and " " in token.string
+            ):
                 yield token.string
 
 
@@ -113,5 +134,7 @@ def test_sentences_are_plain_english() -> None:
         if name.startswith(TEXTS):
             for sentence in (" ".join(each.split()) for each in sentences(path)):
                 for words in [*WORDS][: 1 if name.startswith(UNCLEAN) else None]:
-                    found[words] += [f"{name}: {sentence[:200]}" for _ in re.finditer(words, sentence)]
+                    found[words] += [
+                        f"{name}: {sentence[:200]}" for _ in re.finditer(words, sentence)
+                    ]
     assert {words: places for words, places in found.items() if len(places) > WORDS[words]} == {}

@@ -1,4 +1,6 @@
-"""Text of PDF files: valid ones, damaged ones, and those that would take unbounded time and memory."""
+"""Text of PDF files: valid ones, damaged ones, and those that would take unbounded time and
+memory.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,17 @@ def pdf(content: bytes, compress: bool = False, n_pages: int = 1) -> bytes:
     """A PDF file whose pages show the stream ``content``."""
     data = zlib.compress(content, 9) if compress else content
     kids = " ".join(f"{5 + i} 0 R" for i in range(n_pages))
-    page = b"<</Type/Page/Parent 2 0 R/Contents 4 0 R/MediaBox[0 0 99 99]/Resources<</Font<</F 3 0 R>>>>>>"
+    page = (
+        b"<</Type/Page/Parent 2 0 R/Contents 4 0 R/MediaBox[0 0 99 99]/Resources<</Font<</F 3 "
+        b"0 R>>>>>>"
+    )
     objects = [
         b"<</Type/Catalog/Pages 2 0 R>>",
         f"<</Type/Pages/Count {n_pages}/Kids[{kids}]>>".encode(),
         b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica/Encoding/WinAnsiEncoding>>",
-        f"<</Length {len(data)}{'/Filter/FlateDecode' if compress else ''}>>stream\n".encode() + data + b"\nendstream",
+        f"<</Length {len(data)}{'/Filter/FlateDecode' if compress else ''}>>stream\n".encode()
+        + data
+        + b"\nendstream",
         *([page] * n_pages),
     ]
     made, places = bytearray(b"%PDF-1.4\n"), []
@@ -40,7 +47,10 @@ def says(text: str) -> bytes:
 
 
 def test_the_text_of_all_pages(tmp_path: Path) -> None:
-    assert pdf_text(pdf(says("The north d\u00f6or"), n_pages=2)) == "The north d\u00f6or\n\nThe north d\u00f6or"
+    assert (
+        pdf_text(pdf(says("The north d\u00f6or"), n_pages=2))
+        == "The north d\u00f6or\n\nThe north d\u00f6or"
+    )
     path = tmp_path / "a.pdf"
     path.write_bytes(pdf(says("A lamp"), compress=True))
     assert read_text(path) == "a.pdf:\n```\nA lamp\n```\n\n"

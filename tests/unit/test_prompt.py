@@ -48,5 +48,14 @@ def test_a_prompt_has_its_images_where_it_says() -> None:
 
 def test_the_beginning_of_a_prompt_has_whole_images_only() -> None:
     whole = prompt(picture(start=2), picture(b"b", start=14))
-    assert [len(whole.first(n)) for n in (1, 2, 3, 13, 14, 15, 26, 30)] == [1, 2, 2, 2, 14, 14, 26, 30]
+    assert [len(whole.first(n)) for n in (1, 2, 3, 13, 14, 15, 26, 30)] == [
+        1,
+        2,
+        2,
+        2,
+        14,
+        14,
+        26,
+        30,
+    ]
     assert [len(whole.first(n).pictures) for n in (13, 14, 25, 26)] == [0, 1, 1, 2]

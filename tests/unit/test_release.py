@@ -26,7 +26,9 @@ def test_a_wheel_lists_its_files_and_is_always_the_same(tmp_path: Path) -> None:
     write_wheel(second, files, "a-1.dist-info")
     assert first.read_bytes() == second.read_bytes()
     with zipfile.ZipFile(first) as wheel:
-        rows = dict(line.split(",", 1) for line in wheel.read("a-1.dist-info/RECORD").decode().splitlines())
+        rows = dict(
+            line.split(",", 1) for line in wheel.read("a-1.dist-info/RECORD").decode().splitlines()
+        )
         assert rows.keys() == set(wheel.namelist())
     digest = urlsafe_b64encode(hashlib.sha256(b"x" * 1000).digest()).rstrip(b"=").decode()
     assert rows["a/lib/libx.so"] == f"sha256={digest},1000"
@@ -34,21 +36,42 @@ def test_a_wheel_lists_its_files_and_is_always_the_same(tmp_path: Path) -> None:
 
 def test_the_archive_for_cards_begins_with_a_manifest_of_its_files() -> None:
     packed = cuda_archive({"format": 1}, {"libggml-cuda.so": b"code"})
-    with tarfile.open(fileobj=io.BytesIO(zstandard.ZstdDecompressor().stream_reader(packed).read())) as tar:
+    with tarfile.open(
+        fileobj=io.BytesIO(zstandard.ZstdDecompressor().stream_reader(packed).read())
+    ) as tar:
         assert tar.getnames() == ["manifest.json", "libggml-cuda.so"]
         manifest = json.loads(tar.extractfile("manifest.json").read())
         assert tar.extractfile("libggml-cuda.so").read() == b"code"
-    assert manifest["files"] == {"libggml-cuda.so": {"sha256": hashlib.sha256(b"code").hexdigest(), "size": 4}}
+    assert manifest["files"] == {
+        "libggml-cuda.so": {"sha256": hashlib.sha256(b"code").hexdigest(), "size": 4}
+    }
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="old names of functions are x86_64's")
 def test_links_for_old_systems_need_no_newer_functions(tmp_path: Path) -> None:
     kept = ("libstdc++.a", "libm.so.6", "libstdc++.so.6")
-    found = [subprocess.check_output(["g++", f"-print-file-name={name}"], text=True).strip() for name in kept]
+    found = [
+        subprocess.check_output(["g++", f"-print-file-name={name}"], text=True).strip()
+        for name in kept
+    ]
     write_old_libraries([Path(name).resolve().parent for name in found], tmp_path, "gcc")
     code = "#include <cmath>\n#include <filesystem>\n"
-    code += "double f(double x) { return exp(log2(pow(x, log(x)))) + std::filesystem::exists(std::to_string(x)); }"
-    command = ["g++", "-std=c++17", "-O2", "-shared", "-fPIC", "-xc++", "-", f"-L{tmp_path}", "-o", tmp_path / "it.so"]
+    code += (
+        "double f(double x) { return exp(log2(pow(x, log(x)))) + "
+        "std::filesystem::exists(std::to_string(x)); }"
+    )
+    command = [
+        "g++",
+        "-std=c++17",
+        "-O2",
+        "-shared",
+        "-fPIC",
+        "-xc++",
+        "-",
+        f"-L{tmp_path}",
+        "-o",
+        tmp_path / "it.so",
+    ]
     subprocess.run(command, input=code, text=True, check=True)
     named = set(re.findall(rb"GLIBC(?:XX)?_[\d.]+", (tmp_path / "it.so").read_bytes()))
     assert not named & {b"GLIBC_2.29", b"GLIBCXX_3.4.26"}

@@ -13,7 +13,9 @@ from pyctl.setting import CACHE, MODEL, Flag, fill, flags_of
 @dataclass(frozen=True)
 class Pond:
     depth: int = CACHE.flag(3, "-d --depth", "metres", integer(0), "PYCTL_DEPTH")
-    names: tuple[str, ...] = MODEL.flag(("a",), "--names", "of the fish", words, also=(Flag("--no-fish", "none"),))
+    names: tuple[str, ...] = MODEL.flag(
+        ("a",), "--names", "of the fish", words, also=(Flag("--no-fish", "none"),)
+    )
     is_frozen: bool = MODEL.flag(False, "--frozen", "in winter", off="--thawed")
     extra: Mapping[str, Any] = MODEL.flag({}, "--extra", "more", words)
     spans: tuple[int, ...] = MODEL.flag((1, 2), "--spans", "lengths", words, shown="?", unit="m")
@@ -23,7 +25,9 @@ class Pond:
 def test_a_field_keeps_its_default_and_names_its_flags() -> None:
     assert Pond() == Pond(3, ("a",), False, {}, (1, 2), 7)
     assert Pond.depth == 3
-    assert [(section.title, flag.dest, flag.names, flag.default) for section, flag in flags_of(Pond)] == [
+    assert [
+        (section.title, flag.dest, flag.names, flag.default) for section, flag in flags_of(Pond)
+    ] == [
         ("cache", "depth", "-d --depth", "3"),
         ("model", "names", "--names", ""),
         ("model", "names", "--no-fish", ""),
@@ -38,7 +42,9 @@ def test_a_class_is_filled_with_what_is_named_as_its_fields() -> None:
     assert fill(Pond, {"depth": 5, "other": 1}, area=8) == Pond(depth=5, area=8)
 
 
-@pytest.mark.parametrize(("default", "shown"), [(0.5, "0.5"), ("", ""), ((1024,), "1024"), ((), ""), (True, "on")])
+@pytest.mark.parametrize(
+    ("default", "shown"), [(0.5, "0.5"), ("", ""), ((1024,), "1024"), ((), ""), (True, "on")]
+)
 def test_defaults_are_shown_as_users_write_them(default: Any, shown: str) -> None:
     @dataclass(frozen=True)
     class One:

@@ -11,7 +11,14 @@ from tools.house import tree_of
 
 PACKAGE = Path(__file__).resolve().parents[2] / "pyctl"
 
-MAX_LINES, MAX_PARAMETERS, MAX_PUBLIC, MAX_FIELDS = 60, 6, 20, 12
+MAX_LINES = 75
+"""A call of many arguments has one a line, so a function of 40 statements may have 75 lines."""
+
+MAX_PARAMETERS = 6
+
+MAX_PUBLIC = 20
+
+MAX_FIELDS = 12
 
 SETTINGS = {"CommandSettings", "ModelSettings", "ReplySettings", "Sampling", "ServerSettings"}
 """Classes whose fields are flags, one each."""
@@ -33,12 +40,19 @@ OVER = {
     "SnapshotView fields": 14,
     "TemplateCapabilities fields": 14,
 }
-"""What is above a rule today, and by how much. A number may only shrink; an entry that is not needed has to go."""
+"""What is above a rule today, and by how much. A number may only shrink; an entry that is not
+needed has to go.
+"""
 
 
 def functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     """(name with its class, definition) of all functions and methods."""
-    owners = {item: node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for item in node.body}
+    owners = {
+        item: node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for item in node.body
+    }
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             yield ".".join(filter(None, (owners.get(node), node.name))), node
@@ -64,10 +78,25 @@ def found() -> dict[str, int]:
             note(f"{name} parameters", n_parameters(node))
         for item in ast.walk(tree):
             if isinstance(item, ast.ClassDef) and item.name not in SETTINGS:
-                methods = (each for each in item.body if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)))
-                note(f"{item.name} public", len({each.name for each in methods if not each.name.startswith("_")}))
-                note(f"{item.name} fields", sum(isinstance(each, ast.AnnAssign) for each in item.body))
-    maximum = {"lines": MAX_LINES, "parameters": MAX_PARAMETERS, "public": MAX_PUBLIC, "fields": MAX_FIELDS}
+                methods = (
+                    each
+                    for each in item.body
+                    if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))
+                )
+                note(
+                    f"{item.name} public",
+                    len({each.name for each in methods if not each.name.startswith("_")}),
+                )
+                note(
+                    f"{item.name} fields",
+                    sum(isinstance(each, ast.AnnAssign) for each in item.body),
+                )
+    maximum = {
+        "lines": MAX_LINES,
+        "parameters": MAX_PARAMETERS,
+        "public": MAX_PUBLIC,
+        "fields": MAX_FIELDS,
+    }
     return {what: n for what, n in over.items() if n > maximum[what.split()[-1]]}
 
 

@@ -1,5 +1,6 @@
-"""Random-weight GGUF models of the architectures that pyctl is for, and encoders of images: tiny ones for tests, and
-full-size ones for benchmarks on machines without the download."""
+"""Random-weight GGUF models of the architectures that pyctl is for, and encoders of images: tiny
+ones for tests, and full-size ones for benchmarks on machines without the download.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""python -m tools.generator --shape tiny-hybrid|tiny-moe|tiny-dense|27b|35b-a3b -o out.gguf [--seed N]
+"""python -m tools.generator --shape tiny-hybrid|tiny-moe|tiny-dense|27b|35b-a3b -o out.gguf [--seed
+N]
 
-Shapes NAME-nextn have a head for drafts. tiny-vision, vision-27b and vision-35b-a3b are encoders of images for such
-models (--mmproj). gpt-oss-20b, gemma4-26b-a4b and qwen4exp-20b-a6b are other families.
+Shapes NAME-nextn have a head for drafts. tiny-vision, vision-27b and vision-35b-a3b are encoders of
+images for such models (--mmproj). gpt-oss-20b, gemma4-26b-a4b and qwen4exp-20b-a6b are other
+families.
 """
 
 from __future__ import annotations
@@ -18,11 +20,17 @@ from tools.generator.vision import VISION_SHAPES, write_encoder
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the model of the command line."""
-    parser = argparse.ArgumentParser(prog="python -m tools.generator", description="Write a GGUF with random weights.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.generator", description="Write a GGUF with random weights."
+    )
     shapes = [*SHAPES, *VISION_SHAPES, *LARGE]
     parser.add_argument("--shape", choices=shapes, required=True, help="which model to imitate")
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="where to write it")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="another seed, other weights (default 0)")
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="FILE", help="where to write it"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="another seed, other weights (default 0)"
+    )
     args = parser.parse_args(argv)
     if args.shape in VISION_SHAPES:
         write_encoder(args.output, VISION_SHAPES[args.shape], seed=args.seed)

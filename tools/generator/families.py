@@ -1,9 +1,9 @@
-"""Models with random weights of other families than Qwen's: tiny ones, one or two for each memory that llama.cpp has,
-and three as large as published ones (`LARGE`).
+"""Models with random weights of other families than Qwen's: tiny ones, one or two for each memory
+that llama.cpp has, and three as large as published ones (`LARGE`).
 
 A family is only metadata: llama.cpp itself returns the tensors of a model with this metadata
-(`llama_model_init_from_user`). Tiny weights are f32, large matrices are quantised. The keys are in llama.cpp's
-src/llama-arch.cpp.
+(`llama_model_init_from_user`). Tiny weights are f32, large matrices are quantised. The keys are in
+llama.cpp's src/llama-arch.cpp.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ WINDOW = 64
 
 @dataclass(frozen=True)
 class Family:
-    """One model: llama.cpp's name of its architecture, the class of its memory if a test relies on it, and its keys
-    without the prefix.
+    """One model: llama.cpp's name of its architecture, the class of its memory if a test relies on
+    it, and its keys without the prefix.
 
-    Large models, whose matrices are quantised, have a ``pattern``: kinds of layers, counted from 0, that repeat.
-    llama.cpp is asked for one of each.
+    Large models, whose matrices are quantised, have a ``pattern``: kinds of layers, counted from 0,
+    that repeat. llama.cpp is asked for one of each.
     """
 
     name: str
@@ -67,7 +67,11 @@ class Family:
         n_all = self.all_keys["block_count"]
         keys = dict(self.keys)
         for key, value in self.keys.items():
-            if key.startswith(("attention.", "feed_forward")) and isinstance(value, tuple) and len(value) == n_all:
+            if (
+                key.startswith(("attention.", "feed_forward"))
+                and isinstance(value, tuple)
+                and len(value) == n_all
+            ):
                 keys[key] = tuple(value[layer] for layer in layers)
         return replace(self, keys={**keys, "block_count": len(layers)})
 
@@ -202,7 +206,11 @@ QUARTERS: Mapping[str, Value] = {
     "rope.dimension_sections": (8, 4, 4, 0),
 }
 LFM2: Mapping[str, Value] = {**HALF, **ROPE, "shortconv.l_cache": 3}
-GATE: Mapping[str, Value] = {"kda.head_dim": 32, "kda.safe_gate": True, "kda.gate_lower_bound": -5.0}
+GATE: Mapping[str, Value] = {
+    "kda.head_dim": 32,
+    "kda.safe_gate": True,
+    "kda.gate_lower_bound": -5.0,
+}
 
 ROWS, WINDOWS, HYBRID = "llama_kv_cache", "llama_kv_cache_iswa", "llama_memory_hybrid"
 RECURRENT, INDEXED = "llama_memory_recurrent", "llama_memory_hybrid_idx"
@@ -221,15 +229,41 @@ _TINY = (
     _tiny("lfm2", HYBRID, LFM2),
     _tiny("lfm2", "llama_memory_hybrid_iswa", LFM2, IN_TURN, more="-window"),
     _tiny("qwen4exp", INDEXED, EXPERTS, INDEXER, HYPER, HEADS, ROPE, DELTA, N_GRAMS, QUARTERS),
-    _tiny("glm5-next", INDEXED, EXPERTS, LATENT, INDEXER, HYPER, GATE, LATENT_HALF, {"ssm.conv_kernel": 4}),
+    _tiny(
+        "glm5-next",
+        INDEXED,
+        EXPERTS,
+        LATENT,
+        INDEXER,
+        HYPER,
+        GATE,
+        LATENT_HALF,
+        {"ssm.conv_kernel": 4},
+    ),
     _tiny("gemma3", WINDOWS, IN_TURN, HEADS),
     _tiny("gpt-oss", WINDOWS, IN_TURN, EXPERTS, HEADS),
-    _tiny("llama4", WINDOWS, SLIDING, EXPERTS, ROPE, {"attention.chunk_size": WINDOW, "interleave_moe_layer_step": 2}),
+    _tiny(
+        "llama4",
+        WINDOWS,
+        SLIDING,
+        EXPERTS,
+        ROPE,
+        {"attention.chunk_size": WINDOW, "interleave_moe_layer_step": 2},
+    ),
     _tiny("mamba2", RECURRENT, MAMBA, {"attention.head_count": 0, "attention.head_count_kv": 0}),
     _tiny("rwkv7", RECURRENT, RWKV, {"token_shift_count": 2}),
-    _tiny("minimax-m3", "llama_kv_cache_msa", EXPERTS, INDEXER, ROPE, {"attention.indexer.head_count": 2}),
+    _tiny(
+        "minimax-m3",
+        "llama_kv_cache_msa",
+        EXPERTS,
+        INDEXER,
+        ROPE,
+        {"attention.indexer.head_count": 2},
+    ),
     _tiny("deepseek32", "llama_kv_cache_dsa", EXPERTS, LATENT, INDEXER),
-    _tiny("dots3note", "llama_kv_cache_dsa_iswa", EXPERTS, LATENT, INDEXER, SLIDING, LATENT_WINDOWS),
+    _tiny(
+        "dots3note", "llama_kv_cache_dsa_iswa", EXPERTS, LATENT, INDEXER, SLIDING, LATENT_WINDOWS
+    ),
     _tiny("deepseek4", "llama_kv_cache_dsv4", EXPERTS, INDEXER, SLIDING, HYPER, ROPE, COMPRESSED),
 )
 FAMILIES = {family.name: family for family in _TINY}
@@ -332,7 +366,11 @@ LARGE = {
                 "ple.heads_per_ngram": 8,
                 "ple.conv_kernel": 4,
                 "ple.eos_token_id": 248_044,
-                "ple.layer_multipliers": (23_058_430_092_137, 27_670_116_110_565, 31_134_703_401_913),
+                "ple.layer_multipliers": (
+                    23_058_430_092_137,
+                    27_670_116_110_565,
+                    31_134_703_401_913,
+                ),
                 "ple.head_offsets": tuple(range(0, 16 * N_GRAM_ROWS, N_GRAM_ROWS)),
                 "ple.head_vocab_sizes": (N_GRAM_ROWS,) * 16,
             },
@@ -342,13 +380,15 @@ LARGE = {
 }
 """Sizes of published models; random weights.
 
-qwen4exp-20b-a6b is Qwen3.8-Flash-Next (125B-A6B and a table of 51B) with 64 of its 512 experts and 1.6 of its 320
-million rows of n-grams, in 14 GB. A token evaluates as much, and its rows and states are as large. 64 because CUDA has
-a kernel that selects experts only for powers of two.
+qwen4exp-20b-a6b is Qwen3.8-Flash-Next (125B-A6B and a table of 51B) with 64 of its 512 experts and
+1.6 of its 320 million rows of n-grams, in 14 GB. A token evaluates as much, and its rows and states
+are as large. 64 because CUDA has a kernel that selects experts only for powers of two.
 """
 
 _MIN_QUANTISED = 2**18
-"""Values of a matrix of a large model below which it stays f32: routers, convolutions, and what kernels need so."""
+"""Values of a matrix of a large model below which it stays f32: routers, convolutions, and what
+kernels need so.
+"""
 
 _SCALE = re.compile(r"(?<!ffn_gate_inp)\.(input_)?scale$")
 """Scales of matrices, which files have whose matrices have no blocks. Routers have some always."""
@@ -365,7 +405,8 @@ def cached_family(family: Family, directory: str | PathLike[str], *, seed: int =
 
 
 def write_family(path: str | PathLike[str], family: Family, *, seed: int = 0) -> None:
-    """Write a model of ``family`` to ``path``, the same for the same seed; it appears whole or not at all.
+    """Write a model of ``family`` to ``path``, the same for the same seed; it appears whole or not
+    at all.
 
     Raises ValueError if llama.cpp finds the metadata incomplete.
     """
@@ -378,10 +419,15 @@ def write_family(path: str | PathLike[str], family: Family, *, seed: int = 0) ->
             yield from tiles.fill(tensor, _spread(tensor.name, tensor.dims)[1])
 
     with temp_path(target.parent) as metadata:
-        with _begun(metadata, family.of_layers(_examples(family)) if family.pattern else family) as writer:
+        with _begun(
+            metadata, family.of_layers(_examples(family)) if family.pattern else family
+        ) as writer:
             write_tensors(writer, (), content)
         found = _tensors(metadata)
-    listing = [Tensor(name, "", dims, _type(family, name, dims)) for name, dims in _repeated(family, found).items()]
+    listing = [
+        Tensor(name, "", dims, _type(family, name, dims))
+        for name, dims in _repeated(family, found).items()
+    ]
     with temp_path(target.parent) as temporary:
         with _begun(temporary, family) as writer:
             write_tensors(writer, listing, content)
@@ -403,7 +449,11 @@ def _repeated(family: Family, found: Mapping[str, tuple[int, ...]]) -> dict[str,
     listing = {name: dims for name, dims in published.items() if not name.startswith("blk.")}
     for layer in range(n_all):
         prefix = f"blk.{family.pattern[layer % len(family.pattern)]}."
-        of_kind = {name.removeprefix(prefix): dims for name, dims in published.items() if name.startswith(prefix)}
+        of_kind = {
+            name.removeprefix(prefix): dims
+            for name, dims in published.items()
+            if name.startswith(prefix)
+        }
         listing |= {f"blk.{layer}.{name}": dims for name, dims in of_kind.items()}
     return listing
 
@@ -443,11 +493,20 @@ def _add(writer: GGUFWriter, name: str, value: Value) -> None:
         writer.add_float32(name, value)
     else:
         wide = name.rpartition(".")[2] in _WIDE
-        kind = GGUFValueType.FLOAT32 if isinstance(value[0], float) else GGUFValueType.UINT64 if wide else None
-        writer.add_key_value(name, list(value), GGUFValueType.ARRAY, sub_type=kind or GGUFValueType.UINT32)
+        kind = (
+            GGUFValueType.FLOAT32
+            if isinstance(value[0], float)
+            else GGUFValueType.UINT64
+            if wide
+            else None
+        )
+        writer.add_key_value(
+            name, list(value), GGUFValueType.ARRAY, sub_type=kind or GGUFValueType.UINT32
+        )
 
 
-# -- what tensors there are --------------------------------------------------------------------------------------------
+# -- what tensors there are
+# ----------------------------------------------------------------------------------
 
 
 class _TensorHead(ctypes.Structure):
@@ -457,7 +516,9 @@ class _TensorHead(ctypes.Structure):
 
 
 def _tensors(metadata: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes (slowest dimension first) of the tensors that llama.cpp needs for this metadata."""
+    """Names and shapes (slowest dimension first) of the tensors that llama.cpp needs for this
+    metadata.
+    """
     library, found = ggml(), {}
 
     def note(tensor: int, _: Any) -> None:
@@ -483,8 +544,10 @@ def _tensors(metadata: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _values(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.float32]:
-    """Random weights with which the next token depends on all of the text: layers drown the embedding that they add to,
-    attention is sharp, and states decay slowly. Factors of norms are one."""
+    """Random weights with which the next token depends on all of the text: layers drown the
+    embedding that they add to, attention is sharp, and states decay slowly. Factors of norms are
+    one.
+    """
     random = np.random.default_rng([seed, zlib.crc32(name.encode())])
     values: NDArray[np.float32] = random.standard_normal(shape, np.float32)
     if re.search(r"ssm_a\b", name):

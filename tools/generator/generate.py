@@ -1,7 +1,9 @@
-"""Writes GGUF files with random weights: the real architectures, tokenizer and sizes, without the download.
+"""Writes GGUF files with random weights: the real architectures, tokenizer and sizes, without the
+download.
 
-Files are streamed, so the full-size shapes need disk but little memory. The container is GGUF version 3; the metadata
-keys are those that llama.cpp requires for each architecture. `cached_model` makes a file only once.
+Files are streamed, so the full-size shapes need disk but little memory. The container is GGUF
+version 3; the metadata keys are those that llama.cpp requires for each architecture. `cached_model`
+makes a file only once.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from tools.generator.weights import Tiles, deviation, fill, proposed
 
 __all__ = ["add_tokenizer", "cached_model", "source_digest", "write_model", "write_tensors"]
 
-RERANK_TEMPLATE = "<|im_start|>user\nasked: {query}\ntext: {document}<|im_end|>\n<|im_start|>assistant\n"
+RERANK_TEMPLATE = (
+    "<|im_start|>user\nasked: {query}\ntext: {document}<|im_end|>\n<|im_start|>assistant\n"
+)
 """How a reranker is asked; the chat template of that name is no Jinja."""
 
 
@@ -37,8 +41,8 @@ def write_model(
 ) -> None:
     """Write a model of `shape` to `path`, byte for byte the same for the same arguments.
 
-    `vocab` (default: bytes) is fitted to the shape's vocabulary size. The file appears whole or not at all. Raises
-    `ValueError` if the vocabulary does not fit.
+    `vocab` (default: bytes) is fitted to the shape's vocabulary size. The file appears whole or not
+    at all. Raises `ValueError` if the vocabulary does not fit.
     """
     vocab = (byte_vocab() if vocab is None else vocab).fitted(shape.vocab_size)
     listing = tensors(shape)
@@ -88,7 +92,9 @@ def _add_shape(writer: GGUFWriter, shape: Shape, seed: int) -> None:
     else:
         writer.add_feed_forward_length(shape.feed_forward)
     if shape.num_classes:
-        writer.add_classifier_output_labels([f"class {number}" for number in range(shape.num_classes)])
+        writer.add_classifier_output_labels(
+            [f"class {number}" for number in range(shape.num_classes)]
+        )
         writer.add_pooling_type(PoolingType.RANK)
         writer.add_string("tokenizer.chat_template.rerank", RERANK_TEMPLATE)
 
@@ -104,12 +110,18 @@ def _add_reader(writer: GGUFWriter, shape: Shape, vocab: Vocab) -> None:
         writer.add_rope_dimension_sections(shape.rope_sections)
     if shape.window:
         writer.add_sliding_window(shape.window)
-        writer.add_sliding_window_pattern([layer + 1 < shape.num_layers for layer in range(shape.num_layers)])
+        writer.add_sliding_window_pattern(
+            [layer + 1 < shape.num_layers for layer in range(shape.num_layers)]
+        )
     if shape.markov:
         writer.add_bool(f"{arch}.sample_from_anchor", shape.anchored)
     if shape.selector:
         sizes = {"conv_kernel_size": KERNEL, "conv_group_size": GROUP}
-        for key, value in {**sizes, "selector_rank": shape.selector_rank, "selector_top_k": shape.selector}.items():
+        for key, value in {
+            **sizes,
+            "selector_rank": shape.selector_rank,
+            "selector_top_k": shape.selector,
+        }.items():
             writer.add_uint32(f"{arch}.{key}", value)
     return None
 
@@ -145,11 +157,14 @@ def write_tensors(
 ) -> None:
     """Write the keys of ``writer``, the list of tensors, and what each consists of."""
     for tensor in listing:
-        writer.add_tensor_info(tensor.name, tensor.dims, np.dtype(np.float32), tensor.num_bytes, raw_dtype=tensor.type)
+        writer.add_tensor_info(
+            tensor.name, tensor.dims, np.dtype(np.float32), tensor.num_bytes, raw_dtype=tensor.type
+        )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    # GGUFWriter.write_tensor_data needs a whole tensor in memory; its file and its alignment are used directly.
+    # GGUFWriter.write_tensor_data needs a whole tensor in memory; its file and its alignment are
+    # used directly.
     assert writer.fout is not None
     file = writer.fout[0]
     writer.write_padding(file, file.tell())
@@ -161,20 +176,26 @@ def write_tensors(
     os.fsync(file.fileno())
 
 
-# -- models kept on disk -----------------------------------------------------------------------------------------------
+# -- models kept on disk
+# ----------------------------------------------------------------------------------
 
 
-def cached_model(shape: Shape | VisionShape, directory: str | PathLike[str], *, seed: int = 0) -> Path:
+def cached_model(
+    shape: Shape | VisionShape, directory: str | PathLike[str], *, seed: int = 0
+) -> Path:
     """The model or encoder of `shape` and `seed` in `directory`, generated there if it is missing.
 
-    The file name carries a digest of the shape and of this package's source, so another generator makes another file.
-    Any number of threads and processes may call this at once: each gets a whole file.
+    The file name carries a digest of the shape and of this package's source, so another generator
+    makes another file. Any number of threads and processes may call this at once: each gets a whole
+    file.
     """
     digest = hashlib.blake2b(f"{source_digest()} {shape!r}".encode(), digest_size=6).hexdigest()
     path = Path(directory) / f"{shape.name}-{seed}-{digest}.gguf"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_encoder(path, shape, seed=seed) if isinstance(shape, VisionShape) else write_model(path, shape, seed=seed)
+        write_encoder(path, shape, seed=seed) if isinstance(shape, VisionShape) else write_model(
+            path, shape, seed=seed
+        )
     return path
 
 

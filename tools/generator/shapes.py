@@ -1,8 +1,10 @@
-"""Shapes of the models that the generator can write, the cache sizes that follow from them, and their tensors.
+"""Shapes of the models that the generator can write, the cache sizes that follow from them, and
+their tensors.
 
-The full-size shapes repeat the published dimensions of the models they are named after; the tiny ones keep the same
-layout at the smallest useful widths. Tensors have the names and dimensions that llama.cpp looks up for the
-architectures `qwen3`, `qwen35` and `qwen35moe`, and for the draft models `eagle3` and `dflash`.
+The full-size shapes repeat the published dimensions of the models they are named after; the tiny
+ones keep the same layout at the smallest useful widths. Tensors have the names and dimensions that
+llama.cpp looks up for the architectures `qwen3`, `qwen35` and `qwen35moe`, and for the draft models
+`eagle3` and `dflash`.
 """
 
 from __future__ import annotations
@@ -23,18 +25,21 @@ F32_BYTES = 4
 class Shape:
     """Dimensions of one model. All widths are in elements, `*_size` of a head is per head.
 
-    `feed_forward` is the width of one expert if there are experts. `attention_interval` is 4 when three recurrent
-    layers precede each full-attention layer, and 1 when every layer is full attention. `quantised` chooses Q4_K with
-    some Q6_K instead of f32 for the matrices. With `num_classes` it is a reranker.
+    `feed_forward` is the width of one expert if there are experts. `attention_interval` is 4 when
+    three recurrent layers precede each full-attention layer, and 1 when every layer is full
+    attention. `quantised` chooses Q4_K with some Q6_K instead of f32 for the matrices. With
+    `num_classes` it is a reranker.
 
-    `num_nextn` (0 or 1) is the number of blocks after the last layer that predict one more token each (a head for
-    drafts); `has_trunk` is False for a separate file with nothing but that head. `habit` is by how much (in logits)
-    each letter suggests one that follows it: what a head can learn.
+    `num_nextn` (0 or 1) is the number of blocks after the last layer that predict one more token
+    each (a head for drafts); `has_trunk` is False for a separate file with nothing but that head.
+    `habit` is by how much (in logits) each letter suggests one that follows it: what a head can
+    learn.
 
-    A draft model reads the inputs of `target_layers` of its target. With `block` it drafts that many tokens at once,
-    the known one among them; `selector` is how many candidates of each place it weighs, by vectors of `selector_rank`,
-    and `markov` the rank of what it adds for the token before, if `anchored` from the known token's own place on. All
-    its layers but the last look `window` tokens back. With `draft_vocab` it proposes only so many of the tokens.
+    A draft model reads the inputs of `target_layers` of its target. With `block` it drafts that
+    many tokens at once, the known one among them; `selector` is how many candidates of each place
+    it weighs, by vectors of `selector_rank`, and `markov` the rank of what it adds for the token
+    before, if `anchored` from the known token's own place on. All its layers but the last look
+    `window` tokens back. With `draft_vocab` it proposes only so many of the tokens.
     """
 
     name: str
@@ -73,14 +78,20 @@ class Shape:
     draft_vocab: int = 0
 
     def eagle3(self) -> Shape:
-        """A draft model that reads three layers of `with_nextn`, with its own embeddings and output matrix."""
+        """A draft model that reads three layers of `with_nextn`, with its own embeddings and output
+        matrix.
+        """
         return self._reader("eagle3", 1, (1, self.num_layers // 2, self.num_layers))
 
     def dflash(self, kind: str = "dflash") -> Shape:
-        """A draft model of blocks of 8 that reads two layers and takes embeddings and output matrix from its target;
-        `kind` is dflash, dflash2, dspark, or dflash-window as for the Qwen3.6 models."""
+        """A draft model of blocks of 8 that reads two layers and takes embeddings and output matrix
+        from its target; `kind` is dflash, dflash2, dspark, or dflash-window as for the Qwen3.6
+        models.
+        """
         layers = (1, self.num_layers - 1)
-        shape = replace(self._reader("dflash", 2, layers), name=f"{self.name}-{kind}", block=8, has_trunk=False)
+        shape = replace(
+            self._reader("dflash", 2, layers), name=f"{self.name}-{kind}", block=8, has_trunk=False
+        )
         return replace(
             shape,
             selector=6 if kind == "dflash2" else 0,
@@ -89,7 +100,9 @@ class Shape:
         )
 
     def _reader(self, arch: Arch, num_layers: int, layers: tuple[int, ...]) -> Shape:
-        """Two heads or more of the target's size, which look near by; full attention and no experts."""
+        """Two heads or more of the target's size, which look near by; full attention and no
+        experts.
+        """
         return replace(
             self.with_nextn(),
             name=f"{self.name}-{arch}",
@@ -99,7 +112,9 @@ class Shape:
             num_nextn=0,
             num_kv_heads=self.num_heads,
             rope_size=self.head_size,
-            rope_sections=(self.head_size // 2, 0, 0, 0) if arch == "dflash" and any(self.rope_sections) else (0,) * 4,
+            rope_sections=(self.head_size // 2, 0, 0, 0)
+            if arch == "dflash" and any(self.rope_sections)
+            else (0,) * 4,
             rope_base=100.0,
             attention_interval=1,
             num_experts=0,
@@ -107,11 +122,17 @@ class Shape:
         )
 
     def with_nextn(self) -> Shape:
-        """Return this model with a head for drafts; if not quantised, with habits, so that the head is often right."""
-        return replace(self, name=f"{self.name}-nextn", num_nextn=1, habit=0.0 if self.quantised else _HABIT)
+        """Return this model with a head for drafts; if not quantised, with habits, so that the head
+        is often right.
+        """
+        return replace(
+            self, name=f"{self.name}-nextn", num_nextn=1, habit=0.0 if self.quantised else _HABIT
+        )
 
     def only_nextn(self) -> Shape:
-        """The head of `with_nextn` in a separate file, with the embeddings and the output matrix that it needs."""
+        """The head of `with_nextn` in a separate file, with the embeddings and the output matrix
+        that it needs.
+        """
         return replace(self.with_nextn(), name=f"{self.name}-head", has_trunk=False)
 
     def is_recurrent(self, layer: int) -> bool:
@@ -145,14 +166,16 @@ class Shape:
     def state_bytes(self) -> int:
         """Bytes of the recurrent state of one sequence (f32); 0 for a dense model.
 
-        Per recurrent layer one matrix per value head, and the last `conv_kernel - 1` inputs of the convolution.
+        Per recurrent layer one matrix per value head, and the last `conv_kernel - 1` inputs of the
+        convolution.
         """
         matrices = self.num_value_heads * self.recurrent_head_size**2
         conv = (self.conv_kernel - 1) * self.conv_channels
         return self.num_recurrent_layers * (matrices + conv) * F32_BYTES
 
     def row_bytes(self, type_k: str = "f16", type_v: str = "f16") -> int:
-        """Bytes of K and V of one token over all attention layers, with llama.cpp's names of the cache types.
+        """Bytes of K and V of one token over all attention layers, with llama.cpp's names of the
+        cache types.
 
             QWEN36_27B.row_bytes()                # 65536
             QWEN36_27B.row_bytes("q8_0", "q8_0")  # 34816
@@ -167,7 +190,10 @@ class Shape:
             except KeyError:
                 raise ValueError(f"unknown cache type {name!r}") from None
             if self.head_size % block:
-                raise ValueError(f"cache type {name!r} has blocks of {block}, heads have {self.head_size} elements")
+                raise ValueError(
+                    f"cache type {name!r} has blocks of {block}, heads have {self.head_size} "
+                    "elements"
+                )
             per_layer += width // block * size
         return self.num_attention_layers * per_layer
 
@@ -220,7 +246,9 @@ TINY_DENSE = Shape(
     vocab_size=BYTE_VOCAB_SIZE,
 )
 
-TINY_FAT = replace(TINY_HYBRID, name="tiny-fat", num_layers=4, num_value_heads=12, recurrent_head_size=64)
+TINY_FAT = replace(
+    TINY_HYBRID, name="tiny-fat", num_layers=4, num_value_heads=12, recurrent_head_size=64
+)
 """A state of as many rows as the 27B's, about 2,400; a row has a 256th of the bytes."""
 
 TINY_RERANK = replace(TINY_DENSE, name="tiny-rerank", num_classes=2)
@@ -272,13 +300,17 @@ _DRAFTS = (
 _READERS = tuple(
     reader
     for shape in (TINY_HYBRID, TINY_DENSE)
-    for reader in (shape.eagle3(), *map(shape.dflash, ("dflash", "dflash2", "dspark", "dflash-window")))
+    for reader in (
+        shape.eagle3(),
+        *map(shape.dflash, ("dflash", "dflash2", "dspark", "dflash-window")),
+    )
 )
 
 SHAPES = {shape.name: shape for shape in (*_HYBRIDS, TINY_DENSE, *_HEADS, *_DRAFTS, *_READERS)}
 
 
-# -- tensors -----------------------------------------------------------------------------------------------------------
+# -- tensors
+# ----------------------------------------------------------------------------------
 
 F32 = GGMLQuantizationType.F32
 Q4_K = GGMLQuantizationType.Q4_K
@@ -292,15 +324,19 @@ F32_MATRICES = {"ssm_conv1d", "ffn_gate_inp"}
 # Of draft models: added to f32, or too narrow for a quantised block.
 _SMALL = {"attn_conv_base", "ffn_conv_base", "conf_proj"}
 
-# A few columns of 32 or 48, too narrow a matrix to be worth four bits, and what all of a head rests on.
+# A few columns of 32 or 48, too narrow a matrix to be worth four bits, and what all of a head rests
+# on.
 _Q8_MATRICES = {"ssm_alpha", "ssm_beta", "eh_proj", "fc"}
-# More sensitive to rounding; six bits in every second group of four layers, much as the usual four-bit mixes do.
+# More sensitive to rounding; six bits in every second group of four layers, much as the usual
+# four-bit mixes do.
 _Q6_MATRICES = {"output", "attn_v", "ffn_down", "ffn_down_exps", "ffn_down_shexp"}
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor: `role` is its name without block number and suffix, `dims` are slowest first, as in numpy."""
+    """One tensor: `role` is its name without block number and suffix, `dims` are slowest first, as
+    in numpy.
+    """
 
     name: str
     role: str
@@ -321,7 +357,10 @@ class Tensor:
 def tensors(shape: Shape) -> list[Tensor]:
     """All tensors of a model of this shape."""
     if shape.target_layers:
-        found = [*_reader(shape), *(part for layer in range(shape.num_layers) for part in _reading_layer(shape, layer))]
+        found = [
+            *_reader(shape),
+            *(part for layer in range(shape.num_layers) for part in _reading_layer(shape, layer)),
+        ]
         return [Tensor(name, role, dims, _type(shape, role, dims, 0)) for name, role, dims in found]
     last = Q6_K if shape.quantised else F32
     first = Q4_K if shape.quantised else F32
@@ -331,11 +370,17 @@ def tensors(shape: Shape) -> list[Tensor]:
         Tensor("output.weight", "output", (shape.vocab_size, shape.embedding), last),
     ]
     if shape.num_classes:
-        listing.append(Tensor("cls.output.weight", "cls", (shape.num_classes, shape.embedding), F32))
-    for layer in range(0 if shape.has_trunk else shape.num_layers, shape.num_layers + shape.num_nextn):
+        listing.append(
+            Tensor("cls.output.weight", "cls", (shape.num_classes, shape.embedding), F32)
+        )
+    for layer in range(
+        0 if shape.has_trunk else shape.num_layers, shape.num_layers + shape.num_nextn
+    ):
         for suffixed, dims in _layer(shape, layer):
             role = suffixed.removeprefix("nextn.").split(".")[0]
-            listing.append(Tensor(f"blk.{layer}.{suffixed}", role, dims, _type(shape, role, dims, layer)))
+            listing.append(
+                Tensor(f"blk.{layer}.{suffixed}", role, dims, _type(shape, role, dims, layer))
+            )
     return listing
 
 
@@ -427,12 +472,20 @@ def _reading_layer(shape: Shape, layer: int) -> Iterator[_Part]:
     # EAGLE-3 gets the token with what it read.
     seen = width if shape.block else 2 * width
     heads = shape.num_heads * shape.head_size
-    parts: list[tuple[str, tuple[int, ...]]] = [("attn_norm.weight", (width,)), ("ffn_norm.weight", (width,))]
+    parts: list[tuple[str, tuple[int, ...]]] = [
+        ("attn_norm.weight", (width,)),
+        ("ffn_norm.weight", (width,)),
+    ]
     parts.append(("attn_q.weight", (heads, seen)))
-    parts += [(f"attn_{name}.weight", (shape.num_kv_heads * shape.head_size, seen)) for name in "kv"]
+    parts += [
+        (f"attn_{name}.weight", (shape.num_kv_heads * shape.head_size, seen)) for name in "kv"
+    ]
     parts += [("attn_output.weight", (width, heads)), *_feed_forward(shape)]
     if shape.block:
-        parts += [("attn_q_norm.weight", (shape.head_size,)), ("attn_k_norm.weight", (shape.head_size,))]
+        parts += [
+            ("attn_q_norm.weight", (shape.head_size,)),
+            ("attn_k_norm.weight", (shape.head_size,)),
+        ]
     else:
         parts.append(("attn_norm_2.weight", (width,)))
     if shape.selector:

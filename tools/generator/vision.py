@@ -1,7 +1,9 @@
-"""Image encoders with random weights, as separate GGUF files ("mmproj"): the encoder of Qwen3-VL and Qwen3.6.
+"""Image encoders with random weights, as separate GGUF files ("mmproj"): the encoder of Qwen3-VL
+and Qwen3.6.
 
-Patches of 16 by 16 pixels pass a transformer; four neighbours at a time become one token of the text model. Tensors and
-metadata have the names that libmtmd looks up for the projector type `qwen3vl_merger`.
+Patches of 16 by 16 pixels pass a transformer; four neighbours at a time become one token of the
+text model. Tensors and metadata have the names that libmtmd looks up for the projector type
+`qwen3vl_merger`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ CHANNELS, MERGE = 3, 2
 
 @dataclass(frozen=True)
 class VisionShape:
-    """Dimensions of an encoder for a text model of width ``projection``; pixels for ``patch`` and ``image_size``."""
+    """Dimensions of an encoder for a text model of width ``projection``; pixels for ``patch`` and
+    ``image_size``.
+    """
 
     name: str
     projection: int
@@ -46,7 +50,9 @@ VISION_SHAPES = {shape.name: shape for shape in (TINY_VISION, VISION_27B, VISION
 
 
 def write_encoder(path: str | PathLike[str], shape: VisionShape, *, seed: int = 0) -> None:
-    """Write an encoder of ``shape`` to ``path``, byte for byte the same for the same arguments, whole or not at all."""
+    """Write an encoder of ``shape`` to ``path``, byte for byte the same for the same arguments,
+    whole or not at all.
+    """
     target = Path(path)
     with temp_path(target.parent) as temporary:
         writer = GGUFWriter(temporary, "clip")
@@ -112,8 +118,12 @@ def _tensors(shape: VisionShape) -> dict[str, tuple[int, ...]]:
 
 
 def _values(name: str, dims: tuple[int, ...], seed: int) -> NDArray[Any]:
-    """Random values by which activations stay of order one; matrices in half precision, vectors and positions not."""
-    values = np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(dims, np.float32)
+    """Random values by which activations stay of order one; matrices in half precision, vectors and
+    positions not.
+    """
+    values = np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(
+        dims, np.float32
+    )
     if name == "v.position_embd.weight":
         values *= 0.3
     elif len(dims) == 1:

@@ -1,8 +1,9 @@
 """Vocabularies and the chat template of generated models.
 
-A vocabulary is a byte-level one of our own, or copied out of an existing file. Both use GPT-2's alphabet, in which each
-byte is written as one visible character, and Qwen's special tokens. The template is ChatML with tools and without
-reasoning; rendering more messages only ever appends, which is what makes prefixes of a conversation reusable.
+A vocabulary is a byte-level one of our own, or copied out of an existing file. Both use GPT-2's
+alphabet, in which each byte is written as one visible character, and Qwen's special tokens. The
+template is ChatML with tools and without reasoning; rendering more messages only ever appends,
+which is what makes prefixes of a conversation reusable.
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ __all__ = [
     "token_bytes",
 ]
 
-# -- vocabulary --------------------------------------------------------------------------------------------------------
+# -- vocabulary
+# ----------------------------------------------------------------------------------
 
-# The order and the kinds of the real vocabulary: control tokens never appear in a reply's text, the others do.
+# The order and the kinds of the real vocabulary: control tokens never appear in a reply's text, the
+# others do.
 SPECIAL_TOKENS = {
     "<|endoftext|>": TokenType.CONTROL,
     "<|im_start|>": TokenType.CONTROL,
@@ -89,8 +92,9 @@ class Vocab:
     def fitted(self, size: int) -> Vocab:
         """This vocabulary with all special tokens, filled up to `size` tokens.
 
-        Trailing placeholders give way first. The filling are words that no text is tokenised to, so that a random
-        model with more rows than known tokens still prints something. Raises `ValueError` if `size` is too small.
+        Trailing placeholders give way first. The filling are words that no text is tokenised to, so
+        that a random model with more rows than known tokens still prints something. Raises
+        `ValueError` if `size` is too small.
         """
         end = len(self.tokens)
         while end and _PLACEHOLDER.fullmatch(self.tokens[end - 1]):
@@ -101,7 +105,9 @@ class Vocab:
                 tokens.append(token)
                 types.append(kind)
         if len(tokens) > size:
-            raise ValueError(f"vocabulary needs {len(tokens)} tokens, the shape has room for {size}")
+            raise ValueError(
+                f"vocabulary needs {len(tokens)} tokens, the shape has room for {size}"
+            )
         for i in range(len(tokens), size):
             tokens.append(f"{BYTE_ALPHABET[ord(' ')]}w{i}")
             types.append(TokenType.NORMAL)
@@ -111,17 +117,23 @@ class Vocab:
 def _byte_alphabet() -> str:
     visible = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)}
     hidden = [byte for byte in range(256) if byte not in visible]
-    return "".join(chr(byte if byte in visible else 256 + hidden.index(byte)) for byte in range(256))
+    return "".join(
+        chr(byte if byte in visible else 256 + hidden.index(byte)) for byte in range(256)
+    )
 
 
 BYTE_ALPHABET = _byte_alphabet()
-"""Character of each byte in GPT-2's vocabularies: visible Latin-1 stands for itself, the rest starts at U+0100."""
+"""Character of each byte in GPT-2's vocabularies: visible Latin-1 stands for itself, the rest
+starts at U+0100.
+"""
 
 _BYTE_OF = {char: byte for byte, char in enumerate(BYTE_ALPHABET)}
 
 
 def token_bytes(token: str) -> bytes:
-    """The bytes that a token in the byte alphabet stands for; plain UTF-8 if it is not written in that alphabet."""
+    """The bytes that a token in the byte alphabet stands for; plain UTF-8 if it is not written in
+    that alphabet.
+    """
     try:
         return bytes(_BYTE_OF[char] for char in token)
     except KeyError:
@@ -129,7 +141,9 @@ def token_bytes(token: str) -> bytes:
 
 
 def byte_vocab() -> Vocab:
-    """One token per byte, with the ids that the real vocabulary gives them, then the special tokens."""
+    """One token per byte, with the ids that the real vocabulary gives them, then the special
+    tokens.
+    """
     tokens = sorted(BYTE_ALPHABET)
     # llama.cpp needs at least one merge; single bytes never spell these two words.
     merges = ("<|im_start|> <|im_end|>",)
@@ -164,7 +178,9 @@ def ggml() -> ctypes.CDLL:
 
 
 def read_vocab(path: str | PathLike[str]) -> Vocab:
-    """The vocabulary of an existing GGUF file, which may hold no tensors. Raises `ValueError` if it is not "gpt2"."""
+    """The vocabulary of an existing GGUF file, which may hold no tensors. Raises `ValueError` if it
+    is not "gpt2".
+    """
     file = ggml().gguf_init_from_file(os.fsencode(path), InitParams(True, None))
     if not file:
         raise ValueError(f"{path} is not a GGUF file")
@@ -176,20 +192,26 @@ def read_vocab(path: str | PathLike[str]) -> Vocab:
 
     def strings(name: str) -> tuple[str, ...]:
         at = key(name)
-        return tuple(ggml().gguf_get_arr_str(file, at, i).decode() for i in range(ggml().gguf_get_arr_n(file, at)))
+        return tuple(
+            ggml().gguf_get_arr_str(file, at, i).decode()
+            for i in range(ggml().gguf_get_arr_n(file, at))
+        )
 
     try:
         if (model := ggml().gguf_get_val_str(file, key("model")).decode()) != "gpt2":
             raise ValueError(f"{path} has a tokenizer of type {model!r}; only 'gpt2' is supported")
         tokens = strings("tokens")
-        types = (ctypes.c_int32 * len(tokens)).from_address(ggml().gguf_get_arr_data(file, key("token_type")))
+        types = (ctypes.c_int32 * len(tokens)).from_address(
+            ggml().gguf_get_arr_data(file, key("token_type"))
+        )
         pre = ggml().gguf_get_val_str(file, key("pre")).decode()
         return Vocab(tokens, tuple(map(TokenType, types)), strings("merges"), pre)
     finally:
         ggml().gguf_free(file)
 
 
-# -- template ----------------------------------------------------------------------------------------------------------
+# -- template
+# ----------------------------------------------------------------------------------
 
 CHATML_TEMPLATE = """\
 {%- macro text(content) -%}

@@ -1,19 +1,22 @@
-"""Random weights, scaled so that activations stay of order one at any depth, with which a tiny model babbles in words.
+"""Random weights, scaled so that activations stay of order one at any depth, with which a tiny
+model babbles in words.
 
-The recurrent heads of a layer are given memories from a few tokens to many thousands: a short one forgets fast and
-writes strongly, a long one hardly forgets and writes little, since with the delta rule what is written replaces what
-lies in the same direction.
+The recurrent heads of a layer are given memories from a few tokens to many thousands: a short one
+forgets fast and writes strongly, a long one hardly forgets and writes little, since with the delta
+rule what is written replaces what lies in the same direction.
 
-Letters follow letters, and most replies end after a while: the first channels of the embedding are reserved and no
-layer writes to them. One is a constant, which gives weights without a bias one; the others show what
-kind of character a token ends in. The output matrix reads from these a preference for the kind that follows, on top of
-its random part, which is where the context speaks. In a model with a head for drafts, each letter suggests one that
-follows (`Shape.habit`): that much of the next token can be known without the layers. The head passes the token on, adds
-what its block makes of it and of the trunk's last hidden state, and is right about every other time.
+Letters follow letters, and most replies end after a while: the first channels of the embedding are
+reserved and no layer writes to them. One is a constant, which gives weights without a bias one; the
+others show what kind of character a token ends in. The output matrix reads from these a preference
+for the kind that follows, on top of its random part, which is where the context speaks. In a model
+with a head for drafts, each letter suggests one that follows (`Shape.habit`): that much of the next
+token can be known without the layers. The head passes the token on, adds what its block makes of it
+and of the trunk's last hidden state, and is right about every other time.
 
-Quantised tensors are made by tiling one block of random bytes per type: gigabytes per second, little memory. Only the
-quants are random. Scales are constant, so that every value is finite and has mean 0 and the wanted deviation. Layouts:
-struct block_q4_K, block_q6_K and block_q8_0 of ggml-common.h.
+Quantised tensors are made by tiling one block of random bytes per type: gigabytes per second,
+little memory. Only the quants are random. Scales are constant, so that every value is finite and
+has mean 0 and the wanted deviation. Layouts: struct block_q4_K, block_q6_K and block_q8_0 of
+ggml-common.h.
 """
 
 from __future__ import annotations
@@ -31,14 +34,31 @@ from gguf import GGMLQuantizationType, TokenType
 from tools.generator.shapes import F32, F32_MATRICES, Q4_K, Q6_K, Q8_0, Shape, Tensor
 from tools.generator.vocab import Vocab, token_bytes
 
-__all__ = ["CONSTANT", "NUM_RESERVED", "Tiles", "bias", "deviation", "embed", "fill", "predict", "proposed"]
+__all__ = [
+    "CONSTANT",
+    "NUM_RESERVED",
+    "Tiles",
+    "bias",
+    "deviation",
+    "embed",
+    "fill",
+    "predict",
+    "proposed",
+]
 
-# -- unquantised tensors -----------------------------------------------------------------------------------------------
+# -- unquantised tensors
+# ----------------------------------------------------------------------------------
 
 FloatArray = npt.NDArray[np.float32]
 
 # Products of two gated or normed factors come out smaller than their inputs; this restores them.
-_GAIN = {"ssm_out": 1.7, "attn_output": 1.8, "ffn_down": 2.0, "ffn_down_exps": 2.0, "ffn_down_shexp": 2.0}
+_GAIN = {
+    "ssm_out": 1.7,
+    "attn_output": 1.8,
+    "ffn_down": 2.0,
+    "ffn_down_exps": 2.0,
+    "ffn_down_shexp": 2.0,
+}
 # What all layers together add to the residual stream, and the embedding that they add it to.
 _BRANCHES = 1.6
 _EMBEDDING = 0.5
@@ -74,7 +94,9 @@ def fill(shape: Shape, tensor: Tensor, vocab: Vocab, seed: int) -> FloatArray:
         return fill(replace(shape, draft_vocab=0), whole, vocab, seed)[proposed(shape)]
     if tensor.role.endswith("norm"):
         # Sharp attention: a flat average over thousands of rows would drown each of them.
-        return np.full(tensor.dims, 2.0 if tensor.role in ("attn_q_norm", "attn_k_norm") else 1.0, np.float32)
+        return np.full(
+            tensor.dims, 2.0 if tensor.role in ("attn_q_norm", "attn_k_norm") else 1.0, np.float32
+        )
     if tensor.role == "ssm_a":
         return -_per_head(_FORGET, tensor)
     if tensor.role == "ssm_dt":
@@ -97,14 +119,18 @@ def proposed(shape: Shape) -> npt.NDArray[np.int64]:
 def _reader(shape: Shape, tensor: Tensor, vocab: Vocab, seed: int) -> FloatArray:
     """Values of a draft model that reads layers of its target.
 
-    The first head of each layer looks at the token itself, or in a block at the place before, and passes the token on:
-    so the habits of the target are found. All else is random, and weak.
+    The first head of each layer looks at the token itself, or in a block at the place before, and
+    passes the token on: so the habits of the target are found. All else is random, and weak.
     """
     role, width = tensor.role, shape.embedding
     if "norm" in role:
-        return np.full(tensor.dims, 2.0 if role in ("attn_q_norm", "attn_k_norm") else 1.0, np.float32)
+        return np.full(
+            tensor.dims, 2.0 if role in ("attn_q_norm", "attn_k_norm") else 1.0, np.float32
+        )
     if role == "markov_w1":
-        return fill(shape, replace(tensor, name="token_embd.weight", role="token_embd"), vocab, seed)
+        return fill(
+            shape, replace(tensor, name="token_embd.weight", role="token_embd"), vocab, seed
+        )
     if role == "markov_w2":
         return _habits(shape, vocab, seed)
     random = np.random.default_rng([seed, zlib.crc32(tensor.name.encode())])
@@ -123,10 +149,14 @@ def _reader(shape: Shape, tensor: Tensor, vocab: Vocab, seed: int) -> FloatArray
             head[:, CONSTANT] = _LOOK
             if role == "attn_k" and shape.block:  # turned by one place
                 angles = shape.rope_base ** (-np.arange(shape.head_size // 2) * 2 / shape.head_size)
-                head[:, CONSTANT] *= np.concatenate([np.cos(angles) - np.sin(angles), np.sin(angles) + np.cos(angles)])
+                head[:, CONSTANT] *= np.concatenate(
+                    [np.cos(angles) - np.sin(angles), np.sin(angles) + np.cos(angles)]
+                )
     elif role == "attn_output":
         values[:NUM_RESERVED] = 0
-        values[:, : shape.head_size] = np.eye(width, shape.head_size) * (2.0 if shape.block else 1.0)
+        values[:, : shape.head_size] = np.eye(width, shape.head_size) * (
+            2.0 if shape.block else 1.0
+        )
     elif role == "ffn_down":
         values *= 0.3
         values[:NUM_RESERVED] = 0
@@ -145,11 +175,14 @@ def _reserve(values: FloatArray, tensor: Tensor, vocab: Vocab) -> None:
         values[:, reserved] = embed(vocab)
     elif tensor.role == "output":
         values[:, reserved] = predict(vocab)
-        values[vocab.ids["<|im_end|>"], NUM_RESERVED:] = 0  # the end is due to the text, not to chance
+        values[vocab.ids["<|im_end|>"], NUM_RESERVED:] = (
+            0  # the end is due to the text, not to chance
+        )
     elif tensor.role in _GAIN:
         values[..., reserved, :] = 0
     elif tensor.role == "eh_proj":
-        # The token as it is, and next to it what the trunk made of the one before, to matter as much.
+        # The token as it is, and next to it what the trunk made of the one before, to matter as
+        # much.
         width = len(values)
         values[reserved] = values[:, width:][:, reserved] = 0
         values[:, width:] *= math.sqrt(2)
@@ -166,7 +199,8 @@ def _per_head(ends: tuple[float, float], tensor: Tensor) -> FloatArray:
     return np.geomspace(*ends, num=tensor.dims[0], dtype=np.float32)
 
 
-# -- babble ------------------------------------------------------------------------------------------------------------
+# -- babble
+# ----------------------------------------------------------------------------------
 
 VOWEL, CONSONANT, SPACE, STOP, OTHER, END, NEVER = range(7)
 
@@ -181,7 +215,15 @@ _FOLLOWS = np.array(
         [4.5, 0.5, 2.0, 0.0, -5.0, -3.0, -14.0],  # consonant
         [3.0, 3.5, -6.0, -6.0, -5.0, -6.0, -14.0],  # space
         [-3.0, -3.0, 7.0, -6.0, -6.0, 5.5, -14.0],  # stop
-        [3.0, 3.5, -2.0, -6.0, -6.0, -6.0, -14.0],  # other: a special token, so also the beginning of a reply
+        [
+            3.0,
+            3.5,
+            -2.0,
+            -6.0,
+            -6.0,
+            -6.0,
+            -14.0,
+        ],  # other: a special token, so also the beginning of a reply
     ]
 )
 
@@ -202,16 +244,22 @@ def embed(vocab: Vocab) -> npt.NDArray[np.float32]:
 
 def predict(vocab: Vocab) -> npt.NDArray[np.float32]:
     """The reserved columns of the output matrix, shape (tokens, NUM_RESERVED)."""
-    first = np.array([_first(token, kind) for token, kind in zip(vocab.tokens, vocab.types, strict=True)])
+    first = np.array(
+        [_first(token, kind) for token, kind in zip(vocab.tokens, vocab.types, strict=True)]
+    )
     columns = np.zeros((len(vocab), NUM_RESERVED), np.float32)
     columns[:, 1:] = _FOLLOWS.T[first] / _NORMED
     return columns
 
 
 def _habits(shape: Shape, vocab: Vocab, seed: int) -> FloatArray:
-    """What makes each letter and space suggest another one, all in one circle: added to the output matrix."""
+    """What makes each letter and space suggest another one, all in one circle: added to the output
+    matrix.
+    """
     embedding = Tensor("token_embd.weight", "token_embd", (shape.vocab_size, shape.embedding), F32)
-    tokens = np.flatnonzero([_first(*token) < STOP for token in zip(vocab.tokens, vocab.types, strict=True)])
+    tokens = np.flatnonzero(
+        [_first(*token) < STOP for token in zip(vocab.tokens, vocab.types, strict=True)]
+    )
     order = np.random.default_rng([seed, len(tokens)]).permutation(tokens)
     values = fill(shape, embedding, vocab, seed)[order]
     values[:, :NUM_RESERVED] = 0
@@ -222,7 +270,9 @@ def _habits(shape: Shape, vocab: Vocab, seed: int) -> FloatArray:
 
 
 def bias(value: Any) -> Any:
-    """Weight in the `CONSTANT` column that adds about `value` to a product with a normed activation."""
+    """Weight in the `CONSTANT` column that adds about `value` to a product with a normed
+    activation.
+    """
     return np.asarray(value) / _NORMED
 
 
@@ -244,9 +294,11 @@ def _kind(byte: int) -> int:
     return SPACE if char == " " else STOP if char in ".,!?" else OTHER
 
 
-# -- quantised tensors -------------------------------------------------------------------------------------------------
+# -- quantised tensors
+# ----------------------------------------------------------------------------------
 
-# A prime number of blocks: two rows are equal only if they are that many blocks apart times their own length.
+# A prime number of blocks: two rows are equal only if they are that many blocks apart times their
+# own length.
 TILE_BLOCKS = 131_071
 
 _SUB_SCALE = 8  # what each sub-block's integer scale (and minimum) is set to
@@ -257,8 +309,8 @@ _LAYOUT = {
     Q8_0: np.dtype([("d", "<f2"), ("quants", "u1", 32)]),
 }
 
-# Q4_K packs eight 6-bit scales and eight 6-bit minima; small ones need the low bits of the first eight bytes for the
-# sub-blocks 0 to 3, and a nibble each of the last four bytes for the others.
+# Q4_K packs eight 6-bit scales and eight 6-bit minima; small ones need the low bits of the first
+# eight bytes for the sub-blocks 0 to 3, and a nibble each of the last four bytes for the others.
 _Q4_K_SCALES = [_SUB_SCALE] * 8 + [_SUB_SCALE << 4 | _SUB_SCALE] * 4
 
 
@@ -274,7 +326,8 @@ class Tiles:
         self._tiles: dict[GGMLQuantizationType, np.ndarray[Any, Any]] = {}
 
     def fill(self, tensor: Tensor, deviation: float) -> Iterator[memoryview]:
-        """The bytes of `tensor`, in pieces of at most one tile, with values of the given standard deviation.
+        """The bytes of `tensor`, in pieces of at most one tile, with values of the given standard
+        deviation.
 
         A piece is valid until the next one is asked for.
         """

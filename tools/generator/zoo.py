@@ -1,6 +1,8 @@
-"""Tiny models with random weights of every architecture of llama.cpp that generates text and needs only metadata.
+"""Tiny models with random weights of every architecture of llama.cpp that generates text and needs
+only metadata.
 
-Most architectures read what they need of `EVERY_KEY` and ignore the rest; `OWN_KEYS` has what the others need.
+Most architectures read what they need of `EVERY_KEY` and ignore the rest; `OWN_KEYS` has what the
+others need.
 """
 
 from __future__ import annotations
@@ -52,19 +54,24 @@ EVERY_KEY: Mapping[str, Value] = {
 }
 
 PLAIN = """
-afmoe arcee arctic baichuan bailingmoe bailingmoe2 bitnet bloom chatglm codeshell cohere2 cohere2moe command-r
-dbrx deci deepseek deepseek2-ocr dots1 ernie4_5 ernie4_5-moe exaone exaone-moe exaone4 falcon falcon-h1 gemma
-gemma2 gemma3n glm4 glm4moe gpt2 gptneox granite granitemoe grok grovemoe hunyuan-dense hunyuan-moe hunyuan_vl
-hy_v3 internlm2 jais jais2 laguna maincoder mamba mellum minicpm minicpm3 minimax-01 minimax-m2 mistral3 mpt
-muse-glimmer nanbeige nemotron olmo olmo2 olmoe openelm orion paddleocr pangu-embedded phi2 phi3 phimoe plamo
-plamo3 qwen qwen2 qwen2moe qwen2vl qwen3 qwen35 qwen35moe qwen3moe qwen3next qwen3vl qwen3vlmoe refact seed_oss
-smallthinker smollm3 stablelm starcoder starcoder2 talkie xverse
+afmoe arcee arctic baichuan bailingmoe bailingmoe2 bitnet bloom chatglm codeshell cohere2 cohere2moe
+command-r dbrx deci deepseek deepseek2-ocr dots1 ernie4_5 ernie4_5-moe exaone exaone-moe exaone4
+falcon falcon-h1 gemma gemma2 gemma3n glm4 glm4moe gpt2 gptneox granite granitemoe grok grovemoe
+hunyuan-dense hunyuan-moe hunyuan_vl hy_v3 internlm2 jais jais2 laguna maincoder mamba mellum
+minicpm minicpm3 minimax-01 minimax-m2 mistral3 mpt muse-glimmer nanbeige nemotron olmo olmo2 olmoe
+openelm orion paddleocr pangu-embedded phi2 phi3 phimoe plamo plamo3 qwen qwen2 qwen2moe qwen2vl
+qwen3 qwen35 qwen35moe qwen3moe qwen3next qwen3vl qwen3vlmoe refact seed_oss smallthinker smollm3
+stablelm starcoder starcoder2 talkie xverse
 """
 """Architectures that need nothing more."""
 
 ALTERNATE: Mapping[str, Value] = {"attention.sliding_window_pattern": (1, 0, 1, 0)}
 
-GATED: Mapping[str, Value] = {**families.LATENT, "attention.head_count_kv": (0, 1, 0, 1), **families.GATE}
+GATED: Mapping[str, Value] = {
+    **families.LATENT,
+    "attention.head_count_kv": (0, 1, 0, 1),
+    **families.GATE,
+}
 """Every other layer has attention over a latent; the others are recurrent, with a gate."""
 
 OWN_KEYS: Mapping[str, Mapping[str, Value]] = {
@@ -102,7 +109,10 @@ OWN_KEYS: Mapping[str, Mapping[str, Value]] = {
     "mistral4": families.LATENT,
     "nemotron_h_moe": {**families.FEW, "feed_forward_length": (0, 0, 0, 96)},
     "plamo2": {**families.HALF, "ssm.group_count": 0},
-    "rwkv6": {key: families.RWKV[key] for key in ("embedding_length", "attention.head_count", "wkv.head_size")},
+    "rwkv6": {
+        key: families.RWKV[key]
+        for key in ("embedding_length", "attention.head_count", "wkv.head_size")
+    },
     "spark2_5": ALTERNATE,
     "step35": ALTERNATE,
 }
@@ -127,7 +137,11 @@ WINDOWS = (("tiny-gemma3", 512, 128), ("tiny-gemma3", 1024, 256), ("tiny-gpt-oss
 ZOO: Mapping[str, Family] = {
     **FAMILIES,
     **{f"tiny-{arch}": Family(f"tiny-{arch}", arch, keys=EVERY_KEY) for arch in PLAIN.split()},
-    **{f"tiny-{arch}": Family(f"tiny-{arch}", arch, keys={**EVERY_KEY, **keys}) for arch, keys in OWN_KEYS.items()},
+    **{
+        f"tiny-{arch}": Family(f"tiny-{arch}", arch, keys={**EVERY_KEY, **keys})
+        for arch, keys in OWN_KEYS.items()
+    },
     **{f"{name}-{window}": published(name, window, head) for name, window, head in WINDOWS},
 }
-"""All of them, by name: FAMILIES', the others in the order of their names, and published windows."""
+"""All of them, by name: FAMILIES', the others in the order of their names, and published windows.
+"""

@@ -12,12 +12,13 @@ __all__ = ["Arrival"]
 
 
 class Arrival:
-    """A snapshot that is being read. One reader may use ``snapshot``; it is whole only after `complete`.
+    """A snapshot that is being read. One reader may use ``snapshot``; it is whole only after
+    `complete`.
 
-    ``coming`` are the running reads per segment, ``state`` the state's. ``done`` is called once when all have
-    succeeded, ``failed`` with the first error; the reader then gets StateError, and ``is_lost`` is set. A snapshot
-    ``is_large`` if RAM should not hold all of it: `free_rows` frees segments, and the reads of ``later`` ones start in
-    this order.
+    ``coming`` are the running reads per segment, ``state`` the state's. ``done`` is called once
+    when all have succeeded, ``failed`` with the first error; the reader then gets StateError, and
+    ``is_lost`` is set. A snapshot ``is_large`` if RAM should not hold all of it: `free_rows` frees
+    segments, and the reads of ``later`` ones start in this order.
     """
 
     def __init__(
@@ -54,7 +55,9 @@ class Arrival:
         return segment not in self._later
 
     def free_rows(self, segment: Segment) -> None:
-        """The device has the rows of ``segment``, and RAM need not: the next may come in their place."""
+        """The device has the rows of ``segment``, and RAM need not: the next may come in their
+        place.
+        """
         segment.rows = NOTHING
         if self._later.pop(segment, None) is None and self._later:
             self._start_next()

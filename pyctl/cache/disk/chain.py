@@ -26,7 +26,15 @@ from pyctl.cache.disk.file_format import (
     parent_text,
 )
 from pyctl.cache.disk.segment_files import read_header, read_jobs
-from pyctl.cache.snapshot import DIGEST_BYTES, NOTHING, Block, Segment, Snapshot, State, StoredFileRef
+from pyctl.cache.snapshot import (
+    DIGEST_BYTES,
+    NOTHING,
+    Block,
+    Segment,
+    Snapshot,
+    State,
+    StoredFileRef,
+)
 from pyctl.errors import NotWrittenError
 from pyctl.prompt import Tokens, as_tokens
 
@@ -47,12 +55,15 @@ def blocks_of(segment: Segment) -> dict[PartKind, Block]:
         PartKind.ENDS: np.array(segment.ends, "<u4").view(np.uint8),
         PartKind.ROWS: segment.rows,
     }
-    return {**blocks, PartKind.DRAFT_ROWS: segment.draft_rows} if segment.draft_rows.size else blocks
+    return (
+        {**blocks, PartKind.DRAFT_ROWS: segment.draft_rows} if segment.draft_rows.size else blocks
+    )
 
 
 class ChainNames:
-    """Names the files of a chain: ``missing`` are the segments of ``snapshot`` above the deepest one that is on disk
-    with all that it depends on, the first one first. ``chain`` are the names of that one and of those named since.
+    """Names the files of a chain: ``missing`` are the segments of ``snapshot`` above the deepest
+    one that is on disk with all that it depends on, the first one first. ``chain`` are the names of
+    that one and of those named since.
 
     ``is_there`` is asked about names that segments have got before.
     """
@@ -76,9 +87,10 @@ class ChainNames:
                 self._running.update(_bytes(segment.tokens[: last - segment.start]))
 
     def name(self, segment: Segment) -> tuple[SegmentName, SegmentName | None]:
-        """Name the next one of ``missing``, which has its rows, and its parent; NotWrittenError if they were
-        dropped. Rows are looked through once, since they never change. The draft model's are no part of the name: a
-        server without one uses the same file."""
+        """Name the next one of ``missing``, which has its rows, and its parent; NotWrittenError if
+        they were dropped. Rows are looked through once, since they never change. The draft model's
+        are no part of the name: a server without one uses the same file.
+        """
         if segment.dropped:
             raise NotWrittenError(f"the rows before {segment.end} were dropped")
         whole = self._running.copy()
@@ -87,7 +99,10 @@ class ChainNames:
         if not isinstance(name, SegmentName) or segment.file.parent != parent:
             tag = hashlib.blake2b(parent_text(parent) + b"\0", digest_size=TAG_BYTES)
             crc = crc32(np.ascontiguousarray(segment.rows).data)
-            tag.update(np.array(segment.ends, "<u4").tobytes() + struct.pack("<QI", segment.rows.nbytes, crc))
+            tag.update(
+                np.array(segment.ends, "<u4").tobytes()
+                + struct.pack("<QI", segment.rows.nbytes, crc)
+            )
             name = SegmentName(segment.start, segment.end, whole.digest(), tag.digest())
         self._running.update(_bytes(segment.tokens[: self._reach[segment] - segment.start]))
         segment.file.name, segment.file.parent = name, parent
@@ -97,9 +112,11 @@ class ChainNames:
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file of a chain on disk and the bytes that are read into place; ``last`` is up to where it counts.
+    """A file of a chain on disk and the bytes that are read into place; ``last`` is up to where it
+    counts.
 
-    ``outs`` has space for small parts; `make_space` gives it to rows or a state when they are to be read.
+    ``outs`` has space for small parts; `make_space` gives it to rows or a state when they are to be
+    read.
     """
 
     path: Path
@@ -128,12 +145,17 @@ class StoredFile:
         """The exact batch ends in the segment, once they are read."""
         return tuple(int(end) for end in self.outs[PartKind.ENDS].view("<u4"))
 
-    def make_space(self, space: Callable[[int], Block], sizes: BlockSizes | None) -> list[Callable[[], None]]:
+    def make_space(
+        self, space: Callable[[int], Block], sizes: BlockSizes | None
+    ) -> list[Callable[[], None]]:
         """Allocate memory for large parts, and return the jobs that fill it.
 
         Parts of a draft model are read if they fit the model with ``sizes``, and skipped otherwise.
         """
-        name, large = self.header.name, [part for part in self.header.parts if part.what not in SMALL]
+        name, large = (
+            self.header.name,
+            [part for part in self.header.parts if part.what not in SMALL],
+        )
         for part in large:
             if part.what not in DRAFTS or sizes is None or sizes.has_room(name, part):
                 self.outs[part.what] = space(part.size)
@@ -141,21 +163,32 @@ class StoredFile:
 
     def jobs(self, *parts: PartKind) -> list[Callable[[], None]]:
         """Jobs for any thread that fill ``parts``."""
-        return list(read_jobs(self.path, self.header, {what: self.outs[what] for what in parts if what in self.outs}))
+        return list(
+            read_jobs(
+                self.path,
+                self.header,
+                {what: self.outs[what] for what in parts if what in self.outs},
+            )
+        )
 
     def segment(self, parent: Segment | None) -> Segment:
         """The segment in RAM; its rows are what `make_space` took, if that was called."""
         draft_rows = self.outs.get(PartKind.DRAFT_ROWS, NOTHING)
         rows, tokens = self.outs.get(PartKind.ROWS, NOTHING), as_tokens(self.tokens)
         mark = StoredFileRef(self.name, self.header.parent, True)
-        return Segment(self.start, tokens, rows, parent, self.ends, draft_rows=draft_rows, file=mark)
+        return Segment(
+            self.start, tokens, rows, parent, self.ends, draft_rows=draft_rows, file=mark
+        )
 
     def fill(
         self, segment: Segment, space: Callable[[int], Block], sizes: BlockSizes | None
     ) -> list[Callable[[], None]]:
         """`make_space` for a ``segment`` that was made before."""
         jobs = self.make_space(space, sizes)
-        segment.rows, segment.draft_rows = self.outs.pop(PartKind.ROWS), self.outs.pop(PartKind.DRAFT_ROWS, NOTHING)
+        segment.rows, segment.draft_rows = (
+            self.outs.pop(PartKind.ROWS),
+            self.outs.pop(PartKind.DRAFT_ROWS, NOTHING),
+        )
         return jobs
 
     @property
@@ -175,10 +208,11 @@ def open_chain(
     run: Runner,
     paths: Mapping[Name, Path] = MappingProxyType({}),
 ) -> tuple[StoredFile, list[StoredFile], Tokens]:
-    """The headers of a state and of its chain over [0, n), the segment at 0 first, and the tokens of all.
+    """The headers of a state and of its chain over [0, n), the segment at 0 first, and the tokens
+    of all.
 
-    ``run`` runs the jobs that read tokens. ``paths`` are the paths of files without their names yet. Raises
-    FileNotFoundError or CorruptFileError.
+    ``run`` runs the jobs that read tokens. ``paths`` are the paths of files without their names
+    yet. Raises FileNotFoundError or CorruptFileError.
     """
     path = paths.get(state, directory / str(state))
     header = read_header(path, sizes, str(state))
@@ -198,7 +232,8 @@ def open_chain(
 def _tokens(chain: list[StoredFile], state: StateName) -> Tokens:
     """The tokens of a chain whose tokens and ends were read, shape (state.n,).
 
-    Raises CorruptFileError unless they match every name on it, and the ends ascend within each segment.
+    Raises CorruptFileError unless they match every name on it, and the ends ascend within each
+    segment.
     """
     running = hashlib.blake2b(digest_size=DIGEST_BYTES)
     pieces = []
@@ -207,7 +242,10 @@ def _tokens(chain: list[StoredFile], state: StateName) -> Tokens:
         whole.update(_bytes(found.tokens))
         if whole.digest() != found.header.name.digest:
             raise CorruptFileError(str(found.name), "its tokens do not match its name")
-        if any(not first < last <= found.name.end for first, last in pairwise((found.start, *found.ends))):
+        if any(
+            not first < last <= found.name.end
+            for first, last in pairwise((found.start, *found.ends))
+        ):
             raise CorruptFileError(str(found.name), "ends that are none of its positions")
         pieces.append(found.tokens[: found.last - found.start])
         running.update(_bytes(pieces[-1]))

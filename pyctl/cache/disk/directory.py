@@ -42,7 +42,8 @@ THREADS = max(2, min(16, os.cpu_count() or 1))
 
 @dataclass(frozen=True)
 class Contents:
-    """The contents of a directory at the last look: its bytes, and by fingerprint the states and if they are exact.
+    """The contents of a directory at the last look: its bytes, and by fingerprint the states and if
+    they are exact.
 
     Immutable, so that readers never wait.
     """
@@ -76,13 +77,16 @@ _NONE: Mapping[StateName, bool] = MappingProxyType({})
 class CacheDirectory:
     """All snapshots under ``path``, of every fingerprint; made if it is not there.
 
-    ``budget`` bounds the bytes of all files, None is no limit. Safe from any thread and several processes. OSError if
-    the directory cannot be used. Only `contents` and `forget` never wait: for everything else the index is asked.
+    ``budget`` bounds the bytes of all files, None is no limit. Safe from any thread and several
+    processes. OSError if the directory cannot be used. Only `contents` and `forget` never wait: for
+    everything else the index is asked.
     """
 
     def __init__(self, path: Path, budget: int | None = None) -> None:
         make_private(path)
-        if not has_locks(path):  # SQLite would wait for one, then report that another process has it
+        if not has_locks(
+            path
+        ):  # SQLite would wait for one, then report that another process has it
             raise OSError(errno.ENOLCK, "its file system has no locks")
         self.path = path
         self.budget = budget
@@ -118,7 +122,10 @@ class CacheDirectory:
                     seen = connection, Index.change(connection)
                     if seen != self._seen:
                         self._file_bytes, states = Index.states(connection)
-                        lengths = {other: frozenset(name.n for name in names) for other, names in states.items()}
+                        lengths = {
+                            other: frozenset(name.n for name in names)
+                            for other, names in states.items()
+                        }
                         self.contents = Contents(self._file_bytes + beside, states, lengths)
                         self._seen = seen
             except (sqlite3.Error, OSError):
@@ -129,14 +136,17 @@ class CacheDirectory:
     def forget(self, fingerprint: str, name: StateName) -> None:
         """Hide a state until the index is read again; does not wait."""
         old = self.contents
-        states = {other: is_exact for other, is_exact in old.of(fingerprint).items() if other != name}
+        states = {
+            other: is_exact for other, is_exact in old.of(fingerprint).items() if other != name
+        }
         lengths = frozenset(other.n for other in states)
         self.contents = Contents(
             old.n_bytes, {**old.states, fingerprint: states}, {**old.lengths, fingerprint: lengths}
         )
         self._seen = None  # a look in between is discarded: the next one reads everything
 
-    # -- for people --------------------------------------------------------------------------------------------------
+    # -- for people
+    # ----------------------------------------------------------------------------------
 
     def pin(self, name: str, pinned: bool) -> bool:
         """Keep the snapshots called ``name`` from eviction, or stop to; False if there is none.
@@ -152,7 +162,9 @@ class CacheDirectory:
         return bool(found)
 
     def remove(self, name: str) -> bool:
-        """Remove the snapshots called ``name`` (as in `pin`), pinned or not; False if there is none."""
+        """Remove the snapshots called ``name`` (as in `pin`), pinned or not; False if there is
+        none.
+        """
         self.restore_index()
         found = self._named(name)
         with self.changing() as connection:
@@ -167,11 +179,15 @@ class CacheDirectory:
         with self.reading() as connection:
             graph, labels = self._graph_from(connection), Index.labels(connection)
         sizes = sorted(graph.added().items(), key=lambda size: -graph.records[size[0]].used)
-        return [_entry(graph.records[key], graph, labels.get(key, ""), n_bytes) for key, n_bytes in sizes]
+        return [
+            _entry(graph.records[key], graph, labels.get(key, ""), n_bytes)
+            for key, n_bytes in sizes
+        ]
 
     def prune(self, budget: int, *, dry_run: bool = False) -> int:
-        """Remove the least valuable files until ``budget`` bytes or only pins are left; returns bytes freed, or
-        with ``dry_run`` how many that would be."""
+        """Remove the least valuable files until ``budget`` bytes or only pins are left; returns
+        bytes freed, or with ``dry_run`` how many that would be.
+        """
         self.restore_index()
         if dry_run:
             with self.reading() as connection:
@@ -181,17 +197,22 @@ class CacheDirectory:
             return self.shrink(connection, budget)
 
     def recover(self) -> VerifyReport:
-        """Make index and files agree after a crash or a lost index, by names and headers only, within the budget.
+        """Make index and files agree after a crash or a lost index, by names and headers only,
+        within the budget.
 
-        Removes temp files of dead processes, damaged headers and unusable files; adopts whole files.
+        Removes temp files of dead processes, damaged headers and unusable files; adopts whole
+        files.
         """
         return self._check(deep=False, fix=True)
 
     def verify(self, fix: bool = False) -> VerifyReport:
-        """Compare index and files in both directions and read every byte; with ``fix``, repair them."""
+        """Compare index and files in both directions and read every byte; with ``fix``, repair
+        them.
+        """
         return self._check(deep=True, fix=fix)
 
-    # -- for a store -------------------------------------------------------------------------------------------------
+    # -- for a store
+    # ----------------------------------------------------------------------------------
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
@@ -201,9 +222,11 @@ class CacheDirectory:
 
     @contextmanager
     def changing(self, look: bool = True) -> Iterator[sqlite3.Connection]:
-        """A transaction on index and files that excludes every other process; OSError for what SQLite cannot do.
+        """A transaction on index and files that excludes every other process; OSError for what
+        SQLite cannot do.
 
-        Without ``look``, because no file comes or goes, `contents` learns of it with the next one that does.
+        Without ``look``, because no file comes or goes, `contents` learns of it with the next one
+        that does.
         """
         changes: list[tuple[Record, bool]] = []
         try:
@@ -223,7 +246,9 @@ class CacheDirectory:
             self.refresh()
 
     def graph(self, connection: sqlite3.Connection) -> FileGraph:
-        """All files, within a transaction; who changes it changes the index and the files alike, or calls `reread`."""
+        """All files, within a transaction; who changes it changes the index and the files alike, or
+        calls `reread`.
+        """
         if self._graph is None:
             self._graph = self._graph_from(connection)
         return self._graph
@@ -265,8 +290,8 @@ class CacheDirectory:
                 self._graph.touch(key, time.time())
 
     def _note(self, changes: list[tuple[Record, bool]], after: Version) -> bool:
-        """Change `contents`, which was true before a transaction, as that has changed the index; False if there was
-        another one since.
+        """Change `contents`, which was true before a transaction, as that has changed the index;
+        False if there was another one since.
         """
         with self._looking:
             try:
@@ -284,7 +309,9 @@ class CacheDirectory:
         return True
 
     def shrink(self, connection: sqlite3.Connection, budget: int) -> int:
-        """Remove the least valuable files until no more than ``budget`` bytes are left; returns bytes freed."""
+        """Remove the least valuable files until no more than ``budget`` bytes are left; returns
+        bytes freed.
+        """
         beside = self.bytes_beside()
         if Index.n_bytes(connection) + beside <= budget:
             return 0
@@ -329,20 +356,27 @@ class CacheDirectory:
 
 
 def note_model(directory: Path, fingerprint: str, name: str) -> None:
-    """Keep what people call the model of ``fingerprint``, for `model_in`. OSError if that cannot be."""
+    """Keep what people call the model of ``fingerprint``, for `model_in`. OSError if that cannot
+    be.
+    """
     write_atomic(directory / fingerprint / MODEL, name.encode(errors="replace"), sync=False)
 
 
 def model_in(directory: Path, fingerprint: str) -> str:
     """The name of the model in the last server with ``fingerprint``; the fingerprint if unknown."""
     try:
-        return read_regular(directory / fingerprint / MODEL, MAX_NAME_BYTES).decode(errors="replace") or fingerprint
+        return (
+            read_regular(directory / fingerprint / MODEL, MAX_NAME_BYTES).decode(errors="replace")
+            or fingerprint
+        )
     except OSError:
         return fingerprint
 
 
 def users_of(directory: Path) -> list[str]:
-    """The ids of other processes of this user that have ``directory`` open, if the system shows them (/proc)."""
+    """The ids of other processes of this user that have ``directory`` open, if the system shows
+    them (/proc).
+    """
     found = set[str]()
     for each in glob.glob("/proc/[0-9]*/fd/*"):
         with suppress(OSError):  # one that was closed meanwhile
@@ -352,7 +386,9 @@ def users_of(directory: Path) -> list[str]:
 
 
 def is_older(home: Path) -> bool:
-    """Whether the files in ``home`` were made under other rules of batch ends than this program's."""
+    """Whether the files in ``home`` were made under other rules of batch ends than this
+    program's.
+    """
     try:
         return read_regular(home / RULES, MAX_NAME_BYTES) != rules_id().encode()
     except OSError:
@@ -362,7 +398,16 @@ def is_older(home: Path) -> bool:
 def _entry(record: Record, graph: FileGraph, label: str, n_bytes: int) -> Entry:
     r, ancestor = record, graph.ancestor(record)
     parent = _short(ancestor) if ancestor is not None else ""
-    facts = r.created, r.used, r.hits, r.pinned, r.exact, parent, label, r.fingerprint in graph.older
+    facts = (
+        r.created,
+        r.used,
+        r.hits,
+        r.pinned,
+        r.exact,
+        parent,
+        label,
+        r.fingerprint in graph.older,
+    )
     return Entry(r.fingerprint, _short(r), r.n, n_bytes, *facts)
 
 

@@ -1,4 +1,6 @@
-"""The header of a cache file and the names of all files in a cache directory (docs/internals/disk-format.md)."""
+"""The header of a cache file and the names of all files in a cache directory
+(docs/internals/disk-format.md).
+"""
 
 from __future__ import annotations
 
@@ -91,9 +93,11 @@ _SIZES = re.compile(r"rows (\d{1,12}) \+ n \* (\d{1,12}), state (-1|\d{1,15})\n"
 
 
 class SegmentName(NamedTuple):
-    """Positions [start, end), the digest of the tokens [0, end), and a tag over the rows, ends and parents.
+    """Positions [start, end), the digest of the tokens [0, end), and a tag over the rows, ends and
+    parents.
 
-    Two runs can compute other rows for equal tokens (decoded, not prefilled); the tag keeps them apart.
+    Two runs can compute other rows for equal tokens (decoded, not prefilled); the tag keeps them
+    apart.
     """
 
     start: int
@@ -157,19 +161,25 @@ def parse(file: str) -> Name | None:
     if found := _STATE.fullmatch(file):
         return StateName(int(found[1]), bytes.fromhex(found[2]))
     if (found := _SEGMENT.fullmatch(file)) and int(found[1]) < int(found[2]):
-        return SegmentName(int(found[1]), int(found[2]), bytes.fromhex(found[3]), bytes.fromhex(found[4]))
+        return SegmentName(
+            int(found[1]), int(found[2]), bytes.fromhex(found[3]), bytes.fromhex(found[4])
+        )
     return None
 
 
 def is_obsolete(file: str) -> bool:
-    """Whether older versions of this program made ``file``, which is no longer read, or left it when killed."""
+    """Whether older versions of this program made ``file``, which is no longer read, or left it
+    when killed.
+    """
     return _OBSOLETE.fullmatch(file) is not None
 
 
 def check_fingerprint(fingerprint: str) -> str:
     """``fingerprint`` if it can be a directory's name, else ValueError."""
     if not _FINGERPRINT.fullmatch(fingerprint):
-        raise ValueError(f"a fingerprint is 1 to 128 letters, digits, '.', '_' or '-', not {fingerprint!r}")
+        raise ValueError(
+            f"a fingerprint is 1 to 128 letters, digits, '.', '_' or '-', not {fingerprint!r}"
+        )
     return fingerprint
 
 
@@ -239,15 +249,18 @@ class Part:
     @property
     def chunks(self) -> list[tuple[int, int]]:
         """The ranges [first, last) of its chunks."""
-        return [(first, min(first + self.chunk, self.size)) for first in range(0, self.size, self.chunk)]
+        return [
+            (first, min(first + self.chunk, self.size)) for first in range(0, self.size, self.chunk)
+        ]
 
 
 @dataclass(frozen=True)
 class BlockSizes:
-    """Bytes of a model's blocks: n rows have ``base`` + n * ``row``, a state has ``state``; -1 if that differs.
+    """Bytes of a model's blocks: n rows have ``base`` + n * ``row``, a state has ``state``; -1 if
+    that differs.
 
-    The fields with ``draft_`` are the draft model's, 0 without one. The text has only the model's, since
-    `verify` has no draft model.
+    The fields with ``draft_`` are the draft model's, 0 without one. The text has only the model's,
+    since `verify` has no draft model.
     """
 
     base: int
@@ -263,7 +276,11 @@ class BlockSizes:
 
     def draft_rows(self, first: int, last: int) -> int:
         """Bytes of the draft model's rows [first, last)."""
-        return self.draft_base + (last - first) * self.draft_row if self.draft_row and first < last else 0
+        return (
+            self.draft_base + (last - first) * self.draft_row
+            if self.draft_row and first < last
+            else 0
+        )
 
     def n_bytes(self, n: int, covered: int) -> int:
         """About how many bytes a state at ``n`` has, with the rows that are not ``covered``."""
@@ -290,15 +307,22 @@ class BlockSizes:
                 raise CorruptFileError(str(name), f"{part.size} bytes of {part.what.name.lower()}")
 
     def has_room(self, name: Name, part: Part) -> bool:
-        """Whether a part of the draft model in the file ``name`` can be this one's: another's is not even read."""
+        """Whether a part of the draft model in the file ``name`` can be this one's: another's is
+        not even read.
+        """
         if isinstance(name, SegmentName):
-            return self.draft_row > 0 and part.size == self.draft_base + (name.end - name.start) * self.draft_row
+            return (
+                self.draft_row > 0
+                and part.size == self.draft_base + (name.end - name.start) * self.draft_row
+            )
         return self.draft_state > 0 and part.size == self.draft_state
 
 
 @dataclass
 class Header:
-    """The header of a file. ``parent`` is the segment that the file needs; ``created`` is in epoch seconds."""
+    """The header of a file. ``parent`` is the segment that the file needs; ``created`` is in epoch
+    seconds.
+    """
 
     fingerprint: str
     name: Name
@@ -316,8 +340,17 @@ class Header:
 
 def header_size(header: Header) -> int:
     """Bytes of the packed header; known before anything is encoded."""
-    size = _PRELUDE.size + _FIELDS.size + len(header.fingerprint.encode()) + len(parent_text(header.parent))
-    return size + sum(_PART.size + len(part.chunks) * _CHUNK.size for part in header.parts) + _DIGEST_BYTES
+    size = (
+        _PRELUDE.size
+        + _FIELDS.size
+        + len(header.fingerprint.encode())
+        + len(parent_text(header.parent))
+    )
+    return (
+        size
+        + sum(_PART.size + len(part.chunks) * _CHUNK.size for part in header.parts)
+        + _DIGEST_BYTES
+    )
 
 
 def pack(header: Header) -> bytes:
@@ -330,18 +363,27 @@ def pack(header: Header) -> bytes:
     flags = EXACT if header.exact else 0
     pieces = [_PRELUDE.pack(MAGIC, VERSION, kind, flags, header_size(header), header.offsets[-1])]
     counts = len(fingerprint), len(parent), len(header.parts)
-    pieces += [_FIELDS.pack(start, end, header.created, name.digest, tag, *counts), fingerprint, parent]
+    pieces += [
+        _FIELDS.pack(start, end, header.created, name.digest, tag, *counts),
+        fingerprint,
+        parent,
+    ]
     for part in header.parts:
         pieces.append(_PART.pack(part.what, 0, 0, part.chunk, part.size))
-        pieces += [_CHUNK.pack(end - at, crc) for (at, end), crc in zip(part.chunks, part.crcs, strict=True)]
+        pieces += [
+            _CHUNK.pack(end - at, crc)
+            for (at, end), crc in zip(part.chunks, part.crcs, strict=True)
+        ]
     data = b"".join(pieces)
     return data + _digest(data)
 
 
 def unpack(data: bytes, file: str, file_size: int) -> Header | int:
-    """The header at the start of ``data``, or how many bytes it has if ``data`` is shorter than that.
+    """The header at the start of ``data``, or how many bytes it has if ``data`` is shorter than
+    that.
 
-    ``file`` is the name of the file. Raises CorruptFileError unless all is whole and ``file_size`` matches.
+    ``file`` is the name of the file. Raises CorruptFileError unless all is whole and ``file_size``
+    matches.
     """
     if len(data) < _PRELUDE.size:
         raise CorruptFileError(file, "shorter than a header")
@@ -366,9 +408,14 @@ def unpack(data: bytes, file: str, file_size: int) -> Header | int:
 
 
 def _unpack_fields(data: bytes, kind: int, exact: bool) -> Header:
-    start, end, created, digest, tag, n_fingerprint, n_parent, n_parts = _FIELDS.unpack_from(data, _PRELUDE.size)
+    start, end, created, digest, tag, n_fingerprint, n_parent, n_parts = _FIELDS.unpack_from(
+        data, _PRELUDE.size
+    )
     at = _PRELUDE.size + _FIELDS.size
-    fingerprint, parent = data[at : at + n_fingerprint].decode(), data[at + n_fingerprint :][:n_parent].decode()
+    fingerprint, parent = (
+        data[at : at + n_fingerprint].decode(),
+        data[at + n_fingerprint :][:n_parent].decode(),
+    )
     at += n_fingerprint + n_parent
     parts = []
     for _ in range(n_parts):
@@ -385,7 +432,11 @@ def _unpack_fields(data: bytes, kind: int, exact: bool) -> Header:
             at += _CHUNK.size
         parts.append(part)
     name = SegmentName(start, end, digest, tag) if kind == SEGMENT else StateName(end, digest)
-    own, draft = (PARTS_OF_SEGMENT, PartKind.DRAFT_ROWS) if kind == SEGMENT else (PARTS_OF_STATE, PartKind.DRAFT_STATE)
+    own, draft = (
+        (PARTS_OF_SEGMENT, PartKind.DRAFT_ROWS)
+        if kind == SEGMENT
+        else (PARTS_OF_STATE, PartKind.DRAFT_STATE)
+    )
     if [part.what for part in parts] not in (own, [*own, draft]):
         raise ValueError("other parts")
     first = name.start if isinstance(name, SegmentName) else name.n
@@ -404,7 +455,9 @@ def _is_possible(header: Header) -> bool:
     name = header.name
     if name.prefix.n > MAX_TOKENS if isinstance(name, StateName) else name.end > MAX_TOKENS:
         return False
-    if not 0 <= header.created < MAX_YEARS or any(not 0 < part.chunk <= CHUNK for part in header.parts):
+    if not 0 <= header.created < MAX_YEARS or any(
+        not 0 < part.chunk <= CHUNK for part in header.parts
+    ):
         return False
     for part in header.parts:
         if part.what == PartKind.ENDS and isinstance(name, SegmentName):

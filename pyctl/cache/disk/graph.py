@@ -16,10 +16,11 @@ __all__ = ["FileGraph"]
 
 
 class FileGraph:
-    """All files of a directory, every fingerprint. Removing here removes nothing on disk: the caller does.
+    """All files of a directory, every fingerprint. Removing here removes nothing on disk: the
+    caller does.
 
-    A segment stays while a state needs it, directly or through a child. Files of the fingerprints ``older`` are of no
-    further use.
+    A segment stays while a state needs it, directly or through a child. Files of the fingerprints
+    ``older`` are of no further use.
     """
 
     def __init__(self, records: Iterable[Record], older: frozenset[str] = frozenset()) -> None:
@@ -41,7 +42,9 @@ class FileGraph:
         if record.parent_key is not None:
             self._children[record.parent_key].add(record.key)
         if record.is_state and "_tree" in self.__dict__:
-            self._tree.add(record.key, record.n, self._reach(record).items(), record.used, record.hits)
+            self._tree.add(
+                record.key, record.n, self._reach(record).items(), record.used, record.hits
+            )
 
     def prepare(self) -> None:
         """Compute now what choosing needs."""
@@ -65,7 +68,9 @@ class FileGraph:
                 if parent is None:
                     break
                 chain.append(parent)
-            (sound if chain[-1] in self.records and chain[-1] not in broken else broken).update(chain)
+            (sound if chain[-1] in self.records and chain[-1] not in broken else broken).update(
+                chain
+            )
         needed: set[Key] = set()
         for record in self.records.values():
             if record.is_state and record.key in sound:
@@ -106,15 +111,18 @@ class FileGraph:
             self._children.get(record.parent_key, set()).discard(record.key)
 
     def shrink(self, budget: int, protected: Collection[Key] = ()) -> list[Record]:
-        """Take out older files and then what costs least, until there are ``budget`` bytes or nothing else may go; what
-        fits with the rest after all stays. A segment in ``protected`` keeps no state from going.
+        """Take out older files and then what costs least, until there are ``budget`` bytes or
+        nothing else may go; what fits with the rest after all stays. A segment in ``protected``
+        keeps no state from going.
         """
 
         def is_evictable(key: Key) -> bool:
             return not self.records[key].pinned and key not in protected
 
         going: list[Record] = []
-        for older in [key for key, record in self.records.items() if key[0] in self.older and record.is_state]:
+        for older in [
+            key for key, record in self.records.items() if key[0] in self.older and record.is_state
+        ]:
             if self.n_bytes > budget and older in self.records and is_evictable(older):
                 going += self.remove(older)
         gone: dict[Key, Record] = {}
@@ -124,7 +132,9 @@ class FileGraph:
         return [*going, *gone.values()]
 
     def _put_back(self, gone: dict[Key, Record], budget: int) -> None:
-        """Put in again the states that fit with all that they need, the last that had ``gone`` first."""
+        """Put in again the states that fit with all that they need, the last that had ``gone``
+        first.
+        """
         states, n_before = [key for key, record in reversed(gone.items()) if record.is_state], 0
         while n_before != len(gone):  # a returned file may be all that another one lacked
             n_before = len(gone)
@@ -138,17 +148,25 @@ class FileGraph:
                         self.add(gone.pop(record.key))
 
     def added(self) -> dict[Key, int]:
-        """Bytes of each state with the segments of its chain that no shallower or older one has; they add up."""
+        """Bytes of each state with the segments of its chain that no shallower or older one has;
+        they add up.
+        """
         found: dict[Key, int] = {}
         known: set[Key] = set()
-        for state in sorted((r for r in self.records.values() if r.is_state), key=lambda r: (r.n, r.created)):
-            own = {key for key in (state.key, *self.chain(state.key)) if key in self.records} - known
+        for state in sorted(
+            (r for r in self.records.values() if r.is_state), key=lambda r: (r.n, r.created)
+        ):
+            own = {
+                key for key in (state.key, *self.chain(state.key)) if key in self.records
+            } - known
             found[state.key] = sum(self.records[key].n_bytes for key in own)
             known |= own
         return found
 
     def ancestor(self, record: Record) -> Record | None:
-        """The deepest shallower state on the chain of the state ``record``, None if there is none."""
+        """The deepest shallower state on the chain of the state ``record``, None if there is
+        none.
+        """
         parent = self._tree[record.key].parent
         return self.records[parent.key] if parent is not None else None
 
@@ -157,7 +175,9 @@ class FileGraph:
         tree: PrefixTree[Key] = PrefixTree()
         for record in self.records.values():
             if record.is_state:
-                tree.add(record.key, record.n, self._reach(record).items(), record.used, record.hits)
+                tree.add(
+                    record.key, record.n, self._reach(record).items(), record.used, record.hits
+                )
         return tree
 
     @cached_property
@@ -165,12 +185,16 @@ class FileGraph:
         return CostAwareEviction(self._tree, self._freed)
 
     def _reach(self, record: Record) -> dict[Key, int]:
-        """The segments of a state, the deepest first, each with the position up to which it counts."""
+        """The segments of a state, the deepest first, each with the position up to which it
+        counts.
+        """
         reach, n = {}, record.n
         for key in self.chain(record.key):
             reach[key] = n
             n = key[1].start if isinstance(key[1], SegmentName) else 0
-        return reach or {record.key: n}  # without a parent: verify removes it, but eviction may be earlier
+        return reach or {
+            record.key: n
+        }  # without a parent: verify removes it, but eviction may be earlier
 
     def _freed(self, key: Key) -> int:
         """Bytes that go with a state: its own, and of segments that only it needs."""

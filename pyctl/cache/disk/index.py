@@ -1,4 +1,6 @@
-"""The index of a cache directory in SQLite: one row per file, shared by every process that uses the directory."""
+"""The index of a cache directory in SQLite: one row per file, shared by every process that uses the
+directory.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,14 @@ __all__ = ["Index", "Key", "Record", "Version", "is_corrupt"]
 SCHEMA_VERSION = 1
 
 BUSY_SECONDS = 10.0
-"""How long a transaction waits for another process; each lasts as long as some renames and unlinks."""
+"""How long a transaction waits for another process; each lasts as long as some renames and unlinks.
+"""
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS files(
-  fingerprint TEXT NOT NULL, file TEXT NOT NULL, n INTEGER NOT NULL, n_bytes INTEGER NOT NULL, needs TEXT NOT NULL,
-  state INTEGER NOT NULL, exact INTEGER NOT NULL, created REAL NOT NULL, used REAL NOT NULL,
+  fingerprint TEXT NOT NULL, file TEXT NOT NULL, n INTEGER NOT NULL, n_bytes INTEGER NOT NULL,
+  needs TEXT NOT NULL, state INTEGER NOT NULL, exact INTEGER NOT NULL,
+  created REAL NOT NULL, used REAL NOT NULL,
   hits INTEGER NOT NULL, pinned INTEGER NOT NULL, label TEXT NOT NULL DEFAULT '',
   PRIMARY KEY(fingerprint, file)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS states ON files(fingerprint, n) WHERE state;
@@ -44,7 +48,8 @@ Key: TypeAlias = tuple[str, Name]
 class Record:
     """A file in the index, and its parent segment.
 
-    ``created`` and ``used`` are epoch seconds; ``hits``, ``used`` and ``pinned`` mean something for states only.
+    ``created`` and ``used`` are epoch seconds; ``hits``, ``used`` and ``pinned`` mean something for
+    states only.
     """
 
     fingerprint: str
@@ -80,21 +85,27 @@ class Record:
 
 _READ = "fingerprint, file, n_bytes, needs, exact, created, used, hits, pinned"
 _WRITTEN = f"{_READ}, n, state, label"
-_INSERT = f"INSERT OR REPLACE INTO files({_WRITTEN}) VALUES({', '.join('?' for _ in _WRITTEN.split(','))})"
+_INSERT = (
+    f"INSERT OR REPLACE INTO files({_WRITTEN}) "
+    f"VALUES({', '.join('?' for _ in _WRITTEN.split(','))})"
+)
 
 
 def is_corrupt(error: sqlite3.Error) -> bool:
-    """Whether ``error`` means that the index is lost, and not that it is busy or that the disk is full."""
+    """Whether ``error`` means that the index is lost, and not that it is busy or that the disk is
+    full.
+    """
     if isinstance(error, sqlite3.OperationalError):
         return any(text in str(error) for text in ("malformed", "no such", "has no column"))
     return isinstance(error, sqlite3.DatabaseError)
 
 
 class Index:
-    """Transactions on the file at ``path``. ``lost`` is set when it started empty, until it is filled.
+    """Transactions on the file at ``path``. ``lost`` is set when it started empty, until it is
+    filled.
 
-    Safe from any thread. Reading never waits for a writer. OSError if the file cannot be opened; sqlite3.Error from
-    transactions, after which a corrupt index was replaced by an empty one.
+    Safe from any thread. Reading never waits for a writer. OSError if the file cannot be opened;
+    sqlite3.Error from transactions, after which a corrupt index was replaced by an empty one.
     """
 
     def __init__(self, path: Path) -> None:
@@ -114,7 +125,9 @@ class Index:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction that excludes every other writer; commits at the end, rolls back on any exception."""
+        """A transaction that excludes every other writer; commits at the end, rolls back on any
+        exception.
+        """
         with self._writer as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -133,7 +146,9 @@ class Index:
             yield connection
 
     def version(self, connection: sqlite3.Connection) -> Version:
-        """Another one after any transaction, of this object or another; ``connection`` is the one that writes."""
+        """Another one after any transaction, of this object or another; ``connection`` is the one
+        that writes.
+        """
         return connection, Index.change(connection), self.n_commits
 
     def close(self) -> None:
@@ -141,7 +156,8 @@ class Index:
             with connection.lock:
                 connection.close()
 
-    # -- statements --------------------------------------------------------------------------------------------------
+    # -- statements
+    # ----------------------------------------------------------------------------------
 
     @staticmethod
     def records(connection: sqlite3.Connection) -> list[Record]:
@@ -152,7 +168,9 @@ class Index:
     def states(connection: sqlite3.Connection) -> tuple[int, dict[str, dict[StateName, bool]]]:
         """The bytes of all files, and by fingerprint the states and whether they are exact."""
         found: dict[str, dict[StateName, bool]] = {}
-        for fingerprint, file, exact in connection.execute("SELECT fingerprint, file, exact FROM files WHERE state"):
+        for fingerprint, file, exact in connection.execute(
+            "SELECT fingerprint, file, exact FROM files WHERE state"
+        ):
             name = _name(file)
             if isinstance(name, StateName):
                 found.setdefault(fingerprint, {})[name] = bool(exact)
@@ -175,8 +193,20 @@ class Index:
         """Enter a file; ``label`` describes its content to users."""
         r = record
         parent = "" if r.parent is None else str(r.parent)
-        row = (r.fingerprint, str(r.name), r.n_bytes, parent, r.exact, r.created, r.used, r.hits, r.pinned)
-        connection.execute(_INSERT, (*row, r.n, r.is_state, label.encode("utf-8", "replace").decode()))
+        row = (
+            r.fingerprint,
+            str(r.name),
+            r.n_bytes,
+            parent,
+            r.exact,
+            r.created,
+            r.used,
+            r.hits,
+            r.pinned,
+        )
+        connection.execute(
+            _INSERT, (*row, r.n, r.is_state, label.encode("utf-8", "replace").decode())
+        )
 
     @staticmethod
     def delete(connection: sqlite3.Connection, key: Key) -> None:
@@ -192,7 +222,10 @@ class Index:
     @staticmethod
     def pin(connection: sqlite3.Connection, key: Key, pinned: bool) -> None:
         """Keep a file from being evicted, or let it be."""
-        connection.execute("UPDATE files SET pinned = ? WHERE fingerprint = ? AND file = ?", (pinned, *_values(key)))
+        connection.execute(
+            "UPDATE files SET pinned = ? WHERE fingerprint = ? AND file = ?",
+            (pinned, *_values(key)),
+        )
 
     @staticmethod
     def labels(connection: sqlite3.Connection) -> dict[Key, str]:
@@ -215,12 +248,17 @@ class Index:
     def add_written(connection: sqlite3.Connection, n_bytes: int) -> None:
         """Count bytes that were written today; days older than a month are forgotten."""
         connection.execute("DELETE FROM days WHERE day < ?", (_today() - 30,))
-        query = "INSERT INTO days VALUES(?, ?) ON CONFLICT(day) DO UPDATE SET n_bytes = n_bytes + excluded.n_bytes"
+        query = (
+            "INSERT INTO days VALUES(?, ?) ON CONFLICT(day) DO UPDATE SET n_bytes = n_bytes + "
+            "excluded.n_bytes"
+        )
         connection.execute(query, (_today(), n_bytes))
 
 
 class _Connection:
-    """One connection to the file that is at the index's path now, even after another process replaced it."""
+    """One connection to the file that is at the index's path now, even after another process
+    replaced it.
+    """
 
     def __init__(self, index: Index) -> None:
         self.index, self.path = index, index.path
@@ -276,8 +314,9 @@ class _Connection:
 
     def _make_private(self) -> None:
         """Create the file with the mode that SQLite then gives its other files."""
-        # An existing file is never opened here: closing a descriptor releases all POSIX locks of the process on the
-        # file, SQLite's included (https://www.sqlite.org/howtocorrupt.html, 2.2).
+        # An existing file is never opened here: closing a descriptor releases all POSIX locks of
+        # the process on the file, SQLite's included (https://www.sqlite.org/howtocorrupt.html,
+        # 2.2).
         with suppress(FileExistsError):
             os.close(open_private(self.path, os.O_RDWR | os.O_EXCL))
 
@@ -287,14 +326,18 @@ class _Connection:
                 if not stat.S_ISREG(os.lstat(path := f"{self.path}{suffix}").st_mode):
                     raise OSError(errno.EINVAL, "not a regular file", path)
         self._make_private()
-        connection = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(
+            self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
         try:
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, SCHEMA_VERSION):
                 raise sqlite3.DatabaseError(f"an index of version {version}")
             if version == 0:
                 connection.execute("PRAGMA journal_mode = WAL")
-                connection.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+                connection.executescript(
+                    f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+                )
                 self.index.lost = True
             connection.execute("PRAGMA synchronous = NORMAL")
             _add_labels(connection)
@@ -321,7 +364,9 @@ def _record(row: tuple[str, str, int, str, int, float, float, int, int]) -> Reco
     below = _name(parent) if parent else None
     if isinstance(below, StateName):
         raise sqlite3.DatabaseError(f"{file} depends on {parent}")
-    return Record(fingerprint, _name(file), n_bytes, below, bool(exact), created, used, hits, bool(pinned))
+    return Record(
+        fingerprint, _name(file), n_bytes, below, bool(exact), created, used, hits, bool(pinned)
+    )
 
 
 def _name(file: str) -> Name:

@@ -1,7 +1,7 @@
 """Threads that read from a disk that may hang, and waits that block no other work.
 
-A generator yields `DiskReads` while they run; its caller does other work until they are `ready`. A read that hangs is
-abandoned, together with its thread.
+A generator yields `DiskReads` while they run; its caller does other work until they are `ready`. A
+read that hangs is abandoned, together with its thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ __all__ = ["DiskReads", "Readers", "Reading", "Reads", "StalledReadError", "fini
 
 R = TypeVar("R")
 
-STALL_SECONDS = limit(10.0, "a read from a disk that hangs", "a miss; no reads until it returns", "disk", "s")
+STALL_SECONDS = limit(
+    10.0, "a read from a disk that hangs", "a miss; no reads until it returns", "disk", "s"
+)
 
 RESTORE_SECONDS = limit(120.0, "waiting for a snapshot from disk", "a miss", "disk", "s")
 
@@ -48,11 +50,15 @@ class StalledReadError(StateError):
 
 
 class Readers:
-    """``n_threads`` threads, started when there is work; neither a request nor the end of the program waits for one."""
+    """``n_threads`` threads, started when there is work; neither a request nor the end of the
+    program waits for one.
+    """
 
     def __init__(self, n_threads: int, name: str) -> None:
         self._n_threads, self._name = n_threads, name
-        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = (
+            queue.SimpleQueue()
+        )
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._n_open = 0  # reads that wait or are under way
@@ -88,7 +94,9 @@ class Readers:
         return self._n_open > 0
 
     def close(self, timeout: float = 1.0) -> None:
-        """End the threads when they have done the queue, and wait up to ``timeout`` seconds for that."""
+        """End the threads when they have done the queue, and wait up to ``timeout`` seconds for
+        that.
+        """
         deadline = time.monotonic() + timeout
         for _ in self._threads:
             self._jobs.put(None)
@@ -105,7 +113,8 @@ class Readers:
                     tell = partial(future.set_result, job())
                 except BaseException as error:
                     tell = partial(future.set_exception, error)
-            # The waiting thread may free the filled memory once it has the result: drop all references before.
+            # The waiting thread may free the filled memory once it has the result: drop all
+            # references before.
             del item, job, future
             with self._lock:
                 self._n_open -= 1
@@ -116,7 +125,9 @@ class Readers:
 
 
 class DiskReads(Reads):
-    """Some reads of ``readers`` with a waiting caller, until ``deadline`` (monotonic seconds) at most."""
+    """Some reads of ``readers`` with a waiting caller, until ``deadline`` (monotonic seconds) at
+    most.
+    """
 
     def __init__(self, futures: Sequence[Future[Any]], readers: Readers, deadline: float) -> None:
         self.futures, self._readers, self._deadline = futures, readers, deadline
@@ -129,7 +140,11 @@ class DiskReads(Reads):
 
     def ready(self) -> bool:
         """Whether there is no use in waiting: all are here, one has failed, or the disk hangs."""
-        return all(future.done() for future in self.futures) or self._failed() is not None or self._is_late()
+        return (
+            all(future.done() for future in self.futures)
+            or self._failed() is not None
+            or self._is_late()
+        )
 
     def wait(self, seconds: float) -> None:
         """Wait until they are ready, ``seconds`` at most."""

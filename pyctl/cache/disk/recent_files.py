@@ -34,7 +34,8 @@ DEFAULT_FILE_BYTES = 2**25
 class RecentFiles:
     """The recent prompts on disk, a file each in ``directory``, together at most ``max_bytes``.
 
-    ``spend`` is called before bytes are written, and returns False if the day has enough. For one thread at a time.
+    ``spend`` is called before bytes are written, and returns False if the day has enough. For one
+    thread at a time.
     """
 
     def __init__(
@@ -46,13 +47,17 @@ class RecentFiles:
         self._directory = directory
         self._max_bytes = max_bytes
         self._spend = spend
-        self._saved: dict[Recent, tuple[PromptName, int]] = {}  # the oldest first; 0 bytes: there was no room for it
+        self._saved: dict[
+            Recent, tuple[PromptName, int]
+        ] = {}  # the oldest first; 0 bytes: there was no room for it
         self._newest_ns = 0
 
     def load(self) -> list[Recent]:
         """What is there, the newest first. What is damaged or of another kind is removed."""
         found = []
-        names = [name for path in files_in(self._directory) if (name := PromptName.parse(path.name))]
+        names = [
+            name for path in files_in(self._directory) if (name := PromptName.parse(path.name))
+        ]
         for name in sorted(names, key=str):
             path = self._directory / str(name)
             try:
@@ -71,10 +76,16 @@ class RecentFiles:
         return found[::-1]
 
     def save(self, newest_first: Sequence[Recent]) -> None:
-        """Write the files that are not there yet and remove all others; OSError if the disk refuses."""
+        """Write the files that are not there yet and remove all others; OSError if the disk
+        refuses.
+        """
         kept = {recent for recent in newest_first if recent.for_disk}
         gone = [recent for recent in self._saved if recent not in kept]
-        fresh = [recent for recent in reversed(newest_first) if recent.for_disk and recent not in self._saved]
+        fresh = [
+            recent
+            for recent in reversed(newest_first)
+            if recent.for_disk and recent not in self._saved
+        ]
         n_bytes = sum(size for recent, (_, size) in self._saved.items() if recent in kept)
         if fresh:
             make_private(self._directory)

@@ -1,7 +1,9 @@
-"""An object store for the disk cache: it gets the files of the directory, which gets the files that a prompt needs.
+"""An object store for the disk cache: it gets the files of the directory, which gets the files that
+a prompt needs.
 
-Objects have the names and bytes of files on disk, so equal prefixes are one object and writers never conflict. The
-engine's thread never waits here, and every byte of the store is checked before the directory has it.
+Objects have the names and bytes of files on disk, so equal prefixes are one object and writers
+never conflict. The engine's thread never waits here, and every byte of the store is checked before
+the directory has it.
 """
 
 from __future__ import annotations
@@ -42,13 +44,25 @@ __all__ = ["PATIENCE_SECONDS", "RemoteStore", "connect"]
 
 log = logging.getLogger(__name__)
 
-PATIENCE_SECONDS = limit(1.0, "a request that waits for a store that sends nothing", "it is evaluated", "request", "s")
-CLOSE_SECONDS = limit(0.5, "the end of a server that waits for the store", "it is not waited for", "process", "s")
+PATIENCE_SECONDS = limit(
+    1.0, "a request that waits for a store that sends nothing", "it is evaluated", "request", "s"
+)
+CLOSE_SECONDS = limit(
+    0.5, "the end of a server that waits for the store", "it is not waited for", "process", "s"
+)
 MAX_FETCHES = limit(4, "snapshots fetched from the store at once", "the others are misses", "disk")
-MAX_IN_FLIGHT = limit(2**33, "snapshots on their way from the store", "the others are misses", "disk", "bytes")
-MAX_OBJECTS = limit(2**15, "objects of a model in the store", "others are not found, and none is sent", "disk")
-MAX_USELESS = limit(4096, "snapshots in the store that were of no use", "the oldest are tried again", "memory")
-MAX_FAILURES = limit(3, "failures of the store in a row", "it is left alone for half a minute", "process")
+MAX_IN_FLIGHT = limit(
+    2**33, "snapshots on their way from the store", "the others are misses", "disk", "bytes"
+)
+MAX_OBJECTS = limit(
+    2**15, "objects of a model in the store", "others are not found, and none is sent", "disk"
+)
+MAX_USELESS = limit(
+    4096, "snapshots in the store that were of no use", "the oldest are tried again", "memory"
+)
+MAX_FAILURES = limit(
+    3, "failures of the store in a row", "it is left alone for half a minute", "process"
+)
 
 LOOK_SECONDS, IDLE_SECONDS, PAUSE_SECONDS = 5.0, 60.0, 30.0
 """How often to list the store while there are requests, and without them, and how long it rests."""
@@ -56,18 +70,37 @@ LOOK_SECONDS, IDLE_SECONDS, PAUSE_SECONDS = 5.0, 60.0, 30.0
 PIECE, MEASURED = 2**18, 2**20
 """Bytes that are written at a time, and of which a bandwidth is measured."""
 
-REASONS = ("refused", "timed out", "dns", "reset", "no space", "denied", "403", "404", "429", "500", "503")
+REASONS = (
+    "refused",
+    "timed out",
+    "dns",
+    "reset",
+    "no space",
+    "denied",
+    "403",
+    "404",
+    "429",
+    "500",
+    "503",
+)
 """The words of an error that may be logged: its text can hold addresses and keys."""
 
 CLIENT = {
-    "client_options": {"connect_timeout": "2s", "read_timeout": "10s", "timeout": "120s", "allow_http": True},
+    "client_options": {
+        "connect_timeout": "2s",
+        "read_timeout": "10s",
+        "timeout": "120s",
+        "allow_http": True,
+    },
     "retry_config": {"max_retries": 2},
 }
 """Options of obstore for servers."""
 
 
 def connect(url: str) -> ObjectStore:
-    """The store at ``url``; keys come from the environment. Raises ConfigError, whose text leaves out ``url``."""
+    """The store at ``url``; keys come from the environment. Raises ConfigError, whose text leaves
+    out ``url``.
+    """
     try:
         from obstore.store import from_url
     except ImportError:
@@ -104,7 +137,11 @@ class _Health:
         if self.n_failed >= MAX_FAILURES:
             self.again_at = time.monotonic() + PAUSE_SECONDS
         if self.n_failed == MAX_FAILURES:
-            log.warning("kv store: cannot be %s (%s), serving without until it can", self.what, _reason(error))
+            log.warning(
+                "kv store: cannot be %s (%s), serving without until it can",
+                self.what,
+                _reason(error),
+            )
 
     def worked(self) -> None:
         if self.n_failed >= MAX_FAILURES:
@@ -115,8 +152,8 @@ class _Health:
 class Fetch(Reads):
     """A snapshot on its way to the directory, which should take ``seconds``.
 
-    It is given up when nothing comes for PATIENCE_SECONDS, and after twice ``seconds`` and PATIENCE_SECONDS in all.
-    ``n_bytes`` have come of ``n_wanted`` that are known yet.
+    It is given up when nothing comes for PATIENCE_SECONDS, and after twice ``seconds`` and
+    PATIENCE_SECONDS in all. ``n_bytes`` have come of ``n_wanted`` that are known yet.
     """
 
     clock = staticmethod(time.monotonic)
@@ -129,7 +166,9 @@ class Fetch(Reads):
         self._until = self._moved + 2 * seconds + PATIENCE_SECONDS
 
     def move(self, n_bytes: int = 0) -> None:
-        """Note that ``n_bytes`` have come, or something was checked; TimeoutError if there is no use in more."""
+        """Note that ``n_bytes`` have come, or something was checked; TimeoutError if there is no
+        use in more.
+        """
         if self.ready():
             raise TimeoutError("timed out")
         self._moved = self.clock()
@@ -137,7 +176,9 @@ class Fetch(Reads):
 
     def ready(self) -> bool:
         """Whether it is here, or there is no use in waiting."""
-        self.is_late = self.is_late or self.clock() >= min(self._moved + PATIENCE_SECONDS, self._until)
+        self.is_late = self.is_late or self.clock() >= min(
+            self._moved + PATIENCE_SECONDS, self._until
+        )
         return self.is_late or self.future.done()
 
     def wait(self, seconds: float) -> None:
@@ -146,14 +187,16 @@ class Fetch(Reads):
 
 
 class RemoteStore:
-    """The objects of one model in the store of ``client``, called ``label`` in views, and the disk of ``files``, whose
-    blocks have ``sizes``.
+    """The objects of one model in the store of ``client``, called ``label`` in views, and the disk
+    of ``files``, whose blocks have ``sizes``.
 
-    One thread lists the store, and sends the files that it lacks. The engine's thread calls `far` and `fetch`,
-    which never wait. What was found to be of no use is not fetched again.
+    One thread lists the store, and sends the files that it lacks. The engine's thread calls `far`
+    and `fetch`, which never wait. What was found to be of no use is not fetched again.
     """
 
-    def __init__(self, client: ObjectStore, label: str, files: StoreWriter, sizes: BlockSizes | None) -> None:
+    def __init__(
+        self, client: ObjectStore, label: str, files: StoreWriter, sizes: BlockSizes | None
+    ) -> None:
         self._client, self._label, self._files, self._sizes = client, label, files, sizes
         self._folder = f"{files.fingerprint}/"
         self._listed: dict[Name, int] = {}  # bytes of each object
@@ -172,8 +215,10 @@ class RemoteStore:
         self._thread.start()
 
     def far(self, prompt: PromptMatch, limit: int, covered: int = 0) -> list[tuple[Prefix, float]]:
-        """The prefixes of ``prompt`` of ``limit`` tokens at most that the store has and the disk has not, with the
-        seconds to `fetch` each; the disk has the rows of the first ``covered`` tokens."""
+        """The prefixes of ``prompt`` of ``limit`` tokens at most that the store has and the disk
+        has not, with the seconds to `fetch` each; the disk has the rows of the first ``covered``
+        tokens.
+        """
         self._asked = True
         if self._reading.is_away:
             return []
@@ -191,7 +236,9 @@ class RemoteStore:
         return self._costs.read(self._listed.get(state, 0) + max(state.n - covered, 0) * row)
 
     def fetch(self, prefix: Prefix) -> Fetch | None:
-        """Start to bring ``prefix`` to the disk, which has it when this is ready and all went well; None if not now."""
+        """Start to bring ``prefix`` to the disk, which has it when this is ready and all went well;
+        None if not now.
+        """
         state = StateName.of(prefix)
         fetch = self._fetches.get(state)
         if fetch is None and len(self._fetches) < MAX_FETCHES and not self._closing:
@@ -205,7 +252,11 @@ class RemoteStore:
 
     def remove(self, name: str) -> bool:
         """Have the snapshot called ``name`` removed soon; False if there is none."""
-        states = (each for each in self._listed.copy() if isinstance(each, StateName) and each.prefix.name == name)
+        states = (
+            each
+            for each in self._listed.copy()
+            if isinstance(each, StateName) and each.prefix.name == name
+        )
         if (state := next(states, None)) is None:
             return False
         self._listed.pop(state, None)
@@ -221,10 +272,14 @@ class RemoteStore:
         """Sums of the store."""
         listed, is_away = self._listed.copy(), self._reading.is_away or self._writing.is_away
         n_states = sum(isinstance(name, StateName) for name in listed)
-        return StoreView(self._label, n_states, sum(listed.values()), self._fetched, self._sent, is_away)
+        return StoreView(
+            self._label, n_states, sum(listed.values()), self._fetched, self._sent, is_away
+        )
 
     def close(self, timeout: float) -> None:
-        """Stop within ``timeout`` seconds and twice CLOSE_SECONDS; unsent files are sent after the next start."""
+        """Stop within ``timeout`` seconds and twice CLOSE_SECONDS; unsent files are sent after the
+        next start.
+        """
         self._closing = True
         self.wake.set()
         for fetch in self._fetches.copy().values():
@@ -251,7 +306,9 @@ class RemoteStore:
                 self._costs.note_read(fetch.n_bytes, time.monotonic() - began)
 
     def _bring(self, state: StateName, fetch: Fetch) -> None:
-        """Fetch the files of ``state`` that the disk lacks, check all bytes, and have the directory adopt them."""
+        """Fetch the files of ``state`` that the disk lacks, check all bytes, and have the directory
+        adopt them.
+        """
         disk, home, name = self._files, self._files.home, cast("Name | None", state)
         maximum = min(MAX_IN_FLIGHT, disk.directory.budget or MAX_IN_FLIGHT)
         paths, records = dict[Name, Path](), dict[Path, Record]()
@@ -265,12 +322,16 @@ class RemoteStore:
                 path = paths[name] = temps.enter_context(temp_path(home))
                 self._download(name, size, path, fetch)
                 header = read_header(path, self._sizes, str(name))
-                records[path] = replace(record_of(path, header, disk.directory.readers.run), used=time.time())
+                records[path] = replace(
+                    record_of(path, header, disk.directory.readers.run), used=time.time()
+                )
                 fetch.move()
                 name = header.parent
             open_chain(home, state, self._sizes, disk.directory.readers.run, paths)
             fetch.move()
-            below = [record.parent_key for record in records.values() if record.parent_key is not None]
+            below = [
+                record.parent_key for record in records.values() if record.parent_key is not None
+            ]
             if records and not disk.adopt(records, below):
                 raise NotWrittenError("the disk has no room for it, or none today")
 
@@ -284,7 +345,9 @@ class RemoteStore:
                     break
                 file.write(piece)
         if left:
-            raise CorruptFileError(str(name), f"{size - left} bytes or more, not the {size} of the store's listing")
+            raise CorruptFileError(
+                str(name), f"{size - left} bytes or more, not the {size} of the store's listing"
+            )
 
     def _run(self) -> None:
         while not self._closing:
@@ -323,16 +386,24 @@ class RemoteStore:
         self._looked = time.monotonic()
 
     def _send(self) -> None:
-        """Send the files that the store lacks, the most used states first, each after the segments that it needs."""
+        """Send the files that the store lacks, the most used states first, each after the segments
+        that it needs.
+        """
         directory, contents = self._files.directory, self._files.directory.contents
         with directory.reading() as connection:
             records = Index.records(connection)
         graph = FileGraph(each for each in records if each.fingerprint == self._files.fingerprint)
         useless = set(self._useless)
-        states = (each for each in graph.records.values() if each.is_state and each.name not in useless)
+        states = (
+            each for each in graph.records.values() if each.is_state and each.name not in useless
+        )
         for state in sorted(states, key=lambda each: (-each.hits, -each.used)):
             keys = [*graph.chain(state.key)[::-1], state.key]
-            missing = [graph.records[key] for key in keys if key[1] not in self._listed and key in graph.records]
+            missing = [
+                graph.records[key]
+                for key in keys
+                if key[1] not in self._listed and key in graph.records
+            ]
             if self._closing or len(self._listed) + len(missing) > MAX_OBJECTS:
                 break
             if state in missing and all(map(self._put, missing)):

@@ -13,16 +13,42 @@ import numpy as np
 from isal.isal_zlib import crc32
 
 from pyctl.atomic_file import open_regular
-from pyctl.cache.disk.file_format import BlockSizes, CorruptFileError, Header, Part, PartKind, header_size, pack, unpack
+from pyctl.cache.disk.file_format import (
+    BlockSizes,
+    CorruptFileError,
+    Header,
+    Part,
+    PartKind,
+    header_size,
+    pack,
+    unpack,
+)
 from pyctl.cache.snapshot import Block
 
 __all__ = ["check_jobs", "parts_of", "read_header", "read_jobs", "remove_file", "write_file"]
 
 NOT_DAMAGE = {
-    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.EAGAIN, errno.EINTR),
-    *(errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENODEV),
+    *(
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EAGAIN,
+        errno.EINTR,
+    ),
+    *(
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+        errno.ENOTCONN,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENODEV,
+    ),
 }
-"""Errors of a read that are not the file's: short of something, of another owner, or a drive that is away."""
+"""Errors of a read that are not the file's: short of something, of another owner, or a drive that
+is away.
+"""
 
 FIRST_READ = 4096
 """Bytes read in the hope that they hold the whole header."""
@@ -34,7 +60,9 @@ def parts_of(blocks: dict[PartKind, Block]) -> list[Part]:
 
 
 def write_file(path: Path, header: Header, blocks: dict[PartKind, Block]) -> None:
-    """Fill and fsync the empty file at ``path``; ``header`` learns the checksums. OSError if the disk refuses."""
+    """Fill and fsync the empty file at ``path``; ``header`` learns the checksums. OSError if the
+    disk refuses.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         at = header_size(header)
@@ -53,8 +81,8 @@ def write_file(path: Path, header: Header, blocks: dict[PartKind, Block]) -> Non
 def read_header(path: Path, sizes: BlockSizes | None = None, file: str = "") -> Header:
     """The header of the file at ``path``, whose fingerprint is the directory's.
 
-    With ``sizes`` its parts have those, so that no more memory is taken for it. ``file`` is its name, if ``path`` has
-    another one. Raises FileNotFoundError or CorruptFileError.
+    With ``sizes`` its parts have those, so that no more memory is taken for it. ``file`` is its
+    name, if ``path`` has another one. Raises FileNotFoundError or CorruptFileError.
     """
     file = file or path.name
     with _opened(path) as descriptor:
@@ -71,11 +99,14 @@ def read_header(path: Path, sizes: BlockSizes | None = None, file: str = "") -> 
     return header
 
 
-def read_jobs(path: Path, header: Header, outs: dict[PartKind, Block]) -> Iterator[Callable[[], None]]:
-    """One job per chunk of the parts in ``outs``, to be run on any thread: each reads into place and verifies.
+def read_jobs(
+    path: Path, header: Header, outs: dict[PartKind, Block]
+) -> Iterator[Callable[[], None]]:
+    """One job per chunk of the parts in ``outs``, to be run on any thread: each reads into place
+    and verifies.
 
-    Reads and no mappings: on a mapping, a bad sector would be a signal and not an error. Jobs raise FileNotFoundError
-    or CorruptFileError.
+    Reads and no mappings: on a mapping, a bad sector would be a signal and not an error. Jobs raise
+    FileNotFoundError or CorruptFileError.
     """
     offsets = iter(header.offsets)
     for part in header.parts:
@@ -86,7 +117,9 @@ def read_jobs(path: Path, header: Header, outs: dict[PartKind, Block]) -> Iterat
 
 
 def check_jobs(path: Path, header: Header) -> Iterator[Callable[[], None]]:
-    """Return jobs that only check that all parts can be read; each job takes memory for one chunk."""
+    """Return jobs that only check that all parts can be read; each job takes memory for one
+    chunk.
+    """
     offsets = iter(header.offsets)
     for part in header.parts:
         for (first, last), offset, crc in zip(part.chunks, offsets, part.crcs, strict=False):
@@ -94,7 +127,9 @@ def check_jobs(path: Path, header: Header) -> Iterator[Callable[[], None]]:
 
 
 def remove_file(path: Path) -> None:
-    """Remove ``path`` if it is there, and not behind a link; of directories in its place, empty ones go."""
+    """Remove ``path`` if it is there, and not behind a link; of directories in its place, empty
+    ones go.
+    """
     if path.parent.is_symlink():
         return
     try:
@@ -113,7 +148,9 @@ def _write(descriptor: int, data: bytes | memoryview[int], at: int) -> None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    """A descriptor to read from. Raises CorruptFileError if the disk refuses, FileNotFoundError, or OSError."""
+    """A descriptor to read from. Raises CorruptFileError if the disk refuses, FileNotFoundError, or
+    OSError.
+    """
     try:
         descriptor = open_regular(path)
         try:
@@ -133,8 +170,9 @@ def _check_chunk(path: Path, part: Part, size: int, offset: int, crc: int) -> No
 def _read_chunk(path: Path, part: Part, out: Block, offset: int, crc: int) -> None:
     data = out.data
     with _opened(path) as descriptor:
-        # The whole chunk at once: read-ahead alone requests less than a cold drive can give. Reading past the page
-        # cache is no faster, and looking for cached pages (RWF_NOWAIT) makes it slower.
+        # The whole chunk at once: read-ahead alone requests less than a cold drive can give.
+        # Reading past the page cache is no faster, and looking for cached pages (RWF_NOWAIT) makes
+        # it slower.
         os.posix_fadvise(descriptor, offset, len(data), os.POSIX_FADV_WILLNEED)
         done = 0
         while done < len(data):

@@ -1,4 +1,6 @@
-"""The snapshots on disk: written once, verified on every read, within a budget that all processes share."""
+"""The snapshots on disk: written once, verified on every read, within a budget that all processes
+share.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,14 @@ from pyctl.cache.disk.file_format import (
     parse,
     rules_id,
 )
-from pyctl.cache.disk.readers import RESTORE_SECONDS, DiskReads, Reading, StalledReadError, finish, finished
+from pyctl.cache.disk.readers import (
+    RESTORE_SECONDS,
+    DiskReads,
+    Reading,
+    StalledReadError,
+    finish,
+    finished,
+)
 from pyctl.cache.disk.writer import StoreWriter
 from pyctl.cache.snapshot import Block, Prefix, PromptMatch, Segment, Snapshot
 from pyctl.errors import NotWrittenError, StateError
@@ -42,7 +51,9 @@ __all__ = ["DiskStore"]
 log = logging.getLogger(__name__)
 
 SHARE_BESIDE = 64
-"""Recent prompts and replies may each have this part of the budget: they are small next to the snapshots."""
+"""Recent prompts and replies may each have this part of the budget: they are small next to the
+snapshots.
+"""
 
 
 def _now(function: Callable[[], None]) -> None:
@@ -66,13 +77,15 @@ class _Stopwatch:
 
 
 class DiskStore:
-    """Snapshots of one ``fingerprint`` in a cache directory, which other fingerprints and processes may share.
+    """Snapshots of one ``fingerprint`` in a cache directory, which other fingerprints and processes
+    may share.
 
-    ``budget`` bounds the bytes of all files of the directory, ``daily_bytes`` the bytes written in a day (UTC) by
-    all processes; None is no limit. ``space`` allocates memory for blocks that are read; blocks of other sizes than
-    ``sizes`` are damaged. ``note_read`` gets the bytes and the seconds of each restore. Thread-safe; a lookup or a read
-    never waits for a write: `contains` and `lengths` are by the last look at `directory`. ``run_soon`` removes damaged
-    files, now or later. OSError if the directory cannot be used. The caller has the directory recover once, on any
+    ``budget`` bounds the bytes of all files of the directory, ``daily_bytes`` the bytes written in
+    a day (UTC) by all processes; None is no limit. ``space`` allocates memory for blocks that are
+    read; blocks of other sizes than ``sizes`` are damaged. ``note_read`` gets the bytes and the
+    seconds of each restore. Thread-safe; a lookup or a read never waits for a write: `contains` and
+    `lengths` are by the last look at `directory`. ``run_soon`` removes damaged files, now or later.
+    OSError if the directory cannot be used. The caller has the directory recover once, on any
     thread; reads and writes work meanwhile.
     """
 
@@ -102,7 +115,9 @@ class DiskStore:
         self.files = StoreWriter(self.directory, fingerprint, daily_bytes=daily_bytes)
         self._is_stalled = False
         self.sizes = sizes
-        with suppress(OSError):  # then its files count as older ones, which only affects the order of eviction
+        with suppress(
+            OSError
+        ):  # then its files count as older ones, which only affects the order of eviction
             if is_older(self.home):
                 write_atomic(self.home / RULES, rules_id().encode(), sync=False)
         if sizes is not None:
@@ -113,7 +128,8 @@ class DiskStore:
         """Wait for running operations; nothing works afterwards."""
         self.directory.close()
 
-    # -- lookup ------------------------------------------------------------------------------------------------------
+    # -- lookup
+    # ----------------------------------------------------------------------------------
 
     def lengths(self) -> frozenset[int]:
         """The positions at which some state of this fingerprint is stored."""
@@ -130,21 +146,30 @@ class DiskStore:
         return prompt.among(self.directory.contents.of(self.fingerprint), lengths)[::-1]
 
     def should_store(self, snapshot: Snapshot, *, is_last: bool = False) -> bool:
-        """Whether ``snapshot`` is long enough, or the last one, and not stored yet, or only one that is not exact."""
+        """Whether ``snapshot`` is long enough, or the last one, and not stored yet, or only one
+        that is not exact.
+        """
         is_exact = self.directory.contents.of(self.fingerprint).get(StateName.of(snapshot.prefix))
-        return (is_last or snapshot.n >= self.min_tokens) and (is_exact is None or (snapshot.exact and not is_exact))
+        return (is_last or snapshot.n >= self.min_tokens) and (
+            is_exact is None or (snapshot.exact and not is_exact)
+        )
 
     def open(
-        self, prefix: Prefix, tokens: Tokens, base: Snapshot | None = None, max_bytes: int | None = None
+        self,
+        prefix: Prefix,
+        tokens: Tokens,
+        base: Snapshot | None = None,
+        max_bytes: int | None = None,
     ) -> Reading[Arrival | None]:
         """Start to read the snapshot of ``prefix``, the first tokens of ``tokens``; None on a miss.
 
-        Rows in ``base``, a snapshot of the same tokens that stays in memory meanwhile, are not read. Beyond
-        ``max_bytes``, later parts are read as `Arrival.free_rows` frees earlier ones.
+        Rows in ``base``, a snapshot of the same tokens that stays in memory meanwhile, are not
+        read. Beyond ``max_bytes``, later parts are read as `Arrival.free_rows` frees earlier ones.
 
-        Damage is a miss, at once or when it is found: the damaged file is removed with all files that need it, and
-        `damaged` counts it. A disk that hangs is also a miss, and gets no further read before it has answered. Segments
-        of earlier snapshots from here are shared, so call this on the thread that drops snapshots.
+        Damage is a miss, at once or when it is found: the damaged file is removed with all files
+        that need it, and `damaged` counts it. A disk that hangs is also a miss, and gets no further
+        read before it has answered. Segments of earlier snapshots from here are shared, so call
+        this on the thread that drops snapshots.
         """
         state = StateName.of(prefix)
         if self.is_stalled or not self.contains(prefix) or tokens.size < prefix.n:
@@ -183,11 +208,18 @@ class DiskStore:
         return self._is_stalled
 
     def _look(self, state: StateName) -> tuple[StoredFile, list[StoredFile], Tokens]:
-        """The headers of a state and of its chain, and the tokens of all: by one reader, which waits for no other."""
+        """The headers of a state and of its chain, and the tokens of all: by one reader, which
+        waits for no other.
+        """
         return open_chain(self.home, state, self.sizes, lambda jobs: list(map(_now, jobs)))
 
     def _fetch(
-        self, top: StoredFile, chain: list[StoredFile], deadline: float, base: Snapshot | None, max_bytes: int | None
+        self,
+        top: StoredFile,
+        chain: list[StoredFile],
+        deadline: float,
+        base: Snapshot | None,
+        max_bytes: int | None,
     ) -> Arrival:
         def read(jobs: list[Callable[[], None]]) -> DiskReads:
             return DiskReads(self.directory.readers.start(jobs), self.directory.readers, deadline)
@@ -201,7 +233,8 @@ class DiskStore:
         coming: dict[Segment, DiskReads] = {}
         segment: Segment | None = None
         for found in chain:
-            # Rows of exact batches are the same wherever they come from; others belong to their own state.
+            # Rows of exact batches are the same wherever they come from; others belong to their own
+            # state.
             if base is not None and found.last <= base.n and found.last in found.ends:
                 segment = base.segment_at(found.last)
                 continue
@@ -220,7 +253,9 @@ class DiskStore:
         assert isinstance(state, StateName)
         coming_state = read(top.make_space(self._space, self.sizes))
         snapshot = Snapshot(state.prefix, segment, top.state(), top.header.exact)
-        watch = _Stopwatch(future for reads in (*coming.values(), coming_state) for future in reads.futures)
+        watch = _Stopwatch(
+            future for reads in (*coming.values(), coming_state) for future in reads.futures
+        )
         n_bytes = snapshot.state.n_bytes + sum(link.n_bytes for link in coming)
 
         def done() -> None:
@@ -253,7 +288,8 @@ class DiskStore:
         self.directory.forget(self.fingerprint, state)
         self.run_soon(lambda: self._remove_damaged(name, vanished))
 
-    # -- change ------------------------------------------------------------------------------------------------------
+    # -- change
+    # ----------------------------------------------------------------------------------
 
     def write(self, snapshot: Snapshot, label: str = "", *, spilled: bool = False) -> int:
         """Store ``snapshot``, as `StoreWriter.write` does; 0 also if there is no room for it."""
@@ -273,7 +309,8 @@ class DiskStore:
         except OSError:
             return  # the use of a file, and no file: not worth an error
 
-    # -- other files -------------------------------------------------------------------------------------------------
+    # -- other files
+    # ----------------------------------------------------------------------------------
 
     def limit_beside(self, n_bytes: int) -> int:
         """How many of ``n_bytes`` a file that is no snapshot may take."""
@@ -281,7 +318,9 @@ class DiskStore:
         return n_bytes if budget is None else min(n_bytes, budget // SHARE_BESIDE)
 
     def _remove_damaged(self, name: Name, vanished: bool = False) -> None:
-        """Remove a damaged file; one that was only evicted meanwhile, or that is back, is not damage."""
+        """Remove a damaged file; one that was only evicted meanwhile, or that is back, is not
+        damage.
+        """
         try:
             with self.directory.changing() as connection:
                 if vanished and self.files.has(name):

@@ -38,12 +38,13 @@ __all__ = ["VerifyReport", "is_home", "record_of", "verify"]
 
 @dataclass
 class VerifyReport:
-    """The findings of a check, each as ``<fingerprint>/<file>``; ``files`` and ``n_bytes`` count whole files.
+    """The findings of a check, each as ``<fingerprint>/<file>``; ``files`` and ``n_bytes`` count
+    whole files.
 
-    ``missing``: in the index without a file; ``unknown``: whole files that were not in the index; ``broken``: damaged
-    files; ``useless``: segments that no state needs, and files on an incomplete chain; ``temps``: files of ended
-    processes and of older versions.
-    ``foreign`` files belong to other programs, and stay.
+    ``missing``: in the index without a file; ``unknown``: whole files that were not in the index;
+    ``broken``: damaged files; ``useless``: segments that no state needs, and files on an incomplete
+    chain; ``temps``: files of ended processes and of older versions. ``foreign`` files belong to
+    other programs, and stay.
     """
 
     files: int = 0
@@ -62,10 +63,11 @@ class VerifyReport:
 
 
 def verify(directory: Path, index: Index, run: Runner | None, fix: bool) -> VerifyReport:
-    """Compare, reading headers or, with ``run`` to run jobs, every byte and all names; what a restore would
-    refuse is broken. OSError, sqlite3.Error.
+    """Compare, reading headers or, with ``run`` to run jobs, every byte and all names; what a
+    restore would refuse is broken. OSError, sqlite3.Error.
 
-    Reading blocks no other process; a file that changed meanwhile is checked again before it is repaired.
+    Reading blocks no other process; a file that changed meanwhile is checked again before it is
+    repaired.
     """
     report = VerifyReport()
     sizes = cache(read_sizes)
@@ -95,7 +97,9 @@ def verify(directory: Path, index: Index, run: Runner | None, fix: bool) -> Veri
 
 
 def is_home(path: Path) -> bool:
-    """Whether it holds the files of a fingerprint; a link does not, since they may belong to another directory."""
+    """Whether it holds the files of a fingerprint; a link does not, since they may belong to
+    another directory.
+    """
     return is_fingerprint(path.name) and path.is_dir() and not path.is_symlink()
 
 
@@ -108,9 +112,14 @@ def read_sizes(home: Path) -> BlockSizes | None:
 
 
 def _broken_chains(
-    directory: Path, whole: dict[Key, Record], sizes: Callable[[Path], BlockSizes | None], run: Runner
+    directory: Path,
+    whole: dict[Key, Record],
+    sizes: Callable[[Path], BlockSizes | None],
+    run: Runner,
 ) -> list[Key]:
-    """Takes out of ``whole`` the files whose tokens or ends do not match their names, and returns them."""
+    """Takes out of ``whole`` the files whose tokens or ends do not match their names, and returns
+    them.
+    """
     broken = []
     for fingerprint, name in list(whole):
         if not isinstance(name, StateName) or (fingerprint, name) not in whole:
@@ -127,7 +136,11 @@ def _broken_chains(
 
 
 def _apply(
-    directory: Path, connection: sqlite3.Connection, whole: dict[Key, Record], broken: list[Key], report: VerifyReport
+    directory: Path,
+    connection: sqlite3.Connection,
+    whole: dict[Key, Record],
+    broken: list[Key],
+    report: VerifyReport,
 ) -> None:
     for key in broken:
         Index.delete(connection, key)
@@ -140,7 +153,11 @@ def _apply(
     for key, record in list(whole.items()):
         if not _path(directory, key).exists():
             del whole[key]
-        elif key not in known or known[key].n_bytes != record.n_bytes or known[key].parent != record.parent:
+        elif (
+            key not in known
+            or known[key].n_bytes != record.n_bytes
+            or known[key].parent != record.parent
+        ):
             Index.insert(connection, record)
             report.unknown.append(_label(key))
     for key in FileGraph(Index.records(connection)).unsound():
@@ -150,8 +167,12 @@ def _apply(
         report.useless.append(_label(key))
 
 
-def _ours(directory: Path, report: VerifyReport, fix: bool, deep: bool) -> Iterator[tuple[Path, Key]]:
-    """The files of snapshots; what else is wrong or left over is noted and, with ``fix``, removed."""
+def _ours(
+    directory: Path, report: VerifyReport, fix: bool, deep: bool
+) -> Iterator[tuple[Path, Key]]:
+    """The files of snapshots; what else is wrong or left over is noted and, with ``fix``,
+    removed.
+    """
     for home in sorted(directory.iterdir()):
         if not is_home(home):
             continue
@@ -161,7 +182,14 @@ def _ours(directory: Path, report: VerifyReport, fix: bool, deep: bool) -> Itera
             name = parse(path.name) if in_home else None
             if name is not None:
                 yield path, (home.name, name)
-            elif in_home and path.name in (PROMPTS, REPLIES, f"{REPLIES}{OLDER}", RULES, SIZES, MODEL):
+            elif in_home and path.name in (
+                PROMPTS,
+                REPLIES,
+                f"{REPLIES}{OLDER}",
+                RULES,
+                SIZES,
+                MODEL,
+            ):
                 continue
             elif not in_home and PromptName.parse(path.name):
                 if deep and not _is_prompt(path):

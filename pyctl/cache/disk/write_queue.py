@@ -29,19 +29,23 @@ RETRY_SECONDS = 60.0
 LAST_SECONDS = 1.0
 """How long before the end of closing no more segments are written, for the one that is."""
 
-MAX_SPILLED = limit(256, "evicted snapshots that wait to be written", "the least worth are dropped", "memory")
+MAX_SPILLED = limit(
+    256, "evicted snapshots that wait to be written", "the least worth are dropped", "memory"
+)
 
-MAX_CALLS = limit(4096, "queued disk operations, such as counting a hit", "the oldest are dropped", "memory")
+MAX_CALLS = limit(
+    4096, "queued disk operations, such as counting a hit", "the oldest are dropped", "memory"
+)
 
 
 @dataclass(eq=False)
 class WriteJob:
     """Writes ``snapshot``, which has its own segments, one of them in each turn.
 
-    Rows that only the device has come from the ``original`` in the cache when they are ``wanted``. Once that is
-    evicted, the job has all rows: ``n_bytes`` of RAM, which may be on their way until it ``is_ready``. ``worth`` is in
-    seconds; of what a policy chose, later ones are worth more. What the disk ``refused`` before its rows were here
-    waits for the end. An ``error`` ends it.
+    Rows that only the device has come from the ``original`` in the cache when they are ``wanted``.
+    Once that is evicted, the job has all rows: ``n_bytes`` of RAM, which may be on their way until
+    it ``is_ready``. ``worth`` is in seconds; of what a policy chose, later ones are worth more.
+    What the disk ``refused`` before its rows were here waits for the end. An ``error`` ends it.
     """
 
     snapshot: Snapshot
@@ -67,20 +71,29 @@ class WriteJob:
 
     @property
     def rank(self) -> tuple[bool, bool, bool, float]:
-        """The larger, the earlier is its turn, and the later it is given up: ended, selected, in RAM, of more
-        worth, per byte unless it was selected."""
+        """The larger, the earlier is its turn, and the later it is given up: ended, selected, in
+        RAM, of more worth, per byte unless it was selected.
+        """
         value = self.worth if self.is_chosen else self.worth / max(self.n_bytes, 1)
         return self.error is not None, self.is_chosen, self.n_bytes > 0, value
 
     def take_rows(self, original: Snapshot, rows_of: RowsOf) -> None:
-        """Have all rows that are still to be written, before the cache drops them. StateError or MemoryError."""
+        """Have all rows that are still to be written, before the cache drops them. StateError or
+        MemoryError.
+        """
         first = self.wanted.start if self.wanted is not None else 0
-        pairs = [pair for pair in zip(self.snapshot.chain, original.chain, strict=True) if pair[0].start >= first]
+        pairs = [
+            pair
+            for pair in zip(self.snapshot.chain, original.chain, strict=True)
+            if pair[0].start >= first
+        ]
         for copy, _ in pairs:
             if copy.file.is_there and self.wanted is None:
                 copy.drop()
         lacking = [(copy, segment) for copy, segment in pairs if copy.only_held_bytes]
-        for (copy, _), rows in zip(lacking, rows_of([segment for _, segment in lacking]), strict=True):
+        for (copy, _), rows in zip(
+            lacking, rows_of([segment for _, segment in lacking]), strict=True
+        ):
             copy.rows, copy.held = rows, None
 
     def withdraw(self) -> None:
@@ -90,18 +103,21 @@ class WriteJob:
 
 
 class WriteQueue:
-    """Jobs, and the thread that runs them with ``write``: chosen ones first, then by worth, a segment in each turn.
+    """Jobs, and the thread that runs them with ``write``: chosen ones first, then by worth, a
+    segment in each turn.
 
     ``write`` gets a snapshot, and whether it was evicted without having been chosen.
 
-    A job whose snapshot is in the cache costs nothing. It requests rows that only the device has by ``on_wait``,
-    and others have their turns until `serve` brings them. Evicted snapshots that no policy chose are limited to
-    MAX_SPILLED and ``max_bytes``: the ones worth least per byte are lost, with a warning once a minute. OSError (a
-    full or read-only disk) is a warning once a minute; jobs stay queued for the next attempt, and the server goes on
-    from RAM.
+    A job whose snapshot is in the cache costs nothing. It requests rows that only the device has by
+    ``on_wait``, and others have their turns until `serve` brings them. Evicted snapshots that no
+    policy chose are limited to MAX_SPILLED and ``max_bytes``: the ones worth least per byte are
+    lost, with a warning once a minute. OSError (a full or read-only disk) is a warning once a
+    minute; jobs stay queued for the next attempt, and the server goes on from RAM.
     """
 
-    def __init__(self, write: Callable[[Snapshot, bool], Writing], max_bytes: int = MAX_UNWRITTEN_BYTES) -> None:
+    def __init__(
+        self, write: Callable[[Snapshot, bool], Writing], max_bytes: int = MAX_UNWRITTEN_BYTES
+    ) -> None:
         self.on_wait: HandOver = lambda: None
         self._write_one = write
         self._max_bytes = max_bytes
@@ -123,7 +139,9 @@ class WriteQueue:
         self._thread.start()
 
     def write(self, snapshot: Snapshot) -> None:
-        """Queue a ``snapshot`` of the cache. Its rows in RAM are there; they are held until they are written."""
+        """Queue a ``snapshot`` of the cache. Its rows in RAM are there; they are held until they
+        are written.
+        """
         job = WriteJob(copy_of(snapshot), weakref.ref(snapshot), True, next(self._order))
         with self._changed:
             if (known := self._find(snapshot)) is not None:
@@ -133,13 +151,18 @@ class WriteQueue:
                 self._moved = time.monotonic()
                 self._changed.notify_all()
 
-    def evict(self, snapshot: Snapshot, rows_of: RowsOf, worth: float, n_bytes: int, *, spills: bool) -> None:
-        """Have all rows of ``snapshot``, which the cache evicts, if it waits; else queue it if it ``spills`` and all
-        that waits so is not above ``worth``, the seconds that it saves."""
+    def evict(
+        self, snapshot: Snapshot, rows_of: RowsOf, worth: float, n_bytes: int, *, spills: bool
+    ) -> None:
+        """Have all rows of ``snapshot``, which the cache evicts, if it waits; else queue it if it
+        ``spills`` and all that waits so is not above ``worth``, the seconds that it saves.
+        """
         with self._changed:
             job = self._find(snapshot)
             if job is None and spills and not self._closing:
-                job = WriteJob(copy_of(snapshot), weakref.ref(snapshot), False, worth, is_ready=False)
+                job = WriteJob(
+                    copy_of(snapshot), weakref.ref(snapshot), False, worth, is_ready=False
+                )
                 self._jobs[job] = None
             if job is None or job.n_bytes:
                 return
@@ -160,17 +183,24 @@ class WriteQueue:
             return any(job.asks or not job.is_ready for job in self._jobs)
 
     def serve(self, rows_of: RowsOf) -> None:
-        """All bytes of evicted snapshots are there; have the rows that a job needs, if RAM has room for them, also
-        there. For the thread that owns the device."""
+        """All bytes of evicted snapshots are there; have the rows that a job needs, if RAM has room
+        for them, also there. For the thread that owns the device.
+        """
         with self._changed:
             for each in self._jobs:
                 each.is_ready = True
-            job = max((each for each in self._jobs if each.asks), key=lambda each: each.rank, default=None)
+            job = max(
+                (each for each in self._jobs if each.asks), key=lambda each: each.rank, default=None
+            )
             self._changed.notify_all()
         if job is None or (wanted := job.wanted) is None:
             return
         try:
-            if (original := job.original()) is None or original.segment.dropped or not original.facts.for_disk:
+            if (
+                (original := job.original()) is None
+                or original.segment.dropped
+                or not original.facts.for_disk
+            ):
                 raise NotWrittenError("others needed the cells of its rows, or it was dropped")
             (wanted.rows,) = rows_of([original.segment_at(min(wanted.end, original.n))])
         except MemoryError:
@@ -188,22 +218,31 @@ class WriteQueue:
             return depends and time.monotonic() - self._moved < STALL_SECONDS
 
     def drop_least_worth(self) -> bool:
-        """Lose the snapshot of least rank of those that were evicted or have rows in RAM; False if there is none."""
+        """Lose the snapshot of least rank of those that were evicted or have rows in RAM; False if
+        there is none.
+        """
         with self._changed:
             jobs = [job for job in self._jobs if job.error is None]
-            jobs = [job for job in jobs if job.n_bytes or any(each.rows.size for each in job.snapshot.chain)]
+            jobs = [
+                job
+                for job in jobs
+                if job.n_bytes or any(each.rows.size for each in job.snapshot.chain)
+            ]
             if jobs:
                 self._drop(min(jobs, key=lambda job: job.rank), "the disk is too slow")
             return bool(jobs)
 
     def drop(self, name: str) -> bool:
-        """Write no snapshot of the prefix called ``name`` of those that wait; False if there is none in the queue.
+        """Write no snapshot of the prefix called ``name`` of those that wait; False if there is
+        none in the queue.
 
-        One that is being written is no longer published, unless it has been already. The cache offers it again once
-        it was used.
+        One that is being written is no longer published, unless it has been already. The cache
+        offers it again once it was used.
         """
         with self._changed:
-            found = [job for job in self._jobs if job.snapshot.prefix.name == name and job.error is None]
+            found = [
+                job for job in self._jobs if job.snapshot.prefix.name == name and job.error is None
+            ]
             for job in found:
                 job.withdraw()
                 self._cancel(job, "it was dropped")
@@ -222,12 +261,15 @@ class WriteQueue:
             self._changed.notify_all()
 
     def flush(self, timeout: float) -> bool:
-        """Wait until nothing more can be written now, ``timeout`` seconds at most; False if something is left.
+        """Wait until nothing more can be written now, ``timeout`` seconds at most; False if
+        something is left.
 
         What waits for rows of the device, or was refused without them, does not count.
         """
         with self._changed:
-            self._changed.wait_for(lambda: not (self._calls or self._current or self._next()), timeout)
+            self._changed.wait_for(
+                lambda: not (self._calls or self._current or self._next()), timeout
+            )
             left = any(not (job.asks or job.refused) for job in self._jobs)
             return not (left or self._calls or self._current)
 
@@ -238,16 +280,18 @@ class WriteQueue:
             self._changed.notify_all()
 
     def close(self, timeout: float, hand_over: HandOver = lambda: None) -> bool:
-        """Write all, then stop the thread; False if a chosen snapshot is left, or the thread is still at work after
-        ``timeout`` seconds.
+        """Write all, then stop the thread; False if a chosen snapshot is left, or the thread is
+        still at work after ``timeout`` seconds.
 
-        ``hand_over`` calls `serve`. Refused snapshots are tried once more. A running write ends with its segment, or
-        the process leaves its temp file.
+        ``hand_over`` calls `serve`. Refused snapshots are tried once more. A running write ends
+        with its segment, or the process leaves its temp file.
         """
         deadline = time.monotonic() + timeout
         self._last_chance = True
         self.retry()
-        while (self._jobs or self._calls or self._current) and time.monotonic() < deadline - LAST_SECONDS:
+        while (
+            self._jobs or self._calls or self._current
+        ) and time.monotonic() < deadline - LAST_SECONDS:
             hand_over()
             with self._changed:
                 self._changed.wait(AGAIN_SECONDS)
@@ -264,12 +308,18 @@ class WriteQueue:
 
     def _find(self, snapshot: Snapshot) -> WriteJob | None:
         """The job that writes ``snapshot``, or as good a one."""
-        known = [job for job in self._jobs if job.snapshot.prefix == snapshot.prefix and job.error is None]
+        known = [
+            job
+            for job in self._jobs
+            if job.snapshot.prefix == snapshot.prefix and job.error is None
+        ]
         known = [job for job in known if job.original() is snapshot or not job.depends]
         return next((job for job in known if job.snapshot.exact >= snapshot.exact), None)
 
     def _make_room(self) -> None:
-        """Lose evicted snapshots that no policy chose, the least worth first, until the others fit."""
+        """Lose evicted snapshots that no policy chose, the least worth first, until the others
+        fit.
+        """
         n_left, room = MAX_SPILLED, self._max_bytes
         spilled = [job for job in self._jobs if not job.is_chosen and job.error is None]
         for job in sorted(spilled, key=lambda job: job.rank, reverse=True):
@@ -293,7 +343,8 @@ class WriteQueue:
             self._jobs.pop(job, None)
         self._changed.notify_all()
 
-    # -- the thread --------------------------------------------------------------------------------------------------
+    # -- the thread
+    # ----------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while (step := self._wait()) is not None:
@@ -329,7 +380,12 @@ class WriteQueue:
             job
             for job in self._jobs
             if job.error is not None
-            or (may_begin and job.is_ready and not job.asks and (self._last_chance or not job.refused))
+            or (
+                may_begin
+                and job.is_ready
+                and not job.asks
+                and (self._last_chance or not job.refused)
+            )
         ]
         return max(ready, key=lambda job: job.rank, default=None)
 
@@ -405,4 +461,6 @@ def copy_of(snapshot: Snapshot) -> Snapshot:
         held = segment.held if segment.only_held_bytes else None
         parent = replace(segment, parent=parent, references=0, held=held)
     assert parent is not None
-    return Snapshot(snapshot.prefix, parent, snapshot.state, snapshot.exact, snapshot.hits, used=snapshot.used)
+    return Snapshot(
+        snapshot.prefix, parent, snapshot.state, snapshot.exact, snapshot.hits, used=snapshot.used
+    )

@@ -1,4 +1,6 @@
-"""Writing snapshots into a cache directory: only missing files, within the budget and the daily write budget."""
+"""Writing snapshots into a cache directory: only missing files, within the budget and the daily
+write budget.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,16 @@ SPILLED_PER_DAY = limit(
 )
 
 SPILL_SHARE = 2
-"""Spilling stops for the day when this fraction (1/N) of --kv-cache-daily-writes is used up: the rest is for prefixes
-that a restart needs."""
+"""Spilling stops for the day when this fraction (1/N) of --kv-cache-daily-writes is used up: the
+rest is for prefixes that a restart needs.
+"""
 
 
 @dataclass(eq=False)
 class OpenWrite:
-    """A snapshot of which a part is written, to temp files that go with ``temps``; for the thread that writes."""
+    """A snapshot of which a part is written, to temp files that go with ``temps``; for the thread
+    that writes.
+    """
 
     snapshot: Snapshot
     label: str
@@ -53,9 +58,13 @@ class OpenWrite:
 
 
 class StoreWriter:
-    """Writes snapshots of one ``fingerprint`` into ``directory``; ``daily_bytes`` as `DiskStore` has it."""
+    """Writes snapshots of one ``fingerprint`` into ``directory``; ``daily_bytes`` as `DiskStore`
+    has it.
+    """
 
-    def __init__(self, directory: CacheDirectory, fingerprint: str, *, daily_bytes: int | None) -> None:
+    def __init__(
+        self, directory: CacheDirectory, fingerprint: str, *, daily_bytes: int | None
+    ) -> None:
         self.directory, self.fingerprint = directory, fingerprint
         self.home = directory.path / fingerprint
         self.daily_bytes = daily_bytes
@@ -63,13 +72,14 @@ class StoreWriter:
         self._told = 0  # the day on which the log reported that the daily budget is used up
 
     def write(self, snapshot: Snapshot, label: str = "", *, spilled: bool = False) -> Writing:
-        """Store ``snapshot``, a segment each time that the one that it yielded has its rows; for one writing thread per
-        store.
+        """Store ``snapshot``, a segment each time that the one that it yielded has its rows; for
+        one writing thread per store.
 
-        ``label`` describes its content to users. What is ``spilled`` may take part of the bytes of a day only, and does
-        not replace snapshots of more worth. 0 when it is too long, here already, or does not fit the bytes of
-        the day. NotWrittenError when its rows were given up, or the directory has no room for it. OSError when the disk
-        does not take it; nothing stays then, and nothing can be found before all is there.
+        ``label`` describes its content to users. What is ``spilled`` may take part of the bytes of
+        a day only, and does not replace snapshots of more worth. 0 when it is too long, here
+        already, or does not fit the bytes of the day. NotWrittenError when its rows were given up,
+        or the directory has no room for it. OSError when the disk does not take it; nothing stays
+        then, and nothing can be found before all is there.
         """
         for _ in range(3):  # segments that were there when it started may be gone at the end
             if (writing := self._open(snapshot, label, spilled)) is None:
@@ -99,9 +109,13 @@ class StoreWriter:
             today = Index.written_today(connection)
         if self._satisfies(twin, snapshot.exact):
             return None
-        raw = snapshot.state.n_bytes + sum(each.n_bytes + each.only_held_bytes for each in names.missing)
+        raw = snapshot.state.n_bytes + sum(
+            each.n_bytes + each.only_held_bytes for each in names.missing
+        )
         if self.directory.budget is not None and raw > self.directory.budget:
-            raise NotWrittenError(f"it may need {raw / 2**20:,.0f} MiB, more than --kv-cache-budget")
+            raise NotWrittenError(
+                f"it may need {raw / 2**20:,.0f} MiB, more than --kv-cache-budget"
+            )
         if spilled:
             may = self._may_spill(raw, today) and self._would_stay(snapshot)
         elif not (may := self._has_day(raw, today)):
@@ -121,7 +135,8 @@ class StoreWriter:
             writing.records[path] = self._write_temp(path, name, parent, False, blocks_of(segment))
 
     def _finish(self, writing: OpenWrite) -> int | None:
-        """Write the state and publish everything; how many bytes that took, None if segments that were there are gone.
+        """Write the state and publish everything; how many bytes that took, None if segments that
+        were there are gone.
 
         NotWrittenError if the directory is full or the snapshot is no longer selected.
         """
@@ -131,7 +146,9 @@ class StoreWriter:
         if writing.is_spilled:
             record = replace(record, used=_epoch(snapshot.used), hits=snapshot.hits)
         writing.records[path] = record
-        done = self._publish(snapshot, writing.records, [self.key(name) for name in names.chain], writing.label)
+        done = self._publish(
+            snapshot, writing.records, [self.key(name) for name in names.chain], writing.label
+        )
         if done == 0:
             raise NotWrittenError("the directory is full, or the snapshot is no longer selected")
         if done is not None:
@@ -158,7 +175,8 @@ class StoreWriter:
         if self._told != (day := int(time.time() // 86_400)):
             self._told = day
             log.warning(
-                "disk cache: %.1f GiB written today, the limit of --kv-cache-daily-writes; new snapshots stay in "
+                "disk cache: %.1f GiB written today, the limit of --kv-cache-daily-writes; new "
+                "snapshots stay in "
                 "RAM until midnight UTC",
                 written / 2**30,
             )
@@ -184,7 +202,10 @@ class StoreWriter:
         home, now, used = self.fingerprint, time.time(), _epoch(snapshot.used)
         name, n_bytes, exact = StateName.of(snapshot.prefix), snapshot.state.n_bytes, snapshot.exact
         state = Record(home, name, n_bytes, names.chain[-1], exact, now, used, snapshot.hits)
-        fresh = [Record(home, name, n_bytes, parent, False, now, now) for n_bytes, name, parent in missing]
+        fresh = [
+            Record(home, name, n_bytes, parent, False, now, now)
+            for n_bytes, name, parent in missing
+        ]
         with self.directory.changing(look=False) as connection:
             graph, room = self.directory.graph(connection), budget - self.directory.bytes_beside()
             if graph.n_bytes + sum(record.n_bytes for record in (*fresh, state)) <= room:
@@ -212,7 +233,12 @@ class StoreWriter:
         return self._write_temp(path, StateName.of(snapshot.prefix), parent, snapshot.exact, blocks)
 
     def _write_temp(
-        self, path: Path, name: Name, parent: SegmentName | None, exact: bool, blocks: dict[PartKind, Block]
+        self,
+        path: Path,
+        name: Name,
+        parent: SegmentName | None,
+        exact: bool,
+        blocks: dict[PartKind, Block],
     ) -> Record:
         now = time.time()
         blocks = {what: np.ascontiguousarray(block) for what, block in blocks.items()}
@@ -221,7 +247,8 @@ class StoreWriter:
         return Record(self.fingerprint, name, header.offsets[-1], parent, exact, now, now)
 
     def adopt(self, temps: dict[Path, Record], chain: list[Key]) -> bool:
-        """Let the directory have whole, checked files: a state, and what it lacks of the ``chain`` under it.
+        """Let the directory have whole, checked files: a state, and what it lacks of the ``chain``
+        under it.
 
         False if there is no room for them, or the day has none. OSError as `write`. Any thread.
         """
@@ -233,21 +260,33 @@ class StoreWriter:
     def _publish(
         self, snapshot: Snapshot | None, temps: dict[Path, Record], chain: list[Key], label: str
     ) -> int | None:
-        """Make room, rename and enter, in one transaction; nothing if the ``snapshot`` is no longer for the disk."""
-        state_path, state = next((path, record) for path, record in temps.items() if record.is_state)
+        """Make room, rename and enter, in one transaction; nothing if the ``snapshot`` is no longer
+        for the disk.
+        """
+        state_path, state = next(
+            (path, record) for path, record in temps.items() if record.is_state
+        )
         renamed: list[Path] = []
         try:
             with self.directory.changing() as connection:
                 graph = self.directory.graph(connection)
                 known = graph.records
                 twin = known.get(state.key)
-                if self._satisfies(twin, state.exact) or not (snapshot is None or snapshot.facts.for_disk):
+                if self._satisfies(twin, state.exact) or not (
+                    snapshot is None or snapshot.facts.for_disk
+                ):
                     return 0
-                fresh = {p: new for p, new in temps.items() if new.key not in known or not self.has(new.name)}
+                fresh = {
+                    p: new
+                    for p, new in temps.items()
+                    if new.key not in known or not self.has(new.name)
+                }
                 if twin is not None:
                     fresh[state_path] = replace(state, hits=twin.hits, pinned=twin.pinned)
                 arriving = {record.key for record in fresh.values()}
-                if any(not (key in arriving or (key in known and self.has(key[1]))) for key in chain):
+                if any(
+                    not (key in arriving or (key in known and self.has(key[1]))) for key in chain
+                ):
                     return None
                 written = sum(record.n_bytes for record in fresh.values())
                 if not self._allows(connection, written):
@@ -278,7 +317,9 @@ class StoreWriter:
         return written
 
     def spend(self, n_bytes: int) -> bool:
-        """Make room for bytes that are no snapshot's and count them; False if the day has none for them."""
+        """Make room for bytes that are no snapshot's and count them; False if the day has none for
+        them.
+        """
         freed = 0
         with self.directory.changing(look=False) as connection:
             if not self._allows(connection, n_bytes):
@@ -299,10 +340,15 @@ class StoreWriter:
         return (self.home / str(name)).is_file()
 
     def _allows(self, connection: sqlite3.Connection, n_bytes: int) -> bool:
-        return self.daily_bytes is None or Index.written_today(connection) + n_bytes <= self.daily_bytes
+        return (
+            self.daily_bytes is None
+            or Index.written_today(connection) + n_bytes <= self.daily_bytes
+        )
 
     def _satisfies(self, record: Record | None, exact: bool) -> bool:
-        """Whether there is no need for a state as ``exact`` as that, because ``record`` is there."""
+        """Whether there is no need for a state as ``exact`` as that, because ``record`` is
+        there.
+        """
         return record is not None and (record.exact or not exact) and self.has(record.name)
 
 

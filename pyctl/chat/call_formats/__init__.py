@@ -1,4 +1,6 @@
-"""Tool calls: the known formats, which of them a template writes, and constraints by the schemas of tools."""
+"""Tool calls: the known formats, which of them a template writes, and constraints by the schemas of
+tools.
+"""
 
 from __future__ import annotations
 
@@ -36,25 +38,33 @@ log = logging.getLogger(__name__)
 
 _MAX_KNOWN = 16
 _MAX_PROBES = limit(
-    200, "arguments checked one by one if schemas of tools cannot be converted", "the others may be any JSON", "request"
+    200,
+    "arguments checked one by one if schemas of tools cannot be converted",
+    "the others may be any JSON",
+    "request",
 )
 _ANYTHING = {"type": "object", "additionalProperties": True}
 
 
 class BoundCalls:
-    """Constraints on calls as ``form`` writes them, the last few remembered: agents repeat their tools. Thread-safe."""
+    """Constraints on calls as ``form`` writes them, the last few remembered: agents repeat their
+    tools. Thread-safe.
+    """
 
     def __init__(self, form: CallFormat, tags: ReasoningTags, controls: Mapping[str, int]) -> None:
         self._form, self._tags, self._controls = form, tags, controls
         self._lock = threading.Lock()
         self._known: OrderedDict[bytes, Constraint | None] = OrderedDict()
 
-    def constraint(self, tools: Tools, part: ReplyPart, schema: Any = None, prefill: str = "") -> Constraint | None:
-        """The constraint on calls in a reply that starts in ``part``; with ``schema``, which can be converted, on calls
-        or JSON that goes on from ``prefill``.
+    def constraint(
+        self, tools: Tools, part: ReplyPart, schema: Any = None, prefill: str = ""
+    ) -> Constraint | None:
+        """The constraint on calls in a reply that starts in ``part``; with ``schema``, which can be
+        converted, on calls or JSON that goes on from ``prefill``.
 
-        An argument whose schema cannot be converted may be any JSON, unless its tool is strict: then RequestError. None
-        if nothing that binds all these tools can be made, and none of them has to be called.
+        An argument whose schema cannot be converted may be any JSON, unless its tool is strict:
+        then RequestError. None if nothing that binds all these tools can be made, and none of them
+        has to be called.
         """
         key = _key(tools, part, schema, prefill)
         with self._lock:
@@ -73,9 +83,13 @@ class BoundCalls:
         probes = iter(range(_MAX_PROBES))
         error: RequestError | None = None
         for loosen in (_as_it_is, self._loosened, _loose):
-            loosened = replace(tools, tools=tuple(t if t.strict else loosen(t, probes) for t in tools.tools))
+            loosened = replace(
+                tools, tools=tuple(t if t.strict else loosen(t, probes) for t in tools.tools)
+            )
             try:
-                return self._form.constraint(loosened, self._tags, part, self._controls, schema, prefill)
+                return self._form.constraint(
+                    loosened, self._tags, part, self._controls, schema, prefill
+                )
             except RequestError as problem:
                 error = error or problem
         if error is not None and (tools.forced or any(tool.strict for tool in tools.tools)):
@@ -87,18 +101,34 @@ class BoundCalls:
         """``tool`` with any JSON for each argument of which no grammar can be made."""
         if self._fits(tool.parameters, tool, probes):
             return tool
-        shared = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
+        shared = {
+            key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters
+        }
         properties = {
             key: schema
-            if self._fits({"type": "object", "properties": {key: schema}, "required": [key], **shared}, tool, probes)
+            if self._fits(
+                {"type": "object", "properties": {key: schema}, "required": [key], **shared},
+                tool,
+                probes,
+            )
             else {}
             for key, schema in tool.properties.items()
         }
-        loosened = {"type": "object", "properties": properties, "required": list(tool.required), **shared}
-        return replace(tool, parameters=loosened if properties and self._fits(loosened, tool, probes) else _ANYTHING)
+        loosened = {
+            "type": "object",
+            "properties": properties,
+            "required": list(tool.required),
+            **shared,
+        }
+        return replace(
+            tool,
+            parameters=loosened if properties and self._fits(loosened, tool, probes) else _ANYTHING,
+        )
 
     def _fits(self, parameters: Mapping[str, Any], tool: Tool, probes: Iterator[int]) -> bool:
-        """Whether a grammar can be made of these parameters; False if there was too much to look at."""
+        """Whether a grammar can be made of these parameters; False if there was too much to look
+        at.
+        """
         if next(probes, None) is None:
             return False
         alone = Tools((replace(tool, parameters=parameters),), forced=True)
@@ -118,7 +148,9 @@ def _loose(tool: Tool, probes: Iterator[int]) -> Tool:
 
 
 def _key(*parts: object) -> bytes:
-    """A key that is the same for the same tools, part, schema and prefill; empty if they cannot be told from others."""
+    """A key that is the same for the same tools, part, schema and prefill; empty if they cannot be
+    told from others.
+    """
     try:
         said = msgspec.json.encode(parts)
     except (ValueError, TypeError, OverflowError, RecursionError):
@@ -131,7 +163,9 @@ FORMATS: tuple[CallFormat, ...] = (*FAMILIES, LlamaFormat(), HARMONY)
 
 
 def find_call_format(template: Template) -> CallFormat:
-    """The format in which ``template`` writes calls, found from how it renders a sample; it is logged."""
+    """The format in which ``template`` writes calls, found from how it renders a sample; it is
+    logged.
+    """
     capabilities = template.capabilities
     text, as_object = capabilities.text, capabilities.object_arguments
     messages = [
@@ -139,7 +173,9 @@ def find_call_format(template: Template) -> CallFormat:
         sample_call({SAMPLE_KEY: SAMPLE_VALUE}, as_text=text, as_object=as_object),
     ]
     try:
-        sample = template.render(messages, tools=[sample_tool(SAMPLE_KEY)], add_generation_prompt=False)
+        sample = template.render(
+            messages, tools=[sample_tool(SAMPLE_KEY)], add_generation_prompt=False
+        )
     except RequestError:
         sample = ""
     found = next((form for form in FORMATS if form.recognizes(sample)), None)
@@ -147,7 +183,11 @@ def find_call_format(template: Template) -> CallFormat:
     if found is not None:
         log.debug("tool calls: format of %s, parsed and constrained", found.name)
     elif capabilities.tool_calls:
-        log.warning("tool calls: unknown format of the chat template; replies may contain calls as text")
+        log.warning(
+            "tool calls: unknown format of the chat template; replies may contain calls as text"
+        )
     elif capabilities.tools:
-        log.warning("tool calls: no format in the chat template; JSON in <tool_call> tags is parsed")
+        log.warning(
+            "tool calls: no format in the chat template; JSON in <tool_call> tags is parsed"
+        )
     return found or FALLBACK

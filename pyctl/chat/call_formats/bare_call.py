@@ -1,7 +1,8 @@
-"""A call without its tags: a reply that is one JSON object with the name and arguments of a tool, bare or in a fence.
+"""A call without its tags: a reply that is one JSON object with the name and arguments of a tool,
+bare or in a fence.
 
-Some models omit the tags of their format. Only the whole reply separates a call from JSON content, so that what may
-still become a call is held back.
+Some models omit the tags of their format. Only the whole reply separates a call from JSON content,
+so that what may still become a call is held back.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from pyctl.text import random_id
 
 __all__ = ["BareCallParser"]
 
-_MAX_ARGUMENTS = limit(1 << 16, "arguments of a call without tags", "it is text", "reply", "characters")
+_MAX_ARGUMENTS = limit(
+    1 << 16, "arguments of a call without tags", "it is text", "reply", "characters"
+)
 _MAX_AROUND = 1 << 10
 """Characters before the arguments, and after them."""
 
@@ -51,7 +54,9 @@ class BareCallParser:
             return delta
         arguments = self._held[self._begin : self._end]
         if self._is_whole and self._is_object(arguments):
-            return delta._replace(calls=(CallDelta(0, random_id(), self._name), CallDelta(0, arguments=arguments)))
+            return delta._replace(
+                calls=(CallDelta(0, random_id(), self._name), CallDelta(0, arguments=arguments))
+            )
         return delta._replace(content=self._held)
 
     def _read(self, delta: ReplyDelta) -> ReplyDelta:

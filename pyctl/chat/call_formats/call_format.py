@@ -10,7 +10,16 @@ from typing import Any, ClassVar
 
 from pyctl.chat.call_formats.scan import CallScanner
 from pyctl.chat.constraint import Constraint, GrammarBuilder, reasoned, reply_json
-from pyctl.chat.reply import BRACKETS, SEED, THINK, ReasoningSplitter, ReasoningTags, ReplyDelta, ReplyParser, ReplyPart
+from pyctl.chat.reply import (
+    BRACKETS,
+    SEED,
+    THINK,
+    ReasoningSplitter,
+    ReasoningTags,
+    ReplyDelta,
+    ReplyParser,
+    ReplyPart,
+)
 from pyctl.chat.tools import Tool, Tools
 
 __all__ = ["CallFormat", "Chain", "TaggedFormat", "json_arguments"]
@@ -19,12 +28,13 @@ __all__ = ["CallFormat", "Chain", "TaggedFormat", "json_arguments"]
 class CallFormat(ABC):
     """How a family of models writes reasoning and calls.
 
-    ``name``: for people. ``reasoning``: the tags around reasoning, by preference. ``control_tokens``: texts of tokens
-    that the vocabulary hides from readers and that the parser has to see. ``around_content``: what templates write
-    around the content of a message, and is no part of it. ``trigger``: a regular expression that
-    matches the beginning of a call, from where on a grammar binds a reply that need not call anything.
-    ``forgets_tags``: models leave out the tags around a call, so that a reply of nothing but its JSON is also one.
-    ``is_bare_json``: a call may be JSON with nothing around it, which no grammar parts from other JSON; a reply that
+    ``name``: for people. ``reasoning``: the tags around reasoning, by preference.
+    ``control_tokens``: texts of tokens that the vocabulary hides from readers and that the parser
+    has to see. ``around_content``: what templates write around the content of a message, and is no
+    part of it. ``trigger``: a regular expression that matches the beginning of a call, from where
+    on a grammar binds a reply that need not call anything. ``forgets_tags``: models leave out the
+    tags around a call, so that a reply of nothing but its JSON is also one. ``is_bare_json``: a
+    call may be JSON with nothing around it, which no grammar parts from other JSON; a reply that
     follows a schema is no call then, unless one is forced.
     """
 
@@ -38,7 +48,9 @@ class CallFormat(ABC):
     _sample: re.Pattern[str]
 
     def recognizes(self, sample: str) -> bool:
-        """Whether the call in ``sample``, a conversation as the template renders it, has this form."""
+        """Whether the call in ``sample``, a conversation as the template renders it, has this
+        form.
+        """
         return self._sample.search(sample) is not None
 
     def tags(self, source: str) -> ReasoningTags:
@@ -47,9 +59,11 @@ class CallFormat(ABC):
         return next((tags for tags in self.reasoning if tags.open in source), unknown)
 
     @abstractmethod
-    def parser(self, tools: Tools | None, tags: ReasoningTags | None, reply_part: ReplyPart) -> ReplyParser:
-        """Takes a reply apart that starts in ``reply_part``; without ``tags`` the reasoning stays in the content,
-        without ``tools`` the calls do.
+    def parser(
+        self, tools: Tools | None, tags: ReasoningTags | None, reply_part: ReplyPart
+    ) -> ReplyParser:
+        """Takes a reply apart that starts in ``reply_part``; without ``tags`` the reasoning stays
+        in the content, without ``tools`` the calls do.
         """
 
     @abstractmethod
@@ -70,18 +84,21 @@ class CallFormat(ABC):
         schema: Any = None,
         prefill: str = "",
     ) -> Constraint:
-        """The constraint on calls in a reply that starts in ``reply_part``: all of it to a call, or to several where
-        ``tools`` allow it, if they are forced; to that or to JSON by ``schema``, which may go on from ``prefill``; else
-        only the part from the first call on, which is one where the parser takes it for one: after the reasoning, or
-        within if a call interrupts that.
+        """The constraint on calls in a reply that starts in ``reply_part``: all of it to a call, or
+        to several where ``tools`` allow it, if they are forced; to that or to JSON by ``schema``,
+        which may go on from ``prefill``; else only the part from the first call on, which is one
+        where the parser takes it for one: after the reasoning, or within if a call interrupts that.
 
-        ``controls`` are the control tokens of the vocabulary. RequestError for a schema that is none.
+        ``controls`` are the control tokens of the vocabulary. RequestError for a schema that is
+        none.
         """
         grammar = GrammarBuilder(controls)
         call = grammar.one_of([self.call(grammar, tool) for tool in tools.tools])
         calls = self.calls(grammar, call, tools.parallel)
         if schema is not None and not tools.forced:
-            either = reply_json(grammar, schema, tags, reply_part, "" if self.is_bare_json else calls)
+            either = reply_json(
+                grammar, schema, tags, reply_part, "" if self.is_bare_json else calls
+            )
             return grammar.constraint(either, prefill=prefill)
         if not tools.forced:
             hidden = ("" if reply_part == "reasoning" else tags.open, tags.close)
@@ -97,7 +114,9 @@ class TaggedFormat(CallFormat):
     def call_parser(self, tools: Tools) -> CallScanner:
         """Finds the calls in the content of one reply."""
 
-    def parser(self, tools: Tools | None, tags: ReasoningTags | None, reply_part: ReplyPart) -> ReplyParser:
+    def parser(
+        self, tools: Tools | None, tags: ReasoningTags | None, reply_part: ReplyPart
+    ) -> ReplyParser:
         """First the reasoning, then the calls after it."""
         reasoning = ReasoningSplitter(tags, reply_part)
         return reasoning if tools is None else Chain(reasoning, self.call_parser(tools))

@@ -1,7 +1,7 @@
 """Formats with delimiters, and the reader of all of them.
 
-A call starts where its head is complete: a name, and the text before its arguments. A value between tags ends only
-where another tag follows, so that it may speak of these tags.
+A call starts where its head is complete: a name, and the text before its arguments. A value between
+tags ends only where another tag follows, so that it may speak of these tags.
 """
 
 from __future__ import annotations
@@ -33,7 +33,14 @@ from pyctl.chat.call_formats.scan import (
     whole_call,
 )
 from pyctl.chat.constraint import GrammarBuilder
-from pyctl.chat.reply import ParsedReply, ReasoningSplitter, ReasoningTags, ReplyDelta, ReplyParser, ReplyPart
+from pyctl.chat.reply import (
+    ParsedReply,
+    ReasoningSplitter,
+    ReasoningTags,
+    ReplyDelta,
+    ReplyParser,
+    ReplyPart,
+)
 from pyctl.chat.template import SAMPLE_KEY, SAMPLE_TOOL, SAMPLE_VALUE
 from pyctl.chat.tools import ALL_TYPES, Tool, Tools
 from pyctl.text import overlap
@@ -46,8 +53,9 @@ _STRING = frozenset({"string"})
 class DelimitedFormat(TaggedFormat):
     """Calls have the first of ``delimiters``; the others' calls are read as well.
 
-    ``named_in``: texts of templates that write no calls, though their models do. ``id_size``: characters of the ids of
-    calls. ``opening``: the prompt ends with it, and the reply goes on from there.
+    ``named_in``: texts of templates that write no calls, though their models do. ``id_size``:
+    characters of the ids of calls. ``opening``: the prompt ends with it, and the reply goes on from
+    there.
     """
 
     def __init__(
@@ -63,7 +71,12 @@ class DelimitedFormat(TaggedFormat):
         self.name = name
         self.reasoning = reasoning
         texts = [text for each in delimiters for text in each.all_tokens]
-        texts += [text for tags in reasoning for tag in (tags.open, tags.close) for text in token_texts(tag)]
+        texts += [
+            text
+            for tags in reasoning
+            for tag in (tags.open, tags.close)
+            for text in token_texts(tag)
+        ]
         self.control_tokens = tuple(dict.fromkeys(texts))
         self.trigger = f"({re.escape(delimiters[0].opener)})"
         if opening:  # any name but a delimiter's around content
@@ -75,7 +88,9 @@ class DelimitedFormat(TaggedFormat):
         self.around_content = around_content
         self._opening = opening
 
-    def parser(self, tools: Tools | None, tags: ReasoningTags | None, reply_part: ReplyPart) -> ReplyParser:
+    def parser(
+        self, tools: Tools | None, tags: ReasoningTags | None, reply_part: ReplyPart
+    ) -> ReplyParser:
         """Reads reasoning, content and calls."""
         opening = self._opening if reply_part == "start" else ""
         parser: ReplyParser = ReasoningSplitter(tags, reply_part)
@@ -90,7 +105,10 @@ class DelimitedFormat(TaggedFormat):
         begin = sample.rfind(self.delimiters[0].opener, 0, max(sample.rfind(SAMPLE_VALUE), 0))
         if begin < 0:
             return False
-        reader, reply = DelimitedScanner(Tools((Tool(SAMPLE_TOOL, {}),)), self.delimiters[:1]), ParsedReply()
+        reader, reply = (
+            DelimitedScanner(Tools((Tool(SAMPLE_TOOL, {}),)), self.delimiters[:1]),
+            ParsedReply(),
+        )
         for delta in (reader.feed(sample[begin:]), reader.finish()):
             reply.add(delta)
         return any(call.name == SAMPLE_TOOL and _is_sample(call.arguments) for call in reply.calls)
@@ -135,7 +153,9 @@ class _Opened:
 
 
 class _Unwrapped:
-    """What ``parser`` finds, without these ``delimiters`` in the content, and ``opening`` where it starts."""
+    """What ``parser`` finds, without these ``delimiters`` in the content, and ``opening`` where it
+    starts.
+    """
 
     def __init__(self, parser: ReplyParser, delimiters: tuple[str, ...], opening: str) -> None:
         self._parser, self._opening = parser, opening
@@ -151,12 +171,16 @@ class _Unwrapped:
 
     def _without(self, delta: ReplyDelta, *, final: bool = False) -> ReplyDelta:
         text = self._held + delta.content
-        is_begun = any(delimiter.startswith(text) and delimiter != text for delimiter in self._texts)
+        is_begun = any(
+            delimiter.startswith(text) and delimiter != text for delimiter in self._texts
+        )
         if text and self._opening and (final or not is_begun):
             text = text if text.startswith(self._texts) else text.removeprefix(self._opening)
             self._opening = ""
         text = self._delimiters.sub("", text)
-        size = len(text) - (0 if final else max(overlap(text, delimiter) for delimiter in self._texts))
+        size = len(text) - (
+            0 if final else max(overlap(text, delimiter) for delimiter in self._texts)
+        )
         self._held = text[size:]
         return delta._replace(content=text[:size])
 
@@ -171,9 +195,13 @@ def _is_sample(arguments: str) -> bool:
 class DelimitedScanner(CallScanner):
     """Reads calls as any of ``all_delimiters`` describe them."""
 
-    def __init__(self, tools: Tools, all_delimiters: Sequence[CallDelimiters], id_size: int = 32) -> None:
+    def __init__(
+        self, tools: Tools, all_delimiters: Sequence[CallDelimiters], id_size: int = 32
+    ) -> None:
         openers = [
-            opener for delimiters in all_delimiters for opener in (delimiters.opener, *delimiters.other_openers(tools))
+            opener
+            for delimiters in all_delimiters
+            for opener in (delimiters.opener, *delimiters.other_openers(tools))
         ]
         super().__init__(tools, list(dict.fromkeys(openers)), id_size)
         self._all_delimiters = all_delimiters
@@ -198,9 +226,16 @@ class DelimitedScanner(CallScanner):
         return False
 
     def _enter(self, delimiters: CallDelimiters, pos: int) -> bool:
-        """Remove the head of the call there from the held text, and all before it; False if there is none."""
+        """Remove the head of the call there from the held text, and all before it; False if there
+        is none.
+        """
         head = delimiters.head(self._held, pos)
-        if head.name and isinstance(delimiters, NameDelimiters) and delimiters.is_known and not self._has(head.name):
+        if (
+            head.name
+            and isinstance(delimiters, NameDelimiters)
+            and delimiters.is_known
+            and not self._has(head.name)
+        ):
             return False
         if not head.name:
             return isinstance(delimiters, ObjectDelimiters) and self._enter_whole(delimiters, pos)
@@ -213,18 +248,26 @@ class DelimitedScanner(CallScanner):
             tool = next((tool for tool in self._tools.tools if tool.name == head.name), None)
             names = tool.properties if tool is not None else ()
             self._literals = LiteralReader(
-                delimiters.quotes, delimiters.has_escapes, self._append, delimiters.after_arguments, names
+                delimiters.quotes,
+                delimiters.has_escapes,
+                self._append,
+                delimiters.after_arguments,
+                names,
             )
         self._start(head.name, head.pos, state, head.call_id)
         return True
 
     def _enter_whole(self, delimiters: ObjectDelimiters, pos: int) -> bool:
-        """Take a call whose members come in another order; only the whole of it shows whether it is one."""
+        """Take a call whose members come in another order; only the whole of it shows whether it is
+        one.
+        """
         pos = delimiters.object_at(self._held, pos)
         if not starts_with("{", self._held, pos):
             return False
         end = self._object_end.find(self._held, pos)
-        name, arguments = whole_call(self._held[pos:end], delimiters.name_key) if end >= 0 else ("", "")
+        name, arguments = (
+            whole_call(self._held[pos:end], delimiters.name_key) if end >= 0 else ("", "")
+        )
         if not name:
             return False
         self._delimiters = delimiters
@@ -257,14 +300,22 @@ class DelimitedScanner(CallScanner):
         assert isinstance(self._delimiters, TagDelimiters)
         rest = self._held.lstrip()
         try:
-            tag = next((tag for tag in self._delimiters.after_value if starts_with(tag, rest, 0)), "")
-            name, pos = self._key(self._delimiters, rest) if tag == self._delimiters.key_open.strip() else ("", 0)
+            tag = next(
+                (tag for tag in self._delimiters.after_value if starts_with(tag, rest, 0)), ""
+            )
+            name, pos = (
+                self._key(self._delimiters, rest)
+                if tag == self._delimiters.key_open.strip()
+                else ("", 0)
+            )
         except NeedMoreInput:
             if final:
                 self._held = ""
             return False
         if name:
-            self._append(("," if self._n_arguments else "{") + json.dumps(name, ensure_ascii=False) + ":")
+            self._append(
+                ("," if self._n_arguments else "{") + json.dumps(name, ensure_ascii=False) + ":"
+            )
             self._n_arguments += 1
             self._held, self._state = rest[pos:], self._value_begin
             return True
@@ -273,13 +324,22 @@ class DelimitedScanner(CallScanner):
         return True
 
     def _key(self, delimiters: TagDelimiters, text: str) -> tuple[str, int]:
-        """The name of the argument whose tag starts ``text``, and where its value starts; no name if it is none."""
+        """The name of the argument whose tag starts ``text``, and where its value starts; no name
+        if it is none.
+        """
         name, pos = tag_name(text, len(delimiters.key_open.strip()), delimiters.key_end.strip())
         types = self._tools.types(self._name, name)
         if delimiters.value_opens != ("",):
             pos = skip_blanks(text, pos)
             opens = [delimiter.strip() for delimiter in delimiters.value_opens]
-            found = next((index for index, delimiter in enumerate(opens) if starts_with(delimiter, text, pos)), -1)
+            found = next(
+                (
+                    index
+                    for index, delimiter in enumerate(opens)
+                    if starts_with(delimiter, text, pos)
+                ),
+                -1,
+            )
             if found < 0:
                 return "", pos
             pos += len(opens[found])
@@ -317,7 +377,9 @@ class DelimitedScanner(CallScanner):
             return self._value_goes_on(pos)
         if pos < 0:
             self._searched = max(len(self._held) - len(self._value_end), 0)
-            return self._value_goes_on(len(self._held) - (0 if final else overlap(self._held, self._value_end)), final)
+            return self._value_goes_on(
+                len(self._held) - (0 if final else overlap(self._held, self._value_end)), final
+            )
         value = self._held[:pos]
         if self._types == _STRING:
             self._append(json.dumps(value, ensure_ascii=False)[1:])
@@ -332,7 +394,11 @@ class DelimitedScanner(CallScanner):
             self._append(json.dumps(self._held[:size], ensure_ascii=False)[1:-1])
             self._held, self._searched = self._held[size:], 0
         elif final:
-            self._append(json.dumps(self._held, ensure_ascii=False)[:-1] if "string" in self._types else self._held)
+            self._append(
+                json.dumps(self._held, ensure_ascii=False)[:-1]
+                if "string" in self._types
+                else self._held
+            )
             self._held = ""
         return False
 
@@ -356,7 +422,9 @@ class DelimitedScanner(CallScanner):
         return self._state != self._tail
 
     def _take(self, delimiter: str, final: bool) -> bool:
-        """Take ``delimiter``, or its beginning at the end of the reply; False if more input is needed."""
+        """Take ``delimiter``, or its beginning at the end of the reply; False if more input is
+        needed.
+        """
         rest = self._held.lstrip()
         try:
             if delimiter and starts_with(delimiter, rest, 0):

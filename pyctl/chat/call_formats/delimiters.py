@@ -1,7 +1,7 @@
 """Delimiters of calls: the texts around the calls, their names and their arguments.
 
-A delimiter is written as in templates, blanks included; in replies, blanks around it do not count. Each class has the
-start of a call and the grammar that binds it; `DelimitedScanner` reads the rest.
+A delimiter is written as in templates, blanks included; in replies, blanks around it do not count.
+Each class has the start of a call and the grammar that binds it; `DelimitedScanner` reads the rest.
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
 from pyctl.chat.call_formats.call_format import json_arguments
-from pyctl.chat.call_formats.scan import NeedMoreInput, json_head, skip_blanks, starts_with, tag_name
+from pyctl.chat.call_formats.scan import (
+    NeedMoreInput,
+    json_head,
+    skip_blanks,
+    starts_with,
+    tag_name,
+)
 from pyctl.chat.constraint import GrammarBuilder
 from pyctl.chat.tools import Tool, Tools
 
@@ -37,7 +43,8 @@ _LINE = r" /\n/?"
 Part: TypeAlias = str | re.Pattern[str] | tuple["Part", ...] | None
 
 _MAX_ANY_ORDER = 5
-"""Required arguments in any order: 5 take 32 rules; more of them come in the order of the schema."""
+"""Required arguments in any order: 5 take 32 rules; more of them come in the order of the schema.
+"""
 
 
 def token_texts(text: str) -> Iterator[str]:
@@ -46,7 +53,9 @@ def token_texts(text: str) -> Iterator[str]:
 
 
 class CallHead(NamedTuple):
-    """The name of a call, its own id if it has one, and where its arguments start; no name if there is no call."""
+    """The name of a call, its own id if it has one, and where its arguments start; no name if there
+    is no call.
+    """
 
     name: str = ""
     call_id: str = ""
@@ -55,8 +64,9 @@ class CallHead(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class CallDelimiters(ABC):
-    """``begin`` and ``end`` stand around calls in a row, within these ``brackets``; ``open`` and ``close`` around each,
-    ``between`` between two. Each may be empty. ``is_alone`` if each call has a ``begin`` and an ``end``.
+    """``begin`` and ``end`` stand around calls in a row, within these ``brackets``; ``open`` and
+    ``close`` around each, ``between`` between two. Each may be empty. ``is_alone`` if each call has
+    a ``begin`` and an ``end``.
 
     ``tokens`` are further texts of tokens that a vocabulary may hide.
     """
@@ -89,7 +99,9 @@ class CallDelimiters(ABC):
                     yield from token_texts(text)
 
     def first(self, text: str) -> int:
-        """Where the first call starts in ``text``, which starts with an opener; negative if it does not."""
+        """Where the first call starts in ``text``, which starts with an opener; negative if it does
+        not.
+        """
         begin, bracket = self.begin.strip(), self.brackets[0].strip()
         if not begin or not text.startswith(begin):
             return 0
@@ -100,7 +112,9 @@ class CallDelimiters(ABC):
 
     @abstractmethod
     def head(self, text: str, pos: int) -> CallHead:
-        """The head of the call that starts there; NeedMoreInput if the text ends before that shows."""
+        """The head of the call that starts there; NeedMoreInput if the text ends before that
+        shows.
+        """
 
     @abstractmethod
     def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
@@ -109,7 +123,10 @@ class CallDelimiters(ABC):
     def calls(self, grammar: GrammarBuilder, call: str, parallel: bool) -> str:
         """One ``call``, or several if ``parallel``."""
         blanks = r"/\n{1,2}/?"
-        begin, end = (grammar.text(text) for text in (self.begin + self.brackets[0], self.brackets[1] + self.end))
+        begin, end = (
+            grammar.text(text)
+            for text in (self.begin + self.brackets[0], self.brackets[1] + self.end)
+        )
         if not self.begin or self.is_alone:
             one = f"{blanks} {begin} {call} {end}"
             return f"({one})+" if parallel else one
@@ -119,10 +136,11 @@ class CallDelimiters(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectDelimiters(CallDelimiters):
-    """A call is a JSON object, which may start with an id under ``id_before``, or end with one under ``id_after``.
+    """A call is a JSON object, which may start with an id under ``id_before``, or end with one
+    under ``id_after``.
 
-    Without a ``name_key`` its only member has the arguments, under the name. ``blanks`` stand before the name, before
-    the arguments, and after them.
+    Without a ``name_key`` its only member has the arguments, under the name. ``blanks`` stand
+    before the name, before the arguments, and after them.
     """
 
     name_key: str = "name"
@@ -146,12 +164,18 @@ class ObjectDelimiters(CallDelimiters):
         """A call with arguments by the schema as a whole."""
         name = grammar.quoted(json.dumps(tool.name, ensure_ascii=False))
         first, second, last = self.blanks
-        name_key, middle = f'{first}"{self.name_key}": ', grammar.text(f',{second}"{self.arguments_key}": ')
+        name_key, middle = (
+            f'{first}"{self.name_key}": ',
+            grammar.text(f',{second}"{self.arguments_key}": '),
+        )
         if not self.name_key:
             name_key, middle = first, grammar.text(": ")
         head, end = grammar.text(f"{self.open}{{{name_key}"), grammar.text(f"{last}}}{self.close}")
         if self.id_before:
-            before, after = grammar.text(f'{self.open}{{"{self.id_before}": "'), grammar.text(f'", {name_key}')
+            before, after = (
+                grammar.text(f'{self.open}{{"{self.id_before}": "'),
+                grammar.text(f'", {name_key}'),
+            )
             head = f"{before} /[0-9]{{1,3}}/ {after}"
         if self.id_after:
             before, after = grammar.text(f', "{self.id_after}": "'), grammar.text('"')
@@ -161,11 +185,12 @@ class ObjectDelimiters(CallDelimiters):
 
 @dataclass(frozen=True, kw_only=True)
 class NameDelimiters(CallDelimiters):
-    """A call is a name and its arguments as JSON. ``parts`` stand between ``open`` and the arguments: texts, None for
-    the name, a pattern for an id, and tuples of parts that may be missing. The last may be missing in a reply.
+    """A call is a name and its arguments as JSON. ``parts`` stand between ``open`` and the
+    arguments: texts, None for the name, a pattern for an id, and tuples of parts that may be
+    missing. The last may be missing in a reply.
 
-    ``ids`` are the ids of calls: none, the text that the pattern matches, or all that stands before the last part.
-    ``is_known`` if only the name of a tool makes it a call.
+    ``ids`` are the ids of calls: none, the text that the pattern matches, or all that stands before
+    the last part. ``is_known`` if only the name of a tool makes it a call.
     """
 
     parts: tuple[Part, ...] = (None,)
@@ -190,7 +215,9 @@ class NameDelimiters(CallDelimiters):
         if found is None:
             return CallHead()
         return CallHead(
-            found["name"], found["all"] if self.ids == "all" else self._id(found.groupdict().get("id")), end
+            found["name"],
+            found["all"] if self.ids == "all" else self._id(found.groupdict().get("id")),
+            end,
         )
 
     def _id(self, text: str | None) -> str:
@@ -200,13 +227,19 @@ class NameDelimiters(CallDelimiters):
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
         return re.compile(
-            f"(?P<all>{''.join(map(_matching, self.parts[:-1]))}){_matching((self.parts[-1],))}", re.DOTALL
+            f"(?P<all>{''.join(map(_matching, self.parts[:-1]))}){_matching((self.parts[-1],))}",
+            re.DOTALL,
         )
 
     def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
         """A name and its arguments."""
-        head = [grammar.text(self.open), *(_written(grammar, part, tool.name) for part in self.parts)]
-        return " ".join(filter(None, (*head, json_arguments(grammar, tool), grammar.text(self.close))))
+        head = [
+            grammar.text(self.open),
+            *(_written(grammar, part, tool.name) for part in self.parts),
+        ]
+        return " ".join(
+            filter(None, (*head, json_arguments(grammar, tool), grammar.text(self.close)))
+        )
 
 
 def _is_one_word(text: str) -> bool:
@@ -227,7 +260,9 @@ def _matching(part: Part) -> str:
         return f"(?:{''.join(map(_matching, part))})?"
     if isinstance(part, re.Pattern):
         return r"\s*(?P<id>\w*)\s*"
-    return r"\s*(?P<name>[\w./:-]{1,256}?)\s*" if part is None else rf"\s*{re.escape(part.strip())}\s*"
+    return (
+        r"\s*(?P<name>[\w./:-]{1,256}?)\s*" if part is None else rf"\s*{re.escape(part.strip())}\s*"
+    )
 
 
 def _written(grammar: GrammarBuilder, part: Part, name: str) -> str:
@@ -240,8 +275,9 @@ def _written(grammar: GrammarBuilder, part: Part, name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class TagDelimiters(CallDelimiters):
-    """A call is a name and arguments between tags. ``name_end`` follows the name; ``key_open`` and ``key_end`` are
-    around the name of an argument, then comes one of ``value_opens``, and ``value_end`` after the value.
+    """A call is a name and arguments between tags. ``name_end`` follows the name; ``key_open`` and
+    ``key_end`` are around the name of an argument, then comes one of ``value_opens``, and
+    ``value_end`` after the value.
 
     Of two ``value_opens``, the first starts a string, the second JSON. ``is_loose`` if a
     model may start a line after each tag, or not.
@@ -269,7 +305,9 @@ class TagDelimiters(CallDelimiters):
     @property
     def after_value(self) -> tuple[str, ...]:
         """One of these follows the end of a value."""
-        return tuple(delimiter.strip() for delimiter in (self.key_open, self.close, self.end) if delimiter)
+        return tuple(
+            delimiter.strip() for delimiter in (self.key_open, self.close, self.end) if delimiter
+        )
 
     def head(self, text: str, pos: int) -> CallHead:
         """Up to the first tag of an argument."""
@@ -289,8 +327,9 @@ class TagDelimiters(CallDelimiters):
         return CallHead()
 
     def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
-        """A call between tags: values are text up to the end tag where the schema allows a string, one of its words
-        if it lists them, and JSON by their schema elsewhere; the required ones may come in any order.
+        """A call between tags: values are text up to the end tag where the schema allows a string,
+        one of its words if it lists them, and JSON by their schema elsewhere; the required ones may
+        come in any order.
         """
         arguments = {key: self._argument(grammar, tool, key) for key in tool.properties}
         required = [arguments[key] for key in dict.fromkeys(tool.required)]
@@ -312,8 +351,12 @@ class TagDelimiters(CallDelimiters):
         if words := tool.words(key):
             return self._tagged(grammar, grammar.quoted(key), f"{_one_of(grammar, words)} {end}", 0)
         if "string" in tool.types(key):
-            return self._tagged(grammar, grammar.quoted(key), grammar.until(self.value_end, tool.grammar), 0)
-        return self._tagged(grammar, grammar.quoted(key), f"{grammar.json(schema, tool.parameters)} {end}", -1)
+            return self._tagged(
+                grammar, grammar.quoted(key), grammar.until(self.value_end, tool.grammar), 0
+            )
+        return self._tagged(
+            grammar, grammar.quoted(key), f"{grammar.json(schema, tool.parameters)} {end}", -1
+        )
 
     def _tagged(self, grammar: GrammarBuilder, key: str, value: str, opens: int) -> str:
         """``value`` has the end tag."""
@@ -327,7 +370,9 @@ def _one_of(grammar: GrammarBuilder, words: Sequence[str | None]) -> str:
 
 
 def _any_order(grammar: GrammarBuilder, required: Sequence[str], between: str) -> str:
-    """Each of ``required`` once, in any order, and ``between`` around them: one rule per set of those that are left."""
+    """Each of ``required`` once, in any order, and ``between`` around them: one rule per set of
+    those that are left.
+    """
     if not required:
         return between
     rules: dict[frozenset[int], str] = {frozenset(): between}
@@ -344,8 +389,9 @@ def _members(mask: int) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class LiteralDelimiters(CallDelimiters):
-    """A call is a name and arguments in ``round`` brackets as in Python, or in braces with bare keys. ``separator``
-    stands after the name of an argument; ``quotes`` around strings, which have escapes unless one is a tag.
+    """A call is a name and arguments in ``round`` brackets as in Python, or in braces with bare
+    keys. ``separator`` stands after the name of an argument; ``quotes`` around strings, which have
+    escapes unless one is a tag.
     """
 
     round: bool = False
@@ -358,7 +404,9 @@ class LiteralDelimiters(CallDelimiters):
         return ()
 
     def head(self, text: str, pos: int) -> CallHead:
-        """Up to the bracket around the arguments. Raises NeedMoreInput where ``text`` ends too early."""
+        """Up to the bracket around the arguments. Raises NeedMoreInput where ``text`` ends too
+        early.
+        """
         if self.open:
             if not starts_with(self.open.strip(), text, pos):
                 return CallHead()
@@ -367,7 +415,9 @@ class LiteralDelimiters(CallDelimiters):
         end = found.end() if found is not None else pos
         if end == len(text) and end - pos < 256:
             raise NeedMoreInput
-        return CallHead(found[0] if found is not None and text[end] == self.around[0] else "", "", end)
+        return CallHead(
+            found[0] if found is not None and text[end] == self.around[0] else "", "", end
+        )
 
     @property
     def around(self) -> tuple[str, str]:
@@ -375,24 +425,32 @@ class LiteralDelimiters(CallDelimiters):
         return ("(", ")") if self.round else ("{", "}")
 
     def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
-        """A call with arguments in the order of the schema, or of their names with ``is_sorted``: strings and words are
-        bound, numbers and the like by their schema, objects and lists only to their form.
+        """A call with arguments in the order of the schema, or of their names with ``is_sorted``:
+        strings and words are bound, numbers and the like by their schema, objects and lists only to
+        their form.
         """
         keys = sorted(tool.properties, key=str.lower) if self.is_sorted else tool.properties
         pairs = [(self._pair(grammar, tool, key), key in tool.required) for key in keys]
         comma = grammar.text(", " if self.round else ",")
         body = _in_order(grammar, pairs, comma)
         if not pairs and tool.parameters.get("additionalProperties") not in (None, False):
-            pair = f"/[A-Za-z_][A-Za-z0-9_]{{0,63}}/ {grammar.text(self.separator)} {self._any(grammar)}"
+            pair = (
+                f"/[A-Za-z_][A-Za-z0-9_]{{0,63}}/ {grammar.text(self.separator)} "
+                f"{self._any(grammar)}"
+            )
             body = f"({pair} ({comma} {pair})*)?"
-        head = f"{grammar.text(self.open)} {grammar.quoted(tool.name)} {grammar.text(self.around[0])}"
+        head = (
+            f"{grammar.text(self.open)} {grammar.quoted(tool.name)} {grammar.text(self.around[0])}"
+        )
         return grammar.rule(f"{head} {body} {grammar.text(self.around[1] + self.close)}")
 
     def _pair(self, grammar: GrammarBuilder, tool: Tool, key: str) -> str:
         types = tool.types(key)
         if words := tool.words(key):
             strings = [word for word in words if word is not None]
-            written = [_escaped(word, self.quotes[0]) if self.has_escapes else word for word in strings]
+            written = [
+                _escaped(word, self.quotes[0]) if self.has_escapes else word for word in strings
+            ]
             quote = grammar.text(self.quotes[0])
             value = f"{quote} {_one_of(grammar, written)} {quote}"
             if None in words:
@@ -409,7 +467,9 @@ class LiteralDelimiters(CallDelimiters):
 
     @property
     def after_arguments(self) -> tuple[str, ...]:
-        """The texts of which one follows the arguments in round brackets; none for braces, whose quotes are tags."""
+        """The texts of which one follows the arguments in round brackets; none for braces, whose
+        quotes are tags.
+        """
         texts = (self.brackets[1].strip(), self.between.strip(), self.end.strip())
         return tuple(filter(None, texts)) if self.round else ()
 
@@ -419,7 +479,9 @@ class LiteralDelimiters(CallDelimiters):
         return len(self.quotes[0]) == 1
 
     def _string(self, grammar: GrammarBuilder, *, is_argument: bool = False) -> str:
-        """A string. Within the value of an argument, quotes that cannot end it are allowed: see `LiteralReader`."""
+        """A string. Within the value of an argument, quotes that cannot end it are allowed: see
+        `LiteralReader`.
+        """
         if not self.has_escapes:
             return f"{grammar.text(self.quotes[0])} {grammar.until(self.quotes[0])}"
         strings = []
@@ -433,7 +495,10 @@ class LiteralDelimiters(CallDelimiters):
 
     def _any(self, grammar: GrammarBuilder) -> str:
         """Any value."""
-        string, scalar = self._string(grammar), grammar.json({"type": ["number", "boolean", "null"]})
+        string, scalar = (
+            self._string(grammar),
+            grammar.json({"type": ["number", "boolean", "null"]}),
+        )
         key = string if self.has_escapes else r'/[^:{}\[\],"<>]{1,100}/'
 
         def value(itself: str) -> str:
@@ -446,11 +511,15 @@ class LiteralDelimiters(CallDelimiters):
 
 def _escaped(text: str, quote: str) -> str:
     """``text`` as it stands in a string between such quotes."""
-    return json.dumps(text, ensure_ascii=False)[1:-1].replace('\\"', '"').replace(quote, f"\\{quote}")
+    return (
+        json.dumps(text, ensure_ascii=False)[1:-1].replace('\\"', '"').replace(quote, f"\\{quote}")
+    )
 
 
 def _in_order(grammar: GrammarBuilder, pairs: Sequence[tuple[str, bool]], comma: str) -> str:
-    """The members in this order, of which those that are not required may be missing, with commas between them."""
+    """The members in this order, of which those that are not required may be missing, with commas
+    between them.
+    """
     first = following = ""
     for pair, required in reversed(pairs):
         begun = f"{pair} {following}".strip()

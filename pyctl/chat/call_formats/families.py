@@ -6,7 +6,12 @@ import re
 from dataclasses import replace
 
 from pyctl.chat.call_formats.delimited_format import DelimitedFormat
-from pyctl.chat.call_formats.delimiters import LiteralDelimiters, NameDelimiters, ObjectDelimiters, TagDelimiters
+from pyctl.chat.call_formats.delimiters import (
+    LiteralDelimiters,
+    NameDelimiters,
+    ObjectDelimiters,
+    TagDelimiters,
+)
 from pyctl.chat.reply import BRACKETS, SEED, THINK, ReasoningTags
 
 __all__ = ["FALLBACK", "FAMILIES", "HERMES", "QWEN"]
@@ -35,7 +40,13 @@ _QWEN = TagDelimiters(
     end="</tool_call>",
     is_alone=True,
 )
-_SEED = replace(_QWEN, begin="<seed:tool_call>\n", key_end=">", value_end="</parameter>\n", end="</seed:tool_call>")
+_SEED = replace(
+    _QWEN,
+    begin="<seed:tool_call>\n",
+    key_end=">",
+    value_end="</parameter>\n",
+    end="</seed:tool_call>",
+)
 _GLM = TagDelimiters(
     open=_TOOL_CALL,
     name_end="",
@@ -82,7 +93,9 @@ _DSML = TagDelimiters(
     end=f"</{_BAR}DSML{_BAR}tool_calls>",
     tokens=(f"{_BAR}DSML{_BAR}",),
 )
-_DSML_OLD = replace(_DSML, begin=f"<{_BAR}DSML{_BAR}function_calls>\n", end=f"</{_BAR}DSML{_BAR}function_calls>")
+_DSML_OLD = replace(
+    _DSML, begin=f"<{_BAR}DSML{_BAR}function_calls>\n", end=f"</{_BAR}DSML{_BAR}function_calls>"
+)
 _DEEPSEEK = NameDelimiters(
     begin=f"<{_BAR}tool▁calls▁begin{_BAR}>",
     open=f"<{_BAR}tool▁call▁begin{_BAR}>",
@@ -115,8 +128,12 @@ _SOLAR = NameDelimiters(
     between="",
     end="<|calls|>",
 )
-_MISTRAL = NameDelimiters(open="[TOOL_CALLS]", parts=(None, ("[CALL_ID]", _ID), "[ARGS]"), ids="pattern")
-_LIST = ObjectDelimiters(begin="<tool_calls>", brackets=("[", "]"), between=", ", end="</tool_calls>")
+_MISTRAL = NameDelimiters(
+    open="[TOOL_CALLS]", parts=(None, ("[CALL_ID]", _ID), "[ARGS]"), ids="pattern"
+)
+_LIST = ObjectDelimiters(
+    begin="<tool_calls>", brackets=("[", "]"), between=", ", end="</tool_calls>"
+)
 _MISTRAL_LIST = replace(_LIST, begin="[TOOL_CALLS]", end="", id_after="id")
 _COHERE = replace(
     _LIST,
@@ -166,7 +183,9 @@ _HERMES_REASONING = (
     BRACKETS,
 )
 HERMES = DelimitedFormat("Hermes (JSON between tags)", _OBJECT, _QWEN, reasoning=_HERMES_REASONING)
-"""Hermes, Qwen 2.5 and 3, Granite 4, MiMo, Bielik: most models with no better form were taught this one."""
+"""Hermes, Qwen 2.5 and 3, Granite 4, MiMo, Bielik: most models with no better form were taught this
+one.
+"""
 
 FALLBACK = DelimitedFormat(
     "unknown (JSON between <tool_call> tags is read)", _OBJECT, _QWEN, reasoning=_HERMES_REASONING
@@ -195,32 +214,55 @@ FAMILIES: tuple[DelimitedFormat, ...] = (
     DelimitedFormat(
         "Hunyuan 3",
         _HUNYUAN,
-        reasoning=_reasoning(_HUNYUAN.opener, tags=(ReasoningTags("<think:opensource>", "</think:opensource>"),)),
+        reasoning=_reasoning(
+            _HUNYUAN.opener, tags=(ReasoningTags("<think:opensource>", "</think:opensource>"),)
+        ),
     ),
     DelimitedFormat("MiniMax M2", _INVOKE, reasoning=_reasoning(_INVOKE.opener)),
     DelimitedFormat("DeepSeek 4", _DSML, reasoning=_reasoning(_DSML.opener)),
     DelimitedFormat("DeepSeek 3.2", _DSML_OLD, reasoning=_reasoning(_DSML_OLD.opener)),
-    DelimitedFormat("DeepSeek 3.1", _DEEPSEEK, _DEEPSEEK_R1, reasoning=_reasoning(_DEEPSEEK.opener)),
+    DelimitedFormat(
+        "DeepSeek 3.1", _DEEPSEEK, _DEEPSEEK_R1, reasoning=_reasoning(_DEEPSEEK.opener)
+    ),
     DelimitedFormat("DeepSeek R1", _DEEPSEEK_R1, _DEEPSEEK, reasoning=_reasoning(_DEEPSEEK.opener)),
     DelimitedFormat("Kimi K2", _KIMI, reasoning=_reasoning(_KIMI.opener, _KIMI.open)),
-    DelimitedFormat("Solar", _SOLAR, reasoning=_reasoning(_SOLAR.opener), around_content=("<|content|>",)),
-    DelimitedFormat("Mistral (name and arguments)", _MISTRAL, _MISTRAL_LIST, reasoning=_BRACKETS_FIRST, id_size=9),
-    DelimitedFormat("Mistral (list)", _MISTRAL_LIST, _MISTRAL, reasoning=_BRACKETS_FIRST, id_size=9),
+    DelimitedFormat(
+        "Solar", _SOLAR, reasoning=_reasoning(_SOLAR.opener), around_content=("<|content|>",)
+    ),
+    DelimitedFormat(
+        "Mistral (name and arguments)",
+        _MISTRAL,
+        _MISTRAL_LIST,
+        reasoning=_BRACKETS_FIRST,
+        id_size=9,
+    ),
+    DelimitedFormat(
+        "Mistral (list)", _MISTRAL_LIST, _MISTRAL, reasoning=_BRACKETS_FIRST, id_size=9
+    ),
     DelimitedFormat(
         "Command-R",
         _COHERE,
-        reasoning=_reasoning(_COHERE.opener, tags=(ReasoningTags("<|START_THINKING|>", "<|END_THINKING|>"),)),
+        reasoning=_reasoning(
+            _COHERE.opener, tags=(ReasoningTags("<|START_THINKING|>", "<|END_THINKING|>"),)
+        ),
         around_content=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
     ),
     DelimitedFormat(
-        "Nemotron 2", replace(_LIST, begin="<TOOLCALL>", end="</TOOLCALL>"), reasoning=_reasoning("<TOOLCALL>")
+        "Nemotron 2",
+        replace(_LIST, begin="<TOOLCALL>", end="</TOOLCALL>"),
+        reasoning=_reasoning("<TOOLCALL>"),
     ),
     DelimitedFormat(
         "Apriel",
         _LIST,
         reasoning=_reasoning(
             _LIST.opener,
-            tags=(THINK, SEED, BRACKETS, ReasoningTags("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]")),
+            tags=(
+                THINK,
+                SEED,
+                BRACKETS,
+                ReasoningTags("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+            ),
         ),
     ),
     DelimitedFormat(
@@ -249,7 +291,11 @@ FAMILIES: tuple[DelimitedFormat, ...] = (
         around_content=(">>>all\n",),
         opening=">>>",
     ),
-    DelimitedFormat("Firefunction", replace(_LIST, begin=" functools", end=""), reasoning=_reasoning("functools[")),
+    DelimitedFormat(
+        "Firefunction",
+        replace(_LIST, begin=" functools", end=""),
+        reasoning=_reasoning("functools["),
+    ),
     DelimitedFormat(
         "Command R+",
         _ACTION,
@@ -257,11 +303,15 @@ FAMILIES: tuple[DelimitedFormat, ...] = (
         reasoning=_reasoning(_ACTION.opener),
     ),
     DelimitedFormat("MiniCPM 5", _MINICPM, reasoning=_reasoning(_MINICPM.opener)),
-    DelimitedFormat("LFM2", _LFM2, reasoning=_reasoning(_LFM2.opener), named_in=("List of tools: ",)),
+    DelimitedFormat(
+        "LFM2", _LFM2, reasoning=_reasoning(_LFM2.opener), named_in=("List of tools: ",)
+    ),
     DelimitedFormat(
         "Gemma 4",
         _GEMMA,
-        reasoning=_reasoning("<|tool_call>", tags=(ReasoningTags("<|channel>thought", "<channel|>"),)),
+        reasoning=_reasoning(
+            "<|tool_call>", tags=(ReasoningTags("<|channel>thought", "<channel|>"),)
+        ),
     ),
 )
 """In the order in which they are asked."""

@@ -29,12 +29,13 @@ _CODE = re.compile(r"[0-9A-Fa-f]+")
 class LiteralReader:
     """Reads the arguments of one call from the bracket around them on; ``append`` gets JSON text.
 
-    Strings are between ``quotes``, and have escapes with ``has_escapes``. What cannot belong to the arguments ends
-    them. Each character is looked at a bounded number of times.
+    Strings are between ``quotes``, and have escapes with ``has_escapes``. What cannot belong to the
+    arguments ends them. Each character is looked at a bounded number of times.
 
-    Some templates write the value of an argument between quotes as it is. So if there are texts of which one follows
-    the arguments, ``ends``, a quote within such a value is a part of it unless another argument or the end of all comes
-    next; ``names`` are the names of the arguments, empty for any.
+    Some templates write the value of an argument between quotes as it is. So if there are texts of
+    which one follows the arguments, ``ends``, a quote within such a value is a part of it unless
+    another argument or the end of all comes next; ``names`` are the names of the arguments, empty
+    for any.
     """
 
     def __init__(
@@ -49,7 +50,10 @@ class LiteralReader:
         self._ends = ends
         self._takes_any_name = not names
         self._names = set(names)  # of the arguments that have not come yet
-        self._marks = {quote: re.compile(re.escape(quote) + (r"|\\" if has_escapes else "")) for quote in quotes}
+        self._marks = {
+            quote: re.compile(re.escape(quote) + (r"|\\" if has_escapes else ""))
+            for quote in quotes
+        }
         self._append = append
         self._open: list[str] = []  # what closes the objects and lists that are open
         self._quote = ""
@@ -73,7 +77,9 @@ class LiteralReader:
         if not text or self._may_be_quote(text):
             return text
         if text[0] in "{[(":
-            is_object = text[0] == "{" or not self._open  # also the round brackets around the arguments
+            is_object = (
+                text[0] == "{" or not self._open
+            )  # also the round brackets around the arguments
             self._append("{" if is_object else "[")
             self._open.append("}" if is_object else "]")
             self._state = self._first
@@ -199,7 +205,9 @@ class LiteralReader:
         return rest.startswith(self._ends)
 
     def _is_name(self, text: str, undecided: bool | None) -> bool | None:
-        """Whether ``text`` after a comma starts with the name of another argument, or the arguments end there."""
+        """Whether ``text`` after a comma starts with the name of another argument, or the arguments
+        end there.
+        """
         if text.startswith(")"):
             return True
         name = _NAME.match(text)
@@ -226,10 +234,14 @@ class LiteralReader:
 
 
 def _unescaped(text: str) -> str:
-    """What stands after a backslash, as JSON writes it; one before any other character is itself."""
+    """What stands after a backslash, as JSON writes it; one before any other character is
+    itself.
+    """
     if len(text) > 1:
         return f"\\u{text[1:]:0>4}"
-    return _ESCAPES[text] if text in _ESCAPES else f"\\\\{json.dumps(text, ensure_ascii=False)[1:-1]}"
+    return (
+        _ESCAPES[text] if text in _ESCAPES else f"\\\\{json.dumps(text, ensure_ascii=False)[1:-1]}"
+    )
 
 
 def _literal(word: str) -> str:

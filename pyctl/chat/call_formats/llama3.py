@@ -2,8 +2,8 @@
 
     {"name": "look_up", "parameters": {"city": "Paris"}}
 
-Without the control token, JSON is a call only where the message starts, and of a known function. Several calls may be
-parted by semicolons.
+Without the control token, JSON is a call only where the message starts, and of a known function.
+Several calls may be parted by semicolons.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ class LlamaFormat(TaggedFormat):
     control_tokens = (_TAG,)
     is_bare_json = True
     trigger = rf'^\s*(?:{re.escape(_TAG)})?\s*(\{{\s*"name")'
-    _sample = re.compile(rf'<\|end_header_id\|>\s*(?:{re.escape(_TAG)})?\{{"name": "{SAMPLE_TOOL}", "parameters": \{{')
+    _sample = re.compile(
+        rf'<\|end_header_id\|>\s*(?:{re.escape(_TAG)})?\{{"name": "{SAMPLE_TOOL}", '
+        rf'"parameters": \{{'
+    )
 
     def call_parser(self, tools: Tools) -> CallScanner:
         """Reads JSON."""
@@ -50,7 +53,9 @@ class LlamaFormat(TaggedFormat):
         name = grammar.quoted(json.dumps(tool.name, ensure_ascii=False))
         head, middle = grammar.text('{"name": '), grammar.text(', "parameters": ')
         end = grammar.text("}")
-        return f"({grammar.text(_TAG)})? {head} {name} {middle} {json_arguments(grammar, tool)} {end}"
+        return (
+            f"({grammar.text(_TAG)})? {head} {name} {middle} {json_arguments(grammar, tool)} {end}"
+        )
 
 
 class _Parser(CallScanner):

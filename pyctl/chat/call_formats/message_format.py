@@ -1,12 +1,13 @@
-"""The format of gpt-oss, in which a reply is several messages, each with a head that names its recipient::
+"""The format of gpt-oss, in which a reply is several messages, each with a head that names its
+recipient::
 
     <|channel|>analysis<|message|>The user wants...<|end|><|start|>assistant
     <|channel|>commentary to=functions.look_up <|constrain|>json<|message|>{"city": "Paris"}<|call|>
 
     <|channel|>final<|message|>It rains.<|return|>
 
-(without line breaks). Analysis is reasoning, a message to a function is a call, all else is content. The recipient
-may also come before the channel.
+(without line breaks). Analysis is reasoning, a message to a function is a call, all else is
+content. The recipient may also come before the channel.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ _END = re.compile("|".join(map(re.escape, (*_ENDS, _START))))
 _FUNCTION = re.compile(r"\bto=functions\.([\w.-]+)")
 _REASONING = re.compile(rf"^(?!.*to=).*{re.escape(_CHANNEL)}\s*analysis\b", re.DOTALL)
 _TAGS = ReasoningTags(
-    f"{_CHANNEL}analysis{_MESSAGE}", "<|end|>", next_message=_ROLE, content_open=f"{_CHANNEL}final{_MESSAGE}"
+    f"{_CHANNEL}analysis{_MESSAGE}",
+    "<|end|>",
+    next_message=_ROLE,
+    content_open=f"{_CHANNEL}final{_MESSAGE}",
 )
 
 
@@ -53,14 +57,21 @@ class MessageFormat(CallFormat):
         rf"{re.escape(_MESSAGE)}"
     )
 
-    def parser(self, tools: Tools | None, tags: ReasoningTags | None, reply_part: ReplyPart) -> ReplyParser:
+    def parser(
+        self, tools: Tools | None, tags: ReasoningTags | None, reply_part: ReplyPart
+    ) -> ReplyParser:
         """Reads the messages of a reply."""
         return _Parser(tools, tags is not None, reply_part)
 
     def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
         """A message for the function."""
-        to = grammar.quoted(f" to=functions.{tool.name}")  # in one piece, as other heads start with the same letters
-        head = f"{grammar.text(f'{_CHANNEL}commentary')} {to} {grammar.text(f' <|constrain|>json{_MESSAGE}')}"
+        to = grammar.quoted(
+            f" to=functions.{tool.name}"
+        )  # in one piece, as other heads start with the same letters
+        head = (
+            f"{grammar.text(f'{_CHANNEL}commentary')} {to} "
+            f"{grammar.text(f' <|constrain|>json{_MESSAGE}')}"
+        )
         return f"{head} {json_arguments(grammar, tool)}"
 
     def calls(self, grammar: GrammarBuilder, call: str, parallel: bool) -> str:
@@ -98,7 +109,9 @@ class _Parser:
     # Each state consumes held text and returns whether the next one should try.
 
     def _head(self, final: bool) -> bool:
-        """Before the text of a message: its recipient, and the channel. What is no head is content."""
+        """Before the text of a message: its recipient, and the channel. What is no head is
+        content.
+        """
         begins = any(head.startswith(self._held[: len(head)]) for head in _HEADS)
         pos = self._held.find(_MESSAGE)
         if begins and pos < 0 and len(self._held) < _MAX_HEAD + len(_MESSAGE) and not final:
@@ -113,7 +126,11 @@ class _Parser:
     def _open(self, head: str) -> None:
         """A message starts."""
         function, reasoning = _FUNCTION.search(head), _REASONING.search(head)
-        if function is not None and self._tools is not None and (self._tools.parallel or not self._n_calls):
+        if (
+            function is not None
+            and self._tools is not None
+            and (self._tools.parallel or not self._n_calls)
+        ):
             self._calls.append(CallDelta(self._n_calls, random_id(), function[1]))
             self._n_calls += 1
             self._kind, self._has_arguments = "call", False
@@ -145,7 +162,9 @@ class _Parser:
             return False
         if self._held.startswith(_ROLE):
             self._held, self._state = self._held[len(_ROLE) :], self._head
-        elif self._held.startswith(_START) or _ROLE.startswith(self._held):  # another role's, or a broken one
+        elif self._held.startswith(_START) or _ROLE.startswith(
+            self._held
+        ):  # another role's, or a broken one
             size = len(_START)
             self._content.append(self._held[:size])
             self._held, self._state, self._kind = self._held[size:], self._body, "content"

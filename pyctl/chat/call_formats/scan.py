@@ -1,9 +1,9 @@
 """Incremental scanning of tool calls as they stream, and coercion of their arguments to JSON.
 
-`CallScanner` is what the parsers of all formats share: text that is no call is content, byte for byte; from the head of
-a call on it is a call, always: what cannot belong to it ends it and is content, and a reply that ends within
-leaves its arguments unfinished, so that no client takes them for whole. Blanks between calls and after the last belong
-to nothing.
+`CallScanner` is what the parsers of all formats share: text that is no call is content, byte for
+byte; from the head of a call on it is a call, always: what cannot belong to it ends it and is
+content, and a reply that ends within leaves its arguments unfinished, so that no client takes them
+for whole. Blanks between calls and after the last belong to nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ __all__ = [
 ]
 
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
-_PYTHON = re.compile(r""""(?:[^"\\]|\\.)*(?:"|\\?\Z)|'(?:[^'\\]|\\.)*(?:'|\\?\Z)|\b(?:True|False|None)\b""", re.DOTALL)
+_PYTHON = re.compile(
+    r""""(?:[^"\\]|\\.)*(?:"|\\?\Z)|'(?:[^'\\]|\\.)*(?:'|\\?\Z)|\b(?:True|False|None)\b""",
+    re.DOTALL,
+)
 """A string that is never closed goes on to the end, so that nothing is looked at twice."""
 _NAMES: tuple[tuple[type, tuple[str, ...]], ...] = (
     (bool, ("boolean",)),
@@ -63,9 +66,11 @@ class NeedMoreInput(Exception):
 
 
 class CallScanner(ABC):
-    """Feed it the content of one reply; ``tools`` defines what may be called, and whether more than once.
+    """Feed it the content of one reply; ``tools`` defines what may be called, and whether more than
+    once.
 
-    A call can start only at one of ``openers``. One that the model does not name gets an id of ``id_size`` characters.
+    A call can start only at one of ``openers``. One that the model does not name gets an id of
+    ``id_size`` characters.
     """
 
     def __init__(self, tools: Tools, openers: Sequence[str], id_size: int = 32) -> None:
@@ -74,7 +79,9 @@ class CallScanner(ABC):
         self._openers = openers
         self._opener = re.compile("|".join(map(re.escape, openers)))
         self._first_chars = {opener[0] for opener in openers}
-        self._repeating = [opener for opener in openers if opener[0] in opener[1:]]  # its first character
+        self._repeating = [
+            opener for opener in openers if opener[0] in opener[1:]
+        ]  # its first character
         self._state: Callable[[bool], bool] = self._text
         self._held = ""
         self._name = ""
@@ -98,7 +105,9 @@ class CallScanner(ABC):
 
     @abstractmethod
     def _begin(self, final: bool) -> bool:
-        """Remove the head of a call from the held text, which starts with an opener; False if there is none."""
+        """Remove the head of a call from the held text, which starts with an opener; False if there
+        is none.
+        """
 
     @abstractmethod
     def _tail(self, final: bool) -> bool:
@@ -131,14 +140,18 @@ class CallScanner(ABC):
 
     def _certain(self) -> int:
         """The characters of the held text that start no opener."""
-        size = len(self._held) - max((overlap(self._held, opener) for opener in self._repeating), default=0)
+        size = len(self._held) - max(
+            (overlap(self._held, opener) for opener in self._repeating), default=0
+        )
         for pos in sorted(self._held.rfind(letter) for letter in self._first_chars):
             if pos >= 0 and any(opener.startswith(self._held[pos:]) for opener in self._openers):
                 return min(pos, size)
         return size
 
     def _json(self, final: bool) -> bool:
-        """Within arguments as JSON, an object, which are passed on as they are; `_json_done` follows."""
+        """Within arguments as JSON, an object, which are passed on as they are; `_json_done`
+        follows.
+        """
         pos = 0
         while mark := _JSON_MARKS.search(self._held, pos):
             pos = mark.end()
@@ -186,8 +199,12 @@ class CallScanner(ABC):
         self._content.append(text)
         return False
 
-    def _start(self, name: str, size: int, state: Callable[[bool], bool], call_id: str = "") -> bool:
-        """Start a call of ``name`` whose head takes ``size`` characters; ``state`` reads the rest."""
+    def _start(
+        self, name: str, size: int, state: Callable[[bool], bool], call_id: str = ""
+    ) -> bool:
+        """Start a call of ``name`` whose head takes ``size`` characters; ``state`` reads the
+        rest.
+        """
         self._calls.append(CallDelta(self._n_calls, call_id or random_id()[: self._id_size], name))
         self._name = name
         self._depth, self._in_string = 0, False
@@ -215,7 +232,8 @@ class ValueEnd:
         self._at, self._depth, self._is_quoted = 0, 0, False
 
     def find(self, text: str, begin: int) -> int:
-        """Where the value ends that starts at ``begin``; -1 if it has more than ``max_size`` characters.
+        """Where the value ends that starts at ``begin``; -1 if it has more than ``max_size``
+        characters.
 
         NeedMoreInput if the text ends before that shows.
         """
@@ -267,7 +285,9 @@ def skip_blanks(text: str, pos: int) -> int:
 
 
 def tag_name(text: str, pos: int, end_mark: str = ">") -> tuple[str, int]:
-    """The name before the next ``end_mark``, empty if it is none, and where that ends. Raises NeedMoreInput."""
+    """The name before the next ``end_mark``, empty if it is none, and where that ends. Raises
+    NeedMoreInput.
+    """
     end = text.find(end_mark, pos)
     name = text[pos : end if end >= 0 else len(text) - overlap(text, end_mark)]
     if len(name) > _MAX_NAME or _NO_NAME.search(name):
@@ -277,11 +297,14 @@ def tag_name(text: str, pos: int, end_mark: str = ">") -> tuple[str, int]:
     return name, end + len(end_mark)
 
 
-def json_head(text: str, pos: int, key: str = "arguments", name_key: str = "name") -> tuple[str, int]:
-    """The name, and where the arguments, which are called ``key``, start; an empty name if the text is another one.
+def json_head(
+    text: str, pos: int, key: str = "arguments", name_key: str = "name"
+) -> tuple[str, int]:
+    """The name, and where the arguments, which are called ``key``, start; an empty name if the text
+    is another one.
 
-    Before the arguments may stand the name and another member that is a string. Without a ``name_key`` the name is what
-    the arguments are called.
+    Before the arguments may stand the name and another member that is a string. Without a
+    ``name_key`` the name is what the arguments are called.
     """
     members: dict[str, str] = {}
     mark = "{"
@@ -299,7 +322,9 @@ def json_head(text: str, pos: int, key: str = "arguments", name_key: str = "name
 
 
 def string_at(text: str, pos: int) -> tuple[str, int]:
-    """The JSON string there, empty if it is none or too long, and where it ends. Raises NeedMoreInput."""
+    """The JSON string there, empty if it is none or too long, and where it ends. Raises
+    NeedMoreInput.
+    """
     if not starts_with('"', text, pos):
         return "", pos
     literal = _STRING.match(text, pos, pos + 6 * _MAX_NAME)
@@ -309,7 +334,9 @@ def string_at(text: str, pos: int) -> tuple[str, int]:
         value = parse_json(literal[0]) if literal is not None else ""
     except ValueError:
         value = ""
-    return (value, literal.end()) if literal is not None and 0 < len(value) <= _MAX_NAME else ("", pos)
+    return (
+        (value, literal.end()) if literal is not None and 0 < len(value) <= _MAX_NAME else ("", pos)
+    )
 
 
 def whole_call(text: str, name_key: str = "name") -> tuple[str, str]:
@@ -329,7 +356,8 @@ def whole_call(text: str, name_key: str = "name") -> tuple[str, str]:
 def coerce_argument(text: str, types: Set[str]) -> str:
     """``text`` as JSON text: as it is if it is JSON of one of ``types``, otherwise as a string.
 
-    Literals and quotes as Python writes them are taken for JSON's. What can be no string keeps its JSON type.
+    Literals and quotes as Python writes them are taken for JSON's. What can be no string keeps its
+    JSON type.
     """
     if types != {"string"}:
         for candidate in (text.strip(), from_python(text.strip())):

@@ -1,8 +1,10 @@
-"""The source ``cache``: drafts the continuation of earlier occurrences of the last tokens, in all remembered texts.
+"""The source ``cache``: drafts the continuation of earlier occurrences of the last tokens, in all
+remembered texts.
 
-Agents often repeat text they have read: edited files, arguments of calls, quotes. A request that may use the cache
-drafts from all remembered prompts and replies, of all clients; others draft nothing, and their texts stay private.
-Drafts never change a token, but like cached prefixes they affect the speed that clients observe.
+Agents often repeat text they have read: edited files, arguments of calls, quotes. A request that
+may use the cache drafts from all remembered prompts and replies, of all clients; others draft
+nothing, and their texts stay private. Drafts never change a token, but like cached prefixes they
+affect the speed that clients observe.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from pyctl.prompt import Tokens, as_tokens
 __all__ = ["CacheDrafts"]
 
 BLOCK = 512
-"""Tokens of a block. Prompts are added by block, identified by the digest of its prefix; known blocks are skipped."""
+"""Tokens of a block. Prompts are added by block, identified by the digest of its prefix; known
+blocks are skipped.
+"""
 
 OVERLAP = 32
 """Tokens before a new block that are added again, so that matches can span its start."""
@@ -46,8 +50,13 @@ class _IndexWriter:
 
     def __init__(self, index: TokenIndex) -> None:
         self._index = index
-        self._blocks: OrderedDict[bytes, int] = OrderedDict()  # by digest: `n_added` after the block
-        self._tail: tuple[Tokens | None, int] = (None, 0)  # the last text in the index, and the position there
+        self._blocks: OrderedDict[bytes, int] = (
+            OrderedDict()
+        )  # by digest: `n_added` after the block
+        self._tail: tuple[Tokens | None, int] = (
+            None,
+            0,
+        )  # the last text in the index, and the position there
 
     @staticmethod
     def run(queue: SimpleQueue[_Job | None]) -> None:
@@ -68,7 +77,10 @@ class _IndexWriter:
         for start in range(0, prompt.size, BLOCK):
             digest.update(data[4 * start : 4 * (start + BLOCK)])
             block, name = prompt[start : start + BLOCK], digest.digest()
-            if self._index.n_added - self._blocks.get(name, -self._index.capacity) < self._index.capacity - 2 * BLOCK:
+            if (
+                self._index.n_added - self._blocks.get(name, -self._index.capacity)
+                < self._index.capacity - 2 * BLOCK
+            ):
                 continue
             self.add(prompt, start, block)
             self._blocks[name] = self._index.n_added
@@ -88,7 +100,9 @@ class _IndexWriter:
 
 @dataclass(eq=False)
 class _Edit:
-    """A replacement of the source text's ``span`` tokens from ``first`` to ``last`` by ``instead``."""
+    """A replacement of the source text's ``span`` tokens from ``first`` to ``last`` by
+    ``instead``.
+    """
 
     first: int
     last: int
@@ -99,7 +113,9 @@ class _Edit:
 
 
 class _Expected(NamedTuple):
-    """A predicted token and the source place after it; with an ``edit``, whether the token ``ends`` it."""
+    """A predicted token and the source place after it; with an ``edit``, whether the token ``ends``
+    it.
+    """
 
     token: int
     place: int
@@ -109,10 +125,12 @@ class _Expected(NamedTuple):
 
 @dataclass(eq=False)
 class _Alignment:
-    """The state of a request: ``n_known`` tokens compared with the source, -1 before; ``n_given`` passed to the index.
+    """The state of a request: ``n_known`` tokens compared with the source, -1 before; ``n_given``
+    passed to the index.
 
-    The source continues at ``place``, after ``length`` matching tokens and the rest of a change that has ``begun``.
-    With ``place`` 0, ``parted`` is the source place where the text diverged, and ``since`` the tokens after that.
+    The source continues at ``place``, after ``length`` matching tokens and the rest of a change
+    that has ``begun``. With ``place`` 0, ``parted`` is the source place where the text diverged,
+    and ``since`` the tokens after that.
     """
 
     prompt: Tokens
@@ -123,10 +141,14 @@ class _Alignment:
     begun: list[_Expected] = field(default_factory=list)
     parted: int = 0
     since: list[int] = field(default_factory=list)
-    edits: dict[int, list[_Edit]] = field(default_factory=dict)  # by the first token, the newest first
+    edits: dict[int, list[_Edit]] = field(
+        default_factory=dict
+    )  # by the first token, the newest first
 
     def expect(self, index: TokenIndex, n: int) -> Iterator[_Expected]:
-        """Predict the next tokens, ``n`` and more: the source text with the changes learnt so far."""
+        """Predict the next tokens, ``n`` and more: the source text with the changes learnt so
+        far.
+        """
         yield from self.begun
         place = self.begun[-1].place if self.begun else self.place
         text = index.read(place, 2 * (n + LONGEST_EDIT))
@@ -198,7 +220,9 @@ class CacheDrafts:
         self._alignments: dict[int, _Alignment] = {}
         self._writer = _IndexWriter(self.index)
         self._queue: SimpleQueue[_Job | None] = SimpleQueue()
-        Thread(target=_IndexWriter.run, args=(self._queue,), name="pyctl-drafts", daemon=True).start()
+        Thread(
+            target=_IndexWriter.run, args=(self._queue,), name="pyctl-drafts", daemon=True
+        ).start()
         weakref.finalize(self, self._queue.put, None)
 
     @property
@@ -230,7 +254,8 @@ class CacheDrafts:
         self._queue.put(done.set)
         done.wait()
 
-    # -- as a source -------------------------------------------------------------------------------------------------
+    # -- as a source
+    # ----------------------------------------------------------------------------------
 
     def begin(self, key: int, prompt: Tokens) -> None:
         self._alignments[key] = _Alignment(prompt, prompt.size)
@@ -245,14 +270,19 @@ class CacheDrafts:
         if alignment.place:
             expected = (each.token for each in alignment.expect(index, len(draft) + self.maximum))
             if tuple(islice(expected, len(draft))) == draft:
-                return Match(alignment.length + len(draft), lambda n: tuple(islice(expected, min(n, self.maximum))))
+                return Match(
+                    alignment.length + len(draft),
+                    lambda n: tuple(islice(expected, min(n, self.maximum))),
+                )
         if not draft:
             return NO_MATCH
         place, length = index.find([*text, *draft][-CONTEXT:], alignment.place or alignment.parted)
         return Match(length, lambda n: tuple(index.read(place, min(n, self.maximum))))
 
     def _followed(self, job: DraftJob) -> tuple[_Alignment, list[int]]:
-        """Return the state of the request up to its last sure token, and the last CONTEXT tokens."""
+        """Return the state of the request up to its last sure token, and the last CONTEXT
+        tokens.
+        """
         alignment = self._alignments[job.key]
         n = job.seq.n + len(job.sure)
         if alignment.n_known < 0:
@@ -319,7 +349,9 @@ class CacheDrafts:
         alignment.place, alignment.length = place, length
 
     def _compare(self, alignment: _Alignment, place: int, instead: list[int]) -> None:
-        """Learn the change between the divergence and ``place``: the source's tokens there became ``instead``."""
+        """Learn the change between the divergence and ``place``: the source's tokens there became
+        ``instead``.
+        """
         n = place - alignment.parted
         if 0 <= n <= LONGEST_EDIT and len(instead) <= LONGEST_EDIT:
             old = self.index.read(alignment.parted, max(n, 1))

@@ -1,10 +1,11 @@
 """Draft lengths: the controller chooses the length with the most expected tokens per second.
 
-The unit of cost is a plain step, in which each decoding request gets one token without drafts. With p the moving share
-of accepted drafts, the gain of n drafts is (1 + p + ... + p^n) / cost. The cost sums the proposal of n tokens, the
-measured step of that width, the repeated evaluation of accepted drafts after a rollback, and a new CUDA graph. While
-the best gain is below `MIN_GAIN`, a model pauses; a short probe ends each pause. Texts need none: what they propose is
-compared with the reply, evaluated or not. A budget limits the time lost. What continues a draft of another source has
+The unit of cost is a plain step, in which each decoding request gets one token without drafts. With
+p the moving share of accepted drafts, the gain of n drafts is (1 + p + ... + p^n) / cost. The cost
+sums the proposal of n tokens, the measured step of that width, the repeated evaluation of accepted
+drafts after a rollback, and a new CUDA graph. While the best gain is below `MIN_GAIN`, a model
+pauses; a short probe ends each pause. Texts need none: what they propose is compared with the
+reply, evaluated or not. A budget limits the time lost. What continues a draft of another source has
 to gain as much beyond that draft.
 """
 
@@ -22,20 +23,38 @@ __all__ = ["GRAPH_MS", "LENGTHS", "DraftLengthController", "Origin"]
 
 LENGTHS = (1, 2, 3, 4, 8, 16, 32, 64, 128)  # compared, in addition to the longest allowed
 MIN_GAIN = 1.02  # speedup by drafts below which a source pauses
-MIN_PAUSE, MAX_PAUSE, PROBE = 6, 512, 2  # tokens; pauses double, up to 16 times, while drafts do not pay
-LOSS, BUDGET = 0.02, 24.0  # drafts may lose this share of time and this many plain steps; credit is capped at twice
+MIN_PAUSE, MAX_PAUSE, PROBE = (
+    6,
+    512,
+    2,
+)  # tokens; pauses double, up to 16 times, while drafts do not pay
+LOSS, BUDGET = (
+    0.02,
+    24.0,
+)  # drafts may lose this share of time and this many plain steps; credit is capped at twice
 PRIOR, PRIOR_WEIGHT = 0.8, 3.0  # prior of the accepted share, and its weight in drafts
 DOUBT = 0.6  # standard deviations
 MATCHED = (1, 4, 16, 64)  # matching tokens from which on shares differ
-REQUEST_DECAY, SOURCE_DECAY = 0.06, 0.02  # decay of evidence per draft, in a request and in a source
-REMEASURE, GRAPH_STEPS = 256, 16  # steps between measurements of plain ones; steps per CUDA graph of a draft model
-SLOPE, GRAPH_MS = 0.1, 12.0  # assumed: plain steps for each further token; milliseconds of a new CUDA graph
+REQUEST_DECAY, SOURCE_DECAY = (
+    0.06,
+    0.02,
+)  # decay of evidence per draft, in a request and in a source
+REMEASURE, GRAPH_STEPS = (
+    256,
+    16,
+)  # steps between measurements of plain ones; steps per CUDA graph of a draft model
+SLOPE, GRAPH_MS = (
+    0.1,
+    12.0,
+)  # assumed: plain steps for each further token; milliseconds of a new CUDA graph
 
 
 class Origin(NamedTuple):
-    """Where drafts come from: a model, or the place of a text where so many tokens ``matched``, of `MATCHED`.
+    """Where drafts come from: a model, or the place of a text where so many tokens ``matched``, of
+    `MATCHED`.
 
-    With ``is_before`` they are those that ``source`` continues there."""
+    With ``is_before`` they are those that ``source`` continues there.
+    """
 
     source: str
     matched: int = 0
@@ -48,33 +67,49 @@ class Origin(NamedTuple):
 
     @property
     def prior(self) -> float:
-        """The share of right tokens before any is known: what a text went on with for n tokens ends in one of n + 1."""
+        """The share of right tokens before any is known: what a text went on with for n tokens ends
+        in one of n + 1.
+        """
         return self.matched / (1 + self.matched) if self.matched else PRIOR
 
     def counted(self, n: int) -> int:
-        """Return how many of ``n`` drafts are evidence: after as many right ones, more tokens would have matched."""
+        """Return how many of ``n`` drafts are evidence: after as many right ones, more tokens would
+        have matched.
+        """
         return min(n, self.matched) if self.matched else n
 
 
 class CostCurve:
-    """A non-decreasing cost, plain steps or ms, by number of tokens: linear between measurements, ``slope`` before any,
-    and beyond all of them at most ``steepest``."""
+    """A non-decreasing cost, plain steps or ms, by number of tokens: linear between measurements,
+    ``slope`` before any, and beyond all of them at most ``steepest``.
+    """
 
-    def __init__(self, start: int = 0, cost: float = 0.0, slope: float = 0.0, steepest: float = math.inf) -> None:
+    def __init__(
+        self, start: int = 0, cost: float = 0.0, slope: float = 0.0, steepest: float = math.inf
+    ) -> None:
         self._steepest = steepest
         self._samples: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=8))
         self._known: dict[int, float] = {}
         self._tokens, self._costs = [start, start + 4096], [cost, cost + 4096 * slope]
 
     def add(self, n: int, cost: float) -> None:
-        """Add a measurement in plain steps or ms. A single one per ``n`` is ignored: it may include loading kernels."""
+        """Add a measurement in plain steps or ms. A single one per ``n`` is ignored: it may include
+        loading kernels.
+        """
         self._samples[n].append(cost)
         found = {self._tokens[0]: self._costs[0]}
-        found |= {each: _quartile(samples) for each, samples in sorted(self._samples.items()) if len(samples) > 1}
+        found |= {
+            each: _quartile(samples)
+            for each, samples in sorted(self._samples.items())
+            if len(samples) > 1
+        }
         if len(found) > 1:
             tokens, costs = list(found), [*accumulate([*found.values()][::-1], min)][::-1]
             slope = min((costs[-1] - costs[-2]) / (tokens[-1] - tokens[-2]), self._steepest)
-            self._tokens, self._costs = [*tokens, tokens[-1] + 4096], [*costs, costs[-1] + 4096 * slope]
+            self._tokens, self._costs = (
+                [*tokens, tokens[-1] + 4096],
+                [*costs, costs[-1] + 4096 * slope],
+            )
             self._known.clear()
 
     def __call__(self, n: int) -> float:
@@ -88,7 +123,9 @@ def _quartile(samples: deque[float]) -> float:
 
 
 class StepCosts:
-    """Costs of steps for ``n_seqs`` requests, measured while decoding; ``graph_ms`` is what a new CUDA graph takes."""
+    """Costs of steps for ``n_seqs`` requests, measured while decoding; ``graph_ms`` is what a new
+    CUDA graph takes.
+    """
 
     def __init__(self, n_seqs: int, graph_ms: float) -> None:
         slope = SLOPE / n_seqs
@@ -110,7 +147,9 @@ class StepCosts:
         return len(self.plain) < 2 or self.n_steps - self._measured >= REMEASURE * (1 + self.graph)
 
     def add(self, n_tokens: int, ms: float, n_apart: int = 0) -> None:
-        """Count a step of ``n_tokens``, ``n_apart`` of them in a second evaluation, that took ``ms``."""
+        """Count a step of ``n_tokens``, ``n_apart`` of them in a second evaluation, that took
+        ``ms``.
+        """
         self.n_steps += 1
         if n_apart:
             others = self.plain_ms * self.of(n_tokens - n_apart)
@@ -123,7 +162,9 @@ class StepCosts:
 
 
 class DraftState:
-    """The moving share of accepted drafts of a source, in one request or in all, and the last decision."""
+    """The moving share of accepted drafts of a source, in one request or in all, and the last
+    decision.
+    """
 
     def __init__(self, decay: float = REQUEST_DECAY) -> None:
         self._keep, self._n_tried, self._n_right = 1 - decay, 0.0, 0.0
@@ -138,20 +179,26 @@ class DraftState:
         self.length, self.is_probing = 0, self.is_probing and right
 
     def rest(self, n_tokens: int) -> None:
-        """Pause for ``n_tokens`` and reduce the evidence to the prior's weight, so that the next drafts decide."""
+        """Pause for ``n_tokens`` and reduce the evidence to the prior's weight, so that the next
+        drafts decide.
+        """
         scale = PRIOR_WEIGHT / max(self._n_tried, PRIOR_WEIGHT)
         self._n_tried, self._n_right = self._n_tried * scale, self._n_right * scale
         self.pause, self.is_probing = n_tokens, True
 
     def share(self, prior: float, doubt: float = 0.0) -> float:
-        """Return the estimated share of right tokens, ``doubt`` deviations higher where that is at most ``prior``."""
+        """Return the estimated share of right tokens, ``doubt`` deviations higher where that is at
+        most ``prior``.
+        """
         n = self._n_tried + PRIOR_WEIGHT
         seen = (self._n_right + PRIOR_WEIGHT * prior) / n
         return min(max(seen, min(seen + doubt * math.sqrt(seen * (1 - seen) / n), prior)), 0.999)
 
 
 class _ExpectedGain(NamedTuple):
-    """``n`` drafts: the speed with them, as a multiple of that without, and what they cost in plain steps."""
+    """``n`` drafts: the speed with them, as a multiple of that without, and what they cost in plain
+    steps.
+    """
 
     gain: float
     cost: float
@@ -166,18 +213,30 @@ def _sum(p: float, n: int) -> float:
 class DraftLengthController:
     """Chooses draft lengths and learns from results. Only the engine's thread calls it.
 
-    Drafts over ``n_free`` tokens cost a repeated evaluation of the accepted ones on rollback. With ``has_planes``
-    shorter ones are padded to one length for all requests, and longer ones need a second evaluation. ``graph_ms`` is
-    the time of a new CUDA graph, 0 without a GPU."""
+    Drafts over ``n_free`` tokens cost a repeated evaluation of the accepted ones on rollback. With
+    ``has_planes`` shorter ones are padded to one length for all requests, and longer ones need a
+    second evaluation. ``graph_ms`` is the time of a new CUDA graph, 0 without a GPU.
+    """
 
-    def __init__(self, n_free: int = 1024, graph_ms: float = 0.0, *, has_planes: bool = False) -> None:
+    def __init__(
+        self, n_free: int = 1024, graph_ms: float = 0.0, *, has_planes: bool = False
+    ) -> None:
         self.n_free, self._graph_ms, self._has_planes = n_free, graph_ms, has_planes
         self._costs: dict[int, StepCosts] = {}
-        self.proposing: defaultdict[int, CostCurve] = defaultdict(CostCurve)  # ms of a model by requests
-        self._origins: defaultdict[Origin, DraftState] = defaultdict(lambda: DraftState(SOURCE_DECAY))
+        self.proposing: defaultdict[int, CostCurve] = defaultdict(
+            CostCurve
+        )  # ms of a model by requests
+        self._origins: defaultdict[Origin, DraftState] = defaultdict(
+            lambda: DraftState(SOURCE_DECAY)
+        )
         self._next_pause: defaultdict[Origin, int] = defaultdict(lambda: MIN_PAUSE)
-        self._requests: defaultdict[int, defaultdict[Origin, DraftState]] = defaultdict(lambda: defaultdict(DraftState))
-        self._width, self._place = (0, 0), 0  # requests and tokens of the last step; equal steps before it
+        self._requests: defaultdict[int, defaultdict[Origin, DraftState]] = defaultdict(
+            lambda: defaultdict(DraftState)
+        )
+        self._width, self._place = (
+            (0, 0),
+            0,
+        )  # requests and tokens of the last step; equal steps before it
         self._n_apart = 0  # tokens of this step that others wait for
 
     def costs(self, n_seqs: int) -> StepCosts:
@@ -186,11 +245,15 @@ class DraftLengthController:
             self._costs[n_seqs] = StepCosts(n_seqs, self._graph_ms)
         return self._costs[n_seqs]
 
-    def length(self, key: int, origin: Origin, limit: int, n_seqs: int = 1, *, n_before: int = 0) -> int:
-        """Return the draft length, at most ``limit``, of ``origin`` for ``key`` in a step of ``n_seqs`` requests.
+    def length(
+        self, key: int, origin: Origin, limit: int, n_seqs: int = 1, *, n_before: int = 0
+    ) -> int:
+        """Return the draft length, at most ``limit``, of ``origin`` for ``key`` in a step of
+        ``n_seqs`` requests.
 
-        All requests draft equally many tokens of a model. With ``n_before`` so many tokens are drafted already:
-        ``origin`` is of what continues them, and the result is how many more follow.
+        All requests draft equally many tokens of a model. With ``n_before`` so many tokens are
+        drafted already: ``origin`` is of what continues them, and the result is how many more
+        follow.
         """
         costs, drafts = self.costs(n_seqs), self._requests[key][origin]
         if limit <= 0 or costs.needs_plain() or drafts.pause:
@@ -214,25 +277,41 @@ class DraftLengthController:
         return drafts.length
 
     def gain(self, key: int, origin: Origin, n: int, n_seqs: int = 1) -> float:
-        """Return the expected speed with ``n`` drafts of ``origin`` as a multiple of that of a plain step."""
+        """Return the expected speed with ``n`` drafts of ``origin`` as a multiple of that of a
+        plain step.
+        """
         costs = self.costs(n_seqs)
-        return self._expected_gain(origin, costs, self._share(key, origin, n_seqs), n).gain if costs.plain_ms else 1.0
+        return (
+            self._expected_gain(origin, costs, self._share(key, origin, n_seqs), n).gain
+            if costs.plain_ms
+            else 1.0
+        )
 
-    def leads(self, key: int, model: Origin, n: int, text: Origin, n_text: int, n_seqs: int = 1) -> bool:
-        """Return whether ``n`` drafts of ``model``, for all ``n_seqs`` requests, gain more than ``n_text`` of ``text``.
+    def leads(
+        self, key: int, model: Origin, n: int, text: Origin, n_text: int, n_seqs: int = 1
+    ) -> bool:
+        """Return whether ``n`` drafts of ``model``, for all ``n_seqs`` requests, gain more than
+        ``n_text`` of ``text``.
 
-        If the latter need a second evaluation, the others draft with the model all the same."""
+        If the latter need a second evaluation, the others draft with the model all the same.
+        """
         costs, gain = self.costs(n_seqs), self.gain(key, model, n, n_seqs)
         if not costs.plain_ms or not self._is_apart(n_seqs, n_text):
             return gain > self.gain(key, text, n_text, n_seqs)
         p, share = self._share(key, text, n_seqs), self._share(key, model, n_seqs)
-        more = _sum(p, n_text) - 1 - (2 - p**n_text) * (_sum(share, n) - 1)  # one or two steps without the model
+        more = (
+            _sum(p, n_text) - 1 - (2 - p**n_text) * (_sum(share, n) - 1)
+        )  # one or two steps without the model
         return n_seqs * gain * self._expected_gain(text, costs, p, n_text).cost > more
 
     def split(self, sizes: Sequence[tuple[int, int]]) -> None:
-        """Set the ``sizes`` of a step, sure tokens and drafts by request: some of them need a second evaluation."""
+        """Set the ``sizes`` of a step, sure tokens and drafts by request: some of them need a
+        second evaluation.
+        """
         is_split = self._has_planes and len(sizes) > 1
-        self._n_apart = sum(sure + n for sure, n in sizes if sure > 1 or n > self.n_free) if is_split else 0
+        self._n_apart = (
+            sum(sure + n for sure, n in sizes if sure > 1 or n > self.n_free) if is_split else 0
+        )
 
     def _is_apart(self, n_seqs: int, n: int) -> bool:
         return self._has_planes and n_seqs > 1 and n > self.n_free
@@ -242,7 +321,9 @@ class DraftLengthController:
         known = self._origins[origin].share(origin.prior, doubt)
         return known if doubt and n_seqs > 1 else self._requests[key][origin].share(known, doubt)
 
-    def _best(self, key: int, origin: Origin, costs: StepCosts, limit: int, n_before: int) -> _ExpectedGain:
+    def _best(
+        self, key: int, origin: Origin, costs: StepCosts, limit: int, n_before: int
+    ) -> _ExpectedGain:
         share = self._share(key, origin._replace(is_before=True), costs.n_seqs) if n_before else 0.0
         p, best = self._share(key, origin, costs.n_seqs), _ExpectedGain(0.0, 0.0, 0)
         for n in [*(n for n in LENGTHS if n < limit), limit]:
@@ -253,9 +334,15 @@ class DraftLengthController:
         return best
 
     def _expected_gain(
-        self, origin: Origin, costs: StepCosts, p: float, n: int, first: tuple[int, float] = (0, 0.0)
+        self,
+        origin: Origin,
+        costs: StepCosts,
+        p: float,
+        n: int,
+        first: tuple[int, float] = (0, 0.0),
     ) -> _ExpectedGain:
-        """Return what ``n`` drafts, right with ``p``, promise beyond the ``first``: how many those are, and their p.
+        """Return what ``n`` drafts, right with ``p``, promise beyond the ``first``: how many those
+        are, and their p.
 
         A model drafts equally many for all requests, a text for one: the others go on as they are.
         """
@@ -265,7 +352,10 @@ class DraftLengthController:
         all_right, more = reached * p**n, reached * (_sum(p, n) - 1)
         before = n_seqs * (1 + n_before)
         is_apart = self._is_apart(n_seqs, n_before + n)
-        width, known = before + (n_seqs if self._has_planes and not is_apart else n_own) * n, costs.of(before)
+        width, known = (
+            before + (n_seqs if self._has_planes and not is_apart else n_own) * n,
+            costs.of(before),
+        )
         cost = costs.apart(1 + n) if is_apart else costs.of(width) - known
         if not origin.matched:
             cost += self.proposing[n_seqs](n) / costs.plain_ms
@@ -275,25 +365,40 @@ class DraftLengthController:
             cost += (1 - all_right) * (costs.of(n_seqs + n_own * round(yielded - 1 + more)) - 1)
         total = known + cost
         if self._width != (n_seqs, width):
-            # Second steps of a width capture a graph: here if a copy is all right and goes on, and on the way back.
-            total += costs.graph * ((1.5 + all_right) * (1 - all_right) if origin.matched else 1 / GRAPH_STEPS)
+            # Second steps of a width capture a graph: here if a copy is all right and goes on, and
+            # on the way back.
+            total += costs.graph * (
+                (1.5 + all_right) * (1 - all_right) if origin.matched else 1 / GRAPH_STEPS
+            )
         return _ExpectedGain((1 + n_own * more / (n_seqs * yielded)) * known / total, cost, n)
 
     def learn(self, key: int, origin: Origin, n: int, n_right: int) -> None:
-        """Count a proposal of ``n`` tokens, of which the first ``n_right`` are those of the reply."""
+        """Count a proposal of ``n`` tokens, of which the first ``n_right`` are those of the
+        reply.
+        """
         for drafts in (self._origins[origin], self._requests[key][origin]):
             drafts.add(origin.counted(n), origin.counted(n_right))
 
     def record(
-        self, accepted: Mapping[int, int], n_tokens: int, ms: float | None, proposing: tuple[int, float] | None = None
+        self,
+        accepted: Mapping[int, int],
+        n_tokens: int,
+        ms: float | None,
+        proposing: tuple[int, float] | None = None,
     ) -> None:
         """Record a step of ``n_tokens`` with so many drafts ``accepted`` by request.
 
-        ``ms`` is None if it did other work. ``proposing`` is how many tokens a model drafted for each, and its time."""
+        ``ms`` is None if it did other work. ``proposing`` is how many tokens a model drafted for
+        each, and its time.
+        """
         n_seqs, width, costs = len(accepted), (len(accepted), n_tokens), self.costs(len(accepted))
         self._place = 0 if width != self._width else self._place + 1
         new_graph, n_apart = (0.25, 1.0, 0.0)[min(self._place, 2)], self._n_apart
-        lost = costs.of(n_tokens - n_apart) - 1 + (new_graph * costs.graph if self._width[0] == n_seqs else 0.0)
+        lost = (
+            costs.of(n_tokens - n_apart)
+            - 1
+            + (new_graph * costs.graph if self._width[0] == n_seqs else 0.0)
+        )
         lost += costs.apart(n_apart) if n_apart else 0.0
         if ms is not None:
             if new_graph < 1 or not costs.graph_ms or n_apart:

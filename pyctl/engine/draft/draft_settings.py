@@ -30,29 +30,37 @@ FEATURE_TYPES = ("draft-eagle3", *BLOCK_TYPES)
 """The sources whose file reads rows that enter layers of the target model."""
 
 MODEL_TYPES = ("draft-simple", "draft-mtp", *FEATURE_TYPES)
-"""The sources that require a model; all but a head in the model's own file require ``draft_path``."""
+"""The sources that require a model; all but a head in the model's own file require ``draft_path``.
+"""
 
 DRAFT_TYPES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "cache", *MODEL_TYPES)
 """Draft sources in the order of their use: llama-server's, and pyctl's own `cache`."""
 
 LONGEST = limit(128, "tokens of a draft from `cache`", "cut", "request")
-"""Longer ones gain nothing in a rewriting: its edits end them (docs/decisions/009-composed-drafts.md of 1323d1c8)."""
+"""Longer ones gain nothing in a rewriting: its edits end them
+(docs/decisions/009-composed-drafts.md of 1323d1c8).
+"""
 
 AUTOMATIC = ("auto",)
 """The types of a model for which no flag names a source; loading replaces them."""
 
 PRIVATE = ("auto", "private")
-"""Return the settings for clients with several keys: without `cache`, which drafts from the texts of all."""
+"""Return the settings for clients with several keys: without `cache`, which drafts from the texts
+of all.
+"""
 
 AUTOMATIC_LENGTH = 2
-"""Most tokens of a draft if no flag names a source: a third token gains next to nothing for a single reply, and takes a
-recurrent state of each sequence (docs/decisions/006-defaults.md)."""
+"""Most tokens of a draft if no flag names a source: a third token gains next to nothing for a
+single reply, and takes a recurrent state of each sequence (docs/decisions/006-defaults.md).
+"""
 
 _NOT_HERE = ("ngram-cache",)
 
 
 def as_draft_types(text: str) -> tuple[str, ...]:
-    """Parse names of `DRAFT_TYPES` separated by commas; ``none`` overrides all. Raises ValueError for others."""
+    """Parse names of `DRAFT_TYPES` separated by commas; ``none`` overrides all. Raises ValueError
+    for others.
+    """
     names = words(text)
     for name in names:
         if name in _NOT_HERE:
@@ -66,10 +74,11 @@ def as_draft_types(text: str) -> tuple[str, ...]:
 class DraftSettings:
     """``draft_types`` are names of `DRAFT_TYPES` as given, "none", or `AUTOMATIC`.
 
-    ``draft_path`` is the GGUF file of a draft model, of any of `MODEL_TYPES`. A draft ends after ``n_draft`` tokens or
-    at a token with probability below ``draft_p_min``; drafts of fewer than ``n_draft_min`` tokens are dropped. Layers,
-    devices, placements and threads apply to ``draft_path``; devices and threads default to the model's. The types of K
-    and V apply to any draft model or head.
+    ``draft_path`` is the GGUF file of a draft model, of any of `MODEL_TYPES`. A draft ends after
+    ``n_draft`` tokens or at a token with probability below ``draft_p_min``; drafts of fewer than
+    ``n_draft_min`` tokens are dropped. Layers, devices, placements and threads apply to
+    ``draft_path``; devices and threads default to the model's. The types of K and V apply to any
+    draft model or head.
     """
 
     draft_types: tuple[str, ...] = SPECULATION.flag(
@@ -81,7 +90,14 @@ class DraftSettings:
         "TYPES",
         shown="on a GPU draft-mtp, if the model has a head, and cache, as memory allows",
         many=True,
-        also=(Flag("--spec-default", "the same as --spec-type ngram-mod", const=("ngram-mod",), many=True),),
+        also=(
+            Flag(
+                "--spec-default",
+                "the same as --spec-type ngram-mod",
+                const=("ngram-mod",),
+                many=True,
+            ),
+        ),
     )
     n_draft: int = SPECULATION.flag(
         3,
@@ -92,7 +108,11 @@ class DraftSettings:
         shown=f"3; {AUTOMATIC_LENGTH} without --spec-type",
     )
     n_draft_min: int = SPECULATION.flag(
-        0, "--spec-draft-n-min", "drop drafts of fewer tokens", integer(), "LLAMA_ARG_SPEC_DRAFT_N_MIN"
+        0,
+        "--spec-draft-n-min",
+        "drop drafts of fewer tokens",
+        integer(),
+        "LLAMA_ARG_SPEC_DRAFT_N_MIN",
     )
     draft_p_min: float = SPECULATION.flag(
         0.0,
@@ -180,7 +200,9 @@ class DraftSettings:
 
     @property
     def is_automatic(self) -> bool:
-        """Whether no flag names a source: the head in the model's own file and `cache` draft if memory allows."""
+        """Whether no flag names a source: the head in the model's own file and `cache` draft if
+        memory allows.
+        """
         return self.draft_types in (AUTOMATIC, PRIVATE)
 
     @property
@@ -194,21 +216,34 @@ class DraftSettings:
 
     @property
     def reads_rows(self) -> bool:
-        """Whether the draft model reads rows of the target model, and so runs beside its context."""
+        """Whether the draft model reads rows of the target model, and so runs beside its
+        context.
+        """
         return self.has("draft-mtp", *FEATURE_TYPES)
 
     def of_context(self, model: ModelSettings) -> ModelSettings:
-        """Return settings for the context of a draft model; ``model`` are those of the target model."""
+        """Return settings for the context of a draft model; ``model`` are those of the target
+        model.
+        """
         return replace(
-            model, type_k=self.draft_type_k, type_v=self.draft_type_v, embeddings=False, lora=(), kv_unified=True
+            model,
+            type_k=self.draft_type_k,
+            type_v=self.draft_type_v,
+            embeddings=False,
+            lora=(),
+            kv_unified=True,
         )
 
     def of_file(self, model: ModelSettings) -> ModelSettings:
-        """Return settings for ``draft_path`` and its context; ``model`` are those of the target model."""
+        """Return settings for ``draft_path`` and its context; ``model`` are those of the target
+        model.
+        """
         settings = self.of_context(model)
         if self.draft_threads > 0:
             threads = self.draft_threads, self.draft_threads_batch
-            settings = replace(settings, n_threads=threads[0], n_threads_batch=max(threads[1], 0) or threads[0])
+            settings = replace(
+                settings, n_threads=threads[0], n_threads_batch=max(threads[1], 0) or threads[0]
+            )
         if len(self.draft_devices) == 1 and self.draft_devices != ("none",):
             settings = replace(settings, split_mode="layer", tensor_split=(), main_gpu=0)
         return replace(
@@ -225,13 +260,31 @@ _SIZE, _LENGTH = integer(1, 1024), integer(0, 1024)
 
 @dataclass(frozen=True)
 class NgramSettings:
-    """Settings of n-gram sources: ``size_n`` and ``match`` are matching tokens, ``size_m`` and ``max`` draft tokens."""
+    """Settings of n-gram sources: ``size_n`` and ``match`` are matching tokens, ``size_m`` and
+    ``max`` draft tokens.
+    """
 
-    simple_size_n: int = SPECULATION.flag(12, "--spec-ngram-simple-size-n", "ngram-simple: tokens looked up", _SIZE)
-    simple_size_m: int = SPECULATION.flag(48, "--spec-ngram-simple-size-m", "ngram-simple: tokens of a draft", _SIZE)
-    map_k_size_n: int = SPECULATION.flag(12, "--spec-ngram-map-k-size-n", "ngram-map-k: tokens looked up", _SIZE)
-    map_k_size_m: int = SPECULATION.flag(48, "--spec-ngram-map-k-size-m", "ngram-map-k: tokens of a draft", _SIZE)
-    map_k4v_size_n: int = SPECULATION.flag(12, "--spec-ngram-map-k4v-size-n", "ngram-map-k4v: tokens looked up", _SIZE)
-    map_k4v_size_m: int = SPECULATION.flag(48, "--spec-ngram-map-k4v-size-m", "ngram-map-k4v: tokens of a draft", _SIZE)
-    mod_match: int = SPECULATION.flag(24, "--spec-ngram-mod-n-match", "ngram-mod: tokens looked up", _SIZE)
-    mod_max: int = SPECULATION.flag(64, "--spec-ngram-mod-n-max", "ngram-mod: maximum tokens per draft", _LENGTH)
+    simple_size_n: int = SPECULATION.flag(
+        12, "--spec-ngram-simple-size-n", "ngram-simple: tokens looked up", _SIZE
+    )
+    simple_size_m: int = SPECULATION.flag(
+        48, "--spec-ngram-simple-size-m", "ngram-simple: tokens of a draft", _SIZE
+    )
+    map_k_size_n: int = SPECULATION.flag(
+        12, "--spec-ngram-map-k-size-n", "ngram-map-k: tokens looked up", _SIZE
+    )
+    map_k_size_m: int = SPECULATION.flag(
+        48, "--spec-ngram-map-k-size-m", "ngram-map-k: tokens of a draft", _SIZE
+    )
+    map_k4v_size_n: int = SPECULATION.flag(
+        12, "--spec-ngram-map-k4v-size-n", "ngram-map-k4v: tokens looked up", _SIZE
+    )
+    map_k4v_size_m: int = SPECULATION.flag(
+        48, "--spec-ngram-map-k4v-size-m", "ngram-map-k4v: tokens of a draft", _SIZE
+    )
+    mod_match: int = SPECULATION.flag(
+        24, "--spec-ngram-mod-n-match", "ngram-mod: tokens looked up", _SIZE
+    )
+    mod_max: int = SPECULATION.flag(
+        64, "--spec-ngram-mod-n-max", "ngram-mod: maximum tokens per draft", _LENGTH
+    )

@@ -1,8 +1,10 @@
-"""Drafts from the request's own tokens: the continuation of an earlier occurrence of its last n tokens.
+"""Drafts from the request's own tokens: the continuation of an earlier occurrence of its last n
+tokens.
 
-The lookup repeats for each drafted token, as in llama-server's ngram-mod; the other names differ in the numbers of
-tokens matched and drafted. Each request has its own table. llama-server's single table for all slots would draft one
-client's text for another, which the timings reveal. A hash collision costs only a wrong draft.
+The lookup repeats for each drafted token, as in llama-server's ngram-mod; the other names differ in
+the numbers of tokens matched and drafted. Each request has its own table. llama-server's single
+table for all slots would draft one client's text for another, which the timings reveal. A hash
+collision costs only a wrong draft.
 
 Hashes are polynomial prefix hashes, so that the hash of any n-gram is one subtraction.
 """
@@ -35,10 +37,11 @@ def ngram_sources(types: Sequence[str], settings: NgramSettings) -> list[NgramSo
 
 
 class NgramSource:
-    """The `DraftSource` ``name``: looks up the last ``n_match`` tokens and drafts up to ``maximum`` that followed.
+    """The `DraftSource` ``name``: looks up the last ``n_match`` tokens and drafts up to ``maximum``
+    that followed.
 
-    A draft may extend past the end of the text, since lookups include drafted tokens: repetitions continue. Memory: up
-    to 32 bytes per token and a few MiB per decoding request.
+    A draft may extend past the end of the text, since lookups include drafted tokens: repetitions
+    continue. Memory: up to 32 bytes per token and a few MiB per decoding request.
     """
 
     def __init__(self, name: str, n_match: int, maximum: int) -> None:
@@ -136,14 +139,18 @@ class _Text:
 
     def hashes(self, first: int, last: int, n: int, top: int) -> NDArray[np.uint64]:
         """Return the hashes of the n-grams that start in [first, last), shape (last - first,)."""
-        hashes: NDArray[np.uint64] = self._hashes[first + n : last + n] - self._hashes[first:last] * np.uint64(top)
+        hashes: NDArray[np.uint64] = self._hashes[first + n : last + n] - self._hashes[
+            first:last
+        ] * np.uint64(top)
         return hashes
 
 
 class _Places:
-    """Start positions of n-grams by hash: a sorted array, and a dict for the latest. Equal hashes: the last position.
+    """Start positions of n-grams by hash: a sorted array, and a dict for the latest. Equal hashes:
+    the last position.
 
-    Array items pack 40 bits of the hash and 24 of the position: sorting integers takes a quarter of the time of pairs.
+    Array items pack 40 bits of the hash and 24 of the position: sorting integers takes a quarter of
+    the time of pairs.
     """
 
     def __init__(self, n: int) -> None:
@@ -157,7 +164,9 @@ class _Places:
         first, self._n_put = self._n_put, last
         if last - first > _STEP // 16:
             self._merge_latest()
-            self._merge(text.hashes(first, last, self.n, self.top), np.arange(first, last, dtype=np.uint64))
+            self._merge(
+                text.hashes(first, last, self.n, self.top), np.arange(first, last, dtype=np.uint64)
+            )
             return
         for i in range(first, last):
             self._latest[text.hash(i, self.n, self.top)] = i
@@ -166,11 +175,16 @@ class _Places:
 
     def _merge_latest(self) -> None:
         if n := len(self._latest):
-            self._merge(np.fromiter(self._latest, np.uint64, n), np.fromiter(self._latest.values(), np.uint64, n))
+            self._merge(
+                np.fromiter(self._latest, np.uint64, n),
+                np.fromiter(self._latest.values(), np.uint64, n),
+            )
             self._latest.clear()
 
     def _merge(self, hashes: NDArray[np.uint64], places: NDArray[np.uint64]) -> None:
-        self._sorted = np.concatenate([self._sorted, (hashes * np.uint64(_MIX) & ~np.uint64(_PLACE)) | places])
+        self._sorted = np.concatenate(
+            [self._sorted, (hashes * np.uint64(_MIX) & ~np.uint64(_PLACE)) | places]
+        )
         self._sorted.sort()
 
     def find(self, value: int) -> int:
@@ -178,6 +192,8 @@ class _Places:
         if (place := self._latest.get(value)) is not None:
             return place
         last = (value * _MIX & _MASK) | _PLACE
-        i = int(np.searchsorted(self._sorted, np.uint64(last), side="right")) - 1  # an int would become a float
+        i = (
+            int(np.searchsorted(self._sorted, np.uint64(last), side="right")) - 1
+        )  # an int would become a float
         found = int(self._sorted[i]) if i >= 0 else -1
         return found & _PLACE if found >= 0 and found | _PLACE == last else -1

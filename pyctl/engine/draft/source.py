@@ -12,7 +12,8 @@ __all__ = ["NO_MATCH", "DraftJob", "DraftSource", "Match", "RememberingSource"]
 
 
 class DraftJob(NamedTuple):
-    """A reply that can use drafts: ``seq`` holds the evaluated tokens, then come one or more ``sure`` tokens.
+    """A reply that can use drafts: ``seq`` holds the evaluated tokens, then come one or more
+    ``sure`` tokens.
 
     Up to ``maximum`` drafts may follow them. ``key`` identifies the request.
     """
@@ -24,8 +25,9 @@ class DraftJob(NamedTuple):
 
 
 class Match(NamedTuple):
-    """A place of a text: the last ``n`` tokens are as before it, and ``read``, called once in this step, returns up to
-    so many that follow it."""
+    """A place of a text: the last ``n`` tokens are as before it, and ``read``, called once in this
+    step, returns up to so many that follow it.
+    """
 
     n: int
     read: Callable[[int], tuple[int, ...]]
@@ -35,8 +37,9 @@ NO_MATCH = Match(0, lambda n: ())
 
 
 class DraftSource(Protocol):
-    """Copies drafts from a text, for requests between `begin` and `end`. Only the engine's thread calls it, and blocks
-    on it."""
+    """Copies drafts from a text, for requests between `begin` and `end`. Only the engine's thread
+    calls it, and blocks on it.
+    """
 
     @property
     def name(self) -> str:
@@ -46,8 +49,10 @@ class DraftSource(Protocol):
         """Register a request with this prompt, before its first token."""
 
     def match(self, job: DraftJob, draft: tuple[int, ...] = ()) -> Match:
-        """Return the place to copy from, after the sure tokens of ``job`` and a ``draft`` that another source proposed
-        for it in this step; `NO_MATCH` if there is none, or if this source continues no drafts."""
+        """Return the place to copy from, after the sure tokens of ``job`` and a ``draft`` that
+        another source proposed for it in this step; `NO_MATCH` if there is none, or if this source
+        continues no drafts.
+        """
 
     def end(self, key: int) -> None:
         """Unregister a request; no effect for an unknown one."""

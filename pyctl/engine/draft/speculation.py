@@ -1,4 +1,6 @@
-"""Speculation: collects drafts from all sources for decoding requests, and reports the results to the sources."""
+"""Speculation: collects drafts from all sources for decoding requests, and reports the results to
+the sources.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,15 @@ SHADOW = 8
 """Tokens of a proposal that are kept to learn from, if fewer are drafted."""
 
 PATIENCE, STRIDE = 16, 4
-"""Behind so many steps without a draft of a text, texts are asked in one of so many: a look takes 50 microseconds."""
+"""Behind so many steps without a draft of a text, texts are asked in one of so many: a look takes
+50 microseconds.
+"""
 
 
 class Draft(NamedTuple):
-    """Tokens evaluated after a request's sure ones: the first ``n_drafted`` come from a source, the rest is padding."""
+    """Tokens evaluated after a request's sure ones: the first ``n_drafted`` come from a source, the
+    rest is padding.
+    """
 
     tokens: tuple[int, ...] = ()
     n_drafted: int = 0
@@ -42,7 +48,9 @@ NO_DRAFT = Draft()
 
 
 class _Proposal(NamedTuple):
-    """Tokens after the first ``place`` of a request: those of another source, and what ``origin`` has go on."""
+    """Tokens after the first ``place`` of a request: those of another source, and what ``origin``
+    has go on.
+    """
 
     place: int
     before: tuple[int, ...]
@@ -51,7 +59,9 @@ class _Proposal(NamedTuple):
 
 
 class ModelDrafts:
-    """Drafts of up to ``n_max`` tokens by the draft model of ``evaluator``; drops those below ``n_min`` tokens."""
+    """Drafts of up to ``n_max`` tokens by the draft model of ``evaluator``; drops those below
+    ``n_min`` tokens.
+    """
 
     def __init__(self, evaluator: Evaluator, n_max: int, n_min: int = 0) -> None:
         self.name = evaluator.facts.draft_type
@@ -67,13 +77,13 @@ class ModelDrafts:
 
 
 class Speculation:
-    """Drafts that start with what ``sources`` or the draft model propose, whichever promises more by ``lengths``, and
-    go on with what ``sources`` know to follow.
+    """Drafts that start with what ``sources`` or the draft model propose, whichever promises more
+    by ``lengths``, and go on with what ``sources`` know to follow.
 
-    Without ``lengths`` a draft of ``sources`` comes before one of the model, and all have the largest allowed length.
-    With ``width`` each is cut or padded to that many tokens, so that the computation does not depend on the drafts
-    (`_n_of_one_length`).
-    ``names`` are those of the sources, as in ``--spec-type``; ``seconds`` is the clock that the model is measured by.
+    Without ``lengths`` a draft of ``sources`` comes before one of the model, and all have the
+    largest allowed length. With ``width`` each is cut or padded to that many tokens, so that the
+    computation does not depend on the drafts (`_n_of_one_length`). ``names`` are those of the
+    sources, as in ``--spec-type``; ``seconds`` is the clock that the model is measured by.
     """
 
     def __init__(
@@ -91,7 +101,8 @@ class Speculation:
         # By request, those that its reply has not reached yet.
         self._proposals: defaultdict[int, list[_Proposal]] = defaultdict(list)
         self._idle: defaultdict[int, int] = defaultdict(int)  # steps without a draft of a text
-        # The current step: its jobs, where the last tokens of their drafts come from, and the time of the model.
+        # The current step: its jobs, where the last tokens of their drafts come from, and the time
+        # of the model.
         self._jobs: Sequence[DraftJob] = ()
         self._origins: dict[int, Origin] = {}
         self._proposing: tuple[int, float] | None = None
@@ -103,7 +114,9 @@ class Speculation:
     @property
     def n_bytes(self) -> int:
         """Approximate bytes of the texts that sources keep across requests."""
-        return sum(source.n_bytes for source in self._sources if isinstance(source, RememberingSource))
+        return sum(
+            source.n_bytes for source in self._sources if isinstance(source, RememberingSource)
+        )
 
     def forget(self) -> None:
         """Drop the texts that sources keep across requests."""
@@ -113,9 +126,11 @@ class Speculation:
 
     @contextlib.contextmanager
     def following(self, key: int, prompt: Tokens, *, sees_texts: bool = True) -> Iterator[None]:
-        """Register request ``key`` with the sources; without ``sees_texts`` not with those that keep others' texts.
+        """Register request ``key`` with the sources; without ``sees_texts`` not with those that
+        keep others' texts.
 
-        The counts and the pace of accepted drafts would show such a client whether its guess of a text is right.
+        The counts and the pace of accepted drafts would show such a client whether its guess of a
+        text is right.
         """
         try:
             for source in self._sources:
@@ -150,12 +165,15 @@ class Speculation:
             copies = origin is not None and origin.matched > 0
             self._idle[job.key] = 0 if copies else self._idle[job.key] + 1
         if self._lengths is not None:
-            self._lengths.split([(len(job.sure), len(tokens)) for job, tokens in zip(jobs, found, strict=True)])
+            self._lengths.split(
+                [(len(job.sure), len(tokens)) for job, tokens in zip(jobs, found, strict=True)]
+            )
         return [self._draft(job, tokens) for job, tokens in zip(jobs, found, strict=True)]
 
     def record(self, accepted: Mapping[int, int], n_tokens: int, decode_ms: float | None) -> None:
-        """Record that the step evaluated ``n_tokens`` in ``decode_ms``, None if the step also did other work, and how
-        many drafts of each request were accepted."""
+        """Record that the step evaluated ``n_tokens`` in ``decode_ms``, None if the step also did
+        other work, and how many drafts of each request were accepted.
+        """
         if self._lengths is not None:
             self._lengths.record(accepted, n_tokens, decode_ms, self._proposing)
 
@@ -186,13 +204,22 @@ class Speculation:
     def _ask_model(self, model: ModelDrafts, found: list[tuple[int, ...]]) -> None:
         """Draft with the model, in one evaluation, for all jobs for which no source promises more.
 
-        All get the largest wanted length, since one evaluation verifies drafts of equal length. Behind many sure
-        tokens, which follow a rollback to a mark, a head would have to draft through each of these first.
+        All get the largest wanted length, since one evaluation verifies drafts of equal length.
+        Behind many sure tokens, which follow a rollback to a mark, a head would have to draft
+        through each of these first.
         """
         own, began = Origin(model.name), self.seconds()
-        able = [(i, job) for i, job in enumerate(self._jobs) if job.maximum > 0 and len(job.sure) <= 1 + model.n_max]
+        able = [
+            (i, job)
+            for i, job in enumerate(self._jobs)
+            if job.maximum > 0 and len(job.sure) <= 1 + model.n_max
+        ]
         lengths = [self._n_allowed(job, own, min(job.maximum, model.n_max)) for _, job in able]
-        leading = [(i, job, n) for (i, job), n in zip(able, lengths, strict=True) if self._leads(own, n, job, found[i])]
+        leading = [
+            (i, job, n)
+            for (i, job), n in zip(able, lengths, strict=True)
+            if self._leads(own, n, job, found[i])
+        ]
         if n := max((n for _, _, n in leading), default=0):
             wanted = [(i, job) for i, job, _ in leading if job.maximum >= n]
             try:
@@ -207,7 +234,9 @@ class Speculation:
                     self._propose(job, (), draft, own)
 
     def _leads(self, own: Origin, n: int, job: DraftJob, found: tuple[int, ...]) -> bool:
-        """Whether ``n`` drafts of the model promise more than those that another source has ``found`` for ``job``."""
+        """Whether ``n`` drafts of the model promise more than those that another source has
+        ``found`` for ``job``.
+        """
         if not found:
             return True
         origin, n_seqs = self._origins[job.key], len(self._jobs)
@@ -215,8 +244,12 @@ class Speculation:
             return n > 0 and own.prior >= origin.prior
         return self._lengths.leads(job.key, own, n, origin, len(found), n_seqs)
 
-    def _copy(self, source: DraftSource, found: list[tuple[int, ...]], wanted: Sequence[int]) -> None:
-        """Let ``source`` start or continue the drafts of the ``wanted`` jobs, and keep what it proposes to learn."""
+    def _copy(
+        self, source: DraftSource, found: list[tuple[int, ...]], wanted: Sequence[int]
+    ) -> None:
+        """Let ``source`` start or continue the drafts of the ``wanted`` jobs, and keep what it
+        proposes to learn.
+        """
         for i in wanted:
             job, draft = self._jobs[i], found[i]
             names = self._origins[job.key].source.split("+") if draft else []
@@ -231,9 +264,13 @@ class Speculation:
             if n and more:
                 found[i], self._origins[job.key] = draft + more[:n], origin
 
-    def _propose(self, job: DraftJob, before: tuple[int, ...], tokens: tuple[int, ...], origin: Origin) -> None:
+    def _propose(
+        self, job: DraftJob, before: tuple[int, ...], tokens: tuple[int, ...], origin: Origin
+    ) -> None:
         if self._lengths is not None and tokens:
-            self._proposals[job.key].append(_Proposal(job.seq.n + len(job.sure), before, tokens, origin))
+            self._proposals[job.key].append(
+                _Proposal(job.seq.n + len(job.sure), before, tokens, origin)
+            )
 
     def _compare(self, job: DraftJob) -> None:
         """Learn from earlier proposals for where the reply of ``job`` is now, evaluated or not."""
@@ -243,7 +280,9 @@ class Speculation:
             said = (*job.seq.tokens[place:].tolist(), *job.sure[max(place - job.seq.n, 0) :])
             tokens = before + more
             pairs = zip(said, tokens, strict=False)
-            n_right = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(said), len(tokens)))
+            n_right = next(
+                (i for i, (a, b) in enumerate(pairs) if a != b), min(len(said), len(tokens))
+            )
             if n_right == len(said) < len(tokens):
                 left.append(proposal)
                 continue

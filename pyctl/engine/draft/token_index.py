@@ -1,7 +1,7 @@
 """An index of n-grams over up to millions of tokens: a ring buffer of tokens with hash chains.
 
-One thread writes and another reads, without locks. Lookups compare the tokens themselves, so a concurrent write at
-worst hides a match.
+One thread writes and another reads, without locks. Lookups compare the tokens themselves, so a
+concurrent write at worst hides a match.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from pyctl.prompt import Tokens, as_tokens, common_prefix
 
 __all__ = ["AHEAD", "CONTEXT", "GAP", "MAX_TOKENS", "TokenIndex"]
 
-MAX_TOKENS = limit(2**21, "tokens that drafts of `cache` are copied from", "the oldest are forgotten", "memory")
+MAX_TOKENS = limit(
+    2**21, "tokens that drafts of `cache` are copied from", "the oldest are forgotten", "memory"
+)
 
 GAP = -1
 """Separator of texts in the ring, not a valid token id."""
@@ -45,7 +47,9 @@ _FACTOR, _SPREAD, _MASK = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 2**64 - 1
 
 
 class TokenIndex:
-    """The last ``capacity`` tokens added, a power of two. Places are positions in the ring, 0 for none."""
+    """The last ``capacity`` tokens added, a power of two. Places are positions in the ring, 0 for
+    none.
+    """
 
     def __init__(self, capacity: int = MAX_TOKENS) -> None:
         self.capacity = capacity
@@ -73,7 +77,8 @@ class TokenIndex:
         self._newest_of = [memoryview(table) for table in self._newest]  # type: ignore[arg-type]
         self._before_of = [memoryview(table) for table in self._before]  # type: ignore[arg-type]
 
-    # -- the writing thread ------------------------------------------------------------------------------------------
+    # -- the writing thread
+    # ----------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Start a new text."""
@@ -115,7 +120,9 @@ class TokenIndex:
             # The first n-grams would start before the text.
             skipped = max(gram - 1 - context, 0)
             if skipped < n:
-                buckets = (hashes[context + skipped :] * np.uint64(_SPREAD)) >> np.uint64(self._shift)
+                buckets = (hashes[context + skipped :] * np.uint64(_SPREAD)) >> np.uint64(
+                    self._shift
+                )
                 self._enter(level, buckets.astype(np.int64), places[skipped:])
         self.tail, self._run, self.n_added = first + n, self._run + n, self.n_added + n
 
@@ -130,12 +137,15 @@ class TokenIndex:
         last = np.append(~same, True)
         newest[buckets[last]] = places[last]
 
-    # -- the reading thread ------------------------------------------------------------------------------------------
+    # -- the reading thread
+    # ----------------------------------------------------------------------------------
 
     def find(self, text: list[int], near: int = 0) -> tuple[int, int]:
-        """Find the longest match of the end of ``text``: (the place after it, its length); (0, 0) for none.
+        """Find the longest match of the end of ``text``: (the place after it, its length); (0, 0)
+        for none.
 
-        Compares the last CONTEXT tokens. Of equal matches it prefers one within NEAR after ``near``, then the newest.
+        Compares the last CONTEXT tokens. Of equal matches it prefers one within NEAR after
+        ``near``, then the newest.
         """
         if len(text) < GRAMS[0]:
             return 0, 0
@@ -150,7 +160,9 @@ class TokenIndex:
                 if place not in seen and ring[place + 1] != GAP:
                     seen.add(place)
                     length = self._match(place, end)
-                    if length > longest or (length == longest and 0 <= place - near < NEAR and near):
+                    if length > longest or (
+                        length == longest and 0 <= place - near < NEAR and near
+                    ):
                         found, longest = place + 1, length
                 place = before[place]
             if longest < GRAMS[level]:
@@ -158,7 +170,9 @@ class TokenIndex:
         return (found, longest) if found else (0, 0)
 
     def near(self, place: int, tokens: list[int]) -> tuple[int, int]:
-        """Find the last of ``tokens``, 1 to 4, in a window around ``place``, the nearest; returns as `find`."""
+        """Find the last of ``tokens``, 1 to 4, in a window around ``place``, the nearest; returns
+        as `find`.
+        """
         first = max(place - BACK, 0)
         window, wanted = self.ring[first : place + AHEAD].tolist(), tokens[:-5:-1]
         if not wanted or wanted[0] not in window:
@@ -186,7 +200,9 @@ class TokenIndex:
         return tokens[: tokens.index(GAP)] if GAP in tokens else tokens
 
     def _buckets(self, backwards: list[int]) -> Iterator[tuple[int, int]]:
-        """Yield (level, bucket) for each n-gram length, shortest first: most texts occur nowhere."""
+        """Yield (level, bucket) for each n-gram length, shortest first: most texts occur
+        nowhere.
+        """
         value, n = 0, 0
         for level, gram in enumerate(GRAMS):
             for token, power in zip(backwards[n:gram], self._powers[n:gram], strict=False):
@@ -196,7 +212,9 @@ class TokenIndex:
                 yield level, (((value & _MASK) * _SPREAD) & _MASK) >> self._shift
 
     def _match(self, place: int, backwards: list[int]) -> int:
-        """Return how many tokens from ``place`` back match ``backwards``; a loop, since most differ at once."""
+        """Return how many tokens from ``place`` back match ``backwards``; a loop, since most differ
+        at once.
+        """
         ring, n = self._ring_of, 0
         for token in backwards:
             if ring[place - n] != token:

@@ -1,4 +1,6 @@
-"""Verify batches: the sure tokens of all decoding requests, and drafts as outputs, tokens and cells allow."""
+"""Verify batches: the sure tokens of all decoding requests, and drafts as outputs, tokens and cells
+allow.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ def verify_batches(
 ) -> list[list[BatchItem]]:
     """Return the evaluations, in order, for decoding ``requests``.
 
-    ``n_free`` cells are available for drafts; ``make_room`` is called once with the total number of tokens.
+    ``n_free`` cells are available for drafts; ``make_room`` is called once with the total number of
+    tokens.
     """
     if not speculation or not requests:
         return [[_item(active, NO_DRAFT) for active in requests]] if requests else []
@@ -38,11 +41,14 @@ def verify_batches(
     drafts = speculation.propose(jobs)
     if facts.has_planes and len(jobs) > 1:
         drafts = _widened(jobs, drafts, facts.n_rollback)
-    make_room(sum(len(job.sure) + len(draft.tokens) for job, draft in zip(jobs, drafts, strict=True)))
+    make_room(
+        sum(len(job.sure) + len(draft.tokens) for job, draft in zip(jobs, drafts, strict=True))
+    )
     groups: dict[int, list[BatchItem]] = {}
     for active, draft in zip(requests, drafts, strict=True):
         item = _item(active, draft)
-        # Rollback to a plane requires equal token counts in the batch; other items use marks or have no drafts.
+        # Rollback to a plane requires equal token counts in the batch; other items use marks or
+        # have no drafts.
         needs_planes = facts.has_planes and 0 < len(draft.tokens) <= facts.n_rollback
         groups.setdefault(len(item.tokens.tokens) if needs_planes else 0, []).append(item)
     maximum = max(facts.n_ubatch, facts.n_seqs)
@@ -58,8 +64,12 @@ def _jobs(requests: Sequence[ActiveRequest], facts: BackendFacts, n_free: int) -
         assert active.seq is not None
         assert active.pending is not None
         sure = active.pending
-        maximum = min(share, facts.n_ctx - active.seq.n - len(sure), facts.n_ubatch // n - len(sure))
-        if len(sure) > 1:  # these follow a rollback to a mark: another mark there could repeat forever
+        maximum = min(
+            share, facts.n_ctx - active.seq.n - len(sure), facts.n_ubatch // n - len(sure)
+        )
+        if (
+            len(sure) > 1
+        ):  # these follow a rollback to a mark: another mark there could repeat forever
             maximum = min(maximum, facts.n_rollback)
         jobs.append(DraftJob(active.id, active.seq, sure, max(maximum, 0)))
     return jobs
@@ -68,7 +78,11 @@ def _jobs(requests: Sequence[ActiveRequest], facts: BackendFacts, n_free: int) -
 def _widened(jobs: Sequence[DraftJob], drafts: Sequence[Draft], n_rollback: int) -> list[Draft]:
     """Pad shorter drafts to equal length, so that one evaluation serves all requests."""
     width = max(
-        (len(draft.tokens) for job, draft in zip(jobs, drafts, strict=True) if _is_short(job, draft, n_rollback)),
+        (
+            len(draft.tokens)
+            for job, draft in zip(jobs, drafts, strict=True)
+            if _is_short(job, draft, n_rollback)
+        ),
         default=0,
     )
     return [

@@ -19,15 +19,21 @@ from pyctl.limit import limit
 
 __all__ = ["ActiveRequest", "Admission", "Occupancy", "Step", "Steps", "TurnState"]
 
-MAX_PASSED = limit(8, "younger requests that may pass a request that waits for cells", "they wait for it", "request")
+MAX_PASSED = limit(
+    8,
+    "younger requests that may pass a request that waits for cells",
+    "they wait for it",
+    "request",
+)
 
 MAX_RESERVE = 2048
 """Tokens reserved for a reply when it starts, or an eighth of the context if that is less."""
 
 Step: TypeAlias = tuple[int, ...] | Reads | OutOfCellsError | None
 Steps: TypeAlias = Generator[Step, Verify, None]
-"""Yields None after a prefill batch, the next sure tokens while decoding (sent: Verify), Reads during disk reads, and
-OutOfCellsError if a batch waits for cells of other requests."""
+"""Yields None after a prefill batch, the next sure tokens while decoding (sent: Verify), Reads
+during disk reads, and OutOfCellsError if a batch waits for cells of other requests.
+"""
 
 
 @dataclass
@@ -49,10 +55,11 @@ class TurnState:
 class ActiveRequest:
     """A request in the engine, with its sequence and the generator ``steps`` that runs it.
 
-    It waits for ``step``. ``arrived`` numbers requests by arrival, ``id`` by start; ``stats`` is None before the start.
-    ``submitted`` and ``started`` are seconds of the performance counter. ``kept`` holds a suspended request's sequence.
-    ``in_company``: others ran at the same time. A background request starts after ``quiet`` seconds without a client's
-    request; ``n_prewarmed`` counts its evaluated tokens across interruptions.
+    It waits for ``step``. ``arrived`` numbers requests by arrival, ``id`` by start; ``stats`` is
+    None before the start. ``submitted`` and ``started`` are seconds of the performance counter.
+    ``kept`` holds a suspended request's sequence. ``in_company``: others ran at the same time. A
+    background request starts after ``quiet`` seconds without a client's request; ``n_prewarmed``
+    counts its evaluated tokens across interruptions.
     """
 
     handle: RequestHandle
@@ -78,7 +85,9 @@ class ActiveRequest:
 
     @property
     def pending(self) -> tuple[int, ...] | None:
-        """Tokens of the reply that wait for evaluation after those in ``seq``; None during prefill."""
+        """Tokens of the reply that wait for evaluation after those in ``seq``; None during
+        prefill.
+        """
         return self.step if isinstance(self.step, tuple) else None
 
     @property
@@ -107,7 +116,8 @@ class ActiveRequest:
 
 
 class Occupancy:
-    """Assignment of ``running`` requests to ``sequences``, and the ``last`` request of each sequence id.
+    """Assignment of ``running`` requests to ``sequences``, and the ``last`` request of each
+    sequence id.
 
     ``named`` are ids of sequences that clients requested by number and may request again.
     """
@@ -132,17 +142,24 @@ class Occupancy:
         return [seq for seq in self.sequences if asked in (-1, seq.id) and self.owner(seq) is None]
 
     def to_park(self) -> list[LiveSequence]:
-        """Return nonempty sequences of ended requests: free ones, and those whose owner has not started."""
-        owned = {active.seq.id for active in self.running if active.seq is not None and active.stats is not None}
+        """Return nonempty sequences of ended requests: free ones, and those whose owner has not
+        started.
+        """
+        owned = {
+            active.seq.id
+            for active in self.running
+            if active.seq is not None and active.stats is not None
+        }
         return [seq for seq in self.sequences if seq.n and seq.id not in owned]
 
 
 class Admission:
-    """Starts or resumes a request when its prompt and a reserve for its reply fit into the free cells.
+    """Starts or resumes a request when its prompt and a reserve for its reply fit into the free
+    cells.
 
-    ``n_cells`` include the cells of running requests; a request that runs alone always fits. Order is by arrival, but
-    up to MAX_PASSED younger requests that fit may pass one that does not. ``queue`` and ``suspended`` are ordered by
-    arrival.
+    ``n_cells`` include the cells of running requests; a request that runs alone always fits. Order
+    is by arrival, but up to MAX_PASSED younger requests that fit may pass one that does not.
+    ``queue`` and ``suspended`` are ordered by arrival.
     """
 
     def __init__(self, n_cells: int, n_ctx: int) -> None:
@@ -163,13 +180,20 @@ class Admission:
         return self
 
     def n_alike(self, active: ActiveRequest, running: Sequence[ActiveRequest]) -> int:
-        """Return how many requests that have not started share the prompt of ``active``: choices of one API request."""
+        """Return how many requests that have not started share the prompt of ``active``: choices of
+        one API request.
+        """
         prompt = active.handle.request.prompt
-        return sum(each.stats is None and each.handle.request.prompt is prompt for each in (*self.queue, *running))
+        return sum(
+            each.stats is None and each.handle.request.prompt is prompt
+            for each in (*self.queue, *running)
+        )
 
     def put_back(self, active: ActiveRequest) -> None:
         """Insert a request by arrival, among the suspended ones if it has ``kept`` a snapshot."""
-        insort(self.queue if active.kept is None else self.suspended, active, key=attrgetter("arrived"))
+        insort(
+            self.queue if active.kept is None else self.suspended, active, key=attrgetter("arrived")
+        )
 
     def clear(self) -> None:
         """Remove all waiting requests."""
@@ -189,7 +213,9 @@ class Admission:
         claimed = sum(map(self._claim, running))
         blocked: list[ActiveRequest] = []
         for active in self if len(running) < n_seqs else ():
-            if not occupancy.free_for(active) or (active.reads is not None and not active.reads.ready()):
+            if not occupancy.free_for(active) or (
+                active.reads is not None and not active.reads.ready()
+            ):
                 continue
             if not running or claimed + self._claim(active) <= self._n_cells:
                 for older in blocked:
@@ -209,7 +235,11 @@ class Admission:
     def _claim(self, active: ActiveRequest) -> int:
         """Return the cells of a request and its reserve."""
         request = active.handle.request
-        maximum = self._n_ctx if request.max_tokens < 0 else min(len(request.prompt) + request.max_tokens, self._n_ctx)
+        maximum = (
+            self._n_ctx
+            if request.max_tokens < 0
+            else min(len(request.prompt) + request.max_tokens, self._n_ctx)
+        )
         return min(active.n_needed + self._reserve, maximum)
 
     def _take(self, active: ActiveRequest) -> None:

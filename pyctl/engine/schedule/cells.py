@@ -11,14 +11,15 @@ from pyctl.prompt import Prompt
 __all__ = ["CellPool", "SequenceWorth"]
 
 MIN_FREE = 256
-"""Cells kept free of held rows in addition to the needed ones, since llama.cpp may split batches."""
+"""Cells kept free of held rows in addition to the needed ones, since llama.cpp may split batches.
+"""
 
 
 class SequenceWorth:
     """The worth of idle sequences in expected seconds, by the policy of ``cache``.
 
-    A prompt that continues a live sequence costs nothing up to its end. Otherwise its rows and state are loaded from
-    RAM, or evaluated if RAM lacks them or evaluation is faster.
+    A prompt that continues a live sequence costs nothing up to its end. Otherwise its rows and
+    state are loaded from RAM, or evaluated if RAM lacks them or evaluation is faster.
     """
 
     def __init__(self, memory: SequenceMemory, cache: RamCache, occupancy: Occupancy) -> None:
@@ -40,19 +41,23 @@ class SequenceWorth:
     def best(
         self, idle: Iterable[LiveSequence], prompt: Prompt, *, clears: bool, in_blocks: bool = False
     ) -> LiveSequence:
-        """Return the sequence of ``idle`` for ``prompt`` with the highest gain minus the worth of the replaced tokens.
+        """Return the sequence of ``idle`` for ``prompt`` with the highest gain minus the worth of
+        the replaced tokens.
 
-        Replacing a reply loses nothing if the prompt shares the whole previous prompt. Ties go to the longest shared
-        prefix, then to the least recently used. With ``clears`` only sequences that clients named by number have worth,
-        since the others are parked anyway. With ``in_blocks`` only whole blocks of MIN_BATCH shared tokens count, or
-        all tokens of a sequence: the number of the sequence would give a client a single token of another's text.
+        Replacing a reply loses nothing if the prompt shares the whole previous prompt. Ties go to
+        the longest shared prefix, then to the least recently used. With ``clears`` only sequences
+        that clients named by number have worth, since the others are parked anyway. With
+        ``in_blocks`` only whole blocks of MIN_BATCH shared tokens count, or all tokens of a
+        sequence: the number of the sequence would give a client a single token of another's text.
         """
 
         def rank(seq: LiveSequence) -> tuple[float, int, int]:
             shared = seq.shared(prompt.tokens)
             if in_blocks and shared < seq.n:
                 shared -= shared % MIN_BATCH
-            is_lost = shared < seq.facts.n_header and (seq.id in self._occupancy.named or not clears)
+            is_lost = shared < seq.facts.n_header and (
+                seq.id in self._occupancy.named or not clears
+            )
             return (
                 self._gained(seq, prompt, shared) - is_lost * self.left(seq, shared),
                 shared,
@@ -62,7 +67,8 @@ class SequenceWorth:
         return max(idle, key=rank)
 
     def leaving(self, idle: Collection[LiveSequence], n: int) -> LiveSequence:
-        """Return the sequence of ``idle`` to park for ``n`` cells: the least worth, per cell if none is large enough.
+        """Return the sequence of ``idle`` to park for ``n`` cells: the least worth, per cell if
+        none is large enough.
 
         Sequences assigned to a request go last.
         """
@@ -80,13 +86,19 @@ class SequenceWorth:
         if not shared:
             return 0.0
         goes_on = shared == seq.n
-        n_only = max(shared - seq.covered.alive().n, 0) if goes_on or self._memory.shape.cut_anywhere else 0
+        n_only = (
+            max(shared - seq.covered.alive().n, 0)
+            if goes_on or self._memory.shape.cut_anywhere
+            else 0
+        )
         seconds = self._cache.costs.evaluate(shared - n_only, shared)
         in_common = prompt.boundaries[1] if len(prompt.boundaries) > 1 else seq.n // 2
         if goes_on:
             return seconds + self._load(seq, 0, shared)
         return seconds + (
-            self._cache.costs.load(self._memory.shape.sizes.rows(0, shared)) if shared >= in_common else 0.0
+            self._cache.costs.load(self._memory.shape.sizes.rows(0, shared))
+            if shared >= in_common
+            else 0.0
         )
 
     def _load(self, seq: LiveSequence, first: int, last: int) -> float:
@@ -103,7 +115,11 @@ class CellPool:
     def __init__(self, occupancy: Occupancy, n_cells: int, prefix_cache: PrefixCache) -> None:
         self.n_cells = n_cells
         self.worth = SequenceWorth(prefix_cache.memory, prefix_cache.cache, occupancy)
-        self._occupancy, self._park, self._device = occupancy, prefix_cache.park, prefix_cache.device
+        self._occupancy, self._park, self._device = (
+            occupancy,
+            prefix_cache.park,
+            prefix_cache.device,
+        )
 
     @property
     def n_used(self) -> int:
@@ -113,13 +129,15 @@ class CellPool:
     def make_room(self, n: int, n_ready: int = 0) -> bool:
         """Free ``n`` cells for a sequence, of which ``n_ready`` already hold its rows.
 
-        Evicts held rows from the device. Parks idle sequences if that is not enough, or if held rows are likelier to be
-        used. False if running requests and locked snapshots without a copy leave too few cells.
+        Evicts held rows from the device. Parks idle sequences if that is not enough, or if held
+        rows are likelier to be used. False if running requests and locked snapshots without a copy
+        leave too few cells.
         """
         if self._device.is_pool:
             self._device.vacate(self.n_used, self.n_used + n)
             return self.n_used + n <= self.n_cells
-        # llama.cpp may split a batch of several sequences, and allocates the cells of each part separately.
+        # llama.cpp may split a batch of several sequences, and allocates the cells of each part
+        # separately.
         extra = min(n, MIN_FREE) if len(self._occupancy.sequences) > 1 else 0
         while True:
             idle, maximum = self._occupancy.to_park(), self.n_cells - self.n_used - n
@@ -142,8 +160,12 @@ class CellPool:
         return parked or self._device.n_cells < n_held
 
     def clear_idle(self, *, named: bool = True) -> bool:
-        """Park all idle sequences, those that clients named only with ``named``; return whether any had tokens."""
-        idle = [seq for seq in self._occupancy.to_park() if named or seq.id not in self._occupancy.named]
+        """Park all idle sequences, those that clients named only with ``named``; return whether any
+        had tokens.
+        """
+        idle = [
+            seq for seq in self._occupancy.to_park() if named or seq.id not in self._occupancy.named
+        ]
         for seq in idle:
             self._park(seq)
         return bool(idle)

@@ -33,7 +33,9 @@ QUIET_SECONDS = 1.0
 """Delay without client requests before a warm-up with little gain for the next turn."""
 
 QUIET_BATCHES = 1
-"""Such a warm-up also waits for the duration of this many batches, the longest that it can delay a request."""
+"""Such a warm-up also waits for the duration of this many batches, the longest that it can delay a
+request.
+"""
 
 MAX_UNUSED = 4
 """After this many unused warm-ups in a row, each waits as if its gain were small."""
@@ -42,17 +44,20 @@ MAX_READY = 256
 """Finished warm-ups remembered to count whether requests use them."""
 
 MAX_AGAIN = 2048
-"""Tokens before a reply that a warm-up may evaluate again. If more are missing, the cache is too small for it."""
+"""Tokens before a reply that a warm-up may evaluate again. If more are missing, the cache is too
+small for it.
+"""
 
 
 class Prewarms:
     """The queue of background requests, which run one at a time while no other request runs.
 
-    These are prompts that clients sent ahead, and the certain beginnings of next turns after replies. Client requests
-    interrupt them between two batches, or within one if the device supports it; the evaluated part stays, and the rest
-    follows later unless the conversation has continued. Batches end where a cold run's do. With --exact a
-    warm-up evaluates nothing after the last of these; else it goes on to the next message's boundary, and leaves
-    generated tokens as they are: what the next turn would not evaluate is not worth the seconds now.
+    These are prompts that clients sent ahead, and the certain beginnings of next turns after
+    replies. Client requests interrupt them between two batches, or within one if the device
+    supports it; the evaluated part stays, and the rest follows later unless the conversation has
+    continued. Batches end where a cold run's do. With --exact a warm-up evaluates nothing after the
+    last of these; else it goes on to the next message's boundary, and leaves generated tokens as
+    they are: what the next turn would not evaluate is not worth the seconds now.
     """
 
     def __init__(self, prefix_cache: PrefixCache, n_ubatch: int, clock: Clock) -> None:
@@ -68,17 +73,21 @@ class Prewarms:
         )  # tokens that were evaluated for a prompt that resumes there
         self._n_unused = 0
 
-    # -- the queue ---------------------------------------------------------------------------------------------------
+    # -- the queue
+    # ----------------------------------------------------------------------------------
 
     def put(self, handle: RequestHandle, sequences: Sequence[LiveSequence] = ()) -> None:
         """Queue ``handle``, unless its conversation has already continued."""
         request = handle.request
         active = ActiveRequest(handle)
         if request.after is not None:
-            if not self._prefix_cache.cache.enabled:  # the sequence could not return to its live end
+            if (
+                not self._prefix_cache.cache.enabled
+            ):  # the sequence could not return to its live end
                 return
             came = list(self._lately)
-            # By its prompt: the request that was submitted may be a copy, with the rights of its client.
+            # By its prompt: the request that was submitted may be a copy, with the rights of its
+            # client.
             before = request.after.prompt.tokens
             place = next((i for i, tokens in enumerate(came) if tokens is before), -1)
             if any(_goes_on(tokens, request) for tokens in came[place + 1 :]):
@@ -87,7 +96,9 @@ class Prewarms:
             active.quiet = AT_ONCE_SECONDS
             is_near = not exact and any(0 < seq.n == seq.shared(tokens) for seq in sequences)
             if is_near or self._n_unused >= MAX_UNUSED:
-                batch = self._prefix_cache.cache.costs.evaluate(max(len(tokens) - self._n_ubatch, 0), len(tokens))
+                batch = self._prefix_cache.cache.costs.evaluate(
+                    max(len(tokens) - self._n_ubatch, 0), len(tokens)
+                )
                 active.quiet = max(QUIET_SECONDS, QUIET_BATCHES * batch)
         self._queue.append(active)
         if len(self._queue) > MAX_PREWARMS:
@@ -109,7 +120,9 @@ class Prewarms:
         """Remove and return the next due request, if any. Requires that no other request waits."""
         self._queue = [each for each in self._queue if not each.handle.cancelled]
         now = self._clock()
-        self._now = next((each for each in self._queue if self._quiet_since + each.quiet <= now), None)
+        self._now = next(
+            (each for each in self._queue if self._quiet_since + each.quiet <= now), None
+        )
         if self._now is not None:
             self._queue.remove(self._now)
         return self._now
@@ -138,24 +151,39 @@ class Prewarms:
         self._queue = [each for each in self._queue if each.handle.request.after is None]
         self._lately.clear()
 
-    # -- the work ----------------------------------------------------------------------------------------------------
+    # -- the work
+    # ----------------------------------------------------------------------------------
 
     def aim(self, request: Request, ends: Sequence[int]) -> tuple[list[int], int]:
-        """Return the subset of batch ``ends`` for a background request, and its goal, at or after the last of them."""
+        """Return the subset of batch ``ends`` for a background request, and its goal, at or after
+        the last of them.
+        """
         last = last_end(self._prefix_cache.places(request.prompt, ends), len(request.prompt))
-        return list(ends_within(ends, 0, last)), max(last, self._rest(request, last))  # including ends inside images
+        return list(ends_within(ends, 0, last)), max(
+            last, self._rest(request, last)
+        )  # including ends inside images
 
     def is_worth_it(self, lookup: CacheLookup, seq: LiveSequence, goal: int) -> bool:
-        """Whether the warm-up gains a snapshot after all that the next turn finds, and does not merely refill a cache
-        that is too small."""
-        request, nearest, last = lookup.request, lookup.ways[0].n if lookup.ways else 0, max(lookup.ends, default=0)
-        if nearest >= last and (goal == last or self._prefix_cache.cache.get(lookup.match.prefix(goal))):
+        """Whether the warm-up gains a snapshot after all that the next turn finds, and does not
+        merely refill a cache that is too small.
+        """
+        request, nearest, last = (
+            lookup.request,
+            lookup.ways[0].n if lookup.ways else 0,
+            max(lookup.ends, default=0),
+        )
+        if nearest >= last and (
+            goal == last or self._prefix_cache.cache.get(lookup.match.prefix(goal))
+        ):
             return False
         if request.after is None:
             return True
-        # From a live end it is a batch. What is elsewhere has to be loaded, so that it takes more than one to pay.
+        # From a live end it is a batch. What is elsewhere has to be loaded, so that it takes more
+        # than one to pay.
         is_live = 0 < seq.n == seq.shared(request.prompt.tokens)
-        if not self._prefix_cache.settings.exact and (seq.n >= last if is_live else goal - nearest < MIN_BATCH):
+        if not self._prefix_cache.settings.exact and (
+            seq.n >= last if is_live else goal - nearest < MIN_BATCH
+        ):
             return False
         return nearest >= _shared(request.after, request) - MAX_AGAIN
 
@@ -165,7 +193,9 @@ class Prewarms:
         return lookup.match.prefix(seq.n) if 0 < seq.n == n < max(lookup.ends, default=0) else None
 
     def note(self, active: ActiveRequest, match: PromptMatch, first: int, n: int) -> None:
-        """Record that a background request evaluated tokens ``first`` to ``n`` before it ended or was interrupted."""
+        """Record that a background request evaluated tokens ``first`` to ``n`` before it ended or
+        was interrupted.
+        """
         if n <= first:
             return
         before = self._ready.pop(match.prefix(first), 0) if first else 0
@@ -176,22 +206,34 @@ class Prewarms:
         self._prefix_cache.totals.n_prewarmed += n - first
 
     def evaluated(self, lookup: CacheLookup, replaced: Prefix | None) -> None:
-        """Count a finished warm-up, and drop the unused parked snapshot of the live end that it ``replaced``."""
+        """Count a finished warm-up, and drop the unused parked snapshot of the live end that it
+        ``replaced``.
+        """
         snapshot = self._prefix_cache.cache.get(replaced) if replaced is not None else None
         if snapshot is not None and not snapshot.exact and not snapshot.hits:
             self._prefix_cache.cache.drop(snapshot)
         self._n_unused += lookup.request.after is not None
 
     def _rest(self, request: Request, last: int) -> int:
-        """Return the boundary after the reply, to evaluate up to after the ``last`` batch end; 0 for none."""
+        """Return the boundary after the reply, to evaluate up to after the ``last`` batch end; 0
+        for none.
+        """
         next_message = request.prompt.boundaries[-1] if request.prompt.boundaries else 0
         if request.after is None or self._prefix_cache.settings.exact:
             return 0
-        is_behind = next_message > _shared(request.after, request) and next_message - last >= MIN_BATCH
-        return next_message if is_behind and self._prefix_cache.memory.shape.resume_points.allow(next_message) else 0
+        is_behind = (
+            next_message > _shared(request.after, request) and next_message - last >= MIN_BATCH
+        )
+        return (
+            next_message
+            if is_behind and self._prefix_cache.memory.shape.resume_points.allow(next_message)
+            else 0
+        )
 
     def used(self, match: PromptMatch, n: int) -> int:
-        """Return how many of a request's ``n`` restored tokens warm-ups evaluated. Each counts for one request only."""
+        """Return how many of a request's ``n`` restored tokens warm-ups evaluated. Each counts for
+        one request only.
+        """
         found = self._ready.pop(match.prefix(n), 0) if n and self._ready else 0
         if found:
             self._n_unused = 0
@@ -204,7 +246,9 @@ def _shared(one: CacheRequest, other: CacheRequest) -> int:
 
 
 def _goes_on(tokens: Tokens, prewarm: Request) -> bool:
-    """Whether ``tokens`` start with all that ``prewarm`` shares with the request before it; False without one."""
+    """Whether ``tokens`` start with all that ``prewarm`` shares with the request before it; False
+    without one.
+    """
     before = prewarm.after
     n_common = common_prefix(tokens, prewarm.prompt.tokens)
     return before is not None and n_common >= max(_shared(before, prewarm), 1)

@@ -30,7 +30,9 @@ log = logging.getLogger(__name__)
 
 
 class Decision(NamedTuple):
-    """The work of a step: the next prompt batch of ``prefill``, if any, and one token of each of ``decode``."""
+    """The work of a step: the next prompt batch of ``prefill``, if any, and one token of each of
+    ``decode``.
+    """
 
     prefill: ActiveRequest | None
     decode: list[ActiveRequest]
@@ -39,10 +41,10 @@ class Decision(NamedTuple):
 class Scheduler:
     """Requests ``running`` on sequences, and requests ``waiting`` to start or resume.
 
-    All share ``cells``. When cells run out, the youngest request is suspended with its sequence in RAM. With --exact
-    requests take turns instead: one runs at a time and has all cells. Background requests run one at a time
-    and start again after an interruption. ``n_ready`` is how many tokens of a request's prompt could be restored to a
-    sequence.
+    All share ``cells``. When cells run out, the youngest request is suspended with its sequence in
+    RAM. With --exact requests take turns instead: one runs at a time and has all cells. Background
+    requests run one at a time and start again after an interruption. ``n_ready`` is how many tokens
+    of a request's prompt could be restored to a sequence.
     """
 
     def __init__(
@@ -69,11 +71,17 @@ class Scheduler:
         self._prefix_cache = prefix_cache
         self._counters = counters
         self._n_ready = n_ready
-        self._found: WeakKeyDictionary[ActiveRequest, int] = WeakKeyDictionary()  # what `n_ready` said
+        self._found: WeakKeyDictionary[ActiveRequest, int] = (
+            WeakKeyDictionary()
+        )  # what `n_ready` said
         self._n_arrived = 0
         self._n_begun = 0
-        self._changed = threading.Event()  # a waiting request may start, or was cancelled, since the last look
-        self._is_over_committed = False  # llama.cpp had fewer cells than counted: no request starts until one ends
+        self._changed = (
+            threading.Event()
+        )  # a waiting request may start, or was cancelled, since the last look
+        self._is_over_committed = (
+            False  # llama.cpp had fewer cells than counted: no request starts until one ends
+        )
         self._has_passed = False  # the last prefill was short and passed others
 
     @property
@@ -92,7 +100,9 @@ class Scheduler:
         self._changed.set()
 
     def schedule(self) -> Decision:
-        """Start or resume due requests, end cancelled ones, and return the work of the next step."""
+        """Start or resume due requests, end cancelled ones, and return the work of the next
+        step.
+        """
         if self.waiting or self.idle_jobs:
             self.stop_prewarm()
         self._end_turn()
@@ -107,23 +117,33 @@ class Scheduler:
         decode = [active for active in self.running if active.pending is not None]
         ready = (active for active in self.running if active.pending is None)
         return Decision(
-            self._next_prefill([each for each in ready if each.reads is None or each.reads.ready()]), decode
+            self._next_prefill(
+                [each for each in ready if each.reads is None or each.reads.ready()]
+            ),
+            decode,
         )
 
     def _next_prefill(self, ready: Sequence[ActiveRequest]) -> ActiveRequest | None:
-        """Return the first of ``ready``, but every second time one that needs only a single batch, if any."""
-        # So short requests (titles, next turns) do not wait for a long prompt, which gets every second batch.
+        """Return the first of ``ready``, but every second time one that needs only a single batch,
+        if any.
+        """
+        # So short requests (titles, next turns) do not wait for a long prompt, which gets every
+        # second batch.
         others, maximum = () if self._has_passed else ready[1:], self._backend.facts.n_ubatch
         short = next((each for each in others if self._n_missing(each) <= maximum), None)
         self._has_passed = short is not None
         return short or next(iter(ready), None)
 
     def _n_missing(self, active: ActiveRequest) -> int:
-        """Tokens of the prompt to be evaluated; before the start, without those that can be restored."""
+        """Tokens of the prompt to be evaluated; before the start, without those that can be
+        restored.
+        """
         assert active.seq is not None
         if active.stats is None and active not in self._found:
             self._found[active] = self._n_ready(active.handle.request, active.seq)
-        return len(active.handle.request.prompt) - (self._found[active] if active.stats is None else active.seq.n)
+        return len(active.handle.request.prompt) - (
+            self._found[active] if active.stats is None else active.seq.n
+        )
 
     def _run_idle_jobs(self) -> None:
         if self._settings.exact and self.running:
@@ -140,11 +160,18 @@ class Scheduler:
             self.end(active)
             self.prewarms.put_back(active)
 
-    # -- start -------------------------------------------------------------------------------------------------------
+    # -- start
+    # ----------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Start or resume waiting requests, if something has changed since the last time, or reads may be ready."""
-        is_due = not self.running or self._changed.is_set() or any(active.reads is not None for active in self.waiting)
+        """Start or resume waiting requests, if something has changed since the last time, or reads
+        may be ready.
+        """
+        is_due = (
+            not self.running
+            or self._changed.is_set()
+            or any(active.reads is not None for active in self.waiting)
+        )
         if not self.waiting or not is_due:
             return
         self._changed.clear()
@@ -162,7 +189,9 @@ class Scheduler:
         self._tell_places()
 
     def _tell_places(self) -> None:
-        """Send the place of each waiting request whose place has changed, for clients that show progress."""
+        """Send the place of each waiting request whose place has changed, for clients that show
+        progress.
+        """
         for place, active in enumerate(self.waiting.in_order(), 1):
             if active.turn.place != place:
                 active.turn.place = place
@@ -173,7 +202,9 @@ class Scheduler:
         free, request = self.occupancy.free_for(active), active.handle.request
         clears = self._clears and not self.running
         worth = self.cells.worth
-        seq = active.seq = worth.best(free, request.prompt, clears=clears, in_blocks=not request.sees_texts)
+        seq = active.seq = worth.best(
+            free, request.prompt, clears=clears, in_blocks=not request.sees_texts
+        )
         self._n_begun += 1
         self._found.pop(active, None)
         active.id, active.in_company, active.turn.place = self._n_begun, False, 0
@@ -182,7 +213,9 @@ class Scheduler:
         self.running.append(active)
 
     def give_all_cells(self, lookup: CacheLookup) -> None:
-        """Give all cells to a request that runs alone, so that its cost and its reply do not depend on earlier ones."""
+        """Give all cells to a request that runs alone, so that its cost and its reply do not depend
+        on earlier ones.
+        """
         if len(self.running) == 1 and self._clears:
             with self._prefix_cache.cache.locked(*lookup.snapshots):
                 self.cells.clear_idle(named=self._settings.exact)
@@ -190,23 +223,32 @@ class Scheduler:
                 seq.shares = False
 
     def note_shared(self) -> None:
-        """Mark, with --exact, sequences that share the context with others: the cache must not reuse their new rows.
+        """Mark, with --exact, sequences that share the context with others: the cache must not
+        reuse their new rows.
 
         Attention sums in cell order, so result bits depend on the cells of other sequences.
         """
-        holding = [seq for seq in self.occupancy.sequences if seq.n or self.occupancy.owner(seq) is not None]
+        holding = [
+            seq
+            for seq in self.occupancy.sequences
+            if seq.n or self.occupancy.owner(seq) is not None
+        ]
         if self._settings.exact and len(holding) > 1:
             for seq in holding:
                 seq.shares = True
 
     @property
     def _clears(self) -> bool:
-        return self._settings.exact or (self._settings.clear_idle and self._prefix_cache.cache.enabled)
+        return self._settings.exact or (
+            self._settings.clear_idle and self._prefix_cache.cache.enabled
+        )
 
-    # -- suspend and resume -------------------------------------------------------------------------------------------
+    # -- suspend and resume
+    # ----------------------------------------------------------------------------------
 
     def with_room(self, decoding: Sequence[ActiveRequest]) -> tuple[list[ActiveRequest], int]:
-        """Suspend the youngest requests until the tokens of ``decoding`` fit in addition to all prompts.
+        """Suspend the youngest requests until the tokens of ``decoding`` fit in addition to all
+        prompts.
 
         Returns the remaining requests of ``decoding``, and the cells left for drafts.
         """
@@ -235,7 +277,9 @@ class Scheduler:
         active.handle.release()
         seq = active.seq
         assert seq is not None
-        if active.stats is None or active.reads is not None or not seq.n:  # nothing is evaluated yet
+        if (
+            active.stats is None or active.reads is not None or not seq.n
+        ):  # nothing is evaluated yet
             self.running.remove(active)
             active.unbegin()
             self.waiting.put_back(active)
@@ -250,11 +294,15 @@ class Scheduler:
         if seq.shares:
             seq.ends = []  # it resumes in other cells
         self._counters.n_suspended += 1
-        log.info("suspend      %7s tokens saved: context is full  request %d", f"{seq.n:,}", active.id)
+        log.info(
+            "suspend      %7s tokens saved: context is full  request %d", f"{seq.n:,}", active.id
+        )
         self._detach(active, seq)
 
     def _end_turn(self) -> None:
-        """Park the running request if its turn is over; it continues from the same bits in a later turn."""
+        """Park the running request if its turn is over; it continues from the same bits in a later
+        turn.
+        """
         active = self.waiting.must_yield(self.running)
         if active is None:
             return
@@ -288,7 +336,9 @@ class Scheduler:
         self._changed.set()
 
     def _detach(self, active: ActiveRequest, seq: LiveSequence) -> None:
-        """Move a request with ``kept`` set to the waiting ones, with its ``seq``; an empty sequence replaces that."""
+        """Move a request with ``kept`` set to the waiting ones, with its ``seq``; an empty sequence
+        replaces that.
+        """
         self.running.remove(active)
         self.occupancy.sequences[seq.id] = LiveSequence(seq.id, seq.capacity)
         self.occupancy.last.pop(seq.id, None)
@@ -301,7 +351,10 @@ class Scheduler:
         assert seq is not None
         assert kept is not None
         occupancy = self.occupancy
-        free = min(occupancy.free_for(active), key=lambda seq: (self.cells.worth.left(seq), occupancy.used(seq)))
+        free = min(
+            occupancy.free_for(active),
+            key=lambda seq: (self.cells.worth.left(seq), occupancy.used(seq)),
+        )
         self._prefix_cache.park(free)
         if self._settings.exact:
             self.cells.clear_idle()  # so that its rows lie in the cells of a run that is alone
@@ -328,7 +381,8 @@ class Scheduler:
     def _youngest(self) -> ActiveRequest:
         return max(self.running, key=lambda active: active.arrived)
 
-    # -- end ---------------------------------------------------------------------------------------------------------
+    # -- end
+    # ----------------------------------------------------------------------------------
 
     def end(self, active: ActiveRequest) -> None:
         """End a request at once and free its sequence."""

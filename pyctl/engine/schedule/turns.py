@@ -10,8 +10,9 @@ from pyctl.engine.schedule.admission import MAX_PASSED, ActiveRequest, Admission
 __all__ = ["TURN_SECONDS", "TurnQueue"]
 
 TURN_SECONDS = 3.0
-"""Shortest turn of a request for which others wait. To park it copies its state; its rows stay on the
-device. No shorter turn was measured."""
+"""Shortest turn of a request for which others wait. To park it copies its state; its rows stay on
+the device. No shorter turn was measured.
+"""
 
 
 class TurnQueue(Admission):

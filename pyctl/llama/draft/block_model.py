@@ -30,21 +30,33 @@ log = logging.getLogger(__name__)
 
 
 class BlockModel(HeadRows):
-    """Drafts ``n_max`` tokens at a time on ``ctx`` of a DFlash or DSpark model, from the inputs of ``layers``.
+    """Drafts ``n_max`` tokens at a time on ``ctx`` of a DFlash or DSpark model, from the inputs of
+    ``layers``.
 
-    Row p is computed only from the trunk's rows at p, so only rows are saved; windowed layers' as a state.
-    A draft is one evaluation of the last token and of masks after it, whose rows are dropped. It ends before a token
-    below probability ``p_min``. Otherwise as `HeadRows`. Raises ModelError for a model that cannot draft.
+    Row p is computed only from the trunk's rows at p, so only rows are saved; windowed layers' as a
+    state. A draft is one evaluation of the last token and of masks after it, whose rows are
+    dropped. It ends before a token below probability ``p_min``. Otherwise as `HeadRows`. Raises
+    ModelError for a model that cannot draft.
     """
 
     defers = True
 
     def __init__(
-        self, ctx: Any, n_max: int, layers: tuple[int, ...], shape: BlockShape, *, p_min: float = 0.0, **options: Any
+        self,
+        ctx: Any,
+        n_max: int,
+        layers: tuple[int, ...],
+        shape: BlockShape,
+        *,
+        p_min: float = 0.0,
+        **options: Any,
     ) -> None:
         self.type, self.layers, self._shape, self._p_min = shape.type, layers, shape, p_min
         model = api.llama_get_model(ctx)
-        self._n_embd, vocabulary = int(api.llama_model_n_embd(model)), api.llama_model_get_vocab(model)
+        self._n_embd, vocabulary = (
+            int(api.llama_model_n_embd(model)),
+            api.llama_model_get_vocab(model),
+        )
         super().__init__(ctx, len(layers) * self._n_embd, n_max + 1, **options)
         self._first = 0 if shape.is_anchored else 1  # the first place of the block that drafts
         self._n_block = n_max + self._first
@@ -54,11 +66,16 @@ class BlockModel(HeadRows):
         if self._mask < 0:
             raise ModelError("the draft model names no mask token")
         if self._n_block > self._n_batch:
-            raise ModelError(f"--ubatch-size {self._n_batch} is below a block of drafts, {self._n_block} tokens")
+            raise ModelError(
+                f"--ubatch-size {self._n_batch} is below a block of drafts, {self._n_block} tokens"
+            )
         self._batch = RowBatch(self._n_batch, self._width)
-        # DSpark gives probabilities, and DFlash of the second kind gives candidates, in place of hidden rows.
+        # DSpark gives probabilities, and DFlash of the second kind gives candidates, in place of
+        # hidden rows.
         self._reads_states = shape.top_k > 0 or (self.type == "draft-dspark" and p_min > 0)
-        self._greedy = Greedy(ctx, int(api.llama_vocab_n_tokens(vocabulary)), 0.0 if self._reads_states else p_min)
+        self._greedy = Greedy(
+            ctx, int(api.llama_vocab_n_tokens(vocabulary)), 0.0 if self._reads_states else p_min
+        )
         ext.llama_set_embeddings_nextn(ctx, self._reads_states, False)
         api.llama_set_causal_attn(ctx, shape.is_causal)
         self._cuts: dict[int, int] = {}
@@ -74,22 +91,32 @@ class BlockModel(HeadRows):
             self._greedy.sample_on_device()
 
     def _state_bytes(self) -> int:
-        """Return the bytes of the largest state: rows that layers with windows see, and at the end their true size."""
+        """Return the bytes of the largest state: rows that layers with windows see, and at the end
+        their true size.
+        """
         sizes = []
         for n in (1, 2):
             self._evaluate(0, n - 1, [0], self._none)
             sizes.append(int(self._memory.state_size(0)))
         self.clear(0)
-        return SIGNATURE_BYTES + sizes[0] + (sizes[1] - sizes[0]) * int(self._memory.window[0]) + N_SIZE
+        return (
+            SIGNATURE_BYTES
+            + sizes[0]
+            + (sizes[1] - sizes[0]) * int(self._memory.window[0])
+            + N_SIZE
+        )
 
-    def _evaluate(self, seq: int, start: int, tokens: Sequence[int], hidden: NDArray[np.float32]) -> int:
+    def _evaluate(
+        self, seq: int, start: int, tokens: Sequence[int], hidden: NDArray[np.float32]
+    ) -> int:
         self._finish_cuts()
         self._batch.fill_text(seq, hidden[1:], start)
         return int(api.llama_decode(self._ctx, self._batch.struct))
 
     def _draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
-        """Return drafts after the ``items`` that have one token, since rows of the tokens before the last are
-        needed."""
+        """Return drafts after the ``items`` that have one token, since rows of the tokens before
+        the last are needed.
+        """
         self._finish_copies()
         places: dict[int, int] = {}
         n_tokens = 0
@@ -100,13 +127,17 @@ class BlockModel(HeadRows):
                 places[item.seq] = n_tokens
                 block = [item.tokens[0], *[self._mask] * (self._n_block - 1)]
                 n_outputs = 1 if self._shape.top_k else len(block)
-                n_tokens = self._greedy.put(n_tokens, item.seq, block, item.position, n_outputs=n_outputs)
+                n_tokens = self._greedy.put(
+                    n_tokens, item.seq, block, item.position, n_outputs=n_outputs
+                )
         self._finish_cuts()
         code = self._greedy.decode(n_tokens) if n_tokens else 0
         self._note(code)
         states = None
         if self._reads_states and n_tokens and code == 0:
-            states = np.ctypeslib.as_array(ext.llama_get_embeddings_nextn(self._ctx), (n_tokens, self._n_embd))
+            states = np.ctypeslib.as_array(
+                ext.llama_get_embeddings_nextn(self._ctx), (n_tokens, self._n_embd)
+            )
         drafts = []
         for item in items:
             place = places.get(item.seq)
@@ -115,7 +146,9 @@ class BlockModel(HeadRows):
         return drafts
 
     def _read(self, place: int, states: NDArray[np.float32] | None) -> tuple[int, ...]:
-        """Return the draft of the block at ``place`` of the batch; ``states`` are what it gives as hidden rows."""
+        """Return the draft of the block at ``place`` of the batch; ``states`` are what it gives as
+        hidden rows.
+        """
         draft: list[int] = []
         k, candidate = self._shape.top_k, 0
         for i in range(place + self._first, place + self._n_block):
@@ -126,14 +159,17 @@ class BlockModel(HeadRows):
             else:  # k tokens, then by candidate of the place before the scores of these
                 scores = states[i, k * (candidate + 1) : k * (candidate + 2)]
                 candidate = int(scores.argmax())
-                is_likely = not self._p_min or 1 / np.exp(scores - scores[candidate]).sum() >= self._p_min
+                is_likely = (
+                    not self._p_min or 1 / np.exp(scores - scores[candidate]).sum() >= self._p_min
+                )
                 token = int(states[i, candidate]) if is_likely else -1
             if token < 0:
                 break
             draft.append(token)
         return tuple(draft)
 
-    # -- states of layers with windows -------------------------------------------------------------------------------
+    # -- states of layers with windows
+    # ----------------------------------------------------------------------------------
 
     def _cut(self, seq: int, n: int) -> None:
         if not self._slides or n == 0:
@@ -174,8 +210,13 @@ class BlockModel(HeadRows):
             self.keep(seq, first)
             self._evaluate_pending(seq)
             start, unread = first, []
-        if self._seqs[seq].end == start and all(is_signed(block, self._signature) for block, _, _ in spans):
-            self._unread[seq] = start, [*unread, *spans]  # the library shows by the state where a sequence ends
+        if self._seqs[seq].end == start and all(
+            is_signed(block, self._signature) for block, _, _ in spans
+        ):
+            self._unread[seq] = (
+                start,
+                [*unread, *spans],
+            )  # the library shows by the state where a sequence ends
         else:
             self._restart(seq, spans[-1][2])
         return None
@@ -188,7 +229,10 @@ class BlockModel(HeadRows):
             return NOTHING
         self._evaluate_pending(seq)
         self._finish_cuts()
-        block, size = allocate(self._n_state) if out is None else out, int(self._memory.state_size(seq))
+        block, size = (
+            allocate(self._n_state) if out is None else out,
+            int(self._memory.state_size(seq)),
+        )
         if SIGNATURE_BYTES + size + N_SIZE > self._n_state:
             return NOTHING
         block[SIGNATURE_BYTES + size : -N_SIZE] = 0
@@ -210,9 +254,15 @@ class BlockModel(HeadRows):
             return None  # nothing was lost
         self._finish_copies()
         try:
-            if self._seqs[seq].end != first or block.size != self._n_state or not is_signed(block, self._signature):
+            if (
+                self._seqs[seq].end != first
+                or block.size != self._n_state
+                or not is_signed(block, self._signature)
+            ):
                 raise ValueError("another state")
-            state = block[SIGNATURE_BYTES : SIGNATURE_BYTES + int(block[-N_SIZE:].view(np.int64)[0])]
+            state = block[
+                SIGNATURE_BYTES : SIGNATURE_BYTES + int(block[-N_SIZE:].view(np.int64)[0])
+            ]
             parts = [(each[SIGNATURE_BYTES:], p0, p1) for each, p0, p1 in spans]
             self._memory.load(seq, first, parts, state)
         except (ValueError, RuntimeError) as error:

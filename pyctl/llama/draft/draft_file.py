@@ -14,18 +14,29 @@ from pyctl.errors import ModelError
 from pyctl.llama import extension
 from pyctl.llama.devices import check_gguf, file_head, model_files, tensor_bytes
 
-__all__ = ["BlockShape", "block_shape", "check_target", "count_heads", "vocabulary_difference", "with_inferred_type"]
+__all__ = [
+    "BlockShape",
+    "block_shape",
+    "check_target",
+    "count_heads",
+    "vocabulary_difference",
+    "with_inferred_type",
+]
 
 log = logging.getLogger(__name__)
 
 
 def count_heads(path: Path) -> int:
-    """Return the number of draft heads in the GGUF file ``path``. Raises ModelError if it cannot be read."""
+    """Return the number of draft heads in the GGUF file ``path``. Raises ModelError if it cannot be
+    read.
+    """
     return sum(name.endswith(".nextn.eh_proj.weight") for name in tensor_bytes(path))
 
 
 def type_of(path: Path) -> str:
-    """Return the type of the draft model in the file ``path``, by its architecture and tensors. Raises ModelError."""
+    """Return the type of the draft model in the file ``path``, by its architecture and tensors.
+    Raises ModelError.
+    """
     head = file_head(model_files(path)[0])
     if head.arch == "eagle3":
         return "draft-eagle3"
@@ -36,9 +47,10 @@ def type_of(path: Path) -> str:
 
 @dataclass(frozen=True)
 class BlockShape:
-    """How a DFlash or DSpark file of ``type`` drafts: ``maximum`` tokens at once, also at the place of the known one if
-    ``is_anchored``; from the ``top_k`` candidates of each place if that is not 0; with later places if not
-    ``is_causal``. ``is_sure`` where the file has probabilities, or needs none.
+    """How a DFlash or DSpark file of ``type`` drafts: ``maximum`` tokens at once, also at the place
+    of the known one if ``is_anchored``; from the ``top_k`` candidates of each place if that is not
+    0; with later places if not ``is_causal``. ``is_sure`` where the file has probabilities, or
+    needs none.
     """
 
     type: str
@@ -61,35 +73,46 @@ def block_shape(path: Path) -> BlockShape:
 
     is_anchored = is_spark and bool(number("sample_from_anchor", 1))
     maximum = max(number("block_size", 16) - (not is_anchored), 0)
-    is_sure, is_causal = not is_spark or head.has("conf_proj.weight"), bool(number("attention.causal", 0))
+    is_sure, is_causal = (
+        not is_spark or head.has("conf_proj.weight"),
+        bool(number("attention.causal", 0)),
+    )
     return BlockShape(type, maximum, is_anchored, number("selector_top_k", 0), is_causal, is_sure)
 
 
 def check_target(path: Path, target: Any) -> tuple[int, ...]:
-    """Return the layers of the llama_model ``target`` whose inputs the file ``path`` reads; -1: the output of the last.
+    """Return the layers of the llama_model ``target`` whose inputs the file ``path`` reads; -1: the
+    output of the last.
 
     Raises ModelError if the target has no such layers, or another width or vocabulary.
     """
     head, n_layers = file_head(model_files(path)[0]), int(api.llama_model_n_layer(target))
     layers, width = head.numbers.get("target_layers", ()), int(api.llama_model_n_embd(target))
     if not layers or not all(0 <= layer <= n_layers for layer in layers):
-        raise ModelError(f"{path} reads layers {', '.join(map(str, layers[:9]))}, and this model has {n_layers}")
+        raise ModelError(
+            f"{path} reads layers {', '.join(map(str, layers[:9]))}, and this model has {n_layers}"
+        )
     own = head.numbers.get("embedding_length", (0,))[0]
     widths = [head.numbers.get("target_hidden_size", (own,))[0]]
     if not (head.has("token_embd.weight") and head.has("output.weight")):  # it takes the target's
         widths.append(own)
     if others := [each for each in widths if each != width]:
         raise ModelError(f"{path} drafts for another model: it is {others[0]} wide, not {width}")
-    if head.n_vocab != (n_tokens := int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(target)))):
-        raise ModelError(f"{path} drafts for another model: it has {head.n_vocab} tokens, not {n_tokens}")
+    if head.n_vocab != (
+        n_tokens := int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(target)))
+    ):
+        raise ModelError(
+            f"{path} drafts for another model: it has {head.n_vocab} tokens, not {n_tokens}"
+        )
     return tuple(layer if layer < n_layers else -1 for layer in layers)
 
 
 def with_inferred_type(drafts: DraftSettings) -> DraftSettings:
-    """Return ``drafts`` with the type of its file if it names none, and at most one draft model type, unless automatic.
+    """Return ``drafts`` with the type of its file if it names none, and at most one draft model
+    type, unless automatic.
 
-    As in llama-server, all types but ``draft-mtp`` require a file, and drafts are no longer than a file's block. Raises
-    ModelError if the file cannot be read or is of another type.
+    As in llama-server, all types but ``draft-mtp`` require a file, and drafts are no longer than a
+    file's block. Raises ModelError if the file cannot be read or is of another type.
     """
     types, path = drafts.ordered_types, drafts.draft_path
     if extension.core is None or (extension.drafts is None and (drafts.reads_rows or not path)):
@@ -115,8 +138,17 @@ def with_inferred_type(drafts: DraftSettings) -> DraftSettings:
         else:
             continue
         types = tuple(each for each in types if each != name)
-    if found in BLOCK_TYPES and found in types and drafts.n_draft > (maximum := block_shape(Path(path)).maximum):
-        log.warning("%s drafts at most %d tokens at a time, not %d (--spec-draft-n-max)", path, maximum, drafts.n_draft)
+    if (
+        found in BLOCK_TYPES
+        and found in types
+        and drafts.n_draft > (maximum := block_shape(Path(path)).maximum)
+    ):
+        log.warning(
+            "%s drafts at most %d tokens at a time, not %d (--spec-draft-n-max)",
+            path,
+            maximum,
+            drafts.n_draft,
+        )
         drafts = replace(drafts, n_draft=maximum, n_draft_min=min(drafts.n_draft_min, maximum))
     return replace(drafts, draft_types=types)
 
@@ -124,7 +156,11 @@ def with_inferred_type(drafts: DraftSettings) -> DraftSettings:
 def _without_model(drafts: DraftSettings) -> DraftSettings:
     if drafts.draft_path or drafts.has(*MODEL_TYPES):
         log.error("draft model disabled: it requires the extension")
-    types = () if drafts.is_automatic else tuple(name for name in drafts.ordered_types if name not in MODEL_TYPES)
+    types = (
+        ()
+        if drafts.is_automatic
+        else tuple(name for name in drafts.ordered_types if name not in MODEL_TYPES)
+    )
     return replace(drafts, draft_types=types, draft_path="")
 
 
@@ -136,12 +172,17 @@ MAX_MORE_TOKENS = 128
 
 
 def vocabulary_difference(model: Any, draft: Any) -> str:
-    """Return how the vocabulary of the llama_model ``draft`` differs from ``model``'s; empty if it does not."""
+    """Return how the vocabulary of the llama_model ``draft`` differs from ``model``'s; empty if it
+    does not.
+    """
     first, second = api.llama_model_get_vocab(model), api.llama_model_get_vocab(draft)
     if api.llama_vocab_type(first) != api.llama_vocab_type(second):
         return "its vocabulary is of another type"
     for name in ("bos", "eos"):
-        adds, token = getattr(api, f"llama_vocab_get_add_{name}"), getattr(api, f"llama_vocab_{name}")
+        adds, token = (
+            getattr(api, f"llama_vocab_get_add_{name}"),
+            getattr(api, f"llama_vocab_{name}"),
+        )
         if adds(first) != adds(second) or (adds(first) and token(first) != token(second)):
             return f"it has another {name.upper()} token"
     sizes = [int(api.llama_vocab_n_tokens(vocab)) for vocab in (first, second)]

@@ -1,4 +1,6 @@
-"""The interface of draft models, the `DraftMirror` that updates them, and signatures of their saved blocks."""
+"""The interface of draft models, the `DraftMirror` that updates them, and signatures of their saved
+blocks.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,15 @@ from pyctl.engine.backend import SequenceTokens
 from pyctl.errors import ModelError
 from pyctl.llama.library import HiddenRows, allocate
 
-__all__ = ["SIGNATURE_BYTES", "BlockSpan", "DraftMirror", "DraftModel", "MakeDraftModel", "is_signed", "signature"]
+__all__ = [
+    "SIGNATURE_BYTES",
+    "BlockSpan",
+    "DraftMirror",
+    "DraftModel",
+    "MakeDraftModel",
+    "is_signed",
+    "signature",
+]
 
 log = logging.getLogger(__name__)
 
@@ -29,12 +39,14 @@ BlockSpan: TypeAlias = tuple[Block, int, int]
 
 
 class DraftModel(Protocol):
-    """Follows the evaluations of the model (the *trunk*) in each sequence, and drafts. Only the backend calls it.
+    """Follows the evaluations of the model (the *trunk*) in each sequence, and drafts. Only the
+    backend calls it.
 
-    Missed tokens only lower the quality of drafts. Therefore its rows may start late or have gaps, and it ignores
-    blocks of other draft models. Positions are token counts. ``type`` is its name in ``--spec-type``; `follow` needs
-    the input rows of the trunk's ``layers``, side by side, -1 for the output of the last. A subclass sets ``_memory``,
-    what holds its rows, and the ``_signature`` of its blocks.
+    Missed tokens only lower the quality of drafts. Therefore its rows may start late or have gaps,
+    and it ignores blocks of other draft models. Positions are token counts. ``type`` is its name in
+    ``--spec-type``; `follow` needs the input rows of the trunk's ``layers``, side by side, -1 for
+    the output of the last. A subclass sets ``_memory``, what holds its rows, and the ``_signature``
+    of its blocks.
     """
 
     type: str
@@ -42,11 +54,13 @@ class DraftModel(Protocol):
     _memory: Any
     _signature: bytes
 
-    def follow(self, seq: int, tokens: Sequence[int], start: int, hidden: NDArray[np.float32] | None) -> None:
+    def follow(
+        self, seq: int, tokens: Sequence[int], start: int, hidden: NDArray[np.float32] | None
+    ) -> None:
         """Follow the trunk's evaluation of ``tokens`` of ``seq`` from position ``start`` on.
 
-        ``hidden``, shape (len(tokens), len(layers) * n_embd), are the trunk's rows, valid during the call. Positions
-        followed before are ignored. The model may defer its evaluation.
+        ``hidden``, shape (len(tokens), len(layers) * n_embd), are the trunk's rows, valid during
+        the call. Positions followed before are ignored. The model may defer its evaluation.
         """
 
     def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
@@ -70,12 +84,16 @@ class DraftModel(Protocol):
         return SIGNATURE_BYTES + int(self._memory.rows_size(first, last)) if first < last else 0
 
     def save_rows(self, seq: int, first: int, last: int, out: Block | None = None) -> Block:
-        """Save rows [first, last) of ``seq``; NOTHING if one is missing. The block is complete after `synchronize`.
+        """Save rows [first, last) of ``seq``; NOTHING if one is missing. The block is complete
+        after `synchronize`.
 
-        ``out``, if given, is an unsigned block of the right size to fill."""
+        ``out``, if given, is an unsigned block of the right size to fill.
+        """
 
     def load_rows(self, seq: int, first: int, spans: Sequence[BlockSpan]) -> None:
-        """Append rows to ``seq`` from ``first`` on; skip blocks that are empty or of other draft models."""
+        """Append rows to ``seq`` from ``first`` on; skip blocks that are empty or of other draft
+        models.
+        """
 
     def state_size(self, seq: int) -> int:
         """Return the bytes of a state of ``seq`` at any position."""
@@ -84,7 +102,9 @@ class DraftModel(Protocol):
         """Save the state for drafting at ``n``, NOTHING if unknown; otherwise as `save_rows`."""
 
     def load_state(self, seq: int, n: int, block: Block) -> None:
-        """Continue at ``n`` from a saved state; without it if ``block`` is empty or of another draft model."""
+        """Continue at ``n`` from a saved state; without it if ``block`` is empty or of another
+        draft model.
+        """
 
     @property
     def in_flight_bytes(self) -> int:
@@ -105,20 +125,25 @@ class DraftModel(Protocol):
 
     @staticmethod
     def _note(code: int) -> None:
-        """Log a failed evaluation, which costs only drafts. Fatal errors also fail the trunk, which reports them."""
+        """Log a failed evaluation, which costs only drafts. Fatal errors also fail the trunk, which
+        reports them.
+        """
         if code != 0:
             log.debug("the draft model failed: llama_decode returned %d", code)
 
 
 MakeDraftModel = Callable[[Any, Any, Callable[[int], None]], DraftModel | None]
-"""Creates the draft model from the model, its context, and a function that attaches `Pulse` to another context; None if
-it cannot draft for this model."""
+"""Creates the draft model from the model, its context, and a function that attaches `Pulse` to
+another context; None if it cannot draft for this model.
+"""
 
 
 class LayerRows:
-    """`HiddenRows` of several ``layers`` of the context at address ``ctx``, side by side, with the same methods.
+    """`HiddenRows` of several ``layers`` of the context at address ``ctx``, side by side, with the
+    same methods.
 
-    Raises ModelError if llama.cpp does not give them."""
+    Raises ModelError if llama.cpp does not give them.
+    """
 
     def __init__(self, ctx: int, layers: Sequence[int]) -> None:
         try:
@@ -145,15 +170,18 @@ def _beside(parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
 class DraftMirror:
     """Passes the evaluations of the context at address ``ctx`` to ``model``, if any, with a delay.
 
-    The best time is after the start of the next evaluation: the device then computes both without a wait. If hidden
-    rows cannot be copied by then, it is before that start, or on the next use of the model. Raises ModelError, and
-    closes the model, if llama.cpp does not give the rows that it needs.
+    The best time is after the start of the next evaluation: the device then computes both without a
+    wait. If hidden rows cannot be copied by then, it is before that start, or on the next use of
+    the model. Raises ModelError, and closes the model, if llama.cpp does not give the rows that it
+    needs.
     """
 
     def __init__(self, model: DraftModel | None, ctx: int) -> None:
         self.model, self._hidden = model, None
         try:
-            self._hidden = LayerRows(ctx, model.layers) if model is not None and model.layers else None
+            self._hidden = (
+                LayerRows(ctx, model.layers) if model is not None and model.layers else None
+            )
         except ModelError:
             self.close()
             raise
@@ -162,7 +190,9 @@ class DraftMirror:
         self._unsaved: list[tuple[int, Callable[[DraftModel], Block]]] = []
 
     def prepare(self) -> None:
-        """Pass on hidden rows that the next evaluation would overwrite. Call it before each evaluation."""
+        """Pass on hidden rows that the next evaluation would overwrite. Call it before each
+        evaluation.
+        """
         if not self._is_copied:
             self._pass_on(before=False)
 
@@ -188,17 +218,30 @@ class DraftMirror:
 
     def save_rows(self, seq: int, first: int, last: int) -> Block:
         """Save the model's rows."""
-        return self._save(seq, lambda m: m.rows_size(first, last), lambda m, out: m.save_rows(seq, first, last, out))
+        return self._save(
+            seq,
+            lambda m: m.rows_size(first, last),
+            lambda m, out: m.save_rows(seq, first, last, out),
+        )
 
     def save_state(self, seq: int, n: int) -> Block:
         """Save the model's state."""
-        return self._save(seq, lambda m: m.state_size(seq), lambda m, out: m.save_state(seq, n, out))
+        return self._save(
+            seq, lambda m: m.state_size(seq), lambda m, out: m.save_state(seq, n, out)
+        )
 
     def _save(
-        self, seq: int, size: Callable[[DraftModel], int], save: Callable[[DraftModel, Block | None], Block]
+        self,
+        seq: int,
+        size: Callable[[DraftModel], int],
+        save: Callable[[DraftModel, Block | None], Block],
     ) -> Block:
-        """Save by the model. If that would stall the device, at its next use: the block is unsigned until then."""
-        if self.model is None or not (self._pending and self._is_copied and self._hidden is not None):
+        """Save by the model. If that would stall the device, at its next use: the block is unsigned
+        until then.
+        """
+        if self.model is None or not (
+            self._pending and self._is_copied and self._hidden is not None
+        ):
             model = self.settled()
             return save(model, None) if model is not None else NOTHING
         block = allocate(size(self.model))
@@ -214,7 +257,9 @@ class DraftMirror:
         self.model = self._hidden = None
 
     def _pass_on(self, *, before: bool) -> None:
-        """Pass on pending evaluations; ``before``: the copy of another evaluation's hidden rows has started since."""
+        """Pass on pending evaluations; ``before``: the copy of another evaluation's hidden rows has
+        started since.
+        """
         pending, is_copied = self._pending, self._is_copied
         unsaved, self._unsaved = self._unsaved, []
         self._pending, self._is_copied = [], False
@@ -223,7 +268,11 @@ class DraftMirror:
         hidden = None
         if self._hidden is not None and pending:
             last, first = pending[-1]
-            hidden = self._hidden.finish(before) if is_copied else self._hidden.rows(first + len(last.tokens))
+            hidden = (
+                self._hidden.finish(before)
+                if is_copied
+                else self._hidden.rows(first + len(last.tokens))
+            )
         for item, first in pending:
             rows = None if hidden is None else hidden[first : first + len(item.tokens)]
             self.model.follow(item.seq, item.tokens, item.position, rows)
@@ -232,7 +281,9 @@ class DraftMirror:
 
 
 def signature(*names: str) -> bytes:
-    """Return the signature for blocks of the draft model identified by ``names``: type, file, layout."""
+    """Return the signature for blocks of the draft model identified by ``names``: type, file,
+    layout.
+    """
     digest = hashlib.blake2b("\0".join(names).encode(), digest_size=32).digest()
     return digest.ljust(SIGNATURE_BYTES, b"\0")
 

@@ -18,20 +18,24 @@ N_BEST = 10
 class Greedy:
     """A batch for ``ctx``, and the most likely token at each of its outputs.
 
-    Tokens outside the trunk's ``n_vocab`` count as none, and those below probability ``p_min`` among the N_BEST most
-    likely.
+    Tokens outside the trunk's ``n_vocab`` count as none, and those below probability ``p_min``
+    among the N_BEST most likely.
     """
 
     def __init__(self, ctx: Any, n_vocab: int, p_min: float = 0.0) -> None:
         self._ctx, self._n_vocab, self._p_min = ctx, n_vocab, p_min
-        self._n_logits = int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(api.llama_get_model(ctx))))
+        self._n_logits = int(
+            api.llama_vocab_n_tokens(api.llama_model_get_vocab(api.llama_get_model(ctx)))
+        )
         self._n_seqs = int(api.llama_n_seq_max(ctx))
         batch = self._batch = Batch(max(int(api.llama_n_ubatch(ctx)), self._n_seqs))
         self.put = batch.put
         self._samplers: list[Any] = []
 
     def sample_on_device(self) -> None:
-        """Sample on the device, if it can and no probability is wanted, instead of copying logits."""
+        """Sample on the device, if it can and no probability is wanted, instead of copying
+        logits.
+        """
         for seq in range(0 if self._p_min else self._n_seqs):
             sampler = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
             api.llama_sampler_chain_add(sampler, api.llama_sampler_init_greedy())

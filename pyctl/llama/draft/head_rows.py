@@ -1,4 +1,6 @@
-"""Rows of draft models that follow the rows of their trunk: heads, and files that read rows of its layers."""
+"""Rows of draft models that follow the rows of their trunk: heads, and files that read rows of its
+layers.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from pyctl.cache import NOTHING, Block
 from pyctl.engine.backend import SequenceTokens
 from pyctl.errors import ModelError
 from pyctl.limit import limit
-from pyctl.llama.draft.draft_model import SIGNATURE_BYTES, BlockSpan, DraftModel, is_signed, signature
+from pyctl.llama.draft.draft_model import (
+    SIGNATURE_BYTES,
+    BlockSpan,
+    DraftModel,
+    is_signed,
+    signature,
+)
 from pyctl.llama.library import KVState, allocate, unfit
 
 __all__ = ["DraftSequence", "HeadRows"]
@@ -32,8 +40,9 @@ log = logging.getLogger(__name__)
 class DraftSequence:
     """The draft model's state of one sequence, in which the trunk has ``end`` tokens.
 
-    It holds rows [first, last), and possibly one at ``end`` for the expected token ``ahead``. ``tokens`` are the latest
-    before ``end``, at least those of missing rows; `hidden` has the trunk's rows for these and the token before.
+    It holds rows [first, last), and possibly one at ``end`` for the expected token ``ahead``.
+    ``tokens`` are the latest before ``end``, at least those of missing rows; `hidden` has the
+    trunk's rows for these and the token before.
     """
 
     def __init__(self, width: int, n: int = 0, origin: int = 0) -> None:
@@ -52,7 +61,9 @@ class DraftSequence:
         return max(self.end - self.last, 0)
 
     def hidden(self, n: int) -> NDArray[np.float32]:
-        """Return the hidden rows of the latest ``n`` tokens and of the token before them, shape (n + 1, width)."""
+        """Return the hidden rows of the latest ``n`` tokens and of the token before them, shape (n
+        + 1, width).
+        """
         return self._rows[self._n_rows - n - 1 : self._n_rows]
 
     def append(self, tokens: list[int], hidden: NDArray[np.float32]) -> None:
@@ -89,12 +100,13 @@ class DraftSequence:
 
 
 class HeadRows(DraftModel):
-    """What draft models on ``ctx``, which they own, have in common: to follow, save and restore rows.
+    """What draft models on ``ctx``, which they own, have in common: to follow, save and restore
+    rows.
 
-    Rows of small batches stay pending until the next draft. A subclass makes rows from the trunk's (`_evaluate`)
-    and how they draft. ``width`` is how wide the trunk's rows are in `DraftSequence`, ``window`` the maximum of
-    pending rows. ``model``, also owned, is the file of the draft model, identified by ``identity``. ``attach`` attaches
-    `Pulse` to the context at an address.
+    Rows of small batches stay pending until the next draft. A subclass makes rows from the trunk's
+    (`_evaluate`) and how they draft. ``width`` is how wide the trunk's rows are in `DraftSequence`,
+    ``window`` the maximum of pending rows. ``model``, also owned, is the file of the draft model,
+    identified by ``identity``. ``attach`` attaches `Pulse` to the context at an address.
     """
 
     origin = 0
@@ -120,27 +132,36 @@ class HeadRows(DraftModel):
         self._width = width
         self._max_pending = max(self._n_batch // 2, self._window)
         self._none = np.zeros((2, self._width), np.float32)
-        self._seqs = [DraftSequence(self._width, 0, self.origin) for _ in range(int(api.llama_n_seq_max(ctx)))]
+        self._seqs = [
+            DraftSequence(self._width, 0, self.origin) for _ in range(int(api.llama_n_seq_max(ctx)))
+        ]
         self._n_rows = 1  # per call
         self._is_saving = False
         self._memory: Any = None
 
     def _open_memory(self) -> None:
-        """Attach to the memory, of which sequence 0 has a row, and drop that row. Raises ModelError."""
+        """Attach to the memory, of which sequence 0 has a row, and drop that row. Raises
+        ModelError.
+        """
         try:
             self._memory = KVState(self._address, 0, defers=self.defers, unfit=unfit)
         except (RuntimeError, ValueError) as error:
             raise ModelError(f"no rows of the draft model can be moved: {error}") from error
         if self._memory.kind == "opaque":
             self._memory = None
-            raise ModelError("no rows of the draft model can be moved: llama.cpp saves them as a whole only")
+            raise ModelError(
+                "no rows of the draft model can be moved: llama.cpp saves them as a whole only"
+            )
         self._memory.clear(0)
         self._signature = signature(self.type, self._identity, self._memory.layout)
 
-    def _evaluate(self, seq: int, start: int, tokens: Sequence[int], hidden: NDArray[np.float32]) -> int:
+    def _evaluate(
+        self, seq: int, start: int, tokens: Sequence[int], hidden: NDArray[np.float32]
+    ) -> int:
         """Add rows of ``tokens`` from ``start`` on; return llama_decode's result.
 
-        ``hidden``, shape (len(tokens) + 1, width), are the trunk's rows of these and of the token before them.
+        ``hidden``, shape (len(tokens) + 1, width), are the trunk's rows of these and of the token
+        before them.
         """
         raise NotImplementedError
 
@@ -155,9 +176,12 @@ class HeadRows(DraftModel):
         """As `draft`, for items that fit into one batch."""
         raise NotImplementedError
 
-    # -- following ---------------------------------------------------------------------------------------------------
+    # -- following
+    # ----------------------------------------------------------------------------------
 
-    def follow(self, seq: int, tokens: Sequence[int], start: int, hidden: NDArray[np.float32] | None) -> None:
+    def follow(
+        self, seq: int, tokens: Sequence[int], start: int, hidden: NDArray[np.float32] | None
+    ) -> None:
         assert hidden is not None
         if start > self._seqs[seq].end:
             self._restart(seq, start)
@@ -171,8 +195,11 @@ class HeadRows(DraftModel):
         at.append(new, hidden[n_past:])
         if at.n_pending >= self._max_pending:
             at = self._evaluate_pending(seq)
-        # After a prompt's batch keep only the rows of a snapshot; later, also those needed after rejected drafts.
-        n_before = self._n_rows - 1 + self._window if self._n_rows > 1 and len(new) <= self._window else 0
+        # After a prompt's batch keep only the rows of a snapshot; later, also those needed after
+        # rejected drafts.
+        n_before = (
+            self._n_rows - 1 + self._window if self._n_rows > 1 and len(new) <= self._window else 0
+        )
         at.forget_all_but(max(at.n_pending, n_before))
 
     def keep(self, seq: int, n: int) -> None:
@@ -192,7 +219,9 @@ class HeadRows(DraftModel):
         self._seqs[seq] = DraftSequence(self._width, n, self.origin)
 
     def _stand(self, seq: int, n: int) -> DraftSequence:
-        """End at the trunk's ``n`` tokens: drop the rows beyond, or restart there if tokens are missing."""
+        """End at the trunk's ``n`` tokens: drop the rows beyond, or restart there if tokens are
+        missing.
+        """
         if self._seqs[seq].end > n:
             self.keep(seq, n)
         elif self._seqs[seq].end < n:
@@ -221,18 +250,24 @@ class HeadRows(DraftModel):
             at.last += n
         return self._seqs[seq]
 
-    # -- rows and hidden state ---------------------------------------------------------------------------------------
+    # -- rows and hidden state
+    # ----------------------------------------------------------------------------------
 
     def save_rows(self, seq: int, first: int, last: int, out: Block | None = None) -> Block:
         at = self._evaluate_pending(seq)
         if not (at.first <= max(first, self.origin) and first < last <= at.last):
             return NOTHING
-        block, first = allocate(self.rows_size(first, last)) if out is None else out, max(first, self.origin)
+        block, first = (
+            allocate(self.rows_size(first, last)) if out is None else out,
+            max(first, self.origin),
+        )
         n_bytes = self._memory.rows_size(first, last) if first < last else 0
         block[SIGNATURE_BYTES + n_bytes :] = 0
         try:
             if n_bytes:
-                self._memory.save_rows(seq, first, last, block[SIGNATURE_BYTES : SIGNATURE_BYTES + n_bytes])
+                self._memory.save_rows(
+                    seq, first, last, block[SIGNATURE_BYTES : SIGNATURE_BYTES + n_bytes]
+                )
         except (ValueError, RuntimeError) as error:
             log.debug("rows of the draft head were not saved: %s", error)
             return NOTHING
@@ -243,7 +278,9 @@ class HeadRows(DraftModel):
         at = self._evaluate_pending(seq)
         if at.last > first:
             self._cut(seq, first)
-        n_own = sum(1 for _ in takewhile(lambda span: is_signed(span[0], self._signature), reversed(spans)))
+        n_own = sum(
+            1 for _ in takewhile(lambda span: is_signed(span[0], self._signature), reversed(spans))
+        )
         own, last = spans[len(spans) - n_own :], spans[-1][2] if spans else first
         if not (at.end == first and n_own == len(spans)):  # rows before those are unknown
             self._restart(seq, own[0][1] if own else last)
@@ -259,7 +296,10 @@ class HeadRows(DraftModel):
         if begins_late and self._evaluate(seq, at.last - 1, [0], self._none) != 0:
             return False
         try:
-            parts = [(self._unpadded(block), max(first, self.origin), last) for block, first, last in spans]
+            parts = [
+                (self._unpadded(block), max(first, self.origin), last)
+                for block, first, last in spans
+            ]
             self._memory.load(seq, at.last, [part for part in parts if part[1] < part[2]])
         except (ValueError, RuntimeError):
             return False
@@ -270,10 +310,17 @@ class HeadRows(DraftModel):
         return True
 
     def _unpadded(self, block: Block) -> Block:
-        """Return what the extension saved in ``block``, which may have room for a row before `origin` after it."""
+        """Return what the extension saved in ``block``, which may have room for a row before
+        `origin` after it.
+        """
         n = SIGNATURE_BYTES + int(self._memory.rows_size(0, 1)) if self.origin else 0
-        if block.size >= n > 0 and (bounds := block[FIRST_AND_LAST].view(np.int64))[0] == self.origin:
-            return block[SIGNATURE_BYTES : SIGNATURE_BYTES + int(self._memory.rows_size(*map(int, bounds)))]
+        if (
+            block.size >= n > 0
+            and (bounds := block[FIRST_AND_LAST].view(np.int64))[0] == self.origin
+        ):
+            return block[
+                SIGNATURE_BYTES : SIGNATURE_BYTES + int(self._memory.rows_size(*map(int, bounds)))
+            ]
         return block[SIGNATURE_BYTES:]
 
     def state_size(self, seq: int) -> int:
@@ -290,7 +337,9 @@ class HeadRows(DraftModel):
     def load_state(self, seq: int, n: int, block: Block) -> None:
         self._stand(seq, n)
         if block.size == self.state_size(seq) and is_signed(block, self._signature):
-            self._evaluate_pending(seq).stand_at(np.array(block[SIGNATURE_BYTES:]).view(np.float32), is_known=True)
+            self._evaluate_pending(seq).stand_at(
+                np.array(block[SIGNATURE_BYTES:]).view(np.float32), is_known=True
+            )
 
     def synchronize(self) -> None:
         super().synchronize()

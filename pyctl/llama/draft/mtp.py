@@ -20,11 +20,13 @@ __all__ = ["Eagle3", "MtpHead"]
 
 
 class MtpHead(HeadRows):
-    """Drafts ``n_max`` tokens at a time on ``ctx``, a context of type MTP, one token after the other.
+    """Drafts ``n_max`` tokens at a time on ``ctx``, a context of type MTP, one token after the
+    other.
 
-    Row p is computed from the token at p and the trunk's hidden row before it. A draft evaluates pending rows with its
-    first token. On a GPU each call evaluates ``n_max`` + 1 rows, some again, so that one graph serves all calls at the
-    same cost. A draft ends before a token below probability ``p_min``. Raises ModelError. Otherwise as `HeadRows`.
+    Row p is computed from the token at p and the trunk's hidden row before it. A draft evaluates
+    pending rows with its first token. On a GPU each call evaluates ``n_max`` + 1 rows, some again,
+    so that one graph serves all calls at the same cost. A draft ends before a token below
+    probability ``p_min``. Raises ModelError. Otherwise as `HeadRows`.
     """
 
     type = "draft-mtp"
@@ -42,13 +44,19 @@ class MtpHead(HeadRows):
         except BaseException:
             self._head.close()  # before the context is freed
             raise
-        if self._memory.is_async:  # load the device's kernels of large batches and drafts before the first request
+        if (
+            self._memory.is_async
+        ):  # load the device's kernels of large batches and drafts before the first request
             self._n_rows = self._window
-            self._evaluate(0, 0, [0] * self._n_batch, np.zeros((self._n_batch + 1, self._width), np.float32))
+            self._evaluate(
+                0, 0, [0] * self._n_batch, np.zeros((self._n_batch + 1, self._width), np.float32)
+            )
             self._head.draft([(0, self._n_batch, [0], self._none[:1])], n_max, self._n_rows)
             self._memory.clear(0)
 
-    def _evaluate(self, seq: int, start: int, tokens: Sequence[int], hidden: NDArray[np.float32]) -> int:
+    def _evaluate(
+        self, seq: int, start: int, tokens: Sequence[int], hidden: NDArray[np.float32]
+    ) -> int:
         return int(self._head.evaluate(seq, start, tokens, hidden[:-1]))
 
     def _draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
@@ -58,7 +66,9 @@ class MtpHead(HeadRows):
             at = self._stand(item.seq, item.position)
             if at.n_pending >= self._window:
                 at = self._evaluate_pending(item.seq)
-            n_before = max(min(len(at.tokens), self._n_rows - 1, at.end - self.origin), at.n_pending)
+            n_before = max(
+                min(len(at.tokens), self._n_rows - 1, at.end - self.origin), at.n_pending
+            )
             tokens = [*at.tokens[len(at.tokens) - n_before :], *item.tokens]
             jobs.append((item.seq, at.end - n_before, tokens, at.hidden(n_before)))
         drafts, code = self._head.draft(jobs, n, self._n_rows)
@@ -78,7 +88,9 @@ class MtpHead(HeadRows):
 
 
 class Eagle3(MtpHead):
-    """Drafts on ``ctx`` of an EAGLE-3 model, which fuses its hidden rows from the inputs of the trunk's ``layers``."""
+    """Drafts on ``ctx`` of an EAGLE-3 model, which fuses its hidden rows from the inputs of the
+    trunk's ``layers``.
+    """
 
     type = "draft-eagle3"
     gives_all = True
@@ -89,13 +101,17 @@ class Eagle3(MtpHead):
         self.layers = layers
         super().__init__(ctx, n_max, **options)
 
-    def follow(self, seq: int, tokens: Sequence[int], start: int, hidden: NDArray[np.float32] | None) -> None:
+    def follow(
+        self, seq: int, tokens: Sequence[int], start: int, hidden: NDArray[np.float32] | None
+    ) -> None:
         assert hidden is not None
         n_past = min(max(self._seqs[seq].end - start, 0), len(tokens))
         super().follow(seq, tokens[n_past:], start + n_past, self._fused(hidden[n_past:]))
 
     def _fused(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the hidden rows of the trunk's ``rows``, zeros where llama.cpp fails, which costs only drafts."""
+        """Return the hidden rows of the trunk's ``rows``, zeros where llama.cpp fails, which costs
+        only drafts.
+        """
         fused = np.zeros((len(rows), self._width), np.float32)
         if not len(rows):
             return fused
@@ -110,5 +126,7 @@ class Eagle3(MtpHead):
             self._note(code)
             if code == 0:
                 found = ext.llama_get_embeddings_nextn(self._ctx)
-                fused[first : first + len(part)] = np.ctypeslib.as_array(found, (len(part), self._width))
+                fused[first : first + len(part)] = np.ctypeslib.as_array(
+                    found, (len(part), self._width)
+                )
         return fused

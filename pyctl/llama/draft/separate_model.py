@@ -16,7 +16,13 @@ from numpy.typing import NDArray
 from pyctl.cache import NOTHING, Block
 from pyctl.engine.backend import SequenceTokens
 from pyctl.errors import ModelError
-from pyctl.llama.draft.draft_model import SIGNATURE_BYTES, BlockSpan, DraftModel, is_signed, signature
+from pyctl.llama.draft.draft_model import (
+    SIGNATURE_BYTES,
+    BlockSpan,
+    DraftModel,
+    is_signed,
+    signature,
+)
 from pyctl.llama.draft.greedy import Greedy
 from pyctl.llama.library import KVState, allocate, unfit
 
@@ -33,9 +39,10 @@ SMALL = 32
 class _SequenceState:
     """The draft model's state of a sequence, in which the trunk has ``end`` tokens.
 
-    The context holds the trunk's tokens [first, held), then ``ahead``: the unconfirmed tokens evaluated for ``draft``.
-    ``pending`` are the trunk's tokens from ``held`` on, by batch. A recurrent state cannot be cut: there is a copy at
-    ``mark``; the state is stale if it does not belong to the last held row.
+    The context holds the trunk's tokens [first, held), then ``ahead``: the unconfirmed tokens
+    evaluated for ``draft``. ``pending`` are the trunk's tokens from ``held`` on, by batch. A
+    recurrent state cannot be cut: there is a copy at ``mark``; the state is stale if it does not
+    belong to the last held row.
     """
 
     first: int = 0
@@ -52,10 +59,12 @@ class _SequenceState:
 
 
 class SeparateModel(DraftModel):
-    """Drafts on ``ctx``, a context of ``model`` with the trunk's number of sequences; owns both once constructed.
+    """Drafts on ``ctx``, a context of ``model`` with the trunk's number of sequences; owns both
+    once constructed.
 
-    `Greedy` decides where a draft ends, by the trunk's ``n_vocab`` and by ``p_min``. ``identity`` identifies the file.
-    ``attach`` attaches `Pulse` to the context at an address. Raises ModelError for a model that cannot draft.
+    `Greedy` decides where a draft ends, by the trunk's ``n_vocab`` and by ``p_min``. ``identity``
+    identifies the file. ``attach`` attaches `Pulse` to the context at an address. Raises ModelError
+    for a model that cannot draft.
     """
 
     type = "draft-simple"
@@ -91,9 +100,12 @@ class SeparateModel(DraftModel):
             self._let_go()
             raise
 
-    # -- following ---------------------------------------------------------------------------------------------------
+    # -- following
+    # ----------------------------------------------------------------------------------
 
-    def follow(self, seq: int, tokens: Sequence[int], start: int, hidden: NDArray[np.float32] | None) -> None:
+    def follow(
+        self, seq: int, tokens: Sequence[int], start: int, hidden: NDArray[np.float32] | None
+    ) -> None:
         at = self._seqs[seq]
         if start > at.end:
             self._restart(seq, start)
@@ -145,7 +157,9 @@ class SeparateModel(DraftModel):
         pending = list(itertools.chain(*at.pending))
         if at.ahead:
             pairs = enumerate(zip(at.ahead, pending, strict=False))
-            n_same = next((i for i, (mine, true) in pairs if mine != true), min(len(at.ahead), len(pending)))
+            n_same = next(
+                (i for i, (mine, true) in pairs if mine != true), min(len(at.ahead), len(pending))
+            )
             held = at.held + n_same
             if n_same == len(at.ahead):
                 at.held, at.ahead, at.mark = held, [], -1
@@ -165,7 +179,9 @@ class SeparateModel(DraftModel):
         self._confirm(seq)
         at = self._seqs[seq]
         end, n = at.end, self._n_batch
-        parts = [tokens[first : first + n] for tokens in at.pending for first in range(0, len(tokens), n)]
+        parts = [
+            tokens[first : first + n] for tokens in at.pending for first in range(0, len(tokens), n)
+        ]
         at.pending = []
         for part in parts:
             code = self._greedy.decode(self._greedy.put(0, seq, part, at.held, n_outputs=0))
@@ -174,7 +190,8 @@ class SeparateModel(DraftModel):
                 return self._note(code)
             at.held += len(part)
 
-    # -- drafting ----------------------------------------------------------------------------------------------------
+    # -- drafting
+    # ----------------------------------------------------------------------------------
 
     def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
         group: list[tuple[SequenceTokens, list[int]]] = []
@@ -193,13 +210,20 @@ class SeparateModel(DraftModel):
         return [self._seqs[item.seq].draft[:n] for item in items]
 
     def _has_drafted(self, item: SequenceTokens, n: int) -> bool:
-        """Whether the last draft is for the same tokens and unused, for example for lack of cells."""
+        """Whether the last draft is for the same tokens and unused, for example for lack of
+        cells.
+        """
         at = self._seqs[item.seq]
-        is_same = at.end == at.held == item.position and tuple(at.ahead[: len(item.tokens)]) == item.tokens
+        is_same = (
+            at.end == at.held == item.position
+            and tuple(at.ahead[: len(item.tokens)]) == item.tokens
+        )
         return is_same and len(at.draft) >= n
 
     def _prepare(self, item: SequenceTokens) -> list[int]:
-        """Evaluate pending tokens that do not fit into one batch with ``item``; return that batch."""
+        """Evaluate pending tokens that do not fit into one batch with ``item``; return that
+        batch.
+        """
         at = self._seqs[item.seq]
         if at.end < item.position:
             self._restart(item.seq, item.position)
@@ -219,7 +243,9 @@ class SeparateModel(DraftModel):
         """Draft after the tokens of each item; together they are one batch."""
         outputs, n_tokens = [], 0
         for item, tokens in group:
-            n_tokens = self._greedy.put(n_tokens, item.seq, tokens, item.position + len(item.tokens) - len(tokens))
+            n_tokens = self._greedy.put(
+                n_tokens, item.seq, tokens, item.position + len(item.tokens) - len(tokens)
+            )
             outputs.append(n_tokens - 1)
         code = self._greedy.decode(n_tokens)
         for item, tokens in group:
@@ -246,7 +272,9 @@ class SeparateModel(DraftModel):
                 at.draft += (token,)
                 if len(at.draft) < n:
                     going.append((item, n_tokens))
-                    n_tokens = self._greedy.put(n_tokens, item.seq, [token], item.position + len(at.ahead))
+                    n_tokens = self._greedy.put(
+                        n_tokens, item.seq, [token], item.position + len(at.ahead)
+                    )
             if going and (code := self._greedy.decode(n_tokens)) != 0:
                 for item, _ in going if code != NO_CELLS else ():
                     self._restart(item.seq, item.position)
@@ -255,7 +283,8 @@ class SeparateModel(DraftModel):
                 at = self._seqs[item.seq]
                 at.ahead.append(at.draft[-1])
 
-    # -- rows and state ----------------------------------------------------------------------------------------------
+    # -- rows and state
+    # ----------------------------------------------------------------------------------
 
     def save_rows(self, seq: int, first: int, last: int, out: Block | None = None) -> Block:
         at = self._seqs[seq]
@@ -276,7 +305,9 @@ class SeparateModel(DraftModel):
             if at.ahead:
                 self._cut(seq, first)
             with suppress(ValueError, RuntimeError):
-                self._memory.load(seq, first, [(block[SIGNATURE_BYTES:], p0, p1) for block, p0, p1 in spans])
+                self._memory.load(
+                    seq, first, [(block[SIGNATURE_BYTES:], p0, p1) for block, p0, p1 in spans]
+                )
                 at.held, at.is_stale, at.mark = last, self._is_hybrid and last > 0, -1
                 return
         self._restart(seq, last)

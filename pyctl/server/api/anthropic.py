@@ -1,15 +1,17 @@
 """Anthropic's Messages API: endpoints and replies; `anthropic_request` has the requests.
 
-Names and members of replies are llama-server's. What differs, after Anthropic's own API and its clients:
+Names and members of replies are llama-server's. What differs, after Anthropic's own API and its
+clients:
 
 * A block is closed before the next one is opened; llama-server closes all of them at the end.
 * ``stop_reason`` is stop_sequence where one ended the reply; llama-server's is end_turn.
-* A tool_use block starts with an empty ``input``, and usage has ``cache_creation_input_tokens``, always 0: typed
-  clients read both.
+* A tool_use block starts with an empty ``input``, and usage has ``cache_creation_input_tokens``,
+  always 0: typed clients read both.
 * The last usage repeats the cached tokens.
 * A silent stream gets ping events, not comments, which the watchdogs of some clients do not see.
-* Errors carry ``"type": "error"`` in addition to ``error``, in bodies and in events, and Anthropic's types; a prompt
-  that does not fit is also refused in Anthropic's words, by which agents find that they have to shorten it.
+* Errors carry ``"type": "error"`` in addition to ``error``, in bodies and in events, and
+  Anthropic's types; a prompt that does not fit is also refused in Anthropic's words, by which
+  agents find that they have to shorten it.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ _PING = named_frames([{"type": "ping"}])
 
 
 class MessageReply(EventReply):
-    """A message: blocks of thinking, text and tool use, in the order in which the model writes them."""
+    """A message: blocks of thinking, text and tool use, in the order in which the model writes
+    them.
+    """
 
     error_form = staticmethod(anthropic_error)
 
@@ -66,7 +70,9 @@ class MessageReply(EventReply):
             events += self._fill("text", "text", delta.content)
         for call in delta.calls:
             if call.name:
-                events += self._open({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
+                events += self._open(
+                    {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+                )
             if call.arguments:
                 self._parts.append(call.arguments)
                 events.append(self._delta("input_json", "partial_json", call.arguments))
@@ -86,7 +92,11 @@ class MessageReply(EventReply):
         return self._message(self._blocks, *self._stopped(done), _usage_of(done))
 
     def _message(
-        self, blocks: list[dict[str, Any]], reason: str | None, word: str | None, usage: dict[str, int]
+        self,
+        blocks: list[dict[str, Any]],
+        reason: str | None,
+        word: str | None,
+        usage: dict[str, int],
     ) -> dict[str, Any]:
         return {
             "id": self._id,
@@ -118,7 +128,14 @@ class MessageReply(EventReply):
     def _open(self, block: dict[str, Any]) -> list[dict[str, Any]]:
         events = self._close()
         self._blocks.append(block)
-        return [*events, {"type": "content_block_start", "index": len(self._blocks) - 1, "content_block": dict(block)}]
+        return [
+            *events,
+            {
+                "type": "content_block_start",
+                "index": len(self._blocks) - 1,
+                "content_block": dict(block),
+            },
+        ]
 
     def _delta(self, kind: str, member: str, text: str) -> dict[str, Any]:
         delta = {"type": f"{kind}_delta", member: text}
@@ -167,7 +184,8 @@ async def messages(service: Service, request: Request) -> ASGIApp:
     """POST /v1/messages"""
     body = await request.body()
     (prepared,) = await service.shared.pool.read(
-        request, lambda fetched: prepare(service, ChatBody.of(chat_fields(parse_object(body))), fetched)
+        request,
+        lambda fetched: prepare(service, ChatBody.of(chat_fields(parse_object(body))), fetched),
     )
     return respond(service, request, [MessageReply(service, prepared)])
 

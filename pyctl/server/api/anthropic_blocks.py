@@ -64,7 +64,10 @@ def block_of(value: Any, where: str) -> MessageBlock:
 
 def blocks_of(content: list[Any], where: str) -> list[tuple[str, MessageBlock]]:
     """The blocks of the list at ``where``, each with its place."""
-    return [(f"{where}[{index}]", block_of(value, f"{where}[{index}]")) for index, value in enumerate(content)]
+    return [
+        (f"{where}[{index}]", block_of(value, f"{where}[{index}]"))
+        for index, value in enumerate(content)
+    ]
 
 
 def parts_of(block: MessageBlock, where: str) -> list[Part]:
@@ -127,7 +130,9 @@ def _of_document(block: MessageBlock, where: str) -> list[Part]:
     elif source.type == "content":
         parts = _parts_in(source.content, f"{where}.source.content", ("text", "image"))
     else:
-        raise RequestError(f"{where}: a document must be plain text: its source must have type text or content")
+        raise RequestError(
+            f"{where}: a document must be plain text: its source must have type text or content"
+        )
     return _below([block.title, block.context], parts)
 
 
@@ -173,7 +178,9 @@ _READERS: dict[str, Reader] = {
 
 
 def _below(heading: list[str], parts: list[Part]) -> list[Part]:
-    """``parts`` below the lines of ``heading`` that are not empty; as one text if they are texts."""
+    """``parts`` below the lines of ``heading`` that are not empty; as one text if they are
+    texts.
+    """
     lines = [line for line in heading if line]
     if not lines:
         return parts
@@ -187,7 +194,9 @@ def _source(block: MessageBlock) -> _Source:
 
 
 def _parts_in(content: Any, where: str, kinds: tuple[str, ...] = ()) -> list[Part]:
-    """The parts of a content, which may be a text; with ``kinds``, of blocks of these types only."""
+    """The parts of a content, which may be a text; with ``kinds``, of blocks of these types
+    only.
+    """
     if content is None:
         return []
     if isinstance(content, str):
@@ -235,5 +244,7 @@ def _line_of(value: Any, where: str) -> str:
         return "\n".join(value)
     parts = _parts_in([value] if isinstance(value, dict) else value, where)
     if has_image(parts):
-        raise RequestError(f"{where}: an image within the result of a server's tool cannot be read here")
+        raise RequestError(
+            f"{where}: an image within the result of a server's tool cannot be read here"
+        )
     return joined(parts)

@@ -1,18 +1,23 @@
 """A request of Anthropic's Messages API as the body of a chat completion.
 
-Fields that Anthropic's API lacks (seed, min_p, cache_prompt, prefix_cache, ...) are passed on. The conversion is
-llama-server's, so that both render the same prompt, but for these:
+Fields that Anthropic's API lacks (seed, min_p, cache_prompt, prefix_cache, ...) are passed on. The
+conversion is llama-server's, so that both render the same prompt, but for these:
 
-* Text that follows a tool result in one message stays after it; llama-server moves it before the result.
-* The text blocks of an assistant turn are one text again, as the model wrote it, whatever the template makes of parts.
-* ``tool_choice`` none and a named tool, ``disable_parallel_tool_use`` and ``thinking`` disabled are obeyed;
-  llama-server ignores the wish or widens it.
-* ``output_config.format``, ``output_format`` in betas, binds the reply to a schema; llama-server ignores it.
-* ``n`` above 1, ``mcp_servers``, ``container``, ``compaction`` and ``thread`` are refused; llama-server ignores them,
-  and answers a continued thread without its conversation.
-* A tool that only Anthropic's models or servers have (``web_search_20250305``, ``bash_20250124``) is refused, unless it
-  brings its ``input_schema``; llama-server makes it a function without parameters.
-* Every block is read that holds text, and refused otherwise; llama-server drops most of them in silence.
+* Text that follows a tool result in one message stays after it; llama-server moves it before the
+  result.
+* The text blocks of an assistant turn are one text again, as the model wrote it, whatever the
+  template makes of parts.
+* ``tool_choice`` none and a named tool, ``disable_parallel_tool_use`` and ``thinking`` disabled are
+  obeyed; llama-server ignores the wish or widens it.
+* ``output_config.format``, ``output_format`` in betas, binds the reply to a schema; llama-server
+  ignores it.
+* ``n`` above 1, ``mcp_servers``, ``container``, ``compaction`` and ``thread`` are refused;
+  llama-server ignores them, and answers a continued thread without its conversation.
+* A tool that only Anthropic's models or servers have (``web_search_20250305``, ``bash_20250124``)
+  is refused, unless it brings its ``input_schema``; llama-server makes it a function without
+  parameters.
+* Every block is read that holds text, and refused otherwise; llama-server drops most of them in
+  silence.
 * A tool that ran at Anthropic's servers is a call and its result, as if the client had run it.
 """
 
@@ -75,13 +80,21 @@ class _Tool(Body, frozen=True):
 
 
 _IGNORED = frozenset(
-    {"model", "metadata", "output_config", "output_format", "cache_control", "context_management", "service_tier"}
+    {
+        "model",
+        "metadata",
+        "output_config",
+        "output_format",
+        "cache_control",
+        "context_management",
+        "service_tier",
+    }
     | {"inference_geo", "n", "n_cmpl", "fallbacks"}
 )
 """Fields that mean nothing to us, and of chat completions what this API does not have.
 
-``fallbacks`` are models for requests that the first one declines, and ``context_management`` shortens
-a conversation that is sent whole: without either, the model reads the same conversation.
+``fallbacks`` are models for requests that the first one declines, and ``context_management``
+shortens a conversation that is sent whole: without either, the model reads the same conversation.
 """
 
 
@@ -94,7 +107,9 @@ _NOT_DONE = {
 
 
 def chat_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The chat completion that ``values`` describe. Raises RequestError, and ThreadError for a ``thread``."""
+    """The chat completion that ``values`` describe. Raises RequestError, and ThreadError for a
+    ``thread``.
+    """
     if values.get("thread") is not None:  # one that is only created here would be continued next
         raise ThreadError
     refuse(values, _NOT_DONE)
@@ -117,7 +132,10 @@ def chat_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     if body.thinking.type == "enabled":
         chat["thinking_budget_tokens"] = body.thinking.budget_tokens
     elif body.thinking.type == "disabled":
-        chat["chat_template_kwargs"] = {"enable_thinking": False, **(body.chat_template_kwargs or {})}
+        chat["chat_template_kwargs"] = {
+            "enable_thinking": False,
+            **(body.chat_template_kwargs or {}),
+        }
     if body.effort:
         chat["reasoning_effort"] = "high" if body.effort == "max" else body.effort
     if body.format is not None:
@@ -165,7 +183,10 @@ def _split(role: str, blocks: list[tuple[str, MessageBlock]]) -> list[dict[str, 
         if not (parts or calls or thoughts):
             return
         is_kept = bool(parts) and (role != "assistant" or has_image(parts))
-        message: dict[str, Any] = {"role": role, "content": parts.copy() if is_kept else joined(parts)}
+        message: dict[str, Any] = {
+            "role": role,
+            "content": parts.copy() if is_kept else joined(parts),
+        }
         if calls:
             message["tool_calls"] = calls.copy()
         if thoughts:
@@ -190,7 +211,9 @@ def _split(role: str, blocks: list[tuple[str, MessageBlock]]) -> list[dict[str, 
             messages.append(_result(block, server_result_of(block.content, f"{where}.content")))
         elif kind == "mid_conv_system":
             flush()
-            messages.append({"role": "system", "content": result_of(block.content, f"{where}.content")})
+            messages.append(
+                {"role": "system", "content": result_of(block.content, f"{where}.content")}
+            )
         else:
             parts += parts_of(block, where)
     flush()
@@ -207,9 +230,14 @@ def _tool(value: Any, where: str) -> dict[str, Any]:
     tool = _Tool.of(value)
     if tool.type != "custom" and tool.input_schema is None:
         raise NotSupportedError(
-            f"{where}: tools of type {tool.type[:80]!r} are not supported: describe it by an 'input_schema'"
+            f"{where}: tools of type {tool.type[:80]!r} are not supported: describe it by an "
+            "'input_schema'"
         )
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema or {}}
+    function = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.input_schema or {},
+    }
     return {"type": "function", "function": function}
 
 

@@ -24,7 +24,9 @@ from pyctl.server.service import Service
 
 __all__ = ["check", "clear", "drop", "pin", "prewarm", "show", "stop"]
 
-_MAX_STORED = limit(256, "prefixes only on disk in GET /cache", "the others are not listed", "reply")
+_MAX_STORED = limit(
+    256, "prefixes only on disk in GET /cache", "the others are not listed", "reply"
+)
 
 
 class _PinBody(Body, frozen=True):
@@ -35,16 +37,17 @@ class _PinBody(Body, frozen=True):
 
 
 async def show(service: Service, request: Request) -> Response:
-    """GET /cache: the tree of prefixes, with sizes in bytes, ages in seconds and hits, and sums since the start.
+    """GET /cache: the tree of prefixes, with sizes in bytes, ages in seconds and hits, and sums
+    since the start.
 
-    ``saved`` is the time that the cache saved the clients of all models: ``today``, since local midnight, and
-    ``total``, kept across restarts if there is a cache directory.
+    ``saved`` is the time that the cache saved the clients of all models: ``today``, since local
+    midnight, and ``total``, kept across restarts if there is a cache directory.
 
-    ``replies`` are the last ones, with tokens and milliseconds; ``shared`` of a prefix are the tokens whose rows
-    are shared with the one before it in the list.
+    ``replies`` are the last ones, with tokens and milliseconds; ``shared`` of a prefix are the
+    tokens whose rows are shared with the one before it in the list.
 
-    Words of prompts are for those that `sees_texts` lets. ``?since=`` takes a ``revision`` of before: only the present
-    one comes back as long as it is the same.
+    Words of prompts are for those that `sees_texts` lets. ``?since=`` takes a ``revision`` of
+    before: only the present one comes back as long as it is the same.
     """
     since = request.query_params.get("since", "")
     if since and str(revision := await asyncio.wrap_future(service.admin.revision())) == since:
@@ -57,16 +60,22 @@ async def show(service: Service, request: Request) -> Response:
     body = _tree(service, view, entries, with_text=sees_texts(request, service.shared.settings))
     body["saved"] = service.shared.saved.view()
     body["replies"] = replies
-    return JsonResponse({**body, "memory": {"resident": resident_bytes(), **service.counted_bytes(memory)}})
+    return JsonResponse(
+        {**body, "memory": {"resident": resident_bytes(), **service.counted_bytes(memory)}}
+    )
 
 
 async def check(service: Service, request: Request) -> Response:
-    """GET /cache/check: ``faults``, a line each, of the cache in RAM; [] if it agrees with itself."""
+    """GET /cache/check: ``faults``, a line each, of the cache in RAM; [] if it agrees with
+    itself.
+    """
     return JsonResponse({"faults": await asyncio.wrap_future(service.admin.check())})
 
 
 async def pin(service: Service, request: Request) -> Response:
-    """POST /cache/pin {"id": ..., "pinned": true}: never evict it. Raises RequestError, NotFoundError if unknown."""
+    """POST /cache/pin {"id": ..., "pinned": true}: never evict it. Raises RequestError,
+    NotFoundError if unknown.
+    """
     body = _PinBody.parse(await request.body())
     name = body.id
     if not isinstance(name, str) or not name:
@@ -77,9 +86,11 @@ async def pin(service: Service, request: Request) -> Response:
 
 
 async def prewarm(service: Service, request: Request) -> Response:
-    """POST /cache/prewarm: evaluates the prompt of a chat request, as far as it is certain, while the engine is idle.
+    """POST /cache/prewarm: evaluates the prompt of a chat request, as far as it is certain, while
+    the engine is idle.
 
-    Answers with its tokens when they are ready; a client that leaves changes nothing. Raises EngineError.
+    Answers with its tokens when they are ready; a client that leaves changes nothing. Raises
+    EngineError.
     """
     raw = await request.body()
     asked = await service.shared.pool.read(
@@ -91,12 +102,16 @@ async def prewarm(service: Service, request: Request) -> Response:
             raise event.error
         if isinstance(event, Done):
             stats = event.stats
-            return JsonResponse({"ready": stats.n_prompt, "cached": stats.n_cached, "evaluated": stats.n_evaluated})
+            return JsonResponse(
+                {"ready": stats.n_prompt, "cached": stats.n_cached, "evaluated": stats.n_evaluated}
+            )
     raise EngineError("the prompt ended without a result")
 
 
 async def drop(service: Service, request: Request) -> Response:
-    """DELETE /cache/{id}: drops one prefix that is not pinned, wherever it is. Raises NotFoundError if none has it."""
+    """DELETE /cache/{id}: drops one prefix that is not pinned, wherever it is. Raises NotFoundError
+    if none has it.
+    """
     name = request.path_params["id"]
     if not await service.shared.pool.storage.run(request, service.admin.drop, name):
         raise NotFoundError(f"no prefix {name!r} in the cache")
@@ -104,7 +119,8 @@ async def drop(service: Service, request: Request) -> Response:
 
 
 async def stop(service: Service, request: Request) -> Response:
-    """DELETE /cache/requests/{id}: ends a running request, as ``task`` of ``sequences`` in GET /cache names it.
+    """DELETE /cache/requests/{id}: ends a running request, as ``task`` of ``sequences`` in GET
+    /cache names it.
 
     Raises NotFoundError if it does not run.
     """
@@ -126,7 +142,9 @@ def _stored(service: Service) -> list[Entry]:
         return []
 
 
-def _tree(service: Service, view: CacheView, entries: list[Entry], *, with_text: bool) -> dict[str, Any]:
+def _tree(
+    service: Service, view: CacheView, entries: list[Entry], *, with_text: bool
+) -> dict[str, Any]:
     nodes: dict[str, dict[str, Any]] = {}
     roots: list[dict[str, Any]] = []
     for snapshot in view.snapshots:
@@ -171,7 +189,13 @@ def _reply(age: float, timings: Timings) -> dict[str, Any]:
 
 
 def _sequence(service: Service, seq: LiveView, *, with_text: bool) -> dict[str, Any]:
-    node: dict[str, Any] = {"id": seq.id, "n": seq.n, "busy": seq.busy, "at": seq.at, "task": seq.task}
+    node: dict[str, Any] = {
+        "id": seq.id,
+        "n": seq.n,
+        "busy": seq.busy,
+        "at": seq.at,
+        "task": seq.task,
+    }
     return {**node, "tail": service.text_of(seq.tail)} if with_text else node
 
 

@@ -1,4 +1,6 @@
-"""Chat and text completions in OpenAI's forms, and llama-server's own completion: endpoints and replies."""
+"""Chat and text completions in OpenAI's forms, and llama-server's own completion: endpoints and
+replies.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ class NativeReply(Reply):
             body["completion_probabilities"] = self.logprobs(list(piece.probs))["content"]
         return frame(encode(body)[:-1] + extras + b"}")
 
-    def _final(self, done: Done, content: str, tokens: list[int], has_new_line: bool) -> dict[str, Any]:
+    def _final(
+        self, done: Done, content: str, tokens: list[int], has_new_line: bool
+    ) -> dict[str, Any]:
         n_prompt, n_predicted = done.stats.n_prompt, done.timings.n_predicted
         return {
             "index": self.index,
@@ -83,7 +87,8 @@ class NativeReply(Reply):
             "tokens_predicted": n_predicted,
             "tokens_evaluated": n_prompt,
             "generation_settings": settings_json(
-                *(self.request, self.options, self.service.info.draft_types), self._generation_prompt()
+                *(self.request, self.options, self.service.info.draft_types),
+                self._generation_prompt(),
             ),
             "prompt": self.prepared.prompt_text,
             "has_new_line": has_new_line,
@@ -95,18 +100,26 @@ class NativeReply(Reply):
         }
 
     def _generation_prompt(self) -> str | None:
-        """The part of a chat's prompt that belongs to the reply: all that follows its last boundary."""
+        """The part of a chat's prompt that belongs to the reply: all that follows its last
+        boundary.
+        """
         prompt = self.request.prompt
         if self.prepared.chat is None:
             return None
-        return self.service.text_of(prompt.tokens[prompt.boundaries[-1] :].tolist()) if prompt.boundaries else ""
+        return (
+            self.service.text_of(prompt.tokens[prompt.boundaries[-1] :].tolist())
+            if prompt.boundaries
+            else ""
+        )
 
     def _chosen(self, body: dict[str, Any]) -> dict[str, Any]:
         return _pick(body, self.options.response_fields) if self.options.response_fields else body
 
 
 def _pick(body: dict[str, Any], paths: tuple[str, ...]) -> dict[str, Any]:
-    """The members at ``paths`` (``a/b`` is member b of a), each under its path; those that are missing are left out."""
+    """The members at ``paths`` (``a/b`` is member b of a), each under its path; those that are
+    missing are left out.
+    """
     picked: dict[str, Any] = {}
     for path in paths:
         value: Any = body
@@ -152,7 +165,11 @@ class _OpenAIReply(Reply):
         """The count of tokens; a prompt counts once, with the first of its replies."""
         usage = usage_json(done, self.n_reasoning)
         if self._repeats:
-            usage |= {"prompt_tokens": 0, "total_tokens": usage["completion_tokens"], "prompt_tokens_details": {}}
+            usage |= {
+                "prompt_tokens": 0,
+                "total_tokens": usage["completion_tokens"],
+                "prompt_tokens_details": {},
+            }
         return usage
 
     def usage_frame(self, done: Done) -> bytes:
@@ -162,11 +179,18 @@ class _OpenAIReply(Reply):
         if not is_last or not self.options.stream_options.include_usage:
             return b""
         usage, timings = encode(_sum(self._answer.usages)), encode(self.timings(done))
-        return frame(b'{"choices":[]' + self._tail + b',"usage":' + usage + b',"timings":' + timings + b"}")
+        return frame(
+            b'{"choices":[]' + self._tail + b',"usage":' + usage + b',"timings":' + timings + b"}"
+        )
 
     def body(self, choice: dict[str, Any], done: Done) -> dict[str, Any]:
         """The whole answer, with one choice."""
-        body = {"choices": [choice], **self._answer.fields, "object": self.kind, "usage": self.usage(done)}
+        body = {
+            "choices": [choice],
+            **self._answer.fields,
+            "object": self.kind,
+            "usage": self.usage(done),
+        }
         body["timings"] = self.timings(done)
         is_verbose = self.options.verbose
         if self.service.shared.settings.is_verbose if is_verbose is None else is_verbose:
@@ -224,17 +248,25 @@ class ChatReply(_OpenAIReply):
         self._splitter.finish()
         message = self._splitter.reply.message(self._splitter.echo)
         self._called = "tool_calls" in message
-        choice: dict[str, Any] = {"finish_reason": self._finish(done), "index": self.index, "message": message}
+        choice: dict[str, Any] = {
+            "finish_reason": self._finish(done),
+            "index": self.index,
+            "message": message,
+        }
         if self.request.n_probs is not None:
             choice["logprobs"] = self.logprobs(self.probs)
         return self.body(choice, done)
 
     def _with_echo(self, delta: ReplyDelta) -> ReplyDelta:
-        """The first delta of a stream starts with the prefill of the reply, unless the client sent that."""
+        """The first delta of a stream starts with the prefill of the reply, unless the client sent
+        that.
+        """
         echo, self._echo = self._echo, ReplyDelta()
         if not (echo.reasoning or echo.content):
             return delta
-        return ReplyDelta(echo.reasoning + delta.reasoning, echo.content + delta.content, delta.calls)
+        return ReplyDelta(
+            echo.reasoning + delta.reasoning, echo.content + delta.content, delta.calls
+        )
 
     def _finish(self, done: Done) -> str:
         return "tool_calls" if self._called and done.stop_type != "limit" else _finish(done)
@@ -286,7 +318,9 @@ class TextReply(_OpenAIReply):
         bos = service.info.bos_token if service.tokenizer.add_bos else ""
         self._echo = prepared.prompt_text.removeprefix(bos) if self.options.echo else ""
         if self.options.echo and self.request.n_probs is not None:
-            raise NotSupportedError("'logprobs' is not supported with 'echo': prompts have no log-probabilities")
+            raise NotSupportedError(
+                "'logprobs' is not supported with 'echo': prompts have no log-probabilities"
+            )
 
     def progress_frames(self, progress: Progress) -> bytes:
         return self._chunk("", [], self.extras(progress))
@@ -296,7 +330,12 @@ class TextReply(_OpenAIReply):
         return self._chunk(echo + piece.text, list(piece.probs), self.extras())
 
     def ended(self, done: Done) -> bytes:
-        choice = {"text": self._echo, "index": self.index, "logprobs": None, "finish_reason": _finish(done)}
+        choice = {
+            "text": self._echo,
+            "index": self.index,
+            "logprobs": None,
+            "finish_reason": _finish(done),
+        }
         body = self.body(choice, done)
         if len(self._answer.prompts) == 1:  # as llama-server sends it
             return frame(encode(body))
@@ -306,7 +345,12 @@ class TextReply(_OpenAIReply):
     def whole(self, done: Done) -> dict[str, Any]:
         logprobs = self.logprobs(self.probs) if self.request.n_probs is not None else None
         text = self._echo + "".join(self.texts)
-        choice = {"text": text, "index": self.index, "logprobs": logprobs, "finish_reason": _finish(done)}
+        choice = {
+            "text": text,
+            "index": self.index,
+            "logprobs": logprobs,
+            "finish_reason": _finish(done),
+        }
         return self.body(choice, done)
 
     def _chunk(self, text: str, probs: list[TopTokens], extras: bytes) -> bytes:
@@ -336,7 +380,9 @@ async def chat_completions(service: Service, request: Request) -> ReplyResponse:
 
 
 async def control(models: Models, request: Request) -> Response:
-    """POST /v1/chat/completions/control: ends the reasoning of a reply. Raises RequestError without id or action."""
+    """POST /v1/chat/completions/control: ends the reasoning of a reply. Raises RequestError without
+    id or action.
+    """
     body = _ControlBody.parse(await request.body())
     if not body.id:
         raise RequestError("missing completion id")
@@ -346,7 +392,9 @@ async def control(models: Models, request: Request) -> Response:
     if handles is None:
         return JsonResponse({"success": False, "message": "no active completion for this id"})
     if not handles:
-        return JsonResponse({"success": False, "message": "reasoning control not enabled for this completion"})
+        return JsonResponse(
+            {"success": False, "message": "reasoning control not enabled for this completion"}
+        )
     for handle in handles:
         handle.end_reasoning()
     return JsonResponse({"success": True})
@@ -369,15 +417,22 @@ async def infill(service: Service, request: Request) -> ReplyResponse:
 
 
 async def _answer(
-    service: Service, request: Request, kind: type[ChatBody | CompletionBody], form: Callable[[PreparedReply], Reply]
+    service: Service,
+    request: Request,
+    kind: type[ChatBody | CompletionBody],
+    form: Callable[[PreparedReply], Reply],
 ) -> ReplyResponse:
     body = await request.body()
-    prepared = await service.shared.pool.read(request, lambda fetched: prepare(service, kind.parse(body), fetched))
+    prepared = await service.shared.pool.read(
+        request, lambda fetched: prepare(service, kind.parse(body), fetched)
+    )
     return respond(service, request, [form(each) for each in prepared], _combine)
 
 
 def _combine(bodies: list[dict[str, Any]]) -> Any:
-    """One body as it is; several of OpenAI's as one with all choices, and llama-server's own as a list."""
+    """One body as it is; several of OpenAI's as one with all choices, and llama-server's own as a
+    list.
+    """
     if len(bodies) == 1:
         return bodies[0]
     if "choices" not in bodies[0]:
@@ -390,5 +445,7 @@ def _sum(usages: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Counts by their names, added up, and so within objects of counts."""
     total: dict[str, Any] = {}
     for name, n in (count for usage in usages for count in usage.items()):
-        total[name] = _sum([total.get(name, {}), n]) if isinstance(n, dict) else total.get(name, 0) + n
+        total[name] = (
+            _sum([total.get(name, {}), n]) if isinstance(n, dict) else total.get(name, 0) + n
+        )
     return total

@@ -1,4 +1,6 @@
-"""A custom tool of the Responses API, whose input is any text, as a function with one string, and the way back."""
+"""A custom tool of the Responses API, whose input is any text, as a function with one string, and
+the way back.
+"""
 
 from __future__ import annotations
 
@@ -18,31 +20,51 @@ _LARK = re.compile(
     r"""(?P<kept>"(?:[^"\\\n]|\\.)*"i?|/(?:[^/\\\n]|\\.)+/[a-z]*|//[^\n]*|%[^\n]*)"""
     r"|->[ \t]*\w+|[!?]?(?P<name>[A-Za-z_]\w*)(?:\.[0-9]+(?=\s*:))?"
 )
-"""Texts, regular expressions, comments and directives; names of alternatives; all others, and a rule's priority."""
+"""Texts, regular expressions, comments and directives; names of alternatives; all others, and a
+rule's priority.
+"""
 
 
 def function_of(name: str, tool: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The function for ``tool``. A grammar of its input is part of the description, and of the function.
+    """The function for ``tool``. A grammar of its input is part of the description, and of the
+    function.
 
-    RequestError for a format of another kind."""
+    RequestError for a format of another kind.
+    """
     description, form = tool.get("description") or "", tool.get("format") or {}
     kind, grammar = form.get("type", "text") if isinstance(form, dict) else None, ""
     if kind == "grammar":
         syntax, definition = form.get("syntax"), form.get("definition")
         if syntax not in ("lark", "regex") or not isinstance(definition, str):
-            raise RequestError(f"{where}.format must have a syntax, lark or regex, and a definition")
+            raise RequestError(
+                f"{where}.format must have a syntax, lark or regex, and a definition"
+            )
         grammar = _terminals(definition) if syntax == "lark" else f"START: /{_escaped(definition)}/"
-        description = f"{description}\n\nThe input matches this grammar ({syntax}):\n{definition}".lstrip()
+        description = (
+            f"{description}\n\nThe input matches this grammar ({syntax}):\n{definition}".lstrip()
+        )
     elif kind != "text":
         raise RequestError(f"{where}.format must be of type text or grammar")
-    parameters = {"type": "object", "properties": {_ARGUMENT: {"type": "string"}}, "required": [_ARGUMENT]}
-    function = {"name": name, "description": description, "parameters": {**parameters, "additionalProperties": False}}
-    return {"type": "function", "function": {**function, "strict": bool(grammar), "grammar": grammar}}
+    parameters = {
+        "type": "object",
+        "properties": {_ARGUMENT: {"type": "string"}},
+        "required": [_ARGUMENT],
+    }
+    function = {
+        "name": name,
+        "description": description,
+        "parameters": {**parameters, "additionalProperties": False},
+    }
+    return {
+        "type": "function",
+        "function": {**function, "strict": bool(grammar), "grammar": grammar},
+    }
 
 
 def _terminals(definition: str) -> str:
-    """A grammar of Lark's with terminals in the place of its rules: as these have no recursion, the library binds any
-    text by them."""
+    """A grammar of Lark's with terminals in the place of its rules: as these have no recursion, the
+    library binds any text by them.
+    """
 
     def named(found: re.Match[str]) -> str:
         name = found["name"] or ""
@@ -55,7 +77,9 @@ def _terminals(definition: str) -> str:
 def _escaped(pattern: str) -> str:
     """A regular expression as Lark has it between slashes."""
     ends = {"/": r"\/", "\n": r"\n"}
-    return re.sub(r"\\.|[/\n]", lambda found: ends.get(found[0], found[0]), pattern, flags=re.DOTALL)
+    return re.sub(
+        r"\\.|[/\n]", lambda found: ends.get(found[0], found[0]), pattern, flags=re.DOTALL
+    )
 
 
 def arguments_of(text: str) -> str:

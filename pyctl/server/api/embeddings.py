@@ -1,4 +1,6 @@
-"""Embeddings in llama-server's own form and in OpenAI's, and ranks in Jina's and Text Embeddings Inference's."""
+"""Embeddings in llama-server's own form and in OpenAI's, and ranks in Jina's and Text Embeddings
+Inference's.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +44,11 @@ class _EmbeddingsBody(Body, frozen=True):
 
 
 class _RerankBody(Body, frozen=True):
-    """POST /rerank; ``texts`` in place of ``documents`` selects the answer of Text Embeddings Inference.
+    """POST /rerank; ``texts`` in place of ``documents`` selects the answer of Text Embeddings
+    Inference.
 
-    A document is a text, or an object with its ``text``; ``return_documents`` is Jina's and Cohere's.
+    A document is a text, or an object with its ``text``; ``return_documents`` is Jina's and
+    Cohere's.
     """
 
     query: Any = None
@@ -57,7 +61,9 @@ class _RerankBody(Body, frozen=True):
 
 
 async def native(service: Service, request: Request) -> Response:
-    """POST /embeddings: a list of {"index", "embedding": one vector per pooled text, or one per token}."""
+    """POST /embeddings: a list of {"index", "embedding": one vector per pooled text, or one per
+    token}.
+    """
     return await _answer(service, request, oai=False)
 
 
@@ -81,7 +87,9 @@ async def _answer(service: Service, request: Request, *, oai: bool) -> Response:
     vectors, n_tokens = await _vectors(service, request, items, _tokens)
     vectors = [normalised(_cut(rows, body.dimensions), norm if pooled else -1) for rows in vectors]
     if not oai:
-        return JsonResponse([{"index": i, "embedding": rows.tolist()} for i, rows in enumerate(vectors)])
+        return JsonResponse(
+            [{"index": i, "embedding": rows.tolist()} for i, rows in enumerate(vectors)]
+        )
     return JsonResponse(
         {
             "model": service.model if body.model is None else body.model,
@@ -93,7 +101,9 @@ async def _answer(service: Service, request: Request, *, oai: bool) -> Response:
 
 
 def _cut(rows: NDArray[np.float32], dimensions: int | None) -> NDArray[np.float32]:
-    """The first ``dimensions`` numbers of each of ``rows``, shape (n, width). RequestError if there are fewer."""
+    """The first ``dimensions`` numbers of each of ``rows``, shape (n, width). RequestError if there
+    are fewer.
+    """
     width = rows.shape[1]
     if dimensions is not None and dimensions > width:
         raise RequestError(f"'dimensions' must be in [1, {width}], not {dimensions}")
@@ -103,24 +113,34 @@ def _cut(rows: NDArray[np.float32], dimensions: int | None) -> NDArray[np.float3
 def _check(service: Service, *, pooled: bool) -> None:
     """Raise an error if there are no embeddings, or with ``pooled`` none of whole texts."""
     if not service.settings.embeddings:
-        raise NotSupportedError("This server does not support embeddings. Start it with `--embeddings`")
+        raise NotSupportedError(
+            "This server does not support embeddings. Start it with `--embeddings`"
+        )
     if pooled and service.info.pooling == "none":
-        raise RequestError("Pooling type 'none' is not OAI compatible. Please use a different pooling type")
+        raise RequestError(
+            "Pooling type 'none' is not OAI compatible. Please use a different pooling type"
+        )
 
 
 async def vectors_of(
     service: Service, request: Request, texts: list[str], *, cut: bool
 ) -> tuple[list[NDArray[np.float32]], int]:
-    """The unnormalised embedding of each text, shape (1, width), and the number of tokens; ``cut`` truncates texts."""
+    """The unnormalised embedding of each text, shape (1, width), and the number of tokens; ``cut``
+    truncates texts.
+    """
     _check(service, pooled=True)
     at_most(_MAX_INPUTS, len(texts), "input", "texts")
-    return await _vectors(service, request, texts, partial(_tokens, maximum=service.admin.n_embed if cut else None))
+    return await _vectors(
+        service, request, texts, partial(_tokens, maximum=service.admin.n_embed if cut else None)
+    )
 
 
 async def _vectors(
     service: Service, request: Request, items: list[Any], read: Callable[[Service, Any], Tokens]
 ) -> tuple[list[NDArray[np.float32]], int]:
-    """What the model makes of the tokens that ``read`` makes of each item, and the number of tokens."""
+    """What the model makes of the tokens that ``read`` makes of each item, and the number of
+    tokens.
+    """
     vectors: list[NDArray[np.float32]] = []
     n_tokens = n_bytes = 0
     for item in items:
@@ -142,7 +162,9 @@ def _object(vector: NDArray[np.float32], index: int, encoding: str) -> dict[str,
 
 
 def normalised(rows: NDArray[np.float32], norm: int) -> NDArray[np.float32]:
-    """``rows``, shape (n, width), each divided by its norm: -1 none, 0 so that the largest is 32760, p the p-norm."""
+    """``rows``, shape (n, width), each divided by its norm: -1 none, 0 so that the largest is
+    32760, p the p-norm.
+    """
     if norm == -1:
         return rows
     if norm == 0:
@@ -197,7 +219,11 @@ def _content(item: dict[str, Any]) -> Any:
     if not isinstance(content, list):
         return content
     for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+        if (
+            not isinstance(part, dict)
+            or part.get("type") != "text"
+            or not isinstance(part.get("text"), str)
+        ):
             raise NotSupportedError(_TEXT_ONLY)
     return "".join(part["text"] for part in content)
 
@@ -206,9 +232,13 @@ _MAX_DOCUMENTS = limit(1024, "documents to rank", "400", "request")
 
 
 async def rank(service: Service, request: Request) -> Response:
-    """POST /rerank {"query", "documents", "top_n"}: documents by score. Raises NotSupportedError or RequestError."""
+    """POST /rerank {"query", "documents", "top_n"}: documents by score. Raises NotSupportedError or
+    RequestError.
+    """
     if not service.settings.embeddings or service.info.pooling != "rank":
-        raise NotSupportedError("This server does not support reranking. Start it with `--reranking`")
+        raise NotSupportedError(
+            "This server does not support reranking. Start it with `--reranking`"
+        )
     values = parse_object(await request.body())
     body, is_tei = _RerankBody.of(values), "texts" in values
     if "query" not in values:
@@ -249,7 +279,9 @@ def _document_text(document: Any) -> str:
     """The text of a document to rank. Raises RequestError."""
     text = document.get("text") if isinstance(document, dict) else document
     if not isinstance(text, str):
-        raise RequestError('"documents" must be a non-empty string array, or one of objects with a "text"')
+        raise RequestError(
+            '"documents" must be a non-empty string array, or one of objects with a "text"'
+        )
     return text
 
 
@@ -262,7 +294,9 @@ def _prompt(service: Service, document: str, query: str) -> Tokens:
 
 
 def _pair(service: Service, query: str, document: str) -> Iterator[int]:
-    """The tokens of one pair, as the model's own template has them, or else its tokenizer's settings."""
+    """The tokens of one pair, as the model's own template has them, or else its tokenizer's
+    settings.
+    """
     tokenize = service.tokenizer.tokenize
     if template := service.info.templates.rerank:
         texts = {"{query}": query, "{document}": document}

@@ -51,8 +51,15 @@ async def router_props(models: Models, request: Request) -> Response:
 
 async def props(service: Service, request: Request) -> Response:
     """GET /props"""
-    info, settings, chat, server = service.info, service.settings, service.chat, service.shared.settings
-    defaults = EngineRequest(Prompt.of([]), settings.sampling, settings.n_predict, cache_prompt=settings.cache_prompt)
+    info, settings, chat, server = (
+        service.info,
+        service.settings,
+        service.chat,
+        service.shared.settings,
+    )
+    defaults = EngineRequest(
+        Prompt.of([]), settings.sampling, settings.n_predict, cache_prompt=settings.cache_prompt
+    )
     options = ReplyOptions(reasoning_format="none")
     body: dict[str, Any] = {
         "default_generation_settings": {
@@ -77,7 +84,11 @@ async def props(service: Service, request: Request) -> Response:
         "ui": server.show_page,
         "ui_settings": {},
         "chat_template": chat.template.source,
-        **({"chat_template_tool_use": chat.template.of_tools.source} if chat.template.of_tools else {}),
+        **(
+            {"chat_template_tool_use": chat.template.of_tools.source}
+            if chat.template.of_tools
+            else {}
+        ),
         "chat_template_caps": _capabilities_json(chat.capabilities),
         "tool_call_format": chat.tool_dialect.call_format.name,
         "bos_token": info.bos_token,
@@ -133,9 +144,13 @@ def _pool_json(pool: PoolPlan) -> dict[str, Any]:
 
 
 async def change_props(service: Service, request: Request) -> Response:
-    """POST /props: changes nothing, as in llama-server, and succeeds. Raises NotSupportedError without --props."""
+    """POST /props: changes nothing, as in llama-server, and succeeds. Raises NotSupportedError
+    without --props.
+    """
     if not service.shared.settings.change_props:
-        raise NotSupportedError("This server does not support changing global properties. Start it with `--props`")
+        raise NotSupportedError(
+            "This server does not support changing global properties. Start it with `--props`"
+        )
     return JsonResponse({"success": True})
 
 
@@ -150,12 +165,16 @@ async def adapters(service: Service, request: Request) -> Response:
 
 
 async def change_adapters(service: Service, request: Request) -> Response:
-    """POST /lora-adapters [{"id", "scale"}]: those left out get 0, unknown ids are ignored. Raises RequestError."""
+    """POST /lora-adapters [{"id", "scale"}]: those left out get 0, unknown ids are ignored. Raises
+    RequestError.
+    """
     entries = parse_json(await request.body())
     if not isinstance(entries, list):
         raise RequestError("Request body must be an array")
     if service.info.lora:
-        keep_scales(service.info, scales_of(entries) or [(-1, 0.0)])  # here, an empty list is 0 for all
+        keep_scales(
+            service.info, scales_of(entries) or [(-1, 0.0)]
+        )  # here, an empty list is 0 for all
     return JsonResponse({"success": True})
 
 

@@ -25,7 +25,9 @@ _STARTED = int(time.time())
 
 
 class Metric(NamedTuple):
-    """One metric; ``values`` are by the rest of the name, such as ``{source="ram"}`` or ``_sum``."""
+    """One metric; ``values`` are by the rest of the name, such as ``{source="ram"}`` or
+    ``_sum``.
+    """
 
     name: str
     kind: str
@@ -44,16 +46,27 @@ async def show_all(models: Models, request: Request) -> Response:
     _check(models.shared)
     found: dict[str, Metric] = {}
     for model in models:
-        loaded = _gauge("pyctl_model_loaded", "Whether the model is loaded", float(models.order.is_loaded(model.name)))
-        for metric in (loaded, *(await _metrics_of(model.service) if model.service is not None else ())):
+        loaded = _gauge(
+            "pyctl_model_loaded",
+            "Whether the model is loaded",
+            float(models.order.is_loaded(model.name)),
+        )
+        for metric in (
+            loaded,
+            *(await _metrics_of(model.service) if model.service is not None else ()),
+        ):
             values = {**found[metric.name].values} if metric.name in found else {}
-            found[metric.name] = metric._replace(values={**values, **_labelled(model.name, metric.values)})
+            found[metric.name] = metric._replace(
+                values={**values, **_labelled(model.name, metric.values)}
+            )
     return _response(found.values())
 
 
 def _check(shared: AppState) -> None:
     if not shared.settings.show_metrics:
-        raise NotSupportedError("This server does not support metrics endpoint. Start it with `--metrics`")
+        raise NotSupportedError(
+            "This server does not support metrics endpoint. Start it with `--metrics`"
+        )
 
 
 async def _metrics_of(service: Service) -> list[Metric]:
@@ -62,12 +75,17 @@ async def _metrics_of(service: Service) -> list[Metric]:
 
 
 def _response(metrics: Iterable[Metric]) -> Response:
-    headers = {"content-type": "text/plain; version=0.0.4", "process-start-time-unix": str(_STARTED)}
+    headers = {
+        "content-type": "text/plain; version=0.0.4",
+        "process-start-time-unix": str(_STARTED),
+    }
     return Response("".join(map(_lines, metrics)), headers=headers)
 
 
 def prometheus_text(stats: EngineStats, memory: Mapping[str, int]) -> str:
-    """All metrics, as Prometheus reads them; ``memory`` are bytes by what they are for, and those that are resident."""
+    """All metrics, as Prometheus reads them; ``memory`` are bytes by what they are for, and those
+    that are resident.
+    """
     return "".join(map(_lines, _metrics(stats, memory)))
 
 
@@ -87,7 +105,9 @@ def _labelled(model: str, values: Mapping[str, float]) -> dict[str, float]:
 
 def _lines(metric: Metric) -> str:
     head = f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.kind}\n"
-    return head + "".join(f"{metric.name}{labels} {value:.12g}\n" for labels, value in metric.values.items())
+    return head + "".join(
+        f"{metric.name}{labels} {value:.12g}\n" for labels, value in metric.values.items()
+    )
 
 
 def _counter(name: str, text: str, values: float | Mapping[str, float]) -> Metric:
@@ -102,7 +122,9 @@ def _histogram(name: str, text: str, of: Histogram) -> Metric:
     """Cumulative counts by upper bound, as Prometheus' text format has them."""
     counts = itertools.accumulate(of.counts)
     bounds = (*(f"{bound:g}" for bound in FIRST_TOKEN_SECONDS), "+Inf")
-    values: dict[str, float] = {f'_bucket{{le="{bound}"}}': n for bound, n in zip(bounds, counts, strict=True)}
+    values: dict[str, float] = {
+        f'_bucket{{le="{bound}"}}': n for bound, n in zip(bounds, counts, strict=True)
+    }
     return Metric(name, "histogram", text, {**values, "_sum": of.seconds, "_count": sum(of.counts)})
 
 
@@ -114,17 +136,40 @@ def _by(label: str, values: Mapping[Any, float]) -> dict[str, float]:
 def _llama(stats: EngineStats) -> Iterator[Metric]:
     total, recent = stats.total, stats.recent
     drafts, busy = total.drafts, total.n_busy / max(total.n_calls, 1)
-    prompt_rate, rate = _rate(recent.n_evaluated, recent.prompt_ms), _rate(recent.n_predicted, recent.predicted_ms)
+    prompt_rate, rate = (
+        _rate(recent.n_evaluated, recent.prompt_ms),
+        _rate(recent.n_predicted, recent.predicted_ms),
+    )
     for name, text, value in (
-        ("prompt_tokens_total", "Number of prompt tokens processed, excluding cached tokens", total.n_evaluated),
-        ("prompt_tokens_cached_total", "Number of prompt tokens reused from the cache", total.n_cached),
+        (
+            "prompt_tokens_total",
+            "Number of prompt tokens processed, excluding cached tokens",
+            total.n_evaluated,
+        ),
+        (
+            "prompt_tokens_cached_total",
+            "Number of prompt tokens reused from the cache",
+            total.n_cached,
+        ),
         ("prompt_seconds_total", "Total time spent processing prompts", total.prompt_ms / 1e3),
         ("tokens_predicted_total", "Number of generation tokens processed", total.n_predicted),
-        ("tokens_predicted_seconds_total", "Total time spent generating tokens", total.predicted_ms / 1e3),
+        (
+            "tokens_predicted_seconds_total",
+            "Total time spent generating tokens",
+            total.predicted_ms / 1e3,
+        ),
         ("n_decode_total", "Total number of llama_decode() calls", total.n_calls),
         ("n_tokens_max", "Largest observed sequence length (prompt + generation)", total.n_longest),
-        ("spec_decode_num_draft_tokens_total", "Speculative: Total draft tokens generated", drafts.n_drafted),
-        ("spec_decode_num_accepted_tokens_total", "Speculative: Total draft tokens accepted", drafts.n_accepted),
+        (
+            "spec_decode_num_draft_tokens_total",
+            "Speculative: Total draft tokens generated",
+            drafts.n_drafted,
+        ),
+        (
+            "spec_decode_num_accepted_tokens_total",
+            "Speculative: Total draft tokens accepted",
+            drafts.n_accepted,
+        ),
         ("spec_decode_num_drafts_total", "Speculative: Total verification steps", drafts.n_drafts),
     ):
         yield _counter(f"llamacpp:{name}", text, value)
@@ -137,40 +182,81 @@ def _llama(stats: EngineStats) -> Iterator[Metric]:
     ):
         yield _gauge(f"llamacpp:{name}", text, value)
     if drafts.by_position:
-        name, text = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total", "Accepted tokens per draft position"
-        yield _counter(name, text, _by("position", {str(i): n for i, n in enumerate(drafts.by_position)}))
+        name, text = (
+            "llamacpp:spec_decode_num_accepted_tokens_per_pos_total",
+            "Accepted tokens per draft position",
+        )
+        yield _counter(
+            name, text, _by("position", {str(i): n for i, n in enumerate(drafts.by_position)})
+        )
 
 
 def _scheduling(stats: EngineStats) -> Iterator[Metric]:
     text = "Seconds from the arrival of a request to its first token"
     yield _histogram("pyctl_first_token_seconds", text, stats.total.first_tokens)
-    yield _counter("pyctl_suspensions_total", "Replies that had to give their cells to others", stats.total.n_suspended)
+    yield _counter(
+        "pyctl_suspensions_total",
+        "Replies that had to give their cells to others",
+        stats.total.n_suspended,
+    )
     yield _gauge("pyctl_suspended", "Such replies that wait now", stats.n_suspended)
     turns = "Turns with --exact that ended for another request"
     yield _counter("pyctl_turns_yielded_total", turns, stats.total.n_turns_yielded)
-    yield _gauge("pyctl_suspended_bytes", "Bytes that these need, part of the cache's", stats.suspended_bytes)
+    yield _gauge(
+        "pyctl_suspended_bytes", "Bytes that these need, part of the cache's", stats.suspended_bytes
+    )
     yield _gauge("pyctl_context_tokens", "Tokens that fit into the context", stats.n_cells)
     yield _gauge("pyctl_context_tokens_used", "Tokens in the context", stats.n_cells_used)
-    yield _gauge("pyctl_context_tokens_held", "Cells that rows of snapshots take, and no sequence", stats.n_cells_held)
+    yield _gauge(
+        "pyctl_context_tokens_held",
+        "Cells that rows of snapshots take, and no sequence",
+        stats.n_cells_held,
+    )
     device = _by("event", asdict(stats.device))
-    yield _counter("pyctl_device_rows_total", "Rows of snapshots on the device, by what became of them", device)
+    yield _counter(
+        "pyctl_device_rows_total", "Rows of snapshots on the device, by what became of them", device
+    )
 
 
 def _cache(view: CacheView) -> Iterator[Metric]:
     totals = view.totals
     for name, text, values in (
         ("cache_requests_total", "Requests served", totals.requests),
-        ("cache_hits_total", "Requests resumed from a prefix, by its place", _by("source", totals.hits)),
-        ("cache_restored_tokens_total", "Prompt tokens restored, by source", _by("source", totals.n_cached)),
+        (
+            "cache_hits_total",
+            "Requests resumed from a prefix, by its place",
+            _by("source", totals.hits),
+        ),
+        (
+            "cache_restored_tokens_total",
+            "Prompt tokens restored, by source",
+            _by("source", totals.n_cached),
+        ),
         ("cache_evaluated_tokens_total", "Prompt tokens evaluated", totals.n_evaluated),
-        ("cache_saved_seconds_total", "Seconds that clients did not wait, estimated", totals.saved_seconds),
-        ("prewarmed_tokens_total", "Tokens evaluated before a request needed them", totals.n_prewarmed),
-        ("prewarmed_tokens_used_total", "Such tokens that a request then resumed from", totals.n_prewarmed_used),
+        (
+            "cache_saved_seconds_total",
+            "Seconds that clients did not wait, estimated",
+            totals.saved_seconds,
+        ),
+        (
+            "prewarmed_tokens_total",
+            "Tokens evaluated before a request needed them",
+            totals.n_prewarmed,
+        ),
+        (
+            "prewarmed_tokens_used_total",
+            "Such tokens that a request then resumed from",
+            totals.n_prewarmed_used,
+        ),
         ("prewarms_total", "Prompts evaluated before a request came", totals.n_prewarms),
         ("cache_saves_total", "Snapshots taken", totals.n_saved),
         ("cache_evictions_total", "Snapshots evicted from RAM", view.n_evicted),
         ("cache_refused_total", "Snapshots that could not fit into the budget", view.n_refused),
-        ("cache_failed_restores_total", "Snapshots that could not be restored", totals.failed_restores),
+        (
+            "cache_failed_restores_total",
+            "Snapshots that could not be restored",
+            totals.failed_restores,
+        ),
     ):
         yield _counter(f"pyctl_{name}", text, values)
     yield _gauge("pyctl_cache_snapshots", "Snapshots in RAM", len(view.snapshots))
@@ -180,20 +266,43 @@ def _cache(view: CacheView) -> Iterator[Metric]:
     if (disk := view.disk) is not None:
         yield _gauge("pyctl_cache_disk_snapshots", "Lengths with a snapshot on disk", disk.in_use)
         yield _gauge("pyctl_cache_disk_bytes", "Bytes of the snapshots on disk", disk.n_bytes)
-        yield _gauge("pyctl_cache_disk_budget_bytes", "What they may take, -1 for no limit", disk.budget)
+        yield _gauge(
+            "pyctl_cache_disk_budget_bytes", "What they may take, -1 for no limit", disk.budget
+        )
         yield _counter("pyctl_cache_disk_reads_total", "Snapshots read from disk", disk.hits)
-        yield _counter("pyctl_cache_disk_written_bytes_total", "Bytes written to disk", disk.written.n_bytes)
+        yield _counter(
+            "pyctl_cache_disk_written_bytes_total", "Bytes written to disk", disk.written.n_bytes
+        )
         yield _gauge("pyctl_cache_disk_waiting", "Snapshots that wait to be written", disk.waiting)
-        yield _counter("pyctl_cache_disk_spilled_total", "Snapshots written as they left RAM", disk.spilled.n)
-        yield _counter("pyctl_cache_disk_spilled_bytes_total", "Bytes written as they left RAM", disk.spilled.n_bytes)
-        yield _counter("pyctl_cache_disk_given_up_total", "Snapshots not written for lack of time", disk.given_up)
-        yield _counter("pyctl_cache_disk_failed_writes_total", "Snapshots that could not be written", disk.failed)
+        yield _counter(
+            "pyctl_cache_disk_spilled_total", "Snapshots written as they left RAM", disk.spilled.n
+        )
+        yield _counter(
+            "pyctl_cache_disk_spilled_bytes_total",
+            "Bytes written as they left RAM",
+            disk.spilled.n_bytes,
+        )
+        yield _counter(
+            "pyctl_cache_disk_given_up_total",
+            "Snapshots not written for lack of time",
+            disk.given_up,
+        )
+        yield _counter(
+            "pyctl_cache_disk_failed_writes_total",
+            "Snapshots that could not be written",
+            disk.failed,
+        )
         yield _counter("pyctl_cache_disk_damaged_total", "Files found damaged", disk.damaged)
 
 
 def _memory(memory: Mapping[str, int]) -> Iterator[Metric]:
-    resident, counted = memory["resident"], {part: n for part, n in memory.items() if part != "resident"}
-    yield _gauge("pyctl_memory_resident_bytes", "Bytes of this process in the machine's memory", resident)
+    resident, counted = (
+        memory["resident"],
+        {part: n for part, n in memory.items() if part != "resident"},
+    )
+    yield _gauge(
+        "pyctl_memory_resident_bytes", "Bytes of this process in the machine's memory", resident
+    )
     text = "Bytes by what they are for; blocks are in arena or in addition to it"
     yield _gauge("pyctl_memory_bytes", text, _by("part", counted))
 

@@ -22,7 +22,10 @@ from pyctl.server.service import Service
 __all__ = ["events", "health", "load", "retrieve", "show", "unload"]
 
 _MAX_EVENTS = limit(
-    256, "events of models that a client of /models/sse has not taken yet", "it is closed", "connection"
+    256,
+    "events of models that a client of /models/sse has not taken yet",
+    "it is closed",
+    "connection",
 )
 
 
@@ -40,12 +43,15 @@ async def health(models: Models, request: Request) -> Response:
 
 
 async def show(models: Models, request: Request) -> Response:
-    """GET /v1/models: of one model OpenAI's list and Ollama's, of several llama-server's list with their states.
+    """GET /v1/models: of one model OpenAI's list and Ollama's, of several llama-server's list with
+    their states.
 
     With ``reload`` in the query of several, presets and directories are read again first.
     """
     if models.only is not None:
-        return JsonResponse({"models": [_named(models.only)], "object": "list", "data": [_described(models.only)]})
+        return JsonResponse(
+            {"models": [_named(models.only)], "object": "list", "data": [_described(models.only)]}
+        )
     if request.query_params.get("reload"):
         check_origin(request.headers, models.shared.settings)
         await asyncio.wrap_future(await models.shared.pool.fetching.run(request, models.reload))
@@ -55,22 +61,34 @@ async def show(models: Models, request: Request) -> Response:
 
 
 async def retrieve(models: Models, request: Request) -> Response:
-    """GET /v1/models/{id}; Ollama's clients add a tag. Raises NotFoundError for an unknown model."""
+    """GET /v1/models/{id}; Ollama's clients add a tag. Raises NotFoundError for an unknown
+    model.
+    """
     name = str(request.path_params["id"])
     if not name:
         raise NotFoundError(f"no such endpoint: {request.url.path}")
     if models.only is not None:
         service = models.only
-        if name.removesuffix(":latest") not in (service.model, *service.info.model_aliases, service.info.model_name):
-            raise NotFoundError(f"the model {name[:200]!r} does not exist; this server has {service.model!r}")
+        if name.removesuffix(":latest") not in (
+            service.model,
+            *service.info.model_aliases,
+            service.info.model_name,
+        ):
+            raise NotFoundError(
+                f"the model {name[:200]!r} does not exist; this server has {service.model!r}"
+            )
         return JsonResponse({**_described(models.only), "id": name})
     if (model := models.find(name)) is None:
         raise NotFoundError(f"the model {name[:200]!r} does not exist")
-    return JsonResponse({**_listed(model, own=is_own(request.headers, models.shared.settings)), "id": name})
+    return JsonResponse(
+        {**_listed(model, own=is_own(request.headers, models.shared.settings)), "id": name}
+    )
 
 
 async def load(models: Models, request: Request) -> Response:
-    """POST /models/load {"model": ...}: starts to load one; /models/sse reports the end. Raises NotFoundError."""
+    """POST /models/load {"model": ...}: starts to load one; /models/sse reports the end. Raises
+    NotFoundError.
+    """
     name = _ModelBody.parse(await request.body()).model
     if (model := models.find(name)) is None:
         raise NotFoundError("model is not found")
@@ -79,7 +97,9 @@ async def load(models: Models, request: Request) -> Response:
 
 
 async def unload(models: Models, request: Request) -> Response:
-    """POST /models/unload {"model": ...}: unloads it after its replies or stop-timeout. Raises RequestError."""
+    """POST /models/unload {"model": ...}: unloads it after its replies or stop-timeout. Raises
+    RequestError.
+    """
     name = _ModelBody.parse(await request.body()).model
     if (model := models.find(name)) is None:
         raise RequestError("model is not found")
@@ -108,7 +128,9 @@ async def events(models: Models, request: Request) -> Response:
             yield PING
             while not queue.full():
                 try:
-                    event = await asyncio.wait_for(queue.get(), ping_seconds if ping_seconds > 0 else None)
+                    event = await asyncio.wait_for(
+                        queue.get(), ping_seconds if ping_seconds > 0 else None
+                    )
                     if event is None:
                         return
                     yield frame(encode(event))
@@ -117,11 +139,15 @@ async def events(models: Models, request: Request) -> Response:
         finally:
             end()
 
-    return StreamingResponse(frames(), media_type="text/event-stream", headers={"cache-control": "no-cache"})
+    return StreamingResponse(
+        frames(), media_type="text/event-stream", headers={"cache-control": "no-cache"}
+    )
 
 
 def _listed(model: ServedModel, *, own: bool) -> dict[str, Any]:
-    """A model in llama-server's list; its flags are for this server's ``own`` pages and for programs."""
+    """A model in llama-server's list; its flags are for this server's ``own`` pages and for
+    programs.
+    """
     source, service = model.source.card, model.service
     status: dict[str, Any] = {"value": model.status}
     if own:

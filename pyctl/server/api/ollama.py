@@ -2,16 +2,21 @@
 
 It has the engine, the cache, the tools and the images of all other APIs. What differs from Ollama:
 
-* The server has its own model, whatever name a request gives. Models are chosen when the server starts, so `refuse`
-  answers all other paths. Names in lists have the tag ``latest``, by which clients look for them.
-* ``options`` that load a model (num_ctx, num_gpu, ...) have no effect, nor has ``keep_alive``: the model is loaded.
+* The server has its own model, whatever name a request gives. Models are chosen when the server
+  starts, so `refuse` answers all other paths. Names in lists have the tag ``latest``, by which
+  clients look for them.
+* ``options`` that load a model (num_ctx, num_gpu, ...) have no effect, nor has ``keep_alive``: the
+  model is loaded.
 * A prompt that does not fit is refused; Ollama leaves out old messages.
 * Without ``options``, sampling parameters are the server's.
-* ``think`` true or absent leaves it to the template whether the model reasons; a template without reasoning ignores it.
+* ``think`` true or absent leaves it to the template whether the model reasons; a template without
+  reasoning ignores it.
 * ``template`` and ``context`` of /api/generate are refused.
-* Tool calls come in one chunk, after all text. One that was cut off is left out; the done_reason is length then.
+* Tool calls come in one chunk, after all text. One that was cut off is left out; the done_reason is
+  length then.
 * ``logprobs`` are refused.
-* ``load_duration`` is the time before the evaluation of the prompt, in the queue or until a sleeping model is loaded.
+* ``load_duration`` is the time before the evaluation of the prompt, in the queue or until a
+  sleeping model is loaded.
 * A silent stream repeats an empty chunk.
 
 Fields that Ollama's API lacks (cache_prompt, prefix_cache, tool_choice, ...) are passed on.
@@ -74,9 +79,12 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 API_VERSION = "0.13.0"
-"""The release of Ollama that has what these endpoints have; clients read it before they use an ability."""
+"""The release of Ollama that has what these endpoints have; clients read it before they use an
+ability.
+"""
 
-# -- requests ----------------------------------------------------------------------------------------------------------
+# -- requests
+# ----------------------------------------------------------------------------------
 
 
 class OllamaBody(Body, frozen=True):
@@ -130,33 +138,48 @@ _IGNORED = frozenset(
     {"model", "keep_alive", "truncate", "shift", "tools", "n", "n_cmpl"}
     | {"n_probs", "post_sampling_probs", "logprobs", "top_logprobs"}
 )
-"""Fields that mean nothing to us, and of other APIs what this one lacks or expresses in another way."""
+"""Fields that mean nothing to us, and of other APIs what this one lacks or expresses in another
+way.
+"""
 
-_SAMPLING = frozenset(item.name for item in fields(Sampling) if not item.name.startswith("grammar")) - _IGNORED
+_SAMPLING = (
+    frozenset(item.name for item in fields(Sampling) if not item.name.startswith("grammar"))
+    - _IGNORED
+)
 
 _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "max": "high"}
 """Levels of ``think``. No template has a fourth one under this name."""
 
 
 def chat_body(values: Mapping[str, Any]) -> ChatBody | None:
-    """The chat completion that /api/chat describes, None if it only loads the model. Raises RequestError."""
+    """The chat completion that /api/chat describes, None if it only loads the model. Raises
+    RequestError.
+    """
     body = OllamaChatBody.of(values)
     chat = _generation(values, body)
     chat["messages"] = _messages(body.messages)
     if body.tools is not None:
-        chat["tools"] = [{"type": "function", **tool} if isinstance(tool, dict) else tool for tool in body.tools]
+        chat["tools"] = [
+            {"type": "function", **tool} if isinstance(tool, dict) else tool for tool in body.tools
+        ]
     return ChatBody.of(chat) if body.messages else None
 
 
 def generate_body(values: Mapping[str, Any]) -> AnyBody | None:
-    """The completion for /api/generate, None to load the model only. Raises RequestError or NotSupportedError."""
+    """The completion for /api/generate, None to load the model only. Raises RequestError or
+    NotSupportedError.
+    """
     body = OllamaGenerateBody.of(values)
     if body.raw and (body.template or body.system or body.context):
         raise RequestError("raw mode does not support template, system, or context")
     if body.template:
-        raise NotSupportedError("'template' is not supported: 'raw' takes a prompt that is rendered already")
+        raise NotSupportedError(
+            "'template' is not supported: 'raw' takes a prompt that is rendered already"
+        )
     if body.context:
-        raise NotSupportedError("'context' is not supported: /api/chat takes the whole conversation")
+        raise NotSupportedError(
+            "'context' is not supported: /api/chat takes the whole conversation"
+        )
     if body.images and (body.raw or body.suffix):
         raise RequestError("'images' cannot be combined with 'raw' or 'suffix'")
     if not (body.prompt or body.suffix or body.images):
@@ -174,7 +197,11 @@ def generate_body(values: Mapping[str, Any]) -> AnyBody | None:
 def _generation(values: Mapping[str, Any], body: OllamaBody) -> dict[str, Any]:
     """The fields of a completion that control the answer."""
     refuse_fields(values, {"logprobs": ("/v1/chat/completions has them",)})
-    options = {**others(values, type(body), _IGNORED), **_options(body.options), "stream": body.stream}
+    options = {
+        **others(values, type(body), _IGNORED),
+        **_options(body.options),
+        "stream": body.stream,
+    }
     if body.format == "json":
         options["response_format"] = {"type": "json_object"}
     elif isinstance(body.format, dict):
@@ -202,7 +229,9 @@ def _options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _messages(values: list[Any]) -> list[dict[str, Any]]:
-    """Messages of a chat completion; calls without ids get some, and so do their results: templates may need them."""
+    """Messages of a chat completion; calls without ids get some, and so do their results: templates
+    may need them.
+    """
     messages: list[dict[str, Any]] = []
     open_calls: list[tuple[Any, str]] = []  # name and id of calls without a result
     n_calls = 0
@@ -212,12 +241,16 @@ def _messages(values: list[Any]) -> list[dict[str, Any]]:
             raise RequestError(f"{where} must be an object")
         message = _Message.of(value)
         role = message.role.lower() if isinstance(message.role, str) else message.role
-        found = {"role": role, "content": _content(message.content, message.images, f"{where}.images")}
+        found = {
+            "role": role,
+            "content": _content(message.content, message.images, f"{where}.images"),
+        }
         if message.thinking:
             found["reasoning_content"] = message.thinking
         if message.tool_calls:
             found["tool_calls"] = calls = [
-                _call(call, n_calls + n, f"{where}.tool_calls[{n}]") for n, call in enumerate(message.tool_calls)
+                _call(call, n_calls + n, f"{where}.tool_calls[{n}]")
+                for n, call in enumerate(message.tool_calls)
             ]
             n_calls += len(calls)
             open_calls = [(call["function"]["name"], str(call["id"])) for call in calls]
@@ -235,7 +268,9 @@ def _content(text: Any, images: list[Any], where: str) -> Any:
         return text
     if not isinstance(text, str):
         raise RequestError(f"the content next to {where} must be a string")
-    parts: list[dict[str, Any]] = [ImagePart(image, f"{where}[{number}]") for number, image in enumerate(images)]
+    parts: list[dict[str, Any]] = [
+        ImagePart(image, f"{where}[{number}]") for number, image in enumerate(images)
+    ]
     return [*parts, {"type": "text", "text": text}]
 
 
@@ -245,18 +280,29 @@ def _call(call: Any, number: int, where: str) -> dict[str, Any]:
     if not isinstance(function, dict):
         raise RequestError(f"{where} must be an object with a function")
     arguments = function.get("arguments")
-    text = encode({} if arguments is None else arguments).decode() if not isinstance(arguments, str) else arguments
+    text = (
+        encode({} if arguments is None else arguments).decode()
+        if not isinstance(arguments, str)
+        else arguments
+    )
     call_id = call.get("id") or f"call{number:05}"
-    return {"id": call_id, "type": "function", "function": {"name": function.get("name"), "arguments": text}}
+    return {
+        "id": call_id,
+        "type": "function",
+        "function": {"name": function.get("name"), "arguments": text},
+    }
 
 
 def _answered(open_calls: list[tuple[Any, str]], name: str | None) -> str | None:
-    """The id of the first open call of the tool ``name``, else of the first one, which is closed; None without any."""
+    """The id of the first open call of the tool ``name``, else of the first one, which is closed;
+    None without any.
+    """
     index = next((i for i, (called, _) in enumerate(open_calls) if called == name), 0)
     return open_calls.pop(index)[1] if open_calls else None
 
 
-# -- replies -----------------------------------------------------------------------------------------------------------
+# -- replies
+# ----------------------------------------------------------------------------------
 
 
 def _now() -> datetime:
@@ -299,7 +345,10 @@ class OllamaReply(EventReply):
 
     def close(self, done: Done) -> list[dict[str, Any]]:
         calls = self._calls(done)
-        return [*([self._chunk("", "", calls)] if calls else ()), {**self._chunk("", "", []), **self._end(done)}]
+        return [
+            *([self._chunk("", "", calls)] if calls else ()),
+            {**self._chunk("", "", []), **self._end(done)},
+        ]
 
     def body(self, done: Done) -> dict[str, Any]:
         said = self.prepared.splitter.reply
@@ -333,7 +382,12 @@ class OllamaReply(EventReply):
                 arguments = None
             if isinstance(arguments, dict) or done.stop_type != "limit":
                 known = arguments if isinstance(arguments, dict) else {}
-                found.append({"id": call.id, "function": {"index": call.index, "name": call.name, "arguments": known}})
+                found.append(
+                    {
+                        "id": call.id,
+                        "function": {"index": call.index, "name": call.name, "arguments": known},
+                    }
+                )
         return found
 
 
@@ -347,7 +401,8 @@ class OllamaTextReply(OllamaReply):
         return {"response": content, **({"thinking": thinking} if thinking else {})}
 
 
-# -- endpoints ---------------------------------------------------------------------------------------------------------
+# -- endpoints
+# ----------------------------------------------------------------------------------
 
 
 async def chat(service: Service, request: Request) -> ASGIApp:
@@ -387,7 +442,9 @@ async def embed(service: Service, request: Request) -> Response:
     return JsonResponse(
         {
             "model": service.model,
-            "embeddings": [normalised(rows[:, : body.dimensions], 2)[0].tolist() for rows in vectors],
+            "embeddings": [
+                normalised(rows[:, : body.dimensions], 2)[0].tolist() for rows in vectors
+            ],
             "total_duration": _ns(seconds * 1e3),
             "load_duration": 0,
             "prompt_eval_count": n_tokens,
@@ -398,7 +455,10 @@ async def embed(service: Service, request: Request) -> Response:
 async def tags(models: Models, request: Request) -> Response:
     """GET /api/tags; of a model that was not loaded yet, the name alone is known."""
     unknown = [model.name for model in models if model.service is None]
-    named = [{"name": f"{name}:latest", "model": f"{name}:latest", "details": {"format": "gguf"}} for name in unknown]
+    named = [
+        {"name": f"{name}:latest", "model": f"{name}:latest", "details": {"format": "gguf"}}
+        for name in unknown
+    ]
     return JsonResponse({"models": [*map(_model, models.services), *named]})
 
 
@@ -406,7 +466,13 @@ async def loaded_models(models: Models, request: Request) -> Response:
     """GET /api/ps: those that are loaded and do not sleep."""
     running = [service for service in models.services if not service.worker.is_sleeping]
     facts = {"expires_at": _NEVER}
-    return JsonResponse({"models": [{**_model(each), **facts, "context_length": each.info.n_ctx} for each in running]})
+    return JsonResponse(
+        {
+            "models": [
+                {**_model(each), **facts, "context_length": each.info.n_ctx} for each in running
+            ]
+        }
+    )
 
 
 _NEVER = "2318-01-01T00:00:00Z"
@@ -448,7 +514,9 @@ def _capabilities(service: Service) -> list[str]:
 
 
 def _model(service: Service) -> dict[str, Any]:
-    """The model in lists. ``digest`` identifies it, and how it is evaluated; it is not the file's."""
+    """The model in lists. ``digest`` identifies it, and how it is evaluated; it is not the
+    file's.
+    """
     info = service.info
     name = service.model if ":" in service.model else f"{service.model}:latest"
     return {

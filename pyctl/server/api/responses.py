@@ -1,18 +1,20 @@
 """OpenAI's Responses API: endpoints and replies; `responses_request` reads their requests.
 
-Names and members are llama-server's, with what OpenAI's own clients read in addition: sequence numbers, indices, the
-request's settings in the body, the ends of reasoning and of arguments. What differs from llama-server:
+Names and members are llama-server's, with what OpenAI's own clients read in addition: sequence
+numbers, indices, the request's settings in the body, the ends of reasoning and of arguments. What
+differs from llama-server:
 
 * An item is done before the next one is added; llama-server ends all of them at the end.
-* The response opens with the prefill, and a silent stream repeats ``response.in_progress``: some clients do not count
-  comments as life.
-* A reply that was cut off has the status incomplete, with the reason, and so has its last item; llama-server's are
-  completed. The event remains ``response.completed``, which its clients wait for. Half of a call's arguments has no
-  ``done`` event, since clients run a call by it.
-* A failure is a ``response.failed`` and an ``error`` event; llama-server sends data without a name, which some
-  clients skip.
+* The response opens with the prefill, and a silent stream repeats ``response.in_progress``: some
+  clients do not count comments as life.
+* A reply that was cut off has the status incomplete, with the reason, and so has its last item;
+  llama-server's are completed. The event remains ``response.completed``, which its clients wait
+  for. Half of a call's arguments has no ``done`` event, since clients run a call by it.
+* A failure is a ``response.failed`` and an ``error`` event; llama-server sends data without a name,
+  which some clients skip.
 * ``store`` is false: each request brings its whole input, and the cache makes that cheap.
-* ``encrypted_content`` carries the reasoning to clients that request it with ``include``; llama-server leaves it empty.
+* ``encrypted_content`` carries the reasoning to clients that request it with ``include``;
+  llama-server leaves it empty.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ __all__ = ["create", "input_tokens"]
 
 
 class ResponseReply(EventReply):
-    """A response: items of reasoning, message and calls, in the order in which the model writes them."""
+    """A response: items of reasoning, message and calls, in the order in which the model writes
+    them.
+    """
 
     def __init__(self, service: Service, prepared: PreparedReply, asked: ResponseRequest) -> None:
         super().__init__(service, prepared)
@@ -128,7 +132,9 @@ class ResponseReply(EventReply):
         self._n_events += 1
         return {"type": kind, "sequence_number": self._n_events - 1, **members}
 
-    def _lifecycle(self, name: str, status: str, members: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _lifecycle(
+        self, name: str, status: str, members: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         return self._event(f"response.{name}", response=self._body(status, members or {}))
 
     def _still(self) -> dict[str, Any]:
@@ -137,7 +143,11 @@ class ResponseReply(EventReply):
         return self._event("response.in_progress", response=response)
 
     def _timings(self) -> dict[str, Any]:
-        return {"timings": timings_json(self._timings_so_far())} if self.options.timings_per_token else {}
+        return (
+            {"timings": timings_json(self._timings_so_far())}
+            if self.options.timings_per_token
+            else {}
+        )
 
     def _place(self, *, part: bool = True) -> dict[str, Any]:
         """Where an event belongs: the last item, and its only part."""
@@ -155,17 +165,26 @@ class ResponseReply(EventReply):
     def _emit(self, text: str) -> list[dict[str, Any]]:
         events = []
         if not self._is_open("message"):
-            events = self._add({"content": [], "id": "msg_" + random_id(), "role": "assistant", "type": "message"})
-            events.append(self._event("response.content_part.added", **self._place(), part=_text_part("")))
+            events = self._add(
+                {"content": [], "id": "msg_" + random_id(), "role": "assistant", "type": "message"}
+            )
+            events.append(
+                self._event("response.content_part.added", **self._place(), part=_text_part(""))
+            )
         self._texts.append(text)
         probs = self.logprobs(self._held_probs)["content"]
         self._probs += probs
-        return [*events, self._event("response.output_text.delta", **self._place(), delta=text, logprobs=probs)]
+        return [
+            *events,
+            self._event("response.output_text.delta", **self._place(), delta=text, logprobs=probs),
+        ]
 
     def _call(self, call: CallDelta) -> list[dict[str, Any]]:
         events = []
         if call.name:
-            space, tool = self._asked.tools.get(call.name, (None, {"type": "function", "name": call.name}))
+            space, tool = self._asked.tools.get(
+                call.name, (None, {"type": "function", "name": call.name})
+            )
             name = call.id.removeprefix("call_")
             item: dict[str, Any] = {"id": f"fc_{name}", "arguments": "", "type": "function_call"}
             if tool["type"] == "custom":
@@ -176,7 +195,9 @@ class ResponseReply(EventReply):
         self._texts.append(call.arguments)
         if call.arguments and self._is_open("function_call"):
             place = self._place(part=False)
-            events.append(self._event("response.function_call_arguments.delta", **place, delta=call.arguments))
+            events.append(
+                self._event("response.function_call_arguments.delta", **place, delta=call.arguments)
+            )
         return events
 
     def _is_open(self, kind: str) -> bool:
@@ -187,11 +208,15 @@ class ResponseReply(EventReply):
         item["status"] = "in_progress"
         self._items.append(item)
         self._open = True
-        added = self._event("response.output_item.added", output_index=len(self._items) - 1, item=dict(item))
+        added = self._event(
+            "response.output_item.added", output_index=len(self._items) - 1, item=dict(item)
+        )
         return [*events, added]
 
     def _close_item(self, status: str = "completed") -> list[dict[str, Any]]:
-        """End the last item with ``status``, if it is still open; a call that is whole is completed in any case."""
+        """End the last item with ``status``, if it is still open; a call that is whole is completed
+        in any case.
+        """
         if not self._open:
             return []
         self._open = False
@@ -208,20 +233,35 @@ class ResponseReply(EventReply):
         elif item["type"] == "message":
             item["content"] = [_text_part(text, probs)]
             events = [
-                self._event("response.output_text.done", **self._place(), text=text, logprobs=probs),
-                self._event("response.content_part.done", **self._place(), part=_text_part(text, probs)),
+                self._event(
+                    "response.output_text.done", **self._place(), text=text, logprobs=probs
+                ),
+                self._event(
+                    "response.content_part.done", **self._place(), part=_text_part(text, probs)
+                ),
             ]
         elif item["type"] == "custom_tool_call":
             kind, item["input"] = "response.custom_tool_call_input", input_of(text)
             events = [self._event(f"{kind}.delta", **self._place(part=False), delta=item["input"])]
             if status == "completed":
-                events.append(self._event(f"{kind}.done", **self._place(part=False), input=item["input"]))
+                events.append(
+                    self._event(f"{kind}.done", **self._place(part=False), input=item["input"])
+                )
         else:
             item["arguments"] = text
             members = {**self._place(part=False), "name": item["name"], "arguments": text}
             is_whole = status == "completed"
-            events = [self._event("response.function_call_arguments.done", **members)] if is_whole else []
-        return [*events, self._event("response.output_item.done", output_index=len(self._items) - 1, item=dict(item))]
+            events = (
+                [self._event("response.function_call_arguments.done", **members)]
+                if is_whole
+                else []
+            )
+        return [
+            *events,
+            self._event(
+                "response.output_item.done", output_index=len(self._items) - 1, item=dict(item)
+            ),
+        ]
 
     def _usage(self, done: Done) -> dict[str, Any]:
         n_prompt, n_predicted = done.stats.n_prompt, done.timings.n_predicted
@@ -281,7 +321,9 @@ def _text_part(text: str, probs: Sequence[dict[str, Any]] = ()) -> dict[str, Any
 async def create(service: Service, request: Request) -> ASGIApp:
     """POST /v1/responses"""
     values = parse_object(await request.body())
-    reply = await service.shared.pool.read(request, lambda fetched: _reply(service, values, fetched))
+    reply = await service.shared.pool.read(
+        request, lambda fetched: _reply(service, values, fetched)
+    )
     return respond(service, request, [reply])
 
 

@@ -1,18 +1,21 @@
 """A request of OpenAI's Responses API as the body of a chat completion.
 
-Fields that the API does not have (seed, min_p, cache_prompt, ...) are passed on. The conversion is llama-server's, so
-that both render the same prompt, but for these:
+Fields that the API does not have (seed, min_p, cache_prompt, ...) are passed on. The conversion is
+llama-server's, so that both render the same prompt, but for these:
 
-* ``conversation``, ``prompt`` and ``background`` are refused, as ``previous_response_id`` is; llama-server ignores
-  them.
-* ``text.format`` binds the reply to a schema, and ``tool_choice`` is kept to; llama-server ignores both.
-* A custom tool is a function with one string; tools in a namespace are called ``NAMESPACE__NAME``. llama-server leaves
-  both out. Tools in items of type additional_tools are tools; llama-server refuses these items.
+* ``conversation``, ``prompt`` and ``background`` are refused, as ``previous_response_id`` is;
+  llama-server ignores them.
+* ``text.format`` binds the reply to a schema, and ``tool_choice`` is kept to; llama-server ignores
+  both.
+* A custom tool is a function with one string; tools in a namespace are called ``NAMESPACE__NAME``.
+  llama-server leaves both out. Tools in items of type additional_tools are tools; llama-server
+  refuses these items.
 * An assistant message needs no ``type``, and null counts as absent, as OpenAI has it.
-* The texts of an assistant turn are one text again, as the model wrote it, whatever the template makes of parts.
-* A reasoning item is read from its text, or else from what our own ``encrypted_content`` carries, or else from its
-  summary, and left out without any of them; llama-server refuses all but the first. Clients that store nothing at the
-  server send back only the second.
+* The texts of an assistant turn are one text again, as the model wrote it, whatever the template
+  makes of parts.
+* A reasoning item is read from its text, or else from what our own ``encrypted_content`` carries,
+  or else from its summary, and left out without any of them; llama-server refuses all but the
+  first. Clients that store nothing at the server send back only the second.
 """
 
 from __future__ import annotations
@@ -93,20 +96,25 @@ _NOT_DONE = {
 
 _MAX_ITEMS = limit(20_000, "`input`, items of a response", "400", "request")
 
-_MAX_UNPACKED = limit(32 * 2**20, "sealed reasoning of a request, together", "400", "request", "characters")
+_MAX_UNPACKED = limit(
+    32 * 2**20, "sealed reasoning of a request, together", "400", "request", "characters"
+)
 
 _LOGPROBS = "message.output_text.logprobs"
 """What ``include`` names for log-probabilities."""
 
 _SEAL = "pyctl-reasoning-"
 
-_SEND_ALL = "no response is stored; send all earlier items in 'input', whose prefix the cache restores"
+_SEND_ALL = (
+    "no response is stored; send all earlier items in 'input', whose prefix the cache restores"
+)
 
 
 @dataclass(frozen=True)
 class ResponseRequest:
-    """``chat`` are the fields of the chat completion to make; ``tools`` has the namespace of each tool, None for none,
-    and the tool as it came, by its name in the chat."""
+    """``chat`` are the fields of the chat completion to make; ``tools`` has the namespace of each
+    tool, None for none, and the tool as it came, by its name in the chat.
+    """
 
     body: ResponsesBody
     chat: dict[str, Any]
@@ -114,7 +122,9 @@ class ResponseRequest:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> ResponseRequest:
-        """Read from ``values``. Raises RequestError, and NotSupportedError for a feature that is missing."""
+        """Read from ``values``. Raises RequestError, and NotSupportedError for a feature that is
+        missing.
+        """
         refuse(values, _NOT_DONE)
         for name in _EARLIER:
             if values.get(name):
@@ -126,17 +136,25 @@ class ResponseRequest:
         if not messages:
             raise RequestError("'input' is empty")
         tools = _tools(body)
-        chat = {**others(values, ResponsesBody, _IGNORED), **_options(body, tools), "messages": _joined(messages)}
+        chat = {
+            **others(values, ResponsesBody, _IGNORED),
+            **_options(body, tools),
+            "messages": _joined(messages),
+        }
         return cls(body, chat, tools)
 
 
 def spaced_name(space: str | None, name: str) -> str:
-    """The name in a chat, which has no namespaces, of a tool of ``space``; "functions" is one for tools without."""
+    """The name in a chat, which has no namespaces, of a tool of ``space``; "functions" is one for
+    tools without.
+    """
     return f"{space}__{name}" if space and space != "functions" else name
 
 
 def seal(reasoning: str) -> str:
-    """``reasoning`` as ``encrypted_content``: nothing secret, only opaque to clients, which send it back."""
+    """``reasoning`` as ``encrypted_content``: nothing secret, only opaque to clients, which send it
+    back.
+    """
     return _SEAL + base64.b64encode(zlib.compress(reasoning.encode())).decode()
 
 
@@ -144,13 +162,17 @@ def _unseal(text: str) -> str:
     """The text that `seal` was given; empty if ``text`` is from somewhere else."""
     try:
         unpacker = zlib.decompressobj()
-        data = unpacker.decompress(base64.b64decode(text.removeprefix(_SEAL), validate=True), _MAX_UNPACKED + 1)
+        data = unpacker.decompress(
+            base64.b64decode(text.removeprefix(_SEAL), validate=True), _MAX_UNPACKED + 1
+        )
         return data.decode(errors="ignore")  # one that is too long may end within a character
     except (binascii.Error, zlib.error, ValueError):
         return ""
 
 
-def _options(body: ResponsesBody, tools: dict[str, tuple[str | None, dict[str, Any]]]) -> dict[str, Any]:
+def _options(
+    body: ResponsesBody, tools: dict[str, tuple[str | None, dict[str, Any]]]
+) -> dict[str, Any]:
     parallel = body.parallel_tool_calls
     chat: dict[str, Any] = {} if parallel is None else {"parallel_tool_calls": parallel}
     if body.top_logprobs or _LOGPROBS in body.include:
@@ -164,10 +186,15 @@ def _options(body: ResponsesBody, tools: dict[str, tuple[str | None, dict[str, A
     if body.tool_choice is not None:
         chat["tool_choice"] = choice = _tool_choice(body.tool_choice)
         is_forced = (
-            choice.get("mode") == "required" or "name" in choice if isinstance(choice, dict) else choice == "required"
+            choice.get("mode") == "required" or "name" in choice
+            if isinstance(choice, dict)
+            else choice == "required"
         )
         if is_forced and not tools and (body.tools or _tools_within(body.input)):
-            raise RequestError("'tool_choice' requires a call, and none of the tools is a function or a custom tool")
+            raise RequestError(
+                "'tool_choice' requires a call, and none of the tools is a function or a custom "
+                "tool"
+            )
     style = {name: value for name, value in body.text.format.items() if value is not None}
     if style.get("type") == "json_schema":
         schema = {name: style[name] for name in ("name", "schema", "strict") if name in style}
@@ -178,7 +205,9 @@ def _options(body: ResponsesBody, tools: dict[str, tuple[str | None, dict[str, A
 
 
 def _tools(body: ResponsesBody) -> dict[str, tuple[str | None, dict[str, Any]]]:
-    """The tools that can be called, those in the input included, each with its namespace; the last of a name counts."""
+    """The tools that can be called, those in the input included, each with its namespace; the last
+    of a name counts.
+    """
     given = list(_callable(body.tools, "tools"))
     for index, more in _tools_within(body.input).items():
         given += _callable(more, f"input[{index}].tools")
@@ -189,11 +218,15 @@ def _tools_within(items: Any) -> dict[int, Any]:
     """What items of type additional_tools bring along, by their place."""
     found = enumerate(items) if isinstance(items, list) else ()
     return {
-        n: item.get("tools") for n, item in found if isinstance(item, dict) and item.get("type") == "additional_tools"
+        n: item.get("tools")
+        for n, item in found
+        if isinstance(item, dict) and item.get("type") == "additional_tools"
     }
 
 
-def _callable(value: Any, where: str, space: str | None = None) -> Iterator[tuple[str | None, dict[str, Any]]]:
+def _callable(
+    value: Any, where: str, space: str | None = None
+) -> Iterator[tuple[str | None, dict[str, Any]]]:
     """The functions and custom tools among ``value`` and in its namespaces."""
     if value is None:
         return
@@ -208,7 +241,9 @@ def _callable(value: Any, where: str, space: str | None = None) -> Iterator[tupl
         elif kind == "namespace" and space is None and isinstance(name, str) and name:
             yield from _callable(tool.get("tools"), f"{where}[{index}].tools", name)
         else:
-            log.warning("tool of type %.40r ignored: only functions and custom tools are supported", kind)
+            log.warning(
+                "tool of type %.40r ignored: only functions and custom tools are supported", kind
+            )
 
 
 def _tool(name: str, tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,7 +265,10 @@ def _tool_choice(value: Any) -> Any:
     if kind in ("function", "custom"):
         return _reference(value)
     if kind == "allowed_tools" and isinstance(value.get("tools"), list):
-        return {**value, "tools": [_reference(tool) for tool in value["tools"] if _is_callable(tool)]}
+        return {
+            **value,
+            "tools": [_reference(tool) for tool in value["tools"] if _is_callable(tool)],
+        }
     return value
 
 
@@ -262,7 +300,9 @@ def _messages(value: Any) -> list[Any]:
             messages.append(_message(item, f"input[{index}]"))
             n_chars += len(messages[-1].get("reasoning_content", ""))
             if n_chars > _MAX_UNPACKED:
-                raise RequestError(f"the reasoning in 'input' has more than {_MAX_UNPACKED} characters")
+                raise RequestError(
+                    f"the reasoning in 'input' has more than {_MAX_UNPACKED} characters"
+                )
     return messages
 
 
@@ -301,7 +341,11 @@ def _call(call_id: str | None, name: str, arguments: str, where: str) -> dict[st
 
 
 def _result(call_id: str | None, content: Any, where: str) -> dict[str, Any]:
-    return {"role": "tool", "tool_call_id": _required(call_id, f"{where}.call_id"), "content": content}
+    return {
+        "role": "tool",
+        "tool_call_id": _required(call_id, f"{where}.call_id"),
+        "content": content,
+    }
 
 
 def _required(value: str | None, where: str) -> str:
@@ -344,7 +388,9 @@ def _reasoning(item: _Item, where: str) -> str:
 def _texts(parts: Any, where: str) -> str:
     if parts is None:
         return ""
-    if not isinstance(parts, list) or not all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in parts):
+    if not isinstance(parts, list) or not all(
+        isinstance(p, dict) and isinstance(p.get("text"), str) for p in parts
+    ):
         raise RequestError(f"{where} must be a list of parts with a text")
     return "".join(part["text"] for part in parts)
 
@@ -365,4 +411,8 @@ def _joined(messages: list[Any]) -> list[Any]:
             one["tool_calls"] = calls
         joined.append(one)
     spoken = ("tool_calls", "reasoning_content")
-    return [message for message in joined if "content" in message or any(message.get(name) for name in spoken)]
+    return [
+        message
+        for message in joined
+        if "content" in message or any(message.get(name) for name in spoken)
+    ]

@@ -1,4 +1,6 @@
-"""The live sequences: their status, and saving, restoring and clearing them, in llama-server's forms."""
+"""The live sequences: their status, and saving, restoring and clearing them, in llama-server's
+forms.
+"""
 
 from __future__ import annotations
 
@@ -27,34 +29,56 @@ _FORBIDDEN = frozenset('/\\:*?"<>|\uff0e\u2215\u2216\ufffd\ufeff')
 
 
 async def show(service: Service, request: Request) -> Response:
-    """GET /slots. Raises NotSupportedError without --slots; UnavailableError if all are busy and fail_on_no_slot=1."""
+    """GET /slots. Raises NotSupportedError without --slots; UnavailableError if all are busy and
+    fail_on_no_slot=1.
+    """
     if not service.shared.settings.show_slots:
-        raise NotSupportedError("This server does not support slots endpoint. Start it with `--slots`")
-    views = await asyncio.wrap_future(service.admin.sequences(with_tokens=service.shared.settings.slots_debug))
+        raise NotSupportedError(
+            "This server does not support slots endpoint. Start it with `--slots`"
+        )
+    views = await asyncio.wrap_future(
+        service.admin.sequences(with_tokens=service.shared.settings.slots_debug)
+    )
     if request.query_params.get("fail_on_no_slot") and all(view.busy for view in views):
         raise UnavailableError("no slot available")
     may_see = sees_texts(request, service.shared.settings)
-    return JsonResponse([sequence_json(service, view if may_see else _in_blocks(view)) for view in views])
+    return JsonResponse(
+        [sequence_json(service, view if may_see else _in_blocks(view)) for view in views]
+    )
 
 
 async def act(service: Service, request: Request) -> Response:
-    """POST /slots/{id}?action=save|restore|erase, {"filename": ...}. Raises NotSupportedError or RequestError."""
+    """POST /slots/{id}?action=save|restore|erase, {"filename": ...}. Raises NotSupportedError or
+    RequestError.
+    """
     directory = service.shared.settings.slot_save_path
     if directory is None:
-        raise NotSupportedError("This server does not support slots action. Start it with `--slot-save-path`")
+        raise NotSupportedError(
+            "This server does not support slots action. Start it with `--slot-save-path`"
+        )
     seq = _number(request.path_params["id"])
     admin, action = service.admin, request.query_params.get("action", "")
     if action == "erase":
-        return JsonResponse({"id_slot": seq, "n_erased": await asyncio.wrap_future(admin.erase(seq))})
+        return JsonResponse(
+            {"id_slot": seq, "n_erased": await asyncio.wrap_future(admin.erase(seq))}
+        )
     if action not in ("save", "restore"):
         raise RequestError("Invalid action")
     name = _filename(parse_object(await request.body()).get("filename"))
     if action == "save":
         saved = await asyncio.wrap_future(admin.save(seq, directory / name))
-        counts = {"n_saved": saved.n_tokens, "n_written": saved.n_bytes, "timings": {"save_ms": saved.ms}}
+        counts = {
+            "n_saved": saved.n_tokens,
+            "n_written": saved.n_bytes,
+            "timings": {"save_ms": saved.ms},
+        }
     else:
         read = await asyncio.wrap_future(admin.restore(seq, directory / name))
-        counts = {"n_restored": read.n_tokens, "n_read": read.n_bytes, "timings": {"restore_ms": read.ms}}
+        counts = {
+            "n_restored": read.n_tokens,
+            "n_read": read.n_bytes,
+            "timings": {"restore_ms": read.ms},
+        }
     return JsonResponse({"id_slot": seq, "filename": name, **counts})
 
 
@@ -64,7 +88,10 @@ def sequence_json(service: Service, view: SequenceView) -> dict[str, Any]:
     shown: dict[str, Any] = {"id": view.id, "n_ctx": view.n_ctx, "speculative": bool(types)}
     shown["is_processing"] = view.busy
     if (pool := service.info.pool) is not None:
-        shown["kv_pool"] = {"n_rows": view.n_tokens, "bytes_per_pass": pool.pass_bytes(view.n_tokens)}
+        shown["kv_pool"] = {
+            "n_rows": view.n_tokens,
+            "bytes_per_pass": pool.pass_bytes(view.n_tokens),
+        }
     if view.request is None:
         return shown
     debug = service.shared.settings.slots_debug
@@ -93,7 +120,8 @@ def sequence_json(service: Service, view: SequenceView) -> dict[str, Any]:
 def _in_blocks(view: SequenceView) -> SequenceView:
     """``view`` with whole blocks of cached tokens.
 
-    A client that planted a prompt would learn from the number how far the prompt of another client equals it.
+    A client that planted a prompt would learn from the number how far the prompt of another client
+    equals it.
     """
     n_cut = view.n_cached % MIN_BATCH
     return replace(view, n_cached=view.n_cached - n_cut, n_evaluated=view.n_evaluated + n_cut)

@@ -21,7 +21,9 @@ _MAX_DIGITS = 18
 
 
 async def resume(models: Models, request: Request) -> ASGIApp:
-    """GET /v1/stream?conv_id=ID&from=N: its bytes from N on. Raises RequestError; LoadingError before it begins."""
+    """GET /v1/stream?conv_id=ID&from=N: its bytes from N on. Raises RequestError; LoadingError
+    before it begins.
+    """
     stream = models.shared.streams.get(key_of(request, request.query_params.get("conv_id", "")))
     value = request.query_params.get("from", "0") or "0"
     if not (value.isascii() and value.isdecimal() and len(value) <= _MAX_DIGITS):
@@ -34,7 +36,9 @@ async def resume(models: Models, request: Request) -> ASGIApp:
         return Response(media_type="text/event-stream")
 
     async def resumed(scope: Scope, receive: Receive, send: Send) -> None:
-        await until_left(receive, send_stream(stream, int(value), send))  # a client that leaves changes nothing
+        await until_left(
+            receive, send_stream(stream, int(value), send)
+        )  # a client that leaves changes nothing
 
     return resumed
 
@@ -46,9 +50,15 @@ async def end(models: Models, request: Request) -> Response:
 
 
 async def find(models: Models, request: Request) -> Response:
-    """POST /v1/streams/lookup {"conversation_ids": [...]}: the ones that are kept for this client."""
+    """POST /v1/streams/lookup {"conversation_ids": [...]}: the ones that are kept for this
+    client.
+    """
     value = parse_object(await request.body()).get("conversation_ids")
-    names = [name for name in value if isinstance(name, str) and name] if isinstance(value, list) else []
+    names = (
+        [name for name in value if isinstance(name, str) and name]
+        if isinstance(value, list)
+        else []
+    )
     at_most(_MAX_IDS, len(names), "conversation_ids", "ids")
     found = [each for name in names for each in models.shared.streams.named(key_of(request, name))]
     return JsonResponse(

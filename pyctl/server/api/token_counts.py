@@ -30,7 +30,9 @@ class _TokenizeBody(Body, frozen=True):
 async def tokenize(service: Service, request: Request) -> Response:
     """POST /tokenize"""
     body, lane = await request.body(), service.shared.pool.reading
-    return JsonResponse(await lane.run(request, lambda: _tokenize(service, _TokenizeBody.parse(body))))
+    return JsonResponse(
+        await lane.run(request, lambda: _tokenize(service, _TokenizeBody.parse(body)))
+    )
 
 
 async def detokenize(service: Service, request: Request) -> Response:
@@ -43,7 +45,8 @@ async def apply_template(service: Service, request: Request) -> Response:
     """POST /apply-template"""
     body = await request.body()
     chat = await service.shared.pool.read(
-        request, lambda fetched: prepare_chat(service, ConversationBody.parse(body), fetched=fetched)
+        request,
+        lambda fetched: prepare_chat(service, ConversationBody.parse(body), fetched=fetched),
     )
     return JsonResponse({"prompt": chat.text})
 
@@ -55,12 +58,17 @@ def _tokenize(service: Service, body: _TokenizeBody) -> dict[str, Any]:
         if isinstance(part, str):
             check_chars(part, service.info.n_ctx)
             first = body.add_special and index == 0
-            tokens += service.tokenizer.tokenize(part, add_special=first, parse_special=body.parse_special)
+            tokens += service.tokenizer.tokenize(
+                part, add_special=first, parse_special=body.parse_special
+            )
         else:
             tokens.append(part)
     if not body.with_pieces:
         return {"tokens": tokens}
-    pieces = {token: {"id": token, "piece": _readable(service.tokenizer.piece(token))} for token in set(tokens)}
+    pieces = {
+        token: {"id": token, "piece": _readable(service.tokenizer.piece(token))}
+        for token in set(tokens)
+    }
     return {"tokens": [pieces[token] for token in tokens]}
 
 
@@ -81,13 +89,19 @@ def _readable(piece: bytes) -> str | list[int]:
 
 
 async def n_input_tokens(
-    service: Service, request: Request, chat_of: Callable[[dict[str, Any]], Mapping[str, Any]] = lambda values: values
+    service: Service,
+    request: Request,
+    chat_of: Callable[[dict[str, Any]], Mapping[str, Any]] = lambda values: values,
 ) -> int:
-    """Tokens of the prompt that a request is rendered to; ``chat_of`` makes the fields of a chat of its body."""
+    """Tokens of the prompt that a request is rendered to; ``chat_of`` makes the fields of a chat of
+    its body.
+    """
     body = await request.body()
 
     def count(fetched: Fetched) -> int:
-        chat = prepare_chat(service, ConversationBody.of(chat_of(parse_object(body))), fetched=fetched)
+        chat = prepare_chat(
+            service, ConversationBody.of(chat_of(parse_object(body))), fetched=fetched
+        )
         check_chars(chat.text, service.info.n_ctx)
         return chat.n_tokens
 

@@ -32,7 +32,9 @@ async def disabled(models: Models, request: Request) -> Response:
 async def show(models: Models, request: Request) -> Response:
     """GET /tools"""
     tools = models.shared.tools
-    return JsonResponse([_shown(tool) for tool in tools]) if tools else await disabled(models, request)
+    return (
+        JsonResponse([_shown(tool) for tool in tools]) if tools else await disabled(models, request)
+    )
 
 
 def _shown(tool: McpTool) -> dict[str, Any]:
@@ -47,7 +49,9 @@ def _shown(tool: McpTool) -> dict[str, Any]:
 
 
 async def call(models: Models, request: Request) -> Response:
-    """POST /tools {"tool", "params"}: its result. Raises RequestError, NotFoundError, BusyError or ClientDisconnect."""
+    """POST /tools {"tool", "params"}: its result. Raises RequestError, NotFoundError, BusyError or
+    ClientDisconnect.
+    """
     shared = models.shared
     if not shared.tools:
         return await disabled(models, request)

@@ -1,4 +1,6 @@
-"""Tests of the engine on models may have a slow disk, never a failing one, as in tests/unit/engine."""
+"""Tests of the engine on models may have a slow disk, never a failing one, as in
+tests/unit/engine.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A client's request interrupts a background request's batch; the sequence returns to its state before the batch."""
+"""A client's request interrupts a background request's batch; the sequence returns to its state
+before the batch.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ def test_what_somebody_waits_for_is_not_broken_off() -> None:
 
 
 class PulseThatBreaks:
-    """A `Pulse` by which an evaluation is broken off at the very node that it ``breaks_at``, 0 for none."""
+    """A `Pulse` by which an evaluation is broken off at the very node that it ``breaks_at``, 0 for
+    none.
+    """
 
     is_stopped = is_watching = False
     code = 0
@@ -115,7 +119,11 @@ def test_logits_are_those_of_a_cold_run(
 
     cold(backend, prompt, 1)
     expected = backend.logits(0)
-    pulse, real, ctx = PulseThatBreaks(), backend.control.pulse, ctypes.cast(backend.ctx, ctypes.c_void_p).value or 0
+    pulse, real, ctx = (
+        PulseThatBreaks(),
+        backend.control.pulse,
+        ctypes.cast(backend.ctx, ctypes.c_void_p).value or 0,
+    )
     monkeypatch.setattr(backend.control, "pulse", pulse)
     api.llama_set_abort_callback(backend.ctx, pulse.callback, None)
     try:
@@ -178,7 +186,9 @@ def test_a_device_that_asks_nobody_is_looked_at_between_its_layers(
     engine.prefix_cache.cache.clear()
 
 
-def test_a_request_breaks_off_what_runs(open_model: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_breaks_off_what_runs(
+    open_model: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
+) -> None:
     backend = open_model("tiny-hybrid", n_ubatch=N).backend
     backend.evaluate(0, prompt_of(N).tokens, 0)  # as any start does
     backend.memory.clear(0)

@@ -1,4 +1,6 @@
-"""RAM that the cache takes: shared rows count once for all snapshots and branches, and each snapshot has a state."""
+"""RAM that the cache takes: shared rows count once for all snapshots and branches, and each
+snapshot has a state.
+"""
 
 from __future__ import annotations
 
@@ -45,5 +47,7 @@ def test_fifty_turns_in_four_branches(open_model: Callable[..., Loaded]) -> None
     assert engine.prefix_cache.cache.n_bytes <= 1.05 * theoretical
     assert engine.prefix_cache.cache.n_bytes >= theoretical
     rows_only = engine.prefix_cache.cache.n_bytes - n_snapshots * state_bytes
-    assert rows_only <= 1.05 * len(positions) * row_bytes, "also without the states, which are most of it here"
+    assert rows_only <= 1.05 * len(positions) * row_bytes, (
+        "also without the states, which are most of it here"
+    )
     backend.memory.clear(0)

@@ -1,4 +1,6 @@
-"""Images in prompts, on tiny models: encoded once, cached like text, and bit-identical to a cold run."""
+"""Images in prompts, on tiny models: encoded once, cached like text, and bit-identical to a cold
+run.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ from tests.pictures import image_bytes
 from tests.unit.engine.drive import Reply, ask, cold, collect, empty, request, run_all, tier_on
 
 EXACT = EngineSettings(exact=True)
-HEAD = "<|im_start|>system\nYou look at pictures and say what you see in them, at length.<|im_end|>\n"
+HEAD = (
+    "<|im_start|>system\nYou look at pictures and say what you see in them, at length.<|im_end|>\n"
+)
 USER, REPLY, END = "<|im_start|>user\n", "<|im_start|>assistant\n", "<|im_end|>\n"
 LAYOUTS = [(name, kv) for name in ("tiny-hybrid", "tiny-moe") for kv in ("f16", "q8_0")]
 
@@ -37,11 +41,18 @@ Open = Callable[..., Loaded]
 
 @pytest.fixture
 def opened(open_model: Open, model_path: Callable[[str], Path], tiny_mmproj: Path) -> Open:
-    def get(name: str = "tiny-hybrid", kv: str = "f16", types: tuple[str, ...] = (), draft: str = "") -> Loaded:
+    def get(
+        name: str = "tiny-hybrid", kv: str = "f16", types: tuple[str, ...] = (), draft: str = ""
+    ) -> Loaded:
         path = str(model_path(draft)) if draft else ""
-        drafts, vision = DraftSettings(draft_types=types, draft_path=path), VisionSettings(str(tiny_mmproj))
+        drafts, vision = (
+            DraftSettings(draft_types=types, draft_path=path),
+            VisionSettings(str(tiny_mmproj)),
+        )
         kinds = {"type_k": kv, "type_v": kv}
-        loaded = open_model(name, n_ctx=2048, n_ubatch=128, n_batch=128, drafts=drafts, vision=vision, **kinds)
+        loaded = open_model(
+            name, n_ctx=2048, n_ubatch=128, n_batch=128, drafts=drafts, vision=vision, **kinds
+        )
         encoder_of(loaded).rows = ImageRows()
         return loaded
 
@@ -53,7 +64,9 @@ def encoder_of(loaded: Loaded) -> ImageEncoder:
     return loaded.images
 
 
-def picture_file(width: int = 512, height: int = 416, seed: int = 0, kind: str = "bmp") -> ImageFile:
+def picture_file(
+    width: int = 512, height: int = 416, seed: int = 0, kind: str = "bmp"
+) -> ImageFile:
     return ImageFile.of(image_bytes(width, height, kind, seed=seed))
 
 
@@ -75,18 +88,32 @@ def prompt_of(loaded: Loaded, *parts: str | ImageFile) -> Prompt:
         ids += [*seen.tokens.tolist(), *behind.tolist()]
     tokens = as_tokens(ids)
     starts = loaded.tokenizer.special_tokens()["<|im_start|>"]
-    return Prompt(tokens, tuple(int(i) for i in np.flatnonzero(tokens == starts) if i), pictures=tuple(pictures))
+    return Prompt(
+        tokens,
+        tuple(int(i) for i in np.flatnonzero(tokens == starts) if i),
+        pictures=tuple(pictures),
+    )
 
 
 def conversations(loaded: Loaded) -> dict[str, Prompt]:
     answered = [f"What is in this picture?{END}{REPLY}A tree.{END}{USER}", C]
     return {
         "A, a question": prompt_of(loaded, HEAD + USER, A, f"What is in this picture?{END}{REPLY}"),
-        "A, another question": prompt_of(loaded, HEAD + USER, A, f"Which colours does the picture have?{END}{REPLY}"),
-        "B of the same size": prompt_of(loaded, HEAD + USER, B, f"What is in this picture?{END}{REPLY}"),
-        "A, answered, then C": prompt_of(loaded, HEAD + USER, A, *answered, f"And in this one?{END}{REPLY}"),
-        "the same, another end": prompt_of(loaded, HEAD + USER, A, *answered, f"And here? One word.{END}{REPLY}"),
-        "other text before A": prompt_of(loaded, HEAD + USER + "Look: ", A, f"What is in this picture?{END}{REPLY}"),
+        "A, another question": prompt_of(
+            loaded, HEAD + USER, A, f"Which colours does the picture have?{END}{REPLY}"
+        ),
+        "B of the same size": prompt_of(
+            loaded, HEAD + USER, B, f"What is in this picture?{END}{REPLY}"
+        ),
+        "A, answered, then C": prompt_of(
+            loaded, HEAD + USER, A, *answered, f"And in this one?{END}{REPLY}"
+        ),
+        "the same, another end": prompt_of(
+            loaded, HEAD + USER, A, *answered, f"And here? One word.{END}{REPLY}"
+        ),
+        "other text before A": prompt_of(
+            loaded, HEAD + USER + "Look: ", A, f"What is in this picture?{END}{REPLY}"
+        ),
     }
 
 
@@ -97,8 +124,12 @@ def assert_same(warm: Reply, cold: Reply) -> None:
 
 
 @pytest.mark.parametrize(("name", "kv"), LAYOUTS)
-def test_what_is_restored_is_what_a_cold_run_says(opened: Open, tmp_path: Path, name: str, kv: str) -> None:
-    """From the live sequence, from RAM and from disk after a restart, by tokens and by the bits of the logits."""
+def test_what_is_restored_is_what_a_cold_run_says(
+    opened: Open, tmp_path: Path, name: str, kv: str
+) -> None:
+    """From the live sequence, from RAM and from disk after a restart, by tokens and by the bits of
+    the logits.
+    """
     reference = opened(name, kv)
     expected = {}
     for title, prompt in conversations(reference).items():
@@ -137,24 +168,32 @@ def test_what_is_restored_is_what_a_cold_run_says(opened: Open, tmp_path: Path, 
 
 
 def test_a_cancelled_prefill_goes_on_and_leaves_no_half_image(opened: Open) -> None:
-    """Stopped between two batches of an image: the live sequence goes on, and nothing resumes inside."""
+    """Stopped between two batches of an image: the live sequence goes on, and nothing resumes
+    inside.
+    """
     loaded = opened()
     backend = loaded.backend
-    first, second = (prompt_of(loaded, HEAD + USER, file, f"What is it?{END}{REPLY}") for file in (A, B))
+    first, second = (
+        prompt_of(loaded, HEAD + USER, file, f"What is it?{END}{REPLY}") for file in (A, B)
+    )
     expected = [cold(backend, prompt, 8, EXACT) for prompt in (first, second)]
     for n_steps in range(2, 7):
         encoder_of(loaded).rows = ImageRows()
         empty(backend)
         engine = Engine(backend, RamCache(32, None), EXACT)
         ask(engine, first, 8, cancel_after=n_steps)
-        assert not any(first.is_inside(snapshot.n) for snapshot in engine.prefix_cache.cache.snapshots())
+        assert not any(
+            first.is_inside(snapshot.n) for snapshot in engine.prefix_cache.cache.snapshots()
+        )
         assert_same(ask(engine, first, 8), expected[0])
         ask(engine, second, 8, cancel_after=n_steps)
         assert_same(ask(engine, first, 8), expected[0])
         assert_same(ask(engine, second, 8), expected[1])
 
 
-def test_a_failing_encoder_leaves_the_cache_as_it_was(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_encoder_leaves_the_cache_as_it_was(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded = opened()
     engine = Engine(loaded.backend, RamCache(32, None), EXACT)
     text = prompt_of(loaded, HEAD + USER + f"Hello{END}{REPLY}")
@@ -163,7 +202,9 @@ def test_a_failing_encoder_leaves_the_cache_as_it_was(opened: Open, monkeypatch:
 
     prompt = prompt_of(loaded, HEAD + USER, B, f"What is it?{END}{REPLY}")
     with monkeypatch.context() as patch:
-        patch.setattr(encoder_of(loaded), "_encode", Mock(side_effect=EngineError("the encoder fails")))
+        patch.setattr(
+            encoder_of(loaded), "_encode", Mock(side_effect=EngineError("the encoder fails"))
+        )
         reply = ask(engine, prompt)
     assert isinstance(reply.error, EngineError)
     assert before <= {snapshot.prefix for snapshot in engine.prefix_cache.cache.snapshots()}
@@ -185,10 +226,15 @@ def test_a_file_that_cannot_be_decoded_is_refused_at_once(opened: Open) -> None:
 
 
 def test_two_conversations_share_the_cells(opened: Open) -> None:
-    """Both want more than there is: one waits for the other, with its image, and says what it says alone."""
+    """Both want more than there is: one waits for the other, with its image, and says what it says
+    alone.
+    """
     loaded = opened()
     backend = loaded.backend
-    prompts = [prompt_of(loaded, HEAD + USER, file, "x" * 400 + f"What is it?{END}{REPLY}") for file in (A, B)]
+    prompts = [
+        prompt_of(loaded, HEAD + USER, file, "x" * 400 + f"What is it?{END}{REPLY}")
+        for file in (A, B)
+    ]
     expected = [cold(backend, prompt, 8).tokens for prompt in prompts]
     engine = Engine(backend, RamCache(32, None), EngineSettings())
     handles = [RequestHandle(request(prompt, 8)) for prompt in prompts]
@@ -198,18 +244,26 @@ def test_two_conversations_share_the_cells(opened: Open) -> None:
 
 @pytest.mark.parametrize("type", ["", "draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark"])
 def test_drafts_pause_inside_an_image_and_go_on_behind(opened: Open, type: str) -> None:
-    """Exact drafts change no token, and n-grams of a prompt with an image never propose what stands for it."""
+    """Exact drafts change no token, and n-grams of a prompt with an image never propose what stands
+    for it.
+    """
     kind = type.removeprefix("draft-")
     types = ("ngram-mod", type) if type else ("ngram-mod",)
-    loaded = opened("tiny-hybrid-nextn", "f16", types, f"tiny-hybrid-{kind}" if kind not in ("", "mtp") else "")
+    loaded = opened(
+        "tiny-hybrid-nextn", "f16", types, f"tiny-hybrid-{kind}" if kind not in ("", "mtp") else ""
+    )
     backend = loaded.backend
     assert backend.facts.draft_type == type
     repeated = "one two three four five six seven eight nine ten " * 4
-    prompt = prompt_of(loaded, HEAD + USER + repeated, A, repeated, C, f"{repeated}{END}{REPLY}{repeated}")
+    prompt = prompt_of(
+        loaded, HEAD + USER + repeated, A, repeated, C, f"{repeated}{END}{REPLY}{repeated}"
+    )
     plain = cold(backend, prompt, 24, EXACT if type else None)
     sources = ngram_sources(("ngram-mod",), NgramSettings())
     model = ModelDrafts(backend, 3) if backend.facts.draft_type else None
-    engine = Engine(backend, RamCache(32, None), EngineSettings(), speculation=Speculation(sources, model))
+    engine = Engine(
+        backend, RamCache(32, None), EngineSettings(), speculation=Speculation(sources, model)
+    )
     reply = ask(engine, prompt, 24)
     assert reply.error is None
     assert len(reply.tokens) == len(plain.tokens)
@@ -221,7 +275,9 @@ def test_drafts_pause_inside_an_image_and_go_on_behind(opened: Open, type: str) 
 
 @pytest.mark.parametrize("kind", ["ngram-simple", "ngram-map-k", "ngram-mod"])
 def test_what_stands_for_an_image_is_no_draft(opened: Open, kind: str) -> None:
-    """The model says again what stands before the image, so that n-grams find what follows there."""
+    """The model says again what stands before the image, so that n-grams find what follows
+    there.
+    """
     loaded = opened("tiny-hybrid-nextn", "f16", ("ngram-mod",))
     begin = loaded.tokenizer.special_tokens()["<|vision_start|>"]
     said = Sampling(temperature=0.0, logit_bias=((begin, 1e4),))
@@ -239,7 +295,10 @@ def test_what_stands_for_an_image_is_no_draft(opened: Open, kind: str) -> None:
     sources[0].match = match  # type: ignore[method-assign]
     speculation = Speculation(sources)
     reply = ask(
-        Engine(loaded.backend, RamCache(32, None), EngineSettings(), speculation=speculation), prompt, 12, sampling=said
+        Engine(loaded.backend, RamCache(32, None), EngineSettings(), speculation=speculation),
+        prompt,
+        12,
+        sampling=said,
     )
     assert reply.error is None
     assert reply.tokens == [begin] * 12

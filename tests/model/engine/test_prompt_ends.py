@@ -58,12 +58,22 @@ def test_an_equal_prompt_evaluates_nothing(kind: str, exact: bool, can_hold: boo
 
 
 @pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("name", ["hybrid", "opaque", "attention", "tiny-hybrid", "tiny-gemma3", "tiny-dense"])
-def test_raw_text_that_grows_evaluates_what_is_new(name: str, exact: bool, open_model: Callable[..., Loaded]) -> None:
+@pytest.mark.parametrize(
+    "name", ["hybrid", "opaque", "attention", "tiny-hybrid", "tiny-gemma3", "tiny-dense"]
+)
+def test_raw_text_that_grows_evaluates_what_is_new(
+    name: str, exact: bool, open_model: Callable[..., Loaded]
+) -> None:
     """Also where its last token became another one: where a state is needed, the second time."""
     backend = open_model(name).backend if name.startswith("tiny") else FakeBackend(name)  # type: ignore[arg-type]
     settings, tokens = EngineSettings(exact=exact), prompt_of(70, 400).tokens.tolist()
-    prompts = [tokens[:230], tokens[:237], [*tokens[:236], 1, 2], [*tokens[:237], 1, 2], tokens[:243]]
+    prompts = [
+        tokens[:230],
+        tokens[:237],
+        [*tokens[:236], 1, 2],
+        [*tokens[:237], 1, 2],
+        tokens[:243],
+    ]
     prompts.append([*tokens[:236], 1, 3, 4])
     expected = [cold(backend, Prompt.of(prompt), 5, settings).tokens for prompt in prompts]
     engine = Engine(backend, RamCache(0, None), settings)
@@ -78,7 +88,9 @@ def test_raw_text_that_grows_evaluates_what_is_new(name: str, exact: bool, open_
 
 
 def test_another_prompt_of_the_same_tokens_has_other_batches() -> None:
-    """With boundaries elsewhere a cold run evaluates other batches, so nothing of the end is taken for exact."""
+    """With boundaries elsewhere a cold run evaluates other batches, so nothing of the end is taken
+    for exact.
+    """
     backend = FakeBackend()
     plain, marked = prompt_of(3, 200), prompt_of(3, 200, (50, 110))
     expected = cold(backend, marked, 12).tokens
@@ -115,7 +127,9 @@ def test_a_full_cache_gives_up_nothing_for_an_end_that_nobody_may_want() -> None
     names = {snapshot.prefix.name for snapshot in cache.snapshots()}
     cache.budget = cache.n_bytes
     ask(engine, prompt_of(7, 300, (100, 290)))
-    assert PromptMatch(first.tokens).prefix(300) not in {end.prefix for end in cache.ends}, "it is the first to leave"
+    assert PromptMatch(first.tokens).prefix(300) not in {end.prefix for end in cache.ends}, (
+        "it is the first to leave"
+    )
     assert cache.n_bytes <= cache.budget
     cache.budget = 0
     assert names
@@ -146,7 +160,11 @@ def test_a_snapshot_that_is_dropped_takes_the_ends_behind_it_along() -> None:
     one, other = list(cache.ends)
     assert admin.drop(one.prefix.name), "by the name that timings gave it"
     assert list(cache.ends) == [other]
-    stem = next(each for each in cache.snapshots() if PromptMatch(other.last_tokens(other.n)).shared(each) == each.n)
+    stem = next(
+        each
+        for each in cache.snapshots()
+        if PromptMatch(other.last_tokens(other.n)).shared(each) == each.n
+    )
     assert admin.drop(stem.prefix.name)
     assert admin.view().result().n_ends == 0
     assert not admin.drop(one.prefix.name)
@@ -176,7 +194,9 @@ def test_a_look_at_what_matches_changes_no_order_and_a_use_does() -> None:
 
 
 def test_rows_that_leave_the_device_take_the_ends_with_them() -> None:
-    """No budget for copies: what needs the cells of a conversation loses it, and all that builds on its rows."""
+    """No budget for copies: what needs the cells of a conversation loses it, and all that builds on
+    its rows.
+    """
     backend = FakeBackend(n_ctx=700, can_hold=True)
     cache = RamCache(0, 40_000)
     engine = Engine(backend, cache, EngineSettings())
@@ -198,16 +218,22 @@ def test_rows_that_leave_the_device_take_the_ends_with_them() -> None:
         Sampling(seed=7, temperature=1.5),
         Sampling(seed=7, temperature=1.5, samplers=("temperature",)),
         Sampling(seed=7, temperature=1.2, post_sampling_probs=True),
-        Sampling(seed=3, temperature=1.0, grammar='root ::= ("a" | "b" | "c")+', grammar_kind="gbnf"),
+        Sampling(
+            seed=3, temperature=1.0, grammar='root ::= ("a" | "b" | "c")+', grammar_kind="gbnf"
+        ),
         Sampling(seed=5, mirostat=2),
     ],
     ids=["greedy", "top-k", "all", "probabilities", "grammar", "mirostat"],
 )
-def test_a_model_samples_as_it_did(name: str, sampling: Sampling, open_model: Callable[..., Loaded]) -> None:
+def test_a_model_samples_as_it_did(
+    name: str, sampling: Sampling, open_model: Callable[..., Loaded]
+) -> None:
     """From the outputs that were kept, by the same random numbers, with the same probabilities."""
     loaded = open_model(name)
     backend = loaded.backend
-    prompt = Prompt(np.array(loaded.tokenizer.tokenize("One two three four. " * 12), np.int32), (60,))
+    prompt = Prompt(
+        np.array(loaded.tokenizer.tokenize("One two three four. " * 12), np.int32), (60,)
+    )
     engine = Engine(backend, RamCache(0, None), EngineSettings(exact=True))
     fields = {"sampling": sampling, "n_probs": 4}
     handles = [RequestHandle(request(prompt, 12, **fields)) for _ in range(3)]
@@ -225,7 +251,9 @@ def test_a_model_samples_as_it_did(name: str, sampling: Sampling, open_model: Ca
     empty(backend)
 
 
-def test_an_end_that_cannot_be_kept_leaves_nothing_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_that_cannot_be_kept_leaves_nothing_on_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     backend = FakeBackend(can_hold=True)
     cache = RamCache(0, None)
     engine = Engine(backend, cache, EngineSettings())

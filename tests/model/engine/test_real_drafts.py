@@ -1,4 +1,6 @@
-"""Drafts on tiny models through the whole engine: with one width of batch, no draft changes a reply."""
+"""Drafts on tiny models through the whole engine: with one width of batch, no draft changes a
+reply.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,26 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     "seed": {"sampling": Sampling(temperature=0.8, seed=7, ignore_eos=True), "n_probs": 3},
     "ends": {"sampling": Sampling(temperature=1.5, seed=3, top_k=0)},
     "penalties": {
-        "sampling": Sampling(temperature=0.7, seed=1, repeat_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.2)
+        "sampling": Sampling(
+            temperature=0.7, seed=1, repeat_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.2
+        )
     },
-    "dry": {"sampling": Sampling(temperature=0.5, seed=2, dry_multiplier=0.8, dry_base=1.2, ignore_eos=True)},
-    "bias": {"sampling": Sampling(temperature=0.9, seed=5, logit_bias=((40, 3.0), (41, float("-inf"))))},
+    "dry": {
+        "sampling": Sampling(
+            temperature=0.5, seed=2, dry_multiplier=0.8, dry_base=1.2, ignore_eos=True
+        )
+    },
+    "bias": {
+        "sampling": Sampling(temperature=0.9, seed=5, logit_bias=((40, 3.0), (41, float("-inf"))))
+    },
     "mirostat": {"sampling": Sampling(temperature=0.9, seed=5, mirostat=2, ignore_eos=True)},
     "adaptive": {
         "sampling": Sampling(
-            temperature=0.9, seed=5, samplers=("top_k", "adaptive_p"), adaptive_target=0.3, ignore_eos=True
+            temperature=0.9,
+            seed=5,
+            samplers=("top_k", "adaptive_p"),
+            adaptive_target=0.3,
+            ignore_eos=True,
         )
     },
     "grammar": {"sampling": Sampling(temperature=0.8, seed=11, grammar=GRAMMAR), "n_probs": 2},
@@ -47,7 +61,9 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     },
     "budget": {
         "sampling": Sampling(temperature=0.8, seed=6, ignore_eos=True),
-        "reasoning": ReasoningLimit(9, "<", (">",), (102, 103, 104, 101), (100,), {100: b"<", 101: b">"}),
+        "reasoning": ReasoningLimit(
+            9, "<", (">",), (102, 103, 104, 101), (100,), {100: b"<", 101: b">"}
+        ),
     },
     "limit": {"sampling": Sampling(temperature=0.0, ignore_eos=True), "max_tokens": 18},
 }
@@ -98,9 +114,13 @@ def collected(handle: RequestHandle) -> tuple[list[int], list[Any], str, str]:
 
 @pytest.mark.parametrize("how", SAMPLINGS)
 @pytest.mark.parametrize("name", ["tiny-hybrid-nextn", "tiny-moe-nextn"])
-def test_with_one_width_no_draft_changes_a_bit(drafting: Callable[..., LlamaBackend], name: str, how: str) -> None:
+def test_with_one_width_no_draft_changes_a_bit(
+    drafting: Callable[..., LlamaBackend], name: str, how: str
+) -> None:
     backend, fields = drafting(name), SAMPLINGS[how]
-    prompt = prompt_for(backend, seed=len(how), n=230 if how == "seed" else 90)  # past 256 cells, or not
+    prompt = prompt_for(
+        backend, seed=len(how), n=230 if how == "seed" else 90
+    )  # past 256 cells, or not
     expected = reply_of(backend, prompt, Speculation([Guesses({}, 1)], width=N_MAX), fields)
     assert len(expected[0]) > 3 or how in ("ends", "grammar")
     assert len(expected[1]) == (len(expected[0]) if "n_probs" in fields else 0)
@@ -121,7 +141,9 @@ def test_with_one_width_no_draft_changes_a_bit(drafting: Callable[..., LlamaBack
 
 
 @pytest.mark.parametrize("name", ["tiny-hybrid-nextn", "tiny-moe-nextn"])
-def test_four_at_once_draft_in_one_evaluation(drafting: Callable[..., LlamaBackend], name: str) -> None:
+def test_four_at_once_draft_in_one_evaluation(
+    drafting: Callable[..., LlamaBackend], name: str
+) -> None:
     """All accept different numbers of drafts, and each sequence holds its own reply."""
     backend = drafting(name, n_seqs=4, **F32_ROWS)
     prompts = [prompt_for(backend, seed, 60 + 7 * seed) for seed in range(4)]
@@ -143,7 +165,9 @@ def test_four_at_once_draft_in_one_evaluation(drafting: Callable[..., LlamaBacke
 
 
 def check_chosen(backend: LlamaBackend, tokens: list[int], n_prompt: int, probs: list[Any]) -> None:
-    """Each token is the likeliest after those before, within what batches of another shape may round otherwise."""
+    """Each token is the likeliest after those before, within what batches of another shape may
+    round otherwise.
+    """
     backend.memory.clear(0)
     ids, errors = np.array(tokens, np.int32), []
     for first in range(0, n_prompt, 64):

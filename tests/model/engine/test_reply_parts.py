@@ -1,4 +1,6 @@
-"""A reply is continued, or left, at any of its tokens: where rows suffice, nothing before that is evaluated again."""
+"""A reply is continued, or left, at any of its tokens: where rows suffice, nothing before that is
+evaluated again.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,15 @@ PLACES = {
 
 
 def chat(engine: Engine, tokens: list[int], n: int = 0) -> Reply:
-    return ask(engine, Prompt.of(tokens, (41, 96)), n, sampling=Sampling(temperature=0.0, ignore_eos=True))
+    return ask(
+        engine, Prompt.of(tokens, (41, 96)), n, sampling=Sampling(temperature=0.0, ignore_eos=True)
+    )
 
 
 @pytest.mark.parametrize("is_live", [True, False])
-@pytest.mark.parametrize("name", ["attention", "tiny-dense", "tiny-dense --exact", "tiny-hybrid", "tiny-gemma3"])
+@pytest.mark.parametrize(
+    "name", ["attention", "tiny-dense", "tiny-dense --exact", "tiny-hybrid", "tiny-gemma3"]
+)
 def test_a_reply_goes_on_from_any_of_its_tokens_as_if_it_had_ended_there(
     name: str, is_live: bool, open_model: Callable[..., Loaded]
 ) -> None:
@@ -39,7 +45,9 @@ def test_a_reply_goes_on_from_any_of_its_tokens_as_if_it_had_ended_there(
     backend = open_model(name).backend if name.startswith("tiny") else FakeBackend("attention")
 
     def after_reply(n: int) -> tuple[Engine, list[int]]:
-        """An engine whose sequence holds ``n`` tokens of the prompt, a reply and its continuation; one token more."""
+        """An engine whose sequence holds ``n`` tokens of the prompt, a reply and its continuation;
+        one token more.
+        """
         empty(backend)
         engine = Engine(backend, RamCache(0, None), EngineSettings(exact=bool(exact)))
         tokens = TEXT[:PROMPT]

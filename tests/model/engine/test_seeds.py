@@ -1,4 +1,5 @@
-"""Histories that broke other prefix caches, replayed on a real tiny model, with a disconnect at every possible moment.
+"""Histories that broke other prefix caches, replayed on a real tiny model, with a disconnect at
+every possible moment.
 
 Each reply must equal, token for token, that of an engine without any cache.
 """
@@ -57,7 +58,9 @@ def engine_of(backend: LlamaBackend, n_slots: int) -> Engine:
 
 @cache
 def wrapped() -> dict[str, Prompt]:
-    """A short conversation, a tiny one, a big one, and follow-ups of the first, shorter and longer than it was."""
+    """A short conversation, a tiny one, a big one, and follow-ups of the first, shorter and longer
+    than it was.
+    """
     short = [(1, 360), (2, 300)]
     return {
         "short": chat(*short),
@@ -74,7 +77,9 @@ def steps_of(prompt: Prompt, n: int = 6) -> int:
 
 @pytest.mark.parametrize("victim", ["none", "tiny", "big", "shortened"])
 def test_a_wrap_onto_a_live_slot(backend: LlamaBackend, victim: str) -> None:
-    """Short conversation, aborted tiny one, big one wrapping onto its slot, shortened follow-up, longer follow-up."""
+    """Short conversation, aborted tiny one, big one wrapping onto its slot, shortened follow-up,
+    longer follow-up.
+    """
     prompts = wrapped()
     expect(backend, *prompts.values())
     moments = range(steps_of(prompts[victim])) if victim != "none" else [None]
@@ -94,8 +99,12 @@ def test_a_wrap_onto_a_live_slot(backend: LlamaBackend, victim: str) -> None:
 
 
 @pytest.mark.parametrize("moment", [None, *range(steps_of(chat((1, 360), (2, 300))))])
-def test_a_history_that_became_shorter_than_its_snapshot(backend: LlamaBackend, moment: int | None) -> None:
-    """The prompt ends before the deepest snapshot of its conversation: the next shallower one is used."""
+def test_a_history_that_became_shorter_than_its_snapshot(
+    backend: LlamaBackend, moment: int | None
+) -> None:
+    """The prompt ends before the deepest snapshot of its conversation: the next shallower one is
+    used.
+    """
     long, short = chat((1, 360), (2, 300), (3, 240)), chat((1, 360), (2, 300))
     shorter = Prompt.of(long.tokens[:400], [b for b in long.boundaries if b < 400])
     expect(backend, long, short, shorter)

@@ -1,4 +1,6 @@
-"""Events of a reply that no client reads, and errors that no caller collects, take bounded memory."""
+"""Events of a reply that no client reads, and errors that no caller collects, take bounded
+memory.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How many cases the fuzzers try, and from which seed: PYCTL_FUZZ=10000 PYCTL_FUZZ_SEED=7 pytest -s tests/model/fuzz
+"""How many cases the fuzzers try, and from which seed: PYCTL_FUZZ=10000 PYCTL_FUZZ_SEED=7 pytest -s
+tests/model/fuzz
 
 Without PYCTL_FUZZ the cases are the same ones each time.
 """
@@ -28,7 +29,11 @@ def fuzzed(test: F) -> F:
     """As many cases as wished, and the seed in the output."""
     print(f"PYCTL_FUZZ_SEED={_SEED} for {test.__module__}.{test.__name__}, {N_CASES} cases")
     chosen = settings(
-        max_examples=N_CASES, deadline=None, database=None, suppress_health_check=list(HealthCheck), print_blob=True
+        max_examples=N_CASES,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        print_blob=True,
     )
     found: F = pytest.mark.timeout(max(300, N_CASES))(seed(_SEED)(chosen(test)))
     return found

@@ -7,7 +7,22 @@ from hypothesis import strategies as st
 __all__ = ["any_grammars", "safe_grammars"]
 
 _ATOMS = st.sampled_from(
-    ['"a"', '"ab"', '"b c"', '"é"', '"\\n"', "[a-c]", "[^a-c]", "[ab0-9]", '[^"\\\\]', ".", '"x"', '" "', '""', "[]"]
+    [
+        '"a"',
+        '"ab"',
+        '"b c"',
+        '"é"',
+        '"\\n"',
+        "[a-c]",
+        "[^a-c]",
+        "[ab0-9]",
+        '[^"\\\\]',
+        ".",
+        '"x"',
+        '" "',
+        '""',
+        "[]",
+    ]
 )
 _TIMES = st.sampled_from(["", "", "", "*", "+", "?", "{2}", "{1,3}", "{0,2}", "{2,}"])
 
@@ -32,7 +47,14 @@ def safe_grammars(draw: st.DrawFn) -> str:
             # a loop around nothing is one that llama.cpp refuses
             loops = item not in ('""', "[]") and not item.startswith(("(", "r"))
             items.append(
-                item + (draw(_TIMES) if loops else "" if item in ('""', "[]") else draw(st.sampled_from(["", "?"])))
+                item
+                + (
+                    draw(_TIMES)
+                    if loops
+                    else ""
+                    if item in ('""', "[]")
+                    else draw(st.sampled_from(["", "?"]))
+                )
             )
         return " ".join(items) or '""'
 
@@ -41,7 +63,9 @@ def safe_grammars(draw: st.DrawFn) -> str:
         if depth == 0 and draw(st.booleans()):
             target = draw(st.integers(0, n_rules - 1))
             tail = draw(st.sampled_from(["", ' ")"', " [a-c]"]))
-            head = draw(st.sampled_from(['"("', '"["', '"{"']))  # more ways would be too many for llama.cpp
+            head = draw(
+                st.sampled_from(['"("', '"["', '"{"'])
+            )  # more ways would be too many for llama.cpp
             parts.append(f"{head} {'root' if not target else f'r{target}'}{tail}")
         return " | ".join(parts)
 
@@ -53,7 +77,18 @@ _PIECES = st.sampled_from(
     [
         *"()[]{}|*+?.<>!\"'\\#^-,: \n",
         *(
-            *("::=", "root", "a", "b ::= ", 'root ::= "a"\n', "root ::= ", '"a"', "[a-z]", "{1,3}", "{3,1}"),
+            *(
+                "::=",
+                "root",
+                "a",
+                "b ::= ",
+                'root ::= "a"\n',
+                "root ::= ",
+                '"a"',
+                "[a-z]",
+                "{1,3}",
+                "{3,1}",
+            ),
             *("{0}", "{2000}"),
         ),
         *(
@@ -68,14 +103,27 @@ _PIECES = st.sampled_from(
             '""',
             "[^]",
         ),
-        *("b", "b c", "(a | b)*", "(root)", 'root "x"', "\0", "\ud800", "é", "c ::= c\n", 'a ::= "x" | ""\n'),
+        *(
+            "b",
+            "b c",
+            "(a | b)*",
+            "(root)",
+            'root "x"',
+            "\0",
+            "\ud800",
+            "é",
+            "c ::= c\n",
+            'a ::= "x" | ""\n',
+        ),
     ]
 )
 
 
 @st.composite
 def any_grammars(draw: st.DrawFn) -> str:
-    """Pieces of grammars in any order, sometimes many times over, and safe ones with pieces taken out and put in."""
+    """Pieces of grammars in any order, sometimes many times over, and safe ones with pieces taken
+    out and put in.
+    """
     if draw(st.booleans()):
         text = draw(safe_grammars())
         for _ in range(draw(st.integers(0, 4))):

@@ -67,14 +67,37 @@ def changes(draw: st.DrawFn, n_files: int) -> list[tuple[Any, ...]]:
         at = draw(st.integers(0, n_files - 1))
         what = draw(
             st.sampled_from(
-                ["number", "created", "parent", "part", "size", "content", "head", "ends", "parts", "stored", "kind"]
+                [
+                    "number",
+                    "created",
+                    "parent",
+                    "part",
+                    "size",
+                    "content",
+                    "head",
+                    "ends",
+                    "parts",
+                    "stored",
+                    "kind",
+                ]
             )
         )
-        made.append((at, what, draw(st.integers(0, 2)), draw(ODD), draw(st.binary(max_size=12)), draw(st.floats())))
+        made.append(
+            (
+                at,
+                what,
+                draw(st.integers(0, 2)),
+                draw(ODD),
+                draw(st.binary(max_size=12)),
+                draw(st.floats()),
+            )
+        )
     return made
 
 
-def change(file: RawFile, names: list[str], what: str, which: int, number: int, data: bytes, real: float) -> None:
+def change(
+    file: RawFile, names: list[str], what: str, which: int, number: int, data: bytes, real: float
+) -> None:
     part = file.parts[which % len(file.parts)]
     if what == "number":
         setattr(file, ("start", "end")[which % 2], number)
@@ -94,17 +117,25 @@ def change(file: RawFile, names: list[str], what: str, which: int, number: int, 
             part.size = max(len(part.pieces[0]) + number % 9 - 4, 0)
             part.pieces = [part.pieces[0][: part.size].ljust(part.size, b"\0")]
     elif what == "content":
-        part.pieces = [part.pieces[0] + data] if which else [part.pieces[0][: number % (part.size + 1)]]
+        part.pieces = (
+            [part.pieces[0] + data] if which else [part.pieces[0][: number % (part.size + 1)]]
+        )
         part.size = len(part.pieces[0])
     elif what == "head" and part.what >= 3 and len(part.pieces[0]) >= 64:
-        # The fields of a block's own header: magic, version, layout, both positions. What comes after are K and V.
-        # A draft model's say first who wrote them.
-        blob, at = bytearray(part.pieces[0]), (0, 16, 24)[which] + (64 if part.what >= 5 and number % 4 else 0)
+        # The fields of a block's own header: magic, version, layout, both positions. What comes
+        # after are K and V. A draft model's say first who wrote them.
+        blob, at = (
+            bytearray(part.pieces[0]),
+            (0, 16, 24)[which] + (64 if part.what >= 5 and number % 4 else 0),
+        )
         if at + 8 > len(blob):
             return
         old = struct.unpack_from("<Q", blob, at)[0]
-        # Added to a position, a power of two can leave the product with the bytes of a row as it was.
-        blob[at : at + 8] = struct.pack("<Q", (old + number) % 2**64 if number.bit_count() == 1 else number)
+        # Added to a position, a power of two can leave the product with the bytes of a row as it
+        # was.
+        blob[at : at + 8] = struct.pack(
+            "<Q", (old + number) % 2**64 if number.bit_count() == 1 else number
+        )
         part.pieces = [bytes(blob)]
     elif what == "ends" and len(file.parts) > 1:
         file.parts[1].pieces, file.parts[1].size = [data], len(data)
@@ -114,7 +145,9 @@ def change(file: RawFile, names: list[str], what: str, which: int, number: int, 
     elif what == "stored":
         part.stored = [number]
     elif what == "kind":
-        file.kind, file.flags = (number % 4, number % 256) if which else (3 - file.kind, file.flags ^ 1)
+        file.kind, file.flags = (
+            (number % 4, number % 256) if which else (3 - file.kind, file.flags ^ 1)
+        )
 
 
 @dataclass
@@ -125,7 +158,9 @@ class FuzzedCache:
     expected: list[int]
 
     def engine(self, recovers: bool = True) -> Engine:
-        """As after a restart. The thread that looks through the directory may come late, so that lies are read."""
+        """As after a restart. The thread that looks through the directory may come late, so that
+        lies are read.
+        """
         store = DiskStore(
             self.directory,
             self.loaded.info.fingerprint,
@@ -140,7 +175,9 @@ class FuzzedCache:
         tier._recovery.result(60)
         self.loaded.backend.memory.clear(0)
         backend = self.loaded.backend
-        speculation = Speculation(model=RememberedDrafts(backend) if backend.facts.draft_type else None)
+        speculation = Speculation(
+            model=RememberedDrafts(backend) if backend.facts.draft_type else None
+        )
         return Engine(backend, RamCache(8, None), EngineSettings(exact=True), tier, speculation)
 
     @property
@@ -171,7 +208,9 @@ def bench(
 
 
 def refused(bench: FuzzedCache, is_lost: bool, recovers: bool) -> None:
-    """Ask with what lies in the directory; a miss must be one that verify knows of, unless the model refused."""
+    """Ask with what lies in the directory; a miss must be one that verify knows of, unless the
+    model refused.
+    """
     engine = bench.engine(recovers)
     store = engine.prefix_cache.disk.store
     sound = store.directory.verify().sound
@@ -187,7 +226,9 @@ def refused(bench: FuzzedCache, is_lost: bool, recovers: bool) -> None:
 
 @fuzzed
 @given(data=st.data())
-def test_a_file_that_lies_is_a_miss_and_never_another_reply(bench: FuzzedCache, data: st.DataObject) -> None:
+def test_a_file_that_lies_is_a_miss_and_never_another_reply(
+    bench: FuzzedCache, data: st.DataObject
+) -> None:
     shutil.rmtree(bench.directory, ignore_errors=True)
     shutil.copytree(bench.pristine, bench.directory)
     files = [bench.directory / path.relative_to(bench.pristine) for path in bench.files]
@@ -203,4 +244,8 @@ def test_a_file_that_lies_is_a_miss_and_never_another_reply(bench: FuzzedCache, 
     if data.draw(st.booleans()):
         for suffix in ("", "-wal", "-shm"):
             (bench.directory / f"{INDEX}{suffix}").unlink(missing_ok=True)
-    refused(bench, recovers=data.draw(st.booleans()), is_lost=any(what == "head" for _, what, *_ in made))
+    refused(
+        bench,
+        recovers=data.draw(st.booleans()),
+        is_lost=any(what == "head" for _, what, *_ in made),
+    )

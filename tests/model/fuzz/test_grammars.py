@@ -1,4 +1,6 @@
-"""Random texts as grammars: each is refused or constrains a reply, within a time limit, as in llama.cpp."""
+"""Random texts as grammars: each is refused or constrains a reply, within a time limit, as in
+llama.cpp.
+"""
 
 from __future__ import annotations
 

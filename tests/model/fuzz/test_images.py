@@ -44,7 +44,9 @@ def encoder(model_path: Callable[[str], Path], tiny_mmproj: Path) -> Iterator[Im
 
 
 def broken(data: bytes, changes: list[Change]) -> bytes:
-    """``data`` with pieces of it replaced: a place, how much of what stands there goes, and what comes instead."""
+    """``data`` with pieces of it replaced: a place, how much of what stands there goes, and what
+    comes instead.
+    """
     made = bytearray(data)
     for place, n, values in changes:
         at = place % (len(made) + 1)
@@ -60,7 +62,9 @@ CHANGES = st.lists(st.tuples(PLACES, st.integers(0, 8), st.binary(max_size=8)), 
 @given(st.sampled_from(FILES), CHANGES)
 @example(FILES[0], [(16, 4, b"\0\0\x7f\xff")])
 @example(FILES[3], [(160, 2, b"\xff\xda")])
-def test_broken_files_harm_nobody(encoder: ImageEncoder, data: bytes, changes: list[Change]) -> None:
+def test_broken_files_harm_nobody(
+    encoder: ImageEncoder, data: bytes, changes: list[Change]
+) -> None:
     with contextlib.suppress(RequestError):
         file = ImageFile.of(broken(data, changes))
         picture = encoder.picture(file)
@@ -73,7 +77,11 @@ def test_files_that_are_whole_are_seen(encoder: ImageEncoder) -> None:
         assert encoder.picture(ImageFile.of(data)).n_tokens >= 1
 
 
-@pytest.mark.parametrize("data", [b"", b"\0" * 100, b"RIFF\0\0\0\0WAVEfmt ", b"ID3\3", b"\x1aE\xdf\xa3", b"fLaC"])
-def test_what_libmtmd_would_take_for_sound_or_film_never_gets_there(encoder: ImageEncoder, data: bytes) -> None:
+@pytest.mark.parametrize(
+    "data", [b"", b"\0" * 100, b"RIFF\0\0\0\0WAVEfmt ", b"ID3\3", b"\x1aE\xdf\xa3", b"fLaC"]
+)
+def test_what_libmtmd_would_take_for_sound_or_film_never_gets_there(
+    encoder: ImageEncoder, data: bytes
+) -> None:
     with pytest.raises(RequestError, match="only PNG"):
         ImageFile.of(data)

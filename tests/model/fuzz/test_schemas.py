@@ -17,20 +17,49 @@ from tests.model.fuzz.cases import fuzzed
 from tests.model.fuzz.test_grammars import compiler_of
 from tests.model.llama.test_gbnf import allowed_by
 
-TYPES = ("object", "array", "string", "number", "integer", "boolean", "null", "value", "odd", 5, [], None)
-NAMES = st.sampled_from(["a", "b", "a b", "", '"', "\\", "é", "a" * 100, "x" * 5000, "\x00", "\ud7ff", "/~", "$ref"])
+TYPES = (
+    "object",
+    "array",
+    "string",
+    "number",
+    "integer",
+    "boolean",
+    "null",
+    "value",
+    "odd",
+    5,
+    [],
+    None,
+)
+NAMES = st.sampled_from(
+    ["a", "b", "a b", "", '"', "\\", "é", "a" * 100, "x" * 5000, "\x00", "\ud7ff", "/~", "$ref"]
+)
 PATTERNS = st.one_of(
     st.text('ab\\d.[]()-^$|*+?{1,}"\n ', max_size=12),
     st.sampled_from(
-        ["(a{1,50}){1,50}", "(?=a)", "\\1", "(((((((((a)))))))))", "[" * 500, "(" * 500, "a{99999}", ".*" * 50]
+        [
+            "(a{1,50}){1,50}",
+            "(?=a)",
+            "\\1",
+            "(((((((((a)))))))))",
+            "[" * 500,
+            "(" * 500,
+            "a{99999}",
+            ".*" * 50,
+        ]
     ),
 )
 NUMBERS = st.one_of(
-    st.integers(-5, 40), st.sampled_from([-1, 0.5, 1e300, 2**31, 2**63, 2**70, -0.0, 1e-9, 10**9, True])
+    st.integers(-5, 40),
+    st.sampled_from([-1, 0.5, 1e300, 2**31, 2**63, 2**70, -0.0, 1e-9, 10**9, True]),
 )
 PLAIN = st.one_of(st.none(), st.booleans(), NUMBERS, NAMES)
-ANYTHING = st.recursive(PLAIN, lambda x: st.lists(x, max_size=3) | st.dictionaries(NAMES, x, max_size=3), max_leaves=5)
-REFERENCES = st.sampled_from(["#", "#/$defs/a", "#/$defs/b", "#/properties/a", "#/a~1b", "http://x", "#/$defs/a/items"])
+ANYTHING = st.recursive(
+    PLAIN, lambda x: st.lists(x, max_size=3) | st.dictionaries(NAMES, x, max_size=3), max_leaves=5
+)
+REFERENCES = st.sampled_from(
+    ["#", "#/$defs/a", "#/$defs/b", "#/properties/a", "#/a~1b", "http://x", "#/$defs/a/items"]
+)
 
 
 def keywords(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -53,13 +82,19 @@ def keywords(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         "format": st.sampled_from(["date", "uuid", "email", "uri", "odd", "uuid4"]),
         "$ref": REFERENCES,
         "$defs": st.dictionaries(st.sampled_from(["a", "b"]), inner, max_size=2),
-        **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), NUMBERS),
-        **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems", "minProperties"), NUMBERS),
+        **dict.fromkeys(
+            ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), NUMBERS
+        ),
+        **dict.fromkeys(
+            ("minLength", "maxLength", "minItems", "maxItems", "minProperties"), NUMBERS
+        ),
         "not": inner,
         "x-guidance": ANYTHING,
     }
     chosen = st.lists(st.sampled_from(sorted(known)), max_size=4, unique=True)
-    whole = chosen.flatmap(lambda names: st.fixed_dictionaries({name: known[name] for name in names}))
+    whole = chosen.flatmap(
+        lambda names: st.fixed_dictionaries({name: known[name] for name in names})
+    )
     return st.one_of(whole, whole, whole, ANYTHING)
 
 
@@ -76,7 +111,11 @@ def test_any_schema_is_refused_or_binds(model: Loaded, schema: Any, seed: int) -
         for _ in range(30):
             if matcher.is_stopped():
                 break
-            choices = [int(token) for token in np.flatnonzero(allowed_by(matcher, model)) if token not in ends]
+            choices = [
+                int(token)
+                for token in np.flatnonzero(allowed_by(matcher, model))
+                if token not in ends
+            ]
             if not choices:
                 break
             token = rng.choice(choices)

@@ -37,7 +37,9 @@ READERS = {
         *READERS.items(),
     ],
 )
-def test_a_draft_file_says_what_it_is_for(model_path: Callable[[str], Path], shape: str, expected: str) -> None:
+def test_a_draft_file_says_what_it_is_for(
+    model_path: Callable[[str], Path], shape: str, expected: str
+) -> None:
     path = str(model_path(shape))
     assert with_inferred_type(DraftSettings(draft_path=path)).draft_types == (expected,)
     told = DraftSettings(("ngram-mod", "draft-simple", "ngram-mod"), draft_path=path)
@@ -45,10 +47,15 @@ def test_a_draft_file_says_what_it_is_for(model_path: Callable[[str], Path], sha
         assert with_inferred_type(told).draft_types == ("ngram-mod", "draft-simple")
         return
     for wrong in ({*MODEL_TYPES} - {expected}, {"draft-simple"}):
-        with pytest.raises(ModelError, match=f"is a file for --spec-type {expected}, not for draft-"):
+        with pytest.raises(
+            ModelError, match=f"is a file for --spec-type {expected}, not for draft-"
+        ):
             with_inferred_type(replace(told, draft_types=tuple(wrong)))
     assert with_inferred_type(replace(told, draft_types=MODEL_TYPES)).draft_types == (expected,)
-    assert with_inferred_type(replace(told, draft_types=("cache",))).draft_types == ("cache", expected)
+    assert with_inferred_type(replace(told, draft_types=("cache",))).draft_types == (
+        "cache",
+        expected,
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,13 +70,19 @@ def test_a_draft_file_says_what_it_is_for(model_path: Callable[[str], Path], sha
     ],
 )
 def test_drafts_are_no_longer_than_the_block(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, shape: str, fields: dict[str, Any], maximum: int
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    shape: str,
+    fields: dict[str, Any],
+    maximum: int,
 ) -> None:
     path = tmp_path / "draft.gguf"
     write_model(path, replace(SHAPES[shape], **fields))
     for n, n_min in ((99, 50), (maximum, 0), (2, 1)):
         caplog.clear()
-        found = with_inferred_type(DraftSettings(draft_path=str(path), n_draft=n, n_draft_min=n_min))
+        found = with_inferred_type(
+            DraftSettings(draft_path=str(path), n_draft=n, n_draft_min=n_min)
+        )
         assert (found.n_draft, found.n_draft_min) == (min(n, maximum), min(n_min, maximum))
         told = [record.message for record in caplog.records if record.levelno == logging.WARNING]
         warning = f"{path} drafts at most {maximum} tokens at a time, not {n} (--spec-draft-n-max)"
@@ -77,7 +90,9 @@ def test_drafts_are_no_longer_than_the_block(
 
 
 def test_a_separate_model_drafts_without_the_module_of_the_others(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, model_path: Callable[[str], Path]
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    model_path: Callable[[str], Path],
 ) -> None:
     monkeypatch.setattr(extension, "drafts", None)
     dense, head = str(model_path("tiny-draft")), str(model_path("tiny-hybrid-head"))
@@ -90,7 +105,9 @@ def test_a_separate_model_drafts_without_the_module_of_the_others(
         DraftSettings(("draft-mtp",)),
     ):
         assert with_inferred_type(others) == replace(others, draft_types=(), draft_path="")
-    assert [record.message for record in caplog.records] == ["draft model disabled: it requires the extension"] * 3
+    assert [record.message for record in caplog.records] == [
+        "draft model disabled: it requires the extension"
+    ] * 3
     assert with_inferred_type(DraftSettings(AUTOMATIC)).draft_types == ()
 
 
@@ -126,13 +143,21 @@ Open = Callable[..., LlamaBackend]
 
 @pytest.fixture
 def opened(model_path: Callable[[str], Path]) -> Iterator[Open]:
-    """opened("tiny-hybrid-nextn", "tiny-draft", ("draft-simple",)) -> a backend that drafts with the second file."""
+    """opened("tiny-hybrid-nextn", "tiny-draft", ("draft-simple",)) -> a backend that drafts with
+    the second file.
+    """
     backends: list[LlamaBackend] = []
 
-    def get(name: str, draft: str | Path, types: tuple[str, ...] = (), **fields: object) -> LlamaBackend:
+    def get(
+        name: str, draft: str | Path, types: tuple[str, ...] = (), **fields: object
+    ) -> LlamaBackend:
         path = str(model_path(draft) if isinstance(draft, str) else draft)
-        settings = ModelSettings(path=str(model_path(name)), n_ctx=1024, n_ubatch=64, n_threads=1, n_seqs=2)
-        backends.append(load(settings, drafts=DraftSettings(types, draft_path=path, **fields)).backend)
+        settings = ModelSettings(
+            path=str(model_path(name)), n_ctx=1024, n_ubatch=64, n_threads=1, n_seqs=2
+        )
+        backends.append(
+            load(settings, drafts=DraftSettings(types, draft_path=path, **fields)).backend
+        )
         return backends[-1]
 
     yield get
@@ -144,7 +169,9 @@ TEXT = [ord(char) - 33 for char in "onceuponatimetherewasasea" * 6]
 
 
 def drafts_along(backend: LlamaBackend, n: int = 20) -> list[tuple[int, ...]]:
-    """Drafts at each step of a greedy reply, of which every other one is verified; checks that they change no token."""
+    """Drafts at each step of a greedy reply, of which every other one is verified; checks that they
+    change no token.
+    """
     backend.memory.clear(0)
     for first in range(0, len(TEXT), 50):
         backend.evaluate(0, as_tokens(TEXT[first : first + 50]), first)
@@ -191,8 +218,12 @@ def test_a_file_of_fewer_tokens_drafts_these_alone(opened: Open, tmp_path: Path)
     assert {token for each in found for token in each} <= proposed
 
 
-def test_a_head_in_a_file_of_its_own_drafts_as_the_one_inside(opened: Open, model_path: Callable[[str], Path]) -> None:
-    settings = ModelSettings(path=str(model_path("tiny-hybrid-nextn")), n_ctx=1024, n_ubatch=64, n_threads=1, n_seqs=2)
+def test_a_head_in_a_file_of_its_own_drafts_as_the_one_inside(
+    opened: Open, model_path: Callable[[str], Path]
+) -> None:
+    settings = ModelSettings(
+        path=str(model_path("tiny-hybrid-nextn")), n_ctx=1024, n_ubatch=64, n_threads=1, n_seqs=2
+    )
     inside = load(settings, drafts=DraftSettings(("draft-mtp",))).backend
     expected = drafts_along(inside)
     inside.unload()
@@ -202,13 +233,16 @@ def test_a_head_in_a_file_of_its_own_drafts_as_the_one_inside(opened: Open, mode
 
 def test_drafts_are_shorter_where_they_are_unsure(opened: Open) -> None:
     for draft in ("tiny-draft", "tiny-hybrid-head", *READERS):
-        lengths = {len(each) for each in drafts_along(opened("tiny-hybrid-nextn", draft, draft_p_min=0.7))}
+        lengths = {
+            len(each) for each in drafts_along(opened("tiny-hybrid-nextn", draft, draft_p_min=0.7))
+        }
         assert lengths == {0, 1, 2, 3} or (draft in READERS and 1 < len(lengths) <= 4)
 
 
 def test_rows_of_another_file_are_nothing(opened: Open) -> None:
     first, same, other = (
-        opened("tiny-hybrid-nextn", name) for name in ("tiny-hybrid-draft", "tiny-hybrid-draft", "tiny-draft")
+        opened("tiny-hybrid-nextn", name)
+        for name in ("tiny-hybrid-draft", "tiny-hybrid-draft", "tiny-draft")
     )
     tokens = as_tokens(TEXT[:60])
     first.evaluate(0, tokens, 0)
@@ -246,7 +280,9 @@ def test_another_vocabulary_is_an_error_in_the_log_and_no_drafts(
     # A few tokens more are none that it could draft.
     write_model(tmp_path / "more.gguf", replace(TINY_DENSE, vocab_size=282 + 128))
     assert opened("tiny-hybrid-nextn", tmp_path / "more.gguf").facts.draft_type == "draft-simple"
-    write_model(tmp_path / "begin.gguf", TINY_DENSE, vocab=replace(vocab, tokens=("zz", *vocab.tokens[1:])))
+    write_model(
+        tmp_path / "begin.gguf", TINY_DENSE, vocab=replace(vocab, tokens=("zz", *vocab.tokens[1:]))
+    )
     assert opened("tiny-hybrid-nextn", tmp_path / "begin.gguf").facts.draft_type == "draft-simple"
 
 

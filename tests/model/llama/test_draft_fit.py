@@ -24,21 +24,44 @@ Fit = Callable[..., DraftSettings]
 
 
 class Run:
-    """A model of 15,000 MiB, 0.1 MiB of KV a token, and states of 150 MiB on a GPU, of which 23,800 MiB are free."""
+    """A model of 15,000 MiB, 0.1 MiB of KV a token, and states of 150 MiB on a GPU, of which 23,800
+    MiB are free.
+    """
 
     n_ctx_train, n_layers = 262_144, 64
 
     def __init__(
-        self, settings: ModelSettings, drafts: DraftSettings, free: int, states_on_host: int, *, states: bool
+        self,
+        settings: ModelSettings,
+        drafts: DraftSettings,
+        free: int,
+        states_on_host: int,
+        *,
+        states: bool,
     ) -> None:
-        self._settings, self._drafts, self._free, self._on_host = settings, drafts, free, states_on_host
+        self._settings, self._drafts, self._free, self._on_host = (
+            settings,
+            drafts,
+            free,
+            states_on_host,
+        )
         self._has_states = states
 
     def plan(self, n_ctx: int) -> MemoryPlan:
-        n_seqs, n_draft = self._settings.n_seqs, self._drafts.n_draft if self._drafts.draft_types else 0
+        n_seqs, n_draft = (
+            self._settings.n_seqs,
+            self._drafts.n_draft if self._drafts.draft_types else 0,
+        )
         states, has_head = 150 * n_seqs * MIB, self._drafts.has("draft-mtp")
         n_planes = n_draft * has_head + self._drafts.has("cache")
-        gpu = Usage(15_000 * MIB, n_ctx * MIB // 16, states, 500 * MIB, n_planes * states, 700 * MIB * has_head)
+        gpu = Usage(
+            15_000 * MIB,
+            n_ctx * MIB // 16,
+            states,
+            500 * MIB,
+            n_planes * states,
+            700 * MIB * has_head,
+        )
         host = Place("host", False, Usage(states=self._on_host * MIB), 64_000 * MIB)
         return MemoryPlan(
             n_ctx,
@@ -76,7 +99,9 @@ def fitted(monkeypatch: pytest.MonkeyPatch) -> Fit:
         monkeypatch.setattr(fit, "count_heads", lambda _: heads)
         settings = ModelSettings(path="m.gguf", **{"n_seqs": 4, **fields})
         found, plan = fit.fit_drafts(settings, drafts)
-        assert plan is None or fit.fit_settings(settings, found, None, plan) == fit.fit_settings(settings, found)
+        assert plan is None or fit.fit_settings(settings, found, None, plan) == fit.fit_settings(
+            settings, found
+        )
         return found
 
     return run_with
@@ -85,13 +110,16 @@ def fitted(monkeypatch: pytest.MonkeyPatch) -> Fit:
 def found(drafts: DraftSettings) -> str:
     """The sources, with the tokens of a draft of the head."""
     assert replace(drafts, draft_types=AUTOMATIC, n_draft=2) == AUTO, "all else stays as it was"
-    return ",".join(f"head {drafts.n_draft}" if name == "draft-mtp" else name for name in drafts.draft_types)
+    return ",".join(
+        f"head {drafts.n_draft}" if name == "draft-mtp" else name for name in drafts.draft_types
+    )
 
 
 @pytest.mark.parametrize(
     ("free", "fields", "expected"),
     [
-        # 65,536 tokens take 4,096 MiB, all but drafts 21,220; `cache` and a token of the head 600 each, the head 700.
+        # 65,536 tokens take 4,096 MiB, all but drafts 21,220; `cache` and a token of the head 600
+        # each, the head 700.
         (23_800, {}, "head 2,cache"),
         (23_719, {}, "head 2"),
         (23_119, {}, "head 1"),
@@ -123,7 +151,9 @@ def test_other_drafts_stay_as_they_are(fitted: Fit) -> None:
         assert fitted(drafts=drafts) is drafts
 
 
-def test_the_log_says_what_drafts_or_why_nothing_does(fitted: Fit, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_says_what_drafts_or_why_nothing_does(
+    fitted: Fit, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     fitted()
     fitted(heads=0)
@@ -133,7 +163,11 @@ def test_the_log_says_what_drafts_or_why_nothing_does(fitted: Fit, caplog: pytes
         "drafts by default: --spec-type draft-mtp,cache, none turns them off; "
         "the model's head drafts up to 2 tokens a step",
         "drafts by default: --spec-type cache, none turns them off",
-        "no drafts by default: 65,536 tokens of context do not fit with them; -np 1 or -ctk q8_0 -ctv q8_0 makes room",
+        (
+            "no drafts by default: 65,536 tokens of context do not fit with them; -np 1 or -ctk "
+            "q8_0 "
+            "-ctv q8_0 makes room"
+        ),
         "no drafts by default: no memory for the states",
     ]
 
@@ -150,14 +184,18 @@ def test_without_a_gpu_nothing_drafts_by_default(
 
 
 def test_a_head_that_is_chosen_drafts(
-    model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    model_path: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(fit, "gpus", lambda _: ["the CPU"])
     fitted = fit._fit_context
 
     def without_host(*given: Any) -> MemoryPlan:
         plan = fitted(*given)
-        places = [replace(place, usage=Usage()) if not place.is_gpu else place for place in plan.places]
+        places = [
+            replace(place, usage=Usage()) if not place.is_gpu else place for place in plan.places
+        ]
         return replace(plan, places=tuple(places))
 
     monkeypatch.setattr(fit, "_fit_context", without_host)

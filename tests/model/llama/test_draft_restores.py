@@ -27,7 +27,9 @@ Opener = Callable[..., Backend]
 
 @pytest.fixture
 def open_drafting(open_model: Callable[..., Loaded]) -> Opener:
-    """open_drafting("tiny-hybrid-nextn", ...) -> an empty backend whose head drafts, or with ``drafts`` of None not."""
+    """open_drafting("tiny-hybrid-nextn", ...) -> an empty backend whose head drafts, or with
+    ``drafts`` of None not.
+    """
     return lambda name, drafts=MTP, **fields: open_model(name, drafts=drafts, **fields).backend
 
 
@@ -48,7 +50,9 @@ def kept(server: DraftServer) -> tuple[bytes, bytes]:
     return rows.tobytes(), hidden.tobytes()
 
 
-def cold_and_kept(backend: Backend, prompt: Prompt, directory: Path) -> tuple[Turn, tuple[bytes, bytes]]:
+def cold_and_kept(
+    backend: Backend, prompt: Prompt, directory: Path
+) -> tuple[Turn, tuple[bytes, bytes]]:
     """The reply of a cold server, and the state of its head afterwards."""
     server = DraftServer(backend, directory / f"cold {hash(prompt.tokens.tobytes())}", OTHER)
     found = server.ask(prompt, 40), kept(server)
@@ -57,7 +61,9 @@ def cold_and_kept(backend: Backend, prompt: Prompt, directory: Path) -> tuple[Tu
 
 
 def ask_all(server: DraftServer, way: str) -> Iterator[tuple[int, Turn]]:
-    """The turns of the conversation; before each but the first happens what ``way`` names, and it is restored."""
+    """The turns of the conversation; before each but the first happens what ``way`` names, and it
+    is restored.
+    """
     for turn, prompt in enumerate(conversation()):
         if turn:
             WAYS[way](server)
@@ -73,7 +79,9 @@ def cold(backend: Backend, prompt: Prompt, directory: Path) -> Turn:
 
 MODELS = ["tiny-hybrid-nextn", "tiny-moe-nextn"]
 
-READERS = tuple(f"tiny-hybrid-{kind}" for kind in ("eagle3", "dflash", "dflash2", "dspark", "dflash-window"))
+READERS = tuple(
+    f"tiny-hybrid-{kind}" for kind in ("eagle3", "dflash", "dflash2", "dspark", "dflash-window")
+)
 """Files that read layers of their target; of these the first and the last keep more than rows."""
 
 
@@ -86,19 +94,32 @@ READERS = tuple(f"tiny-hybrid-{kind}" for kind in ("eagle3", "dflash", "dflash2"
     ],
 )
 def test_drafts_are_those_of_the_cold_run(
-    open_drafting: Opener, model_path: Callable[[str], Path], tmp_path: Path, name: str, type_kv: str, draft: str
+    open_drafting: Opener,
+    model_path: Callable[[str], Path],
+    tmp_path: Path,
+    name: str,
+    type_kv: str,
+    draft: str,
 ) -> None:
     drafts = DraftSettings(draft_path=str(model_path(draft))) if draft else MTP
     backend = open_drafting(name, drafts, type_k=type_kv, type_v=type_kv)
     expected = [cold_and_kept(backend, prompt, tmp_path) for prompt in conversation()]
     has_state = not draft or draft.endswith(("eagle3", "window"))
-    assert all(len(rows) > 64 * 100 and (len(hidden) > 64) == has_state for _, (rows, hidden) in expected)
+    assert all(
+        len(rows) > 64 * 100 and (len(hidden) > 64) == has_state for _, (rows, hidden) in expected
+    )
     for way in WAYS:
         server = DraftServer(backend, tmp_path / way, OTHER)
         for turn, found in ask_all(server, way):
             assert (found, kept(server)) == expected[turn], f"{way}: to the bit"
-    firsts = [(turn.tokens[i + 1 :][:1], draft[:1]) for turn, _ in expected for i, draft in at_tokens(turn)]
-    assert any(token == [*first] for token, first in firsts), "a head that is never right would not notice"
+    firsts = [
+        (turn.tokens[i + 1 :][:1], draft[:1])
+        for turn, _ in expected
+        for i, draft in at_tokens(turn)
+    ]
+    assert any(token == [*first] for token, first in firsts), (
+        "a head that is never right would not notice"
+    )
 
 
 def at_tokens(turn: Turn) -> Iterator[tuple[int, tuple[int, ...]]]:
@@ -110,12 +131,18 @@ def at_tokens(turn: Turn) -> Iterator[tuple[int, tuple[int, ...]]]:
 
 @pytest.mark.parametrize(
     ("name", "draft"),
-    [("tiny-hybrid", "tiny-draft"), ("tiny-hybrid", "tiny-hybrid-draft"), ("tiny-dense", "tiny-draft")],
+    [
+        ("tiny-hybrid", "tiny-draft"),
+        ("tiny-hybrid", "tiny-hybrid-draft"),
+        ("tiny-dense", "tiny-draft"),
+    ],
 )
 def test_a_draft_model_of_its_own_drafts_what_it_drafts_cold(
     open_drafting: Opener, model_path: Callable[[str], Path], tmp_path: Path, name: str, draft: str
 ) -> None:
-    backend = open_drafting(name, DraftSettings(draft_types=("draft-simple",), draft_path=str(model_path(draft))))
+    backend = open_drafting(
+        name, DraftSettings(draft_types=("draft-simple",), draft_path=str(model_path(draft)))
+    )
     expected = [cold(backend, prompt, tmp_path) for prompt in conversation()]
     assert all(len(turn.drafts) > 5 for turn in expected)
     for way in WAYS:
@@ -123,7 +150,9 @@ def test_a_draft_model_of_its_own_drafts_what_it_drafts_cold(
         for turn, found in ask_all(server, way):
             assert found == expected[turn], way
             n_bytes = backend.memory.shape.sizes.draft_rows(0, server.engine.sequences[0].n)
-            assert len(kept(server)[0]) == n_bytes, f"{way}: it has followed from the first token on"
+            assert len(kept(server)[0]) == n_bytes, (
+                f"{way}: it has followed from the first token on"
+            )
 
 
 @pytest.mark.parametrize("way", ["live", "ram"])
@@ -131,7 +160,9 @@ def test_a_draft_model_of_its_own_drafts_what_it_drafts_cold(
 def test_cut_models_may_draft_unlike_the_cold_run(
     open_drafting: Opener, model_path: Callable[[str], Path], tmp_path: Path, draft: str, way: str
 ) -> None:
-    """They need what the model made of the token before the cut, or a window, which only a snapshot's end keeps."""
+    """They need what the model made of the token before the cut, or a window, which only a
+    snapshot's end keeps.
+    """
     backend = open_drafting("tiny-dense", DraftSettings(draft_path=str(model_path(draft))))
     prompts = conversation()
     expected = [cold_and_kept(backend, prompt, tmp_path) for prompt in prompts]
@@ -150,7 +181,9 @@ def test_cut_models_may_draft_unlike_the_cold_run(
 def test_a_conversation_that_is_put_away_drafts_as_one_that_stays(
     open_drafting: Opener, tmp_path: Path, name: str, way: str
 ) -> None:
-    """The next prompt begins with the reply as it was generated; its end is saved while wrong drafts are taken back."""
+    """The next prompt begins with the reply as it was generated; its end is saved while wrong
+    drafts are taken back.
+    """
     backend = open_drafting(name)
     found: dict[str, list[Turn]] = {"live": [], way: []}
     for each, turns in found.items():
@@ -168,14 +201,20 @@ def test_a_conversation_that_is_put_away_drafts_as_one_that_stays(
     assert found[way] == found["live"]
 
 
-@pytest.mark.parametrize("draft", ["", "tiny-hybrid-eagle3", "tiny-hybrid-dflash2", "tiny-hybrid-dflash-window"])
+@pytest.mark.parametrize(
+    "draft", ["", "tiny-hybrid-eagle3", "tiny-hybrid-dflash2", "tiny-hybrid-dflash-window"]
+)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_branch_drafts_as_the_cold_run(
     open_drafting: Opener, model_path: Callable[[str], Path], tmp_path: Path, way: str, draft: str
 ) -> None:
     drafts = DraftSettings(draft_path=str(model_path(draft))) if draft else MTP
     backend = open_drafting("tiny-hybrid-nextn", drafts)
-    prompts = [chat((1, 150), (2, 100)), chat((1, 150), (3, 100)), chat((1, 150), (2, 100), (4, 100))]
+    prompts = [
+        chat((1, 150), (2, 100)),
+        chat((1, 150), (3, 100)),
+        chat((1, 150), (2, 100), (4, 100)),
+    ]
     expected = [cold(backend, prompt, tmp_path) for prompt in prompts]
     server = DraftServer(backend, tmp_path / "cache", OTHER)
     for prompt, turn in zip(prompts, expected, strict=True):
@@ -228,9 +267,13 @@ def test_a_cache_goes_on_with_another_draft_model_and_without(
 
 
 def test_blocks_of_another_head_are_not_used(open_drafting: Opener, tmp_path: Path) -> None:
-    """The same model, the head's K and V in another type: rows of the trunk are restored, and drafts are made."""
+    """The same model, the head's K and V in another type: rows of the trunk are restored, and
+    drafts are made.
+    """
     backend = open_drafting("tiny-hybrid-nextn")
-    other = open_drafting("tiny-hybrid-nextn", replace(MTP, draft_type_k="q8_0", draft_type_v="q8_0"))
+    other = open_drafting(
+        "tiny-hybrid-nextn", replace(MTP, draft_type_k="q8_0", draft_type_v="q8_0")
+    )
     prompts = conversation()
     expected = cold(other, prompts[1], tmp_path)
     for turn, each in enumerate((backend, other)):
@@ -247,7 +290,9 @@ def test_blocks_of_another_head_are_not_used(open_drafting: Opener, tmp_path: Pa
 def test_what_follows_a_prompt_from_before_the_head_is_remembered(
     open_drafting: Opener, tmp_path: Path, name: str
 ) -> None:
-    """Rows of the head begin where it was switched on; they come back as they were although none are before them."""
+    """Rows of the head begin where it was switched on; they come back as they were although none
+    are before them.
+    """
     plain, backend = open_drafting(name, None), open_drafting(name)
     prompts = conversation()
     found = {}

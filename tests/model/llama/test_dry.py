@@ -22,15 +22,24 @@ def test_breakers_are_looked_up_before_the_engine_has_the_request(
     model = open_model("tiny-hybrid")
     prompt = Prompt(as_tokens(model.tokenizer.tokenize("ab" * 40)))
     sampling = Sampling(
-        dry_multiplier=9.0, dry_penalty_last_n=n_last, dry_sequence_breakers=("x", f"y{n_last}"), temperature=0.0
+        dry_multiplier=9.0,
+        dry_penalty_last_n=n_last,
+        dry_sequence_breakers=("x", f"y{n_last}"),
+        temperature=0.0,
     )
 
     def say(asked: Sampling) -> list[int]:
-        return list(ask(Engine(model.backend, RamCache(0, 0), EngineSettings()), prompt, 150, sampling=asked).tokens)
+        return list(
+            ask(
+                Engine(model.backend, RamCache(0, 0), EngineSettings()), prompt, 150, sampling=asked
+            ).tokens
+        )
 
     made: list[int] = []
     init = sampler.api.llama_sampler_init_dry
-    monkeypatch.setattr(sampler.api, "llama_sampler_init_dry", lambda *args: made.append(1) or init(*args))
+    monkeypatch.setattr(
+        sampler.api, "llama_sampler_init_dry", lambda *args: made.append(1) or init(*args)
+    )
     model.backend.vocabulary.check(sampling)
     assert len(made) == 1
     first = say(sampling)

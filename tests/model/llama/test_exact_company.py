@@ -1,4 +1,6 @@
-"""With --exact a reply depends on its request alone, and has the bits of a cold run on an idle server."""
+"""With --exact a reply depends on its request alone, and has the bits of a cold run on an idle
+server.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,17 @@ from tools.generator.families import FAMILIES
 
 ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
 
-SHAPES = pytest.mark.parametrize("shape", ["tiny-hybrid", "tiny-dense", "tiny-gemma3", "tiny-lfm2-window"])
+SHAPES = pytest.mark.parametrize(
+    "shape", ["tiny-hybrid", "tiny-dense", "tiny-gemma3", "tiny-lfm2-window"]
+)
 
-CHOOSING = ("tiny-minimax-m3", "tiny-deepseek32", "tiny-qwen4exp", "tiny-glm5-next", "tiny-dots3note")
+CHOOSING = (
+    "tiny-minimax-m3",
+    "tiny-deepseek32",
+    "tiny-qwen4exp",
+    "tiny-glm5-next",
+    "tiny-dots3note",
+)
 """Families whose indexer chooses among cells."""
 
 OTHERS = [chat((seed, 150), (seed + 1, 180)) for seed in (50, 60)]
@@ -55,10 +65,16 @@ def backend_of(open_model: Callable[..., Loaded]) -> Callable[..., LlamaBackend]
     return get
 
 
-def engine_on(backend: LlamaBackend, directory: Path | None = None, *, exact: bool = True) -> Engine:
+def engine_on(
+    backend: LlamaBackend, directory: Path | None = None, *, exact: bool = True
+) -> Engine:
     backend.memory.release_all()
     empty(backend)
-    tier = tier_on(directory, backend.memory.identity, min_tokens=32) if directory is not None else None
+    tier = (
+        tier_on(directory, backend.memory.identity, min_tokens=32)
+        if directory is not None
+        else None
+    )
     return Engine(backend, RamCache(0, None), EngineSettings(exact=exact), tier, clock=QuickClock())
 
 
@@ -130,7 +146,9 @@ def test_a_prompt_that_is_asked_beside_a_reply(
 
 
 @SHAPES
-def test_without_the_flag_company_changes_bits(backend_of: Callable[..., LlamaBackend], shape: str) -> None:
+def test_without_the_flag_company_changes_bits(
+    backend_of: Callable[..., LlamaBackend], shape: str
+) -> None:
     """Else the tests here would test nothing."""
     engine = engine_on(backend_of(shape), exact=False)
     other = beside(engine)
@@ -140,7 +158,9 @@ def test_without_the_flag_company_changes_bits(backend_of: Callable[..., LlamaBa
 
 
 @SHAPES
-def test_a_conversation_that_another_joins(backend_of: Callable[..., LlamaBackend], shape: str) -> None:
+def test_a_conversation_that_another_joins(
+    backend_of: Callable[..., LlamaBackend], shape: str
+) -> None:
     """A reply that gives way goes on from the same bits."""
     engine = engine_on(backend_of(shape))
     expected, _ = asked(engine, OTHERS[0], n=200, sampling=ENDLESS, cache_prompt=False)
@@ -159,7 +179,9 @@ def test_replies_that_take_turns(backend_of: Callable[..., LlamaBackend], shape:
     """In prompts and in replies, beyond what the context holds of all of them."""
     engine = engine_on(backend_of(shape, n_ctx=1024, n_ubatch=64))
     prompts = (FIRST, OTHERS[0], OTHERS[1])
-    expected = [asked(engine, prompt, n=300, sampling=ENDLESS, cache_prompt=False)[0] for prompt in prompts]
+    expected = [
+        asked(engine, prompt, n=300, sampling=ENDLESS, cache_prompt=False)[0] for prompt in prompts
+    ]
     handles = [submit(engine, prompt, 300, sampling=ENDLESS) for prompt in prompts]
     assert [finish(engine, handle)[0] for handle in handles] == expected
     assert engine.counters.n_turns_yielded > 2
@@ -167,7 +189,9 @@ def test_replies_that_take_turns(backend_of: Callable[..., LlamaBackend], shape:
 
 
 @SHAPES
-def test_a_sequence_from_a_file(backend_of: Callable[..., LlamaBackend], shape: str, tmp_path: Path) -> None:
+def test_a_sequence_from_a_file(
+    backend_of: Callable[..., LlamaBackend], shape: str, tmp_path: Path
+) -> None:
     backend = backend_of(shape)
     engine = engine_on(backend)
     admin = admin_of(engine)
@@ -194,21 +218,29 @@ def test_two_clients_at_once(backend_of: Callable[..., LlamaBackend], name: str)
     """Replies of each family that take turns have the bits of a context with one sequence."""
     alone = engine_on(backend_of(name, n_seqs=1))
     fields = {"n": 40, "sampling": ENDLESS}
-    expected = [asked(alone, prompt, cache_prompt=False, **fields)[0] for prompt in (FIRST, OTHERS[0])]
+    expected = [
+        asked(alone, prompt, cache_prompt=False, **fields)[0] for prompt in (FIRST, OTHERS[0])
+    ]
     engine = engine_on(backend_of(name))
     handles = [submit(engine, prompt, **fields) for prompt in (FIRST, OTHERS[0])]
     assert [finish(engine, handle)[0] for handle in handles] == expected
-    can_give_way = engine.backend.memory.shape.resume_points != NOWHERE and engine.backend.facts.n_seqs > 1
+    can_give_way = (
+        engine.backend.memory.shape.resume_points != NOWHERE and engine.backend.facts.n_seqs > 1
+    )
     assert (engine.counters.n_turns_yielded > 0) == can_give_way
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_two_clients_in_one_batch(backend_of: Callable[..., LlamaBackend], name: str) -> None:
-    """Without the flag rows of another sequence change a reply by rounding alone; chosen rows by nothing."""
+    """Without the flag rows of another sequence change a reply by rounding alone; chosen rows by
+    nothing.
+    """
     engines = [engine_on(backend_of(name, n_seqs=n_seqs), exact=False) for n_seqs in (1, 2)]
     alone, again = (best_of(asked(engine, FIRST, n=24, cache_prompt=False)) for engine in engines)
     assert alone == again
-    handles = [submit(engines[1], prompt, n=24, cache_prompt=False) for prompt in (FIRST, OTHERS[0])]
+    handles = [
+        submit(engines[1], prompt, n=24, cache_prompt=False) for prompt in (FIRST, OTHERS[0])
+    ]
     together, _ = (best_of(finish(engines[1], handle)) for handle in handles)
     assert together == pytest.approx(alone, abs=0 if name in CHOOSING else 0.01)
 

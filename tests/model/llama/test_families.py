@@ -1,4 +1,6 @@
-"""Every kind of memory in llama.cpp: a restored sequence is bit-identical to a cold run, or it is not restored."""
+"""Every kind of memory in llama.cpp: a restored sequence is bit-identical to a cold run, or it is
+not restored.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +53,12 @@ AFTER_RESTART = ("long", "edited", "first", "another", "branched")
 
 
 @pytest.fixture
-def open_family(model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Loaded]]:
-    """open_family("tiny-gemma3", n_seqs=2, ...) -> a loaded model, closed after the test; its memory is a ``kv``."""
+def open_family(
+    model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Loaded]]:
+    """open_family("tiny-gemma3", n_seqs=2, ...) -> a loaded model, closed after the test; its
+    memory is a ``kv``.
+    """
     opened: list[Loaded] = []
 
     def get(name: str, kv: Any = context_memory.KVState, **settings: Any) -> Loaded:
@@ -74,7 +80,9 @@ SMOKE = [pytest.param(name, marks=[pytest.mark.smoke] * (name == "tiny-lfm2")) f
 
 
 @pytest.mark.parametrize("name", SMOKE)
-def test_replies_are_those_of_a_cold_run(name: str, open_family: Callable[..., Loaded], tmp_path: Path) -> None:
+def test_replies_are_those_of_a_cold_run(
+    name: str, open_family: Callable[..., Loaded], tmp_path: Path
+) -> None:
     backend = open_family(name).backend
     assert backend.memory.kv.type == FAMILIES[name].memory
     check_replies(backend, tmp_path, PLACES.get(name, ANYWHERE))
@@ -101,20 +109,28 @@ FLOOR = {
     "tiny-lfm2-window": ResumePoints(WINDOW, 0),
     "tiny-deepseek4": NOWHERE,
 }
-"""Without the extension, where sequences of each kind of memory come back to the same bits. llama.cpp's API does not
-tell of the windows of DeepSeek V4, and its states show that something is forgotten."""
+"""Without the extension, where sequences of each kind of memory come back to the same bits.
+llama.cpp's API does not tell of the windows of DeepSeek V4, and its states show that something is
+forgotten.
+"""
 
 
 @pytest.mark.parametrize("name", FLOOR)
-def test_whole_sequences_without_the_extension(name: str, open_family: Callable[..., Loaded], tmp_path: Path) -> None:
+def test_whole_sequences_without_the_extension(
+    name: str, open_family: Callable[..., Loaded], tmp_path: Path
+) -> None:
     backend = open_family(name, floor.KVState).backend
     assert backend.memory.shape.resume_points == FLOOR[name]
-    assert backend.memory.shape.cut_anywhere == (FAMILIES[name].memory in ("llama_kv_cache", "llama_kv_cache_msa"))
+    assert backend.memory.shape.cut_anywhere == (
+        FAMILIES[name].memory in ("llama_kv_cache", "llama_kv_cache_msa")
+    )
     check_replies(backend, tmp_path, FLOOR[name])
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-lfm2", "tiny-gemma3"])
-def test_no_crafted_cell_outlives_its_sequence(name: str, open_family: Callable[..., Loaded]) -> None:
+def test_no_crafted_cell_outlives_its_sequence(
+    name: str, open_family: Callable[..., Loaded]
+) -> None:
     """llama.cpp loads a cell at a negative position, which no removal by positions reaches."""
     backend, n = open_family(name, floor.KVState).backend, 40
     kv, tokens = backend.memory.kv, PROMPTS["long"].tokens[:n]
@@ -129,7 +145,9 @@ def test_no_crafted_cell_outlives_its_sequence(name: str, open_family: Callable[
     backend.evaluate(0, tokens, 0)
     block = floor.HostBuffer(kv.state_size(0))
     kv.save_state(0, n, block)
-    at = block.tobytes().index(struct.pack("<6i", 1, 1, 0, 2, 1, 0))  # a position, and its one sequence, number 0
+    at = block.tobytes().index(
+        struct.pack("<6i", 1, 1, 0, 2, 1, 0)
+    )  # a position, and its one sequence, number 0
     block[at + 3] |= 0x80  # the sign
     with suppress(ValueError):
         kv.load(0, n, (), block)
@@ -150,7 +168,9 @@ def test_a_state_without_the_first_position_is_refused(open_family: Callable[...
 
 
 @pytest.mark.parametrize("kv", [2, 4])
-def test_a_window_of_another_size_than_expected_is_not_saved(kv: int, open_family: Callable[..., Loaded]) -> None:
+def test_a_window_of_another_size_than_expected_is_not_saved(
+    kv: int, open_family: Callable[..., Loaded]
+) -> None:
     """Such as that of a later llama.cpp."""
 
     class Mistaken(floor.KVState):
@@ -165,7 +185,9 @@ def test_a_window_of_another_size_than_expected_is_not_saved(kv: int, open_famil
     if kv == 4:
         backend.memory.save_state(0, n)
     else:
-        with pytest.raises(StateError, match="keeps 256 tokens of a window, where 128 are expected"):
+        with pytest.raises(
+            StateError, match="keeps 256 tokens of a window, where 128 are expected"
+        ):
             backend.memory.save_state(0, n)
 
 
@@ -173,7 +195,9 @@ def check_replies(backend: LlamaBackend, directory: Path, places: ResumePoints) 
     """Each prompt is answered as by a cold run, whether it resumes in memory or after a restart."""
     assert backend.memory.shape.resume_points == places
     expected = {each: cold_answer(backend, prompt).best for each, prompt in PROMPTS.items()}
-    assert len({str(reply) for reply in expected.values()}) == len(expected) - 2, "two prompts are asked twice"
+    assert len({str(reply) for reply in expected.values()}) == len(expected) - 2, (
+        "two prompts are asked twice"
+    )
     shares = []
     for asked in (PROMPTS, AFTER_RESTART):
         engine = empty_engine(backend, directory, exact=True)
@@ -188,7 +212,9 @@ def check_replies(backend: LlamaBackend, directory: Path, places: ResumePoints) 
 
 
 @pytest.mark.parametrize("name", SMOKE)
-def test_weights_without_texts_of_tokens_give_the_same_bits(name: str, open_family: Callable[..., Loaded]) -> None:
+def test_weights_without_texts_of_tokens_give_the_same_bits(
+    name: str, open_family: Callable[..., Loaded]
+) -> None:
     """The vocabulary stays while the model is unloaded."""
     tokens = as_tokens(np.random.default_rng(3).integers(1, 200, 100))
     loaded, found = open_family(name), []
@@ -200,7 +226,12 @@ def test_weights_without_texts_of_tokens_give_the_same_bits(name: str, open_fami
         loaded.backend.load()
         found.append(loaded.tokenizer.special_tokens())
     loaded.backend.evaluate(0, tokens, 0)
-    assert (loaded.backend.logits(0).tobytes(), loaded.backend.memory.identity) == found[0] == found[2] == found[4]
+    assert (
+        (loaded.backend.logits(0).tobytes(), loaded.backend.memory.identity)
+        == found[0]
+        == found[2]
+        == found[4]
+    )
     assert found[1] == found[3] == found[5]
 
 
@@ -228,8 +259,12 @@ def test_a_memory_of_several_parts_counts_as_one_of_the_known_kinds(
 
 
 @pytest.mark.parametrize("name", ["tiny-gemma3", "tiny-lfm2-window"])
-def test_cells_behind_a_window_may_be_overwritten(name: str, open_family: Callable[..., Loaded]) -> None:
-    """A state needs the rows that the next token sees; the row before them may be overwritten by then."""
+def test_cells_behind_a_window_may_be_overwritten(
+    name: str, open_family: Callable[..., Loaded]
+) -> None:
+    """A state needs the rows that the next token sees; the row before them may be overwritten by
+    then.
+    """
     backend, tokens, n = open_family(name, n_seqs=2).backend, PROMPTS["long"].tokens, 640
     for first in range(0, n, 64):
         for seq, of in ((0, tokens), (1, tokens[::-1])):
@@ -237,7 +272,9 @@ def test_cells_behind_a_window_may_be_overwritten(name: str, open_family: Callab
     states = [backend.memory.save_state(seq, n) for seq in (0, 1)]
     rows = [backend.memory.save_rows(seq, 0, n) for seq in (0, 1)]
     backend.memory.clear(1)
-    backend.evaluate(0, tokens[n : n + 40], n)  # alone again: its rows move to the cells of a cold run
+    backend.evaluate(
+        0, tokens[n : n + 40], n
+    )  # alone again: its rows move to the cells of a cold run
     alone = backend.logits(0)
     restored = []
     for seq in (0, 0, 1):
@@ -279,8 +316,12 @@ def test_windows_that_are_still_on_their_way_come_back_as_they_were(
 
 
 @pytest.mark.usefixtures("copies")
-@pytest.mark.parametrize("name", ["tiny-gemma3", "tiny-gpt-oss", "tiny-lfm2-window", "tiny-dots3note"])
-def test_neighbours_share_the_rows_of_a_window(name: str, open_family: Callable[..., Loaded]) -> None:
+@pytest.mark.parametrize(
+    "name", ["tiny-gemma3", "tiny-gpt-oss", "tiny-lfm2-window", "tiny-dots3note"]
+)
+def test_neighbours_share_the_rows_of_a_window(
+    name: str, open_family: Callable[..., Loaded]
+) -> None:
     backend, states, start = open_family(name).backend, list[State](), 0
     tokens = as_tokens(np.random.default_rng(3).integers(1, 200, 200))
     for n in (40, 60, 99, 120, 200):
@@ -297,13 +338,19 @@ def test_neighbours_share_the_rows_of_a_window(name: str, open_family: Callable[
     backend.memory.rewind(0, 120)
     backend.memory.restore(0, 120, (), states[3])
     assert backend.memory.state_size(0, (120,)) == states[3].own_bytes, "every row is kept already"
-    assert [id(block) for block in backend.memory.save_state(0, 120).shared] == [id(each) for each in states[3].shared]
+    assert [id(block) for block in backend.memory.save_state(0, 120).shared] == [
+        id(each) for each in states[3].shared
+    ]
     backend.memory.clear(0)
 
 
 @pytest.mark.usefixtures("copies")
-@pytest.mark.parametrize("name", ["tiny-gemma3", "tiny-llama4", "tiny-gpt-oss", "tiny-lfm2-window", "tiny-hybrid"])
-def test_room_is_planned_for_the_rows_that_a_state_copies(name: str, open_family: Callable[..., Loaded]) -> None:
+@pytest.mark.parametrize(
+    "name", ["tiny-gemma3", "tiny-llama4", "tiny-gpt-oss", "tiny-lfm2-window", "tiny-hybrid"]
+)
+def test_room_is_planned_for_the_rows_that_a_state_copies(
+    name: str, open_family: Callable[..., Loaded]
+) -> None:
     memory, states, start = (backend := open_family(name).backend).memory, list[State](), 0
     tokens, ends = as_tokens(np.random.default_rng(3).integers(1, 200, 200)), (30, 50, 99, 120, 200)
     planned, kept = memory.state_size(0, ends), set[int]()
@@ -317,16 +364,29 @@ def test_room_is_planned_for_the_rows_that_a_state_copies(name: str, open_family
         kept, start = kept | {id(block) for block in new}, n
     blocks = {id(block): block.nbytes for state in states for block in state.shared}
     copied = sum(state.own_bytes for state in states) + sum(blocks.values())
-    assert copied <= planned <= copied + len(ends) * (memory.state_size(0) - states[-1].own_bytes) // 20
+    assert (
+        copied
+        <= planned
+        <= copied + len(ends) * (memory.state_size(0) - states[-1].own_bytes) // 20
+    )
     memory.synchronize()
     del states, new
     assert memory.state_size(0, (200,)) == memory.state_size(0), "no state has these rows now"
     memory.clear(0)
 
 
-@pytest.mark.parametrize("name", ["tiny-minimax-m3", "tiny-qwen4exp", "tiny-gemma3", "tiny-lfm2-window"])
-def test_a_slot_file_has_all_parts(name: str, open_family: Callable[..., Loaded], tmp_path: Path) -> None:
-    backend, path, tokens, n = open_family(name).backend, tmp_path / "slot", PROMPTS["long"].tokens, 512
+@pytest.mark.parametrize(
+    "name", ["tiny-minimax-m3", "tiny-qwen4exp", "tiny-gemma3", "tiny-lfm2-window"]
+)
+def test_a_slot_file_has_all_parts(
+    name: str, open_family: Callable[..., Loaded], tmp_path: Path
+) -> None:
+    backend, path, tokens, n = (
+        open_family(name).backend,
+        tmp_path / "slot",
+        PROMPTS["long"].tokens,
+        512,
+    )
     for first in range(0, n, 128):
         backend.evaluate(0, tokens[first : first + 128], first)
     seq = LiveSequence(0, n)
@@ -344,7 +404,9 @@ def test_a_slot_file_has_all_parts(name: str, open_family: Callable[..., Loaded]
     assert np.array_equal(backend.logits(0), expected)
 
 
-def test_a_ring_that_only_llama_cpp_restores_says_where_it_is_resumed(open_family: Callable[..., Loaded]) -> None:
+def test_a_ring_that_only_llama_cpp_restores_says_where_it_is_resumed(
+    open_family: Callable[..., Loaded],
+) -> None:
     text = open_family("tiny-deepseek4").info.memory
     assert text.endswith("with a sliding window: resumed within 64 tokens, then every 256")
 
@@ -356,23 +418,34 @@ def no_memory_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_memory_is_listed")
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-lfm2", "tiny-mamba2", "tiny-gemma3"])
-def test_a_memory_that_is_not_on_the_list_is_tried(name: str, open_family: Callable[..., Loaded]) -> None:
+def test_a_memory_that_is_not_on_the_list_is_tried(
+    name: str, open_family: Callable[..., Loaded]
+) -> None:
     assert open_family(name).backend.memory.shape.resume_points == PLACES.get(name, ANYWHERE)
 
 
 @pytest.mark.usefixtures("no_memory_is_listed")
 @pytest.mark.parametrize(
-    ("name", "above"), [("tiny-llama", 0), ("tiny-lfm2", 0), ("tiny-mamba2", 0), ("tiny-gemma3", 256)]
+    ("name", "above"),
+    [("tiny-llama", 0), ("tiny-lfm2", 0), ("tiny-mamba2", 0), ("tiny-gemma3", 256)],
 )
 def test_a_memory_that_does_not_come_back_is_not_cached(
-    name: str, above: int, open_family: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    name: str,
+    above: int,
+    open_family: Callable[..., Loaded],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    """Rows or states that lose a bit on their way, of a class that no test knows; one of them behind its ring."""
+    """Rows or states that lose a bit on their way, of a class that no test knows; one of them
+    behind its ring.
+    """
     for part in ("save_rows", "save_state"):
         monkeypatch.setattr(ContextMemory, part, losing_a_bit(getattr(ContextMemory, part), above))
     backend = open_family(name, n_seqs=2).backend
     assert backend.memory.shape.resume_points == NOWHERE
-    assert backend.facts.n_ctx == 1024, "each of two sequences has its share, so that none has to make way"
+    assert backend.facts.n_ctx == 1024, (
+        "each of two sequences has its share, so that none has to make way"
+    )
     assert backend.memory_text.startswith("not cached: llama_")
     engine = empty_engine(backend, tmp_path, exact=True)
     expected = [ask(engine, PROMPTS["first"], cache_prompt=False).best for _ in range(2)]

@@ -1,4 +1,6 @@
-"""The fingerprint: snapshots are restored with the same model, settings and build, and with no other."""
+"""The fingerprint: snapshots are restored with the same model, settings and build, and with no
+other.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,14 @@ HEAD = WIDTH // HEADS
 PROMPT = Prompt(as_tokens(np.random.default_rng(1).integers(0, 256, 700)), (320, 640))
 
 
-def write(path: Path, arch: str, *, seed: int = 0, quantised: bool = False, last_scale: float = 1.0) -> Path:
-    """A random model: llama, llama with two tables of rope factors, or cohere2 with its sliding windows.
+def write(
+    path: Path, arch: str, *, seed: int = 0, quantised: bool = False, last_scale: float = 1.0
+) -> Path:
+    """A random model: llama, llama with two tables of rope factors, or cohere2 with its sliding
+    windows.
 
-    It is split in two where the name says so, with nothing but metadata in the first file. ``last_scale`` changes the
-    last layer's V alone, in values that keep their size.
+    It is split in two where the name says so, with nothing but metadata in the first file.
+    ``last_scale`` changes the last layer's V alone, in values that keep their size.
     """
     random = np.random.default_rng(seed)
     split = "-00001-of-" in path.name
@@ -99,11 +104,15 @@ def write(path: Path, arch: str, *, seed: int = 0, quantised: bool = False, last
 
 
 def opened(path: Path, **fields: Any) -> Loaded:
-    return load(ModelSettings(path=str(path), **{"n_ctx": 1024, "n_ubatch": 64, "n_threads": 1, **fields}))
+    return load(
+        ModelSettings(path=str(path), **{"n_ctx": 1024, "n_ubatch": 64, "n_threads": 1, **fields})
+    )
 
 
 def asked(directory: Path, path: Path, **fields: Any) -> tuple[Reply, Reply]:
-    """The replies of a server that was just started: from what the cache holds, and evaluated from the beginning."""
+    """The replies of a server that was just started: from what the cache holds, and evaluated from
+    the beginning.
+    """
     loaded = opened(path, **fields)
     store = DiskStore(directory, loaded.info.fingerprint, None, min_tokens=64)
     tier = DiskTier(store, DiskPolicy("full"), cold_max=0)
@@ -127,7 +136,11 @@ CHANGES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "the batch": ("llama", {}, {"n_ubatch": 128}),
     "the size of sliding windows": ("cohere2", {}, {"swa_full": True}),
     "the type of K beside sliding windows": ("cohere2", {}, {"type_k": "bf16"}),
-    "flash attention beside sliding windows": ("cohere2", {"flash_attn": "on"}, {"flash_attn": "off"}),
+    "flash attention beside sliding windows": (
+        "cohere2",
+        {"flash_attn": "on"},
+        {"flash_attn": "off"},
+    ),
 }
 
 
@@ -137,7 +150,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     def get(name: str) -> Path:
         path = directory / f"{name}.gguf"
-        return path if path.exists() else write(path, "llama" if name == "q4_0" else name, quantised=name == "q4_0")
+        return (
+            path
+            if path.exists()
+            else write(path, "llama" if name == "q4_0" else name, quantised=name == "q4_0")
+        )
 
     return get
 
@@ -159,7 +176,9 @@ def test_a_restart_with_a_change_restores_nothing_of_before(
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"last_scale": 1.05}], ids=["all", "one tensor"])
-def test_another_second_file_under_the_same_metadata_is_another_model(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_another_second_file_under_the_same_metadata_is_another_model(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
     path = tmp_path / "m-00001-of-00002.gguf"
     write(path, "cohere2")
     first_file = path.read_bytes()
@@ -200,7 +219,9 @@ def test_what_changes_no_byte_keeps_the_fingerprint(
         assert name_of(path, **fields) == plain, fields
     long = name_of(path, n_ctx=2048)
     assert long == name_of(path, n_ctx=4096) != plain
-    assert name_of(path, n_ctx=2048, metadata=(("llama.rope.scaling.original_context_length", 4096),)) not in (
+    assert name_of(
+        path, n_ctx=2048, metadata=(("llama.rope.scaling.original_context_length", 4096),)
+    ) not in (
         plain,
         long,
     )
@@ -213,7 +234,9 @@ def test_what_changes_no_byte_keeps_the_fingerprint(
     assert name_of(path) != plain
 
 
-def test_layers_are_split_between_gpus_the_same_at_every_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_are_split_between_gpus_the_same_at_every_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Gpu:
         is_gpu = True
 

@@ -1,4 +1,6 @@
-"""Grammars of clients: pyctl accepts those that llama.cpp accepts, and bounds those that harm llama.cpp."""
+"""Grammars of clients: pyctl accepts those that llama.cpp accepts, and bounds those that harm
+llama.cpp.
+"""
 
 from __future__ import annotations
 
@@ -24,24 +26,31 @@ HARMFUL = {
     "a token after a character": "root ::= . !<[0]>",
     "a token after a class": "root ::= [a-z ] <[300]>",
     "bounds the wrong way round": 'root ::= "a"{5,2}',
-    "left recursion behind what may be empty": 'root ::= b root "x" | "y"\nb ::= a\na ::= "" | "z"\n',
+    "left recursion behind what may be empty": (
+        'root ::= b root "x" | "y"\nb ::= a\na ::= "" | "z"\n'
+    ),
     "two ways to each of 45 rules": "root ::= a1 | a1\n"
     + "".join(f"a{i} ::= a{i + 1} | a{i + 1}\n" for i in range(1, 45))
     + 'a45 ::= "x"\n',
-    "parentheses between quotes in comments": f'root ::= # "\n{"(" * 100_000}"a"{")" * 100_000} # "\n',
+    "parentheses between quotes in comments": (
+        f'root ::= # "\n{"(" * 100_000}"a"{")" * 100_000} # "\n'
+    ),
     "groups within 300 rules": nested_rules(300, 150),
     "groups within groups": nested_rules(1, 60_000),
     "9,000 rules in a chain": nested_rules(9_000, 0),
     "stars on stars": 'root ::= "a"' + "*" * 20_000,
     "repetitions of repetitions": 'root ::= "a"' + "{1,50}" * 20,
     "repetitions of groups": "root ::= " + "(" * 20 + '"a" root?' + "){0,1000}" * 20,
-    "doubling": "root ::= a0\n" + "".join(f"a{i} ::= a{i + 1} a{i + 1}\n" for i in range(60)) + 'a60 ::= "x" | root\n',
+    "doubling": "root ::= a0\n"
+    + "".join(f"a{i} ::= a{i + 1} a{i + 1}\n" for i in range(60))
+    + 'a60 ::= "x" | root\n',
     "brackets": "[" * 200_000,
     "quotes": 'root ::= "' + '\\"' * 100_000,
     "only blanks": " \t" * 130_000,
     "only comments": "#\n" * 130_000,
     "ambiguity": 'root ::= root root root | root root | "a" | ""',
-    "many ways to go on": "root ::= " + " | ".join(f'[a-z]{{0,50}} "{i}" root?' for i in range(400)),
+    "many ways to go on": "root ::= "
+    + " | ".join(f'[a-z]{{0,50}} "{i}" root?' for i in range(400)),
     "many things left out": "root ::= " + " ".join('([a-z] root)? "b"?' for _ in range(2_000)),
     "no end": "root ::= root",
     "a circle": "root ::= a\na ::= b\nb ::= a\n",
@@ -109,14 +118,23 @@ def comparable(model: Loaded) -> Any:
 
     def is_text(token: int, piece: bytes) -> bool:
         try:
-            return bool(piece) and b"\0" not in piece and piece.decode() != "" and token not in controls
+            return (
+                bool(piece)
+                and b"\0" not in piece
+                and piece.decode() != ""
+                and token not in controls
+            )
         except UnicodeDecodeError:
             return False
 
-    return np.array([is_text(t, piece) or t in ends for t, piece in enumerate(tokenizer.all_pieces())])
+    return np.array(
+        [is_text(t, piece) or t in ends for t, piece in enumerate(tokenizer.all_pieces())]
+    )
 
 
-def compare(model: Loaded, compiler: GrammarCompiler, grammar: str, seed: int, n_steps: int = 12) -> None:
+def compare(
+    model: Loaded, compiler: GrammarCompiler, grammar: str, seed: int, n_steps: int = 12
+) -> None:
     """Both allow the same tokens on a random walk."""
     tokenizer = model.tokenizer
     ends = tokenizer.end_tokens()
@@ -157,7 +175,10 @@ number ::= "-"? ("0" | [1-9] [0-9]*) ("." [0-9]+)? ([eE] [-+]? [0-9]+)? ws # no 
 ws ::= [ \t\n]{0,4}
 """,
     "a list": 'root ::= ("- " [^\\r\\n]+ "\\n")+',
-    "moves": 'root ::= ([1-9] [0-9]? ". " move " " move "\\n")+\nmove ::= [NBKQR]? [a-h]? "x"? [a-h] [1-8] [+#]?',
+    "moves": (
+        'root ::= ([1-9] [0-9]? ". " move " " move "\\n")+\nmove ::= [NBKQR]? [a-h]? "x"? '
+        "[a-h] [1-8] [+#]?"
+    ),
     "sums": 'root ::= sum\nsum ::= part ([-+] part)*\npart ::= [0-9]+ | "(" sum ")"',
     "a right recursion": 'root ::= item "," root | item\nitem ::= "a" | "(" root ")"',
     "two right recursions": 'root ::= "a" b | "x"\nb ::= "b" root | ""',
@@ -172,7 +193,9 @@ ws ::= [ \t\n]{0,4}
     "empty": 'root ::= "" | "a"',
     "letters of others": 'root ::= [ぁ-ゟ]+ | [äöü€] | "日本"+',
     "escapes": r'root ::= "\x41\u0042\U00000043\t\n\r\\\"\[\]\-" | [\x41-\x43\]\[\-\\]',
-    "dead ends": 'root ::= "a" | "b" ([z-a] | "c")? | "d" [z-a]* ([z-a] "e")? | [^\\x01-\\U0010FFFF]',
+    "dead ends": (
+        'root ::= "a" | "b" ([z-a] | "c")? | "d" [z-a]* ([z-a] "e")? | [^\\x01-\\U0010FFFF]'
+    ),
     "no end": 'root ::= "a" root | "b" x\nx ::= "c" x',
     "odd classes": "root ::= [a-] | [-a] [^-] | [z-a] | [a\\-z]",
 }

@@ -34,7 +34,9 @@ from tests.unit.engine.drive import Reply, ask, request, run_all
 def said(model: Loaded, n: int = 400, **fields: Any) -> Reply:
     prompt = Prompt(as_tokens(model.tokenizer.tokenize("Say:")))
     sampling = Sampling(**{"seed": 1, "temperature": 1.0, **fields})
-    return ask(Engine(model.backend, RamCache(0, 0), EngineSettings()), prompt, n, sampling=sampling)
+    return ask(
+        Engine(model.backend, RamCache(0, 0), EngineSettings()), prompt, n, sampling=sampling
+    )
 
 
 def bound(constraint: Constraint) -> dict[str, Any]:
@@ -77,7 +79,9 @@ SCHEMAS: list[Any] = [
     {
         "allOf": [{"$ref": "#/$defs/a"}, {"properties": {"b": {"type": "boolean"}}}],
         "required": ["b"],
-        "$defs": {"a": {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}},
+        "$defs": {
+            "a": {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+        },
     },
     {"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"anyOf": [{"const": 1}, {"type": "boolean"}]}}},
 ]
@@ -116,7 +120,12 @@ def objects(schemas: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     def build(draw: st.DrawFn) -> Any:
         properties = draw(st.dictionaries(keys, schemas, max_size=3))
         required = [key for key in properties if draw(st.booleans())]
-        return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+        return {
+            "type": "object",
+            "properties": properties,
+            "required": required,
+            "additionalProperties": False,
+        }
 
     return build()
 
@@ -132,7 +141,11 @@ SIMPLE = st.recursive(
 )
 
 
-@settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(30),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(SIMPLE, st.integers(0, 1000))
 def test_replies_to_any_simple_schema_are_instances(model: Loaded, schema: Any, seed: int) -> None:
     reply = said(model, 300, seed=seed, **bound(json_constraint(schema)))
@@ -143,14 +156,24 @@ def test_replies_to_any_simple_schema_are_instances(model: Loaded, schema: Any, 
 
 def test_a_lazy_grammar_binds_from_its_trigger_on(model: Loaded) -> None:
     grammar = 'root ::= "e" [0-9]{3}'
-    reply = said(model, 60, grammar=grammar, grammar_lazy=True, grammar_triggers=("e",), ignore_eos=True)
+    reply = said(
+        model, 60, grammar=grammar, grammar_lazy=True, grammar_triggers=("e",), ignore_eos=True
+    )
     head, _, tail = reply.text.partition("e")
     assert head
     assert tail[:3].isdigit(), reply.text
     free = said(model, 60, ignore_eos=True).text
     assert free.startswith(head)
     assert (
-        said(model, 60, grammar=grammar, grammar_lazy=True, grammar_triggers=("\x07x",), ignore_eos=True).text == free
+        said(
+            model,
+            60,
+            grammar=grammar,
+            grammar_lazy=True,
+            grammar_triggers=("\x07x",),
+            ignore_eos=True,
+        ).text
+        == free
     )
 
 
@@ -162,7 +185,11 @@ def test_a_lazy_grammar_that_never_wakes_changes_nothing(model: Loaded) -> None:
 
 
 def test_a_lazy_grammar_sleeps_on_where_it_does_not_allow_what_was_found(model: Loaded) -> None:
-    grammar = {"grammar": 'root ::= "e!" [0-9]{3}', "grammar_lazy": True, "grammar_triggers": ("(e[x!])",)}
+    grammar = {
+        "grammar": 'root ::= "e!" [0-9]{3}',
+        "grammar_lazy": True,
+        "grammar_triggers": ("(e[x!])",),
+    }
     tokens = {letter: model.tokenizer.tokenize(letter)[0] for letter in "e!x"}
     vocab = model.tokenizer.vocab
     woken = Grammar(vocab, Sampling(**grammar), GrammarCompiler(model.tokenizer))
@@ -176,8 +203,12 @@ def test_a_lazy_grammar_sleeps_on_where_it_does_not_allow_what_was_found(model: 
 
 def begun(text: str, prefill: str) -> tuple[dict[str, Any], ...]:
     """A grammar and a schema of ``text`` and a digit, of which the prompt holds ``prefill``."""
-    constraint = reply_constraint({"enum": [f"{text}1", f"{text}2"]}, THINK, "content", f'"{prefill}')
-    return {"grammar": f'root ::= "{text}" [0-9] "!"', "grammar_prefill": prefill}, bound(constraint)
+    constraint = reply_constraint(
+        {"enum": [f"{text}1", f"{text}2"]}, THINK, "content", f'"{prefill}'
+    )
+    return {"grammar": f'root ::= "{text}" [0-9] "!"', "grammar_prefill": prefill}, bound(
+        constraint
+    )
 
 
 def test_a_constraint_reads_what_the_prompt_holds_of_the_reply(model: Loaded) -> None:
@@ -188,7 +219,10 @@ def test_a_constraint_reads_what_the_prompt_holds_of_the_reply(model: Loaded) ->
 
 
 def test_a_constraint_that_allows_nothing_more_ends_the_reply(model: Loaded) -> None:
-    for fields, text in (({"grammar": 'root ::= "ab"'}, "ab"), (bound(json_constraint({"const": "ab"})), '"ab"')):
+    for fields, text in (
+        ({"grammar": 'root ::= "ab"'}, "ab"),
+        (bound(json_constraint({"const": "ab"})), '"ab"'),
+    ):
         reply = said(model, **fields, ignore_eos=True)
         assert (reply.text, reply.done.stop_type) == (text, "eos")
 
@@ -213,7 +247,9 @@ def test_a_broken_trigger_is_refused(model: Loaded) -> None:
 
 def test_the_grammar_changes_nothing_that_it_allows(model: Loaded) -> None:
     free = said(model, 40, ignore_eos=True)
-    assert said(model, 40, ignore_eos=True, grammar="root ::= [^\\x00]*").text.startswith(free.text[:5])
+    assert said(model, 40, ignore_eos=True, grammar="root ::= [^\\x00]*").text.startswith(
+        free.text[:5]
+    )
 
 
 def test_a_schema_changes_nothing_that_it_allows(model: Loaded) -> None:
@@ -225,7 +261,9 @@ def test_a_schema_changes_nothing_that_it_allows(model: Loaded) -> None:
 
 def test_a_lazy_constraint_binds_from_its_trigger_on(model: Loaded) -> None:
     grammar = GrammarBuilder()
-    constraint = grammar.constraint(f"{grammar.text('e')} {grammar.json({'type': 'boolean'})}", ("e",))
+    constraint = grammar.constraint(
+        f"{grammar.text('e')} {grammar.json({'type': 'boolean'})}", ("e",)
+    )
     free = said(model, 60, ignore_eos=True).text
     head, _, tail = said(model, 60, ignore_eos=True, **bound(constraint)).text.partition("e")
     assert tail in ("true", "false")
@@ -236,7 +274,9 @@ def test_what_is_forced_is_read_by_the_constraint(model: Loaded) -> None:
     constraint = reply_constraint({"type": "boolean"}, THINK, "reasoning")
     (close,) = model.tokenizer.tokenize("</think>")
     read, texts = tuple(model.tokenizer.tokenize("<think>")), {close: b"</think>"}
-    limit = ReasoningLimit(5, "<think>", ("</think>",), (close,), read, {**texts, read[-1]: b"<think>"})
+    limit = ReasoningLimit(
+        5, "<think>", ("</think>",), (close,), read, {**texts, read[-1]: b"<think>"}
+    )
     prompt = Prompt(as_tokens(model.tokenizer.tokenize("Say:<think>")))
     engine = Engine(model.backend, RamCache(0, 0), EngineSettings())
     sampling = Sampling(seed=1, logit_bias=((close, -1e9),), **bound(constraint))
@@ -247,14 +287,19 @@ def test_what_is_forced_is_read_by_the_constraint(model: Loaded) -> None:
 
 
 def test_a_constraint_is_checked_before_anything_is_evaluated(model: Loaded) -> None:
-    for schema in ({"$ref": "#"}, {"allOf": [{"minLength": 3}, {"maxLength": 2}], "type": "string"}):
+    for schema in (
+        {"$ref": "#"},
+        {"allOf": [{"minLength": 3}, {"maxLength": 2}], "type": "string"},
+    ):
         with pytest.raises(RequestError):
             model.backend.vocabulary.check(Sampling(**bound(json_constraint(schema))))
     with pytest.raises(RequestError, match="line 1"):
         model.backend.vocabulary.check(Sampling(grammar="unknown"))
 
 
-def test_a_constraint_can_be_checked_while_the_model_is_freed(model_path: Callable[[str], Path]) -> None:
+def test_a_constraint_can_be_checked_while_the_model_is_freed(
+    model_path: Callable[[str], Path],
+) -> None:
     sampling = Sampling(**bound(json_constraint({"type": "boolean"})))
     settings = ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=512, n_threads=1)
     backend = load(settings).backend
@@ -275,11 +320,15 @@ def test_probabilities_after_sampling(model: Loaded) -> None:
     for sampling in (
         Sampling(seed=1, top_k=5, post_sampling_probs=True, ignore_eos=True),
         Sampling(temperature=0.0, post_sampling_probs=True, ignore_eos=True),
-        Sampling(seed=1, top_k=5, post_sampling_probs=True, **bound(json_constraint({"const": "x" * 40}))),
+        Sampling(
+            seed=1, top_k=5, post_sampling_probs=True, **bound(json_constraint({"const": "x" * 40}))
+        ),
     ):
         handle = RequestHandle(request(prompt, 6, sampling=sampling, n_probs=10))
         run_all(engine, handle)
-        probs = [entry for event in handle.drain() if isinstance(event, Piece) for entry in event.probs]
+        probs = [
+            entry for event in handle.drain() if isinstance(event, Piece) for entry in event.probs
+        ]
         assert len(probs) == 6
         for own, *best in probs:
             assert len(best) <= 5
@@ -288,7 +337,11 @@ def test_probabilities_after_sampling(model: Loaded) -> None:
             assert sampling.temperature > 0.0 or best == [own]
 
 
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(st.text('ab\\d.[]()-^$|*+?{1,}"\n ', max_size=12))
 def test_what_a_pattern_becomes_can_be_parsed(model: Loaded, pattern: str) -> None:
     try:
@@ -296,15 +349,24 @@ def test_what_a_pattern_becomes_can_be_parsed(model: Loaded, pattern: str) -> No
     except RequestError:
         return
     reply = said(model, 6, **bound(constraint))
-    assert reply.done is not None or "allows no reply" in str(reply.error), (constraint, reply.error)
+    assert reply.done is not None or "allows no reply" in str(reply.error), (
+        constraint,
+        reply.error,
+    )
 
 
-@pytest.mark.parametrize(("where", "prefill"), [("start", ""), ("reasoning", ""), ("content", "[tr")])
+@pytest.mark.parametrize(
+    ("where", "prefill"), [("start", ""), ("reasoning", ""), ("content", "[tr")]
+)
 def test_a_whole_reply_ends_in_an_instance(model: Loaded, where: Any, prefill: str) -> None:
     schema = {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 2}
     likes = tuple((model.tokenizer.tokenize(text)[0], 16.0) for text in ("<think>", "</think>"))
-    reply = said(model, 300, **bound(reply_constraint(schema, THINK, where, prefill)), logit_bias=likes)
-    reasoning, close, content = model.tokenizer.detokenize(reply.tokens).decode().rpartition("</think>")
+    reply = said(
+        model, 300, **bound(reply_constraint(schema, THINK, where, prefill)), logit_bias=likes
+    )
+    reasoning, close, content = (
+        model.tokenizer.detokenize(reply.tokens).decode().rpartition("</think>")
+    )
     assert bool(close) == (where != "content")
     assert reasoning.startswith("<think>") == (where == "start")
     jsonschema.validate(json.loads(prefill + content), schema)

@@ -66,12 +66,20 @@ def file_of(seed: int, width: int = 100, height: int = 70) -> ImageFile:
     return ImageFile.of(image_bytes(width, height, "bmp", seed=seed))
 
 
-sides = st.one_of(st.integers(1, 200), st.integers(1, 6000), st.integers(1, 180).map(lambda n: 32 * n + 16))
+sides = st.one_of(
+    st.integers(1, 200), st.integers(1, 6000), st.integers(1, 180).map(lambda n: 32 * n + 16)
+)
 
 
-@settings(deadline=None, max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None,
+    max_examples=examples(300),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(width=sides, height=sides)
-def test_images_are_cut_as_libmtmd_cuts_them(loaded: Loaded, bounded: ImageEncoder, width: int, height: int) -> None:
+def test_images_are_cut_as_libmtmd_cuts_them(
+    loaded: Loaded, bounded: ImageEncoder, width: int, height: int
+) -> None:
     for images in (images_of(loaded), bounded):
         columns, lines = images.grid.of(width, height)
         assert images._grid_of(images._tokenized(width, height, None)) == (columns, lines)
@@ -86,7 +94,10 @@ def test_keys_tell_files_and_bounds_apart(loaded: Loaded, bounded: ImageEncoder)
     assert bounded.picture(file_of(1, 512, 416)).key != images.picture(file_of(1, 512, 416)).key
     before, after = images.around
     special = loaded.tokenizer.special_tokens()
-    assert (before.tolist(), after.tolist()) == ([special["<|vision_start|>"]], [special["<|vision_end|>"]])
+    assert (before.tolist(), after.tolist()) == (
+        [special["<|vision_start|>"]],
+        [special["<|vision_end|>"]],
+    )
 
 
 def test_rows_are_the_same_again_and_those_of_this_file(loaded: Loaded) -> None:
@@ -114,7 +125,9 @@ def test_a_file_is_decoded_once(loaded: Loaded, monkeypatch: pytest.MonkeyPatch)
         images.picture(file_of(106))
 
 
-def test_nobody_waits_for_a_file_that_another_thread_decodes(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_waits_for_a_file_that_another_thread_decodes(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
     images = images_of(loaded)
     known, ready = images.picture(file_of(107)), images.picture(file_of(108))
     decoded, began, go_on = images._decoded, threading.Event(), threading.Event()
@@ -185,7 +198,9 @@ def webp(*frames: NDArray[np.uint8], mode: str = "RGB") -> ImageFile:
 def test_webp_is_seen_as_the_same_pixels_in_a_bmp(loaded: Loaded, mode: str) -> None:
     """Of an animation the first frame, as of a GIF."""
     images = images_of(loaded)
-    first, second = (np.random.default_rng(seed).integers(0, 256, (70, 100, 3), np.uint8) for seed in (1, 2))
+    first, second = (
+        np.random.default_rng(seed).integers(0, 256, (70, 100, 3), np.uint8) for seed in (1, 2)
+    )
     plain = images.picture(file_of(1))
     expected = images.rows_of(plain, 0, plain.n_tokens)
     for file in (webp(first, mode=mode), webp(first, second, mode=mode)):
@@ -199,7 +214,9 @@ def test_webp_is_seen_as_the_same_pixels_in_a_bmp(loaded: Loaded, mode: str) -> 
 def test_webp_that_does_not_decode(loaded: Loaded) -> None:
     images, data = images_of(loaded), image_bytes(320, 200, "webp", seed=9)
     with pytest.raises(RequestError, match="WEBP image is broken"):
-        images.picture(ImageFile.of(data[:4] + struct.pack("<I", 992) + data[8:1000]))  # a third of its pixels
+        images.picture(
+            ImageFile.of(data[:4] + struct.pack("<I", 992) + data[8:1000])
+        )  # a third of its pixels
     with pytest.raises(RequestError, match="not have the size in its header"):
         images.picture(replace(ImageFile.of(data), width=640))
 
@@ -219,7 +236,9 @@ def test_the_latest_rows_stay_and_the_oldest_go() -> None:
     assert rows.n_bytes == 40
 
 
-def test_files_that_are_no_encoder_are_refused(model: ModelSettings, tiny_mmproj: Path, tmp_path: Path) -> None:
+def test_files_that_are_no_encoder_are_refused(
+    model: ModelSettings, tiny_mmproj: Path, tmp_path: Path
+) -> None:
     junk = tmp_path / "junk.gguf"
     junk.write_bytes(b"GGUF" + bytes(100))
     text = tmp_path / "text.gguf"
@@ -238,7 +257,11 @@ def test_files_that_are_no_encoder_are_refused(model: ModelSettings, tiny_mmproj
     with pytest.raises(ModelError, match="no device GPU7"):
         load(model, vision=VisionSettings(str(tiny_mmproj), mmproj_device="GPU7"))
     with pytest.raises(ModelError, match="--kv-pool excludes --mmproj"):
-        load(replace(model, n_ctx=1024), vision=VisionSettings(str(tiny_mmproj)), pool=PoolSettings(512))
+        load(
+            replace(model, n_ctx=1024),
+            vision=VisionSettings(str(tiny_mmproj)),
+            pool=PoolSettings(512),
+        )
 
 
 def test_a_model_without_an_encoder_sees_nothing(model: ModelSettings) -> None:
@@ -265,34 +288,49 @@ def test_the_plan_counts_the_encoder(model: ModelSettings, tiny_mmproj: Path) ->
     assert fit_settings(model, vision=(place, n_bytes))[1].host.usage.vision == n_bytes
 
 
-def test_the_plan_counts_what_attention_needs_otherwise(model: ModelSettings, tiny_mmproj: Path) -> None:
+def test_the_plan_counts_what_attention_needs_otherwise(
+    model: ModelSettings, tiny_mmproj: Path
+) -> None:
     """Without flash attention every patch has a number for each other one in each head."""
     vision = VisionSettings(str(tiny_mmproj), image_max_tokens=512)
-    usual, without = (make_encoder(replace(model, flash_attn=mode), vision).usage[1] for mode in ("auto", "off"))
+    usual, without = (
+        make_encoder(replace(model, flash_attn=mode), vision).usage[1] for mode in ("auto", "off")
+    )
     assert without - usual == VISION_SHAPES["tiny-vision"].num_heads * 4 * (4 * 512) ** 2
 
 
 def test_the_largest_image_is_encoded_at_the_start(
-    model: ModelSettings, tiny_mmproj: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    model: ModelSettings,
+    tiny_mmproj: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """On a device of its own, so that a full one shows at the start and not in the middle of a prompt."""
+    """On a device of its own, so that a full one shows at the start and not in the middle of a
+    prompt.
+    """
     vision = VisionSettings(str(tiny_mmproj), image_max_tokens=64)
     monkeypatch.setattr("pyctl.llama.make_encoder._device_of", lambda *_: devices()[-1])
-    with patch.object(ImageEncoder, "_encode", autospec=True, side_effect=ImageEncoder._encode) as encoded:
+    with patch.object(
+        ImageEncoder, "_encode", autospec=True, side_effect=ImageEncoder._encode
+    ) as encoded:
         load(model, vision=vision).backend.unload()
     assert [each.args[2:] for each in encoded.call_args_list] == [(8, 8)]
     assert not caplog.records
     monkeypatch.setattr("pyctl.llama.image_encoder.mtmd.mtmd_encode_chunk", lambda *_: 1)
-    with pytest.raises(ModelError, match=r"an image of 64 tokens does not fit with the model.*--image-max-tokens"):
+    with pytest.raises(
+        ModelError, match=r"an image of 64 tokens does not fit with the model.*--image-max-tokens"
+    ):
         load(model, vision=vision)
 
 
 @settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.integers(0, 2), max_size=12))
 def test_no_graph_is_replaced_by_one_of_another_size(sizes: list[int]) -> None:
-    """The rule of llama.cpp: twice in a row captures, until something else comes; a second capture replaces the first.
+    """The rule of llama.cpp: twice in a row captures, until something else comes; a second capture
+    replaces the first.
 
-    Behind something small in between, nothing is captured; with one size all the time that is never needed.
+    Behind something small in between, nothing is captured; with one size all the time that is never
+    needed.
     """
     graphs, warm, captured, last, n_between = _Graphs(), False, False, (0, 0), 0
 
@@ -317,7 +355,9 @@ def test_no_graph_is_replaced_by_one_of_another_size(sizes: list[int]) -> None:
 def test_images_of_several_sizes_one_after_another(
     model: ModelSettings, loaded: Loaded, tiny_mmproj: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU a small one is encoded between two of a size where a graph of another size was captured."""
+    """On a GPU a small one is encoded between two of a size where a graph of another size was
+    captured.
+    """
     monkeypatch.setattr("pyctl.llama.make_encoder._device_of", lambda *_: devices()[-1])
     found = load(model, vision=VisionSettings(str(tiny_mmproj), image_max_tokens=64))
     images, grids = images_of(found), []
@@ -325,11 +365,16 @@ def test_images_of_several_sizes_one_after_another(
 
     def watched(ctx: object, chunk: object) -> int:
         image = mtmd_cpp.mtmd_input_chunk_get_tokens_image(chunk)
-        grids.append((mtmd_cpp.mtmd_image_tokens_get_nx(image), mtmd_cpp.mtmd_image_tokens_get_ny(image)))
+        grids.append(
+            (mtmd_cpp.mtmd_image_tokens_get_nx(image), mtmd_cpp.mtmd_image_tokens_get_ny(image))
+        )
         return int(code_of(ctx, chunk))
 
     monkeypatch.setattr("pyctl.llama.image_encoder.mtmd.mtmd_encode_chunk", watched)
-    files = [file_of(seed, *size) for seed, size in enumerate([(100, 70)] * 3 + [(128, 128)] * 2 + [(100, 70)] * 2)]
+    files = [
+        file_of(seed, *size)
+        for seed, size in enumerate([(100, 70)] * 3 + [(128, 128)] * 2 + [(100, 70)] * 2)
+    ]
     pictures = [images.picture(file) for file in files]
     rows = [images.rows_of(picture, 0, picture.n_tokens) for picture in pictures]
     a, b, small = (4, 3), (4, 4), (3, 3)

@@ -15,10 +15,21 @@ DEBUG, INFO, WARN, ERROR, CONTINUED = 1, 2, 3, 4, 5
 def test_messages_are_logged_one_level_quieter(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "llama.cpp")
     said = LibraryLog()
-    for level, text in ((INFO, b"a"), (WARN, b"b"), (CONTINUED, b"c\n"), (ERROR, b"d"), (ERROR, b" \n")):
+    for level, text in (
+        (INFO, b"a"),
+        (WARN, b"b"),
+        (CONTINUED, b"c\n"),
+        (ERROR, b"d"),
+        (ERROR, b" \n"),
+    ):
         said.receive(level, text)
     levels = [(record.levelno, record.message) for record in caplog.records]
-    assert levels == [(logging.DEBUG, "a"), (logging.INFO, "b"), (logging.INFO, "c"), (logging.WARNING, "d")]
+    assert levels == [
+        (logging.DEBUG, "a"),
+        (logging.INFO, "b"),
+        (logging.INFO, "c"),
+        (logging.WARNING, "d"),
+    ]
 
 
 def test_the_first_error_is_the_cause() -> None:

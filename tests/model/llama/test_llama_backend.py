@@ -1,4 +1,6 @@
-"""The backend on llama.cpp: vocabulary, samplers, batches, and memories that have no rows to move."""
+"""The backend on llama.cpp: vocabulary, samplers, batches, and memories that have no rows to
+move.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,11 @@ def test_text_survives_the_vocabulary(hybrid: Loaded) -> None:
         assert tokenizer.detokenize(tokenizer.tokenize(text)).decode() == text
     special = tokenizer.special_tokens()
     assert tokenizer.tokenize("<|im_end|>") == [special["<|im_end|>"]]
-    assert special["<|im_end|>"] in set(filter(tokenizer.is_end, range(tokenizer.n_vocab))) == tokenizer.end_tokens()
+    assert (
+        special["<|im_end|>"]
+        in set(filter(tokenizer.is_end, range(tokenizer.n_vocab)))
+        == tokenizer.end_tokens()
+    )
     assert tokenizer.piece(special["<|im_end|>"], special=False) == b""
     assert len(tokenizer.tokenize("<|im_end|>", parse_special=False)) > 1
     assert tokenizer.piece(10**6) == b""
@@ -45,7 +51,9 @@ def test_text_survives_the_vocabulary(hybrid: Loaded) -> None:
 
 def sampled(loaded: Loaded, sampling: Sampling, n: int = 24) -> list[int]:
     prompt = Prompt(as_tokens(loaded.tokenizer.tokenize("The quick brown fox")))
-    return ask(Engine(loaded.backend, RamCache(0, 0), EngineSettings()), prompt, n, sampling=sampling).tokens
+    return ask(
+        Engine(loaded.backend, RamCache(0, 0), EngineSettings()), prompt, n, sampling=sampling
+    ).tokens
 
 
 def test_seeds_repeat_and_differ(hybrid: Loaded) -> None:
@@ -59,7 +67,9 @@ def test_each_sampler_changes_what_it_should(hybrid: Loaded) -> None:
     assert sampled(hybrid, Sampling(top_k=1, seed=3, ignore_eos=True)) == greedy
     assert sampled(hybrid, Sampling(top_p=1e-6, seed=3, ignore_eos=True)) == greedy
     assert sampled(hybrid, Sampling(min_p=1.0, seed=3, ignore_eos=True)) == greedy
-    forbidden = sampled(hybrid, Sampling(temperature=0.0, logit_bias=((greedy[0], float("-inf")),), ignore_eos=True))
+    forbidden = sampled(
+        hybrid, Sampling(temperature=0.0, logit_bias=((greedy[0], float("-inf")),), ignore_eos=True)
+    )
     assert greedy[0] not in forbidden
     wanted = sampled(hybrid, Sampling(temperature=0.0, logit_bias=((65, 1000.0),), ignore_eos=True))
     assert set(wanted) == {65}
@@ -117,10 +127,14 @@ def test_batches_that_do_not_fit_are_refused(open_model: Callable[..., Loaded]) 
 
 
 def test_a_memory_without_movable_rows_is_saved_whole(model_path: Callable[[str], Path]) -> None:
-    model = api.llama_model_load_from_file(str(model_path("tiny-hybrid")).encode(), api.llama_model_default_params())
+    model = api.llama_model_load_from_file(
+        str(model_path("tiny-hybrid")).encode(), api.llama_model_default_params()
+    )
     params = api.llama_context_default_params()
     params.n_ctx, params.n_seq_max, params.n_ubatch, params.n_threads = 2048, 2, 64, 1
-    params.kv_unified = False  # one stream of cells per sequence, which the extension does not take apart
+    params.kv_unified = (
+        False  # one stream of cells per sequence, which the extension does not take apart
+    )
     backend = LlamaBackend(lambda: (model, api.llama_init_from_model(model, params), None))
     assert backend.memory.kind == "opaque"
     assert backend.memory.shape.sizes.rows(0, 10) == 0
@@ -143,15 +157,20 @@ def test_a_memory_without_movable_rows_is_saved_whole(model_path: Callable[[str]
 def test_penalties_over_all_tokens_take_no_more_memory_than_the_context(hybrid: Loaded) -> None:
     fields = {"seed": 1, "ignore_eos": True, "repeat_penalty": 1.3, "dry_multiplier": 0.8}
     replies = [
-        sampled(hybrid, Sampling(repeat_last_n=n, dry_penalty_last_n=n, **fields)) for n in (-1, 4096, 2**31 - 1, 0)
+        sampled(hybrid, Sampling(repeat_last_n=n, dry_penalty_last_n=n, **fields))
+        for n in (-1, 4096, 2**31 - 1, 0)
     ]
     assert replies[0] == replies[1] == replies[2] != replies[3]
 
 
-def test_closed_and_opened_again_it_is_the_same(model_path: Callable[[str], Path], tmp_path: Path) -> None:
+def test_closed_and_opened_again_it_is_the_same(
+    model_path: Callable[[str], Path], tmp_path: Path
+) -> None:
     path = tmp_path / "model.gguf"
     shutil.copy(model_path("tiny-hybrid"), path)
-    settings = ModelSettings(path=str(path), n_ctx=512, n_ubatch=64, n_threads=1, embeddings=True, pooling="mean")
+    settings = ModelSettings(
+        path=str(path), n_ctx=512, n_ubatch=64, n_threads=1, embeddings=True, pooling="mean"
+    )
     loaded = load(settings)
     backend, prompt = loaded.backend, Prompt.of(range(120), [100])
     engine = Engine(backend, RamCache(8, None), EngineSettings(exact=True))
@@ -182,8 +201,12 @@ def test_loading_can_be_stopped(model_path: Callable[[str], Path]) -> None:
         load(ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=512), lambda fraction: False)
 
 
-def test_an_evaluation_is_interrupted_and_counts_its_progress(model_path: Callable[[str], Path]) -> None:
-    settings = ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=4096, n_ubatch=2048, n_threads=1)
+def test_an_evaluation_is_interrupted_and_counts_its_progress(
+    model_path: Callable[[str], Path],
+) -> None:
+    settings = ModelSettings(
+        path=str(model_path("tiny-hybrid")), n_ctx=4096, n_ubatch=2048, n_threads=1
+    )
     backend = load(settings).backend
     try:
         before = backend.control.heartbeat
@@ -199,7 +222,10 @@ def test_an_evaluation_is_interrupted_and_counts_its_progress(model_path: Callab
 
         # On another thread: the evaluation holds this one, but not the interpreter.
         stopper = threading.Thread(
-            target=lambda: (_until(lambda: backend.control.heartbeat > first), backend.control.interrupt())
+            target=lambda: (
+                _until(lambda: backend.control.heartbeat > first),
+                backend.control.interrupt(),
+            )
         )
         stopper.start()
         with pytest.raises(UnavailableError, match="stopped"):

@@ -46,8 +46,12 @@ def adapter(path: Path, *, seed: int = 0) -> Path:
     writer.add_string("adapter.type", "lora")
     writer.add_float32("adapter.lora.alpha", 2.0)
     width = shape.num_heads * shape.head_size
-    writer.add_tensor("blk.0.attn_q.weight.lora_a", random.normal(size=(2, shape.embedding)).astype(np.float32))
-    writer.add_tensor("blk.0.attn_q.weight.lora_b", random.normal(size=(width, 2)).astype(np.float32))
+    writer.add_tensor(
+        "blk.0.attn_q.weight.lora_a", random.normal(size=(2, shape.embedding)).astype(np.float32)
+    )
+    writer.add_tensor(
+        "blk.0.attn_q.weight.lora_b", random.normal(size=(width, 2)).astype(np.float32)
+    )
     finish(writer)
     return path
 
@@ -59,17 +63,28 @@ def test_the_description_has_types_and_places(opened: Callable[..., Loaded]) -> 
 
 
 def test_layers_count_where_they_are() -> None:
-    places = tuple(Place(name, name != "host", Usage(), None) for name in ("CUDA0", "CUDA1", "host"))
+    places = tuple(
+        Place(name, name != "host", Usage(), None) for name in ("CUDA0", "CUDA1", "host")
+    )
     plan = MemoryPlan(512, 1, 1.0, 1, places, ("CPU", "CUDA0", "CUDA1", "CUDA1"))
     assert plan.n_gpu_layers == 3
 
 
-def test_adapters_change_the_model_and_its_fingerprint(opened: Callable[..., Loaded], tmp_path: Path) -> None:
+def test_adapters_change_the_model_and_its_fingerprint(
+    opened: Callable[..., Loaded], tmp_path: Path
+) -> None:
     path = str(adapter(tmp_path / "a.gguf"))
-    plain, full, half, idle = (opened(lora=lora) for lora in ((), ((path, 1.0),), ((path, 0.5),), ((path, 0.0),)))
+    plain, full, half, idle = (
+        opened(lora=lora) for lora in ((), ((path, 1.0),), ((path, 0.5),), ((path, 0.0),))
+    )
     assert len({loaded.info.fingerprint for loaded in (plain, full, half, idle)}) == 4
-    names = [opened(lora=((str(adapter(tmp_path / "b.gguf", seed=seed)), 1.0),)).info.fingerprint for seed in (0, 1)]
-    assert [name == full.info.fingerprint for name in names] == [True, False], "its bytes count, and not its path"
+    names = [
+        opened(lora=((str(adapter(tmp_path / "b.gguf", seed=seed)), 1.0),)).info.fingerprint
+        for seed in (0, 1)
+    ]
+    assert [name == full.info.fingerprint for name in names] == [True, False], (
+        "its bytes count, and not its path"
+    )
     first, *others = (logits(loaded) for loaded in (plain, full, half, idle))
     assert [bool(np.array_equal(first, other)) for other in others] == [False, False, True]
     assert not np.array_equal(others[0], others[1])
@@ -83,7 +98,9 @@ def test_an_adapter_that_cannot_be_loaded(opened: Callable[..., Loaded], tmp_pat
 
 
 def test_metadata_in_place_of_the_file_s(opened: Callable[..., Loaded]) -> None:
-    changed = opened(metadata=(("qwen3.context_length", 1024), ("qwen3.rope.freq_base", 5e4), ("x.y", "text")))
+    changed = opened(
+        metadata=(("qwen3.context_length", 1024), ("qwen3.rope.freq_base", 5e4), ("x.y", "text"))
+    )
     plain = opened()
     assert changed.info.n_ctx_train == 1024
     assert changed.info.fingerprint != plain.info.fingerprint
@@ -128,15 +145,21 @@ def test_a_directory_in_place_of_a_model_names_its_models(tmp_path: Path) -> Non
     (empty := tmp_path / "empty").mkdir()
     for name in "gfedcba":
         (tmp_path / f"{name}.gguf").touch()
-    with pytest.raises(ModelError, match=r"Is a directory; it holds a\.gguf, b\.gguf, .*, e\.gguf, \.\.\.$"):
+    with pytest.raises(
+        ModelError, match=r"Is a directory; it holds a\.gguf, b\.gguf, .*, e\.gguf, \.\.\.$"
+    ):
         check_gguf(tmp_path)
-    with pytest.raises(ModelError, match=r"Is a directory; to serve all models below it: --models-dir "):
+    with pytest.raises(
+        ModelError, match=r"Is a directory; to serve all models below it: --models-dir "
+    ):
         check_gguf(empty)
 
 
 def test_metadata_of_the_user_reach_the_vocabulary(model_path: Callable[[str], Path]) -> None:
     metadata = (("tokenizer.ggml.eos_token_id", 7),)
-    settings = ModelSettings(path=str(model_path("tiny-dense")), n_ctx=512, n_threads=1, metadata=metadata)
+    settings = ModelSettings(
+        path=str(model_path("tiny-dense")), n_ctx=512, n_threads=1, metadata=metadata
+    )
     loaded = load(settings)
     assert loaded.tokenizer.eos == loaded.backend.tokenizer.eos == 7
     assert 7 in loaded.tokenizer.end_tokens()

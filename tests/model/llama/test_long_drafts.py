@@ -1,4 +1,6 @@
-"""Drafts longer than the planes, on tiny models: a mark, the rollback to it, and a replay that verifies nothing."""
+"""Drafts longer than the planes, on tiny models: a mark, the rollback to it, and a replay that
+verifies nothing.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def opened(open_model: Callable[..., Loaded]) -> Opened:
         shape, types, options = MODELS[name]
         sizes = {"n_ctx": 2048, "n_ubatch": 128, "n_batch": 128, "n_seqs": 2}
         drafts = DraftSettings(draft_types=types)
-        return open_model(shape, drafts=drafts, **sizes, **(F32_ROWS if is_f32 else options)).backend
+        return open_model(
+            shape, drafts=drafts, **sizes, **(F32_ROWS if is_f32 else options)
+        ).backend
 
     return get
 
@@ -68,7 +72,9 @@ def equal(one: Sequence[NDArray[np.float32]], other: Sequence[NDArray[np.float32
 
 
 HYBRIDS = [name for name in MODELS if name != "dense"]
-"""Where logits may differ by roundings, models with experts are in f32: in f16 they choose other experts at times."""
+"""Where logits may differ by roundings, models with experts are in f32: in f16 they choose other
+experts at times.
+"""
 
 
 @pytest.mark.parametrize("n_right", [0, 1, 7, 30])
@@ -79,7 +85,9 @@ def test_after_the_way_back_every_bit_is_as_if_nothing_had_been_drafted(
     backend = opened(name)
     reply = tokens(7, 60)
     again = SequenceTokens(0, reply[: n_right + 2], N, n_right + 2)
-    following = [SequenceTokens(0, reply[i : i + 1], N + i) for i in range(n_right + 2, n_right + 5)]
+    following = [
+        SequenceTokens(0, reply[i : i + 1], N + i) for i in range(n_right + 2, n_right + 5)
+    ]
 
     def go_on() -> list[NDArray[np.float32]]:
         found = []
@@ -147,7 +155,9 @@ def test_beyond_what_was_drafted_there_is_no_way_back(opened: Opened, name: str)
 
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_without_marks_long_drafts_are_not_asked_for(model_path: Any, name: str) -> None:
-    settings = ModelSettings(path=str(model_path(MODELS[name][0])), n_ctx=256, n_ubatch=64, n_threads=1)
+    settings = ModelSettings(
+        path=str(model_path(MODELS[name][0])), n_ctx=256, n_ubatch=64, n_threads=1
+    )
     backend = load(settings).backend
     assert backend.facts.max_drafts == backend.facts.n_rollback == 0
     backend.unload()
@@ -162,17 +172,22 @@ class Counting(Speculation):
 
     def propose(self, jobs: Any) -> Any:
         drafts = super().propose(jobs)
-        self.steps += [(len(job.sure), len(draft.tokens)) for job, draft in zip(jobs, drafts, strict=True)]
+        self.steps += [
+            (len(job.sure), len(draft.tokens)) for job, draft in zip(jobs, drafts, strict=True)
+        ]
         return drafts
 
 
 SEEDS = {"hybrid": 4, "moe": 1, "planes": 5}
-"""Prompts with whose replies in f32 the two likeliest tokens differ by 100 times as much as batches of other widths."""
+"""Prompts with whose replies in f32 the two likeliest tokens differ by 100 times as much as batches
+of other widths.
+"""
 
 
 @pytest.mark.parametrize("wrong", [0.0, 0.05, 1.0])
 @pytest.mark.parametrize(
-    ("name", "is_composed"), [("hybrid", False), ("moe", False), ("planes", False), ("planes", True)]
+    ("name", "is_composed"),
+    [("hybrid", False), ("moe", False), ("planes", False), ("planes", True)],
 )
 def test_replies_are_those_without_drafts_and_nothing_is_verified_twice(
     opened: Opened, name: str, is_composed: bool, wrong: float
@@ -182,7 +197,9 @@ def test_replies_are_those_without_drafts_and_nothing_is_verified_twice(
     prompt = Prompt.of(tokens(SEEDS[name], N), [30, 80])
     n = 150
     endless = Sampling(temperature=0.0, ignore_eos=True)
-    expected = ask(Engine(backend, RamCache(4, 2**26), EngineSettings()), prompt, n, sampling=endless).tokens
+    expected = ask(
+        Engine(backend, RamCache(4, 2**26), EngineSettings()), prompt, n, sampling=endless
+    ).tokens
     source = Continuing({prompt: expected}, 40, wrong, seed=3)
     source.leads = not is_composed
     model = ModelDrafts(backend, 3) if backend.facts.draft_type else None
@@ -196,7 +213,9 @@ def test_replies_are_those_without_drafts_and_nothing_is_verified_twice(
     replays = [step for step in speculation.steps if step[0] > 1]
     assert all(n_drafts <= backend.facts.n_rollback for _, n_drafts in replays)
     assert any(n_drafts > backend.facts.n_rollback for _, n_drafts in speculation.steps)
-    assert bool(replays) == (wrong > 0.0 or is_composed), "what follows a wrong token of the head is wrong"
+    assert bool(replays) == (wrong > 0.0 or is_composed), (
+        "what follows a wrong token of the head is wrong"
+    )
     # After a replay the next step begins anew: no token is replayed twice.
     for (n_sure, _), (n_next, _) in zip(speculation.steps, speculation.steps[1:], strict=False):
         assert n_sure == 1 or n_next == 1
@@ -208,7 +227,10 @@ def test_replies_are_those_without_drafts_and_nothing_is_verified_twice(
 def test_a_text_that_repeats_takes_fewer_steps(opened: Opened, kind: str) -> None:
     """The tiny model repeats what it is forced to say by a grammar."""
     backend = opened("hybrid")
-    line = "the quick brown fox jumps over the lazy dog, and then it sleeps until the next morning comes again. "
+    line = (
+        "the quick brown fox jumps over the lazy dog, and then it sleeps until the next "
+        "morning comes again. "
+    )
     text = backend.tokenizer.tokenize(line * 3)
     forced = Sampling(temperature=0.0, grammar=f'root ::= "{line * 3}"', grammar_kind="gbnf")
     settings = NgramSettings()
@@ -221,7 +243,9 @@ def test_a_text_that_repeats_takes_fewer_steps(opened: Opened, kind: str) -> Non
 
 
 class RandomSequences:
-    """Two sequences that decode, go back, are saved and restored at random, and the tokens that they must hold."""
+    """Two sequences that decode, go back, are saved and restored at random, and the tokens that
+    they must hold.
+    """
 
     def __init__(self, backend: LlamaBackend, seed: int) -> None:
         self.backend, self.rng = backend, np.random.default_rng(seed)
@@ -241,11 +265,16 @@ class RandomSequences:
     def step(self) -> None:
         match self.rng.choice(["decode", "decode", "decode", "save", "load", "fill"]):
             case "decode":
-                self.decode(sorted(self.rng.choice(2, int(self.rng.integers(1, 3)), replace=False).tolist()))
+                self.decode(
+                    sorted(self.rng.choice(2, int(self.rng.integers(1, 3)), replace=False).tolist())
+                )
             case "save":
                 seq = int(self.rng.integers(2))
                 n = len(self.held[seq])
-                rows, state = self.backend.memory.save_rows(seq, 0, n), self.backend.memory.save_state(seq, n)
+                rows, state = (
+                    self.backend.memory.save_rows(seq, 0, n),
+                    self.backend.memory.save_state(seq, n),
+                )
                 self.backend.memory.synchronize()
                 self.saved = list(self.held[seq]), rows, state
             case "load" if self.saved is not None:
@@ -278,9 +307,13 @@ class RandomSequences:
             self.held[item.seq], self.pending[item.seq] = all_held[:kept], all_held[kept:]
 
     def check(self, other: LlamaBackend) -> None:
-        """``other`` evaluates from nothing what each sequence must hold; a wrong state would be far off."""
+        """``other`` evaluates from nothing what each sequence must hold; a wrong state would be far
+        off.
+        """
         for seq in range(2):
-            probe = SequenceTokens(seq, (*self.pending[seq], 77), len(self.held[seq]), len(self.pending[seq]) + 1)
+            probe = SequenceTokens(
+                seq, (*self.pending[seq], 77), len(self.held[seq]), len(self.pending[seq]) + 1
+            )
             tokens = [*self.held[seq], *probe.tokens]
             assert self.backend.memory.n_tokens(seq) == len(self.held[seq])
             self.backend.decode([probe])
@@ -301,7 +334,9 @@ def test_whatever_happens_a_sequence_holds_what_it_should(
     path, options, is_f32 = model_path(MODELS[name][0]), {}, "moe" in name
     if is_f32:
         options = F32_ROWS
-    other = load(ModelSettings(path=str(path), n_ctx=2048, n_ubatch=128, n_threads=1, **options)).backend
+    other = load(
+        ModelSettings(path=str(path), n_ctx=2048, n_ubatch=128, n_threads=1, **options)
+    ).backend
     conversations = RandomSequences(opened(name, is_f32=is_f32), seed)
     for i in range(60):
         conversations.step()

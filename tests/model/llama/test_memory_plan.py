@@ -40,7 +40,10 @@ def taken_by(loaded: Loaded) -> dict[str, float]:
     ("name", "settings"),
     [
         ("tiny-hybrid", {"n_ctx": 8192, "n_ubatch": 512}),
-        ("tiny-hybrid", {"n_ctx": 65536, "n_seqs": 3, "type_k": "q8_0", "type_v": "q8_0", "n_ubatch": 64}),
+        (
+            "tiny-hybrid",
+            {"n_ctx": 65536, "n_seqs": 3, "type_k": "q8_0", "type_v": "q8_0", "n_ubatch": 64},
+        ),
         ("tiny-moe", {"n_ctx": 16384, "flash_attn": "off", "n_ubatch": 256}),
         ("tiny-dense", {"n_ctx": 16384, "type_k": "f32", "n_ubatch": 128}),
         *((name, {"n_ctx": 4096, "n_seqs": 2, "n_ubatch": 64}) for name in FAMILIES),
@@ -60,7 +63,9 @@ def test_the_plan_is_what_llama_cpp_takes(
     assert {part: getattr(usage, part) for part in taken} == taken
     assert min(usage.weights, usage.kv + usage.states, usage.compute) > 0
     if shape := SHAPES.get(name):
-        assert plan.row_bytes == shape.row_bytes(settings.get("type_k", "f16"), settings.get("type_v", "f16"))
+        assert plan.row_bytes == shape.row_bytes(
+            settings.get("type_k", "f16"), settings.get("type_v", "f16")
+        )
         assert plan.state_bytes == shape.state_bytes
 
 
@@ -70,7 +75,9 @@ def family_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
     return lambda name: cached_family(FAMILIES[name], directory)
 
 
-def plans(settings: ModelSettings, drafts: DraftSettings) -> list[tuple[MemoryPlan, dict[str, int]]]:
+def plans(
+    settings: ModelSettings, drafts: DraftSettings
+) -> list[tuple[MemoryPlan, dict[str, int]]]:
     """Plans for two contexts without what is free now, and the tensors that they count."""
     found = []
     with dry_run(settings, drafts) as run:
@@ -84,26 +91,36 @@ def plans(settings: ModelSettings, drafts: DraftSettings) -> list[tuple[MemoryPl
 def with_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have dry runs read the texts of tokens, as loading does."""
     params = dry_runs.ModelParams
-    monkeypatch.setattr(dry_runs, "ModelParams", lambda *args, with_vocabulary, **more: params(*args, **more))
+    monkeypatch.setattr(
+        dry_runs, "ModelParams", lambda *args, with_vocabulary, **more: params(*args, **more)
+    )
 
 
 @pytest.mark.parametrize("name", ["tiny-hybrid-nextn", "tiny-moe", "tiny-dense", *FAMILIES])
 def test_a_plan_needs_no_texts_of_tokens(
-    model_path: Callable[[str], Path], family_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, name: str
+    model_path: Callable[[str], Path],
+    family_path: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
 ) -> None:
     path = family_path(name) if name in FAMILIES else model_path(name)
     settings = ModelSettings(path=str(path), n_seqs=2, n_ubatch=128, n_threads=1)
-    drafts = DraftSettings(draft_types=("draft-mtp",)) if name.endswith("-nextn") else dry_runs.NO_DRAFTS
+    drafts = (
+        DraftSettings(draft_types=("draft-mtp",)) if name.endswith("-nextn") else dry_runs.NO_DRAFTS
+    )
     quick = plans(settings, drafts)
     with_vocabulary(monkeypatch)
     assert quick == plans(settings, drafts)
 
 
 @pytest.mark.parametrize(
-    "metadata", [("qwen3.vocab_size", 5), ("tokenizer.ggml.model", "gpt2"), ("tokenizer.ggml.pre", "llama3")]
+    "metadata",
+    [("qwen3.vocab_size", 5), ("tokenizer.ggml.model", "gpt2"), ("tokenizer.ggml.pre", "llama3")],
 )
 def test_a_plan_needs_no_texts_of_tokens_whatever_else_is_said_of_them(
-    model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, metadata: tuple[str, int | str]
+    model_path: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    metadata: tuple[str, int | str],
 ) -> None:
     settings = ModelSettings(path=str(model_path("tiny-dense")), n_threads=1, metadata=(metadata,))
     quick = plans(settings, dry_runs.NO_DRAFTS)
@@ -112,7 +129,9 @@ def test_a_plan_needs_no_texts_of_tokens_whatever_else_is_said_of_them(
 
 
 def hollow_model(path: Path, shape: Shape, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file of the full size with the right head and nothing in it, which takes no space on disk."""
+    """A file of the full size with the right head and nothing in it, which takes no space on
+    disk.
+    """
     monkeypatch.setattr(generate, "_content", lambda *_: lambda tensor: iter(()))
     generate.write_model(path, shape)
     os.truncate(path, path.stat().st_size + sum(tensor.num_bytes for tensor in tensors(shape)))
@@ -131,7 +150,12 @@ def hollow_model(path: Path, shape: Shape, monkeypatch: pytest.MonkeyPatch) -> P
     ],
 )
 def test_full_size_models_are_planned_from_their_heads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, types: str, row_bytes: int, state_bytes: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    types: str,
+    row_bytes: int,
+    state_bytes: int,
 ) -> None:
     path = hollow_model(tmp_path / "m.gguf", SHAPES[name], monkeypatch)
     n_ctx = 102_400
@@ -146,7 +170,8 @@ def test_full_size_models_are_planned_from_their_heads(
 
 
 def on_gpus(monkeypatch: pytest.MonkeyPatch, gpus: tuple[Device, ...], *names: str) -> None:
-    """As if there were ``gpus``: each of ``names`` has an equal part of what llama.cpp counts on the host.
+    """As if there were ``gpus``: each of ``names`` has an equal part of what llama.cpp counts on
+    the host.
 
     Without names there is no extension.
     """
@@ -157,13 +182,18 @@ def on_gpus(monkeypatch: pytest.MonkeyPatch, gpus: tuple[Device, ...], *names: s
     def row_places(ctx: int) -> list[str]:
         return [names[0] for _ in CORE.row_places(ctx)]
 
-    extension = SimpleNamespace(breakdown=moved, row_places=row_places, layer_devices=CORE.layer_devices)
+    extension = SimpleNamespace(
+        breakdown=moved, row_places=row_places, layer_devices=CORE.layer_devices
+    )
     monkeypatch.setattr(breakdown, "core", extension if names else None)
     monkeypatch.setattr(breakdown, "gpus", lambda _: gpus)
     monkeypatch.setattr(dry_runs, "devices", lambda: gpus)
 
 
-TWO_GPUS = tuple(Device(f"CUDA{i}", "a GPU", True, i, f"CUDA{i}", i, 24_000 * MIB, 24_576 * MIB) for i in range(2))
+TWO_GPUS = tuple(
+    Device(f"CUDA{i}", "a GPU", True, i, f"CUDA{i}", i, 24_000 * MIB, 24_576 * MIB)
+    for i in range(2)
+)
 
 
 @pytest.mark.parametrize("names", [("CUDA0",), ("CUDA0", ""), ("CUDA0", "CUDA1")])
@@ -201,7 +231,9 @@ def test_an_estimate_is_rather_too_large(
         plan = run.plan(4096)
         with pytest.raises(ModelError, match="the extension"):
             run.pooled_layers()
-    maximum = 1.5 if name in SHAPES else 20.0  # as if there were no windows and nothing were compressed
+    maximum = (
+        1.5 if name in SHAPES else 20.0
+    )  # as if there were no windows and nothing were compressed
     assert counted.host.usage.total <= plan.host.usage.total <= maximum * counted.host.usage.total
     assert plan.host.usage.weights == pytest.approx(counted.host.usage.weights, rel=0.01)
     assert next(plan.warnings(0)).startswith("without the extension, this memory is an estimate")
@@ -209,25 +241,43 @@ def test_an_estimate_is_rather_too_large(
 
 
 @pytest.mark.parametrize(
-    ("fields", "blocks"), [({}, 8), ({"n_gpu_layers": 5}, 4), ({"placements": experts_on_cpu(3)}, 8)]
+    ("fields", "blocks"),
+    [({}, 8), ({"n_gpu_layers": 5}, 4), ({"placements": experts_on_cpu(3)}, 8)],
 )
 def test_an_estimate_follows_the_placements(
-    model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], blocks: int
+    model_path: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    fields: dict[str, Any],
+    blocks: int,
 ) -> None:
     settings = ModelSettings(path=str(model_path("tiny-moe")), **fields)
     on_gpus(monkeypatch, TWO_GPUS)
     with dry_run(settings) as run:
         plan, sizes = run.plan(4096), run.tensors
-    there = [name for name in sizes if not re.match(rf"blk\.[0-{7 - blocks}]\.", name)] if blocks < 8 else [*sizes]
+    there = (
+        [name for name in sizes if not re.match(rf"blk\.[0-{7 - blocks}]\.", name)]
+        if blocks < 8
+        else [*sizes]
+    )
     if settings.placements:
-        there = [name for name in there if not re.match(r"blk\.[0-2]\.ffn_(up|down|gate)_exps", name)]
-    assert sum(place.usage.weights for place in plan.gpus) == pytest.approx(sum(map(sizes.get, there)), abs=1)
-    assert sum(place.usage.kv for place in plan.gpus) == pytest.approx(4096 * plan.row_bytes * blocks / 8, abs=1)
+        there = [
+            name for name in there if not re.match(r"blk\.[0-2]\.ffn_(up|down|gate)_exps", name)
+        ]
+    assert sum(place.usage.weights for place in plan.gpus) == pytest.approx(
+        sum(map(sizes.get, there)), abs=1
+    )
+    assert sum(place.usage.kv for place in plan.gpus) == pytest.approx(
+        4096 * plan.row_bytes * blocks / 8, abs=1
+    )
 
 
 def test_nothing_reads_what_llama_cpp_says() -> None:
-    sources = {path.name: path.read_text("utf-8") for path in Path(dry_runs.__file__).parent.rglob("*.py")}
-    assert [name for name, text in sources.items() if "captured_log() as" in text] == ["library.py"], "to log it"
+    sources = {
+        path.name: path.read_text("utf-8") for path in Path(dry_runs.__file__).parent.rglob("*.py")
+    }
+    assert [name for name, text in sources.items() if "captured_log() as" in text] == [
+        "library.py"
+    ], "to log it"
     assert [name for name in ("dry_runs.py", "fit.py") if "re.compile(r" in sources[name]] == []
 
 
@@ -235,7 +285,9 @@ GPU_LAYERS = 33
 
 
 class Run:
-    """A model of 32 layers with 100 MiB of experts and 20 MiB of others in each, 0.1 MiB of KV a token, on one GPU."""
+    """A model of 32 layers with 100 MiB of experts and 20 MiB of others in each, 0.1 MiB of KV a
+    token, on one GPU.
+    """
 
     n_ctx_train = 65_536
     n_layers = 32
@@ -277,7 +329,9 @@ def test_what_fits_stays_as_it_is(fitting: Callable[..., tuple[ModelSettings, Me
     assert list(plan.warnings(8192 * MIB)) == []
 
 
-def test_an_open_context_shrinks_first(fitting: Callable[..., tuple[ModelSettings, MemoryPlan]]) -> None:
+def test_an_open_context_shrinks_first(
+    fitting: Callable[..., tuple[ModelSettings, MemoryPlan]],
+) -> None:
     settings, plan = fitting(8_000)
     assert settings.n_gpu_layers == -1
     assert settings.placements == ()
@@ -289,14 +343,18 @@ def test_an_open_context_shrinks_first(fitting: Callable[..., tuple[ModelSetting
     assert fitting(8_000, fit=False)[0].n_ctx == 65_536
 
 
-def test_then_experts_leave_the_gpu(fitting: Callable[..., tuple[ModelSettings, MemoryPlan]]) -> None:
+def test_then_experts_leave_the_gpu(
+    fitting: Callable[..., tuple[ModelSettings, MemoryPlan]],
+) -> None:
     settings, plan = fitting(5_000, n_ctx=8192)
     assert settings.placements == experts_on_cpu(12)  # 1183 MiB too much
     assert plan.gpus[0].shortage(1024 * MIB) == 0
     assert 4096 <= fitting(5_000)[0].n_ctx < 8192
 
 
-def test_then_layers_leave_the_gpu(fitting: Callable[..., tuple[ModelSettings, MemoryPlan]]) -> None:
+def test_then_layers_leave_the_gpu(
+    fitting: Callable[..., tuple[ModelSettings, MemoryPlan]],
+) -> None:
     settings, plan = fitting(2_000, n_ctx=8192)
     assert 0 < settings.n_gpu_layers < GPU_LAYERS
     assert plan.gpus[0].shortage(1024 * MIB) == 0
@@ -315,7 +373,9 @@ def test_what_the_user_has_placed_stays_with_a_warning(
 def test_a_context_that_the_host_cannot_hold_is_refused(
     fitting: Callable[..., tuple[ModelSettings, MemoryPlan]],
 ) -> None:
-    with pytest.raises(ModelError, match=r"65536 tokens need about .* MiB; try a smaller --ctx-size"):
+    with pytest.raises(
+        ModelError, match=r"65536 tokens need about .* MiB; try a smaller --ctx-size"
+    ):
         fitting(4_000, 1_000, n_ctx=65_536, n_gpu_layers=1)
 
 
@@ -324,7 +384,9 @@ def test_warnings_about_the_host() -> None:
     plan = MemoryPlan(4096, 1, 1.0, 0, (place,))
     assert list(plan.warnings(400 * MIB)) == []
     (large,) = plan.warnings(800 * MIB)
-    assert large.startswith("the prefix cache may grow to 800 MiB, 500 MiB are left; what would help: --cache-ram 250")
+    assert large.startswith(
+        "the prefix cache may grow to 800 MiB, 500 MiB are left; what would help: --cache-ram 250"
+    )
     assert "no limit" in next(plan.warnings(None))
     (short,) = replace(plan, places=(replace(place, free=1400 * MIB),)).warnings(0)
     assert short.startswith("the host has 100 MiB of memory too little")
@@ -339,10 +401,17 @@ HOST = Usage(680 * MIB, 0, 0, 30 * MIB)
     ("usage", "n_planes", "gpu", "host"),
     [
         (USAGE, 0, "15,000 3,400 300 500 - 19,200 24,000", "680 - - 30 8,192 8,902 ?"),
-        (DRAFTING, 3, "15,000 3,400 600 1,800 700 500 - 22,000 24,000", "680 - - - - 30 8,192 8,902 ?"),
+        (
+            DRAFTING,
+            3,
+            "15,000 3,400 600 1,800 700 500 - 22,000 24,000",
+            "680 - - - - 30 8,192 8,902 ?",
+        ),
     ],
 )
-def test_the_table_adds_up_with_and_without_drafts(usage: Usage, n_planes: int, gpu: str, host: str) -> None:
+def test_the_table_adds_up_with_and_without_drafts(
+    usage: Usage, n_planes: int, gpu: str, host: str
+) -> None:
     places = Place("CUDA0", True, usage, 24_000 * MIB), Place("host", False, HOST, None)
     plan = MemoryPlan(102_400, 1, 34_816.0, 150 * MIB, places, (), n_planes)
     lines = list(plan.lines(8192 * MIB))
@@ -350,7 +419,12 @@ def test_the_table_adds_up_with_and_without_drafts(usage: Usage, n_planes: int, 
     assert [line.split()[-1] for line in lines] == ["host", *host.split()]
     assert len({len(line) for line in lines}) == 1
     titles = [re.split(r"\s{2,}", line)[0] for line in lines]
-    assert titles[-4:] == ["compute buffers", "prefix cache, at most (--cache-ram)", "total", "free now"]
+    assert titles[-4:] == [
+        "compute buffers",
+        "prefix cache, at most (--cache-ram)",
+        "total",
+        "free now",
+    ]
     assert any(line.startswith("3 earlier states of each") for line in lines) == bool(n_planes)
     short = replace(plan, places=(replace(places[0], free=usage.total - 1_000 * MIB), places[1]))
     helps = "--spec-type none, " if n_planes else ""
@@ -368,7 +442,12 @@ def test_a_head_and_its_planes_are_in_the_plan(
 ) -> None:
     caplog.set_level(logging.INFO)
     settings = ModelSettings(
-        path=str(model_path(name)), n_threads=1, n_ctx=16384, n_seqs=2, n_ubatch=256, load_mode="none"
+        path=str(model_path(name)),
+        n_threads=1,
+        n_ctx=16384,
+        n_seqs=2,
+        n_ubatch=256,
+        load_mode="none",
     )
     drafts = replace(MTP, n_draft=n_draft, draft_type_k="f32")
     plans: list[MemoryPlan] = []
@@ -381,7 +460,11 @@ def test_a_head_and_its_planes_are_in_the_plan(
     assert (plan.n_planes, plan.state_bytes) == (n_draft, shape.state_bytes)
     assert usage.planes == n_draft * usage.states
     assert usage.states + usage.planes == taken["states"]
-    assert (usage.weights, usage.kv, usage.compute) == (taken["weights"], taken["kv"], taken["compute"])
+    assert (usage.weights, usage.kv, usage.compute) == (
+        taken["weights"],
+        taken["kv"],
+        taken["compute"],
+    )
     assert "a draft head" not in caplog.text
     assert usage.drafts > 0.9 * 16384 * shape.head_size * shape.num_kv_heads * (2 + 4)
     with dry_run(settings) as run:
@@ -395,7 +478,9 @@ def test_a_head_and_its_planes_are_in_the_plan(
     plain.backend.load()
     assert caplog.text.count("a draft head") == 1, "once, and not again after a sleep"
     assert plain.backend.memory.layout == layout
-    assert plain.info.fingerprint == loaded.info.fingerprint, "what is stored stays of use, with and without"
+    assert plain.info.fingerprint == loaded.info.fingerprint, (
+        "what is stored stays of use, with and without"
+    )
     plain.backend.unload()
 
 
@@ -405,7 +490,9 @@ def test_long_drafts_need_one_more_state(model_path: Callable[[str], Path]) -> N
         plan = run.plan(4096)
     assert plan.n_planes == 1
     assert plan.host.usage.planes == plan.host.usage.states
-    with dry_run(replace(settings, path=str(model_path("tiny-dense"))), DraftSettings(draft_types=("cache",))) as run:
+    with dry_run(
+        replace(settings, path=str(model_path("tiny-dense"))), DraftSettings(draft_types=("cache",))
+    ) as run:
         assert run.plan(4096).n_planes == 0, "no states, no marks"
 
 
@@ -419,7 +506,9 @@ def test_long_drafts_need_one_more_state(model_path: Callable[[str], Path]) -> N
         ("tiny-hybrid-dspark", "draft-dspark"),
     ],
 )
-def test_a_draft_file_is_in_the_plan(model_path: Callable[[str], Path], name: str, draft_type: str) -> None:
+def test_a_draft_file_is_in_the_plan(
+    model_path: Callable[[str], Path], name: str, draft_type: str
+) -> None:
     settings = ModelSettings(path=str(model_path("tiny-hybrid")), n_seqs=2)
     drafts = DraftSettings(draft_types=(draft_type,), draft_path=str(model_path(name)))
     with dry_run(settings, drafts) as run:
@@ -447,6 +536,10 @@ def test_a_context_that_is_left_open_leaves_room_for_drafting(
     assert fit_settings(settings)[0].n_ctx > found[1]
 
 
-def test_a_model_without_a_head_is_refused_before_it_is_loaded(model_path: Callable[[str], Path]) -> None:
-    with pytest.raises(ModelError, match=r"has no head for --spec-type draft-mtp: it needs one nextn block"):
+def test_a_model_without_a_head_is_refused_before_it_is_loaded(
+    model_path: Callable[[str], Path],
+) -> None:
+    with pytest.raises(
+        ModelError, match=r"has no head for --spec-type draft-mtp: it needs one nextn block"
+    ):
         load(ModelSettings(path=str(model_path("tiny-hybrid"))), drafts=MTP)

@@ -50,10 +50,12 @@ class LateRows:
 
 @pytest.fixture
 def opened(open_model: Callable[..., Loaded]) -> Callable[..., LlamaBackend]:
-    """opened("tiny-hybrid-nextn", n_draft=3, type_k="q8_0") -> a backend that drafts, all sequences empty.
+    """opened("tiny-hybrid-nextn", n_draft=3, type_k="q8_0") -> a backend that drafts, all sequences
+    empty.
 
-    ``as_on_gpu``: with as many rows in each call of the head as there, and hidden rows that are copied beside the next
-    evaluation."""
+    ``as_on_gpu``: with as many rows in each call of the head as there, and hidden rows that are
+    copied beside the next evaluation.
+    """
 
     def get(
         name: str = "tiny-hybrid-nextn",
@@ -63,7 +65,9 @@ def opened(open_model: Callable[..., Loaded]) -> Callable[..., LlamaBackend]:
         **fields: Any,
     ) -> LlamaBackend:
         chosen = {"n_ctx": 2048, "n_ubatch": UBATCH, "n_seqs": 3, **fields}
-        backend = open_model(name, drafts=DraftSettings(draft_types=types, n_draft=n_draft), **chosen).backend
+        backend = open_model(
+            name, drafts=DraftSettings(draft_types=types, n_draft=n_draft), **chosen
+        ).backend
         if isinstance(head := backend.memory.drafts.model, MtpHead):
             head._n_rows = 1 + n_draft if as_on_gpu else 1
             hidden = backend.memory.drafts._hidden
@@ -88,7 +92,9 @@ def prefill(backend: LlamaBackend, tokens: list[int], seq: int = 0, start: int =
 def greedy(
     backend: LlamaBackend, tokens: list[int], n: int, draft: Draft, seq: int = 0
 ) -> tuple[list[int], list[NDArray[np.float32]], list[tuple[int, tuple[int, ...]]]]:
-    """``n`` tokens after the prompt, verified in batches; their logits, and which drafts were made where."""
+    """``n`` tokens after the prompt, verified in batches; their logits, and which drafts were made
+    where.
+    """
     reply, logits, drafts = [prefill(backend, tokens, seq)], [backend.logits(0)], []
     end = len(tokens)
     while len(reply) < n:
@@ -110,7 +116,9 @@ def head_of(backend: LlamaBackend, seq: int = 0) -> Draft:
 
 
 class PlainHead:
-    """The head by the shortest way: all rows in one go from the model's hidden rows, then one token after the other."""
+    """The head by the shortest way: all rows in one go from the model's hidden rows, then one token
+    after the other.
+    """
 
     def __init__(self, backend: LlamaBackend) -> None:
         params = api.llama_context_default_params()
@@ -121,7 +129,9 @@ class PlainHead:
         ext.llama_set_embeddings_nextn(self.ctx, True, False)
 
     def drafts(self, tokens: list[int], n: int) -> tuple[int, ...]:
-        """After ``tokens``, of which the model has not evaluated the last, which are in its sequence 2 otherwise."""
+        """After ``tokens``, of which the model has not evaluated the last, which are in its
+        sequence 2 otherwise.
+        """
         self.backend.memory.clear(2)
         rows = HiddenRows(ctypes.cast(self.backend.ctx, ctypes.c_void_p).value or 0)
         hidden = [np.zeros((1, rows.rows(0).shape[1]), np.float32)]
@@ -139,15 +149,24 @@ class PlainHead:
             batch = api.llama_batch_init(len(now), 0, 1)
             embd = np.ascontiguousarray(given[-len(now) :])
             for i, token in enumerate(now):
-                batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.seq_id[i][0] = token, start + i, 1, 0
+                batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.seq_id[i][0] = (
+                    token,
+                    start + i,
+                    1,
+                    0,
+                )
                 batch.logits[i] = i == len(now) - 1
             batch.n_tokens = len(now)
             batch.embd = embd.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
             assert api.llama_decode(self.ctx, batch) == 0
             n_vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self.backend.model))
-            logits = np.ctypeslib.as_array(api.llama_get_logits_ith(self.ctx, len(now) - 1), (n_vocab,))
+            logits = np.ctypeslib.as_array(
+                api.llama_get_logits_ith(self.ctx, len(now) - 1), (n_vocab,)
+            )
             found.append(int(logits.argmax()))
-            row = np.ctypeslib.as_array(ext.llama_get_embeddings_nextn_ith(self.ctx, len(now) - 1), (given.shape[1],))
+            row = np.ctypeslib.as_array(
+                ext.llama_get_embeddings_nextn_ith(self.ctx, len(now) - 1), (given.shape[1],)
+            )
             given = np.concatenate((given, row[None]))
             batch.embd = None
             api.llama_batch_free(batch)
@@ -157,19 +176,28 @@ class PlainHead:
 
 @pytest.mark.parametrize("as_on_gpu", [False, True], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("shape", HYBRIDS)
-def test_the_head_drafts_what_the_block_says(opened: Callable[..., LlamaBackend], shape: str, as_on_gpu: bool) -> None:
+def test_the_head_drafts_what_the_block_says(
+    opened: Callable[..., LlamaBackend], shape: str, as_on_gpu: bool
+) -> None:
     backend = opened(shape, as_on_gpu=as_on_gpu)
     tokens = prompt(100)
     reply, _, drafts = greedy(backend, tokens, 60, head_of(backend))
     reference = PlainHead(backend)
-    rights = [draft == reference.drafts([*tokens, *reply][: end + 1], 3) for end, draft in drafts if end < 155]
+    rights = [
+        draft == reference.drafts([*tokens, *reply][: end + 1], 3)
+        for end, draft in drafts
+        if end < 155
+    ]
     api.llama_free(reference.ctx)
-    # Rows that were evaluated in other batches differ in their last digits, which now and then decides.
+    # Rows that were evaluated in other batches differ in their last digits, which now and then
+    # decides.
     assert len(rights) > 15
     assert sum(rights) >= len(rights) - 1
 
 
-@pytest.mark.parametrize("fields", [{}, {"type_k": "q8_0", "type_v": "q8_0", "flash_attn": "on"}], ids=["f16", "q8_0"])
+@pytest.mark.parametrize(
+    "fields", [{}, {"type_k": "q8_0", "type_v": "q8_0", "flash_attn": "on"}], ids=["f16", "q8_0"]
+)
 @pytest.mark.parametrize("shape", HYBRIDS)
 def test_drafts_change_no_bit_of_a_logit(
     opened: Callable[..., LlamaBackend], shape: str, fields: dict[str, str]
@@ -181,14 +209,18 @@ def test_drafts_change_no_bit_of_a_logit(
     odd = random.Random(3)
     drafters: dict[str, Draft] = {
         "right": lambda reply, end: right[len(reply) : len(reply) + 3],
-        "mixed": lambda reply, end: [each if odd.random() < 0.7 else 5 for each in right[len(reply) : len(reply) + 3]],
+        "mixed": lambda reply, end: [
+            each if odd.random() < 0.7 else 5 for each in right[len(reply) : len(reply) + 3]
+        ],
         "head": head_of(backend),
     }
     for name, drafter in drafters.items():
         backend.memory.clear(0)
         reply, logits, drafts = greedy(backend, tokens, 80, drafter)
         assert reply == wrong[0], name
-        assert all(np.array_equal(one, other) for one, other in zip(logits, wrong[1], strict=True)), name
+        assert all(
+            np.array_equal(one, other) for one, other in zip(logits, wrong[1], strict=True)
+        ), name
         assert name != "right" or len(drafts) < 22  # steps, of 80 tokens
     assert backend.facts.n_rollback == 3
 
@@ -241,7 +273,9 @@ def test_what_was_taken_back_is_not_taken_back_again(opened: Callable[..., Llama
 
 
 @pytest.mark.parametrize("what", ["state", "rows", "rewound", "other"])
-def test_what_was_loaded_or_moved_is_not_taken_back(opened: Callable[..., LlamaBackend], what: str) -> None:
+def test_what_was_loaded_or_moved_is_not_taken_back(
+    opened: Callable[..., LlamaBackend], what: str
+) -> None:
     backend = opened()
     tokens = ready(backend, [(11, 12, 13, 14)])
     n = 104
@@ -270,7 +304,9 @@ def test_others_may_be_evaluated_while_drafts_are_taken_back(
         prefill(backend, text, seq)
     for width in (4, 2, 4):
         group = [seq for seq in texts if width == 4 or seq != order[1]]
-        backend.decode([SequenceTokens(seq, (7, 8, 9, 10)[:width], len(texts[seq])) for seq in group])
+        backend.decode(
+            [SequenceTokens(seq, (7, 8, 9, 10)[:width], len(texts[seq])) for seq in group]
+        )
         for seq in group:
             texts[seq] += (7, 8, 9, 10)[: max(width - 1 - seq % width, 1)]
             backend.memory.rollback(seq, len(texts[seq]))
@@ -358,14 +394,18 @@ class Walk:
 
     def __init__(self, backend: LlamaBackend, seed: int) -> None:
         self.backend, self.random = backend, random.Random(seed)
-        self.tokens = [self.random.randrange(200) for _ in range(self.random.choice((1, 3, 40, 100)))]
+        self.tokens = [
+            self.random.randrange(200) for _ in range(self.random.choice((1, 3, 40, 100)))
+        ]
         prefill(backend, self.tokens)
 
     def some(self, n: int) -> tuple[int, ...]:
         return tuple(self.random.randrange(200) for _ in range(n))
 
     def step(self) -> None:
-        self.random.choice((self.draft, self.draft, self.plain, self.batch, self.resume, self.waste, self.other))()
+        self.random.choice(
+            (self.draft, self.draft, self.plain, self.batch, self.resume, self.waste, self.other)
+        )()
         assert self.backend.memory.n_tokens(0) == len(self.tokens)
 
     def draft(self) -> None:
@@ -373,7 +413,9 @@ class Walk:
         made = self.backend.draft([SequenceTokens(0, sure, len(self.tokens))], 3)[0]
         assert len(made) == 3
         n_drafts = 4 - len(sure)
-        self.backend.decode([SequenceTokens(0, (*sure, *made[:n_drafts]), len(self.tokens), len(sure))])
+        self.backend.decode(
+            [SequenceTokens(0, (*sure, *made[:n_drafts]), len(self.tokens), len(sure))]
+        )
         self.tokens += (*sure, *made[: self.random.randrange(n_drafts + 1)])
         self.backend.memory.rollback(0, len(self.tokens))
 
@@ -443,13 +485,25 @@ def test_rows_are_those_of_the_tokens_whatever_has_happened(
         assert np.mean(np.abs(found - cold) > 0.1) < 0.1
         return
     assert np.abs(found - cold).max() < 0.1
-    assert np.abs(state[64:].view(np.float32) - backend.memory.save_state(0, n).draft[64:].view(np.float32)).max() < 0.1
+    assert (
+        np.abs(
+            state[64:].view(np.float32)
+            - backend.memory.save_state(0, n).draft[64:].view(np.float32)
+        ).max()
+        < 0.1
+    )
 
 
-def test_what_is_saved_means_the_same_with_and_without_a_head(opened: Callable[..., LlamaBackend]) -> None:
+def test_what_is_saved_means_the_same_with_and_without_a_head(
+    opened: Callable[..., LlamaBackend],
+) -> None:
     drafting, plain = opened(), opened(types=())
     assert drafting.memory.identity == plain.memory.identity
-    assert (plain.facts.draft_type, plain.memory.shape.sizes.draft_rows(0, 9), plain.facts.n_rollback) == ("", 0, 0)
+    assert (
+        plain.facts.draft_type,
+        plain.memory.shape.sizes.draft_rows(0, 9),
+        plain.facts.n_rollback,
+    ) == ("", 0, 0)
     tokens = prompt(90)
     for one, other in ((drafting, plain), (plain, drafting)):
         prefill(one, tokens)
@@ -459,7 +513,9 @@ def test_what_is_saved_means_the_same_with_and_without_a_head(opened: Callable[.
         other.decode([SequenceTokens(0, (4,), 90)])
         one.decode([SequenceTokens(0, (4,), 90)])
         assert np.array_equal(one.logits(0), other.logits(0))
-        assert len(other.draft([SequenceTokens(0, (4,), 91)], 3)[0]) == (3 if other is drafting else 0)
+        assert len(other.draft([SequenceTokens(0, (4,), 91)], 3)[0]) == (
+            3 if other is drafting else 0
+        )
         one.memory.clear(0)
         other.memory.clear(0)
 
@@ -494,20 +550,31 @@ def test_a_gpu_evaluates_as_many_rows_in_each_call(
     assert set(shapes[4:]) == {(4, 4)}
 
 
-def test_a_cut_does_not_wait_for_the_head(opened: Callable[..., LlamaBackend], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is saved between two batches of a prompt is evaluated when the second is on its way, or when asked for."""
+def test_a_cut_does_not_wait_for_the_head(
+    opened: Callable[..., LlamaBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is saved between two batches of a prompt is evaluated when the second is on its way, or
+    when asked for.
+    """
     backend, tokens = opened(as_on_gpu=True), prompt(160)
     asked: list[str] = []
     head = backend.memory.drafts.model
     assert isinstance(head, MtpHead)
     for name in ("follow", "save_rows", "save_state"):
         real = getattr(head, name)
-        monkeypatch.setattr(head, name, lambda *args, name=name, real=real: (asked.append(name), real(*args))[1])
+        monkeypatch.setattr(
+            head, name, lambda *args, name=name, real=real: (asked.append(name), real(*args))[1]
+        )
     blocks = []
     for first, last in ((0, 64), (64, 128), (128, 160)):
         backend.evaluate(0, as_tokens(tokens[first:last]), first)
         asked.clear()
-        blocks.append((backend.memory.save_rows(0, first, last).draft, backend.memory.save_state(0, last).draft))
+        blocks.append(
+            (
+                backend.memory.save_rows(0, first, last).draft,
+                backend.memory.save_state(0, last).draft,
+            )
+        )
         assert asked == []
     backend.memory.synchronize()
     assert asked == ["follow", "save_rows", "save_state"]
@@ -535,7 +602,9 @@ def test_what_is_being_saved_outlives_its_sequence(opened: Callable[..., LlamaBa
 
 def test_an_interrupted_head_holds_up_nothing(model_path: Callable[[str], Path]) -> None:
     """Earlier rows can be saved, and sequences can be cleared; only drafts are missing."""
-    settings = ModelSettings(path=str(model_path("tiny-hybrid-nextn")), n_ctx=512, n_ubatch=UBATCH, n_threads=1)
+    settings = ModelSettings(
+        path=str(model_path("tiny-hybrid-nextn")), n_ctx=512, n_ubatch=UBATCH, n_threads=1
+    )
     backend = load(settings, drafts=DraftSettings(draft_types=("draft-mtp",))).backend
     tokens = prompt(100)
     prefill(backend, tokens)

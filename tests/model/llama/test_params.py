@@ -13,9 +13,26 @@ from pyctl.engine.model_settings import ModelSettings
 from pyctl.llama.params import ModelParams, context_params, without_amx
 
 PLAIN = [
-    *(("n_gpu_layers", 3), ("main_gpu", 1), ("check_tensors", True), ("no_host", True), ("n_batch", 1024)),
-    *(("n_ubatch", 64), ("n_threads_batch", 78), ("offload_kqv", False), ("op_offload", False), ("swa_full", True)),
-    *(("rope_freq_base", 1e6), ("rope_freq_scale", 0.5), ("yarn_orig_ctx", 32768), ("yarn_ext_factor", 0.5)),
+    *(
+        ("n_gpu_layers", 3),
+        ("main_gpu", 1),
+        ("check_tensors", True),
+        ("no_host", True),
+        ("n_batch", 1024),
+    ),
+    *(
+        ("n_ubatch", 64),
+        ("n_threads_batch", 78),
+        ("offload_kqv", False),
+        ("op_offload", False),
+        ("swa_full", True),
+    ),
+    *(
+        ("rope_freq_base", 1e6),
+        ("rope_freq_scale", 0.5),
+        ("yarn_orig_ctx", 32768),
+        ("yarn_ext_factor", 0.5),
+    ),
     *(("yarn_attn_factor", 1.5), ("yarn_beta_fast", 16.0), ("yarn_beta_slow", 2.0)),
 ]
 NAMED = [
@@ -33,7 +50,10 @@ NAMED = [
     *((name, value, name, value) for name, value in PLAIN),
 ]
 OF_DRAFTS = [
-    *(("draft_gpu_layers", 3, {"n_gpu_layers": 3}), ("draft_threads", 7, {"n_threads": 7, "n_threads_batch": 7})),
+    *(
+        ("draft_gpu_layers", 3, {"n_gpu_layers": 3}),
+        ("draft_threads", 7, {"n_threads": 7, "n_threads_batch": 7}),
+    ),
     *(("draft_type_k", "q8_0", {"type_k": 8}), ("draft_type_v", "q8_0", {"type_v": 8})),
 ]
 BASE = ModelSettings(n_ubatch=32, n_threads=5, n_threads_batch=5)
@@ -43,8 +63,12 @@ def numbers(settings: ModelSettings) -> dict[str, int | float]:
     """The members of both structures that are numbers."""
     made = ModelParams(settings)
     structs = (made.struct, context_params(settings, 512))
-    kinds = [(struct, kind) for struct in structs for kind in type(struct).__mro__]  # also those of a `widened` one
-    named = [(struct, name) for struct, kind in kinds for name, *_ in vars(kind).get("_fields_", ())]
+    kinds = [
+        (struct, kind) for struct in structs for kind in type(struct).__mro__
+    ]  # also those of a `widened` one
+    named = [
+        (struct, name) for struct, kind in kinds for name, *_ in vars(kind).get("_fields_", ())
+    ]
     members = {name: getattr(struct, name) for struct, name in named}
     return {name: value for name, value in members.items() if isinstance(value, (int, float))}
 
@@ -55,17 +79,23 @@ def changes(before: ModelSettings, after: ModelSettings) -> dict[str, int | floa
 
 
 @pytest.mark.parametrize(("field", "value", "member", "number"), NAMED)
-def test_a_setting_changes_its_own_member(field: str, value: Any, member: str, number: float) -> None:
+def test_a_setting_changes_its_own_member(
+    field: str, value: Any, member: str, number: float
+) -> None:
     assert changes(BASE, replace(BASE, **{field: value})) == {member: number}
 
 
 @pytest.mark.parametrize(("field", "value", "members"), OF_DRAFTS)
-def test_a_setting_of_drafts_changes_that_of_their_model(field: str, value: Any, members: dict[str, int]) -> None:
+def test_a_setting_of_drafts_changes_that_of_their_model(
+    field: str, value: Any, members: dict[str, int]
+) -> None:
     drafts = DraftSettings()
     assert changes(drafts.of_file(BASE), replace(drafts, **{field: value}).of_file(BASE)) == members
 
 
-@pytest.mark.parametrize(("features", "repack"), [(b"REPACK = 1", True), (b"AVX2 = 1 | AMX_INT8 = 1", False)])
+@pytest.mark.parametrize(
+    ("features", "repack"), [(b"REPACK = 1", True), (b"AVX2 = 1 | AMX_INT8 = 1", False)]
+)
 def test_weights_are_not_rearranged_where_amx_would_multiply_them(
     monkeypatch: pytest.MonkeyPatch, features: bytes, repack: bool
 ) -> None:

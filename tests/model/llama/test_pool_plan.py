@@ -61,8 +61,12 @@ def test_streamed_layers_are_far_apart(n_layers: int) -> None:
 def test_speed_is_told_before_anybody_waits_for_it() -> None:
     """27B with q8_0: 544 MiB in each of 16 layers."""
     (line,) = PoolPlan.of(11, 262_144, 16, 544 * MIB).lines()
-    assert line.startswith("K and V of 7 of 16 layers lie in RAM and are read for each token: at 20 GB/s at most ")
-    assert line.endswith("40 at 32,768 tokens, 10 at 131,072 tokens, 5.0 at 262,144 tokens (tokens/s)")
+    assert line.startswith(
+        "K and V of 7 of 16 layers lie in RAM and are read for each token: at 20 GB/s at most "
+    )
+    assert line.endswith(
+        "40 at 32,768 tokens, 10 at 131,072 tokens, 5.0 at 262,144 tokens (tokens/s)"
+    )
     assert list(PoolPlan.of(16, 262_144, 16, 544 * MIB).lines()) == []
 
 
@@ -85,7 +89,9 @@ def planned(path: Path, n_tokens: int, **fields: Any) -> MemoryPlan:
     return found[1]
 
 
-@pytest.mark.parametrize(("name", "types"), [("tiny-dense", "f16"), ("tiny-hybrid", "q8_0"), ("tiny-moe", "q4_0")])
+@pytest.mark.parametrize(
+    ("name", "types"), [("tiny-dense", "f16"), ("tiny-hybrid", "q8_0"), ("tiny-moe", "q4_0")]
+)
 def test_tokens_become_layers(
     model_path: Callable[[str], Path], on_gpu: Callable[[int], None], name: str, types: str
 ) -> None:
@@ -102,14 +108,21 @@ def test_tokens_become_layers(
     assert whole.pool.device_bytes == N_CTX * row
     assert half.pool.n_resident == max(n_layers // 2 - 2, 0)
     (gpu,), (other,) = whole.gpus, half.gpus
-    assert gpu.usage.kv - other.usage.kv == whole.pool.device_bytes - half.pool.device_bytes == N_CTX * row // 2
+    assert (
+        gpu.usage.kv - other.usage.kv
+        == whole.pool.device_bytes - half.pool.device_bytes
+        == N_CTX * row // 2
+    )
     assert (
         half.host.usage.kv - whole.host.usage.kv
         == half.pool.host_bytes
         == N_CTX * row * half.pool.n_streamed // n_layers
     )
-    # A mask for 64 tokens, and beside quantised rows those of one layer in f16, behind attention's output for a batch.
-    values = 0 if types == "f16" else round(row / {"q8_0": 34 / 32, "q4_0": 18 / 32}[types] / n_layers)
+    # A mask for 64 tokens, and beside quantised rows those of one layer in f16, behind attention's
+    # output for a batch.
+    values = (
+        0 if types == "f16" else round(row / {"q8_0": 34 / 32, "q4_0": 18 / 32}[types] / n_layers)
+    )
     output = 64 * 4 * shape.num_heads * shape.head_size if values else 0
     with dry_runs.dry_run(ModelSettings(path=str(path), n_ubatch=64, **fields)) as run:
         small = run.plan(1024)
@@ -121,7 +134,9 @@ def test_tokens_become_layers(
 
 
 def test_a_pool_takes_what_fitting_leaves(
-    model_path: Callable[[str], Path], on_gpu: Callable[[int], None], caplog: pytest.LogCaptureFixture
+    model_path: Callable[[str], Path],
+    on_gpu: Callable[[int], None],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
     path, margin = model_path("tiny-dense"), {"fit_target": (100,)}
@@ -147,7 +162,9 @@ def test_a_pool_takes_what_fitting_leaves(
 
 
 def test_the_context_is_cut_to_what_ram_has_room_for(
-    model_path: Callable[[str], Path], on_gpu: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+    model_path: Callable[[str], Path],
+    on_gpu: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = model_path("tiny-dense")
     on_gpu(10_000 * MIB)
@@ -165,14 +182,20 @@ def test_the_context_is_cut_to_what_ram_has_room_for(
 
 
 def test_what_cannot_be_pooled_runs_as_before(
-    model_path: Callable[[str], Path], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    model_path: Callable[[str], Path],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level(logging.INFO)
-    settings, drafts = ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=4096), DraftSettings()
+    settings, drafts = (
+        ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=4096),
+        DraftSettings(),
+    )
     assert fit_pool(settings, drafts, PoolSettings(-1)) is None
     assert caplog.messages[-1] == "--kv-pool disabled: no GPU"
     with pytest.raises(
-        ModelError, match="--kv-pool 2047 is too small for 4096 tokens of context: it must be at least 2048"
+        ModelError,
+        match="--kv-pool 2047 is too small for 4096 tokens of context: it must be at least 2048",
     ):
         fit_pool(settings, drafts, PoolSettings(2047))
 
@@ -190,7 +213,9 @@ def test_what_cannot_be_pooled_runs_as_before(
         (["CUDA0", ""], "K and V are on several devices: CUDA0, host"),
     ):
         with monkeypatch.context() as patch:
-            extension = SimpleNamespace(**{**vars(CORE), "row_places": lambda _, found=places: found})
+            extension = SimpleNamespace(
+                **{**vars(CORE), "row_places": lambda _, found=places: found}
+            )
             patch.setattr(breakdown, "core", extension)
             patch.setattr(dry_runs, "devices", lambda: (gpu,))
             refused(reason)

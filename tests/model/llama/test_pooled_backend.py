@@ -38,13 +38,21 @@ Opened = Callable[..., Loaded]
 
 @pytest.fixture
 def opened(open_model: Opened, model_path: Callable[[str], Path]) -> Opened:
-    """opened("tiny-hybrid", 1024) -> the model with a pool of so many tokens, 0 for none; drafts by name."""
+    """opened("tiny-hybrid", 1024) -> the model with a pool of so many tokens, 0 for none; drafts by
+    name.
+    """
 
     def get(name: str, n_tokens: int, *types: str, type_kv: str = "f16") -> Loaded:
-        files = [str(model_path(each.replace("draft", "tiny-hybrid"))) for each in types if each in FEATURE_TYPES]
+        files = [
+            str(model_path(each.replace("draft", "tiny-hybrid")))
+            for each in types
+            if each in FEATURE_TYPES
+        ]
         drafts = DraftSettings(draft_types=types, draft_path="".join(files))
         pool = PoolSettings(n_tokens)
-        return open_model(name, n_ctx=N_CTX, type_k=type_kv, type_v=type_kv, drafts=drafts, pool=pool)
+        return open_model(
+            name, n_ctx=N_CTX, type_k=type_kv, type_v=type_kv, drafts=drafts, pool=pool
+        )
 
     return get
 
@@ -54,7 +62,9 @@ def engine_of(backend: LlamaBackend, budget: int | None = None, **fields: object
 
 
 @pytest.mark.parametrize("type_kv", ["f16", "q8_0"])
-@pytest.mark.parametrize(("name", "n_layers"), [("tiny-hybrid", 2), ("tiny-moe", 2), ("tiny-dense", 4)])
+@pytest.mark.parametrize(
+    ("name", "n_layers"), [("tiny-hybrid", 2), ("tiny-moe", 2), ("tiny-dense", 4)]
+)
 def test_every_number_of_layers_on_the_device_gives_the_same_bits(
     opened: Opened, name: str, n_layers: int, type_kv: str
 ) -> None:
@@ -86,12 +96,22 @@ def test_every_number_of_layers_on_the_device_gives_the_same_bits(
 
 
 messages = st.tuples(st.integers(0, 9), st.sampled_from([3, 40, 70, 130, 300]))
-asked = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["extend", "edit", "again"]), messages), max_size=7)
+asked = st.lists(
+    st.tuples(st.integers(0, 3), st.sampled_from(["extend", "edit", "again"]), messages), max_size=7
+)
 
 
 @pytest.mark.parametrize("name", ["tiny-hybrid", "tiny-dense"])
-@settings(max_examples=examples(8), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(asked=asked, n_tokens=st.sampled_from([N_CTX // 2, N_CTX]), budget=st.sampled_from([None, 400_000, 800_000]))
+@settings(
+    max_examples=examples(8),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    asked=asked,
+    n_tokens=st.sampled_from([N_CTX // 2, N_CTX]),
+    budget=st.sampled_from([None, 400_000, 800_000]),
+)
 def test_conversations_that_take_turns(
     monkeypatch: pytest.MonkeyPatch,
     opened: Opened,
@@ -120,13 +140,19 @@ def test_conversations_that_take_turns(
 
 
 @pytest.mark.parametrize("sizes", [(0, N_CTX // 2), (N_CTX // 2, 0), (N_CTX, N_CTX // 2)])
-def test_files_go_from_one_kind_of_server_to_the_other(opened: Opened, tmp_path: Path, sizes: tuple[int, int]) -> None:
+def test_files_go_from_one_kind_of_server_to_the_other(
+    opened: Opened, tmp_path: Path, sizes: tuple[int, int]
+) -> None:
     prompt, longer, replies = chat((1, 300), (2, 240)), chat((1, 300), (2, 240), (3, 90)), []
     expected = [cold(opened("tiny-hybrid", 0).backend, each).tokens for each in (prompt, longer)]
     for n_tokens, asked in zip(sizes, (prompt, longer), strict=True):
         loaded = opened("tiny-hybrid", n_tokens)
         store = DiskStore(
-            tmp_path, loaded.info.fingerprint, None, min_tokens=100, sizes=loaded.backend.memory.shape.sizes
+            tmp_path,
+            loaded.info.fingerprint,
+            None,
+            min_tokens=100,
+            sizes=loaded.backend.memory.shape.sizes,
         )
         tier = DiskTier(store, DiskPolicy.parse("full"), cold_max=10240)
         engine = Engine(loaded.backend, RamCache(32, None), EngineSettings(exact=True), tier)
@@ -137,7 +163,8 @@ def test_files_go_from_one_kind_of_server_to_the_other(opened: Opened, tmp_path:
 
 
 @pytest.mark.parametrize(
-    "types", [("draft-mtp",), ("cache",), ("draft-mtp", "cache"), *((each,) for each in FEATURE_TYPES)]
+    "types",
+    [("draft-mtp",), ("cache",), ("draft-mtp", "cache"), *((each,) for each in FEATURE_TYPES)],
 )
 def test_drafts_are_taken_back_as_without(opened: Opened, types: tuple[str, ...]) -> None:
     """Short ones by planes, long ones by going back to a mark."""
@@ -210,7 +237,9 @@ def test_a_context_may_be_smaller_than_the_trial(model_path: Callable[[str], Pat
     assert (loaded.info.n_ctx, loaded.info.pool.n_resident) == (256, 0)
     assert loaded.backend.facts.n_ubatch == 512
     loaded.backend.facts = replace(loaded.backend.facts, is_async=True)
-    Engine(loaded.backend, RamCache(1, 0), EngineSettings()).prepare()  # no more than there is room for
+    Engine(
+        loaded.backend, RamCache(1, 0), EngineSettings()
+    ).prepare()  # no more than there is room for
     assert loaded.backend.memory.n_tokens(0) == 0
     loaded.backend.unload()
 
@@ -231,5 +260,7 @@ def test_another_release_of_llama_cpp_is_found_out(
 
     monkeypatch.setattr(llama_backend, "pool_trial", changed)
     model = ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=N_CTX, n_threads=1)
-    with pytest.raises(ModelError, match=r"llama.cpp .* gives other results with --kv-pool than without"):
+    with pytest.raises(
+        ModelError, match=r"llama.cpp .* gives other results with --kv-pool than without"
+    ):
         load(model, pool=PoolSettings(N_CTX))

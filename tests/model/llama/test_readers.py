@@ -37,11 +37,17 @@ Draft = Callable[[list[int], int], Sequence[int]]
 
 
 @pytest.fixture
-def opened(open_model: Callable[..., Loaded], model_path: Callable[[str], Path]) -> Callable[..., LlamaBackend]:
-    """opened("eagle3", n_draft=3) -> a backend that drafts with a file of this kind, all sequences empty."""
+def opened(
+    open_model: Callable[..., Loaded], model_path: Callable[[str], Path]
+) -> Callable[..., LlamaBackend]:
+    """opened("eagle3", n_draft=3) -> a backend that drafts with a file of this kind, all sequences
+    empty.
+    """
 
     def get(kind: str, n_draft: int = 3, *, as_on_gpu: bool = False, **fields: Any) -> LlamaBackend:
-        drafts = DraftSettings(draft_path=str(model_path(f"tiny-hybrid-{kind}")), n_draft=n_draft, **fields)
+        drafts = DraftSettings(
+            draft_path=str(model_path(f"tiny-hybrid-{kind}")), n_draft=n_draft, **fields
+        )
         backend = open_model(MODEL, drafts=drafts, n_ctx=2048, n_ubatch=UBATCH, n_seqs=3).backend
         if isinstance(head := backend.memory.drafts.model, MtpHead):
             head._n_rows = 1 + n_draft if as_on_gpu else 1
@@ -71,7 +77,9 @@ def test_drafts_change_no_bit_of_a_logit_and_some_are_right(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_draft_depends_on_the_text_alone(opened: Callable[..., LlamaBackend], kind: str) -> None:
-    """After steps with rejected drafts it is what follows the same text in one prompt, and beside other replies."""
+    """After steps with rejected drafts it is what follows the same text in one prompt, and beside
+    other replies.
+    """
     backend = opened(kind)
     tokens = prompt(70)
     reply, _, drafts = greedy(backend, tokens, 40, head_of(backend))
@@ -85,14 +93,20 @@ def test_a_draft_depends_on_the_text_alone(opened: Callable[..., LlamaBackend], 
             items.append(SequenceTokens(seq, (text[n],), n))
         together = backend.draft(items, 3)
         alone = [backend.draft([item], 3)[0] for item in items]
-        same += [together[0] == draft, *(one == other for one, other in zip(together, alone, strict=True))]
+        same += [
+            together[0] == draft,
+            *(one == other for one, other in zip(together, alone, strict=True)),
+        ]
         assert backend.draft(items[:1], 2) == [alone[0][:2]]
-    # Rows that were evaluated in other batches differ in their last digits, which now and then decides.
+    # Rows that were evaluated in other batches differ in their last digits, which now and then
+    # decides.
     assert sum(same) >= 0.9 * len(same)
 
 
 class PlainEagle3:
-    """An EAGLE-3 model by the shortest way: at position p the token after p, and what the target made of p."""
+    """An EAGLE-3 model by the shortest way: at position p the token after p, and what the target
+    made of p.
+    """
 
     def __init__(self, backend: LlamaBackend, head: Eagle3) -> None:
         self.backend = backend
@@ -105,10 +119,14 @@ class PlainEagle3:
         ext.llama_set_embeddings_nextn(self.ctx, True, False)
 
     def nextn(self, n: int) -> NDArray[np.float32]:
-        return np.array(np.ctypeslib.as_array(ext.llama_get_embeddings_nextn(self.ctx), (n, self.width)))
+        return np.array(
+            np.ctypeslib.as_array(ext.llama_get_embeddings_nextn(self.ctx), (n, self.width))
+        )
 
     def drafts(self, tokens: list[int], n: int) -> tuple[int, ...]:
-        """After ``tokens``, of which the model has not evaluated the last, which are in its sequence 2 otherwise."""
+        """After ``tokens``, of which the model has not evaluated the last, which are in its
+        sequence 2 otherwise.
+        """
         self.backend.memory.clear(2)
         rows = LayerRows(ctypes.cast(self.backend.ctx, ctypes.c_void_p).value or 0, self.layers)
         read = []
@@ -127,7 +145,13 @@ class PlainEagle3:
             own = api.llama_batch_init(len(now), 0, 1)
             embd = np.ascontiguousarray(hidden[start:])
             for i, token in enumerate(now):
-                own.token[i], own.pos[i], own.n_seq_id[i], own.seq_id[i][0], own.logits[i] = token, start + i, 1, 0, 1
+                own.token[i], own.pos[i], own.n_seq_id[i], own.seq_id[i][0], own.logits[i] = (
+                    token,
+                    start + i,
+                    1,
+                    0,
+                    1,
+                )
             own.n_tokens, own.embd = len(now), embd.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
             assert api.llama_decode(self.ctx, own) == 0
             logits = np.ctypeslib.as_array(api.llama_get_logits_ith(self.ctx, len(now) - 1), (282,))
@@ -140,8 +164,12 @@ class PlainEagle3:
 
 
 @pytest.mark.parametrize("as_on_gpu", [False, True], ids=["cpu", "gpu"])
-def test_eagle3_drafts_what_it_was_trained_to(opened: Callable[..., LlamaBackend], as_on_gpu: bool) -> None:
-    """From the token after a place and the target's rows at it; nothing stands for the first token."""
+def test_eagle3_drafts_what_it_was_trained_to(
+    opened: Callable[..., LlamaBackend], as_on_gpu: bool
+) -> None:
+    """From the token after a place and the target's rows at it; nothing stands for the first
+    token.
+    """
     backend = opened("eagle3", as_on_gpu=as_on_gpu)
     head = backend.memory.drafts.model
     assert isinstance(head, Eagle3)
@@ -154,7 +182,9 @@ def test_eagle3_drafts_what_it_was_trained_to(opened: Callable[..., LlamaBackend
     assert sum(rights) >= len(rights) - 1
 
 
-def test_block_is_not_drafted_from_rows_lost_in_a_rollback(opened: Callable[..., LlamaBackend]) -> None:
+def test_block_is_not_drafted_from_rows_lost_in_a_rollback(
+    opened: Callable[..., LlamaBackend],
+) -> None:
     for kind in KINDS:
         backend = opened(kind)
         prefill(backend, prompt(50))
@@ -175,7 +205,9 @@ def test_evaluations_that_fail_cost_only_drafts(
             real = getattr(api, name)
             trunk = ctypes.cast(backend.ctx, ctypes.c_void_p).value
 
-            def sometimes(ctx: Any, batch: Any, real: Any = real, trunk: Any = trunk, failing: Any = failing) -> int:
+            def sometimes(
+                ctx: Any, batch: Any, real: Any = real, trunk: Any = trunk, failing: Any = failing
+            ) -> int:
                 is_own = ctypes.cast(ctx, ctypes.c_void_p).value != trunk
                 return -2 if is_own and next(failing) % 3 == 0 else int(real(ctx, batch))
 
@@ -190,7 +222,8 @@ def test_evaluations_that_fail_cost_only_drafts(
         assert greedy(backend, tokens, 20, head_of(backend))[2] == drafts
 
 
-# -- refusals ----------------------------------------------------------------------------------------------------------
+# -- refusals
+# ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -200,7 +233,9 @@ def refused(model_path: Callable[[str], Path], tmp_path: Path) -> Callable[..., 
     def check(shape: Shape, reason: str, name: str = MODEL, **fields: Any) -> None:
         path = tmp_path / "draft.gguf"
         write_model(path, shape)
-        settings = ModelSettings(path=str(model_path(name)), n_ctx=1024, n_ubatch=64, n_threads=1, n_seqs=2)
+        settings = ModelSettings(
+            path=str(model_path(name)), n_ctx=1024, n_ubatch=64, n_threads=1, n_seqs=2
+        )
         with pytest.raises(ModelError, match=reason):
             load(settings, drafts=DraftSettings(draft_path=str(path), **fields))
 
@@ -211,18 +246,36 @@ def refused(model_path: Callable[[str], Path], tmp_path: Path) -> Callable[..., 
 def test_a_file_for_another_model_is_refused(refused: Callable[..., None], kind: str) -> None:
     shape = SHAPES[f"tiny-hybrid-{kind}"]
     layers = shape.target_layers[:-1]
-    refused(replace(shape, target_layers=(*layers, 9)), r"draft.gguf reads layers 1, .*9, and this model has 8")
-    refused(replace(shape, target_layers=(*layers, -1)), r"reads layers 1, .*-1, and this model has 8")
-    refused(replace(shape, embedding=128, feed_forward=256), "drafts for another model: it is 128 wide, not 64")
+    refused(
+        replace(shape, target_layers=(*layers, 9)),
+        r"draft.gguf reads layers 1, .*9, and this model has 8",
+    )
+    refused(
+        replace(shape, target_layers=(*layers, -1)), r"reads layers 1, .*-1, and this model has 8"
+    )
+    refused(
+        replace(shape, embedding=128, feed_forward=256),
+        "drafts for another model: it is 128 wide, not 64",
+    )
     refused(replace(shape, vocab_size=290), "drafts for another model: it has 290 tokens, not 282")
 
 
-def test_a_target_whose_layers_llama_cpp_does_not_give_is_refused(refused: Callable[..., None]) -> None:
-    refused(SHAPES["tiny-dense-eagle3"], "does not give the rows of layer 1 of this model", "tiny-deepseek2")
+def test_a_target_whose_layers_llama_cpp_does_not_give_is_refused(
+    refused: Callable[..., None],
+) -> None:
+    refused(
+        SHAPES["tiny-dense-eagle3"],
+        "does not give the rows of layer 1 of this model",
+        "tiny-deepseek2",
+    )
 
 
 def test_a_block_that_does_not_fit_is_refused(refused: Callable[..., None]) -> None:
-    refused(replace(SHAPES["tiny-hybrid-dflash"], block=99), "--ubatch-size 64 is below a block", n_draft=80)
+    refused(
+        replace(SHAPES["tiny-hybrid-dflash"], block=99),
+        "--ubatch-size 64 is below a block",
+        n_draft=80,
+    )
 
 
 def test_a_block_is_drafted_up_to_its_end(opened: Callable[..., LlamaBackend]) -> None:
@@ -238,7 +291,12 @@ def test_a_block_is_drafted_up_to_its_end(opened: Callable[..., LlamaBackend]) -
     [
         ("dflash2", "mask", "names no mask token", {}),
         ("dspark", "block", "does not state the size of its block", {}),
-        ("dspark", "confidence", "has no probabilities: it needs --spec-draft-p-min 0", {"draft_p_min": 0.5}),
+        (
+            "dspark",
+            "confidence",
+            "has no probabilities: it needs --spec-draft-p-min 0",
+            {"draft_p_min": 0.5},
+        ),
     ],
 )
 def test_a_file_that_lacks_what_drafting_needs_is_refused(
@@ -252,10 +310,16 @@ def test_a_file_that_lacks_what_drafting_needs_is_refused(
     shape = SHAPES[f"tiny-hybrid-{kind}"]
     if lacks == "block":
         add = GGUFWriter.add_uint32
-        others = lambda self, key, value: None if key.endswith("block_size") else add(self, key, value)  # noqa: E731
-        monkeypatch.setattr(GGUFWriter, "add_uint32", others)
+
+        def add_others(self: GGUFWriter, key: str, value: int) -> None:
+            if not key.endswith("block_size"):
+                add(self, key, value)
+
+        monkeypatch.setattr(GGUFWriter, "add_uint32", add_others)
     elif lacks == "mask":
         monkeypatch.setattr(GGUFWriter, "add_mask_token_id", lambda self, n: None)
     else:
-        monkeypatch.setattr(generate, "tensors", lambda s: [each for each in tensors(s) if each.role != "conf_proj"])
+        monkeypatch.setattr(
+            generate, "tensors", lambda s: [each for each in tensors(s) if each.role != "conf_proj"]
+        )
     refused(shape, reason, **fields)

@@ -15,12 +15,16 @@ from tests.contract.tiny_bert import write_tiny_bert
 from tools.generator import TINY_RERANK, cached_model
 
 
-def test_a_text_is_ranked_alike_in_one_batch_and_in_many(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_text_is_ranked_alike_in_one_batch_and_in_many(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
     path: Path = cached_model(TINY_RERANK, tmp_path_factory.mktemp("models"))
     tokens = as_tokens(np.random.default_rng(3).integers(0, 256, 300).tolist())
     scores = []
     for n_ubatch in (64, 512):
-        settings = ModelSettings(str(path), n_ctx=1024, n_ubatch=n_ubatch, n_threads=1, embeddings=True, pooling="rank")
+        settings = ModelSettings(
+            str(path), n_ctx=1024, n_ubatch=n_ubatch, n_threads=1, embeddings=True, pooling="rank"
+        )
         loaded = load(settings)
         try:
             assert loaded.info.pooling == "rank"
@@ -40,13 +44,17 @@ def test_a_text_is_ranked_alike_in_one_batch_and_in_many(tmp_path_factory: pytes
 
 def test_a_model_without_a_memory_ranks_what_fits_into_a_batch(tmp_path: Path) -> None:
     write_tiny_bert(tmp_path / "bert.gguf")
-    settings = ModelSettings(str(tmp_path / "bert.gguf"), n_ubatch=64, n_threads=1, embeddings=True, pooling="rank")
+    settings = ModelSettings(
+        str(tmp_path / "bert.gguf"), n_ubatch=64, n_threads=1, embeddings=True, pooling="rank"
+    )
     loaded = load(settings)
     try:
         cls, sep = 2, 3
         assert loaded.info.rerank_marks == ((cls,), (sep,), ())
         assert not loaded.info.templates.rerank
-        scores = [float(loaded.backend.embed(as_tokens([cls, 9, sep, n]))[0, 0]) for n in range(10, 30)]
+        scores = [
+            float(loaded.backend.embed(as_tokens([cls, 9, sep, n]))[0, 0]) for n in range(10, 30)
+        ]
         assert len({round(score, 4) for score in scores}) > 10
         with pytest.raises(RequestError, match="too large to process"):
             loaded.backend.embed(as_tokens([9] * 65))

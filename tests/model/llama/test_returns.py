@@ -1,4 +1,6 @@
-"""Returns to conversations with held rows are bit-identical to a cold run, also when device and RAM are full."""
+"""Returns to conversations with held rows are bit-identical to a cold run, also when device and RAM
+are full.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ HEAD = np.random.default_rng(0).integers(1, 250, 130)
 def prompt_of(messages: list[int]) -> Prompt:
     """A head that all conversations share, and messages of 60 to 140 tokens."""
     parts = [np.random.default_rng(seed).integers(1, 250, 60 + seed % 81) for seed in messages]
-    return Prompt.of(np.concatenate([HEAD, *parts]), [130, *(130 + np.cumsum([part.size for part in parts])).tolist()])
+    return Prompt.of(
+        np.concatenate([HEAD, *parts]),
+        [130, *(130 + np.cumsum([part.size for part in parts])).tolist()],
+    )
 
 
 def bits(backend: LlamaBackend, engine: Engine | None, prompt: Prompt) -> NDArray[np.float32]:
@@ -37,12 +42,18 @@ def check(engine: Engine, backend: LlamaBackend) -> None:
     cache = engine.prefix_cache.cache
     check_invariants(cache)
     held = [segment.held for segment in cache.segments() if segment.held is not None]
-    assert {each.handle for each in held} == backend.memory._handles, "rows are held for the cache alone"
+    assert {each.handle for each in held} == backend.memory._handles, (
+        "rows are held for the cache alone"
+    )
     assert all(segment.held is not None or segment.rows.size for segment in cache.segments())
     assert engine.cells.n_used + backend.memory.n_held <= backend.facts.n_cells
 
 
-SHAPES = [("tiny-hybrid", {}), ("tiny-dense", {}), ("tiny-hybrid", {"type_k": "q8_0", "type_v": "q8_0"})]
+SHAPES = [
+    ("tiny-hybrid", {}),
+    ("tiny-dense", {}),
+    ("tiny-hybrid", {"type_k": "q8_0", "type_v": "q8_0"}),
+]
 
 
 @pytest.mark.parametrize(("shape", "options"), SHAPES)
@@ -60,7 +71,10 @@ def test_a_return_moves_no_byte_to_or_from_ram(
     assert (counts.to_ram, counts.lost) == (0, 0)
     assert counts.returned > 3 * 100, "all but those of the head, which stay, came from the device"
     assert not any(segment.rows.size for segment in cache.segments())
-    assert engine.prefix_cache.totals.n_cached["ram"] + engine.prefix_cache.totals.n_cached["live"] > 3 * 200
+    assert (
+        engine.prefix_cache.totals.n_cached["ram"] + engine.prefix_cache.totals.n_cached["live"]
+        > 3 * 200
+    )
     backend.memory.clear(0)
 
 
@@ -69,12 +83,18 @@ def test_a_return_moves_no_byte_to_or_from_ram(
 def test_bits_are_those_of_a_cold_run_when_device_and_ram_are_full(
     open_model: Callable[..., Loaded], shape: str, options: dict[str, str], budget: float | None
 ) -> None:
-    """A context of 1,024 tokens, conversations of together four times that, and RAM for a part of them, or for all."""
+    """A context of 1,024 tokens, conversations of together four times that, and RAM for a part of
+    them, or for all.
+    """
     backend = open_model(shape, n_ctx=1024, n_seqs=2, **options).backend
     choice = random.Random(f"{shape}{budget}")
     talks = [[seed] for seed in range(6)]
     row_bytes = backend.memory.shape.sizes.rows(0, 2) - backend.memory.shape.sizes.rows(0, 1)
-    n_bytes = int(budget * (4096 * row_bytes + 40 * backend.memory.state_size(0))) if budget is not None else None
+    n_bytes = (
+        int(budget * (4096 * row_bytes + 40 * backend.memory.state_size(0)))
+        if budget is not None
+        else None
+    )
     engine = Engine(backend, RamCache(0, n_bytes), EngineSettings(exact=True))
     asked: list[tuple[Prompt, NDArray[np.float32]]] = []
     for _ in range(30):

@@ -26,7 +26,10 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaBackend]:
     """A model with so many tokens that a few of them are fewer."""
     shape = replace(TINY_HYBRID, name="tiny-hybrid-20k", vocab_size=20_000)
     path = cached_model(shape, tmp_path_factory.mktemp("models"))
-    loaded = load(ModelSettings(path=str(path), n_ctx=1024, n_threads=1), drafts=DraftSettings(draft_types=("cache",)))
+    loaded = load(
+        ModelSettings(path=str(path), n_ctx=1024, n_threads=1),
+        drafts=DraftSettings(draft_types=("cache",)),
+    )
     yield loaded.backend
     loaded.backend.unload()
 
@@ -61,7 +64,14 @@ EVEN = tuple((token, -math.inf) for token in range(0, 20_000, 2))
         (replace(BASE, temperature=3.0, grammar="root ::= [a-z]+", grammar_kind="gbnf"), 40),
         (replace(BASE, temperature=0.0, grammar="root ::= [a-z]+", grammar_kind="gbnf"), 1),
         (replace(BASE, temperature=0.0, ignore_eos=True, logit_bias=EVEN), 1),
-        (replace(BASE, temperature=0.0, logit_bias=tuple((token, 1.0 + token % 5) for token in range(200))), 1),
+        (
+            replace(
+                BASE,
+                temperature=0.0,
+                logit_bias=tuple((token, 1.0 + token % 5) for token in range(200)),
+            ),
+            1,
+        ),
         (replace(BASE, temperature=3.0, ignore_eos=True, logit_bias=((5, 3.0), (7, -2.0))), 40),
         (replace(BASE, temperature=3.0, logit_bias=EVEN[:150]), 40),
         (replace(BASE, temperature=3.0, repeat_penalty=1.5, repeat_last_n=32, logit_bias=EVEN), 72),
@@ -93,11 +103,17 @@ def test_where_any_token_may_win_all_are_looked_at(sampling: Sampling) -> None:
     assert sampler.n_best(sampling) == 0
 
 
-def test_a_bias_leaves_all_but_a_few_tokens_unread(backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bias_leaves_all_but_a_few_tokens_unread(
+    backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read: list[object] = []
     monkeypatch.setattr(sampler.Candidates, "fill", lambda *_: read.append(0))
     for temperature, n_distinct in ((0.0, 1), (3.0, 5)):
-        found = tokens(backend, replace(BASE, temperature=temperature, ignore_eos=True, logit_bias=((7, 1.0),)), 30)
+        found = tokens(
+            backend,
+            replace(BASE, temperature=temperature, ignore_eos=True, logit_bias=((7, 1.0),)),
+            30,
+        )
         assert len(set(found)) >= n_distinct
     assert not read
 
@@ -106,7 +122,9 @@ N_DRAFTS = 40
 
 
 def of_one_evaluation(backend: LlamaBackend, sampling: Sampling, kind: str) -> list[int]:
-    """The tokens sampled from the outputs of a long draft, whose logits are changed to a ``kind`` first."""
+    """The tokens sampled from the outputs of a long draft, whose logits are changed to a ``kind``
+    first.
+    """
     prompt = as_tokens(list(range(100, 160)))
     backend.memory.clear(0)
     backend.evaluate(0, prompt, 0)
@@ -147,7 +165,9 @@ def test_the_same_tokens_are_chosen_of_the_outputs_of_a_long_draft(
     found = of_one_evaluation(backend, sampling, kind)
     assert len(set(found)) > 5
     if sampling == replace(BASE, temperature=0.0):
-        assert found[1:] == [int(backend.outputs.row(index).argmax()) for index in range(1 + N_DRAFTS)]
+        assert found[1:] == [
+            int(backend.outputs.row(index).argmax()) for index in range(1 + N_DRAFTS)
+        ]
     if kind != "ties":
         monkeypatch.setattr(sampler, "n_best", lambda _: 0)
         assert found == of_one_evaluation(backend, sampling, kind)

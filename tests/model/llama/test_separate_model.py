@@ -1,4 +1,6 @@
-"""A separate draft model drafts its own likeliest tokens, also after other tokens, rollbacks and restores."""
+"""A separate draft model drafts its own likeliest tokens, also after other tokens, rollbacks and
+restores.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class PlainModel:
         self._backend = backend
 
     def check(self, tokens: Sequence[int], draft: Sequence[int], n: int = N) -> None:
-        """Fail unless ``draft`` is what follows ``tokens``, greedily, except where two tokens are equally likely."""
+        """Fail unless ``draft`` is what follows ``tokens``, greedily, except where two tokens are
+        equally likely.
+        """
         backend = self._backend
         backend.memory.clear(0)
         for first in range(0, len(tokens), 64):
@@ -54,7 +58,9 @@ class PlainModel:
             position += 1
 
 
-def open_draft(path: Path, n_seqs: int = 1, n_ctx: int = 1024, p_min: float = 0.0, **more: object) -> SeparateModel:
+def open_draft(
+    path: Path, n_seqs: int = 1, n_ctx: int = 1024, p_min: float = 0.0, **more: object
+) -> SeparateModel:
     settings = ModelSettings(path=str(path), n_seqs=n_seqs, n_threads=1, n_ubatch=64, n_batch=64)
     params = ModelParams(settings)
     model = api.llama_model_load_from_file(str(path).encode(), params.struct)
@@ -85,7 +91,9 @@ def reference(shape: str, open_model: Callable[..., Loaded]) -> PlainModel:
     return PlainModel(open_model(shape).backend)
 
 
-def feed(model: SeparateModel, tokens: Sequence[int], seq: int = 0, start: int = 0, width: int = 50) -> None:
+def feed(
+    model: SeparateModel, tokens: Sequence[int], seq: int = 0, start: int = 0, width: int = 50
+) -> None:
     for first in range(start, len(tokens), width):
         model.follow(seq, tokens[first : first + width], first, None)
 
@@ -95,7 +103,9 @@ def guess(model: SeparateModel, tokens: Sequence[int], *sure: int, seq: int = 0)
     return model.draft([SequenceTokens(seq, sure, len(tokens), len(sure))], N)[0]
 
 
-def test_drafts_are_what_the_model_would_say(opened: Callable[..., SeparateModel], reference: PlainModel) -> None:
+def test_drafts_are_what_the_model_would_say(
+    opened: Callable[..., SeparateModel], reference: PlainModel
+) -> None:
     model = opened()
     feed(model, PROMPT)
     text = PROMPT
@@ -103,7 +113,9 @@ def test_drafts_are_what_the_model_would_say(opened: Callable[..., SeparateModel
         sure = PROMPT[:n_sure]
         draft = guess(model, text, *sure)
         reference.check([*text, *sure], draft)
-        assert draft == guess(model, text, *sure), "the same again, without anything evaluated in between"
+        assert draft == guess(model, text, *sure), (
+            "the same again, without anything evaluated in between"
+        )
         n, text = len(text), [*text, *sure]
         feed(model, text, start=n)
     assert model.draft([], N) == []
@@ -140,7 +152,9 @@ def test_tokens_that_the_other_model_does_not_have_are_not_drafted(
 def test_whatever_stays_of_its_drafts_the_next_are_right(
     opened: Callable[..., SeparateModel], reference: PlainModel, seed: int
 ) -> None:
-    """Always right, always wrong, partly right; steps without it, with drafts of others, and of all lengths."""
+    """Always right, always wrong, partly right; steps without it, with drafts of others, and of all
+    lengths.
+    """
     model, choice = opened(), random.Random(seed)
     text = PROMPT[:90]
     feed(model, text)
@@ -161,7 +175,11 @@ def test_whatever_stays_of_its_drafts_the_next_are_right(
             draft = guess(model, text, sure)
             reference.check([*text, sure], draft)
         # What is verified may be shorter than the draft, or longer: filled up with anything.
-        verified = [sure, *draft[: choice.randrange(len(draft) + 1)], *choice.choice([(), (), (70, 70)])]
+        verified = [
+            sure,
+            *draft[: choice.randrange(len(draft) + 1)],
+            *choice.choice([(), (), (70, 70)]),
+        ]
         model.follow(0, verified, len(text), None)
         n_kept = choice.choice([1, len(verified), choice.randrange(1, len(verified) + 1)])
         model.keep(0, len(text) + n_kept)
@@ -177,7 +195,10 @@ def test_sequences_of_one_batch_do_not_disturb_each_other(
     for seq, text in enumerate(texts):
         feed(model, text, seq)
     for step in range(4):
-        items = [SequenceTokens(seq, (80 + step,) * (seq + 1), len(text), 1) for seq, text in enumerate(texts)]
+        items = [
+            SequenceTokens(seq, (80 + step,) * (seq + 1), len(text), 1)
+            for seq, text in enumerate(texts)
+        ]
         for seq, draft in enumerate(model.draft(items, N)):
             reference.check([*texts[seq], *items[seq].tokens], draft)
             verified = [*items[seq].tokens, *draft]
@@ -228,7 +249,9 @@ def test_a_restored_sequence_drafts_as_before(
     assert guess(other, text, 82) == expected
 
 
-def test_going_back_and_on_another_way(opened: Callable[..., SeparateModel], reference: PlainModel) -> None:
+def test_going_back_and_on_another_way(
+    opened: Callable[..., SeparateModel], reference: PlainModel
+) -> None:
     model, text = opened(), PROMPT[:100]
     feed(model, text[:50])
     _, state = saved(model, 50)
@@ -248,7 +271,9 @@ def test_going_back_and_on_another_way(opened: Callable[..., SeparateModel], ref
 def test_what_it_drafted_from_may_turn_out_to_be_wrong(
     opened: Callable[..., SeparateModel], reference: PlainModel, shape: str
 ) -> None:
-    """Then a hybrid has no state of before, and begins anew; nothing that is saved is of other tokens."""
+    """Then a hybrid has no state of before, and begins anew; nothing that is saved is of other
+    tokens.
+    """
     model, text = opened(), PROMPT[:100]
     feed(model, text)
     guess(model, text, 80, 81)
@@ -260,7 +285,9 @@ def test_what_it_drafted_from_may_turn_out_to_be_wrong(
     reference.check([*text, 82] if rows.size else [90, 82], draft)
 
 
-def test_blocks_of_another_draft_model_are_ignored(opened: Callable[..., SeparateModel], reference: PlainModel) -> None:
+def test_blocks_of_another_draft_model_are_ignored(
+    opened: Callable[..., SeparateModel], reference: PlainModel
+) -> None:
     model, text = opened(identity="one"), PROMPT[:100]
     feed(model, text)
     blocks = saved(model, len(text))
@@ -308,7 +335,9 @@ def test_a_full_context_ends_drafts_and_loses_nothing(
     model = opened(n_ctx=256)
     text = (PROMPT * 2)[:254]
     feed(model, text)
-    assert len(guess(model, text, 80)) == 2, "the last two cells: the sure token, and the first draft"
+    assert len(guess(model, text, 80)) == 2, (
+        "the last two cells: the sure token, and the first draft"
+    )
     model.follow(0, [80], 254, None)
     model.follow(0, [81], 255, None)
     assert guess(model, [*text, 80, 81], 82) == ()
@@ -325,7 +354,9 @@ def test_an_evaluation_that_is_stopped_or_fails(
         feed(model, PROMPT[:100])
         codes = iter([0] * at + [code])
         monkeypatch.setattr(
-            model._greedy, "decode", lambda n, codes=codes, decode=model._greedy.decode: next(codes) or decode(n)
+            model._greedy,
+            "decode",
+            lambda n, codes=codes, decode=model._greedy.decode: next(codes) or decode(n),
         )
         assert len(guess(model, PROMPT[:100], 80)) == at - 1
         monkeypatch.undo()
@@ -335,7 +366,9 @@ def test_an_evaluation_that_is_stopped_or_fails(
 def test_an_interruption_holds_up_no_saving(
     opened: Callable[..., SeparateModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server ends, and writes what it has: the trunk's parts are worth it without the draft model's."""
+    """The server ends, and writes what it has: the trunk's parts are worth it without the draft
+    model's.
+    """
     model = opened()
     feed(model, PROMPT[:100])
     monkeypatch.setattr(model._greedy, "decode", lambda n: 2)

@@ -1,4 +1,6 @@
-"""Several sequences of a tiny model in one context: idle ones are parked, replies that outgrow it are suspended."""
+"""Several sequences of a tiny model in one context: idle ones are parked, replies that outgrow it
+are suspended.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,11 @@ def fresh(backend: LlamaBackend, **options: object) -> Engine:
 
 
 @pytest.mark.parametrize("shape", ["tiny-hybrid", "tiny-dense"])
-def test_replies_that_outgrow_the_context_go_on_later(open_model: Callable[..., Loaded], shape: str) -> None:
-    """Rows that were moved yield the same bytes; only the company in a batch may change a reply, and it may not here.
+def test_replies_that_outgrow_the_context_go_on_later(
+    open_model: Callable[..., Loaded], shape: str
+) -> None:
+    """Rows that were moved yield the same bytes; only the company in a batch may change a reply,
+    and it may not here.
 
     Two replies that differ from those alone would show that one was resumed from what it was not.
     """
@@ -61,7 +66,10 @@ def test_a_suspended_sequence_comes_back_to_the_byte(open_model: Callable[..., L
     (active,) = engine.running
     assert active.seq is not None
     n = active.seq.n
-    before = (backend.memory.save_rows(0, 0, n).block.tobytes(), backend.memory.save_state(0, n).recurrent.tobytes())
+    before = (
+        backend.memory.save_rows(0, 0, n).block.tobytes(),
+        backend.memory.save_state(0, n).recurrent.tobytes(),
+    )
     engine.scheduler.suspend(active)
     assert engine.sequences[0].n == 0
     engine.scheduler._admit()
@@ -75,7 +83,9 @@ def test_a_suspended_sequence_comes_back_to_the_byte(open_model: Callable[..., L
     assert collect(handle).tokens == cold(backend, prompt, 60, sampling=ENDLESS).tokens
 
 
-def test_no_room_has_an_error_of_its_own_and_changes_nothing(open_model: Callable[..., Loaded]) -> None:
+def test_no_room_has_an_error_of_its_own_and_changes_nothing(
+    open_model: Callable[..., Loaded],
+) -> None:
     backend = open_model("tiny-hybrid", n_ctx=512, n_seqs=2).backend
     for seq in range(2):
         backend.memory.clear(seq)
@@ -113,5 +123,9 @@ def test_what_one_client_may_send(
 ) -> None:
     chosen = {"n_ctx": 2048, "n_seqs": 4, "n_threads": 1, "n_ubatch": 64, **settings}
     loaded = load(ModelSettings(path=str(model_path("tiny-hybrid")), **chosen))  # type: ignore[arg-type]
-    assert (loaded.info.n_ctx, loaded.backend.facts.n_ctx, loaded.backend.facts.n_cells) == (n_ctx, n_ctx, n_cells)
+    assert (loaded.info.n_ctx, loaded.backend.facts.n_ctx, loaded.backend.facts.n_cells) == (
+        n_ctx,
+        n_ctx,
+        n_cells,
+    )
     loaded.backend.unload()

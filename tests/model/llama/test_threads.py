@@ -1,4 +1,6 @@
-"""The number of threads that evaluate, and how long they spin while other processes need the cores."""
+"""The number of threads that evaluate, and how long they spin while other processes need the
+cores.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def test_the_built_in_model_decodes_with_one_thread(cores: int) -> None:
 
 def openmp_says(code: str, **environ: str) -> str:
     """How long libgomp lets threads spin, as it says itself when it is loaded."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))
+    }
     command = [sys.executable, "-c", code]
     environ = {**kept, "OMP_DISPLAY_ENV": "verbose", **environ}
     text = subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stderr
@@ -67,7 +71,9 @@ def test_threads_spin_briefly_unless_somebody_says_otherwise() -> None:
     load_it = "import pyctl.llama"
     assert openmp_says(load_it) == "2000"
     assert openmp_says(load_it, GOMP_SPINCOUNT="77") == "77"
-    polled = "import sys; from pyctl.cli import main; main(['serve', '--poll', '10', '--list-devices'])"
+    polled = (
+        "import sys; from pyctl.cli import main; main(['serve', '--poll', '10', '--list-devices'])"
+    )
     assert openmp_says(polled) == "400"
     assert openmp_says(polled.replace("'--poll', '10'", "'--cpu-moe'")) == "300000"
     assert openmp_says(load_it, OMP_WAIT_POLICY="passive") == "0"
@@ -96,11 +102,24 @@ service.worker.close()
 
 
 @pytest.mark.parametrize(
-    ("name", "flags"), [("tiny-hybrid", ()), ("tiny-hybrid-nextn", ("--exact", "--spec-type", "draft-mtp"))]
+    ("name", "flags"),
+    [("tiny-hybrid", ()), ("tiny-hybrid-nextn", ("--exact", "--spec-type", "draft-mtp"))],
 )
 def test_no_thread_of_openmp_stays_when_nothing_is_evaluated(
     model_path: Callable[[str], Path], name: str, flags: tuple[str, ...]
 ) -> None:
-    # libgomp keeps threads for each thread that evaluated; with more than cores, none of them spins at a barrier.
-    command = [sys.executable, "-c", REST, "-m", str(model_path(name)), "-c", "512", "-t", "2", *flags]
+    # libgomp keeps threads for each thread that evaluated; with more than cores, none of them spins
+    # at a barrier.
+    command = [
+        sys.executable,
+        "-c",
+        REST,
+        "-m",
+        str(model_path(name)),
+        "-c",
+        "512",
+        "-t",
+        "2",
+        *flags,
+    ]
     subprocess.run(command, env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}, check=True)

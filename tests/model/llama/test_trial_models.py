@@ -1,4 +1,6 @@
-"""The models on which a release of llama.cpp is tried: one of each class of memory that the extension takes apart."""
+"""The models on which a release of llama.cpp is tried: one of each class of memory that the
+extension takes apart.
+"""
 
 from __future__ import annotations
 

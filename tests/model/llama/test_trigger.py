@@ -13,7 +13,9 @@ CALL = "(<call>)"
 THOUGHT = ("<think>", "</think>")
 
 
-def woken(text: str, *patterns: str, hidden: tuple[str, str] | None = None, size: int = 1) -> list[bytes]:
+def woken(
+    text: str, *patterns: str, hidden: tuple[str, str] | None = None, size: int = 1
+) -> list[bytes]:
     """The texts that activate the grammar while it reads ``text`` in pieces of ``size`` bytes."""
     watch, data = TriggerWatch(patterns, hidden), text.encode()
     found = (watch.feed(data[at : at + size]) for at in range(0, len(data), size))

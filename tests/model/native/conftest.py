@@ -19,14 +19,17 @@ def full(open_model: Callable[..., Loaded]) -> Callable[[str, str], LlamaBackend
     """full("tiny-hybrid", "q8_0") -> an empty backend with all cells in llama.cpp."""
 
     def get(name: str, kv: str) -> LlamaBackend:
-        return open_model(name, type_k=kv, type_v=kv, flash_attn="on", n_ctx=2048, n_ubatch=UBATCH).backend
+        return open_model(
+            name, type_k=kv, type_v=kv, flash_attn="on", n_ctx=2048, n_ubatch=UBATCH
+        ).backend
 
     return get
 
 
 @pytest.fixture
 def store(model_path: Callable[[str], object]) -> Iterator[Callable[..., Store]]:
-    """store("tiny-hybrid", "q8_0", resident=[0]) -> an empty store, its context with just enough cells.
+    """store("tiny-hybrid", "q8_0", resident=[0]) -> an empty store, its context with just enough
+    cells.
 
     ``select`` is what is to be said of chosen rows.
     """

@@ -16,7 +16,9 @@ from pyctl.prompt import Tokens, as_tokens
 UBATCH = 96
 N = 600
 ENDS = [96, 192, 240, 254, 255, 256, 257, 258, 354, 450, 500, 511, 514, 590, N]
-"""Ends of batches: some pass a multiple of 256 in the middle, and single tokens go up to one and past it."""
+"""Ends of batches: some pass a multiple of 256 in the middle, and single tokens go up to one and
+past it.
+"""
 
 
 def tokens_of(seed: int, n: int = N) -> Tokens:
@@ -50,9 +52,16 @@ class Store:
         return run(self.evaluate, tokens, start, ends)
 
     def resume(self, n: int, chain: list[tuple[Block, int, int]], state: Block) -> None:
-        """Hold the first ``n`` rows of ``chain``, of which the first are there already, and their state."""
+        """Hold the first ``n`` rows of ``chain``, of which the first are there already, and their
+        state.
+        """
         kept = self.rows.n_tokens(0)
-        checked(self.rows.load, 0, kept, [(rows, max(a, kept), b) for rows, a, b in chain if kept < b <= n])
+        checked(
+            self.rows.load,
+            0,
+            kept,
+            [(rows, max(a, kept), b) for rows, a, b in chain if kept < b <= n],
+        )
         if state.size:
             checked(self.rows.load, 0, n, [], state)
 

@@ -1,4 +1,6 @@
-"""Loading a crafted block succeeds or raises an error; nothing crashes, and the sequence stays usable."""
+"""Loading a crafted block succeeds or raises an error; nothing crashes, and the sequence stays
+usable.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,23 @@ P0 = 16
 """Where a block's header has its positions."""
 
 ODD = (
-    *(0, 1, -1, N, N - 1, 2**15, 2**16, 2**20, 2**24, 2**31 - 1, 2**31, 2**32, 2**32 - 1, 2**33 + 5, 2**40),
+    *(
+        0,
+        1,
+        -1,
+        N,
+        N - 1,
+        2**15,
+        2**16,
+        2**20,
+        2**24,
+        2**31 - 1,
+        2**31,
+        2**32,
+        2**32 - 1,
+        2**33 + 5,
+        2**40,
+    ),
     *(2**56, 2**60, 2**61, 2**62, 2**63 - 1, -(2**63), -(2**31)),
 )
 """Numbers at which arithmetic breaks."""
@@ -60,7 +78,9 @@ def pooled(open_model: Callable[..., Loaded]) -> LlamaBackend:
 @pytest.fixture(scope="module")
 def opaque(model_path: Callable[[str], Path]) -> Iterator[LlamaBackend]:
     """One stream of cells per sequence: every state is llama.cpp's own."""
-    model = api.llama_model_load_from_file(str(model_path("tiny-hybrid")).encode(), api.llama_model_default_params())
+    model = api.llama_model_load_from_file(
+        str(model_path("tiny-hybrid")).encode(), api.llama_model_default_params()
+    )
     params = api.llama_context_default_params()
     params.n_ctx, params.n_seq_max, params.n_ubatch, params.n_threads = 512, 2, 64, 1
     params.kv_unified = False
@@ -103,12 +123,18 @@ def mutated(block: Block, data: st.DataObject) -> Block:
     """``block`` with some bytes changed, odd numbers put in, or another end."""
     crafted = block.copy()
     # Sizes are not drawn from: a cell that a crafted state left behind makes the next one larger.
-    places = st.one_of(st.integers(0, 80), st.integers(0, 2**30).map(lambda at: at % (block.size - 8)))
+    places = st.one_of(
+        st.integers(0, 80), st.integers(0, 2**30).map(lambda at: at % (block.size - 8))
+    )
     for at in data.draw(st.lists(places, max_size=4), label="bytes"):
         crafted[at] = data.draw(st.integers(0, 255))
     for at in data.draw(st.lists(places, max_size=3), label="numbers"):
         value = data.draw(st.sampled_from(ODD))
-        packed = struct.pack("<Q", value % 2**64) if data.draw(st.booleans()) else struct.pack("<I", value % 2**32)
+        packed = (
+            struct.pack("<Q", value % 2**64)
+            if data.draw(st.booleans())
+            else struct.pack("<I", value % 2**32)
+        )
         crafted[at : at + len(packed)] = np.frombuffer(packed, np.uint8)
     size = data.draw(st.one_of(st.none(), st.integers(0, 2**30)), label="size")
     longer = np.concatenate([crafted, np.zeros(100, np.uint8)])
@@ -139,7 +165,9 @@ def test_sizes_are_told_of_ranges_that_can_be(hybrid: LlamaBackend) -> None:
 @pytest.mark.parametrize("where", ["hybrid", "pooled"])
 @fuzzed
 @given(data=st.data())
-def test_crafted_rows_are_refused_or_loaded(where: str, request: pytest.FixtureRequest, data: st.DataObject) -> None:
+def test_crafted_rows_are_refused_or_loaded(
+    where: str, request: pytest.FixtureRequest, data: st.DataObject
+) -> None:
     backend: LlamaBackend = request.getfixturevalue(where)
     filled(backend)
     rows = saved_rows(backend)
@@ -160,7 +188,9 @@ def test_crafted_rows_are_refused_or_loaded(where: str, request: pytest.FixtureR
 @pytest.mark.parametrize("kind", ["hybrid", "recurrent", "windowed"])
 @fuzzed
 @given(data=st.data())
-def test_a_crafted_state_is_refused_or_loaded(kind: str, request: pytest.FixtureRequest, data: st.DataObject) -> None:
+def test_a_crafted_state_is_refused_or_loaded(
+    kind: str, request: pytest.FixtureRequest, data: st.DataObject
+) -> None:
     backend: LlamaBackend = request.getfixturevalue(kind)
     filled(backend)
     state = mutated(saved_state(backend), data)
@@ -181,7 +211,9 @@ def test_a_crafted_window_is_refused_or_loaded(windowed: LlamaBackend, data: st.
     for _ in range(data.draw(st.integers(1, 3))):
         end = pieces[-1][2] if pieces else 0
         first, last = data.draw(
-            st.one_of(st.just((end, N)), st.tuples(st.just(end), numbers), st.tuples(numbers, numbers))
+            st.one_of(
+                st.just((end, N)), st.tuples(st.just(end), numbers), st.tuples(numbers, numbers)
+            )
         )
         pieces.append((mutated(state.shared[0], data), first, last))
     with suppress(StateError, OverflowError):
@@ -191,7 +223,9 @@ def test_a_crafted_window_is_refused_or_loaded(windowed: LlamaBackend, data: st.
 
 @fuzzed
 @given(data=st.data())
-def test_a_crafted_state_of_the_library_itself_is_refused_or_loaded(opaque: LlamaBackend, data: st.DataObject) -> None:
+def test_a_crafted_state_of_the_library_itself_is_refused_or_loaded(
+    opaque: LlamaBackend, data: st.DataObject
+) -> None:
     filled(opaque)
     state = mutated(saved_state(opaque), data)
     opaque.memory.clear(0)
@@ -201,14 +235,21 @@ def test_a_crafted_state_of_the_library_itself_is_refused_or_loaded(opaque: Llam
 
 
 @pytest.mark.xfail(
-    api.llama_supports_gpu_offload(), reason="rows that are no numbers in free cells reach everybody's sums on CUDA"
+    api.llama_supports_gpu_offload(),
+    reason="rows that are no numbers in free cells reach everybody's sums on CUDA",
 )
 @pytest.mark.parametrize("kind", ["hybrid", "recurrent", "opaque"])
-def test_a_state_that_is_no_number_does_not_outlive_its_sequence(kind: str, request: pytest.FixtureRequest) -> None:
+def test_a_state_that_is_no_number_does_not_outlive_its_sequence(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
     backend: LlamaBackend = request.getfixturevalue(kind)
     filled(backend)
     state = saved_state(backend).copy()
-    floats = state[64 + (state.size - 64) % 4 :].view("<f4") if kind != "opaque" else state[-4096:].view("<f4")
+    floats = (
+        state[64 + (state.size - 64) % 4 :].view("<f4")
+        if kind != "opaque"
+        else state[-4096:].view("<f4")
+    )
     floats[:] = np.nan
     backend.memory.clear(0)
     if kind == "hybrid":

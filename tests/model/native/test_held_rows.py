@@ -1,4 +1,6 @@
-"""Held rows keep their bytes while other sequences are evaluated and loaded, and change no bit of other sequences."""
+"""Held rows keep their bytes while other sequences are evaluated and loaded, and change no bit of
+other sequences.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from tests.effort import examples
 from tests.model.native.test_kv_state import library_state
 
 LAYOUTS = [
-    pytest.param((name, {"type_k": kv, "type_v": kv, "flash_attn": flash}), id=f"{name}-{kv}-flash-{flash}")
+    pytest.param(
+        (name, {"type_k": kv, "type_v": kv, "flash_attn": flash}), id=f"{name}-{kv}-flash-{flash}"
+    )
     for name in ("tiny-hybrid", "tiny-dense")
     for kv, flash in (("f16", "on"), ("q8_0", "on"), ("f16", "off"))
 ]
@@ -72,7 +76,9 @@ def put_state(backend: LlamaBackend, seq: int, n: int, state: State) -> None:
 
 @each_layout
 def test_two_conversations_in_turn_equal_cold_runs(backend: LlamaBackend) -> None:
-    """Each takes the cells of the other, which is held, comes back without a copy in RAM, and goes on to the bit."""
+    """Each takes the cells of the other, which is held, comes back without a copy in RAM, and goes
+    on to the bit.
+    """
     n, rest = 5 * BATCH, 2 * BATCH
     prompts = [tokens_of(seed, n + rest) for seed in (1, 2)]
     cold, held, states = [], [], []
@@ -104,7 +110,8 @@ def test_two_conversations_in_turn_equal_cold_runs(backend: LlamaBackend) -> Non
 @pytest.mark.parametrize("short", [64, 322, 323, 512])
 @each_layout
 def test_places_change_where_no_cell_is_free(backend: LlamaBackend, short: int) -> None:
-    """Two conversations fill the context: whichever is loaded gets the low cells, where the other may lie.
+    """Two conversations fill the context: whichever is loaded gets the low cells, where the other
+    may lie.
 
     That takes rings of 16 rows, two of half, one of all, and pairs.
     """
@@ -132,7 +139,9 @@ def test_places_change_where_no_cell_is_free(backend: LlamaBackend, short: int) 
 
 @each_layout
 def test_a_conversation_takes_over_the_cells_of_another(backend: LlamaBackend) -> None:
-    """Rows loaded next take the cells of dropped rows: the same cells and bits as if these had been freed."""
+    """Rows loaded next take the cells of dropped rows: the same cells and bits as if these had been
+    freed.
+    """
     tokens, other = tokens_of(1, 400), tokens_of(2, 300)
     for fork, end, n_other in (
         (0, 400, 300),
@@ -142,8 +151,15 @@ def test_a_conversation_takes_over_the_cells_of_another(backend: LlamaBackend) -
         (0, 300, 300),
         (64, 65, 300),
     ):
-        cold = run(backend, tokens[:end]) and saved_block(backend, 0, 0, end), library_state(backend)
-        rows, state, held = cold[0], backend.memory.save_state(0, end), backend.memory.hold(0, 0, end)
+        cold = (
+            run(backend, tokens[:end]) and saved_block(backend, 0, 0, end),
+            library_state(backend),
+        )
+        rows, state, held = (
+            cold[0],
+            backend.memory.save_state(0, end),
+            backend.memory.hold(0, 0, end),
+        )
         backend.memory.clear(0)
         backend.evaluate(0, tokens_of(9, 1), 0)  # elsewhere for a while
         for source in (held, rows):
@@ -156,7 +172,9 @@ def test_a_conversation_takes_over_the_cells_of_another(backend: LlamaBackend) -
             backend.memory.restore(0, fork, [(Rows(source), fork, end)])
             put_state(backend, 0, end, state)
             assert (saved_block(backend, 0, 0, end) == rows).all()
-            assert (library_state(backend) == cold[1]).all(), "the cells differ from those of a cold run"
+            assert (library_state(backend) == cold[1]).all(), (
+                "the cells differ from those of a cold run"
+            )
             assert (held_block(backend, held, 0, end) == rows).all()
         backend.memory.release(held)
         backend.memory.clear(0)
@@ -187,7 +205,9 @@ def test_a_few_free_cells_are_enough(backend: LlamaBackend) -> None:
 
 @one_hybrid
 def test_what_is_evaluated_finds_its_cells_ready(backend: LlamaBackend) -> None:
-    """One relocation serves many steps: the held rows lie above all that is evaluated until the cells run out."""
+    """One relocation serves many steps: the held rows lie above all that is evaluated until the
+    cells run out.
+    """
     n = 300
     run(backend, tokens_of(1, n))
     held, block = backend.memory.hold(0, 0, n), saved_block(backend, 0, 0, n)
@@ -235,7 +255,9 @@ def test_rows_that_are_not_there_cannot_be_held(backend: LlamaBackend) -> None:
 
 @dataclass
 class Model:
-    """The expected content: a row is a number, and its bytes are those of the first time it was saved."""
+    """The expected content: a row is a number, and its bytes are those of the first time it was
+    saved.
+    """
 
     rows: int = 0
     seqs: list[list[int]] = field(default_factory=lambda: [[] for _ in range(N_SEQS)])
@@ -259,11 +281,16 @@ class Model:
         return N_CELLS - len(self.live | self.kept)
 
     def load(self, seq: int, rows: list[int]) -> None:
-        """Load ``rows`` into ``seq``. Rows of other sequences are copied, and held rows refer to the copies."""
+        """Load ``rows`` into ``seq``. Rows of other sequences are copied, and held rows refer to
+        the copies.
+        """
         copies = {row: self.new(1)[0] for row in rows if row in self.live}
         for row, copy in copies.items():
             self.bytes[copy] = self.bytes[row]
-        self.held = {held: (p0, [copies.get(row, row) for row in was]) for held, (p0, was) in self.held.items()}
+        self.held = {
+            held: (p0, [copies.get(row, row) for row in was])
+            for held, (p0, was) in self.held.items()
+        }
         self.seqs[seq] += [copies.get(row, row) for row in rows]
 
 
@@ -278,7 +305,10 @@ def each_row(backend: LlamaBackend, block: Block, n: int) -> list[bytes]:
     if "ext=1" in layout:
         parts.append(block[at : at + 12 * n].reshape(n, 12))
         at += 12 * n
-    for tensors in (re.findall(r" k=(\S*)", layout), re.findall(r" v=(\S*)", layout)):  # of all caches
+    for tensors in (
+        re.findall(r" k=(\S*)", layout),
+        re.findall(r" v=(\S*)", layout),
+    ):  # of all caches
         for row, count in re.findall(r":(\d+)x(\d+)", "".join(tensors)):
             for _ in range(int(count)):
                 parts.append(block[at : at + int(row) * n].reshape(n, int(row)))
@@ -314,7 +344,9 @@ class Machine:
 
     def decode(self, sizes: dict[int, int], seed: int) -> None:
         items = [
-            SequenceTokens(seq, tuple(tokens_of(seed + seq, n).tolist()), len(self.model.seqs[seq]), n)
+            SequenceTokens(
+                seq, tuple(tokens_of(seed + seq, n).tolist()), len(self.model.seqs[seq]), n
+            )
             for seq, n in sizes.items()
         ]
         n = sum(sizes.values())
@@ -336,11 +368,15 @@ class Machine:
     def release(self, held: DeviceRows) -> None:
         first, rows = self.model.held.pop(held)
         others = self.model.kept | self.model.live
-        assert self.backend.memory.n_own(held, first, first + len(rows)) == sum(row not in others for row in rows)
+        assert self.backend.memory.n_own(held, first, first + len(rows)) == sum(
+            row not in others for row in rows
+        )
         self.backend.memory.release(held)
 
     def load(self, seq: int, held: DeviceRows, last: int, from_ram: bool) -> None:
-        """Append what ``held`` has, up to ``last``, where ``seq`` ends within it or at its beginning."""
+        """Append what ``held`` has, up to ``last``, where ``seq`` ends within it or at its
+        beginning.
+        """
         first, rows = self.model.held[held]
         start = len(self.model.seqs[seq])
         if not first <= start < last:
@@ -358,7 +394,9 @@ class Machine:
         self.backend.memory.restore(seq, start, [(Rows(source), start, last)])
         if from_ram:
             copies = self.model.new(len(wanted))
-            self.model.bytes.update(zip(copies, (self.model.bytes[row] for row in wanted), strict=True))
+            self.model.bytes.update(
+                zip(copies, (self.model.bytes[row] for row in wanted), strict=True)
+            )
             self.model.seqs[seq] += copies
         else:
             self.model.load(seq, wanted)
@@ -380,19 +418,28 @@ class Machine:
 
 
 def block_of(backend: LlamaBackend, first: int, last: int, seed: int) -> Block:
-    """A block of these rows of sequence 0, which has one at least, with any bytes (csrc/core/block.h)."""
+    """A block of these rows of sequence 0, which has one at least, with any bytes
+    (csrc/core/block.h).
+    """
     header = saved_block(backend, 0, 0, 1)[:HEADER].copy()
     header[16:32].view(np.int64)[:] = first, last
-    rest = np.random.default_rng(seed).integers(0, 256, backend.memory.shape.sizes.rows(first, last) - HEADER, np.uint8)
+    rest = np.random.default_rng(seed).integers(
+        0, 256, backend.memory.shape.sizes.rows(first, last) - HEADER, np.uint8
+    )
     return np.concatenate([header, rest])
 
 
-def test_rows_from_ram_find_the_cells_that_later_rows_leave(open_model: Callable[..., Loaded]) -> None:
-    """So many rows that their cells are taken in several steps. Those of the first ones have rows that are held, for
-    which there is only the place of the rest, which is on the device, and leaves it.
+def test_rows_from_ram_find_the_cells_that_later_rows_leave(
+    open_model: Callable[..., Loaded],
+) -> None:
+    """So many rows that their cells are taken in several steps. Those of the first ones have rows
+    that are held, for which there is only the place of the rest, which is on the device, and leaves
+    it.
     """
     n = 8192
-    backend = open_model("tiny-dense", n_ctx=3 * n, n_seqs=1, n_ubatch=BATCH, flash_attn="on").backend
+    backend = open_model(
+        "tiny-dense", n_ctx=3 * n, n_seqs=1, n_ubatch=BATCH, flash_attn="on"
+    ).backend
     backend.evaluate(0, tokens_of(1, 1), 0)
     others, rest, between, wanted = (
         block_of(backend, first, first + n, seed) for seed, first in enumerate((0, n, n, 0))
@@ -401,7 +448,9 @@ def test_rows_from_ram_find_the_cells_that_later_rows_leave(open_model: Callable
     backend.memory.restore(0, 0, [(Rows(others), 0, n), (Rows(rest), n, 2 * n)])
     held_rest = backend.memory.hold(0, n, 2 * n)
     backend.memory.rewind(0, n)
-    backend.memory.restore(0, n, [(Rows(between), n, 2 * n)])  # in the cells of what is held, which moves up
+    backend.memory.restore(
+        0, n, [(Rows(between), n, 2 * n)]
+    )  # in the cells of what is held, which moves up
     held_others = backend.memory.hold(0, 0, n)
     backend.memory.rewind(0, 0)
     assert backend.memory.n_free == n
@@ -418,7 +467,11 @@ TWO_CACHES = pytest.param(("tiny-minimax-m3", {"flash_attn": "on"}), id="tiny-mi
 
 
 @pytest.mark.parametrize("backend", [LAYOUTS[0], LAYOUTS[4], LAYOUTS[5], TWO_CACHES], indirect=True)
-@settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(15),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(data=st.data())
 def test_any_order_of_calls_keeps_all_rows(backend: LlamaBackend, data: st.DataObject) -> None:
     machine = Machine(backend)
@@ -431,11 +484,22 @@ def test_any_order_of_calls_keeps_all_rows(backend: LlamaBackend, data: st.DataO
         for step in range(data.draw(st.integers(5, 40), label="steps")):
             seq = data.draw(seqs, label="seq")
             n = len(model.seqs[seq])
-            # A hybrid's rows can be cut anywhere, but what is evaluated after them needs a state; bytes are all we ask.
+            # A hybrid's rows can be cut anywhere, but what is evaluated after them needs a state;
+            # bytes are all we ask.
             what = data.draw(
                 st.sampled_from(
                     [
-                        *("evaluate", "evaluate", "fill", "decode", "hold", "hold", "load", "load", "release"),
+                        *(
+                            "evaluate",
+                            "evaluate",
+                            "fill",
+                            "decode",
+                            "hold",
+                            "hold",
+                            "load",
+                            "load",
+                            "release",
+                        ),
                         *("rewind", "clear"),
                     ]
                 ),
@@ -447,7 +511,9 @@ def test_any_order_of_calls_keeps_all_rows(backend: LlamaBackend, data: st.DataO
                 for i in range(data.draw(st.integers(1, 5))):
                     machine.evaluate(seq, BATCH, step + 100 * i)
             elif what == "decode":
-                machine.decode(data.draw(st.dictionaries(seqs, st.integers(1, 4), min_size=1)), step)
+                machine.decode(
+                    data.draw(st.dictionaries(seqs, st.integers(1, 4), min_size=1)), step
+                )
             elif what == "hold":
                 first = data.draw(st.integers(0, n))
                 machine.hold(seq, first, data.draw(st.integers(first, n)))
@@ -457,7 +523,12 @@ def test_any_order_of_calls_keeps_all_rows(backend: LlamaBackend, data: st.DataO
                 if n > first + len(rows) or n < first:
                     backend.memory.clear(seq)
                     model.seqs[seq].clear()
-                machine.load(seq, held, first + data.draw(st.integers(0, len(rows))), data.draw(st.booleans()))
+                machine.load(
+                    seq,
+                    held,
+                    first + data.draw(st.integers(0, len(rows))),
+                    data.draw(st.booleans()),
+                )
             elif what == "release" and model.held:
                 machine.release(data.draw(st.sampled_from(list(model.held))))
             elif what == "rewind" and n:

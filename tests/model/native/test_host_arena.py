@@ -1,4 +1,6 @@
-"""The arena of host memory, in a process of its own and without a device: the memory it takes and returns."""
+"""The arena of host memory, in a process of its own and without a device: the memory it takes and
+returns.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ def soon(what):
 
 def run(program: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", BEGIN + textwrap.dedent(program)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", BEGIN + textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
 
@@ -109,7 +114,8 @@ def test_what_is_reserved_is_made_ready_beyond_what_stays() -> None:
     HostBuffer.reserve(5 * SLAB)
     soon(lambda: HostBuffer.held() >= 5 * SLAB)
     HostBuffer.reserve(100 * SLAB)
-    soon(lambda: HostBuffer.held() == 2 * SLAB)  # there is no such room: it is given up, and not all for ever
+    # There is no such room: it is given up, and not all for ever.
+    soon(lambda: HostBuffer.held() == 2 * SLAB)
     assert HostBuffer(SLAB).pinned
     """)
 
@@ -120,7 +126,8 @@ def test_plain_memory_goes_back_whatever_lives_beside_it() -> None:
     random.seed(1)
     budget, held, beside = 96 * MIB, [], []
     for _ in range(300):
-        size = random.choice((random.randint(MIB // 4, 2 * MIB), random.randint(MIB, 16 * MIB), 3 * MIB))
+        sizes = (random.randint(MIB // 4, 2 * MIB), random.randint(MIB, 16 * MIB), 3 * MIB)
+        size = random.choice(sizes)
         while held and sum(map(len, held)) + size > budget:
             del held[random.choice((0, random.randrange(len(held))))]
         held.append(HostBuffer(size, pinned=False))

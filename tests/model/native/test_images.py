@@ -28,9 +28,15 @@ from tests.model.native.test_kv_state import library_state, put_state
 
 WIDTH, STEP, N_CELLS, HEADER, EXT = 64, 48, 1024, 64, 12
 LAYOUTS = [
-    pytest.param((name, {"type_k": kv, "type_v": kv, "flash_attn": flash}), id=f"{name}-{kv}-flash-{flash}")
+    pytest.param(
+        (name, {"type_k": kv, "type_v": kv, "flash_attn": flash}), id=f"{name}-{kv}-flash-{flash}"
+    )
     for name, kv, flash in (
-        *(("tiny-hybrid", "f16", "on"), ("tiny-hybrid", "q8_0", "on"), ("tiny-hybrid", "f16", "off")),
+        *(
+            ("tiny-hybrid", "f16", "on"),
+            ("tiny-hybrid", "q8_0", "on"),
+            ("tiny-hybrid", "f16", "off"),
+        ),
         *(("tiny-moe", "f16", "on"), ("tiny-moe", "q8_0", "on")),
     )
 ]
@@ -105,14 +111,22 @@ class MixedText:
 
 
 def talk_of(seed: int) -> MixedText:
-    """Two images with text between, a third right behind the second, one of a single line, and one of a single row."""
+    """Two images with text between, a third right behind the second, one of a single line, and one
+    of a single row.
+    """
     return MixedText(seed, 40, (11, 9), 13, (4, 3), (1, 9), 5, (8, 1), 9, (1, 1), 30)
 
 
 @each_layout
-@settings(max_examples=examples(8), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(8),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(data=st.data())
-def test_continued_rewound_and_restored_equal_cold(backend: LlamaBackend, data: st.DataObject) -> None:
+def test_continued_rewound_and_restored_equal_cold(
+    backend: LlamaBackend, data: st.DataObject
+) -> None:
     talk = talk_of(data.draw(st.integers(0, 99), label="talk"))
     edges = [part.end for part in talk.parts[:-1]]
     places = st.one_of(st.sampled_from(edges), st.integers(1, talk.n - 1))
@@ -143,10 +157,14 @@ def test_continued_rewound_and_restored_equal_cold(backend: LlamaBackend, data: 
         assert_same(talk.run(backend, ends, n), cold)
 
     n = data.draw(st.sampled_from(cuts), label="restored to")
-    keep = data.draw(st.sampled_from([0, *(each for each in [*edges, *cuts] if each <= n)]), label="kept")
+    keep = data.draw(
+        st.sampled_from([0, *(each for each in [*edges, *cuts] if each <= n)]), label="kept"
+    )
     backend.memory.rewind(0, 0 if talk.is_inside(keep) else keep)
     keep = 0 if talk.is_inside(keep) else keep
-    backend.memory.restore(0, keep, [(Rows(rows), max(a, keep), b) for rows, a, b in chain if keep < b <= n])
+    backend.memory.restore(
+        0, keep, [(Rows(rows), max(a, keep), b) for rows, a, b in chain if keep < b <= n]
+    )
     put_state(backend, n, states)
     assert (library_state(backend) == whole[n]).all()
     assert_same(talk.run(backend, ends, n), cold)
@@ -158,7 +176,10 @@ def test_rows_taken_a_few_at_a_time_equal_one_whole(backend: LlamaBackend) -> No
     talk = talk_of(1)
     talk.run(backend, talk.ends())
     whole = library_state(backend)
-    pieces = [(backend.memory.save_rows(0, a, min(a + 7, talk.n)), a, min(a + 7, talk.n)) for a in range(0, talk.n, 7)]
+    pieces = [
+        (backend.memory.save_rows(0, a, min(a + 7, talk.n)), a, min(a + 7, talk.n))
+        for a in range(0, talk.n, 7)
+    ]
     state = backend.memory.save_state(0, talk.n)
     backend.memory.clear(0)
     for piece in pieces:
@@ -187,7 +208,9 @@ def test_images_change_what_is_said(backend: LlamaBackend) -> None:
 
 @each_layout
 def test_held_rows_come_back_beside_others(backend: LlamaBackend) -> None:
-    """Two conversations take each other's cells in turn, with a third between, and a copy is what was saved."""
+    """Two conversations take each other's cells in turn, with a third between, and a copy is what
+    was saved.
+    """
     talks = [talk_of(seed) for seed in (1, 2)]
     colds, helds, states = [], [], []
     n = talks[0].parts[-1].start
@@ -199,11 +222,16 @@ def test_held_rows_come_back_beside_others(backend: LlamaBackend) -> None:
         talk.run(backend, [end for end in talk.ends() if end <= n])
         helds.append(backend.memory.hold(0, 0, n))
         states.append(backend.memory.save_state(0, n))
-        saved, fetched = backend.memory.save_rows(0, 0, n).block, backend.memory.fetch(helds[-1], 0, n)
+        saved, fetched = (
+            backend.memory.save_rows(0, 0, n).block,
+            backend.memory.fetch(helds[-1], 0, n),
+        )
         part = backend.memory.fetch(helds[-1], 50, 60)
         backend.memory.synchronize()
         assert (saved == fetched).all()
-        assert (part[HEADER : HEADER + 10 * EXT] == saved[HEADER + 50 * EXT : HEADER + 60 * EXT]).all()
+        assert (
+            part[HEADER : HEADER + 10 * EXT] == saved[HEADER + 50 * EXT : HEADER + 60 * EXT]
+        ).all()
     backend.memory.clear(0)
     for turn in (0, 1, 1, 0):
         other = MixedText(7, 30, (6, 5), 30)
@@ -223,7 +251,9 @@ def test_held_rows_come_back_beside_others(backend: LlamaBackend) -> None:
 
 @one_hybrid
 def test_two_sequences_in_cells_of_each_others(backend: LlamaBackend) -> None:
-    """They grow in turn, so that no image's cells lie together, and each is moved to the other's place."""
+    """They grow in turn, so that no image's cells lie together, and each is moved to the other's
+    place.
+    """
     talks = [talk_of(3), MixedText(4, 30, (7, 9), 12, (3, 3), 30)]
     ends = [talk.ends(list(range(0, talk.n, 16))[1:]) for talk in talks]
     alone = []
@@ -238,7 +268,8 @@ def test_two_sequences_in_cells_of_each_others(backend: LlamaBackend) -> None:
             talk.run(backend, stops, done[seq], seq)
             done[seq] = stops[-1] if stops else done[seq]
     saved = [
-        (backend.memory.save_rows(i, 0, talk.n), backend.memory.save_state(i, talk.n)) for i, talk in enumerate(talks)
+        (backend.memory.save_rows(i, 0, talk.n), backend.memory.save_state(i, talk.n))
+        for i, talk in enumerate(talks)
     ]
     backend.memory.synchronize()
     for seq in (0, 1):
@@ -258,7 +289,9 @@ def test_two_sequences_in_cells_of_each_others(backend: LlamaBackend) -> None:
 
 @each_layout
 def test_cells_of_what_was_dropped_are_taken_over(backend: LlamaBackend) -> None:
-    """What is loaded into a sequence that was just emptied lies where it would have lain otherwise."""
+    """What is loaded into a sequence that was just emptied lies where it would have lain
+    otherwise.
+    """
     before, talk = talk_of(5), MixedText(6, 60, (5, 5), 40)
     talk.run(backend, talk.ends())
     saved, state, whole = (
@@ -278,14 +311,18 @@ def test_cells_of_what_was_dropped_are_taken_over(backend: LlamaBackend) -> None
 
 @pytest.fixture(scope="module")
 def drafting(model_path: Callable[[str], Path]) -> Iterator[LlamaBackend]:
-    settings = ModelSettings(path=str(model_path("tiny-hybrid-nextn")), n_ctx=N_CELLS, n_ubatch=64, n_threads=1)
+    settings = ModelSettings(
+        path=str(model_path("tiny-hybrid-nextn")), n_ctx=N_CELLS, n_ubatch=64, n_threads=1
+    )
     backend = load(settings, drafts=DraftSettings(draft_types=("ngram-mod", "draft-mtp"))).backend
     yield backend
     backend.unload()
 
 
 def test_drafts_behind_an_image_are_taken_back(drafting: LlamaBackend) -> None:
-    """With planes and with marks: what was drafted wrong leaves nothing, and positions go on behind the image."""
+    """With planes and with marks: what was drafted wrong leaves nothing, and positions go on behind
+    the image.
+    """
     backend, talk = drafting, MixedText(8, 20, (6, 4), 10)
     n, n_planes = talk.n, backend.facts.n_rollback
     assert n_planes >= 2
@@ -300,7 +337,13 @@ def test_drafts_behind_an_image_are_taken_back(drafting: LlamaBackend) -> None:
             assert held == (n if is_marked else n + 2)
             assert backend.memory.kv.n_tokens(0) == held
             assert backend.memory.kv.position(0, held) == held - 24 + 6
-            backend.decode([SequenceTokens(0, ((1, 2) if is_marked else ()) + (3, 4), held, 4 if is_marked else 2)])
+            backend.decode(
+                [
+                    SequenceTokens(
+                        0, ((1, 2) if is_marked else ()) + (3, 4), held, 4 if is_marked else 2
+                    )
+                ]
+            )
             found.append(backend.logits(0))
         assert (found[-1] == found[-2]).all()
     assert np.abs(found[0] - found[2]).max() < 0.1, "the two ways differ by rounding alone"
@@ -330,8 +373,8 @@ def test_blocks_that_cannot_follow_are_refused(backend: LlamaBackend) -> None:
             backend.memory.restore(0, 0, [(Rows(rows), 0, talk.n)])
         assert backend.memory.kv.n_tokens(0) == 0
         exts[row] = before
-    # Text that says it is of an image is no such change: --image-min-tokens 1 makes images of one row, which have the
-    # position of text. What is loaded is what was saved.
+    # Text that says it is of an image is no such change: --image-min-tokens 1 makes images of one
+    # row, which have the position of text. What is loaded is what was saved.
     before, exts[5, 2] = exts[5, 2], -1
     backend.memory.restore(0, 0, [(Rows(rows), 0, talk.n)])
     again = backend.memory.save_rows(0, 0, talk.n).block
@@ -352,7 +395,9 @@ def test_blocks_that_cannot_follow_are_refused(backend: LlamaBackend) -> None:
 
 
 @one_hybrid
-def test_images_are_told_where_there_are_some_alone(backend: LlamaBackend, open_model: Callable[..., Loaded]) -> None:
+def test_images_are_told_where_there_are_some_alone(
+    backend: LlamaBackend, open_model: Callable[..., Loaded]
+) -> None:
     backend.evaluate(0, as_tokens(range(20)), 0)
     for columns, count in ((0, 4), (4, 0), (4, -1)):
         with pytest.raises(ValueError, match="no image"):

@@ -1,6 +1,7 @@
 """Buffers of copies beside the computation: kept until the copies are complete, and not longer.
 
-No device is needed: with a lag, the extension treats buffers as if a device were so many calls behind.
+No device is needed: with a lag, the extension treats buffers as if a device were so many calls
+behind.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ Opened = Callable[[int], LlamaBackend]
 
 
 @pytest.fixture
-def open_lagging(model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
+def open_lagging(
+    model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Opened]:
     """open_lagging(n) -> a backend whose copies are n calls behind."""
     opened = []
 
@@ -42,7 +45,9 @@ def open_lagging(model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPa
         if lag > LAG and api.llama_supports_gpu_offload():
             pytest.skip("a device says itself when a copy is complete")
         monkeypatch.setattr(context_memory, "KVState", partial(_core.KVState, lag=lag))
-        settings = ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=4096, n_ubatch=64, n_threads=1)
+        settings = ModelSettings(
+            path=str(model_path("tiny-hybrid")), n_ctx=4096, n_ubatch=64, n_threads=1
+        )
         opened.append(load(settings).backend)
         return opened[-1]
 
@@ -60,7 +65,9 @@ def live_bytes() -> int:
     return _core.HostBuffer.used()
 
 
-def test_what_was_evicted_is_freed_while_copies_run_beside_the_computation(open_lagging: Opened) -> None:
+def test_what_was_evicted_is_freed_while_copies_run_beside_the_computation(
+    open_lagging: Opened,
+) -> None:
     backend = open_lagging(LAG)
     assert backend.facts.is_async
     before = live_bytes()
@@ -71,7 +78,9 @@ def test_what_was_evicted_is_freed_while_copies_run_beside_the_computation(open_
     for seed in range(40):
         assert ask(engine, prompt(seed), 2).error is None
         check_invariants(cache)
-        largest = max(largest, *(max(s.state.n_bytes, s.segment.rows.nbytes) for s in cache.snapshots()))
+        largest = max(
+            largest, *(max(s.state.n_bytes, s.segment.rows.nbytes) for s in cache.snapshots())
+        )
         assert live_bytes() - before <= cache.n_bytes + (LAG + 1) * largest
         assert backend.memory.kv.in_flight_bytes <= (LAG + 1) * largest
     assert cache.n_evicted > 20, "nothing was ever at stake"
@@ -99,7 +108,9 @@ def test_nothing_is_held_after_a_wait(open_lagging: Opened) -> None:
     backend.memory.rewind(0, 20)
     backend.memory.restore(0, 20, [(Rows(rows), 20, 50)])
     backend.memory.restore(0, 50, (), state)
-    assert backend.memory.kv.in_flight_bytes == 2 * (rows.nbytes + state.n_bytes), "each is written and read"
+    assert backend.memory.kv.in_flight_bytes == 2 * (rows.nbytes + state.n_bytes), (
+        "each is written and read"
+    )
     del rows, state
     assert live_bytes() > before
     backend.memory.synchronize()

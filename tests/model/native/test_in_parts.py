@@ -1,4 +1,6 @@
-"""--split-mode tensor: rows and states lie in parts on two devices, which two_devices.cpp makes of the CPU."""
+"""--split-mode tensor: rows and states lie in parts on two devices, which two_devices.cpp makes of
+the CPU.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,13 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if compiler is None or not (GGML / "src" / "ggml-backend-impl.h").exists():
         pytest.skip("no compiler, or no headers of ggml")
     path = tmp_path_factory.mktemp("devices") / "two_devices.so"
-    source, places = ROOT / "tests" / "model" / "two_devices.cpp", [f"-I{GGML / name}" for name in ("include", "src")]
-    subprocess.run([compiler.cxx, "-std=c++17", "-shared", "-fPIC", *places, "-o", path, source], check=True)
+    source, places = (
+        ROOT / "tests" / "model" / "two_devices.cpp",
+        [f"-I{GGML / name}" for name in ("include", "src")],
+    )
+    subprocess.run(
+        [compiler.cxx, "-std=c++17", "-shared", "-fPIC", *places, "-o", path, source], check=True
+    )
     return path
 
 
@@ -47,12 +54,26 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_blocks_are_those_of_any_split(
-    name: str, fields: dict[str, int], kind: str, library: Path, model_path: Callable[[str], Path], tmp_path: Path
+    name: str,
+    fields: dict[str, int],
+    kind: str,
+    library: Path,
+    model_path: Callable[[str], Path],
+    tmp_path: Path,
 ) -> None:
     """And from each place to resume at all goes on as in a cold run."""
-    path = model_path(name) if name in FAMILIES else cached_model(replace(SHAPES[name], **fields), tmp_path)
+    path = (
+        model_path(name)
+        if name in FAMILIES
+        else cached_model(replace(SHAPES[name], **fields), tmp_path)
+    )
     command = [sys.executable, "-m", "tests.model.in_parts", str(library), str(path), kind]
     done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, IN_TRIAL: "1"}, capture_output=True, text=True, check=False
+        command,
+        cwd=ROOT,
+        env={**os.environ, IN_TRIAL: "1"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

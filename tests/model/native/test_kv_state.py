@@ -23,14 +23,23 @@ from tests.effort import examples
 from tests.model.native.stores import assert_same
 
 LAYOUTS = [
-    pytest.param((name, {"type_k": kv, "type_v": kv, "flash_attn": flash}), id=f"{name}-{kv}-flash-{flash}")
+    pytest.param(
+        (name, {"type_k": kv, "type_v": kv, "flash_attn": flash}), id=f"{name}-{kv}-flash-{flash}"
+    )
     for name in ("tiny-hybrid", "tiny-moe", "tiny-dense")
     for kv, flash in (("f16", "on"), ("q8_0", "on"), ("f16", "off"))
 ]
 SEVERAL_PARTS = [
     pytest.param((name, {"type_k": kv, "type_v": kv, "flash_attn": "on"}), id=f"{name}-{kv}")
     for name in (
-        *("tiny-minimax-m3", "tiny-deepseek32", "tiny-qwen4exp", "tiny-glm5-next", "tiny-gemma3", "tiny-gpt-oss"),
+        *(
+            "tiny-minimax-m3",
+            "tiny-deepseek32",
+            "tiny-qwen4exp",
+            "tiny-glm5-next",
+            "tiny-gemma3",
+            "tiny-gpt-oss",
+        ),
         *("tiny-llama4", "tiny-lfm2-window", "tiny-dots3note"),
     )
     for kv in ("f16", "q8_0")
@@ -71,7 +80,9 @@ def ends_of(cuts: list[int], n: int = N) -> list[int]:
     return ends
 
 
-def run(backend: LlamaBackend, tokens: Tokens, ends: list[int], start: int = 0) -> dict[int, np.ndarray]:
+def run(
+    backend: LlamaBackend, tokens: Tokens, ends: list[int], start: int = 0
+) -> dict[int, np.ndarray]:
     """Evaluate from ``start`` on; the logits at every batch end."""
     found = {}
     for end in ends:
@@ -83,7 +94,9 @@ def run(backend: LlamaBackend, tokens: Tokens, ends: list[int], start: int = 0) 
 
 
 def library_state(backend: LlamaBackend) -> np.ndarray:
-    """llama.cpp's own copy of sequence 0: positions and rows in the order of their cells, and the recurrent state."""
+    """llama.cpp's own copy of sequence 0: positions and rows in the order of their cells, and the
+    recurrent state.
+    """
     backend.memory.kv.reserve(0)  # llama.cpp learns of what was dropped when it is to take cells
     found = np.empty(api.llama_state_seq_get_size(backend.ctx, 0), np.uint8)
     pointer = found.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
@@ -97,13 +110,23 @@ def put_state(backend: LlamaBackend, n: int, states: dict[int, State]) -> None:
 
 
 @each_layout
-@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(12),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(data=st.data())
-def test_continued_rewound_and_restored_equal_cold(backend: LlamaBackend, data: st.DataObject) -> None:
+def test_continued_rewound_and_restored_equal_cold(
+    backend: LlamaBackend, data: st.DataObject
+) -> None:
     tokens = tokens_of(data.draw(st.integers(0, 99), label="prompt"))
     cuts = sorted(data.draw(st.sets(st.integers(1, N - 1), min_size=1, max_size=6), label="cuts"))
-    rewound, restored = (data.draw(st.sampled_from(cuts), label=label) for label in ("rewound to", "restored to"))
-    check_resumed(backend, tokens, cuts, rewound, restored, data.draw(st.integers(0, restored), label="kept"))
+    rewound, restored = (
+        data.draw(st.sampled_from(cuts), label=label) for label in ("rewound to", "restored to")
+    )
+    check_resumed(
+        backend, tokens, cuts, rewound, restored, data.draw(st.integers(0, restored), label="kept")
+    )
 
 
 @pytest.mark.parametrize("backend", SEVERAL_PARTS, indirect=True)
@@ -116,7 +139,9 @@ def test_a_memory_of_several_parts_goes_on_as_a_cold_run(backend: LlamaBackend) 
 def check_resumed(
     backend: LlamaBackend, tokens: Tokens, cuts: list[int], rewound: int, restored: int, keep: int
 ) -> None:
-    """Saved at ``cuts``, rewound to one of them, restored to another of which ``keep`` live rows stay."""
+    """Saved at ``cuts``, rewound to one of them, restored to another of which ``keep`` live rows
+    stay.
+    """
     ends = ends_of(cuts)
     backend.memory.clear(0)
     cold = run(backend, tokens, ends)
@@ -140,12 +165,16 @@ def check_resumed(
 
     # Restored: some live rows are kept, the rest comes from the chain, cut wherever that falls.
     backend.memory.rewind(0, keep)
-    backend.memory.restore(0, keep, [(Rows(rows), max(a, keep), b) for rows, a, b in chain if keep < b <= restored])
+    backend.memory.restore(
+        0, keep, [(Rows(rows), max(a, keep), b) for rows, a, b in chain if keep < b <= restored]
+    )
     put_state(backend, restored, states)
     again = backend.memory.save_state(0, restored)
     backend.memory.synchronize()
     assert (again.recurrent == states[restored].recurrent).all()
-    if not backend.memory.kv.window[0]:  # else the library also writes a row that no later token sees
+    if not backend.memory.kv.window[
+        0
+    ]:  # else the library also writes a row that no later token sees
         assert (library_state(backend) == whole[restored]).all()
     assert_same(run(backend, tokens, ends, restored), cold)
 
@@ -155,7 +184,9 @@ def test_a_chain_of_many_segments_equals_one_whole(backend: LlamaBackend) -> Non
     tokens = tokens_of(1)
     run(backend, tokens, ends_of([]))
     whole = backend.memory.save_rows(0, 0, N).block
-    pieces = [(backend.memory.save_rows(0, a, min(a + 7, N)), a, min(a + 7, N)) for a in range(0, N, 7)]
+    pieces = [
+        (backend.memory.save_rows(0, a, min(a + 7, N)), a, min(a + 7, N)) for a in range(0, N, 7)
+    ]
     backend.memory.rewind(0, 0)
     backend.memory.restore(0, 0, pieces)
     assert (backend.memory.save_rows(0, 0, N).block == whole).all()
@@ -176,18 +207,30 @@ def fnv1a(text: str) -> int:
 
 @each_layout
 def test_blocks_have_the_bytes_that_files_hold(backend: LlamaBackend) -> None:
-    """csrc/core/block.h: files of earlier releases stay readable only as long as this does not change."""
+    """csrc/core/block.h: files of earlier releases stay readable only as long as this does not
+    change.
+    """
     run(backend, tokens_of(6), [40])
     layout = re.fullmatch(
-        r"(attention|hybrid) ext=([01]) transposed=([01]) k=(\S+) v=(\S+) state=(\S*)", backend.memory.layout
+        r"(attention|hybrid) ext=([01]) transposed=([01]) k=(\S+) v=(\S+) state=(\S*)",
+        backend.memory.layout,
     )
     assert layout is not None
-    tensors = [tuple(map(int, part)) for part in re.findall(r"\d+:(\d+)x(\d+),", layout[4] + layout[5])]
+    tensors = [
+        tuple(map(int, part)) for part in re.findall(r"\d+:(\d+)x(\d+),", layout[4] + layout[5])
+    ]
     assert layout[3] == ("1" if any(n_runs > 1 for _, n_runs in tensors) else "0")
 
     first, last = 10, 30
     n, block = last - first, backend.memory.save_rows(0, first, last).block
-    assert HEADER.unpack(block[:64].tobytes()) == (b"ROWS", 1, fnv1a(backend.memory.layout), first, last, bytes(32))
+    assert HEADER.unpack(block[:64].tobytes()) == (
+        b"ROWS",
+        1,
+        fnv1a(backend.memory.layout),
+        first,
+        last,
+        bytes(32),
+    )
     single, at = backend.memory.save_rows(0, 13, 14).block[64:], 64
     further_positions = [(12, 1)] if layout[2] == "1" else []
     for row, n_runs in further_positions + tensors:
@@ -199,7 +242,14 @@ def test_blocks_have_the_bytes_that_files_hold(backend: LlamaBackend) -> None:
 
     if backend.memory.kind == "hybrid":
         state = backend.memory.save_state(0, 40).recurrent
-        assert HEADER.unpack(state[:64].tobytes()) == (b"STAT", 1, fnv1a(backend.memory.layout), 0, 40, bytes(32))
+        assert HEADER.unpack(state[:64].tobytes()) == (
+            b"STAT",
+            1,
+            fnv1a(backend.memory.layout),
+            0,
+            40,
+            bytes(32),
+        )
         assert state.size == 64 + sum(map(int, layout[6].split(",")[:-1]))
 
 
@@ -263,7 +313,9 @@ def test_a_prefix_without_cells_leaves_nothing(open_model: Callable[..., Loaded]
 
 
 class TestRefusals:
-    """Bad calls raise before anything changes: afterwards the sequence goes on as if they had not been made."""
+    """Bad calls raise before anything changes: afterwards the sequence goes on as if they had not
+    been made.
+    """
 
     @pytest.fixture
     def ready(self, open_model: Callable[..., Loaded]) -> Iterator[Ready]:
@@ -287,9 +339,13 @@ class TestRefusals:
         with pytest.raises(StateError, match="shorter than its header"):
             checked(memory.load, 0, 300, [], np.empty(0, np.uint8))
         with pytest.raises(StateError, match=r"has \d+ bytes, not"):
-            ready[0].memory.restore(0, 300, [(Rows(ready[0].memory.save_rows(0, 0, 300).block[:-1]), 0, 300)])
+            ready[0].memory.restore(
+                0, 300, [(Rows(ready[0].memory.save_rows(0, 0, 300).block[:-1]), 0, 300)]
+            )
         with pytest.raises(StateError, match=r"a state has \d+ bytes"):
-            ready[0].memory.restore(0, 300, (), State.of(ready[0].memory.save_state(0, 300).recurrent[:-4]))
+            ready[0].memory.restore(
+                0, 300, (), State.of(ready[0].memory.save_state(0, 300).recurrent[:-4])
+            )
 
     def test_readonly_and_strided_buffers(self, ready: Ready) -> None:
         memory = ready[0].memory.kv
@@ -299,7 +355,9 @@ class TestRefusals:
         with pytest.raises(ValueError, match="not contiguous"):
             memory.save_rows(0, 0, 10, np.zeros(2 * size, np.uint8)[::2])
 
-    @pytest.mark.parametrize(("first", "last"), [(-1, 10), (10, 10), (200, 100), (290, 301), (5000, 5010)])
+    @pytest.mark.parametrize(
+        ("first", "last"), [(-1, 10), (10, 10), (200, 100), (290, 301), (5000, 5010)]
+    )
     def test_ranges(self, ready: Ready, first: int, last: int) -> None:
         with pytest.raises((ValueError, StateError)):
             ready[0].memory.save_rows(0, first, last)
@@ -328,7 +386,9 @@ class TestRefusals:
         with pytest.raises(StateError, match="a state at 300 does not belong behind 200 rows"):
             backend.memory.restore(0, 300, [(Rows(rows), 0, 200)], state)
         for spans in ([], [(rows, 0, 200)]):
-            with pytest.raises(StateError, match=r"a state at 300 does not belong behind (0|200) rows"):
+            with pytest.raises(
+                StateError, match=r"a state at 300 does not belong behind (0|200) rows"
+            ):
                 checked(backend.memory.kv.load, 0, 0, spans, state.recurrent)
         with pytest.raises(StateError, match="ends at 300"):
             backend.memory.restore(0, 100, [(Rows(rows), 100, 300)], state)
@@ -344,7 +404,10 @@ class TestRefusals:
             backend.memory.restore(0, 300, [(Rows(noise), 300, 310)])
 
     def test_foreign_layout(self, ready: Ready, open_model: Callable[..., Loaded]) -> None:
-        for name, options in (("tiny-hybrid", {"type_k": "q8_0", "type_v": "q8_0"}), ("tiny-dense", {})):
+        for name, options in (
+            ("tiny-hybrid", {"type_k": "q8_0", "type_v": "q8_0"}),
+            ("tiny-dense", {}),
+        ):
             other = open_model(name, **options).backend
             other.memory.clear(0)
             run(other, ready[1], [64])
@@ -371,7 +434,10 @@ def test_more_rows_than_take_their_cells_at_a_time(open_model: Callable[..., Loa
     backend.memory.clear(0)
     for start in range(0, n, backend.facts.n_ubatch):
         backend.evaluate(0, tokens[start : start + backend.facts.n_ubatch], start, output=False)
-    parts = [(backend.memory.save_rows(0, 0, cut).block, 0, cut), (backend.memory.save_rows(0, cut, n).block, cut, n)]
+    parts = [
+        (backend.memory.save_rows(0, 0, cut).block, 0, cut),
+        (backend.memory.save_rows(0, cut, n).block, cut, n),
+    ]
     whole, state, cells = (
         backend.memory.save_rows(0, 0, n).block,
         backend.memory.save_state(0, n),
@@ -391,7 +457,9 @@ def test_more_rows_than_take_their_cells_at_a_time(open_model: Callable[..., Loa
     backend.memory.clear(0)
 
 
-def test_sequences_of_a_unified_cache_move_rows_independently(open_model: Callable[..., Loaded]) -> None:
+def test_sequences_of_a_unified_cache_move_rows_independently(
+    open_model: Callable[..., Loaded],
+) -> None:
     """Also where the rows of each lie in several places."""
     backend = open_model("tiny-hybrid", n_seqs=3).backend
     prompts = [tokens_of(10 + i, 201) for i in range(3)]
@@ -400,7 +468,9 @@ def test_sequences_of_a_unified_cache_move_rows_independently(open_model: Callab
             backend.evaluate(seq, tokens[start : start + 50], start)
     saved, expected = [], []
     for seq, tokens in enumerate(prompts):
-        saved.append((backend.memory.save_rows(seq, 0, 200).block, backend.memory.save_state(seq, 200)))
+        saved.append(
+            (backend.memory.save_rows(seq, 0, 200).block, backend.memory.save_state(seq, 200))
+        )
         backend.evaluate(seq, tokens[200:], 200)
         expected.append(backend.logits(0).copy())
     for seq in (2, 0, 1):
@@ -428,7 +498,9 @@ def test_different_prompts_give_different_logits(open_model: Callable[..., Loade
 
 
 @pytest.mark.parametrize("name", ["tiny-gemma3", "tiny-gpt-oss", "tiny-lfm2-window"])
-def test_a_window_is_saved_and_loaded_in_parts(name: str, open_model: Callable[..., Loaded]) -> None:
+def test_a_window_is_saved_and_loaded_in_parts(
+    name: str, open_model: Callable[..., Loaded]
+) -> None:
     backend, tokens, n = open_model(name, n_ubatch=64).backend, tokens_of(7), 150
     memory, ends = backend.memory.kv, ends_of([150], 300)
     backend.memory.clear(0)
@@ -449,13 +521,19 @@ def test_a_window_is_saved_and_loaded_in_parts(name: str, open_model: Callable[.
     parts = [part(first, first + 10), part(first + 10, n - 1), part(n - 1, n)]
     longer = (part(first, n - 5)[0], first + 20, n - 5)  # of which the last rows count
     memory.finish()
-    assert (WindowRows(form, tuple(WindowPiece(*each) for each in parts)).joined(head) == whole).all()
+    assert (
+        WindowRows(form, tuple(WindowPiece(*each) for each in parts)).joined(head) == whole
+    ).all()
     for wrong in ((first - 200, n), (n, n), (n - 5, n + 1), (-1, 5), (n - 2**40, n)):
         with pytest.raises(StateError, match="lacks rows of its window"):
             checked(memory.save_window, 0, *wrong, np.empty(form.row_bytes, np.uint8))
     with pytest.raises(StateError, match="or these do not have"):
         checked(memory.save_window, 0, n - 2, n, np.empty(form.row_bytes, np.uint8))
-    for loaded in (parts, [part(first, first + 20), longer, part(n - 5, n)], [(whole[form.head :], first, n)]):
+    for loaded in (
+        parts,
+        [part(first, first + 20), longer, part(n - 5, n)],
+        [(whole[form.head :], first, n)],
+    ):
         backend.memory.rewind(0, n)
         run(backend, tokens_of(8), ends_of([n]), n)  # other rows in all cells of the window
         backend.memory.rewind(0, n)
@@ -463,7 +541,13 @@ def test_a_window_is_saved_and_loaded_in_parts(name: str, open_model: Callable[.
         assert_same(run(backend, tokens, ends, n), cold)
         backend.memory.clear(0)
         run(backend, tokens, [end for end in ends if end <= n])
-    for wrong_parts in (parts[1:], parts[:-1], parts[::-1], [*parts, parts[-1]], [(parts[0][0], first, n)]):
+    for wrong_parts in (
+        parts[1:],
+        parts[:-1],
+        parts[::-1],
+        [*parts, parts[-1]],
+        [(parts[0][0], first, n)],
+    ):
         with pytest.raises(StateError, match="do not have the rows"):
             checked(memory.load, 0, n, [], head, wrong_parts)
         assert memory.n_tokens(0) == 0

@@ -27,15 +27,23 @@ OPTIONS = [
 
 def opened(path: Path, **options: object) -> Loaded:
     chosen = {"n_ctx": 1024, "n_ubatch": 64, "n_seqs": 2, "n_threads": 1, **options}
-    return load(ModelSettings(path=str(path), **chosen), drafts=DraftSettings(draft_types=("ngram-mod",)))
+    return load(
+        ModelSettings(path=str(path), **chosen), drafts=DraftSettings(draft_types=("ngram-mod",))
+    )
 
 
-TWO = pytest.mark.parametrize("backend", OPTIONS[:3], ids=("tiny-hybrid", "tiny-moe", "q8_0"), indirect=True)
+TWO = pytest.mark.parametrize(
+    "backend", OPTIONS[:3], ids=("tiny-hybrid", "tiny-moe", "q8_0"), indirect=True
+)
 """Where a model runs two sequences."""
 
 
-@pytest.fixture(params=OPTIONS, ids=lambda param: "-".join([param[0], *map(str, param[1].values())]))
-def backend(model_path: Callable[[str], Path], request: pytest.FixtureRequest) -> Iterator[LlamaBackend]:
+@pytest.fixture(
+    params=OPTIONS, ids=lambda param: "-".join([param[0], *map(str, param[1].values())])
+)
+def backend(
+    model_path: Callable[[str], Path], request: pytest.FixtureRequest
+) -> Iterator[LlamaBackend]:
     name, options = request.param
     loaded = opened(model_path(name), **options)
     yield loaded.backend
@@ -46,7 +54,9 @@ def tokens(seed: int, n: int) -> np.ndarray:
     return as_tokens(np.random.default_rng(seed).integers(3, 256, n))
 
 
-def go_on(backend: LlamaBackend, seq: int, seed: int, *widths: int, start: int = N) -> list[np.ndarray]:
+def go_on(
+    backend: LlamaBackend, seq: int, seed: int, *widths: int, start: int = N
+) -> list[np.ndarray]:
     """Evaluate batches of ``widths``; the logits after each."""
     found = []
     for i, width in enumerate(widths):
@@ -181,7 +191,9 @@ def test_without_room_nothing_can_be_marked(
 
 
 def drafted(backend: LlamaBackend, seed: int, look: Callable[[], None]) -> list[np.ndarray]:
-    """Steps of a reply after N tokens, each with drafts of which some are wrong, up to long ones; the logits of all."""
+    """Steps of a reply after N tokens, each with drafts of which some are wrong, up to long ones;
+    the logits of all.
+    """
     rng, at, found, kinds = np.random.default_rng(seed), N, [], set()
     maximum = min(backend.facts.max_drafts, 20)
     for step in range(12):
@@ -193,7 +205,9 @@ def drafted(backend: LlamaBackend, seed: int, look: Callable[[], None]) -> list[
         n_right = int(rng.integers(0, n_drafts + 1))
         held = backend.memory.rollback(0, at + 1 + n_right)
         look()
-        if held < at + 1 + n_right:  # back to the mark: what was right is evaluated once more, and is sure now
+        if (
+            held < at + 1 + n_right
+        ):  # back to the mark: what was right is evaluated once more, and is sure now
             assert n_drafts > backend.facts.n_rollback
             again = item.tokens[held - at : 1 + n_right]
             backend.decode([SequenceTokens(0, again, held, len(again))])
@@ -207,8 +221,12 @@ def drafted(backend: LlamaBackend, seed: int, look: Callable[[], None]) -> list[
 
 @TWO
 @pytest.mark.parametrize("n_free", [40, 300])
-def test_drafts_and_marks_leave_what_is_held_and_are_no_different_beside_it(backend: LlamaBackend, n_free: int) -> None:
-    """Drafts take cells where held rows lie; what is taken back was never held, and what is held has not moved on."""
+def test_drafts_and_marks_leave_what_is_held_and_are_no_different_beside_it(
+    backend: LlamaBackend, n_free: int
+) -> None:
+    """Drafts take cells where held rows lie; what is taken back was never held, and what is held
+    has not moved on.
+    """
     prompt(backend, 0, 1)
     expected = drafted(backend, 3, lambda: None)
     ends = backend.memory.n_tokens(0)

@@ -1,4 +1,6 @@
-"""Attention caches written in another order than the pinned release's: read if they can be, else saved whole."""
+"""Attention caches written in another order than the pinned release's: read if they can be, else
+saved whole.
+"""
 
 from __future__ import annotations
 
@@ -34,17 +36,29 @@ def other_order(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("order") / "other_order.so"
     command = ["c++", "-std=c++17", "-shared", "-fPIC", *(f"-I{place}" for place in HEADERS)]
     subprocess.run(
-        [*command, str(Path(__file__).with_suffix(".cpp").with_name("other_order.cpp")), "-o", str(path)], check=True
+        [
+            *command,
+            str(Path(__file__).with_suffix(".cpp").with_name("other_order.cpp")),
+            "-o",
+            str(path),
+        ],
+        check=True,
     )
     return path
 
 
 def ask(library: Path, order: str, model: Path, tmp_path: Path) -> list[str]:
     """Kind, values about the whole cache, and description of the memory of ``model``."""
-    environ = {**os.environ, "OTHER_ORDER": order, "OTHER_LIBRARY": str(library_file("libllama.so"))}
+    environ = {
+        **os.environ,
+        "OTHER_ORDER": order,
+        "OTHER_LIBRARY": str(library_file("libllama.so")),
+    }
     environ["XDG_CACHE_HOME"] = str(tmp_path)
     command = [sys.executable, "-c", ASK, str(library), str(model)]
-    shown = subprocess.run(command, capture_output=True, text=True, env=environ, check=False, cwd=ROOT)
+    shown = subprocess.run(
+        command, capture_output=True, text=True, env=environ, check=False, cwd=ROOT
+    )
     assert shown.returncode == 0, shown.stderr
     return [part.strip() for part in shown.stdout.splitlines()[-1].split("|")]
 
@@ -63,7 +77,9 @@ def test_more_values_about_a_cache_are_read(
 ) -> None:
     found, values, text = ask(other_order, "values", model_path(family), tmp_path)
     assert found == kind
-    assert "64,64," in values.split(" ")[0]  # they decide what rows mean, so they are in the fingerprint
+    assert (
+        "64,64," in values.split(" ")[0]
+    )  # they decide what rows mean, so they are in the fingerprint
     assert "not cached" not in text
 
 
@@ -73,6 +89,7 @@ def test_rows_in_an_unknown_order_are_saved_whole(
     kind, _, text = ask(other_order, "rows", model_path("tiny-llama"), tmp_path)
     assert kind == "opaque"
     assert text == (
-        "whole sequences of llama_kv_cache, without separate rows: llama.cpp wrote its state in an order this "
+        "whole sequences of llama_kv_cache, without separate rows: llama.cpp wrote its state in "
+        "an order this "
         "extension cannot read"
     )

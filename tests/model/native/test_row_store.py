@@ -1,4 +1,6 @@
-"""Rows outside of llama.cpp's cache: logits, blocks and states are bit-identical to those of a full cache."""
+"""Rows outside of llama.cpp's cache: logits, blocks and states are bit-identical to those of a full
+cache.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,11 @@ from pyctl.llama.library import KVState, RowStore, checked
 from pyctl.prompt import Tokens, as_tokens
 from tests.model.native.stores import ENDS, N, Store, assert_same, evaluate_on, run, tokens_of
 
-LAYOUTS = [(name, kv) for name in ("tiny-hybrid", "tiny-moe", "tiny-dense") for kv in ("f16", "q8_0", "q4_0")]
+LAYOUTS = [
+    (name, kv)
+    for name in ("tiny-hybrid", "tiny-moe", "tiny-dense")
+    for kv in ("f16", "q8_0", "q4_0")
+]
 
 
 def n_layers(name: str) -> int:
@@ -36,7 +42,10 @@ def test_logits_blocks_and_states_are_those_of_a_full_cache(
     tokens = tokens_of(1)
     reference = full(name, kv)
     wanted = cold(reference, tokens)
-    rows, state = reference.memory.save_rows(0, 0, N).block, reference.memory.save_state(0, N).recurrent
+    rows, state = (
+        reference.memory.save_rows(0, 0, N).block,
+        reference.memory.save_state(0, N).recurrent,
+    )
     n = n_layers(name)
     for resident, stages, lag in (([*range(n)], 2, 0), ([n - 1], 2 if n > 2 else 1, 1), ([], 1, 0)):
         made = store(name, kv, resident=resident, stages=stages, lag=lag)
@@ -48,7 +57,8 @@ def test_logits_blocks_and_states_are_those_of_a_full_cache(
         made.rows.finish()
         assert (saved == rows).all()
         assert (
-            made.backend.memory.save_rows(0, 300, 301).block[64:] == reference.memory.save_rows(0, 300, 301).block[64:]
+            made.backend.memory.save_rows(0, 300, 301).block[64:]
+            == reference.memory.save_rows(0, 300, 301).block[64:]
         ).all()
         assert (made.backend.memory.save_state(0, N).recurrent == state).all()
         streams_often = n - len(resident) > stages  # else each layer has a stage of its own
@@ -56,25 +66,37 @@ def test_logits_blocks_and_states_are_those_of_a_full_cache(
 
 
 @pytest.mark.parametrize(
-    ("name", "kv"), [("tiny-hybrid", "q8_0"), ("tiny-hybrid", "f16"), ("tiny-moe", "q4_0"), ("tiny-dense", "q8_0")]
+    ("name", "kv"),
+    [("tiny-hybrid", "q8_0"), ("tiny-hybrid", "f16"), ("tiny-moe", "q4_0"), ("tiny-dense", "q8_0")],
 )
 def test_conversations_take_turns_and_go_back(
     full: Callable[[str, str], LlamaBackend], store: Callable[..., Store], name: str, kv: str
 ) -> None:
-    """Restored from blocks of either kind, rewound, with part of the rows there: always the bits of a cold run."""
+    """Restored from blocks of either kind, rewound, with part of the rows there: always the bits of
+    a cold run.
+    """
     reference = full(name, kv)
     made = store(name, kv, resident=[0], stages=1 if name == "tiny-moe" else 2)
     prompts = [tokens_of(seed) for seed in (1, 2)]
     wanted = [cold(reference, prompt) for prompt in prompts]
     chains: list[list[tuple[Block, int, int]]] = [[], []]
     states: list[dict[int, Block]] = [{}, {}]
-    for i, (source, evaluate) in enumerate([(made.backend, made.evaluate), (reference, evaluate_on(reference))]):
+    for i, (source, evaluate) in enumerate(
+        [(made.backend, made.evaluate), (reference, evaluate_on(reference))]
+    ):
         source.memory.clear(0)
         for start, cut in ((0, 256), (256, 450), (450, 590)):
             assert_same(run(evaluate, prompts[i][:cut], start, ENDS), wanted[i])
             chains[i].append((source.memory.save_rows(0, start, cut).block, start, cut))
             states[i][cut] = source.memory.save_state(0, cut).recurrent
-    for i, n, kept in [(1, 450, 0), (0, 590, 0), (0, 256, 256), (1, 590, 0), (1, 450, 333), (0, 450, 0)]:
+    for i, n, kept in [
+        (1, 450, 0),
+        (0, 590, 0),
+        (0, 256, 256),
+        (1, 590, 0),
+        (1, 450, 333),
+        (0, 450, 0),
+    ]:
         if kept:
             made.rows.rewind(0, kept)
         else:
@@ -137,13 +159,22 @@ def test_the_library_has_its_own_graph_back(
         return backend.logits(0)
 
     api.llama_memory_clear(memory, True)
-    assert_same(run(own, tokens, 0, [1, 2, 3]), run(evaluate_on(full("tiny-dense", "f16")), tokens, 0, [1, 2, 3]))
+    assert_same(
+        run(own, tokens, 0, [1, 2, 3]),
+        run(evaluate_on(full("tiny-dense", "f16")), tokens, 0, [1, 2, 3]),
+    )
     api.llama_memory_clear(memory, True)
     made.rows.clear(0)
     assert_same(made.run(tokens, ends=ends), wanted)
-    backend.memory.kv, backend.memory.store = KVState(ctypes.cast(backend.ctx, ctypes.c_void_p).value or 0), None
+    backend.memory.kv, backend.memory.store = (
+        KVState(ctypes.cast(backend.ctx, ctypes.c_void_p).value or 0),
+        None,
+    )
     api.llama_memory_clear(memory, True)
-    assert_same(run(own, tokens, 0, [1, 2, 3]), run(evaluate_on(full("tiny-dense", "f16")), tokens, 0, [1, 2, 3]))
+    assert_same(
+        run(own, tokens, 0, [1, 2, 3]),
+        run(evaluate_on(full("tiny-dense", "f16")), tokens, 0, [1, 2, 3]),
+    )
 
 
 def test_large_restores_are_right(store: Callable[..., Store]) -> None:
@@ -174,13 +205,20 @@ def test_what_does_not_fit_is_refused(store: Callable[..., Store]) -> None:
     made = store("tiny-hybrid", resident=[0], n_ctx=300)
     tokens = tokens_of(6, 300)
     wanted = made.run(tokens, ends=[96, 192, 288, 300])
-    block, state = made.backend.memory.save_rows(0, 0, 300).block, made.backend.memory.save_state(0, 300)
+    block, state = (
+        made.backend.memory.save_rows(0, 0, 300).block,
+        made.backend.memory.save_state(0, 300),
+    )
     with pytest.raises(OutOfCellsError):
         made.evaluate(tokens[:1], 300)
     with pytest.raises(OutOfCellsError):
         checked(made.rows.reserve, 1)
     made.rows.rewind(0, 288)
-    for first, span in ((0, (block, 0, 300)), (288, (block, 289, 300)), (288, (block[:-1], 288, 300))):
+    for first, span in (
+        (0, (block, 0, 300)),
+        (288, (block, 289, 300)),
+        (288, (block[:-1], 288, 300)),
+    ):
         with pytest.raises(StateError):
             checked(made.rows.load, 0, first, [span])
     held = checked(made.rows.hold, 0, 0, 288)
@@ -198,7 +236,9 @@ def test_what_does_not_fit_is_refused(store: Callable[..., Store]) -> None:
     with pytest.raises(StateError):
         checked(made.rows.save_rows, 0, 0, 288, block)
     image = block.copy()
-    image[64 + 290 * 12 :][:12] = np.frombuffer(np.array([290, 290, -1], np.int32).tobytes(), np.uint8)
+    image[64 + 290 * 12 :][:12] = np.frombuffer(
+        np.array([290, 290, -1], np.int32).tobytes(), np.uint8
+    )
     with pytest.raises(StateError, match="images"):
         checked(made.rows.load, 0, 288, [(image, 288, 300)])
     assert made.rows.n_tokens(0) == 288
@@ -210,18 +250,29 @@ def test_what_does_not_fit_is_refused(store: Callable[..., Store]) -> None:
 
 @pytest.mark.parametrize(("name", "lag"), [("tiny-hybrid", 0), ("tiny-moe", 2), ("tiny-dense", 1)])
 def test_held_rows_stay_in_their_places(store: Callable[..., Store], name: str, lag: int) -> None:
-    """Beside another conversation: what that overwrites comes back from a copy, the rest was never moved."""
+    """Beside another conversation: what that overwrites comes back from a copy, the rest was never
+    moved.
+    """
     made = store(name, "q8_0", resident=[1], lag=lag)
     tokens, other, more = tokens_of(12), tokens_of(13, 192), tokens_of(14, 96)
     beside = made.run(other, ends=[96, 192])
     made.rows.clear(0)
     made.run(tokens)
-    rows, state = made.backend.memory.save_rows(0, 0, N).block, made.backend.memory.save_state(0, N).recurrent
-    low, high, inside = (checked(made.rows.hold, 0, *span) for span in ((0, 254), (254, N), (300, 310)))
+    rows, state = (
+        made.backend.memory.save_rows(0, 0, N).block,
+        made.backend.memory.save_state(0, N).recurrent,
+    )
+    low, high, inside = (
+        checked(made.rows.hold, 0, *span) for span in ((0, 254), (254, N), (300, 310))
+    )
     assert (made.rows.n_held, made.rows.n_own(high, 254, N), made.rows.n_free) == (0, 0, 400)
     wanted = made.evaluate(more, N)
     made.rows.clear(0)
-    assert (made.rows.n_held, made.rows.n_own(low, 0, 254), made.rows.n_own(high, 254, N)) == (N, 254, N - 254 - 10)
+    assert (made.rows.n_held, made.rows.n_own(low, 0, 254), made.rows.n_own(high, 254, N)) == (
+        N,
+        254,
+        N - 254 - 10,
+    )
     assert made.rows.n_free == 400
     with pytest.raises(OutOfCellsError):
         checked(made.rows.reserve, 1)
@@ -244,7 +295,10 @@ def test_held_rows_stay_in_their_places(store: Callable[..., Store], name: str, 
             checked(made.rows.fetch, high, *span, part)
     made.rows.clear(0)
     made.resume(N, [(copy, 0, 254), (high, 254, N)], state)
-    again, there = made.backend.memory.save_rows(0, 0, N).block, made.backend.memory.save_rows(0, 300, 500).block
+    again, there = (
+        made.backend.memory.save_rows(0, 0, N).block,
+        made.backend.memory.save_rows(0, 300, 500).block,
+    )
     made.rows.finish()
     assert (again == rows).all()
     assert (there == part).all()
@@ -272,7 +326,9 @@ def test_only_what_follows_is_evaluated(store: Callable[..., Store]) -> None:
 def stop_within(made: Store, tokens: Tokens, first: int, last: int) -> None:
     """Have the evaluation of tokens [first, last) stopped; later ones are not."""
     stops = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)(lambda _: True)
-    api.llama_set_abort_callback(made.backend.ctx, ctypes.cast(stops, type(api.ggml_abort_callback())), None)
+    api.llama_set_abort_callback(
+        made.backend.ctx, ctypes.cast(stops, type(api.ggml_abort_callback())), None
+    )
     batch = made.backend.batch
     batch.fill(0, tokens[first:last], first)
     assert made.store.decode(ctypes.addressof(batch.struct)) == 2
@@ -291,7 +347,11 @@ def test_a_stopped_evaluation_leaves_the_rows_before_it(store: Callable[..., Sto
 
 @pytest.mark.parametrize(
     ("fields", "why"),
-    [({"flash_attn": "off"}, "flash attention"), ({"n_seqs": 2}, "more than one sequence"), ({"kv": "f32"}, "f32")],
+    [
+        ({"flash_attn": "off"}, "flash attention"),
+        ({"n_seqs": 2}, "more than one sequence"),
+        ({"kv": "f32"}, "f32"),
+    ],
 )
 def test_contexts_that_it_cannot_serve_are_refused(
     store: Callable[..., Store], fields: dict[str, object], why: str
@@ -302,9 +362,17 @@ def test_contexts_that_it_cannot_serve_are_refused(
 
 def test_a_memory_without_rows_is_refused(model_path: Callable[[str], object]) -> None:
     """With a stream of cells for each sequence."""
-    model = api.llama_model_load_from_file(str(model_path("tiny-dense")).encode(), api.llama_model_default_params())
+    model = api.llama_model_load_from_file(
+        str(model_path("tiny-dense")).encode(), api.llama_model_default_params()
+    )
     params = api.llama_context_default_params()
-    params.n_ctx, params.n_seq_max, params.n_ubatch, params.n_threads, params.kv_unified = 512, 2, 64, 1, False
+    params.n_ctx, params.n_seq_max, params.n_ubatch, params.n_threads, params.kv_unified = (
+        512,
+        2,
+        64,
+        1,
+        False,
+    )
     backend = LlamaBackend(lambda: (model, api.llama_init_from_model(model, params), None))
     backend.evaluate(0, as_tokens([1]), 0)
     with pytest.raises(RuntimeError, match="no rows"):

@@ -20,13 +20,17 @@ from tools.generator import finish
 
 
 def of_another_family(path: Path, source: Path, arch: str) -> Path:
-    """One layer with random weights at ``path``: "bloom", or "llama" whose positions differ in long contexts."""
+    """One layer with random weights at ``path``: "bloom", or "llama" whose positions differ in long
+    contexts.
+    """
     width, n_vocab = 64, 0
     writer = GGUFWriter(path, arch)
     for name, field in GGUFReader(source).fields.items():
         if name.startswith("tokenizer."):
             kinds = field.types
-            writer.add_key_value(name, field.contents(), kinds[0], sub_type=kinds[1] if len(kinds) > 1 else None)
+            writer.add_key_value(
+                name, field.contents(), kinds[0], sub_type=kinds[1] if len(kinds) > 1 else None
+            )
             n_vocab = len(field.contents()) if name == "tokenizer.ggml.tokens" else n_vocab
     writer.add_block_count(1)
     writer.add_context_length(4096)
@@ -57,10 +61,15 @@ def of_another_family(path: Path, source: Path, arch: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("arch", "why"), [("bloom", "tokens do not just see all that came before"), ("llama", "in a long context")]
+    ("arch", "why"),
+    [("bloom", "tokens do not just see all that came before"), ("llama", "in a long context")],
 )
 def test_models_that_it_cannot_serve_are_refused(
-    store: Callable[..., Store], model_path: Callable[[str], Path], tmp_path: Path, arch: str, why: str
+    store: Callable[..., Store],
+    model_path: Callable[[str], Path],
+    tmp_path: Path,
+    arch: str,
+    why: str,
 ) -> None:
     """ALiBi, whose masks are no masks, and longrope."""
     path = of_another_family(tmp_path / "model.gguf", model_path("tiny-dense"), arch)

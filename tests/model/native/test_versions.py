@@ -32,7 +32,9 @@ def test_versions_are_stated_alike_everywhere() -> None:
 def test_a_mismatch_names_both_versions() -> None:
     loaded = {"llama-cpp-python": "0.3.36", "llama.cpp": "0.6.0", "ggml": "0.25.3"}
     built = {"llama-cpp-python": "0.3.36", "llama.cpp": "0.5.0", "ggml": "0.25.3"}
-    with pytest.raises(LibraryMismatchError, match=r"built for llama.cpp 0\.5\.0.*0\.6\.0 is loaded"):
+    with pytest.raises(
+        LibraryMismatchError, match=r"built for llama.cpp 0\.5\.0.*0\.6\.0 is loaded"
+    ):
         extension.check_versions(built, loaded)
     extension.check_versions({**built, "llama.cpp": ""}, {**loaded, "llama.cpp": "unknown"})
     with pytest.raises(LibraryMismatchError):
@@ -48,7 +50,9 @@ long take(void * model, struct params given) { return given.more + (model != 0);
 
 @pytest.mark.parametrize("bindings", [api.llama_model_params, api.llama_context_params])
 def test_fields_of_a_later_release_come_back_as_they_were(bindings: Any, tmp_path: Path) -> None:
-    """A struct that grew by 8 bytes at its end is written and read where the bindings have memory."""
+    """A struct that grew by 8 bytes at its end is written and read where the bindings have
+    memory.
+    """
     path, source = tmp_path / "grown.so", GROWN % ctypes.sizeof(bindings)
     command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(path)]
     subprocess.run(command, input=source, text=True, check=True)
@@ -75,12 +79,27 @@ HostBuffer(0)
 
 
 def test_errors_arrive_where_a_library_has_its_own_cpp_runtime(tmp_path: Path) -> None:
-    """One that was linked with -static-libstdc++ exports a part of it, to all that is loaded after it."""
+    """One that was linked with -static-libstdc++ exports a part of it, to all that is loaded after
+    it.
+    """
     other = tmp_path / "other.so"
     source = 'extern "C" int f() { try { throw 1; } catch (int one) { return one; } }'
-    command = ["c++", "-shared", "-fPIC", "-static-libstdc++", "-static-libgcc", "-x", "c++", "-", "-o", str(other)]
+    command = [
+        "c++",
+        "-shared",
+        "-fPIC",
+        "-static-libstdc++",
+        "-static-libgcc",
+        "-x",
+        "c++",
+        "-",
+        "-o",
+        str(other),
+    ]
     subprocess.run(command, input=source, text=True, check=True)
-    done = subprocess.run([sys.executable, "-c", BESIDE, str(other)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", BESIDE, str(other)], capture_output=True, text=True, check=False
+    )
     assert done.stderr.endswith("ValueError: a host buffer needs at least one byte\n"), done
 
 

@@ -1,4 +1,6 @@
-"""Generated models for the tests of this folder, and the few calls of llama.cpp's C API that they need."""
+"""Generated models for the tests of this folder, and the few calls of llama.cpp's C API that they
+need.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ Logits = npt.NDArray[np.float32]
 
 
 class Loaded:
-    """A model with one sequence, on one thread: two would mostly wait for each other, the models are that small."""
+    """A model with one sequence, on one thread: two would mostly wait for each other, the models
+    are that small.
+    """
 
     def __init__(self, path: Path, cache_type: int = llama_cpp.GGML_TYPE_F16) -> None:
         model_params = llama_cpp.llama_model_default_params()
@@ -41,14 +45,18 @@ class Loaded:
     def tokenize(self, text: str, parse_special: bool = True) -> list[int]:
         data = text.encode()
         tokens = (llama_cpp.llama_token * (len(data) + 1))()
-        n = llama_cpp.llama_tokenize(self.vocab, data, len(data), tokens, len(tokens), False, parse_special)
+        n = llama_cpp.llama_tokenize(
+            self.vocab, data, len(data), tokens, len(tokens), False, parse_special
+        )
         assert n >= 0
         return tokens[:n]
 
     def detokenize(self, tokens: Sequence[int]) -> bytes:
         array = (llama_cpp.llama_token * len(tokens))(*tokens)
         buffer = ctypes.create_string_buffer(64 * len(tokens) + 64)
-        n = llama_cpp.llama_detokenize(self.vocab, array, len(tokens), buffer, len(buffer), False, True)
+        n = llama_cpp.llama_detokenize(
+            self.vocab, array, len(tokens), buffer, len(buffer), False, True
+        )
         assert n >= 0
         return buffer.raw[:n]
 
@@ -58,20 +66,31 @@ class Loaded:
     def evaluate(self, tokens: Sequence[int]) -> Logits:
         """Append `tokens` to the sequence and return the logits after the last."""
         array = (llama_cpp.llama_token * len(tokens))(*tokens)
-        assert llama_cpp.llama_decode(self.context, llama_cpp.llama_batch_get_one(array, len(tokens))) == 0
+        assert (
+            llama_cpp.llama_decode(self.context, llama_cpp.llama_batch_get_one(array, len(tokens)))
+            == 0
+        )
         logits = llama_cpp.llama_get_logits_ith(self.context, -1)
         return np.ctypeslib.as_array(logits, (self.vocab_size,)).copy()
 
     def reply(self, prompt: str, limit: int, temperature: float = 0.0, seed: int = 0) -> list[int]:
-        """Token ids of a reply to `prompt` in an empty sequence, with the end token if it came within `limit`."""
+        """Token ids of a reply to `prompt` in an empty sequence, with the end token if it came
+        within `limit`.
+        """
         random = np.random.default_rng(seed)
         self.forget()
         logits = self.evaluate(self.tokenize(prompt))
         tokens: list[int] = []
-        while len(tokens) < limit and (not tokens or not llama_cpp.llama_vocab_is_eog(self.vocab, tokens[-1])):
+        while len(tokens) < limit and (
+            not tokens or not llama_cpp.llama_vocab_is_eog(self.vocab, tokens[-1])
+        ):
             if tokens:
                 logits = self.evaluate(tokens[-1:])
-            scores = logits if not temperature else logits / temperature + random.gumbel(size=logits.size)
+            scores = (
+                logits
+                if not temperature
+                else logits / temperature + random.gumbel(size=logits.size)
+            )
             tokens.append(int(scores.argmax()))
         return tokens
 
@@ -79,13 +98,17 @@ class Loaded:
         """The recurrent state alone, as llama.cpp serialises it."""
         only = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
         buffer = (ctypes.c_uint8 * llama_cpp.llama_state_seq_get_size_ext(self.context, 0, only))()
-        assert llama_cpp.llama_state_seq_get_data_ext(self.context, buffer, len(buffer), 0, only) == len(buffer)
+        assert llama_cpp.llama_state_seq_get_data_ext(
+            self.context, buffer, len(buffer), 0, only
+        ) == len(buffer)
         return bytes(buffer)
 
     def set_state(self, state: bytes) -> None:
         only = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
         buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
-        assert llama_cpp.llama_state_seq_set_data_ext(self.context, buffer, len(state), 0, only) == len(state)
+        assert llama_cpp.llama_state_seq_set_data_ext(
+            self.context, buffer, len(state), 0, only
+        ) == len(state)
 
 
 Load = Callable[..., Loaded]

@@ -40,11 +40,18 @@ def test_the_builtin_model_is_small_and_hybrid_and_has_a_head() -> None:
 
 
 def test_its_tokens_give_back_every_text(builtin: Loaded) -> None:
-    for text in ("The code of the north door is 4821.", "Grüße, 世界 \U0001f600", "a\tb\r\n\n  c", "{'x': [1.5e-7]}"):
+    for text in (
+        "The code of the north door is 4821.",
+        "Grüße, 世界 \U0001f600",
+        "a\tb\r\n\n  c",
+        "{'x': [1.5e-7]}",
+    ):
         assert builtin.detokenize(builtin.tokenize(text)).decode() == text
 
 
-@pytest.mark.parametrize("mark", ["<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_response>", "<think>"])
+@pytest.mark.parametrize(
+    "mark", ["<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_response>", "<think>"]
+)
 def test_its_marks_are_one_token_each(builtin: Loaded, mark: str) -> None:
     assert len(builtin.tokenize(mark)) == 1
     assert len(builtin.tokenize(mark, parse_special=False)) > 1 or mark in (
@@ -76,15 +83,21 @@ def test_its_tools_are_rendered_as_in_its_training() -> None:
         tools=[tool],
     )
     said = (
-        f"system\n# Tools\n\nYou may call these functions:\n\n<tools>\n{json.dumps(tool)}\n</tools>\n\n"
-        "Write a call like this:\n\n<tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n"
+        "system\n# Tools\n\nYou may call these "
+        f"functions:\n\n<tools>\n{json.dumps(tool)}\n</tools>\n\n"
+        "Write a call like "
+        "this:\n\n<tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n"
         "</function>\n</tool_call>\n\nBe brief.",
         "user\nOpen the old gate.",
         "assistant\n<tool_call>\n<function=open_door>\n<parameter=door>\nold gate\n</parameter>\n"
         "<parameter=code>\n4711\n</parameter>\n</function>\n</tool_call>",
         'user\n<tool_response>\n{"open": true}\n</tool_response>',
     )
-    assert text == "".join(f"<|im_start|>{message}<|im_end|>\n" for message in said) + "<|im_start|>assistant\n"
+    assert (
+        text
+        == "".join(f"<|im_start|>{message}<|im_end|>\n" for message in said)
+        + "<|im_start|>assistant\n"
+    )
 
 
 @pytest.mark.parametrize("arguments", [{"city": "Oslo"}, '{"city": "Oslo"}', {}, ""], ids=str)
@@ -93,7 +106,9 @@ def test_more_messages_only_append_to_its_prompt(arguments: object) -> None:
     asked = {"role": "assistant", "content": "Wait.", "tool_calls": [call, call]}
     result = {"role": "tool", "content": [{"type": "text", "text": "rain"}]}
     messages = [USER, asked, result, result, {"role": "assistant", "content": "Rain."}, USER]
-    texts = [rendered(*messages[:n], add_generation_prompt=False) for n in range(1, len(messages) + 1)]
+    texts = [
+        rendered(*messages[:n], add_generation_prompt=False) for n in range(1, len(messages) + 1)
+    ]
     for shorter, longer in pairwise(texts):
         assert longer.startswith(shorter)
 
@@ -122,7 +137,10 @@ def test_threads_at_once_see_one_whole_file(tmp_path: Path) -> None:
 
 
 def test_processes_at_once_see_one_whole_file(tmp_path: Path) -> None:
-    code = "import sys; from tools.generator import *; print(len(cached_model(TINY_DENSE, sys.argv[1]).read_bytes()))"
+    code = (
+        "import sys; from tools.generator import *; print(len(cached_model(TINY_DENSE, "
+        "sys.argv[1]).read_bytes()))"
+    )
     command = [sys.executable, "-c", code, str(tmp_path)]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     outputs = {process.communicate(timeout=60)[0] for process in processes}

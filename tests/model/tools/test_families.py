@@ -17,7 +17,12 @@ N_LAYERS = 6
 
 def test_a_pattern_of_layers_is_repeated_and_large_matrices_are_quantised(tmp_path: Path) -> None:
     whole = LARGE["gemma4-26b-a4b"].of_layers(range(N_LAYERS))
-    sizes = {"vocab_size": 2048, "embedding_length": 256, "feed_forward_length": 256, "expert_count": 8}
+    sizes = {
+        "vocab_size": 2048,
+        "embedding_length": 256,
+        "feed_forward_length": 256,
+        "expert_count": 8,
+    }
     family = replace(whole, keys={**whole.keys, **sizes, "expert_feed_forward_length": 160})
     write_family(tmp_path / "model.gguf", family)
     tensors = {tensor.name: tensor for tensor in GGUFReader(tmp_path / "model.gguf").tensors}
@@ -29,17 +34,38 @@ def test_a_pattern_of_layers_is_repeated_and_large_matrices_are_quantised(tmp_pa
 
     types = {name: tensor.tensor_type for name, tensor in tensors.items()}
     assert types["token_embd.weight"] == types["blk.0.attn_q.weight"] == GGMLQuantizationType.Q4_K
-    assert types["blk.0.ffn_down_exps.weight"] == GGMLQuantizationType.Q8_0, "rows of 160 are no whole blocks"
-    assert types["blk.0.ffn_gate_inp.weight"] == types["blk.0.attn_norm.weight"] == GGMLQuantizationType.F32
-    assert not np.array_equal(tensors["blk.0.attn_q.weight"].data, tensors["blk.1.attn_q.weight"].data)
+    assert types["blk.0.ffn_down_exps.weight"] == GGMLQuantizationType.Q8_0, (
+        "rows of 160 are no whole blocks"
+    )
+    assert (
+        types["blk.0.ffn_gate_inp.weight"]
+        == types["blk.0.attn_norm.weight"]
+        == GGMLQuantizationType.F32
+    )
+    assert not np.array_equal(
+        tensors["blk.0.attn_q.weight"].data, tensors["blk.1.attn_q.weight"].data
+    )
 
 
 def test_model_of_three_layer_kinds_loads_as_published(tmp_path: Path) -> None:
     whole = LARGE["qwen4exp-20b-a6b"].of_layers(range(N_LAYERS))
     rows = {"ple.head_offsets": tuple(range(0, 16 * 64, 64)), "ple.head_vocab_sizes": (64,) * 16}
-    sizes = {"vocab_size": 2048, "ple.eos_token_id": 2047, "embedding_length": 256, "expert_count": 16, **rows}
-    per_head = {"embedding_length_per_layer_input": 16, "hyper_connection.low_rank": 32, "attention.head_count": 4}
-    family = replace(whole, keys={**whole.keys, **sizes, **per_head, "ssm.inner_size": 2048, "ssm.time_step_rank": 16})
+    sizes = {
+        "vocab_size": 2048,
+        "ple.eos_token_id": 2047,
+        "embedding_length": 256,
+        "expert_count": 16,
+        **rows,
+    }
+    per_head = {
+        "embedding_length_per_layer_input": 16,
+        "hyper_connection.low_rank": 32,
+        "attention.head_count": 4,
+    }
+    family = replace(
+        whole,
+        keys={**whole.keys, **sizes, **per_head, "ssm.inner_size": 2048, "ssm.time_step_rank": 16},
+    )
     write_family(tmp_path / "model.gguf", family)
     names = {tensor.name for tensor in GGUFReader(tmp_path / "model.gguf").tensors}
     with_part = {

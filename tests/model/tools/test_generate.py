@@ -39,7 +39,13 @@ def test_a_failure_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_quantised_tensors_have_the_wanted_deviation(tmp_path: Path) -> None:
-    narrow = {"embedding": 512, "feed_forward": 512, "num_heads": 2, "num_kv_heads": 1, "vocab_size": 4096}
+    narrow = {
+        "embedding": 512,
+        "feed_forward": 512,
+        "num_heads": 2,
+        "num_kv_heads": 1,
+        "vocab_size": 4096,
+    }
     shape = replace(QWEN36_27B, num_layers=8, num_key_heads=2, num_value_heads=4, **narrow)
     write_model(tmp_path / "a.gguf", shape)
     expected = {tensor.name: deviation(shape, tensor) for tensor in tensors(shape)}

@@ -1,4 +1,6 @@
-"""An early token changes late logits of a generated model, through the rows and through the state."""
+"""An early token changes late logits of a generated model, through the rows and through the
+state.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,12 @@ def two_prompts(changed: int = 5) -> tuple[list[int], list[int]]:
     return one, other
 
 
-def last_logits(model: Loaded, prompt: list[int], state: bytes | None = None) -> tuple[np.ndarray, bytes]:
-    """Logits after the last token, which sees `state` instead of the prompt's own, and that own state before it."""
+def last_logits(
+    model: Loaded, prompt: list[int], state: bytes | None = None
+) -> tuple[np.ndarray, bytes]:
+    """Logits after the last token, which sees `state` instead of the prompt's own, and that own
+    state before it.
+    """
     model.forget()
     model.evaluate(prompt[:-1])
     own = model.state()

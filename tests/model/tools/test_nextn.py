@@ -1,4 +1,6 @@
-"""Heads for drafts in generated models: llama.cpp evaluates them, and what they guess is partly right."""
+"""Heads for drafts in generated models: llama.cpp evaluates them, and what they guess is partly
+right.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ import pytest
 from llama_cpp import llama_cpp_ext
 
 from tests.model.tools.conftest import Load
-from tools.generator import QWEN36_27B, QWEN36_35B_A3B, TINY_HYBRID, TINY_MOE, Shape, cached_model, write_model
+from tools.generator import (
+    QWEN36_27B,
+    QWEN36_35B_A3B,
+    TINY_HYBRID,
+    TINY_MOE,
+    Shape,
+    cached_model,
+    write_model,
+)
 from tools.generator.__main__ import main
 from tools.generator.shapes import tensors
 
@@ -22,7 +32,9 @@ Matrix = npt.NDArray[np.float32]
 PROMPT = "<|im_start|>user\nTell me of the sea.<|im_end|>\n<|im_start|>assistant\n"
 
 
-def evaluate(path: Path, tokens: Sequence[int], hidden: Matrix | None = None) -> tuple[Matrix, Matrix]:
+def evaluate(
+    path: Path, tokens: Sequence[int], hidden: Matrix | None = None
+) -> tuple[Matrix, Matrix]:
     """Logits and hidden rows of all tokens: the trunk's, or with hidden rows the head's."""
     model_params = llama_cpp.llama_model_default_params()
     model_params.load_mtp, model_params.n_gpu_layers = hidden is not None, 0
@@ -48,7 +60,9 @@ def evaluate(path: Path, tokens: Sequence[int], hidden: Matrix | None = None) ->
     assert llama_cpp.llama_decode(context, batch) == 0
     n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
     logits = np.ctypeslib.as_array(llama_cpp.llama_get_logits(context), (n, n_vocab)).copy()
-    rows = np.ctypeslib.as_array(llama_cpp_ext.llama_get_embeddings_nextn(context), (n, width)).copy()
+    rows = np.ctypeslib.as_array(
+        llama_cpp_ext.llama_get_embeddings_nextn(context), (n, width)
+    ).copy()
     batch.embd = None
     llama_cpp.llama_batch_free(batch)
     llama_cpp.llama_free(context)
@@ -58,7 +72,9 @@ def evaluate(path: Path, tokens: Sequence[int], hidden: Matrix | None = None) ->
 
 @pytest.mark.parametrize("own_file", [False, True])
 @pytest.mark.parametrize("shape", [TINY_HYBRID, TINY_MOE], ids=lambda shape: shape.name)
-def test_a_head_is_right_about_every_other_time(loaded: Load, models: Path, shape: Shape, own_file: bool) -> None:
+def test_a_head_is_right_about_every_other_time(
+    loaded: Load, models: Path, shape: Shape, own_file: bool
+) -> None:
     path = cached_model(shape.with_nextn(), models)
     trunk = loaded(path)
     prompt = trunk.tokenize(PROMPT)
@@ -81,22 +97,38 @@ def test_a_head_is_right_about_every_other_time(loaded: Load, models: Path, shap
 def test_the_trunk_is_the_same_with_and_without_a_head(models: Path, shape: Shape) -> None:
     with_head = shape.with_nextn()
     tokens = list(range(60, 120))
-    logits = [evaluate(cached_model(one, models), tokens)[0] for one in (with_head, replace(with_head, num_nextn=0))]
+    logits = [
+        evaluate(cached_model(one, models), tokens)[0]
+        for one in (with_head, replace(with_head, num_nextn=0))
+    ]
     assert np.array_equal(*logits)
 
 
 def test_a_quantised_head_can_be_evaluated(models: Path) -> None:
-    narrow = {"embedding": 512, "feed_forward": 512, "num_heads": 2, "num_kv_heads": 1, "vocab_size": 512}
+    narrow = {
+        "embedding": 512,
+        "feed_forward": 512,
+        "num_heads": 2,
+        "num_kv_heads": 1,
+        "vocab_size": 512,
+    }
     for full in (QWEN36_27B, QWEN36_35B_A3B):
-        fewer = {"num_experts": min(full.num_experts, 4), "num_experts_used": min(full.num_experts_used, 2)}
-        shape = replace(full, num_layers=4, num_key_heads=2, num_value_heads=4, **narrow, **fewer).with_nextn()
+        fewer = {
+            "num_experts": min(full.num_experts, 4),
+            "num_experts_used": min(full.num_experts_used, 2),
+        }
+        shape = replace(
+            full, num_layers=4, num_key_heads=2, num_value_heads=4, **narrow, **fewer
+        ).with_nextn()
         path = cached_model(shape, models)
         logits, _ = evaluate(path, range(30), evaluate(path, range(30))[1])
         assert np.isfinite(logits).all()
         assert len(set(logits.argmax(axis=1))) > 10
 
 
-@pytest.mark.parametrize(("shape", "mib"), [(QWEN36_27B, 276), (QWEN36_35B_A3B, 525)], ids=["27b", "35b-a3b"])
+@pytest.mark.parametrize(
+    ("shape", "mib"), [(QWEN36_27B, 276), (QWEN36_35B_A3B, 525)], ids=["27b", "35b-a3b"]
+)
 def test_a_full_size_head_is_one_block_more(shape: Shape, mib: int) -> None:
     without = {tensor.name for tensor in tensors(shape)}
     more = [tensor for tensor in tensors(shape.with_nextn()) if tensor.name not in without]

@@ -8,7 +8,9 @@ from tools.generator import QWEN36_27B, QWEN36_35B_A3B, TINY_DENSE, TINY_HYBRID,
 from tools.generator.shapes import tensors
 
 
-@pytest.mark.parametrize(("shape", "expected"), [(QWEN36_27B, 156_893_184), (QWEN36_35B_A3B, 65_863_680)])
+@pytest.mark.parametrize(
+    ("shape", "expected"), [(QWEN36_27B, 156_893_184), (QWEN36_35B_A3B, 65_863_680)]
+)
 def test_state_bytes_of_the_real_models(shape: Shape, expected: int) -> None:
     assert shape.state_bytes == expected
 
@@ -23,7 +25,9 @@ def test_state_bytes_of_the_real_models(shape: Shape, expected: int) -> None:
         (QWEN36_35B_A3B, "q8_0", "q8_0", 10_880),
     ],
 )
-def test_row_bytes_of_the_real_models(shape: Shape, type_k: str, type_v: str, expected: int) -> None:
+def test_row_bytes_of_the_real_models(
+    shape: Shape, type_k: str, type_v: str, expected: int
+) -> None:
     assert shape.row_bytes(type_k, type_v) == expected
 
 
@@ -39,8 +43,14 @@ def test_a_reranker_has_a_classifier_beside_what_others_have() -> None:
     assert more == {tensor.name: tensor.dims for tensor in tensors(TINY_DENSE)}
 
 
-@pytest.mark.parametrize(("shape", "billions", "gib"), [(QWEN36_27B, 26.9, 15.1), (QWEN36_35B_A3B, 34.7, 19.6)])
-def test_full_size_shapes_have_the_size_of_the_real_models(shape: Shape, billions: float, gib: float) -> None:
+@pytest.mark.parametrize(
+    ("shape", "billions", "gib"), [(QWEN36_27B, 26.9, 15.1), (QWEN36_35B_A3B, 34.7, 19.6)]
+)
+def test_full_size_shapes_have_the_size_of_the_real_models(
+    shape: Shape, billions: float, gib: float
+) -> None:
     listing = tensors(shape)
-    assert sum(math.prod(tensor.dims) for tensor in listing) / 1e9 == pytest.approx(billions, abs=0.05)
+    assert sum(math.prod(tensor.dims) for tensor in listing) / 1e9 == pytest.approx(
+        billions, abs=0.05
+    )
     assert sum(tensor.num_bytes for tensor in listing) / 2**30 == pytest.approx(gib, abs=0.1)

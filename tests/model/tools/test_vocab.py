@@ -48,7 +48,9 @@ def test_another_kind_of_tokenizer_is_refused(tmp_path: Path) -> None:
         read_vocab(tmp_path / "spm.gguf")
 
 
-def test_a_tiny_model_with_the_real_vocabulary(loaded: Load, models: Path, real_vocab_file: Path) -> None:
+def test_a_tiny_model_with_the_real_vocabulary(
+    loaded: Load, models: Path, real_vocab_file: Path
+) -> None:
     vocab = read_vocab(real_vocab_file)
     path = models / "real-vocab.gguf"
     write_model(path, replace(TINY_HYBRID, vocab_size=len(vocab)), vocab=vocab)

@@ -17,8 +17,12 @@ def ratio(name: str, gib: float | None) -> float:
     return sum(turn.n_evaluated for turn in turns) / sum(turn.floor for turn in turns)
 
 
-def test_alternating_conversations_without_cache_are_reevaluated(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len({*WORKLOADS, *BUDGETED, *AGENTS}) == len(WORKLOADS) + len(BUDGETED) + len(AGENTS), "by their names"
+def test_alternating_conversations_without_cache_are_reevaluated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert len({*WORKLOADS, *BUDGETED, *AGENTS}) == len(WORKLOADS) + len(BUDGETED) + len(AGENTS), (
+        "by their names"
+    )
     monkeypatch.setattr("bench.budgets.N_SEQS", 1)
     turns = simulated("alternating", 0).turns
     assert sum(turn.n_evaluated for turn in turns) == sum(turn.n for turn in turns)
@@ -34,11 +38,18 @@ def test_with_room_for_everything_hardly_more_than_the_floor_is_evaluated(name: 
 @pytest.mark.parametrize(
     ("name", "gib", "maximum"),
     [
-        ("aider", 8, 1.01), ("claude_code", 8, 1.11), ("codex", 8, 1.02), ("dynamic_tail", 4, 1.32),
-        ("open_webui", 4, 1.31), ("opencode", 4, 1.05), ("qwen_code", 4, 1.03), ("sillytavern", 8, 1.09),
-        ("three_agents", 4, 1.45), ("three_agents", 16, 1.02),
+        ("aider", 8, 1.01),
+        ("claude_code", 8, 1.11),
+        ("codex", 8, 1.02),
+        ("dynamic_tail", 4, 1.32),
+        ("open_webui", 4, 1.31),
+        ("opencode", 4, 1.05),
+        ("qwen_code", 4, 1.03),
+        ("sillytavern", 8, 1.09),
+        ("three_agents", 4, 1.45),
+        ("three_agents", 16, 1.02),
     ],
-)  # fmt: skip
+)
 def test_budgets_cost_what_they_did(name: str, gib: float, maximum: float) -> None:
     assert ratio(name, gib) <= maximum
 
@@ -47,7 +58,9 @@ def test_seconds_are_those_of_batches_and_copies() -> None:
     first, again = simulated("regenerate", None).turns[:2]
     for device in DEVICES:
         assert device.batch(512, 0) < device.batch(512, 32_768) < device.batch(1024, 32_768)
-        assert device.batch(4096, 0) > 2 * device.batch(2048, 0), "attention grows within a batch, too"
+        assert device.batch(4096, 0) > 2 * device.batch(2048, 0), (
+            "attention grows within a batch, too"
+        )
         assert first.seconds[device.name] > device.batch(first.n, 0)
         assert 0 <= again.seconds[device.name] < first.seconds[device.name] / 5
 
@@ -57,8 +70,12 @@ def test_the_bound_is_the_floor_with_room_for_all_and_everything_without_any() -
     prompts = [120] * 4
     assert min_evaluated(prompts, tokens, 1e9, 1, 100) == pytest.approx(120 + 20 + 1 + 1)
     assert min_evaluated(prompts, tokens, 0, 1, 100) == pytest.approx(4 * 120)
-    assert min_evaluated(prompts, tokens, 200, 1, 100) == pytest.approx(120 + 3 * 20), "one state on the stem"
-    assert min_evaluated(prompts, tokens, 340, 1, 100) == pytest.approx(120 + 20 + 1 + 1), "then both ends instead"
+    assert min_evaluated(prompts, tokens, 200, 1, 100) == pytest.approx(120 + 3 * 20), (
+        "one state on the stem"
+    )
+    assert min_evaluated(prompts, tokens, 340, 1, 100) == pytest.approx(120 + 20 + 1 + 1), (
+        "then both ends instead"
+    )
 
 
 def test_the_fat_model_has_a_state_of_as_many_rows_as_the_large_one() -> None:

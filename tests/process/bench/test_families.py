@@ -12,7 +12,19 @@ import numpy as np
 import pytest
 
 from bench import families
-from bench.families import AGAIN, FEWER, STEPS, Answer, Record, Sizes, Tally, distinct, prompt_of, row_of, summary
+from bench.families import (
+    AGAIN,
+    FEWER,
+    STEPS,
+    Answer,
+    Record,
+    Sizes,
+    Tally,
+    distinct,
+    prompt_of,
+    row_of,
+    summary,
+)
 
 
 def answer(*best: tuple[tuple[int, float], ...]) -> Answer:
@@ -22,7 +34,9 @@ def answer(*best: tuple[tuple[int, float], ...]) -> Answer:
 def test_probabilities_are_compared_up_to_the_first_other_token() -> None:
     one = answer(((1, -1.0), (2, -2.0)), ((3, -1.0),), ((4, 0.0),))
     assert one.difference(one) == 0
-    assert one.difference(answer(((1, -1.25), (5, -2.0)), ((6, -1.0), (3, -1.5)), ((4, 9.0),))) == 0.5
+    assert (
+        one.difference(answer(((1, -1.25), (5, -2.0)), ((6, -1.0), (3, -1.5)), ((4, 9.0),))) == 0.5
+    )
     assert one.difference(answer(((7, -1.5), (8, -4.0)))) == 3.0
     tally = Tally()
     tally.count("a", one, one)
@@ -48,7 +62,11 @@ def test_prompts_hold_the_replies_of_earlier_steps() -> None:
 def test_a_record_comes_back_as_it_was_told() -> None:
     tally = Tally(13, ["one"], 0.001, 5, 10)
     record = Record(
-        "tiny", "attention", {"f16 default": tally, "restart default": tally}, {"q8_0": "no"}, Sizes(1, 2, 3, 4)
+        "tiny",
+        "attention",
+        {"f16 default": tally, "restart default": tally},
+        {"q8_0": "no"},
+        Sizes(1, 2, 3, 4),
     )
     assert msgspec.convert(json.loads(json.dumps(asdict(record))), Record) == record
     row = row_of(record)
@@ -61,7 +79,14 @@ def test_a_record_comes_back_as_it_was_told() -> None:
 @pytest.mark.parametrize(
     ("script", "failure"),
     [
-        ("echo one >&2; echo '/tmp/a/llama.cpp:7: GGML_ASSERT(x) failed' >&2; echo more >&2; exit 134", "llama.cpp:7"),
+        (
+            (
+                "echo one >&2; echo '/tmp/a/llama.cpp:7: GGML_ASSERT(x) failed' >&2; echo more "
+                ">&2; "
+                "exit 134"
+            ),
+            "llama.cpp:7",
+        ),
         ("echo 'pyctl.errors.ModelError: no' >&2; exit 1", "pyctl.errors.ModelError: no"),
         ("exit 3", "exit code 3"),
     ],

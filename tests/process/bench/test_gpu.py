@@ -1,4 +1,6 @@
-"""The parts of bench/gpu that need no server: conversations, tables, the plan, files on a drive, what gets built."""
+"""The parts of bench/gpu that need no server: conversations, tables, the plan, files on a drive,
+what gets built.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,13 @@ from bench.gpu.speculative_report import WITHOUT, acceptance_rates, at_wanted
 from bench.gpu.workloads import EDITED, Conversation, cut, edited, grow
 from pyctl.llama.image_encoder import ImageEncoder
 
-HEAD_OF_PAGE = {"commit": "abcdef01", "date": "2026-01-01", "machine": "a CPU", "command": "`a`", "weights": "random"}
+HEAD_OF_PAGE = {
+    "commit": "abcdef01",
+    "date": "2026-01-01",
+    "machine": "a CPU",
+    "command": "`a`",
+    "weights": "random",
+}
 
 
 def follow(steps: Any) -> list[Any]:
@@ -42,9 +50,19 @@ def follow(steps: Any) -> list[Any]:
 
 def found() -> list[dict[str, Any]]:
     """Two returns to a conversation on each server; llama-server takes four times as long."""
-    record = {"section": "base", "kind": "first token", "size": 32768, "way": "return after another", "evaluated": 10}
+    record = {
+        "section": "base",
+        "kind": "first token",
+        "size": 32768,
+        "way": "return after another",
+        "evaluated": 10,
+    }
     servers = (("pyctl", 1.0), ("llama-server", 4.0))
-    return [{**record, "server": name, "first_ms": ms * by} for name, by in servers for ms in (10.0, 30.0)]
+    return [
+        {**record, "server": name, "first_ms": ms * by}
+        for name, by in servers
+        for ms in (10.0, 30.0)
+    ]
 
 
 def test_a_conversation_has_its_size_and_repeats_itself() -> None:
@@ -110,7 +128,9 @@ def test_the_clock_learns_and_refuses_what_does_not_fit() -> None:
 
 def test_a_step_that_does_not_fit_is_skipped_and_told(tmp_path: Path) -> None:
     results = Results(tmp_path, "tiny-hybrid", HEAD_OF_PAGE)
-    run = SimpleNamespace(shape="tiny-hybrid", results=results, clock=Clock(time.monotonic() + 1, 10.0))
+    run = SimpleNamespace(
+        shape="tiny-hybrid", results=results, clock=Clock(time.monotonic() + 1, 10.0)
+    )
     server = SimpleNamespace(name="pyctl", ask=lambda *_: pytest.fail("asked all the same"))
     assert not Visit(run, "base", server).follow(grow(Conversation("a", 1000)))
     assert results.records_of("skipped")[0]["what"] == "pyctl: cold, 1000"
@@ -123,7 +143,9 @@ def test_files_are_settled_and_in_the_page_cache(tmp_path: Path) -> None:
     assert (direct_rate([path], 2) or 1.0) > 0  # some file systems refuse it
 
 
-def test_the_environment_puts_the_prepared_folders_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_puts_the_prepared_folders_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", f"/elsewhere:{tmp_path / 'site'}")
     variables = environment_of(tmp_path, None)
     parts = variables["PYTHONPATH"].split(":")
@@ -133,18 +155,23 @@ def test_the_environment_puts_the_prepared_folders_first(tmp_path: Path, monkeyp
     assert variables["LLAMA_CPP_LIB_PATH"] == str(tmp_path / "lib")
 
 
-# -- speculative decoding ----------------------------------------------------------------------------------------------
+# -- speculative decoding
+# ----------------------------------------------------------------------------------
 
 
 def completion(arrivals: list[tuple[float, int]], drafted: int = 0, accepted: int = 0) -> Any:
     n = sum(count for _, count in arrivals)
-    return Completion(1.0, arrivals, n, {"draft_n": drafted, "draft_n_accepted": accepted, "prompt_n": 1})
+    return Completion(
+        1.0, arrivals, n, {"draft_n": drafted, "draft_n_accepted": accepted, "prompt_n": 1}
+    )
 
 
 BOTH = ("pyctl", "llama-server")
 
 
-def speed(server: str, rate: float, *, wanted: float = 2.0, accepted: int = 50, **more: Any) -> dict[str, Any]:
+def speed(
+    server: str, rate: float, *, wanted: float = 2.0, accepted: int = 50, **more: Any
+) -> dict[str, Any]:
     """50 steps with drafts of 3."""
     counts = {"steps": 50, "drafts": 50, "drafted": 150, "accepted": accepted}
     record = {
@@ -174,9 +201,9 @@ def test_a_step_yields_what_was_accepted_and_one_more() -> None:
 def test_speeds_are_compared_at_the_length_that_was_asked_for() -> None:
     lucky, unlucky = speed("pyctl", 150.0, accepted=100), speed("llama-server", 80.0, accepted=30)
     assert (
-        "| length 2 | 2,048 | 128 | 100.0 | 100.0 | 1.00 | 3.00 | 1.60 | 20.00 | 20.00 | 100% | 100% | 3.0 | 3.0 |"
-        in speculative_report.document({"shape": "tiny", "machine": {}, "records": [lucky, unlucky]})
-    )
+        "| length 2 | 2,048 | 128 | 100.0 | 100.0 | 1.00 | 3.00 | 1.60 | 20.00 | 20.00 | 100% | "
+        "100% | 3.0 | 3.0 |"
+    ) in speculative_report.document({"shape": "tiny", "machine": {}, "records": [lucky, unlucky]})
 
 
 @pytest.mark.parametrize(("length", "n_max"), [(1.0, 3), (1.5, 3), (3.0, 3), (4.0, 3), (2.0, 1)])
@@ -187,11 +214,23 @@ def test_rates_have_the_mean_length_that_was_asked_for(length: float, n_max: int
     assert list(rates) == sorted(rates, reverse=True)
 
 
-@pytest.mark.parametrize(("length", "minimum", "maximum"), [(1.0, 0.0, 0.0), (2.5, 0.35, 0.65), (4.0, 0.999, 1.0)])
+@pytest.mark.parametrize(
+    ("length", "minimum", "maximum"), [(1.0, 0.0, 0.0), (2.5, 0.35, 0.65), (4.0, 0.999, 1.0)]
+)
 def test_drafts_are_accepted_by_chance(
     length: float, minimum: float, maximum: float, model_path: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    flags = ["-m", str(model_path("tiny-hybrid-nextn")), "-c", "1024", "-t", "1", "--spec-type", "draft-mtp", "--exact"]
+    flags = [
+        "-m",
+        str(model_path("tiny-hybrid-nextn")),
+        "-c",
+        "1024",
+        "-t",
+        "1",
+        "--spec-type",
+        "draft-mtp",
+        "--exact",
+    ]
     with pyctl(flags, None, tmp_path / "log", (*CHANCE_DRAFTS, f"{length:g}", "3")) as server:
         reply = server.complete("one two three", 300)
     assert reply.n_predicted == 300, "no reply ends by itself"
@@ -202,25 +241,43 @@ def test_drafts_are_accepted_by_chance(
 @pytest.mark.parametrize(
     ("fields", "is_luck"),
     [
-        ({"wanted": 3.0, "drafts": 25, "drafted": 75}, False),  # every second step has a draft, two tokens are right
+        (
+            {"wanted": 3.0, "drafts": 25, "drafted": 75},
+            False,
+        ),  # every second step has a draft, two tokens are right
         ({"wanted": 4.0, "drafted": 50}, False),  # of one token each, all of them right
-        ({"wanted": 2.0, "drafted": 100}, True),  # of two tokens each, which are right less than once on average
+        (
+            {"wanted": 2.0, "drafted": 100},
+            True,
+        ),  # of two tokens each, which are right less than once on average
     ],
 )
-def test_only_what_chance_gave_beyond_the_drafts_made_is_luck(fields: dict[str, Any], is_luck: bool) -> None:
+def test_only_what_chance_gave_beyond_the_drafts_made_is_luck(
+    fields: dict[str, Any], is_luck: bool
+) -> None:
     rate = at_wanted(speed("pyctl", 90.0, **fields))
     assert rate < 90.0 if is_luck else rate == pytest.approx(90.0)
 
 
 def test_prompts_and_replies_have_rows_of_their_own() -> None:
-    sizes = [{"prompt": prompt, "reply": reply} for prompt in (2048, 51200) for reply in (128, 1000)]
+    sizes = [
+        {"prompt": prompt, "reply": reply} for prompt in (2048, 51200) for reply in (128, 1000)
+    ]
     records = [
-        *(speed(server, 90.0, case=WITHOUT, n_max=0, prefill=1000.0, **size) for size in sizes for server in BOTH),
+        *(
+            speed(server, 90.0, case=WITHOUT, n_max=0, prefill=1000.0, **size)
+            for size in sizes
+            for server in BOTH
+        ),
         *(speed(server, 120.0, prefill=990.0, **size) for size in sizes for server in BOTH),
     ]
-    lines = speculative_report.document({"shape": "tiny", "machine": {}, "records": records}).splitlines()
+    lines = speculative_report.document(
+        {"shape": "tiny", "machine": {}, "records": records}
+    ).splitlines()
     assert len([line for line in lines if line.startswith("| length 2 | 51,200 | 1,000 |")]) == 1
-    assert len([line for line in lines if line.startswith("| length 2 | 51,200 | 990 | 0.990 |")]) == 1
+    assert (
+        len([line for line in lines if line.startswith("| length 2 | 51,200 | 990 | 0.990 |")]) == 1
+    )
 
 
 def test_a_part_that_is_measured_again_replaces_what_it_found(tmp_path: Path) -> None:
@@ -235,14 +292,22 @@ def test_a_part_that_is_measured_again_replaces_what_it_found(tmp_path: Path) ->
 
 def test_each_length_is_a_case_and_nothing_accepted_comes_last() -> None:
     cases = planned(argparse.Namespace(lengths=[1.0, 16.0, 2.0], n_max=15))
-    assert [(case.n_max, case.length) for case in cases] == [(0, 0.0), (15, 2.0), (15, 16.0), (15, 1.0)]
+    assert [(case.n_max, case.length) for case in cases] == [
+        (0, 0.0),
+        (15, 2.0),
+        (15, 16.0),
+        (15, 1.0),
+    ]
     assert [case.name for case in cases[2:]] == ["n_max 15, all accepted", "n_max 15, length 1"]
 
 
 def test_a_pool_is_measured_at_depth_and_restored_from_ram_and_disk(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = "--models tiny-hybrid --modes pool:1400 --depths 512 2048 --ubatch 128 --parts depth restore cold --work"
+    given = (
+        "--models tiny-hybrid --modes pool:1400 --depths 512 2048 --ubatch 128 --parts depth "
+        "restore cold --work"
+    )
     one(arguments([str(tmp_path), *given.split(), str(tmp_path)]))
     first, second, ram, disk, file, part, cold = capsys.readouterr().out.splitlines()
     assert first.count("|") == second.count("|") == HEAD.count("|")
@@ -269,14 +334,17 @@ def test_logits_behind_images_are_compared_with_a_cold_run(
     encode, calls = ImageEncoder._encode, iter(range(100))
 
     def another(self: ImageEncoder, *args: Any) -> Any:
-        return encode(self, *args) + (0.25 if next(calls) % 3 == 1 else 0)  # when it is encoded again
+        return encode(self, *args) + (
+            0.25 if next(calls) % 3 == 1 else 0
+        )  # when it is encoded again
 
     monkeypatch.setattr(ImageEncoder, "_encode", another)
     images.bits(model_path("tiny-hybrid"), tiny_mmproj, "f16")
     assert capsys.readouterr().out.count("| 3 of 5 | True |") == 2
 
 
-# -- several models ----------------------------------------------------------------------------------------------------
+# -- several models
+# ----------------------------------------------------------------------------------
 
 
 def test_memory_over_switches_is_compared_at_the_same_model() -> None:
@@ -285,12 +353,17 @@ def test_memory_over_switches_is_compared_at_the_same_model() -> None:
 
     text = "100 to 200 MiB of the GPU, +0 in all; 200 to 400 MiB resident, +0 in all; 1.00 s each"
     assert flatness(switches(1, 2, 3, 100, 200, 100, 200, 100)) == text
-    assert "100 to 220 MiB of the GPU, +20 in all" in flatness(switches(1, 2, 3, 100, 200, 110, 210, 120, 220))
+    assert "100 to 220 MiB of the GPU, +20 in all" in flatness(
+        switches(1, 2, 3, 100, 200, 110, 210, 120, 220)
+    )
     assert flatness(switches()) == "none"
 
 
 def test_a_soak_of_two_models_finds_nothing_wrong(
-    model_path: Callable[[str], Path], tiny_mmproj: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model_path: Callable[[str], Path],
+    tiny_mmproj: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     models = {name: str(model_path(name)) for name in ("tiny-hybrid-nextn", "tiny-dense")}
     prepared = {"models": {**models, "tiny-vision": str(tiny_mmproj)}}
@@ -298,4 +371,6 @@ def test_a_soak_of_two_models_finds_nothing_wrong(
     soak.main([str(tmp_path), "--no-card", "--flags", "-t 1", "--quick", "--minutes", "0.2"])
     text = capsys.readouterr().out
     assert "no images" not in text
-    assert {"lives", "switches", "replies compared", "violations"} <= set(re.findall(r"│ +([a-z ]+) │", text))
+    assert {"lives", "switches", "replies compared", "violations"} <= set(
+        re.findall(r"│ +([a-z ]+) │", text)
+    )

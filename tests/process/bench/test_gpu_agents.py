@@ -14,7 +14,18 @@ import pytest
 
 from bench.gpu.agents import CASES, TRIES, Agent, Asked, document, floor_of, main, rows_by_turn
 
-SMALL = ["--head", "300", "--results-of", "50", "200", "--replies-of", "16", "40", "--prefill", "400"]
+SMALL = [
+    "--head",
+    "300",
+    "--results-of",
+    "50",
+    "200",
+    "--replies-of",
+    "16",
+    "40",
+    "--prefill",
+    "400",
+]
 
 
 def options(**changes: Any) -> argparse.Namespace:
@@ -29,7 +40,10 @@ def asked(agent: int, turn: int, cached: int, evaluated: int, n_predicted: int =
 def test_agents_share_a_head_and_no_more() -> None:
     one, other, again = (Agent(CASES[0], number, options()) for number in (0, 1, 0))
     replies = SimpleNamespace(
-        name="pyctl", ask=lambda *_, **__: SimpleNamespace(text="a", first_ms=1.0, cached=0, evaluated=1, n_predicted=1)
+        name="pyctl",
+        ask=lambda *_, **__: SimpleNamespace(
+            text="a", first_ms=1.0, cached=0, evaluated=1, n_predicted=1
+        ),
     )
     for agent in (one, other, again):
         for _ in range(3):
@@ -37,7 +51,12 @@ def test_agents_share_a_head_and_no_more() -> None:
     assert one.messages == again.messages
     assert one.messages[0] == other.messages[0]
     assert one.messages[1] != other.messages[1]
-    assert [message["role"] for message in one.messages] == ["system", "user", *("assistant", "tool") * 2, "assistant"]
+    assert [message["role"] for message in one.messages] == [
+        "system",
+        "user",
+        *("assistant", "tool") * 2,
+        "assistant",
+    ]
 
 
 def test_an_agent_asks_again_and_is_lost_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +79,9 @@ def test_a_case_ends_with_every_request_answered(
     case: str, model_path: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = f"tiny-hybrid={model_path('tiny-hybrid')}"
-    main(["--models", model, *SMALL, "--cases", case, "--results", str(tmp_path), "--flags", "-t 1"])
+    main(
+        ["--models", model, *SMALL, "--cases", case, "--results", str(tmp_path), "--flags", "-t 1"]
+    )
     data = json.loads((tmp_path / "gpu-agents-tiny-hybrid.json").read_text(encoding="utf-8"))
     (record,) = data["records"]
     n_agents = int(case[0])
@@ -68,7 +89,11 @@ def test_a_case_ends_with_every_request_answered(
     assert [(each["agent"], each["turn"]) for each in record["asked"]] == [
         (i, t) for i in range(n_agents) for t in (0, 1)
     ]
-    assert record["replies"] == sum(each["n_predicted"] for each in record["asked"]) >= 16 * 2 * n_agents
+    assert (
+        record["replies"]
+        == sum(each["n_predicted"] for each in record["asked"])
+        >= 16 * 2 * n_agents
+    )
     whole = sum(each["cached"] + each["evaluated"] for each in record["asked"])
     assert 0 < record["floor"] < whole, "agents share a head, and come back to what they said"
     text = (tmp_path / "gpu-agents-tiny-hybrid.md").read_text(encoding="utf-8")
@@ -87,4 +112,6 @@ def test_first_tokens_are_shown_by_turn() -> None:
 
 def test_what_was_not_measured_says_why() -> None:
     records = [{"case": "4 in turn", "server": "pyctl", "why": "no time left"}]
-    assert "| 4 in turn | pyctl | no time left |" in document({"shape": "tiny", "machine": {}, "records": records})
+    assert "| 4 in turn | pyctl | no time left |" in document(
+        {"shape": "tiny", "machine": {}, "records": records}
+    )

@@ -1,4 +1,6 @@
-"""A file written again, in its smallest form: pyctl with a given reply, no GPU, and no llama-server."""
+"""A file written again, in its smallest form: pyctl with a given reply, no GPU, and no
+llama-server.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_conversations_have_no_token_in_common_and_none_that_is_special() -> None:
-    texts = [{*prompt, *reply} for each in texts_of(248_320, builtin_model(), 300).values() for prompt, reply in each]
+    texts = [
+        {*prompt, *reply}
+        for each in texts_of(248_320, builtin_model(), 300).values()
+        for prompt, reply in each
+    ]
     assert len(texts) == 24
     assert min(map(min, texts)) == 1000
     assert sum(map(len, texts)) == len(set().union(*texts))
@@ -45,20 +51,41 @@ def test_the_library_for_llama_server_is_compiled_and_loads(tmp_path: Path) -> N
     library = ctypes.CDLL(str(tmp_path / "given_reply.so"))
     for name in ("llama_process", "llama_batch_ext_set_pos", "llama_get_logits_ith"):
         assert getattr(library, name)
-    if "LLAMA_SERVER" not in os.environ:  # a program that never calls llama.cpp runs with it all the same
+    if (
+        "LLAMA_SERVER" not in os.environ
+    ):  # a program that never calls llama.cpp runs with it all the same
         assert subprocess.run([*command, "true"], check=False).returncode == 0
 
 
 @pytest.mark.parametrize("share", ["1", "0"])
-def test_a_file_is_written_again(share: str, model_path: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_file_is_written_again(
+    share: str, model_path: Callable[[str], Path], tmp_path: Path
+) -> None:
     shape = "tiny-hybrid-nextn"
-    command = [sys.executable, "-m", "bench.gpu.speculative", "--parts", "rewriting", "--servers", "pyctl"]
-    command += ["--models", f"{shape}={model_path(shape)}", "--prompt", "500", "--head-share", share]
+    command = [
+        sys.executable,
+        "-m",
+        "bench.gpu.speculative",
+        "--parts",
+        "rewriting",
+        "--servers",
+        "pyctl",
+    ]
+    command += [
+        "--models",
+        f"{shape}={model_path(shape)}",
+        "--prompt",
+        "500",
+        "--head-share",
+        share,
+    ]
     # With --exact there are drafts in each step, whether they pay or not.
     command += ["--results", str(tmp_path), "--flags", "-t 1 --exact"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    records = json.loads((tmp_path / f"gpu-speculative-{shape}.json").read_text(encoding="utf-8"))["records"]
+    records = json.loads((tmp_path / f"gpu-speculative-{shape}.json").read_text(encoding="utf-8"))[
+        "records"
+    ]
     both, head = records
     assert [record["types"] for record in records] == [*TYPES["pyctl"]]
     assert both["n"] == head["n"] == 500
@@ -68,4 +95,6 @@ def test_a_file_is_written_again(share: str, model_path: Callable[[str], Path], 
     else:
         assert head["accepted"] < head["drafted"] / 20
     assert "| a file | 1 | pyctl | draft-mtp |" in done.stdout
-    assert "| a file | 1 | pyctl | draft-mtp |" in document({"shape": shape, "machine": {}, "records": records})
+    assert "| a file | 1 | pyctl | draft-mtp |" in document(
+        {"shape": shape, "machine": {}, "records": records}
+    )

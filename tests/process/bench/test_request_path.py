@@ -15,7 +15,9 @@ STAYS, MODULES = 91, 27
 def test_a_request_enters_no_more_modules() -> None:
     command = module_command("bench.request_path")
     wide = os.environ | {"COLUMNS": "100"}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, env=wide)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=120, env=wide
+    )
     found = re.search(r"stays +│ +(\d+) +│ +(\d+) +│", done.stdout)
     assert found is not None, done.stdout
     stays, n_modules = map(int, found.groups())

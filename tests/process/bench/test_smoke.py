@@ -26,7 +26,9 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def run(*command: str) -> str:
-    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -49,8 +51,12 @@ def test_short_prompt_is_exact_and_without_resume_points_refused() -> None:
 
 def test_all_scripts_of_the_folder_are_run() -> None:
     files = [*(ROOT / "bench").glob("*.py"), *(ROOT / "bench").glob("*/__main__.py")]
-    scripts = {path for path in files if "def main(" in path.read_text(encoding="utf-8")} - {ROOT / "bench/__main__.py"}
-    assert {path.parent.name if path.stem == "__main__" else path.stem for path in scripts} == set(SCRIPTS)
+    scripts = {path for path in files if "def main(" in path.read_text(encoding="utf-8")} - {
+        ROOT / "bench/__main__.py"
+    }
+    assert {path.parent.name if path.stem == "__main__" else path.stem for path in scripts} == set(
+        SCRIPTS
+    )
 
 
 def test_one_that_fails_makes_all_fail() -> None:

@@ -36,7 +36,9 @@ HTTPServer(("127.0.0.1", int(sys.argv[3])), Handler).serve_forever()
 
 
 class Clock:
-    """Stands for `time` where only sleeping takes any: a machine that is busy makes no life shorter."""
+    """Stands for `time` where only sleeping takes any: a machine that is busy makes no life
+    shorter.
+    """
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -50,7 +52,9 @@ class Clock:
 
 
 @pytest.mark.parametrize(("n_bytes", "is_wrong"), [(0, False), (2**20, True)])
-def test_memory_at_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_bytes: int, is_wrong: bool) -> None:
+def test_memory_at_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_bytes: int, is_wrong: bool
+) -> None:
     monkeypatch.setattr(target, "time", Clock())
     monkeypatch.setattr(target, "REST_SECONDS", 0.1)
     monkeypatch.setattr(target, "BUSY_SECONDS", 1.0)

@@ -38,11 +38,17 @@ SPAWN = multiprocessing.get_context("spawn")
 
 
 def all_snapshots(first: int = 0) -> list[Snapshot]:
-    return [made for seed in range(first, first + N_CONVERSATIONS) for made in conversation(seed, turns=4, step=40)]
+    return [
+        made
+        for seed in range(first, first + N_CONVERSATIONS)
+        for made in conversation(seed, turns=4, step=40)
+    ]
 
 
 def write_for_ever(directory: str, seed: int, written: ctypes.c_int) -> None:
-    """Write all of it in turn, removing some, until killed; ``written`` says how much, and is -1 before."""
+    """Write all of it in turn, removing some, until killed; ``written`` says how much, and is -1
+    before.
+    """
     store = DiskStore(Path(directory), "model", BUDGET, min_tokens=1)
     store.directory.recover()
     choice = random.Random(seed)
@@ -84,7 +90,12 @@ print(store.write(conversation(3)[-1]))
 
 def may_make_namespaces() -> bool:
     try:
-        return subprocess.run(["unshare", "-pf", "true"], stderr=subprocess.DEVNULL, check=False).returncode == 0
+        return (
+            subprocess.run(
+                ["unshare", "-pf", "true"], stderr=subprocess.DEVNULL, check=False
+            ).returncode
+            == 0
+        )
     except OSError:
         return False
 
@@ -92,7 +103,15 @@ def may_make_namespaces() -> bool:
 @pytest.mark.skipif(not may_make_namespaces(), reason="no right to make namespaces")
 def test_two_containers_share_a_volume(tmp_path: Path, open_store: Opener) -> None:
     go = tmp_path / "go"
-    command = ["unshare", "-pf", sys.executable, "-c", IN_A_CONTAINER, str(tmp_path / "cache"), str(go)]
+    command = [
+        "unshare",
+        "-pf",
+        sys.executable,
+        "-c",
+        IN_A_CONTAINER,
+        str(tmp_path / "cache"),
+        str(go),
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         until(lambda: list(tmp_path.rglob("*.tmp")))
         store = open_store(directory=tmp_path / "cache")
@@ -152,7 +171,10 @@ def test_reads_while_recovering_and_writing(open_store: Opener) -> None:
         while any(thread.is_alive() for thread in threads):
             for each in made:
                 found = store.read(each.prefix, each.last_tokens(each.n))
-                assert found is None or found.state.recurrent.tobytes() == each.state.recurrent.tobytes()
+                assert (
+                    found is None
+                    or found.state.recurrent.tobytes() == each.state.recurrent.tobytes()
+                )
         for thread in threads:
             thread.join()
     finally:
@@ -162,8 +184,9 @@ def test_reads_while_recovering_and_writing(open_store: Opener) -> None:
 
 
 def serve_for_ever(directory: str, first: int, served: ctypes.c_int) -> None:
-    """What a server's disk tier does for one conversation after the other, and a reply beside it, until killed;
-    ``served`` says for how many prompts, and is -1 before."""
+    """What a server's disk tier does for one conversation after the other, and a reply beside it,
+    until killed; ``served`` says for how many prompts, and is -1 before.
+    """
     store = DiskStore(Path(directory), "model", BUDGET, min_tokens=1)
     tier = DiskTier(store, DiskPolicy("auto"), cold_max=0, text_of=lambda tokens: str(list(tokens)))
     served.value = 0
@@ -192,7 +215,12 @@ def test_a_killed_tier_leaves_nothing_that_stays(tmp_path: Path) -> None:
         assert store.directory.verify().sound
         assert not list(tmp_path.rglob("*.tmp"))
         n_bytes = store.directory.n_bytes
-        assert n_bytes <= BUDGET, (n_bytes, store.directory.bytes_beside(), len(store.directory.entries()), report)
+        assert n_bytes <= BUDGET, (
+            n_bytes,
+            store.directory.bytes_beside(),
+            len(store.directory.entries()),
+            report,
+        )
         size = sum(
             path.stat().st_size
             for path in tmp_path.rglob("*")
@@ -227,7 +255,9 @@ directory.close()
 
 def look(directory: Path, what: str = "ls") -> list[str]:
     command = [sys.executable, "-c", LOOK, str(directory), what]
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=120).stdout.split()
+    return subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=True, timeout=120
+    ).stdout.split()
 
 
 def lost_files() -> list[str]:
@@ -240,7 +270,9 @@ def lost_files() -> list[str]:
 
 
 @pytest.mark.parametrize("what", ["ls", "verify", "prune"])
-def test_a_look_from_another_process_leaves_the_index_alone(open_store: Opener, tmp_path: Path, what: str) -> None:
+def test_a_look_from_another_process_leaves_the_index_alone(
+    open_store: Opener, tmp_path: Path, what: str
+) -> None:
     directory = tmp_path / "cache"
     store, made = open_store(directory=directory), conversation(1, turns=6)
     for n, each in enumerate(made, 1):
@@ -251,7 +283,9 @@ def test_a_look_from_another_process_leaves_the_index_alone(open_store: Opener, 
     check_directory(store)
 
 
-def test_two_processes_hold_one_budget_whoever_is_killed_or_looks(open_store: Opener, tmp_path: Path) -> None:
+def test_two_processes_hold_one_budget_whoever_is_killed_or_looks(
+    open_store: Opener, tmp_path: Path
+) -> None:
     directory = tmp_path / "cache"
     store = open_store(directory=directory, budget=BUDGET)
     for number in range(max(ROUNDS // 4, 4)):
@@ -261,7 +295,9 @@ def test_two_processes_hold_one_budget_whoever_is_killed_or_looks(open_store: Op
         for each in all_snapshots()[number % 4 :: 4]:
             store.write(each)
             found = store.read(each.prefix, each.last_tokens(each.n))
-            assert found is None or found.state.recurrent.tobytes() == each.state.recurrent.tobytes()
+            assert (
+                found is None or found.state.recurrent.tobytes() == each.state.recurrent.tobytes()
+            )
             assert store.directory.n_bytes <= BUDGET
         look(directory)
         wait_until(written, 4)

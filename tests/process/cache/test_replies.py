@@ -35,7 +35,9 @@ def test_several_processes_share_the_files(tmp_path: Path) -> None:
     for child in children:
         child.join(120)
         assert child.exitcode == 0
-    lines = [json.loads(line) for each in tmp_path.iterdir() for line in each.read_bytes().splitlines()]
+    lines = [
+        json.loads(line) for each in tmp_path.iterdir() for line in each.read_bytes().splitlines()
+    ]
     assert 60 < len(lines) < 600
     assert bytes_in(tmp_path) <= 20_000
 

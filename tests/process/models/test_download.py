@@ -28,7 +28,9 @@ Answer = Callable[["Handler", int], None]
 
 
 class Handler(web_server.Handler):
-    """Answers request number n with ``answers[n]``, the last one for ever; ``seen`` are the requests' headers."""
+    """Answers request number n with ``answers[n]``, the last one for ever; ``seen`` are the
+    requests' headers.
+    """
 
     protocol_version = "HTTP/1.1"
     answers: list[Answer]
@@ -50,7 +52,9 @@ def whole(body: bytes = MODEL, tag: str = '"1"', stop: int | None = None) -> Ans
         start = int(asked.removeprefix("bytes=").rstrip("-")) if asked else 0
         if asked and handler.headers.get("If-Range") == tag:
             span = f"bytes {start}-{len(body) - 1}/{len(body)}"
-            return handler.send(206, body[start:stop], len(body) - start, ETag=tag, Content_Range=span)
+            return handler.send(
+                206, body[start:stop], len(body) - start, ETag=tag, Content_Range=span
+            )
         handler.send(200, body[:stop], len(body), ETag=tag)
 
     return answer
@@ -88,7 +92,9 @@ def refusal(url: httpx.URL, target: Path) -> str:
     return str(caught.value)
 
 
-def test_a_whole_file_and_nothing_else_is_kept(serve: Callable[..., httpx.URL], tmp_path: Path) -> None:
+def test_a_whole_file_and_nothing_else_is_kept(
+    serve: Callable[..., httpx.URL], tmp_path: Path
+) -> None:
     fetch(serve(whole()), tmp_path / "m.gguf")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"m.gguf": MODEL}
     assert Handler.seen[0]["accept-encoding"] == "identity"
@@ -114,7 +120,10 @@ def endless(handler: Handler, _: int) -> None:
     ("answer", "message"),
     [
         (sends(200, PAGE, Content_Type="text/html"), "is not a GGUF file: it starts with b'<!DO'"),
-        (sends(200, GZIP, Content_Encoding="gzip"), r"is not a GGUF file: it starts with b'\x1f\x8b"),
+        (
+            sends(200, GZIP, Content_Encoding="gzip"),
+            r"is not a GGUF file: it starts with b'\x1f\x8b",
+        ),
         (sends(200, GZIP), r"is not a GGUF file: it starts with b'\x1f\x8b"),
         (sends(302, Location="/x/m.gguf"), "redirects"),
         (sends(302, Location="file:///etc/passwd"), "cannot fetch"),
@@ -178,7 +187,9 @@ def test_what_broke_off_is_gone_on_with(serve: Callable[..., httpx.URL], tmp_pat
     assert [seen.get("if-range") for seen in Handler.seen] == [None, '"1"', '"1"', '"1"']
 
 
-def test_a_later_start_goes_on_where_an_earlier_one_gave_up(serve: Callable[..., httpx.URL], tmp_path: Path) -> None:
+def test_a_later_start_goes_on_where_an_earlier_one_gave_up(
+    serve: Callable[..., httpx.URL], tmp_path: Path
+) -> None:
     assert "cannot fetch" in refusal(serve(whole(stop=50_000)), tmp_path / "m.gguf")
     assert len(Handler.seen) == module.MAX_TRIES
     assert {path.name for path in tmp_path.iterdir()} == {"m.gguf.part", "m.gguf.part.json"}
@@ -193,17 +204,23 @@ def test_bytes_that_may_not_have_reached_the_disk_are_fetched_again(
 ) -> None:
     refusal(serve(whole(stop=50_000)), tmp_path / "m.gguf")
     with (tmp_path / "m.gguf.part").open("ab") as file:
-        file.write(bytes(10_000))  # a process that was killed had written these, and a power failure made them zeros
+        file.write(
+            bytes(10_000)
+        )  # a process that was killed had written these, and a power failure made them zeros
     fetch(serve(whole()), tmp_path / "m.gguf")
     assert (tmp_path / "m.gguf").read_bytes() == MODEL
 
 
 def with_other_range(handler: Handler, _: int) -> None:
-    handler.send(206, OTHER[60_000:], ETag='"1"', Content_Range=f"bytes 60000-{len(OTHER) - 1}/{len(OTHER)}")
+    handler.send(
+        206, OTHER[60_000:], ETag='"1"', Content_Range=f"bytes 60000-{len(OTHER) - 1}/{len(OTHER)}"
+    )
 
 
 def with_other_tag(handler: Handler, _: int) -> None:
-    handler.send(206, OTHER[50_000:], ETag='"2"', Content_Range=f"bytes 50000-{len(OTHER) - 1}/{len(OTHER)}")
+    handler.send(
+        206, OTHER[50_000:], ETag='"2"', Content_Range=f"bytes 50000-{len(OTHER) - 1}/{len(OTHER)}"
+    )
 
 
 @pytest.mark.parametrize("between", [None, with_other_range, with_other_tag, sends(416)])
@@ -223,7 +240,9 @@ def test_without_a_word_whether_it_is_the_same_it_is_fetched_anew(
     assert "range" not in Handler.seen[1]
 
 
-def test_a_server_that_falls_silent_is_asked_again(serve: Callable[..., httpx.URL], tmp_path: Path) -> None:
+def test_a_server_that_falls_silent_is_asked_again(
+    serve: Callable[..., httpx.URL], tmp_path: Path
+) -> None:
     asked_again = threading.Event()
 
     def silent(handler: Handler, _: int) -> None:
@@ -240,13 +259,16 @@ def test_a_server_that_falls_silent_is_asked_again(serve: Callable[..., httpx.UR
         asked_again.set()
         whole()(handler, n)
 
-    # So long after its last byte the first connection is given up: enough for those that come to get through.
+    # So long after its last byte the first connection is given up: enough for those that come to
+    # get through.
     fetch(serve(silent, answer), tmp_path / "m.gguf", read_seconds=3.0)
     assert (tmp_path / "m.gguf").read_bytes() == MODEL
     assert Handler.seen[1]["range"] == "bytes=40000-"
 
 
-def test_a_file_without_a_length_may_come_in_chunks(serve: Callable[..., httpx.URL], tmp_path: Path) -> None:
+def test_a_file_without_a_length_may_come_in_chunks(
+    serve: Callable[..., httpx.URL], tmp_path: Path
+) -> None:
     def chunked(handler: Handler, n: int) -> None:
         handler.send_response(200)
         handler.send_header("Transfer-Encoding", "chunked")
@@ -273,7 +295,9 @@ def test_a_disk_without_room_is_told_before_anything_is_written(
     assert not list(tmp_path.iterdir())
 
 
-def test_two_that_fetch_the_same_file_share_the_work(serve: Callable[..., httpx.URL], tmp_path: Path) -> None:
+def test_two_that_fetch_the_same_file_share_the_work(
+    serve: Callable[..., httpx.URL], tmp_path: Path
+) -> None:
     begun = threading.Event()
 
     def slow(handler: Handler, n: int) -> None:
@@ -324,14 +348,21 @@ def test_parts_have_the_address_of_the_first_but_for_their_name(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     base = str(serve(whole())).removesuffix("/x/m.gguf")
     name = "a b-00001-of-00002.gguf"
-    fetch_url(f"{base}/{name}/a%20b-00001-of-00002.gguf?t={name}".replace(" ", "%20"), offline=False)
+    fetch_url(
+        f"{base}/{name}/a%20b-00001-of-00002.gguf?t={name}".replace(" ", "%20"), offline=False
+    )
     assert Handler.paths == [
-        f"/a%20b-00001-of-00002.gguf/a%20b-0000{n}-of-00002.gguf?t=a%20b-00001-of-00002.gguf" for n in (1, 2)
+        f"/a%20b-00001-of-00002.gguf/a%20b-0000{n}-of-00002.gguf?t=a%20b-00001-of-00002.gguf"
+        for n in (1, 2)
     ]
 
 
-@pytest.mark.parametrize("name", ["m.bin", "", "%2e%2e%2f", "a%1b%5d0%3bx.gguf", "a%0a.gguf", "m.gguf/"])
-def test_names_that_no_model_has(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "name", ["m.bin", "", "%2e%2e%2f", "a%1b%5d0%3bx.gguf", "a%0a.gguf", "m.gguf/"]
+)
+def test_names_that_no_model_has(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(ConfigError, match="does not end in the name of a GGUF file"):
         fetch_url(f"http://127.0.0.1:9/{name}", offline=False)
@@ -339,9 +370,12 @@ def test_names_that_no_model_has(name: str, tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("m" * 255 + ".gguf", "cannot store"), ("m-00001-of-99999.gguf", "at most 512")]
+    ("name", "said"),
+    [("m" * 255 + ".gguf", "cannot store"), ("m-00001-of-99999.gguf", "at most 512")],
 )
-def test_names_of_no_file(name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_no_file(
+    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for _ in range(2):  # a folder that is there changes nothing
         with pytest.raises(ConfigError, match=said):

@@ -20,7 +20,9 @@ RECOMMENDED = {
     "general.sampling.min_p": "much",
 }
 
-TOOL_USE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+TOOL_USE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+)
 TOOL_USE += "{% for t in tools %}TOOL {{ t.function.name }}\n{% endfor %}"
 TOOL_USE += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 PLAIN = TOOL_USE.replace("{% for t in tools %}TOOL {{ t.function.name }}\n{% endfor %}", "")
@@ -61,12 +63,16 @@ def test_parameters_of_the_file_are_defaults_below_flags_and_requests(server: Se
     assert slot["params"]["temperature"] == 0.25
 
 
-def test_a_section_of_a_preset_wins(start: Callable[..., Server], model: Path, tmp_path: Path) -> None:
+def test_a_section_of_a_preset_wins(
+    start: Callable[..., Server], model: Path, tmp_path: Path
+) -> None:
     presets = tmp_path / "models.ini"
     presets.write_text(f"[one]\nmodel = {model}\ntemp = 0.5\n", encoding="utf-8")
     running = start("", "--models-preset", str(presets), "--no-kv-cache")
     body = {**ASKED, "model": "one"}
-    assert httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=60).status_code == 200
+    assert (
+        httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=60).status_code == 200
+    )
     props = httpx.get(f"{running.url}/props", params={"model": "one"}).json()
     params = props["default_generation_settings"]["params"]
     assert (params["temperature"], params["top_k"]) == (0.5, 20)
@@ -78,11 +84,15 @@ def test_requests_with_tools_are_written_by_the_template_for_tools(server: Serve
     assert props["chat_template_caps"]["supports_tools"]
 
     def prompt(**more: Any) -> str:
-        return str(httpx.post(f"{server.url}/apply-template", json={**ASKED, **more}).json()["prompt"])
+        return str(
+            httpx.post(f"{server.url}/apply-template", json={**ASKED, **more}).json()["prompt"]
+        )
 
     assert "TOOL look_up" in prompt(tools=TOOLS)
     assert "TOOL" not in prompt()
-    with_tools = httpx.post(f"{server.url}/v1/chat/completions", json={**ASKED, "tools": TOOLS}).json()
+    with_tools = httpx.post(
+        f"{server.url}/v1/chat/completions", json={**ASKED, "tools": TOOLS}
+    ).json()
     without = httpx.post(f"{server.url}/v1/chat/completions", json=ASKED).json()
     assert with_tools["usage"]["prompt_tokens"] > without["usage"]["prompt_tokens"]
 
@@ -101,8 +111,12 @@ def test_a_file_with_a_template_for_tools_alone(
     assert "no chat template" not in pyctl("doctor", "-m", str(target)).stdout
 
 
-def test_a_broken_template_for_tools_is_one_line(start: Callable[..., Server], model: Path, tmp_path: Path) -> None:
+def test_a_broken_template_for_tools_is_one_line(
+    start: Callable[..., Server], model: Path, tmp_path: Path
+) -> None:
     broken = {"tokenizer.chat_template.tool_use": "{% for %}"}
-    running = start("", "-m", str(copy_with(model, tmp_path / "broken.gguf", broken)), "--no-kv-cache")
+    running = start(
+        "", "-m", str(copy_with(model, tmp_path / "broken.gguf", broken)), "--no-kv-cache"
+    )
     assert "the model's template for tools is not used: broken chat template" in running.log()
     assert "chat_template_tool_use" not in httpx.get(f"{running.url}/props").json()

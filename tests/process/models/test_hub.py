@@ -27,7 +27,11 @@ FILES = {
 REPOS = {
     "org/model-GGUF": FILES,
     "org/large": {"x-IQ2_M.gguf": b"GGUF", "x-q8_0.gguf": b"GGUF 8"},
-    "org/odd": {"mmproj.gguf": b"-", "sub/first.gguf": b"GGUF first", "sub/second.gguf": b"GGUF second"},
+    "org/odd": {
+        "mmproj.gguf": b"-",
+        "sub/first.gguf": b"GGUF first",
+        "sub/second.gguf": b"GGUF second",
+    },
     "org/seeing": {
         "m-Q4_K_M.gguf": b"GGUF 4",
         "m-Q8_0.gguf": b"GGUF 8",
@@ -43,7 +47,9 @@ REPOS = {
 
 
 class Hub(Handler):
-    """The list of files, their sizes and their contents; ``seen`` counts requests, ``broken`` answers 503."""
+    """The list of files, their sizes and their contents; ``seen`` counts requests, ``broken``
+    answers 503.
+    """
 
     seen: list[str]
     broken = False
@@ -60,7 +66,9 @@ class Hub(Handler):
         Hub.seen.append(self.path)
         if Hub.broken:
             return 503, b"", {}
-        if (match := re.fullmatch(r"/api/models/([^/]+/[^/?]+).*", self.path)) and match[1] in REPOS:
+        if (match := re.fullmatch(r"/api/models/([^/]+/[^/?]+).*", self.path)) and match[
+            1
+        ] in REPOS:
             if match[1] == "org/secret" and self.headers.get("Authorization") != "Bearer t0ken":
                 return 401, b"", {"X-Error-Code": "GatedRepo"}
             names = [{"rfilename": name} for name in REPOS[match[1]]]
@@ -69,7 +77,11 @@ class Hub(Handler):
         if match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)", self.path):
             if (found := REPOS.get(match[1], {}).get(match[2])) is None:
                 return 404, b"", {"X-Error-Code": "EntryNotFound"}
-            return 200, found, {"ETag": f'"{hashlib.sha256(found).hexdigest()}"', "X-Repo-Commit": COMMIT}
+            return (
+                200,
+                found,
+                {"ETag": f'"{hashlib.sha256(found).hexdigest()}"', "X-Repo-Commit": COMMIT},
+            )
         return 401, b"", {"X-Error-Code": "RepoNotFound"}
 
 
@@ -110,12 +122,19 @@ Run = Callable[..., list[object]]
 def run(hub: str, tmp_path: Path) -> Run:
     """run({settings}, ...) -> [name, content] of the file, or the text of the error, for each.
 
-    In a process of its own: the library reads its variables when it is imported. No settings mean the list of models.
+    In a process of its own: the library reads its variables when it is imported. No settings mean
+    the list of models.
     """
 
-    def child(*settings: dict[str, object], endpoint: str = hub, logs: bool = False, **variables: str) -> list[object]:
+    def child(
+        *settings: dict[str, object], endpoint: str = hub, logs: bool = False, **variables: str
+    ) -> list[object]:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-        environ |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf"), "XDG_CACHE_HOME": str(tmp_path)}
+        environ |= {
+            "HF_ENDPOINT": endpoint,
+            "HF_HOME": str(tmp_path / "hf"),
+            "XDG_CACHE_HOME": str(tmp_path),
+        }
         environ |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
         environ |= {"HF_HUB_ETAG_TIMEOUT": "60", "HF_HUB_DOWNLOAD_TIMEOUT": "60", **variables}
         command = [sys.executable, "-c", CHILD, json.dumps(settings), *["logs"] * logs]
@@ -146,7 +165,13 @@ def test_the_quant_is_chosen_as_llama_server_does(run: Run) -> None:
         ["first.gguf", "GGUF first"],
         ["s-Q8_0.gguf", "GGUF secret"],
         [
-            *("org/large:Q8_0", "org/model-GGUF:BF16", "org/model-GGUF:Q4_K_M", "org/model-GGUF:Q8_0", "org/odd"),
+            *(
+                "org/large:Q8_0",
+                "org/model-GGUF:BF16",
+                "org/model-GGUF:Q4_K_M",
+                "org/model-GGUF:Q8_0",
+                "org/odd",
+            ),
             "org/secret:Q8_0",
         ],
     ]
@@ -162,7 +187,9 @@ def test_a_download_into_a_log_has_a_line(run: Run) -> None:
 
 
 def test_the_vision_encoder_beside_a_model_comes_with_it(run: Run, hub: str) -> None:
-    """The nearest one, then the one whose quant is most like the model's, as llama-server has it."""
+    """The nearest one, then the one whose quant is most like the model's, as llama-server has
+    it.
+    """
     one = {"hf_repo": "org/model-GGUF", "sees": True}
     many = {"hf_repo": "org/seeing", "sees": True}
     assert run(
@@ -171,7 +198,13 @@ def test_the_vision_encoder_beside_a_model_comes_with_it(run: Run, hub: str) -> 
         {**many, "hf_file": "m-Q8_0.gguf"},
         {**many, "hf_file": "sub/m-BF16.gguf"},
         {"hf_repo": "org/large", "sees": True},
-    ) == ["mmproj-model-F16.gguf", "mmproj-Q8_0.gguf", "mmproj-Q8_0.gguf", "mmproj-x-F32.gguf", None]
+    ) == [
+        "mmproj-model-F16.gguf",
+        "mmproj-Q8_0.gguf",
+        "mmproj-Q8_0.gguf",
+        "mmproj-x-F32.gguf",
+        None,
+    ]
     n_seen = len(Hub.seen)
     assert run({**one, "offline": True}, {**many, "hf_file": "m-Q8_0.gguf", "offline": True}) == [
         "mmproj-model-F16.gguf",
@@ -201,7 +234,8 @@ def test_what_was_fetched_is_found_without_a_network(run: Run, hub: str) -> None
         Hub.broken = False
     (missing,) = run({"hf_repo": "org/model-GGUF:Q8_0", "offline": True})
     assert missing == (
-        "no GGUF file of quant Q8_0 in the downloaded part of org/model-GGUF; found model-BF16-00001-of-00002.gguf,"
+        "no GGUF file of quant Q8_0 in the downloaded part of org/model-GGUF; found "
+        "model-BF16-00001-of-00002.gguf,"
         " model-Q4_K_M.gguf"
     )
 
@@ -226,9 +260,13 @@ def test_what_the_hub_does_not_have(run: Run, hub: str) -> None:
         {},
     ) == [
         f"there is no model org/nothing at {hub}, or it needs --hf-token",
-        "no GGUF file of quant Q5_K_M in org/model-GGUF; found model-BF16-00001-of-00002.gguf, model-Q4_K_M.gguf,"
+        "no GGUF file of quant Q5_K_M in org/model-GGUF; found model-BF16-00001-of-00002.gguf, "
+        "model-Q4_K_M.gguf,"
         " model-Q8_0.gguf",
-        "no file x.gguf in org/model-GGUF; found model-BF16-00001-of-00002.gguf, model-Q4_K_M.gguf, model-Q8_0.gguf",
+        (
+            "no file x.gguf in org/model-GGUF; found model-BF16-00001-of-00002.gguf, "
+            "model-Q4_K_M.gguf, model-Q8_0.gguf"
+        ),
         "no GGUF file in org/none; found none",
         "org/secret requires that you accept its terms; then pass --hf-token",
         "org/model-GGUF is not downloaded yet, and --offline forbids it",
@@ -238,4 +276,6 @@ def test_what_the_hub_does_not_have(run: Run, hub: str) -> None:
 
 def test_no_network_and_nothing_fetched(run: Run) -> None:
     (message,) = run({"hf_repo": "org/model-GGUF"}, endpoint="http://127.0.0.1:9")
-    assert str(message).startswith("org/model-GGUF is not downloaded yet, and http://127.0.0.1:9 cannot be reached (")
+    assert str(message).startswith(
+        "org/model-GGUF is not downloaded yet, and http://127.0.0.1:9 cannot be reached ("
+    )

@@ -1,4 +1,6 @@
-"""Silent and slow clients do not block other clients; and the addresses on which a server listens."""
+"""Silent and slow clients do not block other clients; and the addresses on which a server
+listens.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,10 @@ def test_more_connections_than_files_are_few_lines_of_log() -> None:
 
 
 def test_beyond_the_limit_silent_ones_make_room_and_busy_ones_do_not() -> None:
-    head = b"POST /completion HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 400\r\n\r\n"
+    head = (
+        b"POST /completion HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: "
+        b"400\r\n\r\n"
+    )
     with server(maximum=8) as process:
         address = line(process)
         with silent(address, 20) as all_silent:
@@ -103,7 +108,10 @@ def test_beyond_the_limit_silent_ones_make_room_and_busy_ones_do_not() -> None:
 
 def test_a_request_with_two_lengths_is_the_last_of_its_connection() -> None:
     """A proxy in front may take what follows it for the rest of its body (RFC 9112, 6.3)."""
-    both = b"GET /health HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"
+    both = (
+        b"GET /health HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\ntransfer-encoding: "
+        b"chunked\r\n\r\n0\r\n\r\n"
+    )
     with server() as process:
         address = line(process)
         with connect(address) as connection:
@@ -119,7 +127,9 @@ def closed_after(connection: socket.socket, drip: bytes = b"") -> bytes:
     received, end = b"", time.monotonic() + 60
     connection.settimeout(0.1)
     while time.monotonic() < end:
-        with contextlib.suppress(ConnectionError, TimeoutError):  # what came before the end is still to be read
+        with contextlib.suppress(
+            ConnectionError, TimeoutError
+        ):  # what came before the end is still to be read
             connection.sendall(drip)
         with contextlib.suppress(TimeoutError):
             try:
@@ -181,7 +191,9 @@ def test_who_was_answered_may_take_longer_to_ask_again() -> None:
             kept.sendall(request)
             assert answer(kept).startswith(b"HTTP/1.1 200 ")
             late.sendall(request[:9])
-            assert closed_after(late).startswith(b"HTTP/1.1 408 "), "of a head that has begun, the rest is due"
+            assert closed_after(late).startswith(b"HTTP/1.1 408 "), (
+                "of a head that has begun, the rest is due"
+            )
         complaints(process)
     with server(constants=["HEAD_SECONDS=90", "KEPT_SECONDS=1"]) as process:
         with answered(line(process)) as left:
@@ -190,7 +202,9 @@ def test_who_was_answered_may_take_longer_to_ask_again() -> None:
 
 
 def test_a_new_connection_has_all_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What passed between two looks began before it, and a process that was held up still has to read what it says."""
+    """What passed between two looks began before it, and a process that was held up still has to
+    read what it says.
+    """
     monkeypatch.setattr("pyctl.server.guard.HEAD_SECONDS", 4.0)
 
     async def look() -> bool:
@@ -212,8 +226,11 @@ def test_a_new_connection_has_all_its_time(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_clients_give_up_kept_connections_before_the_server_does() -> None:
-    # Else a request that was just sent meets a closed connection, and the client cannot know whether to repeat it.
-    assert KEPT_SECONDS > 60 > (httpx.Limits().keepalive_expiry or 0) > 0, "nginx keeps one for 60 s"
+    # Else a request that was just sent meets a closed connection, and the client cannot know
+    # whether to repeat it.
+    assert KEPT_SECONDS > 60 > (httpx.Limits().keepalive_expiry or 0) > 0, (
+        "nginx keeps one for 60 s"
+    )
 
 
 def test_long_replies_and_fast_bodies_are_left_alone() -> None:
@@ -221,9 +238,13 @@ def test_long_replies_and_fast_bodies_are_left_alone() -> None:
     with server(constants=constants) as process:
         address = line(process)
         body = {"messages": [{"role": "user", "content": "x" * 8_000_000}], "stream": True}
-        assert httpx.post(f"{address}/v1/chat/completions", json=body, timeout=60).status_code == 400
+        assert (
+            httpx.post(f"{address}/v1/chat/completions", json=body, timeout=60).status_code == 400
+        )
         body["messages"] = [{"role": "user", "content": "hi"}]
-        with httpx.stream("POST", f"{address}/v1/chat/completions", json=body, timeout=60) as response:
+        with httpx.stream(
+            "POST", f"{address}/v1/chat/completions", json=body, timeout=60
+        ) as response:
             chunks = response.iter_bytes()
             next(chunks)
             with connect(address) as silent_one, connect(address) as slow:
@@ -231,7 +252,9 @@ def test_long_replies_and_fast_bodies_are_left_alone() -> None:
                 assert closed_after(silent_one) == b""
                 assert b"HTTP/1.1 408 " in closed_after(slow)
             process.terminate()
-            assert b"unavailable_error" in b"".join(chunks), "the stream was open for longer than any limit"
+            assert b"unavailable_error" in b"".join(chunks), (
+                "the stream was open for longer than any limit"
+            )
 
 
 def test_a_client_that_takes_nothing_of_its_reply_is_left() -> None:
@@ -244,7 +267,9 @@ def test_a_client_that_takes_nothing_of_its_reply_is_left() -> None:
             greedy.settimeout(90)
             request = b"GET /props HTTP/1.1\r\nhost: a\r\n\r\n"
 
-            def ask_for_ever() -> None:  # the client reads no answers, so the server soon stops reading requests
+            def ask_for_ever() -> (
+                None
+            ):  # the client reads no answers, so the server soon stops reading requests
                 while True:
                     greedy.sendall(request * 100)
 
@@ -254,7 +279,8 @@ def test_a_client_that_takes_nothing_of_its_reply_is_left() -> None:
         assert "a client took nothing of its reply" in complaints(process)
 
 
-# -- where it listens --------------------------------------------------------------------------------------------------
+# -- where it listens
+# ----------------------------------------------------------------------------------
 
 
 def test_several_addresses_have_the_same_port() -> None:
@@ -305,6 +331,9 @@ def test_only_its_own_socket_is_removed(tmp_path: Path) -> None:
             other.bind(path)
     assert os.path.exists(path)
     (tmp_path / "file.sock").write_text("mine")
-    with pytest.raises(ConfigError, match="a file of that name"), bind([str(tmp_path / "file.sock")]):
+    with (
+        pytest.raises(ConfigError, match="a file of that name"),
+        bind([str(tmp_path / "file.sock")]),
+    ):
         pass
     assert (tmp_path / "file.sock").read_text() == "mine"

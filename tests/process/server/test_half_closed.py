@@ -1,4 +1,6 @@
-"""Clients that close their sending side: those that read on get their reply, those that are gone free their work."""
+"""Clients that close their sending side: those that read on get their reply, those that are gone
+free their work.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ REQUEST = b"POST /%d HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n{}"
 
 
 class App:
-    """Answers when ``opened``, and records the paths that were answered and those whose client left."""
+    """Answers when ``opened``, and records the paths that were answered and those whose client
+    left.
+    """
 
     def __init__(self, *, starts: bool = False) -> None:
         self.opened = asyncio.Event()
@@ -47,7 +51,13 @@ class App:
         gone.cancel()
         self.answered.append(scope["path"])
         if not self._starts:
-            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"3")]})
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": 200,
+                    "headers": [(b"content-length", b"3")],
+                }
+            )
         await send({"type": "http.response.body", "body": b"two", "more_body": False})
 
 
@@ -61,7 +71,9 @@ async def served(app: App, path: str = "") -> AsyncIterator[Any]:
     with socket.socket(family, socket.SOCK_STREAM) as listening:
         listening.bind(path or ("127.0.0.1", 0))
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: GuardedProtocol(guard, config, state), sock=listening)
+        server = await loop.create_server(
+            lambda: GuardedProtocol(guard, config, state), sock=listening
+        )
 
         async def look() -> None:
             while True:
@@ -123,7 +135,9 @@ async def test_the_work_for_a_client_that_is_gone_ends(kind: str, tmp_path: Path
     ids=["reply has started", "HTTP/1.0"],
 )
 @in_loop
-async def test_a_client_counts_as_gone_where_nothing_can_be_written(request_bytes: bytes, starts: bool) -> None:
+async def test_a_client_counts_as_gone_where_nothing_can_be_written(
+    request_bytes: bytes, starts: bool
+) -> None:
     app = App(starts=starts)
     async with served(app) as address:
         reader, writer = await connected(address)

@@ -25,7 +25,8 @@ libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 turn, over = threading.Lock(), threading.Barrier({THREADS + 1})
 
 def work():
-    # One after the other takes 16 MiB and frees most of it, as a request does that leaves something remembered.
+    # One after the other takes 16 MiB and frees most of it, as a request that leaves something
+    # remembered does.
     with turn:
         pieces = [libc.malloc(2**16) for _ in range(256)]
         for piece in pieces:
@@ -46,12 +47,16 @@ print((resident_bytes() - before) // {MIB})
 
 
 def test_what_one_thread_freed_is_there_for_the_next() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False
+    )
     if "no such heaps" in done.stderr:
         pytest.skip("the C library is another")
     assert done.returncode == 0, done.stderr[-2000:]
     kept, at_rest = map(int, done.stdout.split())
-    assert kept <= 64, "two heaps of 16 MiB, and what 12 threads left; with a heap for each it is 192"
+    assert kept <= 64, (
+        "two heaps of 16 MiB, and what 12 threads left; with a heap for each it is 192"
+    )
     assert at_rest <= 24, "what 12 threads left is 12 MiB"
 
 

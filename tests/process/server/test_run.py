@@ -48,7 +48,9 @@ def server(
     ]
     if files is not None:
         command = ["prlimit", f"--nofile={files[0]}:{files[1]}", *command]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         yield process
     finally:
@@ -68,7 +70,9 @@ def test_a_signal_ends_streams_and_lets_the_program_go_on(number: signal.Signals
         address = line(process)
         assert httpx.get(f"{address}/health").json() == {"status": "ok"}
         body = {"messages": HI, "stream": True}
-        with httpx.stream("POST", f"{address}/v1/chat/completions", json=body, timeout=60) as response:
+        with httpx.stream(
+            "POST", f"{address}/v1/chat/completions", json=body, timeout=60
+        ) as response:
             chunks = response.iter_bytes()
             received = next(chunks)
             process.send_signal(number)
@@ -117,7 +121,10 @@ def test_an_address_in_use_is_one_line() -> None:
 
 def test_a_certificate_that_is_none_is_one_line_with_its_file(tmp_path: Path) -> None:
     (tmp_path / "cert").write_text("no")
-    for key, words in (("cert", "not a PEM certificate with its key"), ("missing", "No such file or directory")):
+    for key, words in (
+        ("cert", "not a PEM certificate with its key"),
+        ("missing", "No such file or directory"),
+    ):
         files = {"ssl_cert_file": str(tmp_path / "cert"), "ssl_key_file": str(tmp_path / key)}
         with pytest.raises(ConfigError, match=f"{key}: {words}"):
             serve(create_loading_app(AppState(ServerSettings())), [], ListenSettings(**files))
@@ -145,7 +152,12 @@ def test_everything_waits_for_the_model() -> None:
     bench = Bench(play("x"))
     gate = LoadingApp(create_loading_app(AppState(ServerSettings())), seconds=0.01)
     client = Client(gate)
-    for method, path in (("GET", "/health"), ("POST", "/completion"), ("GET", "/nowhere"), ("DELETE", "/cache")):
+    for method, path in (
+        ("GET", "/health"),
+        ("POST", "/completion"),
+        ("GET", "/nowhere"),
+        ("DELETE", "/cache"),
+    ):
         response = client.request(method, path, headers={"Origin": "http://page"})
         assert (response.status_code, response.json()) == (503, LOADING)
         assert response.headers["access-control-allow-origin"] == "http://page"
@@ -181,10 +193,17 @@ def test_the_page_gets_its_markdown_before_the_model_is_loaded() -> None:
 
 
 @pytest.mark.parametrize("is_loaded", [True, False])
-def test_a_request_is_held_while_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch, is_loaded: bool) -> None:
-    """One that is held gets its reply; one that is too many, or is there when loading ends in another way, 503."""
+def test_a_request_is_held_while_the_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, is_loaded: bool
+) -> None:
+    """One that is held gets its reply; one that is too many, or is there when loading ends in
+    another way, 503.
+    """
     monkeypatch.setattr("pyctl.server.middleware.MAX_HELD", 1)
-    bench, gate = Bench(play("x")), LoadingApp(create_loading_app(AppState(ServerSettings())), seconds=60.0)
+    bench, gate = (
+        Bench(play("x")),
+        LoadingApp(create_loading_app(AppState(ServerSettings())), seconds=60.0),
+    )
     with ThreadPoolExecutor(1) as pool:
         held = pool.submit(Client(gate).post, "/completion", json={"prompt": "a"})
         until(lambda: gate.n_held == 1)

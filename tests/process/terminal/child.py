@@ -1,8 +1,10 @@
-"""A chat with a scripted backend in a process of its own: ``python child.py [--tty] [--dead] [flags of a chat]``.
+"""A chat with a scripted backend in a process of its own: ``python child.py [--tty] [--dead] [flags
+of a chat]``.
 
-The reply repeats the question or the result of a tool; "slow" is answered without end, "fail" with an error,
-"call NAME" with a call of that tool, and "long" when the file "go" is in the state directory. With --dead there is no
-backend at all. With --loads the whole command runs, whose model is loaded when that file is there.
+The reply repeats the question or the result of a tool; "slow" is answered without end, "fail" with
+an error, "call NAME" with a call of that tool, and "long" when the file "go" is in the state
+directory. With --dead there is no backend at all. With --loads the whole command runs, whose model
+is loaded when that file is there.
 """
 
 from __future__ import annotations

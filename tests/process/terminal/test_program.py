@@ -32,8 +32,15 @@ STATS = "7 cached (live) | 5 evaluated | first 1 ms | 3 tokens | 2.0/s"
 
 
 def environment(state: Path) -> dict[str, str]:
-    extra = {"XDG_STATE_HOME": str(state), "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "PYTHONPATH": ROOT}
-    return {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")} | extra
+    extra = {
+        "XDG_STATE_HOME": str(state),
+        "TERM": "xterm",
+        "PROMPT_TOOLKIT_NO_CPR": "1",
+        "PYTHONPATH": ROOT,
+    }
+    return {
+        name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")
+    } | extra
 
 
 def pipe(tmp_path: Path, text: str | bytes, *argv: str) -> subprocess.CompletedProcess[bytes]:
@@ -72,7 +79,9 @@ class Terminal:
     def expect(self, text: str, seconds: float = SECONDS) -> str:
         """Wait until ``text`` shows up; return what came before it, and forget both."""
         end = time.monotonic() + seconds
-        while text not in (plain := CONTROL.sub("", self.shown.replace(BRACKETED_PASTE_ON, PROMPT))):
+        while text not in (
+            plain := CONTROL.sub("", self.shown.replace(BRACKETED_PASTE_ON, PROMPT))
+        ):
             ready, _, _ = select.select([self._end], [], [], max(0.0, end - time.monotonic()))
             assert ready, f"{text!r} did not appear in {plain!r}"
             more = self._decoder.decode(os.read(self._end, 65536))
@@ -116,7 +125,9 @@ def test_piped_lines_are_messages_and_commands(tmp_path: Path) -> None:
     assert ended.returncode == 0
     assert ended.stdout.decode() == "turn 2: 'hello'\nturn 2: 'wor\\\\'\nturn 4: 'last'\n"
     said = f"thinking\n{STATS}\n"
-    assert ended.stderr.decode() == f"{said}0 messages left\nsystem: Be brief.\n{said}{said}exit 0\n"
+    assert (
+        ended.stderr.decode() == f"{said}0 messages left\nsystem: Be brief.\n{said}{said}exit 0\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -125,13 +136,19 @@ def test_piped_lines_are_messages_and_commands(tmp_path: Path) -> None:
         ("fail\nnever\n", "error: it broke"),
         (
             "/nonsense\nnever\n",
-            "error: unknown command /nonsense; /help lists them, and // starts a message with a slash",
+            (
+                "error: unknown command /nonsense; /help lists them, and // starts a message "
+                "with a "
+                "slash"
+            ),
         ),
         ("/undo\n", "error: no message has been sent yet"),
         (b"\xff\n", "error: the input is not utf-8 text"),
     ],
 )
-def test_piped_errors_exit_with_1_and_one_line(tmp_path: Path, text: str | bytes, message: str) -> None:
+def test_piped_errors_exit_with_1_and_one_line(
+    tmp_path: Path, text: str | bytes, message: str
+) -> None:
     ended = pipe(tmp_path, text, "--no-stats", "--lines")
     assert ended.returncode == 1
     assert ended.stdout == b""
@@ -149,7 +166,10 @@ def test_a_pipe_is_one_prompt_below_that_of_the_command(tmp_path: Path) -> None:
         ended = pipe(tmp_path, "/one\n\ntwo\n", *flags)
         assert (ended.returncode, ended.stdout.decode()) == (0, f"turn 1: {said!r}\n")
     ended = pipe(tmp_path, " \n", "--no-stats")
-    assert (ended.returncode, ended.stderr.decode()) == (1, "error: standard input is empty\nexit 1\n")
+    assert (ended.returncode, ended.stderr.decode()) == (
+        1,
+        "error: standard input is empty\nexit 1\n",
+    )
     assert not (tmp_path / "pyctl").exists()
 
 
@@ -204,7 +224,9 @@ def test_terminal_several_lines(terminal: Terminal) -> None:
     terminal.leave()
 
 
-def test_terminal_ctrl_c_stops_the_reply_and_not_the_program(terminal: Terminal, tmp_path: Path) -> None:
+def test_terminal_ctrl_c_stops_the_reply_and_not_the_program(
+    terminal: Terminal, tmp_path: Path
+) -> None:
     terminal.type("slow\r")
     terminal.expect("word word word")
     terminal.say("\x03", "stopped")
@@ -257,7 +279,9 @@ def test_terminal_shows_how_far_a_prompt_is_read(terminal: Terminal, tmp_path: P
 
 
 def call(terminal: Terminal, name: str, answer: str | None, result: str) -> None:
-    """Have the model call a tool; the question is answered, or not asked where ``answer`` is None."""
+    """Have the model call a tool; the question is answered, or not asked where ``answer`` is
+    None.
+    """
     effect = {"look": "reads only", "act": "can change things"}[name]
     terminal.type(f"call {name}\r")
     terminal.expect(f'call {name} {{"where": "here"}}')

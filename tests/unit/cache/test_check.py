@@ -26,14 +26,31 @@ def filled() -> RamCache:
 @pytest.mark.parametrize(
     ("part", "name", "value", "told"),
     [
-        (lambda cache: cache.snapshots()[0].segment, "tokens", as_tokens(range(1, 11)), "tokens that do not match its"),
-        (lambda cache: cache.snapshots()[0].segment, "references", 3, "[0, 10) counts 3 references, 2 are there"),
-        (lambda cache: cache.snapshots()[1].segment, "rows", np.zeros(30, np.uint8), "counts 116 bytes, 136 are there"),
+        (
+            lambda cache: cache.snapshots()[0].segment,
+            "tokens",
+            as_tokens(range(1, 11)),
+            "tokens that do not match its",
+        ),
+        (
+            lambda cache: cache.snapshots()[0].segment,
+            "references",
+            3,
+            "[0, 10) counts 3 references, 2 are there",
+        ),
+        (
+            lambda cache: cache.snapshots()[1].segment,
+            "rows",
+            np.zeros(30, np.uint8),
+            "counts 116 bytes, 136 are there",
+        ),
         (lambda cache: cache, "pinned", set(filled().snapshots()[:1]), "a pinned snapshot is gone"),
         (lambda cache: cache, "budget", 10, "bytes, at most 10 are allowed"),
     ],
 )
-def test_damage_is_told(part: Callable[[RamCache], object], name: str, value: object, told: str) -> None:
+def test_damage_is_told(
+    part: Callable[[RamCache], object], name: str, value: object, told: str
+) -> None:
     cache = filled()
     assert faults(cache) == []
     setattr(part(cache), name, value)

@@ -1,4 +1,6 @@
-"""Digests of prefixes depend on their tokens alone, in any order of calls; chains are compared link by link."""
+"""Digests of prefixes depend on their tokens alone, in any order of calls; chains are compared link
+by link.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +24,25 @@ def test_prefixes_equal_hashing_each_alone(lengths: list[int]) -> None:
 
 
 @given(
-    st.sets(st.integers(1, 200)), st.sets(st.integers(1, 200)), st.lists(st.integers(1, 200), max_size=5), st.booleans()
+    st.sets(st.integers(1, 200)),
+    st.sets(st.integers(1, 200)),
+    st.lists(st.integers(1, 200), max_size=5),
+    st.booleans(),
 )
 def test_prefixes_found_in_one_pass_are_those_named_one_by_one(
     mine: set[int], others: set[int], before: list[int], is_known: bool
 ) -> None:
     prompt, other = (PromptMatch(as_tokens(np.arange(200) + start)) for start in (0, 1))
-    names = {(n, prompt.prefix(n).digest) for n in mine} | {(n, other.prefix(n).digest) for n in others}
+    names = {(n, prompt.prefix(n).digest) for n in mine} | {
+        (n, other.prefix(n).digest) for n in others
+    }
     asked = prompt if is_known else PromptMatch(prompt.tokens)
     for n in before:
         asked.prefix(n)
     assert asked.among(names, sorted(mine | others)) == [prompt.prefix(n) for n in sorted(mine)]
-    assert [asked.prefix(n) for n in range(1, 201)] == [PromptMatch(prompt.tokens).prefix(n) for n in range(1, 201)]
+    assert [asked.prefix(n) for n in range(1, 201)] == [
+        PromptMatch(prompt.tokens).prefix(n) for n in range(1, 201)
+    ]
 
 
 @pytest.mark.parametrize("length", [0, -1, 11])

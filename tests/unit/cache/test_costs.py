@@ -9,8 +9,14 @@ from hypothesis import strategies as st
 from pyctl.cache.costs import Costs
 
 
-@given(st.floats(1e-5, 0.1), st.floats(0, 5), st.lists(st.integers(0, 100_000), min_size=30, max_size=60))
-def test_tokens_cost_more_the_deeper_they_stand(base: float, growth: float, starts: list[int]) -> None:
+@given(
+    st.floats(1e-5, 0.1),
+    st.floats(0, 5),
+    st.lists(st.integers(0, 100_000), min_size=30, max_size=60),
+)
+def test_tokens_cost_more_the_deeper_they_stand(
+    base: float, growth: float, starts: list[int]
+) -> None:
     """``growth``: by how much more at 100,000 tokens than at the beginning."""
 
     def seconds(first: int, last: int) -> float:
@@ -22,10 +28,16 @@ def test_tokens_cost_more_the_deeper_they_stand(base: float, growth: float, star
         costs.note_evaluated(start, start + 2048, seconds(start, start + 2048))
     for first, last in ((0, 1000), (50_000, 52_000), (100_000, 101_000)):
         assert costs.evaluate(first, last) == pytest.approx(seconds(first, last), rel=0.4)
-    assert costs.evaluate(500, 1500) + costs.evaluate(1500, 2500) == pytest.approx(costs.evaluate(500, 2500))
+    assert costs.evaluate(500, 1500) + costs.evaluate(1500, 2500) == pytest.approx(
+        costs.evaluate(500, 2500)
+    )
 
 
-@given(st.lists(st.tuples(st.integers(-5, 200_000), st.integers(-5, 5000), st.floats(-1, 1e4)), max_size=20))
+@given(
+    st.lists(
+        st.tuples(st.integers(-5, 200_000), st.integers(-5, 5000), st.floats(-1, 1e4)), max_size=20
+    )
+)
 def test_nothing_that_is_noted_makes_anything_free(noted: list[tuple[int, int, float]]) -> None:
     costs = Costs()
     for first, n, seconds in noted:

@@ -1,5 +1,6 @@
-"""Eviction: the prefix tree and the policies against a plain search, and invariants of both caches under random
-histories."""
+"""Eviction: the prefix tree and the policies against a plain search, and invariants of both caches
+under random histories.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +26,19 @@ from tests.unit.cache.checks import check_invariants
 
 STEP = 10
 
-SHAPES = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 3), st.booleans()), min_size=1, max_size=40)
-"""For each snapshot: which earlier one it continues (0 for none), by how many steps, and whether from its middle."""
+SHAPES = st.lists(
+    st.tuples(st.integers(0, 30), st.integers(1, 3), st.booleans()), min_size=1, max_size=40
+)
+"""For each snapshot: which earlier one it continues (0 for none), by how many steps, and whether
+from its middle.
+"""
 
 
 @dataclass
 class Held:
-    """A snapshot of a plain search: its segments with the positions up to which they count, the deepest first."""
+    """A snapshot of a plain search: its segments with the positions up to which they count, the
+    deepest first.
+    """
 
     n: int
     chain: dict[int, int]
@@ -63,7 +70,9 @@ def grown(shapes: list[tuple[int, int, bool]]) -> list[Held]:
 
 
 @given(SHAPES, st.lists(st.integers(0, 39)))
-def test_the_tree_knows_what_a_plain_search_finds(shapes: list[tuple[int, int, bool]], gone: list[int]) -> None:
+def test_the_tree_knows_what_a_plain_search_finds(
+    shapes: list[tuple[int, int, bool]], gone: list[int]
+) -> None:
     tree: PrefixTree[int] = PrefixTree()
     held: dict[int, Held] = {}
     steps: list[tuple[str, int]] = [("add", key) for key in range(len(shapes))]
@@ -98,7 +107,13 @@ def children_of(one: Held, held: dict[int, Held]) -> list[Held]:
 
 
 def plain_worth(
-    one: Held, held: dict[int, Held], now: float, half: float, odds: Likelihoods, hits: int, above: list[Held]
+    one: Held,
+    held: dict[int, Held],
+    now: float,
+    half: float,
+    odds: Likelihoods,
+    hits: int,
+    above: list[Held],
 ) -> float:
     """The rule of `CostAwareEviction` as it would be written without an index."""
 
@@ -110,7 +125,9 @@ def plain_worth(
         return max([of, *deeper], key=lambda other: (other.seen, other.n))
 
     def cut_back(end: int, first: int, last: int) -> float:
-        share = math.log((end - first + odds.near) / (end - last + odds.near)) / math.log(1 + end / odds.near)
+        share = math.log((end - first + odds.near) / (end - last + odds.near)) / math.log(
+            1 + end / odds.near
+        )
         return (1 - odds.end) * share
 
     def anew(opening: int, first: int, last: int) -> float:
@@ -143,7 +160,12 @@ def plain_worth(
     return total * (one.n - max((other.n for other in above), default=0))
 
 
-@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 3), st.booleans()), min_size=1, max_size=10), st.data())
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 30), st.integers(1, 3), st.booleans()), min_size=1, max_size=10
+    ),
+    st.data(),
+)
 @settings(max_examples=examples(80))
 def test_the_policy_chooses_what_the_plain_rule_chooses(
     shapes: list[tuple[int, int, bool]], data: st.DataObject
@@ -182,8 +204,12 @@ def test_the_policy_chooses_what_the_plain_rule_chooses(
 
 
 @pytest.mark.parametrize(("opening", "ranked"), [(0, [20, 30, 40, 10]), (5000, [10, 20, 30, 40])])
-def test_late_in_an_opening_others_are_expected_to_leave_it(opening: int, ranked: list[int]) -> None:
-    """Of snapshots at even distances in an opening the last is worth most; without one, the first of all."""
+def test_late_in_an_opening_others_are_expected_to_leave_it(
+    opening: int, ranked: list[int]
+) -> None:
+    """Of snapshots at even distances in an opening the last is worth most; without one, the first
+    of all.
+    """
     tree: PrefixTree[int] = PrefixTree()
     policy = CostAwareEviction(tree, lambda key: 1, lambda: 1.0)
     segments: list[tuple[int, int]] = []
@@ -206,8 +232,9 @@ class OnDevice:
 
 
 class RamHistories(RuleBasedStateMachine):
-    """What is locked, pinned or retained never leaves, the budget holds, rows are always somewhere, and the
-    books agree with what is there."""
+    """What is locked, pinned or retained never leaves, the budget holds, rows are always somewhere,
+    and the books agree with what is there.
+    """
 
     @initialize(n_slots=st.integers(0, 8), budget=st.sampled_from([None, 700, 2000]))
     def start(self, n_slots: int, budget: int | None) -> None:
@@ -224,7 +251,9 @@ class RamHistories(RuleBasedStateMachine):
         assert self.cache.get(snapshot.prefix) is snapshot
         assert worth > 0
         for segment in snapshot.chain:
-            assert segment.rows.size or (segment.held is not None and segment.held.is_held), "its rows are all there"
+            assert segment.rows.size or (segment.held is not None and segment.held.is_held), (
+                "its rows are all there"
+            )
         self.n_evicted += 1
 
     def release(self, segment: Segment) -> None:
@@ -244,7 +273,9 @@ class RamHistories(RuleBasedStateMachine):
         rows = NOTHING if on_device else np.zeros(3 * (size + STEP), np.uint8)
         segment = Segment(start, as_tokens(tokens[start:]), rows, parent)
         segment.held = OnDevice(size + STEP) if on_device else None
-        return Snapshot(PromptMatch(tokens).prefix(int(tokens.size)), segment, State.of(np.zeros(100, np.uint8)))
+        return Snapshot(
+            PromptMatch(tokens).prefix(int(tokens.size)), segment, State.of(np.zeros(100, np.uint8))
+        )
 
     @rule(data=st.data(), size=st.integers(0, 30), middle=st.booleans(), on_device=st.booleans())
     def save(self, data: st.DataObject, size: int, middle: bool, on_device: bool) -> None:
@@ -297,7 +328,9 @@ class RamHistories(RuleBasedStateMachine):
     def copy_to_ram(self, data: st.DataObject) -> None:
         """Work of an idle moment."""
         only = self.cache.only_held()
-        assert set(only) == {each for each in self.cache.segments() if each.held and not each.rows.size}
+        assert set(only) == {
+            each for each in self.cache.segments() if each.held and not each.rows.size
+        }
         if only:
             segment, before = data.draw(st.sampled_from(only)), self.held()
             if self.cache.make_room_for_rows(segment, segment.held.n_bytes, only_if_free=True):
@@ -317,13 +350,23 @@ class RamHistories(RuleBasedStateMachine):
         """As the engine does when cells run short."""
         held = self.held()
         protected = data.draw(st.sets(st.sampled_from(held))) if held else set()
-        blocked = {link for each in self.cache.segments() if each.held and data.draw(st.booleans()) for link in [each]}
+        blocked = {
+            link
+            for each in self.cache.segments()
+            if each.held and data.draw(st.booleans())
+            for link in [each]
+        }
         with self.cache.locked(*protected):
             self.leave_one(blocked, protected)
 
     def leave_one(self, blocked: set[Segment], protected: set[Snapshot]) -> None:
         held, fixed = self.held(), set(self.cache.pinned)
-        segment = next(self.cache.device_eviction_order(lambda each: 0 if each in blocked else each.held.n_cells), None)
+        segment = next(
+            self.cache.device_eviction_order(
+                lambda each: 0 if each in blocked else each.held.n_cells
+            ),
+            None,
+        )
         if segment is None:
             needed = {link for each in protected for link in each.chain}
             may = [each for each in self.cache.segments() if each.held and each not in blocked]
@@ -351,7 +394,9 @@ class RamHistories(RuleBasedStateMachine):
         if pinned:
             before = self.held()
             with pytest.raises(ValueError, match="has to stay"):
-                self.cache.evict_dependents(data.draw(st.sampled_from([link for one in pinned for link in one.chain])))
+                self.cache.evict_dependents(
+                    data.draw(st.sampled_from([link for one in pinned for link in one.chain]))
+                )
             assert self.held() == before
 
     @invariant()
@@ -363,7 +408,10 @@ class RamHistories(RuleBasedStateMachine):
             assert self.cache.n_evicted == self.n_evicted
             ends = {snapshot.prefix for snapshot in self.cache.conversation_ends()}
             for one in self.held():
-                goes_on = any(other.n > one.n and other.chain.get(one.segment, 0) >= one.n for other in self.held())
+                goes_on = any(
+                    other.n > one.n and other.chain.get(one.segment, 0) >= one.n
+                    for other in self.held()
+                )
                 assert (one.prefix in ends) != goes_on
 
 
@@ -401,7 +449,11 @@ def records_of(held: list[Held], data: st.DataObject) -> list[Record]:
         rows[key] = SegmentName(start, one.n, key.to_bytes(16, "big"), bytes(8))
         above = rows[parent] if parent is not None else None
         found.append(Record("f", rows[key], (one.n - start) * 4, above, True, 0.0, one.used))
-        name, size, pinned = StateName(one.n, key.to_bytes(16, "big")), data.draw(st.integers(1, 100)), st.booleans()
+        name, size, pinned = (
+            StateName(one.n, key.to_bytes(16, "big")),
+            data.draw(st.integers(1, 100)),
+            st.booleans(),
+        )
         found.append(Record("f", name, size, rows[key], True, 0.0, one.used, 0, data.draw(pinned)))
     return found
 
@@ -414,7 +466,9 @@ def test_disk_keeps_pinned_and_protected_within_its_budget(
     states = [record for record in graph.records.values() if record.is_state]
     pinned: set[Key] = {record.key for record in states if record.pinned}
     protected = {record.key for record in states if data.draw(st.booleans())}
-    budgets = sorted(data.draw(st.lists(st.integers(0, graph.n_bytes), min_size=1, max_size=4)), reverse=True)
+    budgets = sorted(
+        data.draw(st.lists(st.integers(0, graph.n_bytes), min_size=1, max_size=4)), reverse=True
+    )
     for budget in budgets:
         before, files = graph.n_bytes, set(graph.records)
         going = graph.shrink(budget, protected)

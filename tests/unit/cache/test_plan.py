@@ -75,21 +75,30 @@ def test_cut_history_costs_little_more_than_a_snapshot_per_step(
     assert nearest > min(at, n) // step * step - step // 4 - 64 - 1
 
 
-@given(st.sets(st.integers(1, 20_000), max_size=60), st.integers(100, 20_000), st.integers(1, 20_000))
-def test_a_history_changed_anywhere_costs_about_what_follows(boundaries: set[int], n: int, back: int) -> None:
+@given(
+    st.sets(st.integers(1, 20_000), max_size=60), st.integers(100, 20_000), st.integers(1, 20_000)
+)
+def test_a_history_changed_anywhere_costs_about_what_follows(
+    boundaries: set[int], n: int, back: int
+) -> None:
     given_prompt = prompt(n, *boundaries)
     ends = batch_ends(given_prompt, 64, 32)
     cuts = choose_cuts(given_prompt, ends, 0, 0)
     changed = n - min(back, n)
     # Once again as much as from the change on, half of that more for a boundary, and one batch.
-    assert n - max((cut for cut in cuts if cut <= changed), default=0) <= max(3 * (n - changed), 768) + 64
+    assert (
+        n - max((cut for cut in cuts if cut <= changed), default=0)
+        <= max(3 * (n - changed), 768) + 64
+    )
 
 
 TURN = (300, 300)
 
 
 def conversation(n: int, head: int, *turn: int) -> Prompt:
-    """A head, then messages of users and replies of the sizes ``turn``, again and again; headers are known."""
+    """A head, then messages of users and replies of the sizes ``turn``, again and again; headers
+    are known.
+    """
     boundaries, headers, at = [], [], head
     for size, is_reply in itertools.cycle((size, i % 2 == 1) for i, size in enumerate(turn)):
         if at >= n:
@@ -111,7 +120,9 @@ def test_costly_batches_end_at_replies_and_when_affordable() -> None:
     assert len(ends[:-1]) <= 20_000 / 480
     # Without a cost every message ends a batch; unknown headers may be anywhere.
     assert set(given_prompt.boundaries) <= set(batch_ends(given_prompt, 1024, 32))
-    assert set(given_prompt.boundaries) <= set(batch_ends(prompt(20_000, *given_prompt.boundaries), 1024, 32, 480))
+    assert set(given_prompt.boundaries) <= set(
+        batch_ends(prompt(20_000, *given_prompt.boundaries), 1024, 32, 480)
+    )
 
 
 def test_nearly_all_messages_of_long_turns_end_a_batch_however_deep() -> None:
@@ -177,7 +188,9 @@ def test_ends_in_common_are_those_up_to_which_all_are() -> None:
 
 
 def raw(n: int, line: int, n_raw: int | None = None) -> Prompt:
-    """Raw text in lines of so many tokens, 0 for none that ends; a message begins after ``n_raw``."""
+    """Raw text in lines of so many tokens, 0 for none that ends; a message begins after
+    ``n_raw``.
+    """
     n_raw = n if n_raw is None else n_raw
     line_ends = tuple(range(line, n_raw + 1, line)) if line else ()
     return Prompt(as_tokens(np.zeros(n)), (n_raw,) if n_raw < n else (), line_ends=line_ends)
@@ -204,7 +217,9 @@ def test_a_longer_prompt_stops_where_the_shorter_one_did(
     whole: Prompt, share: float, n_ubatch: int, min_batch: int, cost: int
 ) -> None:
     n, min_batch = 1 + int(share * (whole.tokens.size - 2)), min(min_batch, n_ubatch)
-    short, longer = (batch_ends(prompt, n_ubatch, min_batch, cost) for prompt in (whole.first(n), whole))
+    short, longer = (
+        batch_ends(prompt, n_ubatch, min_batch, cost) for prompt in (whole.first(n), whole)
+    )
     assert short[-1] == n
     assert [end for end in longer if end < n] == short[:-1]
     assert all(0 < b - a <= n_ubatch for a, b in itertools.pairwise([0, *longer]))
@@ -226,7 +241,11 @@ def test_raw_text_may_be_changed_anywhere() -> None:
 
 
 @given(
-    sizes=st.lists(st.tuples(st.integers(0, 300), st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=6),
+    sizes=st.lists(
+        st.tuples(st.integers(0, 300), st.integers(1, 20), st.integers(1, 20)),
+        min_size=1,
+        max_size=6,
+    ),
     rest=st.integers(1, 400),
     boundaries=st.sets(st.integers(1, 3000), max_size=12),
     n_ubatch=st.integers(32, 512),
@@ -234,10 +253,16 @@ def test_raw_text_may_be_changed_anywhere() -> None:
     known=st.integers(0, 6),
 )
 def test_images_are_batches_of_their_own(
-    sizes: list[tuple[int, int, int]], rest: int, boundaries: set[int], n_ubatch: int, cost: int, known: int
+    sizes: list[tuple[int, int, int]],
+    rest: int,
+    boundaries: set[int],
+    n_ubatch: int,
+    cost: int,
+    known: int,
 ) -> None:
-    """Both edges end a batch, inside it goes on in full ones from its beginning, and no cut lies there. Whatever comes
-    behind an image changes nothing of that."""
+    """Both edges end a batch, inside it goes on in full ones from its beginning, and no cut lies
+    there. Whatever comes behind an image changes nothing of that.
+    """
     ids: list[int] = []
     pictures: list[ImageSpan] = []
     for i, (n_text, columns, lines) in enumerate(sizes):
@@ -249,7 +274,9 @@ def test_images_are_batches_of_their_own(
 
     def made(n: int) -> Prompt:
         inner = [picture for picture in pictures if picture.end <= n]
-        at = [b for b in sorted(boundaries) if b < n and not any(p.start < b < p.end for p in inner)]
+        at = [
+            b for b in sorted(boundaries) if b < n and not any(p.start < b < p.end for p in inner)
+        ]
         return Prompt(as_tokens(ids[:n]), tuple(at), pictures=tuple(inner))
 
     whole = made(len(ids))
@@ -265,4 +292,6 @@ def test_images_are_batches_of_their_own(
     last = pictures[min(known, len(pictures) - 1)]
     shorter = made(last.end + 1)
     first_ends = batch_ends(shorter, n_ubatch, 32, cost)
-    assert [end for end in ends if end <= last.end] == [end for end in first_ends if end <= last.end]
+    assert [end for end in ends if end <= last.end] == [
+        end for end in first_ends if end <= last.end
+    ]

@@ -1,4 +1,6 @@
-"""Disk policies: their syntax, the prefixes they select, and the list of prompts that `auto` compares with."""
+"""Disk policies: their syntax, the prefixes they select, and the list of prompts that `auto`
+compares with.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def prompts(*texts: str) -> list[Recent]:
 
 
 def matches(prompt: Prompt, recent: Sequence[Recent] = ()) -> RecentMatches:
-    return RecentMatches(prompt, recent, [common_prefix(one.prompt.tokens, prompt.tokens) for one in recent])
+    return RecentMatches(
+        prompt, recent, [common_prefix(one.prompt.tokens, prompt.tokens) for one in recent]
+    )
 
 
 def of_length(n: int, *boundaries: int) -> Prompt:
@@ -37,7 +41,9 @@ def of_length(n: int, *boundaries: int) -> Prompt:
 
 
 def chat(*lengths: int, seed: str = "", upto: int = 0) -> Prompt:
-    """Messages of these lengths and a generation header of 4 tokens; those after ``upto`` depend on ``seed``."""
+    """Messages of these lengths and a generation header of 4 tokens; those after ``upto`` depend on
+    ``seed``.
+    """
     texts = [f"{i}:{length}:{seed if i >= upto else ''}" for i, length in enumerate(lengths)]
     parts = [
         np.random.default_rng(list(text.encode())).integers(10, 9999, length)
@@ -46,19 +52,28 @@ def chat(*lengths: int, seed: str = "", upto: int = 0) -> Prompt:
     return Prompt.of(np.concatenate([*parts, np.array([1, 2, 3, 4])]), np.cumsum(lengths))
 
 
-# -- select ------------------------------------------------------------------------------------------------------------
+# -- select
+# ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("n", "min_tokens", "selected"), [(2000, 512, 1000), (500, 0, 0), (2000, 1001, 0)])
+@pytest.mark.parametrize(
+    ("n", "min_tokens", "selected"), [(2000, 512, 1000), (500, 0, 0), (2000, 1001, 0)]
+)
 def test_fixed(n: int, min_tokens: int, selected: int) -> None:
-    chosen = DiskPolicy.parse("1000").select(matches(of_length(n, 100)), min_tokens=min_tokens, cold_max=1)
+    chosen = DiskPolicy.parse("1000").select(
+        matches(of_length(n, 100)), min_tokens=min_tokens, cold_max=1
+    )
     assert chosen.selected == selected
     assert chosen.positions == ((selected,) if selected else ())
 
 
 def test_full_is_the_last_boundary_and_of_long_prompts_the_beginning() -> None:
     def positions(prompt: Prompt, min_tokens: int = 512, cold_max: int = 10_240) -> tuple[int, ...]:
-        return DiskPolicy("full").select(matches(prompt), min_tokens=min_tokens, cold_max=cold_max).positions
+        return (
+            DiskPolicy("full")
+            .select(matches(prompt), min_tokens=min_tokens, cold_max=cold_max)
+            .positions
+        )
 
     assert positions(of_length(9000, 100, 8000, 8990)) == (8990,)
     assert positions(of_length(20_000, 9000, 11_000, 19_990)) == (9000, 19_990)
@@ -70,7 +85,10 @@ def test_full_is_the_last_boundary_and_of_long_prompts_the_beginning() -> None:
 
 def test_off_selects_nothing() -> None:
     prompt = of_length(9000, 8000)
-    assert DiskPolicy("off").select(matches(prompt, [Recent(prompt)]), min_tokens=0, cold_max=9000) == Selection()
+    assert (
+        DiskPolicy("off").select(matches(prompt, [Recent(prompt)]), min_tokens=0, cold_max=9000)
+        == Selection()
+    )
 
 
 def persisted(log: RecentPrompts, prompt: Prompt, start: int = 0) -> tuple[int, ...]:
@@ -120,22 +138,39 @@ def test_of_three_still_to_be_evaluated_the_scope_waits() -> None:
 tokens = st.lists(st.integers(0, 2), min_size=1, max_size=24)
 boundaries = st.sets(st.integers(1, 23), max_size=6)
 recents = st.lists(
-    st.builds(lambda t, b, n: Recent(Prompt.of(t, b), n), tokens, boundaries, st.integers(0, 7)), max_size=6
+    st.builds(lambda t, b, n: Recent(Prompt.of(t, b), n), tokens, boundaries, st.integers(0, 7)),
+    max_size=6,
 )
 
 
-@given(ids=tokens, at=boundaries, recent=recents, window=st.integers(0, 7), minimum=st.integers(0, 9), data=st.data())
+@given(
+    ids=tokens,
+    at=boundaries,
+    recent=recents,
+    window=st.integers(0, 7),
+    minimum=st.integers(0, 9),
+    data=st.data(),
+)
 def test_what_auto_selects(
-    ids: list[int], at: set[int], recent: list[Recent], window: int, minimum: int, data: st.DataObject
+    ids: list[int],
+    at: set[int],
+    recent: list[Recent],
+    window: int,
+    minimum: int,
+    data: st.DataObject,
 ) -> None:
     prompt = Prompt.of(ids, at)
     start = data.draw(st.integers(0, len(prompt)))
     chosen, wider = (
-        DiskPolicy("auto", n).select(matches(prompt, recent), min_tokens=minimum, cold_max=5, start=start)
+        DiskPolicy("auto", n).select(
+            matches(prompt, recent), min_tokens=minimum, cold_max=5, start=start
+        )
         for n in (window, window + 1)
     )
     assert chosen.selected <= wider.selected
-    longest = max((common_prefix(one.prompt.tokens, prompt.tokens) for one in recent[:window]), default=0)
+    longest = max(
+        (common_prefix(one.prompt.tokens, prompt.tokens) for one in recent[:window]), default=0
+    )
     cuts = prompt.boundaries or range(longest + 1)
     assert chosen.safe == max((cut for cut in cuts if cut <= longest), default=0)
     assert chosen.selected == (chosen.safe if chosen.safe >= minimum else 0)
@@ -150,12 +185,22 @@ def test_what_auto_selects(
         assert chosen == Selection()
 
 
-# -- forms -------------------------------------------------------------------------------------------------------------
+# -- forms
+# ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "text",
-    ["off,spill", "none,spill", "spill,spill", "spill,auto", "auto,spill,spill", ",spill", "auto:0,spill", "auto,"],
+    [
+        "off,spill",
+        "none,spill",
+        "spill,spill",
+        "spill,auto",
+        "auto,spill,spill",
+        ",spill",
+        "auto:0,spill",
+        "auto,",
+    ],
 )
 def test_other_forms_with_the_word_are_refused(text: str) -> None:
     with pytest.raises(RequestError):
@@ -185,7 +230,9 @@ def test_a_server_may_also_write_what_leaves_ram(text: str, name: str, spill: bo
             matches(prompt, [Recent(prompt)]), **given
         )
     else:
-        assert policy.select(matches(prompt, [Recent(prompt)]), **given) == Selection(), "nothing at once"
+        assert policy.select(matches(prompt, [Recent(prompt)]), **given) == Selection(), (
+            "nothing at once"
+        )
 
 
 @pytest.mark.parametrize(
@@ -210,12 +257,31 @@ def test_a_server_may_also_write_what_leaves_ram(text: str, name: str, spill: bo
         ("auto:8,spill", {"scope": "off"}, "off"),
     ],
 )
-def test_request_policy_overrides_default_and_keeps_spill(default: str, value: object, name: str) -> None:
+def test_request_policy_overrides_default_and_keeps_spill(
+    default: str, value: object, name: str
+) -> None:
     assert DiskPolicy.of_request(value, DiskPolicy.of_server(default)).name == name
 
 
-WINDOWS = [{"scope": scope, "window": each} for scope in ("auto", "off") for each in (0, -1, 1_000_001, 2.0, "3", True)]
-WORDS = "spill", "auto,spill", "core", "task", "auto:0", "auto:-1", "auto:1000001", "-5", "0", "", "off:1", "1e3"
+WINDOWS = [
+    {"scope": scope, "window": each}
+    for scope in ("auto", "off")
+    for each in (0, -1, 1_000_001, 2.0, "3", True)
+]
+WORDS = (
+    "spill",
+    "auto,spill",
+    "core",
+    "task",
+    "auto:0",
+    "auto:-1",
+    "auto:1000001",
+    "-5",
+    "0",
+    "",
+    "off:1",
+    "1e3",
+)
 SCOPES = [{"scope": each} for each in (*WORDS, 0, -3, 1_000_001, 1.5, True, ["auto"], {})]
 
 
@@ -223,7 +289,13 @@ SCOPES = [{"scope": each} for each in (*WORDS, 0, -3, 1_000_001, 1.5, True, ["au
     ("values", "message"),
     [
         ([*WINDOWS, {"window": [1]}], r"^prefix_cache\.window must be a positive integer$"),
-        (SCOPES, r"^prefix_cache\.scope must be off, full, auto, auto:<window>, or a positive token count$"),
+        (
+            SCOPES,
+            (
+                r"^prefix_cache\.scope must be off, full, auto, auto:<window>, or a positive token "
+                r"count$"
+            ),
+        ),
         (["auto", 3, ["auto"], True], r"^prefix_cache must be an object"),
     ],
 )
@@ -233,11 +305,14 @@ def test_a_bad_override_is_refused(values: Sequence[object], message: str) -> No
             DiskPolicy.of_request(value, DiskPolicy.of_server("auto,spill"))
 
 
-# -- the list of recent prompts ----------------------------------------------------------------------------------------
+# -- the list of recent prompts
+# ----------------------------------------------------------------------------------
 
 
 def contents(log: RecentPrompts) -> list[tuple[list[int], tuple[int, ...], int]]:
-    return [(one.prompt.tokens.tolist(), one.prompt.boundaries, one.left) for one in log.newest_first()]
+    return [
+        (one.prompt.tokens.tolist(), one.prompt.boundaries, one.left) for one in log.newest_first()
+    ]
 
 
 def test_a_conversation_is_one_entry_and_the_newest_comes_first() -> None:
@@ -261,7 +336,9 @@ def test_the_list_is_bounded() -> None:
 
 
 @given(ids=st.lists(st.tuples(tokens, boundaries, st.booleans()), max_size=12), prompt=tokens)
-def test_all_are_compared_with_one_comparison(ids: list[tuple[list[int], set[int], bool]], prompt: list[int]) -> None:
+def test_all_are_compared_with_one_comparison(
+    ids: list[tuple[list[int], set[int], bool]], prompt: list[int]
+) -> None:
     log, new = RecentPrompts(capacity=5, max_tokens=60), Prompt.of(prompt)
     for each, at, for_disk in ids:
         log.add(Prompt.of(each, at), for_disk=for_disk)
@@ -276,7 +353,9 @@ def test_what_stays_off_the_disk_is_compared_with_but_not_by_a_policy() -> None:
     stored, private, longer = chat(600, 100), chat(600, 100, 50), chat(600, 100, 50, 40)
     log.add(stored)
     log.add(private, for_disk=False)
-    assert [one.prompt for one in log.newest_first()] == [private, stored], "it takes nothing from the policy"
+    assert [one.prompt for one in log.newest_first()] == [private, stored], (
+        "it takes nothing from the policy"
+    )
     found = log.compare(longer)
     assert found.nearest().recent.prompt is private  # type: ignore[union-attr]
     assert found.nearest(1, for_disk=True).recent.prompt is stored  # type: ignore[union-attr]
@@ -288,7 +367,11 @@ def files_in(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-@given(recent=st.lists(st.tuples(st.lists(st.integers(0, 150_000), min_size=1), boundaries), max_size=6))
+@given(
+    recent=st.lists(
+        st.tuples(st.lists(st.integers(0, 150_000), min_size=1), boundaries), max_size=6
+    )
+)
 def test_the_list_survives_a_restart(
     recent: list[tuple[list[int], set[int]]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -356,7 +439,10 @@ def test_the_files_are_bounded_and_the_oldest_go(tmp_path: Path) -> None:
 
 def test_nothing_is_written_that_the_day_has_no_bytes_for(tmp_path: Path) -> None:
     left = [1]
-    log, files = RecentPrompts(), RecentFiles(tmp_path, spend=lambda n_bytes: bool(left and left.pop()))
+    log, files = (
+        RecentPrompts(),
+        RecentFiles(tmp_path, spend=lambda n_bytes: bool(left and left.pop())),
+    )
     log.add(chat(30, 10))
     log.add(chat(40, 10))
     files.save(log.newest_first())
@@ -395,7 +481,9 @@ def test_a_file_of_another_layout_is_damage(tmp_path: Path) -> None:
         assert RecentFiles(tmp_path).load() == []
 
 
-def test_a_list_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_that_cannot_be_written_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log, files = RecentPrompts(), RecentFiles(tmp_path)
     log.add(chat(30, 10))
 
@@ -408,7 +496,8 @@ def test_a_list_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path, mon
     assert len(files_in(tmp_path)) == 1
 
 
-# -- the simulation ----------------------------------------------------------------------------------------------------
+# -- the simulation
+# ----------------------------------------------------------------------------------
 
 
 def test_the_simulation_counts_as_by_hand() -> None:
@@ -420,7 +509,12 @@ def test_the_simulation_counts_as_by_hand() -> None:
     assert (tally.states, tally.written) == (1, 600 * row + state)
 
     tally = simulate(fan, DiskPolicy("full"))
-    assert (tally.hits, tally.cached, tally.states, tally.written) == (0, 0, 3, 3 * (700 * row + state))
+    assert (tally.hits, tally.cached, tally.states, tally.written) == (
+        0,
+        0,
+        3,
+        3 * (700 * row + state),
+    )
 
     talk = [chat(600, 100), chat(600, 100, 50, 60), chat(600, 100, 50, 60, 40, 30)]
     tally = simulate(talk, DiskPolicy("full"))
@@ -432,7 +526,12 @@ def test_the_simulation_counts_as_by_hand() -> None:
     assert (tally.states, tally.written) == (3, 880 * row + 3 * state)  # 600 and 810, then 880
 
     tally = simulate(talk, DiskPolicy.parse("650"))
-    assert (tally.hits, tally.cached, tally.states, tally.written) == (2, 1300, 1, 650 * row + state)
+    assert (tally.hits, tally.cached, tally.states, tally.written) == (
+        2,
+        1300,
+        1,
+        650 * row + state,
+    )
     assert simulate(talk, DiskPolicy("off")).hits == 0
 
 

@@ -22,7 +22,9 @@ def prompt(seed: int, n: int = 400) -> Tokens:
 
 def make(tokens: Tokens, n: int, parent: Segment | None = None) -> Snapshot:
     start = parent.end if parent else 0
-    segment = Segment(start, as_tokens(tokens[start:n]), np.zeros((n - start) * ROW, np.uint8), parent)
+    segment = Segment(
+        start, as_tokens(tokens[start:n]), np.zeros((n - start) * ROW, np.uint8), parent
+    )
     return Snapshot(PromptMatch(tokens).prefix(n), segment, State.of(np.zeros(STATE, np.uint8)))
 
 
@@ -164,7 +166,9 @@ class FakeWindow:
         return np.concatenate([head, *self.blocks])
 
 
-def windowed(tokens: Tokens, n: int, blocks: tuple[Block, ...], parent: Segment | None = None) -> Snapshot:
+def windowed(
+    tokens: Tokens, n: int, blocks: tuple[Block, ...], parent: Segment | None = None
+) -> Snapshot:
     plain = make(tokens, n, parent)
     return Snapshot(plain.prefix, plain.segment, State(plain.state.parts, FakeWindow(blocks)))
 

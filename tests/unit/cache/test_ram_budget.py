@@ -1,4 +1,6 @@
-"""One budget over several caches: bytes stay within it, and the snapshot of least value in any cache is evicted."""
+"""One budget over several caches: bytes stay within it, and the snapshot of least value in any
+cache is evicted.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +124,11 @@ def test_two_loaded_models_that_grow_at_once_stay_within_the_budget() -> None:
 KINDS = ("ask", "ask", "race", "pin", "rest", "later", "clear")
 
 
-@given(steps=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.sampled_from(KINDS)), max_size=60))
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 30), st.sampled_from(KINDS)), max_size=60
+    )
+)
 def test_all_together_stay_within_the_budget(steps: list[tuple[int, int, str]]) -> None:
     made, budget = caches(5 * ONE, 3), 5 * ONE
     for number, seed, kind in steps:
@@ -130,7 +136,9 @@ def test_all_together_stay_within_the_budget(steps: list[tuple[int, int, str]]) 
         if kind == "ask":
             ask(cache, seed)
         elif kind == "race":
-            ask_while(cache, seed, lambda seed=seed, other=made[(number + 1) % 3][0]: ask(other, seed + 1))
+            ask_while(
+                cache, seed, lambda seed=seed, other=made[(number + 1) % 3][0]: ask(other, seed + 1)
+            )
         elif kind == "pin":
             for kept in cache.snapshots()[:1]:
                 cache.pin(kept.prefix.name, kept not in cache.pinned)

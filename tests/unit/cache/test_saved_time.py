@@ -21,7 +21,9 @@ def request(n_cached: int, n_evaluated: int) -> RequestStats:
 
 
 def test_a_request_is_measured_by_its_own_speed() -> None:
-    """500 tokens in a second: 1,000 restored ones would have taken two, of which the restore took 0.2."""
+    """500 tokens in a second: 1,000 restored ones would have taken two, of which the restore took
+    0.2.
+    """
     reports: list[tuple[Saved, float]] = []
     account = SavedTime(report=lambda saved, speed: reports.append((saved, speed)))
     assert account.count(request(1000, 500), 1000 + RESTORE_MS, is_alone=True) == pytest.approx(1.8)
@@ -31,7 +33,9 @@ def test_a_request_is_measured_by_its_own_speed() -> None:
 
 
 def test_a_slow_restore_of_a_short_rest_saves_what_it_saved() -> None:
-    """66 tokens in 0.3 s after a restore of 2.7 s are no measure: the engine's 250 tokens a second are."""
+    """66 tokens in 0.3 s after a restore of 2.7 s are no measure: the engine's 250 tokens a second
+    are.
+    """
     account = SavedTime()
     account.count(request(0, 7500), 30_000, is_alone=True)
     stats = request(6909, 66)
@@ -42,12 +46,18 @@ def test_a_slow_restore_of_a_short_rest_saves_what_it_saved() -> None:
 def test_other_requests_on_the_device_are_no_measure() -> None:
     account = SavedTime()
     account.count(request(0, 1000), 1000, is_alone=True)
-    assert account.count(request(5000, 512), 60_000, is_alone=False) == pytest.approx(5.0 - RESTORE_MS / 1e3)
-    assert account.count(request(5000, 0), RESTORE_MS, is_alone=True) == pytest.approx(5.0 - RESTORE_MS / 1e3)
+    assert account.count(request(5000, 512), 60_000, is_alone=False) == pytest.approx(
+        5.0 - RESTORE_MS / 1e3
+    )
+    assert account.count(request(5000, 0), RESTORE_MS, is_alone=True) == pytest.approx(
+        5.0 - RESTORE_MS / 1e3
+    )
 
 
 def test_the_speed_of_an_earlier_run_measures_the_first_request() -> None:
-    assert SavedTime(known=500.0).count(request(1000, 66), 5000, is_alone=True) == pytest.approx(2.0 - RESTORE_MS / 1e3)
+    assert SavedTime(known=500.0).count(request(1000, 66), 5000, is_alone=True) == pytest.approx(
+        2.0 - RESTORE_MS / 1e3
+    )
 
 
 def test_short_prompts_are_measured_until_there_is_a_long_one() -> None:
@@ -73,4 +83,6 @@ def test_nothing_negative_and_nothing_endless_is_saved(prompt_ms: float) -> None
     account = SavedTime()
     assert account.count(request(1000, 500), prompt_ms, is_alone=True) == 0.0
     account.count(request(0, 1000), 1.0, is_alone=True)
-    assert account.count(request(100, 500), prompt_ms, is_alone=True) == 0.0  # restoring took longer
+    assert (
+        account.count(request(100, 500), prompt_ms, is_alone=True) == 0.0
+    )  # restoring took longer

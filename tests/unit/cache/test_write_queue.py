@@ -1,4 +1,6 @@
-"""The write queue: no caller waits for the disk, rows are kept until written, and a failing disk is a warning."""
+"""The write queue: no caller waits for the disk, rows are kept until written, and a failing disk is
+a warning.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ FULL = OSError(errno.ENOSPC, "full")
 
 
 class SlowWriter:
-    """Remembers what it wrote; waits for ``gate`` before each segment, raises ``error`` if there is one."""
+    """Remembers what it wrote; waits for ``gate`` before each segment, raises ``error`` if there is
+    one.
+    """
 
     def __init__(self) -> None:
         self.begun, self.gate = threading.Event(), threading.Event()
@@ -79,7 +83,9 @@ def snapshot(seed: int, n_held: int = 0, n: int = 50) -> Snapshot:
         if n_held:
             segment.rows, segment.held = NOTHING, Cells()
     assert segment is not None
-    return Snapshot(PromptMatch(tokens).prefix(tokens.size), segment, State.of(np.zeros(4, np.uint8)))
+    return Snapshot(
+        PromptMatch(tokens).prefix(tokens.size), segment, State.of(np.zeros(4, np.uint8))
+    )
 
 
 def rows_of(segments: Sequence[Segment]) -> list[Block]:
@@ -95,7 +101,9 @@ def spill(writes: WriteQueue, seed: int, worth: float = 1.0, n_bytes: int = 100)
     writes.evict(snapshot(seed), rows_of, worth, n_bytes, spills=True)
 
 
-def test_writing_never_waits_and_the_newest_comes_first(writer: SlowWriter, writes: WriteQueue) -> None:
+def test_writing_never_waits_and_the_newest_comes_first(
+    writer: SlowWriter, writes: WriteQueue
+) -> None:
     made = [snapshot(seed) for seed in range(12)]
     writes.write(made[0])
     assert writer.begun.wait(60)  # the thread holds it, at the closed gate
@@ -111,7 +119,9 @@ def test_writing_never_waits_and_the_newest_comes_first(writer: SlowWriter, writ
     assert writes.written == Written(12, 600)
 
 
-def test_device_only_rows_are_copied_by_segment_without_delays(writer: SlowWriter, writes: WriteQueue) -> None:
+def test_device_only_rows_are_copied_by_segment_without_delays(
+    writer: SlowWriter, writes: WriteQueue
+) -> None:
     asked = threading.Event()
     writer.gate.set()
     large, writes.on_wait = snapshot(1, 3), asked.set
@@ -160,7 +170,13 @@ def test_what_is_evicted_meanwhile_has_all_rows_that_are_left_or_is_lost(
         writes.serve(rows_of)
     assert writes.flush(60)
     asked: list[Segment] = []
-    writes.evict(large, lambda each: asked.extend(each) or (rows_of if fits else no_rows)(each), 0.0, 150, spills=False)
+    writes.evict(
+        large,
+        lambda each: asked.extend(each) or (rows_of if fits else no_rows)(each),
+        0.0,
+        150,
+        spills=False,
+    )
     assert asked == list(large.chain)[: 3 - n_served]
     large.segment.drop()
     assert writes.flush(60) is not fits, "its bytes are on their way"
@@ -170,7 +186,9 @@ def test_what_is_evicted_meanwhile_has_all_rows_that_are_left_or_is_lost(
     assert writes.spilled.n == 0
 
 
-def test_rows_are_held_although_the_cache_drops_them(writer: SlowWriter, writes: WriteQueue) -> None:
+def test_rows_are_held_although_the_cache_drops_them(
+    writer: SlowWriter, writes: WriteQueue
+) -> None:
     cache = RamCache(1, None)
     kept = snapshot(7)
     kept.segment.draft_rows = np.full(9, 8, np.uint8)
@@ -186,7 +204,11 @@ def test_rows_are_held_although_the_cache_drops_them(writer: SlowWriter, writes:
 @pytest.mark.parametrize("error", [FULL, PermissionError("read-only"), ZeroDivisionError()])
 @pytest.mark.parametrize("spills", [False, True])
 def test_a_disk_that_refuses_is_left_alone_for_a_while(
-    writer: SlowWriter, writes: WriteQueue, caplog: pytest.LogCaptureFixture, error: Exception, spills: bool
+    writer: SlowWriter,
+    writes: WriteQueue,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    spills: bool,
 ) -> None:
     writer.gate.set()
     writer.error = error
@@ -199,7 +221,9 @@ def test_a_disk_that_refuses_is_left_alone_for_a_while(
     queue(2)
     writes.serve(rows_of)
     assert writes.flush(60) == (not is_full)
-    assert (writes.n_failed, writes.n_waiting, writer.seeds) == ((1, 2, []) if is_full else (1, 0, [2]))
+    assert (writes.n_failed, writes.n_waiting, writer.seeds) == (
+        (1, 2, []) if is_full else (1, 0, [2])
+    )
     writes.retry()
     assert writes.flush(60)
     assert sorted(writer.seeds) == ([1, 2] if is_full else [2])
@@ -210,10 +234,15 @@ def test_a_disk_that_refuses_is_left_alone_for_a_while(
     writer.error = None
     assert writes.close(60), "and tried once more in the end"
     assert writer.seeds[-1] == 3
-    assert len([record for record in caplog.records if "serving from RAM" in record.message]) == 1 + is_full
+    assert (
+        len([record for record in caplog.records if "serving from RAM" in record.message])
+        == 1 + is_full
+    )
 
 
-def test_what_a_full_disk_refused_without_its_rows_waits_for_the_end(writer: SlowWriter, writes: WriteQueue) -> None:
+def test_what_a_full_disk_refused_without_its_rows_waits_for_the_end(
+    writer: SlowWriter, writes: WriteQueue
+) -> None:
     writer.gate.set()
     writer.error = FULL
     large = snapshot(1, 2)
@@ -224,7 +253,12 @@ def test_what_a_full_disk_refused_without_its_rows_waits_for_the_end(writer: Slo
     writer.error = None
     writes.retry()
     assert writes.flush(60)
-    assert (writes.n_waiting, writes.waits, writes.is_moving, writer.written) == (1, False, False, [])
+    assert (writes.n_waiting, writes.waits, writes.is_moving, writer.written) == (
+        1,
+        False,
+        False,
+        [],
+    )
     assert writes.close(60, partial(writes.serve, rows_of))
     assert len(writer.written) == 1
 
@@ -242,7 +276,9 @@ def test_calls_are_run_in_order_and_do_not_pile_up(writer: SlowWriter, writes: W
     assert done == [*range(102, MAX_CALLS + 100), "pyctl-disk"], "the newest, also after a failure"
 
 
-def test_close_times_out_and_running_write_ends_with_its_segment(writer: SlowWriter, writes: WriteQueue) -> None:
+def test_close_times_out_and_running_write_ends_with_its_segment(
+    writer: SlowWriter, writes: WriteQueue
+) -> None:
     made, first = snapshot(1), snapshot(9).segment
     made.segment.start, made.segment.parent = 50, first
     writes.write(Snapshot(PromptMatch(as_tokens(range(100))).prefix(100), made.segment, made.state))
@@ -257,7 +293,9 @@ def test_close_times_out_and_running_write_ends_with_its_segment(writer: SlowWri
     assert writer.written == []
 
 
-def test_what_is_dropped_by_name_is_not_written_from_wherever_it_waits(writer: SlowWriter, writes: WriteQueue) -> None:
+def test_what_is_dropped_by_name_is_not_written_from_wherever_it_waits(
+    writer: SlowWriter, writes: WriteQueue
+) -> None:
     writer.error = FULL
     made = [snapshot(seed) for seed in range(3)]
     for each in made:
@@ -278,7 +316,9 @@ def test_what_is_dropped_by_name_is_not_written_from_wherever_it_waits(writer: S
     assert writer.seeds == [2, 4], "nor is what was refused tried again"
 
 
-def test_spilled_snapshots_wait_for_bytes_and_follow_selected(writer: SlowWriter, writes: WriteQueue) -> None:
+def test_spilled_snapshots_wait_for_bytes_and_follow_selected(
+    writer: SlowWriter, writes: WriteQueue
+) -> None:
     writes.write(snapshot(0))
     assert writer.begun.wait(60)  # the thread holds it, at the closed gate
     for seed, worth in ((1, 1.0), (2, 3.0), (2, 9.0)):
@@ -304,7 +344,9 @@ def test_the_least_worth_per_byte_is_lost_where_room_ends(
         spill(writes, seed, worth)
     spill(writes, 5, 100.0, n_bytes=301)
     assert writes.n_dropped == 3, "the one of 1 s, the one of 0.5 s, and what is too large"
-    assert len([record for record in caplog.records if "too slow" in record.message]) == 1, "once a minute"
+    assert len([record for record in caplog.records if "too slow" in record.message]) == 1, (
+        "once a minute"
+    )
     spill(writes, 6, 8.0, n_bytes=200)
     writes.write(chosen := snapshot(7))
     assert writes.n_waiting == 3
@@ -321,7 +363,9 @@ def test_the_least_worth_per_byte_is_lost_where_room_ends(
     assert not writes.drop_least_worth()
 
 
-def test_rows_that_are_on_disk_are_not_asked_for_and_not_kept(writer: SlowWriter, writes: WriteQueue) -> None:
+def test_rows_that_are_on_disk_are_not_asked_for_and_not_kept(
+    writer: SlowWriter, writes: WriteQueue
+) -> None:
     writer.gate.set()
     large, asked = snapshot(1, 2), list[Segment]()
     list(large.chain)[1].file.is_there = True

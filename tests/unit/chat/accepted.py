@@ -1,4 +1,6 @@
-"""Whether a constraint accepts a text, by the grammar engine on the real vocabulary of the Qwen3.5 family."""
+"""Whether a constraint accepts a text, by the grammar engine on the real vocabulary of the Qwen3.5
+family.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def accepts(constraint: Constraint, text: str) -> bool:
     from pyctl.engine.sampling import Sampling
     from pyctl.llama.grammar import Grammar
 
-    bound = Grammar(vocab, Sampling(grammar=constraint.grammar, grammar_kind=constraint.kind), compiler)
+    bound = Grammar(
+        vocab, Sampling(grammar=constraint.grammar, grammar_kind=constraint.kind), compiler
+    )
     for token in [*tokenizer.tokenize(text), tokenizer.eos]:
         if not bound.allows(token):
             return False

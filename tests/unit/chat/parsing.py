@@ -30,7 +30,9 @@ TOOLS = Tools.of([LOOK_UP, {"type": "function", "function": STOP_TOOL}])
 Parsed = tuple[str, str, list[tuple[str, str]]]
 
 
-def parse_reply(form: CallFormat, pieces: list[str], tools: Tools | None, reply_part: ReplyPart) -> Parsed:
+def parse_reply(
+    form: CallFormat, pieces: list[str], tools: Tools | None, reply_part: ReplyPart
+) -> Parsed:
     """Reasoning, content and calls of a reply in pieces; holds the rules of the deltas."""
     splitter = ReplySplitter(form.parser(tools, form.reasoning[0], reply_part))
     deltas = [*map(splitter.feed, pieces), splitter.finish()]

@@ -29,13 +29,44 @@ TAGGED = f"<tool_call>\n{BARE}\n</tool_call>"
 
 CALLS = (BARE, f" \n{BARE}\n", FENCED, f"```\n{BARE}```", f"<think>hm</think>\n\n{BARE}", LONG)
 TEXTS = (
-    *(f"Here: {BARE}", f"{BARE} is it.", f"{BARE}\n{BARE}", f"[{BARE}]", f"{BARE}}}", BARE[:-1], ""),
-    *(f"``{BARE}``", f"```python\n{BARE}\n```", f"```json\n{BARE}", f"```json\n{BARE}\n```\nThat is it.", "```", "{"),
-    *(BARE.replace("look_up", "stop"), BARE.replace("name", "tool"), BARE.replace("arguments", "parameters")),
+    *(
+        f"Here: {BARE}",
+        f"{BARE} is it.",
+        f"{BARE}\n{BARE}",
+        f"[{BARE}]",
+        f"{BARE}}}",
+        BARE[:-1],
+        "",
+    ),
+    *(
+        f"``{BARE}``",
+        f"```python\n{BARE}\n```",
+        f"```json\n{BARE}",
+        f"```json\n{BARE}\n```\nThat is it.",
+        "```",
+        "{",
+    ),
+    *(
+        BARE.replace("look_up", "stop"),
+        BARE.replace("name", "tool"),
+        BARE.replace("arguments", "parameters"),
+    ),
     BARE.replace("}}", '}, "id": 1}'),
-    *(BARE.replace("\\u0069", "\\x"), BARE.replace(ARGUMENTS, '"Paris"'), BARE.replace(ARGUMENTS, "{3}")),
-    *(BARE.replace('"city"', f'"days":{"[" * 9000}{"]" * 9000}, "city"'), BARE.replace("Par", "a" * (1 << 16))),
-    *('{"city": "Paris"}', "{" + " " * 2000 + BARE[1:], BARE[:-1] + " " * 2000 + "}", "<think>hm</think>\n\n{}"),
+    *(
+        BARE.replace("\\u0069", "\\x"),
+        BARE.replace(ARGUMENTS, '"Paris"'),
+        BARE.replace(ARGUMENTS, "{3}"),
+    ),
+    *(
+        BARE.replace('"city"', f'"days":{"[" * 9000}{"]" * 9000}, "city"'),
+        BARE.replace("Par", "a" * (1 << 16)),
+    ),
+    *(
+        '{"city": "Paris"}',
+        "{" + " " * 2000 + BARE[1:],
+        BARE[:-1] + " " * 2000 + "}",
+        "<think>hm</think>\n\n{}",
+    ),
 )
 
 
@@ -53,7 +84,9 @@ def read(pieces: list[str], tools: Tools = TOOLS) -> tuple[str, list[tuple[str, 
 
 @settings(max_examples=examples(400))
 @given(st.sampled_from((*CALLS, *TEXTS)), st.data())
-def test_only_a_reply_that_is_one_call_is_a_call_however_it_is_cut(text: str, data: st.DataObject) -> None:
+def test_only_a_reply_that_is_one_call_is_a_call_however_it_is_cut(
+    text: str, data: st.DataObject
+) -> None:
     """What is none stays as it was written."""
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=40)))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
@@ -65,7 +98,10 @@ def test_only_a_reply_that_is_one_call_is_a_call_however_it_is_cut(text: str, da
 def test_a_call_in_tags_is_read_as_before() -> None:
     assert read([*TAGGED]) == ("", [("look_up", ARGUMENTS)])
     within = BARE.replace("Par", f"Par{json.dumps(TAGGED)[1:-1]}")
-    assert read([*within]) == ("", [("look_up", within[len('{"name": "look_up", "arguments": ') : -1])])
+    assert read([*within]) == (
+        "",
+        [("look_up", within[len('{"name": "look_up", "arguments": ') : -1])],
+    )
     assert read([*f"{BARE}{TAGGED}"]) == (BARE, [("look_up", ARGUMENTS)])
 
 
@@ -99,7 +135,9 @@ def test_text_is_held_back_only_while_it_may_be_a_call(text: str, held: str) -> 
 
 
 @pytest.mark.parametrize("sign", [" ", "\n", "a", "{", '"', "\\", '"name"', BARE, "`"])
-@pytest.mark.parametrize("begun", ["", "{", "```", BARE[:-1], BARE, FENCED, BARE[:45], '{"name": "'])
+@pytest.mark.parametrize(
+    "begun", ["", "{", "```", BARE[:-1], BARE, FENCED, BARE[:45], '{"name": "']
+)
 def test_a_reply_is_read_in_linear_time(begun: str, sign: str) -> None:
     text = begun + sign * ((1 << 14) // len(sign))
 
@@ -122,9 +160,12 @@ def test_a_reply_is_read_in_linear_time(begun: str, sign: str) -> None:
         ({}, [HI, {"role": "assistant", "content": "So: "}]),
     ],
 )
-def test_json_that_was_asked_for_is_text(fields: dict[str, Any], messages: list[dict[str, Any]]) -> None:
+def test_json_that_was_asked_for_is_text(
+    fields: dict[str, Any], messages: list[dict[str, Any]]
+) -> None:
     chat = ChatFormat(
-        Template(unpacked("templates/Qwen-Qwen2.5-7B-Instruct.jinja").read_text()), toy.chatml_tokenizer()
+        Template(unpacked("templates/Qwen-Qwen2.5-7B-Instruct.jinja").read_text()),
+        toy.chatml_tokenizer(),
     )
     splitter = toy.prepare(chat, messages, **{"tools": [TOOL], **fields}).splitter()
     assert splitter.feed(BARE).content + splitter.finish().content == BARE

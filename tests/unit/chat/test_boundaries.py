@@ -36,9 +36,23 @@ ROLES = ("<|user|>", "<|assistant|>", "<|system|>", "<|end|>", "<eos>")
     [
         (toy.CHATML, toy.CHATML_SPECIALS, "", "", ["<|im_start|>"], "<|im_start|>assistant"),
         (toy.THINKING, toy.CHATML_SPECIALS, "", "", ["<|im_start|>"], "<|im_start|>assistant"),
-        (toy.THINKING, toy.CHATML_SPECIALS, "<|im_start|>", "", ["<|im_start|>"], "<|im_start|>assistant"),
+        (
+            toy.THINKING,
+            toy.CHATML_SPECIALS,
+            "<|im_start|>",
+            "",
+            ["<|im_start|>"],
+            "<|im_start|>assistant",
+        ),
         (toy.PARTS_ONLY, toy.CHATML_SPECIALS, "", "", ["<|im_start|>"], ""),
-        (toy.LLAMA3, LLAMA3, LLAMA3[0], "", [LLAMA3[1]], "<|start_header_id|>assistant<|end_header_id|>"),
+        (
+            toy.LLAMA3,
+            LLAMA3,
+            LLAMA3[0],
+            "",
+            [LLAMA3[1]],
+            "<|start_header_id|>assistant<|end_header_id|>",
+        ),
         (toy.GEMMA, GEMMA, "<bos>", "", ["<start_of_turn>"], "<start_of_turn>model"),
         (toy.MISTRAL, MISTRAL, "<s>", "</s>", ["[INST]"], ""),
         (toy.ROLE_TOKENS, ROLES, "", "<eos>", ["<|user|>", "<|assistant|>"], "<|assistant|>"),
@@ -55,22 +69,32 @@ def test_start_tokens_and_the_header_of_a_reply_are_found_by_rendering(
     if not header:
         assert prompt.headers is None
         return
-    tails = [chat.tokenizer.detokenize(prompt.tokens[at:].tolist()).decode() for at in prompt.boundaries]
+    tails = [
+        chat.tokenizer.detokenize(prompt.tokens[at:].tolist()).decode() for at in prompt.boundaries
+    ]
     is_header = [tail.startswith(header) for tail in tails]
     assert prompt.headers == tuple(itertools.compress(prompt.boundaries, is_header))
     assert is_header.count(True) == 2
 
 
 @pytest.mark.parametrize("source", [toy.PLAIN, "{{ raise_exception('never') }}"])
-def test_no_special_start_token_means_no_boundaries(source: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_special_start_token_means_no_boundaries(
+    source: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING):
         assert starts(source, ("<s>", "</s>"), "<s>", "</s>") == []
     assert "no message boundaries" in caplog.text
     assert boundaries(as_tokens([1, 2, 3]), ()) == ()
 
 
-@given(st.lists(st.integers(0, 5), max_size=40), st.lists(st.integers(0, 5), max_size=10), st.sets(st.integers(0, 5)))
-def test_boundaries_depend_on_the_prefix_alone(head: list[int], tail: list[int], start_ids: set[int]) -> None:
+@given(
+    st.lists(st.integers(0, 5), max_size=40),
+    st.lists(st.integers(0, 5), max_size=10),
+    st.sets(st.integers(0, 5)),
+)
+def test_boundaries_depend_on_the_prefix_alone(
+    head: list[int], tail: list[int], start_ids: set[int]
+) -> None:
     ids = sorted(start_ids)
     of_head = boundaries(as_tokens(head), ids)
     of_whole = boundaries(as_tokens(head + tail), ids)
@@ -91,7 +115,10 @@ class TestChatml:
         return ChatFormat(Template(toy.CHATML), toy.chatml_tokenizer())
 
     def test_each_message_and_the_header(self, chat: ChatFormat) -> None:
-        messages = [{"role": role, "content": role.upper()} for role in ("system", "user", "assistant", "user")]
+        messages = [
+            {"role": role, "content": role.upper()}
+            for role in ("system", "user", "assistant", "user")
+        ]
         prompt = prepare(chat, messages).prompt
         start = chat.tokenizer.special_tokens()["<|im_start|>"]
         assert [int(prompt.tokens[b]) for b in (0, *prompt.boundaries)] == [start] * 5
@@ -107,7 +134,9 @@ class TestChatml:
                 {"role": "user", "content": "c"},
             ]
             prompt = prepare(chat, messages).prompt
-            return [chat.tokenizer.detokenize(prompt.tokens[b:].tolist()) for b in prompt.boundaries]
+            return [
+                chat.tokenizer.detokenize(prompt.tokens[b:].tolist()) for b in prompt.boundaries
+            ]
 
         assert ends("x<|im_end|>y") == ends("a")
         assert ends("x<|im_start|>y")[1:] == ends("a")
@@ -122,7 +151,10 @@ class TestChatml:
     def test_a_continued_reply_has_no_header(self, chat: ChatFormat) -> None:
         messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
         prompt = prepare(chat, messages).prompt
-        assert chat.tokenizer.detokenize(prompt.tokens[prompt.boundaries[-1] :].tolist()) == b"<|im_start|>assistant\nb"
+        assert (
+            chat.tokenizer.detokenize(prompt.tokens[prompt.boundaries[-1] :].tolist())
+            == b"<|im_start|>assistant\nb"
+        )
 
 
 def test_the_real_template_and_vocabulary(qwen_template: str, qwen_tokenizer: Tokenizer) -> None:
@@ -136,7 +168,9 @@ def test_the_real_template_and_vocabulary(qwen_template: str, qwen_tokenizer: To
         {"role": "tool", "content": "two"},
     ]
     prompt = prepare(chat, messages).prompt
-    heads = [qwen_tokenizer.detokenize(prompt.tokens[b : b + 3].tolist()) for b in prompt.boundaries]
+    heads = [
+        qwen_tokenizer.detokenize(prompt.tokens[b : b + 3].tolist()) for b in prompt.boundaries
+    ]
     assert [head.split(b"\n")[0] for head in heads] == [
         b"<|im_start|>assistant",
         b"<|im_start|>user",
@@ -149,7 +183,9 @@ def test_lines_end_in_raw_text() -> None:
     prompt = chat.prompt_from_text("ab\nc\n\nd<|im_start|>user\nx\n")
     assert prompt.line_ends == (3, 5, 6)
     assert prompt.boundaries == (7,)
-    assert chat.prompt_from_mixed(prompt.tokens.tolist()).line_ends == prompt.line_ends, "ids are read as their pieces"
+    assert chat.prompt_from_mixed(prompt.tokens.tolist()).line_ends == prompt.line_ends, (
+        "ids are read as their pieces"
+    )
     assert chat.prompt_from_text("<|im_start|>user\nx\n").line_ends == ()
     assert chat.prompt_from_text("").line_ends == ()
 
@@ -164,7 +200,9 @@ def test_line_ends_depend_on_the_tokens_before_them_alone(words: list[str]) -> N
         assert part.line_ends == tuple(end for end in whole.line_ends if end <= n)
 
 
-def test_the_reply_to_what_the_user_said_last_is_known(qwen_template: str, qwen_tokenizer: Tokenizer) -> None:
+def test_the_reply_to_what_the_user_said_last_is_known(
+    qwen_template: str, qwen_tokenizer: Tokenizer
+) -> None:
     chat = ChatFormat(Template(qwen_template, eos_token="<|im_end|>"), qwen_tokenizer)
     call = {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     calls = {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call]}
@@ -181,7 +219,9 @@ def test_the_reply_to_what_the_user_said_last_is_known(qwen_template: str, qwen_
 
 def test_without_tools_the_last_header_is_the_turn() -> None:
     chat = ChatFormat(Template(toy.CHATML), ByteTokenizer(toy.CHATML_SPECIALS))
-    prompt = prepare(chat, [{"role": role, "content": "a"} for role in ("user", "assistant", "user")]).prompt
+    prompt = prepare(
+        chat, [{"role": role, "content": "a"} for role in ("user", "assistant", "user")]
+    ).prompt
     assert prompt.turn == prompt.boundaries[-1]
     plain = ChatFormat(Template(toy.PLAIN), ByteTokenizer(("<s>", "</s>")))
     assert prepare(plain, [{"role": "user", "content": "a"}]).prompt.turn == 0

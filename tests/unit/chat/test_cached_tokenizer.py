@@ -56,11 +56,17 @@ def test_history_is_tokenized_once() -> None:
 
 def test_tokens_that_overlap_or_swallow_blanks_stay_inside_the_pieces() -> None:
     class Greedy(ByteTokenizer):
-        """llama.cpp's order: one special token after the other, longest first; <r> swallows blanks after it."""
+        """llama.cpp's order: one special token after the other, longest first; <r> swallows blanks
+        after it.
+        """
 
-        def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
+        def tokenize(
+            self, text: str, *, add_special: bool = False, parse_special: bool = True
+        ) -> list[int]:
             parts: list[str | int] = [text]
-            for special, token in sorted(self.special_tokens().items(), key=lambda item: -len(item[0])):
+            for special, token in sorted(
+                self.special_tokens().items(), key=lambda item: -len(item[0])
+            ):
                 found: list[str | int] = []
                 for part in parts:
                     if isinstance(part, int):
@@ -70,7 +76,9 @@ def test_tokens_that_overlap_or_swallow_blanks_stay_inside_the_pieces() -> None:
                         found += [token] if index else []
                         found.append(rest.lstrip() if index and special == "<r>" else rest)
                 parts = found
-            return [t for part in parts for t in ([part] if isinstance(part, int) else part.encode())]
+            return [
+                t for part in parts for t in ([part] if isinstance(part, int) else part.encode())
+            ]
 
     tokenizer = Greedy(["<s>", "<s><s>", "ab<", "<x>", "<r>", "\n"])
     memo = CachedTokenizer(tokenizer, tokenizer.special_tokens())

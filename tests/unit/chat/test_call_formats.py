@@ -36,10 +36,11 @@ BAR = "\N{FULLWIDTH VERTICAL LINE}"
 
 @dataclass(frozen=True)
 class Family:
-    """A template with its format: what stands before and after a reply, and a call of the tool without arguments.
+    """A template with its format: what stands before and after a reply, and a call of the tool
+    without arguments.
 
-    ``marks`` are texts that lead its parser astray. ``is_plain`` if the template leaves strings as they are where they
-    would need escapes.
+    ``marks`` are texts that lead its parser astray. ``is_plain`` if the template leaves strings as
+    they are where they would need escapes.
     """
 
     name: str
@@ -73,11 +74,23 @@ def _template(name: str) -> Template:
     return Template(unpacked(f"templates/{name}.jinja").read_text(), "<s>", "</s>")
 
 
-def marked(name: str, form: str, header: str, end: str, call: str, is_plain: bool = False) -> Family:
-    """A family that marks describe: these are what leads astray, and each begun and ended once more."""
+def marked(
+    name: str, form: str, header: str, end: str, call: str, is_plain: bool = False
+) -> Family:
+    """A family that marks describe: these are what leads astray, and each begun and ended once
+    more.
+    """
     found = next(each for each in FAMILIES if each.name == form)
     pieces = re.findall(r"<[^<>]*>|\[[A-Z_]+\]|[^<>\s]+", call)
-    return Family(name, found, header, end, call, tuple(dict.fromkeys((*pieces, *found.control_tokens[:12]))), is_plain)
+    return Family(
+        name,
+        found,
+        header,
+        end,
+        call,
+        tuple(dict.fromkeys((*pieces, *found.control_tokens[:12]))),
+        is_plain,
+    )
 
 
 CHATML = ("<|im_start|>assistant\n", "<|im_end|>\n")
@@ -88,19 +101,34 @@ MISTRAL = ("[/INST]", "</s>")
 LIST_CALL = '[TOOL_CALLS][{"name": "stop", "arguments": {}, "id": "Ab3dEf7hI"}]'
 NAMED_CALL = "[TOOL_CALLS]stop[ARGS]{}"
 HARMONY_MARKS = (
-    *("<|start|>", "assistant", "<|channel|>", "analysis", "final", "commentary", "<|message|>", "<|end|>", "<|call|>"),
+    *(
+        "<|start|>",
+        "assistant",
+        "<|channel|>",
+        "analysis",
+        "final",
+        "commentary",
+        "<|message|>",
+        "<|end|>",
+        "<|call|>",
+    ),
     *(" to=functions.stop", "to=", "<|return|>", " <|constrain|>", "json", "<|start|>assistant"),
 )
 HERMES_CALL = '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
 QWEN_CALL = "<tool_call>\n<function=stop>\n</function>\n</tool_call>"
 DEEPSEEK = (f"<{BAR}Assistant{BAR}>", f"<{BAR}end▁of▁sentence{BAR}>")
 DEEPSEEK_4 = (f"{DEEPSEEK[0]}</think>", DEEPSEEK[1])
-DSML_CALL = f'<{BAR}DSML{BAR}X>\n<{BAR}DSML{BAR}invoke name="stop">\n</{BAR}DSML{BAR}invoke>\n</{BAR}DSML{BAR}X>'
+DSML_CALL = (
+    f"<{BAR}DSML{BAR}X>\n<{BAR}DSML{BAR}invoke "
+    f'name="stop">\n</{BAR}DSML{BAR}invoke>\n</{BAR}DSML{BAR}X>'
+)
 V31_CALL = (
     f"<{BAR}tool▁calls▁begin{BAR}><{BAR}tool▁call▁begin{BAR}>stop<{BAR}tool▁sep{BAR}>{{}}<{BAR}tool▁call▁end{BAR}>"
     f"<{BAR}tool▁calls▁end{BAR}>"
 )
-R1_CALL = V31_CALL.replace("stop", f"function<{BAR}tool▁sep{BAR}>stop").replace(f"stop<{BAR}tool▁sep{BAR}>", "stop")
+R1_CALL = V31_CALL.replace("stop", f"function<{BAR}tool▁sep{BAR}>stop").replace(
+    f"stop<{BAR}tool▁sep{BAR}>", "stop"
+)
 R1_CALL = R1_CALL.replace("{}", "\n```json\n{}\n```")
 KIMI_CALL = (
     "<|tool_calls_section_begin|><|tool_call_begin|>functions.stop:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
@@ -109,20 +137,29 @@ KIMI_CALL = (
 KIMI = ("<|im_assistant|>assistant<|im_middle|>", "<|im_end|>")
 GLM, GLM_CALL = "GLM, Ling, Laguna", "<tool_call>stop</tool_call>"
 HY = "opensource"
-COHERE_CALL = '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "stop", "parameters": {}}\n]<|END_ACTION|>'
+COHERE_CALL = (
+    '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "stop", "parameters": '
+    "{}}\n]<|END_ACTION|>"
+)
 SOLAR_CALL = (
-    "<|tool_calls|><|tool_call:begin|>Ab3dEf7hI<|tool_call:name|>stop<|tool_call:args|>{}<|tool_call:end|><|calls|>"
+    "<|tool_calls|><|tool_call:begin|>Ab3dEf7hI<|tool_call:name|>stop"
+    "<|tool_call:args|>{}<|tool_call:end|><|calls|>"
 )
 STOP_LIST = '[{"name": "stop", "arguments": {}}]'
 GRANITE = ("<|start_of_role|>assistant<|end_of_role|>", "<|end_of_text|>\n")
 SEED = ("<seed:bos>assistant\n", "<seed:eos>")
 SEED_CALL = QWEN_CALL.replace("tool_call>", "seed:tool_call>")
 HUNYUAN = (f"<{BAR}hy_Assistant:{HY}{BAR}>", f"<{BAR}hy_eos:{HY}{BAR}>")
-HUNYUAN_CALL = f"<tool_calls:{HY}>\n<tool_call:{HY}>stop<tool_sep:{HY}>\n</tool_call:{HY}>\n</tool_calls:{HY}>"
+HUNYUAN_CALL = (
+    f"<tool_calls:{HY}>\n<tool_call:{HY}>stop<tool_sep:{HY}>\n</tool_call:{HY}>\n</tool_calls:{HY}>"
+)
 M2_CALL = '<minimax:tool_call>\n<invoke name="stop">\n</invoke>\n</minimax:tool_call>'
 COHERE = ("<|CHATBOT_TOKEN|>", "<|END_OF_TURN_TOKEN|>")
 COMMAND_R_PLUS = ("<|CHATBOT_TOKEN|>", "\n<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>")
-ACTION_CALL = 'Action:\n```json\n[\n    {\n        "tool_name": "stop",\n        "parameters": {}\n    }\n]```'
+ACTION_CALL = (
+    'Action:\n```json\n[\n    {\n        "tool_name": "stop",\n        "parameters": '
+    "{}\n    }\n]```"
+)
 NEMOTRON = ("<SPECIAL_11>Assistant\n", "<SPECIAL_12>\n\n")
 APRIEL = ("<|assistant|>\n", "\n<|end|>\n</s>")
 GEMMA = ("<|turn>model\n", "<|tool_response>")
@@ -145,11 +182,30 @@ CASES = (
     marked("poolside-Laguna-S-2.1", GLM, "<assistant>", "</assistant>\n", GLM_CALL),
     marked("tencent-Hy3", "Hunyuan 3", *HUNYUAN, HUNYUAN_CALL),
     marked("MiniMax-M2", "MiniMax M2", "]~b]ai\n", "[e~[\n", M2_CALL),
-    marked("MiniMax-M1", "MiniMax M1", "ai name=assistant\n", "<end_of_sentence>\n", HERMES_CALL.replace("l>", "ls>")),
-    marked("deepseek-ai-DeepSeek-V4", "DeepSeek 4", *DEEPSEEK_4, DSML_CALL.replace("X", "tool_calls")),
-    marked("deepseek-ai-DeepSeek-V3.2", "DeepSeek 3.2", *DEEPSEEK_4, DSML_CALL.replace("X", "function_calls")),
+    marked(
+        "MiniMax-M1",
+        "MiniMax M1",
+        "ai name=assistant\n",
+        "<end_of_sentence>\n",
+        HERMES_CALL.replace("l>", "ls>"),
+    ),
+    marked(
+        "deepseek-ai-DeepSeek-V4", "DeepSeek 4", *DEEPSEEK_4, DSML_CALL.replace("X", "tool_calls")
+    ),
+    marked(
+        "deepseek-ai-DeepSeek-V3.2",
+        "DeepSeek 3.2",
+        *DEEPSEEK_4,
+        DSML_CALL.replace("X", "function_calls"),
+    ),
     marked("deepseek-ai-DeepSeek-V3.1", "DeepSeek 3.1", *DEEPSEEK, V31_CALL),
-    marked("deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "DeepSeek R1", DEEPSEEK[0], DEEPSEEK[1] + DEEPSEEK[0], R1_CALL),
+    marked(
+        "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
+        "DeepSeek R1",
+        DEEPSEEK[0],
+        DEEPSEEK[1] + DEEPSEEK[0],
+        R1_CALL,
+    ),
     marked("moonshotai-Kimi-K2", "Kimi K2", *KIMI, KIMI_CALL),
     marked("Kimi-K2-Thinking", "Kimi K2", *KIMI, KIMI_CALL),
     marked("upstage-Solar-Open-100B", "Solar", "<|begin|>assistant", "", SOLAR_CALL),
@@ -157,33 +213,102 @@ CASES = (
     marked("Cohere2MoE", "Command-R", *COHERE, COHERE_CALL),
     marked("NVIDIA-Nemotron-Nano-v2", "Nemotron 2", *NEMOTRON, f"<TOOLCALL>{STOP_LIST}</TOOLCALL>"),
     marked("unsloth-Apriel-1.5", "Apriel", *APRIEL, f"<tool_calls>{STOP_LIST}</tool_calls>"),
-    marked("LFM2.5-8B-A1B", "LFM2", *CHATML, "<|tool_call_start|>[stop()]<|tool_call_end|>", is_plain=True),
-    marked("google-gemma-4-31B-it", "Gemma 4", *GEMMA, "<|tool_call>call:stop{}<tool_call|>", is_plain=True),
+    marked(
+        "LFM2.5-8B-A1B",
+        "LFM2",
+        *CHATML,
+        "<|tool_call_start|>[stop()]<|tool_call_end|>",
+        is_plain=True,
+    ),
+    marked(
+        "google-gemma-4-31B-it",
+        "Gemma 4",
+        *GEMMA,
+        "<|tool_call>call:stop{}<tool_call|>",
+        is_plain=True,
+    ),
     marked("GigaChat3.1-10B-A1.8B", "GigaChat 3.1", *GIGACHAT, GIGACHAT_31),
-    marked("openbmb-MiniCPM5-1B", "MiniCPM 5", *CHATML, '<function name="stop"></function>', is_plain=True),
+    marked(
+        "openbmb-MiniCPM5-1B",
+        "MiniCPM 5",
+        *CHATML,
+        '<function name="stop"></function>',
+        is_plain=True,
+    ),
     Family("meta-llama-Llama-3.1-8B-Instruct", LlamaFormat(), *LLAMA, LLAMA_CALL, LLAMA_MARKS),
     Family("meta-llama-Llama-3.3-70B-Instruct", LlamaFormat(), *LLAMA, LLAMA_CALL, LLAMA_MARKS),
     marked("mistralai-Mistral-Nemo-Instruct-2407", "Mistral (list)", *MISTRAL, LIST_CALL),
-    marked("Mistral-Small-3.2-24B-Instruct-2506", "Mistral (name and arguments)", *MISTRAL, NAMED_CALL),
-    marked("mistralai-Ministral-3-14B-Reasoning-2512", "Mistral (name and arguments)", *MISTRAL, NAMED_CALL),
     marked(
-        "Apertus-8B-Instruct", "Apertus", "<|assistant_start|>", "", '<|tools_prefix|>[{"stop": {}}]<|tools_suffix|>'
+        "Mistral-Small-3.2-24B-Instruct-2506", "Mistral (name and arguments)", *MISTRAL, NAMED_CALL
     ),
-    marked("CohereForAI-c4ai-command-r-plus-tool_use", "Command R+", *COMMAND_R_PLUS, ACTION_CALL, is_plain=True),
     marked(
-        "meetkai-functionary-medium-v3.1", "Functionary 3.1", LLAMA[0], "<|eom_id|>", "<function=stop>{}</function>"
+        "mistralai-Ministral-3-14B-Reasoning-2512",
+        "Mistral (name and arguments)",
+        *MISTRAL,
+        NAMED_CALL,
+    ),
+    marked(
+        "Apertus-8B-Instruct",
+        "Apertus",
+        "<|assistant_start|>",
+        "",
+        '<|tools_prefix|>[{"stop": {}}]<|tools_suffix|>',
+    ),
+    marked(
+        "CohereForAI-c4ai-command-r-plus-tool_use",
+        "Command R+",
+        *COMMAND_R_PLUS,
+        ACTION_CALL,
+        is_plain=True,
+    ),
+    marked(
+        "meetkai-functionary-medium-v3.1",
+        "Functionary 3.1",
+        LLAMA[0],
+        "<|eom_id|>",
+        "<function=stop>{}</function>",
     ),
     marked("meetkai-functionary-medium-v3.2", "Functionary 3.2", *FUNCTIONARY, "stop\n{}"),
-    marked("fireworks-ai-llama-3-firefunction-v2", "Firefunction", *LLAMA, f" functools{STOP_LIST}"),
+    marked(
+        "fireworks-ai-llama-3-firefunction-v2", "Firefunction", *LLAMA, f" functools{STOP_LIST}"
+    ),
     marked("GigaChat3-10B-A1.8B", "GigaChat 3", *GIGACHAT, GIGACHAT_3),
-    Family("openai-gpt-oss-120b", HARMONY, "<|start|>assistant", "<|call|>", GPT_OSS_CALL, HARMONY_MARKS),
+    Family(
+        "openai-gpt-oss-120b",
+        HARMONY,
+        "<|start|>assistant",
+        "<|call|>",
+        GPT_OSS_CALL,
+        HARMONY_MARKS,
+    ),
 )
 BY_NAME = pytest.mark.parametrize("family", CASES, ids=lambda family: family.name)
 HI = {"role": "user", "content": "Hi there"}
-NOISE = ("\n", " ", "<", "[", "]", "{", "}", '"', "\\", ",", ":", "é", "7", "null", "x", "<think>", "</think>", "text")
+NOISE = (
+    "\n",
+    " ",
+    "<",
+    "[",
+    "]",
+    "{",
+    "}",
+    '"',
+    "\\",
+    ",",
+    ":",
+    "é",
+    "7",
+    "null",
+    "x",
+    "<think>",
+    "</think>",
+    "text",
+)
 
 
-def parse(form: CallFormat, text: str, tools: Tools | None = TOOLS, reply_part: ReplyPart = "start") -> Parsed:
+def parse(
+    form: CallFormat, text: str, tools: Tools | None = TOOLS, reply_part: ReplyPart = "start"
+) -> Parsed:
     """Whole and letter by letter, which gives the same."""
     whole = parse_reply(form, [text], tools, reply_part)
     assert parse_reply(form, list(text), tools, reply_part) == whole
@@ -201,7 +326,9 @@ def test_the_format_is_found_by_rendering(family: Family) -> None:
 
 
 @pytest.mark.parametrize("name", ["Kimi-K3", "MiniMax-M3", "muse-glimmer"])
-def test_calls_of_an_unknown_format_are_rendered_and_come_as_text(name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_calls_of_an_unknown_format_are_rendered_and_come_as_text(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     chat = ChatFormat(Template(unpacked(f"templates/{name}.jinja").read_text()), ByteTokenizer(()))
     assert chat.dialect.call_format is FALLBACK
     assert "unknown format of the chat template" in caplog.text
@@ -229,14 +356,20 @@ def test_every_format_is_tested() -> None:
 
 
 LITERALS = ("true", "false", "null")  # in a text without quotes they are no words
-PLAIN = st.text(st.characters(categories=("Ll",)), min_size=1, max_size=6).filter(lambda text: text not in LITERALS)
+PLAIN = st.text(st.characters(categories=("Ll",)), min_size=1, max_size=6).filter(
+    lambda text: text not in LITERALS
+)
 KEYS = {False: st.text(max_size=4), True: PLAIN}
 
 
 def arguments_of(*, is_plain: bool) -> st.SearchStrategy[dict[str, Any]]:
     """Arguments of a call; with ``is_plain`` nothing in them would need an escape."""
     others = st.booleans() | st.none()
-    words = PLAIN if is_plain else st.text(max_size=30).filter(lambda text: "</" not in text and "<|" not in text)
+    words = (
+        PLAIN
+        if is_plain
+        else st.text(max_size=30).filter(lambda text: "</" not in text and "<|" not in text)
+    )
     inner = PLAIN if is_plain else st.text(max_size=5)
     return st.fixed_dictionaries(
         {},
@@ -253,7 +386,11 @@ def arguments_of(*, is_plain: bool) -> st.SearchStrategy[dict[str, Any]]:
 def reply_of(family: Family, arguments: dict[str, Any], n_calls: int) -> str:
     """The reply with these calls, as the template renders it."""
     given = arguments if family.template().capabilities.object_arguments else json.dumps(arguments)
-    call = {"type": "function", "id": "Ab3dEf7hI", "function": {"name": "look_up", "arguments": given}}
+    call = {
+        "type": "function",
+        "id": "Ab3dEf7hI",
+        "function": {"name": "look_up", "arguments": given},
+    }
     message = {"role": "assistant", "content": "", "tool_calls": [call] * n_calls}
     tools = [{"type": "function", "function": STOP_TOOL}]
     text = family.template().render([HI, message], tools=tools, add_generation_prompt=False)
@@ -293,7 +430,9 @@ QUOTED = (
 @BY_NAME
 @pytest.mark.parametrize("text", QUOTED)
 @pytest.mark.parametrize("others", [{}, {"count": 3}])
-def test_quotes_within_a_value_are_a_part_of_it(family: Family, text: str, others: dict[str, Any]) -> None:
+def test_quotes_within_a_value_are_a_part_of_it(
+    family: Family, text: str, others: dict[str, Any]
+) -> None:
     """As the template writes them, also where that escapes nothing."""
     if family.name == "CohereForAI-c4ai-command-r-plus-tool_use" and '"' in text:
         pytest.skip("its template writes JSON without escapes, which no reader can understand")
@@ -305,7 +444,9 @@ def test_quotes_within_a_value_are_a_part_of_it(family: Family, text: str, other
 @settings(max_examples=examples(60))
 @given(st.data())
 def test_any_cutting_gives_the_same(family: Family, data: st.DataObject) -> None:
-    noise = st.lists(st.sampled_from((*NOISE, *family.marks)) | st.text(max_size=3), max_size=10).map("".join)
+    noise = st.lists(
+        st.sampled_from((*NOISE, *family.marks)) | st.text(max_size=3), max_size=10
+    ).map("".join)
     cut_off = st.integers(0, len(family.call)).map(lambda size: family.call[:size])
     text = "".join(data.draw(st.lists(noise | cut_off | st.just(family.call), max_size=4)))
     reply_part: ReplyPart = data.draw(st.sampled_from(("start", "reasoning", "content")))
@@ -321,7 +462,9 @@ def test_any_cutting_gives_the_same(family: Family, data: st.DataObject) -> None
 @BY_NAME
 @settings(max_examples=examples(20))
 @given(text=st.lists(st.sampled_from(NOISE) | st.text(max_size=8), max_size=10).map("".join))
-def test_what_has_no_marks_is_content_but_for_the_blanks_before_it(family: Family, text: str) -> None:
+def test_what_has_no_marks_is_content_but_for_the_blanks_before_it(
+    family: Family, text: str
+) -> None:
     marks = ["<think>", *(mark for mark in family.marks if mark.lstrip()[0] in "<[")]
     for tools in (TOOLS, None):
         if text.strip() and not any(mark in text for mark in marks):
@@ -332,11 +475,16 @@ def test_what_has_no_marks_is_content_but_for_the_blanks_before_it(family: Famil
 @BY_NAME
 def test_a_call_behind_reasoning_and_one_that_is_cut_off(family: Family) -> None:
     tags = family.form.reasoning[0]
-    reasoning, content, calls = parse(family.form, f"{tags.open}hm{tags.close}{tags.next_message}{family.call}")
+    reasoning, content, calls = parse(
+        family.form, f"{tags.open}hm{tags.close}{tags.next_message}{family.call}"
+    )
     assert (reasoning, content.strip(), calls) == ("hm", "", [("stop", "{}")])
     begun = family.call.replace("{}", '{"a": [1, "b')
     if begun != family.call and not family.is_plain:
-        assert parse(family.form, begun.partition("b")[0] + "b")[2] in ([("stop", '{"a": [1, "b')], [])
+        assert parse(family.form, begun.partition("b")[0] + "b")[2] in (
+            [("stop", '{"a": [1, "b')],
+            [],
+        )
 
 
 @BY_NAME
@@ -344,7 +492,9 @@ def test_a_forced_call_is_bound_to_the_form_that_is_read(family: Family) -> None
     form, call = family.form, family.call.removesuffix("<|call|>")
     stop = Tools(TOOLS.tools[1:], parallel=False, forced=True)
     assert accepts(form.constraint(stop, form.reasoning[0], "content"), call)
-    assert not accepts(form.constraint(stop, form.reasoning[0], "content"), call.replace("stop", "other"))
+    assert not accepts(
+        form.constraint(stop, form.reasoning[0], "content"), call.replace("stop", "other")
+    )
     tags = form.reasoning[0]
     behind = form.constraint(stop, tags, "start")
     assert accepts(behind, f"{tags.open}hm{tags.close}{tags.next_message}{call}")
@@ -383,7 +533,11 @@ def test_a_grammar_takes_what_the_template_writes(family: Family) -> None:
     bound = family.form.constraint(Tools.of([tool], parallel=True, forced=True), tags, "content")
 
     def taken(arguments: dict[str, Any]) -> bool:
-        reply = re.sub(rf"^\s*{re.escape(tags.open)}\s*{re.escape(tags.close)}\s*", "", reply_of(family, arguments, 1))
+        reply = re.sub(
+            rf"^\s*{re.escape(tags.open)}\s*{re.escape(tags.close)}\s*",
+            "",
+            reply_of(family, arguments, 1),
+        )
         return accepts(bound, reply.strip("\n"))
 
     whole = {"text": "Paris", "count": 3, "where": {"a": 1, "b": "x"}, "tags": [1, "x"]}
@@ -394,7 +548,14 @@ def test_a_grammar_takes_what_the_template_writes(family: Family) -> None:
 
 NEED_CALLS = {
     "MiniMax-M2": ("]~!b[", "]~b]", "[e~["),
-    "openai-gpt-oss-120b": ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"),
+    "openai-gpt-oss-120b": (
+        "<|start|>",
+        "<|channel|>",
+        "<|message|>",
+        "<|end|>",
+        "<|call|>",
+        "<|return|>",
+    ),
 }
 """Templates that refuse a result without a call before it, and special tokens of their models."""
 
@@ -402,7 +563,9 @@ NEED_CALLS = {
 @BY_NAME
 def test_a_reply_that_calls_goes_back_into_the_prompt_as_it_was_sampled(family: Family) -> None:
     start = family.header.removesuffix(">>>").strip().removesuffix("</think>")
-    chat = ChatFormat(family.template(), ByteTokenizer(NEED_CALLS.get(family.name, (start,))), replay=Replay())
+    chat = ChatFormat(
+        family.template(), ByteTokenizer(NEED_CALLS.get(family.name, (start,))), replay=Replay()
+    )
     if not chat.dialect.marks.replay.n_bytes and chat.dialect.starts == ():
         pytest.skip("nothing begins a message here")
     tools = [{"type": "function", "function": STOP_TOOL}]
@@ -422,7 +585,9 @@ def test_a_whole_chain_of_calls_stays_as_it_was_sampled(name: str) -> None:
     family = next(each for each in CASES if each.name == name)
     chat = ChatFormat(family.template(), ByteTokenizer(NEED_CALLS[name]), replay=Replay())
     tools = [{"type": "function", "function": STOP_TOOL}]
-    last = {"openai-gpt-oss-120b": "<|channel|>final<|message|>Well"}.get(name, f"hm{chat.dialect.tags.close}Well")
+    last = {"openai-gpt-oss-120b": "<|channel|>final<|message|>Well"}.get(
+        name, f"hm{chat.dialect.tags.close}Well"
+    )
     calls = family.call if isinstance(family.form, MessageFormat) else family.twice
     messages, before = [HI], list[int]()
     for sampled in (family.call, calls, last, last):
@@ -434,7 +599,10 @@ def test_a_whole_chain_of_calls_stays_as_it_was_sampled(name: str) -> None:
         said = toy.told(turn, sampled)
         before = [*tokens, *sampled.encode()]
         calls_said = said.get("tool_calls", ())
-        messages += [said, *({"role": "tool", "tool_call_id": call["id"], "content": "x"} for call in calls_said)]
+        messages += [
+            said,
+            *({"role": "tool", "tool_call_id": call["id"], "content": "x"} for call in calls_said),
+        ]
         messages += [] if calls_said else [HI]
 
 
@@ -448,7 +616,9 @@ def test_content_by_a_schema_comes_on_its_channel() -> None:
 
 
 def xml(name: str, **arguments: str) -> str:
-    inner = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
+    inner = "".join(
+        f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items()
+    )
     return f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>"
 
 
@@ -464,12 +634,28 @@ class TestQwen:
             ("Let me see.\n\n" + QWEN_CALL + "\n", "Let me see.\n\n", [("stop", "{}")]),
             ("\n\n" + QWEN_CALL + "\n" + QWEN_CALL, "", [("stop", "{}"), ("stop", "{}")]),
             (QWEN_CALL + "\nAnd so on.", "\nAnd so on.", [("stop", "{}")]),
-            (xml("look_up", count="3", ratio=" 1.5 ", deep="True"), "", look_up('{"count":3,"ratio":1.5,"deep":true}')),
+            (
+                xml("look_up", count="3", ratio=" 1.5 ", deep="True"),
+                "",
+                look_up('{"count":3,"ratio":1.5,"deep":true}'),
+            ),
             (xml("look_up", count="three"), "", look_up('{"count":"three"}')),
             (xml("look_up", count="NaN"), "", look_up('{"count":"NaN"}')),
-            (xml("look_up", text="3", free="3", maybe="3"), "", look_up('{"text":"3","free":3,"maybe":"3"}')),
-            (xml("look_up", maybe="null", text="null"), "", look_up('{"maybe":null,"text":"null"}')),
-            (xml("look_up", where="{'a': \"it's\", 'b': None}"), "", look_up('{"where":{"a": "it\'s", "b": null}}')),
+            (
+                xml("look_up", text="3", free="3", maybe="3"),
+                "",
+                look_up('{"text":"3","free":3,"maybe":"3"}'),
+            ),
+            (
+                xml("look_up", maybe="null", text="null"),
+                "",
+                look_up('{"maybe":null,"text":"null"}'),
+            ),
+            (
+                xml("look_up", where="{'a': \"it's\", 'b': None}"),
+                "",
+                look_up('{"where":{"a": "it\'s", "b": null}}'),
+            ),
             (xml("look_up", tags='["a",\n 1]'), "", look_up('{"tags":["a",\n 1]}')),
             (xml("look_up", unknown="x"), "", look_up('{"unknown":"x"}')),
             (xml("other", a="x"), "", [("other", '{"a":"x"}')]),
@@ -486,10 +672,22 @@ class TestQwen:
                 "",
                 look_up('{"text":"a"}'),
             ),
-            ("<function=look_up>\n<parameter=text>\n</parameter>\n</function>", "", look_up('{"text":""}')),
-            ("<function=look_up>\n<parameter=text>\na\n</parameter>\n</tool_call>", "", look_up('{"text":"a"}')),
+            (
+                "<function=look_up>\n<parameter=text>\n</parameter>\n</function>",
+                "",
+                look_up('{"text":""}'),
+            ),
+            (
+                "<function=look_up>\n<parameter=text>\na\n</parameter>\n</tool_call>",
+                "",
+                look_up('{"text":"a"}'),
+            ),
             # no head: content, byte for byte
-            ("#include <functional>\n<function=other>", "#include <functional>\n<function=other>", []),
+            (
+                "#include <functional>\n<function=other>",
+                "#include <functional>\n<function=other>",
+                [],
+            ),
             ("<tool_call>\nno\n</tool_call>", "<tool_call>\nno\n</tool_call>", []),
             ("<tool_call>\n<function=look up>", "<tool_call>\n<function=look up>", []),
             (" \n<tool_call>\n<funct", " \n<tool_call>\n<funct", []),
@@ -499,18 +697,37 @@ class TestQwen:
             # what ends within, or goes astray
             ("<tool_call>\n<function=look_up>\n<parameter=text>\nab", "", look_up('{"text":"ab')),
             ("<tool_call>\n<function=look_up>\n<parameter=count>\n12", "", look_up('{"count":12')),
-            ("<tool_call>\n<function=look_up>\n<parameter=text>\nab\n</parameter>\n", "", look_up('{"text":"ab"')),
+            (
+                "<tool_call>\n<function=look_up>\n<parameter=text>\nab\n</parameter>\n",
+                "",
+                look_up('{"text":"ab"'),
+            ),
             ("<tool_call>\n<function=look_up>\n<param", "", [("look_up", "")]),
             ("<tool_call>\n<function=look_up>\nhm", "\nhm", [("look_up", "{}")]),
             # JSON
             (
-                '<tool_call>\n{"name": "look_up", "arguments": {"text": "}\\"</tool_call>"}}\n</tool_call>',
+                (
+                    '<tool_call>\n{"name": "look_up", "arguments": {"text": '
+                    '"}\\"</tool_call>"}}\n</tool_call>'
+                ),
                 "",
                 look_up('{"text": "}\\"</tool_call>"}'),
             ),
-            ('<tool_call>{"name":"stop","arguments":{}}</tool_call>' * 2, "", [("stop", "{}"), ("stop", "{}")]),
-            ('<tool_call>{"arguments": {"a": [1]}, "name": "stop"}</tool_call>', "", [("stop", '{"a": [1]}')]),
-            ('<tool_call>{"name": "stop", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("stop", '{"a": 1}')]),
+            (
+                '<tool_call>{"name":"stop","arguments":{}}</tool_call>' * 2,
+                "",
+                [("stop", "{}"), ("stop", "{}")],
+            ),
+            (
+                '<tool_call>{"arguments": {"a": [1]}, "name": "stop"}</tool_call>',
+                "",
+                [("stop", '{"a": [1]}')],
+            ),
+            (
+                '<tool_call>{"name": "stop", "arguments": "{\\"a\\": 1}"}</tool_call>',
+                "",
+                [("stop", '{"a": 1}')],
+            ),
             ('<tool_call>{"name": "stop"}</tool_call>', "", [("stop", "{}")]),
             ('<tool_call>{"name": "stop", "arguments": {"a": "b', "", [("stop", '{"a": "b')]),
             ('<tool_call>{"name": "stop", "arguments": {}}', "", [("stop", "{}")]),
@@ -522,12 +739,24 @@ class TestQwen:
 
     def test_reasoning_comes_first_and_holds_no_calls(self) -> None:
         text = f"I could {QWEN_CALL[1:]}\n</think>\n\nWell\n{QWEN_CALL}"
-        assert parse(QWEN, text, reply_part="reasoning") == (f"I could {QWEN_CALL[1:]}\n", "Well\n", [("stop", "{}")])
-        assert parse(QWEN, f"hm\n{QWEN_CALL}", reply_part="reasoning") == ("hm\n", "", [("stop", "{}")])
+        assert parse(QWEN, text, reply_part="reasoning") == (
+            f"I could {QWEN_CALL[1:]}\n",
+            "Well\n",
+            [("stop", "{}")],
+        )
+        assert parse(QWEN, f"hm\n{QWEN_CALL}", reply_part="reasoning") == (
+            "hm\n",
+            "",
+            [("stop", "{}")],
+        )
 
     def test_without_parallel_calls_only_the_first_is_one(self) -> None:
         one = Tools(TOOLS.tools, parallel=False)
-        assert parse(QWEN, QWEN_CALL + "\n" + QWEN_CALL, one) == ("", "\n" + QWEN_CALL, [("stop", "{}")])
+        assert parse(QWEN, QWEN_CALL + "\n" + QWEN_CALL, one) == (
+            "",
+            "\n" + QWEN_CALL,
+            [("stop", "{}")],
+        )
 
     def test_arguments_come_out_as_soon_as_they_are_certain(self) -> None:
         parser = QWEN.call_parser(TOOLS)
@@ -543,12 +772,17 @@ class TestLlama:
     @pytest.mark.parametrize(
         ("text", "content", "calls"),
         [
-            ('\n{"name": "look_up", "parameters": {"text": "}"}}', "", [("look_up", {"text": "}"})]),
+            (
+                '\n{"name": "look_up", "parameters": {"text": "}"}}',
+                "",
+                [("look_up", {"text": "}"})],
+            ),
             ('{"type": "function", "name": "stop", "parameters": {}}', "", [("stop", {})]),
             ('{"name": "stop", "arguments": {"a": 1}}', "", [("stop", {"a": 1})]),
             ('<|python_tag|>{"name": "stop", "parameters": {}}', "", [("stop", {})]),
             (f"{LLAMA_CALL}; {LLAMA_CALL}\n{LLAMA_CALL}", "", [("stop", {})] * 3),
-            # content: an unknown function, JSON that is an answer, a call in the middle of a sentence
+            # content: an unknown function, JSON that is an answer, a call in the middle of a
+            # sentence
             ('{"name": "other", "parameters": {}}', '{"name": "other", "parameters": {}}', []),
             ('{"answer": 42}', '{"answer": 42}', []),
             (f"I say {LLAMA_CALL}", f"I say {LLAMA_CALL}", []),
@@ -600,7 +834,9 @@ class TestMistral:
         assert (parsed[1], calls_of(parsed)) == (content, calls)
 
     def test_calls_get_ids_that_the_templates_take(self) -> None:
-        (given,) = self.form.call_parser(TOOLS).feed("[TOOL_CALLS]stop[CALL_ID]0123abcDE[ARGS]{").calls[:1]
+        (given,) = (
+            self.form.call_parser(TOOLS).feed("[TOOL_CALLS]stop[CALL_ID]0123abcDE[ARGS]{").calls[:1]
+        )
         (made,) = self.form.call_parser(TOOLS).feed("[TOOL_CALLS]stop[ARGS]{").calls[:1]
         assert given.id == "0123abcDE"
         assert len(made.id) == 9
@@ -623,18 +859,26 @@ class TestHarmony:
                 ("", "", [("stop", '{"a": 1}')]),
             ),
             (
-                "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
-                "<|start|>assistant<|channel|>commentary to=functions.stop <|constrain|>json<|message|>{}<|call|>",
+                "<|channel|>analysis<|message|>a<|end|><|start|>assistant"
+                "<|channel|>commentary<|message|>I look.<|end|>"
+                "<|start|>assistant<|channel|>commentary to=functions.stop "
+                "<|constrain|>json<|message|>{}<|call|>",
                 ("a", "I look.", [("stop", "{}")]),
             ),
-            ("<|channel|>commentary to=functions.stop<|message|><|call|>", ("", "", [("stop", "{}")])),
+            (
+                "<|channel|>commentary to=functions.stop<|message|><|call|>",
+                ("", "", [("stop", "{}")]),
+            ),
             ("<|channel|>commentary to=functions.stop<|message|>", ("", "", [("stop", "")])),
             ("<|message|>Hi", ("", "Hi", [])),
             ("Hi", ("", "Hi", [])),
             ("<|channel|>fin", ("", "<|channel|>fin", [])),
             ("<|channel|>" + "x" * 500, ("", "<|channel|>" + "x" * 500, [])),
             ("a<|end|><|start|>user<|message|>b", ("", "a<|start|>user<|message|>b", [])),
-            ("<|channel|>commentary to=python<|message|>1", ("", "<|channel|>commentary to=python<|message|>1", [])),
+            (
+                "<|channel|>commentary to=python<|message|>1",
+                ("", "<|channel|>commentary to=python<|message|>1", []),
+            ),
         ],
     )
     def test_replies(self, text: str, parsed: Parsed) -> None:
@@ -644,20 +888,36 @@ class TestHarmony:
         call = "<|channel|>commentary to=functions.stop<|message|>{}"
         assert parse(self.form, call, None) == ("", call, [])
         raw = self.form.parser(None, None, "start")
-        text = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Hi"
+        text = (
+            "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Hi"
+        )
         assert raw.feed(text).content + raw.finish().content == "<|channel|>analysis<|message|>hmHi"
 
     def test_what_is_continued_begins_in_its_part(self) -> None:
         assert parse(self.form, "on<|return|>", reply_part="content") == ("", "on", [])
-        assert parse(self.form, "on<|end|><|start|>assistant<|message|>a", reply_part="reasoning") == ("on", "a", [])
+        assert parse(
+            self.form, "on<|end|><|start|>assistant<|message|>a", reply_part="reasoning"
+        ) == ("on", "a", [])
 
     def test_reasoning_before_a_call_goes_back_into_the_prompt(self) -> None:
         template = Template(unpacked("templates/openai-gpt-oss-120b.jinja").read_text())
-        chat = ChatFormat(template, ByteTokenizer(("<|start|>", "<|end|>", "<|return|>"), eos="<|return|>"))
+        chat = ChatFormat(
+            template, ByteTokenizer(("<|start|>", "<|end|>", "<|return|>"), eos="<|return|>")
+        )
         call = {"type": "function", "function": {"name": "stop", "arguments": "{}"}}
-        answer = {"role": "assistant", "content": "I look.", "reasoning_content": "hm", "tool_calls": [call]}
-        text = prepare(chat, [HI, answer, {"role": "tool", "tool_call_id": "x", "content": "done"}]).text
-        assert "<|start|>assistant<|channel|>analysis<|message|>hm<|end|><|start|>assistant to=functions.stop" in text
+        answer = {
+            "role": "assistant",
+            "content": "I look.",
+            "reasoning_content": "hm",
+            "tool_calls": [call],
+        }
+        text = prepare(
+            chat, [HI, answer, {"role": "tool", "tool_call_id": "x", "content": "done"}]
+        ).text
+        assert (
+            "<|start|>assistant<|channel|>analysis<|message|>hm<|end|><|start|>assistant "
+            "to=functions.stop"
+        ) in text
 
 
 class TestFunctionary:
@@ -668,7 +928,10 @@ class TestFunctionary:
         [
             ("all\nHi", ("", "Hi", [])),
             ("Hi", ("", "Hi", [])),
-            ('look_up\n{"text": ">>>stop\\n{}"}', ("", "", [("look_up", '{"text": ">>>stop\\n{}"}')])),
+            (
+                'look_up\n{"text": ">>>stop\\n{}"}',
+                ("", "", [("look_up", '{"text": ">>>stop\\n{}"}')]),
+            ),
             ("stop\n{}>>>stop\n{}", ("", "", [("stop", "{}")] * 2)),
             ("all\nI look.>>>stop\n{}", ("", "I look.", [("stop", "{}")])),
             # content: Python's prompt, and a function that is none

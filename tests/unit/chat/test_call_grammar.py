@@ -22,7 +22,10 @@ from tests.unit.chat.parsing import parse_reply
 
 DAYS = {"type": "integer"}
 CITY = {"type": "string"}
-PARAMETERS = {"type": "object", "properties": {"city": CITY, "days": DAYS, "how": {"enum": ["a", "b"]}}}
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": CITY, "days": DAYS, "how": {"enum": ["a", "b"]}},
+}
 
 
 def tools(parallel: bool = True, forced: bool = True, **parameters: Any) -> Tools:
@@ -80,7 +83,9 @@ LFM2 = next(form for form in FAMILIES if form.name == "LFM2")
 def test_words_of_an_argument_are_those_of_the_schema(
     form: CallFormat, side: Any, good: tuple[str, ...], bad: tuple[str, ...]
 ) -> None:
-    grammar = bound(form, tools(properties={"side": side}, **{"$defs": {"side": {"const": "left"}}}))
+    grammar = bound(
+        form, tools(properties={"side": side}, **{"$defs": {"side": {"const": "left"}}})
+    )
     for word in (*good, *bad):
         literal = f"<|tool_call_start|>[look_up(side={word})]<|tool_call_end|>"
         call = literal if form is LFM2 else xml(f"<parameter=side>\n{word}\n</parameter>\n")
@@ -107,7 +112,10 @@ def test_quotes_in_arguments_as_python_writes_them(value: str, read: str) -> Non
         call = f"<|tool_call_start|>[look_up(side={value}{rest})]<|tool_call_end|>"
         assert accepts(grammar, call), call
         _, _, ((name, arguments),) = parse_reply(LFM2, list(call), known, "content")
-        assert (name, json.loads(arguments)) == ("look_up", {"side": read, **({"b": 3} if rest else {})})
+        assert (name, json.loads(arguments)) == (
+            "look_up",
+            {"side": read, **({"b": 3} if rest else {})},
+        )
 
 
 def test_words_with_quotes_and_letters_of_other_languages() -> None:
@@ -154,7 +162,9 @@ def test_a_tool_without_a_schema_takes_what_it_says() -> None:
     assert accepts(bound(QWEN, none), xml())
     assert not accepts(bound(QWEN, none), xml(THREE))
     assert accepts(bound(QWEN, tools(properties={}, additionalProperties=True)), xml(THREE, PARIS))
-    assert accepts(bound(HERMES, none), '<tool_call>\n{"name": "look_up", "arguments": {"a": 1}}\n</tool_call>')
+    assert accepts(
+        bound(HERMES, none), '<tool_call>\n{"name": "look_up", "arguments": {"a": 1}}\n</tool_call>'
+    )
 
 
 def test_a_schema_that_cannot_be_converted_is_refused() -> None:
@@ -170,7 +180,12 @@ def test_calls_are_bound_whenever_tools_can_be_called(qwen_template: str) -> Non
         return chat.prepare(ChatRequest(hi, tools=tools, **fields)).constraint
 
     tool = {"type": "function", "function": {"name": "f"}}
-    assert bound_by(None) is bound_by([tool], tool_choice="none") is bound_by([tool], parse_tool_calls=False) is None
+    assert (
+        bound_by(None)
+        is bound_by([tool], tool_choice="none")
+        is bound_by([tool], parse_tool_calls=False)
+        is None
+    )
     forced = bound_by([tool], tool_choice="required")
     assert "/(?s:.*)/" in forced.grammar  # reasoning comes first
     plain = bound_by([tool], tool_choice="required", template_kwargs={"enable_thinking": False})
@@ -183,18 +198,31 @@ def test_calls_are_bound_whenever_tools_can_be_called(qwen_template: str) -> Non
     assert bound_by([tool], parallel_tool_calls=False) != lazy
 
 
-OBJECT = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
+OBJECT = {
+    "type": "object",
+    "properties": {"a": {"type": "boolean"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
 
 
 @pytest.mark.parametrize("part", ["content", "reasoning", "start"])
 @pytest.mark.parametrize("form", [QWEN, HERMES], ids=lambda form: form.name)
 def test_a_reply_with_a_schema_is_json_or_a_call(form: CallFormat, part: ReplyPart) -> None:
-    block = {"content": "", "reasoning": "Well.</think>\n\n", "start": "<think>Well.</think>\n\n"}[part]
+    block = {"content": "", "reasoning": "Well.</think>\n\n", "start": "<think>Well.</think>\n\n"}[
+        part
+    ]
     as_json = '<tool_call>\n{"name": "look_up", "arguments": {"days": 3}}\n</tool_call>'
     call = xml(THREE) if form is QWEN else as_json
     made = BoundCalls(form, THINK, {}).constraint(tools(forced=False), part, OBJECT)
     assert not made.triggers
-    for text, accepted in (('{"a": true}', True), (call, True), ('{"b": true}', False), ("Well", False), ("", False)):
+    for text, accepted in (
+        ('{"a": true}', True),
+        (call, True),
+        ('{"b": true}', False),
+        ("Well", False),
+        ("", False),
+    ):
         assert accepts(made, block + text) is accepted, text
     assert not accepts(made, f'{block}{{"a": true}}{call}')
 
@@ -202,7 +230,9 @@ def test_a_reply_with_a_schema_is_json_or_a_call(form: CallFormat, part: ReplyPa
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 def test_no_call_format_stands_in_the_way_of_json(form: CallFormat) -> None:
     tags = form.tags("")
-    made = form.constraint(tools(forced=False), tags, "content", schema={"type": ["object", "array"]})
+    made = form.constraint(
+        tools(forced=False), tags, "content", schema={"type": ["object", "array"]}
+    )
     for text in ('{"name": "look_up", "x": [1]}', '{"name": 5}', '["a"]', "{}"):
         assert accepts(made, text), text
     assert not accepts(made, "Well")
@@ -223,7 +253,9 @@ def test_a_forced_call_goes_before_a_schema(qwen_template: str) -> None:
     assert bound_by(tools=[tool], tool_choice="none", schema=OBJECT) == schema_alone
     either = bound_by(tools=[tool], schema=OBJECT)
     assert either not in (schema_alone, forced)
-    assert bound_by(tools=[tool], schema=OBJECT) is either, "made once for the same tools and schema"
+    assert bound_by(tools=[tool], schema=OBJECT) is either, (
+        "made once for the same tools and schema"
+    )
     with pytest.raises(RequestError, match="json_schema"):
         bound_by(tools=[tool], schema={"type": "any"})
 
@@ -239,9 +271,15 @@ WRONG = [
 ]
 
 
-def offered(*properties: Mapping[str, Any], required: Sequence[str] = (), **function: Any) -> list[dict[str, Any]]:
+def offered(
+    *properties: Mapping[str, Any], required: Sequence[str] = (), **function: Any
+) -> list[dict[str, Any]]:
     functions = [
-        {"name": f"f{n}", "parameters": {"type": "object", "properties": each, "required": [*required]}, **function}
+        {
+            "name": f"f{n}",
+            "parameters": {"type": "object", "properties": each, "required": [*required]},
+            **function,
+        }
         for n, each in enumerate(properties)
     ]
     return [{"type": "function", "function": function} for function in functions]
@@ -250,7 +288,9 @@ def offered(*properties: Mapping[str, Any], required: Sequence[str] = (), **func
 @pytest.mark.parametrize("forced", [False, True])
 @pytest.mark.parametrize("wrong", WRONG, ids=json.dumps)
 def test_an_argument_whose_schema_cannot_be_converted_is_any_json(wrong: Any, forced: bool) -> None:
-    tools = Tools.of(offered({"a": wrong, "n": DAYS}, {"n": DAYS}, required=["n"]), parallel=True, forced=forced)
+    tools = Tools.of(
+        offered({"a": wrong, "n": DAYS}, {"n": DAYS}, required=["n"]), parallel=True, forced=forced
+    )
     made = BoundCalls(HERMES, THINK, {}).constraint(tools, "content")
 
     def takes(name: str, arguments: Any) -> bool:
@@ -276,7 +316,9 @@ def test_parameters_that_are_no_schema_of_an_object_are_any_object() -> None:
         (HERMES, '<tool_call>\n{"name": "f", "arguments": {"a": [1]}}\n</tool_call>'),
         (QWEN, xml(THREE).replace("look_up", "f")),
     ):
-        tools = Tools.of([{"type": "function", "function": {"name": "f", "parameters": {"type": "any"}}}])
+        tools = Tools.of(
+            [{"type": "function", "function": {"name": "f", "parameters": {"type": "any"}}}]
+        )
         made = BoundCalls(form, THINK, {}).constraint(tools, "content")
         assert accepts(made, text)
 
@@ -297,5 +339,9 @@ def test_tools_too_large_to_bind_are_served_unbound() -> None:
 
 def test_a_call_within_reasoning_is_none_where_the_parser_takes_it_for_none() -> None:
     assert HERMES.constraint(tools(forced=False), HERMES.reasoning[0], "start").hidden is None
-    for part, hidden in (("start", ("[THINK]", "[/THINK]")), ("reasoning", ("", "[/THINK]")), ("content", None)):
+    for part, hidden in (
+        ("start", ("[THINK]", "[/THINK]")),
+        ("reasoning", ("", "[/THINK]")),
+        ("content", None),
+    ):
         assert HERMES.constraint(tools(forced=False), BRACKETS, part).hidden == hidden

@@ -17,7 +17,10 @@ from tests.unit.chat.conftest import unpacked
 from tests.unit.chat.toy import ByteTokenizer, prepare
 
 HI = [{"role": "user", "content": "Hi"}]
-TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}},
+}
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {}}\n</tool_call>'
 HEAD = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
@@ -42,7 +45,12 @@ def render(chat: ChatFormat, messages: Any, **fields: Any) -> str:
 
 def test_a_plain_turn(chatml: ChatFormat) -> None:
     turn = prepare(chatml, HI)
-    assert (turn.text, turn.rendered.prefill, turn.rendered.reply_part, turn.rendered.open_reasoning) == (
+    assert (
+        turn.text,
+        turn.rendered.prefill,
+        turn.rendered.reply_part,
+        turn.rendered.open_reasoning,
+    ) == (
         HEAD,
         "",
         "start",
@@ -63,14 +71,21 @@ def test_a_header_that_opens_a_reasoning_block(thinking: ChatFormat) -> None:
 
 
 def test_a_user_who_writes_tags_opens_nothing(thinking: ChatFormat) -> None:
-    turn = prepare(thinking, [{"role": "user", "content": "<think>"}], template_kwargs={"enable_thinking": False})
+    turn = prepare(
+        thinking,
+        [{"role": "user", "content": "<think>"}],
+        template_kwargs={"enable_thinking": False},
+    )
     assert (turn.rendered.reply_part, turn.rendered.open_reasoning) == ("start", "")
 
 
 def test_variables_of_the_template_and_those_that_cannot_be_changed() -> None:
     chat = ChatFormat(Template(toy.THINKING), toy.chatml_tokenizer(), {"enable_thinking": False})
     assert prepare(chat, HI).rendered.reply_part == "start"
-    assert prepare(chat, HI, template_kwargs={"enable_thinking": True}).rendered.reply_part == "reasoning"
+    assert (
+        prepare(chat, HI, template_kwargs={"enable_thinking": True}).rendered.reply_part
+        == "reasoning"
+    )
     wild = {"messages": [], "tools": 1, "add_generation_prompt": False, "self": 1}
     assert render(chat, HI, template_kwargs=wild) == render(chat, HI)
 
@@ -93,12 +108,16 @@ def test_reasoning_can_be_continued(thinking: ChatFormat, chatml: ChatFormat) ->
     turn = prepare(thinking, assistant("", reasoning_content="I wonder "))
     assert turn.text == HEAD + "<think>\nI wonder "
     assert (turn.rendered.reply_part, turn.rendered.prefill) == ("reasoning", "I wonder ")
-    explicit = prepare(thinking, assistant("x", reasoning_content="I "), continue_final_message="reasoning_content")
-    assert explicit.text == HEAD + "<think>\nI "
-    assert prepare(thinking, assistant("x", reasoning_content="I "), continue_final_message="content").text.endswith(
-        "</think>\n\nx"
+    explicit = prepare(
+        thinking, assistant("x", reasoning_content="I "), continue_final_message="reasoning_content"
     )
-    assert prepare(chatml, assistant("", reasoning_content="lost")).text == HEAD  # the template has no place for it
+    assert explicit.text == HEAD + "<think>\nI "
+    assert prepare(
+        thinking, assistant("x", reasoning_content="I "), continue_final_message="content"
+    ).text.endswith("</think>\n\nx")
+    assert (
+        prepare(chatml, assistant("", reasoning_content="lost")).text == HEAD
+    )  # the template has no place for it
 
 
 def test_what_cannot_be_continued(chatml: ChatFormat) -> None:
@@ -126,11 +145,19 @@ def test_bos_comes_once_and_only_where_the_model_wants_it() -> None:
     for add_bos in (True, False):
         tokenizer = ByteTokenizer(specials, bos="<s>", add_bos=add_bos)
         chat = ChatFormat(Template(toy.LLAMA3, "<s>"), tokenizer)
-        assert prepare(chat, HI).prompt.tokens[:2].tolist() == [256, 257]  # the template writes it, too
+        assert prepare(chat, HI).prompt.tokens[:2].tolist() == [
+            256,
+            257,
+        ]  # the template writes it, too
         assert render(chat, HI).startswith("<s>") is not add_bos
         assert chat.prompt_from_text("x").tokens.tolist() == ([256, 120] if add_bos else [120])
         assert chat.prompt_from_mixed([7, "x"]).tokens.tolist() == [7, 120]
-        assert chat.prompt_from_mixed(["x", 7, 8]).tokens.tolist() == [*([256] if add_bos else []), 120, 7, 8]
+        assert chat.prompt_from_mixed(["x", 7, 8]).tokens.tolist() == [
+            *([256] if add_bos else []),
+            120,
+            7,
+            8,
+        ]
 
 
 def test_mixed_prompts(chatml: ChatFormat) -> None:
@@ -151,16 +178,22 @@ def test_tools_reach_the_template(qwen_template: str) -> None:
     assert render(chat, HI, tools=[]) == render(chat, HI)
 
 
-def test_the_real_template_continues_as_llama_server_does(qwen_template: str, qwen_tokenizer: Tokenizer) -> None:
+def test_the_real_template_continues_as_llama_server_does(
+    qwen_template: str, qwen_tokenizer: Tokenizer
+) -> None:
     chat = ChatFormat(Template(qwen_template, eos_token="<|im_end|>"), qwen_tokenizer)
     assert render(chat, HI) == HEAD + "<think>\n"
-    assert render(chat, HI, template_kwargs={"enable_thinking": False}) == HEAD + "<think>\n\n</think>\n\n"
+    assert (
+        render(chat, HI, template_kwargs={"enable_thinking": False})
+        == HEAD + "<think>\n\n</think>\n\n"
+    )
     assert render(chat, assistant("Wh ")) == HEAD + "<think>\n\n</think>\n\nWh "
     assert render(chat, assistant("", reasoning_content="I th")) == HEAD + "<think>\nI th"
     assert render(chat, assistant("x", reasoning_content="r")) == HEAD + "<think>\nr\n</think>\n\nx"
     inside = [*HI, {"role": "system", "content": "Be brief."}]
     assert render(chat, inside) == (
-        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>user\nBe brief.<|im_end|>\n<|im_start|>assistant\n<think>\n"
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>user\nBe "
+        "brief.<|im_end|>\n<|im_start|>assistant\n<think>\n"
     )
     with pytest.raises(RequestError, match="Unexpected message role"):
         render(chat, [*HI, {"role": "wizard", "content": "S"}])
@@ -175,7 +208,11 @@ def test_one_answer_holds_all(thinking: ChatFormat) -> None:
     assert prepared.reasoning is None
     for _ in range(2):  # each reply gets a splitter of its own
         (delta,) = (prepared.splitter().feed(f"hm</think>Well{CALL}"),)
-        assert (delta.reasoning, delta.content, [call.name for call in delta.calls][:1]) == ("hm", "Well", ["look_up"])
+        assert (delta.reasoning, delta.content, [call.name for call in delta.calls][:1]) == (
+            "hm",
+            "Well",
+            ["look_up"],
+        )
 
 
 def test_what_binds_the_reply(thinking: ChatFormat) -> None:
@@ -183,13 +220,20 @@ def test_what_binds_the_reply(thinking: ChatFormat) -> None:
     schema = prepare(thinking, HI, schema={"type": "integer"}).constraint
     assert "<[259]>" in schema.grammar  # the end of the reasoning, a token of its own
     assert (schema.prefill, schema.triggers) == ("", ())
-    continued = prepare(thinking, [*HI, {"role": "assistant", "content": "4"}], schema={"type": "integer"}).constraint
+    continued = prepare(
+        thinking, [*HI, {"role": "assistant", "content": "4"}], schema={"type": "integer"}
+    ).constraint
     assert continued.prefill == "4"
     forced = prepare(thinking, HI, tools=[TOOL], tool_choice="required").constraint
     assert forced.triggers == ()
     single = prepare(thinking, HI, tools=[TOOL], parallel_tool_calls=False).constraint
     assert single.triggers
-    assert prepare(thinking, HI, tools=[TOOL], schema={"type": "integer"}, tool_choice="required").constraint == forced
+    assert (
+        prepare(
+            thinking, HI, tools=[TOOL], schema={"type": "integer"}, tool_choice="required"
+        ).constraint
+        == forced
+    )
 
 
 def test_what_is_wrong_with_a_constraint_is_said_when_it_is_asked_for(thinking: ChatFormat) -> None:
@@ -205,23 +249,34 @@ def test_what_is_wrong_with_a_constraint_is_said_when_it_is_asked_for(thinking: 
 
 def test_the_tokens_of_a_reasoning_budget(thinking: ChatFormat, qwen_template: str) -> None:
     ids = toy.chatml_tokenizer().tokenize
-    ends, texts = ("</think>", "<tool_call>"), {258: b"<think>", 259: b"</think>", 260: b"<tool_call>"}
+    ends, texts = (
+        ("</think>", "<tool_call>"),
+        {258: b"<think>", 259: b"</think>", 260: b"<tool_call>"},
+    )
     limited = prepare(thinking, HI, reasoning_budget=3, reasoning_budget_message="So:").reasoning
-    assert limited == ReasoningLimit(3, "<think>", ends, (*b"So:", 259), tuple(ids("<think>\n")), texts)
+    assert limited == ReasoningLimit(
+        3, "<think>", ends, (*b"So:", 259), tuple(ids("<think>\n")), texts
+    )
     newer = ChatFormat(Template(qwen_template), toy.chatml_tokenizer())
     qwen = prepare(newer, HI, reasoning_budget=0).reasoning
     assert (qwen.ends[0], qwen.forced) == ("\n</think>", (10, 259))  # the tag has a line of its own
-    older = ChatFormat(Template(unpacked("templates/Qwen-Qwen3-0.6B.jinja").read_text()), toy.chatml_tokenizer())
+    older = ChatFormat(
+        Template(unpacked("templates/Qwen-Qwen3-0.6B.jinja").read_text()), toy.chatml_tokenizer()
+    )
     three = prepare(older, HI, reasoning_budget=0).reasoning
     assert (three.ends, three.read) == (ends, ())
     continued = prepare(
-        thinking, [*HI, {"role": "assistant", "content": "", "reasoning_content": "I"}], reasoning_budget=1
+        thinking,
+        [*HI, {"role": "assistant", "content": "", "reasoning_content": "I"}],
+        reasoning_budget=1,
     )
     assert continued.reasoning.read == tuple(ids("<think>\nI"))
 
 
 def test_the_control_tokens_that_the_splitter_has_to_see() -> None:
     source = unpacked("templates/mistralai-Mistral-Nemo-Instruct-2407.jinja").read_text()
-    tokenizer = toy.ByteTokenizer(("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]"), bos="<s>", eos="</s>")
+    tokenizer = toy.ByteTokenizer(
+        ("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]"), bos="<s>", eos="</s>"
+    )
     prepared = prepare(ChatFormat(Template(source, "<s>", "</s>"), tokenizer), HI)
     assert prepared.control_texts == {260: b"[TOOL_CALLS]"}

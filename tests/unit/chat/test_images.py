@@ -23,26 +23,33 @@ BEFORE, BEHIND = (int(tokens[0]) for tokens in GridReader.around)
 
 def chat_format(template: str = toy.CHATML, **options: Any) -> ChatFormat:
     return ChatFormat(
-        Template(template, eos_token="<|im_end|>"), toy.chatml_tokenizer(), images=GridReader(), **options
+        Template(template, eos_token="<|im_end|>"),
+        toy.chatml_tokenizer(),
+        images=GridReader(),
+        **options,
     )
 
 
 def said(*parts: str | ImageFile, role: str = "user") -> dict[str, Any]:
     return {
         "role": role,
-        "content": [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts],
+        "content": [
+            {"type": "text", "text": part} if isinstance(part, str) else part for part in parts
+        ],
     }
 
 
 def test_an_image_is_where_its_part_was() -> None:
-    prompt = toy.prepare(chat_format(), [said("look: ", ONE, "what?"), said("a", OTHER, ONE)]).prompt
+    prompt = toy.prepare(
+        chat_format(), [said("look: ", ONE, "what?"), said("a", OTHER, ONE)]
+    ).prompt
     first, second, third = prompt.pictures
     assert [picture.source for picture in prompt.pictures] == [ONE, OTHER, ONE]
     assert (first.columns, first.lines, first.n_tokens) == (3, 1, 3)
     assert prompt.tokens[: first.start].tolist() == [256, *b"user\nlook: ", BEFORE]
     assert prompt.tokens[first.end : second.start].tolist() == [
         *(BEHIND, *b"what?", 257, 10, 256, *b"user\na", BEFORE)
-    ]  # fmt: skip
+    ]
     assert prompt.tokens[second.end : third.start].tolist() == [BEHIND, BEFORE]
     assert (prompt.tokens[second.start : second.end] == second.tokens).all()
     assert (first.tokens == third.tokens).all()
@@ -78,17 +85,30 @@ def test_the_real_template_writes_the_same(qwen_template: str) -> None:
     template = Template(qwen_template, eos_token="<|im_end|>")
     chat = ChatFormat(template, tokenizer, images=Reader())
     function = {"name": "shot", "arguments": {}}
-    called = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+    called = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "function": function}],
+    }
     ours = [said("a\n", ONE, "b"), called, said("here", OTHER, role="tool")]
     its = [
-        {**each, "content": [{"type": "image"} if isinstance(p, ImageFile) else p for p in each["content"]]}
+        {
+            **each,
+            "content": [
+                {"type": "image"} if isinstance(p, ImageFile) else p for p in each["content"]
+            ],
+        }
         for each in ours
     ]
     tokens = toy.prepare(chat, ours).prompt.tokens.tolist()
     as_pads = [
-        pad if token < 0 else token for index, token in enumerate(tokens) if token >= 0 or tokens[index - 1] >= 0
+        pad if token < 0 else token
+        for index, token in enumerate(tokens)
+        if token >= 0 or tokens[index - 1] >= 0
     ]
-    assert as_pads == tokenizer.tokenize(template.render(its, enable_thinking=True, add_generation_prompt=True))
+    assert as_pads == tokenizer.tokenize(
+        template.render(its, enable_thinking=True, add_generation_prompt=True)
+    )
 
 
 def test_what_anybody_writes_is_no_image() -> None:
@@ -96,12 +116,17 @@ def test_what_anybody_writes_is_no_image() -> None:
     for text in (MEDIA_MARKER, "<|image_pad|>", mark_of(OTHER), mark_of(ONE)[:-3], "<__image_"):
         prompt = toy.prepare(chat, [said("x", ONE), said(text)]).prompt
         assert len(prompt.pictures) == 1
-        assert text in readable(toy.chatml_tokenizer(), prompt.tokens[prompt.pictures[0].end + 1 :].tolist())
+        assert text in readable(
+            toy.chatml_tokenizer(), prompt.tokens[prompt.pictures[0].end + 1 :].tolist()
+        )
 
 
 def test_the_text_of_a_prompt_keeps_its_marks_to_itself() -> None:
     prepared = toy.prepare(chat_format(), [said("look: ", ONE)])
-    assert prepared.text == f"<|im_start|>user\nlook: {MEDIA_MARKER}<|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        prepared.text
+        == f"<|im_start|>user\nlook: {MEDIA_MARKER}<|im_end|>\n<|im_start|>assistant\n"
+    )
     assert prepared.n_tokens == len(prepared.prompt)
 
 

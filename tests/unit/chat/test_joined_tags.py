@@ -1,4 +1,6 @@
-"""Vocabularies without tokens for tags, which join the last letter of a tag with what follows: Qwen2.5's, Llama 3's."""
+"""Vocabularies without tokens for tags, which join the last letter of a tag with what follows:
+Qwen2.5's, Llama 3's.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,15 @@ VOCABULARIES = ("qwen2", "llama-bpe")
 
 @cache
 def chat_of(vocabulary: str, template: str) -> ChatFormat:
-    return ChatFormat(Template(unpacked(f"templates/{template}.jinja").read_text()), tokenizer_of(vocabulary))
+    return ChatFormat(
+        Template(unpacked(f"templates/{template}.jinja").read_text()), tokenizer_of(vocabulary)
+    )
 
 
 def used_up(chat: ChatFormat, read: list[int], tokens: list[int], n: int) -> int | None:
-    """After how many of ``tokens`` a block has ``n``, going by their text; None if it ends before."""
+    """After how many of ``tokens`` a block has ``n``, going by their text; None if it ends
+    before.
+    """
     n_within = 0
     for k in range(len(read) + len(tokens) + 1):
         data = chat.tokenizer.detokenize([*read, *tokens][:k])
@@ -35,7 +41,12 @@ def used_up(chat: ChatFormat, read: list[int], tokens: list[int], n: int) -> int
         n_within += len(data) > len(chat.dialect.tags.open)
         if any(end in text for end in (chat.dialect.tags.close, *chat.dialect.tags.interrupts)):
             return None
-        if k >= len(read) and text.startswith(chat.dialect.tags.open) and n_within >= n and text.encode() == data:
+        if (
+            k >= len(read)
+            and text.startswith(chat.dialect.tags.open)
+            and n_within >= n
+            and text.encode() == data
+        ):
             return k - len(read)
     return None
 
@@ -55,7 +66,9 @@ def limited(chat: ChatFormat, n: int, tokens: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
-@pytest.mark.parametrize("template", ["Qwen-QwQ-32B", "Qwen-Qwen3-0.6B", "deepseek-ai-DeepSeek-R1-Distill-Llama-8B"])
+@pytest.mark.parametrize(
+    "template", ["Qwen-QwQ-32B", "Qwen-Qwen3-0.6B", "deepseek-ai-DeepSeek-R1-Distill-Llama-8B"]
+)
 @settings(max_examples=examples(150))
 @given(
     n=st.integers(0, 12),
@@ -68,11 +81,20 @@ def test_a_budget_ends_the_reasoning_and_never_writes_into_the_answer(
 ) -> None:
     chat = chat_of(vocabulary, template)
     tags, header = chat.dialect.tags, prepare(chat, HI).rendered.open_reasoning
-    text = ("" if header else tags.open) + gaps[0] + "".join(reasoning) + tags.close + gaps[1] + "".join(answer)
+    text = (
+        ("" if header else tags.open)
+        + gaps[0]
+        + "".join(reasoning)
+        + tags.close
+        + gaps[1]
+        + "".join(answer)
+    )
     tokens = chat.tokenizer.tokenize(text)
     at = used_up(chat, chat.tokenizer.tokenize(header), tokens, n)
     forced = chat.tokenizer.tokenize(tags.ends[0])
-    assert limited(chat, n, tokens) == (tokens if at is None else [*tokens[:at], *forced, *tokens[at:]])
+    assert limited(chat, n, tokens) == (
+        tokens if at is None else [*tokens[:at], *forced, *tokens[at:]]
+    )
 
 
 @pytest.mark.parametrize("text", ["ok", "\nok", "\n\nok", "", " ok", "{}"])
@@ -80,7 +102,11 @@ def test_a_budget_ends_the_reasoning_and_never_writes_into_the_answer(
 def test_the_result_of_a_tool_is_none_of_the_users_messages(template: str, text: str) -> None:
     chat = chat_of("qwen2", template)
     call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
-    messages = [*HI, {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": text}]
+    messages = [
+        *HI,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": text},
+    ]
     prompt, again = prepare(chat, messages).prompt, prepare(chat, [*messages[:2], *HI]).prompt
     assert len(prompt.headers) == len(again.headers) == 2
     assert (prompt.turn, again.turn) == (prompt.headers[0], again.headers[1])

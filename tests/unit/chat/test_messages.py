@@ -34,7 +34,10 @@ def said(*pairs: tuple[str, Any]) -> list[dict[str, Any]]:
         ("hi", "'messages' must be a list"),
         ([{"role": "user", "content": ["hi"]}], r"content\[0\] must be an object"),
         ([{"role": "user", "content": [{"text": "hi"}]}], "not null"),
-        ([{"role": "assistant", "content": [{"type": "refusal", "text": "no"}]}], "refusal must be a string"),
+        (
+            [{"role": "assistant", "content": [{"type": "refusal", "text": "no"}]}],
+            "refusal must be a string",
+        ),
         ([{"role": "assistant", "content": None, "function_call": "f"}], "object with a name"),
         ([123], r"messages\[0\] must be an object"),
         ([{}], r"messages\[0\].role"),
@@ -52,11 +55,17 @@ def said(*pairs: tuple[str, Any]) -> list[dict[str, Any]]:
             "may need to provide the mmproj",
         ),
         ([{"role": "user", "content": "x"}, {"role": "assistant"}], r"messages\[1\] has neither"),
-        ([{"role": "assistant", "content": "", "reasoning_content": 1}], "reasoning_content must be a string"),
+        (
+            [{"role": "assistant", "content": "", "reasoning_content": 1}],
+            "reasoning_content must be a string",
+        ),
         ([{"role": "assistant", "tool_calls": {}}], r"neither|list"),
         ([{"role": "assistant", "content": "", "tool_calls": [{"type": "x"}]}], "of type function"),
         ([{"role": "assistant", "content": "", "tool_calls": [{"function": {}}]}], "with a name"),
-        ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 1}}]}], "arguments must be"),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 1}}]}],
+            "arguments must be",
+        ),
     ],
 )
 def test_bad_messages_are_named(messages: Any, why: str) -> None:
@@ -82,8 +91,17 @@ def test_a_call_as_openai_had_it_before_tools_is_a_call() -> None:
 
 
 def test_what_templates_do_not_read_is_dropped() -> None:
-    message = {"role": "assistant", "content": None, "refusal": None, "reasoning_content": "r", "name": None, "x": 1}
-    assert check_messages([message]) == [{"role": "assistant", "content": "", "reasoning_content": "r"}]
+    message = {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "reasoning_content": "r",
+        "name": None,
+        "x": 1,
+    }
+    assert check_messages([message]) == [
+        {"role": "assistant", "content": "", "reasoning_content": "r"}
+    ]
 
 
 def test_a_role_that_only_the_template_knows_is_handed_to_it(qwen_template: str) -> None:
@@ -113,7 +131,9 @@ def test_a_conversation_in_which_the_user_says_nothing_is_rendered(qwen_template
     ):
         assert prepare(chat, messages).text.startswith(before + empty)
     plain = prepare(chat_of(toy.CHATML), said(("system", "S"), ("assistant", "A"))).text
-    assert plain == "<|im_start|>system\nS<|im_end|>\n<|im_start|>assistant\nA", "nothing is added without need"
+    assert plain == "<|im_start|>system\nS<|im_end|>\n<|im_start|>assistant\nA", (
+        "nothing is added without need"
+    )
 
 
 def test_developer_is_system() -> None:
@@ -128,11 +148,17 @@ def test_parts_are_joined_unless_the_template_takes_them() -> None:
 
 
 def test_system_messages_inside_stay_in_place_as_user_text() -> None:
-    messages = said(("system", "S"), ("user", "U"), ("system", "note"), ("assistant", "A"), ("system", "more"))
+    messages = said(
+        ("system", "S"), ("user", "U"), ("system", "note"), ("assistant", "A"), ("system", "more")
+    )
     assert fit(messages) == [(m["role"], m["content"]) for m in messages]
     first, last = ("system", "S"), [("assistant", "A"), ("user", "more")]
     assert fit(messages, system_inside=False) == [first, ("user", "U"), ("user", "note"), *last]
-    assert fit(messages, system_inside=False, repeated_user=False) == [first, ("user", "U\n\nnote"), *last]
+    assert fit(messages, system_inside=False, repeated_user=False) == [
+        first,
+        ("user", "U\n\nnote"),
+        *last,
+    ]
 
 
 def test_leading_system_messages_are_joined_or_become_user_text() -> None:
@@ -163,7 +189,10 @@ def test_the_clients_messages_are_left_alone() -> None:
 def test_arguments_of_calls(arguments: Any, as_object: Any, as_text: str) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     checked = check_messages([{"role": "assistant", "content": None, "tool_calls": [call]}])
-    for capabilities, expected in ((ALL, as_object), (replace(ALL, object_arguments=False), as_text)):
+    for capabilities, expected in (
+        (ALL, as_object),
+        (replace(ALL, object_arguments=False), as_text),
+    ):
         fitted = fit_messages(checked, capabilities)[0]["tool_calls"]
         assert fitted == [{**call, "function": {"name": "f", "arguments": expected}}]
 
@@ -175,12 +204,17 @@ def test_arguments_of_calls(arguments: Any, as_object: Any, as_text: str) -> Non
         (toy.THINKING, {"parts", "tools", *CALLS, "system_inside"}),
         (toy.GEMMA, {"parts", "tools", *CALLS, "old_reasoning", *ROLES}),
         (toy.PARTS_ONLY, {"text", "tools", *CALLS, "old_reasoning"}),
-        (toy.CHATML + "{{ reasoning_effort }}", {"parts", "tools", "old_reasoning", "reasoning_effort"}),
+        (
+            toy.CHATML + "{{ reasoning_effort }}",
+            {"parts", "tools", "old_reasoning", "reasoning_effort"},
+        ),
     ],
 )
 def test_capabilities_are_found_by_rendering(source: str, lacks: set[str]) -> None:
     capabilities = TemplateCapabilities.of(Template(source))
-    assert {name for name, has in vars(capabilities).items() if not has} == lacks ^ {"reasoning_effort"}
+    assert {name for name, has in vars(capabilities).items() if not has} == lacks ^ {
+        "reasoning_effort"
+    }
 
 
 def test_capabilities_of_the_real_template(qwen_template: str) -> None:
@@ -190,7 +224,9 @@ def test_capabilities_of_the_real_template(qwen_template: str) -> None:
 
 
 def test_two_conversations_of_claude_code_share_their_system_text() -> None:
-    header = "x-anthropic-billing-header: cc_version=2.1.197.{}; cc_entrypoint=sdk-cli;You are a helper."
+    header = (
+        "x-anthropic-billing-header: cc_version=2.1.197.{}; cc_entrypoint=sdk-cli;You are a helper."
+    )
     one, two = (fit(said(("system", header.format(stamp)))) for stamp in ("a5a", "f9d"))
     assert one == two == [("system", header.format("fff"))]
     for stamp in ("a5", "a5ag", "xyz"):

@@ -1,4 +1,6 @@
-"""The certain beginning of the next prompt, found by two renderings, for every template and any next message."""
+"""The certain beginning of the next prompt, found by two renderings, for every template and any
+next message.
+"""
 
 from __future__ import annotations
 
@@ -19,27 +21,71 @@ from tests.unit.chat.toy import prepare
 TOOL = function("look_up", description="Looks it up.", city={"type": "string"})
 SPECIALS = (
     *toy.CHATML_SPECIALS,
-    *("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[AVAILABLE_TOOLS]"),
-    *("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>", "<|python_tag|>"),
-    *("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>", "[SYSTEM_PROMPT]"),
+    *(
+        "<s>",
+        "</s>",
+        "[INST]",
+        "[/INST]",
+        "[TOOL_CALLS]",
+        "[TOOL_RESULTS]",
+        "[/TOOL_RESULTS]",
+        "[AVAILABLE_TOOLS]",
+    ),
+    *(
+        "<|begin_of_text|>",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|python_tag|>",
+    ),
+    *(
+        "<|start|>",
+        "<|end|>",
+        "<|message|>",
+        "<|channel|>",
+        "<|return|>",
+        "<|call|>",
+        "[SYSTEM_PROMPT]",
+    ),
 )
 REAL = [
-    "Qwen3.5-4B", "Qwen3-Coder", "Qwen-Qwen3-0.6B", "meta-llama-Llama-3.1-8B-Instruct", "openai-gpt-oss-120b",
-    "mistralai-Mistral-Nemo-Instruct-2407", "Mistral-Small-3.2-24B-Instruct-2506",
-    "mistralai-Ministral-3-14B-Reasoning-2512", "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",
-]  # fmt: skip
+    "Qwen3.5-4B",
+    "Qwen3-Coder",
+    "Qwen-Qwen3-0.6B",
+    "meta-llama-Llama-3.1-8B-Instruct",
+    "openai-gpt-oss-120b",
+    "mistralai-Mistral-Nemo-Instruct-2407",
+    "Mistral-Small-3.2-24B-Instruct-2506",
+    "mistralai-Ministral-3-14B-Reasoning-2512",
+    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",
+]
 TEMPLATES: dict[str, Callable[[], str]] = {
     **{name: (lambda name=name: unpacked(f"templates/{name}.jinja").read_text()) for name in REAL},  # type: ignore[misc]
-    **{name: (lambda name=name: getattr(toy, name)) for name in ("CHATML", "THINKING", "GEMMA", "LLAMA3", "PLAIN")},  # type: ignore[misc]
+    **{
+        name: (lambda name=name: getattr(toy, name))
+        for name in ("CHATML", "THINKING", "GEMMA", "LLAMA3", "PLAIN")
+    },  # type: ignore[misc]
 }
-HEAD = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How is the weather in Paris?"}]
+HEAD = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "How is the weather in Paris?"},
+]
 REPLIES = {
-    "content": {"role": "assistant", "content": "Sunny, as always.", "reasoning_content": "Let me think about it."},
+    "content": {
+        "role": "assistant",
+        "content": "Sunny, as always.",
+        "reasoning_content": "Let me think about it.",
+    },
     "call": {
         "role": "assistant",
         "content": "",
         "tool_calls": [
-            {"type": "function", "id": "Ab3dEf7hI", "function": {"name": "look_up", "arguments": '{"city": "Paris"}'}}
+            {
+                "type": "function",
+                "id": "Ab3dEf7hI",
+                "function": {"name": "look_up", "arguments": '{"city": "Paris"}'},
+            }
         ],
     },
 }
@@ -53,7 +99,10 @@ def chat_of(name: str, replay: Replay | None = None) -> ChatFormat:
 
 def following(reply: dict[str, Any], text: str) -> list[dict[str, Any]]:
     calls = reply.get("tool_calls", [])
-    said = [{"role": "tool", "tool_call_id": call["id"], "name": "look_up", "content": text} for call in calls]
+    said = [
+        {"role": "tool", "tool_call_id": call["id"], "name": "look_up", "content": text}
+        for call in calls
+    ]
     return said or [{"role": "user", "content": text}]
 
 
@@ -66,19 +115,28 @@ def test_every_next_prompt_begins_so(name: str, kind: str) -> None:
         pytest.skip("the template writes no calls")
     said = {name: value for name, value in reply.items() if name != "reasoning_content"}
     found = prepare(chat, HEAD, tools=tools).next_prompt(reply)
-    # All of it up to where the next message begins; behind that, what is said may begin with what is common.
+    # All of it up to where the next message begins; behind that, what is said may begin with what
+    # is common.
     certain = found.boundaries[-1] if found.boundaries else len(found) - 1
-    assert (reply["content"] or "Paris") in chat.tokenizer.detokenize(found.tokens[:certain]).decode()
+    assert (reply["content"] or "Paris") in chat.tokenizer.detokenize(
+        found.tokens[:certain]
+    ).decode()
     for next_text in TEXTS:
         prompt = prepare(chat, [*HEAD, said, *following(reply, next_text)], tools=tools).prompt
         assert common_prefix(found.tokens, prompt.tokens) >= certain
-        assert [at for at in prompt.boundaries if at < certain] == [at for at in found.boundaries if at < certain]
+        assert [at for at in prompt.boundaries if at < certain] == [
+            at for at in found.boundaries if at < certain
+        ]
 
 
 def test_the_reasoning_stays_where_the_conversation_has_some() -> None:
     chat = chat_of("THINKING")
     reply = REPLIES["content"]
-    keeps = [*HEAD, {"role": "assistant", "content": "Hm.", "reasoning_content": "Well."}, {**HEAD[1]}]
+    keeps = [
+        *HEAD,
+        {"role": "assistant", "content": "Hm.", "reasoning_content": "Well."},
+        {**HEAD[1]},
+    ]
     for messages, is_kept in ((HEAD, False), (keeps, True)):
         found = prepare(chat, messages).next_prompt(reply)
         assert ("Let me think" in chat.tokenizer.detokenize(found.tokens).decode()) == is_kept
@@ -88,7 +146,9 @@ def test_a_reply_goes_in_as_it_was_sampled() -> None:
     chat = chat_of("CHATML", Replay())
     turn = prepare(chat, HEAD)
     sampled = b"<tool_call>strange"
-    found = turn.next_prompt(toy.told(turn, sampled.decode()))  # letter by letter, not as the special token
+    found = turn.next_prompt(
+        toy.told(turn, sampled.decode())
+    )  # letter by letter, not as the special token
     assert found.tokens.tolist()[len(turn.prompt) :][: len(sampled)] == list(sampled)
 
 
@@ -115,6 +175,9 @@ def test_beginnings_of_what_nobody_has_asked_yet() -> None:
 
 
 def test_a_template_that_takes_no_further_message_has_no_next_prompt() -> None:
-    source = "{%- if messages | length > 2 -%}{{- raise_exception('enough') -}}{%- endif -%}" + toy.CHATML
+    source = (
+        "{%- if messages | length > 2 -%}{{- raise_exception('enough') -}}{%- endif -%}"
+        + toy.CHATML
+    )
     chat = ChatFormat(Template(source), toy.chatml_tokenizer())
     assert prepare(chat, HEAD).next_prompt(REPLIES["content"]) is None

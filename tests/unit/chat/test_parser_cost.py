@@ -21,13 +21,36 @@ from tests.unit.chat.test_call_formats import CASES, Family
 from tests.unit.chat.toy import chatml_tokenizer
 
 SIZE, MAX_WORK = 1 << 11 if IS_QUICK else 1 << 13, 300
-"""Letters of a reply, and calls for each: more than 10 µs, and what looks at all that came before makes more."""
+"""Letters of a reply, and calls for each: more than 10 µs, and what looks at all that came before
+makes more.
+"""
 
-SIGNS = ('"', '\\"', "'", "\\'", "\\", " ", "\n", "{", "[", "}", "a", '{"a":', "<", "x=", '"name"', "True", "_", "é")
+SIGNS = (
+    '"',
+    '\\"',
+    "'",
+    "\\'",
+    "\\",
+    " ",
+    "\n",
+    "{",
+    "[",
+    "}",
+    "a",
+    '{"a":',
+    "<",
+    "x=",
+    '"name"',
+    "True",
+    "_",
+    "é",
+)
 
 
 def beginnings(family: Family) -> Iterator[str]:
-    """The marks of a family after each other, and the beginning of a call up to each place where a sign ends."""
+    """The marks of a family after each other, and the beginning of a call up to each place where a
+    sign ends.
+    """
     yield ""
     for first in family.marks[:4]:
         yield first
@@ -92,7 +115,9 @@ READERS: dict[str, Callable[[str], Any]] = {
     "Python's literals": from_python,
     "a whole call": whole_call,
     "a stream": read_stream,
-    "tokens": lambda text: CachedTokenizer(chatml_tokenizer(), chatml_tokenizer().special_tokens()).tokenize(text),
+    "tokens": lambda text: CachedTokenizer(
+        chatml_tokenizer(), chatml_tokenizer().special_tokens()
+    ).tokenize(text),
     "patterns of a schema": patterns,
     "a line of the log": one_line,
     "text for a terminal": clean,

@@ -35,7 +35,9 @@ def split(pieces: list[str], reply_part: ReplyPart = "start") -> tuple[str, str]
         ("content", " and <think>so</think> on", "", " and <think>so</think> on"),
     ],
 )
-def test_whole_and_letter_by_letter(reply_part: ReplyPart, text: str, reasoning: str, content: str) -> None:
+def test_whole_and_letter_by_letter(
+    reply_part: ReplyPart, text: str, reasoning: str, content: str
+) -> None:
     assert split([text], reply_part) == (reasoning, content)
     assert split(list(text), reply_part) == (reasoning, content)
 

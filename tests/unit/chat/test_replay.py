@@ -28,25 +28,38 @@ TOOL = function("look_up", description="", city={"type": "string"}, days={"type"
 AT = b"a place"
 HI: Message = {"role": "user", "content": "Hi"}
 RESULT: Message = {"role": "tool", "tool_call_id": "x", "content": "rain"}
-XML = "<tool_call>\n<function=look_up>\n<parameter=days>\n 3\n</parameter>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>"  # noqa: E501
-JSON = '<tool_call>\n{"name":"look_up",  "arguments":{ "days":3,"city":"Par\\u0069s"}}\n</tool_call>'
+XML = (
+    "<tool_call>\n<function=look_up>\n<parameter=days>\n "
+    "3\n</parameter>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>"
+)
+JSON = (
+    '<tool_call>\n{"name":"look_up",  "arguments":{ "days":3,"city":"Par\\u0069s"}}\n</tool_call>'
+)
 
 
 class Dialogue:
-    """A client and a server that remembers; replies are sampled one byte a token, as no tokenizer would."""
+    """A client and a server that remembers; replies are sampled one byte a token, as no tokenizer
+    would.
+    """
 
-    def __init__(self, template: str, mode: str = "equal", tokenizer: Tokenizer | None = None) -> None:
+    def __init__(
+        self, template: str, mode: str = "equal", tokenizer: Tokenizer | None = None
+    ) -> None:
         self.replay = Replay(mode)
         self.chat = ChatFormat(
-            Template(template, eos_token="<|im_end|>"), tokenizer or toy.chatml_tokenizer(), replay=self.replay
+            Template(template, eos_token="<|im_end|>"),
+            tokenizer or toy.chatml_tokenizer(),
+            replay=self.replay,
         )
         self.messages: list[Message] = []
         self.tokens: list[int] = []
         self.unbroken: list[bool] = []
 
-    def turn(self, *messages: Message, reply: str, tokens: list[int] | None = None, **kwargs: Any) -> Message:
-        """Send ``messages`` and get ``reply``, which is returned as a message; notes whether the prompt goes on where
-        the last reply ended.
+    def turn(
+        self, *messages: Message, reply: str, tokens: list[int] | None = None, **kwargs: Any
+    ) -> Message:
+        """Send ``messages`` and get ``reply``, which is returned as a message; notes whether the
+        prompt goes on where the last reply ended.
         """
         self.messages += messages
         turn = prepare(self.chat, self.messages, tools=[TOOL], template_kwargs=kwargs)
@@ -71,7 +84,9 @@ def rewritten(message: Message, **changes: Any) -> Message:
     for call in message.get("tool_calls", ()):
         arguments = json.loads(call["function"]["arguments"])
         text = json.dumps(dict(sorted(arguments.items())), indent=2)
-        calls.append({"type": "function", "function": {"name": call["function"]["name"], "arguments": text}})
+        calls.append(
+            {"type": "function", "function": {"name": call["function"]["name"], "arguments": text}}
+        )
     return {**message, **({"tool_calls": calls} if calls else {}), **changes}
 
 
@@ -85,15 +100,24 @@ def qwen() -> str:
         (qwen, f"hm\n\n</think>\n\nI look.\n{XML}\n"),
         (qwen, f" so{XML}"),
         (lambda: unpacked("templates/Qwen3-Coder.jinja").read_text(), f"I look.\n{XML}"),
-        (lambda: unpacked("templates/Qwen-Qwen3-0.6B.jinja").read_text(), f"<think>hm</think>{JSON}"),
-        (lambda: unpacked("templates/Qwen-Qwen2.5-7B-Instruct.jinja").read_text(), f"```json{JSON[11:-12]}```\n"),
+        (
+            lambda: unpacked("templates/Qwen-Qwen3-0.6B.jinja").read_text(),
+            f"<think>hm</think>{JSON}",
+        ),
+        (
+            lambda: unpacked("templates/Qwen-Qwen2.5-7B-Instruct.jinja").read_text(),
+            f"```json{JSON[11:-12]}```\n",
+        ),
     ],
 )
 def test_a_round_trip_of_a_tool_is_unbroken(template: Callable[[], str], reply: str) -> None:
     for mode in ("equal", "off"):
         dialogue = Dialogue(template(), mode)
         said = dialogue.turn(HI, reply=reply)
-        assert json.loads(said["tool_calls"][0]["function"]["arguments"]) == {"city": "Paris", "days": 3}
+        assert json.loads(said["tool_calls"][0]["function"]["arguments"]) == {
+            "city": "Paris",
+            "days": 3,
+        }
         dialogue.turn(rewritten(said), RESULT, reply="It rains.")
         assert dialogue.unbroken == [True, mode == "equal"]
 
@@ -110,7 +134,9 @@ def test_the_thinking_of_a_whole_chain_stays_after_the_next_question() -> None:
 
 
 @pytest.mark.parametrize(("mode", "unbroken"), [("equal", False), ("full", True)])
-def test_reasoning_that_the_client_dropped_comes_back_only_if_asked_for(mode: str, unbroken: bool) -> None:
+def test_reasoning_that_the_client_dropped_comes_back_only_if_asked_for(
+    mode: str, unbroken: bool
+) -> None:
     dialogue = Dialogue(qwen(), mode)
     said = dialogue.turn(HI, reply=f"hm\n</think>\n\n{XML}")
     del said["reasoning_content"]
@@ -118,11 +144,20 @@ def test_reasoning_that_the_client_dropped_comes_back_only_if_asked_for(mode: st
     assert dialogue.unbroken == [True, unbroken]
 
 
-ROME = {"type": "function", "function": {"name": "look_up", "arguments": {"city": "Rome", "days": 3}}}
+ROME = {
+    "type": "function",
+    "function": {"name": "look_up", "arguments": {"city": "Rome", "days": 3}},
+}
 
 
 @pytest.mark.parametrize(
-    "changes", [{"content": "other"}, {"reasoning_content": "other"}, {"tool_calls": []}, {"tool_calls": [ROME]}]
+    "changes",
+    [
+        {"content": "other"},
+        {"reasoning_content": "other"},
+        {"tool_calls": []},
+        {"tool_calls": [ROME]},
+    ],
 )
 def test_a_message_that_means_something_else_is_not_replaced(changes: Message) -> None:
     for mode in ("equal", "full"):
@@ -138,7 +173,9 @@ def test_the_same_call_twice_is_told_apart_by_what_comes_before() -> None:
         dialogue = Dialogue(qwen(), "full")
         sent: list[Message] = []
         for thought in ("one", "two", "three"):
-            said = dialogue.turn(*sent, HI if not sent else RESULT, reply=f"{thought}\n</think>\n\n{XML}")
+            said = dialogue.turn(
+                *sent, HI if not sent else RESULT, reply=f"{thought}\n</think>\n\n{XML}"
+            )
             del said["reasoning_content"]
             sent = [said if keep_ids else rewritten(said)]
         assert dialogue.unbroken == [True, True, True]
@@ -158,7 +195,9 @@ def test_a_continued_message_is_remembered_with_its_beginning() -> None:
 def test_replay_goes_on_under_a_message_that_is_continued() -> None:
     dialogue = Dialogue(qwen())
     said = dialogue.turn(HI, reply=f"hm\n</think>\n\n{XML}")
-    turn = prepare(dialogue.chat, [HI, said, RESULT, {"role": "assistant", "content": "It"}], tools=[TOOL])
+    turn = prepare(
+        dialogue.chat, [HI, said, RESULT, {"role": "assistant", "content": "It"}], tools=[TOOL]
+    )
     assert turn.prompt.tokens[: len(dialogue.tokens)].tolist() == dialogue.tokens
     assert turn.text.endswith("</think>\n\nIt")
 
@@ -167,7 +206,9 @@ def test_tokens_that_say_something_else_are_not_kept() -> None:
     dialogue = Dialogue(toy.CHATML)
     said = dialogue.turn(HI, reply="Well", tokens=list(b"Well, STOP"))  # as after a stop string
     turn = prepare(dialogue.chat, [HI, said, HI], tools=[TOOL])
-    assert turn.text.startswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nWell<|im_end|>\n")
+    assert turn.text.startswith(
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nWell<|im_end|>\n"
+    )
     assert turn.prompt.tokens.tolist() == dialogue.chat.prompt_from_text(turn.text).tokens.tolist()
 
 
@@ -175,10 +216,15 @@ def test_a_reply_that_is_cut_within_a_character_is_kept_without_the_part() -> No
     dialogue, text = Dialogue(toy.CHATML), "A <think>, caf"
     said = dialogue.turn(HI, reply=text, tokens=[*text.encode(), 0xC3])
     ids = prepare(dialogue.chat, [HI, said, HI], tools=[TOOL]).prompt.tokens.tolist()
-    assert ids[: len(dialogue.tokens)] == [*dialogue.tokens[:-1], toy.chatml_tokenizer().special_tokens()["<|im_end|>"]]
+    assert ids[: len(dialogue.tokens)] == [
+        *dialogue.tokens[:-1],
+        toy.chatml_tokenizer().special_tokens()["<|im_end|>"],
+    ]
 
 
-@pytest.mark.parametrize("template", [toy.MISTRAL, toy.PLAIN, toy.LLAMA3.replace("<|start_header_id|>", "")])
+@pytest.mark.parametrize(
+    "template", [toy.MISTRAL, toy.PLAIN, toy.LLAMA3.replace("<|start_header_id|>", "")]
+)
 def test_nothing_is_replaced_where_no_token_begins_the_message(template: str) -> None:
     dialogue = Dialogue(template)
     said = dialogue.turn({"role": "user", "content": "a\nb"}, reply="  Well")
@@ -210,16 +256,32 @@ def test_memory_is_bounded_and_the_longest_unused_goes_first() -> None:
     assert replay.n_bytes == before
 
 
-PARTS = ["<think>", "</think>", XML, JSON, XML[:60], "<tool_call>", "</tool_call>", "\n", " ", "Well", "<|im_end|>"]
+PARTS = [
+    "<think>",
+    "</think>",
+    XML,
+    JSON,
+    XML[:60],
+    "<tool_call>",
+    "</tool_call>",
+    "\n",
+    " ",
+    "Well",
+    "<|im_end|>",
+]
 
 
 @settings(max_examples=examples(120))
 @given(
-    replies=st.lists(st.lists(st.sampled_from(PARTS), max_size=6).map("".join), min_size=1, max_size=4),
+    replies=st.lists(
+        st.lists(st.sampled_from(PARTS), max_size=6).map("".join), min_size=1, max_size=4
+    ),
     thinks=st.booleans(),
     asks=st.lists(st.booleans(), min_size=4, max_size=4),
 )
-def test_whatever_was_said_is_unbroken_when_it_is_returned(replies: list[str], thinks: bool, asks: list[bool]) -> None:
+def test_whatever_was_said_is_unbroken_when_it_is_returned(
+    replies: list[str], thinks: bool, asks: list[bool]
+) -> None:
     dialogue = Dialogue(qwen())
     sent: list[Message] = [HI]
     for reply, ask in zip(replies, asks, strict=False):
@@ -256,7 +318,9 @@ def test_a_damaged_file_loses_the_damaged_lines_only(data: st.DataObject) -> Non
         hit = data.draw(st.integers(0, 3))
         cut = data.draw(st.integers(0, len(lines[hit]) - 2))
         junk = data.draw(st.binary(max_size=20)).replace(b"\n", b"")
-        path.write_bytes(b"".join(lines[:hit]) + lines[hit][:cut] + junk + b"\n" + b"".join(lines[hit + 1 :]))
+        path.write_bytes(
+            b"".join(lines[:hit]) + lines[hit][:cut] + junk + b"\n" + b"".join(lines[hit + 1 :])
+        )
         again = Replay(path=path)
         found = [again.find(message, AT) is not None for message in messages]
         assert all(found[:hit] + found[hit + 1 :])
@@ -320,7 +384,9 @@ def test_a_reply_belongs_to_its_conversation_alone() -> None:
                 assert mine.rendered.parts == ()
                 assert mine.text == prepare(plain, messages, tools=[TOOL]).text
         assert prepare(dialogue.chat, [secret, said, HI], tools=[TOOL]).rendered.parts
-        assert not prepare(dialogue.chat, [secret, said, HI]).rendered.parts, "with these tools only"
+        assert not prepare(dialogue.chat, [secret, said, HI]).rendered.parts, (
+            "with these tools only"
+        )
 
 
 def test_what_clients_write_anew_each_turn_is_still_the_same_conversation() -> None:
@@ -329,7 +395,11 @@ def test_what_clients_write_anew_each_turn_is_still_the_same_conversation() -> N
     result = {"role": "tool", "tool_call_id": "x", "content": [{"type": "text", "text": "rain"}]}
     last = dialogue.turn(said, result, reply="fine\n</think>\n\nIt rains.")
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    again = [{"role": "user", "content": parts}, rewritten(said, content=None), {**RESULT, "tool_call_id": "y"}]
+    again = [
+        {"role": "user", "content": parts},
+        rewritten(said, content=None),
+        {**RESULT, "tool_call_id": "y"},
+    ]
     del again[1]["reasoning_content"]
     assert "fine" in prepare(dialogue.chat, [*again, last, HI], tools=[TOOL]).text
 
@@ -339,16 +409,27 @@ def test_tools_with_reordered_keys_match_the_earlier_reply() -> None:
     dialogue = Dialogue(qwen())
     dialogue.turn(HI, reply="hm\n</think>\n\nHello.")
     dialogue.replay.in_order([sent])[1]()
-    before, after = (prepare(dialogue.chat, [HI], tools=tools) for tools in ([TOOL], [turned(TOOL)]))
+    before, after = (
+        prepare(dialogue.chat, [HI], tools=tools) for tools in ([TOOL], [turned(TOOL)])
+    )
     assert (after.text, after.constraint) == (before.text, before.constraint)
-    for old, new in (('["a", "b"]', '["b", "a"]'), ('": 1', '": 1.0'), ('": 1', '": true'), ("up", "down")):
+    for old, new in (
+        ('["a", "b"]', '["b", "a"]'),
+        ('": 1', '": 1.0'),
+        ('": 1', '": true'),
+        ("up", "down"),
+    ):
         other = [turned(json.loads(json.dumps(sent).replace(old, new)))]
         assert dialogue.replay.in_order(other)[0] is other
     assert json.dumps(dialogue.replay.in_order([turned(sent)])[0]) == json.dumps([sent])
 
 
-@pytest.mark.parametrize("damage", [(b"look_up", b"look_at"), (b"[{", b"[["), (b'"of":2', b'"of":1')])
-def test_tools_of_a_damaged_or_older_file_are_as_they_are_sent(tmp_path: Path, damage: tuple[bytes, bytes]) -> None:
+@pytest.mark.parametrize(
+    "damage", [(b"look_up", b"look_at"), (b"[{", b"[["), (b'"of":2', b'"of":1')]
+)
+def test_tools_of_a_damaged_or_older_file_are_as_they_are_sent(
+    tmp_path: Path, damage: tuple[bytes, bytes]
+) -> None:
     path, sent = tmp_path / "replies", [turned(TOOL)]
     Replay(path=path).in_order([TOOL])[1]()
     assert Replay(path=path).in_order(sent)[0] is not sent
@@ -401,7 +482,9 @@ def test_replies_beyond_the_day_s_bytes_are_not_written(tmp_path: Path) -> None:
     path, place = tmp_path / "replies", AT
     replay = Replay("equal", path=path, spend=spend)
     for number in range(4):
-        replay.remember({"role": "assistant", "content": f"reply {number}"}, place, "head\n", "text", None)
+        replay.remember(
+            {"role": "assistant", "content": f"reply {number}"}, place, "head\n", "text", None
+        )
     assert len(spent) == 4
     assert path.stat().st_size == sum(spent[:2])
     assert replay.find({"role": "assistant", "content": "reply 3"}, place) is not None

@@ -23,11 +23,17 @@ def test_block_lines_leave_no_blanks() -> None:
 
 def test_tojson_escapes_neither_html_nor_letters() -> None:
     assert render("{{ messages[0] | tojson }}") == '{"role": "user", "content": "Hi <b> ü"}'
-    assert render("{{ {'b': 1, 'a': 2} | tojson(indent=1, sort_keys=True) }}") == '{\n "a": 2,\n "b": 1\n}'
+    assert (
+        render("{{ {'b': 1, 'a': 2} | tojson(indent=1, sort_keys=True) }}")
+        == '{\n "a": 2,\n "b": 1\n}'
+    )
 
 
 def test_variables_of_the_template() -> None:
-    assert render("{{ bos_token }}{{ eos_token }}{{ x }}{{ add_generation_prompt }}", x=7) == "<s></s>7True"
+    assert (
+        render("{{ bos_token }}{{ eos_token }}{{ x }}{{ add_generation_prompt }}", x=7)
+        == "<s></s>7True"
+    )
     assert render("{{ tools is none }}") == "True"
     before = datetime.now()
     assert render("{{ strftime_now('%Y') }}") in [str(day.year) for day in (before, datetime.now())]
@@ -36,7 +42,9 @@ def test_variables_of_the_template() -> None:
 def test_the_day_and_the_tools_as_text_are_given_as_llama_server_gives_them() -> None:
     before = datetime.now()
     found = render("{{ date_string }}|{{ datetime }}").split("|")
-    assert found in [[day.strftime("%d %b %Y"), day.strftime("%b %d %Y")] for day in (before, datetime.now())]
+    assert found in [
+        [day.strftime("%d %b %Y"), day.strftime("%b %d %Y")] for day in (before, datetime.now())
+    ]
     assert render("{{ date_string }}", date_string="26 Jul 2024") == "26 Jul 2024"
     tools = [{"type": "function", "function": {"name": "ü"}}]
     assert json.loads(render("{{ functions }}", tools=tools)) == tools
@@ -45,7 +53,10 @@ def test_the_day_and_the_tools_as_text_are_given_as_llama_server_gives_them() ->
 
 
 def test_loop_controls_and_generation_blocks() -> None:
-    assert render("{% for i in [1, 2, 3] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}") == "1"
+    assert (
+        render("{% for i in [1, 2, 3] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}")
+        == "1"
+    )
     assert render("{% generation %}{{ messages[0].role }}{% endgeneration %}!") == "user!"
 
 
@@ -93,8 +104,14 @@ def test_a_missing_member_is_nothing_as_in_llama_server(expression: str, text: s
 
 def test_a_tool_whose_parameter_is_not_described() -> None:
     source = unpacked("templates/CohereForAI-c4ai-command-r-plus-tool_use.jinja").read_text()
-    parameters = {"type": "object", "properties": {"a": {"enum": ["x"]}, "b": {"type": "string", "description": None}}}
-    tool = {"type": "function", "function": {"name": "f", "description": "d", "parameters": parameters}}
+    parameters = {
+        "type": "object",
+        "properties": {"a": {"enum": ["x"]}, "b": {"type": "string", "description": None}},
+    }
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "description": "d", "parameters": parameters},
+    }
     assert "a (" in Template(source).render([USER], tools=[tool])
 
 
@@ -130,7 +147,10 @@ def test_the_sandbox_holds(source: str) -> None:
 def test_a_key_named_like_a_method_is_found_by_index() -> None:
     call = {"role": "user", "content": "", "items": [1], "keys": 2}
     assert Template("{{ messages[0]['keys'] }}{{ messages[0]['items'][0] }}").render([call]) == "21"
-    assert Template("{% for k, v in messages[0].items() %}{{ k }} {% endfor %}").render([USER]) == "role content "
+    assert (
+        Template("{% for k, v in messages[0].items() %}{{ k }} {% endfor %}").render([USER])
+        == "role content "
+    )
 
 
 def test_no_template_means_chatml(caplog: pytest.LogCaptureFixture) -> None:
@@ -138,9 +158,14 @@ def test_no_template_means_chatml(caplog: pytest.LogCaptureFixture) -> None:
         template = Template("")
     assert "ChatML" in caplog.text
     messages = [{"role": "system", "content": "S"}, USER]
-    expected = "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nHi <b> ü<|im_end|>\n<|im_start|>assistant\n"
+    expected = (
+        "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nHi <b> "
+        "ü<|im_end|>\n<|im_start|>assistant\n"
+    )
     assert template.render(messages) == expected
-    assert template.render(messages, add_generation_prompt=False) == expected.removesuffix("<|im_start|>assistant\n")
+    assert template.render(messages, add_generation_prompt=False) == expected.removesuffix(
+        "<|im_start|>assistant\n"
+    )
 
 
 def test_a_byte_order_mark_is_no_part_of_a_prompt() -> None:

@@ -47,7 +47,10 @@ def deep(depth: int) -> dict[str, Any]:
         ({"anyOf": [{"type": "string"}, {"type": "null"}]}, {"string", "null"}),
         ({"oneOf": [{"type": "object"}, {"items": {}}]}, {"object", "array"}),
         ({"allOf": [{"type": ["string", "null"]}, {"type": ["null", "array"]}]}, {"null"}),
-        ({"allOf": [{"type": "string"}, {"type": "null"}]}, ALL_TYPES),  # nothing at all: do not be strict
+        (
+            {"allOf": [{"type": "string"}, {"type": "null"}]},
+            ALL_TYPES,
+        ),  # nothing at all: do not be strict
         ({"$ref": "#/$defs/word"}, {"string"}),
         ({"$ref": "#/$defs/a~1b"}, {"boolean"}),
         ({"$ref": "#/$defs/none", "type": "boolean"}, {"boolean"}),
@@ -97,8 +100,16 @@ def test_words_that_a_schema_lists(schema: Any, words: list[str | None]) -> None
 
 
 def test_what_nobody_declared_may_be_anything() -> None:
-    function = {"name": "f", "parameters": {"properties": {"a": {"type": "null"}}, "required": ["a", "b"]}}
-    tools = Tools.of([{"type": "function", "function": function}, {"type": "function", "function": {"name": "g"}}])
+    function = {
+        "name": "f",
+        "parameters": {"properties": {"a": {"type": "null"}}, "required": ["a", "b"]},
+    }
+    tools = Tools.of(
+        [
+            {"type": "function", "function": function},
+            {"type": "function", "function": {"name": "g"}},
+        ]
+    )
     assert tools.types("f", "a") == {"null"}
     assert tools.types("f", "b") == tools.types("g", "a") == tools.types("h", "a") == ALL_TYPES
     assert tools.tools[0].required == ("a",)
@@ -110,7 +121,10 @@ def named(*names: str) -> list[dict[str, Any]]:
     return [{"type": "function", "function": {"name": name}} for name in names]
 
 
-F_NESTED, F_FLAT = {"type": "function", "function": {"name": "f"}}, {"type": "function", "name": "f"}
+F_NESTED, F_FLAT = (
+    {"type": "function", "function": {"name": "f"}},
+    {"type": "function", "name": "f"},
+)
 
 
 @pytest.mark.parametrize(
@@ -126,13 +140,23 @@ F_NESTED, F_FLAT = {"type": "function", "function": {"name": "f"}}, {"type": "fu
         ({"type": "required"}, "fg", True),
         (F_NESTED, "f", True),
         (F_FLAT, "f", True),
-        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [F_NESTED]}}, "f", False),
-        ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [F_NESTED]}}, "f", True),
+        (
+            {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [F_NESTED]}},
+            "f",
+            False,
+        ),
+        (
+            {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [F_NESTED]}},
+            "f",
+            True,
+        ),
         ({"type": "allowed_tools", "mode": "required", "tools": [F_FLAT, *named("g")]}, "fg", True),
         ({"type": "allowed_tools", "mode": "auto", "tools": []}, "", False),
     ],
 )
-def test_only_chosen_tools_may_be_called_and_all_stay_in_prompt(choice: Any, names: str, forced: bool) -> None:
+def test_only_chosen_tools_may_be_called_and_all_stay_in_prompt(
+    choice: Any, names: str, forced: bool
+) -> None:
     known, tools = read_tools(named("f", "g"), choice)
     assert [tool["function"]["name"] for tool in known or ()] == ["f", "g"]
     assert [tool.name for tool in tools.tools] == list(names) if tools is not None else not names
@@ -152,7 +176,10 @@ def test_only_chosen_tools_may_be_called_and_all_stay_in_prompt(choice: Any, nam
         ({"type": "allowed_tools", "mode": "none", "tools": [F_FLAT]}, "'mode' auto or required"),
         ({"type": "allowed_tools", "mode": "required", "tools": []}, "allows no tool"),
         ({"type": "allowed_tools", "mode": "auto", "tools": named("h")}, "names 'h'"),
-        ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}]}, r"tools\[0\] must be"),
+        (
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}]},
+            r"tools\[0\] must be",
+        ),
     ],
 )
 def test_a_choice_that_means_nothing_is_refused(choice: Any, message: str) -> None:
@@ -200,7 +227,8 @@ def test_an_argument_by_its_types(text: str, types: set[str], value: Any) -> Non
 
 @settings(max_examples=examples(200))
 @given(
-    st.text(max_size=20) | st.lists(st.sampled_from("{}[]'\",:\\ TrueNone1a\n"), max_size=20).map("".join),
+    st.text(max_size=20)
+    | st.lists(st.sampled_from("{}[]'\",:\\ TrueNone1a\n"), max_size=20).map("".join),
     st.sets(st.sampled_from(sorted(ALL_TYPES)), min_size=1),
 )
 def test_an_argument_is_always_json(text: str, types: set[str]) -> None:

@@ -10,12 +10,18 @@ from pyctl.chat.chat_format import ChatFormat, ChatRequest, PreparedChat
 
 
 class ByteTokenizer:
-    """One token per byte (its value), then ``specials`` from 256 on; counts how much text it was given."""
+    """One token per byte (its value), then ``specials`` from 256 on; counts how much text it was
+    given.
+    """
 
-    def __init__(self, specials: Sequence[str], *, bos: str = "", eos: str = "", add_bos: bool = False) -> None:
+    def __init__(
+        self, specials: Sequence[str], *, bos: str = "", eos: str = "", add_bos: bool = False
+    ) -> None:
         self._specials = {text: 256 + index for index, text in enumerate(specials)}
         self._pieces = {token: text.encode() for text, token in self._specials.items()}
-        self._split = re.compile("(" + "|".join(map(re.escape, sorted(specials, key=len, reverse=True))) + ")")
+        self._split = re.compile(
+            "(" + "|".join(map(re.escape, sorted(specials, key=len, reverse=True))) + ")"
+        )
         self.bos = self._specials.get(bos, -1)
         self.eos = self._specials.get(eos, -1)
         self.add_bos = add_bos
@@ -25,7 +31,9 @@ class ByteTokenizer:
     def n_vocab(self) -> int:
         return 256 + len(self._specials)
 
-    def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
+    def tokenize(
+        self, text: str, *, add_special: bool = False, parse_special: bool = True
+    ) -> list[int]:
         self.n_chars += len(text)
         tokens = [self.bos] if add_special and self.add_bos else []
         parts = self._split.split(text) if parse_special and self._specials else [text]
@@ -43,13 +51,24 @@ class ByteTokenizer:
 
     def fim_tokens(self) -> dict[str, int]:
         specials = self.special_tokens()
-        return {name: specials[f"<|fim_{name}|>"] for name in ("pre", "suf", "mid") if f"<|fim_{name}|>" in specials}
+        return {
+            name: specials[f"<|fim_{name}|>"]
+            for name in ("pre", "suf", "mid")
+            if f"<|fim_{name}|>" in specials
+        }
 
     def special_tokens(self) -> dict[str, int]:
         return dict(self._specials)
 
 
-CHATML_SPECIALS = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
+CHATML_SPECIALS = (
+    "<|im_start|>",
+    "<|im_end|>",
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+)
 
 
 def chatml_tokenizer() -> ByteTokenizer:

@@ -15,7 +15,9 @@ from pyctl.setting import CHAT, GENERAL
 WITHOUT_USE = {**NO_OP, **IGNORED, **REJECTED}
 
 
-SERVE_FLAGS = tuple(flag for section, flags in FLAGS.items() if section not in (GENERAL, CHAT) for flag in flags)
+SERVE_FLAGS = tuple(
+    flag for section, flags in FLAGS.items() if section not in (GENERAL, CHAT) for flag in flags
+)
 
 
 PRESERVED = keep_reasoning(True)

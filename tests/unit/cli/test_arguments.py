@@ -28,15 +28,24 @@ from tests.unit.cli.given import PRESERVED, SERVE_FLAGS, WITHOUT_USE, chat, refu
 
 
 def test_defaults_are_those_of_llama_server() -> None:
-    """But for snapshots every 4,096 tokens instead of 8,192 (docs/decisions/001-batch-ends.md), and for what depends on
-    the machine: RAM, disk and drafts (docs/decisions/006-defaults.md)."""
+    """But for snapshots every 4,096 tokens instead of 8,192 (docs/decisions/001-batch-ends.md), and
+    for what depends on the machine: RAM, disk and drafts (docs/decisions/006-defaults.md).
+    """
     settings = parse_serve(["-m", "model.gguf"], {"XDG_CACHE_HOME": "/c"})
     assert settings.model == ModelSettings(path="model.gguf", n_seqs=4)
     assert settings.cache == CacheSettings(n_slots=0, ram_mib=None)
     assert settings.drafts == DraftSettings(AUTOMATIC, n_draft=2)
     assert settings.engine == EngineSettings(min_step=4096, exact=False, sleep_seconds=-1)
     assert settings.disk == DiskSettings(
-        "/c/pyctl/kv", True, 16384, 512, 10240, "auto:30,spill", 32_768, is_default=True, free_part=10
+        "/c/pyctl/kv",
+        True,
+        16384,
+        512,
+        10240,
+        "auto:30,spill",
+        32_768,
+        is_default=True,
+        free_part=10,
     )
     assert settings.server == ServerSettings()
     assert settings.replies == ReplySettings(sampling=Sampling(), n_predict=-1, cache_prompt=True)
@@ -70,14 +79,20 @@ def test_every_field_has_a_flag() -> None:
         ),
         *(("Sampling", name) for name in ("min_keep", "post_sampling_probs")),  # requests say these
         ("EngineSettings", "min_batch"),
-        *(("DiskSettings", name) for name in ("is_default", "free_part")),  # where no flag names a directory
+        *(
+            ("DiskSettings", name) for name in ("is_default", "free_part")
+        ),  # where no flag names a directory
         ("VisionSettings", "is_optional"),  # -hf brings an encoder that no flag names
-        *(("ReplySettings", name) for name in ("disk_policy", "n_batch", "embeddings")),  # as their owners have them
+        *(
+            ("ReplySettings", name) for name in ("disk_policy", "n_batch", "embeddings")
+        ),  # as their owners have them
         *(("ReplySettings", name) for name in ("sampling", "chosen")),
         *(("ServerSettings", name) for name in ("cors", "slots_debug", "is_verbose")),
     }
     fields = [(owner.__name__, item) for owner in OWNERS for item in dataclasses.fields(owner)]
-    assert {(owner, item.name) for owner, item in fields if "flags" not in item.metadata} == flagless
+    assert {
+        (owner, item.name) for owner, item in fields if "flags" not in item.metadata
+    } == flagless
     names = [item.name for _, item in fields if "flags" in item.metadata]
     assert len(names) == len(set(names)), "values are handed on by the name of the field"
     assert {flag.dest for flags in FLAGS.values() for flag in flags} == set(names)
@@ -103,7 +118,10 @@ THREE = ("top_k", "top_p", "temperature")
         ("--sampler-seq edskypmxt", "replies.sampling", Sampling()),
         ("--sampling-seq kia", "replies.sampling.samplers", ("top_k", "infill", "adaptive_p")),
         ("--samplers adaptive-p", "replies.sampling.samplers", ("adaptive_p",)),
-        *((f"-ngl {text}", "model.n_gpu_layers", n) for text, n in (("auto", -1), ("99", 99), ("0", 0), ("-1", -1))),
+        *(
+            (f"-ngl {text}", "model.n_gpu_layers", n)
+            for text, n in (("auto", -1), ("99", 99), ("0", 0), ("-1", -1))
+        ),
         ("--no-mmap --mlock", "model.load_mode", "mlock"),  # older flags
         ("LLAMA_ARG_LOAD_MODE=dio --no-mmap", "model.load_mode", "none"),
         ("LLAMA_ARG_MLOCK=1 -lm dio", "model.load_mode", "dio"),
@@ -143,9 +161,16 @@ def test_a_pool_is_for_one_reply_at_a_time() -> None:
         assert (settings.pool.n_pooled, settings.model.n_seqs) == (n, 1 if n else 4)
     assert serve(PYCTL_KV_POOL="auto").model.n_seqs == 1
     assert serve("--kv-pool", "auto", "-np", "1").pool.n_pooled == -1
-    assert refused("--kv-pool", "auto", "-np", "2") == "--kv-pool needs one reply at a time, not --parallel 2"
-    assert refused("--kv-pool", "9", "-fa", "off").endswith("needs flash attention, which --flash-attn off forbids")
-    assert refused("--kv-pool", "9", "-nkvo").endswith("needs the KV cache on the GPU, which --no-kv-offload forbids")
+    assert (
+        refused("--kv-pool", "auto", "-np", "2")
+        == "--kv-pool needs one reply at a time, not --parallel 2"
+    )
+    assert refused("--kv-pool", "9", "-fa", "off").endswith(
+        "needs flash attention, which --flash-attn off forbids"
+    )
+    assert refused("--kv-pool", "9", "-nkvo").endswith(
+        "needs the KV cache on the GPU, which --no-kv-offload forbids"
+    )
     assert "0 is below the minimum" in refused("--kv-pool", "0")
 
 
@@ -179,36 +204,99 @@ def test_values_from_files(tmp_path: Path) -> None:
     (tmp_path / "template").write_text("{{ ü }}", encoding="utf-8")
     (tmp_path / "keys").write_text("# comment\nkey1  \r\n \t\n\n\t key 2\n  # another\n")
     (tmp_path / "grammar").write_text('root ::= "a"')
-    assert serve("--chat-template-file", str(tmp_path / "template")).format.chat_template == "{{ ü }}"
-    assert serve("--api-key", "k", "--api-key-file", str(tmp_path / "keys")).server.api_keys == ("k", "key1", "key 2")
-    assert serve("--grammar-file", str(tmp_path / "grammar")).replies.sampling.grammar == 'root ::= "a"'
+    assert (
+        serve("--chat-template-file", str(tmp_path / "template")).format.chat_template == "{{ ü }}"
+    )
+    assert serve("--api-key", "k", "--api-key-file", str(tmp_path / "keys")).server.api_keys == (
+        "k",
+        "key1",
+        "key 2",
+    )
+    assert (
+        serve("--grammar-file", str(tmp_path / "grammar")).replies.sampling.grammar
+        == 'root ::= "a"'
+    )
     (tmp_path / "schema").write_text('{"type": "boolean"}')
     for flags in (["-jf", str(tmp_path / "schema")], ["--json-schema", '{"type": "boolean"}']):
         sampling = serve(*flags).replies.sampling
         assert (sampling.grammar_kind, "boolean" in sampling.grammar) == ("llguidance", True)
-    assert parse_chat(["-j", '{"type": "boolean"}'], {}).request_fields == {"json_schema": {"type": "boolean"}}
+    assert parse_chat(["-j", '{"type": "boolean"}'], {}).request_fields == {
+        "json_schema": {"type": "boolean"}
+    }
     assert "unknown type" in refused("-j", '{"type": "wizard"}')
     assert "not a JSON schema" in refused("-j", "{")
     assert serve("--grammar", "root ::= [a-z]").replies.sampling.grammar == "root ::= [a-z]"
-    settings = serve("--chat-template", "{{ x }}", LLAMA_ARG_CHAT_TEMPLATE_FILE=str(tmp_path / "template"))
+    settings = serve(
+        "--chat-template", "{{ x }}", LLAMA_ARG_CHAT_TEMPLATE_FILE=str(tmp_path / "template")
+    )
     assert settings.format.chat_template == "{{ x }}"
 
 
 def test_reasoning_joins_the_template_values() -> None:
     settings = serve("--reasoning", "on", "--chat-template-kwargs", '{"effort": "low"}')
-    assert settings.format.template_kwargs == {**PRESERVED, "effort": "low", "enable_thinking": True}
+    assert settings.format.template_kwargs == {
+        **PRESERVED,
+        "effort": "low",
+        "enable_thinking": True,
+    }
     assert serve("--reasoning", "auto").format.template_kwargs == PRESERVED
     forgetting = keep_reasoning(False)
-    assert serve("--chat-template-kwargs", '{"preserve_reasoning": false}').format.template_kwargs == forgetting
+    assert (
+        serve("--chat-template-kwargs", '{"preserve_reasoning": false}').format.template_kwargs
+        == forgetting
+    )
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        *("off", "None", "disabled", "FULL", "full-prefix", "auto", "auto:1", "auto:1000000", "1", "1000000", "0900"),
-        *("", "core", "task", "auto:0", "auto:-1", "auto:", "auto:x", "auto: 3", "auto:1000001", "auto:auto:3"),
-        *("0", "-5", "+5", "1.5", "1000001", "99999999999", "off:3", "full:1", " off", "٣", "auto:٣"),
-        *("spill", "auto:8,spill", "FULL,Spill", "600,spill", "off,spill", "auto, spill", "spill,auto"),
+        *(
+            "off",
+            "None",
+            "disabled",
+            "FULL",
+            "full-prefix",
+            "auto",
+            "auto:1",
+            "auto:1000000",
+            "1",
+            "1000000",
+            "0900",
+        ),
+        *(
+            "",
+            "core",
+            "task",
+            "auto:0",
+            "auto:-1",
+            "auto:",
+            "auto:x",
+            "auto: 3",
+            "auto:1000001",
+            "auto:auto:3",
+        ),
+        *(
+            "0",
+            "-5",
+            "+5",
+            "1.5",
+            "1000001",
+            "99999999999",
+            "off:3",
+            "full:1",
+            " off",
+            "٣",
+            "auto:٣",
+        ),
+        *(
+            "spill",
+            "auto:8,spill",
+            "FULL,Spill",
+            "600,spill",
+            "off,spill",
+            "auto, spill",
+            "spill,auto",
+        ),
     ],
 )
 def test_the_flag_takes_the_policies_that_a_request_takes_and_the_spill(text: str) -> None:
@@ -223,8 +311,13 @@ def test_the_flag_takes_the_policies_that_a_request_takes_and_the_spill(text: st
 
 def test_flags_of_the_disk_without_a_directory() -> None:
     flags = ("--disk-prefix-cache", "full", "--kv-cache-budget", "9")
-    for more, why in ((["--no-kv-cache"], "with --no-kv-cache"), (["--cache-ram", "0"], "with --cache-ram 0")):
-        warnings = [f"{name} has no effect {why}" for name in ("--disk-prefix-cache", "--kv-cache-budget")]
+    for more, why in (
+        (["--no-kv-cache"], "with --no-kv-cache"),
+        (["--cache-ram", "0"], "with --cache-ram 0"),
+    ):
+        warnings = [
+            f"{name} has no effect {why}" for name in ("--disk-prefix-cache", "--kv-cache-budget")
+        ]
         assert serve(*flags, *more, PYCTL_KV_CACHE_COLD_MAX="5").warnings == tuple(warnings)
     assert parse_serve(["--kv-cache-budget", "9"], {}).warnings == (
         "--kv-cache-budget has no effect without --kv-cache-dir",
@@ -249,7 +342,10 @@ def test_flags_of_the_disk_without_a_directory() -> None:
 )
 def test_where_the_disk_cache_is(flags: list[str], environ: dict[str, str], found: str) -> None:
     settings = serve(*flags, **environ)
-    assert (settings.disk.cache_dir, settings.disk.is_default) == (found, found.endswith("pyctl/kv"))
+    assert (settings.disk.cache_dir, settings.disk.is_default) == (
+        found,
+        found.endswith("pyctl/kv"),
+    )
     assert settings.warnings == ()
 
 
@@ -274,13 +370,24 @@ def test_bounds_of_the_default_directory_give_way_to_flags() -> None:
     disk = serve("--kv-cache-budget", "9", "--kv-cache-daily-writes", "8").disk
     assert (disk.disk_mib, disk.daily_mib, disk.free_part) == (9, 8, 0)
     disk = serve("--kv-cache-dir", "/d").disk
-    assert (disk.disk_mib, disk.daily_mib, disk.free_part, disk.is_default) == (16384, 131_072, 0, False)
+    assert (disk.disk_mib, disk.daily_mib, disk.free_part, disk.is_default) == (
+        16384,
+        131_072,
+        0,
+        False,
+    )
 
 
 @pytest.mark.parametrize(
     "flags",
     [
-        *(["--spec-type", "none"], ["--spec-type", "cache"], ["-md", "d.gguf"], ["-hfd", "o/d"], ["--exact"]),
+        *(
+            ["--spec-type", "none"],
+            ["--spec-type", "cache"],
+            ["-md", "d.gguf"],
+            ["-hfd", "o/d"],
+            ["--exact"],
+        ),
         *(["--fit", "off"], ["--embeddings"], ["--kv-pool", "auto", "-np", "1"]),
     ],
     ids=" ".join,
@@ -293,7 +400,9 @@ def test_what_turns_off_drafts_by_default(flags: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("keys", "types"), [("a", AUTOMATIC), ("a,b", PRIVATE)])
-def test_clients_with_keys_of_their_own_share_no_texts_by_default(keys: str, types: tuple[str, ...]) -> None:
+def test_clients_with_keys_of_their_own_share_no_texts_by_default(
+    keys: str, types: tuple[str, ...]
+) -> None:
     assert serve("--api-key", keys).drafts.draft_types == types
 
 
@@ -308,7 +417,11 @@ def test_placements_keep_their_order_and_their_variables_add_up() -> None:
         (r"blk\.1" + experts, "CPU"),
         (r"blk\.0\.ffn_(up|down|gate)\.", "CPU"),
     )
-    environ = {"LLAMA_ARG_OVERRIDE_TENSOR": "attn=CPU", "LLAMA_ARG_CPU_MOE": "1", "LLAMA_ARG_N_CPU_MOE": "1"}
+    environ = {
+        "LLAMA_ARG_OVERRIDE_TENSOR": "attn=CPU",
+        "LLAMA_ARG_CPU_MOE": "1",
+        "LLAMA_ARG_N_CPU_MOE": "1",
+    }
     made = parse_serve(["-m", "m"], environ).model.placements
     assert made == (("attn", "CPU"), (experts, "CPU"), (r"blk\.0" + experts, "CPU"))
 
@@ -352,7 +465,10 @@ def test_ubatch_is_cut_to_batch() -> None:
     settings = serve("-b", "256")
     assert (with_ubatch(settings.model).n_ubatch, settings.warnings) == (256, ())
     settings = serve("-ub", "4096")
-    assert (settings.model.n_ubatch, settings.warnings) == (2048, ("--ubatch-size 4096 is cut to --batch-size 2048",))
+    assert (settings.model.n_ubatch, settings.warnings) == (
+        2048,
+        ("--ubatch-size 4096 is cut to --batch-size 2048",),
+    )
 
 
 def test_without_a_model_the_built_in_one_is_meant() -> None:
@@ -362,10 +478,14 @@ def test_without_a_model_the_built_in_one_is_meant() -> None:
 
 def test_chat_settings() -> None:
     settings = chat("-p", "-hello", "-sys", "Be brief.", "--no-stats", "--temp", "0", "-c", "512")
-    assert settings.terminal == TerminalSettings(prompt="-hello", system_prompt="Be brief.", stats=False)
+    assert settings.terminal == TerminalSettings(
+        prompt="-hello", system_prompt="Be brief.", stats=False
+    )
     assert settings.replies.sampling.temperature == 0.0
     assert settings.model.n_ctx == 512
-    assert chat(PYCTL_STATS="off", PYCTL_SYSTEM_PROMPT="s").terminal == TerminalSettings(system_prompt="s", stats=False)
+    assert chat(PYCTL_STATS="off", PYCTL_SYSTEM_PROMPT="s").terminal == TerminalSettings(
+        system_prompt="s", stats=False
+    )
 
 
 def test_chat_takes_server_flags_without_effect() -> None:
@@ -398,13 +518,33 @@ def test_chat_with_a_server_has_no_model_of_its_own() -> None:
 
 
 def test_chat_refuses_bad_addresses_and_empty_prompts() -> None:
-    for argv in (["--url", "ftp://x"], ["--url", "http://"], ["--url", "h", "--api-key", "ü"], ["-m", "m", "-p", ""]):
+    for argv in (
+        ["--url", "ftp://x"],
+        ["--url", "http://"],
+        ["--url", "h", "--api-key", "ü"],
+        ["-m", "m", "-p", ""],
+    ):
         with pytest.raises(ConfigError):
             parse_chat(argv, {})
 
 
 def test_only_what_was_asked_for_is_sent_to_a_server() -> None:
-    argv = ["--url", "h", "--temp", "0.5", "-s", "-1", "-n", "9", "-l", "1-inf", "-l", "2+1", "--samplers", "top_k"]
+    argv = [
+        "--url",
+        "h",
+        "--temp",
+        "0.5",
+        "-s",
+        "-1",
+        "-n",
+        "9",
+        "-l",
+        "1-inf",
+        "-l",
+        "2+1",
+        "--samplers",
+        "top_k",
+    ]
     assert parse_chat(argv, {"LLAMA_ARG_TOP_K": "3"}).request_fields == {
         "temperature": 0.5,
         "seed": -1,

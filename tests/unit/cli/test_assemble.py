@@ -14,7 +14,14 @@ import pytest
 
 from pyctl.cli import serve_command
 from pyctl.cli.arguments import CommandSettings, parse_serve
-from pyctl.cli.assemble import LOWEST_PRIORITY, assemble, check_files, found, prepare_vocabulary, too_many_threads
+from pyctl.cli.assemble import (
+    LOWEST_PRIORITY,
+    assemble,
+    check_files,
+    found,
+    prepare_vocabulary,
+    too_many_threads,
+)
 from pyctl.engine.worker import Worker
 from pyctl.errors import ConfigError, ModelError
 from pyctl.llama.devices import missing_text
@@ -23,7 +30,9 @@ from pyctl.models import HubSettings, hub
 MIB = 2**20
 
 
-@pytest.mark.parametrize(("ram", "rows", "snapshots"), [("64", 4, 60), ("8192", 256, 8192 - 256), ("0", 0, 0)])
+@pytest.mark.parametrize(
+    ("ram", "rows", "snapshots"), [("64", 4, 60), ("8192", 256, 8192 - 256), ("0", 0, 0)]
+)
 def test_rows_of_images_count_within_the_cache(
     model_path: Callable[[str], Path], tiny_mmproj: Path, ram: str, rows: int, snapshots: int
 ) -> None:
@@ -38,7 +47,9 @@ def test_rows_of_images_count_within_the_cache(
 
 
 @pytest.fixture
-def fetched(monkeypatch: pytest.MonkeyPatch, model_path: Callable[[str], Path]) -> list[HubSettings]:
+def fetched(
+    monkeypatch: pytest.MonkeyPatch, model_path: Callable[[str], Path]
+) -> list[HubSettings]:
     """What was asked of a hub that has the tiny model, and beside it an encoder that is none."""
     asked: list[HubSettings] = []
     model = model_path("tiny-hybrid")
@@ -87,7 +98,9 @@ def test_a_vision_encoder_that_is_named_is_the_one_that_is_used(
 def test_a_vision_encoder_that_nobody_asked_for_stops_nothing(
     fetched: list[HubSettings], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """-hf brings the encoder beside the model. An unsupported one is a warning; only a named one is an error."""
+    """-hf brings the encoder beside the model. An unsupported one is a warning; only a named one is
+    an error.
+    """
     flags = ("-hf", "org/m", "-c", "512", "-t", "1", "--no-kv-cache")
     with caplog.at_level(logging.WARNING, "pyctl"):
         service = assemble(of_hub(*flags))
@@ -115,32 +128,51 @@ def test_a_start_on_the_cpu_says_which_card_is_idle(
         (("-m", "JUNK"), "JUNK is not a GGUF file"),
         (
             ("-m", "WEIGHTS"),
-            "WEIGHTS is not a GGUF file, and .safetensors files cannot be served: -hf USER/NAME-GGUF fetches a GGUF "
+            "WEIGHTS is not a GGUF file, and .safetensors files cannot be served: -hf "
+            "USER/NAME-GGUF fetches a GGUF "
             "file of the model",
         ),
         (
             ("-m", "none.gguf"),
-            "cannot read the model none.gguf: No such file or directory; pyctl models lists the models that are here, "
+            "cannot read the model none.gguf: No such file or directory; pyctl models lists the "
+            "models that are here, "
             "-hf USER/NAME fetches one",
         ),
         (
             ("-m", "No-One/Model:Q4_K_M"),
-            "cannot read the model No-One/Model:Q4_K_M: No such file or directory; did you mean -hf "
+            "cannot read the model No-One/Model:Q4_K_M: No such file or directory; did you mean "
+            "-hf "
             "No-One/Model:Q4_K_M?",
         ),
         (
             ("-m", "EMPTY"),
-            "cannot read the model EMPTY: Is a directory; to serve all models below it: --models-dir EMPTY",
+            (
+                "cannot read the model EMPTY: Is a directory; to serve all models below it: "
+                "--models-dir EMPTY"
+            ),
         ),
-        (("-m", "MODEL", "-md", "/none"), "cannot read the draft model /none: No such file or directory"),
-        (("-m", "MODEL", "-md", "EYES"), "EYES is for --mmproj (vision encoder), not for -md (draft model)"),
-        (("-m", "MODEL", "--mmproj", "MODEL"), "MODEL is for -m (model), not for --mmproj (vision encoder)"),
+        (
+            ("-m", "MODEL", "-md", "/none"),
+            "cannot read the draft model /none: No such file or directory",
+        ),
+        (
+            ("-m", "MODEL", "-md", "EYES"),
+            "EYES is for --mmproj (vision encoder), not for -md (draft model)",
+        ),
+        (
+            ("-m", "MODEL", "--mmproj", "MODEL"),
+            "MODEL is for -m (model), not for --mmproj (vision encoder)",
+        ),
         (("-m", "MODEL", "--lora", "JUNK"), "JUNK is not a GGUF file"),
         (("-m", "MODEL", "--lora", "MODEL"), "MODEL is for -m (model), not for --lora (adapter)"),
     ],
 )
 def test_files_are_looked_at_before_a_load(
-    flags: Sequence[str], told: str, model_path: Callable[[str], Path], tiny_mmproj: Path, tmp_path: Path
+    flags: Sequence[str],
+    told: str,
+    model_path: Callable[[str], Path],
+    tiny_mmproj: Path,
+    tmp_path: Path,
 ) -> None:
     (junk := tmp_path / "junk").write_bytes(b"<!DOCTYPE html>")
     (weights := tmp_path / "model.safetensors").write_bytes(b"{}" * 8)
@@ -159,13 +191,18 @@ def test_a_cut_model_is_told_by_its_size(model_path: Callable[[str], Path], tmp_
     assert missing_text(whole) == ""
     n_bytes = whole.stat().st_size
     (cut := tmp_path / "cut.gguf").write_bytes(whole.read_bytes()[: n_bytes - 4096])
-    with pytest.raises(ModelError, match=rf"; cut.gguf has {n_bytes - 4096:,} of [\d,]+ bytes: fetch it again$"):
+    with pytest.raises(
+        ModelError, match=rf"; cut.gguf has {n_bytes - 4096:,} of [\d,]+ bytes: fetch it again$"
+    ):
         assemble(parse_serve(["-m", str(cut), "-c", "256", "--fit", "off", "--no-kv-cache"], {}))
 
 
 def test_more_threads_than_processors_are_warned_of() -> None:
     assert too_many_threads((8, 16), 16) == ""
-    assert too_many_threads((8, 999), 16) == "999 threads are slower than 16 on this machine's 16 processors"
+    assert (
+        too_many_threads((8, 999), 16)
+        == "999 threads are slower than 16 on this machine's 16 processors"
+    )
 
 
 def test_grammars_are_prepared_at_the_lowest_priority() -> None:

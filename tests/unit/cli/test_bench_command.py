@@ -35,6 +35,8 @@ def test_addresses_keys_and_the_users_cache_stay_behind(given: list[str], kept: 
         (["--quik"], "unknown flag --quik"),
     ],
 )
-def test_mistakes_end_before_a_server_starts(given: list[str], message: str, tmp_path: Path) -> None:
+def test_mistakes_end_before_a_server_starts(
+    given: list[str], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=message):
         run_bench(given)

@@ -12,7 +12,9 @@ from pyctl.cli.serve_command import open_in_browser
 from pyctl.server.request_pool import RequestPool
 
 
-def test_only_a_screen_gets_a_browser(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_only_a_screen_gets_a_browser(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     opened = SimpleQueue[str]()
     monkeypatch.setattr(webbrowser, "open", opened.put)
     monkeypatch.setattr("sys.platform", "linux")

@@ -16,7 +16,9 @@ from pyctl.cli.cache_command import run_cache
 from pyctl.errors import ConfigError
 from tests.unit.cache.disk.making import conversation
 
-LABEL = "<|im_start|>system\nYou are terse.<|im_end|>\n<|im_start|>user\n" + "What is a cache? " * 20
+LABEL = (
+    "<|im_start|>system\nYou are terse.<|im_end|>\n<|im_start|>user\n" + "What is a cache? " * 20
+)
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -49,19 +51,29 @@ def test_a_pipe_gets_whole_lines(run: Run) -> None:
     assert head.split() == ["id", "tokens", "MiB", "age", "used", "hits", "marks", "text"]
     assert sorted(int(line.split()[1]) for line in lines) == [20, 40, 60]
     assert all(8 <= len(line.split()[0]) <= 12 for line in lines)
-    assert all(line.endswith("System: You are terse. You: " + ("What is a cache? " * 20).strip()) for line in lines)
+    assert all(
+        line.endswith("System: You are terse. You: " + ("What is a cache? " * 20).strip())
+        for line in lines
+    )
     assert last.startswith("3 snapshots of 1 model, ")
     assert last.endswith(" MiB")
 
 
-def test_a_snapshot_that_exact_does_not_use_is_not_called_damaged(directory: Path, run: Run) -> None:
+def test_a_snapshot_that_exact_does_not_use_is_not_called_damaged(
+    directory: Path, run: Run
+) -> None:
     store = DiskStore(directory, "model", None, min_tokens=1)
     (snapshot,) = conversation(9, turns=1, step=30)
     snapshot.exact = False
     store.write(snapshot, LABEL)
     store.close()
     *lines, note = run("ls")[1].splitlines()
-    assert ["no-exact" in line for line in lines if "System: " in line] == [True, False, False, False]
+    assert ["no-exact" in line for line in lines if "System: " in line] == [
+        True,
+        False,
+        False,
+        False,
+    ]
     assert note == "no-exact: sound, but not for --exact (pyctl cache ls --help)"
 
 
@@ -94,22 +106,35 @@ def test_each_model_has_a_table_and_one_can_be_asked_for(run: Run, directory: Pa
         store.close()
     lines = run("ls")[1].splitlines()
     titles = [line.rpartition(",")[0] for line in lines if ": " in line and line.endswith(" MiB")]
-    assert sorted(titles) == ["Coder: 3 snapshots", "Evil\\x1b[2J\\nname: 1 snapshot", "third: 1 snapshot"]
+    assert sorted(titles) == [
+        "Coder: 3 snapshots",
+        "Evil\\x1b[2J\\nname: 1 snapshot",
+        "third: 1 snapshot",
+    ]
     assert lines[-1].startswith("5 snapshots of 3 models, ")
-    assert {entry["fingerprint"] for entry in json.loads(run("ls", "--json", "--model", "Coder")[1])} == {"model"}
-    assert {entry["fingerprint"] for entry in json.loads(run("ls", "--json", "--model", "third")[1])} == {"third"}
+    assert {
+        entry["fingerprint"] for entry in json.loads(run("ls", "--json", "--model", "Coder")[1])
+    } == {"model"}
+    assert {
+        entry["fingerprint"] for entry in json.loads(run("ls", "--json", "--model", "third")[1])
+    } == {"third"}
     assert run("ls", "--model", "none")[1].startswith("0 snapshots of 0 models")
     assert run("verify")[0] == 0
 
 
-def test_sizes_add_up_and_prune_says_what_it_would_do_and_who_else_is_there(run: Run, directory: Path) -> None:
+def test_sizes_add_up_and_prune_says_what_it_would_do_and_who_else_is_there(
+    run: Run, directory: Path
+) -> None:
     store = DiskStore(directory, "model", None, min_tokens=1)
     for snapshot in conversation(7, turns=4, step=30):
         store.write(snapshot, LABEL)
     entries, total = store.directory.entries(), store.directory.n_bytes
     assert sum(entry.n_bytes for entry in entries) == total - store.directory.bytes_beside()
     store.close()
-    with (directory / INDEX).open() as index, subprocess.Popen(["sleep", "60"], stdin=index) as other:
+    with (
+        (directory / INDEX).open() as index,
+        subprocess.Popen(["sleep", "60"], stdin=index) as other,
+    ):
         code, out, err = run("prune", "--kv-cache-budget", "0", "--dry-run")
         other.kill()
     assert (code, out) == (0, "0.0 of 0.0 MiB would be freed\n")
@@ -133,7 +158,11 @@ def test_verify_finds_and_fixes_damage(run: Run, directory: Path) -> None:
 
 @pytest.mark.parametrize(
     ("command", "place", "message"),
-    [("ls", "none", "none is not a directory"), ("ls", "", "no prefix cache in "), ("dance", "", "no such command")],
+    [
+        ("ls", "none", "none is not a directory"),
+        ("ls", "", "no prefix cache in "),
+        ("dance", "", "no such command"),
+    ],
 )
 def test_what_cannot_be_done(command: str, place: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -143,7 +172,11 @@ def test_what_cannot_be_done(command: str, place: str, message: str, tmp_path: P
 def test_the_beginning_of_an_id_is_enough(run: Run) -> None:
     entries = json.loads(run("ls", "--json")[1])
     digest = entries[0]["name"].partition("-")[2]
-    short = next(digest[:n] for n in range(1, 17) if sum(f"-{digest[:n]}" in each["name"] for each in entries) == 1)
+    short = next(
+        digest[:n]
+        for n in range(1, 17)
+        if sum(f"-{digest[:n]}" in each["name"] for each in entries) == 1
+    )
     assert run("pin", short)[0] == 0
     assert [each["pinned"] for each in json.loads(run("ls", "--json")[1])] == [True, False, False]
     assert run("unpin", entries[0]["name"])[0] == 0
@@ -151,7 +184,9 @@ def test_the_beginning_of_an_id_is_enough(run: Run) -> None:
     assert len(json.loads(run("ls", "--json")[1])) == 2
 
 
-def test_an_ambiguous_id_changes_nothing_and_names_what_it_may_be(run: Run, directory: Path) -> None:
+def test_an_ambiguous_id_changes_nothing_and_names_what_it_may_be(
+    run: Run, directory: Path
+) -> None:
     store = DiskStore(directory, "model", None, min_tokens=1)
     for seed in range(10, 30):
         store.write(conversation(seed, turns=1)[0])
@@ -192,6 +227,8 @@ def test_unpinning_belongs_to_one_model(directory: Path) -> None:
     other.write(conversation(1, turns=1, step=20)[0])
     name = other.directory.entries()[0].name
     assert other.directory.pin(f"other/{name}", True)
-    pinned = {entry.fingerprint: entry.pinned for entry in other.directory.entries() if entry.name == name}
+    pinned = {
+        entry.fingerprint: entry.pinned for entry in other.directory.entries() if entry.name == name
+    }
     assert pinned == {"other": True, "model": False}
     other.close()

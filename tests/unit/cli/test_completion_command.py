@@ -39,7 +39,11 @@ def test_what_may_stand_at_the_end_of_a_line(words: list[str], found: list[str] 
 def test_every_command_and_flag_is_known() -> None:
     assert candidates([""]) == sorted(COMMANDS)
     names = {
-        name for section, flags in FLAGS.items() if section is not CHAT for flag in flags for name in flag.spellings()
+        name
+        for section, flags in FLAGS.items()
+        if section is not CHAT
+        for flag in flags
+        for name in flag.spellings()
     }
     assert names <= {*(candidates(["serve", "-"]) or ())}
     for command in COMMANDS:
@@ -64,10 +68,14 @@ words=(pyctl serve -fa o); CURRENT=4; _pyctl
 def test_a_shell_completes(shell: str, script: str, tmp_path: Path) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"there is no {shell} here")
-    (program := tmp_path / "pyctl").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m pyctl "$@"\n')
+    (program := tmp_path / "pyctl").write_text(
+        f'#!/bin/sh\nexec "{sys.executable}" -m pyctl "$@"\n'
+    )
     program.chmod(0o700)
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     command = [shell, "-c", script.format(pyctl=program)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=60, check=False
+    )
     assert {"off", "on"} <= set(done.stdout.split()), done.stderr
     assert "_pyctl pyctl" in done.stdout

@@ -34,7 +34,9 @@ def set_free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 def plan_of(free: float | None, used: float = 0.7) -> MemoryPlan:
     """A model that takes ``used`` GiB of RAM where ``free`` GiB are available."""
     usage = Usage(weights=int(used * GIB))
-    return MemoryPlan(65_536, 4, 65_536.0, 150 * MIB, (Place("host", False, usage, free and int(free * GIB)),))
+    return MemoryPlan(
+        65_536, 4, 65_536.0, 150 * MIB, (Place("host", False, usage, free and int(free * GIB)),)
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,9 @@ def test_a_given_budget_is_that_of_llama_server() -> None:
         assert cache_budget(CacheSettings(), unknown) == 8 * GIB
 
 
-def test_several_models_share_half_of_what_is_free(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_several_models_share_half_of_what_is_free(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     given = settings_of("--cache-ram", "100", home=tmp_path)
     for free, mib in ((119 * GIB, 60928), (13 * GIB, 7509), (None, None)):
         monkeypatch.setattr(defaults, "host_available", lambda found=free: found)
@@ -102,8 +106,13 @@ def test_a_default_directory_that_cannot_be_used_is_a_warning(
     set_free(2 * GIB)
     assert with_directory(settings_of(home=tmp_path)).disk.cache_dir == ""
     file, full = caplog.messages
-    assert file == f"no disk cache: cannot use {tmp_path}/file/pyctl/kv: File exists; --kv-cache-dir names another"
-    assert full.endswith("kv: 2,048 MiB of disk space are free, less than 10,240; --kv-cache-dir names another")
+    assert file == (
+        f"no disk cache: cannot use {tmp_path}/file/pyctl/kv: File exists; --kv-cache-dir "
+        "names another"
+    )
+    assert full.endswith(
+        "kv: 2,048 MiB of disk space are free, less than 10,240; --kv-cache-dir names another"
+    )
 
 
 def test_a_given_directory_that_cannot_be_used_is_an_error(tmp_path: Path) -> None:
@@ -127,7 +136,10 @@ def test_a_full_disk_is_a_warning(
         raise errors[0]
 
     monkeypatch.setattr(defaults, "CacheDirectory", refuse)
-    errors = [OSError("index.sqlite3: disk I/O error"), OSError(errno.ENOSPC, "No space left on device")]
+    errors = [
+        OSError("index.sqlite3: disk I/O error"),
+        OSError(errno.ENOSPC, "No space left on device"),
+    ]
     for _ in range(2):
         assert with_directory(given).disk.cache_dir == ""
         assert f"no disk cache: no space for {tmp_path}/kv: " in caplog.messages[-1]
@@ -138,7 +150,9 @@ def test_a_full_disk_is_a_warning(
         with_directory(given)
 
 
-def test_the_first_line_says_where_the_directory_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_first_line_says_where_the_directory_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", "pyctl")
     log_cache_dir(with_directory(settings_of("--kv-cache-budget", "2048", home=tmp_path)).disk)
     assert caplog.messages == [
@@ -146,5 +160,7 @@ def test_the_first_line_says_where_the_directory_is(tmp_path: Path, caplog: pyte
         "--no-kv-cache turns it off"
     ]
     caplog.clear()
-    assert with_directory(settings_of("--no-kv-cache", home=tmp_path)).disk == DiskSettings(kv_cache=False)
+    assert with_directory(settings_of("--no-kv-cache", home=tmp_path)).disk == DiskSettings(
+        kv_cache=False
+    )
     assert caplog.messages == []

@@ -1,7 +1,8 @@
 """Every flag sets a field of the settings, and a part of the program reads the field.
 
-A reader is found by types, as annotations give them, so a field of the same name in another class does not count. How
-a value acts is for the tests of its reader; that each flag fills its field, for test_flags.py.
+A reader is found by types, as annotations give them, so a field of the same name in another class
+does not count. How a value acts is for the tests of its reader; that each flag fills its field, for
+test_flags.py.
 """
 
 from __future__ import annotations
@@ -47,19 +48,33 @@ def assignments(function: Function) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 
 def replaced(function: Function) -> Iterator[ast.AST]:
-    """Reads of a field for its own new value, as in ``replace(settings, n=min(settings.n, 5))``: none to count."""
+    """Reads of a field for its own new value, as in ``replace(settings, n=min(settings.n, 5))``:
+    none to count.
+    """
     for node in ast.walk(function):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "replace":
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id == "replace"
+        ):
             for given in node.keywords:
-                yield from (part for part in ast.walk(given.value) if getattr(part, "attr", None) == given.arg)
+                yield from (
+                    part
+                    for part in ast.walk(given.value)
+                    if getattr(part, "attr", None) == given.arg
+                )
 
 
 class Classes:
-    """The classes of expressions, as far as annotations and plain assignments tell; "" where they do not."""
+    """The classes of expressions, as far as annotations and plain assignments tell; "" where they
+    do not.
+    """
 
     def __init__(self) -> None:
         trees = map(tree_of, modules().values())
-        nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+        nodes = [
+            node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
+        ]
         self.members: dict[str, dict[str, str]] = {node.name: {} for node in nodes}
         self.results: dict[str, str] = {}
         for node in nodes:
@@ -77,7 +92,11 @@ class Classes:
                         self.members[owner].setdefault(target.attr, self.of(value, names))
 
     def annotated(self, annotation: ast.expr | None) -> str:
-        named = [node.id for node in ast.walk(annotation or ast.Constant("")) if isinstance(node, ast.Name)]
+        named = [
+            node.id
+            for node in ast.walk(annotation or ast.Constant(""))
+            if isinstance(node, ast.Name)
+        ]
         return next((name for name in named if name in self.members), "")
 
     def names(self, owner: str, function: Function) -> dict[str, str]:
@@ -107,13 +126,19 @@ class Classes:
 
 
 def read_fields() -> set[tuple[str, str]]:
-    """Class and name of each attribute that another class or a function reads, be it by a method of its own class."""
+    """Class and name of each attribute that another class or a function reads, be it by a method of
+    its own class.
+    """
     classes = Classes()
     readers: dict[tuple[str, str], set[tuple[str, str]]] = defaultdict(set)
     for owner, function in functions():
         names, handed_back = classes.names(owner, function), set(replaced(function))
         for node in ast.walk(function):
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node not in handed_back:
+            if (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.ctx, ast.Load)
+                and node not in handed_back
+            ):
                 of_class = classes.of(node.value, names)
                 readers[PORTS.get(of_class, of_class), node.attr].add((owner, function.name))
 

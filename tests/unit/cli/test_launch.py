@@ -46,7 +46,11 @@ def test_settings_of_codex_are_toml() -> None:
 
 
 def test_claude_code_gets_its_limit_where_its_own_settings_cannot_change_it(tmp_path: Path) -> None:
-    environ = {"ANTHROPIC_API_KEY": "of the cloud", "CLAUDE_CODE_USE_BEDROCK": "1", "NO_PROXY": "example.org"}
+    environ = {
+        "ANTHROPIC_API_KEY": "of the cloud",
+        "CLAUDE_CODE_USE_BEDROCK": "1",
+        "NO_PROXY": "example.org",
+    }
     made = invocation_of("claude", TO, ["-p", "hi"], environ, tmp_path)
     assert made.command[:2] == ("claude", "--settings")
     settings = json.loads(Path(made.command[2]).read_text())["env"]
@@ -63,10 +67,14 @@ Running = Callable[[Endpoint | None], None]
 @pytest.fixture
 def running(monkeypatch: pytest.MonkeyPatch) -> Running:
     """running(server) -> that one answers, whatever the address."""
-    return lambda server: monkeypatch.setattr(launched_server, "find_server", lambda url, key: server)
+    return lambda server: monkeypatch.setattr(
+        launched_server, "find_server", lambda url, key: server
+    )
 
 
-def test_a_dry_run_prints_lines_for_a_shell(running: Running, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_prints_lines_for_a_shell(
+    running: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
     running(Endpoint("http://127.0.0.1:8099", "none", "qwen", 54321, "/m.gguf"))
     assert run_launch(["qwen", "--dry-run", "--", "-p", "two words"], {}) == 0
     out = capsys.readouterr().out
@@ -76,13 +84,23 @@ def test_a_dry_run_prints_lines_for_a_shell(running: Running, capsys: pytest.Cap
     assert not Path(path).exists()
 
 
-def test_a_running_server_serves_its_own_model(running: Running, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_running_server_serves_its_own_model(
+    running: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = Endpoint("http://127.0.0.1:8080", "none", "qwen", 4096, "/models/a.gguf")
     running(found)
-    with pytest.raises(ConfigError, match=r"http://127.0.0.1:8080 serves /models/a.gguf; leave -m out"):
+    with pytest.raises(
+        ConfigError, match=r"http://127.0.0.1:8080 serves /models/a.gguf; leave -m out"
+    ):
         run_launch(["codex", "--dry-run", "-m", "/models/b.gguf"], {})
-    for chosen, idle in (["--port", "8080"], "-c"), (["--url", found.url, "--port", "8080"], "--port, -c"):
-        assert run_launch(["codex", "--dry-run", "-m", "/models/a.gguf", *chosen, "-c", "100"], {}) == 0
+    for chosen, idle in (
+        (["--port", "8080"], "-c"),
+        (["--url", found.url, "--port", "8080"], "--port, -c"),
+    ):
+        assert (
+            run_launch(["codex", "--dry-run", "-m", "/models/a.gguf", *chosen, "-c", "100"], {})
+            == 0
+        )
         assert f"runs already; without effect: {idle}\n" in capsys.readouterr().err
     assert run_launch(["codex", "--dry-run", "--port", "8080"], {}) == 0
     assert "without effect" not in capsys.readouterr().err

@@ -14,7 +14,10 @@ from pyctl.cli.logs import LoadProgress
 def test_without_a_terminal_a_line_now_and_then(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for seconds, expected in ((60.0, []), (0.0, ["loading big.gguf: 25 %", "loading big.gguf: 100 %"])):
+    for seconds, expected in (
+        (60.0, []),
+        (0.0, ["loading big.gguf: 25 %", "loading big.gguf: 100 %"]),
+    ):
         monkeypatch.setattr(logs, "LINE_SECONDS", seconds)
         caplog.clear()
         with caplog.at_level(logging.INFO), LoadProgress("/models/big.gguf") as progress:
@@ -33,7 +36,9 @@ def test_on_a_terminal_it_stays_in_place_and_away_once_it_has_ended(
     assert capsys.readouterr().err == "loading big.gguf: 50%\x1b[K\r\x1b[K"
 
 
-def test_a_log_file_on_a_full_disk_is_one_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_file_on_a_full_disk_is_one_line_on_stderr(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     logger = logging.Logger("full")
     handler = logs.LogFile("/dev/full")
     logger.addHandler(handler)
@@ -58,25 +63,41 @@ def test_log_message_stays_in_its_line_with_indented_traceback() -> None:
     except ValueError:
         logger.exception("%s", ValueError("e\nf"))
     lines = said.getvalue().split("\n")
-    assert lines[:4] == ["/a\\x1b]0;x\\x07\\nforged: 'b\\n', 3 of 2.5", "c\\u202e\\n", "a table:", "  forged"]
+    assert lines[:4] == [
+        "/a\\x1b]0;x\\x07\\nforged: 'b\\n', 3 of 2.5",
+        "c\\u202e\\n",
+        "a table:",
+        "  forged",
+    ]
     assert lines[5:7] == ["error: e\\nf", "  Traceback (most recent call last):"]
     assert lines[-3:] == ["  ValueError: d", "  forged ", ""]
 
 
 def test_colours_are_for_terminals_and_forged_ones_are_shown() -> None:
     record = logging.makeLogRecord(
-        {"msg": "chat  9 from disk  %s", "args": ("\x1b[31m",), "levelno": 20, "strong": "9 from disk"}
+        {
+            "msg": "chat  9 from disk  %s",
+            "args": ("\x1b[31m",),
+            "levelno": 20,
+            "strong": "9 from disk",
+        }
     )
     plain = logs.LineFormatter(with_time=False).format(record)
     assert plain == "chat  9 from disk  \\x1b[31m"
     coloured = logs.LineFormatter(with_time=False, is_coloured=True)
     assert coloured.format(record) == "chat  \x1b[32m9 from disk\x1b[0m  \\x1b[31m"
-    warning = logging.makeLogRecord({"msg": "full", "levelno": logging.WARNING, "levelname": "WARNING"})
+    warning = logging.makeLogRecord(
+        {"msg": "full", "levelno": logging.WARNING, "levelname": "WARNING"}
+    )
     assert coloured.format(warning) == "\x1b[33mwarning: \x1b[0mfull"
-    assert logs.LineFormatter(with_time=True, is_coloured=True).format(warning).startswith("\x1b[2m")
+    assert (
+        logs.LineFormatter(with_time=True, is_coloured=True).format(warning).startswith("\x1b[2m")
+    )
 
 
-@pytest.mark.parametrize(("is_terminal", "no_color", "escapes"), [(True, "", 2), (True, "1", 0), (False, "", 0)])
+@pytest.mark.parametrize(
+    ("is_terminal", "no_color", "escapes"), [(True, "", 2), (True, "1", 0), (False, "", 0)]
+)
 def test_no_color_and_pipes_are_respected(
     monkeypatch: pytest.MonkeyPatch, is_terminal: bool, no_color: str, escapes: int
 ) -> None:
@@ -85,7 +106,11 @@ def test_no_color_and_pipes_are_respected(
     monkeypatch.setattr("sys.stderr", said)
     monkeypatch.setenv("NO_COLOR", no_color)
     given: dict[str, list[logging.Handler]] = {}
-    monkeypatch.setattr(logging, "basicConfig", lambda level, handlers: given.update(handlers=handlers))
+    monkeypatch.setattr(
+        logging, "basicConfig", lambda level, handlers: given.update(handlers=handlers)
+    )
     logs.start_log(logs.LogSettings(timestamps=False), [])
-    given["handlers"][0].handle(logging.makeLogRecord({"msg": "no", "levelno": 30, "levelname": "WARNING"}))
+    given["handlers"][0].handle(
+        logging.makeLogRecord({"msg": "no", "levelno": 30, "levelname": "WARNING"})
+    )
     assert said.getvalue().count("\x1b") == escapes

@@ -16,7 +16,8 @@ try:
 except SystemExit as error:
     code = error.code
 names = {name.partition(".")[0] for name in sys.modules}
-heavy = names & {"numpy", "jinja2", "llama_cpp", "gguf", "starlette", "uvicorn", "httpx", "rich", "msgspec", "mcp"}
+HEAVY = "numpy jinja2 llama_cpp gguf starlette uvicorn httpx rich msgspec mcp"
+heavy = names & {*HEAVY.split()}
 print(code, *sorted(heavy), file=sys.stderr)
 """
 
@@ -25,8 +26,18 @@ print(code, *sorted(heavy), file=sys.stderr)
     "arguments",
     [
         *(["--help"], ["serve", "--help"], ["chat", "--help"], ["cache", "--help"]),
-        *(["doctor", "--help"], ["bench", "--help"], ["models", "--help"], ["completion", "--help"]),
-        *(["launch", "--help"], ["launch", "claude", "--help"], ["service", "--help"], ["launch", "dance"]),
+        *(
+            ["doctor", "--help"],
+            ["bench", "--help"],
+            ["models", "--help"],
+            ["completion", "--help"],
+        ),
+        *(
+            ["launch", "--help"],
+            ["launch", "claude", "--help"],
+            ["service", "--help"],
+            ["launch", "dance"],
+        ),
         *(["serve", "--no-such-flag"], ["cache", "dance"]),
         *(["srve"], ["cache", "list"], ["launch", "cluade"]),
     ],
@@ -50,7 +61,9 @@ def test_help_and_mistakes_import_nothing_that_takes_long(arguments: list[str]) 
         (["chat", "--url", "http://127.0.0.1:9", "-p", "Hi"], "; pyctl serve starts a server"),
     ],
 )
-def test_mistakes_name_the_next_step(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_name_the_next_step(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(arguments) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("pyctl: error: ")
@@ -67,16 +80,22 @@ metadata.distribution = lambda name: found("none-such" if name in hidden else na
 from pyctl.cli import main
 main(["--version"])
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert re.fullmatch(r"pyctl [\d.]+ \(llama-cpp-python [\d.]+\)", result.stdout.splitlines()[0])
 
 
 @pytest.mark.parametrize(
-    ("command", "absent"), [("serve", {"gguf", "mcp", "rich", "webbrowser", "yaml"}), ("chat", {"gguf", "mcp", "yaml"})]
+    ("command", "absent"),
+    [("serve", {"gguf", "mcp", "rich", "webbrowser", "yaml"}), ("chat", {"gguf", "mcp", "yaml"})],
 )
 def test_a_start_imports_nothing_that_only_some_need(command: str, absent: set[str]) -> None:
     code = (
-        f"import sys, pyctl.cli.{command}_command, pyctl.cli.logs as logs; logs.LoadProgress(''); print(*sys.modules)"
+        f"import sys, pyctl.cli.{command}_command, pyctl.cli.logs as logs; "
+        "logs.LoadProgress(''); print(*sys.modules)"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert not absent & set(result.stdout.split())

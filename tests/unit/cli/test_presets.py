@@ -28,7 +28,9 @@ def fetch(tmp_path: Path, repo: str, *names: str) -> None:
         (home / "snapshots" / "1a" / name).write_text("")
 
 
-def read(tmp_path: Path, text: str, *argv: str, environ: Mapping[str, str] | None = None) -> dict[str, Preset]:
+def read(
+    tmp_path: Path, text: str, *argv: str, environ: Mapping[str, str] | None = None
+) -> dict[str, Preset]:
     path = tmp_path / "models.ini"
     path.write_text(text)
     flags = ["--models-preset", str(path), *argv]
@@ -75,7 +77,11 @@ kv-unified = on
     assert one.settings.cache.ram_mib is None
     assert "[one]: LLAMA_ARG_CACHE_RAM has no effect: all models share --cache-ram" in caplog.text
     assert "[one]: without effect here: --prio" in caplog.text
-    assert (one.card.aliases, one.settings.model.alias, one.settings.model.tags) == (("a", "b"), ("one",), ("x",))
+    assert (one.card.aliases, one.settings.model.alias, one.settings.model.tags) == (
+        ("a", "b"),
+        ("one",),
+        ("x",),
+    )
     assert (one.on_start, one.keeps, one.stop_seconds) == (True, True, 3.0)
     assert (two.on_start, two.keeps, two.stop_seconds) == (False, False, 10.0)
     assert two.settings.model.kv_unified
@@ -95,7 +101,12 @@ def test_a_section_of_a_known_name_is_its_settings(tmp_path: Path) -> None:
     split = directory / "split"
     assert models_in(directory) == {
         "a": ["-m", str(directory / "a.gguf")],
-        "split": ["-m", str(split / "x-00001-of-00002.gguf"), "--mmproj", str(split / "mmproj-f16.gguf")],
+        "split": [
+            "-m",
+            str(split / "x-00001-of-00002.gguf"),
+            "--mmproj",
+            str(split / "mmproj-f16.gguf"),
+        ],
     }
     text = "[a]\nc = 4096\n[org/m:Q8_0]\nc = 512\n"
     found = read(tmp_path, text, "--models-dir", str(directory))
@@ -110,14 +121,24 @@ def test_a_section_of_a_known_name_is_its_settings(tmp_path: Path) -> None:
 
 
 def test_fetched_models_that_a_section_names_are_hidden_and_stay_there(tmp_path: Path) -> None:
-    fetch(tmp_path, "org/m", "m-Q8_0.gguf", "m-BF16.gguf", "mmproj-m-F16.gguf", "x-F16-00002-of-00002.gguf")
+    fetch(
+        tmp_path,
+        "org/m",
+        "m-Q8_0.gguf",
+        "m-BF16.gguf",
+        "mmproj-m-F16.gguf",
+        "x-F16-00002-of-00002.gguf",
+    )
     fetch(tmp_path, "org/draft", "draft-F16.gguf")
     section = "[mine]\nhf-repo = org/m\nspec-draft-hf = org/draft\n"
     for text, hidden in (
         (section, set()),
         (f"{section}dedup-cache-models = on\n", {"org/m:Q8_0", "org/draft:F16"}),
         (f"[*]\ndedup-cache-models = 1\n{section}", {"org/m:Q8_0", "org/draft:F16"}),
-        (f"[*]\ndedup-cache-models = 1\n{section}hf-file = m-BF16.gguf\n", {"org/m:BF16", "org/draft:F16"}),
+        (
+            f"[*]\ndedup-cache-models = 1\n{section}hf-file = m-BF16.gguf\n",
+            {"org/m:BF16", "org/draft:F16"},
+        ),
     ):
         found = read(tmp_path, text)
         assert sorted(found) == ["mine", "org/draft:F16", "org/m:BF16", "org/m:Q8_0"]
@@ -127,14 +148,20 @@ def test_fetched_models_that_a_section_names_are_hidden_and_stay_there(tmp_path:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[a]\nmodel = x\nn-gpu-layer = 1\n", "[a]: unknown flag --n-gpu-layer; did you mean --n-gpu-layers?"),
+        (
+            "[a]\nmodel = x\nn-gpu-layer = 1\n",
+            "[a]: unknown flag --n-gpu-layer; did you mean --n-gpu-layers?",
+        ),
         ("[a]\nmodel = x\nc = many\n", "[a]: -c: 'many' is not a whole number"),
         ("[a]\nmodel = x\nmlock = maybe\n", "[a]: mlock: 'maybe' is none of on, off"),
         ("[a]\nmodel = x\nkeep = maybe\n", "[a]: keep: 'maybe' is none of on, off"),
         ("[a]\nmodel = x\nstop-timeout = soon\n", "[a]: stop-timeout: 'soon' is not a number"),
         ("[a]\nmodel = x\nstop-timeout = nan\n", "[a]: stop-timeout: 'nan' is not a finite number"),
         ("[a]\nmodel = x\nstop-timeout = inf\n", "[a]: stop-timeout: 'inf' is not a finite number"),
-        ("[a]\nmodel = x\nstop-timeout = 1e300\n", "[a]: stop-timeout: 1e+300 is above the maximum"),
+        (
+            "[a]\nmodel = x\nstop-timeout = 1e300\n",
+            "[a]: stop-timeout: 1e+300 is above the maximum",
+        ),
         (
             '[a]\nmodel = x\nchat-template-kwargs = {"a": NaN}\n',
             "[a]: --chat-template-kwargs: not JSON: 'NaN' is not a finite number",
@@ -142,14 +169,20 @@ def test_fetched_models_that_a_section_names_are_hidden_and_stay_there(tmp_path:
         ("[a]\nmodel = x\nj = NaN\n", "[a]: -j: not a JSON schema: 'NaN' is not a finite number"),
         (f"[a]\nmodel = x\nlogit-bias = 1+{'9' * 400}\n", "is not a finite number"),
         (f"[a]\nmodel = x\nlogit-bias = {'9' * 40}+1\n", "is above the maximum of 2147483647"),
-        ("[a]\nmodel = x\nfa = --metrics\n", "[a]: --flash-attn: '--metrics' is none of on, off, auto"),
+        (
+            "[a]\nmodel = x\nfa = --metrics\n",
+            "[a]: --flash-attn: '--metrics' is none of on, off, auto",
+        ),
         ("[a]\nmodel = x\n[a]\nmodel = y\n", "two models are called 'a'"),
         ("[a]\nmodel = x\nrpc = b:1\n", "[a]: --rpc serves one model: use -m"),
         ("[a]\nmodle = x\n", "[a]: unknown key modle; did you mean model?"),
         ("[a]\nc = 512\n", "[a] needs the key model or hf-repo: no such model is here"),
         ("[a\nmodel = x\n", "is no INI file: line 1 is neither [NAME] nor KEY = VALUE"),
         ("[a]\nmodel = x\nmore\n", "is no INI file: line 3 is neither [NAME] nor KEY = VALUE"),
-        ("", "no models: --models-dir has no GGUF file, and no section of --models-preset names one"),
+        (
+            "",
+            "no models: --models-dir has no GGUF file, and no section of --models-preset names one",
+        ),
         ("[a]\nmodel = x\nalias = b\n[b]\nmodel = y\n", "two models are called 'b': a and b"),
         (
             "[*]\nload-on-startup = on\n" + "".join(f"[{name}]\nmodel = x\n" for name in "abcde"),
@@ -172,19 +205,32 @@ def of_process() -> set[str]:
     owners = (ServerSettings, Cors, ListenSettings, RouterSettings, ToolSettings, LogSettings)
     flags = [flag for owner in owners for _, flag in flags_of(owner)]
     names = {name.lstrip("-") for flag in flags for name in flag.spellings()}
-    return names | {name.replace("-", "_") for name in names} | {flag.env for flag in flags if flag.env}
+    return (
+        names
+        | {name.replace("-", "_") for name in names}
+        | {flag.env for flag in flags if flag.env}
+    )
 
 
-@pytest.mark.parametrize("place", ["{}[a]\nmodel = x\n", "[*]\n{}[a]\nmodel = x\n", "[a]\nmodel = x\n{}"])
+@pytest.mark.parametrize(
+    "place", ["{}[a]\nmodel = x\n", "[*]\n{}[a]\nmodel = x\n", "[a]\nmodel = x\n{}"]
+)
 def test_keys_that_set_no_model_are_refused(tmp_path: Path, place: str) -> None:
     keys = of_process() | {
-        *("api-key-file", "LLAMA_ARG_API_KEY_FILE", "kv-cache-dir", "kv-cache-budget", "no-kv-cache"),
+        *(
+            "api-key-file",
+            "LLAMA_ARG_API_KEY_FILE",
+            "kv-cache-dir",
+            "kv-cache-budget",
+            "no-kv-cache",
+        ),
         *("help", "list-devices"),
     }
     assert {"api-key", "api_key", "LLAMA_API_KEY", "metrics", "v", "log-file"} < keys
     for key in sorted(keys):
         with pytest.raises(
-            ConfigError, match=f"{key} has no effect here: it belongs on the command line, for all models"
+            ConfigError,
+            match=f"{key} has no effect here: it belongs on the command line, for all models",
         ):
             read(tmp_path, place.format(f"{key} = 1\n"))
 
@@ -203,20 +249,29 @@ def test_keys_that_set_no_model_are_refused(tmp_path: Path, place: str) -> None:
         ("  c = 5\r\n\tb=7", "model.n_batch", 7),
     ],
 )
-def test_lines_are_read_as_llama_server_reads_them(tmp_path: Path, lines: str, where: str, value: object) -> None:
-    text = f"version = 1 ; of the file\n[*] # all\nctx-size = 9\n[a] ; one\nmodel = /m\n{lines}\n[b#2]\nmodel = /n\n"
+def test_lines_are_read_as_llama_server_reads_them(
+    tmp_path: Path, lines: str, where: str, value: object
+) -> None:
+    text = (
+        "version = 1 ; of the file\n[*] # all\nctx-size = 9\n[a] ; one\nmodel = "
+        f"/m\n{lines}\n[b#2]\nmodel = /n\n"
+    )
     found = read(tmp_path, text)
     assert at(found["a"].settings, where) == value
     assert found["b#2"].settings.model.path == "/n"
 
 
-def test_a_key_above_all_sections_hides_none_of_a_section(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_key_above_all_sections_hides_none_of_a_section(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     found = read(tmp_path, "c = 1024\n[a]\nmodel = x\nc = 1024\n[b]\nmodel = y\n")
     assert [found[name].settings.model.n_ctx for name in "ab"] == [1024, 0]
     assert "models.ini: without effect above the sections: c; use [*]" in caplog.text
 
 
-def test_warnings_of_sections_are_shown_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_warnings_of_sections_are_shown_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     text = "[*]\nprio = 2\n[a]\nmodel = x\n[b]\nmodel = y\nub = 4096\n[c]\nmodel = z\n"
     read(tmp_path, text, "--no-kv-cache", "--kv-cache-min-tokens", "64")
     shown = sorted(record.getMessage().partition("models.ini: ")[2] for record in caplog.records)
@@ -227,10 +282,18 @@ def test_warnings_of_sections_are_shown_once(tmp_path: Path, caplog: pytest.LogC
 
 
 @pytest.mark.parametrize(
-    "line", ["hf-token = SECRET", "HF_TOKEN = SECRET", "hft = SECRET", "mmproj-url = https://u:SECRET@h/m.gguf"]
+    "line",
+    [
+        "hf-token = SECRET",
+        "HF_TOKEN = SECRET",
+        "hft = SECRET",
+        "mmproj-url = https://u:SECRET@h/m.gguf",
+    ],
 )
 @pytest.mark.parametrize("place", ["[*]\n{}\n[a]\nmodel = x\n", "[a]\nmodel = x\n{}\n"])
-def test_secrets_are_in_no_list_and_count_as_settings(tmp_path: Path, place: str, line: str) -> None:
+def test_secrets_are_in_no_list_and_count_as_settings(
+    tmp_path: Path, place: str, line: str
+) -> None:
     path = tmp_path / "models.ini"
     flags = ["--models-preset", str(path), "--no-kv-cache"]
     sources = []
@@ -266,7 +329,10 @@ model-draft = /m/draft.gguf
 model = /m/custom.gguf
 """
     found = read(tmp_path, router, "--kv-cache-dir", str(tmp_path))
-    assert (found["org/m:Q8_0"].settings.drafts.draft_path, found["custom_model"].settings.model.n_ctx) == (
+    assert (
+        found["org/m:Q8_0"].settings.drafts.draft_path,
+        found["custom_model"].settings.model.n_ctx,
+    ) == (
         "/m/draft.gguf",
         8192,
     )
@@ -283,7 +349,10 @@ top-p                = 1.0
 chat-template-kwargs = {"reasoning_effort": "high"}
 """
     settings = read(tmp_path, shared)["gpt-oss-120b-hf"].settings
-    assert (settings.model.n_seqs, settings.format.template_kwargs["reasoning_effort"]) == (4, "high")
+    assert (settings.model.n_seqs, settings.format.template_kwargs["reasoning_effort"]) == (
+        4,
+        "high",
+    )
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
@@ -291,7 +360,10 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    for flags in (["--models-preset", str(tmp_path / "no.ini")], ["--models-dir", str(tmp_path / "no")]):
+    for flags in (
+        ["--models-preset", str(tmp_path / "no.ini")],
+        ["--models-dir", str(tmp_path / "no")],
+    ):
         with pytest.raises(ConfigError, match=r"cannot read --models-\w+ .*no.*: No such file"):
             several(parse_serve(flags, {}), flags, {})
 

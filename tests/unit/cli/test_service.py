@@ -24,7 +24,8 @@ def test_flags_are_checked_before_anything_is_printed(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    ("name", "line"), [("a\\", "a\\/"), (" a ", " a /"), ("50%", "50%%/"), ("a\nExecStartPre=x", "")]
+    ("name", "line"),
+    [("a\\", "a\\/"), (" a ", " a /"), ("50%", "50%%/"), ("a\nExecStartPre=x", "")],
 )
 def test_the_name_of_the_directory_is_one_line(name: str, line: str) -> None:
     if not line:
@@ -47,7 +48,11 @@ def test_systemd_accepts_the_unit_and_reads_the_flags_back(tmp_path: Path) -> No
     unit.write_text(unit_text(words, tmp_path))
     runtime = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path)}
     result = subprocess.run(
-        ["systemd-analyze", "verify", "--user", str(unit)], capture_output=True, text=True, env=runtime, timeout=60
+        ["systemd-analyze", "verify", "--user", str(unit)],
+        capture_output=True,
+        text=True,
+        env=runtime,
+        timeout=60,
     )
     assert (result.returncode, result.stderr) == (0, "")
     # Within double quotes, systemd's rules are those of a shell.

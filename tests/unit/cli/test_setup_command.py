@@ -26,7 +26,9 @@ def environ(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def run(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Run:
     def command(machine: Machine, *arguments: str) -> tuple[int, list[str]]:
         monkeypatch.setattr(setup_command, "look_at_machine", lambda environ: machine)
         code = run_setup(arguments, environ)
@@ -63,26 +65,37 @@ def test_what_is_built_is_not_built_again(run: Run, environ: dict[str, str]) -> 
     assert run(WITH_CARD, "--dry-run")[1][-1] == f"already there: {directory}"
     code, lines = run(BARE, "--arch", "86")
     assert code == 0
-    assert lines[-1] == "not checked: this machine has no NVIDIA driver, which the libraries need to load"
+    assert (
+        lines[-1]
+        == "not checked: this machine has no NVIDIA driver, which the libraries need to load"
+    )
     assert run(BARE, "--arch", "86,90", "--dry-run")[1][-1].startswith("dry run")
 
 
-def test_without_a_file_that_fits_it_compiles(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_file_that_fits_it_compiles(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     place = str(release(tmp_path / "release"))
     with pytest.raises(ConfigError, match="no terminal to give it"):  # before anything is fetched
         run(replace(WITH_CARD, compiler=None), "--release", place)
     with pytest.raises(ConfigError, match=r"a C\+\+ compiler is not installed"):
         run(replace(WITH_CARD, compiler=None), "--release", place, "--yes")
     assert "llama-cpp-python is not from a release" in capsys.readouterr().out
-    assert run(WITH_CARD, "--release", "none", "--dry-run")[1][1].startswith("build: for NVIDIA GeForce RTX 3090")
-    with pytest.raises(ConfigError, match=r"SHA256SUMS: .*to compile instead: pyctl setup --release none"):
+    assert run(WITH_CARD, "--release", "none", "--dry-run")[1][1].startswith(
+        "build: for NVIDIA GeForce RTX 3090"
+    )
+    with pytest.raises(
+        ConfigError, match=r"SHA256SUMS: .*to compile instead: pyctl setup --release none"
+    ):
         run(WITH_CARD, "--release", str(tmp_path / "none"))
 
 
 def test_another_release_is_built_where_nothing_else_is_to_do(run: Run, tmp_path: Path) -> None:
     code, lines = run(BARE, "--llama-cpp", "0.9.1", "--dry-run")
     assert code == 0
-    assert "build: for the CPU, as this machine has no card that llama.cpp uses through CUDA" in lines
+    assert (
+        "build: for the CPU, as this machine has no card that llama.cpp uses through CUDA" in lines
+    )
     assert lines[-1].startswith("dry run: nothing was changed")
     assert not list(tmp_path.iterdir())
 
@@ -109,13 +122,19 @@ def test_pinned_goes_back(run: Run, environ: dict[str, str]) -> None:
         (WITH_CARD, [], "no terminal to give it; pass --yes"),
     ],
 )
-def test_what_cannot_be_done_is_one_error(run: Run, machine: Machine, arguments: list[str], words: str) -> None:
+def test_what_cannot_be_done_is_one_error(
+    run: Run, machine: Machine, arguments: list[str], words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
         run(machine, *arguments)
 
 
-def test_the_check_runs_this_pyctl_in_any_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_runs_this_pyctl_in_any_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "checkout" / "pyctl").mkdir(parents=True)
-    (tmp_path / "checkout" / "pyctl" / "__init__.py").write_text("raise SystemExit('of the checkout')")
+    (tmp_path / "checkout" / "pyctl" / "__init__.py").write_text(
+        "raise SystemExit('of the checkout')"
+    )
     monkeypatch.chdir(tmp_path / "checkout")
     assert setup_check._run(tmp_path, "pyctl", "--version").startswith("pyctl ")

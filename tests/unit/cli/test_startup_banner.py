@@ -69,7 +69,12 @@ def entry(n_bytes: int) -> Entry:
         (8192 * 2**20, "/kv", [2**29] * 3, "8,192 MiB of RAM; /kv holds 3 prefixes, 1.5 GiB"),
         (-1, "/kv", [2**20], "RAM without limit; /kv holds 1 prefix, 1.0 MiB"),
         (2**20, "/kv", [], "1 MiB of RAM; /kv holds nothing of this model yet"),
-        (2**20, "", [], "1 MiB of RAM; no directory, so nothing survives a restart (--kv-cache-dir)"),
+        (
+            2**20,
+            "",
+            [],
+            "1 MiB of RAM; no directory, so nothing survives a restart (--kv-cache-dir)",
+        ),
         (0, "", [], "off"),
     ],
 )
@@ -82,12 +87,29 @@ def test_the_block_has_a_line_for_each_address() -> None:
     text = ready_text(2.64, both, has_page=True, info=INFO, device="GPU (CUDA0)", cache="off")
     lines = text.splitlines()
     assert lines[0] == "ready in 2.6 s"
-    names = ["page", "OpenAI", "Anthropic", "Ollama", "network", "socket", "model", "device", "cache"]
+    names = [
+        "page",
+        "OpenAI",
+        "Anthropic",
+        "Ollama",
+        "network",
+        "socket",
+        "model",
+        "device",
+        "cache",
+    ]
     assert [line.split()[0] for line in lines[1:]] == names
     assert lines[2].split()[1] == "http://127.0.0.1:1/v1"
     assert f"{INFO.n_ctx:,} tokens of context" in lines[7]
-    without = ready_text(1.0, addresses(SOCKET), has_page=True, info=INFO, device="CPU", cache="off")
-    assert [line.split()[0] for line in without.splitlines()[1:]] == ["socket", "model", "device", "cache"]
+    without = ready_text(
+        1.0, addresses(SOCKET), has_page=True, info=INFO, device="CPU", cache="off"
+    )
+    assert [line.split()[0] for line in without.splitlines()[1:]] == [
+        "socket",
+        "model",
+        "device",
+        "cache",
+    ]
     assert "\ndevice     CPU\n" in without
 
 

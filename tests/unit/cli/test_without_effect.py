@@ -16,40 +16,56 @@ CONTRACT = Path(__file__).resolve().parents[3] / "vendor/llama.cpp/tools/server/
 
 COPIED = [
     (
-        "-m qwen.gguf -c 65536 -ngl 99 -fa on --jinja --host 0.0.0.0 --port 8001 -ctk q8_0 -ctv q8_0"
+        "-m qwen.gguf -c 65536 -ngl 99 -fa on --jinja --host 0.0.0.0 --port 8001 -ctk q8_0 -ctv "
+        "q8_0"
         " --temp 0.6 --top-p 0.95 --top-k 20 --min-p 0 --presence-penalty 1.5 --no-context-shift",
         (),
     ),
     (
-        "--model q.gguf --threads -1 --ctx-size 16384 --n-gpu-layers 99 -ot .ffn_.*_exps.=CPU --seed 3407 --prio 2"
+        "--model q.gguf --threads -1 --ctx-size 16384 --n-gpu-layers 99 -ot .ffn_.*_exps.=CPU "
+        "--seed 3407 --prio 2"
         " --temp 1.0 --min-p 0.0 --top-p 0.95 --top-k 40 --repeat-penalty 1.0",
         ("without effect here: --prio",),
     ),
     (
-        "-m a.gguf -a qwen3 -np 2 -cb -kvu --metrics --slots --no-webui --cache-ram 16384 -ctxcp 16 --cache-reuse 256"
-        ' -sps 0.5 --slot-save-path /tmp --no-warmup -cmoe --chat-template-kwargs {"enable_thinking":false}',
+        "-m a.gguf -a qwen3 -np 2 -cb -kvu --metrics --slots --no-webui --cache-ram 16384 -ctxcp "
+        "16 --cache-reuse 256"
+        " -sps 0.5 --slot-save-path /tmp --no-warmup -cmoe --chat-template-kwargs "
+        '{"enable_thinking":false}',
         ("without effect here: -ctxcp, --cache-reuse, -sps",),
     ),
     (
-        "-m a.gguf -hf org/model:Q4_K_M --mlock --no-mmap --numa distribute -t 8 -tb 16 -b 4096 -ub 4096 -fa"
-        " --control-vector-layer-range 1 2 --prio 1 --log-file x.log -md d.gguf -ngld 99 --prio-draft 1"
-        " --mmproj-auto --mmproj p.gguf --lora l.gguf --rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 32768",
-        ("without effect here: --control-vector-layer-range, --prio, --prio-draft", "-hf has no effect with -m"),
+        "-m a.gguf -hf org/model:Q4_K_M --mlock --no-mmap --numa distribute -t 8 -tb 16 -b 4096 "
+        "-ub 4096 -fa"
+        " --control-vector-layer-range 1 2 --prio 1 --log-file x.log -md d.gguf -ngld 99 "
+        "--prio-draft 1"
+        " --mmproj-auto --mmproj p.gguf --lora l.gguf --rope-scaling yarn --rope-scale 4 "
+        "--yarn-orig-ctx 32768",
+        (
+            "without effect here: --control-vector-layer-range, --prio, --prio-draft",
+            "-hf has no effect with -m",
+        ),
     ),
 ]
 
 
 @pytest.mark.parametrize(("line", "warnings"), COPIED)
-def test_copied_command_lines_start_with_one_line_about_what_has_no_effect(line: str, warnings: tuple[str]) -> None:
+def test_copied_command_lines_start_with_one_line_about_what_has_no_effect(
+    line: str, warnings: tuple[str]
+) -> None:
     settings = parse_serve(line.split(), {})
     assert settings.warnings == warnings
     assert settings.model.path.endswith(".gguf")
 
 
 def contract() -> list[tuple[list[str], bool, str]]:
-    """The flags in the documentation of the pinned llama-server: names, whether a value follows, the variable."""
+    """The flags in the documentation of the pinned llama-server: names, whether a value follows,
+    the variable.
+    """
     if not CONTRACT.exists():
-        pytest.skip("llama-server's README is not unpacked under vendor/llama.cpp; the build does that")
+        pytest.skip(
+            "llama-server's README is not unpacked under vendor/llama.cpp; the build does that"
+        )
     rows = []
     for line in CONTRACT.read_text(encoding="utf-8").splitlines():
         if (match := re.match(r"\| `(-[^`]*)` \| (.*) \|$", line)) is None:
@@ -78,9 +94,21 @@ def test_every_other_flag_of_pyctl_is_its_own() -> None:
     documented = {name for names, *_ in contract() for name in names}
     own = {name for flag in SERVE_FLAGS for name in flag.spellings()} - documented
     assert own == {
-        *("--prefix-cache-slots", "--exact", "--no-exact", "--kv-cache-dir", "--kv-cache-budget", "--kv-cache"),
+        *(
+            "--prefix-cache-slots",
+            "--exact",
+            "--no-exact",
+            "--kv-cache-dir",
+            "--kv-cache-budget",
+            "--kv-cache",
+        ),
         "--no-kv-cache",
-        *("--kv-cache-min-tokens", "--kv-cache-cold-max", "--disk-prefix-cache", "--kv-cache-daily-writes"),
+        *(
+            "--kv-cache-min-tokens",
+            "--kv-cache-cold-max",
+            "--disk-prefix-cache",
+            "--kv-cache-daily-writes",
+        ),
         *("--kv-store", "--kv-pool", "--open", "--warm-next", "--no-warm-next", "--prompt-replay"),
         *("--prewarm", "--no-prewarm"),
         *("--queue", "--show-prompts", "--max-connections", "--models-patience", "--stall-timeout"),
@@ -107,7 +135,9 @@ def test_a_copied_environment_starts() -> None:
     assert (settings.model.n_ctx, settings.model.n_seqs, settings.model.n_threads) == (4096, 2, -1)
     assert (settings.listen.port, settings.server.show_metrics) == (8081, True)
     assert settings.drafts.draft_types == ("draft-mtp",)
-    assert settings.warnings == ("without effect here: LLAMA_ARG_CONT_BATCHING, LLAMA_ARG_NO_SLOTS",)
+    assert settings.warnings == (
+        "without effect here: LLAMA_ARG_CONT_BATCHING, LLAMA_ARG_NO_SLOTS",
+    )
 
 
 def test_what_is_refused_names_a_way_that_pyctl_takes() -> None:
@@ -117,7 +147,9 @@ def test_what_is_refused_names_a_way_that_pyctl_takes() -> None:
         settings = parse_serve(flags.split(), {})
         assert settings.hub.hf_repo.startswith("ggml-org/")
         assert settings.warnings == ()
-        with pytest.raises(ConfigError, match=re.escape(f"{name} is not supported: name its model: {flags}")):
+        with pytest.raises(
+            ConfigError, match=re.escape(f"{name} is not supported: name its model: {flags}")
+        ):
             parse_serve([name], {})
     known = {spelling for flag in SERVE_FLAGS for spelling in flag.spellings()}
     for text in REMOVED.values():

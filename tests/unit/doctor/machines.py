@@ -11,7 +11,10 @@ from pyctl.setup.machine import Card, Driver
 
 GIB = 2**30
 
-PCI_CARD = {"sys/bus/pci/devices/0000:01:00.0/vendor": "0x10de", "sys/bus/pci/devices/0000:01:00.0/class": "0x030000"}
+PCI_CARD = {
+    "sys/bus/pci/devices/0000:01:00.0/vendor": "0x10de",
+    "sys/bus/pci/devices/0000:01:00.0/class": "0x030000",
+}
 
 QUIET = {
     "proc/meminfo": "MemTotal: 67108864 kB\n",
@@ -27,13 +30,20 @@ QUIET = {
 RTX_3090 = Card("NVIDIA GeForce RTX 3090", (8, 6), 24 * GIB)
 
 AT_REST = CardState(
-    RTX_3090.name, lanes=(16, 16), generations=(4, 4), used=GIB,
-)  # fmt: skip
+    RTX_3090.name,
+    lanes=(16, 16),
+    generations=(4, 4),
+    used=GIB,
+)
 
 LIBRARIES = {
-    "gpus": lambda: ["CUDA0"], "idle_card": lambda: "", "cuda": lambda: 13, "pin_error": lambda: "", "plan": list,
+    "gpus": lambda: ["CUDA0"],
+    "idle_card": lambda: "",
+    "cuda": lambda: 13,
+    "pin_error": lambda: "",
+    "plan": list,
     "file": lambda path: (path.stat().st_size, True),
-}  # fmt: skip
+}
 
 
 def desktop(root: Path, files: dict[str, str | None] | None = None, **changes: Any) -> Facts:
@@ -56,7 +66,9 @@ def desktop(root: Path, files: dict[str, str | None] | None = None, **changes: A
     pick = lambda known: {name: changes[name] for name in known if name in changes}  # noqa: E731
     return Facts(
         root,
-        requested=RequestedSettings(**{**requested, **pick((*requested, "ram_bytes", "locks_memory"))}),
+        requested=RequestedSettings(
+            **{**requested, **pick((*requested, "ram_bytes", "locks_memory"))}
+        ),
         llama=LlamaFacts(**{**LIBRARIES, **pick((*LIBRARIES, "error"))}),
         **{**facts, **pick(facts)},
     )

@@ -23,7 +23,9 @@ CARD = "NVIDIA GeForce RTX 3090, 4, 16, 3, 4, 11\nodd, name, [N/A], 16, 4, [N/A]
         ("exit 9", None),
     ],
 )
-def test_cards_are_described(tmp_path: Path, script: str, found: tuple[CardState, ...] | None) -> None:
+def test_cards_are_described(
+    tmp_path: Path, script: str, found: tuple[CardState, ...] | None
+) -> None:
     program = tmp_path / "nvidia-smi"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)

@@ -44,16 +44,22 @@ class Turn(NamedTuple):
 
 
 class DraftServer:
-    """An engine on ``backend``, with a cache in RAM and on disk; ``other`` is the prompt of another conversation."""
+    """An engine on ``backend``, with a cache in RAM and on disk; ``other`` is the prompt of another
+    conversation.
+    """
 
-    def __init__(self, backend: Backend, directory: Path, other: Prompt, *, exact: bool = True) -> None:
+    def __init__(
+        self, backend: Backend, directory: Path, other: Prompt, *, exact: bool = True
+    ) -> None:
         self.backend, self.directory, self.other, self.exact = backend, directory, other, exact
         self.start()
 
     def start(self) -> None:
         for seq in range(self.backend.facts.n_seqs):
             self.backend.memory.clear(seq)
-        self.tier = tier_on(self.directory, "model", min_tokens=32, sizes=self.backend.memory.shape.sizes)
+        self.tier = tier_on(
+            self.directory, "model", min_tokens=32, sizes=self.backend.memory.shape.sizes
+        )
         self.source = RememberedDrafts(self.backend)
         speculation = Speculation(model=self.source if self.backend.facts.draft_type else None)
         options = EngineSettings(exact=self.exact)
@@ -64,7 +70,9 @@ class DraftServer:
         assert reply.error is None
         self.restored, self.n_cached = reply.done.stats.source, reply.done.stats.n_cached
         check_invariants(self.engine.prefix_cache.cache)
-        return Turn(reply.tokens, self.source.drafts[max(self.source.drafts)] if self.source.drafts else {})
+        return Turn(
+            reply.tokens, self.source.drafts[max(self.source.drafts)] if self.source.drafts else {}
+        )
 
     def go_on(self) -> None:
         """Nothing happens to the conversation: it is still there."""
@@ -88,4 +96,9 @@ class DraftServer:
         self.start()
 
 
-WAYS = {"live": DraftServer.go_on, "ram": DraftServer.leave, "sleep": DraftServer.sleep, "disk": DraftServer.restart}
+WAYS = {
+    "live": DraftServer.go_on,
+    "ram": DraftServer.leave,
+    "sleep": DraftServer.sleep,
+    "disk": DraftServer.restart,
+}

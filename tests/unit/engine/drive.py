@@ -141,7 +141,9 @@ def tier_on(directory: Path, model: str = "fake", policy: str = "full", **store:
     return DiskTier(files, DiskPolicy.parse(policy), cold_max=10240, close_seconds=60)
 
 
-def engine_of(backend: Backend, n_slots: int = 32, budget: int | None = None, **options: object) -> Engine:
+def engine_of(
+    backend: Backend, n_slots: int = 32, budget: int | None = None, **options: object
+) -> Engine:
     """An engine with a cache in RAM alone; ``options`` are those of `EngineSettings`."""
     return Engine(backend, RamCache(n_slots, budget), EngineSettings(**options))
 
@@ -162,7 +164,9 @@ def empty(backend: Backend) -> None:
         backend.memory.clear(seq)
 
 
-def ask(engine: Engine, prompt: Prompt, n: int = 8, *, cancel_after: int | None = None, **fields: object) -> Reply:
+def ask(
+    engine: Engine, prompt: Prompt, n: int = 8, *, cancel_after: int | None = None, **fields: object
+) -> Reply:
     """Run one request to its end, or cancel it after so many steps."""
     handle = RequestHandle(request(prompt, n, **fields))
     engine.submit(handle)
@@ -177,10 +181,20 @@ def ask(engine: Engine, prompt: Prompt, n: int = 8, *, cancel_after: int | None 
 
 
 def cold(
-    backend: Backend, prompt: Prompt, n: int = 8, options: EngineSettings | None = None, **fields: object
+    backend: Backend,
+    prompt: Prompt,
+    n: int = 8,
+    options: EngineSettings | None = None,
+    **fields: object,
 ) -> Reply:
     """The reply of a fresh engine without any cache, on a backend that holds nothing afterwards."""
     empty(backend)
-    reply = ask(Engine(backend, RamCache(0, 0), options or EngineSettings()), prompt, n, cache_prompt=False, **fields)
+    reply = ask(
+        Engine(backend, RamCache(0, 0), options or EngineSettings()),
+        prompt,
+        n,
+        cache_prompt=False,
+        **fields,
+    )
     empty(backend)
     return reply

@@ -1,6 +1,8 @@
-"""Settings with which batches of any width agree to four digits and more, on any CPU: rows in f32 as the weights.
+"""Settings with which batches of any width agree to four digits and more, on any CPU: rows in f32
+as the weights.
 
-With f16, which of two tokens is likelier now and then depends on the width of a batch, and on the CPU.
+With f16, which of two tokens is likelier now and then depends on the width of a batch, and on the
+CPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Admission: order, passing, the bound of the queue, the next batch, and refusals at the head of the queue."""
+"""Admission: order, passing, the bound of the queue, the next batch, and refusals at the head of
+the queue.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,11 @@ def test_requests_begin_in_the_order_in_which_they_came() -> None:
     handles = [submit(engine, prompt_of(seed, 500), 4) for seed in range(6)]
     order: list[int] = []
     while engine.step():
-        order += [number for number, handle in enumerate(handles) if any(handle.drain()) and number not in order]
+        order += [
+            number
+            for number, handle in enumerate(handles)
+            if any(handle.drain()) and number not in order
+        ]
     assert order == sorted(order)
 
 
@@ -84,12 +90,19 @@ def test_a_next_turn_does_not_wait_for_all_of_a_long_prompt(
     looks: list[Prompt] = []
     n_ready = engine.prefix_cache.n_ready
     monkeypatch.setattr(
-        engine.prefix_cache, "n_ready", lambda prompt, *args: (looks.append(prompt), n_ready(prompt, *args))[1]
+        engine.prefix_cache,
+        "n_ready",
+        lambda prompt, *args: (looks.append(prompt), n_ready(prompt, *args))[1],
     )
     long = submit(engine, prompt_of(2, 64 * 50), 4)
     engine.step()
-    longer = Prompt.of(np.concatenate((conversation.tokens, prompt_of(3, 40).tokens)), conversation.boundaries)
-    turn, cold = submit(engine, longer, 4, sampling=ENDLESS), submit(engine, prompt_of(4, 64 * 20), 4)
+    longer = Prompt.of(
+        np.concatenate((conversation.tokens, prompt_of(3, 40).tokens)), conversation.boundaries
+    )
+    turn, cold = (
+        submit(engine, longer, 4, sampling=ENDLESS),
+        submit(engine, prompt_of(4, 64 * 20), 4),
+    )
     assert steps_until_said(engine, turn) <= 3
     assert not any(isinstance(event, Piece) for event in long.drain())
     run_all(engine)
@@ -127,13 +140,19 @@ def test_of_equal_prompts_side_by_side_none_is_overtaken(n_steps: int) -> None:
 
     def step() -> bool:
         is_busy = engine.step()
-        said = [n for n, each in enumerate(handles) if any(isinstance(event, Piece) for event in each.drain())]
+        said = [
+            n
+            for n, each in enumerate(handles)
+            if any(isinstance(event, Piece) for event in each.drain())
+        ]
         order.extend(n for n in said if n not in order)
         return is_busy
 
     handles = []
     for seed in range(8):
-        handles.append(submit(engine, prompt_of(seed, 150), 60, sampling=ENDLESS))  # the last batch is a short one
+        handles.append(
+            submit(engine, prompt_of(seed, 150), 60, sampling=ENDLESS)
+        )  # the last batch is a short one
         for _ in range(n_steps):
             step()
     while step():
@@ -168,7 +187,11 @@ def test_the_queue_is_bounded() -> None:
         blocked.result(60)
         for handle in handles:
             assert not any(isinstance(event, Failed) for event in handle)
-        assert [event for event in worker.submit(request(prompt_of(9, 30), 4)) if isinstance(event, Failed)] == []
+        assert [
+            event
+            for event in worker.submit(request(prompt_of(9, 30), 4))
+            if isinstance(event, Failed)
+        ] == []
     finally:
         worker.close()
 

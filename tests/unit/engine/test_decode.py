@@ -1,5 +1,6 @@
-"""Several tokens a step: how many steps that takes, and when a reply is told. draft/test_drafted_replies.py shows that
-each reply equals that of single tokens."""
+"""Several tokens a step: how many steps that takes, and when a reply is told.
+draft/test_drafted_replies.py shows that each reply equals that of single tokens.
+"""
 
 from __future__ import annotations
 
@@ -58,13 +59,17 @@ def test_control_tokens_are_text_where_the_request_says_so() -> None:
     hidden = reply.tokens[3]
     shown = cold(backend, PROMPT, control_texts={hidden: b"<mark>"})
     assert shown.tokens == reply.tokens
-    texts = [b"<mark>" if token == hidden else backend.vocabulary.piece(token) for token in reply.tokens]
+    texts = [
+        b"<mark>" if token == hidden else backend.vocabulary.piece(token) for token in reply.tokens
+    ]
     assert shown.text == b"".join(texts).decode("utf-8", "replace")
 
 
 @pytest.mark.parametrize("is_async", [True, False])
 def test_what_a_step_gave_is_told_at_once_while_the_next_is_evaluated(is_async: bool) -> None:
-    """A device evaluates on its own from when decode returns; elsewhere, others run while decode does."""
+    """A device evaluates on its own from when decode returns; elsewhere, others run while decode
+    does.
+    """
     backend = FakeBackend("hybrid")
     backend.facts = replace(backend.facts, is_async=is_async)
     engine = drafting(backend, 3)
@@ -114,10 +119,16 @@ class Pieces(FakeBackend):
 @settings(max_examples=examples(200))
 @given(
     seed=st.integers(1, 50),
-    stop=st.lists(st.sampled_from(["ab", "b", "é", "ca", "aa", "\ufffd", "abz", "bca", "aba"]), min_size=1, max_size=3),
+    stop=st.lists(
+        st.sampled_from(["ab", "b", "é", "ca", "aa", "\ufffd", "abz", "bca", "aba"]),
+        min_size=1,
+        max_size=3,
+    ),
     n=st.integers(1, 60),
 )
-def test_tokens_that_begin_behind_a_stop_string_have_no_probabilities(seed: int, stop: list[str], n: int) -> None:
+def test_tokens_that_begin_behind_a_stop_string_have_no_probabilities(
+    seed: int, stop: list[str], n: int
+) -> None:
     handle = RequestHandle(request(Prompt.of([seed, 5, 9], []), n, stop=tuple(stop), n_probs=1))
     backend = Pieces()
     engine = Engine(backend, RamCache(0, 0), EngineSettings())

@@ -29,14 +29,18 @@ from tests.unit.engine.test_engine import KINDS, chat
 from tests.unit.server.fake import INFO
 
 
-def engine_on(directory: Path, kind: str, policy: str = "full", n_slots: int = 32, **store: object) -> Engine:
+def engine_on(
+    directory: Path, kind: str, policy: str = "full", n_slots: int = 32, **store: object
+) -> Engine:
     """A fresh engine and backend, as after a restart, on a cache directory."""
     tier = tier_on(directory, policy=policy, **store)
     return Engine(FakeBackend(kind), RamCache(n_slots, None), EngineSettings(exact=True), tier)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("policy", "minimum"), [("full", 100), ("auto", 100), ("auto:2", 100), ("auto", 10**6)])
+@pytest.mark.parametrize(
+    ("policy", "minimum"), [("full", 100), ("auto", 100), ("auto:2", 100), ("auto", 10**6)]
+)
 def test_each_turn_after_a_restart_goes_on_where_the_last_ended(
     tmp_path: Path, kind: str, policy: str, minimum: int
 ) -> None:
@@ -58,7 +62,9 @@ def test_each_turn_after_a_restart_goes_on_where_the_last_ended(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_policy_full_writes_a_prompt_without_messages_while_the_server_runs(tmp_path: Path, kind: str) -> None:
+def test_policy_full_writes_a_prompt_without_messages_while_the_server_runs(
+    tmp_path: Path, kind: str
+) -> None:
     prompt = Prompt.of(np.random.default_rng(7).integers(1, 60, 900))
     killed = engine_on(tmp_path, kind, "full")
     expected = ask(killed, prompt).tokens
@@ -126,7 +132,9 @@ def test_off_reads_nothing_either(tmp_path: Path) -> None:
 def test_the_engine_asks_neither_the_index_nor_a_thread_that_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The index is only touched by other threads, and turns go on while the one that writes is stuck."""
+    """The index is only touched by other threads, and turns go on while the one that writes is
+    stuck.
+    """
     engine = engine_on(tmp_path, "hybrid", "auto")
     tier, stuck = engine.prefix_cache.disk, threading.Event()
     tier._recovery.result(60)
@@ -177,7 +185,9 @@ def test_the_engine_asks_neither_the_index_nor_a_thread_that_waits(
     engine.prefix_cache.close()
 
 
-def test_closing_waits_as_long_as_the_disk_may_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_waits_as_long_as_the_disk_may_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pyctl.engine.worker.STEP_SECONDS", 0.1)
     engine = engine_on(tmp_path, "hybrid")
     engine.prefix_cache.disk.close_seconds = 60.0
@@ -222,7 +232,11 @@ class SlowDirectory:
     """Writes what the queue of ``engine`` has, once ``go_on`` is set."""
 
     def __init__(self, engine: Engine) -> None:
-        self.queue, self.go_on, self.begun = engine.prefix_cache.disk.queue, threading.Event(), threading.Event()
+        self.queue, self.go_on, self.begun = (
+            engine.prefix_cache.disk.queue,
+            threading.Event(),
+            threading.Event(),
+        )
         self._write, self.queue._write_one = self.queue._write_one, self.write
 
     def write(self, snapshot: Snapshot, spilled: bool) -> Writing:
@@ -233,7 +247,9 @@ class SlowDirectory:
 
 @pytest.mark.parametrize("ends", ["idle", "closed", "evicted"])
 @pytest.mark.parametrize("kind", ["hybrid", "attention"])
-def test_all_that_was_chosen_is_on_disk_once_a_slow_one_has_caught_up(tmp_path: Path, kind: str, ends: str) -> None:
+def test_all_that_was_chosen_is_on_disk_once_a_slow_one_has_caught_up(
+    tmp_path: Path, kind: str, ends: str
+) -> None:
     engine, n = engine_on(tmp_path, kind), 24
     slow, cache = SlowDirectory(engine), engine.prefix_cache
     prompts = [chat((seed, 300)) for seed in range(n)]
@@ -277,7 +293,10 @@ def test_a_slow_disk_does_not_hold_the_memory_of_what_was_evicted(
     for seed in range(30):
         assert ask(engine, chat((seed, 300))).error is None
         assert writing.wait(60)
-        sizes = (s.n_bytes + backend.shape.sizes.rows(0, s.n) for s in engine.prefix_cache.cache.snapshots())
+        sizes = (
+            s.n_bytes + backend.shape.sizes.rows(0, s.n)
+            for s in engine.prefix_cache.cache.snapshots()
+        )
         largest = max(largest, *sizes)
         held = backend.block_bytes()
         assert held.used - held.in_flight - engine.prefix_cache.cache.n_bytes <= maximum + largest

@@ -20,9 +20,13 @@ KINDS = ("hybrid", "attention", "opaque")
 def chat(*messages: tuple[int, int]) -> Prompt:
     """A prompt of messages (seed, length), ended by a generation header of 4 tokens.
 
-    Lengths in these tests leave 32 to 63 tokens in the last batch of 64, so that every boundary ends a batch.
+    Lengths in these tests leave 32 to 63 tokens in the last batch of 64, so that every boundary
+    ends a batch.
     """
-    parts = [np.random.default_rng(seed).integers(1, 60, length) for seed, length in (*messages, (999, 4))]
+    parts = [
+        np.random.default_rng(seed).integers(1, 60, length)
+        for seed, length in (*messages, (999, 4))
+    ]
     return Prompt.of(np.concatenate(parts), np.cumsum([part.size for part in parts])[:-1])
 
 
@@ -114,7 +118,9 @@ def test_an_evaluation_that_fails_ends_the_request_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(("n_slots", "budget", "maximum"), [(0, 20_000, 124), (8, None, 2 * 124)])
-def test_side_requests_do_not_push_the_conversation_out(n_slots: int, budget: int | None, maximum: int) -> None:
+def test_side_requests_do_not_push_the_conversation_out(
+    n_slots: int, budget: int | None, maximum: int
+) -> None:
     engine = engine_of(FakeBackend(n_ctx=16384), n_slots=n_slots, budget=budget, exact=True)
     messages = [(1, 620)]
     for turn in range(30):
@@ -186,7 +192,9 @@ def test_batches_after_a_reply_end_at_every_message() -> None:
         return reply.done.stats.n_cached
 
     said: list[int] = []
-    grown, opened = (engine_of(FakeBackend("hybrid", n_ubatch=256, batch_cost=200)) for _ in range(2))
+    grown, opened = (
+        engine_of(FakeBackend("hybrid", n_ubatch=256, batch_cost=200)) for _ in range(2)
+    )
     assert cached(grown, prompt_of(random(0, 364), 300, 360)) == 0
     n = len(said)
     starts = 300, 360, n + 40, n + 100
@@ -204,7 +212,9 @@ def test_batches_after_a_reply_end_at_every_message() -> None:
 def test_what_leaves_the_device_for_a_restore_is_no_row_that_it_counts_on(
     kind: str, budget: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Three conversations in turn, larger than the context; idle moments copy rows to RAM that stay on the device."""
+    """Three conversations in turn, larger than the context; idle moments copy rows to RAM that stay
+    on the device.
+    """
     rng = np.random.default_rng(5 if budget else 6)
     engine = engine_of(FakeBackend(kind, n_ctx=1024), n_slots=0, budget=budget)
     conversations = [[(i, 200)] for i in range(3)]

@@ -1,6 +1,8 @@
-"""Random conversations, edits, branches, cancels and failures: every reply equals that of an engine without a cache.
+"""Random conversations, edits, branches, cancels and failures: every reply equals that of an engine
+without a cache.
 
-The fake backend's tokens depend on every row, on the state and on how batches were cut, so any wrong restore shows.
+The fake backend's tokens depend on every row, on the state and on how batches were cut, so any
+wrong restore shows.
 """
 
 from __future__ import annotations
@@ -41,8 +43,10 @@ messages = st.tuples(st.integers(0, 30), st.sampled_from([3, 17, 40, 100, 170, 3
 
 
 def render(conversation: list[Message]) -> Prompt:
-    """Each message begins with token 63, so that boundaries are a function of the tokens, as with a real template; the
-    assistant's begin with 63, 61. Every fourth has an image within, of more than a batch if it is long."""
+    """Each message begins with token 63, so that boundaries are a function of the tokens, as with a
+    real template; the assistant's begin with 63, 61. Every fourth has an image within, of more than
+    a batch if it is long.
+    """
     ids: list[int] = []
     pictures: list[ImageSpan] = []
     for i, (seed, n) in enumerate(conversation):
@@ -58,7 +62,9 @@ def render(conversation: list[Message]) -> Prompt:
 
 
 def shortened(conversation: list[Message]) -> list[Message]:
-    """Leave ``conversation`` what has room in the context, with two more messages and a reply; returns it."""
+    """Leave ``conversation`` what has room in the context, with two more messages and a reply;
+    returns it.
+    """
     while len(render([*conversation, (7, 40), (8, 40)])) > N_CTX - 10:
         del conversation[-1]
     return conversation
@@ -68,7 +74,13 @@ class SeeingBackend(FakeBackend):
     """It knows where there are images, and that none can be cut."""
 
     def evaluate(
-        self, seq: int, tokens: Tokens, start: int, *, output: bool = True, picture: ImageSpan | None = None
+        self,
+        seq: int,
+        tokens: Tokens,
+        start: int,
+        *,
+        output: bool = True,
+        picture: ImageSpan | None = None,
     ) -> None:
         assert tokens.min() >= 0 or len(set(np.sign(tokens))) == 1, "text and an image in one batch"
         if picture is not None:
@@ -118,7 +130,9 @@ class Conversations(RuleBasedStateMachine):
         self.new = partial(SeeingBackend, kind, n_ctx=N_CTX, n_ubatch=batch[0], batch_cost=batch[1])
         self.kind = kind
         self.backend = self.new(n_seqs=n_seqs, n_cells=n_cells, can_hold=can_hold, pool=pool)
-        self.engine = Engine(self.backend, RamCache(n_slots, budget), EngineSettings(exact=exact, min_step=min_step))
+        self.engine = Engine(
+            self.backend, RamCache(n_slots, budget), EngineSettings(exact=exact, min_step=min_step)
+        )
         self.conversations: list[list[Message]] = [[(0, 300)]]
         self.exact = exact
         self.n_failed = 0
@@ -154,7 +168,10 @@ class Conversations(RuleBasedStateMachine):
     @rule(data=st.data(), message=messages)
     def branch(self, data: st.DataObject, message: Message) -> None:
         stem = data.draw(st.sampled_from(self.conversations))
-        self.conversations = [*self.conversations[-5:], shortened([*stem[: max(1, len(stem) - 1)], message])]
+        self.conversations = [
+            *self.conversations[-5:],
+            shortened([*stem[: max(1, len(stem) - 1)], message]),
+        ]
         self.check(self.conversations[-1])
 
     @rule(data=st.data(), steps=st.integers(0, 25))
@@ -163,7 +180,9 @@ class Conversations(RuleBasedStateMachine):
 
     @rule(data=st.data(), steps=st.integers(0, 6), is_next=st.booleans())
     def make_ready(self, data: st.DataObject, steps: int, is_next: bool) -> None:
-        """A background request evaluates a prompt or a next turn; a client's request follows after ``steps``."""
+        """A background request evaluates a prompt or a next turn; a client's request follows after
+        ``steps``.
+        """
         conversation = data.draw(st.sampled_from(self.conversations))
         asked = request(render(conversation), 6)
         before = RequestHandle(asked)
@@ -206,11 +225,15 @@ class Conversations(RuleBasedStateMachine):
         """Held rows without a copy move to RAM, as far as there is room."""
         cache = self.engine.prefix_cache.cache
         for seq in self.engine.sequences:
-            self.engine.prefix_cache.park(seq)  # which may take the slot of another snapshot, if there are few
+            self.engine.prefix_cache.park(
+                seq
+            )  # which may take the slot of another snapshot, if there are few
         before = {snapshot.prefix for snapshot in cache.snapshots()}
         self.engine.sleep()
         assert all(segment.held is None for segment in cache.segments())
-        assert cache.budget is not None or before <= {snapshot.prefix for snapshot in cache.snapshots()}
+        assert cache.budget is not None or before <= {
+            snapshot.prefix for snapshot in cache.snapshots()
+        }
         self.engine.wake()
 
     @rule()
@@ -240,7 +263,9 @@ class Conversations(RuleBasedStateMachine):
 
     def deepest(self, prompt: Prompt) -> int:
         """The restorable position by a plain search over all stored snapshots."""
-        ends = batch_ends(prompt, self.backend.facts.n_ubatch, batch_cost=self.backend.facts.batch_cost)
+        ends = batch_ends(
+            prompt, self.backend.facts.n_ubatch, batch_cost=self.backend.facts.batch_cost
+        )
         best = 0
         for snapshot in self.engine.prefix_cache.cache.snapshots():
             stored = snapshot.last_tokens(snapshot.n)
@@ -248,7 +273,9 @@ class Conversations(RuleBasedStateMachine):
             if n == snapshot.n < len(prompt) and (not self.exact or n in ends):
                 best = max(best, n)
             elif self.kind == "attention":
-                inside = [end for end in snapshot.ends if end in ends and end <= min(n, len(prompt) - 1)]
+                inside = [
+                    end for end in snapshot.ends if end in ends and end <= min(n, len(prompt) - 1)
+                ]
                 best = max([best, *inside])
         return best
 
@@ -257,7 +284,9 @@ class Conversations(RuleBasedStateMachine):
         if hasattr(self, "engine"):
             cache = self.engine.prefix_cache.cache
             check_held(self.engine, self.backend)
-            if self.engine.prefix_cache.totals.failed_restores == self.n_failed:  # what does not load is given up
+            if (
+                self.engine.prefix_cache.totals.failed_restores == self.n_failed
+            ):  # what does not load is given up
                 assert self.pinned == {snapshot.prefix for snapshot in cache.pinned}
             self.n_failed = self.engine.prefix_cache.totals.failed_restores
             self.pinned = {snapshot.prefix for snapshot in cache.pinned}

@@ -1,4 +1,6 @@
-"""Errors on the engine's thread: every waiting request fails, and the thread goes on or reports its end."""
+"""Errors on the engine's thread: every waiting request fails, and the thread goes on or reports its
+end.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,9 @@ from tests.waiting import until
 
 
 class Faulty(FakeBackend):
-    """Raises ``fault`` in as many evaluations as ``n_faults`` says, behind ``n_good`` of one token; waits for
-    ``go_on`` while ``held``."""
+    """Raises ``fault`` in as many evaluations as ``n_faults`` says, behind ``n_good`` of one token;
+    waits for ``go_on`` while ``held``.
+    """
 
     fault: BaseException = MemoryError("no memory left")
     n_faults = n_good = 0
@@ -166,7 +169,9 @@ def test_steps_that_fail_again_and_again_end_the_thread(faulty: Any) -> None:
         worker.watch()
 
 
-def test_an_evaluation_that_hangs_is_noticed_and_everything_fails(faulty: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_that_hangs_is_noticed_and_everything_fails(
+    faulty: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("FINISH_SECONDS", "STEP_SECONDS"):  # longer than this test may take
         monkeypatch.setattr(f"pyctl.engine.worker.{name}", 3600.0)
     _, worker, _ = faulty(is_held=True, stall_seconds=0.3)
@@ -178,7 +183,9 @@ def test_an_evaluation_that_hangs_is_noticed_and_everything_fails(faulty: Any, m
     assert not worker.close(), "a hanging thread is not waited for"
 
 
-def test_a_long_evaluation_that_makes_progress_is_left_alone(faulty: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_evaluation_that_makes_progress_is_left_alone(
+    faulty: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     backend, worker, _ = faulty(is_held=True, stall_seconds=0.3)
     looks: list[int] = []
     is_idle = threading.Event()
@@ -196,7 +203,9 @@ def test_a_long_evaluation_that_makes_progress_is_left_alone(faulty: Any, monkey
     watching.start()
 
     def look(n: int) -> None:
-        """Wait until it was looked at ``n`` times, each time a fiftieth of a second later at least."""
+        """Wait until it was looked at ``n`` times, each time a fiftieth of a second later at
+        least.
+        """
         seen = len(looks)
         until(lambda: len(looks) >= seen + n)
 
@@ -227,7 +236,9 @@ def test_close_interrupts_a_long_evaluation_or_reports_it(
     handle = worker.submit(request(Prompt.of([5] * 200)))
     assert backend.waits.wait(60)
     assert worker.close(60 if stops else 0.3) is stops
-    assert isinstance(error_of(handle), UnavailableError), "the request does not wait for the evaluation"
+    assert isinstance(error_of(handle), UnavailableError), (
+        "the request does not wait for the evaluation"
+    )
     assert backend.closed is stops
 
 
@@ -267,13 +278,17 @@ class Remote(Faulty):
 def test_the_loss_of_a_device_ends_the_service_with_the_cache_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What RAM has is written, whether the engine's thread is idle or in a call that never returns."""
+    """What RAM has is written, whether the engine's thread is idle or in a call that never
+    returns.
+    """
     monkeypatch.setattr("pyctl.engine.worker.STILL_SECONDS", 0.2)
     for is_idle, has_disk in ((True, False), (True, True), (False, False), (False, True)):
         backend, tier = Remote("hybrid"), tier_on(tmp_path / str(is_idle)) if has_disk else None
         if tier is not None:
             tier.policy = DiskPolicy.of_server("spill")  # all is written in the end
-        engine = Engine(backend, RamCache(8, None), EngineSettings(), tier, clock=ManualClock())  # no time passes
+        engine = Engine(
+            backend, RamCache(8, None), EngineSettings(), tier, clock=ManualClock()
+        )  # no time passes
         worker = Worker(engine, INFO)
         check_serves(worker)
         if not is_idle:

@@ -1,4 +1,6 @@
-"""A client that must not read the texts of others cannot guess them token by token from its own replies."""
+"""A client that must not read the texts of others cannot guess them token by token from its own
+replies.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,12 @@ class Told:
     """Cached tokens of the same prompt with another end, sent next."""
 
 
-def told(kind: Literal["attention", "hybrid"], n_right: int, *, clear_idle: bool, sees_texts: bool) -> Told:
-    """What is told to a client whose prompt has the first ``n_right`` tokens of another client's conversation."""
+def told(
+    kind: Literal["attention", "hybrid"], n_right: int, *, clear_idle: bool, sees_texts: bool
+) -> Told:
+    """What is told to a client whose prompt has the first ``n_right`` tokens of another client's
+    conversation.
+    """
     backend = FakeBackend(kind, n_seqs=2)
     engine = engine_of(backend, clear_idle=clear_idle)
     theirs = ask(engine, Prompt.of(PROMPT), N_REPLY)
@@ -54,7 +60,9 @@ def told(kind: Literal["attention", "hybrid"], n_right: int, *, clear_idle: bool
 @pytest.mark.parametrize("clear_idle", [True, False])
 @pytest.mark.parametrize("kind", ["attention", "hybrid"])
 @pytest.mark.parametrize("first", [N_PROMPT - 80, N_PROMPT + 20])
-def test_no_count_steps_by_single_tokens(kind: Literal["attention", "hybrid"], first: int, clear_idle: bool) -> None:
+def test_no_count_steps_by_single_tokens(
+    kind: Literal["attention", "hybrid"], first: int, clear_idle: bool
+) -> None:
     """Neither within a prompt of another client nor within a reply to it."""
     guesses = range(first, first + MIN_BATCH + 2)
     found = [told(kind, n, clear_idle=clear_idle, sees_texts=False) for n in guesses]
@@ -63,7 +71,9 @@ def test_no_count_steps_by_single_tokens(kind: Literal["attention", "hybrid"], f
 
 def test_a_client_that_sees_texts_resumes_at_any_token() -> None:
     """The others pay for privacy with up to a block of tokens that they evaluate again."""
-    found = [told("attention", n, clear_idle=True, sees_texts=True).n_cached for n in (150, 151, 152)]
+    found = [
+        told("attention", n, clear_idle=True, sees_texts=True).n_cached for n in (150, 151, 152)
+    ]
     assert found == [150, 151, 152]
 
 

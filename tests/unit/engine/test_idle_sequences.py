@@ -1,4 +1,6 @@
-"""Which idle sequence a request takes, and which one is emptied: the choice loses the fewest expected seconds."""
+"""Which idle sequence a request takes, and which one is emptied: the choice loses the fewest
+expected seconds.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ HEAD = (1, 224)
 
 
 class Clients:
-    """Conversations with one head, each of which goes on where its last reply ended, and short side requests."""
+    """Conversations with one head, each of which goes on where its last reply ended, and short side
+    requests.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -47,13 +51,17 @@ class Clients:
         return any(seq.shared(prompt.tokens) == len(prompt) for seq in self.engine.sequences)
 
 
-def engine_of(kind: str = "hybrid", n_seqs: int = 4, n_ctx: int = 16384, **options: object) -> Engine:
+def engine_of(
+    kind: str = "hybrid", n_seqs: int = 4, n_ctx: int = 16384, **options: object
+) -> Engine:
     backend = FakeBackend(kind, n_ctx=n_ctx, n_seqs=n_seqs)
     return Engine(backend, RamCache(0, None), EngineSettings(**{"clear_idle": False, **options}))
 
 
 def test_agents_with_one_head_take_a_sequence_each() -> None:
-    """The head is held for all of them: it is evaluated once, and no agent's sequence is emptied for it."""
+    """The head is held for all of them: it is evaluated once, and no agent's sequence is emptied
+    for it.
+    """
     engine = engine_of()
     clients = Clients(engine)
     first = clients.turn(1, 300)
@@ -78,7 +86,9 @@ def test_request_spares_a_numbered_sequence_if_it_fits_elsewhere() -> None:
 
 
 def test_beside_a_long_reply_titles_leave_conversations_where_they_are() -> None:
-    """With the default, idle sequences are parked for a request that runs alone; here no request does."""
+    """With the default, idle sequences are parked for a request that runs alone; here no request
+    does.
+    """
     engine = engine_of(clear_idle=True)
     clients = Clients(engine)
     long = submit(engine, chat((50, 300)), 4000, sampling=ENDLESS)
@@ -88,7 +98,9 @@ def test_beside_a_long_reply_titles_leave_conversations_where_they_are() -> None
         handle = submit(engine, prompt, 2)
         for _ in range(200):
             engine.step()
-            if (done := next((each for each in handle.drain() if isinstance(each, Done)), None)) is not None:
+            if (
+                done := next((each for each in handle.drain() if isinstance(each, Done)), None)
+            ) is not None:
                 return done.stats
         raise AssertionError("it never ends")
 
@@ -178,11 +190,17 @@ ACTIONS = st.lists(
 
 
 @settings(max_examples=examples(60))
-@given(kind=st.sampled_from(KINDS), n_seqs=st.sampled_from([2, 3, 4]), actions=ACTIONS, exact=st.booleans())
+@given(
+    kind=st.sampled_from(KINDS),
+    n_seqs=st.sampled_from([2, 3, 4]),
+    actions=ACTIONS,
+    exact=st.booleans(),
+)
 def test_side_requests_leave_conversations_where_they_are(
     kind: str, n_seqs: int, actions: list[tuple[str, int, int]], exact: bool
 ) -> None:
-    """As long as there is a sequence for each conversation and one more, nothing that others ask takes one from it.
+    """As long as there is a sequence for each conversation and one more, nothing that others ask
+    takes one from it.
 
     What is ``exact`` has all to itself, and replies as if it were alone.
     """
@@ -190,7 +208,11 @@ def test_side_requests_leave_conversations_where_they_are(
     clients = Clients(engine)
     for number, (action, value, n) in enumerate(actions):
         n_held = sum(seq.n > 0 for seq in engine.sequences)
-        others = [who for who in clients.messages if clients.live(who) and (action == "title" or who != value)]
+        others = [
+            who
+            for who in clients.messages
+            if clients.live(who) and (action == "title" or who != value)
+        ]
         asked = [(chat((1000 + number, n)), 4)] if action != "turn" else []
         if action != "title":
             asked.append((clients.prompt(value, n if value in clients.messages else 600), 3))

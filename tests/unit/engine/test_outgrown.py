@@ -1,4 +1,6 @@
-"""Conversations beyond the budget of the cache keep the part that fits; no other snapshot is evicted for the rest."""
+"""Conversations beyond the budget of the cache keep the part that fits; no other snapshot is
+evicted for the rest.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ N_UBATCH = 64
 
 def conversation(seed: int, lengths: list[int]) -> Prompt:
     parts = [
-        np.concatenate([[63], np.random.default_rng(1000 * seed + i).integers(1, 60, n)]) for i, n in enumerate(lengths)
+        np.concatenate([[63], np.random.default_rng(1000 * seed + i).integers(1, 60, n)])
+        for i, n in enumerate(lengths)
     ]
     tokens = np.concatenate([*parts, [63, 61, 62]])
     return Prompt.of(tokens, np.flatnonzero(tokens == 63))
@@ -57,7 +60,11 @@ def bytes_of(snapshot: Snapshot) -> int:
     kind=st.sampled_from(["hybrid", "hybrid", "attention", "opaque"]),
     budget=st.integers(2_000, 25_000),
     n_slots=st.sampled_from([2, 4, 32]),
-    turns=st.lists(st.tuples(st.integers(0, 2), st.sampled_from([3, 40, 100, 170, 300])), min_size=1, max_size=14),
+    turns=st.lists(
+        st.tuples(st.integers(0, 2), st.sampled_from([3, 40, 100, 170, 300])),
+        min_size=1,
+        max_size=14,
+    ),
 )
 def test_nobody_loses_a_snapshot_for_one_that_is_refused(
     kind: str, budget: int, n_slots: int, turns: list[tuple[int, int]]
@@ -70,20 +77,26 @@ def test_nobody_loses_a_snapshot_for_one_that_is_refused(
         said[who].append(n)
         prompt = conversation(who, said[who])
         reply = ask(engine, prompt, 3)
-        assert reply.tokens == cold(FakeBackend(kind, n_ctx=8192, n_ubatch=N_UBATCH), prompt, 3).tokens
+        assert (
+            reply.tokens == cold(FakeBackend(kind, n_ctx=8192, n_ubatch=N_UBATCH), prompt, 3).tokens
+        )
         check_invariants(cache)
         assert cache.lost == []
 
 
 def grown(engine: Engine, seed: int, n_messages: int) -> tuple[list[int], list[int]]:
-    """At how many tokens a growing conversation could have been resumed after each turn, and all its batch ends."""
+    """At how many tokens a growing conversation could have been resumed after each turn, and all
+    its batch ends.
+    """
     lengths, resumable = [], []
     for _ in range(n_messages):
         lengths.append(100)
         prompt = conversation(seed, lengths)
         assert ask(engine, prompt, 2).error is None
         held = [
-            s.n for s in engine.prefix_cache.cache.snapshots() if (prompt.tokens[: s.n] == s.last_tokens(s.n)).all()
+            s.n
+            for s in engine.prefix_cache.cache.snapshots()
+            if (prompt.tokens[: s.n] == s.last_tokens(s.n)).all()
         ]
         resumable.append(max(held, default=0))
     return resumable, batch_ends(prompt, N_UBATCH, 32)
@@ -99,7 +112,9 @@ def test_a_conversation_beyond_the_budget_keeps_the_most_that_fits() -> None:
     assert resumable[-1] == resumable[-5] > 0, "the budget is full"
     deepest = max(cache.snapshots(), key=lambda snapshot: snapshot.n)
     row_bytes = 16 + 4
-    assert bytes_of(deepest) + (101 + 2) * row_bytes > budget - 500, "one more message would not have fitted"
+    assert bytes_of(deepest) + (101 + 2) * row_bytes > budget - 500, (
+        "one more message would not have fitted"
+    )
     assert cache.n_refused > 0
 
 
@@ -126,6 +141,8 @@ def test_the_log_says_once_that_a_conversation_is_too_large(
     )
     with caplog.at_level(logging.WARNING):
         grown(engine, 1, 20)
-    said = [record.getMessage() for record in caplog.records if "no snapshot at" in record.getMessage()]
+    said = [
+        record.getMessage() for record in caplog.records if "no snapshot at" in record.getMessage()
+    ]
     assert len(said) == 1
     assert engine.prefix_cache.cache.n_refused > 5

@@ -52,19 +52,24 @@ def small(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> No
     monkeypatch.setattr(device_tier, "PIECE_BYTES", PIECE)
 
 
-def engine_of(directory: Path, policy: str = "full", kind: str = "hybrid", budget: int | None = None) -> Engine:
+def engine_of(
+    directory: Path, policy: str = "full", kind: str = "hybrid", budget: int | None = None
+) -> Engine:
     return engine_on(directory, kind, policy, ram=RAM, n_cells=4096, budget=budget, pool=POOL)
 
 
 def ask(engine: Engine, prompt: Prompt, max_tokens: int = 8, **options: Any) -> Reply:
-    """The same while the thread that writes stands still: how many segments it asks for depends on `idle` alone."""
+    """The same while the thread that writes stands still: how many segments it asks for depends on
+    `idle` alone.
+    """
     with standing(tier_of(engine)):
         return drive.ask(engine, prompt, max_tokens, **options)
 
 
 def idle(engine: Engine, n: int = 10_000) -> int:
-    """Let it be idle for ``n`` looks, or until it does nothing; how many there were. Each is as late as what
-    the one before had written."""
+    """Let it be idle for ``n`` looks, or until it does nothing; how many there were. Each is as
+    late as what the one before had written.
+    """
     cache, tier = engine.prefix_cache, tier_of(engine)
     for looked in range(n):
         tier.flush(60)
@@ -89,7 +94,9 @@ def refuse_the_fourth_part(engine: Engine) -> None:
 
 
 class Space:
-    """How much of what is read from disk by ``engine`` is in RAM, besides the few bytes of a state, and was."""
+    """How much of what is read from disk by ``engine`` is in RAM, besides the few bytes of a state,
+    and was.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.now = self.peak = self.total = 0
@@ -114,7 +121,9 @@ def temps(directory: Path) -> list[Path]:
 
 @pytest.mark.parametrize("kind", ["hybrid", "attention"])
 @pytest.mark.parametrize("policy", ["full", "auto,spill"])
-def test_it_survives_a_restart_and_no_more_than_a_part_is_in_ram(tmp_path: Path, policy: str, kind: str) -> None:
+def test_it_survives_a_restart_and_no_more_than_a_part_is_in_ram(
+    tmp_path: Path, policy: str, kind: str
+) -> None:
     """Also where the policy chose nothing of it, since it would be written in the end."""
     engine = engine_of(tmp_path, policy, kind)
     memory, cache = engine.backend, engine.prefix_cache.cache
@@ -149,7 +158,9 @@ def test_it_survives_a_restart_and_no_more_than_a_part_is_in_ram(tmp_path: Path,
 
 
 @pytest.mark.parametrize("was_refused", [False, True])
-def test_what_was_not_written_while_idle_is_written_in_the_end(tmp_path: Path, was_refused: bool) -> None:
+def test_what_was_not_written_while_idle_is_written_in_the_end(
+    tmp_path: Path, was_refused: bool
+) -> None:
     """At once after a full disk, which is not the hour to leave it alone for a while."""
     engine = engine_of(tmp_path)
     expected = ask(engine, LONG).tokens
@@ -197,7 +208,9 @@ def test_the_next_turn_writes_only_what_is_new(tmp_path: Path) -> None:
     idle(engine)
     assert tier_of(engine).flush(60)
     assert 0 < tier_of(engine).view().written.n_bytes - before < 4_000
-    assert sum(last - first for _, first, last in (each.args for each in fetched.call_args_list)) < 400
+    assert (
+        sum(last - first for _, first, last in (each.args for each in fetched.call_args_list)) < 400
+    )
     engine.prefix_cache.close()
 
 
@@ -220,9 +233,13 @@ def test_requests_between_two_parts_copy_or_end_the_prewarm(
     idle(engine)
     assert tier_of(engine).view().waiting == 0
     directory = tier_of(engine).store.directory
-    n_bytes = directory.n_bytes  # not inside: the thread that writes may hold its lock, and wait for the connection
+    n_bytes = (
+        directory.n_bytes
+    )  # not inside: the thread that writes may hold its lock, and wait for the connection
     with directory.reading() as connection:
-        assert (Index.written_today(connection) > n_bytes) == (room == PIECE), "what was given up counts, too"
+        assert (Index.written_today(connection) > n_bytes) == (room == PIECE), (
+            "what was given up counts, too"
+        )
     assert (LONG.end in tier_of(engine).store.lengths(), tier_of(engine).view().given_up > 0) == (
         (True, False) if room > PIECE else (False, True)
     )
@@ -265,16 +282,22 @@ def test_nothing_of_a_part_that_the_disk_refused_stays_in_ram(tmp_path: Path) ->
     engine.prefix_cache.close()
 
 
-def test_rows_that_wait_leave_room_for_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_wait_leave_room_for_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = engine_of(tmp_path)
     ask(engine, LONG)
     backend, cache, device = engine.backend, engine.prefix_cache.cache, engine.prefix_cache.device
     segment = next(each for each in cache.segments() if each.only_held_bytes)
     for state_bytes, spare in ((100, 400), (2_000, BEHIND // 4)):
-        monkeypatch.setattr(backend, "state_size", lambda seq, ends=(), n=state_bytes: max(len(ends), 1) * n)
+        monkeypatch.setattr(
+            backend, "state_size", lambda seq, ends=(), n=state_bytes: max(len(ends), 1) * n
+        )
         room = BEHIND - segment.only_held_bytes - spare
         for beside, more in ((room, does_not_raise()), (room + 1, pytest.raises(MemoryError))):
-            monkeypatch.setattr(backend, "block_bytes", lambda n=beside: BlockBytes(cache.n_bytes + n, 0, 0))
+            monkeypatch.setattr(
+                backend, "block_bytes", lambda n=beside: BlockBytes(cache.n_bytes + n, 0, 0)
+            )
             with more:
                 device.rows_of([segment])
     monkeypatch.undo()
@@ -303,7 +326,9 @@ def test_little_is_read_of_what_the_live_sequence_has(tmp_path: Path) -> None:
     read = Space(engine)
     again = ask(engine, LONG)
     assert (again.tokens, again.done.stats.source) == (expected, "disk")
-    assert 16 * 1_200 < read.total < 16 * 2_400, "what began to be read at once, and what the sequence had not got"
+    assert 16 * 1_200 < read.total < 16 * 2_400, (
+        "what began to be read at once, and what the sequence had not got"
+    )
     assert read.peak <= BEHIND + PIECE
     check_invariants(engine.prefix_cache.cache)
     engine.prefix_cache.close()

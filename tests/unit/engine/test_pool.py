@@ -38,25 +38,43 @@ def turns(*lengths: int) -> Prompt:
 
 
 def test_a_long_conversation_is_evaluated_once() -> None:
-    """Three turns behind a long one, with another conversation in between: only what is new is evaluated."""
+    """Three turns behind a long one, with another conversation in between: only what is new is
+    evaluated.
+    """
     backend = FakeBackend("hybrid", n_ctx=POOL.n_rows, n_ubatch=8192, pool=POOL)
     engine = Engine(backend, RamCache(64, None), EngineSettings(exact=True))
-    first, second, third = turns(300, LONG), turns(300, LONG, 90, 50), turns(300, LONG, 90, 50, 70, 40)
+    first, second, third = (
+        turns(300, LONG),
+        turns(300, LONG, 90, 50),
+        turns(300, LONG, 90, 50, 70, 40),
+    )
     stats = {}
-    for name, prompt in (("first", first), ("second", second), ("other", chat((7, 400))), ("third", third)):
+    for name, prompt in (
+        ("first", first),
+        ("second", second),
+        ("other", chat((7, 400))),
+        ("third", third),
+    ):
         reply = ask(engine, prompt, 1)
         stats[name] = reply.done.stats
-    assert reply.tokens == cold(FakeBackend("hybrid", n_ctx=POOL.n_rows, n_ubatch=8192), third, 1).tokens
+    assert (
+        reply.tokens
+        == cold(FakeBackend("hybrid", n_ctx=POOL.n_rows, n_ubatch=8192), third, 1).tokens
+    )
     assert stats["first"].n_evaluated == len(first)
     assert stats["second"].source == "live"
     assert stats["second"].n_evaluated == len(second) - first.end
-    assert (stats["third"].source, backend.n_loaded) == ("ram", second.end), "those of the second were where they were"
+    assert (stats["third"].source, backend.n_loaded) == ("ram", second.end), (
+        "those of the second were where they were"
+    )
     assert stats["third"].n_evaluated == len(third) - second.end
 
 
 @pytest.mark.parametrize("kind", ["attention", "hybrid"])
 @pytest.mark.parametrize("pools", [(POOL, None), (None, POOL)])
-def test_files_do_not_depend_on_it(tmp_path: Path, kind: str, pools: Sequence[PoolPlan | None]) -> None:
+def test_files_do_not_depend_on_it(
+    tmp_path: Path, kind: str, pools: Sequence[PoolPlan | None]
+) -> None:
     prompt, replies = turns(300, 700), []
     for pool in pools:
         backend = FakeBackend(kind, pool=pool)
@@ -118,7 +136,9 @@ def test_a_short_request_leaves_the_rest_of_a_long_conversation_where_it_is(
         check_held(engine, backend)
     assert 0 < backend.n_loaded - engine.prefix_cache.device.counts.returned < 1_000
     other = chat(*((seed, 300) for seed in range(90, 101)))
-    assert ask(engine, other).tokens == cold(FakeBackend(kind), other).tokens, "who needs all of it takes it"
+    assert ask(engine, other).tokens == cold(FakeBackend(kind), other).tokens, (
+        "who needs all of it takes it"
+    )
     check_held(engine, backend)
 
 

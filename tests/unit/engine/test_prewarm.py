@@ -44,16 +44,22 @@ def said(seed: int, n: int) -> list[int]:
 
 
 class Talk:
-    """A conversation on ``engine``: messages of tokens, generation headers in between, replies as they are kept."""
+    """A conversation on ``engine``: messages of tokens, generation headers in between, replies as
+    they are kept.
+    """
 
-    def __init__(self, engine: Engine, *, strips: bool = True, n: int = 100, head: int = 240) -> None:
+    def __init__(
+        self, engine: Engine, *, strips: bool = True, n: int = 100, head: int = 240
+    ) -> None:
         self.engine, self._strips, self._n = engine, strips, n
         self._parts = [said(head, head)]
 
     def prompt(self, *more: list[int]) -> Prompt:
         parts = [*self._parts, *more]
         begins = np.cumsum([len(part) for part in parts]).tolist()[:-1]
-        headers = tuple(at for at, part in zip(begins, parts[1:], strict=True) if part[: len(HEADER)] == HEADER)
+        headers = tuple(
+            at for at, part in zip(begins, parts[1:], strict=True) if part[: len(HEADER)] == HEADER
+        )
         return Prompt(as_tokens(np.concatenate(parts)), tuple(begins), headers=headers)
 
     def turn(self, seed: int, n_message: int = MESSAGE, **fields: Any) -> tuple[Request, Any]:
@@ -74,7 +80,9 @@ class Talk:
         """A background request for what is certain of the next prompt."""
         policy = after.disk_policy
         handle = RequestHandle(
-            Request(self.prompt([63]), max_tokens=0, disk_policy=policy, background=True, after=after)
+            Request(
+                self.prompt([63]), max_tokens=0, disk_policy=policy, background=True, after=after
+            )
         )
         self.engine.submit(handle)
         return handle
@@ -125,13 +133,16 @@ def test_a_request_stops_it_within_one_batch_and_finds_its_own_live_end(
     talk.next_turn(asked)
     for _ in range(after_steps):
         talk.engine.step()
-    # The client kept everything after all: what was live before is still there, however short the warm-up ran.
+    # The client kept everything after all: what was live before is still there, however short the
+    # warm-up ran.
     kept = Prompt.of([*asked.prompt.tokens, *reply.tokens, *said(5, 40)], asked.prompt.boundaries)
     handle = RequestHandle(request(kept, 4))
     talk.engine.submit(handle)
     before = backend.n_evaluated
     talk.engine.step()
-    assert handle.request in [active.handle.request for active in talk.engine.running], "it begins at once"
+    assert handle.request in [active.handle.request for active in talk.engine.running], (
+        "it begins at once"
+    )
     assert backend.n_evaluated - before <= 64
     run_all(talk.engine)
     stats = collect(handle).done.stats
@@ -151,7 +162,11 @@ def test_stopped_prewarm_resumes_without_repeating_work() -> None:
     run_all(talk.engine)
     stats = collect(handle).done.stats
     totals = talk.engine.prefix_cache.totals
-    assert totals.n_prewarmed == stats.n_evaluated == len(handle.request.prompt) - 1 - len(asked.prompt) + len(HEADER)
+    assert (
+        totals.n_prewarmed
+        == stats.n_evaluated
+        == len(handle.request.prompt) - 1 - len(asked.prompt) + len(HEADER)
+    )
     assert talk.turn(2)[1].done.stats.n_evaluated == MESSAGE + len(HEADER)
 
 
@@ -192,7 +207,9 @@ def test_costly_prewarm_reaches_the_next_message_unless_exact(exact: bool) -> No
     asked, _ = talk.turn(1)
     n = len(talk.prompt([63])) - 1
     done = collect_done(talk.next_turn(asked), talk.engine)
-    assert (done.stats.n_prompt == n) == (not exact), "the boundary of the next message is no batch end"
+    assert (done.stats.n_prompt == n) == (not exact), (
+        "the boundary of the next message is no batch end"
+    )
     assert talk.engine.sequences[0].n_exact == len(asked.prompt) - len(HEADER)
     _, reply = talk.turn(2)
     assert reply.done.stats.n_evaluated == MESSAGE + len(HEADER) + exact * 96
@@ -208,7 +225,9 @@ def test_costly_prewarm_reaches_the_next_message_unless_exact(exact: bool) -> No
         ({}, {"budget": 0}, 0),  # without a cache to park the live end in
     ],
 )
-def test_nothing_is_made_ready_without_need(talk: dict[str, Any], options: dict[str, Any], n_prewarmed: int) -> None:
+def test_nothing_is_made_ready_without_need(
+    talk: dict[str, Any], options: dict[str, Any], n_prewarmed: int
+) -> None:
     talking = Talk(engine_of(FakeBackend(), **options), **talk)
     asked, _ = talking.turn(1)
     talking.next_turn(asked)
@@ -231,8 +250,12 @@ def test_what_is_forgotten_is_not_made_ready() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("exact", "n_new"), [(False, 2), (True, 105)])
-def test_a_reply_that_the_next_prompt_has_as_it_is_is_not_evaluated_again(kind: str, exact: bool, n_new: int) -> None:
-    """Only with --exact. Behind it one token is missing, and what ends it; its live end is not kept beside that."""
+def test_a_reply_that_the_next_prompt_has_as_it_is_is_not_evaluated_again(
+    kind: str, exact: bool, n_new: int
+) -> None:
+    """Only with --exact. Behind it one token is missing, and what ends it; its live end is not kept
+    beside that.
+    """
     talk = Talk(engine_of(FakeBackend(kind), exact=exact), strips=False)
     asked, _ = talk.turn(1)
     assert collect_done(talk.next_turn(asked), talk.engine).stats.n_evaluated == n_new
@@ -268,7 +291,10 @@ def test_prewarmed_prompt_survives_restart_unless_policy_is_off(tmp_path: Path) 
         if policy == "off":
             assert reply.done.stats.n_cached == 0
         else:
-            assert (reply.done.stats.n_evaluated, reply.done.stats.source) == (MESSAGE + len(HEADER), "disk")
+            assert (reply.done.stats.n_evaluated, reply.done.stats.source) == (
+                MESSAGE + len(HEADER),
+                "disk",
+            )
         talk.engine.prefix_cache.close()
 
 
@@ -309,7 +335,9 @@ def test_with_several_sequences_it_waits_until_all_are_served() -> None:
 
 def test_the_line_is_bounded() -> None:
     engine = engine_of(FakeBackend())
-    handles = [RequestHandle(Request(Prompt.of(said(i, 100), [90]), background=True)) for i in range(20)]
+    handles = [
+        RequestHandle(Request(Prompt.of(said(i, 100), [90]), background=True)) for i in range(20)
+    ]
     run_all(engine, *handles)
     ends = [collect(handle) for handle in handles]
     assert [end.error is not None for end in ends] == [True] * 4 + [False] * 16
@@ -326,11 +354,14 @@ def test_a_failure_in_it_is_nobody_elses() -> None:
     backend.evaluate = original  # type: ignore[method-assign]
     assert (
         talk.turn(2)[1].tokens
-        == cold(FakeBackend(), talk.engine.scheduler.occupancy.last[0].handle.request.prompt, 100).tokens
+        == cold(
+            FakeBackend(), talk.engine.scheduler.occupancy.last[0].handle.request.prompt, 100
+        ).tokens
     )
 
 
-# -- on the engine's thread --------------------------------------------------------------------------------------------
+# -- on the engine's thread
+# ----------------------------------------------------------------------------------
 
 
 def served(sleep_seconds: float = -1) -> tuple[Worker, Engine, ManualClock]:
@@ -359,11 +390,18 @@ def test_it_is_quiet_when_nobody_asks_whoever_asked_last(monkeypatch: pytest.Mon
     assert engine.prewarms.seconds == pytest.approx(0.4), "since the other one was asked, too"
     clock.advance(0.4)
     run_all(engine)
-    assert (totals.n_prewarms, engine.prewarms.seconds) == (1, None), "the end that was parked is as good"
+    assert (totals.n_prewarms, engine.prewarms.seconds) == (1, None), (
+        "the end that was parked is as good"
+    )
 
 
 def reply_to(worker: Worker, asked: Request) -> list[int]:
-    return [token for event in worker.submit(asked) if hasattr(event, "tokens") for token in event.tokens]
+    return [
+        token
+        for event in worker.submit(asked)
+        if hasattr(event, "tokens")
+        for token in event.tokens
+    ]
 
 
 def test_the_thread_begins_when_its_time_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,7 +415,9 @@ def test_the_thread_begins_when_its_time_has_come(monkeypatch: pytest.MonkeyPatc
         assert worker.call(lambda: engine.prewarms.seconds).result(60) == 50.0
         worker.call(lambda: clock.advance(50.0)).result(60)
         until(lambda: engine.prefix_cache.totals.n_prewarms)
-        assert engine.prefix_cache.totals.n_prewarmed == 2, "the last token of the reply and its end"
+        assert engine.prefix_cache.totals.n_prewarmed == 2, (
+            "the last token of the reply and its end"
+        )
     finally:
         assert worker.close()
 
@@ -405,4 +445,6 @@ def test_it_ends_with_the_server_and_sleeps_with_it() -> None:
     last = worker.submit(Request(Prompt.of(said(3, 3500), [3400]), background=True))
     worker.close()
     end = list(last)[-1]
-    assert isinstance(end, Done) or (isinstance(end, Failed) and isinstance(end.error, UnavailableError))
+    assert isinstance(end, Done) or (
+        isinstance(end, Failed) and isinstance(end.error, UnavailableError)
+    )

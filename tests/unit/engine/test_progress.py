@@ -13,19 +13,26 @@ from tests.unit.engine.drive import ask, engine_of
 
 @pytest.mark.parametrize(("every", "at"), [(0.0, (64, 128, 192)), (3600.0, ())])
 def test_a_long_prefill_is_seen_and_a_short_one_is_not(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, every: float, at: tuple[int, ...]
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    every: float,
+    at: tuple[int, ...],
 ) -> None:
     monkeypatch.setattr(progress, "LINE_SECONDS", every)
     with caplog.at_level(logging.INFO, logger=progress.__name__):
         ask(engine_of(FakeBackend(n_ubatch=64)), Prompt.of([1 + i % 60 for i in range(200)]))
     lines = [record.getMessage() for record in caplog.records if record.name == progress.__name__]
-    assert [line.split()[:6] for line in lines] == [["prefill", str(n), "of", "200", "tokens", "evaluated"] for n in at]
+    assert [line.split()[:6] for line in lines] == [
+        ["prefill", str(n), "of", "200", "tokens", "evaluated"] for n in at
+    ]
     assert [" 32 %  " in line for line in lines[:1]] == [True] * len(lines[:1])
 
 
 @pytest.mark.parametrize("percent", [25, 50, 75])
 def test_the_estimate_grows_with_the_cost_of_a_token(percent: int) -> None:
-    """The cost of a token rises from 1 to 2.6 ms over the prompt, as earlier ones said; all takes twice as long now."""
+    """The cost of a token rises from 1 to 2.6 ms over the prompt, as earlier ones said; all takes
+    twice as long now.
+    """
     total, batch, now, costs = 39063, 512, 0.0, Costs()
 
     def seconds(first: int, last: int) -> float:

@@ -1,5 +1,7 @@
-"""Several sequences in one pool of cells: which request waits, and which is suspended. That no reply changes, whatever
-prompts, cancels and sequences there are, is a property in draft/test_drafted_replies.py."""
+"""Several sequences in one pool of cells: which request waits, and which is suspended. That no
+reply changes, whatever prompts, cancels and sequences there are, is a property in
+draft/test_drafted_replies.py.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,16 @@ from pyctl.errors import OutOfCellsError, RequestError, StateError
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import check_invariants
-from tests.unit.engine.drive import ManualClock, Reply, ask, cold, collect, engine_of, request, run_all
+from tests.unit.engine.drive import (
+    ManualClock,
+    Reply,
+    ask,
+    cold,
+    collect,
+    engine_of,
+    request,
+    run_all,
+)
 from tests.unit.server.fake import INFO
 
 ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
@@ -37,7 +48,10 @@ KINDS = ("hybrid", "attention", "opaque")
 
 def prompt_of(seed: int, n: int, head: int = 0) -> Prompt:
     """``n`` tokens, of which the first ``head`` are those of every other prompt."""
-    parts = [np.random.default_rng(100).integers(1, 60, head), np.random.default_rng(seed).integers(1, 60, n - head)]
+    parts = [
+        np.random.default_rng(100).integers(1, 60, head),
+        np.random.default_rng(seed).integers(1, 60, n - head),
+    ]
     tokens = np.concatenate(parts)
     return Prompt.of(tokens, [end for end in (head, n // 2, n - 4) if 0 < end < n])
 
@@ -64,15 +78,21 @@ def check_held(engine: Engine, backend: FakeBackend) -> None:
     cache = engine.prefix_cache.cache
     check_invariants(cache)
     held = [segment.held for segment in cache.segments() if segment.held is not None]
-    cells = {cell for each in held for cell in each.cells} - {cell for seq in backend.seqs for cell in seq.cells}
+    cells = {cell for each in held for cell in each.cells} - {
+        cell for seq in backend.seqs for cell in seq.cells
+    }
     assert len(cells) == backend.n_held, "rows are held for the cache alone"
     for segment in cache.segments():
-        assert segment.held is not None or segment.rows.size or backend.kind == "opaque", "rows that are nowhere"
+        assert segment.held is not None or segment.rows.size or backend.kind == "opaque", (
+            "rows that are nowhere"
+        )
         assert segment.held is None or segment.held.n_cells == segment.tokens.size
     assert engine.cells.n_used + backend.memory.n_held <= backend.facts.n_cells
 
 
-def alone(prompt: Prompt, n: int, kind: str = "hybrid", n_ctx: int = 1024, **fields: object) -> Reply:
+def alone(
+    prompt: Prompt, n: int, kind: str = "hybrid", n_ctx: int = 1024, **fields: object
+) -> Reply:
     return cold(FakeBackend(kind, n_ctx=n_ctx), prompt, n, **fields)
 
 
@@ -119,7 +139,8 @@ def test_a_prefill_that_gives_way_is_continued_where_it_was() -> None:
     old = submit(engine, prompt_of(1, 300), 400, sampling=ENDLESS)
     while not engine.counters.n_calls > 10:
         engine.step()
-    # It fits beside the first and its reserve, but not beside all that the first will say while it is being read.
+    # It fits beside the first and its reserve, but not beside all that the first will say while it
+    # is being read.
     young_prompt = prompt_of(2, 64 * 6)
     young = submit(engine, young_prompt, 8)
     engine.step()
@@ -149,7 +170,9 @@ def test_a_prompt_keeps_its_cells_between_its_batches() -> None:
 
 
 def test_no_room_is_no_bad_snapshot() -> None:
-    """Even when the count of cells and the context disagree, nothing is dropped and nothing fails."""
+    """Even when the count of cells and the context disagree, nothing is dropped and nothing
+    fails.
+    """
     backend = FakeBackend(n_ctx=1024, n_seqs=2)
     engine = engine_of(backend)
     first, second = prompt_of(1, 500), prompt_of(2, 500)
@@ -168,7 +191,9 @@ def test_no_room_is_no_bad_snapshot() -> None:
 
 def test_a_suspended_reply_that_is_cancelled_frees_everything() -> None:
     backend = FakeBackend(n_ctx=1024, n_seqs=2)
-    engine = Engine(backend, RamCache(32, None), EngineSettings(), clock=ManualClock())  # it ends without a wait
+    engine = Engine(
+        backend, RamCache(32, None), EngineSettings(), clock=ManualClock()
+    )  # it ends without a wait
     closed, make = list[object](), backend.sampler
 
     def sampler(*args: Any) -> Any:
@@ -231,14 +256,18 @@ def test_a_state_that_cannot_be_given_back_fails_its_reply_only() -> None:
 
 
 def test_who_is_served_alone_has_the_context_to_itself() -> None:
-    """What a model computes depends on where in the context its rows lie, and on what lies beside them."""
+    """What a model computes depends on where in the context its rows lie, and on what lies beside
+    them.
+    """
     backend = FakeBackend(n_ctx=1024, n_seqs=4)
     engine = engine_of(backend, exact=True)
     seen: list[int] = []
     evaluate = backend.evaluate
 
     def spied(seq: int, *args: object, **kwargs: object) -> None:
-        seen.append(sum(len(held.rows) for number, held in enumerate(backend.seqs) if number != seq))
+        seen.append(
+            sum(len(held.rows) for number, held in enumerate(backend.seqs) if number != seq)
+        )
         evaluate(seq, *args, **kwargs)
 
     backend.evaluate = spied
@@ -256,12 +285,17 @@ def test_a_share_for_each_lets_all_run_side_by_side() -> None:
     run_all(engine)
     assert engine.counters.n_suspended == 0
     for seed, handle in enumerate(handles):
-        assert collect(handle).tokens == alone(prompt_of(seed, 200), -1, n_ctx=256, sampling=ENDLESS).tokens
+        assert (
+            collect(handle).tokens
+            == alone(prompt_of(seed, 200), -1, n_ctx=256, sampling=ENDLESS).tokens
+        )
 
 
 def test_saving_a_sequence_after_its_request_was_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number counts when it is done, not the object that had the number when it was asked."""
-    monkeypatch.setattr("pyctl.engine.worker.IDLE_SECONDS", 3600.0)  # nothing changes behind the last step
+    monkeypatch.setattr(
+        "pyctl.engine.worker.IDLE_SECONDS", 3600.0
+    )  # nothing changes behind the last step
     backend = FakeBackend(n_ctx=1024, n_seqs=2)
     engine = engine_of(backend)
     worker = Worker(engine, INFO)
@@ -269,7 +303,9 @@ def test_saving_a_sequence_after_its_request_was_moved(monkeypatch: pytest.Monke
         admin = EngineAdmin(worker, engine)
         asked = threading.Event()
         worker.call(lambda: asked.wait(60))
-        handles = [worker.submit(request(prompt_of(seed, 100), -1, sampling=ENDLESS)) for seed in (1, 2)]
+        handles = [
+            worker.submit(request(prompt_of(seed, 100), -1, sampling=ENDLESS)) for seed in (1, 2)
+        ]
         begun = worker.call(lambda: (engine.step(), len(engine.running))[1])
         erased = [admin.erase(seq) for seq in (0, 1)]
         asked.set()
@@ -281,7 +317,10 @@ def test_saving_a_sequence_after_its_request_was_moved(monkeypatch: pytest.Monke
         assert stats.total.n_suspended > 0
         assert (stats.n_suspended, stats.suspended_bytes) == (0, 0)
         assert (stats.n_cells, stats.n_cells_used) == (1024, sum(seq.n for seq in engine.sequences))
-        assert (stats.n_cells_held, stats.device) == (backend.n_held, engine.prefix_cache.device.counts)
+        assert (stats.n_cells_held, stats.device) == (
+            backend.n_held,
+            engine.prefix_cache.device.counts,
+        )
         assert stats.device.kept > 0
     finally:
         worker.close()
@@ -315,7 +354,9 @@ def test_a_restore_that_waits_for_the_disk_gives_way_and_begins_again(begun: boo
     young = submit(engine, prompt_of(2, 400), 30)
     while not engine.waiting.queue or len(engine.running) == 2:
         assert engine.step()
-    assert [active.handle for active in engine.running] == [old], "it gave its cells to the older one"
+    assert [active.handle for active in engine.running] == [old], (
+        "it gave its cells to the older one"
+    )
     assert [len(held.rows) for held in backend.seqs] == [seq.n for seq in engine.sequences]
     disk.set_result(None)
     run_all(engine)
@@ -344,7 +385,9 @@ def test_only_prompts_that_are_evaluated_alone_say_what_tokens_cost(is_async: bo
     ask(engine, first)
     assert [0 < last <= 300 for _, last in costs.noted] == [True]
     assert costs.noted[0][0] == 0
-    assert (costs.noted[0][1] == 300) == (not is_async), "a device is still at work on the last batch"
+    assert (costs.noted[0][1] == 300) == (not is_async), (
+        "a device is still at work on the last batch"
+    )
     for prompt in others:
         submit(engine, prompt)
     run_all(engine)

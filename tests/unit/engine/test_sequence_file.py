@@ -1,4 +1,6 @@
-"""Slot files hold all of a sequence; what is damaged, or of another model, is refused before anything is loaded."""
+"""Slot files hold all of a sequence; what is damaged, or of another model, is refused before
+anything is loaded.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ from tests.fake import FakeBackend
 
 def evaluated(n: int) -> tuple[FakeBackend, LiveSequence]:
     """A backend that has evaluated ``n`` tokens of the sequence."""
-    backend, seq = FakeBackend("hybrid", n_ctx=2 * SPAN, n_ubatch=2 * SPAN), LiveSequence(0, 2 * SPAN)
+    backend, seq = (
+        FakeBackend("hybrid", n_ctx=2 * SPAN, n_ubatch=2 * SPAN),
+        LiveSequence(0, 2 * SPAN),
+    )
     if n:
         backend.evaluate(0, as_tokens(range(n)), 0)
         seq.append(as_tokens(range(n)), exact=True)
@@ -30,7 +35,10 @@ def evaluated(n: int) -> tuple[FakeBackend, LiveSequence]:
 @pytest.mark.parametrize("n", [0, 1, SPAN, SPAN + 25])
 def test_a_sequence_comes_back_in_spans(tmp_path: Path, n: int) -> None:
     backend, seq = evaluated(n)
-    assert save_file(backend.memory, seq, seq.ends, tmp_path / "a", "me") == (tmp_path / "a").stat().st_size
+    assert (
+        save_file(backend.memory, seq, seq.ends, tmp_path / "a", "me")
+        == (tmp_path / "a").stat().st_size
+    )
     saved = load_file(tmp_path / "a", "me")
     assert (saved.tokens.tolist(), saved.ends) == (seq.tokens.tolist(), tuple(seq.ends))
     assert saved.n_bytes == (tmp_path / "a").stat().st_size
@@ -47,7 +55,10 @@ def test_damage_is_refused(tmp_path: Path) -> None:
     save_file(backend.memory, seq, seq.ends, path, "me")
     whole, rng = path.read_bytes(), np.random.default_rng(0)
     cuts = [whole[:at] for at in (0, 20, len(whole) - 1, *rng.integers(0, len(whole), 20).tolist())]
-    flips = [whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :] for at in rng.integers(0, len(whole), 40).tolist()]
+    flips = [
+        whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :]
+        for at in rng.integers(0, len(whole), 40).tolist()
+    ]
     for data in (*cuts, *flips, bytes(500)):
         path.write_bytes(data)
         with pytest.raises(StateError, match="invalid slot save file"):
@@ -80,7 +91,9 @@ N = 40
         ("token", -1),
     ],
 )
-def test_what_contradicts_itself_is_refused_with_a_right_digest(tmp_path: Path, changed: str, value: int) -> None:
+def test_what_contradicts_itself_is_refused_with_a_right_digest(
+    tmp_path: Path, changed: str, value: int
+) -> None:
     backend, seq = evaluated(N)
     path = tmp_path / "a"
     save_file(backend.memory, seq, seq.ends, path, "me")
@@ -94,7 +107,9 @@ def test_what_contradicts_itself_is_refused_with_a_right_digest(tmp_path: Path, 
     elif changed == "size":
         struct.pack_into("<q", data, sizes, value)
     else:
-        struct.pack_into("<i", data, sizes - 4 * (n_ends if changed == "end" else n_ends + N), value)
+        struct.pack_into(
+            "<i", data, sizes - 4 * (n_ends if changed == "end" else n_ends + N), value
+        )
     data[-16:] = hashlib.blake2b(data[:-16], digest_size=16).digest()
     path.write_bytes(data)
     with pytest.raises(StateError, match="invalid slot save file"):
@@ -118,4 +133,7 @@ def test_what_a_file_cannot_hold_leaves_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a" * 255, "ä" * 127 + "b"])
 def test_names_may_have_255_bytes(tmp_path: Path, name: str) -> None:
     backend, seq = evaluated(3)
-    assert save_file(backend.memory, seq, (), tmp_path / name, "me") == (tmp_path / name).stat().st_size
+    assert (
+        save_file(backend.memory, seq, (), tmp_path / name, "me")
+        == (tmp_path / name).stat().st_size
+    )

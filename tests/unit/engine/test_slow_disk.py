@@ -1,4 +1,6 @@
-"""A disk that reads slowly or hangs: only the request that reads it waits, and no longer than a limit."""
+"""A disk that reads slowly or hangs: only the request that reads it waits, and no longer than a
+limit.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ OTHER = chat((3, 200))
 
 
 class HangingDrive:
-    """Reads of ``hung`` ("pread": headers, "preadv": chunks) wait for ``gate`` once `hang` was called."""
+    """Reads of ``hung`` ("pread": headers, "preadv": chunks) wait for ``gate`` once `hang` was
+    called.
+    """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.gate, self.waiting = threading.Event(), threading.Event()
@@ -135,7 +139,9 @@ def test_stalled_read_is_a_miss_and_pauses_the_disk(
     assert tier.store.is_stalled
     engine.prefix_cache.cache.clear()
     within(60, lambda: ask(engine, OTHER))
-    assert within(60, lambda: ask(engine, STORED)).tokens == expected, "no request waits a second time"
+    assert within(60, lambda: ask(engine, STORED)).tokens == expected, (
+        "no request waits a second time"
+    )
     assert tier.store.damaged == 0
     drive.answer(tier)
     assert not tier.store.is_stalled

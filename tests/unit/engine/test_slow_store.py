@@ -1,4 +1,6 @@
-"""A request waits in the queue for what a store has of its prompt, where that is quicker, and others are served."""
+"""A request waits in the queue for what a store has of its prompt, where that is quicker, and
+others are served.
+"""
 
 from __future__ import annotations
 
@@ -41,16 +43,24 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def second(client: Faulty, clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    """An engine that has found what another one left in the store, and evaluates a token in a second."""
+def second(
+    client: Faulty, clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Engine]:
+    """An engine that has found what another one left in the store, and evaluates a token in a
+    second.
+    """
     monkeypatch.setattr(Fetch, "clock", clock)
     opened: list[Engine] = []
 
     def get(name: str) -> Engine:
         files = DiskStore(tmp_path / name, "fake", None, min_tokens=100)
         remote = RemoteStore(client, "memory://", files.files, files.sizes)  # type: ignore[arg-type]
-        tier = DiskTier(files, DiskPolicy.parse("full"), cold_max=10240, close_seconds=60, remote=remote)
-        opened.append(Engine(FakeBackend(n_seqs=2), RamCache(16, None), EngineSettings(exact=True), tier))
+        tier = DiskTier(
+            files, DiskPolicy.parse("full"), cold_max=10240, close_seconds=60, remote=remote
+        )
+        opened.append(
+            Engine(FakeBackend(n_seqs=2), RamCache(16, None), EngineSettings(exact=True), tier)
+        )
         return opened[-1]
 
     first = get("first")

@@ -1,4 +1,6 @@
-"""Snapshots that RAM evicts are spilled and restored, despite faults of the disk; prompts resume the quickest way."""
+"""Snapshots that RAM evicts are spilled and restored, despite faults of the disk; prompts resume
+the quickest way.
+"""
 
 from __future__ import annotations
 
@@ -70,14 +72,20 @@ CONVERSATIONS = [chat((seed, 300), (seed + 50, 240)) for seed in range(1, 9)]
 
 @pytest.mark.parametrize("n_cells", [0, 1200])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_left_ram_comes_back_from_disk_also_after_a_restart(tmp_path: Path, kind: str, n_cells: int) -> None:
+def test_what_left_ram_comes_back_from_disk_also_after_a_restart(
+    tmp_path: Path, kind: str, n_cells: int
+) -> None:
     engine = engine_on(tmp_path, kind, n_cells=n_cells)
     expected = [ask(engine, prompt).tokens for prompt in CONVERSATIONS]
     assert engine.prefix_cache.cache.n_evicted > 0
     view = flushed(engine).view()
     assert view.spilled.n > 0
     assert view.spilled == view.written
-    gone = [n for n, prompt in enumerate(CONVERSATIONS) if ask_source(engine, prompt, expected[n]) == "disk"]
+    gone = [
+        n
+        for n, prompt in enumerate(CONVERSATIONS)
+        if ask_source(engine, prompt, expected[n]) == "disk"
+    ]
     assert gone, "nothing came back from disk"
     check_invariants(engine.prefix_cache.cache)
     tier_of(engine).close()
@@ -94,7 +102,9 @@ def ask_source(engine: Engine, prompt: Prompt, expected: list[int]) -> str:
 
 
 @pytest.mark.parametrize(("policy", "read_seconds"), [("auto", 0.0), ("spill", 1e12)])
-def test_no_spill_without_the_flag_or_if_reading_costs_more(tmp_path: Path, policy: str, read_seconds: float) -> None:
+def test_no_spill_without_the_flag_or_if_reading_costs_more(
+    tmp_path: Path, policy: str, read_seconds: float
+) -> None:
     costs = Steady()
     costs.read = lambda n_bytes: read_seconds  # type: ignore[method-assign]
     engine = engine_on(tmp_path, policy=policy, costs=costs)
@@ -131,7 +141,9 @@ def test_what_another_request_wants_on_disk_goes_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "source"), [(0.01, "disk"), (0.1, "disk"), (5.0, "live")])
-def test_a_prompt_resumes_from_where_it_is_ready_first(tmp_path: Path, seconds: float, source: str) -> None:
+def test_a_prompt_resumes_from_where_it_is_ready_first(
+    tmp_path: Path, seconds: float, source: str
+) -> None:
     """At 1 ms a token: 240 more of them from disk, against those in memory."""
     prompt = CONVERSATIONS[0]
     engine = engine_on(tmp_path, policy="full", ram=None)
@@ -149,7 +161,9 @@ def test_a_prompt_resumes_from_where_it_is_ready_first(tmp_path: Path, seconds: 
 
 
 @pytest.mark.parametrize("kind", ["hybrid", "attention"])
-def test_of_a_snapshot_whose_rows_are_in_memory_only_the_state_is_read(tmp_path: Path, kind: str) -> None:
+def test_of_a_snapshot_whose_rows_are_in_memory_only_the_state_is_read(
+    tmp_path: Path, kind: str
+) -> None:
     inner, prompt = chat((1, 300), (2, 240)), chat((1, 300), (2, 240), (3, 100), (4, 40))
     engine = engine_on(tmp_path, kind, policy="full", ram=None)
     expected = ask(engine, prompt).tokens, ask(engine, inner).tokens
@@ -197,7 +211,9 @@ def test_any_order_on_any_disk_gives_right_replies_within_all_budgets(
     for _ in range(4):
         policy = choice.choice(["spill", "auto,spill", "full,spill"])
         ram, n_cells = choice.choice([15_000, 40_000]), choice.choice([0, 1600, 4096])
-        engine = engine_on(tmp_path, kind, policy, ram=ram, budget=budget, daily=daily, n_cells=n_cells)
+        engine = engine_on(
+            tmp_path, kind, policy, ram=ram, budget=budget, daily=daily, n_cells=n_cells
+        )
         tier = tier_of(engine)
         watch(engine, drive.refuse)
         tier._recovery.result(60)
@@ -220,7 +236,9 @@ def test_any_order_on_any_disk_gives_right_replies_within_all_budgets(
             assert reply.tokens == expected[key]
             check_invariants(engine.prefix_cache.cache)
             if choice.random() < 0.2:
-                for path in [*sorted(tmp_path.rglob("*.rows")), *sorted(tmp_path.rglob("*.state"))][:1]:
+                for path in [*sorted(tmp_path.rglob("*.rows")), *sorted(tmp_path.rglob("*.state"))][
+                    :1
+                ]:
                     path.unlink(missing_ok=True)  # the thread that writes may have been first
             assert tier.store.directory.n_bytes <= budget
         drive.share = 0.0
@@ -237,7 +255,9 @@ def test_any_order_on_any_disk_gives_right_replies_within_all_budgets(
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_rows_that_only_the_device_has_are_fetched_before_they_go(tmp_path: Path, fails: bool) -> None:
+def test_rows_that_only_the_device_has_are_fetched_before_they_go(
+    tmp_path: Path, fails: bool
+) -> None:
     """A failed fetch is logged and changes no reply."""
     engine = engine_on(tmp_path, ram=1_500, n_cells=1_200)
     engine.backend.fetch = Mock(  # type: ignore[method-assign]
@@ -247,19 +267,27 @@ def test_rows_that_only_the_device_has_are_fetched_before_they_go(tmp_path: Path
     view = flushed(engine).view()
     assert engine.backend.fetch.called
     assert (view.spilled.n > 0) is not fails
-    sources = [ask_source(engine, prompt, tokens) for prompt, tokens in zip(CONVERSATIONS, expected, strict=True)]
+    sources = [
+        ask_source(engine, prompt, tokens)
+        for prompt, tokens in zip(CONVERSATIONS, expected, strict=True)
+    ]
     assert ("disk" in sources) is not fails
     check_invariants(engine.prefix_cache.cache)
     assert flushed(engine).store.directory.verify().sound
     engine.prefix_cache.close()
 
 
-def test_no_step_copies_more_than_a_segment_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_step_copies_more_than_a_segment_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Once its prompt is evaluated, also where there is room beside the cache for all."""
     monkeypatch.setattr(device_tier, "PIECE_BYTES", 3_000)
     engine = engine_on(tmp_path, policy="full", ram=24_000, n_cells=8192)
     fetched: list[int] = []
-    fetch, handle = engine.backend.fetch, RequestHandle(request(chat(*((seed, 300) for seed in range(10))), 40))
+    fetch, handle = (
+        engine.backend.fetch,
+        RequestHandle(request(chat(*((seed, 300) for seed in range(10))), 40)),
+    )
 
     def count(held: HeldRows, first: int, last: int) -> Block:
         block = fetch(held, first, last)

@@ -56,7 +56,9 @@ def test_the_owner_goes_on_after_a_read_that_has_begun() -> None:
 
 
 class Late(deque[Job[Any]]):
-    """Another thread queues ``late`` when the queue has just been found empty, and the lock is not released yet."""
+    """Another thread queues ``late`` when the queue has just been found empty, and the lock is not
+    released yet.
+    """
 
     late: Job[Any] | None = Job(lambda: 1)
 

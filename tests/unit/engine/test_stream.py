@@ -1,4 +1,6 @@
-"""Streamed text: characters are not split, stop strings do not leak, lines and reasoning have limits."""
+"""Streamed text: characters are not split, stop strings do not leak, lines and reasoning have
+limits.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def test_utf8_survives_any_chunking(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("stop", [(), ("x",)])
 @pytest.mark.parametrize("letter", ["é", "€", "🙂"])
-def test_half_a_character_is_held_back_and_left_out_at_the_end(letter: str, stop: tuple[str, ...]) -> None:
+def test_half_a_character_is_held_back_and_left_out_at_the_end(
+    letter: str, stop: tuple[str, ...]
+) -> None:
     for size in range(1, len(letter.encode())):
         assert stream([b"a", letter.encode()[:size]], *stop) == ("a", "")
     assert stream([b"\xc3", b"a"], *stop) == ("\ufffda", ""), "what no end explains is shown"
@@ -63,7 +67,8 @@ def test_without_a_match_everything_comes_out(stop: tuple[str, ...]) -> None:
     assert stream([b"xy", b"xyx"], *stop) == ("xyxyx", "")
 
 
-# -- lines -------------------------------------------------------------------------------------------------------------
+# -- lines
+# ----------------------------------------------------------------------------------
 
 
 def fed(lines: LineLimits, pieces: Sequence[str], late_from: int = 99) -> str:
@@ -98,13 +103,16 @@ def test_the_time_ends_the_reply_with_a_line() -> None:
     assert fed(LineLimits(0), pieces, late_from=1) == "a\nbcd\n"
 
 
-# -- the end of reasoning, forced token by token -----------------------------------------------------------------------
+# -- the end of reasoning, forced token by token
+# ----------------------------------------------------------------------------------
 
 
 OPEN, CLOSE, NEWLINE = 101, 102, 10
 
 
-def limit(n: int, read: tuple[int, ...] = (OPEN,), forced: tuple[int, ...] = (NEWLINE, CLOSE)) -> ReasoningLimit:
+def limit(
+    n: int, read: tuple[int, ...] = (OPEN,), forced: tuple[int, ...] = (NEWLINE, CLOSE)
+) -> ReasoningLimit:
     return ReasoningLimit(n, "e", ("f", "\7\x08"), forced, read, recurs=True)
 
 
@@ -124,7 +132,9 @@ def spoken(budget: ReasoningBudget, says: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("n", [0, 1, 3])
 def test_the_end_is_forced_after_n_tokens(n: int) -> None:
-    assert spoken(ReasoningBudget(limit(n), letters), [1] * 8) == [1] * n + [NEWLINE, CLOSE] + [1] * (6 - n)
+    assert spoken(ReasoningBudget(limit(n), letters), [1] * 8) == [1] * n + [NEWLINE, CLOSE] + [
+        1
+    ] * (6 - n)
 
 
 def test_somebody_may_end_a_block_but_only_one_that_is_open() -> None:
@@ -137,15 +147,43 @@ def test_somebody_may_end_a_block_but_only_one_that_is_open() -> None:
 
 
 def test_what_the_prompt_holds_counts() -> None:
-    assert spoken(ReasoningBudget(limit(3, read=(OPEN, 5, 5)), letters), [1] * 4) == [1, NEWLINE, CLOSE, 1]
-    assert spoken(ReasoningBudget(limit(0, read=(OPEN, NEWLINE)), letters), [1] * 4) == [NEWLINE, CLOSE, 1, 1]
+    assert spoken(ReasoningBudget(limit(3, read=(OPEN, 5, 5)), letters), [1] * 4) == [
+        1,
+        NEWLINE,
+        CLOSE,
+        1,
+    ]
+    assert spoken(ReasoningBudget(limit(0, read=(OPEN, NEWLINE)), letters), [1] * 4) == [
+        NEWLINE,
+        CLOSE,
+        1,
+        1,
+    ]
 
 
 def test_an_end_in_time_is_left_alone_and_a_new_block_counts_anew() -> None:
-    assert spoken(ReasoningBudget(limit(3), letters), [1, CLOSE, 1, 1, 1, 1]) == [1, CLOSE, 1, 1, 1, 1]
+    assert spoken(ReasoningBudget(limit(3), letters), [1, CLOSE, 1, 1, 1, 1]) == [
+        1,
+        CLOSE,
+        1,
+        1,
+        1,
+        1,
+    ]
     assert spoken(ReasoningBudget(limit(3), letters), [1, 7, 8, 1, 1, 1]) == [1, 7, 8, 1, 1, 1]
     says = [1, CLOSE, 1, 1, OPEN, 1, 1, 1, 1, 1]
-    assert spoken(ReasoningBudget(limit(3), letters), says) == [1, CLOSE, 1, 1, OPEN, 1, 1, 1, NEWLINE, CLOSE]
+    assert spoken(ReasoningBudget(limit(3), letters), says) == [
+        1,
+        CLOSE,
+        1,
+        1,
+        OPEN,
+        1,
+        1,
+        1,
+        NEWLINE,
+        CLOSE,
+    ]
 
 
 def test_without_a_block_nothing_is_forced() -> None:
@@ -154,13 +192,22 @@ def test_without_a_block_nothing_is_forced() -> None:
 
 def test_a_character_is_never_torn() -> None:
     # 0xC3 0xA4 is one character in two tokens.
-    assert spoken(ReasoningBudget(limit(1), letters), [0xC3, 0xA4, 1, 1]) == [0xC3, 0xA4, NEWLINE, CLOSE]
+    assert spoken(ReasoningBudget(limit(1), letters), [0xC3, 0xA4, 1, 1]) == [
+        0xC3,
+        0xA4,
+        NEWLINE,
+        CLOSE,
+    ]
 
 
 @given(
-    st.integers(0, 20), st.lists(st.integers(1, 110), max_size=60), st.lists(st.integers(1, 6), min_size=1, max_size=4)
+    st.integers(0, 20),
+    st.lists(st.integers(1, 110), max_size=60),
+    st.lists(st.integers(1, 6), min_size=1, max_size=4),
 )
-def test_a_block_is_never_longer_than_its_limit(n: int, says: list[int], message: list[int]) -> None:
+def test_a_block_is_never_longer_than_its_limit(
+    n: int, says: list[int], message: list[int]
+) -> None:
     out = spoken(ReasoningBudget(limit(n, forced=(*message, CLOSE)), letters), says)
     length, inside = 0, True
     for at, token in enumerate(out):

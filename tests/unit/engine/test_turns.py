@@ -1,4 +1,6 @@
-"""Turns with --exact: one request runs at a time, none waits for the end of a long one, none is lost."""
+"""Turns with --exact: one request runs at a time, none waits for the end of a long one, none is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -170,7 +172,9 @@ def test_those_that_wait_see_their_place() -> None:
         continue
     places = [event.place for event in waiting[1].drain() if isinstance(event, Progress)]
     assert places[:2] == [1, 0]
-    assert all(event.place == 0 for event in first.drain() if isinstance(event, Progress)), "its text has begun"
+    assert all(event.place == 0 for event in first.drain() if isinstance(event, Progress)), (
+        "its text has begun"
+    )
     assert not any(isinstance(event, Progress) for event in silent.drain())
 
 

@@ -28,7 +28,13 @@ def test_batches_are_compared_as_lists_of_their_ends_are(data: st.DataObject) ->
     """On a tree of segments whose ends are mostly, but not always, those of the prompt."""
     places = st.sets(st.integers(1, 60), max_size=8)
     ends = sorted(data.draw(places) | {60})
-    ways = Ways(PromptMatch(as_tokens(range(60))), ends, LiveSequence(0, 60), FakeBackend("hybrid").shape, exact=True)
+    ways = Ways(
+        PromptMatch(as_tokens(range(60))),
+        ends,
+        LiveSequence(0, 60),
+        FakeBackend("hybrid").shape,
+        exact=True,
+    )
     segments = [Segment(0, as_tokens(range(20)), NOTHING, None, (5, 20))]
     for _ in range(data.draw(st.integers(1, 8))):
         parent = data.draw(st.sampled_from([each for each in segments if each.start < 59]))
@@ -48,13 +54,17 @@ def filled(tokens: Tokens, cache: RamCache | None = None) -> tuple[RamCache, lis
     cache, match, segment = cache or RamCache(0, None), PromptMatch(tokens), None
     ends = list(range(10, N + 1, 10))
     for end in ends:
-        segment = Segment(end - 10, as_tokens(tokens[end - 10 : end]), np.zeros(10, np.uint8), segment, (end,))
+        segment = Segment(
+            end - 10, as_tokens(tokens[end - 10 : end]), np.zeros(10, np.uint8), segment, (end,)
+        )
         assert cache.add(Snapshot(match.prefix(end), segment, State.of(np.zeros(8, np.uint8))))
     return cache, ends
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_many_snapshots_of_one_conversation_cost_no_chain_each(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_snapshots_of_one_conversation_cost_no_chain_each(
+    exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokens = as_tokens(np.random.default_rng(1).integers(0, 250, N + 5))
     cache, ends = filled(tokens)
     links, match, real = [0], PromptMatch(tokens), Snapshot.links
@@ -65,7 +75,9 @@ def test_many_snapshots_of_one_conversation_cost_no_chain_each(exact: bool, monk
             yield link
 
     monkeypatch.setattr(Snapshot, "links", counted)
-    ways = Ways(match, [*ends, N + 5], LiveSequence(0, N + 5), FakeBackend("hybrid").shape, exact=exact).find(cache)
+    ways = Ways(
+        match, [*ends, N + 5], LiveSequence(0, N + 5), FakeBackend("hybrid").shape, exact=exact
+    ).find(cache)
     assert [way.n for way in ways] == ends[::-1]
     found = [way.snapshot for way in ways if way.snapshot is not None]
     assert len(match._hashed) == 1, "what is compared need not be hashed"
@@ -101,7 +113,9 @@ def test_of_many_conversations_only_those_that_begin_alike_are_compared() -> Non
         tokens = as_tokens(np.random.default_rng(seed).integers(0, 250, N + 5))
         _, ends = filled(tokens, cache)
     assert len(cache.snapshots()) == 900
-    with patch.object(PromptMatch, "shared", autospec=True, side_effect=PromptMatch.shared) as compared:
+    with patch.object(
+        PromptMatch, "shared", autospec=True, side_effect=PromptMatch.shared
+    ) as compared:
         assert [each.n for each in cache.lookup(PromptMatch(tokens), N)] == ends[::-1]
     assert 0 < compared.call_count < 30 + len(ends)
 
@@ -113,7 +127,9 @@ def test_many_rows_that_leave_the_device_are_ranked_once() -> None:
     n_segments = sum(each.held is not None for each in engine.prefix_cache.cache.segments())
     assert n_segments >= 8
     order = RamCache.device_eviction_order
-    with patch.object(RamCache, "device_eviction_order", autospec=True, side_effect=order) as ranked:
+    with patch.object(
+        RamCache, "device_eviction_order", autospec=True, side_effect=order
+    ) as ranked:
         assert engine.prefix_cache.device.shrink(0)
     assert engine.prefix_cache.device.counts.to_ram > 2500
     assert ranked.call_count == 1

@@ -45,11 +45,19 @@ class WorkerReply:
 class WatchedWorker:
     """A worker on a fake backend, with everything that looks into it."""
 
-    def __init__(self, sleep_seconds: float = -1, n_seqs: int = 1, exact: bool = False, is_async: bool = False) -> None:
+    def __init__(
+        self,
+        sleep_seconds: float = -1,
+        n_seqs: int = 1,
+        exact: bool = False,
+        is_async: bool = False,
+    ) -> None:
         self.backend = FakeBackend("hybrid", n_seqs=n_seqs)
         self.backend.facts = replace(self.backend.facts, is_async=is_async)
         self.clock = ManualClock()
-        self.engine = Engine(self.backend, RamCache(8, None), EngineSettings(exact=exact), clock=self.clock)
+        self.engine = Engine(
+            self.backend, RamCache(8, None), EngineSettings(exact=exact), clock=self.clock
+        )
         self.worker = Worker(self.engine, INFO, sleep_seconds)
         self.admin = EngineAdmin(self.worker, self.engine)
 
@@ -65,9 +73,15 @@ class WatchedWorker:
         raise AssertionError("no end")
 
     def begin(self, n: int = 3000) -> RequestHandle:
-        """Begin a reply of ``n`` tokens, one for each call or cancellation, so that it cannot end before a slow
-        test looks at it."""
-        decode, inbox, running, call = self.backend.decode, self.worker._inbox, self.engine.running, self.worker.call
+        """Begin a reply of ``n`` tokens, one for each call or cancellation, so that it cannot end
+        before a slow test looks at it.
+        """
+        decode, inbox, running, call = (
+            self.backend.decode,
+            self.worker._inbox,
+            self.engine.running,
+            self.worker.call,
+        )
         looks = threading.Semaphore(0)
 
         def look(*args: Any, **kwargs: Any) -> Future[Any]:
@@ -76,7 +90,9 @@ class WatchedWorker:
             return future
 
         def when_looked_at(items: Sequence[SequenceTokens]) -> None:
-            while not looks.acquire(timeout=0.001) and not any(active.handle.cancelled for active in running):
+            while not looks.acquire(timeout=0.001) and not any(
+                active.handle.cancelled for active in running
+            ):
                 if not inbox.empty():
                     break
             decode(items)
@@ -279,7 +295,9 @@ def test_an_idle_moment_copies_what_only_the_device_has(make: Any) -> None:
     cache = bench.engine.prefix_cache.cache
 
     def rows() -> list[int]:
-        return result(bench.worker.call(lambda: [segment.rows.nbytes for segment in cache.segments()]))
+        return result(
+            bench.worker.call(lambda: [segment.rows.nbytes for segment in cache.segments()])
+        )
 
     bench.ask(PROMPT)
     assert not all(rows())
@@ -309,7 +327,8 @@ def test_going_ahead_does_not_keep_rows_from_being_copied(make: Any) -> None:
     assert n_ready > 1
 
 
-# -- preparing ---------------------------------------------------------------------------------------------------------
+# -- preparing
+# ----------------------------------------------------------------------------------
 
 
 def test_an_idle_engine_loads_kernels(make: Any) -> None:
@@ -343,5 +362,9 @@ def test_a_request_preempts_the_preparation(make: Any) -> None:
     bench.backend.evaluate = stand
     bench.advance(PREPARE_SECONDS)
     assert waiting.wait(60)
-    assert bench.ask(PROMPT, 1).stats.n_evaluated == bench.backend.n_evaluated - bench.backend.facts.n_ubatch == 300
+    assert (
+        bench.ask(PROMPT, 1).stats.n_evaluated
+        == bench.backend.n_evaluated - bench.backend.facts.n_ubatch
+        == 300
+    )
     assert not bench.backend.is_preemptible

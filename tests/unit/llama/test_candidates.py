@@ -22,14 +22,18 @@ def best(logits: NDArray[np.float32], n: int, also: list[int]) -> NDArray[np.int
     return ids
 
 
-@pytest.mark.parametrize("kind", ["normal", "equal", "best are last", "best are left over", "many equal", "masked"])
+@pytest.mark.parametrize(
+    "kind", ["normal", "equal", "best are last", "best are left over", "many equal", "masked"]
+)
 def test_all_of_the_most_likely_tokens_are_there_once_and_in_order(kind: str) -> None:
     rng = np.random.default_rng(1)
     logits = {
         "normal": rng.normal(size=N_VOCAB),
         "equal": np.zeros(N_VOCAB),
         "best are last": np.arange(N_VOCAB, dtype=float),
-        "best are left over": np.where(np.arange(N_VOCAB) < N_VOCAB - 8, rng.normal(size=N_VOCAB), 9.0),
+        "best are left over": np.where(
+            np.arange(N_VOCAB) < N_VOCAB - 8, rng.normal(size=N_VOCAB), 9.0
+        ),
         "many equal": np.round(rng.normal(size=N_VOCAB)),
         "masked": np.where(rng.random(N_VOCAB) < 0.999, -np.inf, 1.0),
     }[kind].astype(np.float32)

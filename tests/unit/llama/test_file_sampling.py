@@ -9,7 +9,11 @@ import pytest
 from pyctl.engine.sampling import Sampling
 from pyctl.llama.file_sampling import recommended_sampling
 
-FIELDS = {"temp": "temperature", "penalty_last_n": "repeat_last_n", "penalty_repeat": "repeat_penalty"}
+FIELDS = {
+    "temp": "temperature",
+    "penalty_last_n": "repeat_last_n",
+    "penalty_repeat": "repeat_penalty",
+}
 """Fields whose names differ from their keys."""
 
 
@@ -77,4 +81,6 @@ def test_a_bad_value_is_one_line(
     assert found == {**({} if key == "temp" else {"temperature": 0.5}), **expected}
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == bool(said)
-    assert all(said in line and f"general.sampling.{key}" in line and len(line) < 250 for line in lines)
+    assert all(
+        said in line and f"general.sampling.{key}" in line and len(line) < 250 for line in lines
+    )

@@ -24,7 +24,9 @@ N_CELLS = 4096
         ("opaque", (0, 0), ANYWHERE),
     ],
 )
-def test_only_windows_of_whole_sequences_have_places(kind: str, window: tuple[int, int], places: ResumePoints) -> None:
+def test_only_windows_of_whole_sequences_have_places(
+    kind: str, window: tuple[int, int], places: ResumePoints
+) -> None:
     memory: Any = SimpleNamespace(
         kind=kind, window=window, can_hold=kind != "opaque", type="llama_kv_cache_iswa", reason=""
     )

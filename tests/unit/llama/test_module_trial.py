@@ -46,7 +46,9 @@ class Trials:
         """What a start finds, and what it tries."""
         self.tried = []
         environ = {"XDG_CACHE_HOME": str(self.cache)}
-        found = try_modules(self.package / "_core.abi.so", self.attempt, environ, self.attempt_memory)
+        found = try_modules(
+            self.package / "_core.abi.so", self.attempt, environ, self.attempt_memory
+        )
         return found, self.tried
 
 
@@ -82,7 +84,10 @@ def test_what_could_not_be_tried_is_tried_again(trials: Trials) -> None:
     trials.reasons["_drafts"] = "!"
     reason = "it cannot be tried: no room; the next start tries again"
     for _ in range(2):
-        assert trials.start() == ({"_core": "", "_drafts": reason, "_pool": reason}, ["_core", "_drafts"])
+        assert trials.start() == (
+            {"_core": "", "_drafts": reason, "_pool": reason},
+            ["_core", "_drafts"],
+        )
     trials.reasons.clear()
     assert trials.start()[0] == {"_core": "", "_drafts": "", "_pool": ""}
 
@@ -106,12 +111,15 @@ def test_a_shortage_is_no_reason_against_a_module(code: str, is_shortage: bool) 
     if not is_shortage:
         assert reason_of_trial((), {}, seconds, command=command)
         return
-    with pytest.raises(OSError, match=r"memory|MemoryError|exit code 75|takes longer|SIG(ABRT|KILL)"):
+    with pytest.raises(
+        OSError, match=r"memory|MemoryError|exit code 75|takes longer|SIG(ABRT|KILL)"
+    ):
         reason_of_trial((), {}, seconds, command=command)
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"no JSON", b"[]", b'{"a": 1}', b'{"a": {"_core": 1}}', b"[" * 2**15, b"{" * 2**17]
+    "content",
+    [b"", b"no JSON", b"[]", b'{"a": 1}', b'{"a": {"_core": 1}}', b"[" * 2**15, b"{" * 2**17],
 )
 def test_a_damaged_file_is_as_none(content: bytes, trials: Trials) -> None:
     (trials.package / STAMP).write_bytes(content)
@@ -144,7 +152,10 @@ def test_libraries_are_those_that_the_process_has(tmp_path: Path) -> None:
         "[heap]",
     )
     maps.write_text("".join(f"7f00-7f01 r-xp 00000000 00:01 7   {name}\n" for name in names * 2))
-    assert loaded_libraries(maps) == [Path("/opt/a b/libllama.so.0.5.0"), Path("/opt/libggml-cpu.so")]
+    assert loaded_libraries(maps) == [
+        Path("/opt/a b/libllama.so.0.5.0"),
+        Path("/opt/libggml-cpu.so"),
+    ]
 
 
 def test_a_class_of_memory_that_fails_costs_only_itself(trials: Trials) -> None:

@@ -1,4 +1,6 @@
-"""Room for outputs: each takes a row of logits on the device, so only servers with long drafts have it."""
+"""Room for outputs: each takes a row of logits on the device, so only servers with long drafts have
+it.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,11 @@ from pyctl.llama.params import LONG_DRAFT, max_outputs
         (("draft-mtp", "cache"), 64, 64 * 4),
     ],
 )
-def test_outputs_follow_the_longest_drafts(types: tuple[str, ...], n_seqs: int, expected: int) -> None:
-    settings, drafts = ModelSettings(path="model.gguf", n_seqs=n_seqs), DraftSettings(draft_types=types)
+def test_outputs_follow_the_longest_drafts(
+    types: tuple[str, ...], n_seqs: int, expected: int
+) -> None:
+    settings, drafts = (
+        ModelSettings(path="model.gguf", n_seqs=n_seqs),
+        DraftSettings(draft_types=types),
+    )
     assert max_outputs(settings, drafts) == expected

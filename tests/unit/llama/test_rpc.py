@@ -80,7 +80,9 @@ def test_others_are_refused_in_one_line(serving: Callable[[Answer], str], answer
 
 def test_one_that_does_not_answer_is_busy(serving: Callable[[Answer], str]) -> None:
     over = threading.Event()
-    assert "it does not answer: it serves another server" in said(serving(lambda client: over.wait(60)), 0.5)
+    assert "it does not answer: it serves another server" in said(
+        serving(lambda client: over.wait(60)), 0.5
+    )
     over.set()
 
 
@@ -88,11 +90,15 @@ def test_an_address_where_nothing_listens() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert f"cannot use the worker {endpoint}: Failed to connect to {endpoint}" in said(endpoint)
+        assert f"cannot use the worker {endpoint}: Failed to connect to {endpoint}" in said(
+            endpoint
+        )
 
 
 def test_a_worker_says_that_its_address_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         host, port = taken.getsockname()
-        with pytest.raises(ConfigError, match=re.escape(f"cannot listen on {host}:{port}: Address already in use")):
+        with pytest.raises(
+            ConfigError, match=re.escape(f"cannot listen on {host}:{port}: Address already in use")
+        ):
             rpc.serve_devices(host, port, [], 1)

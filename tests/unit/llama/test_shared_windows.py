@@ -1,4 +1,6 @@
-"""Which rows of windows are saved, which blocks neighbouring states share, and that states come back whole."""
+"""Which rows of windows are saved, which blocks neighbouring states share, and that states come
+back whole.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +12,45 @@ from pyctl.llama.shared_windows import SharedWindows, WindowForm, WindowRows
 
 WINDOW = 16
 LAYOUTS = {
-    "rows": "hybrid ext=0 transposed=0 k=1:9x1, v=, window=16/64 ext=0 transposed=0 k=1:4x1,1:6x1, v=1:4x1,1:6x1,",
-    "transposed": "hybrid ext=1 transposed=1 k=1:9x1, v=1:2x4, window=16/64 ext=0 transposed=1 k=8:34x1, v=1:2x3,",
-    "recurrent": "hybrid ext=0 transposed=0 k=1:9x1, v=, window=16/64 ext=0 transposed=0 k=1:4x1, v=1:4x1, state=10,7,",
+    "rows": (
+        "hybrid ext=0 transposed=0 k=1:9x1, v=, window=16/64 ext=0 transposed=0 "
+        "k=1:4x1,1:6x1, v=1:4x1,1:6x1,"
+    ),
+    "transposed": (
+        "hybrid ext=1 transposed=1 k=1:9x1, v=1:2x4, window=16/64 ext=0 transposed=1 "
+        "k=8:34x1, v=1:2x3,"
+    ),
+    "recurrent": (
+        "hybrid ext=0 transposed=0 k=1:9x1, v=, window=16/64 ext=0 transposed=0 k=1:4x1, "
+        "v=1:4x1, state=10,7,"
+    ),
 }
 SIZES = {"rows": (64, 20), "transposed": (64, 40), "recurrent": (81, 8)}
 """By layout: bytes of the head, and of a row."""
 
 
 class Sequence:
-    """A made-up sequence: the block of its state at any position, and rows, which arrive at the next look."""
+    """A made-up sequence: the block of its state at any position, and rows, which arrive at the
+    next look.
+    """
 
     def __init__(self, layout: str = "rows", seed: int = 1) -> None:
         self.form = WindowForm.of(LAYOUTS[layout])
         self.windows = SharedWindows(self.form)
         random = np.random.default_rng(seed)
-        self.rows = [random.integers(0, 256, (runs, 100, row)).astype(np.uint8) for runs, row in self.form.planes]
+        self.rows = [
+            random.integers(0, 256, (runs, 100, row)).astype(np.uint8)
+            for runs, row in self.form.planes
+        ]
         self.head = random.integers(0, 256, self.form.head).astype(np.uint8)
         self.copied: list[tuple[int, int]] = []
         self.coming: list[tuple[int, int, Block]] = []
 
     def block(self, n: int) -> Block:
         """The state at ``n``."""
-        return np.concatenate([self.head, *(plane[:, max(n - WINDOW, 0) : n].ravel() for plane in self.rows)])
+        return np.concatenate(
+            [self.head, *(plane[:, max(n - WINDOW, 0) : n].ravel() for plane in self.rows)]
+        )
 
     def copy(self, first: int, last: int, block: Block) -> None:
         """Begin to copy rows [first, last)."""
@@ -64,7 +82,11 @@ def ranges(state: State) -> list[tuple[int, int]]:
 
 def shared(one: State, two: State) -> list[tuple[int, int]]:
     """The ranges of the blocks that both have."""
-    return [at for block, at in zip(two.shared, ranges(two), strict=True) if any(block is each for each in one.shared)]
+    return [
+        at
+        for block, at in zip(two.shared, ranges(two), strict=True)
+        if any(block is each for each in one.shared)
+    ]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

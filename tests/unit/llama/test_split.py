@@ -1,4 +1,6 @@
-"""What llama.cpp cannot evaluate with --split-mode tensor is found once, in another process, and gets layers."""
+"""What llama.cpp cannot evaluate with --split-mode tensor is found once, in another process, and
+gets layers.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def test_a_model_that_has_no_parts_gets_layers_and_a_line(
         return path.read_text()
 
     def mode(given: str = "tensor", cards: list[Device] = CARDS) -> str:
-        return with_split(ModelSettings(path=str(path), split_mode=given), DraftSettings(), cards, attempt).split_mode
+        return with_split(
+            ModelSettings(path=str(path), split_mode=given), DraftSettings(), cards, attempt
+        ).split_mode
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path.write_text("GGML_ASSERT(axis) failed")
@@ -51,10 +55,14 @@ def test_a_full_card_is_no_reason_against_a_model(
     settings = ModelSettings(path=str(path), split_mode="tensor")
     modes = [with_split(settings, DraftSettings(), CARDS, attempt).split_mode for _ in range(3)]
     assert (modes, reasons) == (["layer", "tensor", "tensor"], [])
-    assert "it cannot be tried: CUDA error: out of memory; the next start tries again" in caplog.text
+    assert (
+        "it cannot be tried: CUDA error: out of memory; the next start tries again" in caplog.text
+    )
 
 
 def test_a_trial_says_what_is_wrong(model_path: Callable[[str], Path], tmp_path: Path) -> None:
     settings = ModelSettings(path=str(model_path("tiny-dense")), devices=("none",), n_threads=1)
     assert tried(settings, DraftSettings()) == ""
-    assert "missing.gguf" in tried(ModelSettings(path=str(tmp_path / "missing.gguf")), DraftSettings())
+    assert "missing.gguf" in tried(
+        ModelSettings(path=str(tmp_path / "missing.gguf")), DraftSettings()
+    )

@@ -19,7 +19,9 @@ class Silent:
 
 
 def told_of(depth: int, speed: float) -> list[str]:
-    """The lines around one request of ``depth`` tokens when ``speed`` tokens a second have been measured."""
+    """The lines around one request of ``depth`` tokens when ``speed`` tokens a second have been
+    measured.
+    """
     lines: list[str] = []
     run = BenchRun(BenchOptions((), (depth,), 900.0), Path(), lines.append, tokens_per_second=speed)
     run.ask(cast(AskedServer, Silent()), "cold", depth, cast(Any, []), 1)

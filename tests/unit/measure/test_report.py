@@ -13,7 +13,13 @@ from pyctl.measure.coding_chat import coding_chat, turn
 
 DEPTHS = (2048, 8192, 32768, 131072)
 
-EXACT = {"kind": "exact", "mode": "by default", "what": "from disk", "cached": 1500, "difference": 0.0}
+EXACT = {
+    "kind": "exact",
+    "mode": "by default",
+    "what": "from disk",
+    "cached": 1500,
+    "difference": 0.0,
+}
 
 
 def records() -> list[dict[str, Any]]:
@@ -32,39 +38,74 @@ def records() -> list[dict[str, Any]]:
                 for depth in DEPTHS
             ]
         counts = {"drafted": 0, "accepted": 0}
-        found += [{"kind": "prefill", "server": server, "depth": depth, "rate": 12345.6} for depth in DEPTHS]
-        found += [{"kind": "decode", "server": server, "depth": depth, "rate": 41.26, **counts} for depth in DEPTHS]
+        found += [
+            {"kind": "prefill", "server": server, "depth": depth, "rate": 12345.6}
+            for depth in DEPTHS
+        ]
+        found += [
+            {"kind": "decode", "server": server, "depth": depth, "rate": 41.26, **counts}
+            for depth in DEPTHS
+        ]
         found.append({"kind": "memory", "server": server, "ram_mib": 1234.0, "vram_mib": 18_400.0})
     found.append({"kind": "drafts", "depth": 2048, "rate": 63.0, "drafted": 90, "accepted": 60})
-    return [*found, EXACT, {"kind": "skipped", "what": "131,072 tokens", "why": "takes about 400 s, 90 s are left"}]
+    return [
+        *found,
+        EXACT,
+        {"kind": "skipped", "what": "131,072 tokens", "why": "takes about 400 s, 90 s are left"},
+    ]
 
 
 def test_the_table_has_80_columns_and_every_figure() -> None:
     lines = list(table_lines(records(), ["pyctl 0.2.0"]))
     text = "\n".join(lines)
     assert max(map(len, lines)) <= 80
-    for part in ("43,691", "12,346", "41.3", "63.0 instead of 41.3", "60 of 90 accepted", "from disk 0"):
+    for part in (
+        "43,691",
+        "12,346",
+        "41.3",
+        "63.0 instead of 41.3",
+        "60 of 90 accepted",
+        "from disk 0",
+    ):
         assert part in text
     assert text.count(PEER) == 6  # cold, next turn, another chat, prefill, decode, memory
 
 
 def test_a_restore_from_another_place_is_no_figure() -> None:
-    found = [{**record, "source": "none"} if record.get("way") == FROM_DISK else record for record in records()]
+    found = [
+        {**record, "source": "none"} if record.get("way") == FROM_DISK else record
+        for record in records()
+    ]
     (line,) = (line for line in table_lines(found, []) if FROM_DISK in line)
     assert line.split()[-4:] == ["missed"] * len(DEPTHS)
 
 
 def test_a_head_that_drafted_nothing_has_one_figure() -> None:
-    """That of the row of replies: its own is the same without drafts, and differs by the machine's noise alone."""
+    """That of the row of replies: its own is the same without drafts, and differs by the machine's
+    noise alone.
+    """
     drafts = {"kind": "drafts", "depth": 2048, "rate": 411.0, "drafted": 0, "accepted": 0}
-    plain = {"kind": "decode", "server": OURS, "depth": 2048, "rate": 176.0, "drafted": 0, "accepted": 0}
-    for found in ([plain, drafts], [{**drafts, "rate": 176.0}], [{**plain, "rate": None}, {**drafts, "rate": 176.0}]):
+    plain = {
+        "kind": "decode",
+        "server": OURS,
+        "depth": 2048,
+        "rate": 176.0,
+        "drafted": 0,
+        "accepted": 0,
+    }
+    for found in (
+        [plain, drafts],
+        [{**drafts, "rate": 176.0}],
+        [{**plain, "rate": None}, {**drafts, "rate": 176.0}],
+    ):
         (line,) = (line for line in table_lines(found, []) if line.startswith("drafts"))
         assert line == f"{'drafts of its head':24}176 tokens/s, no drafts"
 
 
 def test_a_table_of_nothing_says_why() -> None:
-    lines = list(table_lines([{"kind": "failed", "server": OURS, "why": "cannot load the model"}], ["head"]))
+    lines = list(
+        table_lines([{"kind": "failed", "server": OURS, "why": "cannot load the model"}], ["head"])
+    )
     assert lines == ["head", f"{'failed':24}pyctl: cannot load the model"]
 
 
@@ -86,7 +127,9 @@ def test_differences_of_log_probabilities() -> None:
     cold = ({"a": -0.5, "b": -1.0}, {"a": -0.1, "b": -9.0})
     assert difference(cold, cold) == 0
     assert difference(({"a": -0.5, "b": -1.25}, cold[1]), cold) == 0.25
-    assert math.isclose(difference(({"a": -0.5, "c": -0.75}, cold[1]), cold), 0.25)  # c is at most -1 there
+    assert math.isclose(
+        difference(({"a": -0.5, "c": -0.75}, cold[1]), cold), 0.25
+    )  # c is at most -1 there
     # After another likeliest token the texts differ, and so may everything.
     assert difference(({"a": -1.0, "b": -0.5}, {"a": -7.0, "b": 0.0}), cold) == 0.5
 

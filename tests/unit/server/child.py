@@ -1,6 +1,8 @@
-"""A server process without a model, for tests of signals: prints its address, serves, prints how it ended.
+"""A server process without a model, for tests of signals: prints its address, serves, prints how it
+ended.
 
-Arguments: addresses, port, grace, how it loads, connections at most, constants of `guard` as NAME=VALUE.
+Arguments: addresses, port, grace, how it loads, connections at most, constants of `guard` as
+NAME=VALUE.
 """
 
 from __future__ import annotations
@@ -37,7 +39,12 @@ def main() -> None:
         if loading == "at once":
             gate.open(bench.app)
         names = [sock.getsockname() for sock in sockets]
-        print(", ".join(f"unix://{n}" if isinstance(n, str) else f"http://{n[0]}:{n[1]}" for n in names), flush=True)
+        print(
+            ", ".join(
+                f"unix://{n}" if isinstance(n, str) else f"http://{n[0]}:{n[1]}" for n in names
+            ),
+            flush=True,
+        )
         while loading == "slowly" and not stopped.is_set():
             time.sleep(0.01)
         if loading == "failing":

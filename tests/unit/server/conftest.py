@@ -10,7 +10,9 @@ from tests.unit.server.fake import close_workers
 
 @pytest.fixture(autouse=True)
 def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Ends the threads that a test began. However long it takes, nothing moves from the device for want of work."""
+    """Ends the threads that a test began. However long it takes, nothing moves from the device for
+    want of work.
+    """
     monkeypatch.setattr(worker, "IDLE_SECONDS", 3600.0)
     yield
     close_workers()

@@ -1,4 +1,6 @@
-"""An application on a real worker, whose engine plays a script or runs on a backend without a model."""
+"""An application on a real worker, whose engine plays a script or runs on a backend without a
+model.
+"""
 
 from __future__ import annotations
 
@@ -59,13 +61,16 @@ Playing = tuple[RequestHandle, Iterator[Event | Pause | Gate], Callable[[], bool
 
 
 class ScriptedEngine(Engine):
-    """Answers each request with ``script(request)``; what lies between two pauses comes without any.
+    """Answers each request with ``script(request)``; what lies between two pauses comes without
+    any.
 
-    The last of ``handles`` is there before its script begins; ``begun`` are those whose script has come to a pause or
-    its end.
+    The last of ``handles`` is there before its script begins; ``begun`` are those whose script has
+    come to a pause or its end.
     """
 
-    def __init__(self, script: Callable[[Request], Script], backend: FakeBackend, cache: RamCache) -> None:
+    def __init__(
+        self, script: Callable[[Request], Script], backend: FakeBackend, cache: RamCache
+    ) -> None:
         super().__init__(backend, cache, EngineSettings())
         self.script = script
         self.handles: list[RequestHandle] = []
@@ -122,7 +127,9 @@ def close_workers() -> None:
 
 
 class RecordingWorker(Worker):
-    """Remembers what it was asked. What a script says before its first pause is there when `submit` returns."""
+    """Remembers what it was asked. What a script says before its first pause is there when `submit`
+    returns.
+    """
 
     def __init__(self, engine: Any, info: EngineInfo) -> None:
         self.handles: list[RequestHandle] = []
@@ -172,8 +179,10 @@ def play(
     pause: float | None = 0.0,
     probs: Sequence[float] = (),
 ) -> Callable[[Request], Script]:
-    """A script that says ``texts``, one token each; ``pause`` lies before each but the first, which waits with the
-    progress. ``probs`` are logprobs of every sampled token and of the candidates beside it."""
+    """A script that says ``texts``, one token each; ``pause`` lies before each but the first, which
+    waits with the progress. ``probs`` are logprobs of every sampled token and of the candidates
+    beside it.
+    """
 
     def script(request: Request) -> Script:
         n_prompt = len(request.prompt)
@@ -211,7 +220,9 @@ class Client:
     """Sends single requests to an application, without a network."""
 
     def __init__(self, app: ASGIApp, address: str = "127.0.0.1") -> None:
-        self._transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=(address, 5000))
+        self._transport = httpx.ASGITransport(
+            app, raise_app_exceptions=False, client=(address, 5000)
+        )
 
     def request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
         return asyncio.run(self._request(method, path, **kwargs))
@@ -231,7 +242,9 @@ class Client:
 
 
 class Bench:
-    """An application with its worker and a client: on ``script``, or without one on a `FakeBackend`."""
+    """An application with its worker and a client: on ``script``, or without one on a
+    `FakeBackend`.
+    """
 
     def __init__(
         self,
@@ -249,17 +262,23 @@ class Bench:
         **info: Any,
     ) -> None:
         self.tokenizer: Any = tokenizer or chatml_tokenizer()
-        known = replace(INFO, n_vocab=self.tokenizer.n_vocab, n_seqs=n_seqs, vision=images is not None, **info)
+        known = replace(
+            INFO, n_vocab=self.tokenizer.n_vocab, n_seqs=n_seqs, vision=images is not None, **info
+        )
         backend = FakeBackend(n_ctx=N_CTX, n_seqs=n_seqs, n_vocab=known.n_vocab)
         cache = RamCache(n_slots, None)
         played = script is not None
         shared = AppState(settings or ServerSettings())
         self.engine: Any = (
-            ScriptedEngine(script, backend, cache) if played else Engine(backend, cache, EngineSettings(), disk)
+            ScriptedEngine(script, backend, cache)
+            if played
+            else Engine(backend, cache, EngineSettings(), disk)
         )
         self.engine.prefix_cache.saved_time = shared.saved.account(known.fingerprint)
         self.worker = RecordingWorker(self.engine, known)
-        chat = ChatFormat(Template(template, eos_token="<|im_end|>"), self.tokenizer, replay=replay, images=images)
+        chat = ChatFormat(
+            Template(template, eos_token="<|im_end|>"), self.tokenizer, replay=replay, images=images
+        )
         admin = EngineAdmin(self.worker, self.engine)
         replies = replies or ReplySettings()
         # A script has no answer to a background request.

@@ -1,4 +1,6 @@
-"""Parts for several tests of the server: a splitter with given parts of a reply, clients, a template."""
+"""Parts for several tests of the server: a splitter with given parts of a reply, clients, a
+template.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def supervised(models: Models) -> Iterator[Models]:
 
 
 class PartSplitter:
-    """Takes lines: ``r:`` more reasoning, ``c:`` more content, ``k:0:id:name`` a call, ``a:0:`` more arguments."""
+    """Takes lines: ``r:`` more reasoning, ``c:`` more content, ``k:0:id:name`` a call, ``a:0:``
+    more arguments.
+    """
 
     def __init__(self) -> None:
         self._held = ""
@@ -58,7 +62,11 @@ class PartSplitter:
             else:
                 index, _, value = rest.partition(":")
                 name, _, function = value.partition(":")
-                call = CallDelta(int(index), arguments=value) if kind == "a" else CallDelta(int(index), name, function)
+                call = (
+                    CallDelta(int(index), arguments=value)
+                    if kind == "a"
+                    else CallDelta(int(index), name, function)
+                )
                 calls.append(call)
         return ReplyDelta(reasoning, content, tuple(calls))
 
@@ -96,7 +104,9 @@ def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 class Caller:
     """Calls an application as a server does, and hangs up when told to."""
 
-    def __init__(self, app: ASGIApp, path: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, app: ASGIApp, path: str, body: dict[str, Any], headers: dict[str, str] | None = None
+    ) -> None:
         self._app = app
         self._headers = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
         self._path = path
@@ -140,7 +150,9 @@ class Caller:
 
 
 def sent_in_silence(path: str, body: dict[str, Any], until: Callable[[bytes], bool]) -> bytes:
-    """What the client of a stream gets whose reply "a" is late: it comes when ``until`` holds of what came before."""
+    """What the client of a stream gets whose reply "a" is late: it comes when ``until`` holds of
+    what came before.
+    """
     silence = Gate(threading.Event())
 
     def script(request: Request) -> Script:

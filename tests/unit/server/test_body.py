@@ -81,7 +81,9 @@ def test_nothing_said_is_the_default(body: type[Body]) -> None:
     assert body.of({}) == body()
 
 
-@pytest.mark.parametrize(("body", "words"), [(b"", "is empty"), (b"hello", "is not valid JSON"), (b"{", "truncated")])
+@pytest.mark.parametrize(
+    ("body", "words"), [(b"", "is empty"), (b"hello", "is not valid JSON"), (b"{", "truncated")]
+)
 def test_a_body_that_is_no_json_says_why(body: bytes, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         parse_json(body)
@@ -103,7 +105,9 @@ def test_a_body_that_is_no_json_says_why(body: bytes, words: str) -> None:
         ({}, None),
     ],
 )
-def test_log_probabilities_of_a_chat_are_a_switch_or_a_count(values: dict[str, Any], n_probs: int | None) -> None:
+def test_log_probabilities_of_a_chat_are_a_switch_or_a_count(
+    values: dict[str, Any], n_probs: int | None
+) -> None:
     assert ChatBody.of(values).n_probs == n_probs
 
 
@@ -119,7 +123,9 @@ def test_log_probabilities_of_a_chat_are_a_switch_or_a_count(values: dict[str, A
         ({"n_probs": 2, "logprobs": 0}, 2),
     ],
 )
-def test_log_probabilities_of_a_text_are_a_count(values: dict[str, Any], n_probs: int | None) -> None:
+def test_log_probabilities_of_a_text_are_a_count(
+    values: dict[str, Any], n_probs: int | None
+) -> None:
     assert CompletionBody.of(values).n_probs == n_probs
 
 
@@ -145,7 +151,8 @@ def test_half_a_surrogate_pair_is_a_replacement_character(body: bytes, expected:
 
 
 @pytest.mark.parametrize(
-    "body", [rb'["\ud83', rb'["\ud83d"', rb"[\ud83d]", rb'["\ud83d' + rb"\ud83d\ude00" * 100_000 + b'"]']
+    "body",
+    [rb'["\ud83', rb'["\ud83d"', rb"[\ud83d]", rb'["\ud83d' + rb"\ud83d\ude00" * 100_000 + b'"]'],
 )
 def test_a_body_with_too_many_surrogates_or_none_in_a_text_is_no_json(body: bytes) -> None:
     with pytest.raises(RequestError, match="not valid JSON"):

@@ -32,10 +32,18 @@ BEYOND: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/messages", {"messages": HI, "max_tokens": 1, "stop_sequences": ["x"] * 129}, "stop"),
     (CHAT, {"samplers": ["top_k"] * 33}, "samplers"),
     (CHAT, {"samplers": "k" * 33}, "samplers"),
-    (COMPLETION, {"prompt": "a", "reasoning_budget_end_tags": ["x"] * 17}, "reasoning_budget_end_tags"),
+    (
+        COMPLETION,
+        {"prompt": "a", "reasoning_budget_end_tags": ["x"] * 17},
+        "reasoning_budget_end_tags",
+    ),
     (CHAT, {"reasoning_budget_message": "x" * 4_097}, "reasoning_budget_message"),
     (CHAT, {"messages": HI * 10_001}, "messages"),
-    (CHAT, {"tools": [{"type": "function", "function": {"name": f"f{i}"}} for i in range(513)]}, "tools"),
+    (
+        CHAT,
+        {"tools": [{"type": "function", "function": {"name": f"f{i}"}} for i in range(513)]},
+        "tools",
+    ),
     ("/v1/responses", {"input": [{"role": "user", "content": "a"}] * 10_001}, "messages"),
     (COMPLETION, {"prompt": "a", "response_fields": ["content"] * 257}, "response_fields"),
     (COMPLETION, {"prompt": "a", "lora": [{"id": 0, "scale": 1.0}] * 257}, "lora"),
@@ -46,7 +54,9 @@ BEYOND: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("path", "fields", "name"), BEYOND, ids=lambda value: str(value)[:50])
-def test_beyond_a_limit_is_400_with_the_name_of_the_field(path: str, fields: dict[str, Any], name: str) -> None:
+def test_beyond_a_limit_is_400_with_the_name_of_the_field(
+    path: str, fields: dict[str, Any], name: str
+) -> None:
     bench = Bench(play("a"))
     response = bench.post(path, {"messages": HI, **fields} if path == CHAT else fields)
     assert response.status_code == 400
@@ -64,16 +74,40 @@ def test_all_of_these_at_their_limits_are_served() -> None:
         "messages": HI * 300,
     }
     assert Bench(play("a", probs=(-1.0,))).post(CHAT, {"messages": HI, **fields}).status_code == 200
-    assert Bench(play("a")).post("/v1/completions", {"prompt": ["a"] * 64, "n": 8}).status_code == 200
+    assert (
+        Bench(play("a")).post("/v1/completions", {"prompt": ["a"] * 64, "n": 8}).status_code == 200
+    )
 
 
-NUMBERS = ("1e400", "-1e400", "1" + "0" * 5000, "1e-400", "NaN", "[" * 100_000, '"\\ud800"', '"\\u0000"', "-0", "1e308")
+NUMBERS = (
+    "1e400",
+    "-1e400",
+    "1" + "0" * 5000,
+    "1e-400",
+    "NaN",
+    "[" * 100_000,
+    '"\\ud800"',
+    '"\\u0000"',
+    "-0",
+    "1e308",
+)
 
 
 @pytest.mark.parametrize("value", NUMBERS, ids=lambda value: value[:12])
 def test_no_number_or_text_is_too_odd(value: str) -> None:
     bench = Bench(play("a"))
-    for name in ("temperature", "n", "n_probs", "max_tokens", "seed", "stop", "logit_bias", "grammar", "model", "x"):
+    for name in (
+        "temperature",
+        "n",
+        "n_probs",
+        "max_tokens",
+        "seed",
+        "stop",
+        "logit_bias",
+        "grammar",
+        "model",
+        "x",
+    ):
         body = f'{{"messages":[{{"role":"user","content":"a"}}],"{name}":{value}}}'.encode()
         response = bench.client.post(CHAT, content=body)
         assert response.status_code in (200, 400), (name, response.text)
@@ -101,7 +135,11 @@ def test_thousands_of_messages_of_a_user_are_joined_in_linear_time() -> None:
     for role in ("user", "system"):
         messages = [{"role": role, "content": "x" * 3000} for _ in range(10_000)]
         assert len(fit_messages(messages, capabilities)) <= 2
-    texts = [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}, {"role": "user", "content": ["c"]}]
+    texts = [
+        {"role": "user", "content": "a"},
+        {"role": "system", "content": "b"},
+        {"role": "user", "content": ["c"]},
+    ]
     assert [message["content"] for message in fit_messages(texts, capabilities)] == ["a\n\nb\n\nc"]
 
 

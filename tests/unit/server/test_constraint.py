@@ -25,7 +25,15 @@ CONTROLS = {text: 256 + number for number, text in enumerate(toy.CHATML_SPECIALS
         ({"response_format": {"type": "json_object"}}, ANY),
         ({"response_format": {"type": "json_object", "schema": SCHEMA}}, SCHEMA),
         ({"response_format": {"type": "json_object"}, "json_schema": SCHEMA}, SCHEMA),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, SCHEMA),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": SCHEMA},
+                }
+            },
+            SCHEMA,
+        ),
         ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, SCHEMA),
         ({"response_format": {"type": "json_schema"}}, ANY),
         ({"json_schema": SCHEMA}, SCHEMA),
@@ -48,7 +56,8 @@ def test_where_a_schema_begins_to_bind() -> None:
     bench = Bench(play("x"), template=OPENED)
     bench.chat(json_schema=SCHEMA)
     bench.post(
-        "/v1/chat/completions", {"messages": [*HI, {"role": "assistant", "content": '{"a"'}], "json_schema": SCHEMA}
+        "/v1/chat/completions",
+        {"messages": [*HI, {"role": "assistant", "content": '{"a"'}], "json_schema": SCHEMA},
     )
     inside, behind = (request.sampling for request in bench.worker.requests)
     assert inside.grammar == reply_constraint(SCHEMA, THINK, "reasoning", controls=CONTROLS).grammar
@@ -61,7 +70,10 @@ def test_grammars_bind_from_the_start() -> None:
     bench.chat(grammar="root ::= [0-9]")
     bench.post("/completion", {"prompt": "x", "grammar": "root ::= [0-9]", "json_schema": SCHEMA})
     for request in bench.worker.requests:
-        assert (request.sampling.grammar, request.sampling.grammar_prefill) == ("root ::= [0-9]", "")
+        assert (request.sampling.grammar, request.sampling.grammar_prefill) == (
+            "root ::= [0-9]",
+            "",
+        )
 
 
 def test_a_grammar_of_the_server_is_replaced_by_the_requests_own_alone() -> None:

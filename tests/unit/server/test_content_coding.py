@@ -50,18 +50,24 @@ def client() -> Client:
     return Bench(play("x")).client
 
 
-def post(client: Client, data: bytes, coding: str, path: str = "/v1/chat/completions") -> tuple[int, str]:
+def post(
+    client: Client, data: bytes, coding: str, path: str = "/v1/chat/completions"
+) -> tuple[int, str]:
     response = client.post(path, content=data, headers={"content-encoding": coding})
     return response.status_code, response.text
 
 
 @pytest.mark.parametrize(("coding", "compress"), CODINGS)
-def test_a_compressed_body_is_read(client: Client, coding: str, compress: Callable[[bytes], bytes]) -> None:
+def test_a_compressed_body_is_read(
+    client: Client, coding: str, compress: Callable[[bytes], bytes]
+) -> None:
     status, text = post(client, compress(BODY), coding)
     assert status == 200, text
 
 
-@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses", "/api/chat", "/tokenize", "/page/markdown"])
+@pytest.mark.parametrize(
+    "path", ["/v1/messages", "/v1/responses", "/api/chat", "/tokenize", "/page/markdown"]
+)
 def test_every_path_reads_compressed_bodies(client: Client, path: str) -> None:
     body = json.dumps({"messages": HI, "input": "x", "content": "x", "texts": []}).encode()
     assert post(client, gzip.compress(body), "gzip", path)[0] == 200
@@ -70,12 +76,17 @@ def test_every_path_reads_compressed_bodies(client: Client, path: str) -> None:
 @pytest.mark.parametrize("coding", ["br", "compress", "gzip, gzip", "aes128gcm"])
 def test_an_unknown_coding_is_named(client: Client, coding: str) -> None:
     response = client.post("/v1/messages", content=BODY, headers={"content-encoding": coding})
-    assert (response.status_code, response.headers["accept-encoding"]) == (415, "gzip, deflate, zstd")
+    assert (response.status_code, response.headers["accept-encoding"]) == (
+        415,
+        "gzip, deflate, zstd",
+    )
     assert coding in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(("coding", "compress"), CODINGS[:-1])
-@pytest.mark.parametrize("harm", [lambda data: data[:-3], lambda data: data + b"x", lambda data: b"\0\1" + data])
+@pytest.mark.parametrize(
+    "harm", [lambda data: data[:-3], lambda data: data + b"x", lambda data: b"\0\1" + data]
+)
 def test_a_damaged_body_is_the_clients_error(
     client: Client, coding: str, compress: Callable[[bytes], bytes], harm: Callable[[bytes], bytes]
 ) -> None:
@@ -100,7 +111,10 @@ def test_a_body_is_decoded_in_bounded_pieces_up_to_its_limit(
 def test_a_body_may_come_byte_by_byte(coding: str, compress: Callable[[bytes], bytes]) -> None:
     data = compress(BODY)
     decoder = decoder_of(coding)
-    assert b"".join(piece for i in range(len(data)) for piece in decoder.decode(data[i : i + 1])) == BODY
+    assert (
+        b"".join(piece for i in range(len(data)) for piece in decoder.decode(data[i : i + 1]))
+        == BODY
+    )
     assert decoder.is_complete
 
 

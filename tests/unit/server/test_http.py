@@ -75,7 +75,9 @@ def test_errors_of_the_program_keep_their_text_to_the_log(caplog: pytest.LogCapt
 
 def test_an_error_of_a_request_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="pyctl.server"):
-        Bench(fail(UnavailableError("the server is shutting down"))).post("/v1/chat/completions", {"messages": HI})
+        Bench(fail(UnavailableError("the server is shutting down"))).post(
+            "/v1/chat/completions", {"messages": HI}
+        )
     said = [record.getMessage() for record in caplog.records if record.name == "pyctl.server"]
     assert said == ["chat: the server is shutting down"]
 
@@ -87,7 +89,10 @@ def test_an_error_of_a_request_is_one_line_of_the_log(caplog: pytest.LogCaptureF
         ({"messages": []}, "messages"),
         ({"messages": "hi"}, "messages"),
         ({"messages": [{"role": "<|wizard|>", "content": "x"}]}, "wizard"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image input is not supported"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "image input is not supported",
+        ),
         ({"messages": [{"role": "user", "content": 3}]}, "content"),
         ({"messages": HI, "stream": "yes"}, "'stream'"),
         ({"messages": HI, "temperature": "hot"}, "'temperature'"),
@@ -113,9 +118,21 @@ def test_an_error_of_a_request_is_one_line_of_the_log(caplog: pytest.LogCaptureF
         ({"messages": HI, "grammar": "x", "tools": [TOOL]}, "with tools"),
         ({"messages": HI, "json_schema": 3}, "JSON schema"),
         ({"messages": HI, "response_format": []}, "'response_format'"),
-        ({"messages": HI, "response_format": {"type": "json_object", "schema": {"type": "x"}}}, "JSON schema"),
-        ({"messages": HI, "response_format": {"type": "json_schema", "json_schema": 3}}, "'json_schema'"),
-        ({"messages": HI, "response_format": {"type": "json_schema", "json_schema": {"enum": [1]}}}, "'schema'"),
+        (
+            {"messages": HI, "response_format": {"type": "json_object", "schema": {"type": "x"}}},
+            "JSON schema",
+        ),
+        (
+            {"messages": HI, "response_format": {"type": "json_schema", "json_schema": 3}},
+            "'json_schema'",
+        ),
+        (
+            {
+                "messages": HI,
+                "response_format": {"type": "json_schema", "json_schema": {"enum": [1]}},
+            },
+            "'schema'",
+        ),
         ({"messages": HI, "think": "high"}, "'think' must be true or false"),
         ({"messages": HI, "thinking": {"budget_tokens": "many"}}, "'thinking.budget_tokens'"),
         ({"messages": HI, "dry_sequence_breakers": []}, "'dry_sequence_breakers'"),
@@ -127,12 +144,31 @@ def test_an_error_of_a_request_is_one_line_of_the_log(caplog: pytest.LogCaptureF
         ({"messages": HI, "tools": {}}, "'tools'"),
         ({"messages": HI, "tools": [{"type": "function"}]}, "tools[0]"),
         ({"messages": HI, "tools": [{"type": "web_search"}]}, "tools[0]"),
-        ({"messages": HI, "tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "parameters"),
-        ({"messages": HI, "tools": [{"type": "function", "function": {"name": "f", "description": 3}}]}, "description"),
+        (
+            {
+                "messages": HI,
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": []}}],
+            },
+            "parameters",
+        ),
+        (
+            {
+                "messages": HI,
+                "tools": [{"type": "function", "function": {"name": "f", "description": 3}}],
+            },
+            "description",
+        ),
         ({"messages": HI, "tools": [CALL], "tool_choice": "maybe"}, "'tool_choice'"),
         ({"messages": HI, "tools": [TOOL], "tool_choice": 3}, "tool_choice"),
         ({"messages": HI, "tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice"),
-        ({"messages": HI, "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "'g'"),
+        (
+            {
+                "messages": HI,
+                "tools": [TOOL],
+                "tool_choice": {"type": "function", "function": {"name": "g"}},
+            },
+            "'g'",
+        ),
         ({"messages": HI, "tools": [TOOL], "parallel_tool_calls": 1}, "parallel_tool_calls"),
         ({"messages": HI, "prefix_cache": {"scope": "core"}}, "prefix_cache.scope must be off"),
         ({"messages": HI, "reasoning_format": "loud"}, "'reasoning_format'"),
@@ -140,8 +176,14 @@ def test_an_error_of_a_request_is_one_line_of_the_log(caplog: pytest.LogCaptureF
         ({"messages": HI, "chat_template_kwargs": 1}, "'chat_template_kwargs'"),
         ({"messages": HI, "response_format": {"type": "sound"}}, "sound"),
         ({"messages": HI, "continue_final_message": True}, "assistant"),
-        ({"messages": HI, "continue_final_message": True, "add_generation_prompt": True}, "exclude"),
-        ({"messages": [*HI, {"role": "assistant", "content": "", "tool_calls": [CALL]}]}, "tool calls"),
+        (
+            {"messages": HI, "continue_final_message": True, "add_generation_prompt": True},
+            "exclude",
+        ),
+        (
+            {"messages": [*HI, {"role": "assistant", "content": "", "tool_calls": [CALL]}]},
+            "tool calls",
+        ),
     ],
 )
 def test_bad_chat_requests(fields: dict[str, Any], words: str) -> None:
@@ -156,14 +198,20 @@ NULL_CALL = {"type": "function", "id": "c", "function": {"name": "f", "arguments
 @pytest.mark.parametrize(
     ("path", "fields", "asked"),
     [
-        ("chat/completions", {"messages": [*HI, {"role": "assistant", "tool_calls": [NULL_CALL]}, *HI]}, {}),
+        (
+            "chat/completions",
+            {"messages": [*HI, {"role": "assistant", "tool_calls": [NULL_CALL]}, *HI]},
+            {},
+        ),
         ("chat/completions", {"messages": HI, "stop": [None, "x"]}, {"stop": ("x",)}),
         ("chat/completions", {"messages": HI, "id_slot": "0"}, {"seq": 0}),
         ("messages", {"messages": [{"role": "user", "content": []}], "max_tokens": 2}, {}),
         ("responses", {"input": [*HI, {"role": "assistant", "content": None}, *HI]}, {}),
     ],
 )
-def test_what_llama_server_takes_is_taken(path: str, fields: dict[str, Any], asked: dict[str, Any]) -> None:
+def test_what_llama_server_takes_is_taken(
+    path: str, fields: dict[str, Any], asked: dict[str, Any]
+) -> None:
     bench = Bench(play("x"))
     answer = bench.post(f"/v1/{path}", fields)
     assert answer.status_code == 200, answer.text
@@ -173,13 +221,29 @@ def test_what_llama_server_takes_is_taken(path: str, fields: dict[str, Any], ask
 @pytest.mark.parametrize(
     "body",
     [
-        *(b"", b"{", b'{"messages": [}', b"[1]", b'"x"', b"\xff", b'{"a": "\xff"}', b"{'a': 1}", b"[" * 100_000),
+        *(
+            b"",
+            b"{",
+            b'{"messages": [}',
+            b"[1]",
+            b'"x"',
+            b"\xff",
+            b'{"a": "\xff"}',
+            b"{'a': 1}",
+            b"[" * 100_000,
+        ),
         b'{"a": 1e999}',
     ],
 )
 def test_what_is_no_json_object(body: bytes) -> None:
     bench = Bench(play("x"))
-    for path in ("/v1/chat/completions", "/completion", "/v1/completions", "/tokenize", "/apply-template"):
+    for path in (
+        "/v1/chat/completions",
+        "/completion",
+        "/v1/completions",
+        "/tokenize",
+        "/apply-template",
+    ):
         check(bench.client.post(path, content=body), 400, "invalid_request_error", "JSON")
 
 
@@ -206,7 +270,13 @@ def test_bad_prompts(prompt: Any, words: str) -> None:
 
 def test_unknown_fields_and_nulls_are_ignored() -> None:
     bench = Bench(play("x"))
-    bench.chat(no_such_field={"a": 1}, temperature=None, stop=None, tools=None, response_format={"type": "text"})
+    bench.chat(
+        no_such_field={"a": 1},
+        temperature=None,
+        stop=None,
+        tools=None,
+        response_format={"type": "text"},
+    )
     assert bench.worker.requests[0].sampling.temperature == 0.8
 
 
@@ -223,7 +293,9 @@ def test_a_prompt_over_the_context_is_a_real_400(stream: bool) -> None:
 
 def test_of_several_prompts_none_is_left_running_when_one_is_refused() -> None:
     bench = Bench(play("x"))
-    check(bench.post("/completion", {"prompt": ["a", "x" * N_CTX]}), 400, "exceed_context_size_error")
+    check(
+        bench.post("/completion", {"prompt": ["a", "x" * N_CTX]}), 400, "exceed_context_size_error"
+    )
     assert [handle.cancelled for handle in bench.worker.handles] == [True]
 
 
@@ -231,7 +303,11 @@ def test_of_several_prompts_none_is_left_running_when_one_is_refused() -> None:
 def test_of_a_text_that_is_much_too_long_only_the_beginning_is_tokenised(path: str) -> None:
     bench = Bench(play("x"))
     text = "x" * (1000 * N_CTX)
-    body = {"prompt": text} if path == "/completion" else {"messages": [{"role": "user", "content": text}]}
+    body = (
+        {"prompt": text}
+        if path == "/completion"
+        else {"messages": [{"role": "user", "content": text}]}
+    )
     response = bench.post(path, body)
     check(response, 400, "exceed_context_size_error", str(N_CTX))
     assert N_CTX < response.json()["error"]["n_prompt_tokens"] <= CHARS_PER_TOKEN * N_CTX
@@ -245,7 +321,11 @@ def test_a_failure_before_the_first_byte_is_a_response(path: str, stream: bool) 
     if path != "/v1/messages":
         return check(response, 503, "unavailable_error", "closing")
     body = response.json()
-    assert (response.status_code, body["type"], body["error"]["message"]) == (503, "error", "closing")
+    assert (response.status_code, body["type"], body["error"]["message"]) == (
+        503,
+        "error",
+        "closing",
+    )
 
 
 def test_a_failure_after_the_first_byte_is_the_last_event() -> None:
@@ -269,7 +349,12 @@ def test_unknown_paths_and_wrong_methods() -> None:
     client = Bench(play("x")).client
     check(client.get("/nothing/here"), 404, "not_found_error", "no such endpoint: /nothing/here")
     check(client.post("/v1/files", json={}), 404, "not_found_error", "no such endpoint: /v1/files")
-    check(client.get("/v1/chat/completions"), 404, "not_found_error", "no such endpoint: GET /v1/chat/completions")
+    check(
+        client.get("/v1/chat/completions"),
+        404,
+        "not_found_error",
+        "no such endpoint: GET /v1/chat/completions",
+    )
     check(client.post("/health", json={}), 404, "not_found_error", "no such endpoint: POST /health")
 
 
@@ -321,7 +406,11 @@ def busy(n_queue: int) -> Iterator[Bench]:
     finally:
         gate.set()
     # Asked on the engine's thread: between the inbox and the engine a request is in neither.
-    until(lambda: not bench.worker.call(lambda: bench.engine.n_waiting or bench.engine.running).result())
+    until(
+        lambda: (
+            not bench.worker.call(lambda: bench.engine.n_waiting or bench.engine.running).result()
+        )
+    )
 
 
 @pytest.mark.parametrize("path", ["/completion", "/v1/chat/completions", "/v1/messages"])
@@ -330,7 +419,9 @@ def test_a_full_queue_is_503_and_says_when_to_try_again(path: str, stream: bool)
     body = {"prompt": "a", "messages": HI, "max_tokens": 1, "stream": stream}
     with busy(n_queue=2) as bench:
         # One for the sequence that is free, two that wait.
-        handles = [bench.worker.submit(EngineRequest(Prompt.of([1]), max_tokens=1)) for _ in range(3)]
+        handles = [
+            bench.worker.submit(EngineRequest(Prompt.of([1]), max_tokens=1)) for _ in range(3)
+        ]
         response = bench.post(path, body)
     assert response.status_code == 503
     assert int(response.headers["retry-after"]) > 0

@@ -42,7 +42,10 @@ def part(url: Any) -> dict[str, Any]:
 
 
 def asked(*parts: Any) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": "text", "text": "b"}, *parts]}]
+    return [
+        {"role": "user", "content": "a"},
+        {"role": "user", "content": [{"type": "text", "text": "b"}, *parts]},
+    ]
 
 
 def loaded(bench: Bench, *parts: Any, fetched: dict[str, bytes] | None = None) -> list[Any]:
@@ -57,7 +60,8 @@ def loaded(bench: Bench, *parts: Any, fetched: dict[str, bytes] | None = None) -
         BASE64,
         f"data:image/jpeg;charset=x;BASE64,{BASE64}",
         f"DATA:;base64,{BASE64.rstrip('=')}",
-        "data:image/png;base64,\n" + "\n".join(BASE64[i : i + 76] for i in range(0, len(BASE64), 76)),
+        "data:image/png;base64,\n"
+        + "\n".join(BASE64[i : i + 76] for i in range(0, len(BASE64), 76)),
         "file://inside/a b.png",
         "file:///inside/a b.png",
         "file://good.png",
@@ -138,7 +142,10 @@ def test_addresses_are_asked_for_once_and_all_at_once(bench: Bench) -> None:
     one, other = "http://a/x.png", "HTTPS://b/y.png"
     with pytest.raises(FilesMissing) as raised:
         loaded(bench, part(one), part(other), part(one))
-    assert raised.value.addresses == {one: "messages[1].content[1]", other: "messages[1].content[2]"}
+    assert raised.value.addresses == {
+        one: "messages[1].content[1]",
+        other: "messages[1].content[2]",
+    }
     images = loaded(bench, part(one), part(other), fetched={one: PNG, other: image_bytes(9, 9)})
     assert [image.width for image in images] == [70, 9]
     with pytest.raises(RequestError, match=r"content\[1\]: only PNG"):
@@ -156,7 +163,9 @@ def test_numbers_and_sizes_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyP
             loaded(bench, part(url))
 
 
-def test_no_image_is_decoded_where_not_all_can_be_seen(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_image_is_decoded_where_not_all_can_be_seen(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And one that cannot be is named."""
     decoded: list[int] = []
 
@@ -177,7 +186,9 @@ def test_no_image_is_decoded_where_not_all_can_be_seen(bench: Bench, monkeypatch
     with pytest.raises(RequestError, match="1500 pixels together"):
         loaded(bench, good, large)
     assert not decoded
-    with pytest.raises(RequestError, match=r"^messages\[1\]\.content\[2\]: the PNG image is broken"):
+    with pytest.raises(
+        RequestError, match=r"^messages\[1\]\.content\[2\]: the PNG image is broken"
+    ):
         loaded(bench, good, bad)
     assert decoded == [30, 33]
 
@@ -206,8 +217,14 @@ JSON = st.recursive(
 
 
 @settings(max_examples=examples(150), deadline=None)
-@given(st.lists(st.fixed_dictionaries({"type": st.just("image_url"), "image_url": JSON}) | JSON, max_size=4))
-def test_whatever_parts_there_are_images_come_or_a_word_why_not(bench: Bench, parts: list[Any]) -> None:
+@given(
+    st.lists(
+        st.fixed_dictionaries({"type": st.just("image_url"), "image_url": JSON}) | JSON, max_size=4
+    )
+)
+def test_whatever_parts_there_are_images_come_or_a_word_why_not(
+    bench: Bench, parts: list[Any]
+) -> None:
     found, error = parts, ""
     try:
         found = loaded(bench, *parts)

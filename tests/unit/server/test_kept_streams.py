@@ -63,7 +63,9 @@ def gated(gate: Gate, *texts: str, pause: float | None = 0.0) -> Callable[[Reque
 
 def content(body: bytes) -> str:
     return "".join(
-        e["choices"][0]["delta"].get("content") or "" for e in events(body) if e != "[DONE]" and e["choices"]
+        e["choices"][0]["delta"].get("content") or ""
+        for e in events(body)
+        if e != "[DONE]" and e["choices"]
     )
 
 
@@ -75,7 +77,9 @@ async def test_a_reply_goes_on_without_its_client_and_is_read_from_any_byte() ->
     handle = talk.bench.worker.handles[0]
     assert not handle.cancelled
     reading = asyncio.ensure_future(talk.ask("GET", "/v1/stream?conv_id=mine&from=0"))
-    listed = (await talk.ask("POST", "/v1/streams/lookup", json={"conversation_ids": ["mine", "other"]})).json()
+    listed = (
+        await talk.ask("POST", "/v1/streams/lookup", json={"conversation_ids": ["mine", "other"]})
+    ).json()
     assert [(each["conversation_id"], each["is_done"]) for each in listed] == [("mine", False)]
     gate.opened.set()
     whole = await asyncio.wait_for(reading, 30)
@@ -86,7 +90,9 @@ async def test_a_reply_goes_on_without_its_client_and_is_read_from_any_byte() ->
     assert whole.content.startswith(had)
     rest = await talk.ask("GET", f"/v1/stream?conv_id=mine&from={len(had)}")
     assert had + rest.content == whole.content
-    listed = (await talk.ask("POST", "/v1/streams/lookup", json={"conversation_ids": ["mine"]})).json()
+    listed = (
+        await talk.ask("POST", "/v1/streams/lookup", json={"conversation_ids": ["mine"]})
+    ).json()
     assert (listed[0]["is_done"], listed[0]["total_bytes"]) == (True, len(whole.content))
     for wrong in ("-1", "x", "1e3", "9" * 19):
         assert (await talk.ask("GET", f"/v1/stream?conv_id=mine&from={wrong}")).status_code == 400
@@ -130,7 +136,9 @@ async def test_unstarted_reply_can_be_ended_and_refused_one_is_dropped() -> None
 
 @in_loop
 async def test_only_replies_are_kept() -> None:
-    """A client may send its header with every request: others than replies leave its stream alone."""
+    """A client may send its header with every request: others than replies leave its stream
+    alone.
+    """
     talk = Talk(play("a", "b", pause=None))
     await talk.begin("mine")
     for path in ("/tokenize", "/api/show"):
@@ -147,13 +155,18 @@ async def test_another_key_reads_and_ends_nothing() -> None:
         assert (await talk.ask("GET", "/v1/stream?conv_id=mine", key)).status_code == status
     await talk.ask("DELETE", "/v1/stream?conv_id=mine", "l")
     await talk.begin("mine", "l")  # another stream under the same name
-    found = [await talk.ask("POST", "/v1/streams/lookup", key, json={"conversation_ids": ["mi"]}) for key in "kl"]
+    found = [
+        await talk.ask("POST", "/v1/streams/lookup", key, json={"conversation_ids": ["mi"]})
+        for key in "kl"
+    ]
     assert [each.json() for each in found] == [[], []]
     assert [handle.cancelled for handle in talk.bench.worker.handles] == [False, False]
 
 
 @in_loop
-async def test_streams_are_bounded_in_number_bytes_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_streams_are_bounded_in_number_bytes_and_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(kept_streams, "_MAX_STREAMS", 2)
     talk = Talk(play("a", "b"))
     for name in ("1", "2", "3"):
@@ -174,7 +187,9 @@ async def test_streams_are_bounded_in_number_bytes_and_time(monkeypatch: pytest.
     endless = Talk(play("a", "b", pause=None))
     for name in ("1", "2", "3"):
         await endless.begin(name)
-    await Caller(endless.bench.app, CHAT, BODY).until(lambda: endless.bench.worker.handles[2].cancelled)
+    await Caller(endless.bench.app, CHAT, BODY).until(
+        lambda: endless.bench.worker.handles[2].cancelled
+    )
     assert [handle.cancelled for handle in endless.bench.worker.handles] == [False, False, True]
 
 

@@ -1,4 +1,6 @@
-"""Which model is loaded next, and which is unloaded: no model, no thread, and a clock that the test moves."""
+"""Which model is loaded next, and which is unloaded: no model, no thread, and a clock that the test
+moves.
+"""
 
 from __future__ import annotations
 

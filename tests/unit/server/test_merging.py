@@ -37,11 +37,21 @@ async def texts(*scripts: tuple[str | None, ...]) -> list[tuple[int, str]]:
 
 async def drained(handles: list[RequestHandle]) -> list[tuple[int, str]]:
     async with aclosing(merged(handles)) as found:
-        return [(number, event.text) async for number, events in found for event in events if isinstance(event, Piece)]
+        return [
+            (number, event.text)
+            async for number, events in found
+            for event in events
+            if isinstance(event, Piece)
+        ]
 
 
 def test_what_is_there_does_not_wait_for_another_handle() -> None:
-    assert asyncio.run(texts(("a", None, None, None, "b"), ("c", "d"))) == [(0, "a"), (1, "c"), (1, "d"), (0, "b")]
+    assert asyncio.run(texts(("a", None, None, None, "b"), ("c", "d"))) == [
+        (0, "a"),
+        (1, "c"),
+        (1, "d"),
+        (0, "b"),
+    ]
 
 
 @given(st.lists(st.lists(st.sampled_from(["x", "y", None]), max_size=5), min_size=1, max_size=4))

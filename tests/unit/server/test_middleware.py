@@ -45,9 +45,17 @@ PUBLIC = {"/health", "/v1/health", "/", "/index.html"}
 
 @pytest.mark.parametrize(
     "headers",
-    [{}, {"Authorization": "Bearer two"}, {"X-Api-Key": ""}, {"Authorization": "Bearer "}, {"X-Api-Key": "one1"}],
+    [
+        {},
+        {"Authorization": "Bearer two"},
+        {"X-Api-Key": ""},
+        {"Authorization": "Bearer "},
+        {"X-Api-Key": "one1"},
+    ],
 )
-def test_without_a_known_key_only_the_public_paths_answer(bench: Bench, headers: dict[str, str]) -> None:
+def test_without_a_known_key_only_the_public_paths_answer(
+    bench: Bench, headers: dict[str, str]
+) -> None:
     routes = [route for route in bench.app.routes if isinstance(route, Route)]
     asked = [(route.path, method) for route in routes for method in route.methods or ()]
     assert len(asked) > 20
@@ -82,7 +90,9 @@ def test_browsers_of_any_origin_may_ask() -> None:
         "Access-Control-Request-Method": "POST",
         "Access-Control-Request-Headers": "authorization,content-type",
     }
-    response = client.options("/v1/chat/completions", headers=asked)  # without a key, as browsers do
+    response = client.options(
+        "/v1/chat/completions", headers=asked
+    )  # without a key, as browsers do
     assert response.status_code == 200
     assert response.content == b""
     assert response.headers["access-control-allow-origin"] == PAGE
@@ -125,7 +135,9 @@ def test_which_pages_may_ask(cors: Cors, origin: str, allowed: str | None) -> No
 
 def test_configured_methods_and_headers() -> None:
     cors = Cors(methods="GET", headers="X-One", credentials=False)
-    response = client_of(cors).options("/props", headers={"Origin": PAGE, "Access-Control-Request-Headers": "x-two"})
+    response = client_of(cors).options(
+        "/props", headers={"Origin": PAGE, "Access-Control-Request-Headers": "x-two"}
+    )
     assert response.headers["access-control-allow-methods"] == "GET"
     assert response.headers["access-control-allow-headers"] == "X-One"
     assert response.headers["access-control-allow-credentials"] == "false"
@@ -166,7 +178,9 @@ def test_a_body_of_the_limit_passes_and_one_byte_more_does_not(size: int) -> Non
 
 @in_loop
 async def test_large_bodies_share_what_they_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that does not fit beside those that are still being answered comes again later; small ones always pass."""
+    """One that does not fit beside those that are still being answered comes again later; small
+    ones always pass.
+    """
     monkeypatch.setattr(middleware, "MAX_BODY_BYTES", 100)
     monkeypatch.setattr(middleware, "_MAX_TOGETHER_BYTES", 1000)
     read, answered = asyncio.Event(), asyncio.Event()
@@ -186,7 +200,9 @@ async def test_large_bodies_share_what_they_may_take(monkeypatch: pytest.MonkeyP
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         slow = asyncio.ensure_future(client.post("/slow", content=chunks(700, 50)))
         await read.wait()
-        found = [(await client.post("/", content=chunks(n, 50))).status_code for n in (100, 300, 301)]
+        found = [
+            (await client.post("/", content=chunks(n, 50))).status_code for n in (100, 300, 301)
+        ]
         answered.set()
         found.append((await slow).status_code)
         found += [(await client.post("/", content=chunks(n, 50))).status_code for n in (800, 801)]

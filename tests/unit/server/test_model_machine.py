@@ -1,4 +1,6 @@
-"""Several models under any sequence of requests, loads, unloads, reloads and time: rules that hold after each step."""
+"""Several models under any sequence of requests, loads, unloads, reloads and time: rules that hold
+after each step.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ class FakeWorker:
         if self.name in self.fleet.broken:
             raise ModelError(f"{self.name} is broken")
         assert self.name not in self.fleet.loaded
-        assert self.fleet.sizes[self.name] <= self.fleet.free() or not self.fleet.loaded, "more than there is room for"
+        assert self.fleet.sizes[self.name] <= self.fleet.free() or not self.fleet.loaded, (
+            "more than there is room for"
+        )
         self.fleet.loaded.add(self.name)
 
     def unload(self) -> Future[None]:
@@ -109,13 +113,17 @@ class FakeLoader:
 class ModelMachine(RuleBasedStateMachine):
     """Runs the steps of the thread that loads models itself, with a clock of its own."""
 
-    @initialize(maximum=st.integers(0, 3), patience=st.sampled_from((0.0, 0.5)), keeps=st.booleans())
+    @initialize(
+        maximum=st.integers(0, 3), patience=st.sampled_from((0.0, 0.5)), keeps=st.booleans()
+    )
     def begin(self, maximum: int, patience: float, keeps: bool) -> None:
         self.now, self.maximum, self.fleet = 0.0, maximum, Fleet(4)
         self.version, self.keeps = 0, keeps and maximum != 1
         self.patched = patch("pyctl.server.supervisor.collect_all")  # it takes a tenth of a second
         self.patched.start()
-        self.models = Models(AppState(), self.find, LoadOrder(maximum, patience), clock=lambda: self.now)
+        self.models = Models(
+            AppState(), self.find, LoadOrder(maximum, patience), clock=lambda: self.now
+        )
         self.models.changed = cast(Any, Stepped())
         self.supervisor = Supervisor(self.models)
         self.waiting: list[tuple[str, float, Future[Lease]]] = []
@@ -140,7 +148,9 @@ class ModelMachine(RuleBasedStateMachine):
         for name, _, future in ended:
             if (error := future.exception()) is None:
                 self.running.append((name, future.result()))
-            assert "has changed" not in str(error), "a request is served with the file that is there"
+            assert "has changed" not in str(error), (
+                "a request is served with the file that is there"
+            )
 
     @rule(name=NAMES)
     def ask(self, name: str) -> None:
@@ -200,7 +210,8 @@ class ModelMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "models"):
             return
-        # Replies end and time passes: then each request has run, or got an error, within one hold for each model.
+        # Replies end and time passes: then each request has run, or got an error, within one hold
+        # for each model.
         began = self.now
         while self.waiting or self.running or self.models._futures:
             assert self.now - began <= 5 * (MAX_HELD_SECONDS + RETRY_SECONDS), "a request starves"
@@ -213,12 +224,16 @@ class ModelMachine(RuleBasedStateMachine):
 
 
 class Stepped:
-    """An event for which no thread waits: `drive` calls the steps of the thread, and time passes between them."""
+    """An event for which no thread waits: `drive` calls the steps of the thread, and time passes
+    between them.
+    """
 
     def set(self) -> None: ...
     def clear(self) -> None: ...
     def wait(self, seconds: float | None = None) -> None: ...
 
 
-ModelMachine.TestCase.settings = settings(max_examples=examples(200), stateful_step_count=40, deadline=None)
+ModelMachine.TestCase.settings = settings(
+    max_examples=examples(200), stateful_step_count=40, deadline=None
+)
 TestModelMachine = ModelMachine.TestCase

@@ -1,4 +1,6 @@
-"""Models that are loaded and unloaded in this process: requests that wait, loads that fail, clients that leave."""
+"""Models that are loaded and unloaded in this process: requests that wait, loads that fail, clients
+that leave.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from typing import Any
 
 import pytest
 
-from pyctl.errors import ConfigError, EngineError, ModelError, PyctlError, RequestError, UnavailableError
+from pyctl.errors import (
+    ConfigError,
+    EngineError,
+    ModelError,
+    PyctlError,
+    RequestError,
+    UnavailableError,
+)
 from pyctl.server import ServerSettings
 from pyctl.server.app import create_app
 from pyctl.server.load_order import LoadOrder
@@ -28,7 +37,9 @@ from tests.waiting import until
 class Loader:
     """Loads the service of a `Bench`, when ``opened``, unless ``error`` says why not."""
 
-    def __init__(self, error: Exception | None = None, *, is_open: bool = True, fits: bool = True) -> None:
+    def __init__(
+        self, error: Exception | None = None, *, is_open: bool = True, fits: bool = True
+    ) -> None:
         self.error, self.room, self.n_loads, self.n_asked = error, fits, 0, 0
         self.opened = threading.Event()
         if is_open:
@@ -64,7 +75,9 @@ def run(found: list[ModelSource]) -> Iterator[Callable[..., Models]]:
         def start(maximum: int, **loaders: Loader) -> Models:
             found[:] = [ModelSource(ModelCard(name), loader) for name, loader in loaders.items()]
             state = AppState(ServerSettings(ping_seconds=1))
-            return stack.enter_context(supervised(Models(state, lambda: list(found), LoadOrder(maximum, 0.0))))
+            return stack.enter_context(
+                supervised(Models(state, lambda: list(found), LoadOrder(maximum, 0.0)))
+            )
 
         yield start
 
@@ -92,7 +105,9 @@ def test_failed_load_fails_its_requests_and_reloads_evicted(run: Callable[..., M
     until(lambda: state(models, "bad") == "loaded")
 
 
-def test_no_client_gets_the_address_of_a_download(run: Callable[..., Models], caplog: pytest.LogCaptureFixture) -> None:
+def test_no_client_gets_the_address_of_a_download(
+    run: Callable[..., Models], caplog: pytest.LogCaptureFixture
+) -> None:
     """Some hosts have the token in the path. The log has the address."""
     address = "https://host.example/s3cret/x.gguf"
     models = run(1, bad=Loader(ConfigError(f"cannot fetch {address}: refused")))
@@ -125,14 +140,19 @@ def test_an_image_of_another_site_reloads_no_presets(
     """A browser sends no Origin for it."""
     models = run(1, a=Loader())
     found.append(ModelSource(ModelCard("new"), Loader()))
-    answer = Client(create_app(models)).get("/models?reload=1", headers={"Host": "localhost:8080", **headers})
+    answer = Client(create_app(models)).get(
+        "/models?reload=1", headers={"Host": "localhost:8080", **headers}
+    )
     assert (answer.status_code, models.find("new") is not None) == (status, status == 200)
 
 
 @pytest.mark.timeout(60)
 def test_the_head_of_a_stream_is_no_stream(run: Callable[..., Models]) -> None:
     answer = Client(create_app(run(1, a=Loader()))).request("HEAD", "/models/sse")
-    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    assert (answer.status_code, answer.headers["content-type"]) == (
+        200,
+        "text/event-stream; charset=utf-8",
+    )
 
 
 @pytest.mark.parametrize("call", ["admin.n_kept", "worker.load"])
@@ -156,7 +176,9 @@ def test_an_end_while_a_model_is_loaded_again_is_no_error(
     models.close()
     assert isinstance(asked.exception(60), UnavailableError)
     until(lambda: not any(thread.name == "pyctl-models" for thread in threading.enumerate()))
-    assert [record.message for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")] == []
+    assert [
+        record.message for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")
+    ] == []
 
 
 def test_what_serves_does_not_leave(run: Callable[..., Models]) -> None:
@@ -201,7 +223,9 @@ def test_an_engine_that_fails_ends_the_process(run: Callable[..., Models]) -> No
 
 async def answer(models: Models, loader: Loader, **fields: Any) -> bytes:
     """The stream that the application sends; the model is loaded after its first bytes."""
-    caller = Caller(create_app(models), "/v1/chat/completions", {"messages": HI, "stream": True, **fields})
+    caller = Caller(
+        create_app(models), "/v1/chat/completions", {"messages": HI, "stream": True, **fields}
+    )
     call = asyncio.ensure_future(caller.call())
     await caller.until(lambda: bool(caller.bodies))
     loader.opened.set()
@@ -236,7 +260,9 @@ def test_own_pages_and_programs_alone_see_the_flags_of_models(
     headers: dict[str, str], api_keys: tuple[str, ...], is_shown: bool
 ) -> None:
     card = ModelCard("a", args=("serve", "-c", "1"), preset="c = 1\n")
-    models = Models(AppState(ServerSettings(api_keys=api_keys)), lambda: [ModelSource(card, Loader())])
+    models = Models(
+        AppState(ServerSettings(api_keys=api_keys)), lambda: [ModelSource(card, Loader())]
+    )
     client = Client(create_app(models))
     (listed,) = client.get("/v1/models", headers=headers).json()["data"]
     for status in (listed["status"], client.get("/v1/models/a", headers=headers).json()["status"]):
@@ -245,13 +271,18 @@ def test_own_pages_and_programs_alone_see_the_flags_of_models(
 
 
 @pytest.mark.parametrize("body", [{"model": "b"}, {"name": "b"}, {"model": "", "name": "b:latest"}])
-def test_a_model_is_shown_by_either_of_its_names_in_ollama(run: Callable[..., Models], body: dict[str, str]) -> None:
+def test_a_model_is_shown_by_either_of_its_names_in_ollama(
+    run: Callable[..., Models], body: dict[str, str]
+) -> None:
     models = run(0, a=Loader(), b=Loader())
     client = Client(create_app(models))
     assert client.post("/api/show", json=body).status_code == 200
     assert (state(models, "a"), state(models, "b")) == ("unloaded", "loaded")
     named = client.post("/api/chat", json={"name": "b", "messages": HI, "stream": False})
-    assert (named.status_code, named.json()["error"]) == (400, "model name is missing from the request")
+    assert (named.status_code, named.json()["error"]) == (
+        400,
+        "model name is missing from the request",
+    )
 
 
 @pytest.mark.parametrize(
@@ -281,7 +312,9 @@ def test_a_reload_unloads_what_changed_and_leaves_the_rest(
         each.close()
     done.result(60)
     assert [model.name for model in models] == ["same", "other", "new"]
-    assert late[0].result(60).service is not served["other"].service, "it waits for the model with its new settings"
+    assert late[0].result(60).service is not served["other"].service, (
+        "it waits for the model with its new settings"
+    )
     with pytest.raises(RequestError, match="model 'gone' not found"):
         late[1].result(60)
     with pytest.raises(RequestError, match="model 'gone' not found"):
@@ -291,7 +324,9 @@ def test_a_reload_unloads_what_changed_and_leaves_the_rest(
     found[:] = [ModelSource(ModelCard(name, ("twice",)), Loader()) for name in "ab"]
     with pytest.raises(ConfigError, match="two models are called 'twice': a and b"):
         models.reload()
-    assert [model.name for model in models] == ["same", "other", "new"], "a file that is wrong changes nothing"
+    assert [model.name for model in models] == ["same", "other", "new"], (
+        "a file that is wrong changes nothing"
+    )
 
 
 def test_a_reload_waits_for_no_replies_where_there_are_none(
@@ -314,14 +349,23 @@ def test_events_of_models(run: Callable[..., Models]) -> None:
     until(lambda: len(events) == 7)
     end()
     progress = {"stages": ["text_model"], "current": "text_model", "value": 0.5}
-    told = [(event["model"], event["data"]["status"], event["data"].get("progress")) for event in events]
-    of_a = [("a", "loading", None), ("a", "loading", progress), ("a", "loaded", None), ("a", "unloaded", None)]
+    told = [
+        (event["model"], event["data"]["status"], event["data"].get("progress")) for event in events
+    ]
+    of_a = [
+        ("a", "loading", None),
+        ("a", "loading", progress),
+        ("a", "loaded", None),
+        ("a", "unloaded", None),
+    ]
     assert told == [*of_a, *(("b", *rest) for _, *rest in of_a[:3])]
 
 
 def test_a_model_is_found_in_a_compressed_body(run: Callable[..., Models]) -> None:
     models = run(0, a=Loader(), b=Loader())
     body = gzip.compress(b'{"model": "b", "content": "x"}')
-    answer = Client(create_app(models)).post("/tokenize", content=body, headers={"content-encoding": "gzip"})
+    answer = Client(create_app(models)).post(
+        "/tokenize", content=body, headers={"content-encoding": "gzip"}
+    )
     assert answer.status_code == 200, answer.text
     assert (state(models, "a"), state(models, "b")) == ("unloaded", "loaded")

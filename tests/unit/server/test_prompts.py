@@ -19,7 +19,9 @@ class Tokenizer(ByteTokenizer):
         return {text[6:9]: token for text, token in self.special_tokens().items() if "fim" in text}
 
 
-def ask(tokens: set[str], fields: dict[str, Any], path: str = "/infill", **settings: Any) -> tuple[Any, str]:
+def ask(
+    tokens: set[str], fields: dict[str, Any], path: str = "/infill", **settings: Any
+) -> tuple[Any, str]:
     """The response, and the prompt's text."""
     tokenizer = Tokenizer([*CHATML_SPECIALS, *sorted(tokens)], eos="<|im_end|>")
     bench = Bench(play("x"), tokenizer=tokenizer, replies=ReplySettings(**settings))
@@ -33,7 +35,10 @@ def test_prefix_and_suffix() -> None:
     response, prompt = ask(GAPS, fields)
     assert prompt == "<|fim_pre|>def f(<|fim_suf|>\n<|im_end|><|fim_mid|>a"
     assert response.json()["content"] == "x"
-    assert ask(GAPS, fields, spm_infill=True)[1] == "<|fim_suf|>\n<|im_end|><|fim_pre|>def f(<|fim_mid|>a"
+    assert (
+        ask(GAPS, fields, spm_infill=True)[1]
+        == "<|fim_suf|>\n<|im_end|><|fim_pre|>def f(<|fim_mid|>a"
+    )
 
 
 def test_a_completion_before_a_suffix() -> None:
@@ -41,7 +46,11 @@ def test_a_completion_before_a_suffix() -> None:
     response, prompt = ask(GAPS, fields, "/v1/completions")
     assert prompt == "<|fim_pre|>def f(<|fim_suf|>):<|fim_mid|>"
     assert response.json()["choices"][0]["text"] == "x"
-    for more, status in (({"prompt": ["a", "b"]}, 400), ({"prompt": [97]}, 400), ({"echo": True}, 501)):
+    for more, status in (
+        ({"prompt": ["a", "b"]}, 400),
+        ({"prompt": [97]}, 400),
+        ({"echo": True}, 501),
+    ):
         assert ask(GAPS, {**fields, **more}, "/v1/completions")[0].status_code == status
 
 
@@ -61,7 +70,11 @@ def test_extra_context() -> None:
 
 
 def test_what_does_not_fit_is_cut_away_from_the_gap() -> None:
-    fields = {"input_prefix": "p" * 900 + "P", "input_suffix": "S" + "s" * 900, "input_extra": [{"text": "e" * N_CTX}]}
+    fields = {
+        "input_prefix": "p" * 900 + "P",
+        "input_suffix": "S" + "s" * 900,
+        "input_extra": [{"text": "e" * N_CTX}],
+    }
     _, prompt = ask(GAPS, fields, n_batch=400, n_predict=100)
     extra, _, rest = prompt.partition("<|fim_pre|>")
     prefix, _, suffix = rest.removesuffix("<|fim_mid|>").partition("<|fim_suf|>")
@@ -79,7 +92,14 @@ def test_what_does_not_fit_is_cut_away_from_the_gap() -> None:
         ({"input_prefix": "p", "input_suffix": "s", "prompt": ["x"]}, "prompt"),
         ({"input_prefix": "p", "input_suffix": "s", "input_extra": {}}, "input_extra"),
         ({"input_prefix": "p", "input_suffix": "s", "input_extra": [{"filename": "x"}]}, "text"),
-        ({"input_prefix": "p", "input_suffix": "s", "input_extra": [{"text": "x", "filename": 3}]}, "filename"),
+        (
+            {
+                "input_prefix": "p",
+                "input_suffix": "s",
+                "input_extra": [{"text": "x", "filename": 3}],
+            },
+            "filename",
+        ),
     ],
 )
 def test_bad_fields(fields: dict[str, Any], words: str) -> None:
@@ -90,7 +110,9 @@ def test_bad_fields(fields: dict[str, Any], words: str) -> None:
 
 
 def test_a_model_without_the_tokens() -> None:
-    error = Bench(play("x")).post("/infill", {"input_prefix": "a", "input_suffix": "b"}).json()["error"]
+    error = (
+        Bench(play("x")).post("/infill", {"input_prefix": "a", "input_suffix": "b"}).json()["error"]
+    )
     assert (error["code"], error["type"]) == (501, "not_supported_error")
     assert error["message"] == (
         "Infill is not supported by this model: "

@@ -23,7 +23,9 @@ HEAD = "x" * 200
 
 
 class HeldRows:
-    """A server whose engine is within an evaluation until ``go_on``: of a prompt or, by name, of a reply's token."""
+    """A server whose engine is within an evaluation until ``go_on``: of a prompt or, by name, of a
+    reply's token.
+    """
 
     def __init__(self, what: str) -> None:
         self.bench = Bench(settings=ServerSettings(show_metrics=True), n_seqs=2)
@@ -64,10 +66,14 @@ def test_slots_show_the_request_that_is_evaluated(held: HeldRows) -> None:
 def test_the_cache_metrics_and_properties_are_shown(held: HeldRows) -> None:
     cache = held.bench.client.get("/cache").json()
     assert [sequence["busy"] for sequence in cache["sequences"]].count(True) == 1
-    assert held.bench.client.get(f"/cache?since={cache['revision']}").json() == {"revision": cache["revision"]}
+    assert held.bench.client.get(f"/cache?since={cache['revision']}").json() == {
+        "revision": cache["revision"]
+    }
     assert cache["memory"]["snapshots"] == cache["bytes"]["resident"]
     assert "llamacpp:requests_processing 1\n" in held.bench.client.get("/metrics").text
-    assert held.bench.client.get("/props").json()["prefix_cache"]["in_use"] == cache["slots"]["in_use"]
+    assert (
+        held.bench.client.get("/props").json()["prefix_cache"]["in_use"] == cache["slots"]["in_use"]
+    )
 
 
 def check_reads(bench: Bench) -> None:
@@ -86,7 +92,12 @@ def test_reads_answer_while_a_request_waits_for_the_disk(
         return Bench(settings=ServerSettings(show_metrics=True), n_seqs=2, disk=disk)
 
     first = bench()
-    assert first.post("/completion", {"prompt": "y" * 300, "n_predict": 2, "ignore_eos": True}).status_code == 200
+    assert (
+        first.post(
+            "/completion", {"prompt": "y" * 300, "n_predict": 2, "ignore_eos": True}
+        ).status_code
+        == 200
+    )
     first.worker.close()
     drive, server = HangingDrive(monkeypatch), bench()
     until(lambda: server.service.admin.stored() != [])

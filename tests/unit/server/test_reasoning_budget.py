@@ -56,7 +56,10 @@ def test_the_servers_own_budget_is_the_default() -> None:
 def test_reasoning_that_goes_on_counts_what_is_there() -> None:
     messages = [*HI, {"role": "assistant", "content": "", "reasoning_content": "hm"}]
     bench = Bench(
-        play("x"), template=OPENED.replace("+ m.content", "+ '<think>\\n' + (m.reasoning_content or '') + m.content")
+        play("x"),
+        template=OPENED.replace(
+            "+ m.content", "+ '<think>\\n' + (m.reasoning_content or '') + m.content"
+        ),
     )
     bench.chat(messages=messages, reasoning_budget_tokens=4)
     limit = bench.worker.requests[0].reasoning
@@ -65,9 +68,13 @@ def test_reasoning_that_goes_on_counts_what_is_there() -> None:
 
 def test_a_raw_prompt_names_its_tags() -> None:
     tags = {"reasoning_budget_start_tag": "<think>", "reasoning_budget_end_tag": "</think>"}
-    limit = limit_of(path="/completion", reasoning_budget_tokens=3, generation_prompt="<think>", **tags)
+    limit = limit_of(
+        path="/completion", reasoning_budget_tokens=3, generation_prompt="<think>", **tags
+    )
     texts = {THINK: b"<think>", END: b"</think>"}
-    assert limit == ReasoningLimit(3, "<think>", ("</think>",), (END,), (THINK,), texts, recurs=True)
+    assert limit == ReasoningLimit(
+        3, "<think>", ("</think>",), (END,), (THINK,), texts, recurs=True
+    )
 
 
 def test_qwens_newer_form_ends_on_a_line_of_its_own() -> None:

@@ -45,7 +45,9 @@ def answer(body: bytes = PNG, status: int = 200, **headers: str) -> Answer:
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.setattr("pyctl.server.image_sources.is_public", lambda address: str(address) == "127.0.0.1")
+    monkeypatch.setattr(
+        "pyctl.server.image_sources.is_public", lambda address: str(address) == "127.0.0.1"
+    )
     monkeypatch.setattr("pyctl.server.image_sources._MAX_SECONDS", 60.0)
     site = Site()
     with web_server(site.handler) as site.url:
@@ -55,17 +57,44 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 @pytest.mark.parametrize(
     "address",
     [
-        "127.0.0.1", "127.1.2.3", "0.0.0.0", "10.0.0.1", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1",
-        "224.0.0.1", "255.255.255.255", "240.0.0.1", "192.0.2.1", "198.18.0.1", "::1", "::", "fe80::1", "fc00::1",
-        "ff02::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::7f00:1", "64:ff9b::a00:1", "64:ff9b:1::a00:1",
-        "2002:7f00:1::", "2001:db8::1", "::7f00:1", "2001::1", "fec0::1", "5f00::1",
+        "127.0.0.1",
+        "127.1.2.3",
+        "0.0.0.0",
+        "10.0.0.1",
+        "172.16.0.1",
+        "192.168.1.1",
+        "169.254.169.254",
+        "100.64.0.1",
+        "224.0.0.1",
+        "255.255.255.255",
+        "240.0.0.1",
+        "192.0.2.1",
+        "198.18.0.1",
+        "::1",
+        "::",
+        "fe80::1",
+        "fc00::1",
+        "ff02::1",
+        "::ffff:127.0.0.1",
+        "::ffff:10.0.0.1",
+        "64:ff9b::7f00:1",
+        "64:ff9b::a00:1",
+        "64:ff9b:1::a00:1",
+        "2002:7f00:1::",
+        "2001:db8::1",
+        "::7f00:1",
+        "2001::1",
+        "fec0::1",
+        "5f00::1",
     ],
-)  # fmt: skip
+)
 def test_addresses_of_this_network(address: str) -> None:
     assert not is_public(ipaddress.ip_address(address))
 
 
-@pytest.mark.parametrize("address", ["1.1.1.1", "93.184.216.34", "2606:4700::1111", "64:ff9b::101:101"])
+@pytest.mark.parametrize(
+    "address", ["1.1.1.1", "93.184.216.34", "2606:4700::1111", "64:ff9b::101:101"]
+)
 def test_public_addresses(address: str) -> None:
     assert is_public(ipaddress.ip_address(address))
 
@@ -92,14 +121,19 @@ def test_nobody_reaches_this_machine_or_its_network(monkeypatch: pytest.MonkeyPa
 
 def test_a_name_for_two_networks_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     def found(*_: Any, **__: Any) -> list[Any]:
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 80)) for address in ("127.0.0.1", "10.0.0.1")]
+        return [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 80))
+            for address in ("127.0.0.1", "10.0.0.1")
+        ]
 
     monkeypatch.setattr(socket, "getaddrinfo", found)
     with pytest.raises(RequestError, match="not in the public network"):
         fetch_image("http://two.example/a.png")
 
 
-def test_the_address_that_was_looked_at_is_the_one_that_is_asked(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_that_was_looked_at_is_the_one_that_is_asked(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A name that stands for another address a moment later (DNS rebinding) leads nowhere else."""
     looked: list[str] = []
     before = socket.getaddrinfo
@@ -107,7 +141,9 @@ def test_the_address_that_was_looked_at_is_the_one_that_is_asked(site: Site, mon
     def resolve(host: Any, port: Any, *args: Any, **kwargs: Any) -> Any:
         looked.append(str(host))
         if host == "name.example":
-            return before("127.0.0.1" if looked.count(host) == 1 else "10.0.0.1", port, *args, **kwargs)
+            return before(
+                "127.0.0.1" if looked.count(host) == 1 else "10.0.0.1", port, *args, **kwargs
+            )
         return before(host, port, *args, **kwargs)
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
@@ -140,12 +176,21 @@ def test_redirects_are_followed_a_few_times_and_looked_at_each_time(site: Site) 
 @pytest.mark.parametrize(
     "url",
     [
-        "http://", "http:///x", "https://user@host/x", "http://ho st/", "http://host/a b", "http://h\u00f6st/",
+        "http://",
+        "http:///x",
+        "https://user@host/x",
+        "http://ho st/",
+        "http://host/a b",
+        "http://h\u00f6st/",
         "http://h/\r\nX: y",
-        "http://host:99999/", "http://host:x/", "gopher://host/", "http://[::1/", "http://h/" + "x" * 9000,
+        "http://host:99999/",
+        "http://host:x/",
+        "gopher://host/",
+        "http://[::1/",
+        "http://h/" + "x" * 9000,
     ],
     ids=lambda url: repr(url)[:30],
-)  # fmt: skip
+)
 def test_what_is_no_plain_address(url: str) -> None:
     with pytest.raises(RequestError, match="plain http or https"):
         fetch_image(url)
@@ -206,7 +251,9 @@ def test_a_server_that_takes_its_time(
 
 def test_nobody_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyctl.server.image_sources.is_public", lambda _: True)
-    with socket.socket() as taken:  # bound but not listening, so that no other process takes the port
+    with (
+        socket.socket() as taken
+    ):  # bound but not listening, so that no other process takes the port
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(RequestError, match="cannot fetch the image"):
             fetch_image(f"http://127.0.0.1:{taken.getsockname()[1]}/")

@@ -1,4 +1,6 @@
-"""The threads that read requests: each has a time limit, the pool is bounded, and shutdown does not wait for them."""
+"""The threads that read requests: each has a time limit, the pool is bounded, and shutdown does not
+wait for them.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ async def held(pool: Lane, end: threading.Event) -> asyncio.Future[bool]:
 
 @in_loop
 async def test_as_many_run_at_once_as_there_are_threads() -> None:
-    """Also where one thread has nothing to do and two come at once: it takes one, and another thread the other."""
+    """Also where one thread has nothing to do and two come at once: it takes one, and another
+    thread the other.
+    """
     pool, together = Lane(RequestPool(), 2), threading.Barrier(2)
     for _ in range(50):
         await pool.run(request(), lambda: None)
@@ -84,7 +88,9 @@ async def test_work_that_takes_too_long_is_given_up_and_replaced() -> None:
 
 @in_loop
 async def test_pool_is_clean_if_client_leaves_at_the_end() -> None:
-    """The thread stops between telling the loop and what it does next, and the client leaves just then."""
+    """The thread stops between telling the loop and what it does next, and the client leaves just
+    then.
+    """
     pool, go_on = Lane(RequestPool(), 16), threading.Event()
     tell = request_pool._Job.tell
 
@@ -152,7 +158,12 @@ async def main():
 asyncio.run(main())
 print("ended")
 """
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stdout == "ended\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+        ).stdout
+        == "ended\n"
+    )
 
 
 def test_a_full_pool_is_503_with_a_time_to_try_again() -> None:

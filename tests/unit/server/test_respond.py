@@ -28,7 +28,9 @@ def silent(request: Request) -> Script:
 @in_loop
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("script", [silent, play("a", "b", "c", pause=None)])
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat"])
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat"]
+)
 async def test_a_client_who_leaves_stops_the_work(
     path: str, stream: bool, script: Callable[[Request], Script], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -76,7 +78,9 @@ async def test_headers_go_out_with_the_first_progress() -> None:
     caller = Caller(bench.app, "/v1/chat/completions", chat(True))
     call = asyncio.ensure_future(caller.call())
     await caller.until(lambda: bool(caller.sent))
-    assert dict(caller.sent[0]["headers"])[b"x-pyctl-cache"] == b"source=none; cached=0; evaluated=21"
+    assert (
+        dict(caller.sent[0]["headers"])[b"x-pyctl-cache"] == b"source=none; cached=0; evaluated=21"
+    )
     assert caller.bodies == []
     caller.gone.set()
     await call
@@ -106,7 +110,9 @@ async def test_what_was_said_before_a_failure_is_sent() -> None:
 async def test_a_silent_stream_sends_comments() -> None:
     silence = Gate(threading.Event())
     bench = Bench(lambda request: [silence, Piece("a", (97,)), *list(play()(request))[-1:]])
-    caller = Caller(bench.app, "/completion", {"prompt": "x", "stream": True, "sse_ping_interval": 1})
+    caller = Caller(
+        bench.app, "/completion", {"prompt": "x", "stream": True, "sse_ping_interval": 1}
+    )
     call = asyncio.ensure_future(caller.call())
     await caller.until(lambda: bool(caller.bodies))
     silence.opened.set()
@@ -120,17 +126,27 @@ async def test_a_silent_stream_sends_comments() -> None:
     ("path", "sign", "kinds"),
     [
         ("/v1/messages", b"ping", "message_start( ping)+ content_block_start "),
-        ("/v1/responses", b"response.in_progress", r"response\.created( response\.in_progress){2,} "),
+        (
+            "/v1/responses",
+            b"response.in_progress",
+            r"response\.created( response\.in_progress){2,} ",
+        ),
     ],
 )
-def test_a_silent_stream_of_named_events_has_one_for_that(path: str, sign: bytes, kinds: str) -> None:
-    sent = sent_in_silence(path, {"messages": HI, "input": "x"}, lambda sent: sent.count(b"event: " + sign) > 1)
+def test_a_silent_stream_of_named_events_has_one_for_that(
+    path: str, sign: bytes, kinds: str
+) -> None:
+    sent = sent_in_silence(
+        path, {"messages": HI, "input": "x"}, lambda sent: sent.count(b"event: " + sign) > 1
+    )
     assert re.match(kinds, " ".join(event["type"] for event in named_events(sent)))
 
 
 @in_loop
 async def test_comments_can_be_turned_off() -> None:
     bench = Bench(lambda request: [Pause(0.05), *list(play()(request))[-1:]])
-    caller = Caller(bench.app, "/completion", {"prompt": "x", "stream": True, "sse_ping_interval": -1})
+    caller = Caller(
+        bench.app, "/completion", {"prompt": "x", "stream": True, "sse_ping_interval": -1}
+    )
     await caller.call()
     assert b":\n\n" not in caller.bodies

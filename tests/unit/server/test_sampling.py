@@ -66,9 +66,15 @@ def test_all_names() -> None:
         "min_keep": 2,
         "seed": 42,
     }
-    sampling = read(**numbers, ignore_eos=True, post_sampling_probs=True, dry_sequence_breakers=["\n"])
+    sampling = read(
+        **numbers, ignore_eos=True, post_sampling_probs=True, dry_sequence_breakers=["\n"]
+    )
     assert {name: getattr(sampling, name) for name in numbers} == numbers
-    assert (sampling.ignore_eos, sampling.post_sampling_probs, sampling.dry_sequence_breakers) == (True, True, ("\n",))
+    assert (sampling.ignore_eos, sampling.post_sampling_probs, sampling.dry_sequence_breakers) == (
+        True,
+        True,
+        ("\n",),
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,11 +89,15 @@ def test_all_names() -> None:
         ("top_k", 3.7, 3),
     ],
 )
-def test_values_out_of_range_are_cut_as_llama_server_does(name: str, given: float, used: float) -> None:
+def test_values_out_of_range_are_cut_as_llama_server_does(
+    name: str, given: float, used: float
+) -> None:
     assert getattr(read(**{name: given}), name) == used
 
 
-@pytest.mark.parametrize(("given", "used"), [(-1, RANDOM_SEED), (7, 7), (2**32 - 1, RANDOM_SEED), (2**32 + 3, 3)])
+@pytest.mark.parametrize(
+    ("given", "used"), [(-1, RANDOM_SEED), (7, 7), (2**32 - 1, RANDOM_SEED), (2**32 + 3, 3)]
+)
 def test_seeds(given: int, used: int) -> None:
     assert read(seed=given).seed == used
 
@@ -96,7 +106,10 @@ def test_seeds(given: int, used: int) -> None:
     ("given", "used"),
     [
         (["top_k", "temperature"], ("top_k", "temperature")),
-        (["Top-K", "temp", "nucleus", "typ", "minp"], ("top_k", "temperature", "top_p", "typ_p", "min_p")),
+        (
+            ["Top-K", "temp", "nucleus", "typ", "minp"],
+            ("top_k", "temperature", "top_p", "typ_p", "min_p"),
+        ),
         (["infill", "top_k", "no_such", "adaptive-p"], ("infill", "top_k", "adaptive_p")),
         ("ia", ("infill", "adaptive_p")),
         (3, DEFAULT_SAMPLERS),
@@ -142,7 +155,9 @@ def test_what_a_bias_names_is_bounded_before_it_is_read() -> None:
 
     def refused(biases: Any, said: str) -> None:
         with pytest.raises(RequestError, match=said):
-            sampling_of(GenerationBody.of({"logit_bias": biases}), Sampling(), tokenizer, tokenizer.n_vocab)
+            sampling_of(
+                GenerationBody.of({"logit_bias": biases}), Sampling(), tokenizer, tokenizer.n_vocab
+            )
 
     refused({"97": 10**400}, "too large a number")
     refused({"x" * (8 * MAX_BIASES + 1): 1}, "characters in a text")

@@ -14,7 +14,14 @@ import pytest
 from pyctl.atomic_file import temp_path
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.saved_time import Saved
-from pyctl.server.saved_days import FILE, MAX_DAYS, MAX_SPEEDS, WRITE_SECONDS, SavedDays, start_timer
+from pyctl.server.saved_days import (
+    FILE,
+    MAX_DAYS,
+    MAX_SPEEDS,
+    WRITE_SECONDS,
+    SavedDays,
+    start_timer,
+)
 
 DAY = 86_400.0
 
@@ -83,7 +90,9 @@ def test_a_killed_process_loses_a_minute_at_most(machine: Machine, tmp_path: Pat
     assert WRITE_SECONDS <= 60
 
 
-def test_a_stop_loses_nothing_and_a_day_begins_at_midnight(machine: Machine, tmp_path: Path) -> None:
+def test_a_stop_loses_nothing_and_a_day_begins_at_midnight(
+    machine: Machine, tmp_path: Path
+) -> None:
     days = machine.start(tmp_path)
     days.add("f", Saved(1.0, 100, 1), 0.0)
     days.close()
@@ -148,7 +157,9 @@ def test_a_model_starts_with_the_speed_of_an_earlier_run(machine: Machine, tmp_p
     again = machine.start(tmp_path)
     from_disk = RequestStats(n_prompt=6466, source="disk", n_cached=6400, n_evaluated=66)
     assert again.account("f").count(from_disk, 1000.0, is_alone=True) == pytest.approx(10.0)
-    assert again.account("another").count(from_disk, 1000.0, is_alone=True) == pytest.approx(6400 / 66)
+    assert again.account("another").count(from_disk, 1000.0, is_alone=True) == pytest.approx(
+        6400 / 66
+    )
 
 
 DAMAGED = [
@@ -215,7 +226,9 @@ def test_a_directory_that_was_removed_is_made_again(machine: Machine, tmp_path: 
     assert shown(machine.start(tmp_path / "kv"), "total") == (1.0, 100, 1)
 
 
-def test_a_process_that_was_killed_while_it_wrote_leaves_nothing(machine: Machine, tmp_path: Path) -> None:
+def test_a_process_that_was_killed_while_it_wrote_leaves_nothing(
+    machine: Machine, tmp_path: Path
+) -> None:
     (tmp_path / f".123-{'0' * 16}.tmp").write_bytes(b"{")
     with temp_path(tmp_path) as used:  # another process writes
         machine.start(tmp_path)

@@ -39,10 +39,16 @@ def test_a_connection_has_what_its_guard_reads_and_changes() -> None:
         ("connection_lost", ["exc"]),
     ):
         assert parameters(getattr(H11Protocol, name)) == ["self", *expected]
-    assert parameters(H11Protocol.on_response_complete) == parameters(H11Protocol.handle_events) == ["self"]
+    assert (
+        parameters(H11Protocol.on_response_complete)
+        == parameters(H11Protocol.handle_events)
+        == ["self"]
+    )
     assert parameters(H11Protocol.eof_received) == ["self"]
     assert h11_impl.CLOSE_HEADER == CLOSE_HEADER  # type: ignore[attr-defined]
-    assert 'if CLOSE_HEADER in self.scope["headers"]' in inspect.getsource(RequestResponseCycle.send)
+    assert 'if CLOSE_HEADER in self.scope["headers"]' in inspect.getsource(
+        RequestResponseCycle.send
+    )
 
     async def look() -> None:
         config, state = uvicorn.Config(app, log_config=None, lifespan="off"), ServerState()
@@ -59,7 +65,9 @@ def test_a_connection_has_what_its_guard_reads_and_changes() -> None:
 
     asyncio.run(look())
     source = inspect.getsource(RequestResponseCycle.__init__)
-    assert {"self.response_started", "self.response_complete"} <= set(re.findall(r"self\.\w+", source))
+    assert {"self.response_started", "self.response_complete"} <= set(
+        re.findall(r"self\.\w+", source)
+    )
     assert "self.read_paused = False" in inspect.getsource(FlowControl.__init__)
 
 
@@ -77,6 +85,8 @@ def test_a_server_has_what_its_end_relies_on() -> None:
 
 
 def test_no_release_is_installed_that_was_not_looked_at() -> None:
-    found = re.search(r'"uvicorn>=[\d.]+,<(\d+)\.(\d+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    found = re.search(
+        r'"uvicorn>=[\d.]+,<(\d+)\.(\d+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    )
     assert found is not None
     assert tuple(map(int, uvicorn.__version__.split(".")[:2])) < (int(found[1]), int(found[2]))

@@ -34,7 +34,10 @@ def build_libcuda(directory: Path) -> Path:
     """A library that answers as its environment says."""
     source, library = directory / "libcuda.c", directory / "libcuda.so.1"
     source.write_text(LIBCUDA, encoding="utf-8")
-    subprocess.run(["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(library), str(source)], check=True)
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(library), str(source)],
+        check=True,
+    )
     return library
 
 

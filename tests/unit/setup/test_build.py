@@ -1,9 +1,11 @@
-"""Toolkit and build with made-up pip, compiler, cmake and ninja: small scripts that note how they were called."""
+"""Toolkit and build with made-up pip, compiler, cmake and ninja: small scripts that note how they
+were called.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,7 +16,14 @@ import pytest
 
 from pyctl.errors import ConfigError
 from pyctl.module_command import module_command
-from pyctl.setup.build import Build, build_lock, compile_libraries, defines, place_libraries, stage_libraries
+from pyctl.setup.build import (
+    Build,
+    build_lock,
+    compile_libraries,
+    defines,
+    place_libraries,
+    stage_libraries,
+)
 from pyctl.setup.libraries import libraries_at
 from pyctl.setup.machine import Compiler
 from pyctl.setup.source import open_release, pip_command, read_pin
@@ -70,7 +79,9 @@ class Programs:
 
     def make(self, name: str, script: str) -> str:
         path = self.directory / name
-        path.write_text("#!/bin/sh\n" + script.format(calls=self.calls, broken=self.broken), encoding="utf-8")
+        path.write_text(
+            "#!/bin/sh\n" + script.format(calls=self.calls, broken=self.broken), encoding="utf-8"
+        )
         path.chmod(0o755)
         return str(path)
 
@@ -104,7 +115,9 @@ def make_build(programs: Programs, work: Path, compiler: Compiler) -> Callable[[
     return make
 
 
-def test_the_toolkit_is_installed_once_and_whole(programs: Programs, work: Path, compiler: Compiler) -> None:
+def test_the_toolkit_is_installed_once_and_whole(
+    programs: Programs, work: Path, compiler: Compiler
+) -> None:
     pip = [programs.make("pip", PIP)]
     programs.broken.touch()
     with pytest.raises(ConfigError, match="pip could not install nvidia-cuda-nvcc==13"):
@@ -113,7 +126,10 @@ def test_the_toolkit_is_installed_once_and_whole(programs: Programs, work: Path,
     toolkit = install_toolkit(pip, work, compiler)
     assert install_toolkit(pip, work, compiler) == toolkit
     assert len(programs.called()) == 2
-    assert all(flag in programs.called()[1] for flag in ("--no-deps", "--only-binary :all:", "nvidia-cublas==13."))
+    assert all(
+        flag in programs.called()[1]
+        for flag in ("--no-deps", "--only-binary :all:", "nvidia-cublas==13.")
+    )
     # The linker drops an empty library, and the loader must not find this one by the driver's name.
     stub = toolkit.stub.read_bytes()
     assert all(word in stub for word in (b"libcuda.so.1", b"cuDeviceGet", b"cuMemCreate"))
@@ -136,16 +152,22 @@ def test_cmake_and_ninja_come_from_pypi_once(programs: Programs, work: Path) -> 
 def test_the_source_is_fetched_once_and_verified(programs: Programs, work: Path) -> None:
     pip = [programs.make("pip", PIP)]
     for _ in range(2):
-        with pytest.raises(ConfigError, match=r"llama_cpp\.tar\.gz is not the pinned release; remove it"):
+        with pytest.raises(
+            ConfigError, match=r"llama_cpp\.tar\.gz is not the pinned release; remove it"
+        ):
             open_release(pip, "", work)
     (call,) = programs.called()
     assert "--require-hashes" in call
     assert str(read_pin().path) in call
 
 
-def test_a_pip_that_brings_nothing_is_an_error(programs: Programs, work: Path, compiler: Compiler) -> None:
+def test_a_pip_that_brings_nothing_is_an_error(
+    programs: Programs, work: Path, compiler: Compiler
+) -> None:
     pip = [programs.make("pip", "exit 0")]
-    with pytest.raises(ConfigError, match="pip ended well, but fetched no source of llama-cpp-python=="):
+    with pytest.raises(
+        ConfigError, match="pip ended well, but fetched no source of llama-cpp-python=="
+    ):
         open_release(pip, "", work)
     with pytest.raises(ConfigError, match="lacks nvcc"):
         install_toolkit(pip, work, compiler)
@@ -158,7 +180,11 @@ def test_pip_is_that_of_this_environment(work: Path) -> None:
 
 
 def test_a_build_becomes_a_directory_that_a_process_uses(
-    make_build: Callable[[], Build], programs: Programs, work: Path, tmp_path: Path, compiler: Compiler
+    make_build: Callable[[], Build],
+    programs: Programs,
+    work: Path,
+    tmp_path: Path,
+    compiler: Compiler,
 ) -> None:
     toolkit = install_toolkit([programs.make("pip", PIP)], work, compiler)
     build = replace(make_build(), toolkit=toolkit, architectures=("86", "90"))
@@ -188,63 +214,65 @@ def test_what_cmake_is_told(
 ) -> None:
     build = make_build()
     cpu = defines(build)
-    assert (cpu["GGML_NATIVE"], cpu["GGML_RPC"], cpu["CMAKE_INSTALL_RPATH"]) == ("ON", "ON", "$ORIGIN")
+    assert (cpu["GGML_NATIVE"], cpu["GGML_RPC"], cpu["CMAKE_INSTALL_RPATH"]) == (
+        "ON",
+        "ON",
+        "$ORIGIN",
+    )
     assert "GGML_CUDA" not in cpu
     toolkit = install_toolkit([programs.make("pip", PIP)], work, compiler)
     cuda = defines(replace(build, toolkit=toolkit, architectures=("86", "120a")))
     assert cuda["CMAKE_CUDA_ARCHITECTURES"] == "86-real;120a-real"
-    assert cuda["CUDA_cudart_LIBRARY"].endswith("libcudart.so.13")  # the static one hides what pins memory
+    assert cuda["CUDA_cudart_LIBRARY"].endswith(
+        "libcudart.so.13"
+    )  # the static one hides what pins memory
 
 
 def test_a_failed_compilation_shows_what_ninja_says(
-    make_build: Callable[[], Build], programs: Programs, work: Path, capfd: pytest.CaptureFixture[str]
+    make_build: Callable[[], Build],
+    programs: Programs,
+    work: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     programs.broken.write_text("FAILED: a.o\nerror: expected ';'\n")
     with (
         build_lock(work),
-        pytest.raises(ConfigError, match=r"the compilation with c\+\+ failed \(see above\); .* --jobs 1"),
+        pytest.raises(
+            ConfigError, match=r"the compilation with c\+\+ failed \(see above\); .* --jobs 1"
+        ),
     ):
         compile_libraries(make_build(), work / "source")
     assert "error: expected ';'" in capfd.readouterr().out
 
 
-def test_an_interrupt_ends_ninja(
-    make_build: Callable[[], Build], programs: Programs, work: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_ninja_ends_with_this_process(
+    make_build: Callable[[], Build], programs: Programs, work: Path, number: int
 ) -> None:
-    """The interrupt arrives while this process waits for ninja: before that it may not have its process number."""
-    waiting = 'trap "echo ended >> {calls}; exit 2" INT; echo started >> {calls}; while :; do :; done'
-    ninja = programs.make("ninja-that-waits", waiting)
-    tools = replace(make_build().tools, ninja=ninja)
-    wait = subprocess.Popen.wait
-    interrupts = [KeyboardInterrupt]
-
-    def wait_interrupted(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
-        if ninja in process.args and interrupts:  # type: ignore[operator]
-            while programs.called()[-1] != "started":
-                time.sleep(0.01)
-            raise interrupts.pop()
-        return wait(process, timeout)
-
-    monkeypatch.setattr(subprocess.Popen, "wait", wait_interrupted)
-    with build_lock(work), pytest.raises(KeyboardInterrupt):
-        compile_libraries(replace(make_build(), tools=tools), work / "source")
-    assert programs.called()[-1] == "ended"
-
-
-def test_ninja_ends_with_a_killed_process(make_build: Callable[[], Build], programs: Programs, work: Path) -> None:
-    waiting = 'trap "echo ended >> {calls}; exit 2" INT; kill -KILL $PPID; while :; do :; done'
+    """An interrupt may arrive before Popen has returned: ninja ends then, too."""
+    waiting = (
+        'trap "echo ended >> {calls}; exit 2" INT; echo started >> {calls}; while :; do :; done'
+    )
     tools = replace(make_build().tools, ninja=programs.make("ninja-that-waits", waiting))
     build = replace(make_build(), tools=tools)
     process = get_context("fork").Process(target=compile_libraries, args=(build, work / "source"))
     process.start()
+    assert process.pid is not None
+    while not programs.calls.exists() or programs.called()[-1] != "started":
+        time.sleep(0.01)
+    os.kill(process.pid, number)
     process.join()
-    assert process.exitcode == -signal.SIGKILL
+    assert process.exitcode == (1 if number == signal.SIGINT else -number)
     while programs.called()[-1] != "ended":
         time.sleep(0.01)
 
 
 def test_two_builds_exclude_each_other(work: Path) -> None:
-    with build_lock(work), pytest.raises(ConfigError, match="another pyctl setup is building"), build_lock(work):
+    with (
+        build_lock(work),
+        pytest.raises(ConfigError, match="another pyctl setup is building"),
+        build_lock(work),
+    ):
         pass
     with build_lock(work):
         pass

@@ -27,7 +27,11 @@ FEATURES = ("avx2", "fma")
 
 
 def make(
-    home: Path, name: str, architectures: tuple[str, ...] = (), built: float = 1.0, release: str = RELEASE
+    home: Path,
+    name: str,
+    architectures: tuple[str, ...] = (),
+    built: float = 1.0,
+    release: str = RELEASE,
 ) -> Path:
     directory = home / "llama" / name
     directory.mkdir(parents=True)
@@ -37,7 +41,9 @@ def make(
     return directory
 
 
-def used(home: Path, driver: Driver | None, features: tuple[str, ...] = FEATURES, **variables: str) -> str:
+def used(
+    home: Path, driver: Driver | None, features: tuple[str, ...] = FEATURES, **variables: str
+) -> str:
     """The name of the directory that a process uses; empty for the package's libraries."""
     environ = {"XDG_DATA_HOME": str(home.parent), **variables}
     chosen = use_libraries(environ, lambda: driver, lambda: features)
@@ -128,7 +134,10 @@ def test_an_idle_card_is_one_line(home: Path) -> None:
         "to build them for it: pyctl setup"
     )
     make(home, "new", ("90",))
-    assert f"its libraries were built for other cards, another CPU or not for llama.cpp {RELEASE}" in line(DRIVER)
+    assert (
+        f"its libraries were built for other cards, another CPU or not for llama.cpp {RELEASE}"
+        in line(DRIVER)
+    )
     assert "driver is not available" in line(None)
     assert "reports error 803" in line(Driver((13, 0), "580", error=803))
     assert line(DRIVER, PYCTL_LIBS="package") == ""

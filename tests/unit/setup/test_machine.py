@@ -57,7 +57,11 @@ def test_no_library_is_no_driver(tmp_path: Path) -> None:
         ({}, Driver((13, 0), "", (Card("Card 0", (8, 6), 24 * 2**30),))),
         (
             {"FAKE_CARDS": "2", "FAKE_FIRST": "120", "FAKE_SECOND": "75"},
-            Driver((13, 0), "", (Card("Card 0", (12, 0), 24 * 2**30), Card("Card 1", (7, 5), 24 * 2**30))),
+            Driver(
+                (13, 0),
+                "",
+                (Card("Card 0", (12, 0), 24 * 2**30), Card("Card 1", (7, 5), 24 * 2**30)),
+            ),
         ),
         ({"FAKE_CUDA": "12080", "FAKE_INIT": "803"}, Driver((12, 8), "", error=803)),
         ({"FAKE_ATTRIBUTE": "1"}, Driver((13, 0), "", error=1)),
@@ -65,7 +69,9 @@ def test_no_library_is_no_driver(tmp_path: Path) -> None:
     ],
     indirect=["answers"],
 )
-def test_a_driver_is_asked_for_its_cards(answers: None, driver: Driver, libcuda: Path, tmp_path: Path) -> None:
+def test_a_driver_is_asked_for_its_cards(
+    answers: None, driver: Driver, libcuda: Path, tmp_path: Path
+) -> None:
     # Of several places the first that loads answers.
     assert find_driver([str(tmp_path / "none.so"), str(libcuda)], root=tmp_path) == driver
 
@@ -101,7 +107,10 @@ def test_a_compiler_has_to_compile_and_to_share_its_library(tmp_path: Path) -> N
     script = 'while [ "$1" != -o ]; do shift; done; echo $LIB > $2'
     alone = program(tmp_path, "alone", "LIB=none; " + script)
     shared = program(tmp_path, "shared", "LIB=libstdc++.so.6; " + script)
-    found = {name: find_compiler({"CXX": str(path)}) for name, path in (("alone", alone), ("shared", shared))}
+    found = {
+        name: find_compiler({"CXX": str(path)})
+        for name, path in (("alone", alone), ("shared", shared))
+    }
     assert found["shared"] is not None
     assert found["shared"].cxx == str(shared)
     others = find_compiler({"CXX": str(broken), "PATH": ""})

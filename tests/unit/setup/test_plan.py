@@ -21,7 +21,10 @@ from pyctl.setup.plan import (
 )
 from tests.unit.setup.machines import BARE, CARD, DRIVER, GIB, OLD_DRIVER, ON_BUS, WITH_CARD
 
-TWO_CARDS = replace(WITH_CARD, driver=replace(DRIVER, cards=(CARD, replace(CARD, name="B", capability=(12, 0)), CARD)))
+TWO_CARDS = replace(
+    WITH_CARD,
+    driver=replace(DRIVER, cards=(CARD, replace(CARD, name="B", capability=(12, 0)), CARD)),
+)
 PASCAL = replace(WITH_CARD, driver=replace(DRIVER, cards=(replace(CARD, capability=(6, 1)),)))
 MUSL = replace(WITH_CARD, libc="")
 
@@ -54,10 +57,16 @@ def test_a_machine_gets_a_build(
         (MUSL, {}, "need glibc"),
         (replace(WITH_CARD, driver=Driver((13, 0), "580", error=803)), {}, "error 803: .*restart"),
         (replace(WITH_CARD, driver=Driver((13, 0), "580", error=100)), {}, "--gpus all"),
-        (replace(WITH_CARD, driver=Driver((13, 0), "580", error=5)), {}, "error 5: see the system's log"),
+        (
+            replace(WITH_CARD, driver=Driver((13, 0), "580", error=5)),
+            {},
+            "error 5: see the system's log",
+        ),
     ],
 )
-def test_what_cannot_be_built_has_a_reason(machine: Machine, options: dict[str, Any], words: str) -> None:
+def test_what_cannot_be_built_has_a_reason(
+    machine: Machine, options: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
         make_plan(machine, **options)
 
@@ -82,7 +91,9 @@ def test_lists_of_architectures_are_read_as_people_write_them() -> None:
 
 def test_a_compiler_is_there_and_shares_its_library() -> None:
     assert check_compiler(BARE) is BARE.compiler
-    with pytest.raises(ConfigError, match=r"a C\+\+ compiler is not installed: sudo apt install g\+\+ \("):
+    with pytest.raises(
+        ConfigError, match=r"a C\+\+ compiler is not installed: sudo apt install g\+\+ \("
+    ):
         check_compiler(replace(BARE, compiler=None))
     with pytest.raises(ConfigError, match=r"/opt/g\+\+ links the C\+\+ library statically"):
         check_compiler(replace(BARE, compiler=Compiler("/opt/g++", "/opt/gcc", False)))
@@ -102,7 +113,10 @@ def test_a_full_disk_is_said_in_advance() -> None:
 
 
 def test_what_was_found_and_will_be_done_is_said() -> None:
-    card = "found: NVIDIA GeForce RTX 3090 (24 GiB, compute capability 8.6); driver 580.95.05 (CUDA 13.0)"
+    card = (
+        "found: NVIDIA GeForce RTX 3090 (24 GiB, compute capability 8.6); driver 580.95.05 "
+        "(CUDA 13.0)"
+    )
     assert describe(WITH_CARD) == card
     assert describe_build(check_compiler(BARE), make_plan(WITH_CARD), 16).splitlines() == [
         "build: for NVIDIA GeForce RTX 3090, with CUDA 13.5.0 from PyPI",

@@ -1,4 +1,6 @@
-"""Another release of llama.cpp: its source, its build with made-up programs, and the choice of it."""
+"""Another release of llama.cpp: its source, its build with made-up programs, and the choice of
+it.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,21 @@ import pytest
 
 from pyctl.errors import ConfigError
 from pyctl.setup.build import Build, compile_extension, place_libraries, stage_libraries
-from pyctl.setup.libraries import MODULES, choose, libraries_in_use, unused_choice, use_libraries, use_release
+from pyctl.setup.libraries import (
+    MODULES,
+    choose,
+    libraries_in_use,
+    unused_choice,
+    use_libraries,
+    use_release,
+)
 from pyctl.setup.machine import Compiler
 from pyctl.setup.source import Release, open_release, read_pin, unpack_source
 from pyctl.setup.toolkit import BuildTools
 
-VERSIONS = "".join(f"set(LLAMA_VERSION_{part} {n})\n" for part, n in (("MAJOR", 0), ("MINOR", 7), ("PATCH", 2)))
+VERSIONS = "".join(
+    f"set(LLAMA_VERSION_{part} {n})\n" for part, n in (("MAJOR", 0), ("MINOR", 7), ("PATCH", 2))
+)
 
 NINJA = """#!/bin/sh
 case $5 in -k) cd $2; touch _core.cpython.so; echo 'FAILED: [code=1] CMakeFiles/_pool.dir/csrc/pool/a.cpp.o
@@ -38,7 +49,11 @@ def write(directory: Path, files: Mapping[str, str]) -> Path:
 
 
 TREE = {"include/llama.h": "", "CMakeLists.txt": VERSIONS}
-BINDINGS = {"__init__.py": '__version__ = "0.9.1"\n', "llama_cpp.py": "", "lib/libllama.so": "not this one"}
+BINDINGS = {
+    "__init__.py": '__version__ = "0.9.1"\n',
+    "llama_cpp.py": "",
+    "lib/libllama.so": "not this one",
+}
 DISTRIBUTION = {
     **{f"vendor/llama.cpp/{name}": text for name, text in TREE.items()},
     **{f"llama_cpp/{name}": text for name, text in BINDINGS.items()},
@@ -60,7 +75,9 @@ def build(tmp_path: Path, release: Release) -> Build:
 
 def chosen(build: Build, home: Path) -> Path:
     """The directory of a finished build of `release` that is chosen, with `_core` alone."""
-    write(build.directory / "extension", {"_core.cpython.so": "module", "_pool.cpython.so": "older"})
+    write(
+        build.directory / "extension", {"_core.cpython.so": "module", "_pool.cpython.so": "older"}
+    )
     write(build.directory / "bin", {"libllama.so": "library"})
     missing = {"_drafts": "too new", "_pool": "other names"}
     target = place_libraries(stage_libraries(build, home, 7.0, missing))
@@ -93,7 +110,9 @@ def test_what_is_no_source_is_one_error(damage: str, tmp_path: Path) -> None:
         open_release([], str(path), tmp_path / "work")
 
 
-@pytest.mark.parametrize("name", ["x/{}/evil", "x/../../evil", "x/a/../../../evil", "x//evil", "x/./evil"])
+@pytest.mark.parametrize(
+    "name", ["x/{}/evil", "x/../../evil", "x/a/../../../evil", "x//evil", "x/./evil"]
+)
 def test_an_archive_writes_nothing_elsewhere(name: str, tmp_path: Path) -> None:
     (elsewhere := tmp_path / "elsewhere").mkdir()
     archive, work = tmp_path / "a.tar.gz", tmp_path / "work" / "deep"
@@ -128,7 +147,11 @@ def test_a_chosen_build_brings_its_bindings_and_modules(build: Build, tmp_path: 
     used = use_libraries(environ, lambda: None)
     assert used is not None
     assert environ["LLAMA_CPP_LIB_PATH"] == str(target)
-    assert (used.release, used.is_tried, sorted(used.missing)) == ("0.9.1", True, ["_drafts", "_pool"])
+    assert (used.release, used.is_tried, sorted(used.missing)) == (
+        "0.9.1",
+        True,
+        ["_drafts", "_pool"],
+    )
     assert not (target / "bindings" / "llama_cpp" / "lib").exists()
     assert [path.name for path in (target / "extension").iterdir()] == ["_core.cpython.so"]
     path: list[str] = []
@@ -144,7 +167,9 @@ def test_a_chosen_build_brings_its_bindings_and_modules(build: Build, tmp_path: 
     assert set(MODULES) == {*used.missing, "_core"}
 
 
-def test_a_chosen_build_that_does_not_fit_is_not_used_and_said(build: Build, tmp_path: Path) -> None:
+def test_a_chosen_build_that_does_not_fit_is_not_used_and_said(
+    build: Build, tmp_path: Path
+) -> None:
     home, environ = tmp_path / "data" / "pyctl", {"XDG_DATA_HOME": str(tmp_path / "data")}
     target = chosen(build, home)
     used = dict(environ)

@@ -47,11 +47,18 @@ class ScriptedBackend:
 
 
 STATS = ReplyStats(
-    n_cached=1000, n_evaluated=20, n_predicted=3, first_token_ms=120.0, tokens_per_second=30.0, source="ram"
+    n_cached=1000,
+    n_evaluated=20,
+    n_predicted=3,
+    first_token_ms=120.0,
+    tokens_per_second=30.0,
+    source="ram",
 )
 
 
-def say(*texts: str, reasoning: str = "", stats: ReplyStats = STATS) -> list[ReplyDelta | ReplyStats | BaseException]:
+def say(
+    *texts: str, reasoning: str = "", stats: ReplyStats = STATS
+) -> list[ReplyDelta | ReplyStats | BaseException]:
     """A whole reply."""
     return [*([ReplyDelta(reasoning=reasoning)] if reasoning else []), *map(_content, texts), stats]
 

@@ -9,7 +9,8 @@ _CODE = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|\x1b|[\r\n]|[^\x1b\r\n]+")
 
 
 class Screen(io.StringIO):
-    """Follows line ends, cursor movements up, erased lines and styles; ``n_erased`` counts rows with text that went.
+    """Follows line ends, cursor movements up, erased lines and styles; ``n_erased`` counts rows
+    with text that went.
 
     It has no width until `resize`.
     """
@@ -38,9 +39,13 @@ class Screen(io.StringIO):
         return [row.rstrip() for row in self._rows[: self._row]]
 
     def resize(self, width: int) -> None:
-        """Wrap rows that are longer, now and from now on; the cursor stays below what it was below."""
+        """Wrap rows that are longer, now and from now on; the cursor stays below what it was
+        below.
+        """
         self._width = width
-        pieces = [[row[at : at + width] for at in range(0, len(row) or 1, width)] for row in self._rows]
+        pieces = [
+            [row[at : at + width] for at in range(0, len(row) or 1, width)] for row in self._rows
+        ]
         self._row = sum(map(len, pieces[: self._row]))
         self._styles = [style for style, row in zip(self._styles, pieces, strict=True) for _ in row]
         self._rows = [piece for row in pieces for piece in row]

@@ -22,7 +22,13 @@ TEMPLATE = """\
 {%- if add_generation_prompt %}
 {{- '<|im_start|>assistant\\n<think>\\n' }}
 {%- endif %}"""
-DONE = Done("eos", "", Timings(12, 34, 5.0, 10, 250.0, 42.0, DraftCounts(2, 6, 4)), RequestStats(46, source="ram"), 0)
+DONE = Done(
+    "eos",
+    "",
+    Timings(12, 34, 5.0, 10, 250.0, 42.0, DraftCounts(2, 6, 4)),
+    RequestStats(46, source="ram"),
+    0,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +52,14 @@ def piece(text: str) -> Piece:
 
 def test_reasoning_is_told_apart_from_content() -> None:
     events = [
-        *(Progress(46, 12, 46, 1.0, "live"), piece("I th"), piece("ink</thi"), piece("nk>\n\nYes"), piece("."), DONE)
+        *(
+            Progress(46, 12, 46, 1.0, "live"),
+            piece("I th"),
+            piece("ink</thi"),
+            piece("nk>\n\nYes"),
+            piece("."),
+            DONE,
+        )
     ]
     bench = bench_of(*events)
     assert PromptProgress(46, 46) in LocalBackend(bench.service).stream(HI)
@@ -76,14 +89,27 @@ def test_what_is_set_for_the_server_holds_for_a_chat_in_this_process(name: str) 
     served.chat()
     (asked,), (reference,) = local.worker.requests, served.worker.requests
     assert asked.prompt.tokens.tolist() == reference.prompt.tokens.tolist()
-    for member in ("sampling", "max_tokens", "cache_prompt", "reasoning", "disk_policy", "stop", "n_probs"):
+    for member in (
+        "sampling",
+        "max_tokens",
+        "cache_prompt",
+        "reasoning",
+        "disk_policy",
+        "stop",
+        "n_probs",
+    ):
         assert getattr(asked, member) == getattr(reference, member), member
 
 
 def test_the_figures_come_last() -> None:
     *_, stats = LocalBackend(bench_of(piece("a"), DONE).service).stream(HI)
     assert isinstance(stats, ReplyStats)
-    assert (stats.n_cached, stats.n_evaluated, stats.n_predicted, stats.source) == (12, 34, 10, "ram")
+    assert (stats.n_cached, stats.n_evaluated, stats.n_predicted, stats.source) == (
+        12,
+        34,
+        10,
+        "ram",
+    )
     assert (stats.first_token_ms, stats.tokens_per_second, stats.truncated) == (42.0, 40.0, False)
     assert (stats.n_drafted, stats.n_accepted) == (6, 4)
 

@@ -57,7 +57,9 @@ class Lines:
         raise item
 
 
-def start(backend: Any, *items: str | type[BaseException], interactive: bool = True) -> tuple[Chat, Recorder, Lines]:
+def start(
+    backend: Any, *items: str | type[BaseException], interactive: bool = True
+) -> tuple[Chat, Recorder, Lines]:
     view, reader = Recorder(), Lines(items)
     return Chat(backend, reader, view, Conversation(), interactive=interactive), view, reader
 
@@ -88,17 +90,32 @@ def shown(data: bytes, kind: str, text: str) -> dict[str, Any]:
     return {"role": "user", "content": [image, {"type": "text", "text": text}]}
 
 
-def test_an_image_goes_with_the_next_message_and_stays_in_the_history(script: Any, tmp_path: Path) -> None:
+def test_an_image_goes_with_the_next_message_and_stays_in_the_history(
+    script: Any, tmp_path: Path
+) -> None:
     path, saved = tmp_path / "a picture.jpg", tmp_path / "chat.json"
     path.write_bytes(data := image_bytes(40, 30, "jpeg"))
     replies = [script.say(text) for text in "ABCDE"]
     backend = script.backend(*replies)
-    _, view, _ = talk(backend, f"/image {path}", "what?", "and?", "/undo", "/edit who?", f"/save {saved}", "/regen")
+    _, view, _ = talk(
+        backend,
+        f"/image {path}",
+        "what?",
+        "and?",
+        "/undo",
+        "/edit who?",
+        f"/save {saved}",
+        "/regen",
+    )
     assert not view.errors
     assert view.infos[0] == "JPEG, 40 x 30 pixels: shown with the next message"
     first = shown(data, "jpeg", "what?")
     assert backend.seen[0] == [first]
-    assert backend.seen[1] == [first, {"role": "assistant", "content": "A"}, {"role": "user", "content": "and?"}]
+    assert backend.seen[1] == [
+        first,
+        {"role": "assistant", "content": "A"},
+        {"role": "user", "content": "and?"},
+    ]
     assert backend.seen[2] == backend.seen[3] == [shown(data, "jpeg", "who?")]
     talk(other := script.backend(script.say("x")), f"/load {saved}", "go on")
     assert other.seen[0][:2] == [shown(data, "jpeg", "who?"), {"role": "assistant", "content": "C"}]
@@ -108,8 +125,19 @@ def test_an_image_waits_until_somebody_has_seen_or_refused_it(script: Any, tmp_p
     path = tmp_path / "a.png"
     path.write_bytes(data := image_bytes(40, 30))
     refused = EngineError("image input is not supported")
-    backend = script.backend([EngineError("full")], script.say("A"), script.say("B"), [refused], script.say("C"))
-    lines = ("what?", "what?", f"/image {path}", "/image -", "and?", f"/image {path}", "who?", "who?")
+    backend = script.backend(
+        [EngineError("full")], script.say("A"), script.say("B"), [refused], script.say("C")
+    )
+    lines = (
+        "what?",
+        "what?",
+        f"/image {path}",
+        "/image -",
+        "and?",
+        f"/image {path}",
+        "who?",
+        "who?",
+    )
     _, view, _ = talk(backend, f"/image {path}", *lines)
     assert view.errors == ["full", "image input is not supported; the next message shows no image"]
     assert backend.seen[0] == backend.seen[1] == [shown(data, "png", "what?")]
@@ -155,7 +183,9 @@ def test_system_and_clear(script: Any) -> None:
 
 
 def test_file_commands_without_a_usable_file(script: Any) -> None:
-    _, view, _ = talk(script.backend(), "/save", "/load", "/load /no/such/file", "/save ~no-such-user/x")
+    _, view, _ = talk(
+        script.backend(), "/save", "/load", "/load /no/such/file", "/save ~no-such-user/x"
+    )
     assert view.errors[:2] == ["missing file name", "missing file name"]
     assert view.errors[2] == "cannot load /no/such/file: No such file or directory"
     assert view.errors[3].endswith("no such user")
@@ -195,7 +225,11 @@ def test_a_file_goes_with_the_next_message_under_its_name(script: Any, tmp_path:
     )
     assert not view.errors
     attached = "my notes.txt:\n```\none\ntwo\n```\n\na.md:\n````\n```\nx\n```\n````\n\n"
-    assert [seen[0]["content"] for seen in backend.seen] == [attached + "what?", attached + "why?", attached + "why?"]
+    assert [seen[0]["content"] for seen in backend.seen] == [
+        attached + "what?",
+        attached + "why?",
+        attached + "why?",
+    ]
     assert "what?" in reader.defaults
     assert chat.conversation.question() == "why?"
 
@@ -208,8 +242,18 @@ def test_only_text_of_bounded_size_is_attached(script: Any, tmp_path: Path) -> N
     (tmp_path / "half").write_bytes(b"x" * 3 * 2**20)
     names = ("binary", "zero", "huge", "none", ".", "half", "half")
     backend = script.backend(script.say("A"))
-    _, view, _ = talk(backend, *(f"/file {tmp_path / name}" for name in names), "/file", "/file -", "bare")
-    said = ("not UTF-8", "not text", "more than", "No such file", "not a file", "at most", "missing file name")
+    _, view, _ = talk(
+        backend, *(f"/file {tmp_path / name}" for name in names), "/file", "/file -", "bare"
+    )
+    said = (
+        "not UTF-8",
+        "not text",
+        "more than",
+        "No such file",
+        "not a file",
+        "at most",
+        "missing file name",
+    )
     assert all(words in error for words, error in zip(said, view.errors, strict=True)), view.errors
     assert backend.seen[0][0]["content"] == "bare"
 
@@ -226,7 +270,9 @@ def test_sampling_fields_are_checked_and_sent(script: Any) -> None:
         "/set",
         "b",
     )
-    _, view, _ = talk(backend, *lines, "/set temperature", "/set size 3", "/set max_tokens -5", "/set min_p x")
+    _, view, _ = talk(
+        backend, *lines, "/set temperature", "/set size 3", "/set max_tokens -5", "/set min_p x"
+    )
     sent = {"temperature": 0.2, "seed": -1, "max_tokens": 9}
     assert backend.fields == [{**sent, "top_k": 5}, sent]
     assert view.infos[:2] == ["temperature 0.2", "top_k 5"]
@@ -237,13 +283,19 @@ def test_sampling_fields_are_checked_and_sent(script: Any) -> None:
         "'max_tokens' must be in [-1, 2147483647], not -5",
         "'min_p' must be a number",
     )
-    assert all(error.startswith(words) for words, error in zip(said, view.errors, strict=True)), view.errors
+    assert all(error.startswith(words) for words, error in zip(said, view.errors, strict=True)), (
+        view.errors
+    )
 
 
 def test_models_are_listed_and_switched(script: Any) -> None:
     backend = script.backend()
     _, view, _ = talk(backend, "/model", "/model second", "/model second-", "/model s", "/model x")
-    assert view.infos == ["* scripted\n  second\n  second-best", "model: second", "model: second-best"]
+    assert view.infos == [
+        "* scripted\n  second\n  second-best",
+        "model: second",
+        "model: second-best",
+    ]
     assert [error.split()[0] for error in view.errors] == ["several", "no"]
     assert backend.model == "second-best"
 
@@ -256,15 +308,24 @@ def test_each_reply_is_kept_for_the_next_time(script: Any, tmp_path: Path) -> No
     assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     view = Recorder()
     backend = script.backend(script.say("A"), script.say("B"))
-    assert Chat(backend, Lines("ab"), view, Conversation(), interactive=True, last=Path("/proc/x/y")).run() == 0
+    assert (
+        Chat(
+            backend, Lines("ab"), view, Conversation(), interactive=True, last=Path("/proc/x/y")
+        ).run()
+        == 0
+    )
     assert len(view.infos) == 1
     assert view.infos[0].startswith("--continue will not find this chat: ")
 
 
-def test_a_saved_chat_is_bounded(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_saved_chat_is_bounded(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(conversation, "_MAX_CHAT_BYTES", 200)
     path = tmp_path / "chat.json"
-    chat, view, _ = start(script.backend(script.say("A")), "a" * 200, f"/save {path}", f"/load {path}")
+    chat, view, _ = start(
+        script.backend(script.say("A")), "a" * 200, f"/save {path}", f"/load {path}"
+    )
     path.write_text("[" + " " * 300 + "]")
     assert chat.run() == 0
     assert ["more than 200 bytes" in error for error in view.errors] == [True, True]
@@ -274,7 +335,9 @@ def test_quit_ends_and_unknown_commands_do_not(script: Any) -> None:
     for leave in ("/exit", "/bye"):
         assert start(script.backend(), leave, "never")[0].run() == 0
     _, view, reader = talk(script.backend(), "/frobnicate", "/quit", "never")
-    assert view.errors == ["unknown command /frobnicate; /help lists them, and // starts a message with a slash"]
+    assert view.errors == [
+        "unknown command /frobnicate; /help lists them, and // starts a message with a slash"
+    ]
     assert reader.items == ["never"]
 
 
@@ -285,7 +348,9 @@ def test_two_slashes_begin_a_message(script: Any) -> None:
 
 
 def test_ctrl_c_keeps_what_was_said_marked(script: Any) -> None:
-    backend = script.backend([ReplyDelta("hm"), ReplyDelta(content="par"), KeyboardInterrupt()], script.say("rest"))
+    backend = script.backend(
+        [ReplyDelta("hm"), ReplyDelta(content="par"), KeyboardInterrupt()], script.say("rest")
+    )
     chat, view, _ = talk(backend, "a", KeyboardInterrupt, "b")
     assert chat.conversation.messages[1] == Message("assistant", "par", "hm", stopped=True)
     assert view.ends == [None, script.stats]
@@ -296,7 +361,9 @@ def test_ctrl_c_keeps_what_was_said_marked(script: Any) -> None:
 
 def test_a_failed_reply_changes_nothing(script: Any) -> None:
     backend = script.backend(
-        script.say("A"), [ReplyDelta(content="par"), EngineError("out of\n memory")], script.say("B")
+        script.say("A"),
+        [ReplyDelta(content="par"), EngineError("out of\n memory")],
+        script.say("B"),
     )
     _, view, _ = talk(backend, "a", "/regen", "b")
     assert view.errors == ["out of memory"]
@@ -334,7 +401,10 @@ def test_all_of_a_pipe() -> None:
         os.close(source)
         with open(output, encoding="utf-8") as file:
             assert PipeReader(file).read_all() == said
-    with open("/dev/zero", encoding="utf-8") as file, pytest.raises(RequestError, match="more than 4,194,304 bytes"):
+    with (
+        open("/dev/zero", encoding="utf-8") as file,
+        pytest.raises(RequestError, match="more than 4,194,304 bytes"),
+    ):
         PipeReader(file).read_all()
 
 

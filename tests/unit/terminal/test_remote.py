@@ -33,9 +33,19 @@ from pyctl.terminal.conversation import Call, PromptProgress, ReplyStats
 from pyctl.terminal.remote import RemoteBackend
 from pyctl.terminal.tool_calls import OfferedTool, ToolCalls
 
-TIMINGS: dict[str, Any] = {"cache_n": 90, "prompt_n": 10, "predicted_n": 5, "predicted_per_second": 12.5, "draft_n": 6}
+TIMINGS: dict[str, Any] = {
+    "cache_n": 90,
+    "prompt_n": 10,
+    "predicted_n": 5,
+    "predicted_per_second": 12.5,
+    "draft_n": 6,
+}
 TIMINGS |= {"draft_n_accepted": 4, "cache": {"source": "disk"}}
-USAGE = {"prompt_tokens": 100, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 80}}
+USAGE = {
+    "prompt_tokens": 100,
+    "completion_tokens": 5,
+    "prompt_tokens_details": {"cached_tokens": 80},
+}
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
 
@@ -48,14 +58,33 @@ def last(**fields: Any) -> str:
 
 
 DONE = "data: [DONE]\n\n"
-REPLY = [chunk(role="assistant", content=None), chunk(reasoning_content="hm"), chunk(content="Yes"), chunk(content=".")]
+REPLY = [
+    chunk(role="assistant", content=None),
+    chunk(reasoning_content="hm"),
+    chunk(content="Yes"),
+    chunk(content="."),
+]
 SCRIPTS: dict[str, list[str]] = {
     "llama": [*REPLY, chunk("stop"), last(usage=USAGE, timings=TIMINGS), DONE],
     "openai": [": comment\r\n\r\n", *REPLY, chunk("length"), last(usage=USAGE), DONE],
     "bare": [*REPLY, DONE],
-    "separators": ['data: {"choices": [{"delta":\n', 'data: {"content": "a\u2028b\x85c"}}]}\n\n', chunk("stop"), DONE],
+    "separators": [
+        'data: {"choices": [{"delta":\n',
+        'data: {"content": "a\u2028b\x85c"}}]}\n\n',
+        chunk("stop"),
+        DONE,
+    ],
     "calls": [
-        chunk(tool_calls=[{"index": 0, "id": "a", "type": "function", "function": {"name": "f", "arguments": ""}}]),
+        chunk(
+            tool_calls=[
+                {
+                    "index": 0,
+                    "id": "a",
+                    "type": "function",
+                    "function": {"name": "f", "arguments": ""},
+                }
+            ]
+        ),
         chunk(tool_calls=[{"index": 0, "function": {"arguments": '{"x": 1}'}}]),
         chunk(tool_calls=[{"index": 1, "id": "b", "function": {"name": "g", "arguments": None}}]),
         chunk("tool_calls"),
@@ -66,9 +95,19 @@ SCRIPTS: dict[str, list[str]] = {
     "odd error": ['data: {"error": "plain"}\n\n'],
     "error": [*REPLY, 'data: {"error": {"code": 503, "message": "shutting down"}}\n\n'],
     "progress": [
-        last(prompt_progress={"total": 9000, "cache": 0, "processed": 0, "time_ms": 0, "waiting": 2}),
+        last(
+            prompt_progress={"total": 9000, "cache": 0, "processed": 0, "time_ms": 0, "waiting": 2}
+        ),
         last(prompt_progress={"total": 9000, "cache": 1000, "processed": 3000, "time_ms": 4000}),
-        last(prompt_progress={"total": 9000, "cache": 1000, "processed": 5000, "time_ms": 8000, "left_ms": 7000}),
+        last(
+            prompt_progress={
+                "total": 9000,
+                "cache": 1000,
+                "processed": 5000,
+                "time_ms": 8000,
+                "left_ms": 7000,
+            }
+        ),
         *REPLY,
         DONE,
     ],
@@ -92,7 +131,9 @@ class ScriptedServer:
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route("/tools", self._tools, methods=["POST"]),
         ]
-        config = uvicorn.Config(Starlette(routes=routes), port=0, log_level="critical", ws="none", lifespan="off")
+        config = uvicorn.Config(
+            Starlette(routes=routes), port=0, log_level="critical", ws="none", lifespan="off"
+        )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run)
         self._thread.start()
@@ -116,7 +157,9 @@ class ScriptedServer:
         self.bodies.append(body)
         question = body["messages"][-1]["content"]
         if question.isdigit():
-            error = {"error": {"code": int(question), "message": f"because of\n{question}", "type": "x"}}
+            error = {
+                "error": {"code": int(question), "message": f"because of\n{question}", "type": "x"}
+            }
             return JSONResponse(error, status_code=int(question))
         if question == "elsewhere":
             return Response(status_code=307, headers={"location": "/"})
@@ -165,7 +208,11 @@ def ask(backend: RemoteBackend, question: str) -> tuple[str, str, ReplyStats]:
     *deltas, stats = backend.stream([{"role": "user", "content": question}])
     assert isinstance(stats, ReplyStats)
     said = [delta for delta in deltas if isinstance(delta, ReplyDelta)]
-    return "".join(delta.reasoning for delta in said), "".join(delta.content for delta in said), stats
+    return (
+        "".join(delta.reasoning for delta in said),
+        "".join(delta.content for delta in said),
+        stats,
+    )
 
 
 def test_tool_calls(backend: RemoteBackend) -> None:
@@ -184,7 +231,12 @@ def test_a_reply_of_llama_server(backend: RemoteBackend) -> None:
     reasoning, content, stats = ask(backend, "llama")
     took_ms = 1000.0 * (time.perf_counter() - began)
     assert (reasoning, content) == ("hm", "Yes.")
-    assert (stats.n_cached, stats.n_evaluated, stats.n_predicted, stats.tokens_per_second) == (90, 10, 5, 12.5)
+    assert (stats.n_cached, stats.n_evaluated, stats.n_predicted, stats.tokens_per_second) == (
+        90,
+        10,
+        5,
+        12.5,
+    )
     assert (stats.n_drafted, stats.n_accepted) == (6, 4)
     assert stats.source == "disk"
     assert stats.first_token_ms is not None
@@ -210,7 +262,12 @@ def test_the_request(server: ScriptedServer) -> None:
     assert server.keys == ["Bearer secret"]
     body = server.bodies[0]
     assert body["messages"] == [{"role": "user", "content": "llama"}]
-    assert (body["stream"], body["temperature"], body["max_tokens"], body["model"]) == (True, 0.5, 7, "tiny")
+    assert (body["stream"], body["temperature"], body["max_tokens"], body["model"]) == (
+        True,
+        0.5,
+        7,
+        "tiny",
+    )
     assert body["stream_options"] == {"include_usage": True}
 
 
@@ -244,7 +301,9 @@ def test_name(server: ScriptedServer, backend: RemoteBackend) -> None:
         ("odd", EngineError, "the server sent no chat completion"),
     ],
 )
-def test_refusals_and_failures(backend: RemoteBackend, question: str, kind: type[PyctlError], text: str) -> None:
+def test_refusals_and_failures(
+    backend: RemoteBackend, question: str, kind: type[PyctlError], text: str
+) -> None:
     with pytest.raises(kind, match=text) as caught:
         ask(backend, question)
     assert type(caught.value) is kind
@@ -271,11 +330,19 @@ def test_a_result_of_a_tool_that_is_too_much_is_an_error(
     server: ScriptedServer, backend: RemoteBackend, result: Response
 ) -> None:
     server.result = result
-    tools: Any = SimpleNamespace(place="here", offered=lambda: [OfferedTool("a", True, {})], call=backend.call)
-    assert ToolCalls(tools, lambda question: "o").result(Call("id", "a", "{}")).startswith('{"error": ')
+    tools: Any = SimpleNamespace(
+        place="here", offered=lambda: [OfferedTool("a", True, {})], call=backend.call
+    )
+    assert (
+        ToolCalls(tools, lambda question: "o")
+        .result(Call("id", "a", "{}"))
+        .startswith('{"error": ')
+    )
 
 
-def test_the_text_of_a_result_is_bounded_and_can_be_sent(server: ScriptedServer, backend: RemoteBackend) -> None:
+def test_the_text_of_a_result_is_bounded_and_can_be_sent(
+    server: ScriptedServer, backend: RemoteBackend
+) -> None:
     server.result = Response(json.dumps({"plain_text_response": "\ud83d" * 300_000}))
     text = backend.call("a", {})
     assert (len(text), text[:2], text[-18:]) == (262_163, "??", "[output truncated]")
@@ -291,7 +358,9 @@ def test_a_server_of_several_models(server: ScriptedServer, backend: RemoteBacke
 
 
 @pytest.mark.parametrize("owner", ["llamacpp", "another"])
-def test_progress_is_asked_for_where_it_is_known(server: ScriptedServer, backend: RemoteBackend, owner: str) -> None:
+def test_progress_is_asked_for_where_it_is_known(
+    server: ScriptedServer, backend: RemoteBackend, owner: str
+) -> None:
     server.models = {"data": [{"id": "tiny", "owned_by": owner}]}
     waits, first, second, *_ = backend.stream([{"role": "user", "content": "progress"}])
     assert waits == PromptProgress(9000, 0, place=2)
@@ -313,7 +382,11 @@ CAPABLE = {"models": [{"capabilities": ["completion"]}]}
     ],
 )
 def test_what_a_list_says_about_images(
-    server: ScriptedServer, backend: RemoteBackend, fields: dict[str, Any], more: dict[str, Any], sees: bool
+    server: ScriptedServer,
+    backend: RemoteBackend,
+    fields: dict[str, Any],
+    more: dict[str, Any],
+    sees: bool,
 ) -> None:
     server.models = {"data": [{"id": "tiny", **fields}], **more}
     assert backend.sees_images() is sees
@@ -345,13 +418,24 @@ def test_a_server_at_a_socket_of_this_machine(tmp_path: Path) -> None:
             assert backend.name() == "near"
 
 
-PROXIES = [("http_proxy", "http://127.0.0.1:9"), ("HTTP_PROXY", "http://127.0.0.1:9"), ("ALL_PROXY", "http://[::1]:9")]
-PROXIES += [("all_proxy", address) for address in ("http://127.0.0.1:9", "socks5://127.0.0.1:9", "strange://x", ":")]
+PROXIES = [
+    ("http_proxy", "http://127.0.0.1:9"),
+    ("HTTP_PROXY", "http://127.0.0.1:9"),
+    ("ALL_PROXY", "http://[::1]:9"),
+]
+PROXIES += [
+    ("all_proxy", address)
+    for address in ("http://127.0.0.1:9", "socks5://127.0.0.1:9", "strange://x", ":")
+]
 
 
 @pytest.mark.parametrize(("variable", "address"), PROXIES)
 def test_no_proxy_reaches_this_machine(
-    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str, address: str
+    server: ScriptedServer,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    variable: str,
+    address: str,
 ) -> None:
     monkeypatch.setenv(variable, address)
     for url in (server.url, server.url.replace("127.0.0.1", "localhost")):

@@ -48,7 +48,9 @@ def test_a_fence_and_a_table_begin_without_an_empty_line() -> None:
     ]
 
 
-def test_a_large_block_is_cut_and_its_parts_keep_their_head(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_block_is_cut_and_its_parts_keep_their_head(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(rendering, "_MAX_BLOCK", 40)
     code = "\n".join(f"line = {number}" for number in range(20))
     parts = blocks_of(f"```python\n{code}\n```")
@@ -68,7 +70,9 @@ def test_a_large_block_is_cut_and_its_parts_keep_their_head(monkeypatch: pytest.
 
 
 class Clock:
-    """Stands still, so that everything is drawn, or says at first that it is late, so that nothing is."""
+    """Stands still, so that everything is drawn, or says at first that it is late, so that nothing
+    is.
+    """
 
     def __init__(self, draws: bool) -> None:
         self._seconds = 0.0 if draws else 1.0
@@ -78,10 +82,19 @@ class Clock:
         return seconds
 
 
-def shown(text: str, *, width: int = 40, height: int = 12, size: int = 3, draws: bool = True) -> Screen:
+def shown(
+    text: str, *, width: int = 40, height: int = 12, size: int = 3, draws: bool = True
+) -> Screen:
     """The screen after ``text`` has grown by ``size`` characters at a time."""
     screen = Screen()
-    console = Console(file=screen, force_terminal=True, force_interactive=True, width=width, height=height, theme=THEME)
+    console = Console(
+        file=screen,
+        force_terminal=True,
+        force_interactive=True,
+        width=width,
+        height=height,
+        theme=THEME,
+    )
     growing = GrowingText(console, clock=Clock(draws))
     for at in range(0, len(text), size):
         growing.feed(text[at : at + size])
@@ -144,11 +157,20 @@ def test_markdown_looks_the_same_however_it_comes(size: int) -> None:
 
 
 @pytest.mark.parametrize("height", [6, 40])
-@pytest.mark.parametrize("text", ["word " * 120, "- an item of a list that is longer than a row\n" * 12])
+@pytest.mark.parametrize(
+    "text", ["word " * 120, "- an item of a list that is longer than a row\n" * 12]
+)
 def test_a_terminal_that_becomes_narrower_doubles_and_loses_nothing(text: str, height: int) -> None:
     whole = shown(text, width=100, height=height)
     screen = Screen()
-    console = Console(file=screen, force_terminal=True, force_interactive=True, width=100, height=height, theme=THEME)
+    console = Console(
+        file=screen,
+        force_terminal=True,
+        force_interactive=True,
+        width=100,
+        height=height,
+        theme=THEME,
+    )
     growing = GrowingText(console, clock=Clock(True))
     for at in range(0, len(text), 10):
         if at in (60, 200, 300):
@@ -167,7 +189,9 @@ def test_what_is_printed_is_not_drawn_again() -> None:
     assert screen.n_erased < 100 * 10
 
 
-@pytest.mark.parametrize("unit", ["word ", "a line of text\n", "- item\n", "a paragraph\n\n", "```\ncode\n```\n"])
+@pytest.mark.parametrize(
+    "unit", ["word ", "a line of text\n", "- item\n", "a paragraph\n\n", "```\ncode\n```\n"]
+)
 def test_drawing_takes_a_share_of_the_time_of_a_reply(unit: str) -> None:
     now, n_rendered = 0.0, 0
 
@@ -177,7 +201,9 @@ def test_drawing_takes_a_share_of_the_time_of_a_reply(unit: str) -> None:
         n_rendered += len(text)
         return Text(text)
 
-    console = Console(file=Screen(), force_terminal=True, force_interactive=True, width=40, height=12)
+    console = Console(
+        file=Screen(), force_terminal=True, force_interactive=True, width=40, height=12
+    )
     growing = GrowingText(console, render, lambda: now)
     for _ in range(500):
         growing.feed(unit)
@@ -190,7 +216,24 @@ def test_drawing_takes_a_share_of_the_time_of_a_reply(unit: str) -> None:
 def test_words_of_any_text_are_kept_at_any_width() -> None:
     draw = random.Random(8)
     signs = (
-        *("# ", "- ", "1. ", "```\n", "> ", "*", "**", "`", "<b>", "\n", "\n\n", " ", "    ", "| ", "|---|\n", "界"),
+        *(
+            "# ",
+            "- ",
+            "1. ",
+            "```\n",
+            "> ",
+            "*",
+            "**",
+            "`",
+            "<b>",
+            "\n",
+            "\n\n",
+            " ",
+            "    ",
+            "| ",
+            "|---|\n",
+            "界",
+        ),
         *("[x]: http://a\n", "![p](q)", "](", "<"),
     )
     for width in (1, 8, 40, 60):

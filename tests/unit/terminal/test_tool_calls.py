@@ -14,7 +14,15 @@ from pyctl.chat.reply import CallDelta, ReplyDelta
 from pyctl.errors import RequestError
 from pyctl.terminal.conversation import Call, Conversation
 from pyctl.terminal.interactive import Chat
-from pyctl.terminal.tool_calls import CHOICES, MAX_ROUNDS, REFUSED, STOPPED, UNREADABLE, OfferedTool, ToolCalls
+from pyctl.terminal.tool_calls import (
+    CHOICES,
+    MAX_ROUNDS,
+    REFUSED,
+    STOPPED,
+    UNREADABLE,
+    OfferedTool,
+    ToolCalls,
+)
 from tests.unit.terminal.test_loop import Lines, Recorder
 
 DEFINITION = {"type": "function", "function": {"name": "look"}}
@@ -40,12 +48,19 @@ class Source:
 def calls(script: Any, *names: str, reasoning: str = "hm") -> list[Any]:
     """A reply that calls tools."""
     made = [
-        ReplyDelta(calls=(CallDelta(at, f"id{at}", name, json.dumps({"at": at})),)) for at, name in enumerate(names)
+        ReplyDelta(calls=(CallDelta(at, f"id{at}", name, json.dumps({"at": at})),))
+        for at, name in enumerate(names)
     ]
     return [ReplyDelta(reasoning=reasoning), *made, *script.say()]
 
 
-def talk(script: Any, *replies: Any, source: Source, answers: Sequence[str] = (), kept: Path | None = None) -> Any:
+def talk(
+    script: Any,
+    *replies: Any,
+    source: Source,
+    answers: Sequence[str] = (),
+    kept: Path | None = None,
+) -> Any:
     """The backend, the view and the questions after one message."""
     backend, view, asked, left = script.backend(*replies), Recorder(), list[str](), list(answers)
 
@@ -70,26 +85,42 @@ def test_calls_run_when_the_user_says_so_and_the_model_goes_on(script: Any) -> N
     assert source.ran == [("look", {"at": 0})]
     assert backend.fields[0]["tools"] == [DEFINITION, DEFINITION]
     reply, *results = backend.seen[1][1:]
-    assert (reply["reasoning_content"], [call["id"] for call in reply["tool_calls"]]) == ("hm", ["id0", "id1"])
+    assert (reply["reasoning_content"], [call["id"] for call in reply["tool_calls"]]) == (
+        "hm",
+        ["id0", "id1"],
+    )
     assert results == [
         {"role": "tool", "content": "seen\nall", "tool_call_id": "id0"},
         {"role": "tool", "content": REFUSED, "tool_call_id": "id1"},
     ]
-    assert view.infos == ["result of look, 8 characters: seen", "result of act, 27 characters: " + REFUSED]
+    assert view.infos == [
+        "result of look, 8 characters: seen",
+        "result of act, 27 characters: " + REFUSED,
+    ]
     assert chat.conversation.messages[-1].content == "Done"
     assert Conversation.from_file(chat.conversation.for_model(marked=True)) == chat.conversation
     chat.take("/undo")
     assert chat.conversation.messages == ()
 
 
-def test_what_is_allowed_for_this_chat_or_always_is_not_asked_again(script: Any, tmp_path: Path) -> None:
+def test_what_is_allowed_for_this_chat_or_always_is_not_asked_again(
+    script: Any, tmp_path: Path
+) -> None:
     kept = tmp_path / "state" / "allowed.json"
-    rounds = (calls(script, "look"), calls(script, "look"), calls(script, "act"), calls(script, "act"), script.say("."))
+    rounds = (
+        calls(script, "look"),
+        calls(script, "look"),
+        calls(script, "act"),
+        calls(script, "act"),
+        script.say("."),
+    )
     source = Source()
     _, _, asked, _ = talk(script, *rounds, source=source, answers=["c", "always"], kept=kept)
     assert (len(asked), len(source.ran)) == (2, 4)
     assert json.loads(kept.read_text()) == ["there act"]
-    _, _, asked, _ = talk(script, calls(script, "act", "look"), script.say("."), source=source, kept=kept)
+    _, _, asked, _ = talk(
+        script, calls(script, "act", "look"), script.say("."), source=source, kept=kept
+    )
     assert [question.split()[1] for question in asked] == ["look"]
     source.place = "elsewhere"
     _, _, asked, _ = talk(script, calls(script, "act"), script.say("."), source=source, kept=kept)
@@ -108,7 +139,9 @@ def test_what_is_allowed_for_this_chat_or_always_is_not_asked_again(script: Any,
 )
 def test_any_error_of_a_tool_is_a_result(script: Any, error: Exception, said: str) -> None:
     source = Source(Mock(side_effect=error))
-    backend, _, _, _ = talk(script, calls(script, "look"), script.say("."), source=source, answers=["o"])
+    backend, _, _, _ = talk(
+        script, calls(script, "look"), script.say("."), source=source, answers=["o"]
+    )
     assert said in backend.seen[1][-1]["content"]
 
 

@@ -20,14 +20,20 @@ class ScreenText(io.StringIO):
 def rich_view(*, stats: bool = True) -> tuple[RichView, Screen]:
     screen = Screen()
     console = Console(
-        file=screen, force_terminal=True, force_interactive=True, color_system="standard", width=40, height=12
+        file=screen,
+        force_terminal=True,
+        force_interactive=True,
+        color_system="standard",
+        width=40,
+        height=12,
     )
     return RichView(console, stats=stats), screen
 
 
 def test_stats_line() -> None:
     assert stats_line(ReplyStats(12345, 67, 8, 123.4, 31.25, "disk", truncated=True)) == (
-        "cut at the token limit | 12,345 cached (disk) | 67 evaluated | first 123 ms | 8 tokens | 31.2/s"
+        "cut at the token limit | 12,345 cached (disk) | 67 evaluated | first 123 ms | 8 tokens | "
+        "31.2/s"
     )
     assert stats_line(ReplyStats(0, 5, source="none")) == "0 cached | 5 evaluated"
     assert stats_line(ReplyStats(first_token_ms=1234.5)) == "first 1.23 s"
@@ -37,7 +43,9 @@ def test_stats_line() -> None:
 
 @pytest.mark.parametrize("width", [1, 20, 40, 60, 80])
 def test_the_figures_take_one_line_of_any_width(width: int) -> None:
-    line = stats_line(full := ReplyStats(39134, 17, 212, 310.0, 52.1, "disk", n_drafted=20, n_accepted=3), width)
+    line = stats_line(
+        full := ReplyStats(39134, 17, 212, 310.0, 52.1, "disk", n_drafted=20, n_accepted=3), width
+    )
     assert 0 < len(line) <= width
     assert stats_line(full).startswith(line)
     assert width < 80 or "212 tokens" in line

@@ -1,4 +1,5 @@
-"""An MCP server for tests: greets, fails, sleeps, tells of its variables, says much, starts others and ends.
+"""An MCP server for tests: greets, fails, sleeps, tells of its variables, says much, starts others
+and ends.
 
 Names of tools as arguments leave the others out.
 """
@@ -63,7 +64,9 @@ def variables() -> str:
 
 @server.tool(structured_output=False)
 def work(path: str) -> str:
-    """Start a process that leaves the session and loses its parent, write all numbers into a file, and go on."""
+    """Start a process that leaves the session and loses its parent, write all numbers into a file,
+    and go on.
+    """
     detached = f"setsid sh -c 'echo $$ >> {path}; exec sleep 3600' >&- 2>&- &"
     subprocess.run(["sh", "-c", detached], check=True)
     beside = subprocess.Popen(["sleep", "3600"])
@@ -87,7 +90,11 @@ def note(path: str, content: str) -> str:
 
 if __name__ == "__main__":
     print("ready", file=sys.stderr)
-    left_out = {tool.name for tool in asyncio.run(server.list_tools())} - set(sys.argv[1:]) if sys.argv[1:] else ()
+    left_out = (
+        {tool.name for tool in asyncio.run(server.list_tools())} - set(sys.argv[1:])
+        if sys.argv[1:]
+        else ()
+    )
     for name in left_out:
         server.remove_tool(name)
     server.run("stdio")

@@ -1,4 +1,6 @@
-"""Which Pythons the matrix runs, its table, and its exit code; `make` and the interpreters are scripts."""
+"""Which Pythons the matrix runs, its table, and its exit code; `make` and the interpreters are
+scripts.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for version in ("3.11", "3.12"):
         script(tmp_path / f"python{version}", f"#!/bin/sh\necho {version}")
     script(tmp_path / "python3.13", "#!/bin/sh\nexit 127")
-    script(tmp_path / "pyenv" / "versions" / "3.13.0" / "bin" / "python3.13", "#!/bin/sh\necho 3.13")
+    script(
+        tmp_path / "pyenv" / "versions" / "3.13.0" / "bin" / "python3.13", "#!/bin/sh\necho 3.13"
+    )
     script(tmp_path / "make", MAKE)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
@@ -46,7 +50,9 @@ def test_the_others_run_whatever_fails(calls: Path, capsys: pytest.CaptureFixtur
     assert ended.value.code == 1
     said = capsys.readouterr().out
     assert "Python 3.10: none with venv and headers, neither on PATH nor in pyenv\n" in said
-    table = [[cell.strip() for cell in line.split("|")] for line in said.splitlines() if "|" in line]
+    table = [
+        [cell.strip() for cell in line.split("|")] for line in said.splitlines() if "|" in line
+    ]
     assert [cells[:-1] for cells in table] == [
         ["Python", "install", "unit", "model", "soak"],
         ["3.10", "skipped: missing", "", "", ""],
@@ -55,15 +61,28 @@ def test_the_others_run_whatever_fails(calls: Path, capsys: pytest.CaptureFixtur
         ["3.13", "done", "7 passed, 2 skipped", "7 passed", "0 violations"],
     ]
     environments = [line.split()[2] for line in calls.read_text(encoding="utf-8").splitlines()]
-    assert environments == ["VENV=build/matrix/3.11", *["VENV=build/matrix/3.12"] * 4, *["VENV=build/matrix/3.13"] * 4]
-    assert f"PYTHON={calls.parent}/pyenv/versions/3.13.0/bin/python3.13" in calls.read_text(encoding="utf-8")
+    assert environments == [
+        "VENV=build/matrix/3.11",
+        *["VENV=build/matrix/3.12"] * 4,
+        *["VENV=build/matrix/3.13"] * 4,
+    ]
+    assert f"PYTHON={calls.parent}/pyenv/versions/3.13.0/bin/python3.13" in calls.read_text(
+        encoding="utf-8"
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "code"),
-    [(["3.13", "--stages", "soak"], 0), (["3.10"], 1), (["3.10", "--optional"], 0), (["3.12", "--stages", "model"], 1)],
+    [
+        (["3.13", "--stages", "soak"], 0),
+        (["3.10"], 1),
+        (["3.10", "--optional"], 0),
+        (["3.12", "--stages", "model"], 1),
+    ],
 )
-def test_a_named_python_must_be_there_unless_it_is_optional(calls: Path, arguments: list[str], code: int) -> None:
+def test_a_named_python_must_be_there_unless_it_is_optional(
+    calls: Path, arguments: list[str], code: int
+) -> None:
     ended = 0
     try:
         matrix.main(arguments)

@@ -106,7 +106,10 @@ def test_a_call_has_its_time_and_ends_with_the_client() -> None:
 
 def test_why_a_server_is_left_out_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "pyctl"):
-        missing, broken = McpServer("a", "no-such-program-anywhere"), McpServer("b", "sh", ("-c", "echo broken >&2"))
+        missing, broken = (
+            McpServer("a", "no-such-program-anywhere"),
+            McpServer("b", "sh", ("-c", "echo broken >&2")),
+        )
         assert list(opened(missing, broken, McpServer("c", ""))) == []
     text = "\n".join(caplog.messages)
     assert "MCP server a left out: " in text
@@ -116,7 +119,9 @@ def test_why_a_server_is_left_out_is_logged(caplog: pytest.LogCaptureFixture) ->
 
 
 def working(path: Path) -> list[int]:
-    """The numbers of the processes that tool `work` has started, and of its server, when all are there."""
+    """The numbers of the processes that tool `work` has started, and of its server, when all are
+    there.
+    """
     until(lambda: path.exists() and len(path.read_text().split()) == 3)
     return [int(text) for text in path.read_text().split()]
 
@@ -132,12 +137,18 @@ def are_gone(pids: list[int]) -> bool:
 
 @pytest.mark.parametrize("end", ["stopped", "time", "closed", "killed"])
 def test_a_call_ends_with_all_that_it_has_started(tmp_path: Path, end: str) -> None:
-    """Also what has left its session, whether the user stops it, its time is over, or the server ends or is killed."""
+    """Also what has left its session, whether the user stops it, its time is over, or the server
+    ends or is killed.
+    """
     script = "\n".join(
         (
             "import os, sys",
             "from pathlib import Path",
-            "from tests.unit.tools.test_mcp_client import are_gone, child, opened, said, until, working",
+            (
+                "from tests.unit.tools.test_mcp_client import are_gone, child, opened, said, "
+                "until, "
+                "working"
+            ),
             "box = opened(child(timeout_ms=60_000))",
             "said(box, 'child_pid')",
             f"if {end == 'time'}: box._connections[0]._server = child(timeout_ms=2_000)",
@@ -175,7 +186,9 @@ def test_a_stopped_call_hurts_no_other_of_the_same_server(tmp_path: Path) -> Non
 SECRETS = ("LLAMA_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "MY_PASSWORD", "https_proxy")
 
 
-def test_no_secret_reaches_a_server_unless_its_configuration_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_secret_reaches_a_server_unless_its_configuration_names_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in SECRETS:
         monkeypatch.setenv(name, "http://ada:s3cret@proxy")
     monkeypatch.setenv("http_proxy", "http://proxy")
@@ -213,12 +226,17 @@ def test_odd_arguments_are_a_result_and_end_nothing(box: ToolBox, arguments: str
 
 
 def test_results_are_bounded(box: ToolBox) -> None:
-    assert said(box, "child_say", size=300_000)["plain_text_response"] == "x" * (256 << 10) + "\n[output truncated]"
+    assert (
+        said(box, "child_say", size=300_000)["plain_text_response"]
+        == "x" * (256 << 10) + "\n[output truncated]"
+    )
     assert said(box, "child_say", size=17 << 20)["error"]
     assert said(box, "child_pid")["plain_text_response"]
 
 
-def test_output_that_is_no_message_ends_nothing_and_shows_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+def test_output_that_is_no_message_ends_nothing_and_shows_no_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     box = opened(McpServer("child", "sh", ("-c", f"echo garbage; exec {sys.executable} {CHILD}")))
     assert said(box, "child_pid")["plain_text_response"]
     box.close()
@@ -236,7 +254,9 @@ def test_a_key_that_interrupts_a_call_ends_it(box: ToolBox) -> None:
     assert call.cancelled()
 
 
-def test_the_end_does_not_wait_for_a_server_that_never_lists_its_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_does_not_wait_for_a_server_that_never_lists_its_tools(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("pyctl.tools.mcp_client._LIST_SECONDS", 3600)
     box = ToolBox(ToolSettings((McpServer("mute", "sleep", ("3600",)),)))
     box.start()

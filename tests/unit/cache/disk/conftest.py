@@ -36,7 +36,10 @@ def open_store(tmp_path: Path) -> Iterator[Callable[..., DiskStore]]:
     opened: list[DiskStore] = []
 
     def get(
-        fingerprint: str = "model", budget: int | None = None, directory: Path | None = None, **options: int | None
+        fingerprint: str = "model",
+        budget: int | None = None,
+        directory: Path | None = None,
+        **options: int | None,
     ) -> DiskStore:
         options = {"min_tokens": 1, **options}
         store = DiskStore(directory or tmp_path / "cache", fingerprint, budget, **options)  # type: ignore[arg-type]

@@ -46,7 +46,9 @@ class RawFile:
         header = read_header(path)
         data = path.read_bytes()
         _, _, kind, flags, _, _ = _PRELUDE.unpack_from(data)
-        start, end, created, digest, tag, n_fingerprint, n_parent, _ = _FIELDS.unpack_from(data, _PRELUDE.size)
+        start, end, created, digest, tag, n_fingerprint, n_parent, _ = _FIELDS.unpack_from(
+            data, _PRELUDE.size
+        )
         at = _PRELUDE.size + _FIELDS.size
         fingerprint, parent = data[at : at + n_fingerprint], data[at + n_fingerprint :][:n_parent]
         raw = cls(kind, flags, start, end, created, digest, tag, fingerprint, parent)
@@ -54,7 +56,9 @@ class RawFile:
         for job in read_jobs(path, header, outs):
             job()
         for part in header.parts:
-            raw.parts.append(RawPart(part.what, 0, 0, part.chunk, part.size, [outs[part.what].tobytes()]))
+            raw.parts.append(
+                RawPart(part.what, 0, 0, part.chunk, part.size, [outs[part.what].tobytes()])
+            )
         return raw
 
     def pack(self) -> bytes:

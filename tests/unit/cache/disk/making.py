@@ -21,14 +21,21 @@ DRAFT_BASE, DRAFT_ROW, DRAFT_STATE = 64, 6, 84
 
 def rows_for(tokens: Tokens, start: int) -> Block:
     """Rows that only these tokens at these positions have."""
-    values = np.repeat(tokens.astype(np.int64) * 7919 + np.arange(start, start + tokens.size) * 104_729, ROW)
+    values = np.repeat(
+        tokens.astype(np.int64) * 7919 + np.arange(start, start + tokens.size) * 104_729, ROW
+    )
     return (values + np.arange(values.size)).astype(np.uint8)
 
 
 def segment(
-    tokens: Sequence[int], parent: Segment | None = None, start: int | None = None, rows: bool = True
+    tokens: Sequence[int],
+    parent: Segment | None = None,
+    start: int | None = None,
+    rows: bool = True,
 ) -> Segment:
-    """The next segment after ``parent``, or from ``start`` on; an end in its middle and at its end."""
+    """The next segment after ``parent``, or from ``start`` on; an end in its middle and at its
+    end.
+    """
     ids = as_tokens(tokens)
     if start is None:
         start = parent.end if parent else 0
@@ -36,7 +43,9 @@ def segment(
     return Segment(start, ids, rows_for(ids, start) if rows else NOTHING, parent, ends)
 
 
-def snapshot(at: Segment, n: int | None = None, exact: bool = True, state: int | None = 500) -> Snapshot:
+def snapshot(
+    at: Segment, n: int | None = None, exact: bool = True, state: int | None = 500
+) -> Snapshot:
     """A snapshot at the end of ``at``, or within it; ``state`` bytes."""
     n = at.end if n is None else n
     probe = Snapshot(Prefix(b"", n), at, State())
@@ -45,7 +54,9 @@ def snapshot(at: Segment, n: int | None = None, exact: bool = True, state: int |
     return Snapshot(prefix, at, State.of(blob), exact)
 
 
-def conversation(seed: int, turns: int = 3, step: int = 20, parent: Segment | None = None) -> list[Snapshot]:
+def conversation(
+    seed: int, turns: int = 3, step: int = 20, parent: Segment | None = None
+) -> list[Snapshot]:
     """A snapshot after each turn."""
     random = np.random.default_rng(seed)
     found = []
@@ -73,7 +84,14 @@ def drafting(made: list[Snapshot]) -> list[Snapshot]:
 
 def flat(given: Snapshot) -> list[tuple[object, ...]]:
     return [
-        (link.start, last, link.tokens.tolist(), link.ends, link.rows.tobytes(), link.draft_rows.tobytes())
+        (
+            link.start,
+            last,
+            link.tokens.tolist(),
+            link.ends,
+            link.rows.tobytes(),
+            link.draft_rows.tobytes(),
+        )
         for link, last in given.chain.items()
     ]
 
@@ -90,13 +108,19 @@ def check_equal(found: Snapshot | None, expected: Snapshot) -> None:
 def check_read(store: DiskStore, expected: Snapshot) -> None:
     assert store.contains(expected.prefix)
     assert expected.n in store.lengths()
-    check_equal(store.read(expected.prefix, as_tokens([*expected.last_tokens(expected.n), 5, 6])), expected)
+    check_equal(
+        store.read(expected.prefix, as_tokens([*expected.last_tokens(expected.n), 5, 6])), expected
+    )
 
 
 def on_disk(directory: Path) -> list[Path]:
-    """Every file of every fingerprint, but for the few bytes that say under which rules and how large parts are."""
+    """Every file of every fingerprint, but for the few bytes that say under which rules and how
+    large parts are.
+    """
     homes = [home for home in directory.iterdir() if home.is_dir()]
-    return sorted(path for home in homes for path in home.iterdir() if path.name not in (RULES, SIZES))
+    return sorted(
+        path for home in homes for path in home.iterdir() if path.name not in (RULES, SIZES)
+    )
 
 
 def check_directory(store: DiskStore) -> None:

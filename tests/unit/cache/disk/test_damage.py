@@ -61,12 +61,18 @@ def store(open_store: Opener, made: list[Snapshot]) -> DiskStore:
 
 
 def file_of(store: DiskStore, start: str, suffix: str) -> Path:
-    (path,) = (path for path in on_disk(store.directory.path) if path.name.startswith(start) and path.suffix == suffix)
+    (path,) = (
+        path
+        for path in on_disk(store.directory.path)
+        if path.name.startswith(start) and path.suffix == suffix
+    )
     return path
 
 
 def check_lost(store: DiskStore, made: list[Snapshot], lost: list[bool]) -> None:
-    """Deepest first, as a lookup would: those in ``lost`` miss, the others come back; damage counts once."""
+    """Deepest first, as a lookup would: those in ``lost`` miss, the others come back; damage counts
+    once.
+    """
     assert store.damaged == 0
     for each, gone in reversed(list(zip(made, lost, strict=True))):
         if gone:
@@ -83,7 +89,9 @@ def check_lost(store: DiskStore, made: list[Snapshot], lost: list[bool]) -> None
 
 
 def positions(path: Path) -> Iterator[int]:
-    """A byte of every class: prelude, fields, names, part table, header checksum, each part, tail."""
+    """A byte of every class: prelude, fields, names, part table, header checksum, each part,
+    tail.
+    """
     header = read_header(path)
     yield from (0, 8, 10, 11, 12, 16, 24, 32, 40, 50, 70, 85, 95)
     size = header_size(header)
@@ -121,7 +129,10 @@ HARM: dict[str, Callable[[Path], object]] = {
     "cut the header": lambda path: os.truncate(path, 60),
     "grow": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
     "fill with zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
-    "zero the tail": lambda path: (os.truncate(path, (n := path.stat().st_size) // 2), os.truncate(path, n)),
+    "zero the tail": lambda path: (
+        os.truncate(path, (n := path.stat().st_size) // 2),
+        os.truncate(path, n),
+    ),
     "make a directory": replaced(Path.mkdir),
     "make a pipe": replaced(os.mkfifo),
     "remove": lambda path: path.unlink(),
@@ -140,13 +151,17 @@ HARM: dict[str, Callable[[Path], object]] = {
         ("0-20", ".rows", [True, True, True]),
     ],
 )
-def test_harm(store: DiskStore, made: list[Snapshot], harm: str, start: str, suffix: str, lost: list[bool]) -> None:
+def test_harm(
+    store: DiskStore, made: list[Snapshot], harm: str, start: str, suffix: str, lost: list[bool]
+) -> None:
     HARM[harm](file_of(store, start, suffix))
     check_lost(store, made, lost)
 
 
 def change(file: RawFile, index: int, data: bytes, **fields: Any) -> None:
-    """Let part ``index`` hold ``data``, and its fields say so unless ``fields`` say something else."""
+    """Let part ``index`` hold ``data``, and its fields say so unless ``fields`` say something
+    else.
+    """
     file.parts[index] = replace(file.parts[index], pieces=[data], **{"size": len(data), **fields})
 
 
@@ -169,7 +184,9 @@ LIES: dict[str, Callable[[RawFile], None]] = {
 }
 
 
-@pytest.mark.parametrize("lie", [each for each in LIES if not (IS_QUICK and each == "large chunks")])
+@pytest.mark.parametrize(
+    "lie", [each for each in LIES if not (IS_QUICK and each == "large chunks")]
+)
 def test_valid_checksums_over_wrong_numbers_are_found_by_verify(
     open_store: Opener, made: list[Snapshot], lie: str
 ) -> None:
@@ -184,7 +201,10 @@ def test_valid_checksums_over_wrong_numbers_are_found_by_verify(
     check_lost(store, made, [False, False, True])
 
 
-AWAY = [OSError(number, "away") for number in (errno.EACCES, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN)]
+AWAY = [
+    OSError(number, "away")
+    for number in (errno.EACCES, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN)
+]
 
 
 @pytest.mark.parametrize("call", ["pread", "preadv"])
@@ -291,11 +311,15 @@ def test_leftovers_of_older_versions_go(store: DiskStore, made: list[Snapshot]) 
     for name in [*names, "replies", "replies.older"]:
         (home / name).write_bytes(b"x" * 10)
     assert not store.directory.verify().sound
-    assert sorted(store.directory.verify(fix=True).temps) == [f"model/{name}" for name in sorted(names)]
+    assert sorted(store.directory.verify(fix=True).temps) == [
+        f"model/{name}" for name in sorted(names)
+    ]
     assert store.directory.verify().sound
     assert (home / "replies").exists()
     assert (home / "replies.older").exists()
-    assert store.directory.n_bytes == sum(path.stat().st_size for path in on_disk(store.directory.path))
+    assert store.directory.n_bytes == sum(
+        path.stat().st_size for path in on_disk(store.directory.path)
+    )
     check_read(store, made[-1])
 
 
@@ -321,11 +345,17 @@ def test_prompts_are_checked_with_the_rest(store: DiskStore) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [RULES, SIZES, MODEL, REPLIES, f"{REPLIES}{OLDER}", f".1-{0:016}.tmp", "prompt", "journal"]
+    "name",
+    [RULES, SIZES, MODEL, REPLIES, f"{REPLIES}{OLDER}", f".1-{0:016}.tmp", "prompt", "journal"],
 )
-def test_no_pipe_is_waited_for(name: str, store: DiskStore, open_store: Opener, made: list[Snapshot]) -> None:
+def test_no_pipe_is_waited_for(
+    name: str, store: DiskStore, open_store: Opener, made: list[Snapshot]
+) -> None:
     prompt = PromptName.new(1)
-    special = {"prompt": store.home / PROMPTS / str(prompt), "journal": store.directory.path / f"{INDEX}-journal"}
+    special = {
+        "prompt": store.home / PROMPTS / str(prompt),
+        "journal": store.directory.path / f"{INDEX}-journal",
+    }
     path = special.get(name, store.home / name)
     make_private(path.parent)
     path.unlink(missing_ok=True)
@@ -343,7 +373,9 @@ def test_no_pipe_is_waited_for(name: str, store: DiskStore, open_store: Opener, 
     check_read(open_store(), made[-1])
 
 
-def test_links_to_other_directories_are_not_followed(open_store: Opener, tmp_path: Path, made: list[Snapshot]) -> None:
+def test_links_to_other_directories_are_not_followed(
+    open_store: Opener, tmp_path: Path, made: list[Snapshot]
+) -> None:
     theirs, ours = open_store("theirs", directory=tmp_path / "theirs"), open_store("ours")
     theirs.write(made[0])
     prompt = theirs.home / PROMPTS / str(PromptName.new(1))
@@ -368,7 +400,11 @@ def test_what_lies_beside_counts_towards_the_budget(open_store: Opener) -> None:
     for seed in range(8):
         made = conversation(seed, turns=1)[0]
         assert store.write(made) > 0
-        assert sum(path.stat().st_size for path in on_disk(store.directory.path)) == store.directory.n_bytes <= 12_000
+        assert (
+            sum(path.stat().st_size for path in on_disk(store.directory.path))
+            == store.directory.n_bytes
+            <= 12_000
+        )
     assert (store.home / "replies").exists()
     store.directory.prune(7_000)
     assert store.directory.n_bytes <= 7_000
@@ -404,12 +440,16 @@ def test_an_index_of_an_older_version_is_read_and_stays_readable_for_it(
     columns = "fingerprint, file, n, n_bytes, needs, state, exact, created, used, hits, pinned"
     connection = sqlite3.connect(store.directory.path / INDEX)
     rows = connection.execute(f"SELECT {columns} FROM files").fetchall()
-    connection.execute(f"INSERT OR REPLACE INTO files({columns}) VALUES({', '.join('?' * 11)})", rows[0])
+    connection.execute(
+        f"INSERT OR REPLACE INTO files({columns}) VALUES({', '.join('?' * 11)})", rows[0]
+    )
     assert connection.execute("PRAGMA user_version").fetchone() == (1,)
     connection.close()
 
 
-def test_what_another_process_wrote_is_found_after_a_look(open_store: Opener, made: list[Snapshot]) -> None:
+def test_what_another_process_wrote_is_found_after_a_look(
+    open_store: Opener, made: list[Snapshot]
+) -> None:
     one, other = open_store(), open_store()
     one.write(made[0])
     assert not other.contains(made[0].prefix)
@@ -436,7 +476,8 @@ def other_schema(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "harm", [HARM["remove"], garbage, HARM["empty"], lambda path: os.truncate(path, 5000), other_schema]
+    "harm",
+    [HARM["remove"], garbage, HARM["empty"], lambda path: os.truncate(path, 5000), other_schema],
 )
 @pytest.mark.parametrize("running", [False, True])
 def test_lost_index_is_rebuilt(
@@ -452,7 +493,10 @@ def test_lost_index_is_rebuilt(
         store = open_store()
     for each in made:
         found = store.read(each.prefix, each.last_tokens(each.n))
-        assert found is None or found.last_tokens(found.n).tolist() == each.last_tokens(each.n).tolist()
+        assert (
+            found is None
+            or found.last_tokens(found.n).tolist() == each.last_tokens(each.n).tolist()
+        )
     assert store.damaged == 0
     store.directory.recover()
     for each in made:
@@ -515,7 +559,9 @@ def test_full_disk(
 def test_small_disk(open_store: Opener, tmp_path: Path) -> None:
     mount = tmp_path / "small"
     mount.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", mount], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", mount], capture_output=True
+    ).returncode:
         pytest.skip("mounting a tmpfs is not allowed here")
     try:
         store = open_store(directory=mount)

@@ -1,4 +1,6 @@
-"""Parts of a draft model in cache files: a server with that draft model restores them, others skip them."""
+"""Parts of a draft model in cache files: a server with that draft model restores them, others skip
+them.
+"""
 
 from __future__ import annotations
 
@@ -110,13 +112,17 @@ def test_who_has_a_draft_model_takes_files_that_have_none(
     check_directory(store)
 
 
-def test_a_conversation_goes_on_in_the_same_files_with_and_without(open_store: Opener, made: list[Snapshot]) -> None:
+def test_a_conversation_goes_on_in_the_same_files_with_and_without(
+    open_store: Opener, made: list[Snapshot]
+) -> None:
     write(open_store(sizes=DRAFTS), made[:1])
     plain = open_store(sizes=PLAIN)
     first = plain.read(made[0].prefix, made[0].last_tokens(made[0].n))
     longer = snapshot(segment(range(50, 90), first.segment))
     write(plain, [longer])
-    assert len(on_disk(plain.directory.path)) == 4, "one segment and one state more: nothing is stored twice"
+    assert len(on_disk(plain.directory.path)) == 4, (
+        "one segment and one state more: nothing is stored twice"
+    )
 
     store = open_store(sizes=DRAFTS)
     second = store.read(longer.prefix, longer.last_tokens(longer.n))
@@ -153,7 +159,9 @@ def test_damage_in_them_is_damage(open_store: Opener, made: list[Snapshot], what
 
 @pytest.mark.parametrize("suffix", [".rows", ".state"])
 @pytest.mark.parametrize("kinds", [[5, 6], [6, 5], [5, 5], [6, 6], [7]])
-def test_other_parts_are_damage(open_store: Opener, made: list[Snapshot], suffix: str, kinds: list[int]) -> None:
+def test_other_parts_are_damage(
+    open_store: Opener, made: list[Snapshot], suffix: str, kinds: list[int]
+) -> None:
     store = open_store(sizes=DRAFTS)
     write(store, made[:1])
     path = next(path for path in on_disk(store.directory.path) if path.suffix == suffix)

@@ -1,4 +1,6 @@
-"""Files made by hand after docs/internals/disk-format.md are read; the writer's files have the same bytes and names."""
+"""Files made by hand after docs/internals/disk-format.md are read; the writer's files have the same
+bytes and names.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,13 @@ def digest(data: bytes, size: int) -> bytes:
 
 
 def file_bytes(
-    kind: int, flags: int, start: int, end: int, names: tuple[bytes, bytes], needs: str, parts: list[tuple[int, bytes]]
+    kind: int,
+    flags: int,
+    start: int,
+    end: int,
+    names: tuple[bytes, bytes],
+    needs: str,
+    parts: list[tuple[int, bytes]],
 ) -> bytes:
     """A file with raw parts of one chunk each."""
     table, body = b"", b""
@@ -37,7 +45,11 @@ def file_bytes(
     fields = struct.pack("<QQd", start, end, CREATED) + names[0] + names[1]
     fields += struct.pack("<HHH", len("model"), len(needs), len(parts)) + b"model" + needs.encode()
     size = 24 + len(fields) + len(table) + 8
-    head = struct.pack("<8sHBBIQ", b"pyctlKV\0", 1, kind, flags, size, size + len(body)) + fields + table
+    head = (
+        struct.pack("<8sHBBIQ", b"pyctlKV\0", 1, kind, flags, size, size + len(body))
+        + fields
+        + table
+    )
     return head + digest(head, 8) + body
 
 
@@ -49,7 +61,10 @@ def test_files_made_by_hand(open_store: Callable[..., DiskStore]) -> None:
     data = rows.rows.tobytes()
     tag = digest(b"\0" + ends + struct.pack("<QI", len(data), zlib.crc32(data)), 8)
     whole = digest(tokens, 16)
-    files = {f"0-20-{whole.hex()}-{tag.hex()}.rows": b"", f"15-{made.prefix.digest.hex()}.state": b""}
+    files = {
+        f"0-20-{whole.hex()}-{tag.hex()}.rows": b"",
+        f"15-{made.prefix.digest.hex()}.state": b"",
+    }
     first, second = files
     files[first] = file_bytes(1, 0, 0, 20, (whole, tag), "", [(1, tokens), (2, ends), (3, data)])
     blob = [(4, made.state.recurrent.tobytes())]
@@ -76,8 +91,15 @@ def test_files_made_by_hand(open_store: Callable[..., DiskStore]) -> None:
 digests = st.binary(min_size=16, max_size=16)
 
 
-@given(start=st.integers(0, 10**9), length=st.integers(1, 10**6), digest=digests, n=st.integers(1, 10**9))
-def test_names_are_parsed_back_to_their_parts(start: int, length: int, digest: bytes, n: int) -> None:
+@given(
+    start=st.integers(0, 10**9),
+    length=st.integers(1, 10**6),
+    digest=digests,
+    n=st.integers(1, 10**9),
+)
+def test_names_are_parsed_back_to_their_parts(
+    start: int, length: int, digest: bytes, n: int
+) -> None:
     for name in (SegmentName(start, start + length, digest, digest[:8]), StateName(n, digest)):
         assert parse(str(name)) == name
         assert temp_pid(str(name)) is None

@@ -1,4 +1,6 @@
-"""A store behind the disk: snapshots of one directory reach another, despite faults of the store."""
+"""A store behind the disk: snapshots of one directory reach another, despite faults of the
+store.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,11 @@ def filled(open_store: Opener, remote: Remote, client: Faulty, tmp_path: Path) -
         store.write(each)
     first = remote(store)
     until(lambda: first.view().sent.n == len(made))
-    files = {path.name: path.read_bytes() for path in store.home.iterdir() if path.suffix in (".rows", ".state")}
+    files = {
+        path.name: path.read_bytes()
+        for path in store.home.iterdir()
+        if path.suffix in (".rows", ".state")
+    }
     assert client.objects == {f"model/{name}": data for name, data in files.items()}
     return made
 
@@ -105,7 +111,9 @@ def store(filled: list[Snapshot], second: DiskStore, remote: Remote) -> RemoteSt
     return store
 
 
-def test_what_one_directory_has_comes_to_another(filled: list[Snapshot], second: DiskStore, store: RemoteStore) -> None:
+def test_what_one_directory_has_comes_to_another(
+    filled: list[Snapshot], second: DiskStore, store: RemoteStore
+) -> None:
     fetch(store, filled[-1])
     check_read(second, filled[-1])
     assert found(store, filled[-1]) == [20, 40]
@@ -127,7 +135,9 @@ def test_damage_is_a_miss_and_not_fetched_again(
         "flip": data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :],
         "cut": data[:-3],
         "longer": data + b"123",
-        "other": next(objects[each] for each in objects if "/20-" in each and each.endswith(".rows")),
+        "other": next(
+            objects[each] for each in objects if "/20-" in each and each.endswith(".rows")
+        ),
         "empty": b"",
     }
     client.client.put(name, changed[damage]) if damage in changed else client.client.delete(name)
@@ -143,7 +153,9 @@ def test_damage_is_a_miss_and_not_fetched_again(
 def test_store_pauses_after_three_failures_without_logging_keys(
     filled: list[Snapshot], store: RemoteStore, client: Faulty, caplog: Any, monkeypatch: Any
 ) -> None:
-    client.error = OSError("http://key:secret@host/bucket: 503 Service Unavailable, AWSAccessKeyId=key")
+    client.error = OSError(
+        "http://key:secret@host/bucket: 503 Service Unavailable, AWSAccessKeyId=key"
+    )
     for each in filled:
         assert not store.view().is_away
         fetch(store, each)
@@ -160,7 +172,11 @@ def test_store_pauses_after_three_failures_without_logging_keys(
 
 
 def test_a_store_that_cannot_be_written_is_read(
-    filled: list[Snapshot], second: DiskStore, remote: Remote, client: Faulty, caplog: pytest.LogCaptureFixture
+    filled: list[Snapshot],
+    second: DiskStore,
+    remote: Remote,
+    client: Faulty,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     other = conversation(2)
     for each in other:
@@ -170,7 +186,9 @@ def test_a_store_that_cannot_be_written_is_read(
     until(lambda: store.wake.set() or store.view().is_away)
     fetch(store, filled[-1])
     check_read(second, filled[-1])
-    assert [each.getMessage() for each in caplog.records if "cannot be written" in each.getMessage()]
+    assert [
+        each.getMessage() for each in caplog.records if "cannot be written" in each.getMessage()
+    ]
 
 
 def test_the_end_does_not_wait_for_a_store_that_hangs(
@@ -190,7 +208,12 @@ def test_the_end_does_not_wait_for_a_store_that_hangs(
 
 @pytest.mark.parametrize(("bound", "value"), [("MAX_FETCHES", 1), ("MAX_IN_FLIGHT", 500)])
 def test_what_is_on_its_way_is_bounded(
-    bound: str, value: int, filled: list[Snapshot], store: RemoteStore, client: Faulty, monkeypatch: Any
+    bound: str,
+    value: int,
+    filled: list[Snapshot],
+    store: RemoteStore,
+    client: Faulty,
+    monkeypatch: Any,
 ) -> None:
     monkeypatch.setattr(remote_store, bound, value)
     client.gate.clear()
@@ -213,7 +236,9 @@ def test_no_more_than_so_many_objects_are_sent(
     assert len(client.objects) <= 4
 
 
-def test_removed_snapshots_leave_the_store_too(filled: list[Snapshot], store: RemoteStore, client: Faulty) -> None:
+def test_removed_snapshots_leave_the_store_too(
+    filled: list[Snapshot], store: RemoteStore, client: Faulty
+) -> None:
     assert store.remove(filled[-1].prefix.name)
     assert not store.remove(filled[-1].prefix.name)
     assert not store.remove("60-none")

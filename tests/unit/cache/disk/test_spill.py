@@ -1,4 +1,6 @@
-"""Spilling writes only missing files and evicts no snapshot of higher value; restores read only missing parts."""
+"""Spilling writes only missing files and evicts no snapshot of higher value; restores read only
+missing parts.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,15 @@ from pyctl.cache.disk.write_queue import WriteJob, copy_of
 from pyctl.cache.disk.writer import SPILLED_PER_DAY
 from pyctl.cache.snapshot import NOTHING, Snapshot, State
 from pyctl.prompt import as_tokens
-from tests.unit.cache.disk.making import ROW, check_directory, check_equal, check_read, conversation, segment, snapshot
+from tests.unit.cache.disk.making import (
+    ROW,
+    check_directory,
+    check_equal,
+    check_read,
+    conversation,
+    segment,
+    snapshot,
+)
 
 Opener = Callable[..., DiskStore]
 
@@ -27,7 +37,9 @@ def leaving(made: Snapshot) -> Snapshot:
     return job.snapshot
 
 
-def test_a_state_whose_rows_are_on_disk_is_written_without_them(open_store: Opener, tmp_path: Path) -> None:
+def test_a_state_whose_rows_are_on_disk_is_written_without_them(
+    open_store: Opener, tmp_path: Path
+) -> None:
     store, (first, second, third) = open_store(), conversation(1)
     store.write(third)
     inner = snapshot(second.segment, 30)
@@ -41,7 +53,9 @@ def test_a_state_whose_rows_are_on_disk_is_written_without_them(open_store: Open
     check_directory(store)
 
 
-def test_rows_that_have_gone_from_disk_meanwhile_are_a_loss_and_no_damage(open_store: Opener) -> None:
+def test_rows_that_have_gone_from_disk_meanwhile_are_a_loss_and_no_damage(
+    open_store: Opener,
+) -> None:
     store, (first, second, _) = open_store(), conversation(1)
     store.write(first)
     lean = leaving(second)
@@ -54,19 +68,28 @@ def test_rows_that_have_gone_from_disk_meanwhile_are_a_loss_and_no_damage(open_s
     check_directory(store)
 
 
-def test_names_are_those_of_a_process_that_knows_nothing(open_store: Opener, tmp_path: Path) -> None:
+def test_names_are_those_of_a_process_that_knows_nothing(
+    open_store: Opener, tmp_path: Path
+) -> None:
     store, other = open_store(), open_store(directory=tmp_path / "other")
     made = conversation(2, turns=4)
     for each in made:
         store.write(each)
     other.write(conversation(2, turns=4)[-1])
-    names = [sorted(path.name for path in at.rglob("*.rows")) for at in (tmp_path / "cache", tmp_path / "other")]
+    names = [
+        sorted(path.name for path in at.rglob("*.rows"))
+        for at in (tmp_path / "cache", tmp_path / "other")
+    ]
     assert names[0] == names[1]
-    assert all(link.file.is_there and isinstance(link.file.name, SegmentName) for link in made[-1].chain)
+    assert all(
+        link.file.is_there and isinstance(link.file.name, SegmentName) for link in made[-1].chain
+    )
 
 
 def opened(store: DiskStore, expected: Snapshot, base: Snapshot | None) -> Snapshot:
-    pending = finish(store.open(expected.prefix, as_tokens([*expected.last_tokens(expected.n), 5, 6]), base))
+    pending = finish(
+        store.open(expected.prefix, as_tokens([*expected.last_tokens(expected.n), 5, 6]), base)
+    )
     return finish(pending.complete())
 
 
@@ -84,12 +107,16 @@ def test_rows_in_memory_are_not_read(open_store: Opener, tmp_path: Path) -> None
         assert list(found.chain)[4 - n_turns :] == list(base.chain)
         store._handed.clear()
     fresh = [500 + n * (20 * ROW + 20 * 4) for n in (3, 1, 0)]
-    assert [n_bytes for n_bytes, _ in read] == fresh, "the state, and the rows behind those in memory"
+    assert [n_bytes for n_bytes, _ in read] == fresh, (
+        "the state, and the rows behind those in memory"
+    )
     assert all(seconds > 0 for _, seconds in read)
 
 
 def test_rows_of_another_way_to_the_same_tokens_stay_apart(open_store: Opener) -> None:
-    """A reply's rows were evaluated token by token: a state depends on them and not on those of a prompt."""
+    """A reply's rows were evaluated token by token: a state depends on them and not on those of a
+    prompt.
+    """
     first = segment(range(20))
     reply = segment(range(100, 120), first)
     reply.ends = ()
@@ -105,7 +132,9 @@ def test_rows_of_another_way_to_the_same_tokens_stay_apart(open_store: Opener) -
     assert links[1] is prompt.parent, "but what both began with is shared"
 
 
-def test_what_was_read_hangs_on_its_file_when_it_is_written_again(open_store: Opener, tmp_path: Path) -> None:
+def test_what_was_read_hangs_on_its_file_when_it_is_written_again(
+    open_store: Opener, tmp_path: Path
+) -> None:
     made = conversation(4, turns=3)
     store = open_store()
     store.write(made[2])
@@ -137,7 +166,9 @@ def test_what_leaves_ram_takes_no_place_from_what_is_worth_more(open_store: Open
         connection.execute("UPDATE files SET used = used - 1e7, hits = 0")
         store.directory.reread()
     cheap.used += 1e6
-    assert store.write(cheap, spilled=True) > 0, "what was used lately is worth more than what was not for long"
+    assert store.write(cheap, spilled=True) > 0, (
+        "what was used lately is worth more than what was not for long"
+    )
     assert not store.contains(valuable.prefix)
     check_directory(store)
 

@@ -1,4 +1,6 @@
-"""The disk store: written snapshots are read back equal, share segments, and stay within the budget."""
+"""The disk store: written snapshots are read back equal, share segments, and stay within the
+budget.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ Opener = Callable[..., DiskStore]
 
 @st.composite
 def trees(draw: st.DrawFn) -> list[Snapshot]:
-    """Snapshots on branching chains: clipped parents, positions within segments, states without new rows."""
+    """Snapshots on branching chains: clipped parents, positions within segments, states without new
+    rows.
+    """
     rows = draw(st.booleans())
     segments: list[Segment] = []
     found: dict[object, Snapshot] = {}
@@ -73,7 +77,10 @@ def test_round_trip(made: list[Snapshot]) -> None:
 
 def test_big_parts_are_raw_in_many_chunks(open_store: Opener) -> None:
     tokens = as_tokens(np.random.default_rng(0).integers(0, 1000, 3000))
-    rows, state = np.zeros(10_000_002, np.uint8), np.zeros(6_000_000, np.uint8)  # which any codec makes smaller
+    rows, state = (
+        np.zeros(10_000_002, np.uint8),
+        np.zeros(6_000_000, np.uint8),
+    )  # which any codec makes smaller
     made = snapshot(Segment(0, tokens, rows, None, (3000,)), state=None)
     made = Snapshot(made.prefix, made.segment, State.of(state))
     store = open_store()
@@ -152,7 +159,9 @@ def test_short_and_given_up_snapshots_are_not_written(open_store: Opener) -> Non
     assert on_disk(store.directory.path) == []
 
 
-def test_everything_is_synced_before_it_has_its_name(open_store: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_is_synced_before_it_has_its_name(
+    open_store: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = open_store()
     home = store.directory.path / "model"
     order: list[str] = []
@@ -250,7 +259,9 @@ def test_daily_budget_survives_a_restart(
     assert store.write(made[2]) > 0
 
 
-def test_other_fingerprints_count_and_go_by_the_same_rule(open_store: Opener, clock: ManualClock) -> None:
+def test_other_fingerprints_count_and_go_by_the_same_rule(
+    open_store: Opener, clock: ManualClock
+) -> None:
     other, mine = open_store("old-model"), open_store("model", budget=5_000)
     stale = [conversation(seed, turns=1)[0] for seed in range(2)]
     for each in stale:
@@ -260,7 +271,10 @@ def test_other_fingerprints_count_and_go_by_the_same_rule(open_store: Opener, cl
     clock.advance(3600)
     fresh = conversation(9, turns=1)[0]
     mine.write(fresh)
-    assert {(entry.fingerprint, entry.n) for entry in mine.directory.entries()} == {("model", 20), ("old-model", 20)}
+    assert {(entry.fingerprint, entry.n) for entry in mine.directory.entries()} == {
+        ("model", 20),
+        ("old-model", 20),
+    }
     check_directory(mine)
     check_read(mine, fresh)
 
@@ -273,12 +287,16 @@ def test_fingerprints_are_names(tmp_path: Path, name: str) -> None:
 
 def test_a_state_with_a_part_that_no_file_has_room_for_stays_in_ram(open_store: Opener) -> None:
     store, (made, *_) = open_store(), conversation(1)
-    other = Snapshot(made.prefix, made.segment, State({**made.state.parts, "other": made.state.recurrent}))
+    other = Snapshot(
+        made.prefix, made.segment, State({**made.state.parts, "other": made.state.recurrent})
+    )
     assert store.write(other) == 0
     assert store.write(made) > 0
 
 
-def test_writes_that_evict_do_not_read_the_whole_index(open_store: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writes_that_evict_do_not_read_the_whole_index(
+    open_store: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store, other = open_store(), open_store()
     reads = Mock(wraps=Index)
     for name in ("records", "states"):
@@ -297,7 +315,9 @@ def test_writes_that_evict_do_not_read_the_whole_index(open_store: Opener, monke
     other.write(conversation(50, turns=1)[0])
     reads.reset_mock()
     store.write(conversation(51, turns=1)[0])
-    assert {name for name, *_ in reads.method_calls} == {"records", "states"}, "what another process wrote is looked at"
+    assert {name for name, *_ in reads.method_calls} == {"records", "states"}, (
+        "what another process wrote is looked at"
+    )
     assert store.contains(conversation(50, turns=1)[0].prefix)
     check_directory(store)
 

@@ -1,4 +1,6 @@
-"""Sources of drafts for tests, and a fake model whose samplers notice every token that they see twice or never."""
+"""Sources of drafts for tests, and a fake model whose samplers notice every token that they see
+twice or never.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from tests.fake import FakeBackend
 
 
 class Guesses:
-    """Drafts ``shortest`` to ``longest`` tokens of the ``replies`` that it knows by their prompts, at random.
+    """Drafts ``shortest`` to ``longest`` tokens of the ``replies`` that it knows by their prompts,
+    at random.
 
     A share of ``wrong`` tokens is wrong, a share of ``silent`` times it has nothing.
     """
@@ -46,12 +49,16 @@ class Guesses:
     def _guess(self, job: DraftJob) -> tuple[int, ...]:
         n_prompt, reply = self.followed[job.key]
         at = job.seq.n + len(job.sure) - n_prompt
-        assert [*job.seq.tokens[n_prompt:].tolist(), *job.sure][: len(reply)] == reply[:at], "it goes on as it came"
+        assert [*job.seq.tokens[n_prompt:].tolist(), *job.sure][: len(reply)] == reply[:at], (
+            "it goes on as it came"
+        )
         if self._random.random() < self.silent:
             return ()
         n = int(self._random.integers(self.shortest, self.longest + 1))
         wrong = self._random.random(n) < self.wrong
-        draft = tuple(t % 60 + 1 if w else t for t, w in zip(reply[at : at + n], wrong, strict=False))
+        draft = tuple(
+            t % 60 + 1 if w else t for t, w in zip(reply[at : at + n], wrong, strict=False)
+        )
         return draft
 
     def end(self, key: int) -> None:
@@ -59,8 +66,9 @@ class Guesses:
 
 
 class Continuing(Guesses):
-    """Proposes as `Guesses` does, unless it never ``leads``, and continues drafts of others; behind a wrong one with
-    anything."""
+    """Proposes as `Guesses` does, unless it never ``leads``, and continues drafts of others; behind
+    a wrong one with anything.
+    """
 
     leads = True
 
@@ -74,7 +82,11 @@ class Continuing(Guesses):
         n_prompt, reply = self.followed[job.key]
         at = job.seq.n + len(job.sure) - n_prompt
         is_right = reply[at : at + len(draft)] == list(draft)
-        more = self._guess(job._replace(sure=(*job.sure, *draft), maximum=n)) if is_right else (7, 8, 9)
+        more = (
+            self._guess(job._replace(sure=(*job.sure, *draft), maximum=n))
+            if is_right
+            else (7, 8, 9)
+        )
         return more[:n]
 
 
@@ -103,7 +115,9 @@ class Told:
 
 
 class RememberingBackend(FakeBackend):
-    """What its samplers choose depends on all that they chose before, as with penalties, grammars and seeds."""
+    """What its samplers choose depends on all that they chose before, as with penalties, grammars
+    and seeds.
+    """
 
     def sampler(self, sampling: Sampling, prompt: Tokens) -> _RememberingSampler:
         return _RememberingSampler(self, int(sampling.ignore_eos))

@@ -22,7 +22,9 @@ OTHER = as_tokens(10_000 + np.random.default_rng(2).permutation(5000)[:700])
 class Talk:
     """A request that decodes: its prompt, then tokens as the model says them."""
 
-    def __init__(self, source: CacheDrafts, key: int, prompt: Tokens, *, cached: bool = True) -> None:
+    def __init__(
+        self, source: CacheDrafts, key: int, prompt: Tokens, *, cached: bool = True
+    ) -> None:
         self.source, self.key = source, key
         self.seq = LiveSequence(0, 10_000, facts=PromptFacts(cached=cached))
         self.seq.reset(prompt)
@@ -100,10 +102,14 @@ def test_a_draft_of_another_source_is_continued(source: CacheDrafts) -> None:
     head = tuple(FILE[23:26].tolist())
     assert starts([*source.match(talk.job(), head).read(8)], FILE[26:]), "the head expects the same"
     assert len(source.match(talk.job(), head).read(8)) == 8
-    assert source.match(talk.job(), (555_555, 555_555)).read(8) == (), "nothing was seen behind that"
+    assert source.match(talk.job(), (555_555, 555_555)).read(8) == (), (
+        "nothing was seen behind that"
+    )
     assert source.match(talk.job()._replace(key=9), head).read(8) == ()
     elsewhere = tuple(FILE[100:110].tolist())
-    assert starts([*source.match(talk.job(), elsewhere).read(8)], FILE[110:]), "found by the draft alone"
+    assert starts([*source.match(talk.job(), elsewhere).read(8)], FILE[110:]), (
+        "found by the draft alone"
+    )
     # None of these is taken for the reply.
     talk.says(FILE[23:33].tolist())
     assert starts(talk.draft(), FILE[33:])
@@ -136,7 +142,9 @@ def test_the_own_reply(source: CacheDrafts) -> None:
 
 @pytest.mark.parametrize(("change", "back"), [([555, 556], 63), ([557], 61), ([], 80)])
 def test_on_after_a_change(source: CacheDrafts, change: list[int], back: int) -> None:
-    """Tokens replaced, put in and left out: two that agree again are enough, although both are everywhere."""
+    """Tokens replaced, put in and left out: two that agree again are enough, although both are
+    everywhere.
+    """
     lines = as_tokens([token for i in range(60) for token in (i + 100, 7, 8, 9, 3)])
     talk = Talk(source, 1, as_tokens([*OTHER[:100], *lines, *OTHER[100:]]))
     talk.says([*lines[:61].tolist(), *change])
@@ -158,20 +166,35 @@ def rewritten(text: Sequence[int], change: Callable[[list[int]], list[int]]) -> 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda line: [1001 if token == 3 else token for token in line],  # an end of line is another token
-        lambda line: [piece for token in line for piece in ((1001, 1002) if token == 3 else (token,))],  # or two
+        lambda line: [
+            1001 if token == 3 else token for token in line
+        ],  # an end of line is another token
+        lambda line: [
+            piece for token in line for piece in ((1001, 1002) if token == 3 else (token,))
+        ],  # or two
         lambda line: [1001, *line],  # a mark before each line
         lambda line: line[4:],  # without its number: other digits each time, then a tab
         lambda line: [1005 if token == 50 else token for token in line],  # a name
     ],
 )
-def test_a_change_is_made_everywhere(source: CacheDrafts, change: Callable[[list[int]], list[int]]) -> None:
+def test_a_change_is_made_everywhere(
+    source: CacheDrafts, change: Callable[[list[int]], list[int]]
+) -> None:
     """A replacement, insertion or deletion made twice is expected at the next such place."""
     rng = np.random.default_rng(5)
     text = [
         token
         for i in range(60)
-        for token in (4, 10 + i // 10, 10 + i % 10, 5, *(300 + rng.permutation(600)[:9]).tolist(), 50, 51, 3)
+        for token in (
+            4,
+            10 + i // 10,
+            10 + i % 10,
+            5,
+            *(300 + rng.permutation(600)[:9]).tolist(),
+            50,
+            51,
+            3,
+        )
     ]
     talk = Talk(source, 1, as_tokens([*OTHER[:100].tolist(), *text, *OTHER[100:].tolist()]))
     reply = rewritten(text, change)
@@ -186,7 +209,9 @@ def test_a_change_that_was_made_once_is_not_insisted_on(source: CacheDrafts) -> 
     talk = Talk(source, 1, as_tokens([*OTHER[:100].tolist(), *text, *OTHER[100:].tolist()]))
     reply = [*text[:40], 1001, *text[41:]]
     drafts = talk.says(reply)
-    wrong = [i for i in range(50, len(reply) - 64) if drafts[i] and not starts(drafts[i], reply[i + 1 :])]
+    wrong = [
+        i for i in range(50, len(reply) - 64) if drafts[i] and not starts(drafts[i], reply[i + 1 :])
+    ]
     # The draft before it is known, and those that were made when it still seemed likely.
     assert all(i < 72 for i in wrong)
 
@@ -215,7 +240,10 @@ def test_a_longer_prompt_adds_what_is_new(source: CacheDrafts) -> None:
         before = source.index.n_added
         source.remember(long[:n])
         source.flush()
-        assert source.index.n_added - before <= (1000 if n > 2000 or before else 2000) + BLOCK + OVERLAP
+        assert (
+            source.index.n_added - before
+            <= (1000 if n > 2000 or before else 2000) + BLOCK + OVERLAP
+        )
     # Where two parts were added at different times nothing is missing.
     talk = Talk(source, 1, OTHER)
     drafts = talk.says(long[2900:3100].tolist())
@@ -256,7 +284,9 @@ def test_forgetting(source: CacheDrafts) -> None:
     assert any(again.says(FILE[:40].tolist()))
 
 
-def test_whoever_asks_waits_for_nobody(source: CacheDrafts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_asks_waits_for_nobody(
+    source: CacheDrafts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     talk = Talk(source, 1, FILE)
     talk.says(FILE[:20].tolist())
     hangs, goes_on = threading.Event(), threading.Event()
@@ -287,7 +317,9 @@ def test_requests_end(source: CacheDrafts) -> None:
 
 def test_thread_ends_with_the_source() -> None:
     source = CacheDrafts(2**12)
-    thread = next(thread for thread in reversed(threading.enumerate()) if thread.name == "pyctl-drafts")
+    thread = next(
+        thread for thread in reversed(threading.enumerate()) if thread.name == "pyctl-drafts"
+    )
     del source
     gc.collect()
     thread.join(60)

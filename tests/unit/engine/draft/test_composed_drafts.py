@@ -1,4 +1,6 @@
-"""One draft from several sources: what is asked of each, what is counted of each, and when it pays."""
+"""One draft from several sources: what is asked of each, what is counted of each, and when it
+pays.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def test_the_model_does_not_draft_behind_many_sure_tokens() -> None:
     assert [draft.tokens for draft in speculation.propose(jobs)] == [(), (3, 4)]
 
 
-def measured(slope: float, *, n_seqs: int = 1, n_free: int = 1024, longest: int = 64) -> DraftLengthController:
+def measured(
+    slope: float, *, n_seqs: int = 1, n_free: int = 1024, longest: int = 64
+) -> DraftLengthController:
     """Steps of 10 ms and ``slope`` of that for each more token."""
     controller = DraftLengthController(n_free)
     for _ in range(2):
@@ -58,7 +62,10 @@ def step(speculation: Speculation, slope: float, reply: Sequence[int]) -> tuple[
     """One step of a request whose reply goes on with ``reply``; returns the draft."""
     seq = LiveSequence(0, 4096)
     (draft,) = speculation.propose([DraftJob(0, seq, (5,), 64)])
-    n = next((i for i, (a, b) in enumerate(zip(draft.tokens, reply, strict=False)) if a != b), len(draft.tokens))
+    n = next(
+        (i for i, (a, b) in enumerate(zip(draft.tokens, reply, strict=False)) if a != b),
+        len(draft.tokens),
+    )
     width = 1 + len(draft.tokens)
     speculation.record({0: n}, width, 10 * (1 + slope * (width - 1)))
     seq.reset(as_tokens([5, *reply]))
@@ -73,7 +80,9 @@ class Recording(DraftLengthController):
         super().__init__()
         self.continues, self.learnt = continues, dict[Origin, tuple[int, int]]()
 
-    def length(self, key: int, origin: Origin, limit: int, n_seqs: int = 1, *, n_before: int = 0) -> int:
+    def length(
+        self, key: int, origin: Origin, limit: int, n_seqs: int = 1, *, n_before: int = 0
+    ) -> int:
         return limit if self.continues or not n_before else 0
 
     def learn(self, key: int, origin: Origin, n: int, n_right: int) -> None:
@@ -104,7 +113,9 @@ def test_each_source_is_known_by_its_own_tokens_evaluated_or_not(
             lengths.learnt.clear()
             (draft,) = speculation.propose([DraftJob(0, seq, said, 16)])
             assert said != (5,) or draft.tokens == ((1, 2, 3, 4, 5) if continues else (1, 2))
-    assert {origin.source: found for origin, found in lengths.learnt.items() if not origin.is_before} == of_each
+    assert {
+        origin.source: found for origin, found in lengths.learnt.items() if not origin.is_before
+    } == of_each
 
 
 def test_what_the_cache_knows_comes_first_and_is_not_asked_twice() -> None:
@@ -114,8 +125,12 @@ def test_what_the_cache_knows_comes_first_and_is_not_asked_twice() -> None:
     assert cache.asked == []
 
 
-@pytest.mark.parametrize(("width", "maximum", "expected"), [(4, 16, (1, 2, 3, 4)), (8, 16, (1, 2, 3, 4, 5, 5, 5, 5))])
-def test_with_a_width_drafts_are_cut_or_padded_to_it(width: int, maximum: int, expected: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("width", "maximum", "expected"), [(4, 16, (1, 2, 3, 4)), (8, 16, (1, 2, 3, 4, 5, 5, 5, 5))]
+)
+def test_with_a_width_drafts_are_cut_or_padded_to_it(
+    width: int, maximum: int, expected: tuple[int, ...]
+) -> None:
     head: Any = Told("head", (1, 2), n_max=2)
     cache = Cache((3, 4) if width == 8 else (3, 4, 5), ())
     assert proposed(Speculation([cache], head, width=width), maximum)[0] == expected
@@ -183,7 +198,9 @@ def test_the_source_that_promises_more_comes_first() -> None:
 
 @pytest.mark.parametrize("width", [1, 3, 7])
 def test_with_a_width_each_position_is_evaluated_with_one_number_of_rows(width: int) -> None:
-    """Whichever batch it comes in: llama.cpp pads the number, and a GPU sums each number of rows in other parts."""
+    """Whichever batch it comes in: llama.cpp pads the number, and a GPU sums each number of rows in
+    other parts.
+    """
     head: Any = Told("head", *[tuple(range(1, 9))] * 1100, n_max=8)
     speculation, n_rows = Speculation([], head, width=width), dict[int, set[int]]()
     n_drafted = 0

@@ -38,7 +38,13 @@ def line(slope: float) -> Cost:
 
 
 def measured(
-    cost: Cost, *, limit: int = 64, n_seqs: int = 1, n_free: int = 1024, draft_ms: float = 0.0, has_planes: bool = False
+    cost: Cost,
+    *,
+    limit: int = 64,
+    n_seqs: int = 1,
+    n_free: int = 1024,
+    draft_ms: float = 0.0,
+    has_planes: bool = False,
 ) -> DraftLengthController:
     """A controller that knows what all widths cost, a plain step of one request being 10 ms."""
     controller = DraftLengthController(n_free, has_planes=has_planes)
@@ -62,7 +68,9 @@ def simulate(
     origin: Origin = TEXT,
     seed: int = 0,
 ) -> Run:
-    """Steps of a server; each stretch of 300 steps has the next of the ``shares`` of right drafts."""
+    """Steps of a server; each stretch of 300 steps has the next of the ``shares`` of right
+    drafts.
+    """
     rng, run, plain_ms = random.Random(seed), Run(), 10 * cost(n_seqs)
     for step in range(n_steps):
         share = shares[step // 300 % len(shares)]
@@ -79,13 +87,17 @@ def simulate(
         for key, n in enumerate(asked):
             if origin is TEXT:  # what was not evaluated is compared all the same
                 n = n or min(limit, 4)
-                controller.learn(key, origin, n, next((i for i in range(n) if rng.random() >= share), n))
+                controller.learn(
+                    key, origin, n, next((i for i in range(n) if rng.random() >= share), n)
+                )
             elif n:
                 controller.learn(key, origin, n, right[key])
     return run
 
 
-def took(controller: DraftLengthController, origin: Origin, n: int, n_right: int, ms: float | None) -> None:
+def took(
+    controller: DraftLengthController, origin: Origin, n: int, n_right: int, ms: float | None
+) -> None:
     """A step of one request with ``n`` drafts."""
     controller.learn(0, origin, n, n_right)
     controller.record({0: n_right}, 1 + n, ms)
@@ -102,12 +114,30 @@ def took(controller: DraftLengthController, origin: Origin, n: int, n_right: int
     seed=st.integers(0, 9),
 )
 def test_no_more_is_lost_than_the_budget(
-    slope: float, shares: list[float], limit: int, n_seqs: int, draft_ms: float, origin: Origin, seed: int
+    slope: float,
+    shares: list[float],
+    limit: int,
+    n_seqs: int,
+    draft_ms: float,
+    origin: Origin,
+    seed: int,
 ) -> None:
     cost = line(slope)
     controller = measured(cost, limit=limit, n_seqs=n_seqs, draft_ms=draft_ms)
-    run = simulate(controller, cost, shares, 900, limit, n_seqs=n_seqs, draft_ms=draft_ms, origin=origin, seed=seed)
-    last = n_seqs * (cost(n_seqs * (1 + limit)) + draft_ms * limit)  # requests of one step do not share its budget
+    run = simulate(
+        controller,
+        cost,
+        shares,
+        900,
+        limit,
+        n_seqs=n_seqs,
+        draft_ms=draft_ms,
+        origin=origin,
+        seed=seed,
+    )
+    last = n_seqs * (
+        cost(n_seqs * (1 + limit)) + draft_ms * limit
+    )  # requests of one step do not share its budget
     assert run.time <= run.plain * (1 + LOSS) + BUDGET + last
 
 
@@ -135,7 +165,12 @@ def test_drafts_resume_when_they_pay_again(shares: Sequence[float]) -> None:
 
 @pytest.mark.parametrize(
     ("slope", "share", "best"),
-    [(0.02, 0.98, range(16, 65)), (0.1, 0.8, range(2, 9)), (0.3, 0.7, range(1, 4)), (0.9, 0.7, range(1))],
+    [
+        (0.02, 0.98, range(16, 65)),
+        (0.1, 0.8, range(2, 9)),
+        (0.3, 0.7, range(1, 4)),
+        (0.9, 0.7, range(1)),
+    ],
 )
 def test_the_length_is_the_one_that_pays_most(slope: float, share: float, best: range) -> None:
     run = simulate(measured(line(slope)), line(slope), [share], 2000, 64)
@@ -146,7 +181,9 @@ def test_the_length_is_the_one_that_pays_most(slope: float, share: float, best: 
     ("n_matched", "matched", "prior"),
     [(0, 0, 0.8), (1, 1, 0.5), (3, 1, 0.5), (4, 4, 0.8), (63, 16, 16 / 17), (900, 64, 64 / 65)],
 )
-def test_the_more_tokens_match_the_more_a_text_promises(n_matched: int, matched: int, prior: float) -> None:
+def test_the_more_tokens_match_the_more_a_text_promises(
+    n_matched: int, matched: int, prior: float
+) -> None:
     origin = Origin.of("some", n_matched)
     assert origin.matched == matched
     assert origin.prior == pytest.approx(prior)
@@ -160,7 +197,11 @@ def test_a_longer_match_gets_a_longer_draft_from_the_first_one_on() -> None:
 
 
 def test_what_is_wrong_behind_few_matching_tokens_says_nothing_of_many() -> None:
-    controller, short, long = measured(line(0.02), n_free=3), Origin.of("some", 4), Origin.of("some", 64)
+    controller, short, long = (
+        measured(line(0.02), n_free=3),
+        Origin.of("some", 4),
+        Origin.of("some", 64),
+    )
     for _ in range(40):
         took(controller, short, 3, 0, 10.6)
         took(controller, long, 64, 64, 22.8)
@@ -180,7 +221,9 @@ def test_a_draft_is_evidence_up_to_as_many_tokens_as_matched() -> None:
 
 
 @pytest.mark.parametrize(("n_right", "kept"), [(16, (0.8, 1.0)), (2, (0.0, 0.5))])
-def test_a_copy_that_goes_on_shares_the_cost_of_a_new_graph(n_right: int, kept: tuple[float, float]) -> None:
+def test_a_copy_that_goes_on_shares_the_cost_of_a_new_graph(
+    n_right: int, kept: tuple[float, float]
+) -> None:
     gains, long = [], Origin.of("some", 64)
     for graph in (0.0, 4.0):
         controller = measured(line(0.01))
@@ -193,7 +236,9 @@ def test_a_copy_that_goes_on_shares_the_cost_of_a_new_graph(n_right: int, kept: 
 
 
 def beside_others(*, has_planes: bool, apart: float = 1.5) -> DraftLengthController:
-    """Of 4 requests: wide drafts, and what is evaluated again, take ``apart`` plain steps where they are separate."""
+    """Of 4 requests: wide drafts, and what is evaluated again, take ``apart`` plain steps where
+    they are separate.
+    """
     controller = measured(line(0.05), limit=9, n_seqs=4, n_free=3, has_planes=has_planes)
     for n in 3 * (8, 16, 24) if has_planes else ():
         controller.split([(1, 2)] * 3 + [(1, n - 1)])
@@ -225,7 +270,9 @@ def test_a_draft_is_as_long_as_the_budget_allows() -> None:
 
 
 def test_the_time_to_draft_counts() -> None:
-    run = simulate(measured(line(0.05), draft_ms=20.0), line(0.05), [1.0], 2000, draft_ms=20.0, origin=SOME)
+    run = simulate(
+        measured(line(0.05), draft_ms=20.0), line(0.05), [1.0], 2000, draft_ms=20.0, origin=SOME
+    )
     assert sum(n > 0 for n in run.lengths) < 60
 
 
@@ -266,7 +313,9 @@ def test_a_step_with_a_prompt_measures_nothing() -> None:
 
 
 @pytest.mark.parametrize(("share", "n_drafting"), [(1.0, range(80, 101)), (0.0, range(20))])
-def test_what_was_disturbed_at_the_start_is_measured_by_probes(share: float, n_drafting: range) -> None:
+def test_what_was_disturbed_at_the_start_is_measured_by_probes(
+    share: float, n_drafting: range
+) -> None:
     controller = measured(lambda width: 1 + 3 * (width > 1), draft_ms=2.0)
     run = simulate(controller, line(0.1), [share], 400, draft_ms=0.5, origin=SOME)
     assert sum(n > 0 for n in run.lengths[-100:]) in n_drafting
@@ -284,8 +333,12 @@ def test_slow_steps_after_a_new_width_are_no_measurement() -> None:
     assert controller.costs(1).of(2) == pytest.approx(1.1)
 
 
-@pytest.mark.parametrize(("graph_ms", "graph", "slope"), [(0.0, 0.0, 0.35), (25.0, 2.5, draft_length.SLOPE)])
-def test_what_few_tokens_cost_says_nothing_of_many_on_a_gpu(graph_ms: float, graph: float, slope: float) -> None:
+@pytest.mark.parametrize(
+    ("graph_ms", "graph", "slope"), [(0.0, 0.0, 0.35), (25.0, 2.5, draft_length.SLOPE)]
+)
+def test_what_few_tokens_cost_says_nothing_of_many_on_a_gpu(
+    graph_ms: float, graph: float, slope: float
+) -> None:
     costs = DraftLengthController(graph_ms=graph_ms).costs(1)
     for width, ms in ((1, 10.0), (2, 10.5), (3, 14.0)):
         for _ in range(2):
@@ -296,7 +349,10 @@ def test_what_few_tokens_cost_says_nothing_of_many_on_a_gpu(graph_ms: float, gra
 
 
 def test_the_same_calls_have_the_same_answers() -> None:
-    runs = [simulate(measured(line(0.1), n_seqs=3), line(0.1), [0.7], 400, 32, n_seqs=3, seed=3) for _ in range(2)]
+    runs = [
+        simulate(measured(line(0.1), n_seqs=3), line(0.1), [0.7], 400, 32, n_seqs=3, seed=3)
+        for _ in range(2)
+    ]
     assert runs[0] == runs[1]
 
 

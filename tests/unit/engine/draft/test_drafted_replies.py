@@ -1,4 +1,6 @@
-"""A reply with drafts equals the reply without, for every source, any other requests and any end."""
+"""A reply with drafts equals the reply without, for every source, any other requests and any
+end.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def without(number: int, n: int, kind: str, **fields: Any) -> Reply:
 
 
 def known(kind: str, **fields: Any) -> dict[Prompt, list[int]]:
-    """What follows each prompt in a reply that goes on and on; an ending reply is known up to its end."""
+    """What follows each prompt in a reply that goes on and on; an ending reply is known up to its
+    end.
+    """
     return {prompt: without(i, -1, kind, **fields).tokens for i, prompt in enumerate(PROMPTS)}
 
 
@@ -46,7 +50,9 @@ class Drafting:
     def __init__(self, data: dict[str, Any]) -> None:
         self.__dict__.update(data)
 
-    def engine(self, kind: str, n_seqs: int, replies: dict[Prompt, list[int]], **options: Any) -> Engine:
+    def engine(
+        self, kind: str, n_seqs: int, replies: dict[Prompt, list[int]], **options: Any
+    ) -> Engine:
         backend = RememberingBackend(
             kind,
             n_ctx=N_CTX,
@@ -66,9 +72,15 @@ class Drafting:
         ]
         model = ModelDrafts(backend, self.n_model) if self.n_model else None
         width = min(self.n_model or 3, backend.facts.n_rollback) if self.is_fixed else 0
-        lengths = DraftLengthController(backend.facts.n_rollback) if self.is_paced and not self.is_fixed else None
+        lengths = (
+            DraftLengthController(backend.facts.n_rollback)
+            if self.is_paced and not self.is_fixed
+            else None
+        )
         speculation = Speculation(self.sources, model, lengths=lengths, width=width)
-        return Engine(backend, RamCache(*self.cache), EngineSettings(**options), speculation=speculation)
+        return Engine(
+            backend, RamCache(*self.cache), EngineSettings(**options), speculation=speculation
+        )
 
 
 DRAFTING = st.fixed_dictionaries(
@@ -80,7 +92,9 @@ DRAFTING = st.fixed_dictionaries(
         "n_cells": st.sampled_from([N_CTX, N_CTX, 2 * N_CTX]),
         "guesses": st.lists(
             st.tuples(
-                st.sampled_from([1, 3, 6, 40]), st.sampled_from([0.0, 0.1, 0.5, 1.0]), st.sampled_from([0.0, 0.3, 0.9])
+                st.sampled_from([1, 3, 6, 40]),
+                st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+                st.sampled_from([0.0, 0.3, 0.9]),
             ),
             max_size=2,
         ),
@@ -139,13 +153,19 @@ def test_a_reply_is_the_one_without_drafts(
     if drafting.max_drafts <= drafting.n_planes or kind == "attention":
         assert backend.digest(0) == plain.digest(0), "nothing but the last token is missing"
     counts = handle.drafts
-    assert sum(counts.by_position) == counts.n_accepted <= min(counts.n_drafted, reply.done.timings.n_predicted - 1)
+    assert (
+        sum(counts.by_position)
+        == counts.n_accepted
+        <= min(counts.n_drafted, reply.done.timings.n_predicted - 1)
+    )
     assert list(counts.by_position) == sorted(counts.by_position, reverse=True)
     assert engine.counters.drafts == reply.done.timings.drafts == counts
 
     follow = Prompt.of([*PROMPTS[number].tokens, *reply.tokens, 7, 8, 9][: N_CTX - 20], [100])
     engine.speculation = Speculation()
-    plain_follow = cold(RememberingBackend(kind, n_ctx=N_CTX), follow, options=EngineSettings(exact=True))
+    plain_follow = cold(
+        RememberingBackend(kind, n_ctx=N_CTX), follow, options=EngineSettings(exact=True)
+    )
     assert ask(engine, follow).tokens == plain_follow.tokens
 
 
@@ -181,10 +201,13 @@ def test_replies_do_not_depend_on_other_drafting_requests(
     missing: int,
     actions: list[tuple[str, int, int]],
 ) -> None:
-    """Too few cells for all, so that requests are suspended; some are cancelled, at any step, or made to wait. With
-    ``missing`` the context has fewer cells than it says."""
+    """Too few cells for all, so that requests are suspended; some are cancelled, at any step, or
+    made to wait. With ``missing`` the context has fewer cells than it says.
+    """
     endless = {**fields, "stop": (), "n_probs": 0}
-    engine = drafting.engine(kind, n_seqs, known(kind, **endless), exact=True, clear_idle=clear_idle)
+    engine = drafting.engine(
+        kind, n_seqs, known(kind, **endless), exact=True, clear_idle=clear_idle
+    )
     engine.backend.n_cells -= missing
     asked: list[tuple[int, int, RequestHandle]] = []
     for action, value, n in actions:

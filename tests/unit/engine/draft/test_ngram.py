@@ -20,7 +20,9 @@ NAMES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod")
 class Request:
     """A reply that is known in advance, and what ``sources`` drafts of it."""
 
-    def __init__(self, sources: list[NgramSource], prompt: list[int], reply: list[int], key: int = 0) -> None:
+    def __init__(
+        self, sources: list[NgramSource], prompt: list[int], reply: list[int], key: int = 0
+    ) -> None:
         self.sources, self.key, self.reply = sources, key, reply
         self.n_prompt = len(prompt)
         self.seq = LiveSequence(0, len(prompt) + len(reply))
@@ -142,7 +144,9 @@ def test_a_step_costs_the_same_after_a_long_text(name: str) -> None:
 
 
 def test_sources_come_in_the_order_of_llama_server() -> None:
-    assert [source.name for source in ngram_sources(["ngram-mod", "ngram-simple"], NgramSettings())] == [
+    assert [
+        source.name for source in ngram_sources(["ngram-mod", "ngram-simple"], NgramSettings())
+    ] == [
         "ngram-simple",
         "ngram-mod",
     ]

@@ -30,7 +30,9 @@ def filled(texts: list[Tokens], capacity: int = 2**14) -> TokenIndex:
 
 
 def matches(texts: list[Tokens], end: list[int]) -> list[int]:
-    """How long the end of ``end`` is found before each token of each text but the first, by looking everywhere."""
+    """How long the end of ``end`` is found before each token of each text but the first, by looking
+    everywhere.
+    """
     found = []
     for text in (text.tolist() for text in texts):
         for i in range(1, len(text)):
@@ -84,7 +86,9 @@ def test_the_end_of_a_text_leads_nowhere() -> None:
 @settings(max_examples=examples(40))
 @given(seed=SEEDS)
 def test_around_the_ring(seed: int) -> None:
-    """The newest texts are found, however many came before, and what is found is never of two texts."""
+    """The newest texts are found, however many came before, and what is found is never of two
+    texts.
+    """
     index = TokenIndex(2**10)
     texts = texts_of(seed, 40, 200, 50_000)
     for text in texts:
@@ -102,7 +106,10 @@ def test_around_the_ring(seed: int) -> None:
             assert any(read == one[i : i + len(read)] for one in known for i in range(len(one)))
     if last.size > 30:
         # In two pieces, if the ring's end came in between.
-        assert sum(index.find(last[:cut].tolist())[0] > 0 for cut in range(5, last.size)) >= last.size - 5 - 12
+        assert (
+            sum(index.find(last[:cut].tolist())[0] > 0 for cut in range(5, last.size))
+            >= last.size - 5 - 12
+        )
 
 
 def test_near_a_place() -> None:

@@ -48,8 +48,15 @@ class WatchedBackend(FakeBackend):
         return super().draft(items, n)
 
 
-def drafting(backend: FakeBackend, *sources: Guesses, model: ModelDrafts | None = None, width: int = 0) -> Engine:
-    return Engine(backend, RamCache(8, None), EngineSettings(), speculation=Speculation(sources, model, width=width))
+def drafting(
+    backend: FakeBackend, *sources: Guesses, model: ModelDrafts | None = None, width: int = 0
+) -> Engine:
+    return Engine(
+        backend,
+        RamCache(8, None),
+        EngineSettings(),
+        speculation=Speculation(sources, model, width=width),
+    )
 
 
 def waiting(key: int, n: int, sure: tuple[int, ...] = (5,)) -> ActiveRequest:
@@ -61,7 +68,10 @@ def waiting(key: int, n: int, sure: tuple[int, ...] = (5,)) -> ActiveRequest:
 
 
 def batches_of(
-    backend: FakeBackend, requests: list[ActiveRequest], speculation: Speculation, n_free: int = 1000
+    backend: FakeBackend,
+    requests: list[ActiveRequest],
+    speculation: Speculation,
+    n_free: int = 1000,
 ) -> list[list[BatchItem]]:
     return verify_batches(requests, backend.facts, speculation, n_free, lambda n: True)
 
@@ -100,11 +110,21 @@ def test_without_room_nobody_is_asked(n_free: int) -> None:
 
 def test_where_planes_count_all_have_as_many_tokens() -> None:
     speculation = Speculation([Told("told", (1, 2, 3), (4,), (), (6,) * 20)])
-    requests = [waiting(0, 10), waiting(1, 20), waiting(2, 30), waiting(3, 40), waiting(4, 50, sure=(7, 8))]
+    requests = [
+        waiting(0, 10),
+        waiting(1, 20),
+        waiting(2, 30),
+        waiting(3, 40),
+        waiting(4, 50, sure=(7, 8)),
+    ]
     hybrid = FakeBackend("hybrid", n_seqs=5, n_ubatch=256, n_planes=3)
     batches = batches_of(hybrid, requests, speculation)
     assert sorted(map(sorted, widths(batches))) == [[2, 21], [4, 4, 4]]
-    filled = {active.id: (item.tokens, draft.n_drafted) for batch in batches for active, item, draft in batch}
+    filled = {
+        active.id: (item.tokens, draft.n_drafted)
+        for batch in batches
+        for active, item, draft in batch
+    }
     assert filled[0] == ((5, 1, 2, 3), 3)
     assert filled[1] == ((5, 4, 5, 5), 1), "what fills up is no draft of anybody"
     assert filled[2] == ((5, 5, 5, 5), 0)
@@ -129,7 +149,11 @@ def test_a_replay_beside_others_keeps_its_planes() -> None:
 def test_more_tokens_than_one_evaluation_takes_are_several() -> None:
     requests = [waiting(key, 100, sure=(1,) * 30) for key in range(5)]
     backend = FakeBackend("hybrid", n_seqs=5, n_ubatch=64, n_planes=0)
-    assert widths(batches_of(backend, requests, Speculation([Told("told")]))) == [[30, 30], [30, 30], [30]]
+    assert widths(batches_of(backend, requests, Speculation([Told("told")]))) == [
+        [30, 30],
+        [30, 30],
+        [30],
+    ]
 
 
 @pytest.mark.parametrize("n_planes", [0, 3])
@@ -144,7 +168,9 @@ def test_rejected_long_drafts_are_evaluated_again_once(n_planes: int) -> None:
     assert replays
     assert all(item.n_drafts <= n_planes for item in replays)
     for before, after in itertools.pairwise(seen):
-        assert after.position + after.n_sure > before.position + before.n_sure, "each step adds a token"
+        assert after.position + after.n_sure > before.position + before.n_sure, (
+            "each step adds a token"
+        )
         assert before.n_sure == 1 or after.position >= before.position + before.n_sure
 
 
@@ -166,7 +192,9 @@ def test_a_model_drafts_for_all_at_once_or_for_nobody(n_max: int, kind: str) -> 
     engine = drafting(backend, model=ModelDrafts(backend, n_max))
     handles = [submit(engine, prompt_of(seed, 150), 40, sampling=ENDLESS) for seed in (1, 2, 3)]
     run_all(engine)
-    assert {n for _, n in backend.asked} == {n_max, min(n_max, backend.facts.n_rollback)}, "fewer behind a mark"
+    assert {n for _, n in backend.asked} == {n_max, min(n_max, backend.facts.n_rollback)}, (
+        "fewer behind a mark"
+    )
     assert max(n for n, _ in backend.asked) == 3
     assert all(handle.drafts.n_accepted > 10 for handle in handles)
 
@@ -193,13 +221,19 @@ def test_a_model_is_asked_for_as_many_as_pay() -> None:
     for seq in range(4):
         backend.evaluate(seq, as_tokens([1] * 10), 0)
     speculation = Speculation(model=ModelDrafts(backend, 5), lengths=Choosing())
-    assert widths(batches_of(backend, [waiting(key, 10) for key in (0, 1)], speculation)) == [[2, 2]]
-    assert widths(batches_of(backend, [waiting(key, 10) for key in (0, 3, 2)], speculation)) == [[4, 4, 4]]
+    assert widths(batches_of(backend, [waiting(key, 10) for key in (0, 1)], speculation)) == [
+        [2, 2]
+    ]
+    assert widths(batches_of(backend, [waiting(key, 10) for key in (0, 3, 2)], speculation)) == [
+        [4, 4, 4]
+    ]
     assert widths(batches_of(backend, [waiting(0, 10)], speculation)) == [[1]]
     assert [n for _, n in backend.asked] == [1, 3]
 
 
-@pytest.mark.parametrize(("n_min", "expected"), [(0, [0, 1, 2, 3]), (2, [0, 0, 2, 3]), (4, [0, 0, 0, 0])])
+@pytest.mark.parametrize(
+    ("n_min", "expected"), [(0, [0, 1, 2, 3]), (2, [0, 0, 2, 3]), (4, [0, 0, 0, 0])]
+)
 def test_drafts_of_a_model_that_are_too_short_are_none(n_min: int, expected: list[int]) -> None:
     class Unsure(FakeBackend):
         def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
@@ -209,4 +243,6 @@ def test_drafts_of_a_model_that_are_too_short_are_none(n_min: int, expected: lis
     source = ModelDrafts(Unsure(draft_type="draft-mtp"), 3, n_min)
     assert [len(draft) for draft in source.propose(jobs)] == expected
     if n_min <= 3:
-        assert [len(draft) for draft in source.propose(jobs, 1)] == [0, 1, 1, 1], "no more were wanted"
+        assert [len(draft) for draft in source.propose(jobs, 1)] == [0, 1, 1, 1], (
+            "no more were wanted"
+        )

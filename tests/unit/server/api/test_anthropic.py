@@ -12,7 +12,16 @@ from tests.unit.chat.toy import THINKING
 from tests.unit.server.fake import HI, Bench, Script, fail, play
 from tests.unit.server.parts import named_events, split_by_lines
 
-CALLS = ("r:h", "m\n", "c:I \n", "c:look\n", "k:0:t1:look\n", 'a:0:{"at":\n', "a:0:1}\n", "k:1:t2:wait\n")
+CALLS = (
+    "r:h",
+    "m\n",
+    "c:I \n",
+    "c:look\n",
+    "k:0:t1:look\n",
+    'a:0:{"at":\n',
+    "a:0:1}\n",
+    "k:1:t2:wait\n",
+)
 
 
 def ask(bench: Bench, **fields: Any) -> Any:
@@ -31,7 +40,11 @@ def stream(bench: Bench, **fields: Any) -> list[dict[str, Any]]:
 def built(events: list[dict[str, Any]]) -> dict[str, Any]:
     """The message that the events of a stream make, in the order that Anthropic's API promises."""
     start, *rest, delta, stop = events
-    assert (start["type"], delta["type"], stop) == ("message_start", "message_delta", {"type": "message_stop"})
+    assert (start["type"], delta["type"], stop) == (
+        "message_start",
+        "message_delta",
+        {"type": "message_stop"},
+    )
     message: dict[str, Any] = start["message"]
     texts: list[str] = []
     opened = False
@@ -89,7 +102,11 @@ def test_a_stream_opens_with_what_was_cached() -> None:
     assert start["message"]["usage"]["cache_read_input_tokens"] == 5
     assert start["message"]["usage"]["output_tokens"] == 0
     assert start["message"]["content"] == []
-    assert block == {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+    assert block == {
+        "type": "content_block_start",
+        "index": 0,
+        "content_block": {"type": "text", "text": ""},
+    }
 
 
 @pytest.mark.parametrize(
@@ -124,11 +141,18 @@ def test_blocks_come_in_the_order_of_the_reply(monkeypatch: pytest.MonkeyPatch) 
 def test_text_behind_a_call_is_a_block_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     split_by_lines(monkeypatch)
     message = built(stream(Bench(play("c:a\n", "k:0:t:x\n", "c:b\n", "r:c\n", "r:d\n"))))
-    assert [block["type"] for block in message["content"]] == ["text", "tool_use", "text", "thinking"]
+    assert [block["type"] for block in message["content"]] == [
+        "text",
+        "tool_use",
+        "text",
+        "thinking",
+    ]
 
 
 @pytest.mark.parametrize("arguments", ["{", "[1]", ""])
-def test_arguments_that_are_no_object_make_an_empty_one(monkeypatch: pytest.MonkeyPatch, arguments: str) -> None:
+def test_arguments_that_are_no_object_make_an_empty_one(
+    monkeypatch: pytest.MonkeyPatch, arguments: str
+) -> None:
     split_by_lines(monkeypatch)
     message = ask(Bench(play("k:0:t:x\n", f"a:0:{arguments}\n")))
     assert message["content"] == [{"type": "tool_use", "id": "t", "name": "x", "input": {}}]
@@ -156,12 +180,18 @@ def test_a_block_that_the_prompt_has_opened_is_thinking() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
-@pytest.mark.parametrize(("body", "said"), [({}, "'messages' is required"), ({"messages": [7]}, "must be an object")])
+@pytest.mark.parametrize(
+    ("body", "said"), [({}, "'messages' is required"), ({"messages": [7]}, "must be an object")]
+)
 def test_errors_have_anthropics_form(path: str, body: Any, said: str) -> None:
     response = Bench(play("x")).post(path, body)
     assert response.status_code == 400
     answer = response.json()
-    assert (answer["type"], answer["error"]["type"], answer["error"]["code"]) == ("error", "invalid_request_error", 400)
+    assert (answer["type"], answer["error"]["type"], answer["error"]["code"]) == (
+        "error",
+        "invalid_request_error",
+        400,
+    )
     assert said in answer["error"]["message"]
 
 
@@ -171,7 +201,9 @@ def test_a_prompt_that_is_too_long_is_refused() -> None:
     assert response.status_code == 400
     error = response.json()["error"]
     assert error["type"] == "invalid_request_error"
-    assert error["message"].startswith(f"prompt is too long: {error['n_prompt_tokens']} tokens > 4096 maximum; request")
+    assert error["message"].startswith(
+        f"prompt is too long: {error['n_prompt_tokens']} tokens > 4096 maximum; request"
+    )
 
 
 def test_a_failure_after_the_first_byte_is_an_event() -> None:
@@ -181,7 +213,9 @@ def test_a_failure_after_the_first_byte_is_an_event() -> None:
     assert events[-1] == {"type": "error", "error": error}
 
 
-@pytest.mark.parametrize("thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "m"}])
+@pytest.mark.parametrize(
+    "thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "m"}]
+)
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
 def test_a_thread_is_refused_in_the_words_of_the_sdk(thread: Any, path: str) -> None:
     bench = Bench(play("x"))

@@ -56,7 +56,11 @@ def test_an_assistant_turn_keeps_its_thoughts_its_text_and_its_calls() -> None:
         "content": "I look and wait.",
         "reasoning_content": "hm so",
         "tool_calls": [
-            {"id": "t1", "type": "function", "function": {"name": "look", "arguments": '{"at":["ä",1]}'}},
+            {
+                "id": "t1",
+                "type": "function",
+                "function": {"name": "look", "arguments": '{"at":["ä",1]}'},
+            },
             {"id": "t2", "type": "function", "function": {"name": "wait", "arguments": "{}"}},
         ],
     }
@@ -65,7 +69,12 @@ def test_an_assistant_turn_keeps_its_thoughts_its_text_and_its_calls() -> None:
 def test_tool_results_are_messages_of_their_own_in_their_order() -> None:
     results = user(
         {"type": "tool_result", "tool_use_id": "t1", "content": "sunny"},
-        {"type": "tool_result", "tool_use_id": "t2", "content": [text("25"), text(" degrees")], "is_error": False},
+        {
+            "type": "tool_result",
+            "tool_use_id": "t2",
+            "content": [text("25"), text(" degrees")],
+            "is_error": False,
+        },
         {"type": "tool_result", "tool_use_id": "t3"},
         text("And now?"),
     )
@@ -78,16 +87,29 @@ def test_tool_results_are_messages_of_their_own_in_their_order() -> None:
 
 
 def test_an_assistant_message_without_anything_is_left_out() -> None:
-    assert messages_of(HI, {"role": "assistant"}, {"role": "assistant", "content": []}, HI) == [HI, HI]
+    assert messages_of(HI, {"role": "assistant"}, {"role": "assistant", "content": []}, HI) == [
+        HI,
+        HI,
+    ]
 
 
 def test_a_plain_text_document_is_read() -> None:
-    document = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "a report"}}
-    assert messages_of(user(document, text("Sum it up"))) == [user(text("a report"), text("Sum it up"))]
+    document = {
+        "type": "document",
+        "source": {"type": "text", "media_type": "text/plain", "data": "a report"},
+    }
+    assert messages_of(user(document, text("Sum it up"))) == [
+        user(text("a report"), text("Sum it up"))
+    ]
 
 
 SOURCE = {"type": "content", "content": [text("first"), text(" second")]}
-FOUND = {"type": "search_result", "title": "Doors", "source": "https://a.b", "content": [text("red")]}
+FOUND = {
+    "type": "search_result",
+    "title": "Doors",
+    "source": "https://a.b",
+    "content": [text("red")],
+}
 
 
 @pytest.mark.parametrize(
@@ -109,7 +131,9 @@ def test_a_block_is_read_as_the_text_that_it_holds(block: Any, expected: list[st
     after = text("And?")
     assert messages_of(user(block, after)) == [user(*map(text, expected), after)]
     result = user({"type": "tool_result", "tool_use_id": "t", "content": [block, after]})
-    assert messages_of(result) == [{"role": "tool", "tool_call_id": "t", "content": "".join([*expected, "And?"])}]
+    assert messages_of(result) == [
+        {"role": "tool", "tool_call_id": "t", "content": "".join([*expected, "And?"])}
+    ]
     said = {"role": "assistant", "content": [block, after]}
     assert messages_of(said) == [{"role": "assistant", "content": "".join([*expected, "And?"])}]
     assert messages_of(HI, system=[block, after])[0]["content"] == "".join([*expected, "And?"])
@@ -118,15 +142,35 @@ def test_a_block_is_read_as_the_text_that_it_holds(block: Any, expected: list[st
 @pytest.mark.parametrize(
     ("kind", "content", "expected"),
     [
-        ("web_search", [{"type": "web_search_result", "title": "A", "url": "b", "encrypted_content": "?"}], "A\nb"),
-        ("web_search", {"type": "web_search_tool_result_error", "error_code": "unavailable"}, "unavailable"),
+        (
+            "web_search",
+            [{"type": "web_search_result", "title": "A", "url": "b", "encrypted_content": "?"}],
+            "A\nb",
+        ),
+        (
+            "web_search",
+            {"type": "web_search_tool_result_error", "error_code": "unavailable"},
+            "unavailable",
+        ),
         (
             "web_fetch",
-            {"type": "web_fetch_result", "url": "b", "content": {"type": "document", "title": "T", "source": SOURCE}},
+            {
+                "type": "web_fetch_result",
+                "url": "b",
+                "content": {"type": "document", "title": "T", "source": SOURCE},
+            },
             "b\nT\nfirst second",
         ),
-        ("code_execution", {"type": "code_execution_result", "stdout": "1", "stderr": "", "content": []}, "1"),
-        ("bash_code_execution", {"type": "bash_code_execution_result", "stdout": "1", "stderr": "2"}, "1\n2"),
+        (
+            "code_execution",
+            {"type": "code_execution_result", "stdout": "1", "stderr": "", "content": []},
+            "1",
+        ),
+        (
+            "bash_code_execution",
+            {"type": "bash_code_execution_result", "stdout": "1", "stderr": "2"},
+            "1\n2",
+        ),
         (
             "text_editor_code_execution",
             {"type": "text_editor_code_execution_str_replace_result", "lines": ["-a", "+b"]},
@@ -160,7 +204,11 @@ def test_a_call_of_a_tool_at_anthropics_servers_is_a_call_with_its_result(
             "role": "assistant",
             "content": "I look.",
             "tool_calls": [
-                {"id": "s1", "type": "function", "function": {"name": "search", "arguments": '{"query":"doors"}'}}
+                {
+                    "id": "s1",
+                    "type": "function",
+                    "function": {"name": "search", "arguments": '{"query":"doors"}'},
+                }
             ],
         },
         {"role": "tool", "tool_call_id": "s1", "content": expected},
@@ -178,15 +226,27 @@ def test_system_text_within_a_message_stays_in_its_place() -> None:
 
 
 def test_sealed_reasoning_and_marks_of_another_model_are_no_text() -> None:
-    turn = [{"type": "redacted_thinking", "data": "?"}, {"type": "fallback", "from": {}, "to": {}}, text("a")]
-    assert messages_of({"role": "assistant", "content": turn}) == [{"role": "assistant", "content": "a"}]
+    turn = [
+        {"type": "redacted_thinking", "data": "?"},
+        {"type": "fallback", "from": {}, "to": {}},
+        text("a"),
+    ]
+    assert messages_of({"role": "assistant", "content": turn}) == [
+        {"role": "assistant", "content": "a"}
+    ]
 
 
 def test_tools_and_their_choice() -> None:
     schema = {"type": "object", "properties": {"at": {"type": "string"}}}
-    tools = [{"name": "look", "description": "Look", "input_schema": schema, "cache_control": {}}, {"name": "bash"}]
+    tools = [
+        {"name": "look", "description": "Look", "input_schema": schema, "cache_control": {}},
+        {"name": "bash"},
+    ]
     assert converted([HI], tools=tools)["tools"] == [
-        {"type": "function", "function": {"name": "look", "description": "Look", "parameters": schema}},
+        {
+            "type": "function",
+            "function": {"name": "look", "description": "Look", "parameters": schema},
+        },
         {"type": "function", "function": {"name": "bash", "description": "", "parameters": {}}},
     ]
 
@@ -204,7 +264,12 @@ def test_tool_choice(choice: Any, expected: Any) -> None:
     fields = converted([HI], tool_choice=choice)
     assert fields["tool_choice"] == expected
     assert "parallel_tool_calls" not in fields
-    assert converted([HI], tool_choice={**choice, "disable_parallel_tool_use": True})["parallel_tool_calls"] is False
+    assert (
+        converted([HI], tool_choice={**choice, "disable_parallel_tool_use": True})[
+            "parallel_tool_calls"
+        ]
+        is False
+    )
 
 
 def test_options_have_their_openai_names() -> None:
@@ -219,7 +284,10 @@ def test_options_have_their_openai_names() -> None:
         stream=True,
         metadata={"user_id": "me"},
         thinking={"type": "enabled", "budget_tokens": 99},
-        output_config={"effort": "high", "format": {"type": "json_schema", "schema": {"type": "object"}}},
+        output_config={
+            "effort": "high",
+            "format": {"type": "json_schema", "schema": {"type": "object"}},
+        },
         cache_prompt=False,
     )
     assert fields == {
@@ -243,17 +311,27 @@ def test_what_is_left_out_has_llama_servers_defaults() -> None:
 
 
 def test_a_schema_as_betas_wrote_it() -> None:
-    form, other = ({"type": "json_schema", "schema": {"type": kind}} for kind in ("object", "array"))
+    form, other = (
+        {"type": "json_schema", "schema": {"type": kind}} for kind in ("object", "array")
+    )
     assert converted([HI], output_format=form)["response_format"] == form
-    assert converted([HI], output_format=form, output_config={"format": other})["response_format"] == other
-    assert "response_format" not in converted([HI], output_format=None, output_config={"effort": "low"})
+    assert (
+        converted([HI], output_format=form, output_config={"format": other})["response_format"]
+        == other
+    )
+    assert "response_format" not in converted(
+        [HI], output_format=None, output_config={"effort": "low"}
+    )
 
 
 def test_disabled_thinking_is_not_begun() -> None:
     disabled = {"type": "disabled"}
     assert converted([HI], thinking=disabled)["chat_template_kwargs"] == {"enable_thinking": False}
     kwargs = {"enable_thinking": True, "x": 1}
-    assert converted([HI], thinking=disabled, chat_template_kwargs=kwargs)["chat_template_kwargs"] == kwargs
+    assert (
+        converted([HI], thinking=disabled, chat_template_kwargs=kwargs)["chat_template_kwargs"]
+        == kwargs
+    )
 
 
 @pytest.mark.parametrize(
@@ -265,7 +343,11 @@ def test_disabled_thinking_is_not_begun() -> None:
         {"messages": [user("hi")]},
         {"messages": [user({"type": "text", "text": 7})]},
         {"messages": [user({"type": "image", "source": {}})]},
-        {"messages": [user({"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]})]},
+        {
+            "messages": [
+                user({"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]})
+            ]
+        },
         {"messages": [user({"type": "document", "source": {"type": "base64", "data": ""}})]},
         {"messages": [user({"type": "tool_use", "id": 7, "name": "x"})]},
         {"messages": [user({"type": "container_upload", "file_id": "f"})]},
@@ -274,19 +356,45 @@ def test_disabled_thinking_is_not_begun() -> None:
         {"messages": [user({"type": ["text"], "text": "hi"})]},
         {"messages": [user({"text": "hi"})]},
         {"messages": [user({"type": "compaction", "encrypted_content": "?", "content": 7})]},
-        {"messages": [user({"type": "search_result", "content": [{"type": "image", "source": {}}]})]},
+        {
+            "messages": [
+                user({"type": "search_result", "content": [{"type": "image", "source": {}}]})
+            ]
+        },
         {"messages": [user({"type": "document", "source": {"type": "file", "file_id": "f"}})]},
-        {"messages": [user({"type": "document", "source": {"type": "content", "content": [FOUND]}})]},
+        {
+            "messages": [
+                user({"type": "document", "source": {"type": "content", "content": [FOUND]}})
+            ]
+        },
         {"messages": [user({"type": "tool_result", "tool_use_id": "t", "content": {"a": 1}})]},
-        {"messages": [user({"type": "tool_result", "tool_use_id": "t", "content": [{"type": "browser_state"}]})]},
+        {
+            "messages": [
+                user(
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "t",
+                        "content": [{"type": "browser_state"}],
+                    }
+                )
+            ]
+        },
         {"messages": [user({"type": "web_search_tool_result", "content": [{"type": "unknown"}]})]},
         {"messages": [user({"type": "code_execution_tool_result", "content": 7})]},
         {
             "messages": [
-                user({"type": "code_execution_tool_result", "content": {"type": "encrypted_code_execution_result"}})
+                user(
+                    {
+                        "type": "code_execution_tool_result",
+                        "content": {"type": "encrypted_code_execution_result"},
+                    }
+                )
             ]
         },
-        {"messages": [HI], "system": [{"type": "image", "source": {"type": "base64", "data": "AAAA"}}]},
+        {
+            "messages": [HI],
+            "system": [{"type": "image", "source": {"type": "base64", "data": "AAAA"}}],
+        },
         {"messages": [HI], "system": [{"type": "not_yet_known"}]},
         {"messages": [HI], "system": 7},
         {"messages": [HI], "system": ["x"]},

@@ -48,7 +48,9 @@ def test_a_stream_tells_the_replies_apart() -> None:
 def test_several_prompts_with_several_replies_each() -> None:
     bench = Bench(play("x"))
     bodies = bench.post("/completion", {"prompt": ["one", "two"], "n": 2, "seed": 5}).json()
-    assert [(body["index"], body["prompt"], body["generation_settings"]["seed"]) for body in bodies] == [
+    assert [
+        (body["index"], body["prompt"], body["generation_settings"]["seed"]) for body in bodies
+    ] == [
         (0, "one", 5),
         (1, "one", 6),
         (2, "two", 5),
@@ -96,5 +98,7 @@ def test_a_completion_echoes_its_prompt(prompt: Any) -> None:
     *chunks, _ = bench.stream("/v1/completions", {"prompt": prompt, "echo": True})
     first = [chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"][0]["index"] == 0]
     assert first == ["one x", "y", ""]
-    *chunks, _ = Bench(play(stop="limit")).stream("/v1/completions", {"prompt": "one ", "echo": True, "max_tokens": 0})
+    *chunks, _ = Bench(play(stop="limit")).stream(
+        "/v1/completions", {"prompt": "one ", "echo": True, "max_tokens": 0}
+    )
     assert [chunk["choices"][0]["text"] for chunk in chunks] == ["one "]

@@ -34,7 +34,11 @@ NAME: /[a-z]+[.]\/?(py|c)/i
 
 @given(st.text(), st.booleans())
 def test_the_input_comes_back(text: str, is_ascii: bool) -> None:
-    assert input_of(json.dumps({"input": text}, ensure_ascii=is_ascii)) == input_of(arguments_of(text)) == text
+    assert (
+        input_of(json.dumps({"input": text}, ensure_ascii=is_ascii))
+        == input_of(arguments_of(text))
+        == text
+    )
 
 
 @pytest.mark.parametrize(
@@ -43,7 +47,10 @@ def test_the_input_comes_back(text: str, is_ascii: bool) -> None:
         ('{"input": "a\\ud83dx\\ude00"}', "a\ufffdx\ufffd"),
         ('{"input": "a\nb"}', "a\nb"),
         ('{"x": 1, "input": "a"}', "a"),
-        *((text, text) for text in ('{"patch": "a"}', '{"input": 7}', '{"input": "ab\\u00', "[" * 5000, "")),
+        *(
+            (text, text)
+            for text in ('{"patch": "a"}', '{"input": 7}', '{"input": "ab\\u00', "[" * 5000, "")
+        ),
     ],
 )
 def test_arguments_that_no_grammar_bound_lose_nothing(arguments: str, expected: str) -> None:
@@ -53,7 +60,9 @@ def test_arguments_that_no_grammar_bound_lose_nothing(arguments: str, expected: 
 def test_a_custom_tool_is_a_function_with_one_string() -> None:
     form = {"type": "grammar", "syntax": "regex", "definition": "[0-9]+"}
     for given_form in (None, {"type": "text"}, form):
-        function = function_of("n", {"description": "Counts.", "format": given_form}, "tools[0]")["function"]
+        function = function_of("n", {"description": "Counts.", "format": given_form}, "tools[0]")[
+            "function"
+        ]
         assert function["parameters"]["properties"] == {"input": {"type": "string"}}
         assert function["strict"] == (given_form is form)
         assert ("[0-9]+" in function["description"]) == (given_form is form)
@@ -61,7 +70,13 @@ def test_a_custom_tool_is_a_function_with_one_string() -> None:
 
 
 @pytest.mark.parametrize(
-    "form", [7, {"type": "gbnf"}, {"type": "grammar"}, {"type": "grammar", "syntax": "gbnf", "definition": "x"}]
+    "form",
+    [
+        7,
+        {"type": "gbnf"},
+        {"type": "grammar"},
+        {"type": "grammar", "syntax": "gbnf", "definition": "x"},
+    ],
 )
 def test_a_format_of_another_kind_is_refused(form: Any) -> None:
     with pytest.raises(RequestError, match=r"tools\[0\].format"):
@@ -74,9 +89,14 @@ def tools_of(definition: str, syntax: str = "lark") -> Tools:
 
 
 def may_be(tools: Tools, text: str) -> bool:
-    """Whether a model whose tokens are bytes may call the tool with the input ``text``, between tags."""
+    """Whether a model whose tokens are bytes may call the tool with the input ``text``, between
+    tags.
+    """
     matcher = llguidance.LLMatcher(BYTES, QWEN.constraint(tools, THINK, "content").grammar)
-    call = f"<tool_call>\n<function=f>\n<parameter=input>\n{text}\n</parameter>\n</function>\n</tool_call>".encode()
+    call = (
+        f"<tool_call>\n<function=f>\n<parameter=input>\n{text}\n"
+        "</parameter>\n</function>\n</tool_call>"
+    ).encode()
     return matcher.try_consume_tokens(list(call)) == len(call) and matcher.is_accepting()
 
 
@@ -90,27 +110,50 @@ def may_be(tools: Tools, text: str) -> bool:
                 "*** Edit\ndrop a.c/b.py\n",
                 "*** Edit\nput a./c\n-\ndrop b.c\n",
             ],
-            ["", "*** Edit\n", "*** Edit\nput a.py\n*** End", "*** Edit\ndrop a.py/b.c/c.c\n", "*** Edit\ndrop a.rs\n"],
+            [
+                "",
+                "*** Edit\n",
+                "*** Edit\nput a.py\n*** End",
+                "*** Edit\ndrop a.py/b.c/c.c\n",
+                "*** Edit\ndrop a.rs\n",
+            ],
         ),
         ('start: A | B\nA: "a.b"i\nB: /\\d+/ WS\n%import common.WS', ["a.B", "12 "], ["axb", "12"]),
         ("start: /a.c/ /d.f/s", ["abcd\nf"], ["a\ncdef"]),
         ('start: ("\\n" | "\\"")*', ["\n", '"\n'], ["n"]),
-        ("start: head? SOURCE\nhead: /\\/\\/ x/ LF\nSOURCE: /[\\s\\S]+/\n%import common.LF", ["a\n</b>"], [""]),
+        (
+            "start: head? SOURCE\nhead: /\\/\\/ x/ LF\nSOURCE: /[\\s\\S]+/\n%import common.LF",
+            ["a\n</b>"],
+            [""],
+        ),
     ],
 )
-def test_a_grammar_without_recursion_binds_between_tags(definition: str, good: list[str], bad: list[str]) -> None:
+def test_a_grammar_without_recursion_binds_between_tags(
+    definition: str, good: list[str], bad: list[str]
+) -> None:
     tools = tools_of(definition)
-    assert [may_be(tools, text) for text in (*good, *bad)] == [True] * len(good) + [False] * len(bad)
+    assert [may_be(tools, text) for text in (*good, *bad)] == [True] * len(good) + [False] * len(
+        bad
+    )
 
 
 def test_a_regular_expression_binds_between_tags() -> None:
     tools = tools_of(r"a/[b\n]|c", "regex")
-    assert [may_be(tools, text) for text in ("a/b", "a/\n", "c", "a", "d")] == [True, True, True, False, False]
+    assert [may_be(tools, text) for text in ("a/b", "a/\n", "c", "a", "d")] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_elsewhere_the_model_is_told() -> None:
     grammar = HERMES.constraint(tools_of(EDIT), THINK, "content").grammar
-    call = f'<tool_call>\n{{"name": "f", "arguments": {json.dumps({"input": "anything"})}}}\n</tool_call>'.encode()
+    call = (
+        f'<tool_call>\n{{"name": "f", "arguments": '
+        f"{json.dumps({'input': 'anything'})}}}\n</tool_call>"
+    ).encode()
     assert llguidance.LLMatcher(BYTES, grammar).try_consume_tokens(list(call)) == len(call)
 
 

@@ -34,7 +34,10 @@ A, B, C = b"abc"
         (["a", 5, "b"], [[A + 5 + B, 3]]),
         (["a", [5, "b"]], [[A, 1], [5 + B, 2]]),
         ({"prompt_string": "a"}, [[A, 1]]),
-        ([{"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, "c"], [[A + B, 2], [C, 1]]),
+        (
+            [{"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, "c"],
+            [[A + B, 2], [C, 1]],
+        ),
     ],
 )
 def test_all_forms_of_input(bench: Bench, value: Any, expected: list[list[float]]) -> None:
@@ -46,11 +49,15 @@ def test_all_forms_of_input(bench: Bench, value: Any, expected: list[list[float]
     n = sum(int(row[1]) for row in expected)
     assert body["usage"] == {"prompt_tokens": n, "total_tokens": n}
     assert (body["object"], body["model"]) == ("list", "m")
-    assert body["data"] == [{"embedding": row, "index": i, "object": "embedding"} for i, row in enumerate(expected)]
+    assert body["data"] == [
+        {"embedding": row, "index": i, "object": "embedding"} for i, row in enumerate(expected)
+    ]
 
 
 def test_base64_and_norms(bench: Bench) -> None:
-    body = bench.post("/v1/embeddings", {"input": [[3, 1]], "encoding_format": "base64", "embd_normalize": 2}).json()
+    body = bench.post(
+        "/v1/embeddings", {"input": [[3, 1]], "encoding_format": "base64", "embd_normalize": 2}
+    ).json()
     (item,) = body["data"]
     assert item["encoding_format"] == "base64"
     vector = np.frombuffer(base64.b64decode(item["embedding"]), "<f4")
@@ -96,7 +103,12 @@ def test_dimensions_cut_a_vector_before_it_is_normalised(bench: Bench) -> None:
     assert vectors() == vectors(dimensions=2) == vectors(dimensions=None) == [[4, 2]]
     assert vectors(dimensions=1) == [[4]]
     assert vectors(dimensions=1, embd_normalize=2) == [[1]]
-    for dimensions, message in ((0, "in [1, "), (3, "in [1, 2]"), (100_000, "in [1, 2]"), ("8", "a number")):
+    for dimensions, message in (
+        (0, "in [1, "),
+        (3, "in [1, 2]"),
+        (100_000, "in [1, 2]"),
+        ("8", "a number"),
+    ):
         response = bench.post("/v1/embeddings", {"input": "a", "dimensions": dimensions})
         assert (response.status_code, message in response.text) == (400, True), response.text
 

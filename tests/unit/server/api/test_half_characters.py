@@ -1,4 +1,6 @@
-"""Half a surrogate pair in a request, as JavaScript clients write it of a text that was cut within an emoji."""
+"""Half a surrogate pair in a request, as JavaScript clients write it of a text that was cut within
+an emoji.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,10 @@ def test_half_a_pair_is_tokenised_and_templated() -> None:
     for path, member in (("/tokenize", "content"), ("/v1/messages/count_tokens", "messages")):
         half, whole = (
             client.post(
-                path, content=json.dumps({member: text if member == "content" else [{"role": "user", "content": text}]})
+                path,
+                content=json.dumps(
+                    {member: text if member == "content" else [{"role": "user", "content": text}]}
+                ),
             )
             for text in (HALF, WHOLE)
         )

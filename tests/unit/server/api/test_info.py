@@ -49,7 +49,11 @@ def test_props() -> None:
     assert body["build_info"] == "b1-toy"
     assert body["eos_token"] == "<|im_end|>"
     assert body["is_sleeping"] is False
-    assert (body["endpoint_slots"], body["endpoint_props"], body["endpoint_metrics"]) == (True, False, False)
+    assert (body["endpoint_slots"], body["endpoint_props"], body["endpoint_metrics"]) == (
+        True,
+        False,
+        False,
+    )
 
 
 def test_props_tell_what_the_cache_holds() -> None:

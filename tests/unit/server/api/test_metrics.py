@@ -41,20 +41,37 @@ def values_of(text: str) -> dict[str, float]:
 
 
 def test_numbers_for_prometheus() -> None:
-    total = EngineCounters(10, 12, 90, n_cached=40, n_evaluated=60, prompt_ms=500.0, n_predicted=20, predicted_ms=250.0)
+    total = EngineCounters(
+        10, 12, 90, n_cached=40, n_evaluated=60, prompt_ms=500.0, n_predicted=20, predicted_ms=250.0
+    )
     snapshot = SnapshotView("100-aa", "", 100, 10, 20, 3, 1.5, 0.5, False, ())
-    view = CacheView(4, 3000, -1, 1, CacheStats(requests=7, hits={"live": 2, "ram": 3, "disk": 0}), (snapshot,) * 2)
+    view = CacheView(
+        4,
+        3000,
+        -1,
+        1,
+        CacheStats(requests=7, hits={"live": 2, "ram": 3, "disk": 0}),
+        (snapshot,) * 2,
+    )
     memory = EngineMemory(3000, BlockBytes(0, 0, 0), 0)
     text = prometheus_text(
-        EngineStats(total, total, 1, 2, 1, 4096, 1024, 300, 200, DeviceCounts(kept=9, lost=4), view, memory),
+        EngineStats(
+            total, total, 1, 2, 1, 4096, 1024, 300, 200, DeviceCounts(kept=9, lost=4), view, memory
+        ),
         {"resident": 5, "arena": 4},
     )
     values = values_of(text)
     assert {name: values[f"llamacpp:{name}"] for name in LLAMA} == LLAMA
     assert values['pyctl_cache_hits_total{source="ram"}'] == 3
     assert (values["pyctl_cache_requests_total"], values["pyctl_cache_snapshots"]) == (7, 2)
-    rows = {name: values[f'pyctl_device_rows_total{{event="{name}"}}'] for name in ("kept", "returned", "lost")}
-    assert (values["pyctl_context_tokens_held"], rows) == (200, {"kept": 9, "returned": 0, "lost": 4})
+    rows = {
+        name: values[f'pyctl_device_rows_total{{event="{name}"}}']
+        for name in ("kept", "returned", "lost")
+    }
+    assert (values["pyctl_context_tokens_held"], rows) == (
+        200,
+        {"kept": 9, "returned": 0, "lost": 4},
+    )
     assert (values["pyctl_cache_ram_bytes"], values["pyctl_cache_evictions_total"]) == (3000, 1)
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert families["llamacpp:prompt_tokens"].type == "counter"
@@ -69,7 +86,10 @@ def test_rates_are_those_since_the_last_scrape() -> None:
     assert response.headers["content-type"] == "text/plain; version=0.0.4"
     assert int(response.headers["process-start-time-unix"]) > 1_600_000_000
     values = values_of(response.text)
-    assert (values["llamacpp:prompt_tokens_total"], values["llamacpp:tokens_predicted_total"]) == (50, 20)
+    assert (values["llamacpp:prompt_tokens_total"], values["llamacpp:tokens_predicted_total"]) == (
+        50,
+        20,
+    )
     assert values["llamacpp:predicted_tokens_seconds"] > 0
     again = bench.client.get("/metrics").text
     assert "llamacpp:predicted_tokens_seconds 0\n" in again
@@ -83,10 +103,21 @@ def test_first_tokens_are_a_histogram() -> None:
     for ms in (7000.0, 1_000_000.0):
         bench.engine.counters.count_reply(Timings(0, 1, 1.0, 1, 1.0, first_token_ms=ms))
     text = bench.client.get("/metrics").text
-    (family,) = (each for each in text_string_to_metric_families(text) if each.name == "pyctl_first_token_seconds")
+    (family,) = (
+        each
+        for each in text_string_to_metric_families(text)
+        if each.name == "pyctl_first_token_seconds"
+    )
     assert family.type == "histogram"
-    values = {(each.name.removeprefix(family.name), each.labels.get("le")): each.value for each in family.samples}
-    assert (values["_count", None], values["_bucket", "+Inf"], values["_bucket", "500"]) == (5, 5, 4)
+    values = {
+        (each.name.removeprefix(family.name), each.labels.get("le")): each.value
+        for each in family.samples
+    }
+    assert (values["_count", None], values["_bucket", "+Inf"], values["_bucket", "500"]) == (
+        5,
+        5,
+        4,
+    )
     assert values["_bucket", "10"] - values["_bucket", "5"] == 1
     assert values["_sum", None] > 1007
     counts = [value for (kind, _), value in values.items() if kind == "_bucket"]
@@ -105,7 +136,10 @@ def test_pages_of_other_origins_get_none() -> None:
     """Counts of drafts and of cached tokens step with the texts of all clients."""
     client = Bench(settings=ServerSettings(show_metrics=True)).client
     origins = {"http://evil.example": 403, "http://localhost:8080": 200}
-    answers = {each: client.get("/metrics", headers={"Host": "localhost:8080", "Origin": each}) for each in origins}
+    answers = {
+        each: client.get("/metrics", headers={"Host": "localhost:8080", "Origin": each})
+        for each in origins
+    }
     assert {each: answer.status_code for each, answer in answers.items()} == origins
 
 
@@ -117,7 +151,11 @@ def test_only_with_the_flag() -> None:
 
 
 def test_embedded_texts_count() -> None:
-    bench = Bench(settings=ServerSettings(show_metrics=True), replies=ReplySettings(embeddings=True), pooling="mean")
+    bench = Bench(
+        settings=ServerSettings(show_metrics=True),
+        replies=ReplySettings(embeddings=True),
+        pooling="mean",
+    )
     assert bench.post("/v1/embeddings", {"input": ["abc", "de"]}).status_code == 200
     values = values_of(bench.client.get("/metrics").text)
     assert (values["llamacpp:prompt_tokens_total"], values["llamacpp:n_decode_total"]) == (5, 2)
@@ -126,10 +164,16 @@ def test_embedded_texts_count() -> None:
 
 def test_resident_bytes_stand_beside_counted_ones() -> None:
     # What is made ready after the reply would be counted in one answer and not in the other.
-    bench = Bench(settings=ServerSettings(show_metrics=True), replies=ReplySettings(warm_next=False))
+    bench = Bench(
+        settings=ServerSettings(show_metrics=True), replies=ReplySettings(warm_next=False)
+    )
     bench.post("/completion", {"prompt": "x" * 200, "n_predict": 2})
     values = values_of(bench.client.get("/metrics").text)
-    counted = {name[len('pyctl_memory_bytes{part="') : -2]: n for name, n in values.items() if "memory_bytes" in name}
+    counted = {
+        name[len('pyctl_memory_bytes{part="') : -2]: n
+        for name, n in values.items()
+        if "memory_bytes" in name
+    }
     assert set(counted) == {
         *("snapshots", "blocks", "in_flight", "arena"),
         *("recent_prompts", "draft_texts", "images", "tokenizer", "replies"),
@@ -152,7 +196,8 @@ def test_the_board_of_grafana_shows_metrics_that_exist() -> None:
     disk = DiskView("auto", 1, 2, 3, 4, Written(1, 5), 0)
     view = CacheView(4, 3000, -1, 1, CacheStats(), (), disk=disk)
     stats = EngineStats(
-        *(total, total, 1, 2, 1, 4096, 1024, 300, 200, DeviceCounts(), view), EngineMemory(3000, BlockBytes(0, 0, 0), 0)
+        *(total, total, 1, 2, 1, 4096, 1024, 300, 200, DeviceCounts(), view),
+        EngineMemory(3000, BlockBytes(0, 0, 0), 0),
     )
     text = prometheus_text(stats, {"resident": 5, "arena": 4})
     names = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
@@ -161,11 +206,17 @@ def test_the_board_of_grafana_shows_metrics_that_exist() -> None:
     board = json.loads(BOARD.read_text(encoding="utf-8"))
     expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     expressions += [variable["query"] for variable in board["templating"]["list"]]
-    shown = {name for each in expressions for name in re.findall(r"\b(?:llamacpp:|pyctl_)\w+", each)}
+    shown = {
+        name for each in expressions for name in re.findall(r"\b(?:llamacpp:|pyctl_)\w+", each)
+    }
     shown = {name.removesuffix("_bucket") for name in shown}
     assert len(shown) > 20
     assert sorted(shown - names) == []
     for panel in board["panels"]:
-        is_counter = [len(re.findall("_total|_bucket", target["expr"])) for target in panel["targets"]]
-        rates = [len(re.findall(r"\b(?:rate|increase)\(", target["expr"])) for target in panel["targets"]]
+        is_counter = [
+            len(re.findall("_total|_bucket", target["expr"])) for target in panel["targets"]
+        ]
+        rates = [
+            len(re.findall(r"\b(?:rate|increase)\(", target["expr"])) for target in panel["targets"]
+        ]
         assert is_counter == rates, f"{panel['title']}: a counter is shown by its rate"

@@ -41,7 +41,12 @@ def test_a_whole_native_reply() -> None:
         "tokens_cached": 5,
     }
     assert (timings["cache_n"], timings["prompt_n"]) == (3, 1)
-    assert (settings["stop"], settings["n_predict"], settings["seed"], settings["top_k"]) == (["END"], 9, 5, 40)
+    assert (settings["stop"], settings["n_predict"], settings["seed"], settings["top_k"]) == (
+        ["END"],
+        9,
+        5,
+        40,
+    )
     request = bench.worker.requests[0]
     assert (request.stop, request.max_tokens, request.sampling.seed) == (("END",), 9, 5)
 
@@ -60,7 +65,12 @@ def test_a_native_stream() -> None:
         }
         for content, token, n in (("a\n", 97, 1), ("", 120, 2), ("b", 98, 3))
     ]
-    assert (last["stop"], last["content"], last["tokens"], last["stop_type"]) == (True, "", [], "eos")
+    assert (last["stop"], last["content"], last["tokens"], last["stop_type"]) == (
+        True,
+        "",
+        [],
+        "eos",
+    )
     assert last["has_new_line"] is True
     assert last["generation_settings"]["stream"] is True
     assert last["timings"]["predicted_n"] == 4
@@ -80,7 +90,10 @@ def test_truncated_means_that_the_context_is_full() -> None:
 
 
 def test_response_fields() -> None:
-    body = native(Bench(play("a")), response_fields=["content", "generation_settings/n_predict", "no/such", "nothing"])
+    body = native(
+        Bench(play("a")),
+        response_fields=["content", "generation_settings/n_predict", "no/such", "nothing"],
+    )
     assert body == {"content": "a", "generation_settings/n_predict": -1}
 
 
@@ -122,17 +135,28 @@ def test_raw_prompts_have_boundaries() -> None:
 def test_several_prompts() -> None:
     bench = Bench(play("x", cached=1))
     response = bench.post("/completion", {"prompt": ["one", [97, 98], {"prompt_string": "three"}]})
-    assert [(body["index"], body["prompt"]) for body in response.json()] == [(0, "one"), (1, "ab"), (2, "three")]
+    assert [(body["index"], body["prompt"]) for body in response.json()] == [
+        (0, "one"),
+        (1, "ab"),
+        (2, "three"),
+    ]
     assert "x-pyctl-cache" not in response.headers
     streamed = bench.stream("/completion", {"prompt": ["one", "two"]})
-    assert [(event["index"], event["stop"]) for event in streamed] == [(0, False), (0, True), (1, False), (1, True)]
+    assert [(event["index"], event["stop"]) for event in streamed] == [
+        (0, False),
+        (0, True),
+        (1, False),
+        (1, True),
+    ]
     body = bench.post("/v1/completions", {"prompt": ["one", "two"]}).json()
     assert [(choice["index"], choice["text"]) for choice in body["choices"]] == [(0, "x"), (1, "x")]
 
 
 def test_openai_completions() -> None:
     bench = Bench(play("a", "b", probs=[-1.0, -2.0]))
-    body = bench.post("/v1/completions", {"prompt": "Once", "max_tokens": 5, "logprobs": 1, "suffix": None}).json()
+    body = bench.post(
+        "/v1/completions", {"prompt": "Once", "max_tokens": 5, "logprobs": 1, "suffix": None}
+    ).json()
     (choice,) = body["choices"]
     assert (choice["text"], choice["index"], choice["finish_reason"]) == ("ab", 0, "stop")
     assert [entry["token"] for entry in choice["logprobs"]["content"]] == ["a", "b"]
@@ -170,7 +194,10 @@ def test_what_the_server_was_started_with_is_the_default() -> None:
     bench = Bench(play("x"), replies=ReplySettings(n_predict=11, cache_prompt=False))
     bench.chat()
     bench.chat(n_predict=3, cache_prompt=True)
-    assert [(r.max_tokens, r.cache_prompt) for r in bench.worker.requests] == [(11, False), (3, True)]
+    assert [(r.max_tokens, r.cache_prompt) for r in bench.worker.requests] == [
+        (11, False),
+        (3, True),
+    ]
 
 
 def test_bos_is_part_of_the_prompt_that_is_shown() -> None:

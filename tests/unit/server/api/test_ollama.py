@@ -16,7 +16,10 @@ from tests.unit.server.api.test_images import URL, openai, prompt_of
 from tests.unit.server.fake import HI, N_CTX, Bench, fail, play
 from tests.unit.server.parts import sent_in_silence
 
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}},
+}
 TOOLS = "{{ tools | tojson if tools }}" + toy.CHATML
 FUNCTION: dict[str, Any] = {"name": "f", "arguments": {"a": 1}}
 BASE64 = URL.partition(",")[2]
@@ -59,7 +62,9 @@ def test_a_chat_streams_unless_it_says_no() -> None:
         assert (end["prompt_eval_duration"], end["eval_duration"]) == (2_000_000, 3_000_000)
         assert end["total_duration"] == end["load_duration"] + 5_000_000
     assert (
-        Bench(play("a", stop="limit")).post("/api/generate", {"prompt": "a", "stream": False}).json()["done_reason"]
+        Bench(play("a", stop="limit"))
+        .post("/api/generate", {"prompt": "a", "stream": False})
+        .json()["done_reason"]
         == "length"
     )
 
@@ -71,9 +76,13 @@ def test_the_same_prompt_as_of_all_other_apis() -> None:
     result = {"role": "tool", "tool_name": "f", "content": "r"}
     theirs = {
         **called,
-        "tool_calls": [{"id": "x", "type": "function", "function": {**FUNCTION, "arguments": '{"a":1}'}}],
+        "tool_calls": [
+            {"id": "x", "type": "function", "function": {**FUNCTION, "arguments": '{"a":1}'}}
+        ],
     }
-    ours = tokens(bench, "/api/chat", {"messages": [system, asked, called, result], "tools": [TOOL]})
+    ours = tokens(
+        bench, "/api/chat", {"messages": [system, asked, called, result], "tools": [TOOL]}
+    )
     messages = [system, asked, theirs, {"role": "tool", "tool_call_id": "x", "content": "r"}]
     assert ours == tokens(bench, "/v1/chat/completions", {"messages": messages, "tools": [TOOL]})
     simple = tokens(bench, "/api/generate", {"system": "s", "prompt": "a"})
@@ -89,16 +98,31 @@ def test_images() -> None:
     assert tokens(bench, "/api/chat", {"messages": [message]}) == expected
     assert tokens(bench, "/api/generate", {"prompt": "a", "images": [BASE64]}) == expected
     bad = bench.post("/api/chat", {"messages": [*HI, {**message, "images": [BASE64, "!"]}]})
-    assert (bad.status_code, bad.json()["error"].partition(":")[0]) == (400, "messages[1].images[1]")
+    assert (bad.status_code, bad.json()["error"].partition(":")[0]) == (
+        400,
+        "messages[1].images[1]",
+    )
     blind = Bench(play("x")).post("/api/chat", {"messages": [message]})
     assert (blind.status_code, "mmproj" in blind.json()["error"]) == (400, True)
 
 
 def test_options() -> None:
-    sampling = {"temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.25, "seed": 9, "repeat_penalty": 1.5}
+    sampling = {
+        "temperature": 0.5,
+        "top_k": 3,
+        "top_p": 0.5,
+        "min_p": 0.25,
+        "seed": 9,
+        "repeat_penalty": 1.5,
+    }
     options = {**sampling, "num_predict": 7, "num_ctx": 512, "num_gpu": 1, "stop": ["x"]}
     body = read(options=options, keep_alive="5m", cache_prompt=False)
-    assert (body.max_tokens, body.stop, body.cache_prompt, body.options.stream) == (7, ("x",), False, True)
+    assert (body.max_tokens, body.stop, body.cache_prompt, body.options.stream) == (
+        7,
+        ("x",),
+        False,
+        True,
+    )
     assert body.sampling == sampling
     for n in (0, -1, -2):
         assert read(options={"num_predict": n}).max_tokens == -1
@@ -110,12 +134,17 @@ def test_think_and_format() -> None:
     assert read().conversation.chat_template_kwargs == {}
     for think in (True, False):
         assert read(think=think).conversation.chat_template_kwargs == {"enable_thinking": think}
-    assert [read(think=level).conversation.reasoning_effort for level in ("low", "high", "max")] == [
+    assert [
+        read(think=level).conversation.reasoning_effort for level in ("low", "high", "max")
+    ] == [
         "low",
         "high",
         "high",
     ]
-    assert (schema_of(read(format="")), schema_of(read(format="json"))) == (None, {"type": "object"})
+    assert (schema_of(read(format="")), schema_of(read(format="json"))) == (
+        None,
+        {"type": "object"},
+    )
     assert schema_of(read(format={"type": "string"})) == {"type": "string"}
 
 
@@ -125,9 +154,19 @@ def test_think_and_format() -> None:
         ("chat", {"messages": HI, "think": "wizard"}, 400, "think"),
         ("chat", {"messages": HI, "format": "xml"}, 400, "format"),
         ("chat", {"messages": [7]}, 400, "messages[0] must be an object"),
-        ("chat", {"messages": [{"role": "assistant", "tool_calls": [7]}]}, 400, "messages[0].tool_calls[0]"),
+        (
+            "chat",
+            {"messages": [{"role": "assistant", "tool_calls": [7]}]},
+            400,
+            "messages[0].tool_calls[0]",
+        ),
         ("chat", {"messages": HI, "options": {"temperature": "hot"}}, 400, "temperature"),
-        ("chat", {"messages": [{"role": "user", "content": "x" * 5000}]}, 400, "exceeds the available context size"),
+        (
+            "chat",
+            {"messages": [{"role": "user", "content": "x" * 5000}]},
+            400,
+            "exceeds the available context size",
+        ),
         ("chat", {"messages": HI, "logprobs": True}, 501, "logprobs"),
         ("generate", {"prompt": "a", "template": "{{ .Prompt }}"}, 501, "template"),
         ("generate", {"prompt": "a", "context": [1, 2]}, 501, "context"),
@@ -140,7 +179,9 @@ def test_think_and_format() -> None:
         ("pull", {"model": "m"}, 501, "pyctl serve"),
     ],
 )
-def test_what_is_wrong_is_said_in_ollamas_form(path: str, body: Any, status: int, words: str) -> None:
+def test_what_is_wrong_is_said_in_ollamas_form(
+    path: str, body: Any, status: int, words: str
+) -> None:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     response = Bench(play("x")).client.post(f"/api/{path}", content=content)
     assert response.status_code == status, response.text
@@ -149,13 +190,24 @@ def test_what_is_wrong_is_said_in_ollamas_form(path: str, body: Any, status: int
 
 
 def test_what_open_webui_sends() -> None:
-    """Version 0.12.4: ids of calls may be null, an image has no head, and the settings of a chat come as they are."""
+    """Version 0.12.4: ids of calls may be null, an image has no head, and the settings of a chat
+    come as they are.
+    """
     messages = [
         {"role": "user", "content": "a", "images": [BASE64]},
-        {"role": "assistant", "content": "", "tool_calls": [{"index": 0, "id": None, "function": {**FUNCTION}}]},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"index": 0, "id": None, "function": {**FUNCTION}}],
+        },
         {"role": "tool", "content": "r", "tool_call_id": None},
     ]
-    body = {"model": "toy-1:latest", "messages": messages, "stream": True, "options": {"num_predict": 4}}
+    body = {
+        "model": "toy-1:latest",
+        "messages": messages,
+        "stream": True,
+        "options": {"num_predict": 4},
+    }
     body |= {"tools": [TOOL], "metadata": {}, "system": "s", "think": True, "keep_alive": -1}
     *_, last = lines(Bench(play("x"), TOOLS, images=GridReader()), "/api/chat", body)
     assert last["done"]
@@ -170,7 +222,10 @@ def test_a_silent_stream_repeats_an_empty_chunk() -> None:
     """A comment, or an empty line, is no JSON: clients read each line."""
     sent = sent_in_silence("/api/chat", {"messages": HI}, bool)
     chunks = [json.loads(line) for line in sent.splitlines()]
-    assert (chunks[0]["message"], chunks[0]["done"]) == ({"role": "assistant", "content": ""}, False)
+    assert (chunks[0]["message"], chunks[0]["done"]) == (
+        {"role": "assistant", "content": ""},
+        False,
+    )
     assert "".join(chunk["message"]["content"] for chunk in chunks) == "a"
     assert chunks[-1]["done"]
 
@@ -199,7 +254,12 @@ def test_calls_come_whole(stream: bool, stop: Any, expected: list[Any]) -> None:
 
 def test_an_empty_request_only_has_the_model_loaded() -> None:
     bench = Bench()
-    for path, body in (("chat", {"messages": []}), ("chat", {}), ("generate", {"prompt": ""}), ("generate", {})):
+    for path, body in (
+        ("chat", {"messages": []}),
+        ("chat", {}),
+        ("generate", {"prompt": ""}),
+        ("generate", {}),
+    ):
         response = bench.post(f"/api/{path}", {"model": "m", **body})
         assert (response.json()["done"], response.json()["done_reason"]) == (True, "load")
     assert not bench.worker.requests
@@ -230,10 +290,15 @@ def test_facts() -> None:
 
 def test_the_list_of_models_has_no_slash_at_its_end() -> None:
     response = Bench(play("x")).client.get("/v1/models/")
-    assert (response.status_code, response.json()["error"]["message"]) == (404, "no such endpoint: /v1/models/")
+    assert (response.status_code, response.json()["error"]["message"]) == (
+        404,
+        "no such endpoint: /v1/models/",
+    )
 
 
-@pytest.mark.parametrize(("name", "status"), [("toy-1", 200), ("Toy", 200), ("toy-1:latest", 200), ("a/b", 404)])
+@pytest.mark.parametrize(
+    ("name", "status"), [("toy-1", 200), ("Toy", 200), ("toy-1:latest", 200), ("a/b", 404)]
+)
 def test_one_model_by_its_name(name: str, status: int) -> None:
     response = Bench(play("x")).client.get(f"/v1/models/{name}")
     assert response.status_code == status
@@ -246,9 +311,13 @@ def test_one_model_by_its_name(name: str, status: int) -> None:
 def test_embeddings() -> None:
     bench = Bench(replies=ReplySettings(embeddings=True), pooling="mean")
     body = bench.post("/api/embed", {"model": "m", "input": ["abc", "a"]}).json()
-    assert [sum(x * x for x in vector) for vector in body["embeddings"]] == pytest.approx([1.0, 1.0])
+    assert [sum(x * x for x in vector) for vector in body["embeddings"]] == pytest.approx(
+        [1.0, 1.0]
+    )
     assert body["prompt_eval_count"] == 4
-    assert bench.post("/api/embed", {"input": "abc", "dimensions": 1}).json()["embeddings"] == [[1.0]]
+    assert bench.post("/api/embed", {"input": "abc", "dimensions": 1}).json()["embeddings"] == [
+        [1.0]
+    ]
     assert bench.post("/api/embed", {"input": []}).json()["embeddings"] == []
     n = bench.service.admin.n_embed
     assert bench.post("/api/embed", {"input": "a" * (n + 9)}).json()["prompt_eval_count"] == n

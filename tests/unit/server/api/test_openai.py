@@ -34,7 +34,11 @@ def test_a_whole_reply() -> None:
     assert response.headers["content-type"] == "application/json; charset=utf-8"
     assert response.headers["x-pyctl-cache"] == "source=ram; cached=16; evaluated=5"
     assert body["choices"] == [
-        {"finish_reason": "stop", "index": 0, "message": {"role": "assistant", "content": "Hello there"}}
+        {
+            "finish_reason": "stop",
+            "index": 0,
+            "message": {"role": "assistant", "content": "Hello there"},
+        }
     ]
     assert body["usage"] == {
         "completion_tokens": 3,
@@ -51,7 +55,9 @@ def test_a_whole_reply() -> None:
     assert len(body["id"]) == len("chatcmpl-") + 32
     assert isinstance(body["created"], int)
     prompt = bench.worker.requests[0].prompt
-    assert bench.tokenizer.detokenize(prompt.tokens.tolist()).endswith(b"Hi<|im_end|>\n<|im_start|>assistant\n")
+    assert bench.tokenizer.detokenize(prompt.tokens.tolist()).endswith(
+        b"Hi<|im_end|>\n<|im_start|>assistant\n"
+    )
     assert prompt.boundaries == (10,)
 
 
@@ -73,9 +79,13 @@ def test_a_stream() -> None:
         {"finish_reason": None, "index": 0, "delta": {"content": "lo"}},
         {"finish_reason": "length", "index": 0, "delta": {}},
     ]
-    assert [("timings" in chunk, "usage" in chunk) for chunk in chunks] == [(False, False)] * 3 + [(True, False)]
+    assert [("timings" in chunk, "usage" in chunk) for chunk in chunks] == [(False, False)] * 3 + [
+        (True, False)
+    ]
     assert {type(value) for value in chunks[-1]["timings"].values()} == {int, float}
-    assert len({(chunk["id"], chunk["model"], chunk["system_fingerprint"]) for chunk in chunks}) == 1
+    assert (
+        len({(chunk["id"], chunk["model"], chunk["system_fingerprint"]) for chunk in chunks}) == 1
+    )
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
 
 
@@ -95,7 +105,9 @@ def test_a_reply_without_a_word_still_has_its_role() -> None:
 
 
 def test_progress_and_timings_per_token() -> None:
-    *chunks, last, _ = Bench(play("a", "b", cached=16)).chat_stream(return_progress=True, timings_per_token=True)
+    *chunks, last, _ = Bench(play("a", "b", cached=16)).chat_stream(
+        return_progress=True, timings_per_token=True
+    )
     assert [chunk.get("prompt_progress") for chunk in chunks] == [
         {"total": N_PROMPT, "cache": 16, "processed": 16, "time_ms": 0},
         {"total": N_PROMPT, "cache": 16, "processed": N_PROMPT, "time_ms": 2},
@@ -106,7 +118,11 @@ def test_progress_and_timings_per_token() -> None:
     role, a, b = chunks[2:]
     assert "timings" not in role
     assert (a["timings"]["predicted_n"], b["timings"]["predicted_n"]) == (1, 2)
-    assert (b["timings"]["cache_n"], b["timings"]["prompt_n"], b["timings"]["prompt_ms"]) == (16, 5, 2.0)
+    assert (b["timings"]["cache_n"], b["timings"]["prompt_n"], b["timings"]["prompt_ms"]) == (
+        16,
+        5,
+        2.0,
+    )
     assert last["timings"]["predicted_n"] == 3
 
 
@@ -118,7 +134,11 @@ def deltas(chunks: list[Any]) -> list[dict[str, str]]:
 def test_reasoning_of_a_template_that_opens_it() -> None:
     bench = Bench(play("\nhm", "\n</th", "ink>", "\n\nYes", "."), toy.THINKING)
     reply = bench.chat()
-    assert reply["choices"][0]["message"] == {"role": "assistant", "content": "Yes.", "reasoning_content": "hm\n"}
+    assert reply["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": "Yes.",
+        "reasoning_content": "hm\n",
+    }
     *_, usage, _ = bench.chat_stream(stream_options={"include_usage": True})
     for body in (reply, usage):
         assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
@@ -140,8 +160,12 @@ def test_reasoning_formats() -> None:
         {"content": "<think>\nhm</think>"},
         {"content": "Yes"},
     ]
-    assert {"reasoning_content": "hm"} in deltas(bench.chat_stream(reasoning_format="deepseek-legacy"))
-    server = Bench(play("hm</think>", "Yes"), toy.THINKING, replies=ReplySettings(reasoning_format="none"))
+    assert {"reasoning_content": "hm"} in deltas(
+        bench.chat_stream(reasoning_format="deepseek-legacy")
+    )
+    server = Bench(
+        play("hm</think>", "Yes"), toy.THINKING, replies=ReplySettings(reasoning_format="none")
+    )
     assert server.chat()["choices"][0]["message"] == inside
 
 
@@ -159,16 +183,22 @@ def test_reasoning_formats() -> None:
         ({"thinking": {"type": None}, "reasoning": {}, "enable_thinking": None}, True),
     ],
 )
-def test_reasoning_is_switched_in_the_words_of_any_api(fields: dict[str, Any], reasons: bool) -> None:
+def test_reasoning_is_switched_in_the_words_of_any_api(
+    fields: dict[str, Any], reasons: bool
+) -> None:
     bench = Bench(play("</think>Yes" if reasons else "Yes"), toy.THINKING)
     assert bench.chat(**fields)["choices"][0]["message"] == {"role": "assistant", "content": "Yes"}
     prompt = bench.tokenizer.detokenize(bench.worker.requests[-1].prompt.tokens.tolist())
     assert prompt.endswith(b"<think>\n" if reasons else b"<think>\n\n</think>\n\n")
-    assert bench.post("/apply-template", {"messages": HI, **fields}).json()["prompt"].encode() == prompt
+    assert (
+        bench.post("/apply-template", {"messages": HI, **fields}).json()["prompt"].encode()
+        == prompt
+    )
 
 
 @pytest.mark.parametrize(
-    "fields", [{"thinking": {"type": "enabled", "budget_tokens": 7}}, {"reasoning": {"max_tokens": 7}}]
+    "fields",
+    [{"thinking": {"type": "enabled", "budget_tokens": 7}}, {"reasoning": {"max_tokens": 7}}],
 )
 def test_a_budget_of_reasoning_in_the_words_of_another_api(fields: dict[str, Any]) -> None:
     bench = Bench(play("</think>Yes"), toy.THINKING)
@@ -189,13 +219,34 @@ EXPLICIT: Any = {"continue_final_message": True, "add_generation_prompt": False}
         ({"role": "assistant", "content": "Well, "}, "hello", {}, None, "Well, hello", True),
         ({"role": "assistant", "content": "Well, "}, "", {}, None, "Well, ", True),
         ({"role": "assistant", "content": "Well, "}, "hello", EXPLICIT, None, "Well, hello", False),
-        ({"role": "assistant", "content": "Well, "}, "hello", {**EXPLICIT, "echo": True}, None, "Well, hello", True),
+        (
+            {"role": "assistant", "content": "Well, "},
+            "hello",
+            {**EXPLICIT, "echo": True},
+            None,
+            "Well, hello",
+            True,
+        ),
         (THOUGHT, " so.</think>Yes", {}, "I think so.", "Yes", True),
         (THOUGHT, " so.</think>Yes", EXPLICIT, "I think so.", "Yes", False),
         (SAID, "hello", {}, "I think\n", "Well, hello", True),
         (SAID, "hello", EXPLICIT, "I think\n", "Well, hello", False),
-        (SAID, "hello", {"reasoning_format": "none"}, None, "<think>\nI think\n</think>\n\nWell, hello", True),
-        (THOUGHT, " so.</think>Yes", {"reasoning_format": "none"}, None, "<think>\nI think so.</think>Yes", True),
+        (
+            SAID,
+            "hello",
+            {"reasoning_format": "none"},
+            None,
+            "<think>\nI think\n</think>\n\nWell, hello",
+            True,
+        ),
+        (
+            THOUGHT,
+            " so.</think>Yes",
+            {"reasoning_format": "none"},
+            None,
+            "<think>\nI think so.</think>Yes",
+            True,
+        ),
     ],
 )
 def test_reply_includes_its_prefill_unless_a_stream_continues(
@@ -205,13 +256,22 @@ def test_reply_includes_its_prefill_unless_a_stream_continues(
     bench = Bench(play(*reply), template=toy.THINKING)
     message = bench.chat(messages=messages, **fields)["choices"][0]["message"]
     assert (message.get("reasoning_content"), message["content"]) == (reasoning, content)
-    deltas = [event["choices"][0]["delta"] for event in bench.chat_stream(messages=messages, **fields)[:-1]]
-    streamed = {name: "".join(delta.get(name) or "" for delta in deltas) for name in ("reasoning_content", "content")}
+    deltas = [
+        event["choices"][0]["delta"]
+        for event in bench.chat_stream(messages=messages, **fields)[:-1]
+    ]
+    streamed = {
+        name: "".join(delta.get(name) or "" for delta in deltas)
+        for name in ("reasoning_content", "content")
+    }
     whole = {"reasoning_content": reasoning or "", "content": content}
     if begun:
         assert streamed == whole
     else:
-        rest = {"reasoning_content": " so." if last is THOUGHT else "", "content": "Yes" if last is THOUGHT else reply}
+        rest = {
+            "reasoning_content": " so." if last is THOUGHT else "",
+            "content": "Yes" if last is THOUGHT else reply,
+        }
         assert streamed == rest
 
 
@@ -226,10 +286,17 @@ def test_the_last_reply_is_not_continued_where_the_server_is_told_so() -> None:
 @pytest.mark.parametrize("can", [True, False])
 def test_as_many_calls_as_the_template_can_write_unless_the_client_says(can: bool) -> None:
     calls = "messages[-1].tool_calls"
-    one = f"{{% if {calls} and {calls} | length > 1 %}}{{{{ raise_exception('only one') }}}}{{% endif %}}"
+    one = (
+        f"{{% if {calls} and {calls} | length > 1 %}}{{{{ raise_exception('only one') }}}}{{% "
+        f"endif %}}"
+    )
     bench = Bench(play("x"), template=toy.CHATML if can else one + toy.CHATML)
     tools = [{"type": "function", "function": {"name": "f"}}]
-    for asked, several in (({}, can), ({"parallel_tool_calls": True}, True), ({"parallel_tool_calls": False}, False)):
+    for asked, several in (
+        ({}, can),
+        ({"parallel_tool_calls": True}, True),
+        ({"parallel_tool_calls": False}, False),
+    ):
         bench.chat(tools=tools, **asked)
         assert (")+" in bench.worker.requests[-1].sampling.grammar) == several
         body = {"input": "Hi", "tools": [{"type": "function", "name": "f"}], **asked}
@@ -256,27 +323,47 @@ def test_logprobs() -> None:
     assert bench.worker.requests[1].n_probs == 20
     said = [chunk["choices"][0] for chunk in chunks[1:-2]]
     assert [choice["delta"]["content"] for choice in said] == ["a", "b"]
-    assert [[entry["token"] for entry in choice["logprobs"]["content"]] for choice in said] == [["a"], ["b"]]
+    assert [[entry["token"] for entry in choice["logprobs"]["content"]] for choice in said] == [
+        ["a"],
+        ["b"],
+    ]
 
 
 def test_logprobs_without_alternatives() -> None:
     bench = Bench(play("a", "b", probs=[-0.5, -1.0]))
     content = bench.chat(logprobs=True, top_logprobs=0)["choices"][0]["logprobs"]["content"]
-    assert [(entry["logprob"], entry["top_logprobs"]) for entry in content] == [(-0.5, []), (-0.5, [])]
+    assert [(entry["logprob"], entry["top_logprobs"]) for entry in content] == [
+        (-0.5, []),
+        (-0.5, []),
+    ]
     chunks = bench.chat_stream(logprobs=True, top_logprobs=0)
-    assert sum(len(each["choices"][0].get("logprobs", {}).get("content", ())) for each in chunks[1:-2]) == 2
+    assert (
+        sum(len(each["choices"][0].get("logprobs", {}).get("content", ())) for each in chunks[1:-2])
+        == 2
+    )
     text = bench.post("/v1/completions", {"prompt": "x", "logprobs": 0}).json()["choices"][0]
     assert [entry["top_logprobs"] for entry in text["logprobs"]["content"]] == [[], []]
-    assert bench.post("/v1/completions", {"prompt": "x", "logprobs": None}).json()["choices"][0]["logprobs"] is None
+    assert (
+        bench.post("/v1/completions", {"prompt": "x", "logprobs": None}).json()["choices"][0][
+            "logprobs"
+        ]
+        is None
+    )
 
 
 @pytest.mark.parametrize("server", [False, True])
 @pytest.mark.parametrize("asked", [None, False, True])
 def test_verbose_shows_the_prompt(server: bool, asked: bool | None) -> None:
-    shown = Bench(play("x"), settings=ServerSettings(is_verbose=server)).chat(verbose=asked).get("__verbose", {})
+    shown = (
+        Bench(play("x"), settings=ServerSettings(is_verbose=server))
+        .chat(verbose=asked)
+        .get("__verbose", {})
+    )
     whole = {"prompt": "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", "content": "x"}
     is_verbose = server if asked is None else asked
-    assert {name: shown.get(name) for name in whole} == (whole if is_verbose else dict.fromkeys(whole))
+    assert {name: shown.get(name) for name in whole} == (
+        whole if is_verbose else dict.fromkeys(whole)
+    )
 
 
 def test_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -285,26 +372,37 @@ def test_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
         caplog.clear()
         with caplog.at_level(logging.INFO, logger="pyctl.server"):
             bench.post("/v1/chat/completions", {"messages": HI, "stream": stream})
-        (line,) = [record.getMessage() for record in caplog.records if record.name == "pyctl.server"]
+        (line,) = [
+            record.getMessage() for record in caplog.records if record.name == "pyctl.server"
+        ]
         for part in ("chat ", " 21 tokens", " 16 from RAM", " 5 evaluated", " first ", " 3 at "):
             assert part in line
 
 
-@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict", "thinking_budget_tokens"])
+@pytest.mark.parametrize(
+    "name", ["max_tokens", "max_completion_tokens", "n_predict", "thinking_budget_tokens"]
+)
 def test_as_many_tokens_as_a_client_can_write_is_no_limit(name: str) -> None:
     bench = Bench(play("x"))
     for value in (2**31, 9007199254740991, 10**30, 1e300):
-        assert bench.post("/v1/chat/completions", {"messages": HI, name: value}).status_code == 200, value
+        assert (
+            bench.post("/v1/chat/completions", {"messages": HI, name: value}).status_code == 200
+        ), value
     if name != "thinking_budget_tokens":
         assert {request.max_tokens for request in bench.worker.requests} == {2**31 - 1}
-    assert bench.post("/v1/chat/completions", {"messages": HI, "top_logprobs": 2**31}).status_code == 400
+    assert (
+        bench.post("/v1/chat/completions", {"messages": HI, "top_logprobs": 2**31}).status_code
+        == 400
+    )
 
 
 def test_a_body_may_begin_with_a_byte_order_mark() -> None:
     bench = Bench(play("x"))
     body = b"\xef\xbb\xbf" + json.dumps({"messages": HI}).encode()
     assert bench.client.post("/v1/chat/completions", content=body).status_code == 200
-    assert bench.client.post("/v1/chat/completions", content=b"\xef\xbb\xbf" + body).status_code == 400
+    assert (
+        bench.client.post("/v1/chat/completions", content=b"\xef\xbb\xbf" + body).status_code == 400
+    )
 
 
 def test_parts_of_a_message_that_is_continued_are_paragraphs() -> None:

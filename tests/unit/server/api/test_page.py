@@ -84,7 +84,12 @@ def check(html: str) -> None:
             assert not name.startswith("on"), name
             assert name not in ("srcset", "action", "formaction", "background", "id", "name")
             if name == "href":
-                assert (value or "").partition(":")[0].lower().strip() not in ("javascript", "vbscript", "data", "file")
+                assert (value or "").partition(":")[0].lower().strip() not in (
+                    "javascript",
+                    "vbscript",
+                    "data",
+                    "file",
+                )
             if name == "src":
                 assert tag == "img"
                 assert (value or "").startswith("data:image/")
@@ -100,7 +105,25 @@ def test_hostile_markdown_comes_out_as_text(text: str) -> None:
 
 
 PIECES = st.sampled_from(
-    [*HOSTILE, "\n", "\n\n", "`", "```", "~~~", "$", "$$", "\\(", "\\]", "[", "](", "<", "|", "\\", "&", "* "]
+    [
+        *HOSTILE,
+        "\n",
+        "\n\n",
+        "`",
+        "```",
+        "~~~",
+        "$",
+        "$$",
+        "\\(",
+        "\\]",
+        "[",
+        "](",
+        "<",
+        "|",
+        "\\",
+        "&",
+        "* ",
+    ]
 )
 
 
@@ -111,7 +134,10 @@ def test_no_mixture_of_hostile_pieces_does_more(pieces: list[str]) -> None:
 
 
 def test_what_people_write() -> None:
-    text = "# Title\n\nSome **bold**, `code`, ~~old~~, [a link](https://example.org/a?b=c&d).\nNext\n\n1. one\n2. two"
+    text = (
+        "# Title\n\nSome **bold**, `code`, ~~old~~, [a "
+        "link](https://example.org/a?b=c&d).\nNext\n\n1. one\n2. two"
+    )
     html = html_of(text)
     assert html.startswith("<h1>Title</h1>")
     link = 'href="https://example.org/a?b=c&amp;d"'
@@ -129,12 +155,21 @@ def test_formulas_become_mathml_and_money_does_not() -> None:
     assert "<msup><mi>x</mi><mn>2</mn></msup>" in html_of("so $x^2$ it is")
     assert '<math display="block">' in html_of("\\[ \\frac{a}{b} \\]")
     block = html_of("before\n$$\na - b\n- c\n$$\nafter")
-    assert ('display="block"' in block, "<ul>" in block, "<p>after</p>" in block) == (True, False, True)
+    assert ('display="block"' in block, "<ul>" in block, "<p>after</p>" in block) == (
+        True,
+        False,
+        True,
+    )
     assert html_of("it costs $5 and $6 today") == "<p>it costs $5 and $6 today</p>\n"
     assert "<code>\\frac{</code>" in html_of("$\\frac{$")
-    for text in ("$$\\begin{aligned}A\\end{aligned}$$", "> \\begin{align}\n> A\n> \\end{align}\n\nafter"):
+    for text in (
+        "$$\\begin{aligned}A\\end{aligned}$$",
+        "> \\begin{align}\n> A\n> \\end{align}\n\nafter",
+    ):
         html = html_of(text.replace("A", "a &= b \\\\ c &= d"))
-        assert (html.count("<mtr>"), html.count("<mtd"), "begin" in html) == (2, 4, False), "no numbers of equations"
+        assert (html.count("<mtr>"), html.count("<mtd"), "begin" in html) == (2, 4, False), (
+            "no numbers of equations"
+        )
 
 
 @pytest.mark.parametrize(
@@ -144,8 +179,14 @@ def test_formulas_become_mathml_and_money_does_not() -> None:
             "See https://a.org/b_(c). (https://d.org/)",
             ['href="https://a.org/b_(c)"', "</a>. (", 'href="https://d.org/"'],
         ),
-        ("ftp://a.org a.org `https://a.org` https://)", ["<p>ftp://a.org a.org <code>", "</code> https://)</p>"]),
-        ("- [ ] one\n- [x] **two**\n- [y] no", ['"todo">one<', '"done"><strong>two<', "<li>[y] no<"]),
+        (
+            "ftp://a.org a.org `https://a.org` https://)",
+            ["<p>ftp://a.org a.org <code>", "</code> https://)</p>"],
+        ),
+        (
+            "- [ ] one\n- [x] **two**\n- [y] no",
+            ['"todo">one<', '"done"><strong>two<', "<li>[y] no<"],
+        ),
         ("|a|\n|-|\n|x<br>y <b>|", ["<td>x<br>y &lt;b&gt;</td>"]),
         ("H<sub>2</sub>O `<br>`", ["H<sub>2</sub>O <code>&lt;br&gt;</code>"]),
     ],
@@ -175,7 +216,13 @@ def test_what_takes_too_long_is_plain_and_delays_nothing_else(process: MarkdownP
             yield text
 
     found = process.render(texts())
-    assert found == [html_of("*a*"), plain_html(slow), html_of("*b*"), plain_html(long), html_of("?*c*")]
+    assert found == [
+        html_of("*a*"),
+        plain_html(slow),
+        html_of("*b*"),
+        plain_html(long),
+        html_of("?*c*"),
+    ]
 
 
 def test_a_process_that_dies_is_replaced(process: MarkdownProcess) -> None:
@@ -197,7 +244,12 @@ def test_the_endpoint() -> None:
             assert bench.post("/page/markdown", wrong).status_code == 400
     finally:
         bench.service.shared.markdown.close()
-    assert Bench(play("x"), settings=ServerSettings(api_keys=("k",))).post("/page/markdown", {}).status_code == 401
+    assert (
+        Bench(play("x"), settings=ServerSettings(api_keys=("k",)))
+        .post("/page/markdown", {})
+        .status_code
+        == 401
+    )
 
 
 def test_pdf_files_are_read_for_pages_of_this_server_only() -> None:
@@ -205,8 +257,14 @@ def test_pdf_files_are_read_for_pages_of_this_server_only() -> None:
     answer = client.post("/page/pdf", content=pdf(says("A lamp")))
     assert answer.json() == {"text": "A lamp"}
     assert client.post("/page/pdf", content=b"x").status_code == 400
-    assert client.post("/page/pdf", content=b"x", headers={"Origin": "http://other"}).status_code == 403
-    assert Bench(play("x"), settings=ServerSettings(api_keys=("k",))).post("/page/pdf", {}).status_code == 401
+    assert (
+        client.post("/page/pdf", content=b"x", headers={"Origin": "http://other"}).status_code
+        == 403
+    )
+    assert (
+        Bench(play("x"), settings=ServerSettings(api_keys=("k",))).post("/page/pdf", {}).status_code
+        == 401
+    )
 
 
 def test_a_directory_is_served_beside_the_api(tmp_path: Path) -> None:
@@ -216,16 +274,30 @@ def test_a_directory_is_served_beside_the_api(tmp_path: Path) -> None:
     (site / "a.css").write_text("p{}")
     (tmp_path / "secret").write_text("no")
     (site / "link").symlink_to(tmp_path / "secret")
-    client = Bench(play("x"), settings=ServerSettings(static_path=str(site), api_prefix="/llm")).client
+    client = Bench(
+        play("x"), settings=ServerSettings(static_path=str(site), api_prefix="/llm")
+    ).client
     assert client.get("/llm/").text == "mine"
     assert client.get("/llm/a.css").headers["content-type"].startswith("text/css")
     assert client.get("/llm/health").json() == {"status": "ok"}
     for path in ("/", "/a.css", "/llm/none", "/llm/../secret", "/llm/%2e%2e/secret", "/llm/link"):
         assert (client.get(path).status_code, client.get(path).text == "no") == (404, False), path
-    assert Bench(play("x"), settings=ServerSettings(show_page=False)).client.get("/").status_code == 404
+    assert (
+        Bench(play("x"), settings=ServerSettings(show_page=False)).client.get("/").status_code
+        == 404
+    )
     keyed = Bench(play("x"), settings=ServerSettings(static_path=str(site), api_keys=("k",))).client
-    assert [keyed.get("/a.css", headers=h).status_code for h in ({}, {"X-Api-Key": "k"})] == [401, 200]
-    for path in ("/page/../a.css", "/page/%2e%2e/a.css", "/page/..%2fa.css", "/page/x/../../a.css", "/page/app.js"):
+    assert [keyed.get("/a.css", headers=h).status_code for h in ({}, {"X-Api-Key": "k"})] == [
+        401,
+        200,
+    ]
+    for path in (
+        "/page/../a.css",
+        "/page/%2e%2e/a.css",
+        "/page/..%2fa.css",
+        "/page/x/../../a.css",
+        "/page/app.js",
+    ):
         assert keyed.get(path).status_code == 401, path
 
 
@@ -241,7 +313,9 @@ def test_the_page_is_small_public_and_held_to_its_policy() -> None:
         policy = answer.headers["content-security-policy"]
         assert "default-src 'none'" in policy
         assert "unsafe" not in policy
-        again = client.get(answer.request.url.path, headers={"If-None-Match": answer.headers["etag"]})
+        again = client.get(
+            answer.request.url.path, headers={"If-None-Match": answer.headers["etag"]}
+        )
         assert (again.status_code, again.content) == (304, b"")
     assert sum(len(answer.content) for answer in answers) < 135_000
     scripts = list((Path(assets.__file__).parent / "static").glob("*.js"))
@@ -253,7 +327,12 @@ def test_the_page_is_small_public_and_held_to_its_policy() -> None:
     (style,) = re.findall(r"<style>(.*?)</style>", first.text, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     assert f"'sha256-{digest}'" in first.headers["content-security-policy"]
-    for path in ("/llm/page/none.js", "/llm/page/../app.py", "/llm/page/%2e%2e%2fassets.py", "/llm/page/page.css"):
+    for path in (
+        "/llm/page/none.js",
+        "/llm/page/../app.py",
+        "/llm/page/%2e%2e%2fassets.py",
+        "/llm/page/page.css",
+    ):
         assert client.get(path).status_code in (401, 404), path
     assert client.post("/llm/page/markdown", json={"texts": []}).status_code == 401
     assert client.get("/llm/cache").status_code == 401

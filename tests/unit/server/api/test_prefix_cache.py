@@ -46,7 +46,13 @@ def bench() -> Bench:
 def test_the_tree_of_prefixes(bench: Bench) -> None:
     body = bench.client.get("/cache").json()
     view = bench.service.admin.view().result()
-    counts = {"capacity": 4, "in_use": len(view.snapshots), "evicted": view.n_evicted, "refused": 0, "prompt_ends": 2}
+    counts = {
+        "capacity": 4,
+        "in_use": len(view.snapshots),
+        "evicted": view.n_evicted,
+        "refused": 0,
+        "prompt_ends": 2,
+    }
     assert body["slots"] == counts
     device_bytes = sum(snapshot.device_bytes for snapshot in view.snapshots)
     assert body["bytes"] == {"resident": view.n_bytes, "budget": -1, "device": device_bytes}
@@ -58,7 +64,9 @@ def test_the_tree_of_prefixes(bench: Bench) -> None:
 
 
 def test_the_time_saved_is_that_of_all_clients() -> None:
-    """No browser has to be open: the server counts, by the day, and for Prometheus since its start."""
+    """No browser has to be open: the server counts, by the day, and for Prometheus since its
+    start.
+    """
     bench = Bench(settings=ServerSettings(show_metrics=True))
     saved = bench.service.shared.saved
     bench.engine.prefix_cache.saved_time = SavedTime(known=1e-3, report=partial(saved.add, "f"))
@@ -73,7 +81,9 @@ def test_the_time_saved_is_that_of_all_clients() -> None:
     assert today == body["saved"]["total"]
     assert today["seconds"] == pytest.approx(n_cached * 1e3, rel=1e-3)  # less the restores
     assert body["totals"]["saved_seconds"] == pytest.approx(today["seconds"])
-    shown = re.findall(r"^pyctl_cache_saved_seconds_total (.+)$", bench.client.get("/metrics").text, re.MULTILINE)
+    shown = re.findall(
+        r"^pyctl_cache_saved_seconds_total (.+)$", bench.client.get("/metrics").text, re.MULTILINE
+    )
     assert [float(value) for value in shown] == [pytest.approx(today["seconds"])]
 
 
@@ -98,7 +108,12 @@ def test_pin_and_unpin(bench: Bench) -> None:
 def test_what_cannot_be_pinned(bench: Bench) -> None:
     client = bench.client
     name = client.get("/cache").json()["prefixes"][0]["id"]
-    for body, status in (({}, 400), ({"id": 5}, 400), ({"id": "nothing"}, 404), ({"id": name, "pinned": "x"}, 400)):
+    for body, status in (
+        ({}, 400),
+        ({"id": 5}, 400),
+        ({"id": "nothing"}, 404),
+        ({"id": name, "pinned": "x"}, 400),
+    ):
         response = client.post("/cache/pin", json=body)
         assert response.status_code == status
         assert response.json()["error"]["code"] == status
@@ -118,7 +133,10 @@ def test_what_ram_could_not_hold_is_not_pinned(bench: Bench) -> None:
 def test_a_request_that_does_not_run_is_not_stopped(bench: Bench) -> None:
     assert [seq["task"] for seq in bench.client.get("/cache").json()["sequences"]] == [-1]
     response = bench.client.request("DELETE", "/cache/requests/7")
-    assert (response.status_code, response.json()["error"]["message"]) == (404, "request 7 does not run")
+    assert (response.status_code, response.json()["error"]["message"]) == (
+        404,
+        "request 7 does not run",
+    )
     assert bench.client.request("DELETE", "/cache/requests/x").status_code == 404
 
 
@@ -155,10 +173,12 @@ def test_prompt_texts_are_shown_only_locally_or_with_key_or_flag(
     assert ("tail" in head, "head" in head, "xxxx" in response.text) == (shown, shown, shown)
     assert ("tail" in response.json()["sequences"][0]) is shown
     assert head["children"]
-    # The prompt that this one parted from may be another client's, and so may the rest of a snapshot: its id is a
-    # digest of all its tokens, and the position steps by single ones.
+    # The prompt that this one parted from may be another client's, and so may the rest of a
+    # snapshot: its id is a digest of all its tokens, and the position steps by single ones.
     body = {"prompt": HEAD[:100] + "z" * 300, "n_predict": 1, "return_cache": True}
-    answer = asking.post("/completion", json=body, headers={"X-Api-Key": "k", "Host": host, **headers})
+    answer = asking.post(
+        "/completion", json=body, headers={"X-Api-Key": "k", "Host": host, **headers}
+    )
     cache = answer.json()["timings"]["cache"]
     assert cache.keys() == ({"source", "restored", "saved", "miss"} if shown else {"source"})
     assert not shown or (cache["miss"]["position"] == 100 and "was" in cache["miss"])
@@ -187,13 +207,20 @@ def test_pages_of_other_origins_see_no_words_of_others_in_a_reply(
 
 def test_a_reply_names_the_snapshots_it_resumed_from_and_took(bench: Bench) -> None:
     before = {each["id"] for each in nodes(bench)}
-    body = {"prompt": HEAD + "y" * 200 + "z" * 200, "n_predict": 2, "ignore_eos": True, "return_cache": True}
+    body = {
+        "prompt": HEAD + "y" * 200 + "z" * 200,
+        "n_predict": 2,
+        "ignore_eos": True,
+        "return_cache": True,
+    }
     cache = bench.post("/completion", body).json()["timings"]["cache"]
     after = {each["id"]: each for each in nodes(bench)}
     assert cache["source"] in ("ram", "live")
     assert cache["saved"]
     assert set(cache["saved"]) <= after.keys() - before
-    again = bench.post("/completion", {**body, "prompt": HEAD + "w" * 200}).json()["timings"]["cache"]
+    again = bench.post("/completion", {**body, "prompt": HEAD + "w" * 200}).json()["timings"][
+        "cache"
+    ]
     assert again["restored"] in before
     del body["return_cache"]
     assert "cache" not in bench.post("/completion", body).json()["timings"]
@@ -222,7 +249,9 @@ def test_each_prefix_tells_how_its_part_begins_and_where_it_is(bench: Bench) -> 
         assert ("device" in snapshot.tiers) == (snapshot.device_bytes > 0)
         assert ("ram" in snapshot.tiers) == (snapshot.row_bytes > 0 or snapshot.state_bytes > 0)
         assert snapshot.tiers
-    assert [(seq["id"], seq["busy"]) for seq in bench.client.get("/cache").json()["sequences"]] == [(0, False)]
+    assert [(seq["id"], seq["busy"]) for seq in bench.client.get("/cache").json()["sequences"]] == [
+        (0, False)
+    ]
     (live,) = view.live
     assert live.at in {snapshot.id for snapshot in view.snapshots}
     assert live.n >= int(live.at.partition("-")[0])
@@ -233,14 +262,18 @@ def test_where_branches_part_without_a_snapshot_is_told() -> None:
     bench = Bench(n_slots=64)
     for tail in ("z" * 300, *("y" * 200 + letter * 100 for letter in "vwu"), "v" * 40):
         bench.post("/completion", {"prompt": HEAD + tail, "n_predict": 2, "ignore_eos": True})
-    held = bench.worker.call(lambda: {s.prefix.name: s for s in bench.engine.prefix_cache.cache.snapshots()}).result()
+    held = bench.worker.call(
+        lambda: {s.prefix.name: s for s in bench.engine.prefix_cache.cache.snapshots()}
+    ).result()
     for name in held:
         if int(name.partition("-")[0]) <= 400:
             assert bench.client.request("DELETE", f"/cache/{name}").status_code == 200
     siblings = bench.client.get("/cache").json()["prefixes"]
     for before, node in itertools.pairwise(siblings):
         a, b = held[before["id"]].chain, held[node["id"]].chain
-        assert node["shared"] == max((min(a[segment], b[segment]) for segment in a if segment in b), default=0)
+        assert node["shared"] == max(
+            (min(a[segment], b[segment]) for segment in a if segment in b), default=0
+        )
     shared = [node["shared"] for node in siblings]
     assert (shared[0], min(shared[1:]) >= 192, max(shared) >= 256) == (0, True, True)
     for parent in nodes(bench):
@@ -248,7 +281,9 @@ def test_where_branches_part_without_a_snapshot_is_told() -> None:
 
 
 def test_a_view_keeps_nothing_alive_and_follows_changes(bench: Bench) -> None:
-    """Results of one view serve the next, unless a parent has come or gone; they keep no state alive."""
+    """Results of one view serve the next, unless a parent has come or gone; they keep no state
+    alive.
+    """
     snapshots = bench.worker.call(
         lambda: [weakref.ref(s) for s in bench.engine.prefix_cache.cache.snapshots()]
     ).result()
@@ -274,7 +309,9 @@ def test_replies_of_the_last_hour_tell_what_they_took(bench: Bench) -> None:
     assert all(reply["prompt_ms"] > 0 < reply["predicted_ms"] for reply in replies)
     now = bench.engine.clock()
     for n in range(MAX_REPLIES):
-        bench.engine.replies.append((now - 3600.0 if n < 3 else now, Timings(0, n, 1.0, 1, 1.0, 1.0)))
+        bench.engine.replies.append(
+            (now - 3600.0 if n < 3 else now, Timings(0, n, 1.0, 1, 1.0, 1.0))
+        )
     replies = bench.client.get("/cache").json()["replies"]
     assert [reply["prompt_n"] for reply in replies] == list(range(3, MAX_REPLIES))
 
@@ -320,9 +357,17 @@ def test_one_prefix_can_be_dropped(bench: Bench) -> None:
 def test_what_the_disk_has_is_listed_and_dropped_with_the_rest(tmp_path: Path) -> None:
     tokenizer = chatml_tokenizer()
     store = DiskStore(tmp_path, "fake", None, min_tokens=100)
-    tier = DiskTier(store, DiskPolicy.parse("full"), cold_max=4096, text_of=partial(readable, tokenizer))
-    bench = Bench(settings=ServerSettings(show_prompts=True), replies=ReplySettings(disk_policy="full"), disk=tier)
-    assert bench.post("/completion", {"prompt": HEAD + "y" * 400, "n_predict": 1}).status_code == 200
+    tier = DiskTier(
+        store, DiskPolicy.parse("full"), cold_max=4096, text_of=partial(readable, tokenizer)
+    )
+    bench = Bench(
+        settings=ServerSettings(show_prompts=True),
+        replies=ReplySettings(disk_policy="full"),
+        disk=tier,
+    )
+    assert (
+        bench.post("/completion", {"prompt": HEAD + "y" * 400, "n_predict": 1}).status_code == 200
+    )
     assert tier.flush(60)
     both = [each for each in nodes(bench) if "disk" in each["tiers"]]
     assert both
@@ -344,7 +389,9 @@ def test_what_the_disk_has_is_listed_and_dropped_with_the_rest(tmp_path: Path) -
     assert bench.client.request("DELETE", f"/cache/{deepest['id']}").status_code == 400
     store.directory.pin(deepest["id"], False)
     # In memory again, and pinned on disk: nothing of it goes.
-    assert bench.post("/completion", {"prompt": HEAD + "y" * 400, "n_predict": 1}).status_code == 200
+    assert (
+        bench.post("/completion", {"prompt": HEAD + "y" * 400, "n_predict": 1}).status_code == 200
+    )
     in_memory = {each["id"] for each in nodes(bench)}
     assert deepest["id"] in in_memory
     assert store.directory.pin(deepest["id"], True)
@@ -361,13 +408,22 @@ def test_a_pin_counts_for_the_model_it_was_set_for(tmp_path: Path) -> None:
     """Two models that tokenise alike have snapshots of one name."""
     benches = []
     for fingerprint in ("one", "two"):
-        tier = DiskTier(DiskStore(tmp_path, fingerprint, None, min_tokens=100), DiskPolicy.parse("full"), cold_max=4096)
+        tier = DiskTier(
+            DiskStore(tmp_path, fingerprint, None, min_tokens=100),
+            DiskPolicy.parse("full"),
+            cold_max=4096,
+        )
         bench = Bench(replies=ReplySettings(disk_policy="full"), disk=tier)
-        assert bench.post("/completion", {"prompt": HEAD + "y" * 400, "n_predict": 1}).status_code == 200
+        assert (
+            bench.post("/completion", {"prompt": HEAD + "y" * 400, "n_predict": 1}).status_code
+            == 200
+        )
         assert tier.flush(60)
         benches.append(bench)
     directory = benches[0].engine.prefix_cache.disk.store.directory
-    ours, theirs = ({each.name for each in directory.entries() if each.fingerprint == f} for f in ("one", "two"))
+    ours, theirs = (
+        {each.name for each in directory.entries() if each.fingerprint == f} for f in ("one", "two")
+    )
     name = max(ours & theirs, key=lambda each: int(each.partition("-")[0]))
     assert directory.pin(f"one/{name}", True)
     assert benches[0].client.request("DELETE", f"/cache/{name}").status_code == 400
@@ -415,7 +471,12 @@ def test_pages_of_other_origins_neither_read_nor_change_what_belongs_to_all(
         status = client.request(method, path, json=body, headers=headers).status_code
         assert (status != 403) is allowed, (method, path, status)
     # Generating is as open as in llama-server.
-    assert client.post("/completion", json={"prompt": "x", "n_predict": 1}, headers=headers).status_code == 200
+    assert (
+        client.post(
+            "/completion", json={"prompt": "x", "n_predict": 1}, headers=headers
+        ).status_code
+        == 200
+    )
     assert client.get("/props", headers=headers).status_code == 200
 
 
@@ -435,7 +496,12 @@ def test_what_is_dropped_while_it_is_written_does_not_come_back(
     bench = Bench(replies=ReplySettings(disk_policy="full"), disk=tier)
     try:
         for letter in "yz":
-            assert bench.post("/completion", {"prompt": HEAD + letter * 400, "n_predict": 1}).status_code == 200
+            assert (
+                bench.post(
+                    "/completion", {"prompt": HEAD + letter * 400, "n_predict": 1}
+                ).status_code
+                == 200
+            )
             assert begun.wait(60)  # the first is being written, the others wait
         found = [each["id"] for each in nodes(bench) if each["n"] >= 100]
         assert len(found) > 2

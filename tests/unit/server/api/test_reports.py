@@ -28,7 +28,9 @@ def drafting(counts: DraftCounts = COUNTS, **settings: Any) -> Bench:
         bench.engine.counters.count_reply(timings)
         yield Done("eos", "", timings, RequestStats(21, "none", 0, 21), seq=0)
 
-    bench = Bench(script, settings=ServerSettings(**settings), draft_types=("ngram-mod", "draft-mtp"))
+    bench = Bench(
+        script, settings=ServerSettings(**settings), draft_types=("ngram-mod", "draft-mtp")
+    )
     return bench
 
 
@@ -62,29 +64,43 @@ def test_a_stream_tells_of_them_as_it_goes_on() -> None:
 
 def test_counters() -> None:
     bench = drafting(show_metrics=True)
-    assert "per_pos" not in bench.client.get("/metrics").text, "as llama-server, before the first draft"
+    assert "per_pos" not in bench.client.get("/metrics").text, (
+        "as llama-server, before the first draft"
+    )
     for _ in range(2):
         bench.chat()
-    values = dict(line.rsplit(" ", 1) for line in bench.client.get("/metrics").text.splitlines() if line[0] != "#")
+    values = dict(
+        line.rsplit(" ", 1)
+        for line in bench.client.get("/metrics").text.splitlines()
+        if line[0] != "#"
+    )
     assert values["llamacpp:spec_decode_num_draft_tokens_total"] == "16"
     assert values["llamacpp:spec_decode_num_accepted_tokens_total"] == "6"
     assert values["llamacpp:spec_decode_num_drafts_total"] == "6"
-    places = [values[f'llamacpp:spec_decode_num_accepted_tokens_per_pos_total{{position="{i}"}}'] for i in range(3)]
+    places = [
+        values[f'llamacpp:spec_decode_num_accepted_tokens_per_pos_total{{position="{i}"}}']
+        for i in range(3)
+    ]
     assert places == ["4", "2", "0"]
 
 
 def test_properties_name_what_drafts() -> None:
     bench = drafting(show_slots=True)
-    assert bench.client.get("/props").json()["default_generation_settings"]["params"]["speculative.types"] == (
-        "ngram-mod,draft-mtp"
-    )
-    assert bench.post("/completion", {"prompt": "x"}).json()["generation_settings"]["speculative.types"] == (
-        "ngram-mod,draft-mtp"
-    )
+    assert bench.client.get("/props").json()["default_generation_settings"]["params"][
+        "speculative.types"
+    ] == ("ngram-mod,draft-mtp")
+    assert bench.post("/completion", {"prompt": "x"}).json()["generation_settings"][
+        "speculative.types"
+    ] == ("ngram-mod,draft-mtp")
     assert [each["speculative"] for each in bench.client.get("/slots").json()] == [True]
     bare = Bench(settings=ServerSettings(show_slots=True))
     assert [each["speculative"] for each in bare.client.get("/slots").json()] == [False]
-    assert bare.client.get("/props").json()["default_generation_settings"]["params"]["speculative.types"] == "none"
+    assert (
+        bare.client.get("/props").json()["default_generation_settings"]["params"][
+            "speculative.types"
+        ]
+        == "none"
+    )
 
 
 MIB = 2**20

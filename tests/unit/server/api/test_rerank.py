@@ -34,8 +34,15 @@ def test_documents_come_back_in_order_of_their_scores(path: str) -> None:
 
 
 def test_the_other_form_is_a_list_with_texts_if_wanted() -> None:
-    results = ranker().post("/rerank", {"query": "q", "texts": DOCUMENTS, "return_text": True}).json()
-    assert [(item["index"], item["text"]) for item in results] == [(1, "d"), (3, "c"), (0, "b"), (2, "a")]
+    results = (
+        ranker().post("/rerank", {"query": "q", "texts": DOCUMENTS, "return_text": True}).json()
+    )
+    assert [(item["index"], item["text"]) for item in results] == [
+        (1, "d"),
+        (3, "c"),
+        (0, "b"),
+        (2, "a"),
+    ]
     assert "text" not in ranker().post("/rerank", {"query": "q", "texts": DOCUMENTS}).json()[0]
 
 
@@ -50,7 +57,10 @@ def test_documents_are_objects_and_come_back_if_requested() -> None:
             (0, {"text": "b"}),
             (2, {"text": "a"}),
         ]
-    assert "document" not in ranker().post("/rerank", {"query": "q", "documents": objects}).json()["results"][0]
+    assert (
+        "document"
+        not in ranker().post("/rerank", {"query": "q", "documents": objects}).json()["results"][0]
+    )
 
 
 @pytest.mark.parametrize(("top_n", "n"), [(None, 4), (0, 0), (2, 2), (4, 4), (99, 4), (2**60, 4)])
@@ -62,7 +72,11 @@ def test_only_the_best_are_told(top_n: int | None, n: int) -> None:
 
 def test_a_model_is_asked_in_its_own_words_or_with_its_marks() -> None:
     body = {"query": "{document}", "documents": ["{query}"]}
-    template = ranker(templates=ModelTemplates(rerank="q={query} d={document}")).post("/rerank", body).json()
+    template = (
+        ranker(templates=ModelTemplates(rerank="q={query} d={document}"))
+        .post("/rerank", body)
+        .json()
+    )
     assert template["results"][0]["relevance_score"] == sum(b"q={document} d={query}")
     marks = ranker(rerank_marks=((1,), (2, 4), (8,))).post("/rerank", body).json()
     assert marks["results"][0]["relevance_score"] == sum(b"{document}{query}") + 15
@@ -94,9 +108,15 @@ def test_what_cannot_be_ranked(body: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize(("path", "name"), [("/rerank", "documents"), ("/v1/embeddings", "input")])
-def test_texts_are_read_one_at_a_time_and_no_more_once_the_client_has_left(path: str, name: str) -> None:
+def test_texts_are_read_one_at_a_time_and_no_more_once_the_client_has_left(
+    path: str, name: str
+) -> None:
     """Of a hundred texts, those are tokenised whose turn it was when the client left."""
-    bench = ranker() if name == "documents" else Bench(replies=ReplySettings(embeddings=True), pooling="mean")
+    bench = (
+        ranker()
+        if name == "documents"
+        else Bench(replies=ReplySettings(embeddings=True), pooling="mean")
+    )
     caller = Caller(bench.app, path, {"query": "q", name: [f"{n}" for n in range(100)]})
     embedded: list[int] = []
     embed = bench.service.admin.embed
@@ -112,13 +132,22 @@ def test_texts_are_read_one_at_a_time_and_no_more_once_the_client_has_left(path:
     with suppress(ClientDisconnect):
         asyncio.run(caller.call())
     assert 3 <= len(embedded) < 8
-    assert {each.args[0].lstrip("q") for each in tokenized.call_args_list} <= {"", *(f"{n}" for n in range(8))}
+    assert {each.args[0].lstrip("q") for each in tokenized.call_args_list} <= {
+        "",
+        *(f"{n}" for n in range(8)),
+    }
     assert not any(message.get("body") for message in caller.sent)
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_only_with_the_flag(path: str) -> None:
-    for bench in (Bench(pooling="rank"), Bench(replies=ReplySettings(embeddings=True), pooling="mean")):
+    for bench in (
+        Bench(pooling="rank"),
+        Bench(replies=ReplySettings(embeddings=True), pooling="mean"),
+    ):
         error = bench.post(path, {"query": "q", "documents": ["a"]}).json()["error"]
         assert (error["code"], error["type"]) == (501, "not_supported_error")
-        assert error["message"] == "This server does not support reranking. Start it with `--reranking`"
+        assert (
+            error["message"]
+            == "This server does not support reranking. Start it with `--reranking`"
+        )

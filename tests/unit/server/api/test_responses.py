@@ -16,7 +16,17 @@ from tests.unit.server.fake import HI, Bench, Script, fail, play
 from tests.unit.server.parts import named_events, split_by_lines
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-CALLS = ("r:h", "m\n", "c:I \n", "c:look\n", "k:0:t1:look\n", 'a:0:{"at":\n', "a:0:1}\n", "k:1:t2:wait\n", "a:1:{}\n")
+CALLS = (
+    "r:h",
+    "m\n",
+    "c:I \n",
+    "c:look\n",
+    "k:0:t1:look\n",
+    'a:0:{"at":\n',
+    "a:0:1}\n",
+    "k:1:t2:wait\n",
+    "a:1:{}\n",
+)
 
 
 def ask(bench: Bench, given: Any = "Hi", **fields: Any) -> Any:
@@ -46,13 +56,23 @@ def anonymous(value: Any) -> Any:
 
 
 def test_a_whole_response() -> None:
-    body = ask(Bench(play("Hel", "lo", cached=5)), max_output_tokens=9, temperature=0.5, metadata={"a": "b"})
+    body = ask(
+        Bench(play("Hel", "lo", cached=5)),
+        max_output_tokens=9,
+        temperature=0.5,
+        metadata={"a": "b"},
+    )
     assert body["id"].startswith("resp_")
     assert (body["object"], body["status"], body["model"]) == ("response", "completed", "toy-1")
     (message,) = body["output"]
     assert message.pop("id").startswith("msg_")
     content = [{"type": "output_text", "annotations": [], "logprobs": [], "text": "Hello"}]
-    assert message == {"content": content, "role": "assistant", "status": "completed", "type": "message"}
+    assert message == {
+        "content": content,
+        "role": "assistant",
+        "status": "completed",
+        "type": "message",
+    }
     assert body["usage"] == {
         "input_tokens": 21,
         "output_tokens": 3,
@@ -60,24 +80,49 @@ def test_a_whole_response() -> None:
         "input_tokens_details": {"cached_tokens": 5},
         "output_tokens_details": {"reasoning_tokens": 0},
     }
-    assert (body["temperature"], body["max_output_tokens"], body["metadata"]) == (0.5, 9, {"a": "b"})
+    assert (body["temperature"], body["max_output_tokens"], body["metadata"]) == (
+        0.5,
+        9,
+        {"a": "b"},
+    )
 
 
 def test_a_stream_has_all_events_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     split_by_lines(monkeypatch)
     events = stream(Bench(play(*CALLS)))
     assert [event["type"].removeprefix("response.") for event in events] == [
-        *("created", "in_progress", "output_item.added", "reasoning_text.delta", "reasoning_text.done"),
-        *("output_item.done", "output_item.added", "content_part.added", "output_text.delta", "output_text.delta"),
+        *(
+            "created",
+            "in_progress",
+            "output_item.added",
+            "reasoning_text.delta",
+            "reasoning_text.done",
+        ),
+        *(
+            "output_item.done",
+            "output_item.added",
+            "content_part.added",
+            "output_text.delta",
+            "output_text.delta",
+        ),
         *("output_text.done", "content_part.done", "output_item.done", "output_item.added"),
-        *("function_call_arguments.delta", "function_call_arguments.delta", "function_call_arguments.done"),
+        *(
+            "function_call_arguments.delta",
+            "function_call_arguments.delta",
+            "function_call_arguments.done",
+        ),
         *("output_item.done", "output_item.added", "function_call_arguments.delta"),
         *("function_call_arguments.done", "output_item.done", "completed"),
     ]
     final = events[-1]["response"]
     items = [event["item"] for event in events if event["type"] == "response.output_item.done"]
     assert final["output"] == items
-    assert [item["type"] for item in items] == ["reasoning", "message", "function_call", "function_call"]
+    assert [item["type"] for item in items] == [
+        "reasoning",
+        "message",
+        "function_call",
+        "function_call",
+    ]
     assert items[2] == {
         "id": "fc_t1",
         "type": "function_call",
@@ -100,8 +145,18 @@ def test_a_stream_has_all_events_in_order(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_call_of_a_custom_tool_has_its_input_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
     split_by_lines(monkeypatch)
     pieces = ('{"inp', 'ut": "*** Be', "gin\\", "n\\ud83d", '\\ude00"}')
-    calls = ("k:0:t1:patch\n", *(f"a:0:{piece}\n" for piece in pieces), "k:1:t2:agents__run\n", 'a:1:{"input":""}\n')
-    space = {"type": "namespace", "name": "agents", "description": "", "tools": [{"type": "custom", "name": "run"}]}
+    calls = (
+        "k:0:t1:patch\n",
+        *(f"a:0:{piece}\n" for piece in pieces),
+        "k:1:t2:agents__run\n",
+        'a:1:{"input":""}\n',
+    )
+    space = {
+        "type": "namespace",
+        "name": "agents",
+        "description": "",
+        "tools": [{"type": "custom", "name": "run"}],
+    }
     bench, tools = Bench(play(*calls)), [{"type": "custom", "name": "patch"}, space]
     *raw, completed = stream(bench, tools=tools)
     events = [EVENT.validate_python(event) for event in raw[2:]]
@@ -114,7 +169,14 @@ def test_a_call_of_a_custom_tool_has_its_input_as_text(monkeypatch: pytest.Monke
     first, second = output = completed["response"]["output"]
     shared = {"type": "custom_tool_call", "status": "completed"}
     assert first == {**shared, "id": "ctc_t1", "call_id": "call_t1", "name": "patch", "input": text}
-    assert second == {**shared, "id": "ctc_t2", "call_id": "call_t2", "name": "run", "input": "", "namespace": "agents"}
+    assert second == {
+        **shared,
+        "id": "ctc_t2",
+        "call_id": "call_t2",
+        "name": "run",
+        "input": "",
+        "namespace": "agents",
+    }
     assert ask(bench, tools=tools)["output"] == output
     result = {"type": "custom_tool_call_output", "call_id": "call_t1", "output": "done"}
     ask(bench, [*HI, first, result], tools=tools)
@@ -139,7 +201,10 @@ def test_a_stream_ends_with_the_same_response(script: Callable[[Request], Script
 
 def test_a_reply_that_was_cut_off_says_so() -> None:
     body = ask(Bench(play("and", stop="limit")))
-    assert (body["status"], body["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert (body["status"], body["incomplete_details"]) == (
+        "incomplete",
+        {"reason": "max_output_tokens"},
+    )
 
 
 @pytest.mark.parametrize(
@@ -151,7 +216,9 @@ def test_a_reply_that_was_cut_off_says_so() -> None:
         ("r:look\n",),
     ],
 )
-def test_an_item_that_was_cut_off_is_incomplete(monkeypatch: pytest.MonkeyPatch, pieces: tuple[str, ...]) -> None:
+def test_an_item_that_was_cut_off_is_incomplete(
+    monkeypatch: pytest.MonkeyPatch, pieces: tuple[str, ...]
+) -> None:
     split_by_lines(monkeypatch)
     tools = [{"type": "function", "name": "look"}, {"type": "custom", "name": "patch"}]
     bench = Bench(play(*pieces, stop="limit"))
@@ -161,26 +228,42 @@ def test_an_item_that_was_cut_off_is_incomplete(monkeypatch: pytest.MonkeyPatch,
     ended = [event["item"] for event in events if event["type"] == "response.output_item.done"]
     assert ended == output
     kinds = {event["type"] for event in events}
-    assert not kinds & {"response.function_call_arguments.done", "response.custom_tool_call_input.done"}
-    assert [item["status"] for item in ask(bench, tools=tools)["output"]] == [item["status"] for item in output]
+    assert not kinds & {
+        "response.function_call_arguments.done",
+        "response.custom_tool_call_input.done",
+    }
+    assert [item["status"] for item in ask(bench, tools=tools)["output"]] == [
+        item["status"] for item in output
+    ]
 
 
-def test_a_call_that_was_whole_before_the_reply_was_cut_off_is_completed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_was_whole_before_the_reply_was_cut_off_is_completed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     split_by_lines(monkeypatch)
     tools = [{"type": "function", "name": "look"}, {"type": "custom", "name": "patch"}]
     for name, arguments, kind in (
         ("look", '{"at":1}', "function_call_arguments"),
         ("patch", '{"input":"a"}', "custom_tool_call_input"),
     ):
-        *events, final = stream(Bench(play(f"k:0:t1:{name}\n", f"a:0:{arguments}\n", stop="limit")), tools=tools)
-        assert (final["response"]["status"], final["response"]["output"][0]["status"]) == ("incomplete", "completed")
+        *events, final = stream(
+            Bench(play(f"k:0:t1:{name}\n", f"a:0:{arguments}\n", stop="limit")), tools=tools
+        )
+        assert (final["response"]["status"], final["response"]["output"][0]["status"]) == (
+            "incomplete",
+            "completed",
+        )
         assert f"response.{kind}.done" in [event["type"] for event in events]
 
 
 def test_an_item_is_incomplete_when_the_reply_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     split_by_lines(monkeypatch)
     *_, done, failed, error = stream(Bench(fail(EngineError("oh"), "c:look\n")))
-    assert (done["type"], failed["type"], error["type"]) == ("response.output_item.done", "response.failed", "error")
+    assert (done["type"], failed["type"], error["type"]) == (
+        "response.output_item.done",
+        "response.failed",
+        "error",
+    )
     assert [done["item"]] == failed["response"]["output"]
     assert (done["item"]["status"], done["item"]["content"][0]["text"]) == ("incomplete", "look")
 
@@ -200,8 +283,12 @@ def test_log_probabilities_belong_to_the_text_of_a_message(
     bench = Bench(play("r:hm\n", "c:a\n", "c:b\n", probs=[-0.5, -1.0]))
     *events, final = stream(bench, **fields)
     part = final["response"]["output"][1]["content"][0]
-    assert [(each["logprob"], len(each["top_logprobs"])) for each in part["logprobs"]] == [(-0.5, n_top)] * 2
-    deltas = [event["logprobs"] for event in events if event["type"] == "response.output_text.delta"]
+    assert [(each["logprob"], len(each["top_logprobs"])) for each in part["logprobs"]] == [
+        (-0.5, n_top)
+    ] * 2
+    deltas = [
+        event["logprobs"] for event in events if event["type"] == "response.output_text.delta"
+    ]
     assert [len(found) for found in deltas] == [1, 1]
     assert [*deltas[0], *deltas[1]] == part["logprobs"]
     (done,) = (event for event in events if event["type"] == "response.output_text.done")
@@ -219,7 +306,9 @@ def test_reasoning_is_an_item_and_counted() -> None:
     assert body["usage"]["output_tokens_details"] == {"reasoning_tokens": 2}
 
 
-def test_reasoning_comes_back_from_clients_that_store_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasoning_comes_back_from_clients_that_store_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     split_by_lines(monkeypatch)
     bench = Bench(play("r:hm\n", "c:yes\n"))
     item = ask(bench, include=["reasoning.encrypted_content"], store=False)["output"][0]
@@ -227,10 +316,16 @@ def test_reasoning_comes_back_from_clients_that_store_nothing(monkeypatch: pytes
     asked: list[Any] = []
     prepare = responses.prepare
     monkeypatch.setattr(
-        responses, "prepare", lambda service, body, fetched: asked.append(body) or prepare(service, body)
+        responses,
+        "prepare",
+        lambda service, body, fetched: asked.append(body) or prepare(service, body),
     )
     ask(bench, [*HI, sent, {"role": "assistant", "content": "yes"}, *HI])
-    assert asked[0].conversation.messages[1] == {"role": "assistant", "reasoning_content": "hm", "content": "yes"}
+    assert asked[0].conversation.messages[1] == {
+        "role": "assistant",
+        "reasoning_content": "hm",
+        "content": "yes",
+    }
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/input_tokens"])
@@ -249,19 +344,30 @@ def test_what_sealed_items_unpack_to_is_counted_for_all_of_them(path: str) -> No
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_response_is_continued_by_its_items(monkeypatch: pytest.MonkeyPatch, streamed: bool) -> None:
+def test_a_response_is_continued_by_its_items(
+    monkeypatch: pytest.MonkeyPatch, streamed: bool
+) -> None:
     split_by_lines(monkeypatch)
     bench = Bench(play("c:I look\n", "k:0:t1:look\n", "a:0:{}\n"))
     asked = {"instructions": "Be kind."}
     first = stream(bench, **asked)[-1]["response"] if streamed else ask(bench, **asked)
-    output = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "sunny"}
+    output = {
+        "type": "function_call_output",
+        "call_id": first["output"][-1]["call_id"],
+        "output": "sunny",
+    }
     items = [{"role": "user", "content": "Hi"}, *first["output"], output]
     second = ask(bench, items, **asked)
     prompts = [prompt_of(bench)]
     ask(bench, [*items, *second["output"], {**output, "output": "rainy"}], **asked)
     prompts.append(prompt_of(bench))
-    assert prompts[0].startswith("<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n")
-    assert [(prompt.count("I look"), prompt.count("sunny")) for prompt in prompts] == [(1, 1), (2, 1)]
+    assert prompts[0].startswith(
+        "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+    )
+    assert [(prompt.count("I look"), prompt.count("sunny")) for prompt in prompts] == [
+        (1, 1),
+        (2, 1),
+    ]
 
 
 @pytest.mark.parametrize("name", ["previous_response_id", "conversation"])
@@ -274,7 +380,9 @@ def test_nothing_is_stored_and_who_counts_on_it_is_told_so(name: str) -> None:
             response = bench.post(path, {"input": "x", "stream": True, name: value})
             error = response.json()["error"]
             assert (response.status_code, error["type"]) == (400, "invalid_request_error")
-            assert re.search(f"does not support '{name}': .*send all earlier items in 'input'", error["message"])
+            assert re.search(
+                f"does not support '{name}': .*send all earlier items in 'input'", error["message"]
+            )
     for method in ("GET", "DELETE"):
         assert bench.client.request(method, f"/v1/responses/{first['id']}").status_code == 404
     assert bench.post("/v1/conversations", {}).status_code == 404

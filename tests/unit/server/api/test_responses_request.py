@@ -40,7 +40,10 @@ HI = {"role": "user", "content": "hi"}
 
 def test_a_string_is_what_the_user_says() -> None:
     assert converted("hi") == {"messages": [HI]}
-    assert converted("hi", instructions="Be kind.")["messages"] == [{"role": "system", "content": "Be kind."}, HI]
+    assert converted("hi", instructions="Be kind.")["messages"] == [
+        {"role": "system", "content": "Be kind."},
+        HI,
+    ]
     assert converted("hi", instructions=None)["messages"] == [HI]
 
 
@@ -62,13 +65,22 @@ def test_messages_of_all_roles_in_their_places() -> None:
 def test_the_items_of_a_turn_are_one_message() -> None:
     turn = [
         reasoning(id="rs_1", content=[part("hm ", "reasoning_text"), part("so", "reasoning_text")]),
-        {"type": "message", "role": "assistant", "id": "msg_1", "content": [part("I look."), part("!", "output_text")]},
+        {
+            "type": "message",
+            "role": "assistant",
+            "id": "msg_1",
+            "content": [part("I look."), part("!", "output_text")],
+        },
         call("look"),
         call("wait"),
     ]
     outputs = [
         {"type": "function_call_output", "call_id": "call_look", "output": "sunny"},
-        {"type": "function_call_output", "call_id": "call_wait", "output": [part("done", "input_text")]},
+        {
+            "type": "function_call_output",
+            "call_id": "call_wait",
+            "output": [part("done", "input_text")],
+        },
     ]
     calls = [
         {"id": f"call_{name}", "type": "function", "function": {"name": name, "arguments": "{}"}}
@@ -76,14 +88,23 @@ def test_the_items_of_a_turn_are_one_message() -> None:
     ]
     assert messages_of(HI, *turn, *outputs) == [
         HI,
-        {"role": "assistant", "reasoning_content": "hm so", "content": "I look.!", "tool_calls": calls},
+        {
+            "role": "assistant",
+            "reasoning_content": "hm so",
+            "content": "I look.!",
+            "tool_calls": calls,
+        },
         {"role": "tool", "tool_call_id": "call_look", "content": "sunny"},
         {"role": "tool", "tool_call_id": "call_wait", "content": [text("done")]},
     ]
 
 
 def test_a_refusal_is_text() -> None:
-    item = {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}
+    item = {
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "refusal", "refusal": "no"}],
+    }
     assert messages_of(item)[0]["content"] == "no"
 
 
@@ -94,7 +115,8 @@ def test_sealed_reasoning_comes_back(thought: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "sealed", ["", None, "gAAAAABo", "pyctl-reasoning-", "pyctl-reasoning-AAAA", "pyctl-reasoning-ä"]
+    "sealed",
+    ["", None, "gAAAAABo", "pyctl-reasoning-", "pyctl-reasoning-AAAA", "pyctl-reasoning-ä"],
 )
 def test_reasoning_that_cannot_be_read_is_left_out(sealed: str | None) -> None:
     assert messages_of(HI, reasoning(encrypted_content=sealed), HI) == [HI, HI]
@@ -126,20 +148,36 @@ def test_options_have_their_chat_names() -> None:
         "max_tokens": 7,
         "temperature": 0.5,
         "reasoning_effort": "low",
-        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}},
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "n", "schema": schema, "strict": True},
+        },
         "parallel_tool_calls": False,
         "seed": 3,
         "stream": True,
     }
-    assert converted("hi", text={"format": {"type": "json_object"}})["response_format"] == {"type": "json_object"}
+    assert converted("hi", text={"format": {"type": "json_object"}})["response_format"] == {
+        "type": "json_object"
+    }
 
 
 def test_functions_are_nested_and_other_tools_left_out(caplog: pytest.LogCaptureFixture) -> None:
     schema = {"type": "object"}
-    look = {"type": "function", "name": "look", "description": "Look", "parameters": schema, "strict": True}
-    fields = converted("hi", tools=[{"type": "web_search"}, look, {"type": "function", "name": "wait"}])
+    look = {
+        "type": "function",
+        "name": "look",
+        "description": "Look",
+        "parameters": schema,
+        "strict": True,
+    }
+    fields = converted(
+        "hi", tools=[{"type": "web_search"}, look, {"type": "function", "name": "wait"}]
+    )
     assert fields["tools"] == [
-        {"type": "function", "function": {"name": "look", "description": "Look", "parameters": schema}},
+        {
+            "type": "function",
+            "function": {"name": "look", "description": "Look", "parameters": schema},
+        },
         {"type": "function", "function": {"name": "wait", "description": "", "parameters": {}}},
     ]
     assert "web_search" in caplog.text
@@ -147,30 +185,67 @@ def test_functions_are_nested_and_other_tools_left_out(caplog: pytest.LogCapture
 
 
 def test_functions_of_a_namespace_are_functions_with_its_name_before_theirs() -> None:
-    inner = {"type": "function", "name": "close", "description": "Closes.", "parameters": {"type": "object"}}
-    space = {"type": "namespace", "name": "agents", "tools": [inner, {"type": "web_search", "name": "x"}]}
+    inner = {
+        "type": "function",
+        "name": "close",
+        "description": "Closes.",
+        "parameters": {"type": "object"},
+    }
+    space = {
+        "type": "namespace",
+        "name": "agents",
+        "tools": [inner, {"type": "web_search", "name": "x"}],
+    }
     asked = ResponseRequest.of({"input": "hi", "tools": [space]})
     function = {"name": "agents__close", "description": "Closes.", "parameters": {"type": "object"}}
     assert asked.chat["tools"] == [{"type": "function", "function": function}]
     assert asked.tools == {"agents__close": ("agents", inner)}
-    item = {"type": "function_call", "namespace": "agents", "name": "close", "arguments": "{}", "call_id": "c"}
+    item = {
+        "type": "function_call",
+        "namespace": "agents",
+        "name": "close",
+        "arguments": "{}",
+        "call_id": "c",
+    }
     assert messages_of(item)[0]["tool_calls"][0]["function"]["name"] == "agents__close"
-    chosen = converted("hi", tools=[space], tool_choice={"type": "function", "namespace": "agents", "name": "close"})
+    chosen = converted(
+        "hi",
+        tools=[space],
+        tool_choice={"type": "function", "namespace": "agents", "name": "close"},
+    )
     assert chosen["tool_choice"] == {"type": "function", "name": "agents__close"}
 
 
 def test_tools_within_the_input_are_tools_and_the_last_of_a_name_counts() -> None:
-    """Codex 0.144 and later sends all of its tools so; the namespace "functions" is its word for tools without one."""
-    inner = [{"type": "custom", "name": "exec"}, {"type": "function", "name": "wait", "description": "new"}]
+    """Codex 0.144 and later sends all of its tools so; the namespace "functions" is its word for
+    tools without one.
+    """
+    inner = [
+        {"type": "custom", "name": "exec"},
+        {"type": "function", "name": "wait", "description": "new"},
+    ]
     more = {"type": "additional_tools", "role": "developer", "id": "a"}
-    spaces = [{"type": "namespace", "name": name, "tools": inner} for name in ("functions", "agents")]
+    spaces = [
+        {"type": "namespace", "name": name, "tools": inner} for name in ("functions", "agents")
+    ]
     items = [{**more, "tools": spaces}, {"role": "user", "content": "hi"}, {**more, "tools": []}]
     fields = converted(items, tools=[{"type": "function", "name": "wait", "description": "old"}])
     assert fields["messages"] == [HI]
     functions = [tool["function"] for tool in fields["tools"]]
-    assert [function["name"] for function in functions] == ["wait", "exec", "agents__exec", "agents__wait"]
+    assert [function["name"] for function in functions] == [
+        "wait",
+        "exec",
+        "agents__exec",
+        "agents__wait",
+    ]
     assert functions[0]["description"] == "new"
-    call = {"type": "custom_tool_call", "namespace": "functions", "name": "exec", "input": "x", "call_id": "c"}
+    call = {
+        "type": "custom_tool_call",
+        "namespace": "functions",
+        "name": "exec",
+        "input": "x",
+        "call_id": "c",
+    }
     assert messages_of(call)[0]["tool_calls"][0]["function"]["name"] == "exec"
 
 
@@ -182,7 +257,11 @@ def test_tools_within_the_input_are_tools_and_the_last_of_a_name_counts() -> Non
         ({"type": "function", "name": "look"}, {"type": "function", "name": "look"}),
         ({"type": "custom", "name": "look"}, {"type": "function", "name": "look"}),
         (
-            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "custom", "name": "a"}, {"type": "mcp"}]},
+            {
+                "type": "allowed_tools",
+                "mode": "auto",
+                "tools": [{"type": "custom", "name": "a"}, {"type": "mcp"}],
+            },
             {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "a"}]},
         ),
     ],
@@ -191,17 +270,28 @@ def test_tool_choice(choice: Any, expected: Any) -> None:
     assert converted("hi", tool_choice=choice)["tool_choice"] == expected
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "x"}, {"type": "custom", "name": "x"}])
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "name": "x"}, {"type": "custom", "name": "x"}]
+)
 def test_a_call_that_is_forced_of_a_tool_that_was_left_out_is_refused(choice: Any) -> None:
     tools = [{"type": "web_search"}]
-    for fields in ({"input": "hi", "tools": tools}, {"input": [{"type": "additional_tools", "tools": tools}, HI]}):
+    for fields in (
+        {"input": "hi", "tools": tools},
+        {"input": [{"type": "additional_tools", "tools": tools}, HI]},
+    ):
         with pytest.raises(RequestError, match="requires a call"):
             ResponseRequest.of({**fields, "tool_choice": choice})
 
 
 def test_items_of_custom_tools_are_calls_and_results() -> None:
     items = [
-        {"type": "custom_tool_call", "call_id": "a", "name": "patch", "input": '"\n', "id": "ctc_1"},
+        {
+            "type": "custom_tool_call",
+            "call_id": "a",
+            "name": "patch",
+            "input": '"\n',
+            "id": "ctc_1",
+        },
         {"type": "custom_tool_call_output", "call_id": "a", "output": "ok"},
         {"role": "assistant", "content": None},
     ]
@@ -211,7 +301,15 @@ def test_items_of_custom_tools_are_calls_and_results() -> None:
     assert json.loads(made["function"]["arguments"]) == {"input": '"\n'}
     assert (result["tool_call_id"], result["content"]) == ("a", "ok")
     assert last == {"role": "assistant", "content": ""}
-    for kind in ("item_reference", "compaction", "mcp_call", "local_shell_call", "web_search_call", "x_output", ["y"]):
+    for kind in (
+        "item_reference",
+        "compaction",
+        "mcp_call",
+        "local_shell_call",
+        "web_search_call",
+        "x_output",
+        ["y"],
+    ):
         with pytest.raises(RequestError, match=r"items of type .*(item|comp|mcp|local|web|x_|y)"):
             messages_of({"type": kind, "id": "m"})
 

@@ -29,7 +29,9 @@ PROMPT = {"prompt": "hello", "n_predict": 4, "ignore_eos": True}
 def test_what_each_slot_is_doing() -> None:
     service = Bench().service
     request = Request(Prompt.of(list(b"hello")), max_tokens=9)
-    busy = SequenceView(1, N_CTX, True, 7, request, 8, 2, 3, 4, True, tuple(b"hello"), tuple(b"a\nb"))
+    busy = SequenceView(
+        1, N_CTX, True, 7, request, 8, 2, 3, 4, True, tuple(b"hello"), tuple(b"a\nb")
+    )
     assert sequence_json(service, SequenceView(0, N_CTX, False)) == {
         "id": 0,
         "n_ctx": 4096,
@@ -49,7 +51,9 @@ def test_what_each_slot_is_doing() -> None:
         "n_prompt_tokens": 8,
         "n_prompt_tokens_processed": 3,
         "n_prompt_tokens_cache": 2,
-        "next_token": [{"has_next_token": True, "has_new_line": True, "n_remain": 5, "n_decoded": 4}],
+        "next_token": [
+            {"has_next_token": True, "has_new_line": True, "n_remain": 5, "n_decoded": 4}
+        ],
     }
     debug = sequence_json(Bench(settings=ServerSettings(slots_debug=True)).service, busy)
     assert (debug["prompt"], debug["generated"]) == ("hello", "a\nb")
@@ -66,13 +70,18 @@ def test_slots_of_a_server_that_has_served() -> None:
 
 
 def test_cached_tokens_of_others_are_shown_in_blocks() -> None:
-    """Else a page that planted a prompt reads from the number how far the next prompt of another client equals it."""
+    """Else a page that planted a prompt reads from the number how far the next prompt of another
+    client equals it.
+    """
     bench, here = Bench(), {"Host": "localhost:8080"}
     views = Future[tuple[SequenceView, ...]]()
     views.set_result((SequenceView(0, N_CTX, True, 7, Request(Prompt.of([1] * 95)), 95, 45, 50),))
     bench.service.admin.sequences = lambda **_: views  # type: ignore[method-assign]
     counts = ("n_prompt_tokens_cache", "n_prompt_tokens_processed")
-    for headers, expected in ((here, (45, 50)), ({**here, "Origin": "http://evil.example"}, (32, 63))):
+    for headers, expected in (
+        (here, (45, 50)),
+        ({**here, "Origin": "http://evil.example"}, (32, 63)),
+    ):
         (slot,) = bench.client.get("/slots", headers=headers).json()
         assert tuple(slot[name] for name in counts) == expected
 
@@ -103,7 +112,11 @@ def test_no_slot_available() -> None:
     assert bench.client.get("/slots").status_code == 200
     response = bench.client.get("/slots?fail_on_no_slot=1")
     assert response.status_code == 503
-    assert response.json()["error"] == {"code": 503, "message": "no slot available", "type": "unavailable_error"}
+    assert response.json()["error"] == {
+        "code": 503,
+        "message": "no slot available",
+        "type": "unavailable_error",
+    }
 
 
 def test_slots_can_be_hidden() -> None:
@@ -125,7 +138,10 @@ def test_save_restore_erase(tmp_path: Path) -> None:
     assert read == {"id_slot": 0, "filename": "a.bin", "n_restored": n_tokens, "n_read": n_bytes}
     assert client.post("/slots/2?action=erase").json() == {"id_slot": 2, "n_erased": n_tokens}
     missing = client.post("/slots/1?action=restore", json={"filename": "b.bin"}).json()["error"]
-    assert (missing["code"], missing["message"].partition(":")[0]) == (400, "Unable to restore slot")
+    assert (missing["code"], missing["message"].partition(":")[0]) == (
+        400,
+        "Unable to restore slot",
+    )
 
 
 @pytest.mark.parametrize(
@@ -143,7 +159,11 @@ def test_save_restore_erase(tmp_path: Path) -> None:
 def test_bad_actions(path: str, body: object, message: str) -> None:
     response = Bench(settings=ServerSettings(slot_save_path=HERE)).post(path, body)
     assert response.status_code == 400
-    assert response.json()["error"] == {"code": 400, "message": message, "type": "invalid_request_error"}
+    assert response.json()["error"] == {
+        "code": 400,
+        "message": message,
+        "type": "invalid_request_error",
+    }
 
 
 def test_without_a_directory_nothing_is_saved() -> None:
@@ -152,7 +172,12 @@ def test_without_a_directory_nothing_is_saved() -> None:
     assert "--slot-save-path" in response.json()["error"]["message"]
 
 
-@given(st.one_of(st.text(max_size=300), st.sampled_from([".", "..", "a/b", "a\\b", " a", "a.", "\ud800", "x" * 256])))
+@given(
+    st.one_of(
+        st.text(max_size=300),
+        st.sampled_from([".", "..", "a/b", "a\\b", " a", "a.", "\ud800", "x" * 256]),
+    )
+)
 def test_a_file_name_never_leaves_its_directory(name: str) -> None:
     try:
         kept = _filename(name)

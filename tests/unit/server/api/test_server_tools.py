@@ -42,19 +42,29 @@ class FakeClient:
 
 
 def bench_with(
-    fake: FakeClient, settings: ServerSettings | None = None, servers: tuple[McpServer, ...] = (SERVER,)
+    fake: FakeClient,
+    settings: ServerSettings | None = None,
+    servers: tuple[McpServer, ...] = (SERVER,),
 ) -> Bench:
     """A server with tools; its cross-origin rule is that of the command line with them."""
     settings = settings or ServerSettings(cors=Cors("localhost"))
     bench, box = Bench(play("x"), settings=settings), ToolBox(ToolSettings(servers))
     for name in ("look", "wait"):
-        tool = McpTool(f"own_{name}", f"To {name}.", {"type": "object"}, name == "look", partial(fake.call, name))
+        tool = McpTool(
+            f"own_{name}",
+            f"To {name}.",
+            {"type": "object"},
+            name == "look",
+            partial(fake.call, name),
+        )
         box._tools[tool.name] = tool
     bench.app = create_app(Models.of(replace(bench.service, shared=AppState(settings, tools=box))))
     return bench
 
 
-def client(settings: ServerSettings | None = None, servers: tuple[McpServer, ...] = (SERVER,)) -> Client:
+def client(
+    settings: ServerSettings | None = None, servers: tuple[McpServer, ...] = (SERVER,)
+) -> Client:
     return Client(bench_with(FakeClient(), settings, servers).app)
 
 
@@ -73,8 +83,16 @@ def test_tools_are_listed_and_called_without_builtin_headers() -> None:
     fake = FakeClient()
     server = Client(bench_with(fake).app)
     looks, waits = server.get("/tools").json()
-    assert (looks["tool"], looks["type"], looks["permissions"]) == ("own_look", "mcp", {"write": False})
-    assert (waits["tool"], waits["permissions"], waits["uses_cwd"]) == ("own_wait", {"write": True}, False)
+    assert (looks["tool"], looks["type"], looks["permissions"]) == (
+        "own_look",
+        "mcp",
+        {"write": False},
+    )
+    assert (waits["tool"], waits["permissions"], waits["uses_cwd"]) == (
+        "own_wait",
+        {"write": True},
+        False,
+    )
     assert server.get("/props").json()["tools"] is True
     headers = {"x-tool-runtime": "ssh:x", "x-tool-cwd": "/", "x-resp-type": "base64"}
     assert call(server, "own_look", headers, cwd=5).json() == {"plain_text_response": "seen"}
@@ -126,7 +144,10 @@ OTHERS = ("http://evil.example", "http://localhost:3000", "null", "http://server
 @pytest.mark.parametrize("origins", ["localhost", "*"])
 def test_pages_of_other_origins_have_no_tools(origin: str, origins: str) -> None:
     server = client(ServerSettings(cors=Cors(origins)))
-    for answer in (server.get("/tools", headers={"origin": origin}), call(server, "own_look", {"origin": origin})):
+    for answer in (
+        server.get("/tools", headers={"origin": origin}),
+        call(server, "own_look", {"origin": origin}),
+    ):
         assert (answer.status_code, answer.json()["error"]["type"]) == (403, "permission_error")
     assert call(server, "own_look", {"origin": "http://server"}).status_code == 200
     named = client(ServerSettings(cors=Cors(f"{origin},http://other")))
@@ -151,11 +172,22 @@ def test_tools_limit_the_origins_that_may_send_requests() -> None:
 @pytest.mark.parametrize(
     ("argv", "environ"),
     [
-        *((argv, {}) for argv in (["--tools", "all"], ["--tools-runtime", "ssh:x"], ["-ag"], ["--agent"])),
-        *(([], environ) for environ in ({"LLAMA_ARG_TOOLS": "read_file"}, {"LLAMA_ARG_AGENT": "1"})),
+        *(
+            (argv, {})
+            for argv in (["--tools", "all"], ["--tools-runtime", "ssh:x"], ["-ag"], ["--agent"])
+        ),
+        *(
+            ([], environ)
+            for environ in ({"LLAMA_ARG_TOOLS": "read_file"}, {"LLAMA_ARG_AGENT": "1"})
+        ),
     ],
 )
 @pytest.mark.parametrize("parse", [parse_serve, parse_chat])
-def test_built_in_tools_are_refused_with_what_to_use_instead(parse: Any, argv: list[str], environ: Any) -> None:
-    with pytest.raises(ConfigError, match=r"^[-A-Z_a-z]+ is not supported: .*--mcp-servers-config.*server-filesystem"):
+def test_built_in_tools_are_refused_with_what_to_use_instead(
+    parse: Any, argv: list[str], environ: Any
+) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"^[-A-Z_a-z]+ is not supported: .*--mcp-servers-config.*server-filesystem",
+    ):
         parse(argv, environ)

@@ -33,7 +33,9 @@ def test_tokenize(bench: Bench, fields: dict[str, Any], tokens: list[int]) -> No
 
 
 def test_pieces_are_text_or_bytes(bench: Bench) -> None:
-    assert bench.post("/tokenize", {"content": "á<|im_end|>b", "with_pieces": True}).json()["tokens"] == [
+    assert bench.post("/tokenize", {"content": "á<|im_end|>b", "with_pieces": True}).json()[
+        "tokens"
+    ] == [
         {"id": 0xC3, "piece": [0xC3]},
         {"id": 0xA1, "piece": [0xA1]},
         {"id": 257, "piece": "<|im_end|>"},
@@ -42,7 +44,9 @@ def test_pieces_are_text_or_bytes(bench: Bench) -> None:
 
 
 def test_detokenize(bench: Bench) -> None:
-    assert bench.post("/detokenize", {"tokens": [256, 0xC3, 0xA1]}).json() == {"content": "<|im_start|>á"}
+    assert bench.post("/detokenize", {"tokens": [256, 0xC3, 0xA1]}).json() == {
+        "content": "<|im_start|>á"
+    }
     assert bench.post("/detokenize", {"tokens": [0xC3]}).json() == {"content": "\ufffd"}
     assert bench.post("/detokenize", {}).json() == {"content": ""}
 
@@ -81,7 +85,10 @@ def test_apply_template() -> None:
     ("path", "body"),
     [
         ("/v1/chat/completions/input_tokens", {"messages": HI}),
-        ("/v1/messages/count_tokens", {"messages": HI, "system": "s", "tools": [{"name": "f", "input_schema": {}}]}),
+        (
+            "/v1/messages/count_tokens",
+            {"messages": HI, "system": "s", "tools": [{"name": "f", "input_schema": {}}]},
+        ),
         ("/v1/responses/input_tokens", {"input": "Hi"}),
     ],
 )

@@ -6,9 +6,15 @@ from typing import Any
 from tests.unit.chat import toy
 from tests.unit.server.fake import Bench, play
 
-TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"properties": {"city": {"type": "string"}}}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "look_up", "parameters": {"properties": {"city": {"type": "string"}}}},
+}
 OTHER = {"type": "function", "function": {"name": "stop"}, "strict": True}
-CALL = "<tool_call>\n<function=look_up>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>"
+CALL = (
+    "<tool_call>\n<function=look_up>\n<parameter=city>\nParis\n"
+    "</parameter>\n</function>\n</tool_call>"
+)
 STOP = '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
 
 
@@ -17,12 +23,17 @@ def message(bench: Bench, **fields: Any) -> Any:
 
 
 def test_calls_of_a_whole_reply() -> None:
-    (choice,) = Bench(play("Let me ", "see.\n\n" + CALL, "\n" + STOP)).chat(tools=[TOOL, OTHER])["choices"]
+    (choice,) = Bench(play("Let me ", "see.\n\n" + CALL, "\n" + STOP)).chat(tools=[TOOL, OTHER])[
+        "choices"
+    ]
     assert choice["finish_reason"] == "tool_calls"
     first, second = choice["message"].pop("tool_calls")
     assert choice["message"] == {"role": "assistant", "content": "Let me see.\n\n"}
     assert len({first.pop("id"), second.pop("id")}) == 2
-    assert first == {"type": "function", "function": {"name": "look_up", "arguments": '{"city":"Paris"}'}}
+    assert first == {
+        "type": "function",
+        "function": {"name": "look_up", "arguments": '{"city":"Paris"}'},
+    }
     assert second == {"type": "function", "function": {"name": "stop", "arguments": "{}"}}
 
 
@@ -35,7 +46,11 @@ def test_calls_in_a_stream() -> None:
     assert {call["index"] for call in calls} == {0}
     call_id = calls[0].pop("id")
     assert len(call_id) == 32
-    assert calls[0] == {"index": 0, "type": "function", "function": {"name": "look_up", "arguments": ""}}
+    assert calls[0] == {
+        "index": 0,
+        "type": "function",
+        "function": {"name": "look_up", "arguments": ""},
+    }
     assert all(list(call["function"]) == ["arguments"] for call in calls[1:])
     assert len(calls) > 5
     assert "".join(call["function"]["arguments"] for call in calls) == '{"city":"Paris"}'
@@ -55,7 +70,10 @@ def test_text_that_is_no_call_is_content() -> None:
     for fields in ({}, {"tool_choice": "none"}):
         assert message(Bench(play(text)), **fields) == {"role": "assistant", "content": text}
     assert message(Bench(play(CALL)), tool_choice="none") == {"role": "assistant", "content": CALL}
-    assert Bench(play(CALL)).chat()["choices"][0]["message"] == {"role": "assistant", "content": CALL}
+    assert Bench(play(CALL)).chat()["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": CALL,
+    }
 
 
 def test_one_call_without_parallel_calls() -> None:

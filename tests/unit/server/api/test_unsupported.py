@@ -15,7 +15,14 @@ def client() -> Client:
 
 @pytest.mark.parametrize(
     "path",
-    ["/rerank", "/reranking", "/v1/rerank", "/v1/reranking", "/audio/transcriptions", "/v1/audio/transcriptions"],
+    [
+        "/rerank",
+        "/reranking",
+        "/v1/rerank",
+        "/v1/reranking",
+        "/audio/transcriptions",
+        "/v1/audio/transcriptions",
+    ],
 )
 def test_what_no_model_here_can(client: Client, path: str) -> None:
     error = client.post(path, json={}).json()["error"]
@@ -26,7 +33,9 @@ def test_what_no_model_here_can(client: Client, path: str) -> None:
 def test_features_that_are_off(client: Client, path: str) -> None:
     for response in (client.get(path), client.post(path, json={})):
         assert response.status_code == 403
-        assert response.json() == {"error": {"message": "this feature is disabled", "type": "feature_disabled"}}
+        assert response.json() == {
+            "error": {"message": "this feature is disabled", "type": "feature_disabled"}
+        }
 
 
 def test_no_stream_is_kept_unless_its_client_names_a_conversation(client: Client) -> None:
@@ -79,20 +88,39 @@ BOTH = [{"id": 0, "scale": 0.5}, {"id": 1, "scale": 1}]
         ([{"id": 0}, BOTH[1]], False, False),
     ],
 )
-def test_an_adapter_that_is_left_out_would_get_0(entries: list[Any], is_kept: bool, is_kept_for_all: bool) -> None:
+def test_an_adapter_that_is_left_out_would_get_0(
+    entries: list[Any], is_kept: bool, is_kept_for_all: bool
+) -> None:
     bench = Bench(play("x"), lora=(("a.gguf", 0.5), ("b.gguf", 1.0)))
     fields = {"prompt": "x", "messages": HI, "input": "x", "lora": entries}
-    for path in ("/completion", "/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses"):
-        given = {name: value for name, value in fields.items() if (path, name) != ("/v1/responses", "prompt")}
+    for path in (
+        "/completion",
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/messages",
+        "/v1/responses",
+    ):
+        given = {
+            name: value
+            for name, value in fields.items()
+            if (path, name) != ("/v1/responses", "prompt")
+        }
         response = bench.post(path, given)
         assert response.status_code == (200 if is_kept else 501), (path, response.text)
         assert is_kept or "0 has 0.5, 1 has 1" in response.text
-    assert bench.client.post("/lora-adapters", json=entries).status_code == (200 if is_kept_for_all else 501)
+    assert bench.client.post("/lora-adapters", json=entries).status_code == (
+        200 if is_kept_for_all else 501
+    )
     if not is_kept:
         assert bench.post("/cache/warm", fields).status_code == 501
 
 
-CHAT, MESSAGES, TEXT, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/completions", "/v1/responses"
+CHAT, MESSAGES, TEXT, RESPONSES = (
+    "/v1/chat/completions",
+    "/v1/messages",
+    "/v1/completions",
+    "/v1/responses",
+)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +152,13 @@ CHAT, MESSAGES, TEXT, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/c
 )
 def test_what_is_not_done_is_refused_in_one_line(path: str, fields: dict[str, Any]) -> None:
     bench = Bench(play("x", probs=(-1.0,)))
-    body = {"messages": HI} if path in (CHAT, MESSAGES) else {"input": "x"} if path == RESPONSES else {"prompt": "x"}
+    body = (
+        {"messages": HI}
+        if path in (CHAT, MESSAGES)
+        else {"input": "x"}
+        if path == RESPONSES
+        else {"prompt": "x"}
+    )
     for stream in (False, True):
         response = bench.post(path, {**body, **fields, "stream": stream})
         assert response.status_code == 501, response.text
@@ -138,6 +172,14 @@ def test_what_is_not_done_is_refused_in_one_line(path: str, fields: dict[str, An
         "audio": None,
         "web_search_options": {},
     }
-    nothing |= {"n": 1, "n_cmpl": None, "mcp_servers": [], "container": None, "best_of": 1, "suffix": "", "echo": False}
+    nothing |= {
+        "n": 1,
+        "n_cmpl": None,
+        "mcp_servers": [],
+        "container": None,
+        "best_of": 1,
+        "suffix": "",
+        "echo": False,
+    }
     nothing |= {"compaction": None, "background": False, "thread": None, "tools": []}
     assert bench.post(path, {**body, **nothing}).status_code == 200
