@@ -37,7 +37,8 @@ RECORDED = Path(__file__).parent / "recorded"
 
 VOCABULARY = RECORDED.parents[1] / "vendor" / "llama.cpp" / "models" / "ggml-vocab-qwen35.gguf"
 
-N_FILE, N_EDITS = 8192, 12
+N_FILE = 8192
+N_EDITS = 12
 """Tokens of the file, and changes in it."""
 
 HEAD_SHARE = 0.8
@@ -55,7 +56,8 @@ class Edit:
 
     def hunks(self, context: int) -> Iterator[tuple[str, str]]:
         """The old and the new text of the change, with lines around."""
-        old, new = self.before.splitlines(True), self.after.splitlines(True)
+        old = self.before.splitlines(True)
+        new = self.after.splitlines(True)
         for group in difflib.SequenceMatcher(None, old, new).get_grouped_opcodes(context):
             yield "".join(old[group[0][1] : group[-1][2]]), "".join(new[group[0][3] : group[-1][4]])
 
@@ -117,7 +119,8 @@ def conversation(file: Path, n_file: int, n_edits: int) -> tuple[list[int], list
     pieces: list[tuple[str, str]] = []
     n = 0
     for edit in recorded():
-        old, new = edit.before.splitlines(True), edit.after.splitlines(True)
+        old = edit.before.splitlines(True)
+        new = edit.after.splitlines(True)
         for _, i, i_end, j, j_end in difflib.SequenceMatcher(None, old, new).get_opcodes():
             if n < n_file:
                 pieces.append(("".join(old[i:i_end]), "".join(new[j:j_end])))
@@ -170,7 +173,8 @@ def json_edits(edit: Edit) -> Conversation:
 
 
 def unified_diff(edit: Edit) -> Conversation:
-    old, new = edit.before.splitlines(True), edit.after.splitlines(True)
+    old = edit.before.splitlines(True)
+    new = edit.after.splitlines(True)
     lines = difflib.unified_diff(old, new, f"a/{edit.path}", f"b/{edit.path}")
     return asked(
         edit, edit.before
@@ -204,7 +208,8 @@ class Count:
 class Head:
     """A head that drafts the reply, or another token if it is wrong."""
 
-    name, n_max = "draft-mtp", 3
+    name = "draft-mtp"
+    n_max = 3
 
     def __init__(self, machine: Machine) -> None:
         self.text: list[int] = []
@@ -227,9 +232,13 @@ class Beside:
     """
 
     def __init__(self, machine: Machine, cache: CacheDrafts | None) -> None:
-        self.machine, self.cache, self.head = machine, cache, Head(machine)
-        self.count, self.ms = Count(), 0.0
-        lengths, head = machine.controller(), self.head
+        self.machine = machine
+        self.cache = cache
+        self.head = Head(machine)
+        self.count = Count()
+        self.ms = 0.0
+        lengths = machine.controller()
+        head = self.head
         sources: list[DraftSource] = [cache] if cache is not None else []
         self._speculation = Speculation(sources, cast(Any, head), lengths=lengths)
         self._speculation.seconds = lambda: head.ms / 1e3
@@ -244,9 +253,13 @@ class Beside:
         """A request whose model replies ``reply``; right tokens after a mark are sure in the next
         step.
         """
-        seq, tokens, n = LiveSequence(0, prompt.size + reply.size), tuple(reply.tolist()), 1
+        seq = LiveSequence(0, prompt.size + reply.size)
+        tokens = tuple(reply.tolist())
+        n = 1
         seq.reset(prompt)
-        self.head.text, n_free, sure = [*prompt.tolist(), *tokens], self.machine.n_free, tokens[:1]
+        self.head.text = [*prompt.tolist(), *tokens]
+        n_free = self.machine.n_free
+        sure = tokens[:1]
         with self._speculation.following(key, prompt):
             while n < len(tokens):
                 if self.cache is not None:
@@ -257,7 +270,8 @@ class Beside:
                 pairs = zip(draft.tokens, tokens[n:], strict=False)
                 right = next((i for i, (a, b) in enumerate(pairs) if a != b), len(draft.tokens))
                 self._step(key, len(sure) + len(draft.tokens), right)
-                said, n = (*sure, *tokens[n : n + right + 1]), n + right + 1
+                said = (*sure, *tokens[n : n + right + 1])
+                n = n + right + 1
                 n_held = (
                     len(said) - 1
                     if right == len(draft.tokens) or len(draft.tokens) <= n_free
@@ -288,7 +302,8 @@ def rewriting(machine: Machine, prompt: Tokens, reply: Tokens) -> list[object]:
         if cache is not None:
             cache.remember(prompt)
         server.reply(0, prompt[: prompt.size // 4], prompt[prompt.size // 4 :][:24])
-        server.count, server.ms = Count(), 0.0
+        server.count = Count()
+        server.ms = 0.0
         server.reply(1, prompt, reply)
         cells.append(f"{server.rate:.0f}")
     return [*cells, f"{server.count.n_tokens / server.count.n_steps:.1f}"]

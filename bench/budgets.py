@@ -35,9 +35,12 @@ TEMPLATE = (
 SCALE = 256
 """Bytes of the 27B for each byte here."""
 
-ROW_BYTES, STATE_BYTES = QWEN36_27B.row_bytes() // SCALE, QWEN36_27B.state_bytes // SCALE
+ROW_BYTES = QWEN36_27B.row_bytes() // SCALE
+STATE_BYTES = QWEN36_27B.state_bytes // SCALE
 
-N_CELLS, N_SEQS, N_UBATCH = 65_536, 4, 1024
+N_CELLS = 65_536
+N_SEQS = 4
+N_UBATCH = 1024
 
 
 def is_late(turn: Turn) -> bool:
@@ -105,10 +108,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         for gib in arguments.gib:
             simulation = simulated(name, gib, arguments.slots, **card)
             turns = simulation.turns
-            evaluated, floor = (
-                sum(turn.n_evaluated for turn in turns),
-                sum(turn.floor for turn in turns),
-            )
+            evaluated = sum(turn.n_evaluated for turn in turns)
+            floor = sum(turn.floor for turn in turns)
             cells: list[object] = [
                 f"{evaluated / floor:.2f}",
                 f"{minimum(simulation, gib, **card) / floor:.2f}",

@@ -40,11 +40,13 @@ N_REPLIES = 4
 
 def measure(model: str, n_prompt: int, n_reply: int, *, gpu: bool) -> dict[str, Any]:
     """The findings about the build of this process: rates in tokens per second, memory in MiB."""
-    n_ctx, n_threads = n_prompt + N_REPLIES * (64 + n_reply), -1 if gpu else 1
+    n_ctx = n_prompt + N_REPLIES * (64 + n_reply)
+    n_threads = -1 if gpu else 1
     backend = load(
         ModelSettings(path=model, n_ctx=n_ctx, n_seqs=N_REPLIES, n_threads=n_threads)
     ).backend
-    clock, digest = time.perf_counter if gpu else time.process_time, hashlib.sha256()
+    clock = time.perf_counter if gpu else time.process_time
+    digest = hashlib.sha256()
     vocabulary = as_tokens(np.arange(max(n_prompt, 64)) % backend.tokenizer.n_vocab)
 
     def prompt(seq: int, n: int) -> float:
@@ -54,7 +56,8 @@ def measure(model: str, n_prompt: int, n_reply: int, *, gpu: bool) -> dict[str, 
         return n / (clock() - began)
 
     def replies(seqs: Sequence[int], n_before: int) -> float:
-        seconds, tokens = 0.0, list(seqs)
+        seconds = 0.0
+        tokens = list(seqs)
         for n in range(n_before, n_before + n_reply):
             began = clock()
             backend.decode(
@@ -73,14 +76,10 @@ def measure(model: str, n_prompt: int, n_reply: int, *, gpu: bool) -> dict[str, 
         backend.memory.clear(seq)
         prompt(seq, 64)
     rates.append(replies(range(N_REPLIES), 64))
-    kind, text = (
-        r"ARCHS = (\S+)" if gpu else r"(\w*(?:AVX|AMX)\w*) = 1",
-        api.llama_print_system_info().decode(),
-    )
-    rss, vram = (
-        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,
-        (vram_mib() or 0.0) if gpu else 0.0,
-    )
+    kind = r"ARCHS = (\S+)" if gpu else r"(\w*(?:AVX|AMX)\w*) = 1"
+    text = api.llama_print_system_info().decode()
+    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    vram = (vram_mib() or 0.0) if gpu else 0.0
     return {
         "features": " ".join(re.findall(kind, text)),
         "bits": digest.hexdigest(),

@@ -121,13 +121,15 @@ def measure(chat: ChatFormat, n_messages: int, words_each: int, turns: int) -> d
     for turn in range(turns + 2):
         messages += [{"role": "user", "content": f"Question {turn}: " + "and then " * 20}]
         body = json.dumps({"messages": messages}).encode()
-        began, worked = time.perf_counter(), time.thread_time()
+        began = time.perf_counter()
+        worked = time.thread_time()
         given = msgspec.json.decode(body)["messages"]
         parsed = time.perf_counter()
         prompt = chat.prepare(ChatRequest(given)).prompt
         rendered = time.perf_counter()
         answered(engine, Request(prompt, Sampling(temperature=0.0), max_tokens=1))
-        done, worked = time.perf_counter(), time.thread_time() - worked
+        done = time.perf_counter()
+        worked = time.thread_time() - worked
         n_tokens = len(prompt)
         if turn >= 2:  # the first turns fill the caches
             seconds = (parsed - began, rendered - parsed, done - rendered, done - began, worked)

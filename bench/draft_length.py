@@ -33,7 +33,8 @@ from pyctl.engine.draft.speculation import Draft, Speculation
 from pyctl.prompt import Tokens, as_tokens
 
 SEEDS = range(5)
-HEAD, COPY = "head", "copy"
+HEAD = "head"
+COPY = "copy"
 BOTH = (HEAD, COPY)
 
 
@@ -269,7 +270,8 @@ class Source:
     """
 
     def __init__(self, simulation: Simulation, name: str) -> None:
-        self.name, self.n_max = name, LIMITS[name]
+        self.name = name
+        self.n_max = LIMITS[name]
         self._simulation, self._place = simulation, simulation.text.sources.index(name)
 
     def begin(self, key: int, prompt: Tokens) -> None:
@@ -281,7 +283,8 @@ class Source:
 
     def match(self, job: DraftJob, draft: tuple[int, ...] = ()) -> Match:
         """As many tokens as the text was copied for, and `MIN_MATCH` before."""
-        known, end = self._simulation.known[job.key], self._simulation.at[job.key] + len(draft)
+        known = self._simulation.known[job.key]
+        end = self._simulation.at[job.key] + len(draft)
         first = end
         while first and known[first - 1][self._place][0]:
             first -= 1
@@ -313,11 +316,15 @@ class Simulation:
     def __init__(
         self, machine: Machine, text: Text, seed: int, fixed: int | None, n_sources: int = 2
     ) -> None:
-        self.machine, self.text, self.fixed = machine, text, fixed
+        self.machine = machine
+        self.text = text
+        self.fixed = fixed
         self.known: dict[int, list[Known]] = {}
         self.at: dict[int, int] = {}
-        self.head_ms, self._n_said = 0.0, 0
-        self._written, self._noise = random.Random(f"{text.name} {seed}"), random.Random(seed)
+        self.head_ms = 0.0
+        self._n_said = 0
+        self._written = random.Random(f"{text.name} {seed}")
+        self._noise = random.Random(seed)
         named = text.sources[:n_sources]
         copying: list[Any] = [Source(self, COPY)] if COPY in named else []
         head: Any = Source(self, HEAD) if HEAD in named else None
@@ -331,13 +338,13 @@ class Simulation:
         return ms / self._n_said
 
     def _reply(self, reply: int) -> float:
-        text, machine, all_ms = self.text, self.machine, 0.0
+        text = self.text
+        machine = self.machine
+        all_ms = 0.0
         keys = range(reply * text.n_seqs, (reply + 1) * text.n_seqs)
         self.known = {key: list(text.predicted(self._written, text.n_tokens + 1)) for key in keys}
-        self.at, seqs = (
-            dict.fromkeys(keys, 0),
-            {key: LiveSequence(key, text.n_tokens + 1) for key in keys},
-        )
+        self.at = dict.fromkeys(keys, 0)
+        seqs = {key: LiveSequence(key, text.n_tokens + 1) for key in keys}
         widths: tuple[int, ...] = ()  # the prompt was of another
         place = 0
         with ExitStack() as opened:
@@ -347,9 +354,11 @@ class Simulation:
                 self.head_ms = 0.0
                 jobs = [self._job(seqs[key], n_left - 1) for key in keys]
                 drafts = self._speculation.propose(jobs)
-                before, widths = widths, self._evaluations(jobs, drafts)
+                before = widths
+                widths = self._evaluations(jobs, drafts)
                 place = place + 1 if widths == before else 0
-                ms, accepted = self._step_ms(widths, place), {}
+                ms = self._step_ms(widths, place)
+                accepted = {}
                 for job, draft in zip(jobs, drafts, strict=True):
                     n = accepted[job.key] = _n_right(draft.tokens)
                     self.at[job.key] += 1 + n
@@ -388,7 +397,9 @@ class Simulation:
 
     def _step_ms(self, widths: Sequence[int], place: int) -> float:
         """Milliseconds of a step that evaluates so many tokens, one evaluation after the other."""
-        machine, text, rng = self.machine, self.text, self._noise
+        machine = self.machine
+        text = self.text
+        rng = self._noise
         depth = (
             1 + sum(self.at.values()) / text.n_seqs / 5000
         )  # steps take longer with more context
@@ -410,7 +421,8 @@ def record(machine: Machine, text: Text, seeds: Sequence[int]) -> dict[str, Any]
         n: [Simulation(machine, text, seed, n).ms() for seed in seeds] for n in (0, None, *lengths)
     }
     speeds = {n: [plain / ms for plain, ms in zip(took[0], took[n], strict=True)] for n in took}
-    found, worst = speeds[None], min(speeds[None])
+    found = speeds[None]
+    worst = min(speeds[None])
     fixed = max(statistics.mean(speeds[n]) for n in (0, *lengths))
     if len(text.sources) > 1:
         head = [Simulation(machine, text, seed, None, 1).ms() for seed in seeds]

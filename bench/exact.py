@@ -66,14 +66,17 @@ def measure(loaded: Loaded, prompt: Prompt) -> list[float]:
     """Differences, by COLUMNS: of a second cold run, of one that saved at each boundary, and of
     those that resumed.
     """
-    backend, tokens, cuts = loaded.backend, prompt.tokens, list(prompt.boundaries)
+    backend = loaded.backend
+    tokens = prompt.tokens
+    cuts = list(prompt.boundaries)
     ends = batch_ends(prompt, backend.facts.n_ubatch)
     cold = run(backend, tokens, ends)
     backend.memory.clear(0)
     found = [difference(run(backend, tokens, ends), cold)]
     backend.memory.clear(0)
     segments: list[Segment] = []
-    states, start = {}, 0
+    states = {}
+    start = 0
     for cut in cuts:
         run(backend, tokens, [end for end in ends if end <= cut], start)
         rows = backend.memory.save_rows(0, start, cut)

@@ -85,7 +85,8 @@ def modes_of(options: argparse.Namespace) -> list[Mode]:
     """The servers to compare: pyctl by default, with --exact, with --exact and drafts,
     llama-server.
     """
-    flags, ours = tuple(options.flags), tuple(PYCTL_SERVE)
+    flags = tuple(options.flags)
+    ours = tuple(PYCTL_SERVE)
     modes = [
         Mode("pyctl", (*ours, *flags), True),
         Mode("pyctl --exact", (*ours, *flags, "--exact"), True),

@@ -51,9 +51,12 @@ from pyctl.setup.libraries import BUILT, LIBRARY_PATH, MTMD_PATH
 from tools.generator.families import FAMILIES, cached_family
 from tools.generator.zoo import ZOO
 
-N_CTX, N_UBATCH = 4096, 128
-N_REPLY, N_BEST = 6, 5
-START, ASSISTANT = 257, (97, 115)
+N_CTX = 4096
+N_UBATCH = 128
+N_REPLY = 6
+N_BEST = 5
+START = 257
+ASSISTANT = (97, 115)
 """Tokens of the byte vocabulary: the one that starts a message, and the name that opens a reply."""
 MAX_SECONDS = 600
 """For one model; one that needs more is stuck."""
@@ -172,7 +175,8 @@ class Answer:
         """
         found = 0.0
         for one, two in zip(self.best, other.best, strict=False):
-            mine, its = dict(one), dict(two)
+            mine = dict(one)
+            its = dict(two)
             found = max(
                 [found, *(abs(mine[token] - its[token]) for token in mine.keys() & its.keys())]
             )
@@ -212,7 +216,8 @@ def _answer(events: Sequence[object], prompt: Prompt) -> Answer:
     for event in events:
         if isinstance(event, Failed):
             raise event.error
-    done, pieces = events[-1], [event for event in events if isinstance(event, Piece)]
+    done = events[-1]
+    pieces = [event for event in events if isinstance(event, Piece)]
     assert isinstance(done, Done)
     tokens = tuple(token for piece in pieces for token in piece.tokens)
     best = tuple(best for piece in pieces for best in piece.probs)
@@ -313,7 +318,8 @@ def measure(name: str, path: Path) -> Record:
     """All of one model: each kind of KV, with and without --exact. The first kind defines the
     prompts.
     """
-    record, prompts = Record(name), dict[str, Prompt]()
+    record = Record(name)
+    prompts = dict[str, Prompt]()
     for kind, more in KINDS.items():
         given = {"n_ctx": N_CTX, "n_ubatch": N_UBATCH, "n_threads": 1, "n_seqs": 1, **more}
         try:
@@ -352,10 +358,8 @@ def _measure_first(
                     tally.count(name, answers(engine, [prompts[name]])[0], cold[name])
                 engine.prefix_cache.close()
                 if record.sizes is None:
-                    sizes, files = (
-                        sizes_of(engine),
-                        (path for path in Path(directory).rglob("*") if path.is_file()),
-                    )
+                    sizes = sizes_of(engine)
+                    files = (path for path in Path(directory).rglob("*") if path.is_file())
                     n_bytes = sum(path.stat().st_size for path in files)
                     record.sizes = replace(sizes, disk_per_token=n_bytes / sizes.n_tokens)
 
@@ -400,7 +404,8 @@ def sizes_of(engine: Engine) -> Sizes:
         for start in range(0, n, N_UBATCH):
             tokens = np.random.default_rng(start).integers(0, 250, N_UBATCH).astype(np.int32)
             engine.backend.evaluate(0, tokens, start)
-        rows, state = memory.save_rows(0, 0, n), memory.save_state(0, n)
+        rows = memory.save_rows(0, 0, n)
+        state = memory.save_state(0, n)
         memory.synchronize()
         saved.append(int(rows.block.nbytes) + state.n_bytes)
     row = (saved[1] - saved[0]) / (high - low)
@@ -415,7 +420,8 @@ def distinct(texts: Iterable[np.ndarray]) -> int:
     ordered = sorted(
         (text.astype(np.int32) for text in texts), key=lambda text: text.astype(">i4").tobytes()
     )
-    found, before = 0, np.empty(0, np.int32)
+    found = 0
+    before = np.empty(0, np.int32)
     for text in ordered:
         found += text.size - common_prefix(before, text)
         before = text

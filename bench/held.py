@@ -27,7 +27,8 @@ from pyctl.llama import LlamaBackend, load, reserve_pinned
 from pyctl.prompt import Tokens, as_tokens
 from tools.generator import TINY_HYBRID, write_model
 
-REPEAT, N_MESSAGE = 7, 64
+REPEAT = 7
+N_MESSAGE = 64
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,8 @@ def copies(size: int) -> tuple[float, float]:
     device = open_device()
     if device is not None:
         return device.copy_rates(size, REPEAT)
-    source, target = np.ones(size, np.uint8), np.empty(size, np.uint8)
+    source = np.ones(size, np.uint8)
+    target = np.empty(size, np.uint8)
     found = size / median_seconds(lambda: np.copyto(target, source), REPEAT) / 1e9
     return found, found
 

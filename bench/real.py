@@ -45,7 +45,8 @@ Commands: TypeAlias = dict[str, tuple[Sequence[str], str]]
 """By name: a server's command, and its GOMP_SPINCOUNT, empty for its own."""
 
 FILE = Path(pyctl.__file__).parent / "user_directory.py"
-LOW, HIGH = os.sched_param(0), os.sched_param(10)
+LOW = os.sched_param(0)
+HIGH = os.sched_param(10)
 
 
 @contextlib.contextmanager

@@ -98,7 +98,8 @@ class Served:
         if timings["prompt_n"] + timings["cache_n"] != len(prompt):
             raise SystemExit(f"{timings} do not add up to {len(prompt)} tokens")
         tokens = as_tokens(prompt)
-        n, n_new = len(prompt), timings["prompt_n"]
+        n = len(prompt)
+        n_new = timings["prompt_n"]
         seconds = {CARD.name: CARD.prompt(n - n_new, n)}
         self.turns.append(Turn(n, self._known.shared(tokens), n_new, seconds=seconds))
         self._known.add(as_tokens([*prompt, *self._tokens(said)]))
@@ -183,7 +184,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def cells_of(turns: Sequence[Turn]) -> list[object]:
     """Evaluated by floor, late requests, the worst (tokens evaluated by its floor), and seconds."""
-    evaluated, floor = sum(turn.n_evaluated for turn in turns), sum(turn.floor for turn in turns)
+    evaluated = sum(turn.n_evaluated for turn in turns)
+    floor = sum(turn.floor for turn in turns)
     worst = max(turns, key=lambda turn: turn.n_evaluated - 2 * turn.floor)
     took = [turn.seconds[CARD.name] for turn in turns]
     seconds = f"{sum(took):.1f} ({max(took):.1f})"

@@ -69,7 +69,8 @@ Workload: TypeAlias = Callable[[Answers], None]
 def text(seed: object, n: int) -> str:
     """``n`` characters in lines, another text for each seed."""
     rng = random.Random(repr((seed, n)))
-    plain, lines = words(repr(seed), n), []
+    plain = words(repr(seed), n)
+    lines = []
     while plain:
         cut = rng.randrange(20, 100)
         lines.append(plain[:cut])
@@ -270,7 +271,8 @@ def long_and_short(server: Answers) -> None:
     turn(server, main, user("last", 300))
 
 
-BUDGETED, LONG = named(three_agents, visits, long_and_short), named(long_agents)
+BUDGETED = named(three_agents, visits, long_and_short)
+LONG = named(long_agents)
 """Contexts of a whole card, which take minutes."""
 
 
@@ -336,7 +338,8 @@ def claude_code(server: Answers) -> None:
     """A title, a long head with the environment late in it, reminders in the first message, a
     sub-agent.
     """
-    listed, helpers = tools("claude", 16, 700), tools("claude", 12, 700)
+    listed = tools("claude", 16, 700)
+    helpers = tools("claude", 12, 700)
     for i, place in enumerate(places()):
         title = [{"role": "system", "content": text("claude title", 900)}, user((i, "task"), 160)]
         server.chat(title, Reply(20))
@@ -492,7 +495,8 @@ def continue_(server: Answers) -> None:
             code = f"```{place.folder}/main.py\n{text(('code', i), 900)}\n```\n{text((i, j), 100)}"
             messages.append({"role": "user", "content": code})
             loop(server, messages, (i, j), 2, listed, keeps=False)
-        before, after = text(("before", place.folder), 1600), text(("after", place.folder), 700)
+        before = text(("before", place.folder), 1600)
+        after = text(("after", place.folder), 700)
         for j in range(6):
             typed = text(("typed", i), 60 + 25 * j)
             server.complete(
@@ -560,7 +564,8 @@ def sillytavern(server: Answers) -> None:
     """Raw prompts: a card, lore that comes and goes in the middle, the last lines of the chat;
     swipes and new turns.
     """
-    card, story = text("card", 2600), text("story", 1500)
+    card = text("card", 2600)
+    story = text("story", 1500)
     lines = [f"{'Anna' if k % 2 else 'Bert'}: {text(('line', k), 160)}" for k in range(16)]
     for i in range(10):
         lore = "\n".join(text(("lore", k), 350) for k in range(6) if (i // 2 + k) % 3)

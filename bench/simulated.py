@@ -38,7 +38,8 @@ Cells: TypeAlias = NDArray[np.int64]
 """Numbers of cells, shape (n,)."""
 
 _IDS = {name: 256 + i for i, name in enumerate(SPECIAL_TOKENS)}
-_START, _END = _IDS["<|im_start|>"], _IDS["<|im_end|>"]
+_START = _IDS["<|im_start|>"]
+_END = _IDS["<|im_end|>"]
 _ASSISTANT = (_START, *b"assistant")
 _RESULT = "<|im_start|>user\n<tool_response>"
 _SPECIAL = re.compile("|".join(map(re.escape, _IDS)))
@@ -122,7 +123,8 @@ class SizedBackend:
         self.facts = BackendFacts(
             n_cells, n_cells, n_seqs, n_ubatch, n_outputs, batch_cost, False, 3, True, 3
         )
-        self.row_bytes, self.state_bytes = row_bytes, state_bytes
+        self.row_bytes = row_bytes
+        self.state_bytes = state_bytes
         self.reply: Iterator[int] = iter(())
         self.n_evaluated = 0
         self.seconds = dict.fromkeys((device.name for device in DEVICES), 0.0)
@@ -306,7 +308,8 @@ class SizedBackend:
     def rewind(self, seq: int, n: int) -> None:
         held = self._seqs[seq]
         self._taken[held.cells[n:]] = False
-        held.cells, held.at = held.cells[:n], n if n == 0 else -1
+        held.cells = held.cells[:n]
+        held.at = n if n == 0 else -1
 
     def clear(self, seq: int) -> None:
         self.rewind(seq, 0)

@@ -26,7 +26,8 @@ import httpx
 from bench.common import parse, parser_of, show, words
 from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
 
-PIECE, HANGS = 2**18, -1.0
+PIECE = 2**18
+HANGS = -1.0
 
 
 class Link:
@@ -35,8 +36,10 @@ class Link:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.rate = folder, 0.0
-        self.end, self._lock = threading.Event(), threading.Lock()
+        self.folder = folder
+        self.rate = 0.0
+        self.end = threading.Event()
+        self._lock = threading.Lock()
 
     def send(self, handler: BaseHTTPRequestHandler, data: bytes) -> None:
         """Write ``data`` at the speed of the link, which all connections share."""
@@ -47,10 +50,8 @@ class Link:
 
     def listing(self, prefix: str) -> bytes:
         """All objects below ``prefix``, in one page."""
-        head, facts = (
-            '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">',
-            '<ETag>"1"</ETag>',
-        )
+        head = '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+        facts = '<ETag>"1"</ETag>'
         facts += "<LastModified>2026-01-01T00:00:00.000Z</LastModified>"
         facts += "<StorageClass>STANDARD</StorageClass>"
         found = [
@@ -120,19 +121,18 @@ def asked(url: str, prompts: Sequence[str]) -> list[object]:
     """Tokens of a prompt, median seconds to the first token, and the share of the tokens that was
     restored.
     """
-    seconds, n_cached, n_prompt = [], 0, 0
+    seconds = []
+    n_cached = 0
+    n_prompt = 0
     for prompt in prompts:
-        body, began = (
-            {"messages": [{"role": "user", "content": prompt}], "max_tokens": 1},
-            time.perf_counter(),
-        )
+        body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": 1}
+        began = time.perf_counter()
         timings = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=600).json()["timings"]
         seconds.append(time.perf_counter() - began)
-        n_cached, n_prompt = (
-            n_cached + timings["cache_n"],
-            n_prompt + timings["cache_n"] + timings["prompt_n"],
-        )
-    median, share = sorted(seconds)[len(seconds) // 2], n_cached / n_prompt
+        n_cached = n_cached + timings["cache_n"]
+        n_prompt = n_prompt + timings["cache_n"] + timings["prompt_n"]
+    median = sorted(seconds)[len(seconds) // 2]
+    share = n_cached / n_prompt
     return [f"{n_prompt / len(prompts):,.0f}", f"{median:.3f}", f"{share:.0%}"]
 
 
@@ -190,10 +190,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 ["-m", options.model] if options.model else [], prompts, options.links, Path(name)
             )
         )
-    columns, title = (
-        ["way", "tokens", "s to the first token", "restored"],
-        "Two servers and a store",
-    )
+    columns = ["way", "tokens", "s to the first token", "restored"]
+    title = "Two servers and a store"
     model = Path(options.model).stem if options.model else "built-in model"
     show(f"{title}, {model}", columns, rows, keep="store" * options.keep, weights=f"real, {model}")
 

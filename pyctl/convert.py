@@ -61,7 +61,8 @@ def tokens(low: int | None = None, **named: int) -> Convert:
     """Numbers of tokens, as `integer` takes them, or as contexts are called: "16k" is 16384, "1m"
     1048576.
     """
-    whole, sized = integer(low, **named), re.compile(r"\A([0-9]{1,9})([kKmM])\Z")
+    whole = integer(low, **named)
+    sized = re.compile(r"\A([0-9]{1,9})([kKmM])\Z")
     return lambda text: whole(
         sized.sub(lambda found: str(int(found[1]) << (10 if found[2] in "kK" else 20)), text)
     )

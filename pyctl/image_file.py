@@ -135,7 +135,8 @@ _PNG_CHANNELS = {
 
 def _png_chunks(data: bytes) -> Iterator[tuple[bytes, memoryview]]:
     """Type and content of each chunk. Raises IndexError if the file ends within a chunk."""
-    view, pos = memoryview(data), 8
+    view = memoryview(data)
+    pos = 8
     for _ in range(_MAX_SEGMENTS):
         if pos == len(data):
             return

@@ -17,7 +17,8 @@ def install_command(requirement: str, prefix: Path = Path(sys.prefix)) -> str:
     """The shell command that installs ``requirement`` into the environment at ``prefix``, this
     interpreter's.
     """
-    wanted, python = shlex.quote(requirement), shlex.quote(sys.executable)
+    wanted = shlex.quote(requirement)
+    python = shlex.quote(sys.executable)
     if (prefix / "pipx_metadata.json").exists():
         return f"pipx inject {prefix.name} {wanted}"
     if (prefix / "uv-receipt.toml").exists():

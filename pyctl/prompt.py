@@ -43,7 +43,8 @@ def common_prefix(a: Tokens, b: Tokens) -> int:
     # thread reacquiring it from a busy thread takes longer than the comparison.
     n = min(a.size, b.size)
     for start in range(0, n, BLOCK):
-        low, high = start, min(start + BLOCK, n)
+        low = start
+        high = min(start + BLOCK, n)
         if a[low:high].tobytes() == b[low:high].tobytes():
             continue
         while high - low > 1:  # the first difference is in [low, high)

@@ -67,7 +67,9 @@ def install() -> None:
                 and name not in ANY_THREAD
             ):
                 setattr(owned, name, _watched(owned.__name__, method))
-    run, save_rest, read = Worker._run, Worker._save_rest, StateReads.run
+    run = Worker._run
+    save_rest = Worker._save_rest
+    read = StateReads.run
 
     @functools.wraps(run)
     def owning(self: Worker) -> None:
@@ -93,12 +95,15 @@ def install() -> None:
         finally:
             _reading.by = None
 
-    Worker._run, Worker._save_rest, StateReads.run = owning, taking_over, reading  # type: ignore[method-assign]
+    Worker._run = owning
+    Worker._save_rest = taking_over
+    StateReads.run = reading  # type: ignore[method-assign]
 
 
 def _parts(worker: Worker) -> list[Any]:
     engine = worker._engine
-    cache, backend = engine.prefix_cache, engine.backend
+    cache = engine.prefix_cache
+    backend = engine.backend
     return [engine, cache, cache.cache, backend, backend.memory, *engine.sequences]
 
 

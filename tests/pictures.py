@@ -35,5 +35,6 @@ class GridReader:
         return self.picture(image).n_tokens
 
     def picture(self, image: ImageFile) -> ImageSpan:
-        columns, lines = -(-image.width // 32), -(-image.height // 32)
+        columns = -(-image.width // 32)
+        lines = -(-image.height // 32)
         return ImageSpan(image.data, columns, lines, image)

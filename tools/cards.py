@@ -34,7 +34,8 @@ def row(path: Path) -> list[str]:
         if each.get("server") == "pyctl" and each.get("depth", depth) == depth
     ]
     found = {each.get("way", each["kind"]): each for each in ours}
-    device, flags = " + ".join(run["cards"]) or run["about"][1], " ".join(run["flags"][1:])
+    device = " + ".join(run["cards"]) or run["about"][1]
+    flags = " ".join(run["flags"][1:])
     figures = [found.get(kind, {}).get(field) for kind, field in SHOWN]
     cells = ["" if figure is None else f"{figure:,.0f}" for figure in figures]
     return [device, f"`{flags}`", f"{run['pyctl']}, {run['began'][:10]}", f"{depth:,}", *cells]

@@ -45,7 +45,9 @@ def turn(client: openai.OpenAI, messages: Any, **extra: Any) -> tuple[str, dict[
     """One streamed reply: its text, its timings and where it came from, and milliseconds to the
     first token here.
     """
-    began, first, text = time.perf_counter(), 0.0, ""
+    began = time.perf_counter()
+    first = 0.0
+    text = ""
     timings: dict[str, Any] = {}
     stream: openai.Stream[ChatCompletionChunk] = client.chat.completions.create(
         model="built-in",
@@ -94,11 +96,9 @@ def converse(console: Console, cache: str) -> list[list[object]]:
                         f"turn {number + 1} differs from a cold run: {reply!r}, {cold_reply!r}"
                     )
                 messages.append({"role": "assistant", "content": reply})
-                cached, evaluated, source = (
-                    timings["cache_n"],
-                    timings["prompt_n"],
-                    timings["source"],
-                )
+                cached = timings["cache_n"]
+                evaluated = timings["prompt_n"]
+                source = timings["source"]
                 came = f"{cached} tokens from {source}, " if cached else ""
                 console.print(f"[bold cyan]>[/] [bold]{TURNS[number]}[/]")
                 console.print(Padding(reply, (0, 0, 0, 2)))

@@ -21,8 +21,10 @@ from pyctl.prompt import Prompt, common_prefix
 
 __all__ = ["ROW_BYTES", "STATE_BYTES", "WORKLOADS", "Tally", "Writer", "prompt_of", "simulate"]
 
-ROW_BYTES, STATE_BYTES = 65_536, 156_893_184
-MIN_TOKENS, COLD_MAX = 512, 10_240
+ROW_BYTES = 65_536
+STATE_BYTES = 156_893_184
+MIN_TOKENS = 512
+COLD_MAX = 10_240
 
 Message = list[int]
 
@@ -70,7 +72,8 @@ def drifting_middle(w: Writer) -> Iterator[list[Message]]:
     """Notes between head and question: mostly a new one at their end, every fourth time an old one
     rewritten.
     """
-    head, notes = w.exact(1452), [w.message(90) for _ in range(6)]
+    head = w.exact(1452)
+    notes = [w.message(90) for _ in range(6)]
     for _ in range(30):
         yield [head, *notes, w.message(200)]
         if w.random.random() < 0.25:
@@ -95,7 +98,8 @@ def recent_turns(w: Writer) -> Iterator[list[Message]]:
     """One conversation of which the client sends the newest turns, shortened to half when they are
     too many.
     """
-    head, turns = w.exact(869), [[w.message(80)]]
+    head = w.exact(869)
+    turns = [[w.message(80)]]
     for _ in range(20):
         yield [head, *(message for turn in turns for message in turn)]
         turns.append([w.message(250), w.message(100)])
@@ -115,7 +119,8 @@ def conversations(w: Writer) -> Iterator[list[Message]]:
 
 def rewritten_middle(w: Writer) -> Iterator[list[Message]]:
     """Eight notes between head and question, in each request another one of them rewritten."""
-    head, notes = w.exact(1452), [w.exact(135) for _ in range(8)]
+    head = w.exact(1452)
+    notes = [w.exact(135) for _ in range(8)]
     for _ in range(30):
         yield [head, *notes, w.message(200)]
         notes[w.random.randrange(8)] = w.exact(135)
@@ -145,7 +150,9 @@ class Tally:
 
 def simulate(prompts: Sequence[Prompt], policy: DiskPolicy) -> Tally:
     """Run ``prompts`` through ``policy``."""
-    tally, log, stored = Tally(), RecentPrompts(), set[bytes]()
+    tally = Tally()
+    log = RecentPrompts()
+    stored = set[bytes]()
     earlier: list[Prompt] = []
     for prompt in prompts:
         probed = {*prompt.boundaries, select(policy, prompt, log).selected}

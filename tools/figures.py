@@ -209,7 +209,8 @@ def texts() -> list[str]:
     )
     body = []
     for shape, name in SHAPES.items():
-        page, heading = f"gpu-texts-{name}-nextn.md", "Texts of their own, and changed files"
+        page = f"gpu-texts-{name}-nextn.md"
+        heading = "Texts of their own, and changed files"
         for n, said in (("1", ""), ("4", ", 4 replies")):
             for text in TEXTS:
                 body.append(

@@ -230,7 +230,8 @@ class Told:
         its answer.
         """
         question = self.questions[number]
-        fact, messages = question.fact, self.ask(number)
+        fact = question.fact
+        messages = self.ask(number)
         random = Random(f"{fact.value} edited")
         while (
             other := new_fact(random, unseen=True)

@@ -184,7 +184,8 @@ def write_old_libraries(places: Sequence[Path], place: Path, cc: str) -> None:
     ``places`` it takes an archive's, and from there newer parts of the C++ library. The result runs
     with glibc 2.28 and GCC 8.
     """
-    source, archive = place / "old.c", place / OLD_ARCHIVE
+    source = place / "old.c"
+    archive = place / OLD_ARCHIVE
     parameters = {
         name: ("double x, double y", "x, y") if name == "pow" else ("double x", "x")
         for name in OLD_MATH
@@ -240,10 +241,8 @@ def make_bindings(work: Work) -> Path:
         if any(b"\0libgomp.so.1\0" in path.read_bytes() for path in libraries)
         else []
     )
-    information, bindings = (
-        f"llama_cpp_python-{work.release.version}.dist-info",
-        work.release.bindings,
-    )
+    information = f"llama_cpp_python-{work.release.version}.dist-info"
+    bindings = work.release.bindings
     tag = f"linux_{platform.machine()}"
     files = {
         f"llama_cpp/{path.relative_to(bindings)}": path.read_bytes()
@@ -375,13 +374,15 @@ def write_sums(target: Path) -> None:
 
 
 def make(options: argparse.Namespace) -> None:
-    target, place = options.target.absolute(), options.work.absolute()
+    target = options.target.absolute()
+    place = options.work.absolute()
     target.mkdir(parents=True, exist_ok=True)
     place.mkdir(parents=True, exist_ok=True)
     release = open_release(
         pip_command(place) if options.source is None else [], str(options.source or ""), place
     )
-    cmake, ninja = shutil.which("cmake"), shutil.which("ninja")
+    cmake = shutil.which("cmake")
+    ninja = shutil.which("ninja")
     tools = (
         BuildTools(cmake, ninja) if cmake and ninja else install_tools(pip_command(place), place)
     )

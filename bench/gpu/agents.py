@@ -62,7 +62,8 @@ OVER = 0.6
 EXACT = "pyctl --exact"
 """The name of pyctl with that flag in the tables."""
 
-TRIES, PAUSE = 5, 0.5
+TRIES = 5
+PAUSE = 0.5
 """Of one request that is refused, and seconds between them."""
 
 LETTERS = [[letter, 100.0] for letter in "aeioubdfgklmnprst "]
@@ -142,7 +143,8 @@ class Agent:
         self.messages.append(
             {"role": role, "content": words(f"{self._name} {number}", self._new[number])}
         )
-        began, tries = time.perf_counter(), 0
+        began = time.perf_counter()
+        tries = 0
         while True:
             asked = time.perf_counter()
             try:
@@ -179,7 +181,8 @@ def _spread(minimum: int, maximum: int) -> list[int]:
 
 def floor_of(asked: Sequence[Asked], n_head: int) -> int:
     """Tokens of prompts that no earlier request had, nor its reply; all agents share ``n_head``."""
-    n, before = n_head, dict[int, int]()
+    n = n_head
+    before = dict[int, int]()
     for each in sorted(asked, key=lambda each: each.turn):
         whole = each.cached + each.evaluated
         n += max(whole - before.get(each.agent, n_head), 0)
@@ -226,7 +229,8 @@ class Subject:
                     agent.turn(self.server)
         wall = time.perf_counter() - began
         asked = [each for agent in agents for each in agent.asked]
-        floor, n_reply = floor_of(asked, n_head), sum(each.n_predicted for each in asked)
+        floor = floor_of(asked, n_head)
+        n_reply = sum(each.n_predicted for each in asked)
         return {
             "case": case.name,
             "server": self.server.name,

@@ -52,7 +52,9 @@ class _ChanceSampler:
     """The sampler of a request: it samples if no draft is accepted, as llama-server's does."""
 
     def __init__(self, sampler: Any, chance: _Chance, n_vocab: int) -> None:
-        self._sampler, self._chance, self._n_vocab = sampler, chance, n_vocab
+        self._sampler = sampler
+        self._chance = chance
+        self._n_vocab = n_vocab
 
     def sample(self, index: int) -> int:
         if index in self._chance.accepted:
@@ -69,7 +71,8 @@ def accept_by_chance(backend: type[LlamaBackend], length: float, n_max: int) -> 
     end no reply.
     """
     chance = _Chance(acceptance_rates(length, n_max))
-    decode, sampler = backend.decode, backend.sampler
+    decode = backend.decode
+    sampler = backend.sampler
 
     def decoded(self: LlamaBackend, items: Sequence[SequenceTokens]) -> None:
         chance.draw(items)
@@ -81,7 +84,8 @@ def accept_by_chance(backend: type[LlamaBackend], length: float, n_max: int) -> 
         return _ChanceSampler(sampler(self, *given), chance, self.tokenizer.n_vocab)
 
     patched: Any = backend
-    patched.decode, patched.sampler = decoded, wrapped
+    patched.decode = decoded
+    patched.sampler = wrapped
     vocabulary: Any = LlamaVocabulary
     vocabulary.is_end = lambda self, token: False
 

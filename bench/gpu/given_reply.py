@@ -37,7 +37,8 @@ def write(file: Path, texts: Texts) -> None:
 
 def read(file: Path) -> Texts:
     """Read what `write` has written."""
-    numbers, texts = np.fromfile(file, np.int32).tolist(), []
+    numbers = np.fromfile(file, np.int32).tolist()
+    texts = []
     while numbers:
         n = 1 + numbers[0]
         texts.append(numbers[1:n])
@@ -55,7 +56,8 @@ def preloaded(directory: Path, tokens: Path, share: float) -> list[str]:
     """The beginning of a command that has llama-server reply with ``tokens``. OSError without a C
     compiler.
     """
-    library, source = directory / "given_reply.so", Path(__file__).with_suffix(".c")
+    library = directory / "given_reply.so"
+    source = Path(__file__).with_suffix(".c")
     compiler = find_compiler()
     if compiler is None:
         raise OSError("no C compiler: llama-server cannot be given a reply")
@@ -72,7 +74,8 @@ class _Given:
     """Which token is given after each output of the last evaluation."""
 
     def __init__(self, texts: Texts, share: float) -> None:
-        self.texts, self.share = {token: text for text in texts for token in text}, share
+        self.texts = {token: text for text in texts for token in text}
+        self.share = share
         self._outputs: list[tuple[int, int]] = []
 
     def decoded(self, items: Sequence[SequenceTokens]) -> None:
@@ -106,7 +109,8 @@ class _GivenSampler:
     """The sampler of a request: it samples as ever, and then takes the given token."""
 
     def __init__(self, sampler: Any, given: _Given) -> None:
-        self._sampler, self._given = sampler, given
+        self._sampler = sampler
+        self._given = given
 
     def sample(self, index: int) -> int:
         return self._given.token(index, int(self._sampler.sample(index)))
@@ -118,7 +122,9 @@ class _GivenSampler:
 def give(backend: type[LlamaBackend], texts: Texts, share: float) -> None:
     """Have all backends of this class reply with ``texts`` from now on, and end no reply."""
     given = _Given(texts, share)
-    decode, draft, sampler = backend.decode, backend.draft, backend.sampler
+    decode = backend.decode
+    draft = backend.draft
+    sampler = backend.sampler
 
     def decoded(self: LlamaBackend, items: Sequence[SequenceTokens]) -> None:
         given.decoded(items)
@@ -135,7 +141,9 @@ def give(backend: type[LlamaBackend], texts: Texts, share: float) -> None:
         return _GivenSampler(sampler(self, sampling, prompt), given)
 
     patched: Any = backend
-    patched.decode, patched.draft, patched.sampler = decoded, drafted, wrapped
+    patched.decode = decoded
+    patched.draft = drafted
+    patched.sampler = wrapped
     vocabulary: Any = LlamaVocabulary
     vocabulary.is_end = lambda self, token: False
 

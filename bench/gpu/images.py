@@ -76,7 +76,8 @@ def encode(model: Path, encoder: Path) -> None:
         began = time.perf_counter()
         picture = images.picture(ImageFile.of(bitmap(width, height, width)))
         decoded = (time.perf_counter() - began) * 1e3
-        rows, times = [], []
+        rows = []
+        times = []
         for _ in range(4):
             images.rows = ImageRows()
             began = time.perf_counter()
@@ -87,7 +88,8 @@ def encode(model: Path, encoder: Path) -> None:
             np.isfinite(rows[0]).all()
         )
         loaded.backend.memory.clear(0)
-        began, step = time.perf_counter(), loaded.backend.facts.n_ubatch
+        began = time.perf_counter()
+        step = loaded.backend.facts.n_ubatch
         for first in range(0, picture.n_tokens, step):
             tokens = picture.tokens[first : first + step]
             loaded.backend.evaluate(0, tokens, first, output=False, picture=picture)
@@ -115,7 +117,8 @@ class Talk:
         self._backend = backend
         self._texts = [as_tokens(random.integers(0, 200, n)) for n in N_TEXT]
         self._picture = replace(picture, start=N_TEXT[0])
-        self.start, self.end = self._picture.start, self._picture.end
+        self.start = self._picture.start
+        self.end = self._picture.end
 
     def head(self) -> None:
         """The text before the image, in an empty sequence."""
@@ -124,7 +127,8 @@ class Talk:
 
     def image(self) -> None:
         """The image, after it."""
-        picture, step = self._picture, self._backend.facts.n_ubatch
+        picture = self._picture
+        step = self._backend.facts.n_ubatch
         for first in range(0, picture.n_tokens, step):
             tokens = picture.tokens[first : first + step]
             self._backend.evaluate(0, tokens, self.start + first, output=False, picture=picture)
@@ -147,14 +151,16 @@ def bits(model: Path, encoder: Path, kv: str) -> None:
         path=str(model), n_ctx=8192, flash_attn="on", fit=False, type_k=kv, type_v=kv
     )
     loaded = load(settings, vision=VisionSettings(str(encoder)))
-    backend, images = loaded.backend, loaded.images
+    backend = loaded.backend
+    images = loaded.images
     assert images is not None
     for width, height in BITS_SIZES:
         talk, other = (
             Talk(backend, images.picture(ImageFile.of(bitmap(width, height, seed))))
             for seed in (1, 2)
         )
-        equal, n = 0, talk.end
+        equal = 0
+        n = talk.end
         talk.head()
         before = (
             backend.memory.save_rows(0, 0, talk.start),
@@ -207,7 +213,8 @@ def conversation(name: str, question: str, seed: int, n_words: int) -> list[dict
 
 def ask(server: Server, name: str, n_words: int) -> None:
     """The lines of one server."""
-    first, other = "What is in this picture?", "Which colours does it have?"
+    first = "What is in this picture?"
+    other = "Which colours does it have?"
 
     def row(way: str, messages: list[dict[str, Any]]) -> None:
         reply = server.ask(messages, N_REPLY)

@@ -157,7 +157,8 @@ def settle(directory: Path, quiet: float = 4.0, limit: float = 60.0) -> int:
             except FileNotFoundError:
                 continue  # renamed while we looked
         if now != before:
-            before, since = now, time.monotonic()
+            before = now
+            since = time.monotonic()
         time.sleep(0.1)
     return sum(before.values())
 
@@ -271,7 +272,8 @@ def find_cuda(architectures: str | None, *, build: bool) -> Cuda | None:
         return None
     root = _root(nvcc)
     places = [root / "lib64", root / "targets/x86_64-linux/lib", root / "lib"]
-    options, environment = [], {"CUDACXX": str(nvcc)}
+    options = []
+    environment = {"CUDACXX": str(nvcc)}
     if not any((place / "libcublas.so").exists() for place in places):
         # Some images have it only as a Python package, without the link that a linker looks for.
         library = _find("libcublas.so*")

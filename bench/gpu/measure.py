@@ -53,12 +53,15 @@ PREFILL = {"27b": 2400.0, "35b-a3b": 5000.0}
 LOADING = {"27b": 10.0, "35b-a3b": 12.0}
 """Seconds until a server answers, likewise."""
 
-CARD_MIB, CARD_PROMPT, CARD_SHARE = 24_000, 60_000, 0.7
+CARD_MIB = 24_000
+CARD_PROMPT = 60_000
+CARD_SHARE = 0.7
 """What a card of 24 GB has left besides the driver's, a prompt that fits into every context there,
 and the share of drafts that are accepted.
 """
 
-N_PROMPTS, PROMPT_TOKENS = 60, 2000
+N_PROMPTS = 60
+PROMPT_TOKENS = 2000
 """Of the section memory: with 27B, more than the default cache holds."""
 
 STREAMS = (1, 4, 16)
@@ -89,7 +92,8 @@ def side_by_side(run: Run, section: str, sizes: Sequence[int], *, thorough: bool
             run.results.skip(section, name, "no time left")
             continue
         with tempfile.TemporaryDirectory(prefix="cache-", dir=run.work) as directory:
-            cache, log = Path(directory), run.work / f"{run.shape}-{section}-{name}.log"
+            cache = Path(directory)
+            log = run.work / f"{run.shape}-{section}-{name}.log"
             flags = ["-m", str(run.model), *run.flags()]
             server = (
                 pyctl(flags, cache, log)
@@ -103,7 +107,8 @@ def side_by_side(run: Run, section: str, sizes: Sequence[int], *, thorough: bool
 def one_server(
     run: Run, section: str, server: Server, sizes: Sequence[int], cache: Path, *, thorough: bool
 ) -> None:
-    vram, available = vram_mib(), available_mib()
+    vram = vram_mib()
+    available = available_mib()
     server.start()
     run.loading = server.load_seconds + 1
     run.results.add(section, "flags", server=server.name, flags=" ".join(run.flags()))
@@ -149,7 +154,8 @@ def restart_ours(
     """Kill and start again, once with the cache's files out of the page cache and once with them in
     it.
     """
-    server, results = visit.server, run.results
+    server = visit.server
+    results = run.results
     written = settle(cache)
     files: list[Path] = []
     for way in (RESTART, WARM_RESTART):
@@ -204,7 +210,8 @@ def restart_ours(
 
 def defaults(run: Run) -> None:
     """Both servers with the flags that they need, and four sequences."""
-    small, large = min(run.options.sizes), max(run.options.sizes)
+    small = min(run.options.sizes)
+    large = max(run.options.sizes)
     flags = ["-m", str(run.model), "-ngl", "99", "-fa", "on", "-np", "4", "--kv-unified"]
     flags += ["-c", str(2 * (small + large))]
     for name in (OURS, PEER):
@@ -213,14 +220,16 @@ def defaults(run: Run) -> None:
         if not run.clock.fits(run.loading + run.clock.prefill(large)):
             run.results.skip("defaults", name, "no time left")
             continue
-        log, flags_of = run.work / f"{run.shape}-defaults-{name}.log", [*flags, *run.options.flags]
+        log = run.work / f"{run.shape}-defaults-{name}.log"
+        flags_of = [*flags, *run.options.flags]
         server = (
             pyctl(flags_of, None, log)
             if name == OURS
             else llama_server(str(run.llama_server), flags_of, log)
         )
         with tried(run, "defaults", name, server):
-            vram, available = vram_mib(), available_mib()
+            vram = vram_mib()
+            available = available_mib()
             server.start()
             run.loading = server.load_seconds + 1
             visit = Visit(run, "defaults", server, BY_DEFAULT)
@@ -263,7 +272,8 @@ def copies(run: Run) -> None:
 def memory(run: Run) -> None:
     """Memory of pyctl over many prompts, without writes to disk."""
     server = pyctl(["-m", str(run.model), *run.flags()], None, run.work / f"{run.shape}-memory.log")
-    vram, available = vram_mib(), available_mib()
+    vram = vram_mib()
+    available = available_mib()
     with tried(run, "memory", "prompts", server):
         server.start()
         visit = Visit(run, "memory", server)
@@ -363,7 +373,8 @@ def card(run: Run) -> None:
             small_card(),
             closing(Conversation(run.shape, n).ask(COLD, n)) as steps,
         ):
-            before, available = vram_mib() or 0.0, available_mib()
+            before = vram_mib() or 0.0
+            available = available_mib()
             server.start()
             step = next(steps)
             cold = server.ask(step.messages, N_FIRST)

@@ -40,11 +40,13 @@ def measured(
     loaded = load(settings, announce=plans.append, drafts=drafts, vision=vision)
     if breakdown.core is None:
         raise SystemExit("the extension is missing: see pyctl --version")
-    counted, right = breakdown.core.breakdown(loaded.backend.ctx), True
+    counted = breakdown.core.breakdown(loaded.backend.ctx)
+    right = True
     free = {device.name: device.free or 0 for device in devices()}
     for place in plans[0].places:
         weights, kv, states, compute = counted.get(place.name if place.is_gpu else "", (0, 0, 0, 0))
-        usage, held = place.usage, before[place.name] - free[place.name] if place.is_gpu else 0
+        usage = place.usage
+        held = before[place.name] - free[place.name] if place.is_gpu else 0
         fits = (usage.weights, usage.kv, usage.compute) == (
             weights,
             kv,

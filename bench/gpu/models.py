@@ -44,7 +44,9 @@ Record = dict[str, Any]
 
 WAYS = ("first", "back", "cold", "switches")
 
-FIRST, BACK, COLD = "first time", "another model and back", "files not in RAM"
+FIRST = "first time"
+BACK = "another model and back"
+COLD = "files not in RAM"
 
 SETTLED = 3
 """Switches after which memory counts: both models have been there, and the first one again."""
@@ -79,7 +81,9 @@ class Switching:
         end: float,
         found: list[Record],
     ) -> None:
-        self.server, self.models, self._found = server, models, found
+        self.server = server
+        self.models = models
+        self._found = found
         self._talks = {
             (shape, size): Conversation(f"{shape} switch", size)
             for size in sizes
@@ -124,7 +128,8 @@ class Switching:
                 Conversation("short", SHORT).messages, 2, model=shapes[index % len(shapes)]
             )
             took = time.monotonic() - began
-            vram, resident = vram_mib(), sum(resident_mib(pid) for pid in family(self.server.pid))
+            vram = vram_mib()
+            resident = sum(resident_mib(pid) for pid in family(self.server.pid))
             seen.append({"seconds": took, "vram_mib": vram, "resident_mib": resident})
         record = {"server": self.server.name, "way": f"{len(seen)} switches", "switches": seen}
         self._found.append(record)

@@ -53,7 +53,9 @@ from pyctl.module_command import module_command
 from pyctl.prompt import ImageSpan, Prompt, Tokens, as_tokens
 from tools.generator import SHAPES, cached_model
 
-HEADER_BYTES, FIRST, LAST = 64, slice(16, 24), slice(24, 32)
+HEADER_BYTES = 64
+FIRST = slice(16, 24)
+LAST = slice(24, 32)
 """Of a saved block, and where its positions are (csrc/core/block.h)."""
 
 CELL_BYTES = 12
@@ -77,7 +79,9 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace, shape: str, mode: str) -> None:
         path = model_file(options.directory, shape)
-        self.shape, self.mode, self.options = shape, mode, options
+        self.shape = shape
+        self.mode = mode
+        self.options = options
         self.depths: list[int] = sorted(options.depths)
         self.end = time.monotonic() + options.budget
         n_ctx = options.ctx or self.depths[-1] + 4 * options.ubatch
@@ -112,7 +116,9 @@ class Bench:
 
     def depth_rows(self) -> None:
         """A line for each depth."""
-        backend, at, n = self.backend, 0, self.options.ubatch
+        backend = self.backend
+        at = 0
+        n = self.options.ubatch
         longest = 0.0  # expected milliseconds of a batch, if known
         for depth in self.depths:
             if depth + 2 * n > backend.facts.n_ctx or time.monotonic() > self.end:
@@ -159,8 +165,10 @@ class Bench:
         """The engine's figures for prompts, with made-up rows, that are new, in RAM, on disk and in
         files in memory.
         """
-        backend, step = self.backend, self.options.ubatch
-        evaluate, n = backend.evaluate, 0
+        backend = self.backend
+        step = self.options.ubatch
+        evaluate = backend.evaluate
+        n = 0
 
         def made_up(
             seq: int,
@@ -182,11 +190,13 @@ class Bench:
         setattr(backend, "evaluate", evaluate)  # noqa: B010
 
     def _restore(self, n: int) -> None:
-        prompt, other = Prompt.of(tokens_of(2, n)), Prompt.of(tokens_of(3, min(n // 2, 3000)))
+        prompt = Prompt.of(tokens_of(2, n))
+        other = Prompt.of(tokens_of(3, min(n // 2, 3000)))
         told = ""
         with tempfile.TemporaryDirectory(dir=self.options.work) as place:
             for way in ("RAM", "disk", "files in memory"):
-                sizes, policy = self.backend.memory.shape.sizes, DiskPolicy.parse("full")
+                sizes = self.backend.memory.shape.sizes
+                policy = DiskPolicy.parse("full")
                 store = DiskStore(
                     Path(place), self.loaded.info.fingerprint, None, min_tokens=512, sizes=sizes
                 )
@@ -202,7 +212,8 @@ class Bench:
                     # Else only the rows that this overwrote come from RAM.
                     engine.prefix_cache.device.leave_all()
                 done = asked(engine, prompt)
-                stats, n_bytes = done.stats, done.stats.n_cached * self._row_bytes()
+                stats = done.stats
+                n_bytes = done.stats.n_cached * self._row_bytes()
                 print(
                     f"- {self.shape} {self.mode} {self.options.type}, {n:,} tokens, "
                     f"{way} (from {stats.source}): "
@@ -232,7 +243,8 @@ class Bench:
 
     def cold(self) -> None:
         """All of a prompt, with a line for each depth."""
-        step, begin = self.options.ubatch, 0
+        step = self.options.ubatch
+        begin = 0
         prompt = tokens_of(4, self.depths[-1])
         self.backend.memory.release_all()
         self.backend.memory.clear(0)
@@ -266,17 +278,16 @@ class Bench:
         n = self.options.ubatch
         for start in (0, n):
             self.backend.evaluate(0, tokens_of(start, n), start)
-        block, state = (
-            self.backend.memory.save_rows(0, 0, 2 * n).block,
-            self.backend.memory.save_state(0, 2 * n),
-        )
+        block = self.backend.memory.save_rows(0, 0, 2 * n).block
+        state = self.backend.memory.save_state(0, 2 * n)
         self.backend.memory.synchronize()
         self.backend.memory.clear(0)
         return block, state
 
     def _append(self, first: int, last: int) -> None:
         """Rows [first, last), and the state there."""
-        step, has_cells = 2 * self.options.ubatch, "ext=1" in self.backend.memory.layout
+        step = 2 * self.options.ubatch
+        has_cells = "ext=1" in self.backend.memory.layout
         for at in range(first, last, step):
             n = min(at + step, last)
             self._block[FIRST] = np.frombuffer(np.int64(at).tobytes(), np.uint8)
@@ -313,7 +324,8 @@ class Bench:
 
     def _singles(self, n: int) -> tuple[int, float]:
         """How many tokens were evaluated one by one from n on, and milliseconds for each."""
-        done, spent = 0, 0.0
+        done = 0
+        spent = 0.0
         while done < N_SINGLE and spent < SLOWEST_S * 1e3:
             spent += self._timed(lambda: self._single(n + done))  # noqa: B023
             done += 1

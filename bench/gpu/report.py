@@ -27,13 +27,18 @@ __all__ = [
 
 Record = dict[str, Any]
 
-OURS, PEER = "pyctl", "llama-server"
-FIRST_TOKEN, BY_DEFAULT = "first token", "first token by default"
+OURS = "pyctl"
+PEER = "llama-server"
+FIRST_TOKEN = "first token"
+BY_DEFAULT = "first token by default"
 """Kinds of records: with the flags of a section, and with as few flags as possible."""
 
-COLD, ONE_MESSAGE, BARE = "cold", "cold, one message", "cold, nothing cached"
+COLD = "cold"
+ONE_MESSAGE = "cold, one message"
+BARE = "cold, nothing cached"
 TO_HALF = "shortened to half"
-RESTART, WARM_RESTART = "after a restart", "after a restart, files in the page cache"
+RESTART = "after a restart"
+WARM_RESTART = "after a restart, files in the page cache"
 WAYS = (
     COLD,
     ONE_MESSAGE,
@@ -78,10 +83,8 @@ def first_tokens(
             for server in (OURS, PEER):
                 asked = RESTART if server == PEER and way == WARM_RESTART else way
                 key = {"kind": kind, "size": size, "way": asked, "server": server}
-                evaluated, ms = (
-                    median_of(records, "evaluated", **key),
-                    median_of(records, "first_ms", **key),
-                )
+                evaluated = median_of(records, "evaluated", **key)
+                ms = median_of(records, "first_ms", **key)
                 if evaluated is not None and ms is not None:
                     servers[server] = (evaluated, ms)
             if servers:
@@ -129,10 +132,8 @@ def cut_shares(records: Sequence[Record]) -> list[tuple[int, float, float | None
         {r["size"] for r in records if r["kind"] == FIRST_TOKEN and r["way"] == COLD}
     ):
         key = {"kind": FIRST_TOKEN, "size": size, "server": OURS}
-        ms, save = (
-            median_of(records, "first_ms", way=COLD, **key),
-            median_of(records, "save_ms", way=COLD, **key),
-        )
+        ms = median_of(records, "first_ms", way=COLD, **key)
+        save = median_of(records, "save_ms", way=COLD, **key)
         bare = median_of(records, "first_ms", way=BARE, **key)
         if ms is not None and save is not None:
             found.append((size, save / ms, None if bare is None else (ms - bare) / ms))

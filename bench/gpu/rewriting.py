@@ -64,7 +64,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 _PROGRAM = module_command("bench.gpu.given_reply")
 
-_FIRST, _PRINTED = 1000, 94
+_FIRST = 1000
+_PRINTED = 94
 """Tokens of a generated vocabulary: from so many on they are words, and the first ones are printed
 characters.
 """
@@ -121,10 +122,8 @@ def texts_of(n_vocab: int, file: Path, longest: int) -> dict[str, list[Text]]:
         for before, after in islice(
             conversations() if kind == "a file" or not is_small else (), n_kind
         ):
-            prompt, reply = (
-                tokenize(before),
-                tokenize(after)[: min(MAX.get(kind, LONGEST), longest)],
-            )
+            prompt = tokenize(before)
+            reply = tokenize(after)[: min(MAX.get(kind, LONGEST), longest)]
             numbers = {
                 token: first + i % n_numbers
                 for i, token in enumerate(dict.fromkeys([*prompt, *reply]))
@@ -187,7 +186,8 @@ def _server(run: Run, name: str, types: str, file: Path) -> Server:
     ]
     types, *more = types.split()
     flags += ["--spec-type", types, *more, "--spec-draft-n-max", "2" if name == OURS else "3"]
-    log, share = run.work / f"{run.shape}-rewriting-{name}-{types}.log", run.options.head_share
+    log = run.work / f"{run.shape}-rewriting-{name}-{types}.log"
+    share = run.options.head_share
     flags += run.options.flags
     if name == OURS:
         program = (*_PROGRAM, str(file), f"{share:g}")
@@ -209,7 +209,8 @@ def _measure(run: Run, name: str, types: str, server: Server, kinds: dict[str, l
                 asked = texts[:N_ALONE] if n == 1 else texts[N_ALONE : N_ALONE + n]
                 if asked:
                     found.append({"text": kind, "n_seqs": n, **_asked(server, asked, n)})
-        resident, before = resident_mib(server.pid), vram_mib()
+        resident = resident_mib(server.pid)
+        before = vram_mib()
     after = vram_mib()
     vram = None if before is None or after is None else before - after
     for each in found:

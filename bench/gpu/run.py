@@ -68,7 +68,8 @@ class Results:
         if self._path.exists():
             old = json.loads(self._path.read_text(encoding="utf-8"))
             if (both := continued(old["machine"], header)) is not None:
-                self.data, header = old, both
+                self.data = old
+                header = both
         self.data["machine"] = header
         self._old: dict[str, list[Record]] = {}
 
@@ -109,7 +110,8 @@ class Results:
             temporary.replace(path)
 
 
-N_FIRST, N_DECODE = 4, 256
+N_FIRST = 4
+N_DECODE = 256
 """Tokens generated where the first one counts, and where their speed does."""
 
 LARGE = 50_000
@@ -163,7 +165,10 @@ class Visit:
     """One server with the conversations it is asked about; every answer becomes a record."""
 
     def __init__(self, run: Run, section: str, server: Server, kind: str = FIRST_TOKEN) -> None:
-        self.run, self.section, self.server, self._kind = run, section, server, kind
+        self.run = run
+        self.section = section
+        self.server = server
+        self._kind = kind
         self._last: dict[str, Any] = {}
 
     def follow(self, steps: Generator[Step, str, None], **fields: Any) -> bool:
@@ -196,7 +201,8 @@ class Visit:
         return step.n_new
 
     def keep(self, step: Step, reply: Reply) -> None:
-        timings, name = reply.timings, self.server.name
+        timings = reply.timings
+        name = self.server.name
         if step.way == COLD:
             self.run.clock.learn(reply.evaluated, reply.first_ms / 1e3)
         self.run.results.add(
@@ -239,7 +245,8 @@ class Visit:
             "count": len(flat),
             "n": max((node["n"] for node in flat), default=0),
         }
-        before, self._last = self._last, now
+        before = self._last
+        self._last = now
         comparable = before and before["size"] == step.size and before["evicted"] == now["evicted"]
         comparable = comparable and self.run.shape in SHAPES  # the size of a row is known
         if not comparable or step.way != "append" or now["n"] <= before["n"]:
@@ -310,10 +317,8 @@ class Visit:
         prompts = [words(f"{self.section} {n_streams} {i}", 480) for i in range(n_streams)]
         with ThreadPoolExecutor(n_streams) as pool:
             replies = list(pool.map(lambda prompt: self.server.complete(prompt, N_DECODE), prompts))
-        first, last = (
-            max(r.arrivals[0][0] for r in replies),
-            min(r.arrivals[-1][0] for r in replies),
-        )
+        first = max(r.arrivals[0][0] for r in replies)
+        last = min(r.arrivals[-1][0] for r in replies)
         rates = [
             sum(n for at, n in r.arrivals if first < at <= last) / (last - first)
             for r in replies

@@ -152,7 +152,8 @@ def models_of(options: argparse.Namespace) -> tuple[dict[str, Path], str | None]
     """The file of each of --models, SHAPE[=FILE], and llama-server if it is known; the directory
     may be none.
     """
-    directory, found = options.directory, {}
+    directory = options.directory
+    found = {}
     prepared = (
         prepared_in(directory) if directory is not None else {"models": {}, "llama_server": None}
     )

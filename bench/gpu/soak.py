@@ -100,7 +100,9 @@ class Neighbour:
     """Another program on the card, and at rests the look at the memory that the server holds."""
 
     def __init__(self, target: Target, name: str, seed: int, growth_mib: float) -> None:
-        self.target, self.name, self.growth_mib = target, name, growth_mib
+        self.target = target
+        self.name = name
+        self.growth_mib = growth_mib
         self.random = random.Random(seed)
         self.before = vram_mib()
         self.rests: dict[int, list[float]] = {}
@@ -135,7 +137,8 @@ class Neighbour:
         }
         with suppress(httpx.TransportError):
             httpx.post(f"{self.target.url}{CHAT}", json=body, timeout=REST_SECONDS / 2)
-        end, used = time.monotonic() + REST_SECONDS, vram_mib()
+        end = time.monotonic() + REST_SECONDS
+        used = vram_mib()
         while self.target.is_resting and time.monotonic() < end and not self.target.over.wait(0.2):
             used = vram_mib()
         if self.before is None or used is None:
@@ -158,7 +161,8 @@ def served(options: argparse.Namespace) -> list[Served]:
     for name in names:
         if name not in prepared or not Path(prepared[name]).exists():
             raise SystemExit(f"{options.directory} has no model {name}")
-        file, plain = Path(prepared[name]), name.removesuffix("-nextn")
+        file = Path(prepared[name])
+        plain = name.removesuffix("-nextn")
         shape = "tiny-vision" if plain in ("tiny-hybrid", "tiny-moe") else f"vision-{plain}"
         encoder = Path(prepared.get(shape, file.with_name(f"{shape}.gguf")))
         drafts = "draft-mtp,cache" if name.endswith("-nextn") else "ngram-mod,cache"
@@ -194,9 +198,11 @@ def talkers_of(
 ) -> list[Talker]:
     """Clients, each of one of the models."""
     maximum = min(3 * options.context // (2 * options.clients), options.context // 4)
-    rng, found = random.Random(options.seed), []
+    rng = random.Random(options.seed)
+    found = []
     for number in range(options.clients):
-        model, judge = models[number % len(models)], judges[number % len(models)]
+        model = models[number % len(models)]
+        judge = judges[number % len(models)]
         talker = Talker(target, judge, target.findings, rng.randrange(2**32), maximum)
         talker.named = {"model": model.name}
         if model.encoder:
@@ -210,7 +216,8 @@ def talkers_of(
 
 def lives(target: Target, options: argparse.Namespace, cache: Path) -> None:
     """Two long lives, and between them short ones that are killed or stopped."""
-    rng, seconds = random.Random(options.seed), options.minutes * 60
+    rng = random.Random(options.seed)
+    seconds = options.minutes * 60
     disk = [
         "--kv-cache-dir",
         str(cache),
@@ -233,7 +240,8 @@ def lives(target: Target, options: argparse.Namespace, cache: Path) -> None:
 
 def soak(options: argparse.Namespace, directory: Path) -> tuple[Target, Neighbour]:
     """Run it in ``directory``."""
-    models, flags = served(options), shlex.split(options.flags)
+    models = served(options)
+    flags = shlex.split(options.flags)
     flags += ["-c", str(options.context)]
     alone = ["-np", "1", "--cache-ram", "0", "--no-cache-prompt", "--spec-type", "none"]
     with ExitStack() as stack:

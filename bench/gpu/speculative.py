@@ -55,7 +55,8 @@ from tools.generator import SHAPES
 
 PARTS = ("lengths", "rewriting")
 
-N_WARM, N_QUIET = 16, 64
+N_WARM = 16
+N_QUIET = 64
 """Tokens generated before anything counts: once loaded, and after each prompt, so that costs are
 known.
 """
@@ -160,15 +161,14 @@ class Run:
         files = [self.model, *([Path(self.options.draft)] if self.options.draft else [])]
         need = BESIDE_MIB + 1.05 * sum(file.stat().st_size for file in files) / 2**20
         if (shape := SHAPES.get(self.shape)) is not None:
-            rows, states = (
-                self.n_ctx * shape.row_bytes(),
-                (1 + self.options.n_max) * shape.state_bytes,
-            )
+            rows = self.n_ctx * shape.row_bytes()
+            states = (1 + self.options.n_max) * shape.state_bytes
             need += (1.3 * rows + states) / 2**20
         return need
 
     def server(self, case: Case, name: str, number: int) -> Server:
-        flags, log = self.flags(case), self.work / f"{self.shape}-{number}-{name}.log"
+        flags = self.flags(case)
+        log = self.work / f"{self.shape}-{number}-{name}.log"
         if name == PEER:
             chance = ["--spec-synth-len", f"{case.length:g}"] if case.length else []
             return llama_server(str(self.llama_server), [*flags, *chance], log)
@@ -195,7 +195,9 @@ class Subject:
     """A server with the case that it is measured in, and the results of each prompt and reply."""
 
     def __init__(self, run: Run, case: Case, name: str, number: int) -> None:
-        self.run, self.case, self.name = run, case, name
+        self.run = run
+        self.case = case
+        self.name = name
         self.server = run.server(case, name, number)
         self.failed = ""
 
@@ -236,7 +238,8 @@ class Subject:
                 found += self._continued(n) if self.run.has_time else []
         except (OSError, HTTPException, ValueError, ZeroDivisionError) as error:
             self._note("failed", why=str(error)[-600:])
-        resident, before = resident_mib(self.server.pid) if found else None, vram_mib()
+        resident = resident_mib(self.server.pid) if found else None
+        before = vram_mib()
         self.server.kill()
         after = vram_mib()
         memory = {"load_s": self.server.load_seconds, "resident_mib": resident}

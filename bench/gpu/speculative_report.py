@@ -23,7 +23,8 @@ def acceptance_rates(length: float, n_max: int) -> tuple[float, ...]:
     """How often each of ``n_max`` drafts is right, together with all before it: powers of one
     number whose sum is ``length`` - 1, with ``length`` in tokens per step.
     """
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     for _ in range(40):
         middle = (low + high) / 2
         if sum(middle**i for i in range(1, n_max + 1)) < length - 1:

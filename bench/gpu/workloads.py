@@ -27,11 +27,15 @@ __all__ = [
 
 Messages = list[dict[str, str]]
 
-SYSTEM, USER, ASSISTANT, OVERHEAD = 2000, 250, 700, 18
+SYSTEM = 2000
+USER = 250
+ASSISTANT = 700
+OVERHEAD = 18
 """Characters per message, and tokens that the template adds to one."""
 
 
-RETURN, EDITED = "return after another", "edited at once"
+RETURN = "return after another"
+EDITED = "edited at once"
 
 
 @dataclass(frozen=True)

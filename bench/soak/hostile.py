@@ -295,7 +295,9 @@ class Attacker:
         seed: int,
         patience: float,
     ) -> None:
-        self.target, self.findings, self.talkers = target, findings, talkers
+        self.target = target
+        self.findings = findings
+        self.talkers = talkers
         self.patience = patience
         self._random = random.Random(seed)
         self._lock = threading.Lock()

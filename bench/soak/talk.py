@@ -151,7 +151,9 @@ class Talker:
     def __init__(
         self, target: Target, judge: Judge, findings: Findings, seed: int, max_tokens: int
     ) -> None:
-        self.target, self.judge, self.findings = target, judge, findings
+        self.target = target
+        self.judge = judge
+        self.findings = findings
         self.random = random.Random(seed)
         self.max_tokens = max_tokens
         self.talks: list[Talk] = []
@@ -180,7 +182,8 @@ class Talker:
     def _next(self) -> Talk:
         self.talks = [talk for talk in self.talks if not talk.full]
         if len(self.talks) < 2:
-            seed, tools = self.random.randrange(2**32), self.random.random() < 0.3
+            seed = self.random.randrange(2**32)
+            tools = self.random.random() < 0.3
             self.talks.append(Talk(seed, self.max_tokens, tools, self.pictures))
         talk = self.random.choice(self.talks)
         if self.random.random() < 0.1:
@@ -374,10 +377,8 @@ class Talker:
         if gap < self.judge.tie and not is_exact:
             self.findings.count("replies that differ at a tie")
             return
-        said, asked = (
-            (content, [call["function"] for call in calls]),
-            str(body["messages"][-1]["content"]),
-        )
+        said = (content, [call["function"] for call in calls])
+        asked = str(body["messages"][-1]["content"])
         (self.target.directory / f"differs-{self.findings.counts['requests']}.json").write_text(
             json.dumps(body)
         )

@@ -89,7 +89,9 @@ class Target:
     def __init__(
         self, command: Sequence[str], directory: Path, findings: Findings, bounds: Bounds
     ) -> None:
-        self.directory, self.findings, self.bounds = directory, findings, bounds
+        self.directory = directory
+        self.findings = findings
+        self.bounds = bounds
         self.log = directory / "server.log"
         self._command = list(command)
         self._process = ServerProcess(self._command, self.log)

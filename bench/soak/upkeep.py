@@ -18,7 +18,9 @@ class Operator:
     """Does one thing about once a second."""
 
     def __init__(self, target: Target, findings: Findings, seed: int, n_sequences: int) -> None:
-        self.target, self.findings, self.n_sequences = target, findings, n_sequences
+        self.target = target
+        self.findings = findings
+        self.n_sequences = n_sequences
         self.random = random.Random(seed)
         self._saved: set[str] = set()
 

@@ -14,7 +14,8 @@ from pyctl.user_directory import user_directory
 
 __all__ = ["DEFAULT_DAILY_MIB", "FREE_PART", "CacheSettings", "DiskSettings", "default_directory"]
 
-DEFAULT_DAILY_MIB, FREE_PART = 32_768, 10
+DEFAULT_DAILY_MIB = 32_768
+FREE_PART = 10
 """Bounds of the default directory: MiB written per day, and the part of the free space that the
 files may take.
 """

@@ -279,12 +279,14 @@ def view_of(
         held.append((n_parent, parent, own.steps, own, snapshot))
     held.sort(key=itemgetter(0, 1, 2))
     views = []
-    parent_before, before = "", None
+    parent_before = ""
+    before = None
     for _, parent, _, own, snapshot in held:
         shared = (
             own.shared(before) if before is not None and parent == parent_before else own.n_parent
         )
-        parent_before, before = parent, own
+        parent_before = parent
+        before = own
         row_bytes, device_bytes = own.n_bytes()
         tiers: list[Tier] = []
         tiers += ["device"] * bool(device_bytes)

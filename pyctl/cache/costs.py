@@ -22,17 +22,16 @@ class _Rate:
     """Seconds per byte of recent transfers, starting with ``rate`` bytes a second."""
 
     def __init__(self, rate: float) -> None:
-        self._n_bytes, self._seconds = _PRIOR_BYTES, _PRIOR_BYTES / rate
+        self._n_bytes = _PRIOR_BYTES
+        self._seconds = _PRIOR_BYTES / rate
         self.seconds = 1 / rate
 
     def note(self, n_bytes: int, seconds: float) -> None:
         if n_bytes <= 0 or not seconds > 0:
             return
         keep = _MEMORY_BYTES / max(_MEMORY_BYTES, self._n_bytes)
-        self._n_bytes, self._seconds = (
-            keep * self._n_bytes + n_bytes,
-            keep * self._seconds + seconds,
-        )
+        self._n_bytes = keep * self._n_bytes + n_bytes
+        self._seconds = keep * self._seconds + seconds
         self.seconds = self._seconds / self._n_bytes
 
 
@@ -64,22 +63,28 @@ class Costs:
 
     def note_evaluated(self, first: int, last: int, seconds: float) -> None:
         """Tokens [first, last) took ``seconds``, with nothing else on the device."""
-        n, middle = last - first, (first + last) / 2
+        n = last - first
+        middle = (first + last) / 2
         if n <= 0 or not seconds > 0:
             return
         keep = _MEMORY_TOKENS / max(_MEMORY_TOKENS, self._sums[0])
         tokens, depth, square, total, product = (keep * each for each in self._sums)
-        tokens, depth, square = tokens + n, depth + n * middle, square + n * middle**2
-        total, product = total + seconds, product + seconds * middle
+        tokens = tokens + n
+        depth = depth + n * middle
+        square = square + n * middle**2
+        total = total + seconds
+        product = product + seconds * middle
         self._sums = tokens, depth, square, total, product
         # The ridge keeps a line through one depth flat.
-        mean, spread = depth / tokens, square / tokens - (depth / tokens) ** 2
+        mean = depth / tokens
+        spread = square / tokens - (depth / tokens) ** 2
         slope = max(
             (product / tokens - mean * total / tokens) / (spread + _DEPTH_SCALE**2 / 16), 0.0
         )
         base = total / tokens - slope * mean
         if base <= 0:  # the measurements attribute all of the time to depth
-            base, slope = total / tokens / 2, total / tokens / 2 / max(mean, 1.0)
+            base = total / tokens / 2
+            slope = total / tokens / 2 / max(mean, 1.0)
         self._line = base, slope
 
     def note_read(self, n_bytes: int, seconds: float) -> None:

@@ -28,7 +28,8 @@ this.
 """
 
 
-SPARE_STATES, SPARE_PART = 4, 4
+SPARE_STATES = 4
+SPARE_PART = 4
 """Rows that wait leave room for so many states, or this part of what may wait, whichever is less:
 without memory that is ready a state takes a hundred milliseconds to be saved instead of six
 (bench/results/gpu-long.md).
@@ -71,7 +72,8 @@ class DeviceTier:
     """
 
     def __init__(self, memory: SequenceMemory, cache: RamCache) -> None:
-        self._memory, self._cache = memory, cache
+        self._memory = memory
+        self._cache = cache
         self.counts = DeviceCounts()
         self.locked = cache.locked
         self._fetched: weakref.WeakKeyDictionary[Segment, weakref.ref[Block]] = (
@@ -118,7 +120,8 @@ class DeviceTier:
         return made[-1]
 
     def _segment(self, seq: LiveSequence, first: int, last: int, parent: Segment | None) -> Segment:
-        tokens, ends = as_tokens(seq.tokens[first:last]), ends_within(seq.ends, first, last)
+        tokens = as_tokens(seq.tokens[first:last])
+        ends = ends_within(seq.ends, first, last)
         stands = stands_within(seq.stands, first, last)
         rows = self._memory.save_rows(seq.id, first, last, hold=self._memory.shape.can_hold)
         if rows.held is not None:
@@ -282,7 +285,8 @@ class DeviceTier:
         """Whether more bytes than may wait for the disk are neither counted by the cache nor on
         their way.
         """
-        blocks, maximum = self._memory.block_bytes(), max_unwritten(self._cache.budget)
+        blocks = self._memory.block_bytes()
+        maximum = max_unwritten(self._cache.budget)
         return blocks.used - blocks.in_flight - self._cache.n_bytes + n_more > maximum
 
     def copy_one(self) -> bool:

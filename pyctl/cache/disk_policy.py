@@ -126,7 +126,8 @@ class DiskPolicy:
             return default
         if not isinstance(value, Mapping):
             raise RequestError("prefix_cache must be an object with scope, window or both")
-        scope, window = value.get("scope"), value.get("window")
+        scope = value.get("scope")
+        window = value.get("window")
         policy = default
         if isinstance(scope, str) or type(scope) is int:
             policy = cls.parse(str(scope))

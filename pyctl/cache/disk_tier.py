@@ -47,7 +47,8 @@ WORTH_WRITING = 0.1
 MEASURED_BYTES = 2**20
 """Smaller reads do not show a drive's speed."""
 
-HEAD_TOKENS, TAIL_TOKENS = 12, 24
+HEAD_TOKENS = 12
+TAIL_TOKENS = 24
 """How much of a prefix people are shown."""
 
 

@@ -73,9 +73,12 @@ class CostAwareEviction(Generic[K]):
         *,
         half: float = SAME_MOMENT_SECONDS,
     ) -> None:
-        self._tree, self._freed, self._clock = tree, freed, clock
+        self._tree = tree
+        self._freed = freed
+        self._clock = clock
         self._costs = costs or Costs()
-        self.half, self.likelihoods = half, Likelihoods()
+        self.half = half
+        self.likelihoods = Likelihoods()
         self._heap: list[tuple[float, int, TreeNode[K]]] = []
         self._count = itertools.count()
         self._now = -math.inf
@@ -86,7 +89,8 @@ class CostAwareEviction(Generic[K]):
         equally large.
         """
         self._rank(per_byte)
-        heap, staying = self._heap, []
+        heap = self._heap
+        staying = []
         found: K | None = None
         while heap and found is None:
             ranked, number, node = heapq.heappop(heap)
@@ -119,7 +123,8 @@ class CostAwareEviction(Generic[K]):
     def worth_together(self, keys: Collection[K]) -> float:
         """The seconds that these can be expected to save, if all of them go."""
         self._rank(self._per_byte)
-        seconds, resumed = 0.0, dict[K, int]()
+        seconds = 0.0
+        resumed = dict[K, int]()
         for node in sorted(map(self._tree.__getitem__, keys), key=_depth):
             above = node.parent
             first = 0 if above is None else resumed.get(above.key, above.n)
@@ -140,7 +145,9 @@ class CostAwareEviction(Generic[K]):
         return self._tree.likely()
 
     def _likelihood(self, node: TreeNode[K]) -> float:
-        odds, total, newest = self.likelihoods, 0.0, -math.inf
+        odds = self.likelihoods
+        total = 0.0
+        newest = -math.inf
         for child in node.children:
             newest = max(newest, child.newest)
             likely = self._cut_back(child.end, node.n, child.n) + self._anew(
@@ -176,7 +183,8 @@ class CostAwareEviction(Generic[K]):
         """How likely another conversation leaves this one's first ``opening`` tokens between
         ``first`` and ``last``.
         """
-        last, odds = min(last, opening), self.likelihoods
+        last = min(last, opening)
+        odds = self.likelihoods
         if first >= last:
             return 0.0
         share = math.log((opening - first + odds.near) / (opening - last + odds.near))
@@ -193,12 +201,14 @@ class CostAwareEviction(Generic[K]):
 
     def _rank(self, per_byte: bool) -> None:
         """Have everything in the heap, anew whenever the clock has moved on by a unit."""
-        now, changed = self._clock(), self._tree.changed
+        now = self._clock()
+        changed = self._tree.changed
         if (
             now - self._now >= max(1, len(self._tree) / RANKED_AT_ONCE)
             or per_byte != self._per_byte
         ):
-            self._now, self._per_byte = now, per_byte
+            self._now = now
+            self._per_byte = per_byte
             self._look_ahead()
             for node in self._tree:
                 node.likely = self._likelihood(node)
@@ -219,16 +229,16 @@ class CostAwareEviction(Generic[K]):
         """Note of each snapshot when and how deep the newest conversation through it goes on."""
         deepest_first = sorted(self._tree, key=_depth, reverse=True)
         for node in deepest_first:
-            node.newest, node.end, node.begun, node.has_turn = (
-                node.seen,
-                node.reach,
-                node.opening,
-                False,
-            )
+            node.newest = node.seen
+            node.end = node.reach
+            node.begun = node.opening
+            node.has_turn = False
         for node in deepest_first:
             parent = node.parent
             if parent is not None and node.newest >= parent.newest:
-                parent.newest, parent.end, parent.begun = node.newest, node.end, node.begun
+                parent.newest = node.newest
+                parent.end = node.end
+                parent.begun = node.begun
                 parent.has_turn = node.is_turn or node.has_turn
 
 

@@ -67,7 +67,9 @@ def batch_ends(
     a prompt that extends another has the same ends in the shared part, except for the shorter one's
     very end.
     """
-    n, boundaries, lines = len(prompt), prompt.boundaries, frozenset(prompt.line_ends)
+    n = len(prompt)
+    boundaries = prompt.boundaries
+    lines = frozenset(prompt.line_ends)
     edges = {edge for picture in prompt.pictures for edge in (picture.start, picture.end) if edge}
     sure = {*(boundaries if prompt.headers is None else prompt.headers), *boundaries[:1], n}
     half = {n_ubatch // 2} if batch_cost and n_ubatch // 2 < n else set()
@@ -197,7 +199,8 @@ def _spread(inner: Sequence[int], cuts: Collection[int], start: int, step: int) 
 
 def _ladder(n: int) -> list[int]:
     """LADDER, twice, four times as many tokens before ``n``, and so on."""
-    rungs, distance = [], LADDER
+    rungs = []
+    distance = LADDER
     while distance < n:
         rungs.append(n - distance)
         distance *= 2

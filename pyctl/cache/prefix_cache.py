@@ -88,10 +88,8 @@ class PrefixCache:
         """Look up the ways to restore a prompt with these batch ends into ``seq``; note a client's
         prompt as recent.
         """
-        began, match = (
-            time.perf_counter(),
-            PromptMatch(request.prompt.tokens, is_raw=request.prompt.is_raw),
-        )
+        began = time.perf_counter()
+        match = PromptMatch(request.prompt.tokens, is_raw=request.prompt.is_raw)
         if request.cache_prompt and request.after is None:
             self.cache.next_turn()
         facts = self._facts(request)
@@ -115,11 +113,14 @@ class PrefixCache:
         """Park the conversation of ``seq`` unless the new prompt continues it; for a background
         request, whatever would be lost of it.
         """
-        began, ways = time.perf_counter(), lookup.ways
-        shared, minimum = seq.shared(lookup.match.tokens) if lookup.facts.cached else 0, PARK_MIN
+        began = time.perf_counter()
+        ways = lookup.ways
+        shared = seq.shared(lookup.match.tokens) if lookup.facts.cached else 0
+        minimum = PARK_MIN
         is_kept = bool(ways) and ways[0].keep >= seq.n and self.memory.shape.cut_anywhere
         if lookup.request.background and not is_kept:
-            shared, minimum = 0, 1
+            shared = 0
+            minimum = 1
         with self.cache.locked(*lookup.snapshots):
             self._park(seq, shared, stats, minimum)
         seq.facts = lookup.facts
@@ -180,7 +181,8 @@ class PrefixCache:
         """The ways to resume without a fetch: tokens, and seconds until the prompt would be
         evaluated.
         """
-        n_prompt, costs = int(match.tokens.size), self.cache.costs
+        n_prompt = int(match.tokens.size)
+        costs = self.cache.costs
         stored = self.disk.find(match, n_prompt - 1) if self.disk is not None else ()
         found = {
             each.n: self._read_seconds(each) + costs.evaluate(each.n, n_prompt) for each in stored
@@ -194,7 +196,8 @@ class PrefixCache:
 
     def _far(self, match: PromptMatch) -> list[tuple[Prefix, float]]:
         """The prefixes that only an object store has, with the same seconds."""
-        n_prompt, costs = int(match.tokens.size), self.cache.costs
+        n_prompt = int(match.tokens.size)
+        costs = self.cache.costs
         far = self.disk.far(match, n_prompt - 1) if self.disk is not None else []
         return [
             (each, s + self._read_seconds(each) + costs.evaluate(each.n, n_prompt))
@@ -205,7 +208,8 @@ class PrefixCache:
         return self.cache.costs.read(self.memory.shape.sizes.n_bytes(prefix.n, 0))
 
     def _facts(self, request: CacheRequest) -> PromptFacts:
-        prompt, is_cached = request.prompt, request.cache_prompt
+        prompt = request.prompt
+        is_cached = request.cache_prompt
         for_disk = (
             self.disk is not None
             and is_cached
@@ -227,7 +231,9 @@ class PrefixCache:
         With ``may_branch`` also where raw text leaves another prompt, since it was edited or its
         last token has grown, if that takes a state.
         """
-        recent, ends, prompt = lookup.recent, lookup.ends, lookup.request.prompt
+        recent = lookup.recent
+        ends = lookup.ends
+        prompt = lookup.request.prompt
         if recent is None:
             return CachePlan(lookup.match, restored=restored)
         common = nearest.common if (nearest := recent.nearest()) is not None else 0
@@ -246,7 +252,8 @@ class PrefixCache:
         )
         places = self.places(prompt, ends)
         cuts = choose_cuts(prompt, places, seq.n, self.settings.min_step, (common, *wanted))
-        shape, is_exact = self.memory.shape, self.settings.exact or lookup.request.background
+        shape = self.memory.shape
+        is_exact = self.settings.exact or lookup.request.background
         may_branch = may_branch and prompt.is_raw and lookup.request.sees_texts
         if may_branch and not (is_exact or shape.cut_anywhere) and seq.n < common < len(prompt):
             cuts = sorted({*cuts, *shape.resume_points.among([common])})
@@ -271,8 +278,10 @@ class PrefixCache:
                 self._save(seq, plan, stats)
 
     def _save(self, seq: LiveSequence, plan: CachePlan, stats: RequestStats) -> None:
-        began, memory = time.perf_counter(), self.memory
-        covered, prefix = coverage(seq, plan.match, self.cache), plan.match.prefix(seq.n)
+        began = time.perf_counter()
+        memory = self.memory
+        covered = coverage(seq, plan.match, self.cache)
+        prefix = plan.match.prefix(seq.n)
         n_bytes = self.device.rows_size(covered.n, seq.n) + seq.tokens[covered.n :].nbytes
         n_bytes += memory.state_size(seq.id, (seq.n,))
         if not self.cache.may_add(prefix, n_bytes, covered.segment):
@@ -309,7 +318,9 @@ class PrefixCache:
         It is worth room that others have if the same was asked before, ``n_alike`` others wait with
         it, or much of it lies after the last batch end; else it takes spare bytes only.
         """
-        began, recent, n = time.perf_counter(), lookup.recent, seq.n
+        began = time.perf_counter()
+        recent = lookup.recent
+        n = seq.n
         before = lookup.ends[-2] if len(lookup.ends) > 1 else 0
         exact = seq.n_exact in (before, n) and not seq.shares
         if (
@@ -328,7 +339,8 @@ class PrefixCache:
         try:
             logits = output()
             end = self._take(seq, lookup.match.prefix(n), coverage(seq, lookup.match, self.cache))
-            end.state, end.exact = end.state.with_output(logits), exact
+            end.state = end.state.with_output(logits)
+            end.exact = exact
             with self.cache.locked(end, *lookup.snapshots):
                 if self.cache.ends.add(end, is_wanted=is_wanted):
                     seq.covered = Coverage(end.segment, n)
@@ -515,7 +527,9 @@ class PrefixCache:
         make_room: MakeRoom,
     ) -> Reading[tuple[Snapshot, ...] | None]:
         """Restore by one way: the snapshot that is in RAM now, if any; None if it failed."""
-        snapshot, arrival, n_ready = candidate.snapshot, candidate.arrival, 0
+        snapshot = candidate.snapshot
+        arrival = candidate.arrival
+        n_ready = 0
         try:
             if snapshot is not None:
                 cut(seq, candidate.keep, self.memory)
@@ -547,7 +561,8 @@ class PrefixCache:
             ):
                 self.disk.refuse(snapshot)
             return None
-        stats.source, stats.n_cached = candidate.source, candidate.n
+        stats.source = candidate.source
+        stats.n_cached = candidate.n
         stats.restored = snapshot.prefix.name if snapshot else ""
         if snapshot is None:
             return ()
@@ -601,11 +616,9 @@ class PrefixCache:
 
     def _take(self, seq: LiveSequence, prefix: Prefix, covered: Coverage) -> Snapshot:
         """A snapshot of all that ``seq`` holds: the rows after those ``covered``, and the state."""
-        state, exact, segment = (
-            self.memory.save_state(seq.id, seq.n),
-            seq.n_exact == seq.n,
-            covered.segment,
-        )
+        state = self.memory.save_state(seq.id, seq.n)
+        exact = seq.n_exact == seq.n
+        segment = covered.segment
         if segment is None or covered.n < seq.n:
             segment = self.device.segment(seq, covered)
         return Snapshot(prefix, segment, state, exact, facts=seq.facts)

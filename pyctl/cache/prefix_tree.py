@@ -129,11 +129,9 @@ class PrefixTree(Generic[K]):
         for child in node.children:
             child.parent = node.parent
         if node.parent is not None and node.seen >= node.parent.seen:
-            node.parent.seen, node.parent.reach, node.parent.opening = (
-                node.seen,
-                node.reach,
-                node.opening,
-            )
+            node.parent.seen = node.seen
+            node.parent.reach = node.reach
+            node.parent.opening = node.opening
         self.changed.discard(node)
         self.changed |= node.children if node.parent is None else {node.parent, *node.children}
         ending = self._ending_in[node.segment]
@@ -196,7 +194,8 @@ class PrefixTree(Generic[K]):
                 deepest = segment
             else:
                 under = self._links[below]
-                under.parent, under.last = segment, last
+                under.parent = segment
+                under.last = last
                 link.children.add(below)
                 link.n_on += 1
             if is_known:
@@ -219,7 +218,8 @@ class PrefixTree(Generic[K]):
         return parent.children if parent is not None else self._roots
 
     def _below(self, node: TreeNode[K]) -> TreeNode[K] | None:
-        segment, last = node.segment, node.n
+        segment = node.segment
+        last = node.n
         while segment is not None:
             found = [
                 other
@@ -229,15 +229,18 @@ class PrefixTree(Generic[K]):
             if found:
                 return max(found, key=lambda other: other.n)
             link = self._links[segment]
-            segment, last = link.parent, link.last
+            segment = link.parent
+            last = link.last
         return None
 
     def _passes(self, node: TreeNode[K], segment: Any, n: int) -> bool:
         """Whether ``n`` tokens of ``segment`` are on the chain of a deeper snapshot."""
-        at, last = node.segment, node.n
+        at = node.segment
+        last = node.n
         while at is not None and last >= n:
             if at is segment:
                 return True
             link = self._links[at]
-            at, last = link.parent, link.last
+            at = link.parent
+            last = link.last
         return False

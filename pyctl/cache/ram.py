@@ -294,7 +294,8 @@ class RamCache:
         free now; none of 0 comes. What locked snapshots need leaves only if RAM has it, and after
         what others need.
         """
-        staying, likely = needed_by(self.locks), self.likely()
+        staying = needed_by(self.locks)
+        likely = self.likely()
         ranked = [
             (not each.rows.size, each in staying, likely.get(each, math.inf), number, each)
             for number, each in enumerate(self.pool)
@@ -405,7 +406,8 @@ class RamCache:
         """Evict snapshots of less ``worth`` per byte until ``n_bytes`` are free, for another cache
         of the same budget; whether any left. Ends of prompts go first.
         """
-        before, minimum = self.n_bytes, self.n_bytes - n_bytes
+        before = self.n_bytes
+        minimum = self.n_bytes - n_bytes
         self.turn = self.shared.turn
         for end in list(self.ends):
             if self.n_bytes > minimum and end not in self.locks:

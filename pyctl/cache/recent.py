@@ -79,10 +79,12 @@ class RecentMatches:
             (pair for pair in pairs if pair[0].for_disk or not for_disk), window
         ):
             if n > common:
-                best, common = recent, n
+                best = recent
+                common = n
         if best is None:
             return None
-        safe, boundaries = last_boundary(self.prompt, common), best.prompt.boundaries
+        safe = last_boundary(self.prompt, common)
+        boundaries = best.prompt.boundaries
         left = (
             len(boundaries) - bisect.bisect_left(boundaries, safe)
             if boundaries
@@ -149,7 +151,8 @@ class RecentPrompts:
     def compare(self, prompt: Prompt) -> RecentMatches:
         """``prompt`` against all; costs about one comparison, however many there are."""
         shared: list[int] = []
-        maximum, row = -1, [0]
+        maximum = -1
+        row = [0]
         for place, recent in zip(self._places, self._recent, strict=True):
             # The best so far has ``maximum`` in common with the prompt. Prompts that differ from it
             # earlier are known.
@@ -159,7 +162,8 @@ class RecentPrompts:
             n = _common_from(max(maximum, 0), recent.prompt.tokens, prompt.tokens)
             shared.append(n)
             if n > maximum:
-                maximum, row = n, self._shared[place].tolist()
+                maximum = n
+                row = self._shared[place].tolist()
         return RecentMatches(prompt, self._recent, shared)
 
     def add(
@@ -212,10 +216,8 @@ class RecentPrompts:
             if n_tokens > self._max_tokens or len(kept) == self._capacity:
                 break
             kept.append((one, place))
-        self._recent, self._places = (
-            tuple(one for one, _ in kept),
-            tuple(place for _, place in kept),
-        )
+        self._recent = tuple(one for one, _ in kept)
+        self._places = tuple(place for _, place in kept)
 
 
 def _common_from(n: int, a: Tokens, b: Tokens) -> int:

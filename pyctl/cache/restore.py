@@ -144,13 +144,11 @@ class Ways:
         exact: bool,
         in_blocks: bool = False,
     ) -> None:
-        self._prompt, self._ends, self._live, self._shape, self._exact = (
-            prompt,
-            tuple(ends),
-            live,
-            shape,
-            exact,
-        )
+        self._prompt = prompt
+        self._ends = tuple(ends)
+        self._live = live
+        self._shape = shape
+        self._exact = exact
         self._in_blocks = exact or in_blocks
         self._limit = int(prompt.tokens.size) - 1
         self._shared = live.shared(prompt.tokens)
@@ -163,7 +161,9 @@ class Ways:
         """All ways in memory, deepest first; one token at least stays to be evaluated, except where
         the very end of an equal prompt is known and ``may_end`` allows it.
         """
-        live, limit, shared = self._live, self._limit, self._shared
+        live = self._live
+        limit = self._limit
+        shared = self._shared
         anywhere = self._prompt.is_raw and not self._in_blocks
         found: list[Candidate | None] = []
         if 0 < live.n == shared <= limit and (not self._exact or self._same == live.n):
@@ -321,11 +321,9 @@ def quickest(
     Nothing is read of what ``base`` has. Of those that are about as quick as the quickest it is the
     deepest, but none that is also among the ``ways`` in memory.
     """
-    costs, n_prompt, covered = (
-        disk.costs,
-        int(prompt.tokens.size),
-        base.n if base is not None else 0,
-    )
+    costs = disk.costs
+    n_prompt = int(prompt.tokens.size)
+    covered = base.n if base is not None else 0
 
     def seconds(n: int, keep: int) -> float:
         return costs.load(sizes.n_bytes(n, keep)) + costs.evaluate(n, n_prompt)
@@ -370,12 +368,14 @@ def make_room_for(
         return device.n_ready(snapshot, live.n, candidate.n)
     n_ready = 0
     for staying in (lookup.snapshots, (snapshot,)):
-        n_before, is_enough = candidate.n + 1, True
+        n_before = candidate.n + 1
+        is_enough = True
         with device.locked(*staying):
             while (
                 is_enough and (n_ready := device.n_ready(snapshot, live.n, candidate.n)) < n_before
             ):
-                n_before, is_enough = n_ready, make_room(candidate.n - live.n, n_ready)
+                n_before = n_ready
+                is_enough = make_room(candidate.n - live.n, n_ready)
         if is_enough:
             break
     return n_ready
@@ -393,7 +393,9 @@ def restore(
 
     Bytes that do not fit are a miss: logged, never raised.
     """
-    n, keep, snapshot = candidate.n, candidate.keep, candidate.snapshot
+    n = candidate.n
+    keep = candidate.keep
+    snapshot = candidate.snapshot
     try:
         if snapshot is None:
             if n < live.n:
@@ -420,9 +422,11 @@ def restore(
         raise
     stands = stands_within(live.stands, 0, keep)
     if snapshot is None:
-        n_exact, covered = last_common_end(ends, live.ends, n), live.covered.within(n)
+        n_exact = last_common_end(ends, live.ends, n)
+        covered = live.covered.within(n)
     else:
-        n_exact, covered = last_common_end(ends, snapshot.ends, n), Coverage(snapshot.segment, n)
+        n_exact = last_common_end(ends, snapshot.ends, n)
+        covered = Coverage(snapshot.segment, n)
         stands += stands_within(snapshot.stands, keep, n)
     live.reset(tokens[:n], ends=ends_within(ends, 0, n_exact), stands=stands, covered=covered)
     return True

@@ -46,7 +46,8 @@ class SegmentPool:
         """
         n_bytes = sum(int(block.nbytes) for block in blocks if id(block) not in self._windows)
         while segment is not None and segment not in self._alive:
-            n_bytes, segment = n_bytes + segment.n_bytes, segment.parent
+            n_bytes = n_bytes + segment.n_bytes
+            segment = segment.parent
         return n_bytes
 
     def retain(self, snapshot: Snapshot) -> None:
@@ -117,7 +118,8 @@ class SegmentPool:
         ``without_copies`` as if `copies` had been shed before. What states share of windows counts
         in equal parts: it goes with the last.
         """
-        n_bytes, segment = snapshot.state.own_bytes, snapshot.segment
+        n_bytes = snapshot.state.own_bytes
+        segment = snapshot.segment
         n_bytes += sum(
             int(block.nbytes) // max(self._windows[id(block)], 1) for block in snapshot.state.shared
         )

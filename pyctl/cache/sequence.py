@@ -33,7 +33,8 @@ class Coverage(NamedTuple):
         """The part that is still kept."""
         segment, n = self
         while segment is not None and not (segment.alive and n > segment.start):
-            n, segment = min(n, segment.start), segment.parent
+            n = min(n, segment.start)
+            segment = segment.parent
         return Coverage(segment, n) if segment is not None else NOT_SAVED
 
 

@@ -350,7 +350,8 @@ class Snapshot:
 
     def links(self) -> Iterator[tuple[Segment, int]]:
         """Yield the pairs of `chain` one after the other."""
-        n, segment = self.n, self.segment
+        n = self.n
+        segment = self.segment
         while True:
             yield segment, min(n, segment.end)
             n = min(n, segment.start)
@@ -450,13 +451,13 @@ class PromptMatch:
         """The prefixes of ascending ``lengths`` within (0, len] whose (n, digest) is among
         ``names``, in one pass.
         """
-        found, data, at, running = (
-            list[Prefix](),
-            self._data,
-            0,
-            hashlib.blake2b(digest_size=DIGEST_BYTES),
-        )
-        update, digest = running.update, running.digest  # called for each of thousands of lengths
+        found = list[Prefix]()
+        data = self._data
+        at = 0
+        running = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        # called for each of thousands of lengths
+        update = running.update
+        digest = running.digest
         for n in lengths:
             update(data[at : 4 * n])
             at = 4 * n

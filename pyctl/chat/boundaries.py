@@ -183,7 +183,8 @@ def _result_start(
     """
     gaps = _Gaps(template, tokenizer, starts)
     said, called, result = _samples(template.capabilities)
-    begins, user = gaps.last_start([*called, result], 2), gaps.last_start(said, 2)
+    begins = gaps.last_start([*called, result], 2)
+    user = gaps.last_start(said, 2)
     return begins if template.capabilities.tool_calls and user[: len(begins)] != begins else ()
 
 
@@ -203,7 +204,8 @@ def _samples(
     capabilities: TemplateCapabilities,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
     """Three messages, two that end with a call, and the result of that."""
-    text, as_object = capabilities.text, capabilities.object_arguments
+    text = capabilities.text
+    as_object = capabilities.object_arguments
     roles = zip(("user", "assistant", "user", "tool"), (*_MARKS[:3], _MARKS[2]), strict=True)
     *said, result = (sample_message(role, mark, as_text=text) for role, mark in roles)
     called = [said[0], sample_call({"sample": _MARKS[1]}, as_text=text, as_object=as_object)]
@@ -295,7 +297,8 @@ class _Gaps:
         header: bool = False,
     ) -> int | None:
         """The token in ``gap`` of ``after`` that starts what ``before`` does not have yet."""
-        ends, between = self.specials(before, gap), self.specials(after, gap, header)
+        ends = self.specials(before, gap)
+        between = self.specials(after, gap, header)
         if ends is None or between is None:
             return None
         if len(ends) > 1 and ends[-1] == self._tokenizer.eos and between[: len(ends)] != ends:

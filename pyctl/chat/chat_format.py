@@ -332,7 +332,8 @@ class PreparedChat:
 
         RequestError for a schema that cannot be converted.
         """
-        request, rendered = self._request, self.rendered
+        request = self._request
+        rendered = self.rendered
         if request.grammar and request.schema is not None:
             raise RequestError("Cannot use both json_schema and grammar")
         if request.grammar:
@@ -355,14 +356,17 @@ class PreparedChat:
         """How the engine ends the reasoning after so many tokens; None without a limit, or if there
         can be none.
         """
-        request, rendered, tags = self._request, self.rendered, self._dialect.tags
+        request = self._request
+        rendered = self.rendered
+        tags = self._dialect.tags
         recurs = bool(tags.next_message)
         if request.reasoning_budget is None or (rendered.reply_part == "content" and not recurs):
             return None
         read = (
             rendered.open_reasoning + rendered.prefill if rendered.reply_part == "reasoning" else ""
         )
-        n_tokens, message = request.reasoning_budget, request.reasoning_budget_message
+        n_tokens = request.reasoning_budget
+        message = request.reasoning_budget_message
         return reasoning_limit(
             self._chat.tokenizer, tags, n_tokens, message=message, read=read, recurs=recurs
         )
@@ -375,7 +379,8 @@ class PreparedChat:
             return ReplyDelta(content=self.rendered.begun)
         content = self.rendered.prefill if self.rendered.reply_part == "content" else ""
         reader = ReasoningSplitter(self._dialect.tags)
-        first, last = reader.feed(self.rendered.begun.removesuffix(content)), reader.finish()
+        first = reader.feed(self.rendered.begun.removesuffix(content))
+        last = reader.finish()
         return ReplyDelta(first.reasoning + last.reasoning, content)
 
     def next_prompt(self, message: Mapping[str, Any]) -> Prompt | None:
@@ -412,7 +417,9 @@ class PreparedChat:
 
         ``on_reply`` gets the whole reply then, as an assistant message.
         """
-        rendered, echo, opening = self.rendered, self._echo(), self.open_reasoning
+        rendered = self.rendered
+        echo = self._echo()
+        opening = self.open_reasoning
         tags = None if self._request.reasoning_format == "none" else self._dialect.tags
         parser = self._dialect.call_format.parser(self._tools, tags, rendered.reply_part)
         if rendered.reply_part == "reasoning" and rendered.prefill.strip():

@@ -114,7 +114,8 @@ class GrammarBuilder:
 
     def text(self, text: str) -> str:
         """``text`` of the template, control tokens included."""
-        parts, end = [], 0
+        parts = []
+        end = 0
         for found in self._control.finditer(text):
             parts += [text[end : found.start()] and self.quoted(text[end : found.start()])]
             parts += [f"<[{self._controls[found.group()]}]>"]

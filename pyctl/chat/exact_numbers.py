@@ -119,7 +119,8 @@ class _Writer:
         self, schema: Mapping[str, Any], rules: Rules, as_json: Callable[[Mapping[str, Any]], str]
     ) -> None:
         self._definitions: Mapping[str, Any] = schema.get("$defs", {})
-        self._rules, self._as_json = rules, as_json
+        self._rules = rules
+        self._as_json = as_json
         self._leads_to = {name: set(_references(each)) for name, each in self._definitions.items()}
         self._exact = {name for name, each in self._definitions.items() if has_exact_numbers(each)}
         while (
@@ -187,7 +188,8 @@ class _Writer:
         """``schema`` with the definitions that it leads to."""
         if not isinstance(schema, dict):
             return {} if schema else {"anyOf": [False]}
-        left, known = list(_references(schema)), dict[str, Any]()
+        left = list(_references(schema))
+        known = dict[str, Any]()
         while left:
             name = left.pop()
             if name not in known:
@@ -321,7 +323,8 @@ class _Writer:
 
     def _array(self, schema: Mapping[str, Any]) -> str:
         first = [self.expression(each) for each in schema.get("prefixItems", ())]
-        low, high = schema.get("minItems", 0), schema.get("maxItems")
+        low = schema.get("minItems", 0)
+        high = schema.get("maxItems")
         first = first[:high]
         rest = schema.get("items", True)
         if rest is False:

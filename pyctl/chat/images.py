@@ -29,7 +29,8 @@ __all__ = [
 MEDIA_MARKER = os.environ.get("LLAMA_MEDIA_MARKER") or f"<__media_{secrets.token_urlsafe(24)}__>"
 """The text in place of an image in the prompt of a completion, and in prompts as text."""
 
-BEGIN, _END = f"<__image_{secrets.token_hex(16)}_", "__>"
+BEGIN = f"<__image_{secrets.token_hex(16)}_"
+_END = "__>"
 """Around a mark; of this process only, so that no text of a client is one."""
 _DIGITS = 32
 
@@ -62,7 +63,8 @@ def joined_parts(parts: Sequence[str | ImageFile]) -> str:
     """The content of a message with images as text: as in llama-server, a line for each text, but
     none at an image.
     """
-    text, after_image = "", True
+    text = ""
+    after_image = True
     for part in parts:
         is_image = isinstance(part, ImageFile)
         text += (
@@ -91,7 +93,8 @@ def split_marker(text: str, images: Sequence[ImageFile]) -> list[str | ImageFile
     """
     texts = text.split(MEDIA_MARKER)
     if len(texts) != len(images) + 1:
-        n, maximum = len(texts) - 1, len(images)
+        n = len(texts) - 1
+        maximum = len(images)
         raise RequestError(
             f"the prompt has {n} times the media_marker of /props for {maximum} images"
         )

@@ -313,7 +313,8 @@ class _Reader:
 
     def _array(self, schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
         ready: dict[str, Any] = {}
-        low, high = _size(schema, "minItems"), _size(schema, "maxItems")
+        low = _size(schema, "minItems")
+        high = _size(schema, "maxItems")
         items = schema.get("items", True)
         first = items if isinstance(items, list) else schema.get("prefixItems")
         if isinstance(first, list):
@@ -494,7 +495,8 @@ def _bounds(schema: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
     lows += [math.floor(found["exclusiveMinimum"]) + 1] if "exclusiveMinimum" in found else []
     highs = [math.floor(found["maximum"])] if "maximum" in found else []
     highs += [math.ceil(found["exclusiveMaximum"]) - 1] if "exclusiveMaximum" in found else []
-    low, high = max(lows, default=-_MAX_INTEGER), min(highs, default=_MAX_INTEGER)
+    low = max(lows, default=-_MAX_INTEGER)
+    high = min(highs, default=_MAX_INTEGER)
     # One bound beyond the usual ones is joined by another of 64 bits.
     if not highs and low > high:
         high = _MAX_UNSIGNED

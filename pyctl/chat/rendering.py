@@ -423,7 +423,8 @@ class Renderer:
             raise RequestError("only an assistant message can be continued")
         if last.get("tool_calls"):
             raise RequestError("an assistant message with tool calls cannot be continued")
-        content, reasoning = last["content"], last.get("reasoning_content", "")
+        content = last["content"]
+        reasoning = last.get("reasoning_content", "")
         if not isinstance(content, str):
             content = "\n\n".join(content)  # as llama-server joins a continued message
         if continues == "reasoning_content" or (continues == "auto" and reasoning and not content):

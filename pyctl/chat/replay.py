@@ -266,7 +266,9 @@ class Replay:
         """
         if self.mode == "off":
             return None
-        key, reasoning, ids = _digest(place + _meaning(message)), _reasoning(message), _ids(message)
+        key = _digest(place + _meaning(message))
+        reasoning = _reasoning(message)
+        ids = _ids(message)
         with self._lock:
             found = [
                 reply
@@ -459,15 +461,18 @@ class ReplayMarks:
         """
         if self.replay.mode == "off" or not self._starts:
             return b"", list(messages), {}
-        found, n_before = places(messages, tools), len(messages) - is_continued
-        marked, replayed = list(messages), {}
+        found = places(messages, tools)
+        n_before = len(messages) - is_continued
+        marked = list(messages)
+        replayed = {}
         for index, message in enumerate(messages[:n_before]):
             reply = (
                 self.replay.find(message, found[index]) if message["role"] == "assistant" else None
             )
             if reply is not None:
                 mark = f"{_MARK}{index};"
-                marked[index], replayed[mark] = {"role": "assistant", "content": mark}, reply
+                marked[index] = {"role": "assistant", "content": mark}
+                replayed[mark] = reply
         return found[n_before], marked, replayed
 
     def with_calls(
@@ -495,7 +500,8 @@ class ReplayMarks:
             at = text.find(mark, done)
             if text.startswith(mark + _IN_CALL, at):
                 role = self._role(reply.header)
-                start, end = text.rfind(role, done, max(at, done)), text.find(self._call_end, at)
+                start = text.rfind(role, done, max(at, done))
+                end = text.find(self._call_end, at)
                 if not role or start < 0 or end < 0:
                     return None
                 parts += [text[done:start] + reply.header, reply]

@@ -142,7 +142,8 @@ class ReasoningSplitter:
 
     def finish(self) -> ReplyDelta:
         """The parts that were held back until the end of the reply."""
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         if self._inside:
             return ReplyDelta(reasoning=held)
         return ReplyDelta(
@@ -152,11 +153,15 @@ class ReasoningSplitter:
     def _begin(self, tags: ReasoningTags) -> ReplyDelta:
         begun = self._held.lstrip()
         if begun.startswith(tags.open):
-            self._held, self._inside, self._trim = begun[len(tags.open) :], True, True
+            self._held = begun[len(tags.open) :]
+            self._inside = True
+            self._trim = True
             return self._reason(tags)
         if tags.open.startswith(begun):
             return ReplyDelta()
-        content, self._held, self._tags = begun if tags.is_known else self._held, "", None
+        content = begun if tags.is_known else self._held
+        self._held = ""
+        self._tags = None
         return ReplyDelta(content=content)
 
     def _reason(self, tags: ReasoningTags) -> ReplyDelta:
@@ -175,7 +180,10 @@ class ReasoningSplitter:
             self._held = held[len(held) - keep :]
             return ReplyDelta(reasoning=held[: len(held) - keep])
         rest = held[at + len(tags.close) :].lstrip() if end == tags.close else held[at:]
-        self._held, self._inside, self._tags, self._trim = "", False, None, not rest
+        self._held = ""
+        self._inside = False
+        self._tags = None
+        self._trim = not rest
         return ReplyDelta(reasoning=held[:at], content=rest)
 
 
@@ -290,6 +298,7 @@ class ReplySplitter:
         delta = self._parser.finish()
         self.reply.add(delta)
         if self._on_end is not None:
-            on_end, self._on_end = self._on_end, None
+            on_end = self._on_end
+            self._on_end = None
             on_end("".join(self._texts), self._tokens, self.reply)
         return delta

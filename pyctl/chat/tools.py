@@ -89,7 +89,8 @@ class Tools:
             function = tool["function"]
             parameters = function.get("parameters")
             parameters = parameters if isinstance(parameters, Mapping) else {}
-            strict, grammar = function.get("strict") is True, function.get("grammar")
+            strict = function.get("strict") is True
+            grammar = function.get("grammar")
             grammar = grammar if isinstance(grammar, str) else ""
             if len(grammar) > _MAX_GRAMMAR:
                 raise RequestError(f"the grammar of a tool has more than {_MAX_GRAMMAR} characters")
@@ -127,7 +128,8 @@ def _template_tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise RequestError(f"{where} must be of type function, with a function that has a name")
     if not function["name"]:
         raise RequestError(f"{where}.function.name must not be empty")
-    description, parameters = function.get("description"), function.get("parameters")
+    description = function.get("description")
+    parameters = function.get("parameters")
     if not isinstance(description, str | None):
         raise RequestError(f"{where}.function.description must be a string")
     if not isinstance(parameters, dict | None):

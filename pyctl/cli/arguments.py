@@ -116,7 +116,8 @@ def read_flags(
     words: list[tuple[str, list[str]]] = []
     rest = list(argv)
     while rest:
-        before, dest = list(rest), ""
+        before = list(rest)
+        dest = ""
         word = rest.pop(0)
         name, equals, attached = word.partition("=") if word.startswith("--") else (word, "", "")
         if name.startswith("--"):
@@ -404,7 +405,8 @@ def _settings(
     except RequestError as error:
         raise ConfigError(str(error)) from error
     chosen = frozenset(item.name for item in fields(Sampling) if item.name in values)
-    debug, cors = bool(environ.get("LLAMA_SERVER_SLOTS_DEBUG")), fill(Cors, values)
+    debug = bool(environ.get("LLAMA_SERVER_SLOTS_DEBUG"))
+    cors = fill(Cors, values)
     is_verbose = values.get("verbosity", LogSettings.verbosity) >= VERBOSE
     made: dict[str, Any] = {
         "server": fill(ServerSettings, values, cors=cors, slots_debug=debug, is_verbose=is_verbose),
@@ -521,11 +523,13 @@ def _choose_directory(
     """Settle where the disk cache is: in the default directory unless a flag names another. Return
     warnings.
     """
-    has_ram, lacking = values.get("ram_mib") != 0, "without --kv-cache-dir"
+    has_ram = values.get("ram_mib") != 0
+    lacking = "without --kv-cache-dir"
     if {"cache_dir", "kv_cache"} <= parsed.typed.keys() and not values["kv_cache"]:
         raise ConfigError("--no-kv-cache and --kv-cache-dir exclude each other")
     if not values.get("kv_cache", True) and "cache_dir" not in parsed.typed:
-        values["cache_dir"], lacking = "", "with --no-kv-cache"
+        values["cache_dir"] = ""
+        lacking = "with --no-kv-cache"
     elif values.get("cache_dir"):
         if not has_ram:
             raise ConfigError(

@@ -79,7 +79,10 @@ def found(settings: CommandSettings) -> CommandSettings:
     it. A model from a repository comes with the vision encoder in its repository, unless another is
     named.
     """
-    model, drafts, vision, hub = settings.model, settings.drafts, settings.vision, settings.hub
+    model = settings.model
+    drafts = settings.drafts
+    vision = settings.vision
+    hub = settings.hub
     is_fetched = not model.path and bool(hub.hf_repo or hub.model_url)
     if not (is_fetched or hub.draft_repo or hub.mmproj_url):
         return settings
@@ -230,7 +233,8 @@ class ModelLoader:
     """
 
     def __init__(self, settings: CommandSettings, context: LoadContext) -> None:
-        self._settings, self._load_context = settings, context
+        self._settings = settings
+        self._load_context = context
         self._is_found = False
         self._plan: MemoryPlan | None = None
         self._is_loaded = False
@@ -241,7 +245,8 @@ class ModelLoader:
         settings = self._find()
         self._loaded = _files(settings)
         service = assemble(settings, report, self._load_context)
-        self._plan, self._is_loaded = self._load_context.plan, True
+        self._plan = self._load_context.plan
+        self._is_loaded = True
         return service
 
     def is_current(self) -> bool:
@@ -258,7 +263,8 @@ class ModelLoader:
         settings = self._find()
         check_files(settings)
         if not self.is_current():
-            self._plan, self._is_loaded = None, False
+            self._plan = None
+            self._is_loaded = False
         if settings.pool.n_pooled and self._plan is None:
             return False  # a pool takes what it finds
         if self._plan is None:
@@ -278,7 +284,8 @@ def _files(settings: CommandSettings) -> list[tuple[int, int, int]]:
     """Inode, size and time of each file of a model, which a new file does not share; empty if one
     cannot be read.
     """
-    model, others = settings.model, (settings.vision.mmproj_path, settings.drafts.draft_path)
+    model = settings.model
+    others = (settings.vision.mmproj_path, settings.drafts.draft_path)
     paths = [
         Path(path) for path in (model.path, *others, *(path for path, _ in model.lora)) if path
     ]
@@ -291,7 +298,9 @@ def _files(settings: CommandSettings) -> list[tuple[int, int, int]]:
 
 def _with_model(settings: CommandSettings) -> CommandSettings:
     """Choose the built-in model if no other is named."""
-    model, chat, drafts = settings.model, settings.format, settings.drafts
+    model = settings.model
+    chat = settings.format
+    drafts = settings.drafts
     if model.path:
         return settings
     path = builtin_model()
@@ -317,7 +326,9 @@ def _with_recommended(replies: ReplySettings, recommended: Mapping[str, Any]) ->
 
 def _chat_format(settings: CommandSettings, loaded: Loaded) -> tuple[ChatFormat, DiskTier | None]:
     """The model's chat format, and the disk tier whose directory keeps its replies."""
-    chat, info, exact = settings.format, loaded.info, settings.engine.exact
+    chat = settings.format
+    info = loaded.info
+    exact = settings.engine.exact
     template = _template(chat.chat_template, info)
     tier = _disk_tier(settings.disk, loaded)
     # With the snapshots: the prompts of both must be the same after a restart.
@@ -419,7 +430,8 @@ def _speculation(
     settings: CommandSettings, loaded: Loaded, remembered: CacheDrafts | None
 ) -> Speculation:
     """The sources of drafts: none unless a flag names one, or where a memory takes nothing back."""
-    backend, drafts = loaded.backend, loaded.drafts
+    backend = loaded.backend
+    drafts = loaded.drafts
     texts: list[NgramSource | CacheDrafts] = [*ngram_sources(drafts.ordered_types, settings.ngrams)]
     texts += [remembered] if remembered is not None else []
     model = (
@@ -428,7 +440,8 @@ def _speculation(
         else None
     )
     is_wanted = any(source.maximum for source in texts) or (model is not None and model.n_max > 0)
-    exact, on_device = settings.engine.exact, backend.facts.is_async
+    exact = settings.engine.exact
+    on_device = backend.facts.is_async
     width = min(drafts.n_draft, backend.facts.n_rollback) if exact else 0
     why = "" if backend.facts.max_drafts else "this model's memory has no rollback"
     if (
@@ -490,11 +503,10 @@ def _disk_tier(settings: DiskSettings, loaded: Loaded) -> DiskTier | None:
         raise ConfigError(
             f"cannot use --kv-cache-dir {directory}: {error.strerror or error}"
         ) from error
-    policy, text_of = (
-        DiskPolicy.of_server(settings.disk_policy),
-        partial(readable, loaded.tokenizer),
-    )
-    url, remote = settings.store_url, None
+    policy = DiskPolicy.of_server(settings.disk_policy)
+    text_of = partial(readable, loaded.tokenizer)
+    url = settings.store_url
+    remote = None
     if url:
         remote = RemoteStore(connect(url), url, store.files, store.sizes)
     return DiskTier(store, policy, cold_max=settings.cold_max, text_of=text_of, remote=remote)

@@ -219,10 +219,8 @@ def _prune(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
             f"in use by process {', '.join(users)}: its next prompts evaluate the removed prefixes",
             file=sys.stderr,
         )
-    before, freed = (
-        directory.n_bytes,
-        directory.prune(arguments.kv_cache_budget * MIB, dry_run=arguments.dry_run),
-    )
+    before = directory.n_bytes
+    freed = directory.prune(arguments.kv_cache_budget * MIB, dry_run=arguments.dry_run)
     print(
         f"{freed / MIB:.1f} of {before / MIB:.1f} MiB "
         f"{'would be freed' if arguments.dry_run else 'freed'}"

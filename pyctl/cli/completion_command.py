@@ -60,7 +60,8 @@ def candidates(words: Sequence[str]) -> list[str] | None:
     *before, last = words
     if not before:
         return _begun(last, COMMANDS)
-    flags, first = _flags(before), {"launch": [*PROGRAMS], "completion": [*SHELLS]}
+    flags = _flags(before)
+    first = {"launch": [*PROGRAMS], "completion": [*SHELLS]}
     if before[-1] in flags and (values := _values(flags[before[-1]])) is not None:
         return _begun(last, values) if values else None
     if last.startswith("-"):
@@ -78,7 +79,8 @@ def _flags(before: Sequence[str]) -> dict[str, Flag | argparse.Action]:
     from pyctl.cli import OWN_FLAGS
     from pyctl.cli.arguments import FLAGS
 
-    command, found = before[0], dict[str, Flag | argparse.Action]()
+    command = before[0]
+    found = dict[str, Flag | argparse.Action]()
     if command in WITH_SERVE:
         found |= {
             name: flag for flags in FLAGS.values() for flag in flags for name in flag.spellings()

@@ -32,12 +32,14 @@ __all__ = [
 
 log = logging.getLogger("pyctl")
 
-MIB, GIB = 2**20, 2**30
+MIB = 2**20
+GIB = 2**30
 
 USUAL_RAM = 8 * GIB
 """llama-server's default of --cache-ram."""
 
-MIN_RAM, MIN_DISK = GIB // 2, GIB
+MIN_RAM = GIB // 2
+MIN_DISK = GIB
 """Smaller caches hold too few snapshots of a large model to be of use."""
 
 OTHERS_RAM = 2 * GIB

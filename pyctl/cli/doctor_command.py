@@ -99,7 +99,8 @@ def _requested(settings: CommandSettings) -> RequestedSettings:
 
     model = settings.model
     path = Path(model.path).expanduser() if model.path else None
-    disk, ram_mib = settings.disk, settings.cache.ram_mib
+    disk = settings.disk
+    ram_mib = settings.cache.ram_mib
     return RequestedSettings(
         model_files=tuple(path.with_name(name) for name in split_names(path.name))
         if path is not None

@@ -10,7 +10,8 @@ from pyctl.setting import Flag, Section
 
 __all__ = ["help_text"]
 
-_WIDTH, _COLUMN = 80, 26
+_WIDTH = 80
+_COLUMN = 26
 
 _EXAMPLES = {
     "serve": (

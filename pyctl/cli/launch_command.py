@@ -43,7 +43,8 @@ def run_launch(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
     started.
     """
     end = argv.index("--") if "--" in argv else len(argv)
-    ours, theirs = argv[:end], argv[end + 1 :]
+    ours = argv[:end]
+    theirs = argv[end + 1 :]
     if not ours or ours[0] in ("-h", "--help"):
         print(
             "usage: pyctl launch PROGRAM [flags of pyctl serve] [-- arguments of the "
@@ -52,7 +53,8 @@ def run_launch(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         print("".join(f"  {name:<12}{program.install}\n" for name, program in PROGRAMS.items()))
         print("pyctl launch PROGRAM --help lists the flags.")
         return 0 if ours else 2
-    name, flags = ours[0], ours[1:]
+    name = ours[0]
+    flags = ours[1:]
     if (program := PROGRAMS.get(name)) is None:
         hint = did_you_mean(name, PROGRAMS) or f"; the programs are {', '.join(PROGRAMS)}"
         raise ConfigError(f"unknown program: {name!r}{hint}")
@@ -82,7 +84,8 @@ def _endpoint(
     if found is None and own.url:
         raise ConfigError(f"neither pyctl nor llama-server answers at {url}")
     if found is not None:
-        wanted, served = settings.model.path, found.model_path
+        wanted = settings.model.path
+        served = found.model_path
         if wanted and served and os.path.realpath(wanted) != os.path.realpath(served):
             message = "leave -m out to use it, stop it, or choose another --port"
             raise ConfigError(f"{url} serves {one_line(served)}; {message}")
@@ -110,7 +113,8 @@ def invocation_of(
     ``directory``.
     """
     program = PROGRAMS[name]
-    command, added = [name, *program.arguments(to)], dict(program.environment(to))
+    command = [name, *program.arguments(to)]
+    added = dict(program.environment(to))
     for number, (place, text) in enumerate(program.files(to).items()):
         path = directory / f"{number}.json"
         path.write_text(text, encoding="utf-8")

@@ -193,10 +193,8 @@ def _port_for(settings: CommandSettings, *, is_typed: bool) -> int:
     """The server's port: the one that was typed, else the usual one or, if that is taken, a free
     one.
     """
-    port, hosts = (
-        settings.listen.port,
-        [host for host in settings.listen.hosts if not host.endswith(".sock")],
-    )
+    port = settings.listen.port
+    hosts = [host for host in settings.listen.hosts if not host.endswith(".sock")]
     for tried in (port, 0):
         with suppress(ConfigError), bind(hosts[:1], tried) as sockets:
             return int(sockets[0].getsockname()[1])

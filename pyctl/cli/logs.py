@@ -122,7 +122,8 @@ class LineFormatter(logging.Formatter):
 
     def __init__(self, *, with_time: bool, is_coloured: bool = False) -> None:
         super().__init__()
-        self._with_time, self._is_coloured = with_time, is_coloured
+        self._with_time = with_time
+        self._is_coloured = is_coloured
 
     def format(self, record: logging.LogRecord) -> str:
         shown = logging.makeLogRecord(record.__dict__)
@@ -143,7 +144,10 @@ class LineFormatter(logging.Formatter):
         return f"\x1b[{colour}m{text}\x1b[0m" if text and self._is_coloured else text
 
 
-_RED, _GREEN, _YELLOW, _DIM = 31, 32, 33, 2
+_RED = 31
+_GREEN = 32
+_YELLOW = 33
+_DIM = 2
 
 
 def _shown(value: object) -> object:

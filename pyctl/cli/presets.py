@@ -129,7 +129,8 @@ def find_models(
         known = found.setdefault(name, _Known("preset"))
         known.section = section
         if {"path", "hf_repo"} & set(map(_dest, section)):
-            known.argv, known.origin = [], "preset"
+            known.argv = []
+            known.origin = "preset"
         elif not known.argv:
             where = f"{router.preset_path}: [{name}]"
             if unknown := [key for key in section if not _is_known(key)]:
@@ -338,7 +339,8 @@ def _words(key: str, value: str) -> list[str]:
     if takes.convert is not None:
         return [name, value]
     is_on = converted(key, on_off, value)
-    positive, negative = takes.names.split(), takes.off.split()
+    positive = takes.names.split()
+    negative = takes.off.split()
     if name in negative:
         return [name if is_on else positive[0]]
     return [name] if is_on else negative[:1]

@@ -80,7 +80,8 @@ def run_serve(
     connect_workers(settings.model.workers)
     if not any(device.is_gpu for device in devices()) and (line := unused_card()):
         log.warning("%s", line)
-    listen, code = settings.listen, 0
+    listen = settings.listen
+    code = 0
     with ExitStack() as bound:
         try:
             sockets = bound.enter_context(bind(listen.hosts, listen.port))
@@ -220,7 +221,9 @@ class _Serving:
     def __init__(
         self, settings: CommandSettings, models: Models | None, tools: ToolBox, addresses: Addresses
     ) -> None:
-        self._settings, self._tools, self._addresses = settings, tools, addresses
+        self._settings = settings
+        self._tools = tools
+        self._addresses = addresses
         self._shared = (
             models.shared
             if models is not None
@@ -229,7 +232,8 @@ class _Serving:
         if settings.disk.cache_dir:
             self._shared.saved.keep_in(Path(settings.disk.cache_dir).expanduser())
         self._closing = threading.Event()
-        self._models, self._load_context = models, LoadContext(self._shared)
+        self._models = models
+        self._load_context = LoadContext(self._shared)
         self._began = time.monotonic()
         self.gate = LoadingApp(create_loading_app(self._shared), early=early_paths(settings.server))
 
@@ -239,7 +243,8 @@ class _Serving:
 
         EngineError if the engine ends before.
         """
-        server, addresses = self._settings.server, self._addresses
+        server = self._settings.server
+        addresses = self._addresses
         if self._settings.listen.open_page:
             open_in_browser(
                 f"{addresses.local}/" if addresses.local and server.has_page else "",
@@ -271,7 +276,8 @@ class _Serving:
         return models
 
     def _log_ready(self, models: Models) -> None:
-        disk, only = self._settings.disk, models.only
+        disk = self._settings.disk
+        only = models.only
         budget = cache_budget(self._settings.cache, None)
         budget = (
             only.admin.view().result().budget

@@ -22,7 +22,8 @@ PROMPT = "My name is Anna. What is my name?"
 SECONDS = 600.0
 """A driver may compile or load for long at the first use of a card."""
 
-PINNED_BYTES, AHEAD_BYTES = 2**28, 2**26
+PINNED_BYTES = 2**28
+AHEAD_BYTES = 2**26
 
 
 def check_libraries(built: BuiltLibraries, *, uses_gpu: bool) -> str:

@@ -250,7 +250,8 @@ def _build(
     machine: Machine, plan: BuildPlan, home: Path, work: Path, arguments: argparse.Namespace
 ) -> BuiltLibraries:
     """Fetch missing sources, compile, and collect the libraries."""
-    compiler, pip = check_compiler(machine), pip_command(work)
+    compiler = check_compiler(machine)
+    pip = pip_command(work)
     print("fetching what the build needs", flush=True)
     release = open_release(pip, arguments.llama_cpp or "", work)
     tools = install_tools(pip, work)
@@ -265,11 +266,9 @@ def _build(
 
 def _existing(plan: BuildPlan, home: Path) -> BuiltLibraries | None:
     """A build for what ``plan`` is for."""
-    release, features, wanted = (
-        read_pin().release,
-        cpu_features(),
-        [*map(capability, plan.architectures)],
-    )
+    release = read_pin().release
+    features = cpu_features()
+    wanted = [*map(capability, plan.architectures)]
     fitting = (
         built
         for built in libraries_at(home)

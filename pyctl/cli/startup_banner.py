@@ -15,7 +15,8 @@ from pyctl.engine.backend import EngineInfo
 
 __all__ = ["Addresses", "cache_text", "device_text", "lan_address", "ready_text"]
 
-MIB, GIB = 2**20, 2**30
+MIB = 2**20
+GIB = 2**30
 
 
 def lan_address() -> str:
@@ -50,12 +51,15 @@ class Addresses:
         """From names of ``bound`` sockets, as `getsockname` has them; ``lan`` is asked if all
         interfaces are bound.
         """
-        sockets, local, network = [], [], []
+        sockets = []
+        local = []
+        network = []
         for name in bound:
             if isinstance(name, str):
                 sockets.append(f"unix://{name}")
                 continue
-            host, port = ipaddress.ip_address(name[0]), name[1]
+            host = ipaddress.ip_address(name[0])
+            port = name[1]
             if host.is_unspecified:
                 local.append(
                     _url(scheme, "127.0.0.1" if host.version == 4 else "::1", port, prefix)
@@ -94,7 +98,8 @@ def ready_text(
     """Return the block; its first line is "ready in ...". ``info`` is a text if there are several
     models.
     """
-    local, network = addresses.local, addresses.network
+    local = addresses.local
+    network = addresses.network
     models = f"models     {info}"
     if not isinstance(info, str):
         requests = "1 request" if info.n_seqs == 1 else f"{info.n_seqs} requests"

@@ -20,5 +20,6 @@ def print_version() -> None:
         release = library_versions()["llama-cpp-python"]
         lines = [*losses(), *filter(None, [unused_choice()])]
     except (ImportError, PyctlError) as error:
-        release, lines = "none", [f"llama.cpp's libraries cannot be loaded: {error}"]
+        release = "none"
+        lines = [f"llama.cpp's libraries cannot be loaded: {error}"]
     print("\n".join([f"pyctl {__version__} (llama-cpp-python {release})", *lines]))

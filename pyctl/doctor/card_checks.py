@@ -60,7 +60,8 @@ def driver(facts: Facts) -> list[Finding] | None:
         return [wrong(f"{text} (cuInit {found.error})", fix)]
     needed = facts.llama.cuda()
     if needed > found.cuda[0] > 0:
-        speaks, version = ".".join(map(str, found.cuda)), DRIVER_OF.get(needed, "a newer one")
+        speaks = ".".join(map(str, found.cuda))
+        version = DRIVER_OF.get(needed, "a newer one")
         text = f"driver {found.release} speaks CUDA {speaks}, this build needs CUDA {needed}"
         return [wrong(text, f"install driver {version} or newer, or {SETUP}")]
     return []

@@ -13,7 +13,9 @@ from pyctl.text import one_line, reason_of
 
 __all__ = ["CHECKS", "Check", "DoctorReport", "examine", "screen"]
 
-WIDTH, LEVEL, NAME = 80, 9, 17
+WIDTH = 80
+LEVEL = 9
+NAME = 17
 
 ABSENT = "does not apply"
 """The title of the checks of things that this machine does not have."""
@@ -71,7 +73,8 @@ class DoctorReport:
 def examine(facts: Facts, checks: Sequence[Check] = CHECKS) -> DoctorReport:
     """Make all ``checks``."""
     findings: list[Finding] = []
-    fine, absent = [], []
+    fine = []
+    absent = []
     for check in checks:
         try:
             found = check.look(facts)

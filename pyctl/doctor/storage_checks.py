@@ -56,7 +56,8 @@ def model_files(facts: Facts) -> list[Finding] | None:
             )
             continue
         try:
-            end, size = facts.llama.file(path)[0], path.stat().st_size
+            end = facts.llama.file(path)[0]
+            size = path.stat().st_size
             text = f"{path.name} is cut off: {size:,} bytes of {end:,}" if end > size else ""
         except ModelError as error:
             text = str(error)

@@ -55,7 +55,8 @@ class EngineAdmin:
     """
 
     def __init__(self, worker: Worker, engine: Engine) -> None:
-        self._worker, self._engine = worker, engine
+        self._worker = worker
+        self._engine = engine
         self._last = EngineCounters()
         self._n_changes = 0
         self._seen: list[object] = []
@@ -245,11 +246,9 @@ class EngineAdmin:
 
     def _revise(self) -> int:
         """Increment the revision if anything has changed since the last call."""
-        engine, cache, disk = (
-            self._engine,
-            self._engine.prefix_cache.cache,
-            self._engine.prefix_cache.disk,
-        )
+        engine = self._engine
+        cache = self._engine.prefix_cache.cache
+        disk = self._engine.prefix_cache.disk
         totals = engine.prefix_cache.totals
         seen = [
             *(
@@ -265,7 +264,9 @@ class EngineAdmin:
         ]
         contents = disk.contents if disk is not None else None  # a new object after each change
         if seen != self._seen or contents is not self._contents:
-            self._seen, self._contents, self._revision = seen, contents, self._revision + 1
+            self._seen = seen
+            self._contents = contents
+            self._revision = self._revision + 1
         return self._revision
 
     def _drop(self, name: str) -> bool:
@@ -286,7 +287,8 @@ class EngineAdmin:
     def _stats(self) -> EngineStats:
         engine, (n_held, blocks) = self._engine, self._look_at_device()
         total = replace(engine.counters)
-        before, self._last = self._last, total
+        before = self._last
+        self._last = total
         names = [
             each.name
             for each in fields(EngineCounters)
@@ -338,10 +340,12 @@ class EngineAdmin:
         return self._device
 
     def _sequence(self, seq: LiveSequence, with_tokens: bool) -> SequenceView:
-        active, is_busy = self._engine.scheduler.occupancy.last.get(seq.id), self._is_busy(seq)
+        active = self._engine.scheduler.occupancy.last.get(seq.id)
+        is_busy = self._is_busy(seq)
         if active is None:
             return SequenceView(seq.id, seq.capacity, is_busy)
-        request, stats = active.handle.request, active.stats
+        request = active.handle.request
+        stats = active.stats
         view = SequenceView(seq.id, seq.capacity, is_busy, active.id, request, seq.n)
         if not is_busy or stats is None:
             return view
@@ -362,7 +366,8 @@ class EngineAdmin:
         # Without --exact the engine does not record which batches ran while other sequences had
         # cells.
         is_known = self._engine.settings.exact or len(self._engine.sequences) == 1
-        ends, memory = seq.ends if is_known else (), self._engine.backend.memory
+        ends = seq.ends if is_known else ()
+        memory = self._engine.backend.memory
         n_bytes = save_file(memory, seq, ends, path, self._worker.info.fingerprint)
         return SequenceFile(seq.n, n_bytes, (time.perf_counter() - began) * 1e3)
 

@@ -44,9 +44,13 @@ class Generation:
         self.n_predicted = 0
         self.stop_type: StopType = "limit"
         self.first_token = 0.0
-        self._evaluator, self._handle, self._request, self._seq = evaluator, handle, request, seq
+        self._evaluator = evaluator
+        self._handle = handle
+        self._request = request
+        self._seq = seq
         self._state_reads = state_reads
-        self._is_end, self._piece = evaluator.vocabulary.is_end, evaluator.vocabulary.piece
+        self._is_end = evaluator.vocabulary.is_end
+        self._piece = evaluator.vocabulary.piece
         self._limit = room if request.max_tokens < 0 else min(request.max_tokens, room)
         self._ended = self._limit == 0
         self._text = TextStream(request.stop)
@@ -129,7 +133,8 @@ class Generation:
         would have them.
         """
         output, drafts, n_drafted = verify
-        seq, n_right = self._seq, 0
+        seq = self._seq
+        n_right = 0
         while True:
             token = self._next(output + n_right)
             if n_right == n_drafted or token != drafts[n_right]:
@@ -164,20 +169,23 @@ class Generation:
             self.first_token = time.perf_counter()
         self.n_predicted += 1
         if self._is_end(token):
-            self.stop_type, self._ended = "eos", True
+            self.stop_type = "eos"
+            self._ended = True
             return token
         self._unsent.append(token)
         if self._request.n_probs is not None:
             self._starts.append(self._n_sent + self._text.n_held)
             self._probs.append(self._top_tokens(sampler, index, token))
-        text, shown = self._text, self._request.control_texts.get(token)
+        text = self._text
+        shown = self._request.control_texts.get(token)
         final = text.feed(self._piece(token) if shown is None else shown)
         if self._lines is not None:
             since = (time.perf_counter() - self.first_token) * 1e3
             final = self._lines.feed(final, 0 < self._request.max_ms < since)
             self._ended = self._lines.ended
         if text.stopping_word:
-            self.stop_type, self._ended = "word", True
+            self.stop_type = "word"
+            self._ended = True
             self._send(final)
         elif final:
             self._send(final)

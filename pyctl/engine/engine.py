@@ -156,7 +156,8 @@ class Engine:
 
     def prepare(self) -> None:
         """Let a separate device load its kernels in a full batch; a request preempts that."""
-        facts, control = self.backend.facts, self.backend.control
+        facts = self.backend.facts
+        control = self.backend.control
         control.preempt(False)
         control.allow(True)
         try:
@@ -240,14 +241,13 @@ class Engine:
 
     def _decode(self, requests: list[ActiveRequest], *, is_timed: bool) -> None:
         requests, n_free = self.scheduler.with_room(requests)
-        n_free, self._drafts_lack_cells = 0 if self._drafts_lack_cells else n_free, False
+        n_free = 0 if self._drafts_lack_cells else n_free
+        self._drafts_lack_cells = False
         batches = verify_batches(
             requests, self.backend.facts, self.speculation, n_free, self.cells.make_room
         )
-        began, before = (
-            time.perf_counter(),
-            [active.handle.drafts.n_accepted for active in requests],
-        )
+        began = time.perf_counter()
+        before = [active.handle.drafts.n_accepted for active in requests]
         # The next step retries batches that found no cells.
         if all(map(self._evaluate, batches)) and self.speculation and batches:
             n_tokens = sum(len(item.tokens) for batch in batches for _, item, _ in batch)
@@ -294,12 +294,10 @@ class Engine:
 
     def _serve(self, active: ActiveRequest) -> Steps:
         """Run all stages of a client's request."""
-        handle, request, seq, cache = (
-            active.handle,
-            active.handle.request,
-            active.seq,
-            self.prefix_cache,
-        )
+        handle = active.handle
+        request = active.handle.request
+        seq = active.seq
+        cache = self.prefix_cache
         assert seq is not None
         active.started = time.perf_counter()
         with Generation(self.backend, handle, seq, self.state_reads) as reply:
@@ -333,12 +331,10 @@ class Engine:
         """Evaluate a prompt ahead if worthwhile, and count evaluated tokens across all
         interruptions; there is no reply.
         """
-        handle, request, seq, cache = (
-            active.handle,
-            active.handle.request,
-            active.seq,
-            self.prefix_cache,
-        )
+        handle = active.handle
+        request = active.handle.request
+        seq = active.seq
+        cache = self.prefix_cache
         assert seq is not None
         active.started = time.perf_counter()
         ends, goal = self.prewarms.aim(request, self._prefill.ends(request.prompt))
@@ -358,10 +354,12 @@ class Engine:
                 self.prewarms.note(active, lookup.match, stats.n_cached, seq.n)
             cache.persist(plan)
             self.prewarms.evaluated(lookup, replaced)
-        stats.n_evaluated, stats.n_cached = active.n_prewarmed, max(goal - active.n_prewarmed, 0)
+        stats.n_evaluated = active.n_prewarmed
+        stats.n_cached = max(goal - active.n_prewarmed, 0)
         if active.n_prewarmed:
             cache.totals.n_prewarms += 1
-            seconds, why = time.perf_counter() - active.started, "as a client asked"
+            seconds = time.perf_counter() - active.started
+            why = "as a client asked"
             if request.after is not None:
                 why = "for the next turn" + ", to its bits" * self.settings.exact
             log.info(

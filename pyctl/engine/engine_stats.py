@@ -185,13 +185,11 @@ class PrefillLog:
     def __init__(
         self, task: int, start: int, n_prompt: int, costs: Costs, clock: Clock = time.monotonic
     ) -> None:
-        self._task, self._start, self._n_prompt, self._costs, self._clock = (
-            task,
-            start,
-            n_prompt,
-            costs,
-            clock,
-        )
+        self._task = task
+        self._start = start
+        self._n_prompt = n_prompt
+        self._costs = costs
+        self._clock = clock
         self._began = clock()
         self._next_line = self._began + LINE_SECONDS
         self.seconds_left = 0.0
@@ -199,8 +197,10 @@ class PrefillLog:
 
     def reached(self, n: int) -> None:
         """Record that the first ``n`` tokens are evaluated."""
-        now, n_new = self._clock(), n - self._start
-        passed, expected = now - self._began, self._costs.evaluate(self._start, n)
+        now = self._clock()
+        n_new = n - self._start
+        passed = now - self._began
+        expected = self._costs.evaluate(self._start, n)
         self.seconds_left = (
             passed * self._costs.evaluate(n, self._n_prompt) / expected if expected else 0.0
         )

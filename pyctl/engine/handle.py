@@ -117,7 +117,8 @@ class RequestHandle:
 
     def _wake_up(self) -> None:
         """Wake the consumer if it waits in an event loop, which costs a system call."""
-        wake, self._wake = self._wake, None
+        wake = self._wake
+        self._wake = None
         if wake is not None:
             wake()
 
@@ -131,7 +132,8 @@ class RequestHandle:
     def _taken(self, event: Event) -> Event:
         if isinstance(event, Piece):
             self._n_taken += _size(event)
-        before, self._taken_at = self._taken_at, time.monotonic()
+        before = self._taken_at
+        self._taken_at = time.monotonic()
         self._flowing = isinstance(event, Piece) and self._taken_at - before < 2 * REST_SECONDS
         self._ended = isinstance(event, (Done, Failed))
         return event

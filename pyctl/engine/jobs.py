@@ -27,7 +27,8 @@ class Job(Generic[R]):
         self, function: Callable[[], R], *, needs_model: bool = False, seq: int = -1
     ) -> None:
         self.future: Future[R] = Future()
-        self.needs_model, self.seq = needs_model, seq
+        self.needs_model = needs_model
+        self.seq = seq
         self._function = function
 
     def run(self) -> None:

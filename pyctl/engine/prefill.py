@@ -46,7 +46,8 @@ class Prefill:
 
     def ends(self, prompt: Prompt, *, free: bool = False) -> list[int]:
         """Return the batch ends of ``prompt``; with ``free``, as if batches had no overhead."""
-        facts, min_batch = self._backend.facts, self._prefix_cache.settings.min_batch
+        facts = self._backend.facts
+        min_batch = self._prefix_cache.settings.min_batch
         ends = batch_ends(prompt, facts.n_ubatch, min_batch, 0 if free else facts.batch_cost)
         return self._backend.memory.shape.resume_points.added_to(ends)
 
@@ -72,8 +73,10 @@ class Prefill:
         Afterwards output 0 is the prompt end's. A batch to none of the ends differs from a cold
         run's.
         """
-        prompt, ends = active.handle.request.prompt, lookup.ends
-        began, save_before = time.perf_counter(), stats.save_ms
+        prompt = active.handle.request.prompt
+        ends = lookup.ends
+        began = time.perf_counter()
+        save_before = stats.save_ms
         first = last = seq.n
         shown = PrefillLog(active.id, seq.n, len(prompt), self._prefix_cache.cache.costs)
         _tell_progress(active, seq, stats, 0.0)
@@ -125,7 +128,8 @@ class Prefill:
             self._cells.make_room(
                 end - seq.n
             )  # may evict the restored snapshots: their rows are in the sequence
-        tokens, control = prompt.tokens[seq.n : end], self._backend.control
+        tokens = prompt.tokens[seq.n : end]
+        control = self._backend.control
         is_preemptible = (
             active.handle.request.background and picture is None and control.can_preempt
         )

@@ -94,7 +94,8 @@ class DraftCounts:
         places = tuple(
             a + b for a, b in zip_longest(self.by_position, other.by_position, fillvalue=0)
         )
-        n_drafts, n_drafted = self.n_drafts + other.n_drafts, self.n_drafted + other.n_drafted
+        n_drafts = self.n_drafts + other.n_drafts
+        n_drafted = self.n_drafted + other.n_drafted
         return DraftCounts(n_drafts, n_drafted, self.n_accepted + other.n_accepted, places)
 
 

@@ -63,11 +63,9 @@ def save_file(
         raise StateError(
             "Unable to save slot: this model's memory does not restore to the same bits"
         )
-    digest, sizes, ends = (
-        _digest(),
-        list[int](),
-        ends if memory.shape.resume_points.allow(seq.n) else (),
-    )
+    digest = _digest()
+    sizes = list[int]()
+    ends = ends if memory.shape.resume_points.allow(seq.n) else ()
     try:
         make_private(path.parent)
         with replacing(
@@ -124,7 +122,8 @@ def load_file(path: Path, identity: str) -> SavedSequence:
         raise StateError(INVALID)
     if owner != _digest(identity.encode()).digest():
         raise StateError("the file is of another model or other settings")
-    first, starts = end - 4 * (n + n_ends) - 8 * n_sizes, range(0, n, SPAN)
+    first = end - 4 * (n + n_ends) - 8 * n_sizes
+    starts = range(0, n, SPAN)
     if first < 0 or n_sizes != (2 * len(starts) + 2 if n else 0):
         raise StateError(INVALID)
     numbers = data[first:end].tobytes()

@@ -40,7 +40,9 @@ class TextStream:
 
     def flush(self) -> str:
         """Return the withheld text at the end of the reply, without an incomplete character."""
-        text, self._held, self._rest = self._held, "", b""
+        text = self._held
+        self._held = ""
+        self._rest = b""
         return text
 
     def _release(self, text: str) -> str:
@@ -49,7 +51,8 @@ class TextStream:
         text = self._held + text
         at, word, keep = self._stop.search(text)
         if word:
-            self.stopping_word, self._held = word, ""
+            self.stopping_word = word
+            self._held = ""
             return text[:at]
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
@@ -153,7 +156,8 @@ class ReasoningBudget:
             return
         data = self._rest + (self._limit.texts.get(token) or self._piece(token))
         text, used = codecs.utf_8_decode(data, "replace", False)
-        self._text, self._rest = self._text + text, data[used:]
+        self._text = self._text + text
+        self._rest = data[used:]
         if self._left < 0 and not self._enters():
             return
         ends = ((at, end) for end in self._limit.ends if (at := self._text.find(end)) >= 0)
@@ -182,4 +186,6 @@ class ReasoningBudget:
 
     def _leave(self, text: str) -> None:
         """The block has ended, and ``text`` follows."""
-        self._left, self._text, self._is_over = -1, text, not self._limit.recurs
+        self._left = -1
+        self._text = text
+        self._is_over = not self._limit.recurs

@@ -83,7 +83,9 @@ class IdleJobs:
 
     def __init__(self, engine: Engine, sleep_seconds: float) -> None:
         self.is_ahead = False
-        self._engine, self._clock, self._sleep_seconds = engine, engine.clock, sleep_seconds
+        self._engine = engine
+        self._clock = engine.clock
+        self._sleep_seconds = sleep_seconds
         self._last_work = self._last_asked = self._clock()
         self._copy_at = math.inf
 
@@ -183,7 +185,8 @@ class Worker:
         self._n_failed = 0
         # After this, `look` is to learn of a lost device.
         self._sign = (0, engine.backend.control.heartbeat)
-        self._looked_at, self._still_seconds = time.monotonic(), 0.0
+        self._looked_at = time.monotonic()
+        self._still_seconds = 0.0
         self._before_close: list[Callable[[], None]] = []
         if (disk := engine.prefix_cache.disk) is not None:
             disk.queue.on_wait = lambda: self.call(self._idle.hand_over)
@@ -207,7 +210,8 @@ class Worker:
         n_ctx = self.info.n_ctx
         if len(request.prompt) >= n_ctx:
             raise ContextSizeError(len(request.prompt), n_ctx)
-        handle, tokens = RequestHandle(request), request.prompt.tokens
+        handle = RequestHandle(request)
+        tokens = request.prompt.tokens
         if not tokens.size:  # as llama-server does
             handle.put(
                 Done(
@@ -272,7 +276,8 @@ class Worker:
         nothing: it runs on any thread, at once if the engine's thread waits for an evaluation or
         for work (`StateReads`).
         """
-        job, reads = Job(function, needs_model=needs_model, seq=seq), self._engine.state_reads
+        job = Job(function, needs_model=needs_model, seq=seq)
+        reads = self._engine.state_reads
         with self._lock:
             refused = self._ended
             if not refused:
@@ -313,7 +318,8 @@ class Worker:
             function()
         wait = self._engine.close_seconds + STEP_SECONDS if timeout is None else timeout
         with self._lock:
-            first, self._closing = not self._closing, True
+            first = not self._closing
+            self._closing = True
             if first:
                 self._unloads = unload
                 self._deadline = time.monotonic() + wait
@@ -347,9 +353,11 @@ class Worker:
     def _note_progress(self) -> None:
         # Counts at most two intervals: a stopped process or machine is not a stall.
         now = time.monotonic()
-        passed, self._looked_at = min(now - self._looked_at, 2 * WATCH_SECONDS), now
+        passed = min(now - self._looked_at, 2 * WATCH_SECONDS)
+        self._looked_at = now
         try:
-            before, self._sign = self._sign, (self._n_steps, self._engine.backend.control.heartbeat)
+            before = self._sign
+            self._sign = (self._n_steps, self._engine.backend.control.heartbeat)
         except EngineError as error:
             return self._lose_device(error)
         stands = self._working and self._sign == before and not self._closing
@@ -366,12 +374,14 @@ class Worker:
         self._stalled = self._is_lost = True
         self._give_up(reason)
         self._inbox.put(None)
-        place, since = None, time.monotonic()
+        place = None
+        since = time.monotonic()
         while not self._over.wait(STILL_SECONDS / 10) and not self._is_saving:
             frame = sys._current_frames().get(self._thread.ident or 0)
             here = (id(frame), frame.f_lasti if frame is not None else 0)
             if here != place:
-                place, since = here, time.monotonic()
+                place = here
+                since = time.monotonic()
             elif time.monotonic() - since >= STILL_SECONDS:
                 self._save_rest()
                 self._over.set()
@@ -411,7 +421,8 @@ class Worker:
         valid.
         """
         with self._lock:
-            is_first, self._is_saving = not self._is_saving, True
+            is_first = not self._is_saving
+            self._is_saving = True
         if not is_first:
             return
         try:
@@ -489,7 +500,8 @@ class Worker:
     def _do(self, item: Job[Any]) -> None:
         if item.seq >= 0:
             return self._engine.scheduler.idle_jobs.append(item)
-        self._working, self._current = True, item
+        self._working = True
+        self._current = item
         self._engine.tell()  # deliver before a call that may take long
         item.run()
         self._current = None
@@ -500,7 +512,8 @@ class Worker:
     def _give_up(self, reason: PyctlError) -> None:
         """Fail all requests and calls with ``reason``, now and later."""
         with self._lock:
-            self.trouble, self._ended = reason, True
+            self.trouble = reason
+            self._ended = True
         self._fail_open(reason)
         self._fail_inbox(reason)
         if (current := self._current) is not None:
@@ -510,7 +523,8 @@ class Worker:
 
     def _fail_open(self, reason: PyctlError) -> None:
         with self._lock:
-            handles, self._open = self._open, set()
+            handles = self._open
+            self._open = set()
         for handle in handles:
             if not handle.is_over:
                 handle.put(Failed(reason))
@@ -536,7 +550,8 @@ class EvictableEngineCache:
     """The cache of ``engine``, which ``worker`` runs, in a `RamBudget`. Thread-safe."""
 
     def __init__(self, worker: Worker, engine: Engine) -> None:
-        self._worker, self._engine = worker, engine
+        self._worker = worker
+        self._engine = engine
 
     @property
     def n_bytes(self) -> int:
@@ -546,10 +561,8 @@ class EvictableEngineCache:
     @property
     def n_fixed(self) -> int:
         """Bytes that it cannot evict at once."""
-        pool, pinned = (
-            self._engine.prefix_cache.cache.pool,
-            tuple(self._engine.prefix_cache.cache.pinned),
-        )
+        pool = self._engine.prefix_cache.cache.pool
+        pinned = tuple(self._engine.prefix_cache.cache.pinned)
         return pool.n_needed(pinned) if self._worker.is_sleeping else pool.n_bytes
 
     def evict_bytes(self, n_bytes: int, worth: float) -> bool:

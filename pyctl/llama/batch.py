@@ -64,7 +64,8 @@ class Batch:
         """Fill in the tokens of ``items``, with outputs from the last sure token of each on.
 
         Returns the number of tokens, and the indices of those with outputs."""
-        n, outputs = 0, list[int]()
+        n = 0
+        outputs = list[int]()
         for seq, tokens, position, n_sure in items:
             first_output = n + n_sure - 1
             n = self.put(n, seq, tokens, position, n_outputs=len(tokens) - n_sure + 1)
@@ -137,7 +138,8 @@ class Outputs:
     """
 
     def __init__(self, ctx: Any, n_vocab: int) -> None:
-        self.ctx, self.n_vocab = ctx, n_vocab
+        self.ctx = ctx
+        self.n_vocab = n_vocab
         self._places: Sequence[int] = ()
         self._rows: NDArray[np.float32] | None = None
         self.is_recalled = False
@@ -146,11 +148,15 @@ class Outputs:
         """Take the outputs of the evaluation that has started, which belong to tokens ``places`` of
         its batch.
         """
-        self._places, self._rows, self.is_recalled = places, None, False
+        self._places = places
+        self._rows = None
+        self.is_recalled = False
 
     def recall(self, logits: NDArray[np.float32]) -> None:
         """Take ``logits``, shape (n_vocab,), as the only output."""
-        self._places, self._rows, self.is_recalled = (0,), logits[None], True
+        self._places = (0,)
+        self._rows = logits[None]
+        self.is_recalled = True
 
     def place(self, index: int) -> int:
         """Return the place of output ``index`` in the batch, for llama.cpp; none of its outputs is
@@ -177,7 +183,8 @@ class Embedder:
         self._memory = api.llama_get_memory(ctx)
         kind = int(api.llama_pooling_type(ctx))
         self.pooling = next((name for name, value in POOLING.items() if value == kind), "")
-        n_classes, n_embd = api.llama_model_n_cls_out(model), api.llama_model_n_embd_out(model)
+        n_classes = api.llama_model_n_cls_out(model)
+        n_embd = api.llama_model_n_embd_out(model)
         self._width = int(n_classes if self.pooling == "rank" else n_embd)
         self._n_batch = int(api.llama_n_ubatch(ctx))
         # If only the last token counts and attention is causal, a text may span several batches.

@@ -24,7 +24,8 @@ parentheses.
 Parts: TypeAlias = Sequence[int]
 """Bytes of weights, K and V, states, and compute buffers."""
 
-KEYS, RECURRENT = re.compile(r"\.attn_(k|kv\w*)\."), re.compile(r"\.(ssm|shortconv|time_mix)")
+KEYS = re.compile(r"\.attn_(k|kv\w*)\.")
+RECURRENT = re.compile(r"\.(ssm|shortconv|time_mix)")
 """Tensors of layers with K and V, and of those with a state."""
 
 ACTIVATIONS = 12
@@ -53,7 +54,9 @@ class _Estimate:
     """Memory of a context from its model's file: rather too much than too little."""
 
     def __init__(self, ctx: Any, settings: ModelSettings, tensors: Mapping[str, int]) -> None:
-        self._ctx, self._settings, self._tensors = ctx, settings, tensors
+        self._ctx = ctx
+        self._settings = settings
+        self._tensors = tensors
         self._model = api.llama_get_model(ctx)
         self._n_layers = int(api.llama_model_n_layer(self._model))
         self._width, self._n_heads = (
@@ -63,7 +66,9 @@ class _Estimate:
 
     def parts(self) -> Mapping[str, Parts]:
         """Return the memory of the host, and of all GPUs together."""
-        settings, found, whole = self._settings, gpus(self._settings), sum(self._tensors.values())
+        settings = self._settings
+        found = gpus(self._settings)
+        whole = sum(self._tensors.values())
         (kv, states), compute = self._memory(), self._compute()
         if not found:
             return {"": (whole, kv, states, compute)}
@@ -102,7 +107,8 @@ class _Estimate:
         """
         recurrent = {layer_of(name) for name in self._tensors if RECURRENT.search(name)}
         attention = {layer_of(name) for name in self._tensors if KEYS.search(name)}
-        n_kv, row = len(attention | {*range(self._n_layers)} - recurrent), 0.0
+        n_kv = len(attention | {*range(self._n_layers)} - recurrent)
+        row = 0.0
         for part, kind in (("key", self._settings.type_k), ("value", self._settings.type_v)):
             n_elements = self._number(f"attention.{part}_length", self._width // self._n_heads)
             row += (
@@ -111,10 +117,8 @@ class _Estimate:
                 * element_bytes(kind)
             )
         row += self._number("attention.indexer.key_length") * element_bytes("f16")
-        inner, n_groups = (
-            self._number("ssm.inner_size", self._width),
-            self._number("ssm.group_count", 1),
-        )
+        inner = self._number("ssm.inner_size", self._width)
+        n_groups = self._number("ssm.group_count", 1)
         depth = max(
             self._number(key) for key in ("ssm.state_size", "wkv.head_size", "kda.head_dim")
         )

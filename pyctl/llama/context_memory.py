@@ -63,7 +63,8 @@ class ContextMemory:
         self.n_ctx = 0
         self.kind: Literal["attention", "hybrid", "opaque"] = "opaque"
         self.shape = MemoryShape(NOWHERE, BlockSizes(0, 0, 0))
-        self._pool, self._marks = pool, marks
+        self._pool = pool
+        self._marks = marks
         self._windows = SharedWindows(WindowForm(0, ()))
         self._handles: set[int] = set()  # of held rows
         # By sequence, the minimum counts to which `rollback` may return: by cutting, and by its
@@ -77,7 +78,8 @@ class ContextMemory:
         address = ctypes.cast(ctx, ctypes.c_void_p).value or 0
         self._facts = facts
         self._n_planes = int(api.llama_n_rs_seq(ctx))
-        self._handles, self._rollback_floors = set(), {}
+        self._handles = set()
+        self._rollback_floors = {}
         self.kv = KVState(address, 0, marks=self._marks, defers=self._pool is None, unfit=unfit)
         self.store = None
         if (plan := self._pool) is not None:
@@ -113,7 +115,8 @@ class ContextMemory:
             -1 if self._slides or self.kind == "opaque" else self.kv.state_size(0),
         ]
         if (drafts := self.drafts.model) is not None:
-            one, two = drafts.rows_size(0, 1), drafts.rows_size(0, 2)
+            one = drafts.rows_size(0, 1)
+            two = drafts.rows_size(0, 2)
             sizes += [2 * one - two, two - one, drafts.state_size(0)]
         self.shape = replace(self.shape, sizes=BlockSizes(*sizes))
 
@@ -139,10 +142,13 @@ class ContextMemory:
         return str(self.kv.layout)
 
     def state_size(self, seq: int, ends: Sequence[int] = ()) -> int:
-        size, draft = int(self.kv.state_size(seq)), self.shape.sizes.draft_state
+        size = int(self.kv.state_size(seq))
+        draft = self.shape.sizes.draft_state
         if not ends or not self._slides:
             return max(len(ends), 1) * (size + draft)
-        form, n_now, maximum = self._windows.form, self.n_tokens(seq), int(self.kv.window[0])
+        form = self._windows.form
+        n_now = self.n_tokens(seq)
+        maximum = int(self.kv.window[0])
         n_seen = (size - form.head) // form.row_bytes
         spans = [(n - n_seen if n == n_now else max(n - maximum, 0), n) for n in ends]
         return len(ends) * (form.head + draft) + self._windows.n_new(seq, spans) * form.row_bytes
@@ -172,7 +178,8 @@ class ContextMemory:
         draft = self.drafts.save_state(seq, n)
         if self.kind == "attention":
             return State.of(NOTHING, draft)
-        form, size = self._windows.form, int(self.kv.state_size(seq))
+        form = self._windows.form
+        size = int(self.kv.state_size(seq))
         # llama.cpp writes `opaque` states itself, and must not copy across two pinned ranges.
         block = allocate(form.head if self._slides else size, pinned=self.kind != "opaque")
         checked(self.kv.save_state, seq, n, block)

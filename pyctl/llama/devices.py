@@ -45,7 +45,9 @@ __all__ = [
     "tensor_bytes",
 ]
 
-CPU, GPU, IGPU = 0, 1, 2
+CPU = 0
+GPU = 1
+IGPU = 2
 """ggml_backend_dev_type; higher values are accelerators, which hold no weights."""
 
 
@@ -94,7 +96,8 @@ def devices() -> tuple[Device, ...]:
         kind = ggml.ggml_backend_dev_type(handle)
         if kind not in (CPU, GPU, IGPU):
             continue
-        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        free = ctypes.c_size_t()
+        total = ctypes.c_size_t()
         ggml.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
         if kind == CPU:
             free.value, total.value = host_available() or 0, host_total()
@@ -146,7 +149,8 @@ def ggml_library() -> Any:
     file, and to load another one makes a second list of devices.
     """
     library = ctypes.CDLL(None)
-    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    pointer = ctypes.c_void_p
+    size = ctypes.c_size_t
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "ggml_backend_dev_count": (size, []),
         "ggml_backend_dev_get": (pointer, [size]),
@@ -184,7 +188,8 @@ def ggml_library() -> Any:
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
+        function.restype = result
+        function.argtypes = arguments
     return library
 
 
@@ -312,7 +317,8 @@ NUMBERS = (
 """Of draft models that read rows of the target model, and of vision encoders."""
 
 _FORMS: dict[int, Any] = {4: ctypes.c_uint32, 5: ctypes.c_int32, 7: ctypes.c_bool}
-_STRING, _ARRAY = 8, 9
+_STRING = 8
+_ARRAY = 9
 """gguf_type."""
 
 

@@ -58,8 +58,10 @@ class DryRun:
     ) -> None:
         self._model = model
         self._vision = {} if vision is None else {vision[0] or HOST: vision[1]}
-        self._settings, self._drafts = settings, drafts
-        self._draft_file, self._is_head = draft_file, is_head
+        self._settings = settings
+        self._drafts = drafts
+        self._draft_file = draft_file
+        self._is_head = is_head
         self._gpus = tuple(device for device in devices() if device.is_gpu)
         self.n_ctx_train = int(api.llama_model_n_ctx_train(model))
         self.n_layers = int(api.llama_model_n_layer(model)) + int(
@@ -85,10 +87,8 @@ class DryRun:
             raise ModelError("it needs the extension")
         ctx = self._context(context_params(self._settings, SAMPLE_CELLS))
         try:
-            places, rows = (
-                tuple(map(self._place_of, breakdown.core.row_places(ctx))),
-                self._parts(ctx)[1],
-            )
+            places = tuple(map(self._place_of, breakdown.core.row_places(ctx)))
+            rows = self._parts(ctx)[1]
             n_cells = int(api.llama_n_ctx(ctx))
         finally:
             api.llama_free(ctx)
@@ -112,7 +112,8 @@ class DryRun:
         ctx = self._context(context_params(self._settings, n_ctx, drafts=self._drafts))
         try:
             weights, kv, states, compute = self._parts(ctx)
-            n_cells, n_states = int(api.llama_n_ctx(ctx)), int(api.llama_n_rs_seq(ctx)) + 1
+            n_cells = int(api.llama_n_ctx(ctx))
+            n_states = int(api.llama_n_rs_seq(ctx)) + 1
             drafts = self._draft_model(ctx, n_rows or n_cells)
         finally:
             api.llama_free(ctx)
@@ -254,10 +255,9 @@ def dry_run(
 def _without_weights(settings: ModelSettings, *, with_head: bool) -> Iterator[Any]:
     """Yield a llama_model without weights and texts of tokens."""
     params = ModelParams(settings, with_head=with_head, with_vocabulary=False)
-    params.struct.no_alloc, params.struct.use_mmap = (
-        True,
-        False,
-    )  # releases before 0.3.35 would map the file
+    # releases before 0.3.35 would map the file
+    params.struct.no_alloc = True
+    params.struct.use_mmap = False
     params.struct.load_mode = LOAD_MODES["none"]
     with captured_log():
         model = params.load(settings.path)

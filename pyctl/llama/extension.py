@@ -155,7 +155,8 @@ def _check_params() -> None:
     """Raise LibraryMismatchError if known defaults of the library are not where the bindings have
     them.
     """
-    model, context = api.llama_model_default_params(), api.llama_context_default_params()
+    model = api.llama_model_default_params()
+    context = api.llama_context_default_params()
     found = [
         model.split_mode,
         model.vocab_only,
@@ -236,4 +237,5 @@ try:
     core = _import_core(_loaded)
 except (ImportError, LibraryMismatchError) as error:
     _lack(error, *LOST)
-drafts, pool = _import_other("drafts"), _import_other("pool")
+drafts = _import_other("drafts")
+pool = _import_other("pool")

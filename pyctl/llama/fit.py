@@ -57,10 +57,12 @@ def fit_settings(
     """
     movable = settings.fit and settings.n_gpu_layers == -1 and not settings.tensor_split
     movable = movable and settings.split_mode != "tensor"  # all layers are on all GPUs
-    placed, n_layers = bool(settings.placements), 0
+    placed = bool(settings.placements)
+    n_layers = 0
     for _ in range(ATTEMPTS if plan is None else 0):
         with dry_run(settings, drafts, vision) as run:
-            plan, n_layers = _fit_context(run, settings), run.n_layers
+            plan = _fit_context(run, settings)
+            n_layers = run.n_layers
             missing = gpu_shortage(settings, plan)
             if not (missing and movable):
                 break
@@ -102,7 +104,8 @@ def fit_drafts(
     """
     if not drafts.is_automatic:
         return drafts, None
-    none, lacking = replace(drafts, draft_types=()), ""
+    none = replace(drafts, draft_types=())
+    lacking = ""
     for tried in _possible_drafts(settings, drafts) if gpus(settings) else ():
         try:
             with dry_run(settings, tried, vision) as run:

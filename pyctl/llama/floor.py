@@ -68,7 +68,8 @@ class KVState:
         if not self._memory:
             self.type = ""
         has_state = bool(api.llama_model_is_recurrent(model) or api.llama_model_is_hybrid(model))
-        window, ring = int(api.llama_model_n_swa(model)), 0
+        window = int(api.llama_model_n_swa(model))
+        ring = 0
         if window and not has_state:
             needed = min(window + int(api.llama_n_ubatch(ctx)), int(api.llama_n_ctx(ctx)))
             ring = -(-needed // RING_PAD) * RING_PAD
@@ -180,7 +181,8 @@ class KVState:
         position: there the size shows whether cells are missing. `clear` removes cells at any
         positions.
         """
-        minimum, window = int(api.llama_memory_seq_pos_min(self._memory, seq)), self.window[0]
+        minimum = int(api.llama_memory_seq_pos_min(self._memory, seq))
+        window = self.window[0]
         if self._fresh is None:
             return 0 <= minimum <= (max(n - window, 0) if window else 0)
         one, each = self._sizes

@@ -42,7 +42,8 @@ class Markers:
     def __init__(
         self, controls: Mapping[str, int], n_vocab: int, token_of: Callable[[str], int | None]
     ) -> None:
-        self.n_vocab, self.token_of = n_vocab, token_of
+        self.n_vocab = n_vocab
+        self.token_of = token_of
         self._controls = controls
         names = sorted(filter(None, controls), key=len, reverse=True)
         self._split = re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
@@ -83,7 +84,8 @@ class _Group:
     """
 
     def __init__(self, rule: int, at: int) -> None:
-        self.rule, self.at = rule, at
+        self.rule = rule
+        self.at = at
         self.done: list[Alternative] = []
         self.items: Alternative = []
         self.begun = 0
@@ -91,7 +93,8 @@ class _Group:
 
 class _Parser:
     def __init__(self, text: str, markers: Markers) -> None:
-        self._text, self._at = text, 0
+        self._text = text
+        self._at = 0
         self._markers = markers
         self._names: dict[str, int] = {}
         self._rules: list[list[Alternative] | None] = []
@@ -137,7 +140,8 @@ class _Parser:
             if sign == "|":
                 self._at += 1
                 group.done.append(group.items)
-                group.items, group.begun = [], 0
+                group.items = []
+                group.begun = 0
                 self._skip(_SPACE)
             elif sign == "(":
                 open_groups.append(_Group(self._new_rule(), self._at))

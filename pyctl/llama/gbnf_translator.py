@@ -63,7 +63,8 @@ class _Writer:
     """Writes rules with a terminal for each character."""
 
     def __init__(self, rules: Rules, end_tokens: frozenset[int]) -> None:
-        self._rules, self._end_tokens = rules, end_tokens
+        self._rules = rules
+        self._end_tokens = end_tokens
         self._terminals: dict[Characters, str] = {}
 
     def grammar(self, root: int) -> str:

@@ -55,12 +55,10 @@ class Candidates:
         self._entries["id"] = self._ids
         self._entries["logit"] = logits
         self._entries["p"] = 0.0
-        self.array.data, self.array.size, self.array.selected, self.array.sorted = (
-            self._data,
-            self._ids.size,
-            -1,
-            False,
-        )
+        self.array.data = self._data
+        self.array.size = self._ids.size
+        self.array.selected = -1
+        self.array.sorted = False
 
     def fill_best(self, logits: NDArray[np.float32], n_groups: int, n: int, also: Tokens) -> None:
         """Reset to at least the ``n`` likeliest tokens of ``logits``, (n_vocab,), and to ``also``,
@@ -83,13 +81,13 @@ class Candidates:
         if also.size:
             ids = np.union1d(ids, also)
         entries = self._entries[: ids.size]
-        entries["id"], entries["logit"], entries["p"] = ids, logits[ids], 0.0
-        self.array.data, self.array.size, self.array.selected, self.array.sorted = (
-            self._data,
-            ids.size,
-            -1,
-            False,
-        )
+        entries["id"] = ids
+        entries["logit"] = logits[ids]
+        entries["p"] = 0.0
+        self.array.data = self._data
+        self.array.size = ids.size
+        self.array.selected = -1
+        self.array.sorted = False
 
     def keep_only(self, token: int) -> None:
         """Set the logits of all tokens except ``token`` to minus infinity."""
@@ -135,7 +133,8 @@ class GrammarCompiler:
     def __init__(self, tokenizer: LlamaTokenizer) -> None:
         self._tokenizer: LlamaTokenizer | None = tokenizer
         self._vocabulary: llguidance.LLTokenizer | None = None
-        self._preparing, self._remembering = threading.Lock(), threading.Lock()
+        self._preparing = threading.Lock()
+        self._remembering = threading.Lock()
         self._markers: Markers | None = None
         self._end_tokens: frozenset[int] = frozenset()
         self._known: OrderedDict[tuple[str, GrammarKind], llguidance.LLMatcher | RequestError] = (
@@ -216,7 +215,8 @@ _LIMITS: dict[GrammarKind, llguidance.LLParserLimits] = {
 }
 """Limits that keep compilation to about a second, and each token to a fraction of one."""
 
-_TRIAL_MASKS, _TRIAL_SECONDS = 12, 0.3
+_TRIAL_MASKS = 12
+_TRIAL_SECONDS = 0.3
 _SLOW_SECONDS = 0.15
 
 
@@ -225,7 +225,8 @@ def _tried(matcher: llguidance.LLMatcher) -> llguidance.LLMatcher:
     slow.
     """
     trial = matcher.deep_copy() if not matcher.is_error() else matcher
-    rng, spent = random.Random(0), 0.0
+    rng = random.Random(0)
+    spent = 0.0
     n_read = 0
     while n_read < _TRIAL_MASKS:
         if trial.is_error() or trial.is_stopped() or spent > _TRIAL_SECONDS:
@@ -264,7 +265,8 @@ class _Pieces:
     special_token_ids = ()
 
     def __init__(self, tokens: list[bytes], end: int) -> None:
-        self.tokens, self.eos_token_id = tokens, end
+        self.tokens = tokens
+        self.eos_token_id = end
 
     def __call__(self, text: str) -> list[int]:
         raise NotImplementedError
@@ -363,7 +365,8 @@ class Grammar:
         if self._watch is None:
             raise error
         log.warning("tool calls of this reply are no longer constrained: %s", error)
-        self._watch, self.is_asleep = None, True
+        self._watch = None
+        self.is_asleep = True
 
     def _read(self, text: bytes) -> bool:
         tokens = (api.llama_token * (len(text) + 1))()

@@ -92,7 +92,9 @@ class _Ready:
     """A decoded and resized image in libmtmd's form, which it owns."""
 
     def __init__(self, chunks: Any, chunk: Any, n_bytes: int) -> None:
-        self._chunks, self.chunk, self.n_bytes = chunks, chunk, n_bytes
+        self._chunks = chunks
+        self.chunk = chunk
+        self.n_bytes = n_bytes
 
     def chunks(self) -> list[Any]:
         """Return the chunks: the image, and the texts around it."""
@@ -153,10 +155,13 @@ class ImageEncoder:
         n_threads: int = 1,
         flash_attn: int = -1,
     ) -> None:
-        self.grid, self.rows = grid, ImageRows()
+        self.grid = grid
+        self.rows = ImageRows()
         self.n_encoded = 0
-        self._path, self._device = path, device
-        self._n_threads, self._flash_attn = n_threads, flash_attn
+        self._path = path
+        self._device = device
+        self._n_threads = n_threads
+        self._flash_attn = flash_attn
         # Rows from another kind of device round differently and must not be mixed with these.
         place = device.description if device is not None else "CPU"
         self._prefix = "\0".join(
@@ -196,10 +201,13 @@ class ImageEncoder:
         mtmd.mtmd_log_set(log_callback, ctypes.c_void_p(0))
         mtmd.mtmd_helper_log_set(log_callback, ctypes.c_void_p(0))
         params = mtmd.mtmd_context_params_default()
-        params.use_gpu, params.print_timings = self._device is not None, False
-        params.n_threads, params.flash_attn_type = self._n_threads, self._flash_attn
+        params.use_gpu = self._device is not None
+        params.print_timings = False
+        params.n_threads = self._n_threads
+        params.flash_attn_type = self._flash_attn
         params.image_min_tokens, params.image_max_tokens = self.grid.given_limits
-        params.media_marker, params.warmup = MARKER, True
+        params.media_marker = MARKER
+        params.warmup = True
         if self._device is not None:
             params.device = self._device.handle
         forget_log_errors()
@@ -266,7 +274,8 @@ class ImageEncoder:
 
     def _texts_around(self) -> tuple[list[int], list[int]]:
         """Return the tokens that libmtmd puts before and after an image."""
-        ready, n_images = self._tokenized(64, 64, None), 0
+        ready = self._tokenized(64, 64, None)
+        n_images = 0
         texts: tuple[list[int], list[int]] = ([], [])
         for chunk in ready.chunks():
             if _is_image(chunk):
@@ -306,7 +315,8 @@ class ImageEncoder:
         return picture
 
     def _keep(self, key: bytes, ready: _Ready) -> None:
-        self._known[key], self._ready[key] = None, ready
+        self._known[key] = None
+        self._ready[key] = ready
         while len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
         while (

@@ -12,7 +12,8 @@ from pyctl.llama.devices import file_head
 
 __all__ = ["ImageGrid"]
 
-MIN_TOKENS, MAX_TOKENS = 8, 4096
+MIN_TOKENS = 8
+MAX_TOKENS = 4096
 """Default limits of Qwen's encoders."""
 
 
@@ -39,7 +40,8 @@ class ImageGrid:
         def number(name: str, default: int = 0) -> int:
             return numbers.get(f"vision.{name}", (default,))[0]
 
-        patch, merge = number("patch_size"), number("spatial_merge_size", 2)
+        patch = number("patch_size")
+        merge = number("spatial_merge_size", 2)
         if patch <= 0 or merge <= 0:
             raise ModelError(f"{path} is not a vision encoder")
         # llama.cpp ignores limits that are not positive.
@@ -78,7 +80,8 @@ class ImageGrid:
     def of(self, width: int, height: int) -> tuple[int, int]:
         """Return (columns, lines) of tokens for an image of ``width`` x ``height`` pixels."""
         # Single precision, as in libmtmd, for equal rounding.
-        cell, single = self.cell, np.float32
+        cell = self.cell
+        single = np.float32
         minimum, maximum = (n * cell * cell for n in self.limits)
         columns, lines = (
             max(int(np.floor(single(n) / single(cell) + single(0.5))), 1) for n in (width, height)

@@ -68,8 +68,10 @@ if TYPE_CHECKING:
     from pyctl._drafts import HiddenRows, NextnHead
     from pyctl._pool import RowStore
 else:
-    KVState, HostBuffer = (extension.core or floor).KVState, (extension.core or floor).HostBuffer
-    Pulse, OutOfCells = (extension.core or floor).Pulse, (extension.core or floor).OutOfCells
+    KVState = (extension.core or floor).KVState
+    HostBuffer = (extension.core or floor).HostBuffer
+    Pulse = (extension.core or floor).Pulse
+    OutOfCells = (extension.core or floor).OutOfCells
     # Without the module of these, nothing comes to where they are used.
     HiddenRows, NextnHead = (
         getattr(extension.drafts, name, None) for name in ("HiddenRows", "NextnHead")
@@ -80,7 +82,8 @@ else:
 # ----------------------------------------------------------------------------------
 
 LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.INFO, 4: logging.WARNING}
-ERROR, CONTINUED = 4, 5
+ERROR = 4
+CONTINUED = 5
 """ggml_log_level: none, debug, info, warn, error, and "continue the last line"."""
 
 FUNCTION = re.compile(r"^(\w+: )+")
@@ -106,7 +109,8 @@ class LibraryLog:
 
     def receive(self, level: int, text: bytes) -> None:
         """Process one message of llama.cpp, or a continuation of the last one."""
-        line, mine = text.decode("utf-8", "replace").strip(), self._threads
+        line = text.decode("utf-8", "replace").strip()
+        mine = self._threads
         if level != CONTINUED:
             mine.level = LEVELS.get(level, logging.DEBUG)
         if not line:
@@ -147,13 +151,11 @@ class LibraryLog:
 
 _library_log = LibraryLog()
 
-redirect_log, captured_log, forget_log_errors, last_log_error, log_callback = (
-    _library_log.redirect,
-    _library_log.captured,
-    _library_log.forget_errors,
-    _library_log.last_error,
-    _library_log.callback,
-)
+redirect_log = _library_log.redirect
+captured_log = _library_log.captured
+forget_log_errors = _library_log.forget_errors
+last_log_error = _library_log.last_error
+log_callback = _library_log.callback
 
 # -- aborts
 # ----------------------------------------------------------------------------------
@@ -207,7 +209,8 @@ def lose(message: bytes) -> None:
     The thread of the failed call waits here while others write. While nothing is served there is
     nothing to write.
     """
-    text, is_worker = message.decode("utf-8", "replace"), RPC_SOURCE in message
+    text = message.decode("utf-8", "replace")
+    is_worker = RPC_SOURCE in message
     loss.text = (
         f"the worker {loss.workers} is lost"
         if is_worker
@@ -258,10 +261,8 @@ class EvaluationControl:
         if code == 0:
             self._n_looks = self.pulse.count - before
         elif code == ABORTED:
-            stopped, preempted = (
-                UnavailableError("the evaluation was stopped"),
-                PreemptedError("preempted"),
-            )
+            stopped = UnavailableError("the evaluation was stopped")
+            preempted = PreemptedError("preempted")
             raise stopped if self.pulse.is_stopped else preempted
         elif code == 1:
             raise OutOfCellsError

@@ -64,9 +64,14 @@ class LlamaBackend:
         batch_cost: int = 0,
         encoder: ImageEncoder | None = None,
     ) -> None:
-        self._make, self._identify, self._make_embedder = make, identify, embedder
-        self._max_tokens, self._n_outputs, self._make_drafts = max_tokens, n_outputs, make_drafts
-        self._pool, self._batch_cost = pool, batch_cost
+        self._make = make
+        self._identify = identify
+        self._make_embedder = embedder
+        self._max_tokens = max_tokens
+        self._n_outputs = n_outputs
+        self._make_drafts = make_drafts
+        self._pool = pool
+        self._batch_cost = batch_cost
         self.memory = ContextMemory(pool, marks=marks)
         self.control = EvaluationControl()
         self.embedder: Embedder | None = None
@@ -90,17 +95,21 @@ class LlamaBackend:
             end_threads()
 
     def _attach(self, kept: LlamaTokenizer | None) -> None:
-        ctx, memory, control = self.ctx, self.memory, self.control
+        ctx = self.ctx
+        memory = self.memory
+        control = self.control
         address = ctypes.cast(ctx, ctypes.c_void_p).value or 0
         control.pulse.attach(address)
         n_cells = self._pool.n_rows if self._pool is not None else int(api.llama_n_ctx(ctx))
         if kept is None or kept is not self._kept:
-            self.tokenizer, self._kept = kept or LlamaTokenizer(self.model), kept
+            self.tokenizer = kept or LlamaTokenizer(self.model)
+            self._kept = kept
             n_window = (
                 self._pool.n_rows if self._pool is not None else int(api.llama_n_ctx_seq(ctx))
             )
             self.vocabulary = LlamaVocabulary(self.tokenizer, n_window)
-        n_seqs, n_ubatch = int(api.llama_n_seq_max(ctx)), int(api.llama_n_ubatch(ctx))
+        n_seqs = int(api.llama_n_seq_max(ctx))
+        n_ubatch = int(api.llama_n_ubatch(ctx))
         n_outputs = max(self._n_outputs, n_seqs)
         # `_open_memory` fills in the limits that depend on the memory.
         self.facts = BackendFacts(n_cells, n_cells, n_seqs, n_ubatch, n_outputs, self._batch_cost)
@@ -132,8 +141,10 @@ class LlamaBackend:
             self.encoder.open(self.model)
 
     def _open_memory(self) -> None:
-        memory, is_first = self.memory, not self.memory.identity
-        n_vocab, on_gpu = self.tokenizer.n_vocab, self._batch_cost > 0
+        memory = self.memory
+        is_first = not self.memory.identity
+        n_vocab = self.tokenizer.n_vocab
+        on_gpu = self._batch_cost > 0
         expected = (
             pool_trial(self, n_vocab, on_gpu=on_gpu)
             if self._pool is not None and is_first
@@ -163,7 +174,9 @@ class LlamaBackend:
         With a class that no test covers, and ``in_depth``, also one longer than a ring;
         ``in_depth`` also held rows.
         """
-        kv, shape, n_vocab = self.memory.kv, self.memory.shape, self.tokenizer.n_vocab
+        kv = self.memory.kv
+        shape = self.memory.shape
+        n_vocab = self.tokenizer.n_vocab
         if not kv.type:
             return
         lengths = [min(shape.resume_points.window or TRIAL_TOKENS, TRIAL_TOKENS)]
@@ -183,7 +196,8 @@ class LlamaBackend:
         """Update the facts from the memory. Sequences that cannot be saved get equal parts of the
         cells.
         """
-        memory, n = self.memory, self._max_tokens(self.facts.n_cells)
+        memory = self.memory
+        n = self._max_tokens(self.facts.n_cells)
         memory.n_ctx = (
             n
             if memory.shape.resume_points != NOWHERE
@@ -296,7 +310,8 @@ class LlamaBackend:
 
     def _evaluate(self, items: Sequence[SequenceTokens], n: int, batch: Any = None) -> None:
         """Run ``batch``, by default the text batch, with ``n`` tokens of ``items``."""
-        memory, struct = self.memory, batch or self.batch.struct
+        memory = self.memory
+        struct = batch or self.batch.struct
         memory.drafts.prepare()
         struct.n_tokens = n
         self.outputs.set(())

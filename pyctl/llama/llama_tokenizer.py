@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 __all__ = ["LlamaTokenizer", "read_piece"]
 
-CONTROL, USER_DEFINED = 1 << 3, 1 << 4  # llama_token_attr
+# llama_token_attr
+CONTROL = 1 << 3
+USER_DEFINED = 1 << 4
 FIM = ("pre", "suf", "mid", "rep", "sep")
 
 
@@ -95,7 +97,9 @@ class LlamaTokenizer:
 
     def all_pieces(self) -> list[bytes]:
         """Return the bytes of every token, control tokens included."""
-        vocab, read, buffer = self._vocab, api.llama_token_to_piece, ctypes.create_string_buffer(64)
+        vocab = self._vocab
+        read = api.llama_token_to_piece
+        buffer = ctypes.create_string_buffer(64)
         sizes = ((token, read(vocab, token, buffer, 64, 0, True)) for token in range(self.n_vocab))
         return [
             ctypes.string_at(buffer, n) if n >= 0 else read_piece(vocab, token)

@@ -119,7 +119,8 @@ def load(
     pooled = fit_pool(settings, drafts, pool) if pool is not None else None
     if pooled is not None and encoder is not None:
         raise ModelError("--kv-pool excludes --mmproj: a pool holds no rows of images")
-    usage, known = encoder.usage if encoder is not None else None, None
+    usage = encoder.usage if encoder is not None else None
+    known = None
     if pooled is None:
         drafts, known = fit_drafts(settings, drafts, usage)
     settings, plan = pooled or fit_settings(settings, drafts, usage, known)
@@ -205,7 +206,10 @@ class _Source:
         drafts: DraftSettings,
         n_cells: int,
     ) -> None:
-        self._path, self._settings, self._progress, self._drafts = path, settings, progress, drafts
+        self._path = path
+        self._settings = settings
+        self._progress = progress
+        self._drafts = drafts
         self._n_cells = n_cells
         self.vocabulary: Future[LlamaTokenizer] = Future()
         self.needs_texts = False
@@ -254,9 +258,11 @@ def _open_draft_file(
     """Open the draft model or head in the file of ``drafts``; log and return None if its vocabulary
     differs.
     """
-    path, of_file = Path(drafts.draft_path), drafts.of_file(settings)
+    path = Path(drafts.draft_path)
+    of_file = drafts.of_file(settings)
     layers = check_target(path, trunk) if drafts.has(*FEATURE_TYPES) else ()
-    model, ctx = _load_model(path, ModelParams(of_file, with_head=drafts.has("draft-mtp"))), None
+    model = _load_model(path, ModelParams(of_file, with_head=drafts.has("draft-mtp")))
+    ctx = None
     try:
         if drafts.has("draft-mtp"):
             check_head(model, trunk, drafts.draft_path)
@@ -394,7 +400,8 @@ def _apply_adapters(model: Any, ctx: Any, settings: ModelSettings) -> None:
 def _describe(
     path: Path, backend: LlamaBackend, settings: ModelSettings, plan: MemoryPlan
 ) -> EngineInfo:
-    model, tokenizer = backend.model, backend.tokenizer
+    model = backend.model
+    tokenizer = backend.tokenizer
     name = metadata_text(model, "general.name") or path.stem
     return EngineInfo(
         model_path=str(path),

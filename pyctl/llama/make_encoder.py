@@ -24,10 +24,8 @@ def make_encoder(settings: ModelSettings, vision: VisionSettings) -> ImageEncode
     path = Path(vision.mmproj_path)
     check_gguf(path, "vision encoder")
     grid = ImageGrid.read(path, vision.image_min_tokens, vision.image_max_tokens)
-    n_threads, flash_attn = (
-        context_params(settings, 256).n_threads_batch,
-        FLASH_MODES[settings.flash_attn],
-    )
+    n_threads = context_params(settings, 256).n_threads_batch
+    flash_attn = FLASH_MODES[settings.flash_attn]
     device = _device_of(settings, vision)
     return ImageEncoder(
         path, grid, file_digest(path), device, n_threads=n_threads, flash_attn=flash_attn

@@ -42,12 +42,15 @@ TESTED = frozenset(
 )
 """Memory classes covered by tests/model/llama/test_families.py; others are tested at startup."""
 
-TRIAL_TOKENS, TRIAL_REST = 96, 40
+TRIAL_TOKENS = 96
+TRIAL_REST = 40
 """Tokens that a trial saves, and tokens that it evaluates after them; both fit into the smallest
 context.
 """
 
-GPU_TOKENS, CPU_TOKENS, N_SINGLE = 600, 290, 3
+GPU_TOKENS = 600
+CPU_TOKENS = 290
+N_SINGLE = 3
 """Tokens of the trial of a pool: just above a multiple of 256, where graph shapes change, and few
 for slow CPUs; how many follow one at a time, as in a reply.
 """
@@ -98,10 +101,12 @@ def restores(backend: Backend, n: int, n_vocab: int, *, hold: bool = False) -> b
 
     Uses sequence 0, which is empty before and after, and with ``hold`` held rows.
     """
-    tokens, memory = made_up_text(min(n + TRIAL_REST, backend.facts.n_ctx), n_vocab), backend.memory
+    tokens = made_up_text(min(n + TRIAL_REST, backend.facts.n_ctx), n_vocab)
+    memory = backend.memory
     _evaluate(backend, tokens[:n], 0)
     try:
-        rows, state = memory.save_rows(0, 0, n, hold=hold), memory.save_state(0, n)
+        rows = memory.save_rows(0, 0, n, hold=hold)
+        state = memory.save_state(0, n)
         memory.synchronize()
         expected = _evaluate(backend, tokens[n:], n)
         if memory.shape.cut_anywhere:

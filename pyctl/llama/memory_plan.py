@@ -98,13 +98,13 @@ class MemoryPlan:
     def lines(self, cache_bytes: int | None = None) -> Iterator[str]:
         """Yield a table. ``cache_bytes`` is the limit of the prefix cache in RAM, None for none."""
         kv = [place.usage.kv for place in self.places]
-        n_streamed, n_layers, streamed_bytes = 0, 0, 0
+        n_streamed = 0
+        n_layers = 0
+        streamed_bytes = 0
         if self.pool is not None:
-            n_streamed, n_layers, streamed_bytes = (
-                self.pool.n_streamed,
-                self.pool.n_layers,
-                self.pool.host_bytes,
-            )
+            n_streamed = self.pool.n_streamed
+            n_layers = self.pool.n_layers
+            streamed_bytes = self.pool.host_bytes
             kv[-1] -= streamed_bytes
         sequences = "1 sequence" if self.n_seqs == 1 else f"{self.n_seqs} sequences"
         rows = [

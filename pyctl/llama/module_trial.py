@@ -47,7 +47,9 @@ TRIAL_SECONDS = limit(120.0, "trial of a native module", "the module is not used
 TRIAL_BYTES = limit(2**32, "memory of such a trial", "the module is not used", "process", "bytes")
 """A trial takes about a second and 150 MB, but sizes that a misfit reads can be anything."""
 
-MAX_RESULTS, MAX_REASON, MAX_BYTES = 16, 300, 2**16
+MAX_RESULTS = 16
+MAX_REASON = 300
+MAX_BYTES = 2**16
 """Sets of files with results, characters of a reason, and bytes of the file."""
 
 HEAD_BYTES = 4096

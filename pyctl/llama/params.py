@@ -201,7 +201,8 @@ work.
 Prompts use every core.
 """
 
-CPU_UBATCH, GPU_UBATCH = 512, 1024
+CPU_UBATCH = 512
+GPU_UBATCH = 1024
 """Default tokens of one evaluation: llama.cpp's own, and a larger one for GPUs."""
 
 
@@ -306,7 +307,8 @@ def context_params(
     params.n_batch = settings.n_batch
     params.n_ubatch = with_ubatch(settings).n_ubatch
     params.n_seq_max = settings.n_seqs
-    params.n_outputs_max, params.n_outputs_max_per_seq = settings.n_seqs, 1
+    params.n_outputs_max = settings.n_seqs
+    params.n_outputs_max_per_seq = 1
     if drafts is not None:
         params.n_outputs_max = params.n_outputs_max_per_seq = max_outputs(settings, drafts)
         params.n_rs_seq = n_planes(settings, drafts)
@@ -320,21 +322,19 @@ def context_params(
         settings.n_threads_batch if settings.n_threads_batch > 0 else for_prompts
     )
     params.flash_attn_type = FLASH_MODES[settings.flash_attn]
-    params.type_k, params.type_v = TYPES[settings.type_k], TYPES[settings.type_v]
+    params.type_k = TYPES[settings.type_k]
+    params.type_v = TYPES[settings.type_v]
     params.offload_kqv = settings.offload_kqv
     params.op_offload = settings.op_offload
     params.swa_full = settings.swa_full
     params.rope_scaling_type = ROPE_SCALING.get(settings.rope_scaling, -1)
-    params.rope_freq_base, params.rope_freq_scale = (
-        settings.rope_freq_base,
-        settings.rope_freq_scale,
-    )
+    params.rope_freq_base = settings.rope_freq_base
+    params.rope_freq_scale = settings.rope_freq_scale
     params.yarn_orig_ctx = settings.yarn_orig_ctx
-    params.yarn_ext_factor, params.yarn_attn_factor = (
-        settings.yarn_ext_factor,
-        settings.yarn_attn_factor,
-    )
-    params.yarn_beta_fast, params.yarn_beta_slow = settings.yarn_beta_fast, settings.yarn_beta_slow
+    params.yarn_ext_factor = settings.yarn_ext_factor
+    params.yarn_attn_factor = settings.yarn_attn_factor
+    params.yarn_beta_fast = settings.yarn_beta_fast
+    params.yarn_beta_slow = settings.yarn_beta_slow
     # Rows can be shared between sequences only within one stream of cells; `max_tokens` limits each
     # sequence.
     params.kv_unified = True

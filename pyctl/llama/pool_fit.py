@@ -46,7 +46,8 @@ def fit_pool(
             return None
         plan = rows.plan(maximum, n_tokens)
         if shortage(settings, plan.host) and not settings.n_ctx and settings.fit:
-            minimum, first = padded(settings.fit_ctx), maximum
+            minimum = padded(settings.fit_ctx)
+            first = maximum
             while maximum - minimum > CTX_STEP:
                 middle = (minimum + maximum) // 2 // CTX_STEP * CTX_STEP
                 fits = not shortage(settings, rows.plan(middle, n_tokens).host)
@@ -64,9 +65,11 @@ class _PooledRows:
     """Placements of the rows of ``run``. ModelError if a pool is not possible."""
 
     def __init__(self, run: DryRun, settings: ModelSettings) -> None:
-        self._run, self._settings = run, settings
+        self._run = run
+        self._settings = settings
         places, row_bytes = run.pooled_layers()
-        self._place, self._n_layers = places[0], len(places)
+        self._place = places[0]
+        self._n_layers = len(places)
         self._layer_row = round(row_bytes / self._n_layers)
 
     @property
@@ -88,7 +91,9 @@ class _PooledRows:
         """Return the memory for ``n_rows`` with ``n_tokens`` worth of layers on the device; -1 as
         many as fit.
         """
-        settings, n_layers, layer_bytes = self._settings, self._n_layers, n_rows * self._layer_row
+        settings = self._settings
+        n_layers = self._n_layers
+        layer_bytes = n_rows * self._layer_row
         if 0 <= n_tokens * n_layers < n_rows:
             minimum = -(-n_rows // n_layers)
             raise ModelError(

@@ -73,7 +73,8 @@ def _connect(endpoint: str) -> None:
     """Register the devices of the worker at ``endpoint``, on a thread that never ends after an
     error.
     """
-    ggml, outcomes = _backend(), queue.SimpleQueue[str]()
+    ggml = _backend()
+    outcomes = queue.SimpleQueue[str]()
 
     def run() -> None:
         add = _function(b"ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)
@@ -116,7 +117,8 @@ def serve_devices(
         raise ConfigError(
             f"cannot listen on {host}:{port}: {getattr(error, 'strerror', '') or error}"
         ) from error
-    pointer, size = ctypes.c_char_p, ctypes.c_size_t
+    pointer = ctypes.c_char_p
+    size = ctypes.c_size_t
     start = _function(
         b"ggml_backend_rpc_start_server", None, pointer, pointer, size, size, ctypes.c_void_p
     )

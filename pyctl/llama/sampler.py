@@ -77,10 +77,13 @@ class LlamaVocabulary:
     """The `Vocabulary` of ``tokenizer``, used until `close`, for contexts of ``n_ctx`` tokens."""
 
     def __init__(self, tokenizer: LlamaTokenizer, n_ctx: int) -> None:
-        self.grammars, self.dry = GrammarCompiler(tokenizer), DrySamplers(tokenizer)
+        self.grammars = GrammarCompiler(tokenizer)
+        self.dry = DrySamplers(tokenizer)
         # No set at the start: to find all takes a call for each of 250,000 tokens.
-        self.is_end, self.end_tokens = tokenizer.is_end, tokenizer.end_tokens
-        self._tokenizer, self._n_ctx = tokenizer, n_ctx
+        self.is_end = tokenizer.is_end
+        self.end_tokens = tokenizer.end_tokens
+        self._tokenizer = tokenizer
+        self._n_ctx = n_ctx
 
     def piece(self, token: int) -> bytes:
         return self._tokenizer.piece(token, special=False)
@@ -160,7 +163,8 @@ class LlamaSampler:
         The grammar first checks one sampled token, and restricts all candidates only if it rejects
         that, which is far slower (as common/sampling.cpp). If it allows no token, returns EOS.
         """
-        grammar, outputs = self._grammar, self._outputs
+        grammar = self._grammar
+        outputs = self._outputs
         is_bound = grammar is not None and not grammar.is_asleep
         if not (is_bound or self._asks_probs or self._n_best or outputs.is_recalled):
             sampled = int(api.llama_sampler_sample(self._chain, outputs.ctx, outputs.place(index)))
@@ -280,7 +284,8 @@ class LlamaSampler:
         return [int(token) for token in tokens[: n.value]] if tokens else []
 
     def _mirostat(self, sampling: Sampling) -> Any:
-        tau, eta = sampling.mirostat_tau, sampling.mirostat_eta
+        tau = sampling.mirostat_tau
+        eta = sampling.mirostat_eta
         if sampling.mirostat == 1:
             return api.llama_sampler_init_mirostat(self._n_vocab, self._seed, tau, eta, MIROSTAT_M)
         return api.llama_sampler_init_mirostat_v2(self._seed, tau, eta)
@@ -291,7 +296,8 @@ class LlamaSampler:
         def when(active: bool, make: Callable[[], Any]) -> Callable[[], None]:
             return lambda: self._add(make()) if active else None
 
-        keep, n_ctx = s.min_keep, self._n_ctx
+        keep = s.min_keep
+        n_ctx = self._n_ctx
         return {
             "penalties": when(
                 _penalises(s),
@@ -385,7 +391,8 @@ def n_best(s: Sampling) -> int:
     return 0
 
 
-_GROUPS, _SMALLEST_GROUP = 512, 32
+_GROUPS = 512
+_SMALLEST_GROUP = 32
 """More groups than there are candidates, of as many tokens as one pass needs to be fast."""
 
 

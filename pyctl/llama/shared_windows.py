@@ -48,7 +48,8 @@ class WindowForm:
 
     def views(self, rows: Block) -> Iterator[NDArray[np.uint8]]:
         """The planes of ``rows``, each of shape (runs, rows, bytes)."""
-        at, n = 0, self.n_rows(rows)
+        at = 0
+        n = self.n_rows(rows)
         for runs, row in self.planes:
             end = at + runs * n * row
             yield rows[at:end].reshape(runs, n, row)
@@ -77,7 +78,8 @@ class WindowRows:
 
     def joined(self, head: Block) -> Block:
         """The state's block that starts with ``head``, in one."""
-        first, last = self.pieces[0].first, self.pieces[-1].last
+        first = self.pieces[0].first
+        last = self.pieces[-1].last
         block = np.empty(head.size + (last - first) * self.form.row_bytes, np.uint8)
         block[: head.size] = head
         wholes = list(self.form.views(block[head.size :]))
@@ -122,7 +124,8 @@ class SharedWindows:
         """How many rows `save` would copy of these windows of ``seq``, one after the other: (first,
         n), ascending.
         """
-        n_new, saved = 0, -1
+        n_new = 0
+        saved = -1
         for first, n in windows:
             parts = self._parts(seq, first, n) if saved < 0 else [(None, max(first, saved), n)]
             n_new += sum(end - start for block, start, end in parts if block is None)

@@ -65,18 +65,14 @@ def try_module(directory: Path, memory: str = "") -> None:
 
 def _drafts_again(backend: LlamaBackend) -> bool:
     """Whether the head has the same drafts after rows and states were saved and restored."""
-    memory, tokens, n = (
-        backend.memory,
-        made_up_text(N_DRAFTED, backend.tokenizer.n_vocab),
-        N_DRAFTED,
-    )
+    memory = backend.memory
+    tokens = made_up_text(N_DRAFTED, backend.tokenizer.n_vocab)
+    n = N_DRAFTED
     for first, last in pairwise([*range(0, n, backend.facts.n_ubatch), n]):
         backend.evaluate(0, tokens[first:last], first)
-    rows, state, asked = (
-        memory.save_rows(0, 0, n),
-        memory.save_state(0, n),
-        [SequenceTokens(0, (1,), n)],
-    )
+    rows = memory.save_rows(0, 0, n)
+    state = memory.save_state(0, n)
+    asked = [SequenceTokens(0, (1,), n)]
     memory.synchronize()
     drafted = backend.draft(asked, 2)
     memory.clear(0)

@@ -48,11 +48,13 @@ class TriggerWatch:
             if at < 0:
                 return None
             del self._held[: at + len(self._close)]
-            self._state, self._searched = "search", 0
+            self._state = "search"
+            self._searched = 0
         return self._search() if self._state == "search" else None
 
     def _search(self) -> bytes | None:
-        first, self._searched = max(self._searched - _WINDOW, 0), len(self._held)
+        first = max(self._searched - _WINDOW, 0)
+        self._searched = len(self._held)
         for pattern in self._patterns:
             if found := pattern.search(self._held, first):
                 group = next(

@@ -9,7 +9,10 @@ from pyctl.measure.bench_run import AGAIN, COLD, FROM_DISK, FROM_RAM, NEXT, OURS
 
 __all__ = ["is_wrong", "table_lines"]
 
-TABLE, WAY, SERVER, COLUMN = 80, 24, 13, 10
+TABLE = 80
+WAY = 24
+SERVER = 13
+COLUMN = 10
 
 WAYS = (COLD, NEXT, AGAIN, FROM_RAM, FROM_DISK)
 

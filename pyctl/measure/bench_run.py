@@ -36,23 +36,25 @@ __all__ = [
     "difference",
 ]
 
-OURS, PEER = "pyctl", "llama-server"
+OURS = "pyctl"
+PEER = "llama-server"
 
-COLD, NEXT, AGAIN, FROM_RAM, FROM_DISK = (
-    "cold",
-    "next turn",
-    "another chat and back",
-    "from RAM",
-    "from disk, restarted",
-)
+COLD = "cold"
+NEXT = "next turn"
+AGAIN = "another chat and back"
+FROM_RAM = "from RAM"
+FROM_DISK = "from disk, restarted"
 
 Record = dict[str, Any]
 
-N_SHORT, N_PROBS, N_COMPARED = 16, 100, 8
+N_SHORT = 16
+N_PROBS = 100
+N_COMPARED = 8
 """Tokens of a short reply; likeliest tokens and places that are compared."""
 
 SAMPLE_CHARS = 20_000
-WARM_TOKENS, EXACT_TOKENS = 1000, 1500
+WARM_TOKENS = 1000
+EXACT_TOKENS = 1500
 
 RESERVE = 2048
 """Tokens that a context needs beyond a prompt."""
@@ -158,10 +160,8 @@ class BenchRun:
         """
         if is_cold:
             evict([path for path in (self.work / "cache").rglob("*") if path.is_file()])
-        server, self._vram_before = (
-            AskedServer(name, command, self.work / "log"),
-            self.options.vram(),
-        )
+        server = AskedServer(name, command, self.work / "log")
+        self._vram_before = self.options.vram()
         try:
             server.start()
             self.say(f"{name} is ready after {server.load_seconds:.1f} s")
@@ -199,10 +199,9 @@ class BenchRun:
     def _measure(self, server: AskedServer, *, is_first: bool) -> None:
         """Cold prompts, next turns, and returns after another conversation."""
         self._prepare(server, is_first=is_first)
-        done, n_servers = (
-            [],
-            1 + (is_first and bool(self.options.peer)),
-        )  # a row of one compares nothing
+        # a row of one compares nothing
+        done = []
+        n_servers = 1 + (is_first and bool(self.options.peer))
         for depth in self._depths():
             messages = self._chat(f"{depth}", depth)
             if not self._fits(n_servers * depth, f"{depth:,} tokens on {server.name}"):

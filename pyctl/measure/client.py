@@ -114,7 +114,8 @@ class AskedServer(ServerProcess):
 
 def _read(response: http.client.HTTPResponse, began: float) -> TimedReply:
     first = last = 0.0
-    text, n_predicted = "", 0
+    text = ""
+    n_predicted = 0
     timings: dict[str, Any] = {}
     probs: list[Probs] = []
     source = response.headers.get("x-pyctl-cache", "").partition(";")[0].removeprefix("source=")
@@ -133,11 +134,13 @@ def _read(response: http.client.HTTPResponse, began: float) -> TimedReply:
             text += delta.get("content") or ""
             probs += _probs(choice)
             if said or choice.get("finish_reason"):
-                first, last = first or now, now
+                first = first or now
+                last = now
     if not first or "prompt_n" not in timings:
         raise OSError("the stream ended without a token or without timings")
     timings = {**timings, **({"source": source} if source else {})}
-    first_ms, decode_ms = (first - began) * 1e3, max(last - first, 0.0) * 1e3
+    first_ms = (first - began) * 1e3
+    decode_ms = max(last - first, 0.0) * 1e3
     return TimedReply(text, first_ms, n_predicted, decode_ms, timings, tuple(probs))
 
 

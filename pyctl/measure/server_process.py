@@ -56,7 +56,10 @@ class ServerProcess:
         timeout: float = 60.0,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self.command, self.log, self.prefix, self.timeout = command, log, prefix, timeout
+        self.command = command
+        self.log = log
+        self.prefix = prefix
+        self.timeout = timeout
         self._environment = {**clean_environment(), **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
         self.port = 0

@@ -228,7 +228,8 @@ def _receive(
         else {}
     )
     with client.stream("GET", url, headers=resume) as response:
-        status, headers = response.status_code, response.headers
+        status = response.status_code
+        headers = response.headers
         if status in _TRANSIENT:
             raise _Broken(f"it answers with status {status}")
         if status == 416:  # there is less than what came before
@@ -300,7 +301,9 @@ class _Part:
     def __init__(self, target: Path) -> None:
         self.path = target.with_name(f"{target.name}.part")
         self._note = target.with_name(f"{target.name}.part.json")
-        self.n_bytes, self.validator, self.head = 0, "", b""
+        self.n_bytes = 0
+        self.validator = ""
+        self.head = b""
         self._noted = 0
 
     def __enter__(self) -> _Part:
@@ -309,11 +312,9 @@ class _Part:
             with suppress(OSError, ValueError, KeyError, TypeError):
                 note = json.loads(self._note.read_bytes())
                 if len(MAGIC) <= int(note["n_bytes"]) <= os.fstat(self._file.fileno()).st_size:
-                    self.n_bytes, self.validator, self.head = (
-                        int(note["n_bytes"]),
-                        str(note["validator"]),
-                        MAGIC,
-                    )
+                    self.n_bytes = int(note["n_bytes"])
+                    self.validator = str(note["validator"])
+                    self.head = MAGIC
             self._file.truncate(self.n_bytes)
         except BaseException:
             self._file.close()
@@ -335,7 +336,10 @@ class _Part:
         """Start anew with the file that ``validator`` identifies."""
         self._note.unlink(missing_ok=True)
         self._file.truncate(0)
-        self.n_bytes, self.validator, self.head, self._noted = 0, validator, b"", 0
+        self.n_bytes = 0
+        self.validator = validator
+        self.head = b""
+        self._noted = 0
 
     def append(self, chunk: bytes) -> None:
         self.head += chunk[: max(len(MAGIC) - len(self.head), 0)]

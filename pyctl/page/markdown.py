@@ -85,7 +85,8 @@ def _url_at_start(text: str) -> SimpleNamespace | None:
     """The address that ``text`` starts with, by the rule for bare links; a sentence around it is
     not part.
     """
-    found, after = _URL.match(text), ".,;:!?'*_~"
+    found = _URL.match(text)
+    after = ".,;:!?'*_~"
     if found is None:
         return None
     url = found[0].rstrip(after)
@@ -165,7 +166,8 @@ def _tag(self: RendererHTML, tokens: list[Token], index: int, options: Any, env:
 
 
 def _inline_formula(state: StateInline, silent: bool) -> bool:
-    text, start = state.src, state.pos
+    text = state.src
+    start = state.pos
     opening, closing = next(
         (each for each in _DELIMITERS if text.startswith(each[0], start)), ("", "")
     )
@@ -187,8 +189,10 @@ def _inline_formula(state: StateInline, silent: bool) -> bool:
 
 
 def _block_formula(state: StateBlock, first: int, last: int, silent: bool) -> bool:
-    start, end = state.bMarks[first] + state.tShift[first], state.eMarks[first]
-    head, bare = state.src[start:end].strip(), _BARE.match(state.src, start, end)
+    start = state.bMarks[first] + state.tShift[first]
+    end = state.eMarks[first]
+    head = state.src[start:end].strip()
+    bare = _BARE.match(state.src, start, end)
     closing = f"\\end{{{bare[1]}}}" if bare else dict(_DELIMITERS[:2]).get(head)
     if closing is None or state.is_code_block(first):
         return False
@@ -199,7 +203,8 @@ def _block_formula(state: StateBlock, first: int, last: int, silent: bool) -> bo
         return False
     if not silent:
         token = state.push("formula", "math", 0)
-        token.block, token.meta = True, {"block": True}
+        token.block = True
+        token.meta = {"block": True}
         content = state.getLines(first, line + 1, 0, False).strip()
         token.content = content if bare else content.removeprefix(head).removesuffix(closing)
         token.map = [first, line + 1]

@@ -58,7 +58,8 @@ class MarkdownProcess:
     """
 
     def __init__(self, seconds: float = _SECONDS, all_seconds: float = _ALL_SECONDS) -> None:
-        self._seconds, self._all_seconds = seconds, all_seconds
+        self._seconds = seconds
+        self._all_seconds = all_seconds
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -112,7 +113,8 @@ class MarkdownProcess:
         return str(json.loads(line))
 
     def _end(self) -> None:
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is not None:
             process.kill()
             process.communicate()  # closes the pipes

@@ -313,7 +313,8 @@ def _checked(
     """The answer for all methods of a path, after the check of origins; a route for each path
     answers 405 for all others. Errors are answered in ``form``.
     """
-    settings, streams = models.shared.settings, models.shared.streams
+    settings = models.shared.settings
+    streams = models.shared.streams
 
     async def answered(answer: Answer, request: Request) -> ASGIApp:
         try:

@@ -156,7 +156,8 @@ def _typed(kind: type[T], words: str) -> Callable[[Any, str], T]:
     return read
 
 
-boolean, string = _typed(bool, "true or false"), _typed(str, "a string")
+boolean = _typed(bool, "true or false")
+string = _typed(str, "a string")
 json_object: Callable[[Any, str], dict[str, Any]] = _typed(dict, "an object")
 items: Callable[[Any, str], list[Any]] = _typed(list, "a list")
 

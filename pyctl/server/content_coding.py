@@ -133,7 +133,8 @@ class ContentCodingMiddleware:
     """
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
-        self._app, self._limit = app, limit
+        self._app = app
+        self._limit = limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         coding = ", ".join(Headers(scope=scope).getlist("content-encoding"))

@@ -136,7 +136,8 @@ class ConnectionGuard:
     def look(self, connections: set[Any]) -> None:
         """Close what takes too long; to be called every second or so."""
         now = time.monotonic()
-        passed, self._last_look = min(now - self._last_look, 5.0), now
+        passed = min(now - self._last_look, 5.0)
+        self._last_look = now
         for connection in tuple(connections):
             connection.check(passed, now)
 
@@ -147,7 +148,8 @@ class ConnectionGuard:
             self._n_unsaid += 1
             return
         more = f" ({self._n_unsaid} more such lines were left out)" if self._n_unsaid else ""
-        self._next_line, self._n_unsaid = now + LINE_SECONDS, 0
+        self._next_line = now + LINE_SECONDS
+        self._n_unsaid = 0
         log.warning(text + "%s", *args, more)
 
     def failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -185,9 +187,11 @@ class GuardedProtocol(H11Protocol):
         self.timeout_keep_alive = KEPT_SECONDS  # type: ignore[assignment]  # uvicorn only adds it to a time
         self._guard = guard
         self._phase: Any = None
-        self._since, self._waited = 0.0, 0.0
+        self._since = 0.0
+        self._waited = 0.0
         self._n_bytes = 0
-        self._unsent, self._stuck = 0, 0.0
+        self._unsent = 0
+        self._stuck = 0.0
         self._is_half_closed = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -207,7 +211,8 @@ class GuardedProtocol(H11Protocol):
             if not data:
                 return
         if self._is_kept():
-            self._since, self._waited = time.monotonic(), 0.0
+            self._since = time.monotonic()
+            self._waited = 0.0
         self._n_bytes += len(data)
         super().data_received(data)
         self._note()
@@ -302,7 +307,10 @@ class GuardedProtocol(H11Protocol):
         phase = self.conn.their_state
         if phase is self._phase:
             return
-        self._phase, self._since, self._waited, self._n_bytes = phase, time.monotonic(), 0.0, 0
+        self._phase = phase
+        self._since = time.monotonic()
+        self._waited = 0.0
+        self._n_bytes = 0
         if phase is h11.IDLE:
             self._guard.awaits_head(self)
         else:

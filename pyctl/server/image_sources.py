@@ -125,7 +125,8 @@ def _host(url: str) -> str:
     """The parts of an address. RequestError if it is not one of a web server."""
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port
+        host = parts.hostname or ""
+        port = parts.port
         is_good = url.isascii() and url.isprintable() and " " not in url and len(url) <= _MAX_CHARS
     except ValueError:
         is_good = False
@@ -150,7 +151,8 @@ class _PublicNetwork(httpcore.NetworkBackend):
     """
 
     def __init__(self, end: float) -> None:
-        self._network, self._end = httpcore.SyncBackend(), end
+        self._network = httpcore.SyncBackend()
+        self._end = end
 
     def connect_tcp(
         self,
@@ -176,7 +178,8 @@ class _TimedStream(httpcore.NetworkStream):
     """A stream that ends at ``end``, however slow it is."""
 
     def __init__(self, stream: httpcore.NetworkStream, end: float) -> None:
-        self._stream, self._end = stream, end
+        self._stream = stream
+        self._end = end
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         return self._stream.read(max_bytes, _left(self._end, httpcore.ReadTimeout))
@@ -288,8 +291,10 @@ class _Sources:
     """The images of one request. None is decoded before all are known to fit into a prompt."""
 
     def __init__(self, service: Service, reader: ImageReader, fetched: Fetched) -> None:
-        self._media_path, self._n_ctx = service.shared.settings.media_path, service.info.n_ctx
-        self._reader, self._fetched = reader, fetched
+        self._media_path = service.shared.settings.media_path
+        self._n_ctx = service.info.n_ctx
+        self._reader = reader
+        self._fetched = fetched
         self._missing: dict[str, str] = {}
         self._found: list[tuple[ImageFile, str]] = []
         self._n_images = 0

@@ -72,7 +72,9 @@ class KeptStream:
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
-        self.started, self.ended = now(), 0.0  # Unix time; 0 while it runs
+        # Unix time; 0 while it runs
+        self.started = now()
+        self.ended = 0.0
         self.head: Message | None = None  # the start of the response
         self.n_dropped = 0
         self.cancelled = asyncio.Event()
@@ -120,7 +122,8 @@ class KeptStream:
         self._n_readers += 1
         try:
             while start >= self.n_dropped:
-                news, part = self._news, bytes(self._data[start - self.n_dropped :])
+                news = self._news
+                part = bytes(self._data[start - self.n_dropped :])
                 start += len(part)
                 if part:
                     yield part
@@ -236,7 +239,9 @@ class KeptResponse:
     def __init__(
         self, streams: KeptStreams, key: Key, stream: KeptStream, body: bytes, answer: Answer
     ) -> None:
-        self._streams, self._key, self._stream = streams, key, stream
+        self._streams = streams
+        self._key = key
+        self._stream = stream
         self._body: bytes | None = body
         self._answer = answer
         self._others: list[Message] = []  # of an answer that is no stream
@@ -265,7 +270,8 @@ class KeptResponse:
             self._streams.end(self._key, self._stream)
 
     async def _receive(self) -> Message:
-        body, self._body = self._body, None
+        body = self._body
+        self._body = None
         if body is not None:
             return {"type": "http.request", "body": body, "more_body": False}
         await self._stream.cancelled.wait()

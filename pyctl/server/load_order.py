@@ -46,7 +46,8 @@ class LoadOrder:
     """
 
     def __init__(self, maximum: int, patience: float) -> None:
-        self.maximum, self.patience = maximum, patience
+        self.maximum = maximum
+        self.patience = patience
         self._waiting: list[Ticket] = []  # by arrival
         self._loaded: dict[str, _Loaded] = {}
         self._shut: set[str] = set()

@@ -35,9 +35,12 @@ class LoadingResponse:
         ping_seconds: float = 0.0,
         error_event: bytes = b"",
     ) -> None:
-        self._models, self._model = models, model
-        self._answer, self._as_response = answer, as_response
-        self._ping_seconds, self._error_event = ping_seconds, error_event
+        self._models = models
+        self._model = model
+        self._answer = answer
+        self._as_response = as_response
+        self._ping_seconds = ping_seconds
+        self._error_event = error_event
         self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

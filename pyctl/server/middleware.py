@@ -57,8 +57,11 @@ class LoadingApp:
     def __init__(
         self, loading: ASGIApp, seconds: float = HELD_SECONDS, early: Collection[str] = ()
     ) -> None:
-        self._app, self._seconds, self._early = loading, seconds, early
-        self._is_waiting, self._opened = True, asyncio.Event()
+        self._app = loading
+        self._seconds = seconds
+        self._early = early
+        self._is_waiting = True
+        self._opened = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.n_held = 0
 
@@ -160,7 +163,8 @@ class CorsMiddleware:
     """
 
     def __init__(self, app: ASGIApp, cors: Cors) -> None:
-        self._app, self._cors = app, cors
+        self._app = app
+        self._cors = cors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_headers = Headers(scope=scope)
@@ -335,7 +339,8 @@ class BodyLimitMiddleware:
 
     def __init__(self, app: ASGIApp, limit: int = MAX_BODY_BYTES, prefix: str = "") -> None:
         self._app = app
-        self._limit, self._prefix = limit, prefix
+        self._limit = limit
+        self._prefix = prefix
         self._large: dict[object, int] = {}  # bytes of the large bodies that are not answered yet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -344,7 +349,8 @@ class BodyLimitMiddleware:
         if "expect" in headers and length.isdecimal() and int(length) > self._limit:
             form = form_of(scope["path"].removeprefix(self._prefix))
             return await error_response(self._error(), form)(scope, receive, send)
-        n_bytes, this = 0, object()
+        n_bytes = 0
+        this = object()
 
         async def limited() -> Message:
             nonlocal n_bytes

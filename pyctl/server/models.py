@@ -150,10 +150,13 @@ class Models:
         autoload: bool = True,
         clock: Clock = time.monotonic,
     ) -> None:
-        self.shared, self.autoload = shared, autoload
+        self.shared = shared
+        self.autoload = autoload
         self.only: Service | None = None
         """The one model of a process that serves no other."""
-        self.order, self.clock, self._find = order or LoadOrder(0, 0.0), clock, find
+        self.order = order or LoadOrder(0, 0.0)
+        self.clock = clock
+        self._find = find
         self._models = {source.card.name: ServedModel(source) for source in find()}
         self._names = _by_name(self._models.values())
         self._wanted = {name: model.source for name, model in self._models.items()}
@@ -256,7 +259,8 @@ class Models:
         with self.lock:
             if model.status in ("loaded", "loading"):
                 raise RequestError("model is already running")
-            model.error, model.failed_at = None, 0.0
+            model.error = None
+            model.failed_at = 0.0
         self.ask(model).add_done_callback(_close_at_once)
 
     def unload(self, model: ServedModel) -> None:
@@ -326,7 +330,8 @@ class Models:
             ]
             for future in ending:
                 future.set_exception(UnavailableError("the server is shutting down"))
-            self._futures, self._reloads = {}, []
+            self._futures = {}
+            self._reloads = []
             self.changed.set()
         services = self.services
         with ThreadPoolExecutor(len(services) or 1, "pyctl-stop") as threads:
@@ -346,7 +351,8 @@ class Models:
         """Let requests run whose models are loaded."""
         with self.lock:
             for ticket in self.order.admitted():
-                future, model = self._futures.pop(ticket, None), self._models[ticket.name]
+                future = self._futures.pop(ticket, None)
+                model = self._models[ticket.name]
                 if future is None or not future.set_running_or_notify_cancel():
                     self.order.end(ticket, self.clock())
                     continue
@@ -387,7 +393,8 @@ class Models:
             for model in outdated:
                 if model.name not in self._models:
                     self.refuse(model.name, RequestError(f"model '{model.name}' not found"))
-            done, self._reloads = self._reloads, []
+            done = self._reloads
+            self._reloads = []
             self._tell({"model": "*", "event": "models_reload"})
             return outdated, done
 

@@ -66,7 +66,8 @@ def prepare(service: Service, body: AnyBody, fetched: Fetched = NOTHING) -> list
     Raises RequestError, FilesMissing for images at addresses that are not ``fetched``, and
     NotSupportedError for what this model or server cannot do.
     """
-    settings, info = service.settings, service.info
+    settings = service.settings
+    info = service.info
     keep_scales(info, body.options.lora)
     sampling = sampling_of(body, settings.sampling, service.tokenizer, info.n_vocab)
     replies: list[PreparedReply] = []
@@ -140,7 +141,8 @@ def _prewarm(
     """
     prompt = chat.next_prompt(message)
     if prompt is not None:
-        policy, seq = request.disk_policy, request.seq
+        policy = request.disk_policy
+        seq = request.seq
         ahead = Request(
             prompt, max_tokens=0, disk_policy=policy, seq=seq, background=True, after=request
         )
@@ -244,7 +246,8 @@ def _prompts(service: Service, body: AnyBody, fetched: Fetched) -> Iterator[_Ask
             chat.prompt, chat.text, None if is_bound else chat.constraint, chat.reasoning, chat
         )
         return
-    constraint, reasoning = _raw_constraint(body), _raw_reasoning(service, body)
+    constraint = _raw_constraint(body)
+    reasoning = _raw_reasoning(service, body)
     bos = service.info.bos_token if service.tokenizer.add_bos else ""
     value = infill_prompt(service, body) if isinstance(body, InfillBody) else body.prompt
     if body.suffix and not isinstance(body, InfillBody):
@@ -290,7 +293,8 @@ def _raw_reasoning(service: Service, body: CompletionBody) -> ReasoningLimit | N
     if body.reasoning_budget < 0 or not body.reasoning_start or not ends:
         return None
     tags = ReasoningTags(body.reasoning_start, ends[0], tuple(ends[1:]))
-    message, read = body.reasoning_budget_message or "", body.generation_prompt
+    message = body.reasoning_budget_message or ""
+    read = body.generation_prompt
     _refuse_long(service, read)
     return reasoning_limit(
         service.tokenizer, tags, body.reasoning_budget, message=message, read=read, recurs=True
@@ -299,7 +303,8 @@ def _raw_reasoning(service: Service, body: CompletionBody) -> ReasoningLimit | N
 
 def schema_of(body: GenerationBody) -> Any:
     """The JSON schema that a reply has to follow; None without one. Raises RequestError."""
-    schema, form = body.json_schema, body.response_format
+    schema = body.json_schema
+    form = body.response_format
     if form.type == "json_object" and (schema is None or form.schema is not None):
         schema = form.schema or {}
     elif form.type == "json_schema":
@@ -481,7 +486,8 @@ def _is_token(value: Any) -> bool:
 
 _NAMES = {"pre": "prefix", "suf": "suffix", "mid": "middle"}
 
-_PROJECT, _FILE = "myproject\n", "filename\n"
+_PROJECT = "myproject\n"
+_FILE = "filename\n"
 
 _SNIPPET = "\n\n--- snippet ---\n\n"
 
@@ -507,10 +513,12 @@ def infill_prompt(service: Service, body: InfillBody) -> list[int]:
     prefix, suffix = (
         _part(service, getattr(body, name), name) for name in ("input_prefix", "input_suffix")
     )
-    n_batch, settings = service.settings.n_batch, service.settings
+    n_batch = service.settings.n_batch
+    settings = service.settings
     prefix = _last(prefix, 3 * (n_batch // 4))
     suffix = suffix[: max(n_batch // 4 - 2 - len(prompt), 0)]
-    before, after = [special["pre"], *prefix], [special["suf"], *suffix]
+    before = [special["pre"], *prefix]
+    after = [special["suf"], *suffix]
     if settings.spm_infill:
         before, after = after, before
     bos = [service.tokenizer.bos] if service.tokenizer.add_bos else []

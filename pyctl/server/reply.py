@@ -130,7 +130,8 @@ def usage_json(done: Done, n_reasoning: int | None = None) -> dict[str, Any]:
     ``n_reasoning`` tokens are reasoning, None if they are not counted.
     """
     warmed = {"warmed_tokens": done.stats.n_prewarmed} if done.stats.n_prewarmed else {}
-    n_prompt, n_predicted = done.stats.n_prompt, done.timings.n_predicted
+    n_prompt = done.stats.n_prompt
+    n_predicted = done.timings.n_predicted
     return {
         "completion_tokens": n_predicted,
         "prompt_tokens": n_prompt,
@@ -381,9 +382,12 @@ class Reply(ABC):
         return parts
 
     def _timings_so_far(self) -> Timings:
-        total, cached, prompt_ms = len(self.request.prompt), 0, 0.0
+        total = len(self.request.prompt)
+        cached = 0
+        prompt_ms = 0.0
         if self.progress is not None:
-            cached, prompt_ms = self.progress.n_cached, self.progress.ms
+            cached = self.progress.n_cached
+            prompt_ms = self.progress.ms
         predicted_ms = (time.perf_counter() - self._first) * 1e3 if self.n_predicted else 0.0
         drafts = self.handle.drafts if self.handle is not None else DraftCounts()
         return Timings(
@@ -462,7 +466,8 @@ class EventReply(Reply):
         return self.begin()
 
     def _take(self, piece: Piece) -> list[dict[str, Any]]:
-        text, self._open_reasoning = self._open_reasoning + piece.text, ""
+        text = self._open_reasoning + piece.text
+        self._open_reasoning = ""
         return self.more(self._splitter.feed(text, piece.tokens))
 
     def _rest(self) -> list[dict[str, Any]]:

@@ -17,7 +17,9 @@ log = logging.getLogger("pyctl.server")
 
 def log_done(path: str, done: Done, service: Service) -> None:
     """Log a served request in one line, and a miss in a second one."""
-    report, timings, drafts = done.stats, done.timings, done.timings.drafts
+    report = done.stats
+    timings = done.timings
+    drafts = done.timings.drafts
     source = "RAM" if report.source == "ram" else report.source
     cached = f"{report.n_cached:,} from {source}" if report.n_cached else "0 cached"
     fields = [
@@ -43,7 +45,8 @@ def log_done(path: str, done: Done, service: Service) -> None:
 
 def _log_miss(path: str, miss: Divergence, service: Service) -> None:
     """Log where a prompt differs from a recent one."""
-    was, given = service.text_of(miss.recent), service.text_of(miss.given)
+    was = service.text_of(miss.recent)
+    given = service.text_of(miss.given)
     log.info(
         "%s token %s differs from a recent prompt  nearest snapshot %s  was '%s'  is '%s'",
         *(_endpoint(path), f"{miss.position:,}", f"{miss.nearest:,}", was, given),

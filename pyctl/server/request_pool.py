@@ -61,7 +61,8 @@ class FilesMissing(RequestError):
         self, addresses: Mapping[str, str], fetch: Callable[[Mapping[str, str]], Fetched]
     ) -> None:
         super().__init__(f"{next(iter(addresses.values()))}: images are not fetched here")
-        self.addresses, self.fetch = addresses, fetch
+        self.addresses = addresses
+        self.fetch = fetch
 
 
 class RequestPool:
@@ -79,11 +80,10 @@ class RequestPool:
         self._changed = threading.Condition()  # guards all below
         self._ready: deque[Callable[[], None]] = deque()
         self._n_alive = self._n_idle = 0
-        self.reading, self.fetching = Lane(self), Lane(self, 4, max_waiting=64)
-        self.rendering, self.storage = (
-            Lane(self, 2, max_waiting=16),
-            Lane(self, 4, max_waiting=64, max_seconds=600.0),
-        )
+        self.reading = Lane(self)
+        self.fetching = Lane(self, 4, max_waiting=64)
+        self.rendering = Lane(self, 2, max_waiting=16)
+        self.storage = Lane(self, 4, max_waiting=64, max_seconds=600.0)
 
     async def read(self, request: Request, function: Callable[[Fetched], R]) -> R:
         """Call ``function`` on a thread; again, with the fetched files, if it raised
@@ -105,7 +105,8 @@ class RequestPool:
                 len(self._ready) <= self._n_idle
             ):  # those that were woken before count as idle until they run
                 return self._changed.notify()
-            self._n_alive, self._n_idle = self._n_alive + 1, self._n_idle + 1
+            self._n_alive = self._n_alive + 1
+            self._n_idle = self._n_idle + 1
         threading.Thread(target=self._work, name="pyctl-request", daemon=True).start()
 
     def _work(self) -> None:
@@ -147,7 +148,8 @@ class Lane:
         """``n_threads`` 0 stands for as many as the machine has processors, and two more."""
         self._pool = pool
         self._n_threads = n_threads or min((os.cpu_count() or 1) + 2, 16)
-        self._max_waiting, self._max_seconds = max_waiting, max_seconds
+        self._max_waiting = max_waiting
+        self._max_seconds = max_seconds
         self._lock = threading.Lock()  # guards all below
         self._waiting: deque[_Job[Any]] = deque()
         self._n_running = self._n_abandoned = 0
@@ -162,7 +164,8 @@ class Lane:
         """
         job = _Job(lambda: function(*args, **kwargs), asyncio.get_running_loop())
         self._add(job)
-        done, leaving = job.done, asyncio.ensure_future(client_left(request.receive))
+        done = job.done
+        leaving = asyncio.ensure_future(client_left(request.receive))
         assert done is not None
         ends: set[asyncio.Future[Any]] = {done, leaving}
         try:
@@ -214,7 +217,8 @@ class Lane:
         while (job := self._next()) is not None:
             tell = job.run()
             with self._lock:
-                was_abandoned, job.state = job.state == "abandoned", "over"
+                was_abandoned = job.state == "abandoned"
+                job.state = "over"
                 self._n_abandoned -= was_abandoned
             job.tell(tell)  # last: the loop drops a job at its end
             del job, tell
@@ -249,7 +253,8 @@ class PostReplyQueue:
             if self._is_closed:
                 return
             self._waiting.append(function)
-            starts, self._is_running = not self._is_running, True
+            starts = not self._is_running
+            self._is_running = True
         if starts:
             self._pool.start(self._work)
 
@@ -285,7 +290,8 @@ class _Job(Generic[R]):
         self.state = "waiting"
         self.done: asyncio.Future[R] | None = loop.create_future()
         """None once the request no longer waits for it."""
-        self._function, self._loop = function, loop
+        self._function = function
+        self._loop = loop
 
     def run(self) -> Callable[[asyncio.Future[R]], None]:
         """Call the function; returns the argument of `tell`."""
@@ -313,7 +319,8 @@ async def client_left(receive: Receive) -> None:
 
 async def until_left(receive: Receive, work: Awaitable[object]) -> bool:
     """Wait for ``work``, which is cancelled when the client leaves; whether it came to its end."""
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(client_left(receive))
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(client_left(receive))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
     finally:

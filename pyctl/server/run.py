@@ -184,7 +184,8 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()
-        loop, config = asyncio.get_running_loop(), self.config
+        loop = asyncio.get_running_loop()
+        config = self.config
         self.servers = [
             await loop.create_server(
                 partial(GuardedProtocol, self._guard, config, self.server_state),

@@ -175,7 +175,8 @@ class SavedDays:
     def close(self) -> None:
         """Write the rest now. Later requests still count."""
         with self._lock:
-            cancel, self._cancel = self._cancel, None
+            cancel = self._cancel
+            self._cancel = None
         if cancel is not None:
             cancel()
         self._write()

@@ -28,13 +28,13 @@ __all__ = ["ReplyResponse", "merged", "respond"]
 def cache_header(known: Done | Progress) -> dict[str, str]:
     """``x-pyctl-cache``: where the prompt was restored from, and tokens restored and evaluated."""
     if isinstance(known, Done):
-        source, cached, evaluated = (
-            known.stats.source,
-            known.stats.n_cached,
-            known.stats.n_evaluated,
-        )
+        source = known.stats.source
+        cached = known.stats.n_cached
+        evaluated = known.stats.n_evaluated
     else:
-        source, cached, evaluated = known.source, known.n_cached, known.n_prompt - known.n_cached
+        source = known.source
+        cached = known.n_cached
+        evaluated = known.n_prompt - known.n_cached
     return {"x-pyctl-cache": f"source={source}; cached={cached}; evaluated={evaluated}"}
 
 
@@ -87,10 +87,13 @@ class ReplyResponse:
         handles: Sequence[RequestHandle],
         combine: Callable[[list[dict[str, Any]]], Any],
     ) -> None:
-        self._service, self._replies, self._handles = service, replies, handles
+        self._service = service
+        self._replies = replies
+        self._handles = handles
         self._combine = combine
         self._running = service.shared.running
-        ping, default = replies[0].options.ping_seconds, service.shared.settings.ping_seconds
+        ping = replies[0].options.ping_seconds
+        default = service.shared.settings.ping_seconds
         self._ping_seconds = default if ping is None else ping
         self._sending = asyncio.Lock()
         self._begun = False

@@ -74,7 +74,8 @@ class Supervisor:
     def _step(self) -> None:
         """Unload or load one model, or wait until something changes."""
         self._models.changed.clear()
-        now, order = self._models.clock(), self._models.order
+        now = self._models.clock()
+        order = self._models.order
         with self._models.lock:
             leaving = self._to_unload(now)
         if leaving is not None:
@@ -91,7 +92,8 @@ class Supervisor:
             except Exception as error:
                 return self._failed(model, error)
             with self._models.lock:
-                is_full, victim = order.is_full or not has_room, order.victim(now)
+                is_full = order.is_full or not has_room
+                victim = order.victim(now)
                 if is_full and order.is_stuck:
                     return self._failed(
                         model,
@@ -157,7 +159,8 @@ class Supervisor:
         return max(min(due), 0.0) if due else None
 
     def _load(self, model: ServedModel) -> None:
-        began, source = self._models.clock(), model.source
+        began = self._models.clock()
+        source = model.source
         self._models.set_status(model, "loading")
         try:
             if model.service is None:
@@ -178,7 +181,9 @@ class Supervisor:
             _close(model)
             return collect_all()
         now = self._models.clock()
-        model.load_seconds, model.error, left = now - began, None, self._left
+        model.load_seconds = now - began
+        model.error = None
+        left = self._left
         self._left = {}
         n_kept = model.service.admin.n_kept().result()
         with self._models.lock:
@@ -236,7 +241,8 @@ class Supervisor:
             model.error, model.failed_at = known, self._models.clock()
             self._models.set_status(model, "unloaded")
             self._models.refuse(model.name, known)
-        left, self._left = self._left, {}
+        left = self._left
+        self._left = {}
         for each in self._models:
             if each.name in left and not self._models.order.is_loaded(each.name):
                 self._load(each)

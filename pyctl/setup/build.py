@@ -51,7 +51,8 @@ __all__ = [
 TARGETS = ("llama", "mtmd")
 """libllama needs libggml, and that all of its backends."""
 
-LIBRARY_NAMES, LOG = "lib*.so*", "setup.log"
+LIBRARY_NAMES = "lib*.so*"
+LOG = "setup.log"
 
 SETTINGS = {
     "CMAKE_BUILD_TYPE": "Release",
@@ -224,7 +225,9 @@ def stage_libraries(
     ``built`` is the time in seconds since 1970. Another release than the pinned one has its
     bindings next to them, and its modules but those that are ``missing`` for a reason.
     """
-    directory, release, toolkit = home / "llama" / f".{build.name}", build.release, build.toolkit
+    directory = home / "llama" / f".{build.name}"
+    release = build.release
+    toolkit = build.toolkit
     new_stage(
         directory, [build.directory / "bin"], toolkit.libraries if toolkit is not None else ()
     )
@@ -275,7 +278,8 @@ def stage_release(
     """Collect the libraries of ``places``, the release's for CPUs and for cards, and NVIDIA's in
     ``nvidia`` in a hidden directory below ``home``.
     """
-    release, architectures = read_pin().release, manifest.architectures
+    release = read_pin().release
+    architectures = manifest.architectures
     directory = home / "llama" / f".{release}-cuda{manifest.toolkit}-{'_'.join(architectures)}"
     new_stage(directory, places, [nvidia / name for name in manifest.libraries])
     # No CPU features: the libraries choose their variant at their start.
@@ -289,7 +293,8 @@ def place_libraries(staged: BuiltLibraries) -> Path:
     keep its files.
     """
     name = staged.directory.name.removeprefix(".")
-    target, old = staged.directory.with_name(name), staged.directory.with_name(f".{name}.old")
+    target = staged.directory.with_name(name)
+    old = staged.directory.with_name(f".{name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if target.exists():
         target.rename(old)

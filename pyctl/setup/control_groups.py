@@ -31,16 +31,19 @@ def memory_groups(root: Path = Path("/")) -> list[MemoryGroup]:
     return [found for each, kind in directories if (found := _read(each, kind)) is not None]
 
 
-V1, V2 = ("memory.limit_in_bytes", "memory.usage_in_bytes"), ("memory.max", "memory.current")
+V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+V2 = ("memory.max", "memory.current")
 
 
 def _directories(groups: Path, line: str) -> Iterator[tuple[Path, tuple[str, str]]]:
     """Directories of a line of /proc/self/cgroup, with the names of limit and use in them."""
     number, controllers, path = (*line.split(":", 2), "", "")[:3]
     if number == "0" and not controllers:
-        places, names = [groups, groups / "unified"], V2
+        places = [groups, groups / "unified"]
+        names = V2
     elif "memory" in controllers.split(","):
-        places, names = [groups / "memory"], V1
+        places = [groups / "memory"]
+        names = V1
     else:
         return
     group = Path(path.strip("/") if ".." not in path else "")

@@ -49,12 +49,14 @@ __all__ = [
     "write_built",
 ]
 
-BUILT, CHOSEN = "built.json", "chosen"
+BUILT = "built.json"
+CHOSEN = "chosen"
 """Files: the content of a build, in its directory; the name of the build that a user chose, next to
 all of them.
 """
 
-BINDINGS, EXTENSION = "bindings", "extension"
+BINDINGS = "bindings"
+EXTENSION = "extension"
 
 MODULES = ("_core", "_drafts", "_pool")
 """Native modules of the extension; the others need the first."""
@@ -62,7 +64,8 @@ MODULES = ("_core", "_drafts", "_pool")
 TRIAL = "PYCTL_TRIAL"
 """Variable of a process that tries a native module: the path of its file."""
 
-LIBRARY_PATH, MTMD_PATH = "LLAMA_CPP_LIB_PATH", "MTMD_CPP_LIB"
+LIBRARY_PATH = "LLAMA_CPP_LIB_PATH"
+MTMD_PATH = "MTMD_CPP_LIB"
 """Variables by which llama-cpp-python finds libllama and libmtmd."""
 
 CHOICE = "PYCTL_LIBS"
@@ -72,7 +75,8 @@ given.
 
 PACKAGE = "package"
 
-VISIBLE, HIDDEN = "CUDA_VISIBLE_DEVICES", ("", "-1")
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+HIDDEN = ("", "-1")
 """The variable that names the cards of a process, and its values that name none."""
 
 FEATURES = re.compile(r"avx|amx|fma|f16c|bmi|sse|ssse|sve|sme|asimd|i8mm|bf16")
@@ -250,11 +254,9 @@ def use_libraries(
         or not os.path.isdir(data_home(environ) / "llama")
     ):
         return None
-    release, found, name = (
-        read_pin().release,
-        libraries_at(data_home(environ)),
-        chosen_name(data_home(environ)),
-    )
+    release = read_pin().release
+    found = libraries_at(data_home(environ))
+    name = chosen_name(data_home(environ))
     candidates = [built for built in found if built.directory.name == name and built.is_tried]
     candidates += [built for built in found if built.release == release and not built.digests]
     driver = look() if any(built.architectures for built in candidates) else None
@@ -357,7 +359,8 @@ def unused_card(
         )
         line = f"the NVIDIA card of this machine is idle: its driver {fault}; see: pyctl setup"
         return line if NVIDIA in look_at_bus() else ""
-    name, reason = driver.cards[0].name, "these libraries of llama.cpp use the CPU only"
+    name = driver.cards[0].name
+    reason = "these libraries of llama.cpp use the CPU only"
     if LIBRARY_PATH not in environ and any(
         built.architectures for built in libraries_at(data_home(environ))
     ):

@@ -47,7 +47,8 @@ DRIVER_PLACES = (
 search.
 """
 
-NVIDIA, AMD = "0x10de", "0x1002"
+NVIDIA = "0x10de"
+AMD = "0x1002"
 """PCI vendor ids."""
 
 DISPLAY_CLASSES = ("0x03", "0x12")
@@ -56,7 +57,8 @@ DISPLAY_CLASSES = ("0x03", "0x12")
 
 PROBE_SECONDS = 30.0
 
-MAJOR, MINOR = 75, 76
+MAJOR = 75
+MINOR = 76
 """CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR."""
 
 
@@ -168,12 +170,10 @@ def _ask(library: ctypes.CDLL, release: str) -> Driver:
     error = library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(number))
     cards = []
     for index in range(0 if error else number.value):
-        device, major, minor, size = (
-            ctypes.c_int(0),
-            ctypes.c_int(0),
-            ctypes.c_int(0),
-            ctypes.c_size_t(0),
-        )
+        device = ctypes.c_int(0)
+        major = ctypes.c_int(0)
+        minor = ctypes.c_int(0)
+        size = ctypes.c_size_t(0)
         name = ctypes.create_string_buffer(256)
         error = (
             library.cuDeviceGet(ctypes.byref(device), index)
@@ -212,7 +212,8 @@ def find_compiler(environ: Mapping[str, str] = os.environ) -> Compiler | None:
 
     CXX comes first, the system's g++ before other ones in PATH.
     """
-    names, first = (environ.get("CXX", ""), "/usr/bin/g++", "g++", "c++", "clang++"), None
+    names = (environ.get("CXX", ""), "/usr/bin/g++", "g++", "c++", "clang++")
+    first = None
     paths = (shutil.which(name, path=environ.get("PATH")) for name in names)
     for path in dict.fromkeys(filter(None, paths)):
         if (is_shared := _links(path)) is not None:
@@ -233,7 +234,8 @@ def _c_compiler(path: str, environ: Mapping[str, str]) -> str:
 def _links(compiler: str) -> bool | None:
     """Whether ``compiler`` links the C++ library as a shared one; None if it cannot compile."""
     with tempfile.TemporaryDirectory() as name:
-        source, library = Path(name) / "probe.cpp", Path(name) / "probe.so"
+        source = Path(name) / "probe.cpp"
+        library = Path(name) / "probe.so"
         source.write_text(
             "#include <string>\nstd::string twice(const std::string & s) { return s + s; }\n"
         )

@@ -111,7 +111,8 @@ def place_fields(
     unknown bytes with their type; None if the bindings have the ``known`` ones at the same places.
     """
     found: list[tuple[str, str]] = []
-    end, alignment = 0, 1
+    end = 0
+    alignment = 1
 
     def skip(to: int) -> None:
         if to > end:
@@ -121,7 +122,8 @@ def place_fields(
         if field.offset != _aligned(end, field.alignment):
             skip(field.offset)
         found.append((field.name, ""))
-        end, alignment = field.offset + field.size, max(alignment, field.alignment)
+        end = field.offset + field.size
+        alignment = max(alignment, field.alignment)
     if size != _aligned(end, alignment):
         skip(size)
     return found if [name for name, _ in found] != list(known) else None
@@ -201,7 +203,8 @@ def _parsed(line: str) -> tuple[str, tuple[int, list[Field]]]:
 def _run(text: str, places: Sequence[Path], cxx: str) -> str:
     """The output of the program ``text``, compiled by ``cxx``. Raises ConfigError."""
     with tempfile.TemporaryDirectory(prefix="pyctl-") as directory:
-        source, program = Path(directory) / "probe.cpp", Path(directory) / "probe"
+        source = Path(directory) / "probe.cpp"
+        program = Path(directory) / "probe"
         source.write_text(text, encoding="utf-8")
         command = [
             cxx,

@@ -29,17 +29,20 @@ __all__ = [
 
 GIB = 2**30
 
-MIN_DRIVER, MIN_CUDA = "580", (13, 0)
+MIN_DRIVER = "580"
+MIN_CUDA = (13, 0)
 MIN_CAPABILITY = (7, 5)
 """What CUDA 13 supports: drivers from 580 on, cards from Turing on."""
 
 JOB_BYTES = int(1.2 * GIB)
 """Memory of one compilation; the largest kernels take 0.9 GiB."""
 
-CUDA_SECONDS, CPU_SECONDS = 2712.0, 500.0
+CUDA_SECONDS = 2712.0
+CPU_SECONDS = 500.0
 """CPU seconds to compile the kernels for one architecture, and all C++ files."""
 
-CUDA_BYTES, CPU_BYTES = int(2.6 * GIB), int(0.7 * GIB)
+CUDA_BYTES = int(2.6 * GIB)
+CPU_BYTES = int(0.7 * GIB)
 """Disk that a build needs at most; after it about 0.7 GiB and 20 MiB remain."""
 
 DRIVER_ERRORS = {
@@ -130,7 +133,8 @@ def _with_toolkit(machine: Machine, architectures: tuple[str, ...], why: str) ->
     """The plan for ``architectures``. Raises ConfigError if CUDA 13 does not support them or this
     machine.
     """
-    driver, problem = machine.driver, ""
+    driver = machine.driver
+    problem = ""
     if old := [each for each in architectures if capability(each) < MIN_CAPABILITY]:
         problem = (
             f"CUDA 13 has no support for compute capability {', '.join(old)} (docs/install.md)"

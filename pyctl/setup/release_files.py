@@ -41,9 +41,14 @@ __all__ = [
     "wheel_libraries",
 ]
 
-SUMS, MANIFEST, FORMAT = "SHA256SUMS", "manifest.json", 1
+SUMS = "SHA256SUMS"
+MANIFEST = "manifest.json"
+FORMAT = 1
 
-MAX_TEXT, MAX_FILE, MAX_UNPACKED, MAX_WINDOW = 2**20, 2**31, 2**32, 2**27
+MAX_TEXT = 2**20
+MAX_FILE = 2**31
+MAX_UNPACKED = 2**32
+MAX_WINDOW = 2**27
 """Bytes of SHA256SUMS or manifest.json, of the file, of all that is in it, and of zstd's window."""
 
 _ODD_CONTENT = (
@@ -56,7 +61,8 @@ _ODD_CONTENT = (
 )
 """What an archive with any content may raise."""
 
-SILENCE_SECONDS, PIECE = 60.0, 2**20
+SILENCE_SECONDS = 60.0
+PIECE = 2**20
 
 LINKS = re.compile(r'find-links[":=,\s\[]+([^"\s]+)"')
 """In what uv and pipx note about a program: where they looked for its wheel besides the index."""
@@ -170,7 +176,8 @@ def fetch(file: ReleaseFile, directory: Path) -> Path:
     part.parent.mkdir(parents=True, exist_ok=True)
     if _has_digest(target, file.digest):
         return target
-    digest, n_bytes = hashlib.sha256(), 0
+    digest = hashlib.sha256()
+    n_bytes = 0
     part.unlink(missing_ok=True)  # which may be a link to elsewhere
     with _reading(file.url) as source, part.open("xb") as out:
         n_bytes = int(source.headers.get("Content-Length") or 0)

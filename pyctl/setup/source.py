@@ -39,7 +39,8 @@ __all__ = [
 
 HERE = Path(__file__).resolve().parent
 
-MAX_MEMBERS, MAX_SOURCE = 2**17, 2**32
+MAX_MEMBERS = 2**17
+MAX_SOURCE = 2**32
 """Members of an archive and their bytes: llama-cpp-python's has 3,000 and 0.2 GB."""
 
 BINDINGS_VERSION = r'__version__ = "([\w.]+)"'
@@ -112,7 +113,8 @@ def extension_source() -> Path:
 
 def extension_digest() -> str:
     """The sha256 of the extension's sources."""
-    place, digest = extension_source(), hashlib.sha256()
+    place = extension_source()
+    digest = hashlib.sha256()
     for path in [place / "CMakeLists.txt", *sorted((place / "csrc").rglob("*.*"))]:
         digest.update(path.read_bytes())
     return digest.hexdigest()
@@ -223,7 +225,9 @@ def open_release(pip: list[str], wanted: str, work: Path) -> Release:
 
     Archives are unpacked below ``work``, once.
     """
-    digest, root, pin = "", Path(wanted).expanduser().absolute(), read_pin()
+    digest = ""
+    root = Path(wanted).expanduser().absolute()
+    pin = read_pin()
     if not wanted or re.fullmatch(r"\d+(\.\w+)+", wanted):
         place = work / f"archive-{wanted or pin.release}"
         root = next(place.glob("*.tar.gz"), None) or download_source(pip, place, wanted)
@@ -240,17 +244,16 @@ def open_release(pip: list[str], wanted: str, work: Path) -> Release:
             f"{wanted} is no version, and no source tree or archive of llama.cpp or "
             "llama-cpp-python"
         )
-    bindings, name = root / "llama_cpp", ""
+    bindings = root / "llama_cpp"
+    name = ""
     if not (bindings / "llama_cpp.py").exists():
         spec = importlib.util.find_spec("llama_cpp")
         if spec is None or spec.origin is None:
             raise ConfigError(
                 "llama-cpp-python is not installed, whose bindings a tree of llama.cpp needs"
             )
-        bindings, name = (
-            Path(spec.origin).parent,
-            f"tree-{_version(tree / 'CMakeLists.txt', LIBRARY_VERSION)}",
-        )
+        bindings = Path(spec.origin).parent
+        name = f"tree-{_version(tree / 'CMakeLists.txt', LIBRARY_VERSION)}"
     version = _version(bindings / "__init__.py", BINDINGS_VERSION)
     return Release(name or version, version, tree, bindings, digest)
 

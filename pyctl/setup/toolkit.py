@@ -93,7 +93,8 @@ def install_toolkit(pip: Sequence[str], work: Path, compiler: Compiler) -> Toolk
     """Install PyPI's toolkit below ``work`` unless it is there. Raises ConfigError."""
     place = work / f"cuda-{TOOLKIT_RELEASE}"
     root = place / "nvidia" / "cu13"
-    cudart, cublas = root / "lib" / "libcudart.so.13", root / "lib" / "libcublas.so.13"
+    cudart = root / "lib" / "libcudart.so.13"
+    cublas = root / "lib" / "libcublas.so.13"
     libraries = (cudart, cublas, root / "lib" / "libcublasLt.so.13")
     install_wheels(pip, TOOLKIT_WHEELS, place, (root / "bin" / "nvcc", *libraries))
     stub = make_stub(work, compiler)
@@ -105,7 +106,8 @@ def install_tools(pip: Sequence[str], work: Path) -> BuildTools:
     ConfigError.
     """
     place = work / "tools"
-    cmake, ninja = place / "cmake" / "data" / "bin" / "cmake", place / "bin" / "ninja"
+    cmake = place / "cmake" / "data" / "bin" / "cmake"
+    ninja = place / "bin" / "ninja"
     install_wheels(pip, TOOL_WHEELS, place, (cmake, ninja))
     return BuildTools(
         str(cmake), str(ninja), str(place / "pybind11" / "share" / "cmake" / "pybind11")

@@ -185,18 +185,21 @@ class Conversation:
         """A conversation from messages in OpenAI's form: texts, images of the user, a system
         message only at the start. Raises RequestError for others.
         """
-        system, messages = "", []
+        system = ""
+        messages = []
         for index, turn in enumerate(turns):
             text, images = _content(turn.get("content") if isinstance(turn, Mapping) else None)
             if not isinstance(turn, Mapping) or text is None:
                 raise RequestError(f"message {index + 1} has no text")
-            role, content = turn.get("role"), _encodable(text)
+            role = turn.get("role")
+            content = _encodable(text)
             reasoning = _encodable(str(turn.get("reasoning_content") or ""))
             if role == "system" and index == 0:
                 system = content
             elif role in ("user", "assistant") or (role == "tool" and turn.get("tool_call_id")):
                 calls = _calls(turn.get("tool_calls"), f"message {index + 1}")
-                stopped, images = turn.get("stopped") is True, images if role == "user" else ()
+                stopped = turn.get("stopped") is True
+                images = images if role == "user" else ()
                 attached = turn.get("attached")
                 n_attached = (
                     attached if isinstance(attached, int) and 0 < attached <= len(content) else 0
@@ -239,10 +242,8 @@ def _calls(listed: object, where: str) -> tuple[Call, ...]:
         function = item.get("function") if isinstance(item, Mapping) else None
         if not isinstance(function, Mapping) or not _is_json(function.get("arguments")):
             raise RequestError(f"{where} has a tool call without a function and its arguments")
-        name, arguments = (
-            _encodable(str(function.get("name") or "")),
-            _encodable(function["arguments"]),
-        )
+        name = _encodable(str(function.get("name") or ""))
+        arguments = _encodable(function["arguments"])
         made.append(Call(_encodable(str(item.get("id") or "")), name, arguments))
     return tuple(made)
 

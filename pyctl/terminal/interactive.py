@@ -136,7 +136,8 @@ class Chat:
             self._images = ()
             raise RequestError(f"{error}; the next message shows no image") from error
         if self.conversation is not before:
-            self._images, self._files = (), ()
+            self._images = ()
+            self._files = ()
 
     def _reply(self, asked: Conversation) -> None:
         """The model's reply, and those to the results of the tools that it calls."""
@@ -167,7 +168,8 @@ class Chat:
             except KeyboardInterrupt:
                 if not self._interactive:
                     raise
-                result, goes_on = STOPPED, False
+                result = STOPPED
+                goes_on = False
             self.conversation = self.conversation.returned(call, result)
             self._keep()
             first = result.strip().partition("\n")[0][:60]
@@ -175,7 +177,8 @@ class Chat:
         return goes_on
 
     def _one_reply(self, asked: Conversation) -> None:
-        reasoning, content = "", ""
+        reasoning = ""
+        content = ""
         calls: list[CallDelta] = []
         stats: ReplyStats | None = None
         fields = {**self.tools.fields(), **self._fields}
@@ -302,7 +305,8 @@ class Chat:
         self._view.info(f"{name} {self._fields.get(name, 'not set')}")
 
     def _model(self, argument: str) -> None:
-        current, models = self._backend.name(), self._backend.models()
+        current = self._backend.name()
+        models = self._backend.models()
         if not argument:
             lines = [f"{'*' if name == current else ' '} {name}" for name in models]
             return self._view.info("\n".join(lines or [f"* {current}"]))
@@ -328,11 +332,9 @@ class Chat:
         self._view.info(self.tools.last or "no tool has run yet")
 
     def _clear(self, _: str) -> None:
-        self.conversation, self._images, self._files = (
-            Conversation(self.conversation.system),
-            (),
-            (),
-        )
+        self.conversation = Conversation(self.conversation.system)
+        self._images = ()
+        self._files = ()
 
     def _quit(self, _: str) -> None:
         self._running = False
@@ -400,7 +402,8 @@ class _Interrupts:
             self._waiting = False
 
     def _take(self, _signum: int, _frame: FrameType | None) -> None:
-        asked, self._asked = self._asked, True
+        asked = self._asked
+        self._asked = True
         if self._waiting and not asked:
             raise KeyboardInterrupt
 
@@ -420,7 +423,8 @@ def run_chat(
         if isinstance(file, io.TextIOWrapper):
             file.reconfigure(errors="replace")
     typing = sys.stdin.isatty() and sys.stdout.isatty() and settings.prompt is None
-    view, last = _view(settings.stats), user_directory("state", os.environ) / LAST_CHAT
+    view = _view(settings.stats)
+    last = user_directory("state", os.environ) / LAST_CHAT
     try:
         conversation = transcript.load(last) if settings.resumes else Conversation()
         if settings.system_prompt:

@@ -68,7 +68,9 @@ class LocalBackend:
 
 
 def _stats(done: Done) -> ReplyStats:
-    timings, drafts, ms = done.timings, done.timings.drafts, done.timings.predicted_ms
+    timings = done.timings
+    drafts = done.timings.drafts
+    ms = done.timings.predicted_ms
     return ReplyStats(
         *(timings.n_cached, timings.n_evaluated, timings.n_predicted, timings.first_token_ms),
         tokens_per_second=1000.0 * timings.n_predicted / ms if ms > 0.0 else None,

@@ -28,14 +28,17 @@ class PromptLine:
     """
 
     def __init__(self, file: TextIO, pause: float = PAUSE_SECONDS) -> None:
-        self._console, self._pause = Console(file=file), pause
+        self._console = Console(file=file)
+        self._pause = pause
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pyctl-progress", daemon=True)
-        self._progress, self._told = PromptProgress(0, 0), 0.0
+        self._progress = PromptProgress(0, 0)
+        self._told = 0.0
 
     def show(self, progress: PromptProgress) -> None:
         """Say this from now on."""
-        self._progress, self._told = progress, time.monotonic()
+        self._progress = progress
+        self._told = time.monotonic()
         shows = self._console.file.isatty() and not self._console.is_dumb_terminal
         if shows and not self._closed.is_set() and self._thread.ident is None:
             self._thread.start()
@@ -47,7 +50,8 @@ class PromptLine:
             self._thread.join()
 
     def _run(self) -> None:
-        file, erase = self._console.file, ""
+        file = self._console.file
+        erase = ""
         while not self._closed.wait(self._pause):
             text = progress_text(self._progress, time.monotonic() - self._told)
             erase = ERASE
@@ -61,7 +65,8 @@ def progress_text(progress: PromptProgress, seconds: float = 0.0) -> str:
     """``progress``, which was reported so many seconds ago, in one line."""
     if progress.place:
         return f"waiting: number {progress.place} in line"
-    n_read, n_prompt = progress.n_read, progress.n_prompt
+    n_read = progress.n_read
+    n_prompt = progress.n_prompt
     text = f"prompt: {n_read:,} of {n_prompt:,} tokens ({n_read / max(n_prompt, 1):.0%})"
     if not progress.seconds_left:
         return text

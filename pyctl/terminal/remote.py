@@ -253,10 +253,8 @@ class _Reply:
         }
         cache = timings.get("cache")  # pyctl's
         source = str(cache.get("source") or "") if isinstance(cache, Mapping) else ""
-        first_ms, cut = (
-            None if self._first is None else 1000.0 * self._first,
-            self._finish_reason == "length",
-        )
+        first_ms = None if self._first is None else 1000.0 * self._first
+        cut = self._finish_reason == "length"
         return ReplyStats(first_token_ms=first_ms, source=source, truncated=cut, **counts)
 
 
@@ -286,7 +284,8 @@ def _progress(told: Mapping[str, Any]) -> PromptProgress:
 
 def _call(call: Mapping[str, Any]) -> CallDelta:
     function = call.get("function") or {}
-    name, arguments = str(function.get("name") or ""), str(function.get("arguments") or "")
+    name = str(function.get("name") or "")
+    arguments = str(function.get("arguments") or "")
     return CallDelta(int(call.get("index") or 0), str(call.get("id") or ""), name, arguments)
 
 
@@ -294,7 +293,8 @@ def _events(chunks: Iterable[bytes]) -> Iterator[str]:
     """The data of server-sent events (WHATWG HTML). Lines end at LF only: JSON may hold Unicode's
     other line ends.
     """
-    pending, data = b"", []
+    pending = b""
+    data = []
     for chunk in chunks:
         *lines, pending = (pending + chunk).split(b"\n")
         for line in lines:

@@ -79,7 +79,8 @@ class MarkdownBlocks:
     """
 
     def __init__(self) -> None:
-        self.gap, self.is_final = 1, True
+        self.gap = 1
+        self.is_final = True
         self._lines: list[str] = []
         self._rest = ""
         self._n_head = 0  # lines that each part of the open block starts with
@@ -126,7 +127,8 @@ class MarkdownBlocks:
         if len(self._lines) > self._n_head:
             head = self._lines[: self._n_head]
             n_empty = self._make(self._lines, made)
-            self._lines, self._n_repeated = head, len(head)
+            self._lines = head
+            self._n_repeated = len(head)
             self.gap = n_empty if head else 0
 
     def _make(self, lines: list[str], made: list[Block]) -> int:
@@ -138,7 +140,8 @@ class MarkdownBlocks:
             lines.pop()
         if len(lines) > self._n_repeated:
             made.append(Block("\n".join(lines), self.gap))
-        self.gap, self._n_repeated = 1, 0
+        self.gap = 1
+        self._n_repeated = 0
         return n - len(lines)
 
 
@@ -176,7 +179,8 @@ class _Formatted(Markdown):
 
     def __init__(self, text: str, tokens: list[Token]) -> None:
         super().__init__("", hyperlinks=False)
-        self.markup, self.parsed = text, tokens
+        self.markup = text
+        self.parsed = tokens
         for token in tokens:
             for child in token.children or ():
                 if child.type == "softbreak":

@@ -84,7 +84,9 @@ class ToolCalls:
     """
 
     def __init__(self, source: ToolSource | None, ask: Ask, kept: Path | None = None) -> None:
-        self._source, self._ask, self._kept = source, ask, kept
+        self._source = source
+        self._ask = ask
+        self._kept = kept
         self._in_chat: set[str] = set()
         self.last = ""
 

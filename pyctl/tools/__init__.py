@@ -64,7 +64,9 @@ def _mcp_server(name: str, given: Any) -> McpServer:
 
     if not isinstance(given, dict):
         raise ValueError(f"MCP server {name!r} is not an object")
-    command, args, env = typed("command", str, ""), typed("args", list, []), typed("env", dict, {})
+    command = typed("command", str, "")
+    args = typed("args", list, [])
+    env = typed("env", dict, {})
     if not all(isinstance(item, str) for item in (*args, *env.values())):
         raise ValueError(f"MCP server {name!r}: 'args' and 'env' hold texts only")
     return McpServer(

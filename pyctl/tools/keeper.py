@@ -19,7 +19,8 @@ import time
 from contextlib import suppress
 from typing import NoReturn
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 _GRACE_SECONDS = 1.0
 """For a program to end by itself when its input or its output has ended."""
@@ -40,7 +41,8 @@ def _descendants() -> list[int]:
             state, parent = file.read().rpartition(b")")[2].split()[:2]
             if state != b"Z":
                 children.setdefault(int(parent), []).append(int(name))
-    found, waiting = list[int](), [os.getpid()]
+    found = list[int]()
+    waiting = [os.getpid()]
     while waiting:
         below = children.pop(waiting.pop(), [])
         found += below
@@ -86,7 +88,8 @@ def _pass_on(source: int, sink: int, maximum: int) -> None:
 
 
 def _main() -> None:
-    maximum, command = int(sys.argv[1]), sys.argv[2:]
+    maximum = int(sys.argv[1])
+    command = sys.argv[2:]
     system = ctypes.CDLL(None)
     system.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGTERM, _end)

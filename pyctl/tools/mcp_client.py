@@ -88,7 +88,8 @@ class McpConnection:
     """
 
     def __init__(self, server: McpServer, loop: asyncio.AbstractEventLoop) -> None:
-        self._server, self._loop = server, loop
+        self._server = server
+        self._loop = loop
         self._process: _Process | None = None
         self._is_closed = False
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -119,7 +120,8 @@ class McpConnection:
                 params=PaginatedRequestParams(cursor=cursor) if cursor else None
             )
             for tool in page.tools:
-                name, description = f"{self._server.name}_{tool.name}", tool.description or ""
+                name = f"{self._server.name}_{tool.name}"
+                description = tool.description or ""
                 reads_only = (
                     tool.annotations is not None and tool.annotations.read_only_hint is True
                 )

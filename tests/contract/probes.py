@@ -180,7 +180,8 @@ def _images() -> Iterator[Probe]:
     }
     texts = {name: base64.b64encode(data).decode() for name, data in files.items()}
     urls = {name: f"data:image/{name};base64,{text}" for name, text in texts.items()}
-    first, other = urls["png"], urls["wide"]
+    first = urls["png"]
+    other = urls["wide"]
     chat = {
         "max_tokens": 6,
         "temperature": 0,
@@ -255,7 +256,8 @@ def _images() -> Iterator[Probe]:
     }.items():
         yield Probe(path, f"image, {what}", body=asked("a", part), group="images")
     source = {"type": "base64", "media_type": "image/png", "data": texts["png"]}
-    block, text = {"type": "image", "source": source}, {"type": "text", "text": "see"}
+    block = {"type": "image", "source": source}
+    text = {"type": "text", "text": "see"}
     messages = {
         "model": "tiny",
         "max_tokens": 6,
@@ -469,7 +471,8 @@ def _going_on(path: str, long: dict[str, Any], text: tuple[str, ...]) -> Iterato
     said = {"role": "assistant", "content": "Well, "}
     thought = {"role": "assistant", "content": "", "reasoning_content": "I think"}
     explicit = {"continue_final_message": True, "add_generation_prompt": False}
-    hello, so = {"grammar": 'root ::= "hello"'}, {"grammar": 'root ::= " so.</think>hello"'}
+    hello = {"grammar": 'root ::= "hello"'}
+    so = {"grammar": 'root ::= " so.</think>hello"'}
     for what, last, fields in (
         ("prefilled", said, hello),
         ("prefilled reasoning", thought, so),

@@ -255,7 +255,8 @@ class Verdict:
 def judge(probe: Probe, theirs: Reduced, ours: Reduced) -> Verdict:
     """Compare llama-server's reply with ours."""
     where = f"{probe.endpoint} {probe.what}"
-    new, explained = [], []
+    new = []
+    explained = []
     for line in differences(theirs, ours, probe.show):
         why = next(
             (

@@ -112,7 +112,8 @@ def differences(theirs: Reduced, ours: Reduced, show: tuple[str, ...] = ()) -> l
             found.append(
                 f"header {name}: {theirs['headers'].get(name)} / {ours['headers'].get(name)}"
             )
-    a, b = theirs["body"], ours["body"]
+    a = theirs["body"]
+    b = ours["body"]
     if theirs["type"] == ours["type"] == "text/event-stream":
         found += _stream_differences(a, b, show)
     elif theirs["status"] == ours["status"]:
@@ -189,7 +190,8 @@ def _stream_differences(theirs: list[Any], ours: list[Any], show: tuple[str, ...
     """The events that only one of the two has, each of theirs beside the most alike of ours; else
     their order.
     """
-    left, right = _sequence(theirs, show), _sequence(ours, show)
+    left = _sequence(theirs, show)
+    right = _sequence(ours, show)
     only_left = [one for line, one in dict(left).items() if line not in dict(right)]
     only_right = [one for line, one in dict(right).items() if line not in dict(left)]
     for name, data in only_left:
@@ -208,6 +210,7 @@ def _stream_differences(theirs: list[Any], ours: list[Any], show: tuple[str, ...
     yield from (
         f"extra event {name} {shape(data, show)}".replace("  ", " ") for name, data in only_right
     )
-    a, b = [line for line, _ in left], [line for line, _ in right]
+    a = [line for line, _ in left]
+    b = [line for line, _ in right]
     if set(a) == set(b) and a != b:
         yield f"order of events: {len(a)} / {len(b)} runs"

@@ -117,7 +117,8 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Verdict]
                 *(OWN.get(group, ()) if name == "pyctl" else ()),
             ]
             prefix = own[own.index("--api-prefix") + 1] if "--api-prefix" in own else ""
-            log, marker = directory / f"{name}-{group}.log", {"LLAMA_MEDIA_MARKER": MARKER}
+            log = directory / f"{name}-{group}.log"
+            marker = {"LLAMA_MEDIA_MARKER": MARKER}
             found = Subject(
                 ServerProcess([*command, *flags, *own], log, prefix=prefix, environment=marker)
             )
@@ -169,7 +170,9 @@ def test_an_event_is_compared_with_the_most_alike() -> None:
             *({**reply(), "type": "text/event-stream", **body} for body in bodies),
         )
 
-    piece, counted, end = {"content": "a"}, {"content": "a", "n": 1}, {"stop": True}
+    piece = {"content": "a"}
+    counted = {"content": "a", "n": 1}
+    end = {"stop": True}
     assert verdict([piece, counted, end], [counted, end]).new == ("event: extra n",)
     assert (
         verdict([piece, end], [piece]).kind == verdict([counted], [piece]).kind == "lack a member"

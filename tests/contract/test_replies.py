@@ -249,7 +249,8 @@ def ask(
 
 def ours(chat: ChatFormat, text: str, tools: list[dict[str, Any]]) -> dict[str, Any]:
     turn = prepare(chat, [HI], tools=tools)
-    splitter, reply = turn.splitter(), ParsedReply()
+    splitter = turn.splitter()
+    reply = ParsedReply()
     for delta in (splitter.feed(text), splitter.finish()):
         reply.add(delta)
     calls = [{"name": call.name, "arguments": call.arguments} for call in reply.calls]

@@ -81,13 +81,15 @@ def test_ranks_are_those_of_llama_server(
         httpx.post(f"{server.url}/v1/rerank", json=body, timeout=60) for server in servers
     )
     assert ours.status_code == theirs.status_code, (theirs.text, ours.text)
-    expected, found = theirs.json(), ours.json()
+    expected = theirs.json()
+    found = ours.json()
     if theirs.status_code != 200:
         assert found == expected
         return
     if isinstance(expected, dict):
         assert {**found, "results": None, "model": ""} == {**expected, "results": None, "model": ""}
-        expected, found = expected["results"], found["results"]
+        expected = expected["results"]
+        found = found["results"]
     label = next(name for name in expected[0] if name.endswith("score"))
     assert [{**item, label: None} for item in found] == [{**item, label: None} for item in expected]
     assert [item[label] for item in found] == pytest.approx(

@@ -13,7 +13,11 @@ from tools.generator import finish
 
 __all__ = ["write_tiny_bert"]
 
-WIDTH, INNER, HEADS, LAYERS, CONTEXT = 64, 128, 2, 2, 512
+WIDTH = 64
+INNER = 128
+HEADS = 2
+LAYERS = 2
+CONTEXT = 512
 WORDS = [
     "[PAD]",
     "[UNK]",

@@ -77,7 +77,9 @@ class FakeBackend(FakeMemory):
         self.heartbeat = self.image_bytes = 0
         self.closed = False
         self.interrupted = threading.Event()
-        self.can_preempt, self.is_preemptible, self.is_preempt_wanted = True, False, False
+        self.can_preempt = True
+        self.is_preemptible = False
+        self.is_preempt_wanted = False
         self.outputs: list[bytes] = []
 
     @property
@@ -122,7 +124,8 @@ class FakeBackend(FakeMemory):
         self.outputs = []
         widths = sorted({0, *(len(item.tokens) for item in items)})
         for item in items:
-            held, position = self.seqs[item.seq], item.position
+            held = self.seqs[item.seq]
+            position = item.position
             if item.n_sure < 1 or item.n_drafts > self.facts.max_drafts:
                 raise EngineError(f"{item.n_sure} sure tokens and {item.n_drafts} drafts")
             mark = (position, held.state) if item.n_drafts > self.facts.n_rollback else None
@@ -137,7 +140,8 @@ class FakeBackend(FakeMemory):
             # Llama.cpp evaluates as many tokens of each sequence at once: planes are those of the
             # last such part.
             n_last = len(item.tokens) - widths[widths.index(len(item.tokens)) - 1]
-            held.states, held.mark = states[-min(n_last, self.facts.n_rollback + 1) :], mark
+            held.states = states[-min(n_last, self.facts.n_rollback + 1) :]
+            held.mark = mark
 
     def output(self) -> Block:
         return np.frombuffer(self.outputs[0], np.uint8)
@@ -147,9 +151,13 @@ class FakeBackend(FakeMemory):
 
     def rollback(self, seq: int, n: int) -> int:
         held = self.seqs[seq]
-        end, mark = len(held.cells), held.mark
-        minimum, states = held.n_min, held.states
-        held.n_min, held.states, held.mark = -1, [], None
+        end = len(held.cells)
+        mark = held.mark
+        minimum = held.n_min
+        states = held.states
+        held.n_min = -1
+        held.states = []
+        held.mark = None
         if n == end:
             return n
         if not 0 <= minimum <= n < end or (
@@ -172,11 +180,13 @@ class FakeBackend(FakeMemory):
             raise EngineError(f"the sequence does not end at {item.position}")
         # The model itself, one time of four a token beside it.
         before = self.draft_digest(item.seq)
-        held, n_evaluated = self.seqs[item.seq], self.n_evaluated
+        held = self.seqs[item.seq]
+        n_evaluated = self.n_evaluated
         tokens = [*item.tokens]
         held = replace(held, memory=self._cells.copy(len(tokens) + n), cells=[*held.cells])
         for i in range(len(item.tokens) + n - 1):
-            one, position = np.array([tokens[i]], np.int32), item.position + i
+            one = np.array([tokens[i]], np.int32)
+            position = item.position + i
             after = self._advance(held, one, position)
             if i >= len(item.tokens) - 1:
                 is_wrong = hash_of(before, after)[0] % 4 == 0
@@ -206,7 +216,9 @@ class FakeBackend(FakeMemory):
             held.hidden = before
         held.cells += held.memory.take(rows[start:])
         held.state = hash_of(held.state, tokens.tobytes())
-        held.n_min, held.states, held.mark = -1, [], None
+        held.n_min = -1
+        held.states = []
+        held.mark = None
         held.at = start + int(tokens.size)
         self.n_evaluated += int(tokens.size)
         return self._digest(rows, held.state)
@@ -250,7 +262,8 @@ class FakeBackend(FakeMemory):
 
 class _FakeSampler:
     def __init__(self, backend: FakeBackend, ignore_eos: bool) -> None:
-        self._backend, self._first = backend, int(ignore_eos)
+        self._backend = backend
+        self._first = int(ignore_eos)
 
     def sample(self, index: int) -> int:
         value = int.from_bytes(self._backend.outputs[index][:8], "little")

@@ -52,7 +52,8 @@ class FakeCells:
     """
 
     def __init__(self, n: int, *, fixed: bool = False) -> None:
-        self.n, self._fixed = n, fixed
+        self.n = n
+        self._fixed = fixed
         self.rows = [GONE] * n
         self._taken = np.zeros(n, bool)
         self._n_held = np.zeros(n, np.int32)
@@ -163,8 +164,10 @@ class FakeCells:
         for held in self._held:
             held.cells = [targets.get(cell, cell) for cell in held.cells]
         for cell, target in targets.items():
-            self.rows[target], self.rows[cell] = self.rows[cell], GONE
-            self._n_held[target], self._n_held[cell] = self._n_held[cell], 0
+            self.rows[target] = self.rows[cell]
+            self.rows[cell] = GONE
+            self._n_held[target] = self._n_held[cell]
+            self._n_held[cell] = 0
 
     def _forget(self, cells: Sequence[int] | set[int]) -> None:
         for cell in cells:

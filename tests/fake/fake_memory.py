@@ -78,8 +78,10 @@ class FakeMemory:
         is_pool: bool,
     ) -> None:
         self.kind: Literal["attention", "hybrid", "opaque"] = kind
-        self.n_seqs, self.draft_type = n_seqs, draft_type
-        self.can_hold, self.is_pool = can_hold and kind != "opaque", is_pool
+        self.n_seqs = n_seqs
+        self.draft_type = draft_type
+        self.can_hold = can_hold and kind != "opaque"
+        self.is_pool = is_pool
         self.resume_points = ANYWHERE
         self.fail_loads = self.n_loaded = 0
         self._used = 0
@@ -112,10 +114,8 @@ class FakeMemory:
 
     @property
     def shape(self) -> MemoryShape:
-        has_rows, state = (
-            self.kind != "opaque",
-            {"attention": 0, "hybrid": HEADER.size + ROW, "opaque": -1}[self.kind],
-        )
+        has_rows = self.kind != "opaque"
+        state = {"attention": 0, "hybrid": HEADER.size + ROW, "opaque": -1}[self.kind]
         rows = (HEADER.size, ROW) if has_rows else (0, 0)
         drafts = (HEADER.size + ROW, ROW, HEADER.size + 2 * ROW) if self.draft_type else (0, 0, 0)
         sizes = BlockSizes(*rows, state, *drafts)
@@ -264,7 +264,9 @@ class FakeMemory:
 
     def _load_state(self, seq: int, n: int, state: State) -> None:
         self._maybe_fail()
-        held, block, draft = self.seqs[seq], state.recurrent, state.draft.tobytes()
+        held = self.seqs[seq]
+        block = state.recurrent
+        draft = state.draft.tobytes()
         is_own = draft[HEADER.size :][:ROW] == self._author
         if is_own and HEADER.unpack(draft[: HEADER.size])[2] != n:
             raise StateError("a draft model's state of another position")
@@ -277,8 +279,11 @@ class FakeMemory:
             raise StateError(f"a state at {at} does not belong to {n}")
         if self.kind == "opaque":
             self._check_cells(n - len(held.cells))
-        held.state, held.at = data[:ROW], n
-        held.n_min, held.states, held.mark = -1, [], None
+        held.state = data[:ROW]
+        held.at = n
+        held.n_min = -1
+        held.states = []
+        held.mark = None
         if self.kind == "opaque":
             held.cut(0)
             held.cells = self._cells.take([data[i : i + ROW] for i in range(ROW, len(data), ROW)])
@@ -289,7 +294,9 @@ class FakeMemory:
         held = self.seqs[seq]
         held.cut_drafts(n, held.hidden if n == len(held.cells) else b"")
         held.cut(n)
-        held.n_min, held.states, held.mark = -1, [], None
+        held.n_min = -1
+        held.states = []
+        held.mark = None
         if n == 0:
             self.clear(seq)
 

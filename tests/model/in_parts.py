@@ -21,7 +21,8 @@ from pyctl.llama import LlamaBackend, load
 from pyctl.llama.dry_runs import dry_run
 from pyctl.prompt import as_tokens
 
-N, UBATCH = 200, 64
+N = 200
+UBATCH = 64
 CUTS = (UBATCH, 2 * UBATCH)
 TOKENS = as_tokens(np.random.default_rng(1).integers(5, 250, N))
 
@@ -108,7 +109,8 @@ def main(library: str, path: str, kind: str) -> None:
     assert (plans[0].row_bytes, len(plans[0].gpus)) == (plans[1].row_bytes, 2)
     assert plans[1].state_bytes <= plans[0].state_bytes <= 2 * plans[1].state_bytes
 
-    parts, layers = load(tensor, drafts=drafts), load(layer, drafts=drafts)
+    parts = load(tensor, drafts=drafts)
+    layers = load(layer, drafts=drafts)
     whole = load(replace(chosen, n_gpu_layers=0, devices=("none",))).backend
     assert parts.backend.memory.kv.is_async
     assert parts.info.fingerprint == layers.info.fingerprint

@@ -24,7 +24,8 @@ N_RELOADS = 4
 def living(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """The addresses of all llama_models that have been loaded and not freed."""
     found = set[int]()
-    load, free = api.llama_model_load_from_file, api.llama_model_free
+    load = api.llama_model_load_from_file
+    free = api.llama_model_free
 
     def counted_load(*args: Any) -> Any:
         if model := load(*args):
@@ -70,7 +71,8 @@ def test_a_reload_frees_the_vocabulary_of_what_it_replaces(
     living: set[int],
     run: Callable[[str], Models],
 ) -> None:
-    preset, model = tmp_path / "models.ini", model_path("tiny-hybrid")
+    preset = tmp_path / "models.ini"
+    model = model_path("tiny-hybrid")
     models = run(text_of(model, 512))
     for name in ("same", "it"):
         load(models, name)

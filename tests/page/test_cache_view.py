@@ -367,7 +367,8 @@ def test_a_button_that_is_used_stays_while_its_row_is_drawn_anew(tab: Tab) -> No
 
     def change(route: Route) -> None:
         answer = route.fetch(url=tab.url + "cache")
-        body, n = answer.json(), next(news)
+        body = answer.json()
+        n = next(news)
         body["revision"] += n
         for node in nodes(body).values():
             node["hits"] = n

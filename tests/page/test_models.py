@@ -41,7 +41,8 @@ def statuses(tab: Tab) -> dict[str, str]:
 
 def test_each_conversation_keeps_its_model(two_models: ServerProcess, open_tab: OpenTab) -> None:
     tab = open_tab(two_models.url)
-    menu, short = tab.page.get_by_label("Model", exact=True), {"max_tokens": 3}
+    menu = tab.page.get_by_label("Model", exact=True)
+    short = {"max_tokens": 3}
     assert menu.locator("option").all_inner_texts() == [
         "tiny-dense (not loaded)",
         "tiny-hybrid (not loaded)",

@@ -30,7 +30,8 @@ def test_a_hostile_reply_runs_nothing_and_asks_for_nothing(tab: Tab, reply: str)
     tab.page.evaluate(RAN)
     tab.say("Attack me.", saying(reply))
     tab.until(lambda: tab.replies.last.locator("p").count() > 3)
-    title, address = tab.page.title(), tab.page.url
+    title = tab.page.title()
+    address = tab.page.url
     for link in tab.replies.last.locator("a").all():
         assert link.get_attribute("rel") == "noopener noreferrer nofollow"
         assert (

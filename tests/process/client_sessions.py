@@ -18,7 +18,9 @@ from typing import Any, Literal
 Json = dict[str, Any]
 Session = Generator["Asked", "Replied", None]
 
-CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+CHAT = "/v1/chat/completions"
+MESSAGES = "/v1/messages"
+RESPONSES = "/v1/responses"
 
 
 @dataclass(frozen=True)
@@ -180,7 +182,8 @@ def claude_code() -> Session:
             if reply.calls:
                 messages.append(result(reply, 200))
 
-    main, helper = tools(24, 1200), tools(22, 1100)
+    main = tools(24, 1200)
+    helper = tools(22, 1100)
     title = {"format": {"type": "json_schema", "schema": {"enum": ["A title"]}}, "effort": "high"}
     asked = body("68e", 1190, [], [user(text(163))], {"tool_choice": "none"})
     del asked["tools"], asked["tool_choice"], asked["thinking"], asked["context_management"]

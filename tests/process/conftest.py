@@ -72,10 +72,8 @@ def package_copy(directory: Path) -> tuple[Path, str]:
 
 def pyctl(*arguments: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a command of the program to its end, with ``variables`` in its environment."""
-    command, environment = (
-        [sys.executable, "-m", "pyctl", *arguments],
-        {**clean_environment(), **variables},
-    )
+    command = [sys.executable, "-m", "pyctl", *arguments]
+    environment = {**clean_environment(), **variables}
     return subprocess.run(
         command, input=stdin, capture_output=True, text=True, timeout=60, env=environment
     )
@@ -93,7 +91,8 @@ def lengths_on_disk(server: Server) -> list[int]:
     before.
     """
     body = httpx.get(f"{server.url}/cache").json()
-    found, nodes = [entry["n"] for entry in body["stored"]], body["prefixes"]
+    found = [entry["n"] for entry in body["stored"]]
+    nodes = body["prefixes"]
     while nodes:
         found += [node["n"] for node in nodes if "disk" in node["tiers"]]
         nodes = [child for node in nodes for child in node["children"]]

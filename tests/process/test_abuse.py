@@ -41,7 +41,8 @@ def server(start: Callable[..., Server]) -> Server:
 @pytest.fixture(autouse=True)
 def healthy_as_before(server: Server) -> Iterator[None]:
     """The reference answer, cold and cached, before and after; then both sequences at once."""
-    before, n_logged = answers(server), len(server.log())
+    before = answers(server)
+    n_logged = len(server.log())
     yield
     assert server.process.poll() is None, server.log()[-2000:]
     assert answers(server) == before
@@ -210,7 +211,8 @@ def test_bodies_of_50_megabytes(server: Server, path: str, body: Callable[[], by
 
 
 def nested(depth: int) -> Iterator[tuple[str, str]]:
-    lists, objects = "[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth
+    lists = "[" * depth + "]" * depth
+    objects = '{"a":' * depth + "1" + "}" * depth
     chat = json.dumps({**QUESTION, "max_tokens": 1})[:-1]
     yield CHAT, lists
     for name in (

@@ -65,7 +65,8 @@ def test_doctor_makes_every_check_and_sees_a_model_that_is_cut_off(tmp_path: Pat
 
 
 def test_bench_measures_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    user, home = tmp_path / "kv", tmp_path / "home"
+    user = tmp_path / "kv"
+    home = tmp_path / "home"
     arguments = command("bench", *SMALL, "--json", "--kv-cache-dir", str(user), "--port", "1")
     done = subprocess.run(
         arguments, capture_output=True, text=True, env=environment(home), timeout=240

@@ -75,7 +75,8 @@ def test_clients_side_by_side_get_what_they_asked_for(
     with ThreadPoolExecutor(12) as pool:
         replies = dict(pool.map(one, range(36)))
     for i, reply in replies.items():
-        tokens, drafted = reply["tokens"], drafts_of(reply)
+        tokens = reply["tokens"]
+        drafted = drafts_of(reply)
         assert drafted[1] <= min(drafted[0], reply["tokens_predicted"])
         if i % 6 == 0:
             assert len(tokens) == 200 + i

@@ -49,7 +49,8 @@ def of_another_release(directory: Path, name: str = "llama.cpp") -> str:
     """llama.cpp's libraries, of which one says that it is of another release."""
     libraries, (file, _) = directory / "libraries", LIBRARIES[name]
     shutil.copytree(library_file(file).parent, libraries, symlinks=True)
-    library, version = (libraries / file).resolve(), library_versions()[name].encode()
+    library = (libraries / file).resolve()
+    version = library_versions()[name].encode()
     content = library.read_bytes()
     assert content.count(version) == 1
     library.write_bytes(content.replace(version, b"9" + version[1:]))
@@ -81,7 +82,9 @@ REASONS = {
 def test_it_says_what_is_lost_and_serves_exactly(
     misfit: Callable[[Path], str], start: Callable[..., Server], tmp_path: Path
 ) -> None:
-    before, replies, sources = misfit(tmp_path), list[str](), list[str]()
+    before = misfit(tmp_path)
+    replies = list[str]()
+    sources = list[str]()
     for directory in ("kv", "kv", "none"):
         flags = (
             "--exact",
@@ -114,7 +117,8 @@ def test_it_says_what_is_lost_and_serves_exactly(
 
 def test_files_are_not_those_of_the_extension(start: Callable[..., Server], tmp_path: Path) -> None:
     flags = ("--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "full")
-    body, sources = {"messages": [SYSTEM, FIRST], "max_tokens": 1, "temperature": 0}, []
+    body = {"messages": [SYSTEM, FIRST], "max_tokens": 1, "temperature": 0}
+    sources = []
     for more in ((), ("--no-extension",), (), ("--no-extension",)):
         server = start("tiny-moe", *flags, *more)
         sources.append(

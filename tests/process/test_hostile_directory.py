@@ -34,7 +34,8 @@ MODULES = (
 def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
     """The current directory has modules of these names; returns those that ran."""
     (tmp_path / "pyctl").mkdir()
-    place, ran = tmp_path, tmp_path / "ran"
+    place = tmp_path
+    ran = tmp_path / "ran"
     for path in (place / "pyctl" / "__init__.py", *(place / f"{name}.py" for name in MODULES)):
         path.write_text(f"open({str(ran)!r}, 'a').write(__name__ + '\\n')\nraise SystemExit(9)\n")
     monkeypatch.chdir(place)

@@ -17,7 +17,8 @@ from pyctl.measure.server_process import clean_environment
 from tests.pictures import image_bytes
 from tests.process.conftest import Server
 
-PNG, JPEG = image_bytes(320, 240, seed=1), image_bytes(160, 128, "jpeg", seed=2)
+PNG = image_bytes(320, 240, seed=1)
+JPEG = image_bytes(160, 128, "jpeg", seed=2)
 TEXT = "You are shown pictures, and say what is in them, at some length and with care. " * 4
 
 Start = Callable[..., Server]

@@ -94,7 +94,8 @@ def test_an_upgrade_that_fails_leaves_the_old_one(
 
 
 def test_what_it_cannot_do_is_one_line(place: Path, tmp_path: Path) -> None:
-    home, programs = tmp_path / "home", tmp_path / "programs"
+    home = tmp_path / "home"
+    programs = tmp_path / "programs"
     assert (
         run(home).stderr
         == "install.sh: name the release, a directory or its URL: sh install.sh DIR-or-URL\n"

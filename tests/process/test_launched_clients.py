@@ -65,7 +65,8 @@ class Turn:
 @pytest.fixture(scope="module")
 def words_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As fast as a model can be at 40,000 tokens: one recurrent layer, one of attention."""
-    path, vocab = tmp_path_factory.mktemp("models") / "words.gguf", read_vocab(builtin_model())
+    path = tmp_path_factory.mktemp("models") / "words.gguf"
+    vocab = read_vocab(builtin_model())
     n_tokens = (len(vocab.tokens) // 64 + 2) * 64
     write_model(
         path,

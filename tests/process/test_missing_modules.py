@@ -62,7 +62,8 @@ def test_its_feature_is_off_and_the_model_is_served(
     package, statements = package_copy(tmp_path)
     (native,) = package.glob(f"_{name}*.so")
     flags, off = FEATURES[name]
-    reason, replies = misfit(native), []
+    reason = misfit(native)
+    replies = []
     for before in ("", statements):
         server = start("tiny-hybrid-nextn", "--exact", *flags, before=before)
         replies.append(

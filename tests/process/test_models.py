@@ -228,7 +228,9 @@ class Talks:
     """
 
     def __init__(self, alone: dict[str, Server], vector: Any) -> None:
-        self.alone, self.vector, self.max_bytes = alone, vector, 0.0
+        self.alone = alone
+        self.vector = vector
+        self.max_bytes = 0.0
         self.messages: dict[tuple[str, int], list[dict[str, str]]] = {}
 
     def go_on(self, server: Server, name: str, number: int) -> None:
@@ -265,7 +267,8 @@ def test_one_budget_and_exact_replies_over_restarts_and_kills(
         "--metrics",
     ]
     flags += ["--cache-ram", "1", "--kv-cache-dir", str(tmp_path), "--kv-cache-min-tokens", "100"]
-    order, server = random.Random(7), start("", *flags)
+    order = random.Random(7)
+    server = start("", *flags)
     talks = Talks(alone, embedding(server))
     for number in range(36):
         talks.go_on(server, order.choice(NAMES), order.randrange(3))

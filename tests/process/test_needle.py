@@ -63,7 +63,8 @@ def test_every_way_of_restoring_gives_the_cold_reply(
     flags = [*FLAGS, *more, "--no-warm-next", "--kv-cache-dir", str(tmp_path)]
     flags += ["-ub", "2048" if tokens == LONG else "512"]
     server = start("", *flags)
-    conversation, other = told(2, tokens, 4), told(3, 1024, 4)
+    conversation = told(2, tokens, 4)
+    other = told(3, 1024, 4)
     prompt, (first, second, third, _) = conversation.ask(0), conversation.questions
 
     cold, timings = ask(server, prompt)
@@ -96,7 +97,8 @@ def test_every_way_of_restoring_gives_the_cold_reply(
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_an_edited_fact_changes_the_answer(server: Server, number: int) -> None:
     conversation = told(4, 4096, 4)
-    prompt, answer = conversation.ask(number), conversation.questions[number].answer
+    prompt = conversation.ask(number)
+    answer = conversation.questions[number].answer
     edited, other_answer = conversation.edited(number)
     assert ask(server, prompt)[0] == answer
     reply, timings = ask(server, edited)

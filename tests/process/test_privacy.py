@@ -39,7 +39,9 @@ def ask(server: Server, text: str, n: int = 4) -> httpx.Response:
 
 
 def test_all_files_and_directories_are_for_their_owner_alone(start: Start, tmp_path: Path) -> None:
-    cache, slots, log = tmp_path / "new" / "cache", tmp_path / "slots", tmp_path / "log"
+    cache = tmp_path / "new" / "cache"
+    slots = tmp_path / "slots"
+    log = tmp_path / "log"
     umask = os.umask(0)
     try:
         flags = (

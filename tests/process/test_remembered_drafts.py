@@ -104,7 +104,8 @@ def test_who_sees_no_texts_is_not_drafted_from_them(start: Start, headers: dict[
     until_taken_in(server, len(secret))
 
     def guess(index: int, token: int, headers: dict[str, str] | None = None) -> dict[str, Any]:
-        known, bias = secret[index - 14 : index], [[token, 100.0]]
+        known = secret[index - 14 : index]
+        bias = [[token, 100.0]]
         body = {
             "prompt": known,
             "n_predict": 4,

@@ -53,10 +53,8 @@ LlamaBackend.evaluate = slowly
 """
 """Evaluating takes longer than fetching, whatever the machine."""
 
-PATIENT, TOLERANT = (
-    SETTINGS.format(patience=60.0, failures=3),
-    SETTINGS.format(patience=60.0, failures=100),
-)
+PATIENT = SETTINGS.format(patience=60.0, failures=3)
+TOLERANT = SETTINGS.format(patience=60.0, failures=100)
 
 IMPATIENT = SETTINGS.format(patience=1.0, failures=3)
 
@@ -112,7 +110,8 @@ class Filled:
 
 @pytest.fixture(scope="module")
 def filled(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Filled]:
-    directory, port = tmp_path_factory.mktemp("store"), free_port()
+    directory = tmp_path_factory.mktemp("store")
+    port = free_port()
     code = f"from moto.server import main; main(['-H', '127.0.0.1', '-p', '{port}'])"
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(

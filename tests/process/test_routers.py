@@ -172,7 +172,8 @@ class SglangRouter(Router):
         return ["sh", str(ROOT / "deploy/sglang-router.sh")]
 
     def variables(self) -> dict[str, str]:
-        port, metrics = self.url.rpartition(":")[2], str(free_port())
+        port = self.url.rpartition(":")[2]
+        metrics = str(free_port())
         servers = " ".join(server.url for server in self.servers)
         return {"SERVERS": servers, "PORT": port, "METRICS_PORT": metrics, "ADMIN_KEY": KEY}
 

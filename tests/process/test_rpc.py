@@ -168,7 +168,8 @@ def test_a_lost_worker_ends_the_server_with_the_cache_on_disk(
 def test_what_does_not_work_together_is_refused(
     start: Callable[..., Server], lasting: str, model_path: Callable[[str], Path]
 ) -> None:
-    model, one = model_path("tiny-dense"), lasting.partition(",")[0]
+    model = model_path("tiny-dense")
+    one = lasting.partition(",")[0]
     assert "--kv-pool excludes --rpc" in refused(model, "--rpc", one, "--kv-pool", "4096")
     twice = refused(model, "--rpc", f"{one},{one.replace('127.0.0.1', 'localhost')}")
     assert "localhost:" in twice

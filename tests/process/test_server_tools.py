@@ -47,7 +47,9 @@ def test_a_loop_of_ten_calls_evaluates_each_token_once(server: ServerProcess) ->
     listed = httpx.get(f"{server.url}/tools", timeout=60, headers=HEADERS).json()
     tools = [tool["definition"] for tool in listed if tool["tool"] in ("child_place", "child_pid")]
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Where are we?"}]
-    n_before, n_evaluated, n_lost = 0, 0, 0
+    n_before = 0
+    n_evaluated = 0
+    n_lost = 0
     for turn in range(N_CALLS):
         name = ("child_place", "child_pid")[turn % 2]
         body = {
@@ -59,7 +61,8 @@ def test_a_loop_of_ten_calls_evaluates_each_token_once(server: ServerProcess) ->
             "thinking_budget_tokens": 8,  # without, what it thinks of a process id may have no end
         }
         reply = post(server, "v1/chat/completions", body)
-        timings, message = reply["timings"], reply["choices"][0]["message"]
+        timings = reply["timings"]
+        message = reply["choices"][0]["message"]
         # A reply's last token ends it: it was sampled and never evaluated.
         assert timings["cache_n"] >= n_before - 1
         n_lost += max(n_before - 1 - timings["cache_n"], 0)
@@ -85,7 +88,8 @@ def test_a_call_ends_with_its_client_and_with_the_server(
     found = json.loads(post(server, "tools", {"tool": "child_variables"})["plain_text_response"])
     assert SECRET not in str(found)
     for end in ("client", "server"):
-        connection, path = HTTPConnection("127.0.0.1", server.port), tmp_path / end
+        connection = HTTPConnection("127.0.0.1", server.port)
+        path = tmp_path / end
         body = {"tool": "child_work", "params": {"path": str(path)}}
         connection.request(
             "POST", "/tools", json.dumps(body), {"content-type": "application/json", **HEADERS}

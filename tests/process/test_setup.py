@@ -32,7 +32,8 @@ def test_setup_looks_and_says_what_it_would_do(tmp_path: Path) -> None:
 
 
 def test_the_file_of_a_release_is_taken_where_it_fits(tmp_path: Path) -> None:
-    home, work = tmp_path / "data" / "pyctl", tmp_path / "cache" / "pyctl" / "setup"
+    home = tmp_path / "data" / "pyctl"
+    work = tmp_path / "cache" / "pyctl" / "setup"
     environ = {
         "XDG_DATA_HOME": str(home.parent),
         "XDG_CACHE_HOME": str(work.parents[1]),

@@ -116,11 +116,9 @@ def ask(server: Server | ServerProcess, asked: Asked, n: int = 16, **fields: Any
     if isinstance(asked, str):
         body = {"prompt": asked, "n_predict": n, "temperature": 0, "n_probs": 10, **fields}
         found = (response := post(server, "/completion", body)).json()
-        text, entries, timings = (
-            found["content"],
-            found["completion_probabilities"],
-            found["timings"],
-        )
+        text = found["content"]
+        entries = found["completion_probabilities"]
+        timings = found["timings"]
     else:
         body = {
             "messages": asked,
@@ -132,7 +130,8 @@ def ask(server: Server | ServerProcess, asked: Asked, n: int = 16, **fields: Any
         }
         found = (response := post(server, "/v1/chat/completions", body)).json()
         (choice,), timings = found["choices"], found["timings"]
-        text, entries = choice["message"]["content"], choice["logprobs"]["content"]
+        text = choice["message"]["content"]
+        entries = choice["logprobs"]["content"]
     tokens = tuple(
         (
             entry["id"],

@@ -47,7 +47,8 @@ def pair(
     """pyctl and llama-server; without checkpoints, for which a batch of a model with windows would
     end elsewhere.
     """
-    ours, theirs = start(request.param, "-nr"), start_peer(request.param, "--ctx-checkpoints", "0")
+    ours = start(request.param, "-nr")
+    theirs = start_peer(request.param, "--ctx-checkpoints", "0")
     yield ours, theirs
     ours.stop()
     theirs.stop()

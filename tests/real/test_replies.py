@@ -52,7 +52,8 @@ def pair(
     request: pytest.FixtureRequest, start: Callable[..., Any], start_peer: Callable[..., Any]
 ) -> Iterator[Pair]:
     """pyctl, and llama-server if there is one."""
-    ours, theirs = start(request.param), start_peer(request.param) if LLAMA_SERVER else None
+    ours = start(request.param)
+    theirs = start_peer(request.param) if LLAMA_SERVER else None
     yield ours, theirs
     ours.stop()
     if theirs:
@@ -99,7 +100,8 @@ def test_calls_are_valid_as_often_as_those_of_llama_server(pair: Pair, choice: A
         ]
         return sum(is_call(message, names) for message, _ in replies)
 
-    ours, theirs = n_valid(pair[0]), n_valid(pair[1]) if pair[1] else 0
+    ours = n_valid(pair[0])
+    theirs = n_valid(pair[1]) if pair[1] else 0
     print(
         f"{ours} of {len(QUESTIONS)} calls of {sorted(names)} are valid, of llama-server's {theirs}"
     )

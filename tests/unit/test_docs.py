@@ -23,7 +23,9 @@ DOCS = sorted((ROOT / "docs").rglob("*.md"))
 TROUBLESHOOTING = ROOT / "docs" / "troubleshooting.md"
 SUFFIXES = (".py", ".pyi", ".cpp", ".h", ".cu", ".md", ".yaml", ".sh", ".js")
 PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *DOCS]
-WIDTH, README_LINES, DECISION_WORDS = 100, 120, 400
+WIDTH = 100
+README_LINES = 120
+DECISION_WORDS = 400
 
 WIDE_TABLES = {"benchmarks.md", "cards.md", "limits.md"}
 """Tables whose cells hold whole sentences, tests or links."""
@@ -288,7 +290,8 @@ def test_serve_lists_each_endpoint() -> None:
     )
 
     def is_listed(path: str) -> bool:
-        directory, last = path.split("/")[1], path.rpartition("/")[2]
+        directory = path.split("/")[1]
+        last = path.rpartition("/")[2]
         return not listed.isdisjoint(
             {path, f".../{last}", f"/{directory}"}
         )  # /cache has a page of its own

@@ -124,7 +124,8 @@ def test_docstrings_name_errors_shapes_units_and_sources() -> None:
     for path in sorted(
         path for folder in ("pyctl", "bench", "tools") for path in (ROOT / folder).rglob("*.py")
     ):
-        name, source = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+        name = path.relative_to(ROOT).as_posix()
+        source = path.read_text(encoding="utf-8")
         for rule, function in misses(tree_of(path), explained):
             found[rule].append(f"{name} {function}")
         if name.startswith("pyctl/") and FORMAT.search(source) and not SOURCE.search(source):

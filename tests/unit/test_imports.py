@@ -131,7 +131,8 @@ def test_the_extension_is_imported_in_one_place() -> None:
 
 
 def test_no_cycles() -> None:
-    graph, done = module_graph(), set[str]()
+    graph = module_graph()
+    done = set[str]()
 
     def visit(name: str, path: tuple[str, ...]) -> None:
         assert name not in path, " -> ".join([*path, name])
@@ -208,7 +209,8 @@ def test_sources_include_the_standard_headers_that_they_use() -> None:
         )
 
     for path in sorted(csrc.rglob("*.*")):
-        text, found = path.read_text(encoding="utf-8"), included(path)
+        text = path.read_text(encoding="utf-8")
+        found = included(path)
         used = {
             header for header, names in STANDARD.items() if re.search(rf"\bstd::({names})\b", text)
         }
@@ -219,7 +221,8 @@ def test_one_package_names_private_parts_of_llama_cpp() -> None:
     """Another release has to fit only that package; `get_` starts the members that others could
     call.
     """
-    vendor, csrc = ROOT / "vendor" / "llama.cpp", ROOT / "csrc"
+    vendor = ROOT / "vendor" / "llama.cpp"
+    csrc = ROOT / "csrc"
 
     def names(paths: Iterable[Path]) -> set[str]:
         return {name for path in paths for name in NAME.findall(path.read_text(encoding="utf-8"))}
@@ -245,7 +248,8 @@ def test_generating_knows_no_api() -> None:
 
 
 def test_only_the_command_builds_concrete_objects() -> None:
-    known, graph = modules(), module_graph()
+    known = modules()
+    graph = module_graph()
     assert calls(known["pyctl.cli.assemble"]) & CONCRETE
     for name, path in known.items():
         if name.startswith(("pyctl.server", "pyctl.terminal", "pyctl.chat")):

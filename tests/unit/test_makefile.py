@@ -131,7 +131,8 @@ def test_a_first_turn_is_no_sooner() -> None:
 
 
 def test_a_release_makes_the_demo_without_a_compiler() -> None:
-    wheels, build = '--find-links "/r"', "pip install --disable-pip-version-check --editable"
+    wheels = '--find-links "/r"'
+    build = "pip install --disable-pip-version-check --editable"
     commands = commands_for("demo", "PYCTL_RELEASE=/r")
     assert wheels in commands
     assert build not in commands

@@ -65,7 +65,8 @@ def promised() -> set[str]:
 
 
 def test_public_names_are_documented() -> None:
-    explained, bare = promised(), []
+    explained = promised()
+    bare = []
     for name in modules():
         if name.endswith("__main__"):
             continue

@@ -32,7 +32,8 @@ def pdf(content: bytes, compress: bool = False, n_pages: int = 1) -> bytes:
         + b"\nendstream",
         *([page] * n_pages),
     ]
-    made, places = bytearray(b"%PDF-1.4\n"), []
+    made = bytearray(b"%PDF-1.4\n")
+    places = []
     for number, body in enumerate(objects, 1):
         places.append(len(made))
         made += f"{number} 0 obj\n".encode() + body + b"\nendobj\n"

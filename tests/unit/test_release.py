@@ -21,7 +21,8 @@ from tools.release import cuda_archive, write_old_libraries, write_wheel
 
 def test_a_wheel_lists_its_files_and_is_always_the_same(tmp_path: Path) -> None:
     files = {"a/lib/libx.so": b"x" * 1000, "a-1.dist-info/WHEEL": b"Wheel-Version: 1.0\n"}
-    first, second = tmp_path / "first.whl", tmp_path / "second.whl"
+    first = tmp_path / "first.whl"
+    second = tmp_path / "second.whl"
     write_wheel(first, files, "a-1.dist-info")
     write_wheel(second, files, "a-1.dist-info")
     assert first.read_bytes() == second.read_bytes()

@@ -212,8 +212,11 @@ GATE: Mapping[str, Value] = {
     "kda.gate_lower_bound": -5.0,
 }
 
-ROWS, WINDOWS, HYBRID = "llama_kv_cache", "llama_kv_cache_iswa", "llama_memory_hybrid"
-RECURRENT, INDEXED = "llama_memory_recurrent", "llama_memory_hybrid_idx"
+ROWS = "llama_kv_cache"
+WINDOWS = "llama_kv_cache_iswa"
+HYBRID = "llama_memory_hybrid"
+RECURRENT = "llama_memory_recurrent"
+INDEXED = "llama_memory_hybrid_idx"
 
 
 def _tiny(arch: str, memory: str, *groups: Mapping[str, Value], more: str = "") -> Family:
@@ -410,7 +413,8 @@ def write_family(path: str | PathLike[str], family: Family, *, seed: int = 0) ->
 
     Raises ValueError if llama.cpp finds the metadata incomplete.
     """
-    target, tiles = Path(path), Tiles(seed)
+    target = Path(path)
+    tiles = Tiles(seed)
 
     def content(tensor: Tensor) -> Iterator[memoryview]:
         if tensor.type is F32:
@@ -468,7 +472,8 @@ def _type(family: Family, name: str, dims: tuple[int, ...]) -> GGMLQuantizationT
 @contextlib.contextmanager
 def _begun(path: Path, family: Family) -> Iterator[GGUFWriter]:
     """A writer that has the metadata."""
-    writer, keys = GGUFWriter(path, family.arch), family.all_keys
+    writer = GGUFWriter(path, family.arch)
+    keys = family.all_keys
     for name, value in keys.items():  # one group of keys has no prefix
         _add(writer, name if name.startswith("xielu.") else f"{family.arch}.{name}", value)
     n_vocab = keys["vocab_size"]
@@ -519,7 +524,8 @@ def _tensors(metadata: Path) -> dict[str, tuple[int, ...]]:
     """Names and shapes (slowest dimension first) of the tensors that llama.cpp needs for this
     metadata.
     """
-    library, found = ggml(), {}
+    library = ggml()
+    found = {}
 
     def note(tensor: int, _: Any) -> None:
         head = _TensorHead.from_address(tensor)

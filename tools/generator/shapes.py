@@ -408,7 +408,8 @@ def _layer(shape: Shape, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _attention(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    width, head = shape.embedding, shape.head_size
+    width = shape.embedding
+    head = shape.head_size
     # The hybrid models compute an output gate together with each head's query.
     per_head = head if shape.arch == "qwen3" else 2 * head
     yield "attn_q.weight", (shape.num_heads * per_head, width)
@@ -420,7 +421,8 @@ def _attention(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _recurrent(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    width, heads = shape.embedding, shape.num_value_heads
+    width = shape.embedding
+    heads = shape.num_value_heads
     yield "attn_qkv.weight", (shape.conv_channels, width)
     yield "attn_gate.weight", (shape.value_width, width)
     yield "ssm_conv1d.weight", (shape.conv_channels, shape.conv_kernel)
@@ -440,13 +442,15 @@ def _feed_forward(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 _Part = tuple[str, str, tuple[int, ...]]
 
-KERNEL, GROUP = 2, 16
+KERNEL = 2
+GROUP = 16
 """Of the convolutions of a draft model that weighs candidates."""
 
 
 def _reader(shape: Shape) -> Iterator[_Part]:
     """Name, role and dimensions of a draft model's tensors outside its layers."""
-    width, vocab = shape.embedding, shape.vocab_size
+    width = shape.embedding
+    vocab = shape.vocab_size
     yield "fc.weight", "fc", (width, width * len(shape.target_layers))
     yield "output_norm.weight", "output_norm", (width,)
     if shape.has_trunk:
@@ -497,7 +501,9 @@ def _reading_layer(shape: Shape, layer: int) -> Iterator[_Part]:
 
 
 def _experts(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    width, inner, shared = shape.embedding, shape.feed_forward, shape.shared_feed_forward
+    width = shape.embedding
+    inner = shape.feed_forward
+    shared = shape.shared_feed_forward
     yield "ffn_gate_inp.weight", (shape.num_experts, width)
     yield "ffn_gate_exps.weight", (shape.num_experts, inner, width)
     yield "ffn_up_exps.weight", (shape.num_experts, inner, width)

@@ -23,7 +23,8 @@ from tools.generator.shapes import QWEN36_27B, QWEN36_35B_A3B, TINY_HYBRID
 
 __all__ = ["VISION_SHAPES", "VisionShape", "finish", "write_encoder"]
 
-CHANNELS, MERGE = 3, 2
+CHANNELS = 3
+MERGE = 2
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ def _add_metadata(writer: GGUFWriter, shape: VisionShape, seed: int) -> None:
 
 def _tensors(shape: VisionShape) -> dict[str, tuple[int, ...]]:
     """Name and dimensions of each tensor, as numpy has them."""
-    width, merged = shape.embedding, shape.embedding * MERGE**2
+    width = shape.embedding
+    merged = shape.embedding * MERGE**2
     found: dict[str, tuple[int, ...]] = {
         "v.patch_embd.weight": (width, CHANNELS, shape.patch, shape.patch),
         "v.patch_embd.weight.1": (width, CHANNELS, shape.patch, shape.patch),

@@ -99,7 +99,8 @@ class Vocab:
         end = len(self.tokens)
         while end and _PLACEHOLDER.fullmatch(self.tokens[end - 1]):
             end -= 1
-        tokens, types = list(self.tokens[:end]), list(self.types[:end])
+        tokens = list(self.tokens[:end])
+        types = list(self.types[:end])
         for token, kind in SPECIAL_TOKENS.items():
             if token not in self.ids:
                 tokens.append(token)

@@ -122,7 +122,8 @@ def _reader(shape: Shape, tensor: Tensor, vocab: Vocab, seed: int) -> FloatArray
     The first head of each layer looks at the token itself, or in a block at the place before, and
     passes the token on: so the habits of the target are found. All else is random, and weak.
     """
-    role, width = tensor.role, shape.embedding
+    role = tensor.role
+    width = shape.embedding
     if "norm" in role:
         return np.full(
             tensor.dims, 2.0 if role in ("attn_q_norm", "attn_k_norm") else 1.0, np.float32

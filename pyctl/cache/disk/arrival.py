@@ -33,10 +33,12 @@ class Arrival:
     ) -> None:
         self.snapshot = snapshot
         self.is_lost = False
-        self._coming, self._state = dict(coming), state
+        self._coming = dict(coming)
+        self._state = state
         self._later = dict(later or {})
         self.is_large = bool(later)
-        self._done, self._failed = done, failed
+        self._done = done
+        self._failed = failed
 
     def cancel(self) -> None:
         """End the reads that have not started."""

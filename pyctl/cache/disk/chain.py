@@ -95,7 +95,8 @@ class ChainNames:
             raise NotWrittenError(f"the rows before {segment.end} were dropped")
         whole = self._running.copy()
         whole.update(_bytes(segment.tokens))
-        name, parent = segment.file.name, self.chain[-1] if self.chain else None
+        name = segment.file.name
+        parent = self.chain[-1] if self.chain else None
         if not isinstance(name, SegmentName) or segment.file.parent != parent:
             tag = hashlib.blake2b(parent_text(parent) + b"\0", digest_size=TAG_BYTES)
             crc = crc32(np.ascontiguousarray(segment.rows).data)
@@ -105,7 +106,8 @@ class ChainNames:
             )
             name = SegmentName(segment.start, segment.end, whole.digest(), tag.digest())
         self._running.update(_bytes(segment.tokens[: self._reach[segment] - segment.start]))
-        segment.file.name, segment.file.parent = name, parent
+        segment.file.name = name
+        segment.file.parent = parent
         self.chain.append(name)
         return name, parent
 
@@ -152,10 +154,8 @@ class StoredFile:
 
         Parts of a draft model are read if they fit the model with ``sizes``, and skipped otherwise.
         """
-        name, large = (
-            self.header.name,
-            [part for part in self.header.parts if part.what not in SMALL],
-        )
+        name = self.header.name
+        large = [part for part in self.header.parts if part.what not in SMALL]
         for part in large:
             if part.what not in DRAFTS or sizes is None or sizes.has_room(name, part):
                 self.outs[part.what] = space(part.size)
@@ -174,7 +174,8 @@ class StoredFile:
     def segment(self, parent: Segment | None) -> Segment:
         """The segment in RAM; its rows are what `make_space` took, if that was called."""
         draft_rows = self.outs.get(PartKind.DRAFT_ROWS, NOTHING)
-        rows, tokens = self.outs.get(PartKind.ROWS, NOTHING), as_tokens(self.tokens)
+        rows = self.outs.get(PartKind.ROWS, NOTHING)
+        tokens = as_tokens(self.tokens)
         mark = StoredFileRef(self.name, self.header.parent, True)
         return Segment(
             self.start, tokens, rows, parent, self.ends, draft_rows=draft_rows, file=mark
@@ -218,12 +219,14 @@ def open_chain(
     header = read_header(path, sizes, str(state))
     top = StoredFile(path, header, state.n, _space(header))
     chain: list[StoredFile] = []
-    parent, n = header.parent, state.n
+    parent = header.parent
+    n = state.n
     while parent is not None:
         path = paths.get(parent, directory / str(parent))
         header = read_header(path, sizes, str(parent))
         chain.append(StoredFile(path, header, n, _space(header)))
-        parent, n = header.parent, chain[-1].start
+        parent = header.parent
+        n = chain[-1].start
     chain.reverse()
     run(job for found in chain for job in found.jobs(PartKind.TOKENS, PartKind.ENDS))
     return top, chain, _tokens(chain, state)

@@ -177,7 +177,8 @@ class CacheDirectory:
         """Every snapshot of the directory, the last used first."""
         self.restore_index()
         with self.reading() as connection:
-            graph, labels = self._graph_from(connection), Index.labels(connection)
+            graph = self._graph_from(connection)
+            labels = Index.labels(connection)
         sizes = sorted(graph.added().items(), key=lambda size: -graph.records[size[0]].used)
         return [
             _entry(graph.records[key], graph, labels.get(key, ""), n_bytes)
@@ -263,7 +264,8 @@ class CacheDirectory:
         with _as_os_error(), self._index.between() as connection:
             version = self._index.version(connection)
             if self._graph is None or version != self._graph_of:
-                self._graph, self._graph_of = self._graph_from(connection), version
+                self._graph = self._graph_from(connection)
+                self._graph_of = version
                 self._graph.prepare()
 
     def reread(self) -> None:
@@ -297,7 +299,8 @@ class CacheDirectory:
             try:
                 beside = self.bytes_beside()
                 with _as_os_error(), self._index.reading() as reader:
-                    seen, n_bytes = (reader, Index.change(reader)), Index.n_bytes(reader)
+                    seen = (reader, Index.change(reader))
+                    n_bytes = Index.n_bytes(reader)
                 with _as_os_error(), self._index.between() as connection:
                     if self._index.version(connection) != after:
                         return False
@@ -396,7 +399,8 @@ def is_older(home: Path) -> bool:
 
 
 def _entry(record: Record, graph: FileGraph, label: str, n_bytes: int) -> Entry:
-    r, ancestor = record, graph.ancestor(record)
+    r = record
+    ancestor = graph.ancestor(record)
     parent = _short(ancestor) if ancestor is not None else ""
     facts = (
         r.created,

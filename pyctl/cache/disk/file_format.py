@@ -188,9 +188,11 @@ def is_fingerprint(name: str) -> bool:
     return _FINGERPRINT.fullmatch(name) is not None
 
 
-MAGIC, VERSION = b"pyctlKV\0", 1
+MAGIC = b"pyctlKV\0"
+VERSION = 1
 
-SEGMENT, STATE = 1, 2
+SEGMENT = 1
+STATE = 2
 
 EXACT = 1
 
@@ -355,11 +357,19 @@ def header_size(header: Header) -> int:
 
 def pack(header: Header) -> bytes:
     """The header's bytes; every part's chunks must be known."""
-    name, fingerprint, parent = header.name, header.fingerprint.encode(), parent_text(header.parent)
+    name = header.name
+    fingerprint = header.fingerprint.encode()
+    parent = parent_text(header.parent)
     if isinstance(name, SegmentName):
-        kind, start, end, tag = SEGMENT, name.start, name.end, name.tag
+        kind = SEGMENT
+        start = name.start
+        end = name.end
+        tag = name.tag
     else:
-        kind, start, end, tag = STATE, 0, name.n, bytes(TAG_BYTES)
+        kind = STATE
+        start = 0
+        end = name.n
+        tag = bytes(TAG_BYTES)
     flags = EXACT if header.exact else 0
     pieces = [_PRELUDE.pack(MAGIC, VERSION, kind, flags, header_size(header), header.offsets[-1])]
     counts = len(fingerprint), len(parent), len(header.parts)
@@ -412,10 +422,8 @@ def _unpack_fields(data: bytes, kind: int, exact: bool) -> Header:
         data, _PRELUDE.size
     )
     at = _PRELUDE.size + _FIELDS.size
-    fingerprint, parent = (
-        data[at : at + n_fingerprint].decode(),
-        data[at + n_fingerprint :][:n_parent].decode(),
-    )
+    fingerprint = data[at : at + n_fingerprint].decode()
+    parent = data[at + n_fingerprint :][:n_parent].decode()
     at += n_fingerprint + n_parent
     parts = []
     for _ in range(n_parts):

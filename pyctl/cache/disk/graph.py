@@ -135,11 +135,13 @@ class FileGraph:
         """Put in again the states that fit with all that they need, the last that had ``gone``
         first.
         """
-        states, n_before = [key for key, record in reversed(gone.items()) if record.is_state], 0
+        states = [key for key, record in reversed(gone.items()) if record.is_state]
+        n_before = 0
         while n_before != len(gone):  # a returned file may be all that another one lacked
             n_before = len(gone)
             for key in states:
-                missing, at = list[Record](), gone.get(key)
+                missing = list[Record]()
+                at = gone.get(key)
                 while at is not None:
                     missing.append(at)
                     at = gone.get(at.parent_key) if at.parent_key is not None else None
@@ -188,7 +190,8 @@ class FileGraph:
         """The segments of a state, the deepest first, each with the position up to which it
         counts.
         """
-        reach, n = {}, record.n
+        reach = {}
+        n = record.n
         for key in self.chain(record.key):
             reach[key] = n
             n = key[1].start if isinstance(key[1], SegmentName) else 0

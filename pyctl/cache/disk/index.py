@@ -261,7 +261,8 @@ class _Connection:
     """
 
     def __init__(self, index: Index) -> None:
-        self.index, self.path = index, index.path
+        self.index = index
+        self.path = index.path
         self.lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._inode = 0

@@ -55,7 +55,8 @@ class Readers:
     """
 
     def __init__(self, n_threads: int, name: str) -> None:
-        self._n_threads, self._name = n_threads, name
+        self._n_threads = n_threads
+        self._name = name
         self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = (
             queue.SimpleQueue()
         )
@@ -130,7 +131,9 @@ class DiskReads(Reads):
     """
 
     def __init__(self, futures: Sequence[Future[Any]], readers: Readers, deadline: float) -> None:
-        self.futures, self._readers, self._deadline = futures, readers, deadline
+        self.futures = futures
+        self._readers = readers
+        self._deadline = deadline
         self._began = time.monotonic()
 
     def cancel(self) -> None:

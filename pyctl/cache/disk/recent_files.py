@@ -135,7 +135,8 @@ def pack_prompt(recent: Recent) -> bytes:
 
 def read_prompt(data: bytes) -> Recent:
     """What `pack_prompt` packed; ValueError for anything else."""
-    check, frame = data[len(MAGIC) : len(MAGIC) + CHECK_BYTES], data[len(MAGIC) + CHECK_BYTES :]
+    check = data[len(MAGIC) : len(MAGIC) + CHECK_BYTES]
+    frame = data[len(MAGIC) + CHECK_BYTES :]
     if not data.startswith(MAGIC) or check != _check(frame):
         raise ValueError("a damaged file, or one of another kind")
     try:

@@ -64,10 +64,13 @@ MAX_FAILURES = limit(
     3, "failures of the store in a row", "it is left alone for half a minute", "process"
 )
 
-LOOK_SECONDS, IDLE_SECONDS, PAUSE_SECONDS = 5.0, 60.0, 30.0
+LOOK_SECONDS = 5.0
+IDLE_SECONDS = 60.0
+PAUSE_SECONDS = 30.0
 """How often to list the store while there are requests, and without them, and how long it rests."""
 
-PIECE, MEASURED = 2**18, 2**20
+PIECE = 2**18
+MEASURED = 2**20
 """Bytes that are written at a time, and of which a bandwidth is measured."""
 
 REASONS = (
@@ -197,7 +200,10 @@ class RemoteStore:
     def __init__(
         self, client: ObjectStore, label: str, files: StoreWriter, sizes: BlockSizes | None
     ) -> None:
-        self._client, self._label, self._files, self._sizes = client, label, files, sizes
+        self._client = client
+        self._label = label
+        self._files = files
+        self._sizes = sizes
         self._folder = f"{files.fingerprint}/"
         self._listed: dict[Name, int] = {}  # bytes of each object
         self._lengths: list[int] = []  # of the states at the last listing, ascending
@@ -270,7 +276,8 @@ class RemoteStore:
 
     def view(self) -> StoreView:
         """Sums of the store."""
-        listed, is_away = self._listed.copy(), self._reading.is_away or self._writing.is_away
+        listed = self._listed.copy()
+        is_away = self._reading.is_away or self._writing.is_away
         n_states = sum(isinstance(name, StateName) for name in listed)
         return StoreView(
             self._label, n_states, sum(listed.values()), self._fetched, self._sent, is_away
@@ -309,9 +316,12 @@ class RemoteStore:
         """Fetch the files of ``state`` that the disk lacks, check all bytes, and have the directory
         adopt them.
         """
-        disk, home, name = self._files, self._files.home, cast("Name | None", state)
+        disk = self._files
+        home = self._files.home
+        name = cast("Name | None", state)
         maximum = min(MAX_IN_FLIGHT, disk.directory.budget or MAX_IN_FLIGHT)
-        paths, records = dict[Name, Path](), dict[Path, Record]()
+        paths = dict[Name, Path]()
+        records = dict[Path, Record]()
         with ExitStack() as temps:
             while name is not None and not disk.has(name):  # each file names its parent
                 if (size := self._listed.get(name)) is None:
@@ -382,14 +392,16 @@ class RemoteStore:
             if self._closing or len(listed) >= MAX_OBJECTS:
                 break
         lengths = {name.n for name in listed if isinstance(name, StateName)}
-        self._listed, self._lengths = listed, sorted(lengths)
+        self._listed = listed
+        self._lengths = sorted(lengths)
         self._looked = time.monotonic()
 
     def _send(self) -> None:
         """Send the files that the store lacks, the most used states first, each after the segments
         that it needs.
         """
-        directory, contents = self._files.directory, self._files.directory.contents
+        directory = self._files.directory
+        contents = self._files.directory.contents
         with directory.reading() as connection:
             records = Index.records(connection)
         graph = FileGraph(each for each in records if each.fingerprint == self._files.fingerprint)

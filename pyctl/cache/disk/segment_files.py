@@ -143,7 +143,8 @@ def _write(descriptor: int, data: bytes | memoryview[int], at: int) -> None:
     view = memoryview(data)
     while view:
         written = os.pwrite(descriptor, view, at)
-        view, at = view[written:], at + written
+        view = view[written:]
+        at = at + written
 
 
 @contextmanager

@@ -221,7 +221,8 @@ def record_of(path: Path, header: Header, run: Runner | None) -> Record:
     """The record of the file at ``path``, of which ``run`` checks every byte; CorruptFileError."""
     if run is not None:
         run(check_jobs(path, header))
-    size, made = header.offsets[-1], header.created
+    size = header.offsets[-1]
+    made = header.created
     return Record(path.parent.name, header.name, size, header.parent, header.exact, made, made)
 
 

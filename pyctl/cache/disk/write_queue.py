@@ -94,7 +94,8 @@ class WriteJob:
         for (copy, _), rows in zip(
             lacking, rows_of([segment for _, segment in lacking]), strict=True
         ):
-            copy.rows, copy.held = rows, None
+            copy.rows = rows
+            copy.held = None
 
     def withdraw(self) -> None:
         """Have the cache not offer the snapshot again before it is used."""
@@ -166,7 +167,8 @@ class WriteQueue:
                 self._jobs[job] = None
             if job is None or job.n_bytes:
                 return
-            job.n_bytes, job.is_ready = n_bytes, job.is_ready and not job.depends
+            job.n_bytes = n_bytes
+            job.is_ready = job.is_ready and not job.depends
             self._make_room()
             if job not in self._jobs or job.original() is not snapshot:
                 return
@@ -297,7 +299,8 @@ class WriteQueue:
                 self._changed.wait(AGAIN_SECONDS)
         with self._changed:
             self._closing = True
-            n_left, n_calls = sum(job.is_chosen for job in self._jobs), len(self._calls)
+            n_left = sum(job.is_chosen for job in self._jobs)
+            n_calls = len(self._calls)
             self.n_dropped += n_left
             for job in self._jobs.copy():
                 self._cancel(job, "there is no time")
@@ -320,11 +323,13 @@ class WriteQueue:
         """Lose evicted snapshots that no policy chose, the least worth first, until the others
         fit.
         """
-        n_left, room = MAX_SPILLED, self._max_bytes
+        n_left = MAX_SPILLED
+        room = self._max_bytes
         spilled = [job for job in self._jobs if not job.is_chosen and job.error is None]
         for job in sorted(spilled, key=lambda job: job.rank, reverse=True):
             if n_left and job.n_bytes <= room:
-                n_left, room = n_left - 1, room - job.n_bytes
+                n_left = n_left - 1
+                room = room - job.n_bytes
             else:
                 self._drop(job, "the disk is too slow")
 
@@ -396,7 +401,8 @@ class WriteQueue:
         try:
             if job.writing is None:
                 job.writing = self._write_one(job.snapshot, not job.is_chosen)
-            written, wanted = job.wanted, next(job.writing)
+            written = job.wanted
+            wanted = next(job.writing)
         except StopIteration as end:
             self._done(job, end.value)
         except Exception as error:
@@ -405,7 +411,8 @@ class WriteQueue:
             with self._changed:
                 if written is not None and written.held is not None:
                     written.rows = NOTHING
-                job.wanted, self._moved = wanted, time.monotonic()
+                job.wanted = wanted
+                self._moved = time.monotonic()
         with self._changed:
             asks = any(each.asks for each in self._jobs)
         if asks:
@@ -414,7 +421,8 @@ class WriteQueue:
     def _done(self, job: WriteJob, n_bytes: int) -> None:
         with self._changed:
             self._jobs.pop(job, None)
-            self._failure, self._moved = "", time.monotonic()
+            self._failure = ""
+            self._moved = time.monotonic()
             if n_bytes:
                 self.written = self.written.plus(n_bytes)
                 self.spilled = self.spilled if job.is_chosen else self.spilled.plus(n_bytes)
@@ -424,7 +432,8 @@ class WriteQueue:
         if job.writing is not None:
             with suppress(OSError):
                 job.writing.close()
-        is_wanted, is_refused = job.snapshot.facts.for_disk, isinstance(error, OSError)
+        is_wanted = job.snapshot.facts.for_disk
+        is_refused = isinstance(error, OSError)
         if isinstance(error, OSError):
             self._leave_alone(error)
         elif not isinstance(error, (NotWrittenError, StateError)):

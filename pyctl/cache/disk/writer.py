@@ -65,7 +65,8 @@ class StoreWriter:
     def __init__(
         self, directory: CacheDirectory, fingerprint: str, *, daily_bytes: int | None
     ) -> None:
-        self.directory, self.fingerprint = directory, fingerprint
+        self.directory = directory
+        self.fingerprint = fingerprint
         self.home = directory.path / fingerprint
         self.daily_bytes = daily_bytes
         self._spilled = [0, 0]  # a day, and how many bytes that left RAM were written in it
@@ -140,7 +141,8 @@ class StoreWriter:
 
         NotWrittenError if the directory is full or the snapshot is no longer selected.
         """
-        names, snapshot = writing.names, writing.snapshot
+        names = writing.names
+        snapshot = writing.snapshot
         path = writing.temps.enter_context(temp_path(self.home))
         record = self._write_state(path, snapshot, names.chain[-1])
         if writing.is_spilled:
@@ -183,7 +185,8 @@ class StoreWriter:
 
     def _may_spill(self, n_bytes: int, written: int) -> bool:
         """Whether a snapshot that RAM evicts may be written."""
-        day, budget = int(time.time() // 86_400), self.directory.budget
+        day = int(time.time() // 86_400)
+        budget = self.directory.budget
         if self._spilled[0] != day:
             self._spilled = [day, 0]
         if budget is not None and self._spilled[1] + n_bytes > SPILLED_PER_DAY * budget:
@@ -199,15 +202,20 @@ class StoreWriter:
             names = ChainNames(snapshot, partial(self._is_whole, connection))
             links = [(segment.n_bytes, *names.name(segment)) for segment in names.missing]
             missing = [link for link in links if not self._is_whole(connection, link[1])]
-        home, now, used = self.fingerprint, time.time(), _epoch(snapshot.used)
-        name, n_bytes, exact = StateName.of(snapshot.prefix), snapshot.state.n_bytes, snapshot.exact
+        home = self.fingerprint
+        now = time.time()
+        used = _epoch(snapshot.used)
+        name = StateName.of(snapshot.prefix)
+        n_bytes = snapshot.state.n_bytes
+        exact = snapshot.exact
         state = Record(home, name, n_bytes, names.chain[-1], exact, now, used, snapshot.hits)
         fresh = [
             Record(home, name, n_bytes, parent, False, now, now)
             for n_bytes, name, parent in missing
         ]
         with self.directory.changing(look=False) as connection:
-            graph, room = self.directory.graph(connection), budget - self.directory.bytes_beside()
+            graph = self.directory.graph(connection)
+            room = budget - self.directory.bytes_beside()
             if graph.n_bytes + sum(record.n_bytes for record in (*fresh, state)) <= room:
                 return True
             for record in (*fresh, state):

@@ -52,7 +52,9 @@ class BoundCalls:
     """
 
     def __init__(self, form: CallFormat, tags: ReasoningTags, controls: Mapping[str, int]) -> None:
-        self._form, self._tags, self._controls = form, tags, controls
+        self._form = form
+        self._tags = tags
+        self._controls = controls
         self._lock = threading.Lock()
         self._known: OrderedDict[bytes, Constraint | None] = OrderedDict()
 
@@ -167,7 +169,8 @@ def find_call_format(template: Template) -> CallFormat:
     logged.
     """
     capabilities = template.capabilities
-    text, as_object = capabilities.text, capabilities.object_arguments
+    text = capabilities.text
+    as_object = capabilities.object_arguments
     messages = [
         sample_message("user", "a", as_text=text),
         sample_call({SAMPLE_KEY: SAMPLE_VALUE}, as_text=text, as_object=as_object),

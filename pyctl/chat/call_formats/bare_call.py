@@ -39,9 +39,13 @@ class BareCallParser:
         self._tools = tools
         self._object_end = ValueEnd(max_size=_MAX_ARGUMENTS)
         self._held = ""
-        self._is_text, self._is_whole = False, False
-        self._name, self._is_fenced = "", False
-        self._begin, self._end = 0, 0  # of the arguments, 0 as long as unknown
+        self._is_text = False
+        self._is_whole = False
+        self._name = ""
+        self._is_fenced = False
+        # of the arguments, 0 as long as unknown
+        self._begin = 0
+        self._end = 0
 
     def feed(self, text: str) -> ReplyDelta:
         """The parts that became certain with ``text``."""

@@ -138,7 +138,8 @@ class Chain:
 
     def finish(self) -> ReplyDelta:
         delta = self._reasoning.finish()
-        found, rest = self._calls.feed(delta.content), self._calls.finish()
+        found = self._calls.feed(delta.content)
+        rest = self._calls.finish()
         return ReplyDelta(delta.reasoning, found.content + rest.content, found.calls + rest.calls)
 
 

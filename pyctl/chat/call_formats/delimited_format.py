@@ -105,10 +105,8 @@ class DelimitedFormat(TaggedFormat):
         begin = sample.rfind(self.delimiters[0].opener, 0, max(sample.rfind(SAMPLE_VALUE), 0))
         if begin < 0:
             return False
-        reader, reply = (
-            DelimitedScanner(Tools((Tool(SAMPLE_TOOL, {}),)), self.delimiters[:1]),
-            ParsedReply(),
-        )
+        reader = DelimitedScanner(Tools((Tool(SAMPLE_TOOL, {}),)), self.delimiters[:1])
+        reply = ParsedReply()
         for delta in (reader.feed(sample[begin:]), reader.finish()):
             reply.add(delta)
         return any(call.name == SAMPLE_TOOL and _is_sample(call.arguments) for call in reply.calls)
@@ -137,7 +135,8 @@ class _Opened:
     """What ``parser`` finds, its content after ``opening``."""
 
     def __init__(self, parser: ReplyParser, opening: str) -> None:
-        self._parser, self._opening = parser, opening
+        self._parser = parser
+        self._opening = opening
 
     def feed(self, text: str) -> ReplyDelta:
         return self._behind(self._parser.feed(text))
@@ -148,7 +147,8 @@ class _Opened:
     def _behind(self, delta: ReplyDelta) -> ReplyDelta:
         if not delta.content:
             return delta
-        opening, self._opening = self._opening, ""
+        opening = self._opening
+        self._opening = ""
         return delta._replace(content=opening + delta.content)
 
 
@@ -158,7 +158,8 @@ class _Unwrapped:
     """
 
     def __init__(self, parser: ReplyParser, delimiters: tuple[str, ...], opening: str) -> None:
-        self._parser, self._opening = parser, opening
+        self._parser = parser
+        self._opening = opening
         self._delimiters = re.compile("|".join(map(re.escape, delimiters)))
         self._texts = delimiters
         self._held = ""
@@ -209,7 +210,8 @@ class DelimitedScanner(CallScanner):
         self._object_end = ValueEnd()
         self._literals = LiteralReader((), False, self._append)
         self._types: frozenset[str] = frozenset()
-        self._value_end, self._searched = "", 0
+        self._value_end = ""
+        self._searched = 0
         self._n_arguments = 0
 
     def _begin(self, final: bool) -> bool:
@@ -239,7 +241,8 @@ class DelimitedScanner(CallScanner):
             return False
         if not head.name:
             return isinstance(delimiters, ObjectDelimiters) and self._enter_whole(delimiters, pos)
-        self._delimiters, self._n_arguments = delimiters, 0
+        self._delimiters = delimiters
+        self._n_arguments = 0
         state = self._json
         if isinstance(delimiters, TagDelimiters):
             state = self._body
@@ -317,7 +320,8 @@ class DelimitedScanner(CallScanner):
                 ("," if self._n_arguments else "{") + json.dumps(name, ensure_ascii=False) + ":"
             )
             self._n_arguments += 1
-            self._held, self._state = rest[pos:], self._value_begin
+            self._held = rest[pos:]
+            self._state = self._value_begin
             return True
         self._append("}" if self._n_arguments else "{}")
         self._state = self._tail
@@ -354,7 +358,8 @@ class DelimitedScanner(CallScanner):
         assert isinstance(self._delimiters, TagDelimiters)
         if not self._held and not final:
             return False
-        self._value_end, self._searched = self._delimiters.value_end.strip(), 0
+        self._value_end = self._delimiters.value_end.strip()
+        self._searched = 0
         if self._delimiters.has_lines and self._held.startswith("\n"):
             self._value_end = f"\n{self._value_end}"
             try:
@@ -385,14 +390,16 @@ class DelimitedScanner(CallScanner):
             self._append(json.dumps(value, ensure_ascii=False)[1:])
         else:
             self._append(coerce_argument(value, self._types))
-        self._held, self._state = self._held[pos + len(self._value_end) :], self._body
+        self._held = self._held[pos + len(self._value_end) :]
+        self._state = self._body
         return True
 
     def _value_goes_on(self, size: int, final: bool = False) -> bool:
         """The characters of the held text that belong to the value."""
         if self._types == _STRING:
             self._append(json.dumps(self._held[:size], ensure_ascii=False)[1:-1])
-            self._held, self._searched = self._held[size:], 0
+            self._held = self._held[size:]
+            self._searched = 0
         elif final:
             self._append(
                 json.dumps(self._held, ensure_ascii=False)[:-1]
@@ -438,10 +445,12 @@ class DelimitedScanner(CallScanner):
     def _after(self, final: bool) -> bool:
         """After a call within others: another one, or what ends them, which may be missing."""
         pos = skip_blanks(self._held, 0)
-        between, bracket = self._delimiters.between.strip(), self._delimiters.brackets[1].strip()
+        between = self._delimiters.between.strip()
+        bracket = self._delimiters.brackets[1].strip()
         try:
             if bracket and starts_with(bracket, self._held, pos):
-                self._held, self._state = self._held[pos + len(bracket) :], self._end
+                self._held = self._held[pos + len(bracket) :]
+                self._state = self._end
                 return True
             if not bracket and starts_with(self._delimiters.end.strip(), self._held, pos):
                 self._state = self._end

@@ -102,7 +102,8 @@ class CallDelimiters(ABC):
         """Where the first call starts in ``text``, which starts with an opener; negative if it does
         not.
         """
-        begin, bracket = self.begin.strip(), self.brackets[0].strip()
+        begin = self.begin.strip()
+        bracket = self.brackets[0].strip()
         if not begin or not text.startswith(begin):
             return 0
         pos = skip_blanks(text, len(begin))
@@ -164,21 +165,20 @@ class ObjectDelimiters(CallDelimiters):
         """A call with arguments by the schema as a whole."""
         name = grammar.quoted(json.dumps(tool.name, ensure_ascii=False))
         first, second, last = self.blanks
-        name_key, middle = (
-            f'{first}"{self.name_key}": ',
-            grammar.text(f',{second}"{self.arguments_key}": '),
-        )
+        name_key = f'{first}"{self.name_key}": '
+        middle = grammar.text(f',{second}"{self.arguments_key}": ')
         if not self.name_key:
-            name_key, middle = first, grammar.text(": ")
-        head, end = grammar.text(f"{self.open}{{{name_key}"), grammar.text(f"{last}}}{self.close}")
+            name_key = first
+            middle = grammar.text(": ")
+        head = grammar.text(f"{self.open}{{{name_key}")
+        end = grammar.text(f"{last}}}{self.close}")
         if self.id_before:
-            before, after = (
-                grammar.text(f'{self.open}{{"{self.id_before}": "'),
-                grammar.text(f'", {name_key}'),
-            )
+            before = grammar.text(f'{self.open}{{"{self.id_before}": "')
+            after = grammar.text(f'", {name_key}')
             head = f"{before} /[0-9]{{1,3}}/ {after}"
         if self.id_after:
-            before, after = grammar.text(f', "{self.id_after}": "'), grammar.text('"')
+            before = grammar.text(f', "{self.id_after}": "')
+            after = grammar.text('"')
             end = f"{before} /[A-Za-z0-9]{{9}}/ {after} {end}"
         return f"{head} {name} {middle} {json_arguments(grammar, tool)} {end}"
 
@@ -342,12 +342,14 @@ class TagDelimiters(CallDelimiters):
             body = f"{' '.join(required)} {any_other}"
         else:
             body = _any_order(grammar, required, any_other)
-        head, end = grammar.text(self.open), grammar.text(self.close)
+        head = grammar.text(self.open)
+        end = grammar.text(self.close)
         name_end = grammar.text(self.name_end) + (_LINE if self.is_loose else "")
         return grammar.rule(f"{head} {grammar.quoted(tool.name)} {name_end} {body} {end}")
 
     def _argument(self, grammar: GrammarBuilder, tool: Tool, key: str) -> str:
-        schema, end = tool.properties[key], grammar.text(self.value_end)
+        schema = tool.properties[key]
+        end = grammar.text(self.value_end)
         if words := tool.words(key):
             return self._tagged(grammar, grammar.quoted(key), f"{_one_of(grammar, words)} {end}", 0)
         if "string" in tool.types(key):
@@ -486,7 +488,8 @@ class LiteralDelimiters(CallDelimiters):
             return f"{grammar.text(self.quotes[0])} {grammar.until(self.quotes[0])}"
         strings = []
         for quote in self.quotes:
-            inner, end = rf"[^{quote}\\\n]|\\.", quote
+            inner = rf"[^{quote}\\\n]|\\."
+            end = quote
             if is_argument and self.after_arguments:
                 inner = rf"{inner}|{quote}+[ \t]*([^{quote}\\\s,)\]}}]|\\.)"
                 end = f"{quote}+"
@@ -495,10 +498,8 @@ class LiteralDelimiters(CallDelimiters):
 
     def _any(self, grammar: GrammarBuilder) -> str:
         """Any value."""
-        string, scalar = (
-            self._string(grammar),
-            grammar.json({"type": ["number", "boolean", "null"]}),
-        )
+        string = self._string(grammar)
+        scalar = grammar.json({"type": ["number", "boolean", "null"]})
         key = string if self.has_escapes else r'/[^:{}\[\],"<>]{1,100}/'
 
         def value(itself: str) -> str:

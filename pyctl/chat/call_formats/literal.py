@@ -64,7 +64,8 @@ class LiteralReader:
     def read(self, text: str, final: bool) -> str:
         """Consume the certain part of ``text``, and return the rest."""
         while text and not self.is_done:
-            state, size = self._state, len(text)
+            state = self._state
+            size = len(text)
             text = state(text, final)
             if len(text) == size and self._state == state:
                 return "" if final else text
@@ -226,7 +227,9 @@ class LiteralReader:
         quote = next(filter(text.startswith, self._quotes), "")
         if quote:
             self._append('"')
-            self._quote, self._state, self._after_string = quote, self._string, then
+            self._quote = quote
+            self._state = self._string
+            self._after_string = then
         return bool(quote)
 
     def _may_be_quote(self, text: str) -> bool:

@@ -51,7 +51,8 @@ class LlamaFormat(TaggedFormat):
     def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
         """A call as JSON."""
         name = grammar.quoted(json.dumps(tool.name, ensure_ascii=False))
-        head, middle = grammar.text('{"name": '), grammar.text(', "parameters": ')
+        head = grammar.text('{"name": ')
+        middle = grammar.text(', "parameters": ')
         end = grammar.text("}")
         return (
             f"({grammar.text(_TAG)})? {head} {name} {middle} {json_arguments(grammar, tool)} {end}"

@@ -24,7 +24,9 @@ from pyctl.text import overlap, random_id
 
 __all__ = ["HARMONY", "MessageFormat"]
 
-_START, _MESSAGE, _CHANNEL = "<|start|>", "<|message|>", "<|channel|>"
+_START = "<|start|>"
+_MESSAGE = "<|message|>"
+_CHANNEL = "<|channel|>"
 _ROLE = f"{_START}assistant"
 _MAX_HEAD = 256
 
@@ -103,7 +105,9 @@ class _Parser:
         while self._state(final):
             pass
         delta = ReplyDelta("".join(self._reasoning), "".join(self._content), joined(self._calls))
-        self._reasoning, self._content, self._calls = [], [], []
+        self._reasoning = []
+        self._content = []
+        self._calls = []
         return delta
 
     # Each state consumes held text and returns whether the next one should try.
@@ -116,7 +120,8 @@ class _Parser:
         pos = self._held.find(_MESSAGE)
         if begins and pos < 0 and len(self._held) < _MAX_HEAD + len(_MESSAGE) and not final:
             return False
-        self._state, self._kind = self._body, "content"
+        self._state = self._body
+        self._kind = "content"
         head = self._held[: pos + len(_MESSAGE)]
         if begins and 0 <= pos <= _MAX_HEAD and not _END.search(head):
             self._held = self._held[len(head) :]
@@ -125,7 +130,8 @@ class _Parser:
 
     def _open(self, head: str) -> None:
         """A message starts."""
-        function, reasoning = _FUNCTION.search(head), _REASONING.search(head)
+        function = _FUNCTION.search(head)
+        reasoning = _REASONING.search(head)
         if (
             function is not None
             and self._tools is not None
@@ -133,7 +139,8 @@ class _Parser:
         ):
             self._calls.append(CallDelta(self._n_calls, random_id(), function[1]))
             self._n_calls += 1
-            self._kind, self._has_arguments = "call", False
+            self._kind = "call"
+            self._has_arguments = False
         elif reasoning is not None and self._split:
             self._kind = "reasoning"
         elif reasoning is not None or "to=" in head:
@@ -161,13 +168,16 @@ class _Parser:
         if not final and len(self._held) < len(_ROLE) and _ROLE.startswith(self._held):
             return False
         if self._held.startswith(_ROLE):
-            self._held, self._state = self._held[len(_ROLE) :], self._head
+            self._held = self._held[len(_ROLE) :]
+            self._state = self._head
         elif self._held.startswith(_START) or _ROLE.startswith(
             self._held
         ):  # another role's, or a broken one
             size = len(_START)
             self._content.append(self._held[:size])
-            self._held, self._state, self._kind = self._held[size:], self._body, "content"
+            self._held = self._held[size:]
+            self._state = self._body
+            self._kind = "content"
         else:
             self._state = self._head
         return bool(self._held)

@@ -117,7 +117,8 @@ class CallScanner(ABC):
         while self._state(final):
             pass
         delta = ReplyDelta("", "".join(self._content), joined(self._calls))
-        self._content, self._calls = [], []
+        self._content = []
+        self._calls = []
         return delta
 
     # Each state consumes held text and returns whether the next one should try.
@@ -170,7 +171,8 @@ class CallScanner(ABC):
                 self._depth -= 1
                 if not self._depth:
                     self._append(self._held[:pos])
-                    self._held, self._state = self._held[pos:], self._json_done
+                    self._held = self._held[pos:]
+                    self._state = self._json_done
                     return True
         else:
             pos = len(self._held)
@@ -190,12 +192,15 @@ class CallScanner(ABC):
 
     def _emit(self, size: int) -> bool:
         """Emit ``size`` characters of the held text as content."""
-        text, self._held = self._held[:size], self._held[size:]
+        text = self._held[:size]
+        self._held = self._held[size:]
         if not self._speaking:
-            text, self._blanks = self._blanks + text, ""
+            text = self._blanks + text
+            self._blanks = ""
             self._speaking = bool(text.strip())
             if not self._speaking:
-                self._blanks, text = text, ""
+                self._blanks = text
+                text = ""
         self._content.append(text)
         return False
 
@@ -207,10 +212,13 @@ class CallScanner(ABC):
         """
         self._calls.append(CallDelta(self._n_calls, call_id or random_id()[: self._id_size], name))
         self._name = name
-        self._depth, self._in_string = 0, False
+        self._depth = 0
+        self._in_string = False
         self._n_calls += 1
-        self._blanks, self._speaking = "", False
-        self._held, self._state = self._held[size:], state
+        self._blanks = ""
+        self._speaking = False
+        self._held = self._held[size:]
+        self._state = state
         return True
 
     def _append(self, arguments: str) -> None:
@@ -229,7 +237,9 @@ class ValueEnd:
 
     def __init__(self, *, max_size: int = _MAX_CALL) -> None:
         self._max_size = max_size
-        self._at, self._depth, self._is_quoted = 0, 0, False
+        self._at = 0
+        self._depth = 0
+        self._is_quoted = False
 
     def find(self, text: str, begin: int) -> int:
         """Where the value ends that starts at ``begin``; -1 if it has more than ``max_size``
@@ -239,7 +249,8 @@ class ValueEnd:
         """
         pos = max(self._at, begin)
         while (mark := _JSON_MARKS.search(text, pos)) and mark.end() - begin <= self._max_size:
-            pos, letter = mark.end(), mark[0]
+            pos = mark.end()
+            letter = mark[0]
             if letter == "\\":
                 pos += self._is_quoted
             elif letter == '"':
@@ -256,7 +267,9 @@ class ValueEnd:
         raise NeedMoreInput
 
     def _reset(self) -> None:
-        self._at, self._depth, self._is_quoted = 0, 0, False
+        self._at = 0
+        self._depth = 0
+        self._is_quoted = False
 
 
 def joined(deltas: list[CallDelta]) -> tuple[CallDelta, ...]:
@@ -343,7 +356,8 @@ def whole_call(text: str, name_key: str = "name") -> tuple[str, str]:
     """Name and arguments of a call as JSON, in whatever order; an empty name if it is none."""
     try:
         call = parse_json(text)
-        name, arguments = call.get(name_key), call.get("arguments", call.get("parameters"))
+        name = call.get(name_key)
+        arguments = call.get("arguments", call.get("parameters"))
         if isinstance(arguments, str):
             arguments = parse_json(arguments)
     except (ValueError, AttributeError):

@@ -38,7 +38,8 @@ OVERLAP = 32
 HAND_OVER = 32
 """Generated tokens passed to the index's thread at a time."""
 
-LONGEST_EDIT, MAX_EDITS = 8, 4
+LONGEST_EDIT = 8
+MAX_EDITS = 4
 """Most tokens of a change that is predicted again; most changes with the same first token."""
 
 
@@ -76,7 +77,8 @@ class _IndexWriter:
         data = memoryview(prompt.astype("<i4", copy=False).tobytes())
         for start in range(0, prompt.size, BLOCK):
             digest.update(data[4 * start : 4 * (start + BLOCK)])
-            block, name = prompt[start : start + BLOCK], digest.digest()
+            block = prompt[start : start + BLOCK]
+            name = digest.digest()
             if (
                 self._index.n_added - self._blocks.get(name, -self._index.capacity)
                 < self._index.capacity - 2 * BLOCK
@@ -152,7 +154,8 @@ class _Alignment:
         yield from self.begun
         place = self.begun[-1].place if self.begun else self.place
         text = index.read(place, 2 * (n + LONGEST_EDIT))
-        i, left_out = 0, None
+        i = 0
+        left_out = None
         while i < len(text):
             edit, span = self._edit_at(text, i) if text[i] in self.edits else (None, 1)
             if edit is None:
@@ -171,7 +174,10 @@ class _Alignment:
         if self.begun and (edit := self.begun[0].edit) is not None:
             done = edit.instead[: len(edit.instead) - len(self.begun)]
         self.since = [*done, *fresh]
-        self.parted, self.place, self.length, self.begun = self.place, 0, 0, []
+        self.parted = self.place
+        self.place = 0
+        self.length = 0
+        self.begun = []
 
     def _edit_at(self, text: list[int], i: int) -> tuple[_Edit | None, int]:
         for edit in self.edits.get(text[i], ()):
@@ -292,7 +298,8 @@ class CacheDrafts:
             return alignment, text
         if n - alignment.n_known > len(text):  # not called for more than CONTEXT tokens
             alignment.part([])
-            alignment.n_known, alignment.parted = n, 0
+            alignment.n_known = n
+            alignment.parted = 0
         fresh = text[len(text) - (n - alignment.n_known) :]
         alignment.n_known = n
         self._hand_over(job, alignment)
@@ -346,7 +353,8 @@ class CacheDrafts:
             self._compare(alignment, place - length, alignment.since[:-length])
         else:
             place, length = self.index.find(text, alignment.parted)
-        alignment.place, alignment.length = place, length
+        alignment.place = place
+        alignment.length = length
 
     def _compare(self, alignment: _Alignment, place: int, instead: list[int]) -> None:
         """Learn the change between the divergence and ``place``: the source's tokens there became

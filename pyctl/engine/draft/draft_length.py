@@ -23,30 +23,27 @@ __all__ = ["GRAPH_MS", "LENGTHS", "DraftLengthController", "Origin"]
 
 LENGTHS = (1, 2, 3, 4, 8, 16, 32, 64, 128)  # compared, in addition to the longest allowed
 MIN_GAIN = 1.02  # speedup by drafts below which a source pauses
-MIN_PAUSE, MAX_PAUSE, PROBE = (
-    6,
-    512,
-    2,
-)  # tokens; pauses double, up to 16 times, while drafts do not pay
-LOSS, BUDGET = (
-    0.02,
-    24.0,
-)  # drafts may lose this share of time and this many plain steps; credit is capped at twice
-PRIOR, PRIOR_WEIGHT = 0.8, 3.0  # prior of the accepted share, and its weight in drafts
+# tokens; pauses double, up to 16 times, while drafts do not pay
+MIN_PAUSE = 6
+MAX_PAUSE = 512
+PROBE = 2
+# drafts may lose this share of time and this many plain steps; credit is capped at twice
+LOSS = 0.02
+BUDGET = 24.0
+# prior of the accepted share, and its weight in drafts
+PRIOR = 0.8
+PRIOR_WEIGHT = 3.0
 DOUBT = 0.6  # standard deviations
 MATCHED = (1, 4, 16, 64)  # matching tokens from which on shares differ
-REQUEST_DECAY, SOURCE_DECAY = (
-    0.06,
-    0.02,
-)  # decay of evidence per draft, in a request and in a source
-REMEASURE, GRAPH_STEPS = (
-    256,
-    16,
-)  # steps between measurements of plain ones; steps per CUDA graph of a draft model
-SLOPE, GRAPH_MS = (
-    0.1,
-    12.0,
-)  # assumed: plain steps for each further token; milliseconds of a new CUDA graph
+# decay of evidence per draft, in a request and in a source
+REQUEST_DECAY = 0.06
+SOURCE_DECAY = 0.02
+# steps between measurements of plain ones; steps per CUDA graph of a draft model
+REMEASURE = 256
+GRAPH_STEPS = 16
+# assumed: plain steps for each further token; milliseconds of a new CUDA graph
+SLOPE = 0.1
+GRAPH_MS = 12.0
 
 
 class Origin(NamedTuple):
@@ -90,7 +87,8 @@ class CostCurve:
         self._steepest = steepest
         self._samples: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=8))
         self._known: dict[int, float] = {}
-        self._tokens, self._costs = [start, start + 4096], [cost, cost + 4096 * slope]
+        self._tokens = [start, start + 4096]
+        self._costs = [cost, cost + 4096 * slope]
 
     def add(self, n: int, cost: float) -> None:
         """Add a measurement in plain steps or ms. A single one per ``n`` is ignored: it may include
@@ -104,12 +102,11 @@ class CostCurve:
             if len(samples) > 1
         }
         if len(found) > 1:
-            tokens, costs = list(found), [*accumulate([*found.values()][::-1], min)][::-1]
+            tokens = list(found)
+            costs = [*accumulate([*found.values()][::-1], min)][::-1]
             slope = min((costs[-1] - costs[-2]) / (tokens[-1] - tokens[-2]), self._steepest)
-            self._tokens, self._costs = (
-                [*tokens, tokens[-1] + 4096],
-                [*costs, costs[-1] + 4096 * slope],
-            )
+            self._tokens = [*tokens, tokens[-1] + 4096]
+            self._costs = [*costs, costs[-1] + 4096 * slope]
             self._known.clear()
 
     def __call__(self, n: int) -> float:
@@ -132,8 +129,11 @@ class StepCosts:
         # On a GPU the first few tokens beyond a plain step cost more each than those of wide steps.
         self.of = CostCurve(n_seqs, 1.0, slope, slope if graph_ms else math.inf)
         self.apart = CostCurve(n_seqs, 1.0, SLOPE / 2)
-        self.n_seqs, self.plain_ms, self.graph_ms = n_seqs, 0.0, graph_ms
-        self.n_steps, self._measured = 0, 0
+        self.n_seqs = n_seqs
+        self.plain_ms = 0.0
+        self.graph_ms = graph_ms
+        self.n_steps = 0
+        self._measured = 0
         self.budget = BUDGET  # plain steps that drafts may lose
         self.plain: deque[float] = deque(maxlen=4)  # milliseconds, at the current context length
 
@@ -156,7 +156,8 @@ class StepCosts:
             self.apart.add(-(-n_apart // 8) * 8, max(ms - others, 0.0) / (self.plain_ms or ms))
         elif n_tokens <= self.n_seqs:
             self.plain.append(ms)
-            self.plain_ms, self._measured = _quartile(self.plain), self.n_steps
+            self.plain_ms = _quartile(self.plain)
+            self._measured = self.n_steps
         elif self.plain_ms:  # as a ratio, since both grow with the context
             self.of.add(n_tokens, max(ms / self.plain_ms, 1.0))
 
@@ -167,24 +168,33 @@ class DraftState:
     """
 
     def __init__(self, decay: float = REQUEST_DECAY) -> None:
-        self._keep, self._n_tried, self._n_right = 1 - decay, 0.0, 0.0
-        self.pause, self.is_probing = 0, False  # tokens left of a pause, which a probe ends
-        self.inputs, self.length = (0, 0, 0, 0, (0, 0)), 0  # inputs for which `length` was chosen
+        self._keep = 1 - decay
+        self._n_tried = 0.0
+        self._n_right = 0.0
+        # tokens left of a pause, which a probe ends
+        self.pause = 0
+        self.is_probing = False
+        # inputs for which `length` was chosen
+        self.inputs = (0, 0, 0, 0, (0, 0))
+        self.length = 0
 
     def add(self, n_drafted: int, n_accepted: int) -> None:
         """Count a draft."""
         self._n_tried = self._n_tried * self._keep + min(n_accepted + 1, n_drafted)
         self._n_right = self._n_right * self._keep + n_accepted
         right = 0 < n_drafted <= 2 * n_accepted
-        self.length, self.is_probing = 0, self.is_probing and right
+        self.length = 0
+        self.is_probing = self.is_probing and right
 
     def rest(self, n_tokens: int) -> None:
         """Pause for ``n_tokens`` and reduce the evidence to the prior's weight, so that the next
         drafts decide.
         """
         scale = PRIOR_WEIGHT / max(self._n_tried, PRIOR_WEIGHT)
-        self._n_tried, self._n_right = self._n_tried * scale, self._n_right * scale
-        self.pause, self.is_probing = n_tokens, True
+        self._n_tried = self._n_tried * scale
+        self._n_right = self._n_right * scale
+        self.pause = n_tokens
+        self.is_probing = True
 
     def share(self, prior: float, doubt: float = 0.0) -> float:
         """Return the estimated share of right tokens, ``doubt`` deviations higher where that is at
@@ -221,7 +231,9 @@ class DraftLengthController:
     def __init__(
         self, n_free: int = 1024, graph_ms: float = 0.0, *, has_planes: bool = False
     ) -> None:
-        self.n_free, self._graph_ms, self._has_planes = n_free, graph_ms, has_planes
+        self.n_free = n_free
+        self._graph_ms = graph_ms
+        self._has_planes = has_planes
         self._costs: dict[int, StepCosts] = {}
         self.proposing: defaultdict[int, CostCurve] = defaultdict(
             CostCurve
@@ -233,10 +245,9 @@ class DraftLengthController:
         self._requests: defaultdict[int, defaultdict[Origin, DraftState]] = defaultdict(
             lambda: defaultdict(DraftState)
         )
-        self._width, self._place = (
-            (0, 0),
-            0,
-        )  # requests and tokens of the last step; equal steps before it
+        # requests and tokens of the last step; equal steps before it
+        self._width = (0, 0)
+        self._place = 0
         self._n_apart = 0  # tokens of this step that others wait for
 
     def costs(self, n_seqs: int) -> StepCosts:
@@ -255,15 +266,18 @@ class DraftLengthController:
         drafted already: ``origin`` is of what continues them, and the result is how many more
         follow.
         """
-        costs, drafts = self.costs(n_seqs), self._requests[key][origin]
+        costs = self.costs(n_seqs)
+        drafts = self._requests[key][origin]
         if limit <= 0 or costs.needs_plain() or drafts.pause:
             return 0
         inputs = limit, n_before, n_seqs, costs.n_steps // 16, self._width
         if drafts.inputs != inputs or not drafts.length:
             gain, cost, n = self._best(key, origin, costs, limit, n_before)
-            drafts.inputs, drafts.length = inputs, 0
+            drafts.inputs = inputs
+            drafts.length = 0
             if gain > MIN_GAIN:
-                drafts.is_probing, self._next_pause[origin] = False, MIN_PAUSE
+                drafts.is_probing = False
+                self._next_pause[origin] = MIN_PAUSE
             elif origin.matched:
                 return 0
             elif drafts.is_probing:
@@ -295,10 +309,12 @@ class DraftLengthController:
 
         If the latter need a second evaluation, the others draft with the model all the same.
         """
-        costs, gain = self.costs(n_seqs), self.gain(key, model, n, n_seqs)
+        costs = self.costs(n_seqs)
+        gain = self.gain(key, model, n, n_seqs)
         if not costs.plain_ms or not self._is_apart(n_seqs, n_text):
             return gain > self.gain(key, text, n_text, n_seqs)
-        p, share = self._share(key, text, n_seqs), self._share(key, model, n_seqs)
+        p = self._share(key, text, n_seqs)
+        share = self._share(key, model, n_seqs)
         more = (
             _sum(p, n_text) - 1 - (2 - p**n_text) * (_sum(share, n) - 1)
         )  # one or two steps without the model
@@ -325,7 +341,8 @@ class DraftLengthController:
         self, key: int, origin: Origin, costs: StepCosts, limit: int, n_before: int
     ) -> _ExpectedGain:
         share = self._share(key, origin._replace(is_before=True), costs.n_seqs) if n_before else 0.0
-        p, best = self._share(key, origin, costs.n_seqs), _ExpectedGain(0.0, 0.0, 0)
+        p = self._share(key, origin, costs.n_seqs)
+        best = _ExpectedGain(0.0, 0.0, 0)
         for n in [*(n for n in LENGTHS if n < limit), limit]:
             expected = self._expected_gain(origin, costs, p, n, (n_before, share))
             if best.n and expected.cost > costs.budget:
@@ -348,14 +365,14 @@ class DraftLengthController:
         """
         (n_before, share), n_seqs = first, costs.n_seqs
         n_own = 1 if origin.matched else n_seqs  # requests that draft
-        yielded, reached = _sum(share, n_before), share**n_before
-        all_right, more = reached * p**n, reached * (_sum(p, n) - 1)
+        yielded = _sum(share, n_before)
+        reached = share**n_before
+        all_right = reached * p**n
+        more = reached * (_sum(p, n) - 1)
         before = n_seqs * (1 + n_before)
         is_apart = self._is_apart(n_seqs, n_before + n)
-        width, known = (
-            before + (n_seqs if self._has_planes and not is_apart else n_own) * n,
-            costs.of(before),
-        )
+        width = before + (n_seqs if self._has_planes and not is_apart else n_own) * n
+        known = costs.of(before)
         cost = costs.apart(1 + n) if is_apart else costs.of(width) - known
         if not origin.matched:
             cost += self.proposing[n_seqs](n) / costs.plain_ms
@@ -391,9 +408,12 @@ class DraftLengthController:
         ``ms`` is None if it did other work. ``proposing`` is how many tokens a model drafted for
         each, and its time.
         """
-        n_seqs, width, costs = len(accepted), (len(accepted), n_tokens), self.costs(len(accepted))
+        n_seqs = len(accepted)
+        width = (len(accepted), n_tokens)
+        costs = self.costs(len(accepted))
         self._place = 0 if width != self._width else self._place + 1
-        new_graph, n_apart = (0.25, 1.0, 0.0)[min(self._place, 2)], self._n_apart
+        new_graph = (0.25, 1.0, 0.0)[min(self._place, 2)]
+        n_apart = self._n_apart
         lost = (
             costs.of(n_tokens - n_apart)
             - 1

@@ -255,7 +255,8 @@ class DraftSettings:
         )
 
 
-_SIZE, _LENGTH = integer(1, 1024), integer(0, 1024)
+_SIZE = integer(1, 1024)
+_LENGTH = integer(0, 1024)
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,8 @@ class NgramSource:
     """
 
     def __init__(self, name: str, n_match: int, maximum: int) -> None:
-        self.name, self.maximum = name, maximum
+        self.name = name
+        self.maximum = maximum
         self._n_match = n_match
         self._drop = pow(_FACTOR, n_match - 1, 2**64)
         self._running: dict[int, tuple[_Text, _Places]] = {}
@@ -92,7 +93,8 @@ def _powers(factor: int) -> NDArray[np.uint64]:
     return np.multiply.accumulate(powers)
 
 
-_POWERS, _INVERSES = _powers(_FACTOR), _powers(pow(_FACTOR, -1, 2**64))
+_POWERS = _powers(_FACTOR)
+_INVERSES = _powers(pow(_FACTOR, -1, 2**64))
 
 
 class _Text:
@@ -116,7 +118,8 @@ class _Text:
             value = int(self._hashes[self.n])
             for i, token in enumerate(tokens, self.n):
                 value = (value * _FACTOR + int(token)) & _MASK
-                self._tokens[i], self._hashes[i + 1] = token, value
+                self._tokens[i] = token
+                self._hashes[i + 1] = value
         else:
             self._tokens[self.n : n] = tokens
             for start in range(self.n, n, _STEP):  # hash(prefix i) / F^i is a running sum
@@ -161,7 +164,8 @@ class _Places:
 
     def put(self, text: _Text, last: int) -> None:
         """Add the n-grams that start before ``last`` and are not added yet."""
-        first, self._n_put = self._n_put, last
+        first = self._n_put
+        self._n_put = last
         if last - first > _STEP // 16:
             self._merge_latest()
             self._merge(

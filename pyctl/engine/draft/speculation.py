@@ -29,7 +29,8 @@ each number of rows in other parts. Contexts are also multiples of it."""
 SHADOW = 8
 """Tokens of a proposal that are kept to learn from, if fewer are drafted."""
 
-PATIENCE, STRIDE = 16, 4
+PATIENCE = 16
+STRIDE = 4
 """Behind so many steps without a draft of a text, texts are asked in one of so many: a look takes
 50 microseconds.
 """
@@ -65,7 +66,8 @@ class ModelDrafts:
 
     def __init__(self, evaluator: Evaluator, n_max: int, n_min: int = 0) -> None:
         self.name = evaluator.facts.draft_type
-        self.n_max, self._n_min = n_max, n_min
+        self.n_max = n_max
+        self._n_min = n_min
         self._evaluator = evaluator
 
     def propose(self, jobs: Sequence[DraftJob], n: int = 0) -> list[tuple[int, ...]]:
@@ -94,8 +96,10 @@ class Speculation:
         lengths: DraftLengthController | None = None,
         width: int = 0,
     ) -> None:
-        self._sources, self._model = tuple(sources), model
-        self._lengths, self._width = lengths, width
+        self._sources = tuple(sources)
+        self._model = model
+        self._lengths = lengths
+        self._width = width
         self.names = tuple(source.name for source in (*sources, model) if source is not None)
         self.seconds = time.perf_counter
         # By request, those that its reply has not reached yet.
@@ -208,7 +212,8 @@ class Speculation:
         Behind many sure tokens, which follow a rollback to a mark, a head would have to draft
         through each of these first.
         """
-        own, began = Origin(model.name), self.seconds()
+        own = Origin(model.name)
+        began = self.seconds()
         able = [
             (i, job)
             for i, job in enumerate(self._jobs)
@@ -230,7 +235,8 @@ class Speculation:
             self._proposing = n, (self.seconds() - began) * 1e3
             for (i, job), proposed in zip(wanted, drafts, strict=True):
                 if draft := tuple(takewhile(_is_text, proposed[:n])):
-                    found[i], self._origins[job.key] = draft, own
+                    found[i] = draft
+                    self._origins[job.key] = own
                     self._propose(job, (), draft, own)
 
     def _leads(self, own: Origin, n: int, job: DraftJob, found: tuple[int, ...]) -> bool:
@@ -239,7 +245,8 @@ class Speculation:
         """
         if not found:
             return True
-        origin, n_seqs = self._origins[job.key], len(self._jobs)
+        origin = self._origins[job.key]
+        n_seqs = len(self._jobs)
         if not n or self._lengths is None:
             return n > 0 and own.prior >= origin.prior
         return self._lengths.leads(job.key, own, n, origin, len(found), n_seqs)
@@ -251,7 +258,8 @@ class Speculation:
         proposes to learn.
         """
         for i in wanted:
-            job, draft = self._jobs[i], found[i]
+            job = self._jobs[i]
+            draft = found[i]
             names = self._origins[job.key].source.split("+") if draft else []
             if source.name in names or not (match := source.match(job, draft)).n:
                 continue
@@ -262,7 +270,8 @@ class Speculation:
             more = tuple(takewhile(_is_text, match.read(max(n, origin.counted(SHADOW)))))
             self._propose(job, draft, more, origin)
             if n and more:
-                found[i], self._origins[job.key] = draft + more[:n], origin
+                found[i] = draft + more[:n]
+                self._origins[job.key] = origin
 
     def _propose(
         self, job: DraftJob, before: tuple[int, ...], tokens: tuple[int, ...], origin: Origin
@@ -296,7 +305,8 @@ class Speculation:
             self._proposals[job.key] = left
 
     def _draft(self, job: DraftJob, tokens: tuple[int, ...]) -> Draft:
-        n, width = len(tokens), min(self._width, job.maximum)
+        n = len(tokens)
+        width = min(self._width, job.maximum)
         if n == 0 and width == 0:
             return NO_DRAFT
         return Draft((*tokens, *job.sure[-1:] * (width - n)), n)

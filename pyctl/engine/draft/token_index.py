@@ -35,7 +35,9 @@ MAX_LOOKS = 8
 NEAR = 4096
 """Tokens after the place `find` prefers, for equal matches."""
 
-BACK, AHEAD, NEXT = 32, 128, 2
+BACK = 32
+AHEAD = 128
+NEXT = 2
 """Window of `near` before and after its place; a single matching token must be within NEXT."""
 
 PAGE = 4096
@@ -43,7 +45,9 @@ PAGE = 4096
 CHUNK = 4096
 """Tokens added at a time; other threads may run between chunks."""
 
-_FACTOR, _SPREAD, _MASK = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 2**64 - 1
+_FACTOR = 0x9E3779B97F4A7C15
+_SPREAD = 0xD1B54A32D192ED03
+_MASK = 2**64 - 1
 
 
 class TokenIndex:
@@ -83,14 +87,17 @@ class TokenIndex:
     def begin(self) -> None:
         """Start a new text."""
         if self._run:
-            self.tail, self._run = min(self.tail + 1, self.capacity - 1), 0
+            self.tail = min(self.tail + 1, self.capacity - 1)
+            self._run = 0
             self.ring[self.tail] = GAP
 
     def clear(self) -> None:
         """Remove all tokens."""
         self.ring[:] = GAP
         self._make_tables()
-        self.tail, self._run, self.n_added = 1, 0, 0
+        self.tail = 1
+        self._run = 0
+        self.n_added = 0
 
     def add(self, tokens: Tokens) -> None:
         """Append ``tokens``, all >= 0, to the current text."""
@@ -103,9 +110,11 @@ class TokenIndex:
             if room:
                 self._add(tokens[:room])
             self.ring[self.capacity - 1] = self.ring[1] = GAP  # texts do not wrap around
-            self.tail, self._run = 1, 0
+            self.tail = 1
+            self._run = 0
             return self._add(tokens[room:])
-        n, first = int(tokens.size), self.tail
+        n = int(tokens.size)
+        first = self.tail
         context = min(self._run, GRAMS[-1] - 1)
         self.ring[first + n] = GAP
         self.ring[first : first + n] = tokens
@@ -124,12 +133,16 @@ class TokenIndex:
                     self._shift
                 )
                 self._enter(level, buckets.astype(np.int64), places[skipped:])
-        self.tail, self._run, self.n_added = first + n, self._run + n, self.n_added + n
+        self.tail = first + n
+        self._run = self._run + n
+        self.n_added = self.n_added + n
 
     def _enter(self, level: int, buckets: NDArray[np.int64], places: NDArray[np.int32]) -> None:
-        newest, before = self._newest[level], self._before[level]
+        newest = self._newest[level]
+        before = self._before[level]
         order = np.argsort(buckets, kind="stable")
-        buckets, places = buckets[order], places[order]
+        buckets = buckets[order]
+        places = places[order]
         same = buckets[1:] == buckets[:-1]
         previous = newest[buckets]
         previous[1:][same] = places[:-1][same]
@@ -149,11 +162,14 @@ class TokenIndex:
         """
         if len(text) < GRAMS[0]:
             return 0, 0
-        end, ring = text[: -CONTEXT - 1 : -1], self._ring_of
-        found, longest = 0, GRAMS[0] - 1
+        end = text[: -CONTEXT - 1 : -1]
+        ring = self._ring_of
+        found = 0
+        longest = GRAMS[0] - 1
         seen: set[int] = set()
         for level, bucket in self._buckets(end):
-            place, before = self._newest_of[level][bucket], self._before_of[level]
+            place = self._newest_of[level][bucket]
+            before = self._before_of[level]
             for _ in range(MAX_LOOKS):
                 if not place:
                     break
@@ -163,7 +179,8 @@ class TokenIndex:
                     if length > longest or (
                         length == longest and 0 <= place - near < NEAR and near
                     ):
-                        found, longest = place + 1, length
+                        found = place + 1
+                        longest = length
                 place = before[place]
             if longest < GRAMS[level]:
                 break
@@ -174,7 +191,8 @@ class TokenIndex:
         as `find`.
         """
         first = max(place - BACK, 0)
-        window, wanted = self.ring[first : place + AHEAD].tolist(), tokens[:-5:-1]
+        window = self.ring[first : place + AHEAD].tolist()
+        wanted = tokens[:-5:-1]
         if not wanted or wanted[0] not in window:
             return 0, 0
         found: list[tuple[int, int]] = []
@@ -203,7 +221,8 @@ class TokenIndex:
         """Yield (level, bucket) for each n-gram length, shortest first: most texts occur
         nowhere.
         """
-        value, n = 0, 0
+        value = 0
+        n = 0
         for level, gram in enumerate(GRAMS):
             for token, power in zip(backwards[n:gram], self._powers[n:gram], strict=False):
                 value += (token + 1) * power
@@ -215,7 +234,8 @@ class TokenIndex:
         """Return how many tokens from ``place`` back match ``backwards``; a loop, since most differ
         at once.
         """
-        ring, n = self._ring_of, 0
+        ring = self._ring_of
+        n = 0
         for token in backwards:
             if ring[place - n] != token:
                 break

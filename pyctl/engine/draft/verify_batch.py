@@ -100,7 +100,8 @@ def _is_short(job: DraftJob, draft: Draft, n_rollback: int) -> bool:
 def _item(active: ActiveRequest, draft: Draft) -> BatchItem:
     assert active.seq is not None
     assert active.pending is not None
-    sure, seq = active.pending, active.seq
+    sure = active.pending
+    seq = active.seq
     return BatchItem(active, SequenceTokens(seq.id, sure + draft.tokens, seq.n, len(sure)), draft)
 
 

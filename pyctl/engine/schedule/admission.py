@@ -112,7 +112,10 @@ class ActiveRequest:
         """Return to the state before the start."""
         if self.steps is not None:
             self.steps.close()
-        self.seq, self.steps, self.stats, self.step = None, None, None, None
+        self.seq = None
+        self.steps = None
+        self.stats = None
+        self.step = None
 
 
 class Occupancy:
@@ -165,7 +168,8 @@ class Admission:
     def __init__(self, n_cells: int, n_ctx: int) -> None:
         self.queue: deque[ActiveRequest] = deque()
         self.suspended: list[ActiveRequest] = []
-        self._n_cells, self._n_ctx = n_cells, n_ctx
+        self._n_cells = n_cells
+        self._n_ctx = n_ctx
         self._reserve = max(min(n_ctx // 8, MAX_RESERVE), 1)
 
     def __bool__(self) -> bool:
@@ -209,7 +213,8 @@ class Admission:
 
     def take_next(self, occupancy: Occupancy) -> ActiveRequest | None:
         """Remove and return the request that starts or resumes now, None for none."""
-        running, n_seqs = occupancy.running, len(occupancy.sequences)
+        running = occupancy.running
+        n_seqs = len(occupancy.sequences)
         claimed = sum(map(self._claim, running))
         blocked: list[ActiveRequest] = []
         for active in self if len(running) < n_seqs else ():

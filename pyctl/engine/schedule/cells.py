@@ -23,7 +23,9 @@ class SequenceWorth:
     """
 
     def __init__(self, memory: SequenceMemory, cache: RamCache, occupancy: Occupancy) -> None:
-        self._memory, self._cache, self._occupancy = memory, cache, occupancy
+        self._memory = memory
+        self._cache = cache
+        self._occupancy = occupancy
 
     def likely(self, seq: LiveSequence) -> float:
         """Return the expected number of prompts that resume in ``seq``."""
@@ -115,11 +117,9 @@ class CellPool:
     def __init__(self, occupancy: Occupancy, n_cells: int, prefix_cache: PrefixCache) -> None:
         self.n_cells = n_cells
         self.worth = SequenceWorth(prefix_cache.memory, prefix_cache.cache, occupancy)
-        self._occupancy, self._park, self._device = (
-            occupancy,
-            prefix_cache.park,
-            prefix_cache.device,
-        )
+        self._occupancy = occupancy
+        self._park = prefix_cache.park
+        self._device = prefix_cache.device
 
     @property
     def n_used(self) -> int:
@@ -140,7 +140,8 @@ class CellPool:
         # separately.
         extra = min(n, MIN_FREE) if len(self._occupancy.sequences) > 1 else 0
         while True:
-            idle, maximum = self._occupancy.to_park(), self.n_cells - self.n_used - n
+            idle = self._occupancy.to_park()
+            maximum = self.n_cells - self.n_used - n
             if maximum < 0:
                 if not idle:
                     return False
@@ -155,7 +156,8 @@ class CellPool:
 
     def empty(self) -> bool:
         """Remove all unused rows from the context; return whether that freed cells."""
-        n_held, parked = self._device.n_cells, self.clear_idle()
+        n_held = self._device.n_cells
+        parked = self.clear_idle()
         self._device.shrink(0)
         return parked or self._device.n_cells < n_held
 

@@ -62,7 +62,8 @@ class Prewarms:
 
     def __init__(self, prefix_cache: PrefixCache, n_ubatch: int, clock: Clock) -> None:
         self._clock = clock
-        self._prefix_cache, self._n_ubatch = prefix_cache, n_ubatch
+        self._prefix_cache = prefix_cache
+        self._n_ubatch = n_ubatch
         self._queue: list[ActiveRequest] = []
         # The tokens of the latest client prompts: no requests, since image files are large.
         self._lately: deque[Tokens] = deque(maxlen=MAX_PREWARMS)
@@ -92,7 +93,8 @@ class Prewarms:
             place = next((i for i, tokens in enumerate(came) if tokens is before), -1)
             if any(_goes_on(tokens, request) for tokens in came[place + 1 :]):
                 return
-            tokens, exact = request.prompt.tokens, self._prefix_cache.settings.exact
+            tokens = request.prompt.tokens
+            exact = self._prefix_cache.settings.exact
             active.quiet = AT_ONCE_SECONDS
             is_near = not exact and any(0 < seq.n == seq.shared(tokens) for seq in sequences)
             if is_near or self._n_unused >= MAX_UNUSED:
@@ -141,7 +143,8 @@ class Prewarms:
 
     def clear(self) -> list[ActiveRequest]:
         """Empty the queue and return its requests."""
-        waiting, self._queue = self._queue, []
+        waiting = self._queue
+        self._queue = []
         return waiting
 
     def forget(self) -> None:
@@ -167,11 +170,9 @@ class Prewarms:
         """Whether the warm-up gains a snapshot after all that the next turn finds, and does not
         merely refill a cache that is too small.
         """
-        request, nearest, last = (
-            lookup.request,
-            lookup.ways[0].n if lookup.ways else 0,
-            max(lookup.ends, default=0),
-        )
+        request = lookup.request
+        nearest = lookup.ways[0].n if lookup.ways else 0
+        last = max(lookup.ends, default=0)
         if nearest >= last and (
             goal == last or self._prefix_cache.cache.get(lookup.match.prefix(goal))
         ):

@@ -67,7 +67,8 @@ class Scheduler:
         )
         self.prewarms = Prewarms(prefix_cache, facts.n_ubatch, clock)
         self.idle_jobs: list[Job[Any]] = []
-        self._backend, self._settings = backend, settings
+        self._backend = backend
+        self._settings = settings
         self._prefix_cache = prefix_cache
         self._counters = counters
         self._n_ready = n_ready
@@ -129,7 +130,8 @@ class Scheduler:
         """
         # So short requests (titles, next turns) do not wait for a long prompt, which gets every
         # second batch.
-        others, maximum = () if self._has_passed else ready[1:], self._backend.facts.n_ubatch
+        others = () if self._has_passed else ready[1:]
+        maximum = self._backend.facts.n_ubatch
         short = next((each for each in others if self._n_missing(each) <= maximum), None)
         self._has_passed = short is not None
         return short or next(iter(ready), None)
@@ -199,7 +201,8 @@ class Scheduler:
 
     def _begin(self, active: ActiveRequest) -> None:
         """Start a request on the free sequence with the highest gain."""
-        free, request = self.occupancy.free_for(active), active.handle.request
+        free = self.occupancy.free_for(active)
+        request = active.handle.request
         clears = self._clears and not self.running
         worth = self.cells.worth
         seq = active.seq = worth.best(
@@ -207,7 +210,9 @@ class Scheduler:
         )
         self._n_begun += 1
         self._found.pop(active, None)
-        active.id, active.in_company, active.turn.place = self._n_begun, False, 0
+        active.id = self._n_begun
+        active.in_company = False
+        active.turn.place = 0
         (self.occupancy.named.add if request.seq >= 0 else self.occupancy.named.discard)(seq.id)
         self.occupancy.last[seq.id] = active
         self.running.append(active)
@@ -347,7 +352,8 @@ class Scheduler:
 
     def _resume(self, active: ActiveRequest) -> None:
         """Restore a suspended request to a free sequence."""
-        seq, kept = active.seq, active.kept
+        seq = active.seq
+        kept = active.kept
         assert seq is not None
         assert kept is not None
         occupancy = self.occupancy
@@ -360,7 +366,9 @@ class Scheduler:
             self.cells.clear_idle()  # so that its rows lie in the cells of a run that is alone
         self.cells.make_room(seq.n, self._prefix_cache.device.n_ready(kept, 0, kept.n))
         active.turn.place = 0
-        seq.id, occupancy.sequences[free.id], occupancy.last[free.id] = free.id, seq, active
+        seq.id = free.id
+        occupancy.sequences[free.id] = seq
+        occupancy.last[free.id] = active
         self.running.append(active)
         try:
             self._prefix_cache.resume(seq, kept)
@@ -420,7 +428,8 @@ def _tell_place(active: ActiveRequest) -> None:
     """Send the place of a waiting request, if its client shows progress and has no text yet."""
     if not active.handle.request.return_progress or active.pending is not None:
         return
-    stats, seq = active.stats, active.seq
+    stats = active.stats
+    seq = active.seq
     active.handle.put(
         Progress(
             n_prompt=len(active.handle.request.prompt),

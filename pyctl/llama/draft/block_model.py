@@ -51,7 +51,10 @@ class BlockModel(HeadRows):
         p_min: float = 0.0,
         **options: Any,
     ) -> None:
-        self.type, self.layers, self._shape, self._p_min = shape.type, layers, shape, p_min
+        self.type = shape.type
+        self.layers = layers
+        self._shape = shape
+        self._p_min = p_min
         model = api.llama_get_model(ctx)
         self._n_embd, vocabulary = (
             int(api.llama_model_n_embd(model)),
@@ -150,7 +153,8 @@ class BlockModel(HeadRows):
         hidden rows.
         """
         draft: list[int] = []
-        k, candidate = self._shape.top_k, 0
+        k = self._shape.top_k
+        candidate = 0
         for i in range(place + self._first, place + self._n_block):
             if states is None:
                 token = self._greedy.choose(i)
@@ -209,7 +213,8 @@ class BlockModel(HeadRows):
         if not unread or unread[-1][2] != first:
             self.keep(seq, first)
             self._evaluate_pending(seq)
-            start, unread = first, []
+            start = first
+            unread = []
         if self._seqs[seq].end == start and all(
             is_signed(block, self._signature) for block, _, _ in spans
         ):
@@ -229,10 +234,8 @@ class BlockModel(HeadRows):
             return NOTHING
         self._evaluate_pending(seq)
         self._finish_cuts()
-        block, size = (
-            allocate(self._n_state) if out is None else out,
-            int(self._memory.state_size(seq)),
-        )
+        block = allocate(self._n_state) if out is None else out
+        size = int(self._memory.state_size(seq))
         if SIGNATURE_BYTES + size + N_SIZE > self._n_state:
             return NOTHING
         block[SIGNATURE_BYTES + size : -N_SIZE] = 0

@@ -63,7 +63,8 @@ class BlockShape:
 
 def block_shape(path: Path) -> BlockShape:
     """Return the shape of the DFlash or DSpark file ``path``. Raises ModelError."""
-    head, type = file_head(model_files(path)[0]), type_of(path)
+    head = file_head(model_files(path)[0])
+    type = type_of(path)
     is_spark = type == "draft-dspark"
     if is_spark and "block_size" not in head.numbers:  # llama.cpp would end the process
         raise ModelError(f"{path} does not state the size of its block")
@@ -73,10 +74,8 @@ def block_shape(path: Path) -> BlockShape:
 
     is_anchored = is_spark and bool(number("sample_from_anchor", 1))
     maximum = max(number("block_size", 16) - (not is_anchored), 0)
-    is_sure, is_causal = (
-        not is_spark or head.has("conf_proj.weight"),
-        bool(number("attention.causal", 0)),
-    )
+    is_sure = not is_spark or head.has("conf_proj.weight")
+    is_causal = bool(number("attention.causal", 0))
     return BlockShape(type, maximum, is_anchored, number("selector_top_k", 0), is_causal, is_sure)
 
 
@@ -86,8 +85,10 @@ def check_target(path: Path, target: Any) -> tuple[int, ...]:
 
     Raises ModelError if the target has no such layers, or another width or vocabulary.
     """
-    head, n_layers = file_head(model_files(path)[0]), int(api.llama_model_n_layer(target))
-    layers, width = head.numbers.get("target_layers", ()), int(api.llama_model_n_embd(target))
+    head = file_head(model_files(path)[0])
+    n_layers = int(api.llama_model_n_layer(target))
+    layers = head.numbers.get("target_layers", ())
+    width = int(api.llama_model_n_embd(target))
     if not layers or not all(0 <= layer <= n_layers for layer in layers):
         raise ModelError(
             f"{path} reads layers {', '.join(map(str, layers[:9]))}, and this model has {n_layers}"
@@ -114,7 +115,8 @@ def with_inferred_type(drafts: DraftSettings) -> DraftSettings:
     As in llama-server, all types but ``draft-mtp`` require a file, and drafts are no longer than a
     file's block. Raises ModelError if the file cannot be read or is of another type.
     """
-    types, path = drafts.ordered_types, drafts.draft_path
+    types = drafts.ordered_types
+    path = drafts.draft_path
     if extension.core is None or (extension.drafts is None and (drafts.reads_rows or not path)):
         return _without_model(drafts)
     if drafts.is_automatic:
@@ -126,7 +128,8 @@ def with_inferred_type(drafts: DraftSettings) -> DraftSettings:
         return _without_model(drafts)
     by_model = [name for name in MODEL_TYPES if name in types]
     if path and not by_model and (not types or found in FEATURE_TYPES):
-        types, by_model = (*types, found), [found]
+        types = (*types, found)
+        by_model = [found]
         log.info("draft model %s: --spec-type %s", path, found)
     elif path and by_model and found not in by_model and {found, *by_model} & {*FEATURE_TYPES}:
         raise ModelError(f"{path} is a file for --spec-type {found}, not for {', '.join(by_model)}")
@@ -175,14 +178,13 @@ def vocabulary_difference(model: Any, draft: Any) -> str:
     """Return how the vocabulary of the llama_model ``draft`` differs from ``model``'s; empty if it
     does not.
     """
-    first, second = api.llama_model_get_vocab(model), api.llama_model_get_vocab(draft)
+    first = api.llama_model_get_vocab(model)
+    second = api.llama_model_get_vocab(draft)
     if api.llama_vocab_type(first) != api.llama_vocab_type(second):
         return "its vocabulary is of another type"
     for name in ("bos", "eos"):
-        adds, token = (
-            getattr(api, f"llama_vocab_get_add_{name}"),
-            getattr(api, f"llama_vocab_{name}"),
-        )
+        adds = getattr(api, f"llama_vocab_get_add_{name}")
+        token = getattr(api, f"llama_vocab_{name}")
         if adds(first) != adds(second) or (adds(first) and token(first) != token(second)):
             return f"it has another {name.upper()} token"
     sizes = [int(api.llama_vocab_n_tokens(vocab)) for vocab in (first, second)]

@@ -177,7 +177,8 @@ class DraftMirror:
     """
 
     def __init__(self, model: DraftModel | None, ctx: int) -> None:
-        self.model, self._hidden = model, None
+        self.model = model
+        self._hidden = None
         try:
             self._hidden = (
                 LayerRows(ctx, model.layers) if model is not None and model.layers else None
@@ -203,7 +204,8 @@ class DraftMirror:
         is_copied = self._hidden is None or (len(items) == 1 and self._hidden.start(n))
         self._pass_on(before=is_copied)
         firsts = accumulate((len(item.tokens) for item in items), initial=0)
-        self._pending, self._is_copied = list(zip(items, firsts, strict=False)), is_copied
+        self._pending = list(zip(items, firsts, strict=False))
+        self._is_copied = is_copied
 
     def forget(self, seq: int) -> None:
         """Drop the pending tokens of ``seq``, except for pending saves."""
@@ -251,7 +253,8 @@ class DraftMirror:
 
     def close(self) -> None:
         """Free the model and the hidden rows."""
-        self._pending, self._unsaved = [], []
+        self._pending = []
+        self._unsaved = []
         if self.model is not None:
             self.model.close()
         self.model = self._hidden = None
@@ -260,9 +263,12 @@ class DraftMirror:
         """Pass on pending evaluations; ``before``: the copy of another evaluation's hidden rows has
         started since.
         """
-        pending, is_copied = self._pending, self._is_copied
-        unsaved, self._unsaved = self._unsaved, []
-        self._pending, self._is_copied = [], False
+        pending = self._pending
+        is_copied = self._is_copied
+        unsaved = self._unsaved
+        self._unsaved = []
+        self._pending = []
+        self._is_copied = False
         if self.model is None:
             return
         hidden = None

@@ -23,7 +23,9 @@ class Greedy:
     """
 
     def __init__(self, ctx: Any, n_vocab: int, p_min: float = 0.0) -> None:
-        self._ctx, self._n_vocab, self._p_min = ctx, n_vocab, p_min
+        self._ctx = ctx
+        self._n_vocab = n_vocab
+        self._p_min = p_min
         self._n_logits = int(
             api.llama_vocab_n_tokens(api.llama_model_get_vocab(api.llama_get_model(ctx)))
         )

@@ -74,7 +74,9 @@ class DraftSequence:
             grown[: self._n_rows] = self._rows[: self._n_rows]
             self._rows = grown
         self._rows[self._n_rows : n] = hidden
-        self._n_rows, self.end, self.is_known = n, self.end + len(tokens), True
+        self._n_rows = n
+        self.end = self.end + len(tokens)
+        self.is_known = True
         self.tokens += tokens
 
     def drop(self, n: int) -> None:
@@ -88,14 +90,17 @@ class DraftSequence:
 
     def stand_at(self, row: NDArray[np.float32], *, is_known: bool) -> None:
         """Set ``row``, shape (width,), as the only hidden row, the last token's."""
-        self._rows, self._n_rows = np.array(row[None]), 1
-        self.tokens, self.is_known = [], is_known
+        self._rows = np.array(row[None])
+        self._n_rows = 1
+        self.tokens = []
+        self.is_known = is_known
 
     def forget_all_but(self, n: int) -> None:
         """Keep the latest ``n`` tokens and at most MAX_SPARE more."""
         n_more = len(self.tokens) - n
         if n_more > (MAX_SPARE if n else 0):
-            self._rows, self._n_rows = np.array(self.hidden(n)), n + 1
+            self._rows = np.array(self.hidden(n))
+            self._n_rows = n + 1
             del self.tokens[:n_more]
 
 
@@ -126,7 +131,10 @@ class HeadRows(DraftModel):
     ) -> None:
         self._address = ctypes.cast(ctx, ctypes.c_void_p).value or 0
         attach(self._address)
-        self._ctx, self._model, self._identity, self._window = ctx, model, identity, window
+        self._ctx = ctx
+        self._model = model
+        self._identity = identity
+        self._window = window
         self._cells = api.llama_get_memory(ctx)
         self._n_batch = int(api.llama_n_ubatch(ctx))
         self._width = width
@@ -240,7 +248,8 @@ class HeadRows(DraftModel):
         """Evaluate the pending rows, or on failure drop all rows; return what ``seq`` has then."""
         at = self._seqs[seq]
         while at.n_pending > 0:
-            n_pending, n = at.n_pending, min(at.n_pending, self._n_batch)
+            n_pending = at.n_pending
+            n = min(at.n_pending, self._n_batch)
             tokens = at.tokens[len(at.tokens) - n_pending :][:n]
             code = self._evaluate(seq, at.last, tokens, at.hidden(n_pending)[: n + 1])
             if code != 0:
@@ -257,10 +266,8 @@ class HeadRows(DraftModel):
         at = self._evaluate_pending(seq)
         if not (at.first <= max(first, self.origin) and first < last <= at.last):
             return NOTHING
-        block, first = (
-            allocate(self.rows_size(first, last)) if out is None else out,
-            max(first, self.origin),
-        )
+        block = allocate(self.rows_size(first, last)) if out is None else out
+        first = max(first, self.origin)
         n_bytes = self._memory.rows_size(first, last) if first < last else 0
         block[SIGNATURE_BYTES + n_bytes :] = 0
         try:
@@ -281,7 +288,8 @@ class HeadRows(DraftModel):
         n_own = sum(
             1 for _ in takewhile(lambda span: is_signed(span[0], self._signature), reversed(spans))
         )
-        own, last = spans[len(spans) - n_own :], spans[-1][2] if spans else first
+        own = spans[len(spans) - n_own :]
+        last = spans[-1][2] if spans else first
         if not (at.end == first and n_own == len(spans)):  # rows before those are unknown
             self._restart(seq, own[0][1] if own else last)
         if own and not self._append(seq, own):

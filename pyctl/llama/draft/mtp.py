@@ -75,7 +75,8 @@ class MtpHead(HeadRows):
         for item, (seq, start, _, _) in zip(items, jobs, strict=True):
             at = self._seqs[seq]
             if code == 0:
-                at.last, at.ahead = at.end + 1, item.tokens[0]
+                at.last = at.end + 1
+                at.ahead = item.tokens[0]
             else:
                 n_held = int(api.llama_memory_seq_pos_max(self._cells, seq)) + 1
                 at.first, at.last = (at.first, min(n_held, at.end)) if n_held else (start, start)

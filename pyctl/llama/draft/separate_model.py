@@ -80,7 +80,8 @@ class SeparateModel(DraftModel):
         identity: str = "",
         attach: Callable[[int], None] = lambda address: None,
     ) -> None:
-        self._model, self._ctx = model, ctx
+        self._model = model
+        self._ctx = ctx
         self._n_batch = int(api.llama_n_ubatch(ctx))
         self._greedy = Greedy(ctx, n_vocab, p_min)
         self._seqs = [_SequenceState() for _ in range(int(api.llama_n_seq_max(ctx)))]
@@ -134,7 +135,10 @@ class SeparateModel(DraftModel):
         self._memory.clear(seq)
         at = self._seqs[seq]
         at.first = at.held = 0
-        at.pending, at.ahead, at.mark, at.is_stale = [], [], -1, False
+        at.pending = []
+        at.ahead = []
+        at.mark = -1
+        at.is_stale = False
 
     def _restart(self, seq: int, n: int) -> None:
         """Restart at ``n`` without earlier rows."""
@@ -149,7 +153,9 @@ class SeparateModel(DraftModel):
         else:
             self._memory.rewind(seq, n)
             at.is_stale = self._is_hybrid
-        at.held, at.ahead, at.mark = n, [], -1
+        at.held = n
+        at.ahead = []
+        at.mark = -1
 
     def _confirm(self, seq: int) -> None:
         """Compare ``ahead`` with the trunk's tokens and keep the common prefix."""
@@ -162,7 +168,9 @@ class SeparateModel(DraftModel):
             )
             held = at.held + n_same
             if n_same == len(at.ahead):
-                at.held, at.ahead, at.mark = held, [], -1
+                at.held = held
+                at.ahead = []
+                at.mark = -1
             else:
                 if self._is_hybrid and at.held <= at.mark <= held:
                     held = at.mark
@@ -178,7 +186,8 @@ class SeparateModel(DraftModel):
         """Evaluate the pending tokens in their original batches; on failure drop all rows."""
         self._confirm(seq)
         at = self._seqs[seq]
-        end, n = at.end, self._n_batch
+        end = at.end
+        n = self._n_batch
         parts = [
             tokens[first : first + n] for tokens in at.pending for first in range(0, len(tokens), n)
         ]
@@ -202,7 +211,8 @@ class SeparateModel(DraftModel):
             tokens = self._prepare(item)
             if n_tokens + len(tokens) > self._n_batch:
                 self._draft(group, n)
-                group, n_tokens = [], 0
+                group = []
+                n_tokens = 0
             group.append((item, tokens))
             n_tokens += len(tokens)
         if group:
@@ -241,7 +251,8 @@ class SeparateModel(DraftModel):
 
     def _draft(self, group: Sequence[tuple[SequenceTokens, list[int]]], n: int) -> None:
         """Draft after the tokens of each item; together they are one batch."""
-        outputs, n_tokens = [], 0
+        outputs = []
+        n_tokens = 0
         for item, tokens in group:
             n_tokens = self._greedy.put(
                 n_tokens, item.seq, tokens, item.position + len(item.tokens) - len(tokens)
@@ -252,7 +263,8 @@ class SeparateModel(DraftModel):
             at = self._seqs[item.seq]
             at.draft = ()
             if code == 0:
-                at.held, at.ahead = item.position, list(item.tokens)
+                at.held = item.position
+                at.ahead = list(item.tokens)
                 if self._is_hybrid and n > 1:
                     at.mark = item.position + len(item.tokens)
                     self._memory.mark(item.seq, at.mark)
@@ -264,7 +276,8 @@ class SeparateModel(DraftModel):
         going = list(zip((item for item, _ in group), outputs, strict=True)) if code == 0 else []
         while going:
             chosen = [(item, self._greedy.choose(output)) for item, output in going]
-            going, n_tokens = [], 0
+            going = []
+            n_tokens = 0
             for item, token in chosen:
                 at = self._seqs[item.seq]
                 if token < 0:
@@ -308,7 +321,9 @@ class SeparateModel(DraftModel):
                 self._memory.load(
                     seq, first, [(block[SIGNATURE_BYTES:], p0, p1) for block, p0, p1 in spans]
                 )
-                at.held, at.is_stale, at.mark = last, self._is_hybrid and last > 0, -1
+                at.held = last
+                at.is_stale = self._is_hybrid and last > 0
+                at.mark = -1
                 return
         self._restart(seq, last)
 

@@ -145,7 +145,8 @@ class MessageReply(EventReply):
         """Complete the last block, if it is still open."""
         if not self._blocks:
             return []
-        block, text = self._blocks[-1], "".join(self._parts)
+        block = self._blocks[-1]
+        text = "".join(self._parts)
         self._parts.clear()
         events = []
         if block["type"] == "thinking":

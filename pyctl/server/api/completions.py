@@ -76,7 +76,8 @@ class NativeReply(Reply):
     def _final(
         self, done: Done, content: str, tokens: list[int], has_new_line: bool
     ) -> dict[str, Any]:
-        n_prompt, n_predicted = done.stats.n_prompt, done.timings.n_predicted
+        n_prompt = done.stats.n_prompt
+        n_predicted = done.timings.n_predicted
         return {
             "index": self.index,
             "content": content,
@@ -178,7 +179,8 @@ class _OpenAIReply(Reply):
         is_last = len(self._answer.usages) == len(self._answer.prompts)
         if not is_last or not self.options.stream_options.include_usage:
             return b""
-        usage, timings = encode(_sum(self._answer.usages)), encode(self.timings(done))
+        usage = encode(_sum(self._answer.usages))
+        timings = encode(self.timings(done))
         return frame(
             b'{"choices":[]' + self._tail + b',"usage":' + usage + b',"timings":' + timings + b"}"
         )
@@ -195,7 +197,8 @@ class _OpenAIReply(Reply):
         is_verbose = self.options.verbose
         if self.service.shared.settings.is_verbose if is_verbose is None else is_verbose:
             native = NativeReply(self.service, self.prepared)
-            native.texts, native.tokens = self.texts, self.tokens
+            native.texts = self.texts
+            native.tokens = self.tokens
             body["__verbose"] = native.whole(done)
         return body
 
@@ -239,7 +242,8 @@ class ChatReply(_OpenAIReply):
 
     def ended(self, done: Done) -> bytes:
         frames = self._role() + self._deltas(self._with_echo(self._splitter.finish()))
-        timings, usage = b',"timings":' + encode(self.timings(done)), self.usage_frame(done)
+        timings = b',"timings":' + encode(self.timings(done))
+        usage = self.usage_frame(done)
         finish = encode(self._finish(done)), self.index, self._probs_json()
         last = b'{"choices":[{"finish_reason":%s,"index":%d,"delta":{}%s}]' % finish
         return frames + frame(last + self._tail + (b"" if usage else timings) + b"}") + usage
@@ -261,7 +265,8 @@ class ChatReply(_OpenAIReply):
         """The first delta of a stream starts with the prefill of the reply, unless the client sent
         that.
         """
-        echo, self._echo = self._echo, ReplyDelta()
+        echo = self._echo
+        self._echo = ReplyDelta()
         if not (echo.reasoning or echo.content):
             return delta
         return ReplyDelta(
@@ -300,7 +305,8 @@ class ChatReply(_OpenAIReply):
 
     def _probs_json(self) -> bytes:
         """The log-probabilities that are not sent yet, as a member of a choice."""
-        probs, self._held_probs = self._held_probs, []
+        probs = self._held_probs
+        self._held_probs = []
         return b',"logprobs":' + encode(self.logprobs(probs)) if probs else b""
 
     def _chunk(self, delta: bytes, logprobs: bytes = b"", extras: bytes = b"") -> bytes:
@@ -326,7 +332,8 @@ class TextReply(_OpenAIReply):
         return self._chunk("", [], self.extras(progress))
 
     def piece_frames(self, piece: Piece) -> bytes:
-        echo, self._echo = self._echo, ""
+        echo = self._echo
+        self._echo = ""
         return self._chunk(echo + piece.text, list(piece.probs), self.extras())
 
     def ended(self, done: Done) -> bytes:

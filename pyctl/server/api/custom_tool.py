@@ -31,10 +31,13 @@ def function_of(name: str, tool: Mapping[str, Any], where: str) -> dict[str, Any
 
     RequestError for a format of another kind.
     """
-    description, form = tool.get("description") or "", tool.get("format") or {}
-    kind, grammar = form.get("type", "text") if isinstance(form, dict) else None, ""
+    description = tool.get("description") or ""
+    form = tool.get("format") or {}
+    kind = form.get("type", "text") if isinstance(form, dict) else None
+    grammar = ""
     if kind == "grammar":
-        syntax, definition = form.get("syntax"), form.get("definition")
+        syntax = form.get("syntax")
+        definition = form.get("definition")
         if syntax not in ("lark", "regex") or not isinstance(definition, str):
             raise RequestError(
                 f"{where}.format must have a syntax, lark or regex, and a definition"

@@ -240,7 +240,8 @@ async def rank(service: Service, request: Request) -> Response:
             "This server does not support reranking. Start it with `--reranking`"
         )
     values = parse_object(await request.body())
-    body, is_tei = _RerankBody.of(values), "texts" in values
+    body = _RerankBody.of(values)
+    is_tei = "texts" in values
     if "query" not in values:
         raise RequestError('"query" must be provided')
     if not isinstance(body.query, str):

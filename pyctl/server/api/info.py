@@ -51,12 +51,10 @@ async def router_props(models: Models, request: Request) -> Response:
 
 async def props(service: Service, request: Request) -> Response:
     """GET /props"""
-    info, settings, chat, server = (
-        service.info,
-        service.settings,
-        service.chat,
-        service.shared.settings,
-    )
+    info = service.info
+    settings = service.settings
+    chat = service.chat
+    server = service.shared.settings
     defaults = EngineRequest(
         Prompt.of([]), settings.sampling, settings.n_predict, cache_prompt=settings.cache_prompt
     )

@@ -134,12 +134,12 @@ def _by(label: str, values: Mapping[Any, float]) -> dict[str, float]:
 
 
 def _llama(stats: EngineStats) -> Iterator[Metric]:
-    total, recent = stats.total, stats.recent
-    drafts, busy = total.drafts, total.n_busy / max(total.n_calls, 1)
-    prompt_rate, rate = (
-        _rate(recent.n_evaluated, recent.prompt_ms),
-        _rate(recent.n_predicted, recent.predicted_ms),
-    )
+    total = stats.total
+    recent = stats.recent
+    drafts = total.drafts
+    busy = total.n_busy / max(total.n_calls, 1)
+    prompt_rate = _rate(recent.n_evaluated, recent.prompt_ms)
+    rate = _rate(recent.n_predicted, recent.predicted_ms)
     for name, text, value in (
         (
             "prompt_tokens_total",
@@ -182,10 +182,8 @@ def _llama(stats: EngineStats) -> Iterator[Metric]:
     ):
         yield _gauge(f"llamacpp:{name}", text, value)
     if drafts.by_position:
-        name, text = (
-            "llamacpp:spec_decode_num_accepted_tokens_per_pos_total",
-            "Accepted tokens per draft position",
-        )
+        name = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"
+        text = "Accepted tokens per draft position"
         yield _counter(
             name, text, _by("position", {str(i): n for i, n in enumerate(drafts.by_position)})
         )
@@ -296,10 +294,8 @@ def _cache(view: CacheView) -> Iterator[Metric]:
 
 
 def _memory(memory: Mapping[str, int]) -> Iterator[Metric]:
-    resident, counted = (
-        memory["resident"],
-        {part: n for part, n in memory.items() if part != "resident"},
-    )
+    resident = memory["resident"]
+    counted = {part: n for part, n in memory.items() if part != "resident"}
     yield _gauge(
         "pyctl_memory_resident_bytes", "Bytes of this process in the machine's memory", resident
     )

@@ -111,7 +111,8 @@ async def events(models: Models, request: Request) -> Response:
     """GET /models/sse: what happens to models, as it happens; for HEAD nothing does."""
     if request.method == "HEAD":
         return Response(media_type="text/event-stream")
-    loop, queue = asyncio.get_running_loop(), asyncio.Queue[Mapping[str, Any] | None](_MAX_EVENTS)
+    loop = asyncio.get_running_loop()
+    queue = asyncio.Queue[Mapping[str, Any] | None](_MAX_EVENTS)
 
     def put(event: Mapping[str, Any] | None) -> None:
         if not queue.full():
@@ -148,7 +149,8 @@ def _listed(model: ServedModel, *, own: bool) -> dict[str, Any]:
     """A model in llama-server's list; its flags are for this server's ``own`` pages and for
     programs.
     """
-    source, service = model.source.card, model.service
+    source = model.source.card
+    service = model.service
     status: dict[str, Any] = {"value": model.status}
     if own:
         status |= {"args": source.args, **({"preset": source.preset} if source.preset else {})}

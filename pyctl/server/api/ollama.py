@@ -481,7 +481,8 @@ _NEVER = "2318-01-01T00:00:00Z"
 async def show(service: Service, request: Request) -> Response:
     """POST /api/show: the model, whatever name is asked for."""
     parse_object(await request.body())
-    info, model = service.info, _model(service)
+    info = service.info
+    model = _model(service)
     return JsonResponse(
         {
             "template": service.chat.template.source,

@@ -70,7 +70,8 @@ class ResponseReply(EventReply):
 
     def error_event(self, error: Exception) -> bytes:
         body = error_body(error)["error"]
-        code, message = body["type"], body["message"]
+        code = body["type"]
+        message = body["message"]
         failure = {"error": {"code": code, "message": message}}
         return named_frames(
             [
@@ -220,8 +221,10 @@ class ResponseReply(EventReply):
         if not self._open:
             return []
         self._open = False
-        item, text = self._items[-1], "".join(self._texts)
-        probs, self._probs = self._probs, []
+        item = self._items[-1]
+        text = "".join(self._texts)
+        probs = self._probs
+        self._probs = []
         self._texts.clear()
         if item["type"] in ("function_call", "custom_tool_call") and _is_object(text):
             status = "completed"  # the reply was cut off after it
@@ -241,7 +244,8 @@ class ResponseReply(EventReply):
                 ),
             ]
         elif item["type"] == "custom_tool_call":
-            kind, item["input"] = "response.custom_tool_call_input", input_of(text)
+            kind = "response.custom_tool_call_input"
+            item["input"] = input_of(text)
             events = [self._event(f"{kind}.delta", **self._place(part=False), delta=item["input"])]
             if status == "completed":
                 events.append(
@@ -264,7 +268,8 @@ class ResponseReply(EventReply):
         ]
 
     def _usage(self, done: Done) -> dict[str, Any]:
-        n_prompt, n_predicted = done.stats.n_prompt, done.timings.n_predicted
+        n_prompt = done.stats.n_prompt
+        n_predicted = done.timings.n_predicted
         return {
             "input_tokens": n_prompt,
             "output_tokens": n_predicted,

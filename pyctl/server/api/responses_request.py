@@ -233,7 +233,8 @@ def _callable(
     if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
         raise RequestError(f"'{where}' must be a list of objects")
     for index, tool in enumerate(value):
-        kind, name = tool.get("type"), tool.get("name")
+        kind = tool.get("type")
+        name = tool.get("name")
         if kind in ("function", "custom"):
             if not isinstance(name, str):
                 raise RequestError(f"{where}[{index}].name must be a string")
@@ -292,7 +293,8 @@ def _messages(value: Any) -> list[Any]:
         raise RequestError("'input' must be a string or a list of items")
     if len(value) > _MAX_ITEMS:
         raise RequestError(f"'input' has {len(value)} items; at most {_MAX_ITEMS} are allowed")
-    messages, n_chars = [], 0
+    messages = []
+    n_chars = 0
     for index, item in enumerate(value):
         if not isinstance(item, dict):
             raise RequestError(f"input[{index}] must be an object")
@@ -308,7 +310,8 @@ def _messages(value: Any) -> list[Any]:
 
 def _message(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     item = _Item.of(values)
-    kind, role = item.type, item.role
+    kind = item.type
+    role = item.role
     if role is not None and kind in (None, "message"):
         return {"role": role, "content": _said(item, f"{where}.content")}
     if kind == "reasoning":

@@ -57,7 +57,8 @@ async def act(service: Service, request: Request) -> Response:
             "This server does not support slots action. Start it with `--slot-save-path`"
         )
     seq = _number(request.path_params["id"])
-    admin, action = service.admin, request.query_params.get("action", "")
+    admin = service.admin
+    action = request.query_params.get("action", "")
     if action == "erase":
         return JsonResponse(
             {"id_slot": seq, "n_erased": await asyncio.wrap_future(admin.erase(seq))}

@@ -29,7 +29,8 @@ class _TokenizeBody(Body, frozen=True):
 
 async def tokenize(service: Service, request: Request) -> Response:
     """POST /tokenize"""
-    body, lane = await request.body(), service.shared.pool.reading
+    body = await request.body()
+    lane = service.shared.pool.reading
     return JsonResponse(
         await lane.run(request, lambda: _tokenize(service, _TokenizeBody.parse(body)))
     )
@@ -37,7 +38,8 @@ async def tokenize(service: Service, request: Request) -> Response:
 
 async def detokenize(service: Service, request: Request) -> Response:
     """POST /detokenize"""
-    body, lane = await request.body(), service.shared.pool.reading
+    body = await request.body()
+    lane = service.shared.pool.reading
     return JsonResponse(await lane.run(request, lambda: _detokenize(service, parse_object(body))))
 
 

@@ -56,7 +56,8 @@ async def call(models: Models, request: Request) -> Response:
     if not shared.tools:
         return await disabled(models, request)
     body = parse_object(await request.body())
-    name, params = body.get("tool"), body.get("params") or {}
+    name = body.get("tool")
+    params = body.get("params") or {}
     if not isinstance(name, str) or not isinstance(params, dict):
         raise RequestError("'tool' must be a string, 'params' an object")
     tool = shared.tools.named(name)

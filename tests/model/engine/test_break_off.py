@@ -43,7 +43,8 @@ def prewarm(engine: Engine, prompt: Prompt) -> RequestHandle:
 
 @pytest.mark.parametrize("kind", ["hybrid", "attention", "opaque"])
 def test_a_batch_that_is_broken_off_is_evaluated_later(kind: str) -> None:
-    backend, prompt = FakeBackend(kind), prompt_of(500)  # type: ignore[arg-type]
+    backend = FakeBackend(kind)
+    prompt = prompt_of(500)  # type: ignore[arg-type]
     expected = cold(FakeBackend(kind), prompt, 5).tokens  # type: ignore[arg-type]
     engine = Engine(backend, RamCache(0, None), EngineSettings(exact=True))
     handle, (seq,) = prewarm(engine, prompt), engine.sequences
@@ -69,7 +70,8 @@ def test_a_batch_that_is_broken_off_is_evaluated_later(kind: str) -> None:
 
 
 def test_what_somebody_waits_for_is_not_broken_off() -> None:
-    backend, prompt = FakeBackend(), prompt_of(300)
+    backend = FakeBackend()
+    prompt = prompt_of(300)
     engine = Engine(backend, RamCache(0, None), EngineSettings())
     handle = RequestHandle(request(prompt, 3))
     engine.submit(handle)
@@ -119,11 +121,9 @@ def test_logits_are_those_of_a_cold_run(
 
     cold(backend, prompt, 1)
     expected = backend.logits(0)
-    pulse, real, ctx = (
-        PulseThatBreaks(),
-        backend.control.pulse,
-        ctypes.cast(backend.ctx, ctypes.c_void_p).value or 0,
-    )
+    pulse = PulseThatBreaks()
+    real = backend.control.pulse
+    ctx = ctypes.cast(backend.ctx, ctypes.c_void_p).value or 0
     monkeypatch.setattr(backend.control, "pulse", pulse)
     api.llama_set_abort_callback(backend.ctx, pulse.callback, None)
     try:
@@ -154,7 +154,9 @@ def test_a_device_that_asks_nobody_is_looked_at_between_its_layers(
     """As where a GPU holds everything; and it goes on as if it had not been."""
     backend = open_model(shape, n_ubatch=N, flash_attn="on").backend
     assert isinstance(backend, LlamaBackend)
-    prompt, before, pulse = prompt_of(400, n_ids=250), backend.control.pulse, Pulse()
+    prompt = prompt_of(400, n_ids=250)
+    before = backend.control.pulse
+    pulse = Pulse()
     assert ask(Engine(backend, RamCache(0, None), EngineSettings()), prompt, 1).error is None
     expected = backend.logits(0)
     backend.memory.clear(0)
@@ -194,7 +196,9 @@ def test_a_request_breaks_off_what_runs(
     backend.memory.clear(0)
     assert backend.control.can_preempt
     heard: list[int] = []
-    begun, asked, real = threading.Event(), threading.Event(), backend.evaluate
+    begun = threading.Event()
+    asked = threading.Event()
+    real = backend.evaluate
 
     def evaluate(*args: object, **more: object) -> None:
         begun.set()

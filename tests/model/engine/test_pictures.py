@@ -33,7 +33,9 @@ EXACT = EngineSettings(exact=True)
 HEAD = (
     "<|im_start|>system\nYou look at pictures and say what you see in them, at length.<|im_end|>\n"
 )
-USER, REPLY, END = "<|im_start|>user\n", "<|im_start|>assistant\n", "<|im_end|>\n"
+USER = "<|im_start|>user\n"
+REPLY = "<|im_start|>assistant\n"
+END = "<|im_end|>\n"
 LAYOUTS = [(name, kv) for name in ("tiny-hybrid", "tiny-moe") for kv in ("f16", "q8_0")]
 
 Open = Callable[..., Loaded]
@@ -45,10 +47,8 @@ def opened(open_model: Open, model_path: Callable[[str], Path], tiny_mmproj: Pat
         name: str = "tiny-hybrid", kv: str = "f16", types: tuple[str, ...] = (), draft: str = ""
     ) -> Loaded:
         path = str(model_path(draft)) if draft else ""
-        drafts, vision = (
-            DraftSettings(draft_types=types, draft_path=path),
-            VisionSettings(str(tiny_mmproj)),
-        )
+        drafts = DraftSettings(draft_types=types, draft_path=path)
+        vision = VisionSettings(str(tiny_mmproj))
         kinds = {"type_k": kv, "type_v": kv}
         loaded = open_model(
             name, n_ctx=2048, n_ubatch=128, n_batch=128, drafts=drafts, vision=vision, **kinds
@@ -70,12 +70,15 @@ def picture_file(
     return ImageFile.of(image_bytes(width, height, kind, seed=seed))
 
 
-A, B, C = picture_file(seed=1), picture_file(seed=2), picture_file(160, 96, seed=3)
+A = picture_file(seed=1)
+B = picture_file(seed=2)
+C = picture_file(160, 96, seed=3)
 
 
 def prompt_of(loaded: Loaded, *parts: str | ImageFile) -> Prompt:
     """Text with images in it, and the boundaries of messages."""
-    images, ids = encoder_of(loaded), []
+    images = encoder_of(loaded)
+    ids = []
     pictures: list[ImageSpan] = []
     for part in parts:
         if isinstance(part, str):

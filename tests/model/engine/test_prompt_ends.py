@@ -38,7 +38,8 @@ def n_evaluated(reply: Reply) -> int:
 def test_an_equal_prompt_evaluates_nothing(kind: str, exact: bool, can_hold: bool) -> None:
     backend = FakeBackend(kind, can_hold=can_hold and kind != "opaque")
     settings = EngineSettings(exact=exact)
-    prompt, other = prompt_of(1, 300, (120, 290)), prompt_of(2, 200)
+    prompt = prompt_of(1, 300, (120, 290))
+    other = prompt_of(2, 200)
     expected = cold(backend, prompt, 20).tokens
     engine = Engine(backend, RamCache(0, None), settings)
     assert ask(engine, prompt, 20).tokens == expected
@@ -66,7 +67,8 @@ def test_raw_text_that_grows_evaluates_what_is_new(
 ) -> None:
     """Also where its last token became another one: where a state is needed, the second time."""
     backend = open_model(name).backend if name.startswith("tiny") else FakeBackend(name)  # type: ignore[arg-type]
-    settings, tokens = EngineSettings(exact=exact), prompt_of(70, 400).tokens.tolist()
+    settings = EngineSettings(exact=exact)
+    tokens = prompt_of(70, 400).tokens.tolist()
     prompts = [
         tokens[:230],
         tokens[:237],
@@ -92,7 +94,8 @@ def test_another_prompt_of_the_same_tokens_has_other_batches() -> None:
     for exact.
     """
     backend = FakeBackend()
-    plain, marked = prompt_of(3, 200), prompt_of(3, 200, (50, 110))
+    plain = prompt_of(3, 200)
+    marked = prompt_of(3, 200, (50, 110))
     expected = cold(backend, marked, 12).tokens
     engine = Engine(backend, RamCache(0, None), EngineSettings(exact=True))
     ask(engine, plain, 12)

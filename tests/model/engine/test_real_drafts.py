@@ -100,7 +100,8 @@ def _named(fields: dict[str, Any]) -> dict[str, Any]:
 def collected(handle: RequestHandle) -> tuple[list[int], list[Any], str, str]:
     tokens: list[int] = []
     probs: list[Any] = []
-    text, end = "", ""
+    text = ""
+    end = ""
     for event in handle.drain():
         assert not isinstance(event, Failed), event.error
         if isinstance(event, Piece):
@@ -117,7 +118,8 @@ def collected(handle: RequestHandle) -> tuple[list[int], list[Any], str, str]:
 def test_with_one_width_no_draft_changes_a_bit(
     drafting: Callable[..., LlamaBackend], name: str, how: str
 ) -> None:
-    backend, fields = drafting(name), SAMPLINGS[how]
+    backend = drafting(name)
+    fields = SAMPLINGS[how]
     prompt = prompt_for(
         backend, seed=len(how), n=230 if how == "seed" else 90
     )  # past 256 cells, or not
@@ -169,7 +171,8 @@ def check_chosen(backend: LlamaBackend, tokens: list[int], n_prompt: int, probs:
     round otherwise.
     """
     backend.memory.clear(0)
-    ids, errors = np.array(tokens, np.int32), []
+    ids = np.array(tokens, np.int32)
+    errors = []
     for first in range(0, n_prompt, 64):
         backend.evaluate(0, ids[first : min(first + 64, n_prompt)], first)
     for i in range(n_prompt, len(tokens)):

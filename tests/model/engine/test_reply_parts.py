@@ -18,7 +18,9 @@ from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
 from tests.unit.engine.drive import Reply, ask, empty
 
-PROMPT, END = 100, 170  # tokens
+# tokens
+PROMPT = 100
+END = 170
 TEXT = np.random.default_rng(8).integers(1, 60, 200).tolist()
 MESSAGE = TEXT[100:112]
 PLACES = {
@@ -60,8 +62,10 @@ def test_a_reply_goes_on_from_any_of_its_tokens_as_if_it_had_ended_there(
         if not is_live:
             chat(engine, TEXT[150:], 1)
         tokens = tokens[: n + 1] if n_new == 1 else [*tokens[:n], *MESSAGE]
-        stats, output = chat(engine, tokens).done.stats, backend.output().tobytes()
-        n_cached, n_evaluated = stats.n_cached, stats.n_evaluated
+        stats = chat(engine, tokens).done.stats
+        output = backend.output().tobytes()
+        n_cached = stats.n_cached
+        n_evaluated = stats.n_evaluated
         if exact or not (backend.memory.shape.cut_anywhere or n == END):
             assert n_cached <= END - 10, "the batches of a cold run"
         else:

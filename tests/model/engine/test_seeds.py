@@ -105,7 +105,8 @@ def test_a_history_that_became_shorter_than_its_snapshot(
     """The prompt ends before the deepest snapshot of its conversation: the next shallower one is
     used.
     """
-    long, short = chat((1, 360), (2, 300), (3, 240)), chat((1, 360), (2, 300))
+    long = chat((1, 360), (2, 300), (3, 240))
+    short = chat((1, 360), (2, 300))
     shorter = Prompt.of(long.tokens[:400], [b for b in long.boundaries if b < 400])
     expect(backend, long, short, shorter)
     backend.memory.clear(0)

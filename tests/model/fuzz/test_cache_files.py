@@ -124,10 +124,8 @@ def change(
     elif what == "head" and part.what >= 3 and len(part.pieces[0]) >= 64:
         # The fields of a block's own header: magic, version, layout, both positions. What comes
         # after are K and V. A draft model's say first who wrote them.
-        blob, at = (
-            bytearray(part.pieces[0]),
-            (0, 16, 24)[which] + (64 if part.what >= 5 and number % 4 else 0),
-        )
+        blob = bytearray(part.pieces[0])
+        at = (0, 16, 24)[which] + (64 if part.what >= 5 and number % 4 else 0)
         if at + 8 > len(blob):
             return
         old = struct.unpack_from("<Q", blob, at)[0]
@@ -138,7 +136,8 @@ def change(
         )
         part.pieces = [bytes(blob)]
     elif what == "ends" and len(file.parts) > 1:
-        file.parts[1].pieces, file.parts[1].size = [data], len(data)
+        file.parts[1].pieces = [data]
+        file.parts[1].size = len(data)
     elif what == "parts":
         file.parts = (file.parts[::-1], file.parts[:1], file.parts * 2)[which]
         file.n_parts = number % 2**16 if number > 2**32 else None

@@ -105,7 +105,8 @@ SCHEMAS = st.recursive(keywords(st.just({})), keywords, max_leaves=8)
 @given(SCHEMAS, st.integers(0, 1 << 30))
 def test_any_schema_is_refused_or_binds(model: Loaded, schema: Any, seed: int) -> None:
     ends = model.tokenizer.end_tokens()
-    rng, said = random.Random(seed), b""
+    rng = random.Random(seed)
+    said = b""
     try:
         matcher = compiler_of(model).matcher(json_constraint(schema).grammar)
         for _ in range(30):

@@ -95,7 +95,8 @@ def test_a_separate_model_drafts_without_the_module_of_the_others(
     model_path: Callable[[str], Path],
 ) -> None:
     monkeypatch.setattr(extension, "drafts", None)
-    dense, head = str(model_path("tiny-draft")), str(model_path("tiny-hybrid-head"))
+    dense = str(model_path("tiny-draft"))
+    head = str(model_path("tiny-hybrid-head"))
     for types in ((), ("draft-simple",), ("cache",)):
         assert with_inferred_type(DraftSettings(types, draft_path=dense)).draft_path == dense
     assert not caplog.records
@@ -175,14 +176,17 @@ def drafts_along(backend: LlamaBackend, n: int = 20) -> list[tuple[int, ...]]:
     backend.memory.clear(0)
     for first in range(0, len(TEXT), 50):
         backend.evaluate(0, as_tokens(TEXT[first : first + 50]), first)
-    token, position, found = int(backend.logits(0).argmax()), len(TEXT), []
+    token = int(backend.logits(0).argmax())
+    position = len(TEXT)
+    found = []
     for step in range(n):
         draft = backend.draft([SequenceTokens(0, (token,), position)], 3)[0]
         found.append(draft)
         verified = draft if step % 2 else ()
         backend.decode([SequenceTokens(0, (token, *verified), position)])
         for output in range(len(verified) + 1):
-            token, position = int(backend.logits(output).argmax()), position + 1
+            token = int(backend.logits(output).argmax())
+            position = position + 1
             if output < len(verified) and token != verified[output]:
                 break
         assert backend.memory.rollback(0, position) == position
@@ -247,7 +251,8 @@ def test_rows_of_another_file_are_nothing(opened: Open) -> None:
     tokens = as_tokens(TEXT[:60])
     first.evaluate(0, tokens, 0)
     first.memory.synchronize()
-    rows, state = first.memory.save_rows(0, 0, 60), first.memory.save_state(0, 60)
+    rows = first.memory.save_rows(0, 0, 60)
+    state = first.memory.save_state(0, 60)
     first.memory.synchronize()
     assert rows.draft.size == first.memory.shape.sizes.draft_rows(0, 60) > 0
     assert state.draft.size == first.memory.shape.sizes.draft_state > 0

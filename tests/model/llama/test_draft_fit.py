@@ -28,7 +28,8 @@ class Run:
     MiB are free.
     """
 
-    n_ctx_train, n_layers = 262_144, 64
+    n_ctx_train = 262_144
+    n_layers = 64
 
     def __init__(
         self,
@@ -39,20 +40,17 @@ class Run:
         *,
         states: bool,
     ) -> None:
-        self._settings, self._drafts, self._free, self._on_host = (
-            settings,
-            drafts,
-            free,
-            states_on_host,
-        )
+        self._settings = settings
+        self._drafts = drafts
+        self._free = free
+        self._on_host = states_on_host
         self._has_states = states
 
     def plan(self, n_ctx: int) -> MemoryPlan:
-        n_seqs, n_draft = (
-            self._settings.n_seqs,
-            self._drafts.n_draft if self._drafts.draft_types else 0,
-        )
-        states, has_head = 150 * n_seqs * MIB, self._drafts.has("draft-mtp")
+        n_seqs = self._settings.n_seqs
+        n_draft = self._drafts.n_draft if self._drafts.draft_types else 0
+        states = 150 * n_seqs * MIB
+        has_head = self._drafts.has("draft-mtp")
         n_planes = n_draft * has_head + self._drafts.has("cache")
         gpu = Usage(
             15_000 * MIB,
@@ -200,7 +198,8 @@ def test_a_head_that_is_chosen_drafts(
 
     monkeypatch.setattr(fit, "_fit_context", without_host)
     settings = ModelSettings(path=str(model_path("tiny-hybrid-nextn")), n_ctx=1024, n_threads=1)
-    runs, dry_run = list[DraftSettings](), fit.dry_run
+    runs = list[DraftSettings]()
+    dry_run = fit.dry_run
     monkeypatch.setattr(fit, "dry_run", lambda *given: runs.append(given[1]) or dry_run(*given))
     loaded = load(settings, drafts=AUTO)
     loaded.backend.unload()

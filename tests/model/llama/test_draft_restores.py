@@ -44,8 +44,10 @@ def conversation() -> list[Prompt]:
 
 def kept(server: DraftServer) -> tuple[bytes, bytes]:
     """The head's part of the live conversation: its rows, and the hidden row for the next one."""
-    backend, n = server.backend, server.engine.sequences[0].n
-    rows, hidden = backend.memory.save_rows(0, 0, n).draft, backend.memory.save_state(0, n).draft
+    backend = server.backend
+    n = server.engine.sequences[0].n
+    rows = backend.memory.save_rows(0, 0, n).draft
+    hidden = backend.memory.save_state(0, n).draft
     backend.memory.synchronize()
     return rows.tobytes(), hidden.tobytes()
 
@@ -293,7 +295,8 @@ def test_what_follows_a_prompt_from_before_the_head_is_remembered(
     """Rows of the head begin where it was switched on; they come back as they were although none
     are before them.
     """
-    plain, backend = open_drafting(name, None), open_drafting(name)
+    plain = open_drafting(name, None)
+    backend = open_drafting(name)
     prompts = conversation()
     found = {}
     for way, happens in WAYS.items():

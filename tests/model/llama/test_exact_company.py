@@ -43,7 +43,9 @@ OTHERS = [chat((seed, 150), (seed + 1, 180)) for seed in (50, 60)]
 """What keeps the other sequence busy."""
 
 TURNS = [(1, 90), (2, 210), (3, 40), (4, 310), (5, 60), (6, 200)]
-FIRST, NEXT, EDITED = chat(*TURNS[:2]), chat(*TURNS[:4]), chat(*TURNS[:3], (7, 280), *TURNS[4:])
+FIRST = chat(*TURNS[:2])
+NEXT = chat(*TURNS[:4])
+EDITED = chat(*TURNS[:3], (7, 280), *TURNS[4:])
 
 
 class QuickClock:

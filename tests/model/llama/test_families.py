@@ -132,8 +132,10 @@ def test_no_crafted_cell_outlives_its_sequence(
     name: str, open_family: Callable[..., Loaded]
 ) -> None:
     """llama.cpp loads a cell at a negative position, which no removal by positions reaches."""
-    backend, n = open_family(name, floor.KVState).backend, 40
-    kv, tokens = backend.memory.kv, PROMPTS["long"].tokens[:n]
+    backend = open_family(name, floor.KVState).backend
+    n = 40
+    kv = backend.memory.kv
+    tokens = PROMPTS["long"].tokens[:n]
 
     def logits() -> bytes:
         backend.memory.clear(0)
@@ -155,7 +157,8 @@ def test_no_crafted_cell_outlives_its_sequence(
 
 
 def test_a_state_without_the_first_position_is_refused(open_family: Callable[..., Loaded]) -> None:
-    backend, n = open_family("tiny-llama", floor.KVState).backend, 40
+    backend = open_family("tiny-llama", floor.KVState).backend
+    n = 40
     kv = backend.memory.kv
     backend.evaluate(0, PROMPTS["long"].tokens[:n], 0)
     block = floor.HostBuffer(kv.state_size(0))
@@ -179,7 +182,8 @@ def test_a_window_of_another_size_than_expected_is_not_saved(
             self.window = self.window[0], RING // 4 * kv
 
     backend = open_family("tiny-gemma3", Mistaken).backend
-    tokens, n = PROMPTS["long"].tokens, WINDOW + RING * 2
+    tokens = PROMPTS["long"].tokens
+    n = WINDOW + RING * 2
     for first in range(0, n, 64):
         backend.evaluate(0, tokens[first : first + 64], first)
     if kv == 4:
@@ -217,7 +221,8 @@ def test_weights_without_texts_of_tokens_give_the_same_bits(
 ) -> None:
     """The vocabulary stays while the model is unloaded."""
     tokens = as_tokens(np.random.default_rng(3).integers(1, 200, 100))
-    loaded, found = open_family(name), []
+    loaded = open_family(name)
+    found = []
     for needs_texts in (False, False, True):
         loaded.backend.evaluate(0, tokens, 0)
         found.append((loaded.backend.logits(0).tobytes(), loaded.backend.memory.identity))
@@ -265,7 +270,9 @@ def test_cells_behind_a_window_may_be_overwritten(
     """A state needs the rows that the next token sees; the row before them may be overwritten by
     then.
     """
-    backend, tokens, n = open_family(name, n_seqs=2).backend, PROMPTS["long"].tokens, 640
+    backend = open_family(name, n_seqs=2).backend
+    tokens = PROMPTS["long"].tokens
+    n = 640
     for first in range(0, n, 64):
         for seq, of in ((0, tokens), (1, tokens[::-1])):
             backend.evaluate(seq, of[first : first + 64], first)
@@ -303,7 +310,8 @@ def test_windows_that_are_still_on_their_way_come_back_as_they_were(
     name: str, open_family: Callable[..., Loaded], tmp_path: Path
 ) -> None:
     at_once = open_family(name).backend
-    late, sizes = open_family(name, LateKVState).backend, []
+    late = open_family(name, LateKVState).backend
+    sizes = []
     assert late.facts.is_async
     check_replies(late, tmp_path, PLACES.get(name, ANYWHERE))
     for backend in (at_once, late):
@@ -322,7 +330,9 @@ def test_windows_that_are_still_on_their_way_come_back_as_they_were(
 def test_neighbours_share_the_rows_of_a_window(
     name: str, open_family: Callable[..., Loaded]
 ) -> None:
-    backend, states, start = open_family(name).backend, list[State](), 0
+    backend = open_family(name).backend
+    states = list[State]()
+    start = 0
     tokens = as_tokens(np.random.default_rng(3).integers(1, 200, 200))
     for n in (40, 60, 99, 120, 200):
         backend.evaluate(0, tokens[start:n], start)
@@ -351,9 +361,13 @@ def test_neighbours_share_the_rows_of_a_window(
 def test_room_is_planned_for_the_rows_that_a_state_copies(
     name: str, open_family: Callable[..., Loaded]
 ) -> None:
-    memory, states, start = (backend := open_family(name).backend).memory, list[State](), 0
-    tokens, ends = as_tokens(np.random.default_rng(3).integers(1, 200, 200)), (30, 50, 99, 120, 200)
-    planned, kept = memory.state_size(0, ends), set[int]()
+    memory = (backend := open_family(name).backend).memory
+    states = list[State]()
+    start = 0
+    tokens = as_tokens(np.random.default_rng(3).integers(1, 200, 200))
+    ends = (30, 50, 99, 120, 200)
+    planned = memory.state_size(0, ends)
+    kept = set[int]()
     for n in ends:
         backend.evaluate(0, tokens[start:n], start)
         planned_here = memory.state_size(0, (n,))
@@ -361,7 +375,8 @@ def test_room_is_planned_for_the_rows_that_a_state_copies(
         new = [block for block in states[-1].shared if id(block) not in kept]
         assert planned_here == states[-1].own_bytes + sum(block.nbytes for block in new)
         assert planned_here <= memory.state_size(0)
-        kept, start = kept | {id(block) for block in new}, n
+        kept = kept | {id(block) for block in new}
+        start = n
     blocks = {id(block): block.nbytes for state in states for block in state.shared}
     copied = sum(state.own_bytes for state in states) + sum(blocks.values())
     assert (
@@ -381,12 +396,10 @@ def test_room_is_planned_for_the_rows_that_a_state_copies(
 def test_a_slot_file_has_all_parts(
     name: str, open_family: Callable[..., Loaded], tmp_path: Path
 ) -> None:
-    backend, path, tokens, n = (
-        open_family(name).backend,
-        tmp_path / "slot",
-        PROMPTS["long"].tokens,
-        512,
-    )
+    backend = open_family(name).backend
+    path = tmp_path / "slot"
+    tokens = PROMPTS["long"].tokens
+    n = 512
     for first in range(0, n, 128):
         backend.evaluate(0, tokens[first : first + 128], first)
     seq = LiveSequence(0, n)

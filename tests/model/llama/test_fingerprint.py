@@ -26,7 +26,12 @@ from pyctl.prompt import Prompt, as_tokens
 from tests.unit.engine.drive import Reply, ask
 from tools.generator import byte_vocab, finish
 
-WIDTH, HEADS, KV_HEADS, FEED_FORWARD, LAYERS, VOCAB = 64, 2, 1, 128, 2, 288
+WIDTH = 64
+HEADS = 2
+KV_HEADS = 1
+FEED_FORWARD = 128
+LAYERS = 2
+VOCAB = 288
 HEAD = WIDTH // HEADS
 
 PROMPT = Prompt(as_tokens(np.random.default_rng(1).integers(0, 256, 700)), (320, 640))

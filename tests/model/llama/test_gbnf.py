@@ -114,7 +114,8 @@ class LlamaGrammar:
 def comparable(model: Loaded) -> Any:
     """Tokens of whole characters; how halves of characters match is left to each."""
     tokenizer = model.tokenizer
-    controls, ends = tokenizer.control_tokens(), tokenizer.end_tokens()
+    controls = tokenizer.control_tokens()
+    ends = tokenizer.end_tokens()
 
     def is_text(token: int, piece: bytes) -> bool:
         try:
@@ -146,11 +147,13 @@ def compare(
         assert not reference.allowed()[known].any(), grammar
         reference.close()
         return
-    reference, rng = LlamaGrammar(model, grammar), random.Random(seed)
+    reference = LlamaGrammar(model, grammar)
+    rng = random.Random(seed)
     try:
         said = b""
         for _ in range(n_steps):
-            ours, theirs = allowed_by(matcher, model), reference.allowed()
+            ours = allowed_by(matcher, model)
+            theirs = reference.allowed()
             different = [tokenizer.piece(int(t)) for t in np.flatnonzero((ours != theirs) & known)]
             assert not different, (grammar, said, different[:10], [ours[t] for t in sorted(ends)])
             choices = [int(t) for t in np.flatnonzero(ours & known) if t not in ends]

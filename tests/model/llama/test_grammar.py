@@ -273,7 +273,8 @@ def test_a_lazy_constraint_binds_from_its_trigger_on(model: Loaded) -> None:
 def test_what_is_forced_is_read_by_the_constraint(model: Loaded) -> None:
     constraint = reply_constraint({"type": "boolean"}, THINK, "reasoning")
     (close,) = model.tokenizer.tokenize("</think>")
-    read, texts = tuple(model.tokenizer.tokenize("<think>")), {close: b"</think>"}
+    read = tuple(model.tokenizer.tokenize("<think>"))
+    texts = {close: b"</think>"}
     limit = ReasoningLimit(
         5, "<think>", ("</think>",), (close,), read, {**texts, read[-1]: b"<think>"}
     )

@@ -102,7 +102,8 @@ def test_keys_tell_files_and_bounds_apart(loaded: Loaded, bounded: ImageEncoder)
 
 def test_rows_are_the_same_again_and_those_of_this_file(loaded: Loaded) -> None:
     images = images_of(loaded)
-    first, other = images.picture(file_of(101)), images.picture(file_of(102))
+    first = images.picture(file_of(101))
+    other = images.picture(file_of(102))
     assert images.encode(first)
     assert not images.encode(first), "they are known"
     rows = images.rows_of(first, 0, first.n_tokens)
@@ -129,8 +130,11 @@ def test_nobody_waits_for_a_file_that_another_thread_decodes(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images = images_of(loaded)
-    known, ready = images.picture(file_of(107)), images.picture(file_of(108))
-    decoded, began, go_on = images._decoded, threading.Event(), threading.Event()
+    known = images.picture(file_of(107))
+    ready = images.picture(file_of(108))
+    decoded = images._decoded
+    began = threading.Event()
+    go_on = threading.Event()
 
     def slow(picture: ImageSpan) -> object:
         began.set()
@@ -212,7 +216,8 @@ def test_webp_is_seen_as_the_same_pixels_in_a_bmp(loaded: Loaded, mode: str) -> 
 
 
 def test_webp_that_does_not_decode(loaded: Loaded) -> None:
-    images, data = images_of(loaded), image_bytes(320, 200, "webp", seed=9)
+    images = images_of(loaded)
+    data = image_bytes(320, 200, "webp", seed=9)
     with pytest.raises(RequestError, match="WEBP image is broken"):
         images.picture(
             ImageFile.of(data[:4] + struct.pack("<I", 992) + data[8:1000])
@@ -280,7 +285,8 @@ def test_the_plan_counts_the_encoder(model: ModelSettings, tiny_mmproj: Path) ->
     few = make_encoder(model, VisionSettings(str(tiny_mmproj), image_max_tokens=64)).usage[1]
     assert few < n_bytes
     with dry_run(model) as without, dry_run(model, DraftSettings(), (place, n_bytes)) as run:
-        plan, plain = run.plan(512), without.plan(512)
+        plan = run.plan(512)
+        plain = without.plan(512)
     assert plan.host.usage.vision == n_bytes
     assert plan.host.usage.total == plain.host.usage.total + n_bytes
     assert any("vision encoder" in line for line in plan.lines())
@@ -332,7 +338,11 @@ def test_no_graph_is_replaced_by_one_of_another_size(sizes: list[int]) -> None:
     Behind something small in between, nothing is captured; with one size all the time that is never
     needed.
     """
-    graphs, warm, captured, last, n_between = _Graphs(), False, False, (0, 0), 0
+    graphs = _Graphs()
+    warm = False
+    captured = False
+    last = (0, 0)
+    n_between = 0
 
     def encode(grid: tuple[int, int]) -> None:
         nonlocal warm, captured, last
@@ -360,7 +370,8 @@ def test_images_of_several_sizes_one_after_another(
     """
     monkeypatch.setattr("pyctl.llama.make_encoder._device_of", lambda *_: devices()[-1])
     found = load(model, vision=VisionSettings(str(tiny_mmproj), image_max_tokens=64))
-    images, grids = images_of(found), []
+    images = images_of(found)
+    grids = []
     code_of = mtmd_cpp.mtmd_encode_chunk
 
     def watched(ctx: object, chunk: object) -> int:
@@ -377,7 +388,9 @@ def test_images_of_several_sizes_one_after_another(
     ]
     pictures = [images.picture(file) for file in files]
     rows = [images.rows_of(picture, 0, picture.n_tokens) for picture in pictures]
-    a, b, small = (4, 3), (4, 4), (3, 3)
+    a = (4, 3)
+    b = (4, 4)
+    small = (3, 3)
     found.backend.unload()
     assert images.n_encoded == 7
     assert grids == [a, a, a, b, small, b, a, small, a]

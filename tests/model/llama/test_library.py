@@ -9,7 +9,11 @@ import pytest
 
 from pyctl.llama.library import LibraryLog
 
-DEBUG, INFO, WARN, ERROR, CONTINUED = 1, 2, 3, 4, 5
+DEBUG = 1
+INFO = 2
+WARN = 3
+ERROR = 4
+CONTINUED = 5
 
 
 def test_messages_are_logged_one_level_quieter(caplog: pytest.LogCaptureFixture) -> None:
@@ -50,7 +54,8 @@ def test_the_first_error_is_the_cause() -> None:
 
 
 def test_threads_take_turns_at_capturing() -> None:
-    said, found = LibraryLog(), {}
+    said = LibraryLog()
+    found = {}
 
     def capture(name: str) -> None:
         for turn in range(50):

@@ -131,7 +131,10 @@ def test_a_memory_without_movable_rows_is_saved_whole(model_path: Callable[[str]
         str(model_path("tiny-hybrid")).encode(), api.llama_model_default_params()
     )
     params = api.llama_context_default_params()
-    params.n_ctx, params.n_seq_max, params.n_ubatch, params.n_threads = 2048, 2, 64, 1
+    params.n_ctx = 2048
+    params.n_seq_max = 2
+    params.n_ubatch = 64
+    params.n_threads = 1
     params.kv_unified = (
         False  # one stream of cells per sequence, which the extension does not take apart
     )
@@ -172,7 +175,8 @@ def test_closed_and_opened_again_it_is_the_same(
         path=str(path), n_ctx=512, n_ubatch=64, n_threads=1, embeddings=True, pooling="mean"
     )
     loaded = load(settings)
-    backend, prompt = loaded.backend, Prompt.of(range(120), [100])
+    backend = loaded.backend
+    prompt = Prompt.of(range(120), [100])
     engine = Engine(backend, RamCache(8, None), EngineSettings(exact=True))
     first = ask(engine, prompt)
     vector = backend.embed(as_tokens([1, 2, 3]))
@@ -213,7 +217,8 @@ def test_an_evaluation_is_interrupted_and_counts_its_progress(
         backend.evaluate(0, as_tokens([5] * 2048), 0)
         n_nodes = backend.control.heartbeat - before
         assert n_nodes > 20
-        first, began = backend.control.heartbeat, [0]
+        first = backend.control.heartbeat
+        began = [0]
 
         def evaluate() -> None:
             backend.memory.clear(0)

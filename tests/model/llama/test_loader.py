@@ -40,7 +40,8 @@ def logits(loaded: Loaded) -> NDArray[np.float32]:
 
 def adapter(path: Path, *, seed: int = 0) -> Path:
     """A LoRA of rank 2 on the first layer's queries of tiny-dense."""
-    shape, random = SHAPES["tiny-dense"], np.random.default_rng(seed)
+    shape = SHAPES["tiny-dense"]
+    random = np.random.default_rng(seed)
     writer = GGUFWriter(path, "qwen3")
     writer.add_type("adapter")
     writer.add_string("adapter.type", "lora")

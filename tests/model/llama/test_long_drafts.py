@@ -271,23 +271,23 @@ class RandomSequences:
             case "save":
                 seq = int(self.rng.integers(2))
                 n = len(self.held[seq])
-                rows, state = (
-                    self.backend.memory.save_rows(seq, 0, n),
-                    self.backend.memory.save_state(seq, n),
-                )
+                rows = self.backend.memory.save_rows(seq, 0, n)
+                state = self.backend.memory.save_state(seq, n)
                 self.backend.memory.synchronize()
                 self.saved = list(self.held[seq]), rows, state
             case "load" if self.saved is not None:
                 seq, (held, rows, state) = int(self.rng.integers(2)), self.saved
                 self.backend.memory.clear(seq)
                 self.backend.memory.restore(seq, 0, [(rows, 0, len(held))], state)
-                self.held[seq], self.pending[seq] = list(held), []
+                self.held[seq] = list(held)
+                self.pending[seq] = []
             case _:
                 if self.rng.random() < 0.2:
                     self.fill(int(self.rng.integers(2)))
 
     def decode(self, seqs: list[int]) -> None:
-        items, rights = [], []
+        items = []
+        rights = []
         for seq in seqs:
             sure = [*self.pending[seq], int(self.rng.integers(3, 256))]
             n_drafts = 0 if self.pending[seq] else int(self.rng.choice([0, 1, 3, 4, 20, 31]))
@@ -304,7 +304,8 @@ class RandomSequences:
             all_held = [*self.held[item.seq], *item.tokens][:n]
             assert kept in (n, item.position)
             self.n_resets += kept < n
-            self.held[item.seq], self.pending[item.seq] = all_held[:kept], all_held[kept:]
+            self.held[item.seq] = all_held[:kept]
+            self.pending[item.seq] = all_held[kept:]
 
     def check(self, other: LlamaBackend) -> None:
         """``other`` evaluates from nothing what each sequence must hold; a wrong state would be far
@@ -318,7 +319,8 @@ class RandomSequences:
             assert self.backend.memory.n_tokens(seq) == len(self.held[seq])
             self.backend.decode([probe])
             ours = self.backend.logits(0)
-            self.held[seq], self.pending[seq] = tokens, []
+            self.held[seq] = tokens
+            self.pending[seq] = []
             other.memory.clear(0)
             for start in range(0, len(tokens), 100):
                 other.evaluate(0, as_tokens(tokens[start : start + 100]), start)
@@ -331,7 +333,9 @@ class RandomSequences:
 def test_whatever_happens_a_sequence_holds_what_it_should(
     opened: Opened, model_path: Any, name: str, seed: int
 ) -> None:
-    path, options, is_f32 = model_path(MODELS[name][0]), {}, "moe" in name
+    path = model_path(MODELS[name][0])
+    options = {}
+    is_f32 = "moe" in name
     if is_f32:
         options = F32_ROWS
     other = load(

@@ -200,7 +200,8 @@ TWO_GPUS = tuple(
 def test_each_part_counts_where_llama_cpp_puts_it(
     model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
 ) -> None:
-    settings, n_ctx = ModelSettings(path=str(model_path("tiny-hybrid"))), 16_384
+    settings = ModelSettings(path=str(model_path("tiny-hybrid")))
+    n_ctx = 16_384
     with dry_run(settings) as run:
         host = run.plan(n_ctx).host.usage
     on_gpus(monkeypatch, TWO_GPUS, *names)
@@ -253,7 +254,8 @@ def test_an_estimate_follows_the_placements(
     settings = ModelSettings(path=str(model_path("tiny-moe")), **fields)
     on_gpus(monkeypatch, TWO_GPUS)
     with dry_run(settings) as run:
-        plan, sizes = run.plan(4096), run.tensors
+        plan = run.plan(4096)
+        sizes = run.tensors
     there = (
         [name for name in sizes if not re.match(rf"blk\.[0-{7 - blocks}]\.", name)]
         if blocks < 8
@@ -293,7 +295,9 @@ class Run:
     n_layers = 32
 
     def __init__(self, settings: ModelSettings, free: int, host: int) -> None:
-        self.settings, self.free, self.host = settings, free, host
+        self.settings = settings
+        self.free = free
+        self.host = host
         self.tensors = {f"blk.{i}.ffn_up_exps.weight": 100 * MIB for i in range(32)}
         self.tensors |= {f"blk.{i}.attn_q.weight": 20 * MIB for i in range(32)}
 
@@ -456,7 +460,8 @@ def test_a_head_and_its_planes_are_in_the_plan(
     taken = taken_by(loaded)
     loaded.backend.unload()
     (plan,) = plans
-    usage, shape = plan.host.usage, SHAPES[name]
+    usage = plan.host.usage
+    shape = SHAPES[name]
     assert (plan.n_planes, plan.state_bytes) == (n_draft, shape.state_bytes)
     assert usage.planes == n_draft * usage.states
     assert usage.states + usage.planes == taken["states"]
@@ -512,7 +517,8 @@ def test_a_draft_file_is_in_the_plan(
     settings = ModelSettings(path=str(model_path("tiny-hybrid")), n_seqs=2)
     drafts = DraftSettings(draft_types=(draft_type,), draft_path=str(model_path(name)))
     with dry_run(settings, drafts) as run:
-        small, large = run.plan(4096).host.usage, run.plan(8192).host.usage
+        small = run.plan(4096).host.usage
+        large = run.plan(8192).host.usage
     weights = Path(drafts.draft_path).stat().st_size
     rows = 4096 * SHAPES[name].row_bytes("f16", "f16")
     assert small.drafts > 0.9 * weights + rows

@@ -34,7 +34,8 @@ class LateRows:
     """HiddenRows of a device: the next evaluation has begun when they are asked for."""
 
     def __init__(self, real: HiddenRows) -> None:
-        self.real, self.rows = real, real.rows
+        self.real = real
+        self.rows = real.rows
         self.copies: list[NDArray[np.float32]] = []
 
     def start(self, n: int) -> bool:
@@ -95,7 +96,9 @@ def greedy(
     """``n`` tokens after the prompt, verified in batches; their logits, and which drafts were made
     where.
     """
-    reply, logits, drafts = [prefill(backend, tokens, seq)], [backend.logits(0)], []
+    reply = [prefill(backend, tokens, seq)]
+    logits = [backend.logits(0)]
+    drafts = []
     end = len(tokens)
     while len(reply) < n:
         proposed = tuple(draft(reply, end))
@@ -122,8 +125,12 @@ class PlainHead:
 
     def __init__(self, backend: LlamaBackend) -> None:
         params = api.llama_context_default_params()
-        params.n_ctx, params.n_ubatch, params.n_batch, params.n_threads = 2048, 512, 512, 1
-        params.ctx_type, params.ctx_other = api.LLAMA_CONTEXT_TYPE_MTP, backend.ctx
+        params.n_ctx = 2048
+        params.n_ubatch = 512
+        params.n_batch = 512
+        params.n_threads = 1
+        params.ctx_type = api.LLAMA_CONTEXT_TYPE_MTP
+        params.ctx_other = backend.ctx
         self.ctx = api.llama_init_from_model(backend.model, params)
         self.backend = backend
         ext.llama_set_embeddings_nextn(self.ctx, True, False)
@@ -149,12 +156,10 @@ class PlainHead:
             batch = api.llama_batch_init(len(now), 0, 1)
             embd = np.ascontiguousarray(given[-len(now) :])
             for i, token in enumerate(now):
-                batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.seq_id[i][0] = (
-                    token,
-                    start + i,
-                    1,
-                    0,
-                )
+                batch.token[i] = token
+                batch.pos[i] = start + i
+                batch.n_seq_id[i] = 1
+                batch.seq_id[i][0] = 0
                 batch.logits[i] = i == len(now) - 1
             batch.n_tokens = len(now)
             batch.embd = embd.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
@@ -393,7 +398,8 @@ class Walk:
     """A sequence to which everything happens that can; ``tokens`` are what it holds."""
 
     def __init__(self, backend: LlamaBackend, seed: int) -> None:
-        self.backend, self.random = backend, random.Random(seed)
+        self.backend = backend
+        self.random = random.Random(seed)
         self.tokens = [
             self.random.randrange(200) for _ in range(self.random.choice((1, 3, 40, 100)))
         ]
@@ -432,7 +438,8 @@ class Walk:
     def resume(self) -> None:
         """Saved, and loaded in two parts; the first of them may still be there."""
         n = len(self.tokens)
-        rows, state = self.backend.memory.save_rows(0, 0, n), self.backend.memory.save_state(0, n)
+        rows = self.backend.memory.save_rows(0, 0, n)
+        state = self.backend.memory.save_state(0, n)
         self.backend.memory.synchronize()
         first = self.random.randrange(n)
         if self.random.random() < 0.5 or first == 0:
@@ -476,7 +483,8 @@ def test_rows_are_those_of_the_tokens_whatever_has_happened(
         assert block.size == backend.memory.shape.sizes.draft_rows(0, n)
         return block[128:].view(np.float16).astype(np.float32)
 
-    found, state = rows(), backend.memory.save_state(0, n).draft
+    found = rows()
+    state = backend.memory.save_state(0, n).draft
     backend.memory.clear(0)
     prefill(backend, walk.tokens)
     cold = rows()
@@ -497,7 +505,8 @@ def test_rows_are_those_of_the_tokens_whatever_has_happened(
 def test_what_is_saved_means_the_same_with_and_without_a_head(
     opened: Callable[..., LlamaBackend],
 ) -> None:
-    drafting, plain = opened(), opened(types=())
+    drafting = opened()
+    plain = opened(types=())
     assert drafting.memory.identity == plain.memory.identity
     assert (
         plain.facts.draft_type,
@@ -507,7 +516,8 @@ def test_what_is_saved_means_the_same_with_and_without_a_head(
     tokens = prompt(90)
     for one, other in ((drafting, plain), (plain, drafting)):
         prefill(one, tokens)
-        rows, state = one.memory.save_rows(0, 0, 90), one.memory.save_state(0, 90)
+        rows = one.memory.save_rows(0, 0, 90)
+        state = one.memory.save_state(0, 90)
         one.memory.synchronize()
         other.memory.restore(0, 0, [(rows, 0, 90)], state)
         other.decode([SequenceTokens(0, (4,), 90)])
@@ -556,7 +566,8 @@ def test_a_cut_does_not_wait_for_the_head(
     """What is saved between two batches of a prompt is evaluated when the second is on its way, or
     when asked for.
     """
-    backend, tokens = opened(as_on_gpu=True), prompt(160)
+    backend = opened(as_on_gpu=True)
+    tokens = prompt(160)
     asked: list[str] = []
     head = backend.memory.drafts.model
     assert isinstance(head, MtpHead)
@@ -588,9 +599,11 @@ def test_a_cut_does_not_wait_for_the_head(
 
 
 def test_what_is_being_saved_outlives_its_sequence(opened: Callable[..., LlamaBackend]) -> None:
-    backend, tokens = opened(as_on_gpu=True), prompt(64)
+    backend = opened(as_on_gpu=True)
+    tokens = prompt(64)
     prefill(backend, tokens)
-    rows, state = backend.memory.save_rows(0, 0, 64).draft, backend.memory.save_state(0, 64).draft
+    rows = backend.memory.save_rows(0, 0, 64).draft
+    state = backend.memory.save_state(0, 64).draft
     backend.memory.clear(0)
     backend.memory.synchronize()
     prefill(backend, tokens)
@@ -610,7 +623,8 @@ def test_an_interrupted_head_holds_up_nothing(model_path: Callable[[str], Path])
     prefill(backend, tokens)
     backend.memory.drafts._hidden = LateRows(backend.memory.drafts._hidden)  # type: ignore[assignment, arg-type]
     backend.evaluate(0, as_tokens([5, 6, 7]), 100)
-    state, rows = backend.memory.save_state(0, 103), backend.memory.save_rows(0, 0, 103).draft
+    state = backend.memory.save_state(0, 103)
+    rows = backend.memory.save_rows(0, 0, 103).draft
     backend.control.interrupt()
     backend.memory.synchronize()
     assert state.recurrent.size > 0

@@ -96,10 +96,13 @@ def test_tokens_become_layers(
     model_path: Callable[[str], Path], on_gpu: Callable[[int], None], name: str, types: str
 ) -> None:
     on_gpu(10_000 * MIB)
-    shape, path, fields = SHAPES[name], model_path(name), {"type_k": types, "type_v": types}
+    shape = SHAPES[name]
+    path = model_path(name)
+    fields = {"type_k": types, "type_v": types}
     row = round(shape.row_bytes(types, types))
     plans = {n: planned(path, n, **fields) for n in (N_CTX // 2, N_CTX, 10 * N_CTX)}
-    whole, half = plans[N_CTX], plans[N_CTX // 2]
+    whole = plans[N_CTX]
+    half = plans[N_CTX // 2]
     assert plans[10 * N_CTX].pool == whole.pool
     assert whole.pool is not None
     assert half.pool is not None
@@ -139,11 +142,13 @@ def test_a_pool_takes_what_fitting_leaves(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    path, margin = model_path("tiny-dense"), {"fit_target": (100,)}
+    path = model_path("tiny-dense")
+    margin = {"fit_target": (100,)}
     on_gpu(10_000 * MIB)
     minimum = planned(path, N_CTX // 4, **margin)
     assert minimum.pool is not None
-    total, layer = minimum.gpus[0].usage.total + 100 * MIB, minimum.pool.layer_bytes
+    total = minimum.gpus[0].usage.total + 100 * MIB
+    layer = minimum.pool.layer_bytes
     assert (minimum.pool.n_layers, minimum.pool.n_stages) == (4, 1)
     for free, n_resident, n_stages in (
         (total, 0, 1),
@@ -187,10 +192,8 @@ def test_what_cannot_be_pooled_runs_as_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level(logging.INFO)
-    settings, drafts = (
-        ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=4096),
-        DraftSettings(),
-    )
+    settings = ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=4096)
+    drafts = DraftSettings()
     assert fit_pool(settings, drafts, PoolSettings(-1)) is None
     assert caplog.messages[-1] == "--kv-pool disabled: no GPU"
     with pytest.raises(

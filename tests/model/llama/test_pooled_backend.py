@@ -82,7 +82,8 @@ def test_every_number_of_layers_on_the_device_gives_the_same_bits(
     expected = logits(plain.backend)
     for n in range(1, n_layers + 1):
         pooled = opened(name, n * N_CTX // n_layers, type_kv=type_kv)
-        pool, backend = pooled.info.pool, pooled.backend
+        pool = pooled.info.pool
+        backend = pooled.backend
         assert pool is not None
         assert pool.n_resident == (n_layers if n == n_layers else max(n - 2, 0))
         assert logits(backend) == expected
@@ -122,7 +123,8 @@ def test_conversations_that_take_turns(
 ) -> None:
     """Also where RAM has room for a part of them, and the pool has the rest."""
     monkeypatch.setattr(device_tier, "PIECE_BYTES", 2**16)
-    plain, pooled = opened(name, 0).backend, opened(name, n_tokens).backend
+    plain = opened(name, 0).backend
+    pooled = opened(name, n_tokens).backend
     engine = engine_of(pooled, budget)
     talks = [[(10, 200), (i, 50)] for i in range(4)]
     for number, how, message in asked:
@@ -143,7 +145,9 @@ def test_conversations_that_take_turns(
 def test_files_go_from_one_kind_of_server_to_the_other(
     opened: Opened, tmp_path: Path, sizes: tuple[int, int]
 ) -> None:
-    prompt, longer, replies = chat((1, 300), (2, 240)), chat((1, 300), (2, 240), (3, 90)), []
+    prompt = chat((1, 300), (2, 240))
+    longer = chat((1, 300), (2, 240), (3, 90))
+    replies = []
     expected = [cold(opened("tiny-hybrid", 0).backend, each).tokens for each in (prompt, longer)]
     for n_tokens, asked in zip(sizes, (prompt, longer), strict=True):
         loaded = opened("tiny-hybrid", n_tokens)
@@ -168,9 +172,12 @@ def test_files_go_from_one_kind_of_server_to_the_other(
 )
 def test_drafts_are_taken_back_as_without(opened: Opened, types: tuple[str, ...]) -> None:
     """Short ones by planes, long ones by going back to a mark."""
-    tokens, found = as_tokens(np.random.default_rng(1).integers(0, 250, 100)), []
+    tokens = as_tokens(np.random.default_rng(1).integers(0, 250, 100))
+    found = []
     for n_tokens in (0, N_CTX // 2, N_CTX):
-        backend, n, seen = opened("tiny-hybrid-nextn", n_tokens, *types).backend, 100, []
+        backend = opened("tiny-hybrid-nextn", n_tokens, *types).backend
+        n = 100
+        seen = []
         backend.evaluate(0, tokens[:64], 0)
         backend.evaluate(0, tokens[64:], 64)
         for n_drafts, n_right in ((3, 0), (3, 2), (20, 5), (20, 19), (3, 3)):
@@ -186,7 +193,8 @@ def test_drafts_are_taken_back_as_without(opened: Opened, types: tuple[str, ...]
 
 
 def test_sleep_wakes_up_to_an_empty_pool(opened: Opened) -> None:
-    backend, prompt = opened("tiny-hybrid", N_CTX // 2).backend, chat((1, 300))
+    backend = opened("tiny-hybrid", N_CTX // 2).backend
+    prompt = chat((1, 300))
     engine = engine_of(backend)
     first = ask(engine, prompt)
     engine.sleep()
@@ -248,7 +256,8 @@ def test_another_release_of_llama_cpp_is_found_out(
     model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One bit of one logit is enough."""
-    trial, n_trials = llama_backend.pool_trial, 0
+    trial = llama_backend.pool_trial
+    n_trials = 0
 
     def changed(*given: object, **named: object) -> list[np.ndarray]:
         nonlocal n_trials

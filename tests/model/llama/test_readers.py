@@ -111,7 +111,10 @@ class PlainEagle3:
     def __init__(self, backend: LlamaBackend, head: Eagle3) -> None:
         self.backend = backend
         params = api.llama_context_default_params()
-        params.n_ctx, params.n_ubatch, params.n_batch, params.n_threads = 1024, 512, 512, 1
+        params.n_ctx = 1024
+        params.n_ubatch = 512
+        params.n_batch = 512
+        params.n_threads = 1
         params.ctx_other = backend.ctx
         self.ctx = api.llama_init_from_model(head._model, params)
         self.layers = head.layers
@@ -139,19 +142,19 @@ class PlainEagle3:
         batch = RowBatch(512, given.shape[1])
         batch.fill_text(0, given, 0)
         assert api.llama_encode(self.ctx, batch.struct) == 0
-        hidden, found, start = self.nextn(len(given)), [], 0
+        hidden = self.nextn(len(given))
+        found = []
+        start = 0
         while len(found) < n:
             now = [*tokens[1:], *found][start:]
             own = api.llama_batch_init(len(now), 0, 1)
             embd = np.ascontiguousarray(hidden[start:])
             for i, token in enumerate(now):
-                own.token[i], own.pos[i], own.n_seq_id[i], own.seq_id[i][0], own.logits[i] = (
-                    token,
-                    start + i,
-                    1,
-                    0,
-                    1,
-                )
+                own.token[i] = token
+                own.pos[i] = start + i
+                own.n_seq_id[i] = 1
+                own.seq_id[i][0] = 0
+                own.logits[i] = 1
             own.n_tokens, own.embd = len(now), embd.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
             assert api.llama_decode(self.ctx, own) == 0
             logits = np.ctypeslib.as_array(api.llama_get_logits_ith(self.ctx, len(now) - 1), (282,))

@@ -49,7 +49,8 @@ def test_a_model_without_a_memory_ranks_what_fits_into_a_batch(tmp_path: Path) -
     )
     loaded = load(settings)
     try:
-        cls, sep = 2, 3
+        cls = 2
+        sep = 3
         assert loaded.info.rerank_marks == ((cls,), (sep,), ())
         assert not loaded.info.templates.rerank
         scores = [

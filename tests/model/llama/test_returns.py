@@ -67,7 +67,8 @@ def test_a_return_moves_no_byte_to_or_from_ram(
     for number in (0, 1, 2, 0, 1, 2):
         assert (bits(backend, engine, prompts[number]) == expected[number]).all()
         check(engine, backend)
-    counts, cache = engine.prefix_cache.device.counts, engine.prefix_cache.cache
+    counts = engine.prefix_cache.device.counts
+    cache = engine.prefix_cache.cache
     assert (counts.to_ram, counts.lost) == (0, 0)
     assert counts.returned > 3 * 100, "all but those of the head, which stay, came from the device"
     assert not any(segment.rows.size for segment in cache.segments())
@@ -109,7 +110,8 @@ def test_bits_are_those_of_a_cold_run_when_device_and_ram_are_full(
             engine.sleep()
             assert not any(segment.held for segment in engine.prefix_cache.cache.segments())
             engine.wake()
-    counts, totals = engine.prefix_cache.device.counts, engine.prefix_cache.totals
+    counts = engine.prefix_cache.device.counts
+    totals = engine.prefix_cache.totals
     assert counts.returned > 0
     assert counts.to_ram > 0
     assert totals.n_cached["ram"] > 0

@@ -38,7 +38,8 @@ def tokens(backend: LlamaBackend, sampling: Sampling, n: int = 60) -> list[int]:
     prompt = as_tokens(list(range(100, 160)))
     backend.memory.clear(0)
     backend.evaluate(0, prompt, 0)
-    chooser, found = backend.sampler(sampling, prompt), []
+    chooser = backend.sampler(sampling, prompt)
+    found = []
     for position in range(prompt.size, prompt.size + n):
         found.append(chooser.sample(0))
         backend.evaluate(0, as_tokens(found[-1:]), position)
@@ -131,7 +132,8 @@ def of_one_evaluation(backend: LlamaBackend, sampling: Sampling, kind: str) -> l
     chooser = backend.sampler(sampling, prompt)
     found = [chooser.sample(0)]
     backend.decode([SequenceTokens(0, tuple(range(300, 301 + N_DRAFTS)), prompt.size)])
-    outputs, rng = backend.outputs, np.random.default_rng(3)
+    outputs = backend.outputs
+    rng = np.random.default_rng(3)
     for index in range(1 + N_DRAFTS):
         row = outputs.row(index)
         at = ctypes.addressof(api.llama_get_logits_ith(backend.ctx, index).contents)

@@ -116,7 +116,8 @@ def test_drafts_are_what_the_model_would_say(
         assert draft == guess(model, text, *sure), (
             "the same again, without anything evaluated in between"
         )
-        n, text = len(text), [*text, *sure]
+        n = len(text)
+        text = [*text, *sure]
         feed(model, text, start=n)
     assert model.draft([], N) == []
 
@@ -155,7 +156,8 @@ def test_whatever_stays_of_its_drafts_the_next_are_right(
     """Always right, always wrong, partly right; steps without it, with drafts of others, and of all
     lengths.
     """
-    model, choice = opened(), random.Random(seed)
+    model = opened()
+    choice = random.Random(seed)
     text = PROMPT[:90]
     feed(model, text)
     sure = 80
@@ -163,12 +165,14 @@ def test_whatever_stays_of_its_drafts_the_next_are_right(
         kind = choice.choice(["own", "own", "own", "plain", "others", "prompt"])
         if kind == "plain":
             model.follow(0, [sure], len(text), None)
-            text, sure = [*text, sure], choice.choice(PROMPT)
+            text = [*text, sure]
+            sure = choice.choice(PROMPT)
             continue
         if kind == "prompt" and step % 5 == 0:
             more = [sure, *PROMPT[: choice.randrange(1, 60)]]
             model.follow(0, more, len(text), None)
-            text, sure = [*text, *more], choice.choice(PROMPT)
+            text = [*text, *more]
+            sure = choice.choice(PROMPT)
             continue
         draft = tuple(choice.choices(PROMPT, k=choice.randrange(1, 40)))
         if kind != "others":
@@ -183,7 +187,8 @@ def test_whatever_stays_of_its_drafts_the_next_are_right(
         model.follow(0, verified, len(text), None)
         n_kept = choice.choice([1, len(verified), choice.randrange(1, len(verified) + 1)])
         model.keep(0, len(text) + n_kept)
-        text, sure = [*text, *verified[:n_kept]], choice.choice(PROMPT)
+        text = [*text, *verified[:n_kept]]
+        sure = choice.choice(PROMPT)
     reference.check([*text, sure], guess(model, text, sure))
 
 
@@ -211,7 +216,8 @@ def test_sequences_of_one_batch_do_not_disturb_each_other(
 
 
 def saved(model: SeparateModel, n: int, seq: int = 0, first: int = 0) -> tuple[Block, Block]:
-    rows, state = model.save_rows(seq, first, n), model.save_state(seq, n)
+    rows = model.save_rows(seq, first, n)
+    state = model.save_state(seq, n)
     model.synchronize()
     assert (rows.size, state.size) == (model.rows_size(first, n), model.state_size(seq))
     return rows, state
@@ -221,7 +227,8 @@ def saved(model: SeparateModel, n: int, seq: int = 0, first: int = 0) -> tuple[B
 def test_a_restored_sequence_drafts_as_before(
     opened: Callable[..., SeparateModel], reference: PlainModel, pending: str
 ) -> None:
-    model, text = opened(n_seqs=2), PROMPT[:100]
+    model = opened(n_seqs=2)
+    text = PROMPT[:100]
     feed(model, text)
     if pending != "nothing":
         model.follow(0, [80], len(text), None)
@@ -252,7 +259,8 @@ def test_a_restored_sequence_drafts_as_before(
 def test_going_back_and_on_another_way(
     opened: Callable[..., SeparateModel], reference: PlainModel
 ) -> None:
-    model, text = opened(), PROMPT[:100]
+    model = opened()
+    text = PROMPT[:100]
     feed(model, text[:50])
     _, state = saved(model, 50)
     feed(model, text, start=50)
@@ -274,7 +282,8 @@ def test_what_it_drafted_from_may_turn_out_to_be_wrong(
     """Then a hybrid has no state of before, and begins anew; nothing that is saved is of other
     tokens.
     """
-    model, text = opened(), PROMPT[:100]
+    model = opened()
+    text = PROMPT[:100]
     feed(model, text)
     guess(model, text, 80, 81)
     model.follow(0, [80, 90], 100, None)
@@ -288,7 +297,8 @@ def test_what_it_drafted_from_may_turn_out_to_be_wrong(
 def test_blocks_of_another_draft_model_are_ignored(
     opened: Callable[..., SeparateModel], reference: PlainModel
 ) -> None:
-    model, text = opened(identity="one"), PROMPT[:100]
+    model = opened(identity="one")
+    text = PROMPT[:100]
     feed(model, text)
     blocks = saved(model, len(text))
     foreign = opened(identity="another")
@@ -304,7 +314,8 @@ def test_blocks_of_another_draft_model_are_ignored(
 def test_what_was_missed_costs_guesses_and_nothing_else(
     opened: Callable[..., SeparateModel], reference: PlainModel
 ) -> None:
-    model, text = opened(), PROMPT[:100]
+    model = opened()
+    text = PROMPT[:100]
     feed(model, text[:40])
     feed(model, text, start=60)
     assert model.save_rows(0, 0, 100).size == model.save_state(0, 100).size == 0
@@ -320,7 +331,8 @@ def test_what_was_missed_costs_guesses_and_nothing_else(
 def test_without_the_state_of_its_rows_a_hybrid_begins_anew(
     opened: Callable[..., SeparateModel], reference: PlainModel, shape: str
 ) -> None:
-    model, text = opened(), PROMPT[:100]
+    model = opened()
+    text = PROMPT[:100]
     feed(model, text)
     rows, _ = saved(model, 100)
     model.clear(0)

@@ -93,7 +93,8 @@ def test_no_room_has_an_error_of_its_own_and_changes_nothing(
     for seq, n in ((0, 320), (1, 128)):
         for start in range(0, n, 64):
             backend.evaluate(seq, tokens[start : start + 64], start)
-    rows, state = backend.memory.save_rows(0, 0, 320), backend.memory.save_state(0, 320)
+    rows = backend.memory.save_rows(0, 0, 320)
+    state = backend.memory.save_state(0, 320)
     backend.evaluate(1, tokens[128:192], 128)
     with pytest.raises(OutOfCellsError):
         backend.evaluate(1, tokens[192:256], 192)

@@ -17,7 +17,8 @@ def woken(
     text: str, *patterns: str, hidden: tuple[str, str] | None = None, size: int = 1
 ) -> list[bytes]:
     """The texts that activate the grammar while it reads ``text`` in pieces of ``size`` bytes."""
-    watch, data = TriggerWatch(patterns, hidden), text.encode()
+    watch = TriggerWatch(patterns, hidden)
+    data = text.encode()
     found = (watch.feed(data[at : at + size]) for at in range(0, len(data), size))
     return [text for text in found if text is not None]
 

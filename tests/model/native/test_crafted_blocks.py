@@ -82,7 +82,10 @@ def opaque(model_path: Callable[[str], Path]) -> Iterator[LlamaBackend]:
         str(model_path("tiny-hybrid")).encode(), api.llama_model_default_params()
     )
     params = api.llama_context_default_params()
-    params.n_ctx, params.n_seq_max, params.n_ubatch, params.n_threads = 512, 2, 64, 1
+    params.n_ctx = 512
+    params.n_seq_max = 2
+    params.n_ubatch = 64
+    params.n_threads = 1
     params.kv_unified = False
     backend = LlamaBackend(lambda: (model, api.llama_init_from_model(model, params), None))
     assert backend.memory.kind == "opaque"

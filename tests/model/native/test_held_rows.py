@@ -29,7 +29,9 @@ LAYOUTS = [
     for name in ("tiny-hybrid", "tiny-dense")
     for kv, flash in (("f16", "on"), ("q8_0", "on"), ("f16", "off"))
 ]
-N_CELLS, N_SEQS, BATCH = 1024, 3, 64
+N_CELLS = 1024
+N_SEQS = 3
+BATCH = 64
 
 
 @pytest.fixture
@@ -79,9 +81,12 @@ def test_two_conversations_in_turn_equal_cold_runs(backend: LlamaBackend) -> Non
     """Each takes the cells of the other, which is held, comes back without a copy in RAM, and goes
     on to the bit.
     """
-    n, rest = 5 * BATCH, 2 * BATCH
+    n = 5 * BATCH
+    rest = 2 * BATCH
     prompts = [tokens_of(seed, n + rest) for seed in (1, 2)]
-    cold, held, states = [], [], []
+    cold = []
+    held = []
+    states = []
     for tokens in prompts:
         cold.append(run(backend, tokens)[-2:])
         backend.memory.clear(0)
@@ -116,7 +121,8 @@ def test_places_change_where_no_cell_is_free(backend: LlamaBackend, short: int) 
     That takes rings of 16 rows, two of half, one of all, and pairs.
     """
     sizes = [short, N_CELLS - short]
-    held, blocks = [], []
+    held = []
+    blocks = []
     for seq, n in enumerate(sizes):
         run(backend, tokens_of(seq, n), seq=seq)
         held.append(backend.memory.hold(seq, 0, n))
@@ -142,7 +148,8 @@ def test_a_conversation_takes_over_the_cells_of_another(backend: LlamaBackend) -
     """Rows loaded next take the cells of dropped rows: the same cells and bits as if these had been
     freed.
     """
-    tokens, other = tokens_of(1, 400), tokens_of(2, 300)
+    tokens = tokens_of(1, 400)
+    other = tokens_of(2, 300)
     for fork, end, n_other in (
         (0, 400, 300),
         (0, 200, 300),
@@ -155,11 +162,9 @@ def test_a_conversation_takes_over_the_cells_of_another(backend: LlamaBackend) -
             run(backend, tokens[:end]) and saved_block(backend, 0, 0, end),
             library_state(backend),
         )
-        rows, state, held = (
-            cold[0],
-            backend.memory.save_state(0, end),
-            backend.memory.hold(0, 0, end),
-        )
+        rows = cold[0]
+        state = backend.memory.save_state(0, end)
+        held = backend.memory.hold(0, 0, end)
         backend.memory.clear(0)
         backend.evaluate(0, tokens_of(9, 1), 0)  # elsewhere for a while
         for source in (held, rows):
@@ -189,7 +194,8 @@ def test_a_few_free_cells_are_enough(backend: LlamaBackend) -> None:
     small = saved_block(backend, 0, 0, n)
     backend.memory.clear(0)
     run(backend, tokens_of(2, N_CELLS - n))
-    block, held = saved_block(backend, 0, 0, N_CELLS - n), backend.memory.hold(0, 0, N_CELLS - n)
+    block = saved_block(backend, 0, 0, N_CELLS - n)
+    held = backend.memory.hold(0, 0, N_CELLS - n)
     backend.memory.clear(0)
     backend.memory.restore(0, 0, [(Rows(small), 0, n)])
     assert backend.memory.n_free == 0
@@ -210,7 +216,8 @@ def test_what_is_evaluated_finds_its_cells_ready(backend: LlamaBackend) -> None:
     """
     n = 300
     run(backend, tokens_of(1, n))
-    held, block = backend.memory.hold(0, 0, n), saved_block(backend, 0, 0, n)
+    held = backend.memory.hold(0, 0, n)
+    block = saved_block(backend, 0, 0, n)
     backend.memory.clear(0)
     backend.evaluate(0, tokens_of(2, 1), 0)
     assert (held_block(backend, held, 0, n) == block).all()
@@ -228,7 +235,8 @@ def test_an_evaluation_that_is_stopped_leaves_held_rows(open_model: Callable[...
     backend = open_model("tiny-hybrid", n_ctx=N_CELLS, n_ubatch=BATCH).backend
     n = 2 * BATCH
     run(backend, tokens_of(1, n))
-    held, block = backend.memory.hold(0, 0, n), saved_block(backend, 0, 0, n)
+    held = backend.memory.hold(0, 0, n)
+    block = saved_block(backend, 0, 0, n)
     backend.memory.clear(0)
     backend.control.interrupt()
     with pytest.raises(UnavailableError):
@@ -321,7 +329,8 @@ class Machine:
     """Random calls to a backend, each checked against `Model`."""
 
     def __init__(self, backend: LlamaBackend) -> None:
-        self.backend, self.model = backend, Model()
+        self.backend = backend
+        self.model = Model()
 
     def remember(self, seq: int, first: int) -> None:
         """Note the bytes of rows that were just evaluated."""
@@ -386,7 +395,8 @@ class Machine:
             source: Block | DeviceRows = held_block(self.backend, held, start, last)
             n_needed = len(wanted)
         else:
-            source, n_needed = held, sum(row in self.model.live for row in wanted)
+            source = held
+            n_needed = sum(row in self.model.live for row in wanted)
         if n_needed > self.model.n_free:
             with pytest.raises(OutOfCellsError):
                 self.backend.memory.restore(seq, start, [(Rows(source), start, last)])
@@ -406,7 +416,8 @@ class Machine:
         del self.model.seqs[seq][n:]
 
     def check(self) -> None:
-        backend, model = self.backend, self.model
+        backend = self.backend
+        model = self.model
         assert backend.memory.n_free == model.n_free
         for held, (first, rows) in model.held.items():
             block = held_block(backend, held, first, first + len(rows))

@@ -26,7 +26,11 @@ from tests.effort import examples
 from tests.model.native.stores import assert_same
 from tests.model.native.test_kv_state import library_state, put_state
 
-WIDTH, STEP, N_CELLS, HEADER, EXT = 64, 48, 1024, 64, 12
+WIDTH = 64
+STEP = 48
+N_CELLS = 1024
+HEADER = 64
+EXT = 12
 LAYOUTS = [
     pytest.param(
         (name, {"type_k": kv, "type_v": kv, "flash_attn": flash}), id=f"{name}-{kv}-flash-{flash}"
@@ -67,7 +71,9 @@ class MixedText:
     """Text with images in it: numbers are tokens of text, pairs (columns, lines) images."""
 
     def __init__(self, seed: int, *sizes: int | tuple[int, int]) -> None:
-        random, self.parts, self.n = np.random.default_rng(seed), [], 0
+        random = np.random.default_rng(seed)
+        self.parts = []
+        self.n = 0
         for size in sizes:
             if isinstance(size, int):
                 part = Part(self.n, random.integers(0, 250, size).astype(np.int32))
@@ -79,7 +85,8 @@ class MixedText:
 
     def ends(self, cuts: list[int] | tuple[int, ...] = ()) -> list[int]:
         """Batch ends: at both edges of each part, at ``cuts``, and every STEP rows."""
-        ends, last = [], 0
+        ends = []
+        last = 0
         for stop in sorted({*cuts, *(part.end for part in self.parts)}):
             while last + STEP < stop:
                 last += STEP
@@ -136,7 +143,10 @@ def test_continued_rewound_and_restored_equal_cold(
     cold = talk.run(backend, ends)
 
     backend.memory.clear(0)
-    chain, states, whole, start = [], {}, {}, 0
+    chain = []
+    states = {}
+    whole = {}
+    start = 0
     for cut in cuts:
         talk.run(backend, [end for end in ends if end <= cut], start)
         assert backend.memory.kv.n_tokens(0) == cut
@@ -212,7 +222,9 @@ def test_held_rows_come_back_beside_others(backend: LlamaBackend) -> None:
     was saved.
     """
     talks = [talk_of(seed) for seed in (1, 2)]
-    colds, helds, states = [], [], []
+    colds = []
+    helds = []
+    states = []
     n = talks[0].parts[-1].start
     for talk in talks:
         backend.memory.clear(0)
@@ -222,10 +234,8 @@ def test_held_rows_come_back_beside_others(backend: LlamaBackend) -> None:
         talk.run(backend, [end for end in talk.ends() if end <= n])
         helds.append(backend.memory.hold(0, 0, n))
         states.append(backend.memory.save_state(0, n))
-        saved, fetched = (
-            backend.memory.save_rows(0, 0, n).block,
-            backend.memory.fetch(helds[-1], 0, n),
-        )
+        saved = backend.memory.save_rows(0, 0, n).block
+        fetched = backend.memory.fetch(helds[-1], 0, n)
         part = backend.memory.fetch(helds[-1], 50, 60)
         backend.memory.synchronize()
         assert (saved == fetched).all()
@@ -292,13 +302,12 @@ def test_cells_of_what_was_dropped_are_taken_over(backend: LlamaBackend) -> None
     """What is loaded into a sequence that was just emptied lies where it would have lain
     otherwise.
     """
-    before, talk = talk_of(5), MixedText(6, 60, (5, 5), 40)
+    before = talk_of(5)
+    talk = MixedText(6, 60, (5, 5), 40)
     talk.run(backend, talk.ends())
-    saved, state, whole = (
-        backend.memory.save_rows(0, 0, talk.n).block,
-        backend.memory.save_state(0, talk.n),
-        library_state(backend),
-    )
+    saved = backend.memory.save_rows(0, 0, talk.n).block
+    state = backend.memory.save_state(0, talk.n)
+    whole = library_state(backend)
     for old in (before, talk, MixedText(7, 200)):
         backend.memory.clear(0)
         library_state(backend)
@@ -323,8 +332,10 @@ def test_drafts_behind_an_image_are_taken_back(drafting: LlamaBackend) -> None:
     """With planes and with marks: what was drafted wrong leaves nothing, and positions go on behind
     the image.
     """
-    backend, talk = drafting, MixedText(8, 20, (6, 4), 10)
-    n, n_planes = talk.n, backend.facts.n_rollback
+    backend = drafting
+    talk = MixedText(8, 20, (6, 4), 10)
+    n = talk.n
+    n_planes = backend.facts.n_rollback
     assert n_planes >= 2
     found = []
     for n_drafts, is_marked in ((n_planes, False), (n_planes + 2, True)):
@@ -375,7 +386,8 @@ def test_blocks_that_cannot_follow_are_refused(backend: LlamaBackend) -> None:
         exts[row] = before
     # Text that says it is of an image is no such change: --image-min-tokens 1 makes images of one
     # row, which have the position of text. What is loaded is what was saved.
-    before, exts[5, 2] = exts[5, 2], -1
+    before = exts[5, 2]
+    exts[5, 2] = -1
     backend.memory.restore(0, 0, [(Rows(rows), 0, talk.n)])
     again = backend.memory.save_rows(0, 0, talk.n).block
     backend.memory.synchronize()

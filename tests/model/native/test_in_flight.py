@@ -104,7 +104,8 @@ def test_nothing_is_held_after_a_wait(open_lagging: Opened) -> None:
     backend = open_lagging(10**6)
     before = live_bytes()
     backend.evaluate(0, as_tokens(range(50)), 0)
-    rows, state = backend.memory.save_rows(0, 0, 50).block, backend.memory.save_state(0, 50)
+    rows = backend.memory.save_rows(0, 0, 50).block
+    state = backend.memory.save_state(0, 50)
     backend.memory.rewind(0, 20)
     backend.memory.restore(0, 20, [(Rows(rows), 20, 50)])
     backend.memory.restore(0, 50, (), state)

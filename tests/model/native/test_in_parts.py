@@ -32,10 +32,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if compiler is None or not (GGML / "src" / "ggml-backend-impl.h").exists():
         pytest.skip("no compiler, or no headers of ggml")
     path = tmp_path_factory.mktemp("devices") / "two_devices.so"
-    source, places = (
-        ROOT / "tests" / "model" / "two_devices.cpp",
-        [f"-I{GGML / name}" for name in ("include", "src")],
-    )
+    source = ROOT / "tests" / "model" / "two_devices.cpp"
+    places = [f"-I{GGML / name}" for name in ("include", "src")]
     subprocess.run(
         [compiler.cxx, "-std=c++17", "-shared", "-fPIC", *places, "-o", path, source], check=True
     )

@@ -69,7 +69,8 @@ def tokens_of(seed: int, n: int = N) -> Tokens:
 
 def ends_of(cuts: list[int], n: int = N) -> list[int]:
     """Batch ends that hit every cut: a grid, and the cuts."""
-    ends, last = [], 0
+    ends = []
+    last = 0
     for stop in [*sorted(set(cuts)), n]:
         while last + STEP < stop:
             last += STEP
@@ -131,7 +132,8 @@ def test_continued_rewound_and_restored_equal_cold(
 
 @pytest.mark.parametrize("backend", SEVERAL_PARTS, indirect=True)
 def test_a_memory_of_several_parts_goes_on_as_a_cold_run(backend: LlamaBackend) -> None:
-    tokens, cuts = tokens_of(5), [40, 64, 201, 333, 500, 641]
+    tokens = tokens_of(5)
+    cuts = [40, 64, 201, 333, 500, 641]
     for rewound, restored, keep in ((641, 40, 0), (201, 641, 150), (500, 333, 333), (333, 500, 0)):
         check_resumed(backend, tokens, cuts, rewound, restored, keep)
 
@@ -148,7 +150,10 @@ def check_resumed(
 
     # Again, saving at the cuts: taking snapshots must not change a thing.
     backend.memory.clear(0)
-    chain, states, whole, start = [], {}, {}, 0
+    chain = []
+    states = {}
+    whole = {}
+    start = 0
     for cut in cuts:
         before = [end for end in ends if start < end <= cut]
         assert_same(run(backend, tokens, before, start), cold)
@@ -221,8 +226,10 @@ def test_blocks_have_the_bytes_that_files_hold(backend: LlamaBackend) -> None:
     ]
     assert layout[3] == ("1" if any(n_runs > 1 for _, n_runs in tensors) else "0")
 
-    first, last = 10, 30
-    n, block = last - first, backend.memory.save_rows(0, first, last).block
+    first = 10
+    last = 30
+    n = last - first
+    block = backend.memory.save_rows(0, first, last).block
     assert HEADER.unpack(block[:64].tobytes()) == (
         b"ROWS",
         1,
@@ -231,12 +238,14 @@ def test_blocks_have_the_bytes_that_files_hold(backend: LlamaBackend) -> None:
         last,
         bytes(32),
     )
-    single, at = backend.memory.save_rows(0, 13, 14).block[64:], 64
+    single = backend.memory.save_rows(0, 13, 14).block[64:]
+    at = 64
     further_positions = [(12, 1)] if layout[2] == "1" else []
     for row, n_runs in further_positions + tensors:
         runs = block[at : at + n_runs * n * row].reshape(n_runs, n, row)
         assert (runs[:, 3] == single[: n_runs * row].reshape(n_runs, row)).all()
-        single, at = single[n_runs * row :], at + runs.size
+        single = single[n_runs * row :]
+        at = at + runs.size
     assert at == block.size
     assert single.size == 0
 
@@ -255,7 +264,8 @@ def test_blocks_have_the_bytes_that_files_hold(backend: LlamaBackend) -> None:
 
 @one_hybrid
 def test_two_prompts_do_not_mix(backend: LlamaBackend) -> None:
-    first, second = tokens_of(2), tokens_of(3)
+    first = tokens_of(2)
+    second = tokens_of(3)
     ends = ends_of([350])
     cold = {}
     for tokens in (first, second):
@@ -263,7 +273,8 @@ def test_two_prompts_do_not_mix(backend: LlamaBackend) -> None:
         cold[tokens.tobytes()] = run(backend, tokens, ends)
     backend.memory.clear(0)
     run(backend, first, [end for end in ends if end <= 350])
-    rows, state = backend.memory.save_rows(0, 0, 350).block, backend.memory.save_state(0, 350)
+    rows = backend.memory.save_rows(0, 0, 350).block
+    state = backend.memory.save_state(0, 350)
     backend.memory.clear(0)
     run(backend, second, ends)
     backend.memory.rewind(0, 0)
@@ -275,15 +286,14 @@ def test_two_prompts_do_not_mix(backend: LlamaBackend) -> None:
 @pytest.mark.parametrize("keep", [0, 100])
 @each_layout
 def test_a_prefix_is_its_rows_and_its_state(backend: LlamaBackend, keep: int) -> None:
-    tokens, ends = tokens_of(8), ends_of([100, 350])
+    tokens = tokens_of(8)
+    ends = ends_of([100, 350])
     cold = run(backend, tokens, ends)
     backend.memory.clear(0)
     run(backend, tokens, [end for end in ends if end <= 350])
-    rows, state, cells = (
-        backend.memory.save_rows(0, 0, 350).block,
-        backend.memory.save_state(0, 350),
-        library_state(backend),
-    )
+    rows = backend.memory.save_rows(0, 0, 350).block
+    state = backend.memory.save_state(0, 350)
+    cells = library_state(backend)
     if not keep:
         backend.memory.clear(0)
         run(backend, tokens_of(9), ends)
@@ -298,7 +308,8 @@ def test_a_prefix_without_cells_leaves_nothing(open_model: Callable[..., Loaded]
     tokens = tokens_of(5, 200)
     large.memory.clear(0)
     cold = run(large, tokens, ends_of([], 200))
-    rows, state = large.memory.save_rows(0, 0, 200).block, large.memory.save_state(0, 200)
+    rows = large.memory.save_rows(0, 0, 200).block
+    state = large.memory.save_state(0, 200)
     small = open_model("tiny-hybrid", n_ctx=256, n_seqs=2).backend
     run(small, tokens, [64])
     for start in (0, 64):
@@ -364,7 +375,8 @@ class TestRefusals:
 
     def test_wrong_positions(self, ready: Ready) -> None:
         backend = ready[0]
-        rows, state = backend.memory.save_rows(0, 100, 300).block, backend.memory.save_state(0, 300)
+        rows = backend.memory.save_rows(0, 100, 300).block
+        state = backend.memory.save_state(0, 300)
         with pytest.raises(StateError, match="cannot be saved"):
             backend.memory.save_state(0, 299)
         with pytest.raises(StateError, match="a state at 300 does not belong behind 200 rows"):
@@ -382,7 +394,8 @@ class TestRefusals:
 
     def test_prefixes(self, ready: Ready) -> None:
         backend = ready[0]
-        rows, state = backend.memory.save_rows(0, 0, 300).block, backend.memory.save_state(0, 300)
+        rows = backend.memory.save_rows(0, 0, 300).block
+        state = backend.memory.save_state(0, 300)
         with pytest.raises(StateError, match="a state at 300 does not belong behind 200 rows"):
             backend.memory.restore(0, 300, [(Rows(rows), 0, 200)], state)
         for spans in ([], [(rows, 0, 200)]):
@@ -428,7 +441,8 @@ def test_rows_that_do_not_fit_the_context(open_model: Callable[..., Loaded]) -> 
 
 
 def test_more_rows_than_take_their_cells_at_a_time(open_model: Callable[..., Loaded]) -> None:
-    n, cut = 9000, 5000
+    n = 9000
+    cut = 5000
     backend = open_model("tiny-hybrid", n_ctx=n + 100).backend
     tokens = tokens_of(7, n)
     backend.memory.clear(0)
@@ -438,11 +452,9 @@ def test_more_rows_than_take_their_cells_at_a_time(open_model: Callable[..., Loa
         (backend.memory.save_rows(0, 0, cut).block, 0, cut),
         (backend.memory.save_rows(0, cut, n).block, cut, n),
     ]
-    whole, state, cells = (
-        backend.memory.save_rows(0, 0, n).block,
-        backend.memory.save_state(0, n),
-        library_state(backend),
-    )
+    whole = backend.memory.save_rows(0, 0, n).block
+    state = backend.memory.save_state(0, n)
+    cells = library_state(backend)
     backend.evaluate(0, tokens[:64], n)
     cold = backend.logits(0)
     for keep in (0, 100):
@@ -466,7 +478,8 @@ def test_sequences_of_a_unified_cache_move_rows_independently(
     for start in range(0, 200, 50):
         for seq, tokens in enumerate(prompts):
             backend.evaluate(seq, tokens[start : start + 50], start)
-    saved, expected = [], []
+    saved = []
+    expected = []
     for seq, tokens in enumerate(prompts):
         saved.append(
             (backend.memory.save_rows(seq, 0, 200).block, backend.memory.save_state(seq, 200))
@@ -501,15 +514,20 @@ def test_different_prompts_give_different_logits(open_model: Callable[..., Loade
 def test_a_window_is_saved_and_loaded_in_parts(
     name: str, open_model: Callable[..., Loaded]
 ) -> None:
-    backend, tokens, n = open_model(name, n_ubatch=64).backend, tokens_of(7), 150
-    memory, ends = backend.memory.kv, ends_of([150], 300)
+    backend = open_model(name, n_ubatch=64).backend
+    tokens = tokens_of(7)
+    n = 150
+    memory = backend.memory.kv
+    ends = ends_of([150], 300)
     backend.memory.clear(0)
     cold = run(backend, tokens, ends)
     backend.memory.clear(0)
     run(backend, tokens, [end for end in ends if end <= n])
-    whole, form = np.empty(memory.state_size(0), np.uint8), WindowForm.of(backend.memory.layout)
+    whole = np.empty(memory.state_size(0), np.uint8)
+    form = WindowForm.of(backend.memory.layout)
     memory.save_state(0, n, whole)
-    head, first = np.empty(form.head, np.uint8), n - (whole.size - form.head) // form.row_bytes
+    head = np.empty(form.head, np.uint8)
+    first = n - (whole.size - form.head) // form.row_bytes
     memory.save_state(0, n, head)
     assert 0 < first < n - 30
 

@@ -194,7 +194,10 @@ def drafted(backend: LlamaBackend, seed: int, look: Callable[[], None]) -> list[
     """Steps of a reply after N tokens, each with drafts of which some are wrong, up to long ones;
     the logits of all.
     """
-    rng, at, found, kinds = np.random.default_rng(seed), N, [], set()
+    rng = np.random.default_rng(seed)
+    at = N
+    found = []
+    kinds = set()
     maximum = min(backend.facts.max_drafts, 20)
     for step in range(12):
         n_drafts = int(rng.integers(1, maximum + 1)) if step % 3 else min(1, maximum)
@@ -236,7 +239,8 @@ def test_drafts_and_marks_leave_what_is_held_and_are_no_different_beside_it(
     n = backend.facts.n_cells - ends - n_free
     for start in range(0, n, 64):
         backend.evaluate(1, tokens(9, n)[start : start + 64], start)
-    other, own_end = backend.memory.hold(1, 0, n), N
+    other = backend.memory.hold(1, 0, n)
+    own_end = N
     before = backend.memory.save_rows(1, 0, n).block
     backend.memory.synchronize()
     backend.memory.clear(1)

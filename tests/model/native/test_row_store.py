@@ -42,10 +42,8 @@ def test_logits_blocks_and_states_are_those_of_a_full_cache(
     tokens = tokens_of(1)
     reference = full(name, kv)
     wanted = cold(reference, tokens)
-    rows, state = (
-        reference.memory.save_rows(0, 0, N).block,
-        reference.memory.save_state(0, N).recurrent,
-    )
+    rows = reference.memory.save_rows(0, 0, N).block
+    state = reference.memory.save_state(0, N).recurrent
     n = n_layers(name)
     for resident, stages, lag in (([*range(n)], 2, 0), ([n - 1], 2 if n > 2 else 1, 1), ([], 1, 0)):
         made = store(name, kv, resident=resident, stages=stages, lag=lag)
@@ -149,7 +147,8 @@ def test_the_library_has_its_own_graph_back(
     ends = [96, *range(97, 141)]
     wanted = cold(full("tiny-dense", "f16"), tokens, ends)
     made = store("tiny-dense", resident=[0, 1, 2, 3])
-    backend, memory = made.backend, api.llama_get_memory(made.backend.ctx)
+    backend = made.backend
+    memory = api.llama_get_memory(made.backend.ctx)
     assert_same(made.run(tokens, ends=ends), wanted)
 
     def own(part: Tokens, start: int) -> np.ndarray:
@@ -166,10 +165,8 @@ def test_the_library_has_its_own_graph_back(
     api.llama_memory_clear(memory, True)
     made.rows.clear(0)
     assert_same(made.run(tokens, ends=ends), wanted)
-    backend.memory.kv, backend.memory.store = (
-        KVState(ctypes.cast(backend.ctx, ctypes.c_void_p).value or 0),
-        None,
-    )
+    backend.memory.kv = KVState(ctypes.cast(backend.ctx, ctypes.c_void_p).value or 0)
+    backend.memory.store = None
     api.llama_memory_clear(memory, True)
     assert_same(
         run(own, tokens, 0, [1, 2, 3]),
@@ -179,7 +176,8 @@ def test_the_library_has_its_own_graph_back(
 
 def test_large_restores_are_right(store: Callable[..., Store]) -> None:
     """Enough bytes that several threads copy them."""
-    n, made = 23_000, store("tiny-dense", resident=[2], n_ctx=23_001)
+    n = 23_000
+    made = store("tiny-dense", resident=[2], n_ctx=23_001)
     block = np.empty(made.rows.rows_size(0, n), np.uint8)
     block[:64] = made_header(made, n)
     block[64:] = np.random.default_rng(5).integers(0, 60, block.size - 64, dtype=np.uint8)
@@ -205,10 +203,8 @@ def test_what_does_not_fit_is_refused(store: Callable[..., Store]) -> None:
     made = store("tiny-hybrid", resident=[0], n_ctx=300)
     tokens = tokens_of(6, 300)
     wanted = made.run(tokens, ends=[96, 192, 288, 300])
-    block, state = (
-        made.backend.memory.save_rows(0, 0, 300).block,
-        made.backend.memory.save_state(0, 300),
-    )
+    block = made.backend.memory.save_rows(0, 0, 300).block
+    state = made.backend.memory.save_state(0, 300)
     with pytest.raises(OutOfCellsError):
         made.evaluate(tokens[:1], 300)
     with pytest.raises(OutOfCellsError):
@@ -254,14 +250,14 @@ def test_held_rows_stay_in_their_places(store: Callable[..., Store], name: str, 
     moved.
     """
     made = store(name, "q8_0", resident=[1], lag=lag)
-    tokens, other, more = tokens_of(12), tokens_of(13, 192), tokens_of(14, 96)
+    tokens = tokens_of(12)
+    other = tokens_of(13, 192)
+    more = tokens_of(14, 96)
     beside = made.run(other, ends=[96, 192])
     made.rows.clear(0)
     made.run(tokens)
-    rows, state = (
-        made.backend.memory.save_rows(0, 0, N).block,
-        made.backend.memory.save_state(0, N).recurrent,
-    )
+    rows = made.backend.memory.save_rows(0, 0, N).block
+    state = made.backend.memory.save_state(0, N).recurrent
     low, high, inside = (
         checked(made.rows.hold, 0, *span) for span in ((0, 254), (254, N), (300, 310))
     )
@@ -295,10 +291,8 @@ def test_held_rows_stay_in_their_places(store: Callable[..., Store], name: str, 
             checked(made.rows.fetch, high, *span, part)
     made.rows.clear(0)
     made.resume(N, [(copy, 0, 254), (high, 254, N)], state)
-    again, there = (
-        made.backend.memory.save_rows(0, 0, N).block,
-        made.backend.memory.save_rows(0, 300, 500).block,
-    )
+    again = made.backend.memory.save_rows(0, 0, N).block
+    there = made.backend.memory.save_rows(0, 300, 500).block
     made.rows.finish()
     assert (again == rows).all()
     assert (there == part).all()
@@ -366,13 +360,11 @@ def test_a_memory_without_rows_is_refused(model_path: Callable[[str], object]) -
         str(model_path("tiny-dense")).encode(), api.llama_model_default_params()
     )
     params = api.llama_context_default_params()
-    params.n_ctx, params.n_seq_max, params.n_ubatch, params.n_threads, params.kv_unified = (
-        512,
-        2,
-        64,
-        1,
-        False,
-    )
+    params.n_ctx = 512
+    params.n_seq_max = 2
+    params.n_ubatch = 64
+    params.n_threads = 1
+    params.kv_unified = False
     backend = LlamaBackend(lambda: (model, api.llama_init_from_model(model, params), None))
     backend.evaluate(0, as_tokens([1]), 0)
     with pytest.raises(RuntimeError, match="no rows"):

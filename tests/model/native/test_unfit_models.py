@@ -23,7 +23,8 @@ def of_another_family(path: Path, source: Path, arch: str) -> Path:
     """One layer with random weights at ``path``: "bloom", or "llama" whose positions differ in long
     contexts.
     """
-    width, n_vocab = 64, 0
+    width = 64
+    n_vocab = 0
     writer = GGUFWriter(path, arch)
     for name, field in GGUFReader(source).fields.items():
         if name.startswith("tokenizer."):

@@ -53,11 +53,13 @@ def test_fields_of_a_later_release_come_back_as_they_were(bindings: Any, tmp_pat
     """A struct that grew by 8 bytes at its end is written and read where the bindings have
     memory.
     """
-    path, source = tmp_path / "grown.so", GROWN % ctypes.sizeof(bindings)
+    path = tmp_path / "grown.so"
+    source = GROWN % ctypes.sizeof(bindings)
     command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(path)]
     subprocess.run(command, input=source, text=True, check=True)
     library = ctypes.CDLL(str(path))
-    library.make.restype, library.take.restype = extension.widened(bindings), ctypes.c_long
+    library.make.restype = extension.widened(bindings)
+    library.take.restype = ctypes.c_long
     library.take.argtypes = [ctypes.c_void_p, bindings]
     assert library.take(None, library.make()) == 123456789
 

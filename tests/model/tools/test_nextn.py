@@ -37,7 +37,8 @@ def evaluate(
 ) -> tuple[Matrix, Matrix]:
     """Logits and hidden rows of all tokens: the trunk's, or with hidden rows the head's."""
     model_params = llama_cpp.llama_model_default_params()
-    model_params.load_mtp, model_params.n_gpu_layers = hidden is not None, 0
+    model_params.load_mtp = hidden is not None
+    model_params.n_gpu_layers = 0
     model_params.use_extra_bufts = False  # kernels of AMX crash
     model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_params)
     assert model, f"llama.cpp cannot load {path}"
@@ -49,12 +50,16 @@ def evaluate(
     context = llama_cpp.llama_init_from_model(model, params)
     assert context, f"llama.cpp cannot run {path}"
     llama_cpp_ext.llama_set_embeddings_nextn(context, True, False)
-    n, width = len(tokens), llama_cpp.llama_model_n_embd(model)
+    n = len(tokens)
+    width = llama_cpp.llama_model_n_embd(model)
     batch = llama_cpp.llama_batch_init(n, 0, 1)
     if hidden is not None:
         batch.embd = np.ascontiguousarray(hidden).ctypes.data_as(ctypes.POINTER(ctypes.c_float))
     for at, token in enumerate(tokens):
-        batch.token[at], batch.pos[at], batch.n_seq_id[at], batch.logits[at] = token, at, 1, 1
+        batch.token[at] = token
+        batch.pos[at] = at
+        batch.n_seq_id[at] = 1
+        batch.logits[at] = 1
         batch.seq_id[at][0] = 0
     batch.n_tokens = n
     assert llama_cpp.llama_decode(context, batch) == 0

@@ -199,7 +199,8 @@ def test_a_step_yields_what_was_accepted_and_one_more() -> None:
 
 
 def test_speeds_are_compared_at_the_length_that_was_asked_for() -> None:
-    lucky, unlucky = speed("pyctl", 150.0, accepted=100), speed("llama-server", 80.0, accepted=30)
+    lucky = speed("pyctl", 150.0, accepted=100)
+    unlucky = speed("llama-server", 80.0, accepted=30)
     assert (
         "| length 2 | 2,048 | 128 | 100.0 | 100.0 | 1.00 | 3.00 | 1.60 | 20.00 | 20.00 | 100% | "
         "100% | 3.0 | 3.0 |"
@@ -331,7 +332,8 @@ def test_logits_behind_images_are_compared_with_a_cold_run(
     assert first == "| q8_0 | 64 x 64 | 9 | 5 of 5 | True |"
     assert second == "| q8_0 | 320 x 256 | 80 | 5 of 5 | True |"
 
-    encode, calls = ImageEncoder._encode, iter(range(100))
+    encode = ImageEncoder._encode
+    calls = iter(range(100))
 
     def another(self: ImageEncoder, *args: Any) -> Any:
         return encode(self, *args) + (

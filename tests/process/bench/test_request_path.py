@@ -8,7 +8,8 @@ import subprocess
 
 from pyctl.module_command import module_command
 
-STAYS, MODULES = 91, 27
+STAYS = 91
+MODULES = 27
 """Before the engine has the request."""
 
 

@@ -58,7 +58,8 @@ def test_memory_at_rest(
     monkeypatch.setattr(target, "time", Clock())
     monkeypatch.setattr(target, "REST_SECONDS", 0.1)
     monkeypatch.setattr(target, "BUSY_SECONDS", 1.0)
-    findings, bounds = Findings(), Bounds(growth_mib=4, resident_mib=0)
+    findings = Findings()
+    bounds = Bounds(growth_mib=4, resident_mib=0)
     watched = Target([sys.executable, "-c", SERVER, str(n_bytes)], tmp_path, findings, bounds)
     watched.live("long", 3, "kill", [])
     assert [text for text in findings.violations if "MiB resident" in text] == findings.violations

@@ -274,7 +274,8 @@ def test_a_look_from_another_process_leaves_the_index_alone(
     open_store: Opener, tmp_path: Path, what: str
 ) -> None:
     directory = tmp_path / "cache"
-    store, made = open_store(directory=directory), conversation(1, turns=6)
+    store = open_store(directory=directory)
+    made = conversation(1, turns=6)
     for n, each in enumerate(made, 1):
         store.write(each)
         assert look(directory, what)[-1] == str(n)

@@ -63,7 +63,8 @@ def whole(body: bytes = MODEL, tag: str = '"1"', stop: int | None = None) -> Ans
 @pytest.fixture
 def serve() -> Iterator[Callable[..., httpx.URL]]:
     """serve(answer, ...) -> the address of m.gguf on a server that gives them in turn."""
-    Handler.seen, Handler.paths = [], []
+    Handler.seen = []
+    Handler.paths = []
     with web_server.web_server(Handler) as url:
 
         def start(*answers: Answer) -> httpx.URL:

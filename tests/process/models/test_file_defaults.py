@@ -102,7 +102,8 @@ def test_a_file_with_a_template_for_tools_alone(
 ) -> None:
     """That template writes all conversations, and `pyctl doctor` has nothing to say."""
     target = tmp_path / "tools.gguf"
-    more, less = {"tokenizer.chat_template.tool_use": TOOL_USE}, ("tokenizer.chat_template",)
+    more = {"tokenizer.chat_template.tool_use": TOOL_USE}
+    less = ("tokenizer.chat_template",)
     copy_with(model_path("tiny-dense"), target, more, less)
     running = start("", "-m", str(target), "--no-kv-cache")
     props = httpx.get(f"{running.url}/props").json()

@@ -220,7 +220,8 @@ def test_a_vision_encoder_that_is_none(run: Run) -> None:
 
 
 def test_what_was_fetched_is_found_without_a_network(run: Run, hub: str) -> None:
-    split, small = {"hf_repo": "org/model-GGUF:BF16"}, {"hf_repo": "org/model-GGUF"}
+    split = {"hf_repo": "org/model-GGUF:BF16"}
+    small = {"hf_repo": "org/model-GGUF"}
     fetched = run(split, small)
     n_seen = len(Hub.seen)
     assert run({**split, "offline": True}, {**small, "offline": True}) == fetched

@@ -124,7 +124,8 @@ def test_a_request_with_two_lengths_is_the_last_of_its_connection() -> None:
 
 def closed_after(connection: socket.socket, drip: bytes = b"") -> bytes:
     """What comes until the connection is closed, while ``drip`` is sent again and again."""
-    received, end = b"", time.monotonic() + 60
+    received = b""
+    end = time.monotonic() + 60
     connection.settimeout(0.1)
     while time.monotonic() < end:
         with contextlib.suppress(
@@ -209,7 +210,8 @@ def test_a_new_connection_has_all_its_time(monkeypatch: pytest.MonkeyPatch) -> N
 
     async def look() -> bool:
         app = create_loading_app(AppState(ServerSettings()))
-        guard, config = ConnectionGuard(8), uvicorn.Config(app, log_config=None)
+        guard = ConnectionGuard(8)
+        config = uvicorn.Config(app, log_config=None)
         config.load()
         here, there = socket.socketpair()
         with there:

@@ -64,7 +64,8 @@ class App:
 @contextlib.asynccontextmanager
 async def served(app: App, path: str = "") -> AsyncIterator[Any]:
     """Serves ``app`` at a UNIX socket, or else at a port; yields its address."""
-    guard, state = ConnectionGuard(8), ServerState()
+    guard = ConnectionGuard(8)
+    state = ServerState()
     config = uvicorn.Config(app, log_config=None, lifespan="off", ws="none")
     config.load()
     family = socket.AF_UNIX if path else socket.AF_INET

@@ -11,7 +11,8 @@ import pytest
 from pyctl.server.process_memory import share_heaps
 from tests.unit.server.fake import Bench
 
-THREADS, MIB = 12, 2**20
+THREADS = 12
+MIB = 2**20
 
 PROGRAM = f"""
 import ctypes, sys, threading

@@ -182,7 +182,9 @@ def test_the_page_gets_its_markdown_before_the_model_is_loaded() -> None:
     settings = ServerSettings(api_prefix="/llm", api_keys=("secret",))
     shared = AppState(settings)
     gate = LoadingApp(create_loading_app(shared), seconds=60.0, early=early_paths(settings))
-    client, key, path = Client(gate), {"Authorization": "Bearer secret"}, "/llm/page/markdown"
+    client = Client(gate)
+    key = {"Authorization": "Bearer secret"}
+    path = "/llm/page/markdown"
     with closing(shared.markdown):
         rendered = client.post(path, json={"texts": ["**a**"]}, headers=key)
     assert rendered.json() == {"html": ["<p><strong>a</strong></p>\n"]}
@@ -200,10 +202,8 @@ def test_a_request_is_held_while_the_model_is_loaded(
     another way, 503.
     """
     monkeypatch.setattr("pyctl.server.middleware.MAX_HELD", 1)
-    bench, gate = (
-        Bench(play("x")),
-        LoadingApp(create_loading_app(AppState(ServerSettings())), seconds=60.0),
-    )
+    bench = Bench(play("x"))
+    gate = LoadingApp(create_loading_app(AppState(ServerSettings())), seconds=60.0)
     with ThreadPoolExecutor(1) as pool:
         held = pool.submit(Client(gate).post, "/completion", json={"prompt": "a"})
         until(lambda: gate.n_held == 1)

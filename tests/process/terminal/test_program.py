@@ -85,7 +85,8 @@ class Terminal:
             ready, _, _ = select.select([self._end], [], [], max(0.0, end - time.monotonic()))
             assert ready, f"{text!r} did not appear in {plain!r}"
             more = self._decoder.decode(os.read(self._end, 65536))
-            self.shown, self.raw = self.shown + more, self.raw + more
+            self.shown = self.shown + more
+            self.raw = self.raw + more
         before, _, self.shown = plain.partition(text)
         return before
 
@@ -201,7 +202,8 @@ def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path) -> None:
 
 @contextmanager
 def in_a_slow_reply(place: Path) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes], IO[bytes]]]:
-    command, pipe = [sys.executable, CHILD, "-p", "slow"], subprocess.PIPE
+    command = [sys.executable, CHILD, "-p", "slow"]
+    pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, env=environment(place)) as child:
         assert child.stdout is not None
         assert child.stderr is not None

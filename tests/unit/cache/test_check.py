@@ -15,8 +15,10 @@ from pyctl.prompt import as_tokens
 
 def filled() -> RamCache:
     """Two snapshots, one on the other's rows."""
-    cache, tokens = RamCache(4, 10_000), as_tokens(range(20))
-    match, segment = PromptMatch(tokens), None
+    cache = RamCache(4, 10_000)
+    tokens = as_tokens(range(20))
+    match = PromptMatch(tokens)
+    segment = None
     for first, last in ((0, 10), (10, 20)):
         segment = Segment(first, tokens[first:last], np.zeros(10, np.uint8), segment, (last,))
         assert cache.add(Snapshot(match.prefix(last), segment, State.of(np.zeros(8, np.uint8))))

@@ -64,7 +64,8 @@ def grown(shapes: list[tuple[int, int, bool]]) -> list[Held]:
             parent = found[stem % len(found)]
             start = parent.n - STEP // 2 if middle else parent.n
             chain = {other: min(last, start) for other, last in parent.chain.items()}
-        n, used = start + steps * STEP, float(segment)
+        n = start + steps * STEP
+        used = float(segment)
         found.append(Held(n, {segment: n, **chain}, used, False, used, n))
     return found
 
@@ -150,7 +151,8 @@ def plain_worth(
     if not above and not newest(one).opening:
         total += odds.head * age(newest(one).seen)
     # Those below it along the newest branch, as deep as that goes.
-    last, line = one, []
+    last = one
+    line = []
     while below := [each for each in children_of(last, held) if newest(each).seen >= last.seen]:
         last = max(below, key=lambda each: (newest(each).seen, newest(each).n))
         line.append(last)
@@ -177,7 +179,8 @@ def test_the_policy_chooses_what_the_plain_rule_chooses(
         one.is_turn = data.draw(st.booleans())
         one.opening = data.draw(st.integers(0, 60))
         node = tree.add(key, one.n, one.chain.items(), one.used, hits[key])
-        node.is_turn, node.opening = one.is_turn, one.opening
+        node.is_turn = one.is_turn
+        node.opening = one.opening
     freed = {key: data.draw(st.integers(0, 1000)) for key in held}
     now = 100.0
     policy = CostAwareEviction(tree, freed.__getitem__, lambda: now)
@@ -200,7 +203,9 @@ def test_the_policy_chooses_what_the_plain_rule_chooses(
         above = [other for other in held.values() if gone.stems_from(other)]
         if above and gone.seen >= max(above, key=lambda other: other.n).seen:
             heir = max(above, key=lambda other: other.n)
-            heir.seen, heir.reach, heir.opening = gone.seen, gone.reach, gone.opening
+            heir.seen = gone.seen
+            heir.reach = gone.reach
+            heir.opening = gone.opening
 
 
 @pytest.mark.parametrize(("opening", "ranked"), [(0, [20, 30, 40, 10]), (5000, [10, 20, 30, 40])])
@@ -239,7 +244,8 @@ class RamHistories(RuleBasedStateMachine):
     @initialize(n_slots=st.integers(0, 8), budget=st.sampled_from([None, 700, 2000]))
     def start(self, n_slots: int, budget: int | None) -> None:
         self.cache = RamCache(n_slots, budget)
-        self.cache.pool.on_drop, self.cache.on_evict = self.dropped, self.evicted
+        self.cache.pool.on_drop = self.dropped
+        self.cache.on_evict = self.evicted
         self.seed = self.n_evicted = 0
 
     def dropped(self, segment: Segment) -> None:
@@ -315,7 +321,8 @@ class RamHistories(RuleBasedStateMachine):
 
     @rule(data=st.data(), on_device=st.booleans())
     def retain(self, data: st.DataObject, on_device: bool) -> None:
-        stem, before = data.draw(st.sampled_from([None, *self.held()])), set(self.cache.pinned)
+        stem = data.draw(st.sampled_from([None, *self.held()]))
+        before = set(self.cache.pinned)
         self.cache.retain(self.made(stem, 10, False, on_device))
         assert before <= set(self.held())
 
@@ -332,7 +339,8 @@ class RamHistories(RuleBasedStateMachine):
             each for each in self.cache.segments() if each.held and not each.rows.size
         }
         if only:
-            segment, before = data.draw(st.sampled_from(only)), self.held()
+            segment = data.draw(st.sampled_from(only))
+            before = self.held()
             if self.cache.make_room_for_rows(segment, segment.held.n_bytes, only_if_free=True):
                 self.cache.pool.add_rows(segment, np.zeros(segment.held.n_bytes, np.uint8))
             assert self.held() == before
@@ -341,7 +349,8 @@ class RamHistories(RuleBasedStateMachine):
     def drop_ram_copy(self, data: st.DataObject) -> None:
         both = self.cache.pool.copies()
         if both:
-            segment, before = data.draw(st.sampled_from(both)), self.cache.n_bytes
+            segment = data.draw(st.sampled_from(both))
+            before = self.cache.n_bytes
             self.cache.pool.drop_ram_copy(segment)
             assert self.cache.n_bytes == before - 3 * segment.held.n_cells
 
@@ -360,7 +369,8 @@ class RamHistories(RuleBasedStateMachine):
             self.leave_one(blocked, protected)
 
     def leave_one(self, blocked: set[Segment], protected: set[Snapshot]) -> None:
-        held, fixed = self.held(), set(self.cache.pinned)
+        held = self.held()
+        fixed = set(self.cache.pinned)
         segment = next(
             self.cache.device_eviction_order(
                 lambda each: 0 if each in blocked else each.held.n_cells
@@ -449,11 +459,9 @@ def records_of(held: list[Held], data: st.DataObject) -> list[Record]:
         rows[key] = SegmentName(start, one.n, key.to_bytes(16, "big"), bytes(8))
         above = rows[parent] if parent is not None else None
         found.append(Record("f", rows[key], (one.n - start) * 4, above, True, 0.0, one.used))
-        name, size, pinned = (
-            StateName(one.n, key.to_bytes(16, "big")),
-            data.draw(st.integers(1, 100)),
-            st.booleans(),
-        )
+        name = StateName(one.n, key.to_bytes(16, "big"))
+        size = data.draw(st.integers(1, 100))
+        pinned = st.booleans()
         found.append(Record("f", name, size, rows[key], True, 0.0, one.used, 0, data.draw(pinned)))
     return found
 
@@ -470,7 +478,8 @@ def test_disk_keeps_pinned_and_protected_within_its_budget(
         data.draw(st.lists(st.integers(0, graph.n_bytes), min_size=1, max_size=4)), reverse=True
     )
     for budget in budgets:
-        before, files = graph.n_bytes, set(graph.records)
+        before = graph.n_bytes
+        files = set(graph.records)
         going = graph.shrink(budget, protected)
         assert graph.n_bytes == sum(record.n_bytes for record in graph.records.values())
         assert graph.n_bytes == before - sum(record.n_bytes for record in going)
@@ -485,5 +494,6 @@ def test_disk_keeps_pinned_and_protected_within_its_budget(
         for at in (record for record in going if record.is_state and graph.n_bytes <= budget):
             n_bytes = graph.n_bytes
             while at is not None:
-                n_bytes, at = n_bytes + at.n_bytes, gone.get(at.parent_key)
+                n_bytes = n_bytes + at.n_bytes
+                at = gone.get(at.parent_key)
             assert n_bytes > budget, "what would fit after all stays"

@@ -99,7 +99,9 @@ def conversation(n: int, head: int, *turn: int) -> Prompt:
     """A head, then messages of users and replies of the sizes ``turn``, again and again; headers
     are known.
     """
-    boundaries, headers, at = [], [], head
+    boundaries = []
+    headers = []
+    at = head
     for size, is_reply in itertools.cycle((size, i % 2 == 1) for i, size in enumerate(turn)):
         if at >= n:
             return Prompt(as_tokens(np.zeros(n)), tuple(boundaries), headers=tuple(headers))
@@ -171,7 +173,8 @@ def test_headers_lines_and_costs_follow_from_the_prefix_alone(
         return batch_ends(given_prompt, n_ubatch, 32, cost)
 
     n = max(int(len(tokens) * short), 1)
-    few, many = ends(n), ends(len(tokens))
+    few = ends(n)
+    many = ends(len(tokens))
     assert all(0 < b - a <= n_ubatch for a, b in itertools.pairwise([0, *many]))
     # What begins within its last tokens the shorter one cannot know, and so it does not stop there.
     cut = [end for end in many if end < n - len(start)]
@@ -216,7 +219,8 @@ TEXTS = st.builds(raw, st.integers(2, 3600), st.integers(0, 700)) | st.builds(
 def test_a_longer_prompt_stops_where_the_shorter_one_did(
     whole: Prompt, share: float, n_ubatch: int, min_batch: int, cost: int
 ) -> None:
-    n, min_batch = 1 + int(share * (whole.tokens.size - 2)), min(min_batch, n_ubatch)
+    n = 1 + int(share * (whole.tokens.size - 2))
+    min_batch = min(min_batch, n_ubatch)
     short, longer = (
         batch_ends(prompt, n_ubatch, min_batch, cost) for prompt in (whole.first(n), whole)
     )
@@ -267,7 +271,8 @@ def test_images_are_batches_of_their_own(
     pictures: list[ImageSpan] = []
     for i, (n_text, columns, lines) in enumerate(sizes):
         ids += [7] * (n_text + 1)
-        key, source = bytes([i]), ImageFile(b"", "png", 1, 1)
+        key = bytes([i])
+        source = ImageFile(b"", "png", 1, 1)
         pictures.append(ImageSpan(key, columns, lines, source, len(ids)))
         ids += pictures[-1].tokens.tolist()
     ids += [7] * rest

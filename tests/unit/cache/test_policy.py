@@ -317,7 +317,9 @@ def contents(log: RecentPrompts) -> list[tuple[list[int], tuple[int, ...], int]]
 
 def test_a_conversation_is_one_entry_and_the_newest_comes_first() -> None:
     log = RecentPrompts()
-    first, second, other = chat(30, 10), chat(30, 10, 20, 10), chat(40, 5)
+    first = chat(30, 10)
+    second = chat(30, 10, 20, 10)
+    other = chat(40, 5)
     for prompt in (first, other, second, second):
         log.add(prompt)
     assert [one.prompt for one in log.newest_first()] == [second, other]
@@ -339,7 +341,8 @@ def test_the_list_is_bounded() -> None:
 def test_all_are_compared_with_one_comparison(
     ids: list[tuple[list[int], set[int], bool]], prompt: list[int]
 ) -> None:
-    log, new = RecentPrompts(capacity=5, max_tokens=60), Prompt.of(prompt)
+    log = RecentPrompts(capacity=5, max_tokens=60)
+    new = Prompt.of(prompt)
     for each, at, for_disk in ids:
         log.add(Prompt.of(each, at), for_disk=for_disk)
         assert log.compare(new).shared == matches(new, log.newest_first()).shared
@@ -350,7 +353,9 @@ def test_all_are_compared_with_one_comparison(
 
 def test_what_stays_off_the_disk_is_compared_with_but_not_by_a_policy() -> None:
     log = RecentPrompts()
-    stored, private, longer = chat(600, 100), chat(600, 100, 50), chat(600, 100, 50, 40)
+    stored = chat(600, 100)
+    private = chat(600, 100, 50)
+    longer = chat(600, 100, 50, 40)
     log.add(stored)
     log.add(private, for_disk=False)
     assert [one.prompt for one in log.newest_first()] == [private, stored], (
@@ -376,7 +381,8 @@ def test_the_list_survives_a_restart(
     recent: list[tuple[list[int], set[int]]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("log") / "prompts"
-    log, files = RecentPrompts(), RecentFiles(path)
+    log = RecentPrompts()
+    files = RecentFiles(path)
     for ids, at in recent:
         log.add(Prompt.of(ids, at))
         files.save(log.newest_first())
@@ -392,7 +398,8 @@ def test_the_list_keeps_its_order_whatever_the_clock_says(
 ) -> None:
     clock = itertools.count(10**18, step)
     monkeypatch.setattr(time, "time_ns", lambda: next(clock))
-    log, files = RecentPrompts(), RecentFiles(tmp_path)
+    log = RecentPrompts()
+    files = RecentFiles(tmp_path)
     for seed in range(12):
         log.add(chat(30, 10, seed=str(seed)))
         files.save(log.newest_first())
@@ -405,7 +412,8 @@ def test_the_list_keeps_its_order_whatever_the_clock_says(
 
 
 def test_a_save_writes_what_is_new_and_removes_what_is_continued(tmp_path: Path) -> None:
-    log, files = RecentPrompts(), RecentFiles(tmp_path)
+    log = RecentPrompts()
+    files = RecentFiles(tmp_path)
     log.add(chat(30, 10))
     log.add(chat(40, 5))
     files.save(log.newest_first())
@@ -421,7 +429,8 @@ def test_a_save_writes_what_is_new_and_removes_what_is_continued(tmp_path: Path)
 
 
 def test_the_files_are_bounded_and_the_oldest_go(tmp_path: Path) -> None:
-    log, files = RecentPrompts(), RecentFiles(tmp_path, max_bytes=5_000)
+    log = RecentPrompts()
+    files = RecentFiles(tmp_path, max_bytes=5_000)
     for seed in range(12):
         log.add(chat(300, 100, seed=str(seed)))
         files.save(log.newest_first())
@@ -439,10 +448,8 @@ def test_the_files_are_bounded_and_the_oldest_go(tmp_path: Path) -> None:
 
 def test_nothing_is_written_that_the_day_has_no_bytes_for(tmp_path: Path) -> None:
     left = [1]
-    log, files = (
-        RecentPrompts(),
-        RecentFiles(tmp_path, spend=lambda n_bytes: bool(left and left.pop())),
-    )
+    log = RecentPrompts()
+    files = RecentFiles(tmp_path, spend=lambda n_bytes: bool(left and left.pop()))
     log.add(chat(30, 10))
     log.add(chat(40, 10))
     files.save(log.newest_first())
@@ -484,7 +491,8 @@ def test_a_file_of_another_layout_is_damage(tmp_path: Path) -> None:
 def test_a_list_that_cannot_be_written_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log, files = RecentPrompts(), RecentFiles(tmp_path)
+    log = RecentPrompts()
+    files = RecentFiles(tmp_path)
     log.add(chat(30, 10))
 
     with monkeypatch.context() as patch:
@@ -501,7 +509,8 @@ def test_a_list_that_cannot_be_written_leaves_nothing_behind(
 
 
 def test_the_simulation_counts_as_by_hand() -> None:
-    row, state = ROW_BYTES, STATE_BYTES
+    row = ROW_BYTES
+    state = STATE_BYTES
     fan = [chat(600, 100, seed=str(i), upto=1) for i in range(3)]
 
     tally = simulate(fan, DiskPolicy("auto"))

@@ -39,7 +39,8 @@ def found(cache: RamCache, tokens: Tokens) -> list[int]:
 
 
 def test_lookup_returns_every_stored_length_deepest_first() -> None:
-    cache, tokens = RamCache(8, None), prompt(1)
+    cache = RamCache(8, None)
+    tokens = prompt(1)
     parent = None
     for n in (50, 120, 399):
         snapshot = make(tokens, n, parent)
@@ -55,7 +56,8 @@ def test_lookup_returns_every_stored_length_deepest_first() -> None:
 
 
 def test_a_digest_is_no_proof() -> None:
-    cache, tokens = RamCache(4, None), prompt(1)
+    cache = RamCache(4, None)
+    tokens = prompt(1)
     snapshot = make(prompt(2), 100)
     liar = Snapshot(PromptMatch(tokens).prefix(100), snapshot.segment, snapshot.state)
     assert put(cache, liar)
@@ -63,7 +65,8 @@ def test_a_digest_is_no_proof() -> None:
 
 
 def test_nothing_leaves_for_what_may_be_added() -> None:
-    cache, other = RamCache(1, 2 * (100 * (ROW + 4) + STATE)), make(prompt(2), 100)
+    cache = RamCache(1, 2 * (100 * (ROW + 4) + STATE))
+    other = make(prompt(2), 100)
     put(cache, make(prompt(1), 100))
     assert cache.may_add(other.prefix, other.n_bytes)
     assert found(cache, prompt(1)) == [100]
@@ -92,7 +95,8 @@ def test_what_was_used_of_late_stays(n_slots: int) -> None:
 
 def test_locked_and_pinned_snapshots_stay() -> None:
     cache = RamCache(2, None)
-    first, second = make(prompt(1), 100), make(prompt(2), 100)
+    first = make(prompt(1), 100)
+    second = make(prompt(2), 100)
     put(cache, first)
     put(cache, second)
     assert cache.pin(first.prefix.name, True)
@@ -116,7 +120,8 @@ def test_a_locked_end_of_a_prompt_stays() -> None:
 
 @pytest.mark.parametrize("n_slots", [0, 4])
 def test_the_middle_of_a_conversation_goes_first(n_slots: int) -> None:
-    cache, tokens = RamCache(n_slots, 4 * STATE + 340 * (ROW + 4)), prompt(1)
+    cache = RamCache(n_slots, 4 * STATE + 340 * (ROW + 4))
+    tokens = prompt(1)
     chained = []
     for n in (50, 100, 150, 200):
         chained.append(make(tokens, n, chained[-1].segment if chained else None))
@@ -128,10 +133,12 @@ def test_the_middle_of_a_conversation_goes_first(n_slots: int) -> None:
 
 
 def test_rows_are_counted_once_and_freed_with_their_last_snapshot() -> None:
-    cache, tokens = RamCache(8, None), prompt(1)
+    cache = RamCache(8, None)
+    tokens = prompt(1)
     stem = make(tokens, 200)
     put(cache, stem)
-    left, right = make(tokens, 300, stem.segment), make(tokens, 350, stem.segment)
+    left = make(tokens, 300, stem.segment)
+    right = make(tokens, 350, stem.segment)
     put(cache, left)
     put(cache, right)
     check_invariants(cache)
@@ -147,7 +154,8 @@ def test_rows_are_counted_once_and_freed_with_their_last_snapshot() -> None:
 
 
 def test_all_blocks_are_counted_and_go_together() -> None:
-    cache, plain = RamCache(2, None), make(prompt(1), 100)
+    cache = RamCache(2, None)
+    plain = make(prompt(1), 100)
     parts = {RECURRENT: np.zeros(STATE, np.uint8), DRAFT: np.zeros(70, np.uint8)}
     plain.segment.draft_rows = np.zeros(300, np.uint8)
     snapshot = Snapshot(plain.prefix, plain.segment, State(parts))
@@ -174,11 +182,13 @@ def windowed(
 
 
 def test_what_states_share_of_windows_is_counted_once_and_goes_with_the_last() -> None:
-    cache, tokens = RamCache(4, None), prompt(1)
+    cache = RamCache(4, None)
+    tokens = prompt(1)
     old, both, new = (np.zeros(n, np.uint8) for n in (300, 200, 100))
     first = windowed(tokens, 100, (old, both))
     second = windowed(tokens, 150, (both, new), first.segment)
-    rows, freed = 150 * (ROW + 4), cache.pool.n_freed
+    rows = 150 * (ROW + 4)
+    freed = cache.pool.n_freed
     assert put(cache, first)
     assert put(cache, second)
     check_invariants(cache)
@@ -199,7 +209,9 @@ def test_what_states_share_of_windows_is_counted_once_and_goes_with_the_last() -
 
 
 def test_room_for_a_state_is_that_of_the_rows_that_no_other_has() -> None:
-    tokens, both, new = prompt(1), np.zeros(500, np.uint8), np.zeros(50, np.uint8)
+    tokens = prompt(1)
+    both = np.zeros(500, np.uint8)
+    new = np.zeros(50, np.uint8)
     first = windowed(tokens, 100, (both,))
     cache = RamCache(4, 150 * (ROW + 4) + 2 * STATE + 550)
     assert put(cache, first)
@@ -214,7 +226,8 @@ def test_room_for_a_state_is_that_of_the_rows_that_no_other_has() -> None:
 
 
 def test_the_budget_holds_where_windows_are_shared() -> None:
-    tokens, budget = prompt(1), 400 * (ROW + 4) + 6 * STATE
+    tokens = prompt(1)
+    budget = 400 * (ROW + 4) + 6 * STATE
     cache = RamCache(16, budget)
     blocks = [np.zeros(500, np.uint8) for _ in range(9)]
     parent = None
@@ -251,7 +264,8 @@ def test_a_cache_that_is_off_takes_nothing(n_slots: int, budget: int) -> None:
 
 
 def test_a_snapshot_on_rows_that_were_given_up_is_refused() -> None:
-    cache, tokens = RamCache(2, None), prompt(1)
+    cache = RamCache(2, None)
+    tokens = prompt(1)
     stem = make(tokens, 100)
     put(cache, stem)
     cache.drop(stem)

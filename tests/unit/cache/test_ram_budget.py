@@ -23,7 +23,8 @@ class FakeEvictableCache:
     """Stands for a cache whose engine rests, or is loaded and evicts later."""
 
     def __init__(self, cache: RamCache) -> None:
-        self.cache, self.rests = cache, True
+        self.cache = cache
+        self.rests = True
         self.later: list[Callable[[], bool]] = []
 
     @property
@@ -42,7 +43,8 @@ class FakeEvictableCache:
 
 
 def caches(budget: int, n: int = 2) -> list[tuple[RamCache, FakeEvictableCache]]:
-    shared, made = RamBudget(budget), list[tuple[RamCache, FakeEvictableCache]]()
+    shared = RamBudget(budget)
+    made = list[tuple[RamCache, FakeEvictableCache]]()
     for _ in range(n):
         cache = RamCache(0, budget, shared=shared)
         made.append((cache, FakeEvictableCache(cache)))
@@ -130,7 +132,8 @@ KINDS = ("ask", "ask", "race", "pin", "rest", "later", "clear")
     )
 )
 def test_all_together_stay_within_the_budget(steps: list[tuple[int, int, str]]) -> None:
-    made, budget = caches(5 * ONE, 3), 5 * ONE
+    made = caches(5 * ONE, 3)
+    budget = 5 * ONE
     for number, seed, kind in steps:
         cache, fake = made[number]
         if kind == "ask":
@@ -147,7 +150,8 @@ def test_all_together_stay_within_the_budget(steps: list[tuple[int, int, str]]) 
         elif kind == "rest":
             fake.rests = not fake.rests
         else:
-            calls, fake.later = fake.later, []
+            calls = fake.later
+            fake.later = []
             for evict_bytes in calls:
                 evict_bytes()
         assert sum(cache.n_bytes for cache, _ in made) <= budget

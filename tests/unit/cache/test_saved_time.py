@@ -39,7 +39,8 @@ def test_a_slow_restore_of_a_short_rest_saves_what_it_saved() -> None:
     account = SavedTime()
     account.count(request(0, 7500), 30_000, is_alone=True)
     stats = request(6909, 66)
-    stats.lookup_ms, stats.restore_ms = 0.0, 2700.0
+    stats.lookup_ms = 0.0
+    stats.restore_ms = 2700.0
     assert account.count(stats, 3000, is_alone=True) == pytest.approx(6909 / 250 - 2.7)
 
 

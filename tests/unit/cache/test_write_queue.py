@@ -29,7 +29,8 @@ class SlowWriter:
     """
 
     def __init__(self) -> None:
-        self.begun, self.gate = threading.Event(), threading.Event()
+        self.begun = threading.Event()
+        self.gate = threading.Event()
         self.written: list[tuple[int, bytes]] = []
         self.n_ended = 0
         self.error: Exception | None = None
@@ -81,7 +82,8 @@ def snapshot(seed: int, n_held: int = 0, n: int = 50) -> Snapshot:
     for start in range(0, tokens.size, n):
         segment = Segment(start, tokens[start : start + n], np.full(n, seed, np.uint8), segment)
         if n_held:
-            segment.rows, segment.held = NOTHING, Cells()
+            segment.rows = NOTHING
+            segment.held = Cells()
     assert segment is not None
     return Snapshot(
         PromptMatch(tokens).prefix(tokens.size), segment, State.of(np.zeros(4, np.uint8))
@@ -124,7 +126,8 @@ def test_device_only_rows_are_copied_by_segment_without_delays(
 ) -> None:
     asked = threading.Event()
     writer.gate.set()
-    large, writes.on_wait = snapshot(1, 3), asked.set
+    large = snapshot(1, 3)
+    writes.on_wait = asked.set
     writes.write(large)
     for n_served in range(3):
         assert writes.flush(60)
@@ -150,7 +153,8 @@ def test_rows_that_never_come_end_it(writer: SlowWriter, writes: WriteQueue, why
     large = snapshot(1, 2)
     writes.write(large)
     assert writes.flush(60)
-    large.segment.dropped, large.facts = why == "dropped", PromptFacts(for_disk=why != "unwanted")
+    large.segment.dropped = why == "dropped"
+    large.facts = PromptFacts(for_disk=why != "unwanted")
     writes.serve(partial(no_rows, error=StateError) if why == "device" else rows_of)
     assert writes.flush(60)
     assert (writes.n_waiting, writes.n_dropped, writer.n_ended) == (0, 1, 1)
@@ -279,8 +283,10 @@ def test_calls_are_run_in_order_and_do_not_pile_up(writer: SlowWriter, writes: W
 def test_close_times_out_and_running_write_ends_with_its_segment(
     writer: SlowWriter, writes: WriteQueue
 ) -> None:
-    made, first = snapshot(1), snapshot(9).segment
-    made.segment.start, made.segment.parent = 50, first
+    made = snapshot(1)
+    first = snapshot(9).segment
+    made.segment.start = 50
+    made.segment.parent = first
     writes.write(Snapshot(PromptMatch(as_tokens(range(100))).prefix(100), made.segment, made.state))
     assert writer.begun.wait(60)
     writes.write(snapshot(2))
@@ -367,7 +373,8 @@ def test_rows_that_are_on_disk_are_not_asked_for_and_not_kept(
     writer: SlowWriter, writes: WriteQueue
 ) -> None:
     writer.gate.set()
-    large, asked = snapshot(1, 2), list[Segment]()
+    large = snapshot(1, 2)
+    asked = list[Segment]()
     list(large.chain)[1].file.is_there = True
     writes.evict(large, lambda each: asked.extend(each) or rows_of(each), 1.0, 10, spills=True)
     writes.serve(rows_of)

@@ -36,7 +36,8 @@ def parse_reply(
     """Reasoning, content and calls of a reply in pieces; holds the rules of the deltas."""
     splitter = ReplySplitter(form.parser(tools, form.reasoning[0], reply_part))
     deltas = [*map(splitter.feed, pieces), splitter.finish()]
-    reply, seen = ParsedReply(), 0
+    reply = ParsedReply()
+    seen = 0
     for delta in deltas:
         reply.add(delta)
         for call in delta.calls:

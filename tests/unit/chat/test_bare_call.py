@@ -76,7 +76,8 @@ def parser(tools: Tools = TOOLS) -> BareCallParser:
 
 def read(pieces: list[str], tools: Tools = TOOLS) -> tuple[str, list[tuple[str, str]]]:
     """Content and calls."""
-    parts, reply = parser(tools), ParsedReply()
+    parts = parser(tools)
+    reply = ParsedReply()
     for delta in (*map(parts.feed, pieces), parts.finish()):
         reply.add(delta)
     return reply.content, [(call.name, call.arguments) for call in reply.calls]

@@ -144,7 +144,8 @@ class TestChatml:
     def test_raw_text_has_the_same_boundaries(self, chat: ChatFormat) -> None:
         messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
         asked = [*messages, {"role": "user", "content": "c"}]
-        prompt, raw = prepare(chat, asked).prompt, chat.prompt_from_text(prepare(chat, asked).text)
+        prompt = prepare(chat, asked).prompt
+        raw = chat.prompt_from_text(prepare(chat, asked).text)
         assert np.array_equal(prompt.tokens, raw.tokens)
         assert prompt.boundaries == raw.boundaries
 

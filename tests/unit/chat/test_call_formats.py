@@ -64,7 +64,8 @@ class Family:
         marks = self.form.delimiters[0] if isinstance(self.form, DelimitedFormat) else None
         if marks is None or not marks.begin or marks.is_alone:
             return f"{self.call}\n{self.call}"
-        begin, end = marks.begin + marks.brackets[0], marks.brackets[1] + marks.end
+        begin = marks.begin + marks.brackets[0]
+        end = marks.brackets[1] + marks.end
         inner = self.call.removeprefix(begin).removesuffix(end)
         return f"{begin}{inner}{marks.between}{inner}{end}"
 
@@ -135,7 +136,8 @@ KIMI_CALL = (
     "<|tool_calls_section_end|>"
 )
 KIMI = ("<|im_assistant|>assistant<|im_middle|>", "<|im_end|>")
-GLM, GLM_CALL = "GLM, Ling, Laguna", "<tool_call>stop</tool_call>"
+GLM = "GLM, Ling, Laguna"
+GLM_CALL = "<tool_call>stop</tool_call>"
 HY = "opensource"
 COHERE_CALL = (
     '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "stop", "parameters": '
@@ -341,7 +343,8 @@ def test_calls_of_an_unknown_format_are_rendered_and_come_as_text(
     turn = prepare(chat, asked, tools=[{"type": "function", "function": STOP_TOOL}])
     reply = turn.text[turn.text.index(HI["content"]) + 2 : turn.text.rindex(HI["content"])]
     assert "stop" in reply
-    splitter, parsed = turn.splitter(), ParsedReply()
+    splitter = turn.splitter()
+    parsed = ParsedReply()
     for delta in (splitter.feed(reply), splitter.finish()):
         parsed.add(delta)
     assert (parsed.content.strip(), parsed.calls) == (reply.strip(), [])
@@ -489,7 +492,8 @@ def test_a_call_behind_reasoning_and_one_that_is_cut_off(family: Family) -> None
 
 @BY_NAME
 def test_a_forced_call_is_bound_to_the_form_that_is_read(family: Family) -> None:
-    form, call = family.form, family.call.removesuffix("<|call|>")
+    form = family.form
+    call = family.call.removesuffix("<|call|>")
     stop = Tools(TOOLS.tools[1:], parallel=False, forced=True)
     assert accepts(form.constraint(stop, form.reasoning[0], "content"), call)
     assert not accepts(
@@ -589,7 +593,8 @@ def test_a_whole_chain_of_calls_stays_as_it_was_sampled(name: str) -> None:
         name, f"hm{chat.dialect.tags.close}Well"
     )
     calls = family.call if isinstance(family.form, MessageFormat) else family.twice
-    messages, before = [HI], list[int]()
+    messages = [HI]
+    before = list[int]()
     for sampled in (family.call, calls, last, last):
         turn = prepare(chat, messages, tools=tools, parallel_tool_calls=True)
         tokens = turn.prompt.tokens.tolist()

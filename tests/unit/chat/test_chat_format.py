@@ -207,7 +207,7 @@ def test_one_answer_holds_all(thinking: ChatFormat) -> None:
     assert prepared.constraint.triggers
     assert prepared.reasoning is None
     for _ in range(2):  # each reply gets a splitter of its own
-        (delta,) = (prepared.splitter().feed(f"hm</think>Well{CALL}"),)
+        delta = prepared.splitter().feed(f"hm</think>Well{CALL}")
         assert (delta.reasoning, delta.content, [call.name for call in delta.calls][:1]) == (
             "hm",
             "Well",
@@ -249,10 +249,8 @@ def test_what_is_wrong_with_a_constraint_is_said_when_it_is_asked_for(thinking: 
 
 def test_the_tokens_of_a_reasoning_budget(thinking: ChatFormat, qwen_template: str) -> None:
     ids = toy.chatml_tokenizer().tokenize
-    ends, texts = (
-        ("</think>", "<tool_call>"),
-        {258: b"<think>", 259: b"</think>", 260: b"<tool_call>"},
-    )
+    ends = ("</think>", "<tool_call>")
+    texts = {258: b"<think>", 259: b"</think>", 260: b"<tool_call>"}
     limited = prepare(thinking, HI, reasoning_budget=3, reasoning_budget_message="So:").reasoning
     assert limited == ReasoningLimit(
         3, "<think>", ends, (*b"So:", 259), tuple(ids("<think>\n")), texts

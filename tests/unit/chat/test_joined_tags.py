@@ -80,7 +80,8 @@ def test_a_budget_ends_the_reasoning_and_never_writes_into_the_answer(
     vocabulary: str, template: str, n: int, gaps: list[str], reasoning: list[str], answer: list[str]
 ) -> None:
     chat = chat_of(vocabulary, template)
-    tags, header = chat.dialect.tags, prepare(chat, HI).rendered.open_reasoning
+    tags = chat.dialect.tags
+    header = prepare(chat, HI).rendered.open_reasoning
     text = (
         ("" if header else tags.open)
         + gaps[0]
@@ -107,7 +108,8 @@ def test_the_result_of_a_tool_is_none_of_the_users_messages(template: str, text:
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": text},
     ]
-    prompt, again = prepare(chat, messages).prompt, prepare(chat, [*messages[:2], *HI]).prompt
+    prompt = prepare(chat, messages).prompt
+    again = prepare(chat, [*messages[:2], *HI]).prompt
     assert len(prompt.headers) == len(again.headers) == 2
     assert (prompt.turn, again.turn) == (prompt.headers[0], again.headers[1])
 

@@ -118,7 +118,8 @@ def chat_of(source: str) -> ChatFormat:
 
 
 def test_a_conversation_in_which_the_user_says_nothing_is_rendered(qwen_template: str) -> None:
-    chat, empty = chat_of(qwen_template), "<|im_start|>user\n<|im_end|>\n"
+    chat = chat_of(qwen_template)
+    empty = "<|im_start|>user\n<|im_end|>\n"
     call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
     called = {"role": "assistant", "content": None, "tool_calls": [call]}
     result = {"role": "tool", "tool_call_id": "x", "content": "rain"}
@@ -152,7 +153,8 @@ def test_system_messages_inside_stay_in_place_as_user_text() -> None:
         ("system", "S"), ("user", "U"), ("system", "note"), ("assistant", "A"), ("system", "more")
     )
     assert fit(messages) == [(m["role"], m["content"]) for m in messages]
-    first, last = ("system", "S"), [("assistant", "A"), ("user", "more")]
+    first = ("system", "S")
+    last = [("assistant", "A"), ("user", "more")]
     assert fit(messages, system_inside=False) == [first, ("user", "U"), ("user", "note"), *last]
     assert fit(messages, system_inside=False, repeated_user=False) == [
         first,

@@ -109,7 +109,8 @@ def following(reply: dict[str, Any], text: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("kind", REPLIES)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_every_next_prompt_begins_so(name: str, kind: str) -> None:
-    chat, reply = chat_of(name), REPLIES[kind]
+    chat = chat_of(name)
+    reply = REPLIES[kind]
     tools = [TOOL] if chat.capabilities.tools else None
     if kind == "call" and not chat.capabilities.tool_calls:
         pytest.skip("the template writes no calls")

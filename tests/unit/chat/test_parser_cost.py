@@ -20,7 +20,8 @@ from tests.unit.chat.parsing import TOOLS
 from tests.unit.chat.test_call_formats import CASES, Family
 from tests.unit.chat.toy import chatml_tokenizer
 
-SIZE, MAX_WORK = 1 << 11 if IS_QUICK else 1 << 13, 300
+SIZE = 1 << 11 if IS_QUICK else 1 << 13
+MAX_WORK = 300
 """Letters of a reply, and calls for each: more than 10 µs, and what looks at all that came before
 makes more.
 """
@@ -98,7 +99,8 @@ def billed(text: str) -> object:
 
 
 def read_stream(text: str) -> None:
-    stream, lines = TextStream(("abc", "\n\n\n", "<|im_end|>")), LineLimits(4)
+    stream = TextStream(("abc", "\n\n\n", "<|im_end|>"))
+    lines = LineLimits(4)
     for at in range(0, len(text), 128):
         lines.feed(stream.feed(text[at : at + 128].encode()), False)
 

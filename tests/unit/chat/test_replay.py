@@ -213,7 +213,8 @@ def test_tokens_that_say_something_else_are_not_kept() -> None:
 
 
 def test_a_reply_that_is_cut_within_a_character_is_kept_without_the_part() -> None:
-    dialogue, text = Dialogue(toy.CHATML), "A <think>, caf"
+    dialogue = Dialogue(toy.CHATML)
+    text = "A <think>, caf"
     said = dialogue.turn(HI, reply=text, tokens=[*text.encode(), 0xC3])
     ids = prepare(dialogue.chat, [HI, said, HI], tools=[TOOL]).prompt.tokens.tolist()
     assert ids[: len(dialogue.tokens)] == [
@@ -430,7 +431,8 @@ def test_tools_with_reordered_keys_match_the_earlier_reply() -> None:
 def test_tools_of_a_damaged_or_older_file_are_as_they_are_sent(
     tmp_path: Path, damage: tuple[bytes, bytes]
 ) -> None:
-    path, sent = tmp_path / "replies", [turned(TOOL)]
+    path = tmp_path / "replies"
+    sent = [turned(TOOL)]
     Replay(path=path).in_order([TOOL])[1]()
     assert Replay(path=path).in_order(sent)[0] is not sent
     path.write_bytes(path.read_bytes().replace(*damage))
@@ -453,7 +455,8 @@ def test_replies_that_mean_the_same_are_bounded() -> None:
 
 def test_a_slow_disk_holds_up_nobody_who_remembers_or_looks_up(tmp_path: Path) -> None:
     waiting: list[Callable[[], None]] = []
-    path, place = tmp_path / "replies", AT
+    path = tmp_path / "replies"
+    place = AT
     replay = Replay("equal", path=path, run_soon=waiting.append)
     messages = [{"role": "assistant", "content": f"reply {number}"} for number in range(400)]
     for message in messages:
@@ -479,7 +482,8 @@ def test_replies_beyond_the_day_s_bytes_are_not_written(tmp_path: Path) -> None:
         spent.append(n_bytes)
         return len(spent) <= 2
 
-    path, place = tmp_path / "replies", AT
+    path = tmp_path / "replies"
+    place = AT
     replay = Replay("equal", path=path, spend=spend)
     for number in range(4):
         replay.remember(

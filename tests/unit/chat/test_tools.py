@@ -121,10 +121,8 @@ def named(*names: str) -> list[dict[str, Any]]:
     return [{"type": "function", "function": {"name": name}} for name in names]
 
 
-F_NESTED, F_FLAT = (
-    {"type": "function", "function": {"name": "f"}},
-    {"type": "function", "name": "f"},
-)
+F_NESTED = {"type": "function", "function": {"name": "f"}}
+F_FLAT = {"type": "function", "name": "f"}
 
 
 @pytest.mark.parametrize(

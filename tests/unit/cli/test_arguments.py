@@ -194,7 +194,8 @@ def test_an_empty_key_variable_starts_no_open_server() -> None:
     ],
 )
 def test_a_byte_order_mark_of_a_file_is_no_part_of_it(tmp_path: Path, flag: str, text: str) -> None:
-    plain, marked = tmp_path / "plain", tmp_path / "marked"
+    plain = tmp_path / "plain"
+    marked = tmp_path / "marked"
     plain.write_text(text, encoding="utf-8")
     marked.write_text(text, encoding="utf-8-sig")
     assert serve(flag, str(marked)) == serve(flag, str(plain))

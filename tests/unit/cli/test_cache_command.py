@@ -128,7 +128,8 @@ def test_sizes_add_up_and_prune_says_what_it_would_do_and_who_else_is_there(
     store = DiskStore(directory, "model", None, min_tokens=1)
     for snapshot in conversation(7, turns=4, step=30):
         store.write(snapshot, LABEL)
-    entries, total = store.directory.entries(), store.directory.n_bytes
+    entries = store.directory.entries()
+    total = store.directory.n_bytes
     assert sum(entry.n_bytes for entry in entries) == total - store.directory.bytes_beside()
     store.close()
     with (

@@ -18,7 +18,8 @@ from pyctl.cli.defaults import cache_budget, log_cache_dir, with_directory
 from pyctl.errors import ConfigError
 from pyctl.llama.memory_plan import MemoryPlan, Place, Usage
 
-MIB, GIB = 2**20, 2**30
+MIB = 2**20
+GIB = 2**30
 
 DiskUsage = namedtuple("DiskUsage", ("total", "used", "free"))
 

@@ -132,7 +132,8 @@ def read_fields() -> set[tuple[str, str]]:
     classes = Classes()
     readers: dict[tuple[str, str], set[tuple[str, str]]] = defaultdict(set)
     for owner, function in functions():
-        names, handed_back = classes.names(owner, function), set(replaced(function))
+        names = classes.names(owner, function)
+        handed_back = set(replaced(function))
         for node in ast.walk(function):
             if (
                 isinstance(node, ast.Attribute)

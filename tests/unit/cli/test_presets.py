@@ -68,7 +68,8 @@ c = 4096
 kv-unified = on
 """
     found = read(tmp_path, text, "-ctk", "f16")
-    one, two = found["one"], found["two"]
+    one = found["one"]
+    two = found["two"]
     assert (one.settings.model.path, two.settings.model.path) == ("/m/one.gguf", "/m/two.gguf")
     assert (one.settings.model.n_ctx, two.settings.model.n_ctx) == (8192, 4096)
     assert (one.settings.model.n_gpu_layers, two.settings.model.n_gpu_layers) == (123, 8)

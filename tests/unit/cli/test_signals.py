@@ -33,7 +33,8 @@ def test_a_signal_leaves_the_block_once(number: signal.Signals) -> None:
 
 def test_what_is_ignored_stays_so() -> None:
     """As SIGHUP below nohup."""
-    before, seen = signal.signal(signal.SIGHUP, signal.SIG_IGN), list[int]()
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    seen = list[int]()
     try:
         with ending_by_signal(), handled({signal.SIGHUP: lambda number, _: seen.append(number)}):
             signal.raise_signal(signal.SIGHUP)

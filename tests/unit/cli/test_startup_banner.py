@@ -8,13 +8,11 @@ from pyctl.cache import Entry
 from pyctl.cli.startup_banner import Addresses, cache_text, device_text, ready_text
 from tests.unit.server.fake import INFO
 
-ALL, ALL_V6, LOCAL, LOCAL_V6, OTHER = (
-    ("0.0.0.0", 1),
-    ("::", 1, 0, 0),
-    ("127.0.0.1", 1),
-    ("::1", 1, 0, 0),
-    ("10.0.0.1", 1),
-)
+ALL = ("0.0.0.0", 1)
+ALL_V6 = ("::", 1, 0, 0)
+LOCAL = ("127.0.0.1", 1)
+LOCAL_V6 = ("::1", 1, 0, 0)
+OTHER = ("10.0.0.1", 1)
 SOCKET = "/run/a.sock"
 
 

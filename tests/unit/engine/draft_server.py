@@ -51,7 +51,10 @@ class DraftServer:
     def __init__(
         self, backend: Backend, directory: Path, other: Prompt, *, exact: bool = True
     ) -> None:
-        self.backend, self.directory, self.other, self.exact = backend, directory, other, exact
+        self.backend = backend
+        self.directory = directory
+        self.other = other
+        self.exact = exact
         self.start()
 
     def start(self) -> None:
@@ -68,7 +71,8 @@ class DraftServer:
     def ask(self, prompt: Prompt, n: int = 24) -> Turn:
         reply = ask(self.engine, prompt, n, sampling=ENDLESS)
         assert reply.error is None
-        self.restored, self.n_cached = reply.done.stats.source, reply.done.stats.n_cached
+        self.restored = reply.done.stats.source
+        self.n_cached = reply.done.stats.n_cached
         check_invariants(self.engine.prefix_cache.cache)
         return Turn(
             reply.tokens, self.source.drafts[max(self.source.drafts)] if self.source.drafts else {}

@@ -99,10 +99,8 @@ def test_a_next_turn_does_not_wait_for_all_of_a_long_prompt(
     longer = Prompt.of(
         np.concatenate((conversation.tokens, prompt_of(3, 40).tokens)), conversation.boundaries
     )
-    turn, cold = (
-        submit(engine, longer, 4, sampling=ENDLESS),
-        submit(engine, prompt_of(4, 64 * 20), 4),
-    )
+    turn = submit(engine, longer, 4, sampling=ENDLESS)
+    cold = submit(engine, prompt_of(4, 64 * 20), 4)
     assert steps_until_said(engine, turn) <= 3
     assert not any(isinstance(event, Piece) for event in long.drain())
     run_all(engine)
@@ -125,11 +123,13 @@ def test_a_long_prompt_gets_every_second_batch_whatever_comes_beside_it() -> Non
     engine = engine_of(FakeBackend(n_ctx=8192, n_seqs=4))
     prompt = prompt_of(1, 64 * 20)
     long = submit(engine, prompt, 1)
-    steps, seed = 0, 2
+    steps = 0
+    seed = 2
     while not any(isinstance(event, Piece) for event in long.drain()):
         submit(engine, prompt_of(seed, 40), 1)
         engine.step()
-        steps, seed = steps + 1, seed + 1
+        steps = steps + 1
+        seed = seed + 1
     assert steps <= 2 * (len(batch_ends(prompt, 64)) + 2)
 
 
@@ -177,7 +177,8 @@ def test_the_queue_is_bounded() -> None:
     engine = Engine(backend, RamCache(4, None), EngineSettings(n_queue=2))
     worker = Worker(engine, INFO)
     try:
-        gate, begun = threading.Event(), threading.Event()
+        gate = threading.Event()
+        begun = threading.Event()
         blocked = worker.call(lambda: (begun.set(), gate.wait(60)))
         assert begun.wait(60)
         handles = [worker.submit(request(prompt_of(seed, 30), 4)) for seed in range(3)]
@@ -201,7 +202,8 @@ def test_a_bad_grammar_is_refused_before_anything_is_evaluated_or_lost() -> None
     engine = engine_of(backend)
     conversation = prompt_of(1, 300)
     ask(engine, conversation)
-    sampler, before = backend.sampler, backend.n_evaluated
+    sampler = backend.sampler
+    before = backend.n_evaluated
 
     backend.sampler = Mock(side_effect=RequestError("failed to parse grammar"))
     handle = submit(engine, prompt_of(2, 300), return_progress=True)

@@ -75,7 +75,8 @@ def test_what_a_step_gave_is_told_at_once_while_the_next_is_evaluated(is_async: 
     engine = drafting(backend, 3)
     handle = RequestHandle(request(PROMPT, 41, sampling=ENDLESS))
     engine.submit(handle)
-    told, woken = list[list[int]](), list[int]()
+    told = list[list[int]]()
+    woken = list[int]()
     decode = backend.decode
 
     def spied(items: Sequence[SequenceTokens]) -> None:

@@ -136,9 +136,11 @@ def test_the_engine_asks_neither_the_index_nor_a_thread_that_waits(
     stuck.
     """
     engine = engine_on(tmp_path, "hybrid", "auto")
-    tier, stuck = engine.prefix_cache.disk, threading.Event()
+    tier = engine.prefix_cache.disk
+    stuck = threading.Event()
     tier._recovery.result(60)
-    me, touched = threading.get_ident(), []
+    me = threading.get_ident()
+    touched = []
 
     def guarded(name: str) -> None:
         real = getattr(Index, name)
@@ -232,12 +234,11 @@ class SlowDirectory:
     """Writes what the queue of ``engine`` has, once ``go_on`` is set."""
 
     def __init__(self, engine: Engine) -> None:
-        self.queue, self.go_on, self.begun = (
-            engine.prefix_cache.disk.queue,
-            threading.Event(),
-            threading.Event(),
-        )
-        self._write, self.queue._write_one = self.queue._write_one, self.write
+        self.queue = engine.prefix_cache.disk.queue
+        self.go_on = threading.Event()
+        self.begun = threading.Event()
+        self._write = self.queue._write_one
+        self.queue._write_one = self.write
 
     def write(self, snapshot: Snapshot, spilled: bool) -> Writing:
         self.begun.set()
@@ -250,8 +251,10 @@ class SlowDirectory:
 def test_all_that_was_chosen_is_on_disk_once_a_slow_one_has_caught_up(
     tmp_path: Path, kind: str, ends: str
 ) -> None:
-    engine, n = engine_on(tmp_path, kind), 24
-    slow, cache = SlowDirectory(engine), engine.prefix_cache
+    engine = engine_on(tmp_path, kind)
+    n = 24
+    slow = SlowDirectory(engine)
+    cache = engine.prefix_cache
     prompts = [chat((seed, 300)) for seed in range(n)]
     for prompt in prompts:
         ask(engine, prompt)
@@ -276,11 +279,13 @@ def test_all_that_was_chosen_is_on_disk_once_a_slow_one_has_caught_up(
 def test_a_slow_disk_does_not_hold_the_memory_of_what_was_evicted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    maximum, budget = 8_000, 15_000
+    maximum = 8_000
+    budget = 15_000
     monkeypatch.setattr(device_tier, "MAX_UNWRITTEN_BYTES", maximum)
     engine = engine_on(tmp_path, "hybrid")
     engine.prefix_cache.cache.budget = budget
-    writing, go_on = threading.Event(), threading.Event()
+    writing = threading.Event()
+    go_on = threading.Event()
 
     def write(snapshot: Snapshot, spilled: bool) -> Writing:
         writing.set()
@@ -289,7 +294,8 @@ def test_a_slow_disk_does_not_hold_the_memory_of_what_was_evicted(
         return 0
 
     engine.prefix_cache.disk.queue._write_one = write
-    backend, largest = engine.backend, 0
+    backend = engine.backend
+    largest = 0
     for seed in range(30):
         assert ask(engine, chat((seed, 300))).error is None
         assert writing.wait(60)

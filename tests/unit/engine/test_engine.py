@@ -58,7 +58,8 @@ def test_alternating_conversations_on_one_head(kind: str) -> None:
 
 def test_a_rewind_moves_no_rows_and_an_extension_only_what_is_missing() -> None:
     engine = engine_of(FakeBackend(can_hold=False), exact=True)
-    long, short = chat((1, 300), (2, 240), (3, 240)), chat((1, 300), (4, 60))
+    long = chat((1, 300), (2, 240), (3, 240))
+    short = chat((1, 300), (4, 60))
     ask(engine, long)
     ask(engine, short)
     assert engine.backend.n_loaded == 0, "the head is still there"
@@ -74,7 +75,8 @@ def test_a_snapshot_that_cannot_be_restored_is_a_miss(kind: str, fail: int) -> N
     """Also where the attempt before it has left the sequence empty."""
     backend = FakeBackend(kind)
     engine = engine_of(backend, exact=True)
-    first, second = chat((1, 300), (2, 240)), chat((7, 420))
+    first = chat((1, 300), (2, 240))
+    second = chat((7, 420))
     ask(engine, first)
     ask(engine, second)
     backend.fail_loads = fail
@@ -87,7 +89,8 @@ def test_a_snapshot_that_cannot_be_restored_is_a_miss(kind: str, fail: int) -> N
 
 @pytest.mark.parametrize("step", range(1, 14))
 def test_a_cancelled_prefill_is_continued_by_the_retry(step: int) -> None:
-    prompt, other = chat((1, 300), (2, 300)), chat((3, 240))
+    prompt = chat((1, 300), (2, 300))
+    other = chat((3, 240))
     for between in (False, True):
         backend = FakeBackend()
         engine = engine_of(backend, exact=True)

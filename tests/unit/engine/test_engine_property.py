@@ -126,7 +126,8 @@ class Conversations(RuleBasedStateMachine):
         pool: PoolPlan | None,
     ) -> None:
         if pool is not None:
-            n_seqs, n_cells = 1, N_CTX
+            n_seqs = 1
+            n_cells = N_CTX
         self.new = partial(SeeingBackend, kind, n_ctx=N_CTX, n_ubatch=batch[0], batch_cost=batch[1])
         self.kind = kind
         self.backend = self.new(n_seqs=n_seqs, n_cells=n_cells, can_hold=can_hold, pool=pool)

@@ -112,7 +112,8 @@ def check_serves(worker: Worker) -> None:
 def test_running_out_of_memory_in_decode_fails_that_reply_and_no_other(faulty: Any) -> None:
     backend, worker, _ = faulty()
     check_serves(worker)
-    backend.n_good, backend.n_faults = 20, 1
+    backend.n_good = 20
+    backend.n_faults = 1
     handle = worker.submit(request(PROMPT, 3000, sampling=ENDLESS))
     assert isinstance(next(handle), Piece)
     error = error_of(handle)
@@ -142,11 +143,14 @@ def test_failed_step_fails_all_requests_and_engine_goes_on(faulty: Any) -> None:
 
 def test_a_thread_that_ends_fails_everything_now_and_later(faulty: Any) -> None:
     backend, worker, engine = faulty(is_held=True)
-    running, waiting = worker.submit(request(PROMPT)), worker.submit(request(PROMPT))
+    running = worker.submit(request(PROMPT))
+    waiting = worker.submit(request(PROMPT))
     admin = EngineAdmin(worker, engine)
     assert backend.waits.wait(60)
     erased = admin.erase(0)
-    backend.fault, backend.n_faults, backend.held = SystemExit("gone"), 1, False
+    backend.fault = SystemExit("gone")
+    backend.n_faults = 1
+    backend.held = False
     backend.go_on.set()
     for handle in (running, waiting):
         assert "gone" in str(error_of(handle))
@@ -283,7 +287,8 @@ def test_the_loss_of_a_device_ends_the_service_with_the_cache_on_disk(
     """
     monkeypatch.setattr("pyctl.engine.worker.STILL_SECONDS", 0.2)
     for is_idle, has_disk in ((True, False), (True, True), (False, False), (False, True)):
-        backend, tier = Remote("hybrid"), tier_on(tmp_path / str(is_idle)) if has_disk else None
+        backend = Remote("hybrid")
+        tier = tier_on(tmp_path / str(is_idle)) if has_disk else None
         if tier is not None:
             tier.policy = DiskPolicy.of_server("spill")  # all is written in the end
         engine = Engine(

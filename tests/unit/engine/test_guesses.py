@@ -79,7 +79,8 @@ def test_a_client_that_sees_texts_resumes_at_any_token() -> None:
 
 def test_a_planted_text_is_not_drafted_from() -> None:
     """The pace of replies to others would show whether it holds a piece of theirs."""
-    engine, heard = engine_of(FakeBackend()), list[int]()
+    engine = engine_of(FakeBackend())
+    heard = list[int]()
     engine.prefix_cache.recent.listener = lambda tokens: heard.append(int(tokens.size))
     for n, sees_texts in ((40, False), (50, True)):
         ask(engine, Prompt.of([n] * n), 1, sees_texts=sees_texts)

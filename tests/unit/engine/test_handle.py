@@ -19,7 +19,9 @@ DONE = Done("eos", "", Timings(0, 1, 0.0, 0, 0.0, 0.0), RequestStats(1), 0)
 def test_a_consumer_pauses_only_for_pieces_that_come_faster(
     monkeypatch: pytest.MonkeyPatch, seconds: float, pauses: bool
 ) -> None:
-    handle, now, step = RequestHandle(Request(Prompt.of([1]))), 1.0, asyncio.sleep
+    handle = RequestHandle(Request(Prompt.of([1])))
+    now = 1.0
+    step = asyncio.sleep
     paused: list[float] = []
 
     async def pause(length: float) -> None:

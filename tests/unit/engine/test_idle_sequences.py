@@ -129,7 +129,8 @@ def held_of(engine: Engine, prompt: Prompt) -> set[bool]:
 @pytest.mark.parametrize("kind", ["hybrid", "attention"])
 def test_long_unused_rows_are_evicted_before_recently_used_ones(kind: str) -> None:
     engine = engine_of(kind, n_seqs=2, n_ctx=2048)
-    old, new = chat((1, 600)), chat((2, 600))
+    old = chat((1, 600))
+    new = chat((2, 600))
     ask(engine, old, 1, seq=0)
     for _ in range(12):
         ask(engine, new, 1, seq=1)
@@ -144,7 +145,8 @@ def test_long_unused_rows_are_evicted_before_recently_used_ones(kind: str) -> No
 
 def test_what_is_recent_stays_and_held_rows_leave() -> None:
     engine = engine_of(n_seqs=2, n_ctx=2048)
-    old, new = chat((1, 600)), chat((2, 600))
+    old = chat((1, 600))
+    new = chat((2, 600))
     ask(engine, old, 1, seq=1)
     ask(engine, chat((3, 40)), 1, seq=1)
     for _ in range(12):
@@ -156,7 +158,8 @@ def test_what_is_recent_stays_and_held_rows_leave() -> None:
 
 def test_a_small_one_makes_way_where_that_is_enough() -> None:
     engine = engine_of(n_seqs=4, n_ctx=4096)
-    conversation, title = chat((1, 3000)), chat((2, 300))
+    conversation = chat((1, 3000))
+    title = chat((2, 300))
     ask(engine, conversation, 1, seq=0)
     ask(engine, title, 1, seq=1)
     ask(engine, chat((3, 900)), 1, seq=2)
@@ -167,7 +170,8 @@ def test_a_small_one_makes_way_where_that_is_enough() -> None:
 
 def test_a_conversation_that_makes_way_late_is_no_younger_for_it() -> None:
     engine = engine_of(n_seqs=2)
-    cache, prompt = engine.prefix_cache.cache, chat((1, 600))
+    cache = engine.prefix_cache.cache
+    prompt = chat((1, 600))
     said = ask(engine, prompt, 80, seq=0, sampling=ENDLESS).tokens
     turn = cache.turn
     for seed in range(10):

@@ -88,7 +88,8 @@ def grown(engine: Engine, seed: int, n_messages: int) -> tuple[list[int], list[i
     """At how many tokens a growing conversation could have been resumed after each turn, and all
     its batch ends.
     """
-    lengths, resumable = [], []
+    lengths = []
+    resumable = []
     for _ in range(n_messages):
         lengths.append(100)
         prompt = conversation(seed, lengths)

@@ -33,7 +33,9 @@ from tests.unit.engine.test_spill import engine_on
 from tests.unit.server.fake import INFO
 from tests.waiting import until
 
-RAM, BEHIND, PIECE = 24_000, 12_000, 3_000
+RAM = 24_000
+BEHIND = 12_000
+PIECE = 3_000
 """Bytes of the cache, of what may wait beside it, and of a segment; a row has 16."""
 
 LONG = chat(*((seed, 300) for seed in range(10)))
@@ -70,7 +72,8 @@ def idle(engine: Engine, n: int = 10_000) -> int:
     """Let it be idle for ``n`` looks, or until it does nothing; how many there were. Each is as
     late as what the one before had written.
     """
-    cache, tier = engine.prefix_cache, tier_of(engine)
+    cache = engine.prefix_cache
+    tier = tier_of(engine)
     for looked in range(n):
         tier.flush(60)
         if not tier.queue.waits and not cache.copy_next():
@@ -126,7 +129,8 @@ def test_it_survives_a_restart_and_no_more_than_a_part_is_in_ram(
 ) -> None:
     """Also where the policy chose nothing of it, since it would be written in the end."""
     engine = engine_of(tmp_path, policy, kind)
-    memory, cache = engine.backend, engine.prefix_cache.cache
+    memory = engine.backend
+    cache = engine.prefix_cache.cache
     assert isinstance(memory, FakeBackend)
     beside: list[int] = []
 
@@ -287,7 +291,9 @@ def test_rows_that_wait_leave_room_for_states(
 ) -> None:
     engine = engine_of(tmp_path)
     ask(engine, LONG)
-    backend, cache, device = engine.backend, engine.prefix_cache.cache, engine.prefix_cache.device
+    backend = engine.backend
+    cache = engine.prefix_cache.cache
+    device = engine.prefix_cache.device
     segment = next(each for each in cache.segments() if each.only_held_bytes)
     for state_bytes, spare in ((100, 400), (2_000, BEHIND // 4)):
         monkeypatch.setattr(
@@ -392,7 +398,8 @@ def test_a_large_restore_for_which_memory_ends_is_a_miss(tmp_path: Path) -> None
 def test_any_order_with_more_than_ram_has_room_for(tmp_path: Path, seed: int) -> None:
     choice = random.Random(seed)
     talks = [[(10 * who + i, 300) for i in range(choice.randrange(3, 9))] for who in range(3)]
-    budget, from_disk = 150_000, 0
+    budget = 150_000
+    from_disk = 0
     for _ in range(3):
         engine = engine_of(tmp_path, choice.choice(["full", "auto,spill"]), budget=budget)
         tier_of(engine)._recovery.result(60)

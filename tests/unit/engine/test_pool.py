@@ -43,11 +43,9 @@ def test_a_long_conversation_is_evaluated_once() -> None:
     """
     backend = FakeBackend("hybrid", n_ctx=POOL.n_rows, n_ubatch=8192, pool=POOL)
     engine = Engine(backend, RamCache(64, None), EngineSettings(exact=True))
-    first, second, third = (
-        turns(300, LONG),
-        turns(300, LONG, 90, 50),
-        turns(300, LONG, 90, 50, 70, 40),
-    )
+    first = turns(300, LONG)
+    second = turns(300, LONG, 90, 50)
+    third = turns(300, LONG, 90, 50, 70, 40)
     stats = {}
     for name, prompt in (
         ("first", first),
@@ -75,7 +73,8 @@ def test_a_long_conversation_is_evaluated_once() -> None:
 def test_files_do_not_depend_on_it(
     tmp_path: Path, kind: str, pools: Sequence[PoolPlan | None]
 ) -> None:
-    prompt, replies = turns(300, 700), []
+    prompt = turns(300, 700)
+    replies = []
     for pool in pools:
         backend = FakeBackend(kind, pool=pool)
         tier = tier_on(tmp_path)
@@ -91,7 +90,8 @@ def test_files_do_not_depend_on_it(
 def test_a_slot_file_brings_rows_back_to_their_places(tmp_path: Path) -> None:
     engine = Engine(FakeBackend("hybrid", pool=POOL), RamCache(0, 0), EngineSettings())
     worker = Worker(engine, INFO)
-    admin, prompt = EngineAdmin(worker, engine), turns(300, 2 * PARK_MIN)
+    admin = EngineAdmin(worker, engine)
+    prompt = turns(300, 2 * PARK_MIN)
     try:
         list(worker.submit(request(prompt, 1)))
         admin.save(0, tmp_path / "file").result(60)

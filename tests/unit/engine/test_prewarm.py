@@ -51,7 +51,9 @@ class Talk:
     def __init__(
         self, engine: Engine, *, strips: bool = True, n: int = 100, head: int = 240
     ) -> None:
-        self.engine, self._strips, self._n = engine, strips, n
+        self.engine = engine
+        self._strips = strips
+        self._n = n
         self._parts = [said(head, head)]
 
     def prompt(self, *more: list[int]) -> Prompt:
@@ -348,7 +350,8 @@ def test_a_failure_in_it_is_nobody_elses() -> None:
     talk = Talk(engine_of(backend))
     asked, _ = talk.turn(1)
     handle = talk.next_turn(asked)
-    original, backend.evaluate = backend.evaluate, None  # type: ignore[method-assign, assignment]
+    original = backend.evaluate
+    backend.evaluate = None  # type: ignore[method-assign, assignment]
     run_all(talk.engine)
     assert collect(handle).error is not None
     backend.evaluate = original  # type: ignore[method-assign]
@@ -374,7 +377,8 @@ def test_it_is_quiet_when_nobody_asks_whoever_asked_last(monkeypatch: pytest.Mon
     monkeypatch.setattr(prewarm, "QUIET_SECONDS", 1.0)
     clock = ManualClock()
     engine = Engine(FakeBackend(), RamCache(64, None), EngineSettings(), clock=clock)
-    kept, stripped = Talk(engine, strips=False), Talk(engine, head=260)
+    kept = Talk(engine, strips=False)
+    stripped = Talk(engine, head=260)
     kept.next_turn(kept.turn(1)[0])
     clock.advance(0.9)
     assert engine.prewarms.seconds == pytest.approx(0.1)

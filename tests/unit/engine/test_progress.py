@@ -33,7 +33,10 @@ def test_the_estimate_grows_with_the_cost_of_a_token(percent: int) -> None:
     """The cost of a token rises from 1 to 2.6 ms over the prompt, as earlier ones said; all takes
     twice as long now.
     """
-    total, batch, now, costs = 39063, 512, 0.0, Costs()
+    total = 39063
+    batch = 512
+    now = 0.0
+    costs = Costs()
 
     def seconds(first: int, last: int) -> float:
         return sum((0.001 + 0.0016 * (n / total)) for n in range(first, last))

@@ -175,11 +175,13 @@ def test_no_room_is_no_bad_snapshot() -> None:
     """
     backend = FakeBackend(n_ctx=1024, n_seqs=2)
     engine = engine_of(backend)
-    first, second = prompt_of(1, 500), prompt_of(2, 500)
+    first = prompt_of(1, 500)
+    second = prompt_of(2, 500)
     ask(engine, first)
     ask(engine, second)
     kept = engine.prefix_cache.cache.snapshots()
-    restore, backend.restore = backend.restore, Mock(side_effect=OutOfCellsError)
+    restore = backend.restore
+    backend.restore = Mock(side_effect=OutOfCellsError)
     reply = ask(engine, first)
     assert backend.restore.called
     assert reply.tokens == alone(first, 8).tokens
@@ -194,7 +196,8 @@ def test_a_suspended_reply_that_is_cancelled_frees_everything() -> None:
     engine = Engine(
         backend, RamCache(32, None), EngineSettings(), clock=ManualClock()
     )  # it ends without a wait
-    closed, make = list[object](), backend.sampler
+    closed = list[object]()
+    make = backend.sampler
 
     def sampler(*args: Any) -> Any:
         made = make(*args)
@@ -333,7 +336,8 @@ def test_a_restore_that_waits_for_the_disk_gives_way_and_begins_again(begun: boo
     engine = engine_of(backend)
     old = submit(engine, prompt_of(1, 300), 500, sampling=ENDLESS)
     engine.step()
-    restore, readers = engine.prefix_cache.restore, Readers(1, "test")
+    restore = engine.prefix_cache.restore
+    readers = Readers(1, "test")
     disk: Future[None] = Future()
 
     def slow(lookup: CacheLookup, seq: LiveSequence, *args: Any) -> Reading[Any]:

@@ -22,10 +22,8 @@ from tests.fake import FakeBackend
 
 def evaluated(n: int) -> tuple[FakeBackend, LiveSequence]:
     """A backend that has evaluated ``n`` tokens of the sequence."""
-    backend, seq = (
-        FakeBackend("hybrid", n_ctx=2 * SPAN, n_ubatch=2 * SPAN),
-        LiveSequence(0, 2 * SPAN),
-    )
+    backend = FakeBackend("hybrid", n_ctx=2 * SPAN, n_ubatch=2 * SPAN)
+    seq = LiveSequence(0, 2 * SPAN)
     if n:
         backend.evaluate(0, as_tokens(range(n)), 0)
         seq.append(as_tokens(range(n)), exact=True)
@@ -53,7 +51,8 @@ def test_damage_is_refused(tmp_path: Path) -> None:
     backend, seq = evaluated(40)
     path = tmp_path / "a"
     save_file(backend.memory, seq, seq.ends, path, "me")
-    whole, rng = path.read_bytes(), np.random.default_rng(0)
+    whole = path.read_bytes()
+    rng = np.random.default_rng(0)
     cuts = [whole[:at] for at in (0, 20, len(whole) - 1, *rng.integers(0, len(whole), 20).tolist())]
     flips = [
         whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :]

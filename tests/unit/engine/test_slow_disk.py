@@ -34,7 +34,8 @@ class HangingDrive:
     """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.gate, self.waiting = threading.Event(), threading.Event()
+        self.gate = threading.Event()
+        self.waiting = threading.Event()
         self._patch = patch
 
     def hang(self, call: str, *, only: str = "") -> None:
@@ -69,7 +70,8 @@ def quick_clock() -> float:
 
 
 def engine_on(directory: Path, kind: str = "hybrid") -> Engine:
-    backend, settings = FakeBackend(kind, n_seqs=2), EngineSettings(exact=True)
+    backend = FakeBackend(kind, n_seqs=2)
+    settings = EngineSettings(exact=True)
     return Engine(backend, RamCache(16, None), settings, tier_on(directory), clock=quick_clock)
 
 
@@ -108,7 +110,8 @@ def test_others_are_served_while_one_waits_for_the_disk(
 ) -> None:
     engine = stored(tmp_path, kind)
     drive.hang(call)
-    slow, quick = RequestHandle(request(STORED)), RequestHandle(request(OTHER))
+    slow = RequestHandle(request(STORED))
+    quick = RequestHandle(request(OTHER))
     engine.submit(slow)
     within(60, engine.step)
     assert drive.waiting.wait(60)
@@ -130,7 +133,8 @@ def test_stalled_read_is_a_miss_and_pauses_the_disk(
     tmp_path: Path, drive: HangingDrive, monkeypatch: pytest.MonkeyPatch, kind: str, call: str
 ) -> None:
     engine = stored(tmp_path, kind)
-    tier, expected = engine.prefix_cache.disk, cold(FakeBackend(kind), STORED).tokens
+    tier = engine.prefix_cache.disk
+    expected = cold(FakeBackend(kind), STORED).tokens
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pyctl.cache.disk.readers.STALL_SECONDS", 0.2)
         drive.hang(call)

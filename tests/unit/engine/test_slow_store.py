@@ -152,7 +152,8 @@ def test_a_request_waits_twice_as_long_as_expected_while_bytes_come(
     client.gate.clear()
     handle = begin(second)
     prefix, seconds = max(far(second), key=lambda each: each[0].n)
-    fetch, end = remote.fetch(prefix), clock() + 2 * seconds + PATIENCE_SECONDS
+    fetch = remote.fetch(prefix)
+    end = clock() + 2 * seconds + PATIENCE_SECONDS
     while clock() + PATIENCE_SECONDS / 2 < end:
         fetch.move()
         assert waits(second)

@@ -164,13 +164,15 @@ def test_a_prompt_resumes_from_where_it_is_ready_first(
 def test_of_a_snapshot_whose_rows_are_in_memory_only_the_state_is_read(
     tmp_path: Path, kind: str
 ) -> None:
-    inner, prompt = chat((1, 300), (2, 240)), chat((1, 300), (2, 240), (3, 100), (4, 40))
+    inner = chat((1, 300), (2, 240))
+    prompt = chat((1, 300), (2, 240), (3, 100), (4, 40))
     engine = engine_on(tmp_path, kind, policy="full", ram=None)
     expected = ask(engine, prompt).tokens, ask(engine, inner).tokens
     engine.prefix_cache.close()
     engine = engine_on(tmp_path, kind, policy="full", ram=None)
     assert ask(engine, prompt, disk_policy=DiskPolicy("off")).tokens == expected[0]
-    cache, read = engine.prefix_cache.cache, []
+    cache = engine.prefix_cache.cache
+    read = []
     for snapshot in cache.snapshots():
         if snapshot.n < prompt.end:
             cache.drop(snapshot)
@@ -189,7 +191,8 @@ class RefusingDrive:
     """Refuses a ``share`` of what is to be written."""
 
     def __init__(self, choice: random.Random) -> None:
-        self.choice, self.share = choice, 0.0
+        self.choice = choice
+        self.share = 0.0
 
     def refuse(self, rows: Block) -> None:
         if self.choice.random() < self.share:
@@ -202,7 +205,8 @@ def test_any_order_on_any_disk_gives_right_replies_within_all_budgets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, seed: int
 ) -> None:
     choice = random.Random(f"{kind}{seed}")
-    budget, daily = choice.choice([20_000, 60_000]), choice.choice([None, 100_000])
+    budget = choice.choice([20_000, 60_000])
+    daily = choice.choice([None, 100_000])
     drive = RefusingDrive(random.Random(seed))  # of its own: another thread asks it
     monkeypatch.setattr("pyctl.cache.disk.write_queue.RETRY_SECONDS", 0.02)
     expected: dict[bytes, list[int]] = {}
@@ -210,7 +214,8 @@ def test_any_order_on_any_disk_gives_right_replies_within_all_budgets(
     written = 0
     for _ in range(4):
         policy = choice.choice(["spill", "auto,spill", "full,spill"])
-        ram, n_cells = choice.choice([15_000, 40_000]), choice.choice([0, 1600, 4096])
+        ram = choice.choice([15_000, 40_000])
+        n_cells = choice.choice([0, 1600, 4096])
         engine = engine_on(
             tmp_path, kind, policy, ram=ram, budget=budget, daily=daily, n_cells=n_cells
         )
@@ -284,10 +289,8 @@ def test_no_step_copies_more_than_a_segment_for_the_disk(
     monkeypatch.setattr(device_tier, "PIECE_BYTES", 3_000)
     engine = engine_on(tmp_path, policy="full", ram=24_000, n_cells=8192)
     fetched: list[int] = []
-    fetch, handle = (
-        engine.backend.fetch,
-        RequestHandle(request(chat(*((seed, 300) for seed in range(10))), 40)),
-    )
+    fetch = engine.backend.fetch
+    handle = RequestHandle(request(chat(*((seed, 300) for seed in range(10))), 40))
 
     def count(held: HeldRows, first: int, last: int) -> Block:
         block = fetch(held, first, last)

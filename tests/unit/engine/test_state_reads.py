@@ -33,7 +33,10 @@ def test_a_read_waits_until_the_owner_waits() -> None:
 
 
 def test_the_owner_goes_on_after_a_read_that_has_begun() -> None:
-    reads, begun, go_on, order = StateReads(), threading.Event(), threading.Event(), []
+    reads = StateReads()
+    begun = threading.Event()
+    go_on = threading.Event()
+    order = []
 
     def slow() -> None:
         begun.set()
@@ -81,7 +84,8 @@ def test_no_read_is_left_behind() -> None:
 
 def test_a_read_that_fails_ends_neither_the_owner_nor_the_next_one() -> None:
     reads = StateReads()
-    failing, after = queued(reads, lambda: 1 // 0), queued(reads)
+    failing = queued(reads, lambda: 1 // 0)
+    after = queued(reads)
     with reads.allowed():
         with pytest.raises(ZeroDivisionError):
             failing.result(0)

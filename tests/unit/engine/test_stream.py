@@ -107,7 +107,9 @@ def test_the_time_ends_the_reply_with_a_line() -> None:
 # ----------------------------------------------------------------------------------
 
 
-OPEN, CLOSE, NEWLINE = 101, 102, 10
+OPEN = 101
+CLOSE = 102
+NEWLINE = 10
 
 
 def limit(
@@ -209,10 +211,12 @@ def test_a_block_is_never_longer_than_its_limit(
     n: int, says: list[int], message: list[int]
 ) -> None:
     out = spoken(ReasoningBudget(limit(n, forced=(*message, CLOSE)), letters), says)
-    length, inside = 0, True
+    length = 0
+    inside = True
     for at, token in enumerate(out):
         if not inside:
-            inside, length = token == OPEN, 0
+            inside = token == OPEN
+            length = 0
         elif token == CLOSE or out[max(at - 1, 0) : at + 1] == [7, 8]:
             inside = False
         else:

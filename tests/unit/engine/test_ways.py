@@ -51,7 +51,9 @@ def test_batches_are_compared_as_lists_of_their_ends_are(data: st.DataObject) ->
 
 def filled(tokens: Tokens, cache: RamCache | None = None) -> tuple[RamCache, list[int]]:
     """One conversation with a snapshot every ten tokens, and where they are."""
-    cache, match, segment = cache or RamCache(0, None), PromptMatch(tokens), None
+    cache = cache or RamCache(0, None)
+    match = PromptMatch(tokens)
+    segment = None
     ends = list(range(10, N + 1, 10))
     for end in ends:
         segment = Segment(
@@ -67,7 +69,9 @@ def test_many_snapshots_of_one_conversation_cost_no_chain_each(
 ) -> None:
     tokens = as_tokens(np.random.default_rng(1).integers(0, 250, N + 5))
     cache, ends = filled(tokens)
-    links, match, real = [0], PromptMatch(tokens), Snapshot.links
+    links = [0]
+    match = PromptMatch(tokens)
+    real = Snapshot.links
 
     def counted(snapshot: Snapshot):  # type: ignore[no-untyped-def]
         for link in real(snapshot):

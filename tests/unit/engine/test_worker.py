@@ -76,12 +76,10 @@ class WatchedWorker:
         """Begin a reply of ``n`` tokens, one for each call or cancellation, so that it cannot end
         before a slow test looks at it.
         """
-        decode, inbox, running, call = (
-            self.backend.decode,
-            self.worker._inbox,
-            self.engine.running,
-            self.worker.call,
-        )
+        decode = self.backend.decode
+        inbox = self.worker._inbox
+        running = self.engine.running
+        call = self.worker.call
         looks = threading.Semaphore(0)
 
         def look(*args: Any, **kwargs: Any) -> Future[Any]:
@@ -97,7 +95,8 @@ class WatchedWorker:
                     break
             decode(items)
 
-        self.backend.decode, self.worker.call = when_looked_at, look
+        self.backend.decode = when_looked_at
+        self.worker.call = look
         return self.worker.submit(request(PROMPT, n, sampling=ENDLESS))
 
     def advance(self, seconds: float) -> None:
@@ -127,12 +126,14 @@ def result(future: Future[Any]) -> Any:
 
 
 def test_an_idle_engine_sleeps_and_resumes_from_the_cache(make: Any) -> None:
-    awake, bench = make(exact=True), make(SLEEP_SECONDS, exact=True)
+    awake = make(exact=True)
+    bench = make(SLEEP_SECONDS, exact=True)
     first = bench.ask(PROMPT)
     bench.fall_asleep()
     assert bench.backend.closed
     longer = Prompt.of([*PROMPT.tokens, *first.tokens[:-1], 7, 8, 9], [100, 290, 305])
-    closed, decode = [], bench.backend.decode
+    closed = []
+    decode = bench.backend.decode
     bench.backend.decode = lambda items: (closed.append(bench.backend.closed), decode(items))
     warm = bench.ask(longer)
     assert (warm.stats.source, warm.stats.n_cached) == ("ram", 290)
@@ -236,7 +237,8 @@ def test_the_counters_count_what_was_served(make: Any) -> None:
 
 
 def test_a_slot_is_saved_erased_and_restored(make: Any, tmp_path: Path) -> None:
-    bench, other = make(), make()
+    bench = make()
+    other = make()
     first = bench.ask(PROMPT)
     path = tmp_path / "a.bin"
     saved = result(bench.admin.save(0, path))
@@ -351,7 +353,8 @@ def test_a_request_that_arrives_at_once_waits_for_no_preparation(make: Any) -> N
 
 def test_a_request_preempts_the_preparation(make: Any) -> None:
     bench = make(is_async=True)
-    evaluate, waiting = bench.backend.evaluate, threading.Event()
+    evaluate = bench.backend.evaluate
+    waiting = threading.Event()
 
     def stand(*given: Any, **named: Any) -> None:
         waiting.set()

@@ -24,7 +24,8 @@ class Trials:
     """Stands for processes: ``reasons`` by module, or "!" where a trial cannot take place."""
 
     def __init__(self, directory: Path) -> None:
-        self.package, self.cache = directory / "package", directory / "cache"
+        self.package = directory / "package"
+        self.cache = directory / "cache"
         self.package.mkdir()
         for name in ("_core", "_drafts", "_pool"):
             (self.package / f"{name}.abi.so").write_bytes(b"module")

@@ -26,8 +26,6 @@ from pyctl.llama.params import LONG_DRAFT, max_outputs
 def test_outputs_follow_the_longest_drafts(
     types: tuple[str, ...], n_seqs: int, expected: int
 ) -> None:
-    settings, drafts = (
-        ModelSettings(path="model.gguf", n_seqs=n_seqs),
-        DraftSettings(draft_types=types),
-    )
+    settings = ModelSettings(path="model.gguf", n_seqs=n_seqs)
+    drafts = DraftSettings(draft_types=types)
     assert max_outputs(settings, drafts) == expected

@@ -118,7 +118,8 @@ def test_rows_are_shared_before_they_arrive() -> None:
 
 def test_a_state_again_keeps_nothing_more() -> None:
     made = Sequence()
-    one, two = made.state(40), made.state(40)
+    one = made.state(40)
+    two = made.state(40)
     assert shared(one, two) == ranges(two) == [(24, 40)]
     assert len(made.copied) == 1
 
@@ -136,7 +137,9 @@ def test_rows_whose_states_are_gone_are_kept_anew() -> None:
 
 def test_a_gap_between_blocks_that_live_is_filled() -> None:
     made = Sequence()
-    before, between, after = made.state(20), made.state(24), made.state(28).shared[-1]
+    before = made.state(20)
+    between = made.state(24)
+    after = made.state(28).shared[-1]
     del between
     state = made.state(29)
     assert ranges(state) == [(4, 20), (20, 24), (24, 28), (28, 29)]

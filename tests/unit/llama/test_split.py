@@ -20,7 +20,8 @@ CARDS = [Device(name, "", True, 1, name, 1, 1, 1) for name in ("CUDA0", "CUDA1")
 def test_a_model_that_has_no_parts_gets_layers_and_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path, asked = tmp_path / "model.gguf", []
+    path = tmp_path / "model.gguf"
+    asked = []
 
     def attempt(settings: ModelSettings, _: DraftSettings) -> str:
         asked.append(settings)
@@ -43,7 +44,8 @@ def test_a_model_that_has_no_parts_gets_layers_and_a_line(
 def test_a_full_card_is_no_reason_against_a_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path, reasons = tmp_path / "model.gguf", [OSError("CUDA error: out of memory"), None]
+    path = tmp_path / "model.gguf"
+    reasons = [OSError("CUDA error: out of memory"), None]
     path.touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 

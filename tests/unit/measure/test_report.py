@@ -135,7 +135,8 @@ def test_differences_of_log_probabilities() -> None:
 
 
 def test_chats_differ_from_their_first_words_and_grow_by_turns() -> None:
-    one, other = coding_chat("one", 10_000), coding_chat("other", 10_000)
+    one = coding_chat("one", 10_000)
+    other = coding_chat("other", 10_000)
     assert one[0] != other[0]
     assert one == coding_chat("one", 10_000)
     assert 10_000 <= sum(len(message["content"]) for message in one) < 11_000

@@ -50,7 +50,10 @@ def main() -> None:
         if loading == "failing":
             raise ConfigError("the model is broken")
 
-    host, port, grace, loading = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
+    host = sys.argv[1]
+    port = int(sys.argv[2])
+    grace = float(sys.argv[3])
+    loading = sys.argv[4]
     for constant in sys.argv[6:]:
         name, _, value = constant.partition("=")
         setattr(guard, name, float(value))

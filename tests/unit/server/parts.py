@@ -52,7 +52,9 @@ class PartSplitter:
 
     def feed(self, text: str) -> ReplyDelta:
         *lines, self._held = (self._held + text).split("\n")
-        reasoning, content, calls = "", "", []
+        reasoning = ""
+        content = ""
+        calls = []
         for line in lines:
             kind, _, rest = line.partition(":")
             if kind == "r":

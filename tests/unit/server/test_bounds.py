@@ -13,7 +13,8 @@ from pyctl.server.api.responses_request import ResponseRequest
 from tests.effort import work
 from tests.unit.server.fake import HI, Bench, play
 
-CHAT, COMPLETION = "/v1/chat/completions", "/completion"
+CHAT = "/v1/chat/completions"
+COMPLETION = "/completion"
 
 BEYOND: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETION, {"prompt": ["a"] * 513}, "prompt"),

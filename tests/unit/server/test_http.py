@@ -397,7 +397,9 @@ def test_every_kind_as_anthropic_calls_it(error: Exception, code: int, kind: str
 @contextmanager
 def busy(n_queue: int) -> Iterator[Bench]:
     """A server whose engine takes no step, and so many requests that wait."""
-    bench, gate, begun = Bench(), threading.Event(), threading.Event()
+    bench = Bench()
+    gate = threading.Event()
+    begun = threading.Event()
     bench.engine.settings = EngineSettings(n_queue=n_queue)
     bench.worker.call(lambda: (begun.set(), gate.wait(60)))
     assert begun.wait(60)

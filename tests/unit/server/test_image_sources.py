@@ -139,7 +139,8 @@ def test_other_parts_stay_for_others_to_judge(bench: Bench) -> None:
 
 
 def test_addresses_are_asked_for_once_and_all_at_once(bench: Bench) -> None:
-    one, other = "http://a/x.png", "HTTPS://b/y.png"
+    one = "http://a/x.png"
+    other = "HTTPS://b/y.png"
     with pytest.raises(FilesMissing) as raised:
         loaded(bench, part(one), part(other), part(one))
     assert raised.value.addresses == {
@@ -225,7 +226,8 @@ JSON = st.recursive(
 def test_whatever_parts_there_are_images_come_or_a_word_why_not(
     bench: Bench, parts: list[Any]
 ) -> None:
-    found, error = parts, ""
+    found = parts
+    error = ""
     try:
         found = loaded(bench, *parts)
     except RequestError as refusal:

@@ -11,7 +11,9 @@ class Clocked:
     """A `LoadOrder` with a clock: loads and unloads at once what the order allows."""
 
     def __init__(self, maximum: int, patience: float = 1.0, keeps: tuple[str, ...] = ()) -> None:
-        self.order, self.now, self.keeps = LoadOrder(maximum, patience), 0.0, keeps
+        self.order = LoadOrder(maximum, patience)
+        self.now = 0.0
+        self.keeps = keeps
         self.running: list[Ticket] = []
         self.switches: list[tuple[str | None, str]] = []
 
@@ -55,7 +57,8 @@ class Clocked:
 
 def test_idle_models_are_unloaded_after_patience_in_lru_order() -> None:
     clocked = Clocked(2)
-    first, second = clocked.ask("a"), clocked.ask("b")
+    first = clocked.ask("a")
+    second = clocked.ask("b")
     clocked.end(first)
     clocked.now = 0.5
     clocked.end(second)

@@ -20,7 +20,8 @@ DONE = Done("eos", "", Timings(0, 1, 0.0, 0, 0.0, 0.0), RequestStats(1), 0)
 
 def played(*parts: str | None) -> RequestHandle:
     """A handle that gets ``parts`` and its end from the running loop; None is a pause."""
-    handle, delay = RequestHandle(Request(Prompt.of([1]))), 0.0
+    handle = RequestHandle(Request(Prompt.of([1])))
+    delay = 0.0
     for part in (*parts, ""):
         event = Piece(part, ()) if part else DONE
         delay += 0.004 if part is None else 1e-6

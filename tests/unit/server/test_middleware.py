@@ -148,7 +148,8 @@ LIMIT = 1000
 
 async def counting(scope: Scope, receive: Receive, send: Send) -> None:
     """Answers with the size of the body."""
-    n_bytes, more = 0, True
+    n_bytes = 0
+    more = True
     try:
         while more:
             message = await receive()
@@ -183,7 +184,8 @@ async def test_large_bodies_share_what_they_may_take(monkeypatch: pytest.MonkeyP
     """
     monkeypatch.setattr(middleware, "MAX_BODY_BYTES", 100)
     monkeypatch.setattr(middleware, "_MAX_TOGETHER_BYTES", 1000)
-    read, answered = asyncio.Event(), asyncio.Event()
+    read = asyncio.Event()
+    answered = asyncio.Event()
 
     async def waiting(scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)

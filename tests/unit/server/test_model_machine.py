@@ -40,7 +40,8 @@ class FakeWorker:
     """A worker whose calls end at once; loading beyond the room fails, as on a card."""
 
     def __init__(self, fleet: Fleet, name: str) -> None:
-        self.fleet, self.name = fleet, name
+        self.fleet = fleet
+        self.name = name
         self.is_closed = threading.Event()
 
     def load(self) -> Future[None]:
@@ -83,7 +84,8 @@ class FakeService:
     """A service as `Models` uses it."""
 
     def __init__(self, fleet: Fleet, name: str) -> None:
-        self.worker, self.admin = FakeWorker(fleet, name), self
+        self.worker = FakeWorker(fleet, name)
+        self.admin = self
 
     def n_kept(self) -> Future[int]:
         done: Future[int] = Future()
@@ -95,7 +97,8 @@ class FakeLoader:
     """Makes fakes; ``fits`` answers as a memory plan does."""
 
     def __init__(self, fleet: Fleet, name: str) -> None:
-        self.fleet, self.name = fleet, name
+        self.fleet = fleet
+        self.name = name
 
     def load(self, report: Progress) -> Service:
         service = FakeService(self.fleet, self.name)
@@ -117,8 +120,11 @@ class ModelMachine(RuleBasedStateMachine):
         maximum=st.integers(0, 3), patience=st.sampled_from((0.0, 0.5)), keeps=st.booleans()
     )
     def begin(self, maximum: int, patience: float, keeps: bool) -> None:
-        self.now, self.maximum, self.fleet = 0.0, maximum, Fleet(4)
-        self.version, self.keeps = 0, keeps and maximum != 1
+        self.now = 0.0
+        self.maximum = maximum
+        self.fleet = Fleet(4)
+        self.version = 0
+        self.keeps = keeps and maximum != 1
         self.patched = patch("pyctl.server.supervisor.collect_all")  # it takes a tenth of a second
         self.patched.start()
         self.models = Models(

@@ -40,7 +40,10 @@ class Loader:
     def __init__(
         self, error: Exception | None = None, *, is_open: bool = True, fits: bool = True
     ) -> None:
-        self.error, self.room, self.n_loads, self.n_asked = error, fits, 0, 0
+        self.error = error
+        self.room = fits
+        self.n_loads = 0
+        self.n_asked = 0
         self.opened = threading.Event()
         if is_open:
             self.opened.set()
@@ -236,7 +239,8 @@ async def answer(models: Models, loader: Loader, **fields: Any) -> bytes:
 
 @in_loop
 async def test_a_stream_gets_comments_while_the_model_is_loaded(run: Callable[..., Models]) -> None:
-    slow, broken = Loader(is_open=False), Loader(ModelError("it is broken"), is_open=False)
+    slow = Loader(is_open=False)
+    broken = Loader(ModelError("it is broken"), is_open=False)
     models = run(0, slow=slow, broken=broken)
     sent = await answer(models, slow, model="slow", max_tokens=2)
     assert sent.startswith(b":\n\n")
@@ -298,9 +302,11 @@ def test_a_model_is_found_in_any_body_that_is_read(run: Callable[..., Models], b
 def test_a_reload_unloads_what_changed_and_leaves_the_rest(
     run: Callable[..., Models], found: list[ModelSource]
 ) -> None:
-    models, events = run(0, same=Loader(), other=Loader(), gone=Loader()), list[Any]()
+    models = run(0, same=Loader(), other=Loader(), gone=Loader())
+    events = list[Any]()
     stays = lease(models, "same")
-    served, stale = {name: lease(models, name) for name in ("other", "gone")}, models.named("gone")
+    served = {name: lease(models, name) for name in ("other", "gone")}
+    stale = models.named("gone")
     models.listen(lambda event: events.append(event and event["event"]))
     cards = ModelCard("same"), ModelCard("other", preset="c = 1"), ModelCard("new")
     found[:] = [ModelSource(card, Loader()) for card in cards]
@@ -342,7 +348,8 @@ def test_a_reload_waits_for_no_replies_where_there_are_none(
 
 
 def test_events_of_models(run: Callable[..., Models]) -> None:
-    models, events = run(1, a=Loader(), b=Loader()), list[Any]()
+    models = run(1, a=Loader(), b=Loader())
+    events = list[Any]()
     end = models.listen(events.append)
     lease(models, "a").close()
     lease(models, "b").close()

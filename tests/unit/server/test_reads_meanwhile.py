@@ -31,7 +31,8 @@ class HeldRows:
         self.bench = Bench(settings=ServerSettings(show_metrics=True), n_seqs=2)
         first = self.bench.post("/completion", {"prompt": HEAD, "n_predict": 2, "ignore_eos": True})
         assert first.status_code == 200, first.text
-        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.begun = threading.Event()
+        self.go_on = threading.Event()
         backend: Any = self.bench.engine.backend
         evaluate = getattr(backend, what)
 
@@ -99,7 +100,8 @@ def test_reads_answer_while_a_request_waits_for_the_disk(
         == 200
     )
     first.worker.close()
-    drive, server = HangingDrive(monkeypatch), bench()
+    drive = HangingDrive(monkeypatch)
+    server = bench()
     until(lambda: server.service.admin.stored() != [])
     drive.hang(call)
     handle = server.worker.submit(request(first.worker.requests[0].prompt, 2))
@@ -113,11 +115,9 @@ def test_reads_answer_while_a_request_waits_for_the_disk(
 
 
 def test_reads_answer_while_a_model_is_loaded_again() -> None:
-    server, begun, go_on = (
-        Bench(settings=ServerSettings(show_metrics=True), n_seqs=2),
-        threading.Event(),
-        threading.Event(),
-    )
+    server = Bench(settings=ServerSettings(show_metrics=True), n_seqs=2)
+    begun = threading.Event()
+    go_on = threading.Event()
     backend: Any = server.engine.backend
     load = backend.load
 
@@ -138,7 +138,8 @@ def test_reads_answer_while_a_model_is_loaded_again() -> None:
 
 
 def test_what_the_memory_tells_is_as_of_the_last_step_that_was_asked(held: HeldRows) -> None:
-    admin, backend = held.bench.service.admin, held.bench.engine.backend
+    admin = held.bench.service.admin
+    backend = held.bench.engine.backend
     before = admin.memory().result(0)
     backend.block_bytes = lambda: BlockBytes(0, 12345, 0)
     assert admin.memory().result(0).blocks == before.blocks

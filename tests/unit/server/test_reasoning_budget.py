@@ -13,7 +13,10 @@ from tests.unit.server.fake import HI, Bench, play
 from tests.unit.server.parts import OPENED
 
 SPECIAL = chatml_tokenizer().special_tokens()
-THINK, END, CALL, LINE = SPECIAL["<think>"], SPECIAL["</think>"], SPECIAL["<tool_call>"], 10
+THINK = SPECIAL["<think>"]
+END = SPECIAL["</think>"]
+CALL = SPECIAL["<tool_call>"]
+LINE = 10
 TEXTS = {THINK: b"<think>", END: b"</think>", CALL: b"<tool_call>"}
 
 

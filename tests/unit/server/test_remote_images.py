@@ -36,7 +36,8 @@ class Site:
                 site.answers[self.path](self)
                 self.close_connection = True
 
-        self.url, self.handler = "", Answering
+        self.url = ""
+        self.handler = Answering
 
 
 def answer(body: bytes = PNG, status: int = 200, **headers: str) -> Answer:

@@ -58,7 +58,8 @@ async def test_as_many_run_at_once_as_there_are_threads() -> None:
     """Also where one thread has nothing to do and two come at once: it takes one, and another
     thread the other.
     """
-    pool, together = Lane(RequestPool(), 2), threading.Barrier(2)
+    pool = Lane(RequestPool(), 2)
+    together = threading.Barrier(2)
     for _ in range(50):
         await pool.run(request(), lambda: None)
         await asyncio.gather(*(pool.run(request(), together.wait, 50) for _ in range(2)))
@@ -78,7 +79,8 @@ def fails(error: Exception) -> None:
 
 @in_loop
 async def test_work_that_takes_too_long_is_given_up_and_replaced() -> None:
-    pool, end = Lane(RequestPool(), 1, max_seconds=0.2), threading.Event()
+    pool = Lane(RequestPool(), 1, max_seconds=0.2)
+    end = threading.Event()
     for _ in range(3):
         with pytest.raises(UnavailableError, match="takes more than"):
             await pool.run(request(), end.wait, 50)
@@ -91,7 +93,8 @@ async def test_pool_is_clean_if_client_leaves_at_the_end() -> None:
     """The thread stops between telling the loop and what it does next, and the client leaves just
     then.
     """
-    pool, go_on = Lane(RequestPool(), 16), threading.Event()
+    pool = Lane(RequestPool(), 16)
+    go_on = threading.Event()
     tell = request_pool._Job.tell
 
     def slow(job: Any, end: Any) -> None:
@@ -106,7 +109,8 @@ async def test_pool_is_clean_if_client_leaves_at_the_end() -> None:
 
 @in_loop
 async def test_too_many_that_take_too_long_are_refused_until_some_are_done() -> None:
-    pool, end = Lane(RequestPool(), 2, max_seconds=0.05), threading.Event()
+    pool = Lane(RequestPool(), 2, max_seconds=0.05)
+    end = threading.Event()
     errors: list[type[Exception]] = []
     while BusyError not in errors:  # one whose thread has not begun yet leaves nothing behind
         with pytest.raises(UnavailableError) as caught:
@@ -119,7 +123,8 @@ async def test_too_many_that_take_too_long_are_refused_until_some_are_done() -> 
 
 @in_loop
 async def test_no_more_wait_than_may_wait() -> None:
-    pool, end = Lane(RequestPool(), 1, max_waiting=2), threading.Event()
+    pool = Lane(RequestPool(), 1, max_waiting=2)
+    end = threading.Event()
     running = [await held(pool, end)]
     running += [asyncio.ensure_future(pool.run(request(), end.wait, 50)) for _ in range(2)]
     await asyncio.sleep(0)
@@ -132,7 +137,9 @@ async def test_no_more_wait_than_may_wait() -> None:
 
 @in_loop
 async def test_who_hangs_up_leaves_his_place() -> None:
-    pool, end, left = Lane(RequestPool(), 1), threading.Event(), asyncio.Event()
+    pool = Lane(RequestPool(), 1)
+    end = threading.Event()
+    left = asyncio.Event()
     done: list[int] = []
     first = await held(pool, end)
     waiting = [asyncio.ensure_future(pool.run(request(left), done.append, i)) for i in range(20)]
@@ -188,8 +195,10 @@ def test_post_reply_queue_runs_in_order_and_ends_first(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pyctl.server.request_pool._CLOSE_SECONDS", 60.0)
-    queue, done = PostReplyQueue(RequestPool()), list[int]()
-    begun, go_on = threading.Event(), threading.Event()
+    queue = PostReplyQueue(RequestPool())
+    done = list[int]()
+    begun = threading.Event()
+    go_on = threading.Event()
 
     def first() -> None:
         begun.set()
@@ -242,7 +251,8 @@ def test_threads_end_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch
 
 @in_loop
 async def test_one_kind_of_work_leaves_the_others_their_threads() -> None:
-    threads, end = RequestPool(), threading.Event()
+    threads = RequestPool()
+    end = threading.Event()
     full = Lane(threads, 2)
     stuck = [asyncio.ensure_future(full.run(request(), end.wait, 50)) for _ in range(6)]
     while full._n_running < 2:
@@ -263,7 +273,8 @@ class Body:
 
 @in_loop
 async def test_nothing_of_a_refused_request_stays() -> None:
-    body, pool = Body(), Lane(RequestPool(), 1)
+    body = Body()
+    pool = Lane(RequestPool(), 1)
     seen = weakref.ref(body)
 
     def refuse(body: Body) -> None:

@@ -145,7 +145,8 @@ def test_logit_bias(given: Any, used: tuple[tuple[int, float], ...]) -> None:
 
 def test_what_a_bias_names_is_bounded_before_it_is_read() -> None:
     tokenizer: Any = chatml_tokenizer()
-    tokenize, texts = tokenizer.tokenize, []
+    tokenize = tokenizer.tokenize
+    texts = []
 
     def noting(text: str, **flags: Any) -> Any:
         texts.append(text)

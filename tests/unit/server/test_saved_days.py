@@ -127,7 +127,8 @@ def test_the_day_is_the_local_one(machine: Machine) -> None:
 
 
 def test_two_servers_share_a_directory(machine: Machine, tmp_path: Path) -> None:
-    one, other = machine.start(tmp_path), machine.start(tmp_path)
+    one = machine.start(tmp_path)
+    other = machine.start(tmp_path)
     one.add("f", Saved(1.0, 100, 1), 0.0)
     other.add("f", Saved(2.0, 200, 1), 0.0)
     one.close()

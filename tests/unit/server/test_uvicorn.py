@@ -51,7 +51,8 @@ def test_a_connection_has_what_its_guard_reads_and_changes() -> None:
     )
 
     async def look() -> None:
-        config, state = uvicorn.Config(app, log_config=None, lifespan="off"), ServerState()
+        config = uvicorn.Config(app, log_config=None, lifespan="off")
+        state = ServerState()
         config.load()
         connection = H11Protocol(config, state, {})
         assert connection.connections is state.connections

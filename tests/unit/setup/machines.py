@@ -32,7 +32,8 @@ int cuDeviceTotalMem_v2(size_t * n, int device) { *n = (size_t) 24 << 30; return
 
 def build_libcuda(directory: Path) -> Path:
     """A library that answers as its environment says."""
-    source, library = directory / "libcuda.c", directory / "libcuda.so.1"
+    source = directory / "libcuda.c"
+    library = directory / "libcuda.so.1"
     source.write_text(LIBCUDA, encoding="utf-8")
     subprocess.run(
         ["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(library), str(source)],

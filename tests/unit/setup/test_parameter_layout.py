@@ -54,7 +54,8 @@ def tree(tmp_path: Path) -> Path:
 
 
 def test_fields_are_where_the_headers_have_them(tree: Path) -> None:
-    compiler, bindings = find_compiler(), tree.with_name("bindings")
+    compiler = find_compiler()
+    bindings = tree.with_name("bindings")
     assert compiler is not None
     assert lay_out(bindings, tree, compiler.cxx) == ["some_params"]
     made = module(bindings / "llama_cpp.py")

@@ -69,7 +69,8 @@ def release(tmp_path: Path) -> Release:
 def build(tmp_path: Path, release: Release) -> Build:
     ninja = write(tmp_path, {"ninja": NINJA}) / "ninja"
     ninja.chmod(0o755)
-    tools, compiler = BuildTools("true", str(ninja)), Compiler("c++", "cc", True)
+    tools = BuildTools("true", str(ninja))
+    compiler = Compiler("c++", "cc", True)
     return Build(tmp_path / "work", compiler, tools, 2, release=release)
 
 
@@ -115,7 +116,8 @@ def test_what_is_no_source_is_one_error(damage: str, tmp_path: Path) -> None:
 )
 def test_an_archive_writes_nothing_elsewhere(name: str, tmp_path: Path) -> None:
     (elsewhere := tmp_path / "elsewhere").mkdir()
-    archive, work = tmp_path / "a.tar.gz", tmp_path / "work" / "deep"
+    archive = tmp_path / "a.tar.gz"
+    work = tmp_path / "work" / "deep"
     with tarfile.open(archive, "w:gz") as tar:
         tar.add(write(tmp_path / "llama.cpp", TREE), "llama.cpp")
         tar.add(write(tmp_path, {"evil": "evil"}) / "evil", name.format(elsewhere))
@@ -128,7 +130,8 @@ def test_an_archive_writes_nothing_elsewhere(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bound", [{"max_bytes": 10_000}, {"max_members": 3}])
 def test_an_archive_cannot_fill_the_disk(bound: dict[str, int], tmp_path: Path) -> None:
-    archive, target = tmp_path / "a.tar.gz", tmp_path / "new"
+    archive = tmp_path / "a.tar.gz"
+    target = tmp_path / "new"
     with tarfile.open(archive, "w:gz") as tar:
         tar.add(write(tmp_path / "llama.cpp", {**TREE, "large": "text" * 5000}), "llama.cpp")
     with pytest.raises(ValueError, match="it holds more than"):
@@ -170,13 +173,15 @@ def test_a_chosen_build_brings_its_bindings_and_modules(build: Build, tmp_path: 
 def test_a_chosen_build_that_does_not_fit_is_not_used_and_said(
     build: Build, tmp_path: Path
 ) -> None:
-    home, environ = tmp_path / "data" / "pyctl", {"XDG_DATA_HOME": str(tmp_path / "data")}
+    home = tmp_path / "data" / "pyctl"
+    environ = {"XDG_DATA_HOME": str(tmp_path / "data")}
     target = chosen(build, home)
     used = dict(environ)
     assert use_libraries(used) == libraries_in_use(used)
     assert unused_choice(used) == ""
     built = json.loads((target / "built.json").read_text())
-    older, larger = {"digests": {"csrc": "of an older pyctl"}}, {"features": ["sve9"]}
+    older = {"digests": {"csrc": "of an older pyctl"}}
+    larger = {"features": ["sve9"]}
     for change, words in ((older, "another release of pyctl"), (larger, "machine")):
         (target / "built.json").write_text(json.dumps({**built, **change}))
         assert use_libraries(dict(environ)) is None

@@ -49,7 +49,8 @@ Members = dict[str | tarfile.TarInfo, bytes]
 
 def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
-    info.type, info.linkname = kind, link
+    info.type = kind
+    info.linkname = link
     return info
 
 

@@ -62,11 +62,13 @@ class Screen(io.StringIO):
             assert self._row >= 0
         elif letter == "K":
             self.n_erased += bool(self._rows[self._row].strip())
-            self._rows[self._row], self._styles[self._row] = "", ""
+            self._rows[self._row] = ""
+            self._styles[self._row] = ""
         elif text == "\r":
             self._column = 0
         elif text == "\n":
-            self._row, self._column = self._row + 1, 0
+            self._row = self._row + 1
+            self._column = 0
             if self._row == len(self._rows):
                 self._rows.append("")
                 self._styles.append("")

@@ -84,7 +84,8 @@ SETTINGS = {
 @pytest.mark.parametrize("name", [*SETTINGS, ""])
 def test_what_is_set_for_the_server_holds_for_a_chat_in_this_process(name: str) -> None:
     given = {key: value for key, value in SETTINGS.items() if name in ("", key)}
-    local, served = bench_of(DONE, **given), bench_of(DONE, **given)
+    local = bench_of(DONE, **given)
+    served = bench_of(DONE, **given)
     said(local)
     served.chat()
     (asked,), (reference,) = local.worker.requests, served.worker.requests

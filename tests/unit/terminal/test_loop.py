@@ -60,7 +60,8 @@ class Lines:
 def start(
     backend: Any, *items: str | type[BaseException], interactive: bool = True
 ) -> tuple[Chat, Recorder, Lines]:
-    view, reader = Recorder(), Lines(items)
+    view = Recorder()
+    reader = Lines(items)
     return Chat(backend, reader, view, Conversation(), interactive=interactive), view, reader
 
 
@@ -93,7 +94,8 @@ def shown(data: bytes, kind: str, text: str) -> dict[str, Any]:
 def test_an_image_goes_with_the_next_message_and_stays_in_the_history(
     script: Any, tmp_path: Path
 ) -> None:
-    path, saved = tmp_path / "a picture.jpg", tmp_path / "chat.json"
+    path = tmp_path / "a picture.jpg"
+    saved = tmp_path / "chat.json"
     path.write_bytes(data := image_bytes(40, 30, "jpeg"))
     replies = [script.say(text) for text in "ABCDE"]
     backend = script.backend(*replies)
@@ -208,7 +210,9 @@ def test_help_of_one_command(script: Any) -> None:
 
 
 def test_a_file_goes_with_the_next_message_under_its_name(script: Any, tmp_path: Path) -> None:
-    notes, code, saved = tmp_path / "my notes.txt", tmp_path / "a.md", tmp_path / "chat.json"
+    notes = tmp_path / "my notes.txt"
+    code = tmp_path / "a.md"
+    saved = tmp_path / "chat.json"
     notes.write_text("one\ntwo\n")
     code.write_text("```\nx\n```")
     backend = script.backend(*(script.say(text) for text in "ABC"))

@@ -192,7 +192,9 @@ def running() -> Iterator[ScriptedServer]:
 
 @pytest.fixture
 def server(running: ScriptedServer) -> ScriptedServer:
-    running.bodies, running.keys, running.models = [], [], {"data": [{"id": "tiny"}]}
+    running.bodies = []
+    running.keys = []
+    running.models = {"data": [{"id": "tiny"}]}
     running.left.clear()
     return running
 
@@ -409,7 +411,8 @@ def answering(listener: socket.socket, answer: bytes) -> Iterator[None]:
 
 
 def test_a_server_at_a_socket_of_this_machine(tmp_path: Path) -> None:
-    path, body = tmp_path / "p.sock", b'{"data": [{"id": "near"}]}'
+    path = tmp_path / "p.sock"
+    body = b'{"data": [{"id": "near"}]}'
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()

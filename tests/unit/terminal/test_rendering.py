@@ -13,7 +13,8 @@ from tests.unit.terminal.screen import Screen
 
 
 def blocks_of(text: str, size: int = 3) -> list[str]:
-    cut, made = MarkdownBlocks(), []
+    cut = MarkdownBlocks()
+    made = []
     for at in range(0, len(text), size):
         made += cut.feed(text[at : at + size])
     return [block.text for block in (*made, *cut.finish())]
@@ -78,7 +79,8 @@ class Clock:
         self._seconds = 0.0 if draws else 1.0
 
     def __call__(self) -> float:
-        seconds, self._seconds = self._seconds, 0.0
+        seconds = self._seconds
+        self._seconds = 0.0
         return seconds
 
 
@@ -193,7 +195,8 @@ def test_what_is_printed_is_not_drawn_again() -> None:
     "unit", ["word ", "a line of text\n", "- item\n", "a paragraph\n\n", "```\ncode\n```\n"]
 )
 def test_drawing_takes_a_share_of_the_time_of_a_reply(unit: str) -> None:
-    now, n_rendered = 0.0, 0
+    now = 0.0
+    n_rendered = 0
 
     def render(text: str) -> Text:
         nonlocal now, n_rendered

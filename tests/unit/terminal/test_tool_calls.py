@@ -62,7 +62,10 @@ def talk(
     kept: Path | None = None,
 ) -> Any:
     """The backend, the view and the questions after one message."""
-    backend, view, asked, left = script.backend(*replies), Recorder(), list[str](), list(answers)
+    backend = script.backend(*replies)
+    view = Recorder()
+    asked = list[str]()
+    left = list(answers)
 
     def ask(question: str) -> str:
         asked.append(question)

@@ -52,7 +52,8 @@ def test_the_figures_take_one_line_of_any_width(width: int) -> None:
 
 
 def test_plain_writes_replies_to_out_and_the_rest_to_err() -> None:
-    out, err = io.StringIO(), io.StringIO()
+    out = io.StringIO()
+    err = io.StringIO()
     view = PlainView(out, err)
     view.delta(ReplyDelta("hm", ""))
     view.delta(ReplyDelta("", "one "))
@@ -64,7 +65,8 @@ def test_plain_writes_replies_to_out_and_the_rest_to_err() -> None:
 
 
 def test_plain_adds_no_second_line_end_and_errors_begin_a_line() -> None:
-    out, err = io.StringIO(), io.StringIO()
+    out = io.StringIO()
+    err = io.StringIO()
     view = PlainView(out, err, stats=False)
     view.delta(ReplyDelta(content="one\n"))
     view.end(ReplyStats(1, 2))
@@ -116,7 +118,8 @@ def test_rich_shows_each_tool_call_on_a_line_of_its_own() -> None:
 
 
 def test_plain_keeps_tool_calls_out_of_the_reply() -> None:
-    out, err = io.StringIO(), io.StringIO()
+    out = io.StringIO()
+    err = io.StringIO()
     view = PlainView(out, err, stats=False)
     for delta in CALLS:
         view.delta(delta)

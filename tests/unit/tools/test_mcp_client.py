@@ -106,10 +106,8 @@ def test_a_call_has_its_time_and_ends_with_the_client() -> None:
 
 def test_why_a_server_is_left_out_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "pyctl"):
-        missing, broken = (
-            McpServer("a", "no-such-program-anywhere"),
-            McpServer("b", "sh", ("-c", "echo broken >&2")),
-        )
+        missing = McpServer("a", "no-such-program-anywhere")
+        broken = McpServer("b", "sh", ("-c", "echo broken >&2"))
         assert list(opened(missing, broken, McpServer("c", ""))) == []
     text = "\n".join(caplog.messages)
     assert "MCP server a left out: " in text
@@ -273,7 +271,8 @@ def test_nobody_waits_for_a_server_that_never_lists_its_tools() -> None:
 
 
 def test_tools_that_come_late_are_added() -> None:
-    late, soon = Future[list[McpTool]](), Future[list[McpTool]]()
+    late = Future[list[McpTool]]()
+    soon = Future[list[McpTool]]()
     known: Any = SimpleNamespace(name="known")
     soon.set_result([known])
     box = ToolBox(_found=[late, soon])

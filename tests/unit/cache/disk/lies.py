@@ -50,7 +50,8 @@ class RawFile:
             data, _PRELUDE.size
         )
         at = _PRELUDE.size + _FIELDS.size
-        fingerprint, parent = data[at : at + n_fingerprint], data[at + n_fingerprint :][:n_parent]
+        fingerprint = data[at : at + n_fingerprint]
+        parent = data[at + n_fingerprint :][:n_parent]
         raw = cls(kind, flags, start, end, created, digest, tag, fingerprint, parent)
         outs = {part.what: np.empty(part.size, np.uint8) for part in header.parts}
         for job in read_jobs(path, header, outs):

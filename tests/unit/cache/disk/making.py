@@ -15,7 +15,9 @@ from pyctl.prompt import Tokens, as_tokens
 ROW = 48
 """Bytes of rows per token."""
 
-DRAFT_BASE, DRAFT_ROW, DRAFT_STATE = 64, 6, 84
+DRAFT_BASE = 64
+DRAFT_ROW = 6
+DRAFT_STATE = 84
 """Bytes of a draft model's blocks: at their beginning, per token, and of its part of a state."""
 
 
@@ -74,7 +76,8 @@ def drafting(made: list[Snapshot]) -> list[Snapshot]:
     """The same conversation, evaluated with a draft model beside the model."""
     found: list[Snapshot] = []
     for each in made:
-        link, parent = each.segment, found[-1].segment if found else None
+        link = each.segment
+        parent = found[-1].segment if found else None
         rows = draft_block(DRAFT_BASE + DRAFT_ROW * link.tokens.size, link.end)
         copy = Segment(link.start, link.tokens, link.rows, parent, link.ends, draft_rows=rows)
         state = State.of(each.state.recurrent, draft_block(DRAFT_STATE, each.n + 1))

@@ -265,7 +265,8 @@ def test_swapped_files(store: DiskStore, made: list[Snapshot], suffix: str) -> N
 
 
 def test_files_of_another_model_under_our_name(open_store: Opener, made: list[Snapshot]) -> None:
-    theirs, ours = open_store("theirs"), open_store("ours")
+    theirs = open_store("theirs")
+    ours = open_store("ours")
     for each in made:
         ours.write(each)
         theirs.write(each)
@@ -376,7 +377,8 @@ def test_no_pipe_is_waited_for(
 def test_links_to_other_directories_are_not_followed(
     open_store: Opener, tmp_path: Path, made: list[Snapshot]
 ) -> None:
-    theirs, ours = open_store("theirs", directory=tmp_path / "theirs"), open_store("ours")
+    theirs = open_store("theirs", directory=tmp_path / "theirs")
+    ours = open_store("ours")
     theirs.write(made[0])
     prompt = theirs.home / PROMPTS / str(PromptName.new(1))
     make_private(prompt.parent)
@@ -450,7 +452,8 @@ def test_an_index_of_an_older_version_is_read_and_stays_readable_for_it(
 def test_what_another_process_wrote_is_found_after_a_look(
     open_store: Opener, made: list[Snapshot]
 ) -> None:
-    one, other = open_store(), open_store()
+    one = open_store()
+    other = open_store()
     one.write(made[0])
     assert not other.contains(made[0].prefix)
     other.directory.refresh()
@@ -538,7 +541,8 @@ def test_full_disk(
     store = open_store()
     store.write(made[0])
     before = on_disk(store.directory.path)
-    real, calls = getattr(os, call), itertools.count()
+    real = getattr(os, call)
+    calls = itertools.count()
 
     def full(*args: object) -> object:
         if next(calls) >= after:

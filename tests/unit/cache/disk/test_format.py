@@ -37,7 +37,8 @@ def file_bytes(
     parts: list[tuple[int, bytes]],
 ) -> bytes:
     """A file with raw parts of one chunk each."""
-    table, body = b"", b""
+    table = b""
+    body = b""
     for what, data in parts:
         table += struct.pack("<BBBIQ", what, 0, 0, 4_194_240, len(data))
         table += struct.pack("<II", len(data), zlib.crc32(data)) if data else b""
@@ -57,7 +58,8 @@ def test_files_made_by_hand(open_store: Callable[..., DiskStore]) -> None:
     store = open_store()
     made = snapshot(segment(range(100, 120)), 15)
     rows = made.segment
-    tokens, ends = rows.tokens.astype("<i4").tobytes(), np.array(rows.ends, "<u4").tobytes()
+    tokens = rows.tokens.astype("<i4").tobytes()
+    ends = np.array(rows.ends, "<u4").tobytes()
     data = rows.rows.tobytes()
     tag = digest(b"\0" + ends + struct.pack("<QI", len(data), zlib.crc32(data)), 8)
     whole = digest(tokens, 16)

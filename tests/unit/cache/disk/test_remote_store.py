@@ -130,7 +130,8 @@ def test_damage_is_a_miss_and_not_fetched_again(
 ) -> None:
     objects = client.objects
     (name,) = [name for name in objects if name.endswith(".rows") and "/40-" in name]
-    data, at = objects[name], len(objects[name]) // 2
+    data = objects[name]
+    at = len(objects[name]) // 2
     changed = {
         "flip": data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :],
         "cut": data[:-3],

@@ -71,7 +71,8 @@ def test_rows_that_have_gone_from_disk_meanwhile_are_a_loss_and_no_damage(
 def test_names_are_those_of_a_process_that_knows_nothing(
     open_store: Opener, tmp_path: Path
 ) -> None:
-    store, other = open_store(), open_store(directory=tmp_path / "other")
+    store = open_store()
+    other = open_store(directory=tmp_path / "other")
     made = conversation(2, turns=4)
     for each in made:
         store.write(each)
@@ -176,7 +177,8 @@ def test_what_leaves_ram_takes_no_place_from_what_is_worth_more(open_store: Open
 @pytest.mark.parametrize("daily", [None, 6000])
 @pytest.mark.usefixtures("clock")
 def test_a_day_has_room_for_some_only(open_store: Opener, daily: int | None) -> None:
-    store, budget = open_store(budget=None, daily_bytes=daily), 4_000
+    store = open_store(budget=None, daily_bytes=daily)
+    budget = 4_000
     store.directory.budget = budget
     written = 0
     for seed in range(200):
@@ -194,7 +196,9 @@ def test_reading_is_estimated_from_sizes() -> None:
 
 
 def test_a_dropped_segment_is_not_written_as_empty(open_store: Opener) -> None:
-    store, made = open_store(), conversation(5)
-    made[1].segment.rows, made[1].segment.dropped = NOTHING, True
+    store = open_store()
+    made = conversation(5)
+    made[1].segment.rows = NOTHING
+    made[1].segment.dropped = True
     assert store.write(made[2], spilled=True) == 0
     assert store.lengths() == set()

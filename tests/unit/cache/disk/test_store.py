@@ -77,10 +77,9 @@ def test_round_trip(made: list[Snapshot]) -> None:
 
 def test_big_parts_are_raw_in_many_chunks(open_store: Opener) -> None:
     tokens = as_tokens(np.random.default_rng(0).integers(0, 1000, 3000))
-    rows, state = (
-        np.zeros(10_000_002, np.uint8),
-        np.zeros(6_000_000, np.uint8),
-    )  # which any codec makes smaller
+    # which any codec makes smaller
+    rows = np.zeros(10_000_002, np.uint8)
+    state = np.zeros(6_000_000, np.uint8)
     made = snapshot(Segment(0, tokens, rows, None, (3000,)), state=None)
     made = Snapshot(made.prefix, made.segment, State.of(state))
     store = open_store()
@@ -120,13 +119,15 @@ def test_chains_share_segments_unless_they_were_given_up(open_store: Opener) -> 
     short = store.read(made[0].prefix, made[1].last_tokens(made[1].n))
     long = store.read(made[1].prefix, made[1].last_tokens(made[1].n))
     assert long.segment.parent is short.segment
-    short.segment.rows, short.segment.dropped = np.empty(0, np.uint8), True
+    short.segment.rows = np.empty(0, np.uint8)
+    short.segment.dropped = True
     check_equal(store.read(made[0].prefix, made[1].last_tokens(made[1].n)), made[0])
 
 
 def test_equal_tokens_with_other_rows_are_kept_apart(open_store: Opener) -> None:
     store = open_store()
-    decoded, prefilled = conversation(0, turns=1)[0], conversation(0, turns=1)[0]
+    decoded = conversation(0, turns=1)[0]
+    prefilled = conversation(0, turns=1)[0]
     decoded.segment.rows = decoded.segment.rows ^ 1
     decoded.exact = False
     assert store.write(decoded)
@@ -154,7 +155,8 @@ def test_short_and_given_up_snapshots_are_not_written(open_store: Opener) -> Non
     short, long = conversation(0, turns=2)
     assert not store.should_store(short)
     assert store.should_store(short, is_last=True)
-    short.segment.rows, short.segment.dropped = np.empty(0, np.uint8), True
+    short.segment.rows = np.empty(0, np.uint8)
+    short.segment.dropped = True
     assert store.write(long) == 0
     assert on_disk(store.directory.path) == []
 
@@ -183,7 +185,8 @@ def test_everything_is_synced_before_it_has_its_name(
 
 def test_what_can_never_fit_drives_nothing_out(open_store: Opener) -> None:
     store = open_store(budget=4_000)
-    small, big = conversation(0, turns=1)[0], conversation(1, turns=1, step=400)[0]
+    small = conversation(0, turns=1)[0]
+    big = conversation(1, turns=1, step=400)[0]
     store.write(small)
     assert store.write(big) == 0
     check_read(store, small)
@@ -262,7 +265,8 @@ def test_daily_budget_survives_a_restart(
 def test_other_fingerprints_count_and_go_by_the_same_rule(
     open_store: Opener, clock: ManualClock
 ) -> None:
-    other, mine = open_store("old-model"), open_store("model", budget=5_000)
+    other = open_store("old-model")
+    mine = open_store("model", budget=5_000)
     stale = [conversation(seed, turns=1)[0] for seed in range(2)]
     for each in stale:
         other.write(each)
@@ -297,7 +301,8 @@ def test_a_state_with_a_part_that_no_file_has_room_for_stays_in_ram(open_store: 
 def test_writes_that_evict_do_not_read_the_whole_index(
     open_store: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, other = open_store(), open_store()
+    store = open_store()
+    other = open_store()
     reads = Mock(wraps=Index)
     for name in ("records", "states"):
         monkeypatch.setattr(Index, name, getattr(reads, name))
@@ -327,7 +332,8 @@ def test_what_is_known_of_the_index_is_what_is_in_it(open_store: Opener) -> None
     stores = [open_store(budget=40_000), open_store(budget=40_000)]
     made = [each for seed in range(12) for each in conversation(seed)]
     for step in range(300):
-        store, each = choice.choice(stores[: 1 + step // 150]), choice.choice(made)
+        store = choice.choice(stores[: 1 + step // 150])
+        each = choice.choice(made)
         what = choice.randrange(10)
         if what < 6:
             store.write(each)
@@ -338,7 +344,8 @@ def test_what_is_known_of_the_index_is_what_is_in_it(open_store: Opener) -> None
         else:
             store.directory.pin(each.prefix.name, choice.random() < 0.3)
         with store.directory.changing() as connection:
-            graph, fresh = store.directory.graph(connection), FileGraph(Index.records(connection))
+            graph = store.directory.graph(connection)
+            fresh = FileGraph(Index.records(connection))
         assert graph.records.keys() == fresh.records.keys()
         assert graph.n_bytes == fresh.n_bytes
         assert {key: record.hits for key, record in graph.records.items()} == {

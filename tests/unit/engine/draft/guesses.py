@@ -34,7 +34,10 @@ class Guesses:
         shortest: int = 1,
     ) -> None:
         self.name = name
-        self.shortest, self.longest, self.wrong, self.silent = shortest, longest, wrong, silent
+        self.shortest = shortest
+        self.longest = longest
+        self.wrong = wrong
+        self.silent = silent
         self.followed: dict[int, tuple[int, list[int]]] = {}
         self._known = {prompt.tokens.tobytes(): list(reply) for prompt, reply in replies.items()}
         self._random = np.random.default_rng(seed)
@@ -125,7 +128,8 @@ class RememberingBackend(FakeBackend):
 
 class _RememberingSampler:
     def __init__(self, backend: RememberingBackend, first: int) -> None:
-        self._backend, self._first = backend, first
+        self._backend = backend
+        self._first = first
         self._seen = 1
 
     def sample(self, index: int) -> int:

@@ -25,7 +25,8 @@ class Talk:
     def __init__(
         self, source: CacheDrafts, key: int, prompt: Tokens, *, cached: bool = True
     ) -> None:
-        self.source, self.key = source, key
+        self.source = source
+        self.key = key
         self.seq = LiveSequence(0, 10_000, facts=PromptFacts(cached=cached))
         self.seq.reset(prompt)
         if cached:
@@ -289,7 +290,8 @@ def test_whoever_asks_waits_for_nobody(
 ) -> None:
     talk = Talk(source, 1, FILE)
     talk.says(FILE[:20].tolist())
-    hangs, goes_on = threading.Event(), threading.Event()
+    hangs = threading.Event()
+    goes_on = threading.Event()
 
     def hang(tokens: Tokens) -> None:
         hangs.set()

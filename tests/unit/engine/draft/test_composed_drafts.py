@@ -106,7 +106,8 @@ def test_each_source_is_known_by_its_own_tokens_evaluated_or_not(
     reply: tuple[int, ...], of_each: dict[str, tuple[int, int]], *, continues: bool
 ) -> None:
     head: Any = Told("head", (1, 2), n_max=2)
-    lengths, seq = Recording(continues=continues), LiveSequence(0, 4096)
+    lengths = Recording(continues=continues)
+    seq = LiveSequence(0, 4096)
     speculation = Speculation([Cache((3, 4, 5), ())], head, lengths=lengths)
     with speculation.following(0, as_tokens([1])):
         for said in ((5,), (5, *reply)):
@@ -186,7 +187,8 @@ def test_beside_others_a_continuation_stays_where_rollback_is_free() -> None:
 def test_the_source_that_promises_more_comes_first() -> None:
     """The head is right and the cache is wrong; then the other way round."""
     for head_share, cache_share in ((1.0, 0.0), (0.0, 1.0)):
-        reply, wrong = tuple(range(1, 40)), (99,) * 40
+        reply = tuple(range(1, 40))
+        wrong = (99,) * 40
         head: Any = Told("head", reply[:3] if head_share else wrong[:3])
         cache: Any = Told("cache", reply[:6] if cache_share else wrong[:6])
         speculation = Speculation([cache], head, lengths=measured(0.1))
@@ -202,7 +204,8 @@ def test_with_a_width_each_position_is_evaluated_with_one_number_of_rows(width: 
     other parts.
     """
     head: Any = Told("head", *[tuple(range(1, 9))] * 1100, n_max=8)
-    speculation, n_rows = Speculation([], head, width=width), dict[int, set[int]]()
+    speculation = Speculation([], head, width=width)
+    n_rows = dict[int, set[int]]()
     n_drafted = 0
     for n in range(1100):
         seq = LiveSequence(0, 4096)

@@ -14,7 +14,8 @@ from pyctl.engine.draft import draft_length
 from pyctl.engine.draft.draft_length import BUDGET, LOSS, DraftLengthController, Origin
 from tests.effort import examples
 
-SOME, TEXT = Origin("some"), Origin("some", 4)
+SOME = Origin("some")
+TEXT = Origin("some", 4)
 
 Cost = Callable[[int], float]
 """Of a step, by tokens."""
@@ -71,14 +72,17 @@ def simulate(
     """Steps of a server; each stretch of 300 steps has the next of the ``shares`` of right
     drafts.
     """
-    rng, run, plain_ms = random.Random(seed), Run(), 10 * cost(n_seqs)
+    rng = random.Random(seed)
+    run = Run()
+    plain_ms = 10 * cost(n_seqs)
     for step in range(n_steps):
         share = shares[step // 300 % len(shares)]
         asked = [controller.length(key, origin, limit, n_seqs) for key in range(n_seqs)]
         asked = [max(asked)] * n_seqs if origin is SOME else asked
         right = [next((i for i in range(n) if rng.random() >= share), n) for n in asked]
         width = n_seqs + sum(asked)
-        ms, proposing_ms = 10 * cost(width), draft_ms * max(asked) if origin is SOME else 0.0
+        ms = 10 * cost(width)
+        proposing_ms = draft_ms * max(asked) if origin is SOME else 0.0
         run.time += (ms + proposing_ms) / plain_ms
         run.plain += 1 + sum(right) / n_seqs
         run.lengths.append(max(asked))
@@ -157,7 +161,8 @@ def test_a_text_that_is_never_right_costs_nothing_once_that_is_known() -> None:
 @pytest.mark.parametrize("shares", [(0.0, 1.0), (1.0, 0.0)])
 def test_drafts_resume_when_they_pay_again(shares: Sequence[float]) -> None:
     run = simulate(measured(line(0.3)), line(0.3), shares, 600)
-    first, second = run.lengths[:300], run.lengths[300:]
+    first = run.lengths[:300]
+    second = run.lengths[300:]
     good, bad = (second, first) if shares[1] else (first, second)
     assert sum(n == 3 for n in good) > 180
     assert sum(n > 0 for n in bad) < 90
@@ -197,11 +202,9 @@ def test_a_longer_match_gets_a_longer_draft_from_the_first_one_on() -> None:
 
 
 def test_what_is_wrong_behind_few_matching_tokens_says_nothing_of_many() -> None:
-    controller, short, long = (
-        measured(line(0.02), n_free=3),
-        Origin.of("some", 4),
-        Origin.of("some", 64),
-    )
+    controller = measured(line(0.02), n_free=3)
+    short = Origin.of("some", 4)
+    long = Origin.of("some", 64)
     for _ in range(40):
         took(controller, short, 3, 0, 10.6)
         took(controller, long, 64, 64, 22.8)
@@ -224,7 +227,8 @@ def test_a_draft_is_evidence_up_to_as_many_tokens_as_matched() -> None:
 def test_a_copy_that_goes_on_shares_the_cost_of_a_new_graph(
     n_right: int, kept: tuple[float, float]
 ) -> None:
-    gains, long = [], Origin.of("some", 64)
+    gains = []
+    long = Origin.of("some", 64)
     for graph in (0.0, 4.0):
         controller = measured(line(0.01))
         controller.costs(1).graph_ms = 10 * graph
@@ -247,8 +251,11 @@ def beside_others(*, has_planes: bool, apart: float = 1.5) -> DraftLengthControl
 
 
 def test_a_wide_copy_is_charged_for_the_evaluation_that_others_wait_for() -> None:
-    few, many, model = Origin.of("some", 16), Origin.of("some", 64), Origin("head")
-    shared, apart = beside_others(has_planes=False), beside_others(has_planes=True)
+    few = Origin.of("some", 16)
+    many = Origin.of("some", 64)
+    model = Origin("head")
+    shared = beside_others(has_planes=False)
+    apart = beside_others(has_planes=True)
     assert shared.length(0, few, 16, 4) > 3 >= apart.length(0, few, 16, 4)
     assert (apart.costs(4).apart(16), apart.costs(4).of(25)) == pytest.approx((1.5, 2.2 / 1.15))
     assert apart.leads(0, model, 2, many, 16, 4)
@@ -256,13 +263,15 @@ def test_a_wide_copy_is_charged_for_the_evaluation_that_others_wait_for() -> Non
 
 
 def test_a_wide_copy_that_is_worth_a_second_evaluation_is_tried() -> None:
-    controller, copy = beside_others(has_planes=True, apart=1.1), Origin.of("some", 64)
+    controller = beside_others(has_planes=True, apart=1.1)
+    copy = Origin.of("some", 64)
     assert controller.length(0, copy, 64, 4) > 16
     assert not controller.leads(0, Origin("head"), 2, copy, 32, 4)
 
 
 def test_a_draft_is_as_long_as_the_budget_allows() -> None:
-    controller, long = measured(line(0.3)), Origin.of("some", 64)
+    controller = measured(line(0.3))
+    long = Origin.of("some", 64)
     for _ in range(12):
         took(controller, long, 4, 4, 22.0)
     controller.costs(1).budget = 4.0
@@ -293,7 +302,8 @@ def test_a_request_begins_with_plain_steps_that_are_measured() -> None:
 
 def test_plain_steps_are_measured_anew() -> None:
     """Costs grow with the context, and drafts in each step would hide that."""
-    controller, n_plain = measured(line(0.1)), 0
+    controller = measured(line(0.1))
+    n_plain = 0
     for step in range(4000):
         n = controller.length(0, SOME, 3)
         n_plain += n == 0

@@ -23,7 +23,9 @@ class Request:
     def __init__(
         self, sources: list[NgramSource], prompt: list[int], reply: list[int], key: int = 0
     ) -> None:
-        self.sources, self.key, self.reply = sources, key, reply
+        self.sources = sources
+        self.key = key
+        self.reply = reply
         self.n_prompt = len(prompt)
         self.seq = LiveSequence(0, len(prompt) + len(reply))
         self.seq.append(as_tokens(prompt), exact=True)
@@ -103,7 +105,8 @@ def test_drafts_are_what_a_plain_search_finds_however_the_text_came(n: int, n_ki
     rng = np.random.default_rng(n)
     tokens = rng.integers(0, n_kinds, 25_000).astype(np.int32)
     tokens[12_000:16_000] = tokens[2_000:6_000]
-    source, seq = NgramSource("ngram-mod", n, 40), LiveSequence(0, tokens.size)
+    source = NgramSource("ngram-mod", n, 40)
+    seq = LiveSequence(0, tokens.size)
     seq.append(tokens[:9_000], exact=True)
     source.begin(1, seq.tokens)
     n_found = 0

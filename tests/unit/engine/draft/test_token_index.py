@@ -135,7 +135,8 @@ def test_bytes_grow_to_a_bound() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_asking_while_another_thread_adds(seed: int) -> None:
-    index, done = TokenIndex(2**12), threading.Event()
+    index = TokenIndex(2**12)
+    done = threading.Event()
     texts = texts_of(seed, 300, 300, 30)
 
     def add() -> None:

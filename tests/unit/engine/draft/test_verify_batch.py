@@ -160,7 +160,8 @@ def test_more_tokens_than_one_evaluation_takes_are_several() -> None:
 def test_rejected_long_drafts_are_evaluated_again_once(n_planes: int) -> None:
     """Drafts that are always long and always wrong: what is evaluated again is evaluated once."""
     backend = WatchedBackend("hybrid", n_planes=n_planes, n_ctx=1024)
-    prompt, seen = prompt_of(1, 150), backend.decoded
+    prompt = prompt_of(1, 150)
+    seen = backend.decoded
     known = alone(prompt, 320, sampling=ENDLESS).tokens
     engine = drafting(backend, Guesses({prompt: known}, longest=40, wrong=0.1))
     assert ask(engine, prompt, 300, sampling=ENDLESS).tokens == known[:300]

@@ -54,7 +54,8 @@ def built(events: list[dict[str, Any]]) -> dict[str, Any]:
             assert not opened
             assert event["index"] == at
             message["content"].append(event["content_block"])
-            texts, opened = [], True
+            texts = []
+            opened = True
             continue
         assert opened
         assert event["index"] == at - 1
@@ -120,7 +121,8 @@ def test_a_stream_opens_with_what_was_cached() -> None:
     ],
 )
 def test_a_stream_makes_the_same_message(script: Callable[[Request], Script]) -> None:
-    whole, streamed = ask(Bench(script)), built(stream(Bench(script)))
+    whole = ask(Bench(script))
+    streamed = built(stream(Bench(script)))
     assert {**streamed, "id": ""} == {**whole, "id": ""}
 
 
@@ -133,7 +135,8 @@ def test_blocks_come_in_the_order_of_the_reply(monkeypatch: pytest.MonkeyPatch) 
         {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": 1}},
         {"type": "tool_use", "id": "t2", "name": "wait", "input": {}},
     ]
-    whole, streamed = ask(Bench(script)), built(stream(Bench(script)))
+    whole = ask(Bench(script))
+    streamed = built(stream(Bench(script)))
     assert whole["content"] == streamed["content"] == expected
     assert whole["stop_reason"] == streamed["stop_reason"] == "tool_use"
 

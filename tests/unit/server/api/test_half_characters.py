@@ -11,7 +11,8 @@ import pytest
 
 from tests.unit.server.fake import Bench, play
 
-HALF, WHOLE = "a \ud83d", "a \ufffd"
+HALF = "a \ud83d"
+WHOLE = "a \ufffd"
 
 
 def asked(text: str) -> dict[str, dict[str, Any]]:

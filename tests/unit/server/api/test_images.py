@@ -15,7 +15,8 @@ from pyctl.server.request_pool import Lane
 from tests.pictures import GridReader, image_bytes
 from tests.unit.server.fake import HI, Bench, play
 
-PNG, OTHER = image_bytes(70, 31), image_bytes(33, 65, "jpeg", seed=1)
+PNG = image_bytes(70, 31)
+OTHER = image_bytes(33, 65, "jpeg", seed=1)
 URL, OTHER_URL = (
     f"data:image/any;base64,{base64.b64encode(data).decode()}" for data in (PNG, OTHER)
 )

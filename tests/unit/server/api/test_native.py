@@ -202,7 +202,8 @@ def test_what_the_server_was_started_with_is_the_default() -> None:
 
 def test_bos_is_part_of_the_prompt_that_is_shown() -> None:
     tokenizer: Any = chatml_tokenizer()
-    tokenizer.add_bos, tokenizer.bos = True, 256
+    tokenizer.add_bos = True
+    tokenizer.bos = 256
     bench = Bench(play("x"), tokenizer=tokenizer)
     assert native(bench)["prompt"] == INFO.bos_token + "Once"
     assert bench.worker.requests[0].prompt.tokens[0] == 256

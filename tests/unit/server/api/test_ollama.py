@@ -71,7 +71,8 @@ def test_a_chat_streams_unless_it_says_no() -> None:
 
 def test_the_same_prompt_as_of_all_other_apis() -> None:
     bench = Bench(play("x"), TOOLS)
-    system, asked = {"role": "system", "content": "s"}, {"role": "user", "content": "a"}
+    system = {"role": "system", "content": "s"}
+    asked = {"role": "user", "content": "a"}
     called = {"role": "assistant", "content": "c", "tool_calls": [{"function": FUNCTION}]}
     result = {"role": "tool", "tool_name": "f", "content": "r"}
     theirs = {

@@ -235,7 +235,8 @@ def test_a_process_that_dies_is_replaced(process: MarkdownProcess) -> None:
 
 def test_the_endpoint() -> None:
     bench = Bench(play("x"))
-    bench.service.shared.markdown._seconds, bench.service.shared.markdown._all_seconds = 60.0, 600.0
+    bench.service.shared.markdown._seconds = 60.0
+    bench.service.shared.markdown._all_seconds = 600.0
     texts = ["**a**", "<script>", ""]
     try:
         answer = bench.post("/page/markdown", {"texts": texts})

@@ -140,7 +140,8 @@ def test_a_request_that_does_not_run_is_not_stopped(bench: Bench) -> None:
     assert bench.client.request("DELETE", "/cache/requests/x").status_code == 404
 
 
-HERE, ELSEWHERE = "127.0.0.1", "192.168.1.20"
+HERE = "127.0.0.1"
+ELSEWHERE = "192.168.1.20"
 
 
 @pytest.mark.parametrize(
@@ -232,7 +233,8 @@ def test_a_reply_names_the_snapshots_it_resumed_from_and_took(bench: Bench) -> N
 
 def nodes(bench: Bench) -> list[dict[str, Any]]:
     """All prefixes of GET /cache."""
-    found, rest = [], bench.client.get("/cache").json()["prefixes"]
+    found = []
+    rest = bench.client.get("/cache").json()["prefixes"]
     while rest:
         found.append(rest.pop())
         rest += found[-1]["children"]
@@ -270,7 +272,8 @@ def test_where_branches_part_without_a_snapshot_is_told() -> None:
             assert bench.client.request("DELETE", f"/cache/{name}").status_code == 200
     siblings = bench.client.get("/cache").json()["prefixes"]
     for before, node in itertools.pairwise(siblings):
-        a, b = held[before["id"]].chain, held[node["id"]].chain
+        a = held[before["id"]].chain
+        b = held[node["id"]].chain
         assert node["shared"] == max(
             (min(a[segment], b[segment]) for segment in a if segment in b), default=0
         )
@@ -344,7 +347,8 @@ def test_nothing_is_sent_again_until_something_has_changed(bench: Bench) -> None
 def test_one_prefix_can_be_dropped(bench: Bench) -> None:
     client = bench.client
     (head,) = client.get("/cache").json()["prefixes"]
-    name, others = head["id"], {each["id"] for each in nodes(bench)} - {head["id"]}
+    name = head["id"]
+    others = {each["id"] for each in nodes(bench)} - {head["id"]}
     client.post("/cache/pin", json={"id": name})
     refused = client.request("DELETE", f"/cache/{name}")
     assert (refused.status_code, "pinned" in refused.text) == (400, True)
@@ -483,7 +487,9 @@ def test_pages_of_other_origins_neither_read_nor_change_what_belongs_to_all(
 def test_what_is_dropped_while_it_is_written_does_not_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, gate, real = threading.Event(), threading.Event(), writer.write_file
+    begun = threading.Event()
+    gate = threading.Event()
+    real = writer.write_file
 
     def slowly(*args: Any) -> None:
         begun.set()

@@ -109,7 +109,8 @@ POOL = PoolPlan.of(11, 4096, 16, 16 * MIB)
 
 def test_properties_and_slots_tell_of_the_pool() -> None:
     settings = ServerSettings(show_slots=True)
-    bench, plain = Bench(settings=settings, pool=POOL), Bench(settings=settings)
+    bench = Bench(settings=settings, pool=POOL)
+    plain = Bench(settings=settings)
     assert bench.client.get("/props").json()["kv_pool"] == {
         "rows": 4096,
         "resident_layers": 9,

@@ -157,11 +157,13 @@ def test_a_call_of_a_custom_tool_has_its_input_as_text(monkeypatch: pytest.Monke
         "description": "",
         "tools": [{"type": "custom", "name": "run"}],
     }
-    bench, tools = Bench(play(*calls)), [{"type": "custom", "name": "patch"}, space]
+    bench = Bench(play(*calls))
+    tools = [{"type": "custom", "name": "patch"}, space]
     *raw, completed = stream(bench, tools=tools)
     events = [EVENT.validate_python(event) for event in raw[2:]]
     kinds = [event.type.removeprefix("response.") for event in events]
-    delta, done = "custom_tool_call_input.delta", "custom_tool_call_input.done"
+    delta = "custom_tool_call_input.delta"
+    done = "custom_tool_call_input.done"
     assert kinds == ["output_item.added", delta, done, "output_item.done"] * 2
     text = "*** Begin\n\U0001f600"
     assert "".join(event.delta for event in events if event.type == f"response.{delta}") == text

@@ -73,7 +73,8 @@ def test_cached_tokens_of_others_are_shown_in_blocks() -> None:
     """Else a page that planted a prompt reads from the number how far the next prompt of another
     client equals it.
     """
-    bench, here = Bench(), {"Host": "localhost:8080"}
+    bench = Bench()
+    here = {"Host": "localhost:8080"}
     views = Future[tuple[SequenceView, ...]]()
     views.set_result((SequenceView(0, N_CTX, True, 7, Request(Prompt.of([1] * 95)), 95, 45, 50),))
     bench.service.admin.sequences = lambda **_: views  # type: ignore[method-assign]
@@ -87,7 +88,8 @@ def test_cached_tokens_of_others_are_shown_in_blocks() -> None:
 
 
 def test_a_running_reply_shows_a_new_line_once_it_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend, pieces = FakeBackend(), iter([b"a", b"a", b"a", b"b\n"])
+    backend = FakeBackend()
+    pieces = iter([b"a", b"a", b"a", b"b\n"])
     monkeypatch.setattr(backend, "piece", lambda token: next(pieces, b"c"))
     engine = engine_of(backend)
     admin = EngineAdmin(AtOnce(), engine)
@@ -126,7 +128,8 @@ def test_slots_can_be_hidden() -> None:
 
 def test_save_restore_erase(tmp_path: Path) -> None:
     bench = Bench(settings=ServerSettings(slot_save_path=tmp_path), n_seqs=2)
-    client, body = bench.client, {"filename": "a.bin"}
+    client = bench.client
+    body = {"filename": "a.bin"}
     bench.post("/completion", {**PROMPT, "id_slot": 1})
     n_tokens = len("hello") + 4 - 1  # the last token is not evaluated
     saved = client.post("/slots/1?action=save", json=body).json()

@@ -48,7 +48,8 @@ def bench_with(
 ) -> Bench:
     """A server with tools; its cross-origin rule is that of the command line with them."""
     settings = settings or ServerSettings(cors=Cors("localhost"))
-    bench, box = Bench(play("x"), settings=settings), ToolBox(ToolSettings(servers))
+    bench = Bench(play("x"), settings=settings)
+    box = ToolBox(ToolSettings(servers))
     for name in ("look", "wait"):
         tool = McpTool(
             f"own_{name}",
@@ -118,7 +119,8 @@ def test_wrong_calls(body: dict[str, Any], status: int) -> None:
 @in_loop
 async def test_a_call_ends_when_its_client_leaves_and_too_many_are_refused() -> None:
     fake = FakeClient()
-    bench, body = bench_with(fake), {"tool": "own_wait"}
+    bench = bench_with(fake)
+    body = {"tool": "own_wait"}
     callers = [Caller(bench.app, "/tools", body) for _ in range(64)]
     calls = [asyncio.ensure_future(each.call()) for each in callers]
     await callers[0].until(lambda: len(fake.calls) == 64)

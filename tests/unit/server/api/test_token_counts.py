@@ -28,7 +28,8 @@ def bench() -> Bench:
     ],
 )
 def test_tokenize(bench: Bench, fields: dict[str, Any], tokens: list[int]) -> None:
-    bench.tokenizer.add_bos, bench.tokenizer.bos = True, 257
+    bench.tokenizer.add_bos = True
+    bench.tokenizer.bos = 257
     assert bench.post("/tokenize", fields).json() == {"tokens": tokens}
 
 

@@ -115,12 +115,10 @@ def test_an_adapter_that_is_left_out_would_get_0(
         assert bench.post("/cache/warm", fields).status_code == 501
 
 
-CHAT, MESSAGES, TEXT, RESPONSES = (
-    "/v1/chat/completions",
-    "/v1/messages",
-    "/v1/completions",
-    "/v1/responses",
-)
+CHAT = "/v1/chat/completions"
+MESSAGES = "/v1/messages"
+TEXT = "/v1/completions"
+RESPONSES = "/v1/responses"
 
 
 @pytest.mark.parametrize(

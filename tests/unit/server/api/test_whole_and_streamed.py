@@ -11,12 +11,10 @@ from tests.unit.chat import toy
 from tests.unit.server.fake import HI, Bench, events, play
 from tests.unit.server.parts import named_events
 
-CHAT, MESSAGES, RESPONSES, OLLAMA = (
-    "/v1/chat/completions",
-    "/v1/messages",
-    "/v1/responses",
-    "/api/chat",
-)
+CHAT = "/v1/chat/completions"
+MESSAGES = "/v1/messages"
+RESPONSES = "/v1/responses"
+OLLAMA = "/api/chat"
 
 
 def lines_of(body: bytes) -> list[Any]:
@@ -93,7 +91,8 @@ def said(bench: Bench, path: str, stream: bool, **options: Any) -> tuple[str, in
         path, {**asked, **options, "logprobs": True, "n_probs": 1, "stream": stream}
     ).content
     chunks = events(body) if stream else [msgspec.json.decode(body)]
-    text, n_probs = "", 0
+    text = ""
+    n_probs = 0
     for choice in (
         choice for chunk in chunks if chunk != "[DONE]" for choice in chunk.get("choices", [chunk])
     ):
