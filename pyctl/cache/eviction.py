@@ -1,8 +1,25 @@
 """The eviction policy of RAM, the device and the disk.
 
-A cache describes its contents as a tree of prefixes, and excludes pinned and locked ones from
-eviction. The policy chooses among the others by worth: the seconds that a snapshot is expected to
-save.
+A snapshot is worth the seconds that it is expected to save:
+
+    value = expected_resumes * evaluate_seconds(tokens between the parent snapshot and this one)
+
+`_expected_resumes` estimates how many prompts resume there; it is the place for a new rule of
+reuse, and its weights are `Likelihoods`. Whether a snapshot may be evicted at all is the question
+of the cache that owns it: it passes ``is_evictable``, which excludes pinned and locked ones.
+
+A conversation is a chain of snapshots. One that is used again resumes
+
+- at its end: the weight ``end``;
+- somewhere before its end, after an edit. With x the distance from the end, the density falls as
+  1 / (x + near), so each doubling of the distance beyond ``near`` is equally likely:
+  P(between a and b) = (1 - end) * ln((x_a + near) / (x_b + near)) / ln(1 + length / near);
+- within its opening, the text before the first reply, when another conversation starts alike. The
+  density is the same one, measured from the end of the opening, with the weight ``head``: text
+  about the day, the folder or the task stands late in an opening.
+
+All of it decays with the time since the last use: after ``half_life`` to 1/2, after three times
+that to 1/4. `bench.policy --weights` shows the gain of each weight.
 """
 
 from __future__ import annotations
@@ -23,27 +40,27 @@ __all__ = ["CostAwareEviction", "Likelihoods"]
 K = TypeVar("K", bound=Hashable)
 
 SAME_MOMENT_SECONDS = 60.0
-"""Added to the age of snapshots on disk, so that uses within a moment count alike."""
+"""Half-life on disk: snapshots used within one moment count alike."""
 
 RANKED_AT_ONCE = 128
-"""Snapshots for each of which time passes at every unit of the clock; of more it passes in fewer,
-longer steps.
+"""Snapshots that are all ranked again at each unit of the clock. More are ranked again less often,
+so that the time spent on ranking per unit is bounded.
 """
 
 
 @dataclass(frozen=True)
 class Likelihoods:
-    """Where the next prompt of a conversation resumes, as weights that `bench.policy --weights`
-    bears out.
+    """Weights of the places where the next prompt of a conversation resumes.
 
-    Most go on at the ``end``. Of the others, histories that are cut back, a distance from the end
-    is as likely as twice that, from ``near`` tokens on. As likely as ``head`` a new conversation
-    starts as this one did, up to a place in its opening (before the first reply), and near its end
-    rather than far from it: the programs' text about the day, the folder or the task comes late.
-    Where an opening is not known, that is after the very first snapshot. A place at which more
-    prompts parted than the first is likely to be one again: each time counts ``again``. A history
-    that is written anew when the user speaks again stays as it is up to the reply to what the user
-    had said before: there ``turn`` resume.
+    Attributes:
+        end: The conversation goes on at its end.
+        head: A new conversation starts as this one did. Where the opening is not known, the weight
+            goes to the first snapshot.
+        near: Tokens from the end within which all distances are equally likely.
+        again: Each further time that prompts parted at a snapshot makes one more likely.
+        turn: The snapshot before the user's newest message. Clients that rewrite a history when the
+            user speaks again keep it up to there.
+        max_again: The maximum number of times that ``again`` counts.
     """
 
     end: float = 0.65
@@ -55,13 +72,14 @@ class Likelihoods:
 
 
 class CostAwareEviction(Generic[K]):
-    """The policy of all tiers: evict the least worth per byte first.
+    """The policy of all tiers: evict the lowest value per freed byte first.
 
-    A snapshot is worth the seconds that its prompts would lose without it (the tokens between it
-    and its parent), times how likely such a prompt is. That depends on how far it is from the ends
-    of the conversations through it, and on how long ago these were used: after ``half`` units of
-    ``clock`` half as likely, after three times that a quarter. ``freed`` are the bytes that go with
-    it.
+    ``freed`` returns the bytes that evicting a snapshot frees. ``clock`` and ``half_life`` have one
+    unit, any.
+
+    Values change with time and with the tree. `_rank` computes all of them when the clock has moved
+    on, and the values of `PrefixTree.changed` at each call. A rule that depends on anything else
+    has to enter the node into ``changed``, or its rank is old until the clock moves.
     """
 
     def __init__(
@@ -71,175 +89,183 @@ class CostAwareEviction(Generic[K]):
         clock: Callable[[], float] = time.time,
         costs: Costs | None = None,
         *,
-        half: float = SAME_MOMENT_SECONDS,
+        half_life: float = SAME_MOMENT_SECONDS,
     ) -> None:
         self._tree = tree
         self._freed = freed
         self._clock = clock
         self._costs = costs or Costs()
-        self.half = half
+        self.half_life = half_life
         self.likelihoods = Likelihoods()
         self._heap: list[tuple[float, int, TreeNode[K]]] = []
         self._count = itertools.count()
         self._now = -math.inf
         self._per_byte = True
 
-    def victim(self, is_evictable: Callable[[K], bool], *, per_byte: bool = True) -> K | None:
-        """The next snapshot to evict, None if all must stay; without ``per_byte`` all count as
-        equally large.
+    def choose_victim(
+        self, is_evictable: Callable[[K], bool], *, per_byte: bool = True
+    ) -> K | None:
+        """Return the next snapshot to evict, None if all must stay.
+
+        Without ``per_byte`` all snapshots count as equally large.
         """
         self._rank(per_byte)
         heap = self._heap
-        staying = []
-        found: K | None = None
-        while heap and found is None:
-            ranked, number, node = heapq.heappop(heap)
+        passed = []
+        victim: K | None = None
+        while heap and victim is None:
+            ranked_value, number, node = heapq.heappop(heap)
             if not self._tree.has(node):
                 continue
-            worth = self._worth(node, per_byte=per_byte)
-            if heap and worth > max(ranked, heap[0][0]):  # an outdated entry: a neighbour changed
-                heapq.heappush(heap, (worth, number, node))
+            value = self._value(node, per_byte=per_byte)
+            is_outdated = heap and value > max(ranked_value, heap[0][0])
+            if is_outdated:  # a neighbour was evicted since, so it saves more now
+                heapq.heappush(heap, (value, number, node))
                 continue
-            staying.append((worth, number, node))
+            passed.append((value, number, node))
             if is_evictable(node.key):
-                found = node.key
-        for entry in staying:
+                victim = node.key
+        for entry in passed:  # the caller evicts the victim from the tree, or keeps it
             heapq.heappush(heap, entry)
-        return found
+        return victim
 
-    def ranked(self) -> list[K]:
-        """All, the least worth per byte first."""
+    def rank(self) -> list[K]:
+        """Return all snapshots, the lowest value per freed byte first."""
         self._rank(True)
-        worth = {node.key: self._worth(node, per_byte=True) for node in self._tree}
-        return sorted(worth, key=worth.__getitem__)
+        values = {node.key: self._value(node, per_byte=True) for node in self._tree}
+        return sorted(values, key=values.__getitem__)
 
-    def worth(self, key: K, *, per_byte: bool = False) -> float:
-        """The seconds that a snapshot can be expected to save, in all or ``per_byte`` that it
-        frees.
+    def value(self, key: K, *, per_byte: bool = False) -> float:
+        """Return the seconds that a snapshot is expected to save, in all or per freed byte."""
+        self._rank(self._per_byte)
+        return self._value(self._tree[key], per_byte=per_byte)
+
+    def combined_value(self, keys: Collection[K]) -> float:
+        """Return the seconds that would be lost if all of these were evicted.
+
+        Prompts of each would resume at the deepest snapshot that stays, so this is more than the
+        sum of the single values.
         """
         self._rank(self._per_byte)
-        return self._worth(self._tree[key], per_byte=per_byte)
-
-    def worth_together(self, keys: Collection[K]) -> float:
-        """The seconds that these can be expected to save, if all of them go."""
-        self._rank(self._per_byte)
         seconds = 0.0
-        resumed = dict[K, int]()
+        resume_at = dict[K, int]()
         for node in sorted(map(self._tree.__getitem__, keys), key=_depth):
-            above = node.parent
-            first = 0 if above is None else resumed.get(above.key, above.n)
-            resumed[node.key] = first
-            seconds += node.likely * self._costs.evaluate(first, node.n)
+            parent = node.parent
+            start = 0 if parent is None else resume_at.get(parent.key, parent.n)
+            resume_at[node.key] = start
+            seconds += self._seconds_saved(node, start)
         return seconds
 
-    def likely_within(self, used: float | None) -> float:
-        """Expected prompts that resume in a conversation last used at ``used`` seconds of the
-        clock, None for now.
+    def expected_resumes_at_end(self, used: float | None) -> float:
+        """Return the prompts expected in a conversation that was last used at ``used``.
+
+        ``used`` is in units of the clock, None for now.
         """
         now = self._clock()
         return (1 + self.likelihoods.head) * self._decay(now if used is None else used, now)
 
-    def likely(self) -> dict[Any, float]:
-        """For each segment of the tree, how many prompts to expect that resume on its rows."""
+    def expected_resumes(self) -> dict[Any, float]:
+        """Return for each segment of the tree the prompts expected to resume on its rows."""
         self._rank(self._per_byte)
-        return self._tree.likely()
+        return self._tree.expected_resumes()
 
-    def _likelihood(self, node: TreeNode[K]) -> float:
-        odds = self.likelihoods
+    def _value(self, node: TreeNode[K], *, per_byte: bool) -> float:
+        start = node.parent.n if node.parent is not None else 0
+        seconds = self._seconds_saved(node, start)
+        if not per_byte:
+            return seconds
+        return seconds / max(self._freed(node.key), 1)
+
+    def _seconds_saved(self, node: TreeNode[K], start: int) -> float:
+        """Return the expected seconds to evaluate the tokens from ``start`` to ``node``."""
+        return node.expected_resumes * self._costs.evaluate(start, node.n)
+
+    def _expected_resumes(self, node: TreeNode[K]) -> float:
+        """Return the prompts expected to resume at ``node``: the sum of the rules above."""
+        weights = self.likelihoods
         total = 0.0
-        newest = -math.inf
+        last_below = -math.inf
         for child in node.children:
-            newest = max(newest, child.newest)
-            likely = self._cut_back(child.end, node.n, child.n) + self._anew(
-                child.begun, node.n, child.n
-            )
-            total += self._decay(child.newest) * likely
-        if node.seen > newest:  # the last conversation here has no deeper snapshot
-            behind = self._cut_back(node.reach, node.n, node.reach) + self._anew(
-                node.opening, node.n, node.reach
-            )
-            total += self._decay(node.seen) * (odds.end + behind)
-        if node.parent is None and not node.begun:
-            total += odds.head * self._decay(node.newest)
-        if node.is_turn and not node.has_turn:
-            total += odds.turn * self._decay(node.newest)
-        again = max(len(node.children), node.hits) - 1
-        if again > 0:
-            total += odds.again * min(again, odds.max_again) * self._decay(node.used)
+            conversation = child.newest
+            last_below = max(last_below, conversation.used)
+            p_resume = self._p_rewind(conversation.n, node.n, child.n)
+            p_resume += self._p_new_conversation(conversation.n_opening, node.n, child.n)
+            total += self._decay(conversation.used) * p_resume
+        own = node.own
+        if own.used > last_below:  # the newest conversation has no deeper snapshot than this one
+            p_resume = self._p_rewind(own.n, node.n, own.n)
+            p_resume += self._p_new_conversation(own.n_opening, node.n, own.n)
+            total += self._decay(own.used) * (weights.end + p_resume)
+        if node.parent is None and not node.newest.n_opening:
+            total += weights.head * self._decay(node.newest.used)
+        if node.is_turn and not node.has_turn_below:
+            total += weights.turn * self._decay(node.newest.used)
+        n_partings = max(len(node.children), node.hits) - 1
+        if n_partings > 0:
+            n_counted = min(n_partings, weights.max_again)
+            total += weights.again * n_counted * self._decay(node.used)
         return total
 
-    def _cut_back(self, end: int, first: int, last: int) -> float:
-        """How likely a conversation of ``end`` tokens goes on between ``first`` and ``last``
-        instead.
+    def _p_rewind(self, length: int, start: int, stop: int) -> float:
+        """Return the probability that a conversation of ``length`` tokens resumes before its end,
+        between ``start`` and ``stop``.
         """
         near = self.likelihoods.near
-        return (
-            (1 - self.likelihoods.end)
-            * math.log((end - first + near) / (end - last + near))
-            / math.log1p(end / near)
-        )
+        share = math.log((length - start + near) / (length - stop + near))
+        return (1 - self.likelihoods.end) * share / math.log1p(length / near)
 
-    def _anew(self, opening: int, first: int, last: int) -> float:
-        """How likely another conversation leaves this one's first ``opening`` tokens between
-        ``first`` and ``last``.
+    def _p_new_conversation(self, n_opening: int, start: int, stop: int) -> float:
+        """Return the probability that another conversation shares this one's opening up to a place
+        between ``start`` and ``stop``.
         """
-        last = min(last, opening)
-        odds = self.likelihoods
-        if first >= last:
+        stop = min(stop, n_opening)
+        if start >= stop:
             return 0.0
-        share = math.log((opening - first + odds.near) / (opening - last + odds.near))
-        return odds.head * share / math.log1p(opening / odds.near)
+        near = self.likelihoods.near
+        share = math.log((n_opening - start + near) / (n_opening - stop + near))
+        return self.likelihoods.head * share / math.log1p(n_opening / near)
 
     def _decay(self, used: float, now: float | None = None) -> float:
+        """Return the factor for the time since ``used``: 1/2 after a half-life, then slower."""
         age = (self._now if now is None else now) - used
-        return self.half / (age + self.half) if age > 0 else 1.0
-
-    def _worth(self, node: TreeNode[K], *, per_byte: bool) -> float:
-        first = node.parent.n if node.parent is not None else 0
-        seconds = node.likely * self._costs.evaluate(first, node.n)
-        return seconds / max(self._freed(node.key), 1) if per_byte else seconds
+        if age <= 0:
+            return 1.0
+        return self.half_life / (age + self.half_life)
 
     def _rank(self, per_byte: bool) -> None:
-        """Have everything in the heap, anew whenever the clock has moved on by a unit."""
+        """Bring values and heap up to date."""
         now = self._clock()
         changed = self._tree.changed
-        if (
-            now - self._now >= max(1, len(self._tree) / RANKED_AT_ONCE)
-            or per_byte != self._per_byte
-        ):
+        ranking_interval = max(1, len(self._tree) / RANKED_AT_ONCE)
+        if now - self._now >= ranking_interval or per_byte != self._per_byte:
             self._now = now
             self._per_byte = per_byte
-            self._look_ahead()
+            self._find_newest_conversations()
             for node in self._tree:
-                node.likely = self._likelihood(node)
-            self._heap = [
-                (self._worth(node, per_byte=per_byte), next(self._count), node)
-                for node in self._tree
-            ]
+                node.expected_resumes = self._expected_resumes(node)
+            self._heap = [self._entry(node) for node in self._tree]
             heapq.heapify(self._heap)
         else:
             for node in changed:
-                node.likely = self._likelihood(node)
-                heapq.heappush(
-                    self._heap, (self._worth(node, per_byte=per_byte), next(self._count), node)
-                )
+                node.expected_resumes = self._expected_resumes(node)
+                heapq.heappush(self._heap, self._entry(node))
         changed.clear()
 
-    def _look_ahead(self) -> None:
-        """Note of each snapshot when and how deep the newest conversation through it goes on."""
+    def _entry(self, node: TreeNode[K]) -> tuple[float, int, TreeNode[K]]:
+        """Return an entry of the heap; the number keeps nodes of one value from being compared."""
+        return self._value(node, per_byte=self._per_byte), next(self._count), node
+
+    def _find_newest_conversations(self) -> None:
+        """Set for each node the newest conversation through it, and whether it has a turn below."""
         deepest_first = sorted(self._tree, key=_depth, reverse=True)
         for node in deepest_first:
-            node.newest = node.seen
-            node.end = node.reach
-            node.begun = node.opening
-            node.has_turn = False
+            node.newest = node.own
+            node.has_turn_below = False
         for node in deepest_first:
             parent = node.parent
-            if parent is not None and node.newest >= parent.newest:
+            if parent is not None and node.newest.used >= parent.newest.used:
                 parent.newest = node.newest
-                parent.end = node.end
-                parent.begun = node.begun
-                parent.has_turn = node.is_turn or node.has_turn
+                parent.has_turn_below = node.is_turn or node.has_turn_below
 
 
 def _depth(node: TreeNode[Any]) -> int:

@@ -7,23 +7,45 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-__all__ = ["PrefixTree", "TreeNode"]
+__all__ = ["ConversationEnd", "PrefixTree", "TreeNode"]
 
 K = TypeVar("K", bound=Hashable)
 
 
+@dataclass
+class ConversationEnd:
+    """A conversation that ends at a snapshot or at a deeper one that was evicted.
+
+    Attributes:
+        used: When it was used last, in units of the caller's clock.
+        n: Its tokens.
+        n_opening: Its tokens before the first reply, 0 if unknown.
+    """
+
+    used: float
+    n: int
+    n_opening: int = 0
+
+
 @dataclass(eq=False)
 class TreeNode(Generic[K]):
-    """The snapshot called ``key``: ``n`` tokens, the last of them in ``segment``, used ``hits``
-    times.
+    """A snapshot in the tree.
 
-    ``used`` is when it was used last, in units of any one clock. ``parent`` is the deepest
-    shallower snapshot on its chain, where its prompts would resume without it. ``seen`` and
-    ``reach`` are when it or a deeper one that has left was used last, and how deep that one was,
-    ``opening`` how many tokens come before the first reply there, 0 if unknown; ``newest``, ``end``
-    and ``begun``, the policy's, the same with all that are there, and ``has_turn`` whether one of
-    these that is deeper ``is_turn`` (`Prompt.turn`). ``likely`` is how many prompts the policy
-    expects to resume there.
+    Attributes:
+        key: The snapshot.
+        n: Its tokens.
+        segment: The segment that holds the last of them.
+        used: When the snapshot itself was used last, in units of the caller's clock.
+        hits: How many times it was used.
+        is_turn: Whether it lies before the user's newest message (`Prompt.turn`).
+        parent: The deepest shallower snapshot on its chain. Without this node its prompts would
+            resume there.
+        children: The snapshots whose parent it is.
+        own: The newest conversation that ends here, or below in snapshots that were evicted.
+        newest: The newest conversation through the node, over all deeper snapshots. The policy sets
+            it, and the two below.
+        has_turn_below: Whether a deeper snapshot of ``newest`` has ``is_turn``.
+        expected_resumes: How many prompts the policy expects to resume here.
     """
 
     key: K
@@ -32,28 +54,31 @@ class TreeNode(Generic[K]):
     used: float
     hits: int = 0
     is_turn: bool = False
-    opening: int = 0
     parent: TreeNode[K] | None = None
     children: set[TreeNode[K]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.seen = self.newest = self.used
-        self.reach = self.end = self.n
-        self.begun = self.opening
-        self.likely = 0.0
-        self.has_turn = False
+        self.own = ConversationEnd(self.used, self.n)
+        self.newest = self.own
+        self.has_turn_below = False
+        self.expected_resumes = 0.0
 
 
 @dataclass(eq=False)
 class _Link:
-    """Where a segment hangs: on ``parent`` up to ``last``; ``n_on`` snapshots end in it or segments
-    depend on it.
+    """The place of a segment in the tree.
+
+    Attributes:
+        parent: The segment that it continues.
+        last: How many tokens of the chain up to ``parent`` count.
+        children: The segments that continue it.
+        n_users: Snapshots that end in it, and segments that continue it.
     """
 
     parent: Any
     last: int
     children: set[Any] = field(default_factory=set)
-    n_on: int = 0
+    n_users: int = 0
 
 
 class PrefixTree(Generic[K]):
@@ -69,9 +94,8 @@ class PrefixTree(Generic[K]):
         self._roots: set[TreeNode[K]] = set()
         self._ending_in: defaultdict[Any, set[TreeNode[K]]] = defaultdict(set)
         self._links: dict[Any, _Link] = {}
-        self.changed: set[TreeNode[K]] = (
-            set()
-        )  # those that came or got other neighbours since this was emptied
+        self.changed: set[TreeNode[K]] = set()
+        """The nodes that were added or got other neighbours since the policy emptied this."""
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -86,20 +110,22 @@ class PrefixTree(Generic[K]):
         return key in self._nodes
 
     def has(self, node: TreeNode[K]) -> bool:
-        """Whether this very node is still here."""
+        """Return whether this very node is still here."""
         return self._nodes.get(node.key) is node
 
     def add(
         self, key: K, n: int, chain: Iterable[tuple[Any, int]], used: float, hits: int = 0
     ) -> TreeNode[K]:
-        """Enter a snapshot of ``n`` tokens; ``chain`` yields its segments, the deepest first, as
-        far as is new.
+        """Add a snapshot of ``n`` tokens, and return its node.
+
+        ``chain`` yields its segments with the tokens that count of each, the deepest first. It is
+        read up to the first segment that is in the tree.
         """
         deepest = self._link(chain)
         node = TreeNode(key, n, deepest, used, hits)
         node.parent = parent = self._below(node)
         siblings = self._children_of(parent)
-        if self._links[deepest].n_on:
+        if self._links[deepest].n_users:
             node.children = {
                 other for other in siblings if other.n > n and self._passes(other, deepest, n)
             }
@@ -109,31 +135,33 @@ class PrefixTree(Generic[K]):
         siblings.add(node)
         self._nodes[key] = node
         self._ending_in[deepest].add(node)
-        self._links[deepest].n_on += 1
-        self.changed |= {node, *node.children} if parent is None else {node, parent, *node.children}
+        self._links[deepest].n_users += 1
+        self.changed |= {node, *node.children}
+        if parent is not None:
+            self.changed.add(parent)
         return node
 
     def touch(self, key: K, used: float) -> None:
         """Note that a snapshot was used, at ``used`` seconds of the caller's clock."""
         node = self._nodes[key]
-        node.used = node.seen = used
-        node.reach = node.n
+        node.used = used
+        node.own = ConversationEnd(used, node.n, node.own.n_opening)
         node.hits += 1
 
     def remove(self, key: K) -> None:
-        """Take a snapshot out; what stems from it stems from its parent now."""
+        """Remove a snapshot; its children continue its parent now."""
         node = self._nodes.pop(key)
         siblings = self._children_of(node.parent)
         siblings.remove(node)
         siblings |= node.children
         for child in node.children:
             child.parent = node.parent
-        if node.parent is not None and node.seen >= node.parent.seen:
-            node.parent.seen = node.seen
-            node.parent.reach = node.reach
-            node.parent.opening = node.opening
+        if node.parent is not None and node.own.used >= node.parent.own.used:
+            node.parent.own = node.own
         self.changed.discard(node)
-        self.changed |= node.children if node.parent is None else {node.parent, *node.children}
+        self.changed |= node.children
+        if node.parent is not None:
+            self.changed.add(node.parent)
         ending = self._ending_in[node.segment]
         ending.remove(node)
         if not ending:
@@ -143,7 +171,10 @@ class PrefixTree(Generic[K]):
         node.key = node.segment = None  # type: ignore[assignment]
 
     def matching(self, matches: Callable[[K], bool]) -> list[K]:
-        """The snapshots that match something; after one that does not, none does."""
+        """Return the snapshots for which ``matches`` holds.
+
+        ``matches`` holds for no snapshot below one for which it does not.
+        """
         found: list[K] = []
         waiting = list(self._roots)
         while waiting:
@@ -154,7 +185,7 @@ class PrefixTree(Generic[K]):
         return found
 
     def through(self, segment: Any) -> list[TreeNode[K]]:
-        """The snapshots that need a segment."""
+        """Return the snapshots that need a segment."""
         found: list[TreeNode[K]] = []
         waiting = [segment] if segment in self._links else []
         while waiting:
@@ -163,13 +194,11 @@ class PrefixTree(Generic[K]):
             waiting += self._links[at].children
         return found
 
-    def likely(self) -> dict[Any, float]:
-        """For each segment, how many prompts are expected at the snapshots that need it, all
-        together.
-        """
+    def expected_resumes(self) -> dict[Any, float]:
+        """Return for each segment the prompts expected at all snapshots that need it."""
         sums = dict.fromkeys(self._links, 0.0)
         for segment, nodes in self._ending_in.items():
-            sums[segment] = sum(node.likely for node in nodes)
+            sums[segment] = sum(node.expected_resumes for node in nodes)
         missing = {segment: len(link.children) for segment, link in self._links.items()}
         ready = [segment for segment, n in missing.items() if n == 0]
         while ready:
@@ -197,7 +226,7 @@ class PrefixTree(Generic[K]):
                 under.parent = segment
                 under.last = last
                 link.children.add(below)
-                link.n_on += 1
+                link.n_users += 1
             if is_known:
                 break
             below = segment
@@ -206,8 +235,8 @@ class PrefixTree(Generic[K]):
     def _unlink(self, segment: Any) -> None:
         while segment is not None:
             link = self._links[segment]
-            link.n_on -= 1
-            if link.n_on:
+            link.n_users -= 1
+            if link.n_users:
                 return
             del self._links[segment]
             if link.parent is not None:
@@ -234,7 +263,7 @@ class PrefixTree(Generic[K]):
         return None
 
     def _passes(self, node: TreeNode[K], segment: Any, n: int) -> bool:
-        """Whether ``n`` tokens of ``segment`` are on the chain of a deeper snapshot."""
+        """Return whether ``n`` tokens of ``segment`` are on the chain of a deeper snapshot."""
         at = node.segment
         last = node.n
         while at is not None and last >= n:

@@ -63,7 +63,7 @@ class RamCache:
         self.tree: PrefixTree[Snapshot] = PrefixTree()
         self.turn = 0
         self.policy = CostAwareEviction(
-            self.tree, self.pool.n_freed, lambda: self.turn, self.costs, half=HALF_TURNS
+            self.tree, self.pool.n_freed, lambda: self.turn, self.costs, half_life=HALF_TURNS
         )
         self.pinned: set[Snapshot] = set()
         self.retained: list[Snapshot] = []
@@ -166,7 +166,10 @@ class RamCache:
             or not self._fits(prefix, n_bytes, segment, blocks)
         ):
             return False
-        return self._n_places > 0 or self.policy.victim(self._may_go, per_byte=False) is not None
+        return (
+            self._n_places > 0
+            or self.policy.choose_victim(self._may_go, per_byte=False) is not None
+        )
 
     def add(self, snapshot: Snapshot) -> bool:
         """Enter ``snapshot``, and evict others for it; False if `may_add` refuses it.
@@ -181,7 +184,7 @@ class RamCache:
         self.pool.retain(snapshot)
         if (
             self._n_places <= 0
-            and (victim := self.policy.victim(self._may_go, per_byte=False)) is not None
+            and (victim := self.policy.choose_victim(self._may_go, per_byte=False)) is not None
         ):
             self._evict(victim)
         self._snapshots[snapshot.prefix] = snapshot
@@ -189,7 +192,7 @@ class RamCache:
         used = self.turn if turn is None or turn + 1 >= self.turn else turn
         node = self.tree.add(snapshot, snapshot.n, snapshot.links(), used, snapshot.hits)
         node.is_turn = snapshot.is_turn
-        node.opening = node.begun = snapshot.facts.n_opening
+        node.own.n_opening = snapshot.facts.n_opening
         if used < self.turn:  # of an older conversation, parked in this turn
             self._likely = -1, {}
         with self.locked(snapshot):
@@ -269,7 +272,7 @@ class RamCache:
                 copies = sum(int(each.rows.nbytes) for each in self.pool.copies())
                 if room + copies < 0 and not self._deserves(segment, -room - copies):
                     return False
-            best = max(self._needing(segment), key=self.policy.worth, default=None)
+            best = max(self._needing(segment), key=self.policy.value, default=None)
             with self.locked(*([best] if best is not None else [])):
                 self._shrink(n_bytes)
             return True
@@ -394,8 +397,8 @@ class RamCache:
             if self._room(n_bytes) >= 0:
                 return
         while (room := self._room(n_bytes)) < 0:
-            victim = self.policy.victim(self._may_go)
-            worth = math.inf if victim is None else self.policy.worth(victim, per_byte=True)
+            victim = self.policy.choose_victim(self._may_go)
+            worth = math.inf if victim is None else self.policy.value(victim, per_byte=True)
             if self.shared.take(self, int(-room), worth):
                 continue
             if victim is None:
@@ -413,8 +416,8 @@ class RamCache:
             if self.n_bytes > minimum and end not in self.locks:
                 self.ends.drop(end)
         while self.n_bytes > minimum:
-            victim = self.policy.victim(self._may_go)
-            if victim is None or self.policy.worth(victim, per_byte=True) >= worth:
+            victim = self.policy.choose_victim(self._may_go)
+            if victim is None or self.policy.value(victim, per_byte=True) >= worth:
                 break
             self._evict(victim)
         return self.n_bytes < before
@@ -426,13 +429,13 @@ class RamCache:
         All copies have been shed by then.
         """
         needing = self._needing(segment)
-        lost = self.policy.worth_together(needing)
-        best = max(needing, key=self.policy.worth, default=None)
-        for each in self.policy.ranked():
+        lost = self.policy.combined_value(needing)
+        best = max(needing, key=self.policy.value, default=None)
+        for each in self.policy.rank():
             if n_bytes <= 0:
                 break
             if each is not best and self._may_go(each):
-                lost -= self.policy.worth(each)
+                lost -= self.policy.value(each)
                 n_bytes -= self.pool.n_freed(each, without_copies=True)
         return n_bytes <= 0 and lost > 0
 
@@ -442,11 +445,11 @@ class RamCache:
         """
         if self._likely[0] != self.turn:
             ends = {segment: 0.0 for end in self.ends for segment in end.chain}
-            self._likely = self.turn, {**ends, **self.policy.likely()}
+            self._likely = self.turn, {**ends, **self.policy.expected_resumes()}
         return self._likely[1]
 
     def _evict(self, snapshot: Snapshot) -> None:
-        self.on_evict(snapshot, self.policy.worth(snapshot))
+        self.on_evict(snapshot, self.policy.value(snapshot))
         self._remove(snapshot)
         self.n_evicted += 1
 

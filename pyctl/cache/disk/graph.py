@@ -126,7 +126,9 @@ class FileGraph:
             if self.n_bytes > budget and older in self.records and is_evictable(older):
                 going += self.remove(older)
         gone: dict[Key, Record] = {}
-        while self.n_bytes > budget and (key := self._policy.victim(is_evictable)) is not None:
+        while (
+            self.n_bytes > budget and (key := self._policy.choose_victim(is_evictable)) is not None
+        ):
             gone |= {record.key: record for record in self.remove(key)}
         self._put_back(gone, budget)
         return [*going, *gone.values()]

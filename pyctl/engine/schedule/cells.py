@@ -29,7 +29,7 @@ class SequenceWorth:
 
     def likely(self, seq: LiveSequence) -> float:
         """Return the expected number of prompts that resume in ``seq``."""
-        return self._cache.policy.likely_within(seq.facts.turn)
+        return self._cache.policy.expected_resumes_at_end(seq.facts.turn)
 
     def left(self, seq: LiveSequence, n: int = 0) -> float:
         """Return the expected seconds lost if ``seq`` keeps only its first ``n`` tokens."""

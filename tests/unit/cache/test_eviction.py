@@ -94,8 +94,8 @@ def test_the_tree_knows_what_a_plain_search_finds(
             deeper = any(other.stems_from(one) for other in held.values())
             assert bool(node.children) == deeper
         for node in tree:
-            node.likely = 1.0
-        weights = tree.likely()
+            node.expected_resumes = 1.0
+        weights = tree.expected_resumes()
         for segment in {segment for one in held.values() for segment in one.chain}:
             needing = {key for key, one in held.items() if segment in one.chain}
             assert {node.key for node in tree.through(segment)} == needing
@@ -180,7 +180,7 @@ def test_the_policy_chooses_what_the_plain_rule_chooses(
         one.opening = data.draw(st.integers(0, 60))
         node = tree.add(key, one.n, one.chain.items(), one.used, hits[key])
         node.is_turn = one.is_turn
-        node.opening = one.opening
+        node.own.n_opening = one.opening
     freed = {key: data.draw(st.integers(0, 1000)) for key in held}
     now = 100.0
     policy = CostAwareEviction(tree, freed.__getitem__, lambda: now)
@@ -191,9 +191,9 @@ def test_the_policy_chooses_what_the_plain_rule_chooses(
         for key, one in held.items():
             above = [other for other in held.values() if one.stems_from(other)]
             worth = plain_worth(one, held, now, 60.0, Likelihoods(), hits[key], above) * 1e-3
-            assert policy.worth(key) == pytest.approx(worth)
+            assert policy.value(key) == pytest.approx(worth)
             value[key] = worth / max(freed[key], 1)
-        key = policy.victim(evictable.__contains__)
+        key = policy.choose_victim(evictable.__contains__)
         assert (key is None) == (not evictable)
         if key is None:
             break
@@ -220,8 +220,8 @@ def test_late_in_an_opening_others_are_expected_to_leave_it(
     segments: list[tuple[int, int]] = []
     for key in (10, 20, 30, 40, 50, 300):
         segments.insert(0, (key, 100 * key))
-        tree.add(key, 100 * key, segments, 1.0).opening = opening
-    assert [key for key in policy.ranked() if key <= 40] == ranked
+        tree.add(key, 100 * key, segments, 1.0).own.n_opening = opening
+    assert [key for key in policy.rank() if key <= 40] == ranked
 
 
 @dataclass(eq=False)
