@@ -27,11 +27,13 @@ if TYPE_CHECKING:
         RequestStats,
         view_of,
     )
+    from pyctl.cache.check import faults
     from pyctl.cache.costs import Costs
     from pyctl.cache.device_tier import DeviceCounts, max_unwritten
     from pyctl.cache.disk.file_format import INDEX, REPLIES, BlockSizes
     from pyctl.cache.disk.readers import Reading, Reads
     from pyctl.cache.disk_policy import DiskPolicy
+    from pyctl.cache.lookup import CacheLookup, CachePlan
     from pyctl.cache.plan import (
         DEFAULT_STEP,
         MIN_BATCH,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
         batch_ends,
         ends_within,
         last_end,
+        snapshot_ends,
     )
     from pyctl.cache.ports import (
         AGAIN_SECONDS,
@@ -52,9 +55,9 @@ if TYPE_CHECKING:
     from pyctl.cache.ram import RamCache
     from pyctl.cache.ram_budget import RamBudget
     from pyctl.cache.recent import RecentPrompts
-    from pyctl.cache.restore import CacheLookup, CachePlan
     from pyctl.cache.resume_points import ANYWHERE, NOWHERE, ResumePoints
     from pyctl.cache.saved_time import Saved, SavedTime
+    from pyctl.cache.saver import Saver
     from pyctl.cache.sequence import LiveSequence
     from pyctl.cache.snapshot import (
         NOTHING,
@@ -85,8 +88,10 @@ _MODULES = (
     "ram",
     "ram_budget",
     "device_tier",
-    "restore",
+    "lookup",
+    "saver",
     "prefix_cache",
+    "check",
     "disk.file_format",
     "disk.readers",
 )
@@ -139,6 +144,7 @@ __all__ = [
     "Rows",
     "Saved",
     "SavedTime",
+    "Saver",
     "SequenceMemory",
     "Snapshot",
     "Source",
@@ -148,8 +154,10 @@ __all__ = [
     "batch_ends",
     "default_directory",
     "ends_within",
+    "faults",
     "last_end",
     "max_unwritten",
+    "snapshot_ends",
     "view_of",
 ]
 

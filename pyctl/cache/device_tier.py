@@ -6,21 +6,27 @@ import contextlib
 import logging
 import math
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from pyctl.cache.plan import ends_within, last_end
 from pyctl.cache.ports import MAX_UNWRITTEN_BYTES, SequenceMemory
 from pyctl.cache.ram import RamCache
 from pyctl.cache.sequence import Coverage, LiveSequence
-from pyctl.cache.snapshot import NOTHING, Block, Segment, Snapshot, needed_by, stands_within
+from pyctl.cache.snapshot import NOTHING, Block, Segment, Snapshot, clip_reply_spans, needed_by
 from pyctl.errors import StateError
 from pyctl.limit import limit
 from pyctl.prompt import as_tokens
 
-__all__ = ["DeviceCounts", "DeviceTier", "max_unwritten"]
+__all__ = ["DeviceCounts", "DeviceTier", "MakeRoom", "max_unwritten"]
 
 log = logging.getLogger(__name__)
+
+MakeRoom: TypeAlias = Callable[[int, int], bool]
+"""Frees so many cells, of which so many may be where held rows lie already; False if they are too
+few.
+"""
 
 UNWRITTEN_PART = 2
 """Rows of the device that wait to be written may take RAM on top of the cache: its budget over
@@ -122,12 +128,19 @@ class DeviceTier:
     def _segment(self, seq: LiveSequence, first: int, last: int, parent: Segment | None) -> Segment:
         tokens = as_tokens(seq.tokens[first:last])
         ends = ends_within(seq.ends, first, last)
-        stands = stands_within(seq.stands, first, last)
+        reply_spans = clip_reply_spans(seq.reply_spans, first, last)
         rows = self._memory.save_rows(seq.id, first, last, hold=self._memory.shape.can_hold)
         if rows.held is not None:
             self.counts.kept += rows.held.n_cells
         return Segment(
-            first, tokens, rows.block, parent, ends, stands, draft_rows=rows.draft, held=rows.held
+            first,
+            tokens,
+            rows.block,
+            parent,
+            ends,
+            reply_spans,
+            draft_rows=rows.draft,
+            held=rows.held,
         )
 
     def _pieces(self, seq: LiveSequence, first: int) -> Iterator[tuple[int, int]]:
@@ -185,6 +198,46 @@ class DeviceTier:
         return sum(
             self._memory.n_own(rows.held, *span) for rows, *span in spans if rows.held is not None
         )
+
+    def make_cells(
+        self,
+        snapshot: Snapshot,
+        first: int,
+        last: int,
+        others: Collection[Snapshot],
+        make_room: MakeRoom,
+    ) -> int:
+        """Have cells for rows [first, last) of ``snapshot``, which a sequence lacks; return how
+        many lie on the device in their own.
+
+        Those that RAM also has may be evicted for it, and need other cells then. ``others`` are
+        evicted only if there is not enough room with them.
+        """
+        if self.is_pool:
+            with self.locked(*others):
+                self.vacate(first, last, snapshot)
+            return self.n_ready(snapshot, first, last)
+        n_ready = 0
+        for staying in (others, (snapshot,)):
+            with self.locked(*staying):
+                n_ready, is_enough = self._free_cells(snapshot, first, last, make_room)
+            if is_enough:
+                break
+        return n_ready
+
+    def _free_cells(
+        self, snapshot: Snapshot, first: int, last: int, make_room: MakeRoom
+    ) -> tuple[int, bool]:
+        """Make room for the rows, again whenever that has evicted some of them; return how many
+        remain, and whether the room is enough.
+        """
+        n_ready = self.n_ready(snapshot, first, last)
+        while make_room(last - first, n_ready):
+            n_before = n_ready
+            n_ready = self.n_ready(snapshot, first, last)
+            if n_ready >= n_before:
+                return n_ready, True
+        return n_ready, False
 
     def release(self, segment: Segment) -> None:
         """Let its rows go from the device."""

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pyctl.cache.resume_points import ResumePoints
     from pyctl.prompt import Prompt
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "last_common_end",
     "last_end",
     "next_turn",
+    "snapshot_ends",
 ]
 
 LADDER = 256
@@ -108,6 +110,11 @@ def inner_ends(prompt: Prompt, ends: Sequence[int]) -> list[int]:
     """
     inner = list(ends[: bisect.bisect_left(ends, len(prompt))])
     return [end for end in inner if not prompt.is_inside(end)] if prompt.pictures else inner
+
+
+def snapshot_ends(prompt: Prompt, ends: Sequence[int], points: ResumePoints) -> list[int]:
+    """Return the `inner_ends` from which a sequence comes back to the same bits."""
+    return points.among(inner_ends(prompt, ends))
 
 
 def last_common_end(a: Sequence[int], b: Sequence[int], limit: int) -> int:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pyctl.cache.plan import ends_within
-from pyctl.cache.snapshot import PromptFacts, Segment, Stands, stands_within
+from pyctl.cache.plan import last_common_end
+from pyctl.cache.snapshot import PromptFacts, ReplySpans, Segment, Snapshot, clip_reply_spans
 from pyctl.prompt import Tokens, common_prefix
 
 __all__ = ["Coverage", "LiveSequence"]
@@ -45,8 +45,8 @@ NOT_SAVED = Coverage()
 class LiveSequence:
     """Tokens [0, n) of sequence ``id`` are evaluated; the state stands at n.
 
-    ``ends`` are the batch ends of the exact part: batches that a cold run would evaluate. It stood
-    at ``stands`` while it generated, so that a reply could have ended there. ``facts`` are its
+    ``ends`` are the batch ends of the exact part: batches that a cold run would evaluate.
+    Within ``reply_spans`` it generated, so that a reply could have ended there. ``facts`` are its
     prompt's. Of the rows ``covered`` are saved; up to ``n_overlap`` some other snapshot may have
     them. A restore that is under way takes up to ``n_expected`` tokens. ``in_image``: it ends
     inside an image, where it can go on but nothing else can resume. ``shares``: other sequences
@@ -58,7 +58,7 @@ class LiveSequence:
     capacity: int
     n: int = 0
     ends: list[int] = field(default_factory=list)
-    stands: Stands = ()
+    reply_spans: ReplySpans = ()
     facts: PromptFacts = UNASKED
     covered: Coverage = NOT_SAVED
     n_overlap: int = 0
@@ -77,7 +77,7 @@ class LiveSequence:
     @property
     def n_prompt(self) -> int:
         """How many tokens arrived as a prompt; the rest was generated."""
-        first, last = self.stands[-1] if self.stands else (0, 0)
+        first, last = self.reply_spans[-1] if self.reply_spans else (0, 0)
         return first if last == self.n else self.n
 
     @property
@@ -88,6 +88,12 @@ class LiveSequence:
     def shared(self, tokens: Tokens) -> int:
         """How many leading tokens it shares with ``tokens``."""
         return common_prefix(self.tokens, tokens)
+
+    def n_same_batches(self, batch_ends: Sequence[int], limit: int) -> int:
+        """Return how many of its first ``limit`` rows are of the batches that end at
+        ``batch_ends``.
+        """
+        return last_common_end(batch_ends, self.ends, limit)
 
     def append(self, tokens: Tokens, *, exact: bool) -> None:
         """Record that ``tokens`` of a prompt were evaluated at the end; ``exact`` if as a batch of
@@ -101,24 +107,44 @@ class LiveSequence:
     def append_one(self, token: int) -> None:
         """Record one generated token."""
         self._buffer[self.n] = token
-        before = self.stands[:-1] if self.stands and self.stands[-1][1] == self.n else self.stands
-        self.stands = (*before, (self.n_prompt, self.n + 1))
+        before = self.reply_spans
+        if before and before[-1][1] == self.n:  # the reply grows
+            before = before[:-1]
+        self.reply_spans = (*before, (self.n_prompt, self.n + 1))
         self.n += 1
 
     def truncate(self, n: int) -> None:
         """Record that nothing is evaluated from ``n`` on."""
-        self.ends = list(ends_within(self.ends, 0, n))
+        self.ends = [end for end in self.ends if end <= n]
         self.in_image = self.in_image and n == self.n
         self.n = n
-        self.stands = stands_within(self.stands, 0, n)
+        self.reply_spans = clip_reply_spans(self.reply_spans, 0, n)
         self.covered = self.covered.within(n)
+
+    def resume(
+        self, tokens: Tokens, batch_ends: Sequence[int], snapshot: Snapshot | None = None
+    ) -> None:
+        """Record that exactly ``tokens`` are evaluated now: the rows that were here, then those of
+        ``snapshot``. A cold run of their prompt has ``batch_ends``.
+        """
+        n = int(tokens.size)
+        covered = self.covered
+        reply_spans = self.reply_spans
+        if snapshot is None:
+            n_exact = self.n_same_batches(batch_ends, n)
+        else:
+            n_exact = snapshot.n_same_batches(batch_ends, n)
+            covered = Coverage(snapshot.segment, n)
+            reply_spans += clip_reply_spans(snapshot.reply_spans, self.n, n)
+        exact_ends = [end for end in batch_ends if end <= n_exact]
+        self.reset(tokens, ends=exact_ends, reply_spans=reply_spans, covered=covered)
 
     def reset(
         self,
         tokens: Tokens,
         *,
         ends: Sequence[int] = (),
-        stands: Stands = (),
+        reply_spans: ReplySpans = (),
         covered: Coverage = NOT_SAVED,
     ) -> None:
         """Record that exactly ``tokens`` are evaluated now, up to ``ends[-1]`` in exact batches."""
@@ -126,5 +152,5 @@ class LiveSequence:
         self.in_image = False
         self.n = int(tokens.size)
         self.ends = [] if self.shares else list(ends)
-        self.stands = stands
+        self.reply_spans = reply_spans
         self.covered = covered

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from bisect import bisect_right
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from pyctl.cache.plan import last_common_end
 from pyctl.prompt import Tokens, common_prefix
 
 __all__ = [
@@ -28,17 +29,17 @@ __all__ = [
     "Prefix",
     "PromptFacts",
     "PromptMatch",
+    "ReplySpans",
     "Rows",
     "Segment",
     "Snapshot",
     "Source",
     "Span",
-    "Stands",
     "State",
     "StoredFileRef",
     "Window",
+    "clip_reply_spans",
     "needed_by",
-    "stands_within",
 ]
 
 DIGEST_BYTES = 16
@@ -120,15 +121,15 @@ Span: TypeAlias = tuple[Rows, int, int]
 """Positions [first, last) out of saved rows."""
 
 
-Stands: TypeAlias = tuple[tuple[int, int], ...]
-"""The token counts at which a sequence stood while it generated: first and last of each reply,
-ascending.
+ReplySpans: TypeAlias = tuple[tuple[int, int], ...]
+"""The token counts between which each reply was generated, ascending: it could have ended at any of
+them.
 """
 
 
-def stands_within(stands: Stands, first: int, last: int) -> Stands:
-    """Return the part of ``stands`` in [first, last]."""
-    clipped = ((max(low, first), min(high, last)) for low, high in stands)
+def clip_reply_spans(reply_spans: ReplySpans, first: int, last: int) -> ReplySpans:
+    """Return the part of ``reply_spans`` in [first, last]."""
+    clipped = ((max(low, first), min(high, last)) for low, high in reply_spans)
     return tuple((low, high) for low, high in clipped if low <= high)
 
 
@@ -149,8 +150,8 @@ class Segment:
     tokens before.
 
     The parent may reach past ``start``; its rows from there on belong to another branch. ``ends``
-    are the batch ends in (start, end] that a cold run would also have, and ``stands`` where their
-    sequence stood between two generated tokens (not in files). ``references`` counts snapshots and
+    are the batch ends in (start, end] that a cold run would also have, and ``reply_spans`` where
+    they were generated (not in files). ``references`` counts snapshots and
     children; only the cache that counts the bytes changes it, and sets ``dropped`` when it gives
     the rows up. They lie in RAM (``rows``), on the device (``held``), or both; a model without own
     rows (whole-sequence states) has neither, and its segments still hold the tokens. ``draft_rows``
@@ -163,7 +164,7 @@ class Segment:
     rows: Block
     parent: Segment | None
     ends: tuple[int, ...] = ()
-    stands: Stands = ()
+    reply_spans: ReplySpans = ()
     references: int = 0
     dropped: bool = False
     draft_rows: Block = field(default_factory=lambda: NOTHING)
@@ -373,13 +374,19 @@ class Snapshot:
         stems = reversed(list(self.chain.items()))
         return [end for segment, last in stems for end in segment.ends if end <= last]
 
+    def n_same_batches(self, batch_ends: Sequence[int], limit: int) -> int:
+        """Return how many of its first ``limit`` rows are of the batches that end at
+        ``batch_ends``.
+        """
+        return last_common_end(batch_ends, self.ends, limit)
+
     @property
-    def stands(self) -> Stands:
-        """Where the sequence of its rows stood between two generated tokens, ascending."""
-        stems = reversed(list(self.chain.items()))
-        return tuple(
-            stand for segment, last in stems for stand in stands_within(segment.stands, 0, last)
-        )
+    def reply_spans(self) -> ReplySpans:
+        """Where its rows were generated, ascending."""
+        spans: list[tuple[int, int]] = []
+        for segment, last in reversed(self.chain.items()):
+            spans += clip_reply_spans(segment.reply_spans, 0, last)
+        return tuple(spans)
 
     def head(self, n: int) -> tuple[int, ...]:
         """The first ``n`` tokens, or fewer."""

@@ -22,6 +22,7 @@ from pyctl.cache import (
     LiveView,
     PromptFacts,
     PromptMatch,
+    faults,
     view_of,
 )
 from pyctl.engine.engine import Engine
@@ -116,10 +117,10 @@ class EngineAdmin:
         return self._worker.call(self._revise, is_read=True)
 
     def check(self) -> Future[list[str]]:
-        """The contradictions of the cache in RAM, as `PrefixCache.check` lists them; nothing is
+        """The contradictions of the cache in RAM, as `faults` lists them; nothing is
         evaluated meanwhile.
         """
-        return self._worker.call(self._engine.prefix_cache.check, is_read=True)
+        return self._worker.call(lambda: faults(self._engine.prefix_cache.cache), is_read=True)
 
     def pin(self, name: str, pinned: bool) -> Future[bool]:
         """Pin or unpin a snapshot by id; False if there is none. RequestError if all pinned exceed

@@ -85,19 +85,16 @@ class Engine:
 
     def submit(self, handle: RequestHandle) -> None:
         """Queue a request; its snapshot in an object store is fetched while it waits."""
-        self.scheduler.add(
-            handle, self.prefix_cache.fetch(handle.request, self._prefill.ends, self.sequences)
-        )
+        reads = self.prefix_cache.prefetch.start(handle.request, self._prefill.ends, self.sequences)
+        self.scheduler.add(handle, reads)
         if not handle.request.background:
             self.backend.control.preempt(False)  # the request that preempted has arrived
 
     def _n_ready(self, request: Request, seq: LiveSequence) -> int:
+        if not request.cache_prompt:
+            return 0
         prompt = request.prompt
-        return (
-            self.prefix_cache.n_ready(prompt, self._prefill.ends(prompt), seq)
-            if request.cache_prompt
-            else 0
-        )
+        return self.prefix_cache.prefetch.n_ready(prompt, self._prefill.ends(prompt), seq)
 
     @property
     def n_waiting(self) -> int:
@@ -125,7 +122,7 @@ class Engine:
         if decode:
             self._decode(decode, is_timed=prefill is None)
             if prefill is None:
-                self.prefix_cache.hand_over()
+                self.prefix_cache.write_back.flush_copies()
         elif prefill is None:
             self.tell()
             if reads := [
@@ -188,7 +185,7 @@ class Engine:
             self.step()
         self._park_all()
         self.prefix_cache.device.leave_all()
-        self.prefix_cache.hand_over()
+        self.prefix_cache.write_back.flush_copies()
         self.backend.unload()
         self.asleep = True
 
@@ -314,7 +311,7 @@ class Engine:
             reply.first()
             is_alone = not active.in_company
             n_alike = self.waiting.n_alike(active, self.running)
-            cache.save_end(seq, lookup, stats, self.backend.output, n_alike)
+            cache.saver.save_end(seq, lookup, stats, self.backend.output, n_alike)
             cache.persist(plan)
             with self.speculation.following(
                 active.id, request.prompt.tokens, sees_texts=request.sees_texts

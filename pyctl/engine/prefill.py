@@ -99,7 +99,7 @@ class Prefill:
             seq.in_image = picture is not None and end < picture.end
             shown.reached(end)
             if end in plan.cuts:
-                self._prefix_cache.save(seq, plan, stats)
+                self._prefix_cache.saver.save(seq, plan, stats)
             _tell_progress(active, seq, stats, shown.seconds_left)
             if end < len(prompt):
                 yield None

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from functools import partial
 from typing import Any, TypeVar
 
 from pyctl.cache import AGAIN_SECONDS, RequestStats
@@ -96,14 +97,14 @@ class IdleJobs:
         if not self.is_ahead:
             self._last_asked = self._last_work
         self._copy_at = max(self._last_asked + IDLE_SECONDS, self._last_work)
-        self._engine.prefix_cache.hand_over()
+        self._engine.prefix_cache.write_back.flush_copies()
 
     def hand_over(self) -> None:
         """Copy what the disk needs; while a client waits for the engine's work, that is done
         between two tokens.
         """
         if self.is_ahead or not self._engine.scheduler.has_work:
-            self._engine.prefix_cache.hand_over()
+            self._engine.prefix_cache.write_back.flush_copies()
 
     @property
     def seconds(self) -> float | None:
@@ -150,7 +151,8 @@ class IdleJobs:
         log.info("idle: model unloaded until the next request")
 
     def _copy(self) -> None:
-        self._copy_at = self._clock() if self._engine.prefix_cache.copy_next() else math.inf
+        has_copied = self._engine.prefix_cache.write_back.copy_next()
+        self._copy_at = self._clock() if has_copied else math.inf
 
 
 class Worker:
@@ -401,7 +403,7 @@ class Worker:
                 self._ended = True
             self._fail_inbox(None)
             if self._unloads:
-                self._engine.prefix_cache.give_back()
+                self._engine.prefix_cache.cache.leave_budget()
                 self._engine.backend.unload()
             self._complete = complete
         except BaseException as error:
@@ -570,10 +572,18 @@ class EvictableEngineCache:
         is unloaded.
         """
         rests = self._worker.is_sleeping
-        done = self._worker.call(lambda: self._engine.prefix_cache.evict_bytes(n_bytes, worth))
+        done = self._worker.call(partial(self._evict_bytes, n_bytes, worth))
         if not rests:
             return False
         try:
             return done.result(WAIT_SECONDS)
         except (FutureTimeout, CancelledError):
             return False
+
+    def _evict_bytes(self, n_bytes: int, worth: float) -> bool:
+        """Evict as `RamCache.evict_bytes` does, and have what belongs on disk written."""
+        prefix_cache = self._engine.prefix_cache
+        has_evicted = prefix_cache.cache.evict_bytes(n_bytes, worth)
+        if has_evicted:
+            prefix_cache.write_back.flush_copies()
+        return has_evicted

@@ -16,6 +16,7 @@ from pyctl.cache import (
     PromptMatch,
     ends_within,
     last_end,
+    snapshot_ends,
 )
 from pyctl.engine.engine_settings import MAX_PREWARMS, Clock
 from pyctl.engine.handle import RequestHandle
@@ -161,7 +162,8 @@ class Prewarms:
         """Return the subset of batch ``ends`` for a background request, and its goal, at or after
         the last of them.
         """
-        last = last_end(self._prefix_cache.places(request.prompt, ends), len(request.prompt))
+        points = self._prefix_cache.memory.shape.resume_points
+        last = last_end(snapshot_ends(request.prompt, ends, points), len(request.prompt))
         return list(ends_within(ends, 0, last)), max(
             last, self._rest(request, last)
         )  # including ends inside images
@@ -171,7 +173,7 @@ class Prewarms:
         merely refill a cache that is too small.
         """
         request = lookup.request
-        nearest = lookup.ways[0].n if lookup.ways else 0
+        nearest = lookup.candidates[0].n if lookup.candidates else 0
         last = max(lookup.ends, default=0)
         if nearest >= last and (
             goal == last or self._prefix_cache.cache.get(lookup.match.prefix(goal))

@@ -291,7 +291,7 @@ class Scheduler:
             self._changed.set()
             return
         try:
-            active.kept = self._prefix_cache.suspend(seq)
+            active.kept = self._prefix_cache.saver.suspend(seq)
         except (EngineError, MemoryError) as error:
             log.warning("cannot suspend request %d: %s", active.id, error)
             self.fail(active, OutOfCellsError())
@@ -320,7 +320,7 @@ class Scheduler:
             return  # a restore here changes bits; a few tokens later it may not
         active.handle.release()
         try:
-            active.kept = self._prefix_cache.suspend(seq, frees_cells=False)
+            active.kept = self._prefix_cache.saver.suspend(seq, frees_cells=False)
         except (EngineError, MemoryError) as error:
             log.warning("request %d goes on before others: %s", active.id, error)
             active.turn.started = math.inf
@@ -371,7 +371,7 @@ class Scheduler:
         occupancy.last[free.id] = active
         self.running.append(active)
         try:
-            self._prefix_cache.resume(seq, kept)
+            self._prefix_cache.saver.resume(seq, kept)
         except OutOfCellsError as error:
             self._backend.memory.clear(seq.id)
             if self.cells.empty():

@@ -190,7 +190,7 @@ def test_a_look_at_what_matches_changes_no_order_and_a_use_does() -> None:
     for prompt in prompts:
         ask(engine, prompt)
     before = list(cache.ends)
-    assert engine.prefix_cache.n_ready(prompts[0], [150], engine.sequences[0]) == 150
+    assert engine.prefix_cache.prefetch.n_ready(prompts[0], [150], engine.sequences[0]) == 150
     assert list(cache.ends) == before
     assert n_evaluated(ask(engine, prompts[0])) == 0
     assert list(cache.ends) == [*before[1:], before[0]]

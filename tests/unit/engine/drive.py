@@ -72,7 +72,7 @@ def flushed(engine: Engine) -> DiskTier:
     tier = tier_of(engine)
     done = tier.flush(60)
     while tier.queue.waits:
-        engine.prefix_cache.hand_over()
+        engine.prefix_cache.write_back.flush_copies()
         done = tier.flush(60)
     assert done
     return tier

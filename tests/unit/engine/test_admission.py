@@ -88,9 +88,9 @@ def test_a_next_turn_does_not_wait_for_all_of_a_long_prompt(
         for seed in range(3):
             ask(engine, prompt_of(10 + seed, 300))
     looks: list[Prompt] = []
-    n_ready = engine.prefix_cache.n_ready
+    n_ready = engine.prefix_cache.prefetch.n_ready
     monkeypatch.setattr(
-        engine.prefix_cache,
+        engine.prefix_cache.prefetch,
         "n_ready",
         lambda prompt, *args: (looks.append(prompt), n_ready(prompt, *args))[1],
     )

@@ -76,11 +76,11 @@ def idle(engine: Engine, n: int = 10_000) -> int:
     tier = tier_of(engine)
     for looked in range(n):
         tier.flush(60)
-        if not tier.queue.waits and not cache.copy_next():
+        if not tier.queue.waits and not cache.write_back.copy_next():
             tier.flush(60)
             if not tier.queue.waits:
                 return looked
-        cache.hand_over()
+        cache.write_back.flush_copies()
     tier.flush(60)
     return n
 

@@ -139,7 +139,7 @@ def test_a_request_that_cannot_be_parked_goes_on() -> None:
     def refuse(*_: object, **__: object) -> None:
         raise StateError("no memory")
 
-    turned.engine.prefix_cache.suspend = refuse  # type: ignore[assignment]
+    turned.engine.prefix_cache.saver.suspend = refuse  # type: ignore[assignment]
     handles = [turned.submit(seed, 100, sampling=ENDLESS) for seed in range(2)]
     while turned.step():
         continue

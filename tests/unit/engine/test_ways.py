@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyctl.cache.candidates import ResumeCandidates
 from pyctl.cache.plan import last_common_end
 from pyctl.cache.ram import RamCache
-from pyctl.cache.restore import Ways
 from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import NOTHING, Prefix, PromptMatch, Segment, Snapshot, State
 from pyctl.engine.engine import Engine
@@ -28,7 +28,7 @@ def test_batches_are_compared_as_lists_of_their_ends_are(data: st.DataObject) ->
     """On a tree of segments whose ends are mostly, but not always, those of the prompt."""
     places = st.sets(st.integers(1, 60), max_size=8)
     ends = sorted(data.draw(places) | {60})
-    ways = Ways(
+    finder = ResumeCandidates(
         PromptMatch(as_tokens(range(60))),
         ends,
         LiveSequence(0, 60),
@@ -46,7 +46,7 @@ def test_batches_are_compared_as_lists_of_their_ends_are(data: st.DataObject) ->
         segment = data.draw(st.sampled_from(segments))
         n = data.draw(st.integers(segment.start + 1, segment.end))
         snapshot = Snapshot(Prefix(b"", n), segment, State())
-        assert ways.passes(snapshot) == (last_common_end(ends, snapshot.ends, n) == n)
+        assert finder.has_same_batches(snapshot) == (last_common_end(ends, snapshot.ends, n) == n)
 
 
 def filled(tokens: Tokens, cache: RamCache | None = None) -> tuple[RamCache, list[int]]:
@@ -79,11 +79,11 @@ def test_many_snapshots_of_one_conversation_cost_no_chain_each(
             yield link
 
     monkeypatch.setattr(Snapshot, "links", counted)
-    ways = Ways(
+    candidates = ResumeCandidates(
         match, [*ends, N + 5], LiveSequence(0, N + 5), FakeBackend("hybrid").shape, exact=exact
     ).find(cache)
-    assert [way.n for way in ways] == ends[::-1]
-    found = [way.snapshot for way in ways if way.snapshot is not None]
+    assert [each.n for each in candidates] == ends[::-1]
+    found = [each.snapshot for each in candidates if each.snapshot is not None]
     assert len(match._hashed) == 1, "what is compared need not be hashed"
     for snapshot in found:
         snapshot.segment.held = TenHeldRows()

@@ -317,8 +317,8 @@ def test_an_idle_moment_copies_what_only_the_device_has(make: Any) -> None:
 def test_going_ahead_does_not_keep_rows_from_being_copied(make: Any) -> None:
     """As long as one prompt after the other is made ready, there is no moment without work."""
     bench = make()
-    cache = bench.engine.prefix_cache
-    cache.copy_next = copied = Mock(wraps=cache.copy_next)
+    write_back = bench.engine.prefix_cache.write_back
+    write_back.copy_next = copied = Mock(wraps=write_back.copy_next)
     bench.ask(PROMPT)
     n_ready = 0
     while not copied.called:

@@ -1,0 +1,188 @@
+"""Takes snapshots of live sequences: the rows that no snapshot has yet, and the state."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from pyctl.cache.cache_stats import RequestStats
+from pyctl.cache.device_tier import DeviceTier
+from pyctl.cache.lookup import CacheLookup, CachePlan
+from pyctl.cache.ports import SequenceMemory
+from pyctl.cache.ram import RamCache
+from pyctl.cache.sequence import Coverage, LiveSequence
+from pyctl.cache.snapshot import Block, Prefix, PromptMatch, Snapshot
+from pyctl.cache.write_back import WriteBack
+from pyctl.errors import StateError
+
+__all__ = ["Saver"]
+
+log = logging.getLogger(__name__)
+
+MIN_END_TOKENS = 64
+"""Tokens after the last batch end that are worth a snapshot of a prompt's end, though it may never
+recur.
+"""
+
+
+class Saver:
+    """Saves what sequences of ``memory`` hold to ``cache``; ``write_back`` takes what it evicts.
+
+    Saved rows never change, so a sequence saves only those after its `Coverage`. With ``exact``
+    only rows of a cold run's batches are saved. A failure is a snapshot less: logged, and raised by
+    `suspend` and `resume` alone. The engine's thread calls everything.
+    """
+
+    def __init__(
+        self,
+        memory: SequenceMemory,
+        cache: RamCache,
+        device: DeviceTier,
+        write_back: WriteBack,
+        *,
+        exact: bool,
+    ) -> None:
+        self._memory = memory
+        self._cache = cache
+        self._device = device
+        self._write_back = write_back
+        self._exact = exact
+
+    def save(self, seq: LiveSequence, plan: CachePlan, stats: RequestStats) -> None:
+        """Save a snapshot at the end of ``seq``, a prefix of ``plan.match``."""
+        with stats.timed("save_ms"):
+            if not self._memory.shape.resume_points.allow(seq.n):
+                return  # it would not come back to the same bits
+            if self._exact and seq.n_exact != seq.n:
+                return  # a cold run would have evaluated other batches
+            with self._cache.locked(*plan.restored):
+                self._save(seq, plan, stats)
+
+    def _save(self, seq: LiveSequence, plan: CachePlan, stats: RequestStats) -> None:
+        covered = self._coverage(seq, plan.match)
+        prefix = plan.match.prefix(seq.n)
+        new_bytes = self._device.rows_size(covered.n, seq.n) + seq.tokens[covered.n :].nbytes
+        new_bytes += self._memory.state_size(seq.id, (seq.n,))
+        if not self._cache.may_add(prefix, new_bytes, covered.segment):
+            return
+        try:
+            snapshot = self._take(seq, prefix, covered)
+            snapshot.is_turn = snapshot.n == plan.turn
+            if self._cache.add(snapshot):
+                seq.covered = Coverage(snapshot.segment, seq.n)
+                stats.count_saved(prefix.name)
+                self._copy_early(snapshot, covered.n)
+            self._device.give_back(snapshot)
+        except (StateError, MemoryError) as error:
+            log.warning("cannot save a snapshot at %d tokens: %s", seq.n, error)
+        self._write_back.trim_backlog()
+
+    def save_end(
+        self,
+        seq: LiveSequence,
+        lookup: CacheLookup,
+        stats: RequestStats,
+        output: Callable[[], Block],
+        n_alike: int = 0,
+    ) -> None:
+        """Save the end of a prompt that ``seq`` has just reached, with the ``output`` there, for
+        equal prompts: see `PromptEnds`.
+
+        It is worth room that others have if the same was asked before, ``n_alike`` others wait with
+        it, or much of it lies after the last batch end; else it takes spare bytes only.
+        """
+        with stats.timed("save_ms"):
+            recent = lookup.recent
+            if recent is None or not stats.n_evaluated or not self._cache.enabled:
+                return  # no prompt of a client, or nothing new, or no room for anything
+            if not self._memory.shape.resume_points.allow(seq.n):
+                return  # it would not come back to the same bits
+            last_begin = lookup.ends[-2] if len(lookup.ends) > 1 else 0  # of the last batch
+            exact = seq.n_exact in (last_begin, seq.n) and not seq.shares
+            if self._exact and not exact:
+                return  # a cold run would have evaluated other batches
+            is_long = seq.n - last_begin >= MIN_END_TOKENS
+            is_wanted = n_alike > 0 or is_long or recent.has_whole
+            n_bytes = self._memory.state_size(seq.id, (seq.n,))
+            if self._cache.ends.may_add(n_bytes, is_wanted=is_wanted):
+                self._save_end(seq, lookup, output, exact=exact, is_wanted=is_wanted)
+
+    def _save_end(
+        self,
+        seq: LiveSequence,
+        lookup: CacheLookup,
+        output: Callable[[], Block],
+        *,
+        exact: bool,
+        is_wanted: bool,
+    ) -> None:
+        try:
+            logits = output()
+            covered = self._coverage(seq, lookup.match)
+            end = self._take(seq, lookup.match.prefix(seq.n), covered)
+            end.state = end.state.with_output(logits)
+            end.exact = exact
+            with self._cache.locked(end, *lookup.snapshots):
+                if self._cache.ends.add(end, is_wanted=is_wanted):
+                    seq.covered = Coverage(end.segment, seq.n)
+            self._device.give_back(end)
+        except (StateError, MemoryError) as error:
+            log.warning("cannot save the end of a prompt: %s", error)
+
+    def suspend(self, seq: LiveSequence, *, frees_cells: bool = True) -> Snapshot:
+        """Take everything that ``seq`` holds out of it, for `resume`. Raises StateError or
+        MemoryError, and leaves it as it is.
+
+        The snapshot is no entry of the cache, which only counts its bytes until `RamCache.release`,
+        and shares rows with it. Rows that the device can hold stay there unless ``frees_cells``.
+        """
+        kept = self._take(seq, PromptMatch(seq.tokens).prefix(seq.n), seq.covered.alive())
+        self._cache.retain(kept)
+        try:
+            if frees_cells:
+                self._device.to_ram(kept)
+        except (StateError, MemoryError):
+            self._cache.release(kept)
+            raise
+        self._memory.clear(seq.id)
+        return kept
+
+    def resume(self, seq: LiveSequence, kept: Snapshot) -> None:
+        """Put back what `suspend` took; ``seq`` may have another id now. Raises StateError or
+        OutOfCellsError, and keeps it.
+        """
+        self._memory.restore(seq.id, 0, kept.spans(0, kept.n), kept.state)
+        seq.covered = Coverage(kept.segment, kept.n)
+        self._cache.release(kept)
+
+    def _take(self, seq: LiveSequence, prefix: Prefix, covered: Coverage) -> Snapshot:
+        """Return a snapshot of all that ``seq`` holds: the rows after those ``covered``, and the
+        state. Raises StateError or MemoryError.
+        """
+        state = self._memory.save_state(seq.id, seq.n)
+        segment = covered.segment
+        if segment is None or covered.n < seq.n:
+            segment = self._device.segment(seq, covered)
+        return Snapshot(prefix, segment, state, exact=seq.n_exact == seq.n, facts=seq.facts)
+
+    def _coverage(self, seq: LiveSequence, match: PromptMatch) -> Coverage:
+        """Return the rows of ``seq`` that need not be saved: its own that are, or equal ones of
+        another snapshot, if `LiveSequence.n_overlap` shows that there may be some.
+        """
+        covered = seq.covered.alive()
+        if covered.n >= seq.n_overlap:
+            return covered
+        other, n_shared = self._cache.overlap(match)
+        if other is None:
+            return covered
+        n_common = other.n_same_batches(seq.ends, min(n_shared, seq.n))
+        if n_common > covered.n:
+            covered = seq.covered = Coverage(other.segment_at(n_common), n_common)
+        return covered
+
+    def _copy_early(self, snapshot: Snapshot, first: int) -> None:
+        """Start to copy the rows of ``snapshot`` from ``first`` on to RAM, if they cannot stay on
+        the device or the disk may want them: beside the next batch, rather than all at the end.
+        """
+        if self._memory.shape.is_pool or self._write_back.wants(snapshot):
+            self._device.copy_spare(*(each for each in snapshot.chain if each.start >= first))

@@ -1,0 +1,71 @@
+"""Hands snapshots to the disk, and copies the rows that only the device has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyctl.cache.device_tier import DeviceTier
+from pyctl.cache.ports import SequenceMemory, Store
+from pyctl.cache.ram import RamCache
+from pyctl.cache.snapshot import Snapshot
+
+__all__ = ["WriteBack"]
+
+
+class WriteBack:
+    """Feeds ``disk`` with snapshots of ``cache``; does nothing without a disk.
+
+    The disk's thread writes from RAM and never touches the device. Whatever it needs from there is
+    copied by the engine's thread, which calls everything here between two steps: a copy takes a few
+    milliseconds. Snapshots that wait take RAM on top of the cache; beyond a bound the least worth
+    are dropped.
+    """
+
+    def __init__(
+        self, memory: SequenceMemory, cache: RamCache, device: DeviceTier, disk: Store | None
+    ) -> None:
+        self._memory = memory
+        self._cache = cache
+        self._device = device
+        self._disk = disk
+
+    def write(self, snapshots: Sequence[Snapshot], *, has_last: bool = False) -> None:
+        """Queue ``snapshots`` and start to copy what only the device has of them. With ``has_last``
+        the last one is written however short it is.
+        """
+        if self._disk is not None and snapshots:
+            self._memory.synchronize()  # the bytes of new snapshots may still be on their way
+            for each in snapshots:
+                self._disk.write(each, is_last=has_last and each is snapshots[-1])
+        self.flush_copies()
+
+    def flush_copies(self) -> None:
+        """Complete the bytes that wait for the disk, and copy the segment that its thread needs."""
+        if self._disk is not None and self._disk.queue.waits:
+            self._memory.synchronize()
+            self._disk.queue.serve(self._device.rows_now)
+            self.trim_backlog()
+
+    def wants(self, snapshot: Snapshot) -> bool:
+        """Return whether the disk may be given ``snapshot``."""
+        return self._disk is not None and snapshot.facts.for_disk
+
+    def copy_next(self) -> bool:
+        """In an idle moment, copy some rows that only the device has to RAM. If there are none
+        left, write the conversations that are too large to be copied when the program ends. Return
+        whether something was copied.
+        """
+        if self._device.copy_one():
+            return True
+        if self._disk is not None and self._disk.policy.kind != "off":
+            ends = self._cache.conversation_ends()[::-1]
+            self.write([end for end in ends if self._device.is_large(end)])
+        return False
+
+    def trim_backlog(self) -> None:
+        """Drop evicted snapshots, the least worth first, while a slow disk leaves too many
+        unwritten.
+        """
+        while self._disk is not None and self._device.is_behind():
+            if not self._disk.queue.drop_least_worth():
+                return
