@@ -87,9 +87,11 @@ class Steps:
         return finish(self.cache.restore(lookup, self.seq, stats))
 
     def evaluate(self, tokens: Tokens) -> None:
-        """Evaluate ``tokens`` as one batch of a cold run."""
-        self.memory.evaluate(self.seq.id, tokens, self.seq.n)
-        self.seq.append(tokens, exact=True)
+        """Evaluate ``tokens`` in full batches of a cold run, and the rest in one."""
+        for start in range(0, len(tokens), N_UBATCH):
+            batch = tokens[start : start + N_UBATCH]
+            self.memory.evaluate(self.seq.id, batch, self.seq.n)
+            self.seq.append(batch, exact=True)
 
     def generate(self, tokens: Tokens) -> None:
         """Evaluate ``tokens`` one by one, as a reply."""

@@ -1,4 +1,4 @@
-"""The search for the quickest restore looks at each segment once, for any number of snapshots."""
+"""Where a prompt can resume, which position comes first, and what the search costs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyctl.cache.candidates import ResumeCandidates
+from pyctl.cache.cache_stats import RequestStats
+from pyctl.cache.candidates import Candidate, ResumeCandidates
 from pyctl.cache.plan import last_common_end
 from pyctl.cache.ram import RamCache
 from pyctl.cache.sequence import LiveSequence
@@ -18,6 +19,7 @@ from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.prompt import Tokens, as_tokens
 from tests.fake import FakeBackend
+from tests.unit.cache.steps import Steps, ends_of, longer, prompt_of
 from tests.unit.engine.drive import ask, chat
 
 N = 300
@@ -137,6 +139,74 @@ def test_many_rows_that_leave_the_device_are_ranked_once() -> None:
         assert engine.prefix_cache.device.shrink(0)
     assert engine.prefix_cache.device.counts.to_ram > 2500
     assert ranked.call_count == 1
+
+
+def position_of(candidate: Candidate) -> tuple[int, int, str, bool]:
+    return candidate.n, candidate.keep, candidate.source, candidate.has_state
+
+
+def test_of_equal_positions_live_rows_come_first_and_then_a_state() -> None:
+    """The end of the live sequence is also in RAM: continuing it copies nothing."""
+    steps = Steps("hybrid")
+    prompt = prompt_of(1)
+    steps.serve(prompt)
+    steps.cache.saver.save(steps.seq, steps.plan_of(prompt), RequestStats(0))
+    positions = [position_of(each) for each in steps.lookup(longer(prompt, 2)).candidates]
+    assert positions[:2] == [(400, 400, "live", False), (400, 400, "live", True)]
+    assert [n for n, *_ in positions] == sorted((n for n, *_ in positions), reverse=True)
+
+
+def test_a_candidate_loses_its_live_rows_when_the_sequence_does() -> None:
+    live = LiveSequence(0, 100)
+    live.append(as_tokens(range(50)), exact=True)
+    segment = Segment(0, as_tokens(range(50)), NOTHING, None)
+    snapshot = Snapshot(Prefix(b"", 50), segment, State())
+    candidates = [Candidate("live", 50, 50), Candidate("ram", 50, 40, snapshot)]
+    assert [each.now(live) for each in candidates] == candidates
+    live.truncate(0)
+    assert [each.now(live) for each in candidates] == [None, Candidate("ram", 50, 0, snapshot)]
+    segment.drop()
+    assert candidates[1].now(live) is None
+
+
+@pytest.mark.parametrize(
+    ("in_blocks", "exact", "expected"),
+    [(False, False, 340), (True, False, 300), (False, True, 300)],
+)
+def test_a_reply_is_cut_within_unless_that_tells_others_or_differs(
+    in_blocks: bool, exact: bool, expected: int
+) -> None:
+    """A prompt leaves a live reply after 40 of its tokens; rows are all that the model needs."""
+    steps = Steps("attention")
+    prompt = prompt_of(1, 300)
+    steps.serve(prompt)
+    steps.generate(prompt_of(2, 100).tokens)
+    tokens = np.concatenate((steps.seq.tokens[:340], prompt_of(3, 100).tokens))
+    found = ResumeCandidates(
+        PromptMatch(as_tokens(tokens)),
+        [*ends_of(prompt), 440],
+        steps.seq,
+        steps.memory.shape,
+        exact=exact,
+        in_blocks=in_blocks,
+    ).find(RamCache(0, None))
+    assert [each.n for each in found] == [expected]
+
+
+@pytest.mark.parametrize("may_end", [True, False])
+def test_the_whole_prompt_is_a_candidate_if_its_output_is_cached(may_end: bool) -> None:
+    steps = Steps("hybrid")
+    prompt = prompt_of(1)
+    stats = steps.serve(prompt)
+    lookup = steps.lookup(prompt)
+    steps.cache.saver.save_end(steps.seq, lookup, stats, steps.memory.output, n_alike=1)
+    assert len(steps.ram.ends) == 1
+    steps.cache.forget(steps.seq)
+    finder = ResumeCandidates(
+        PromptMatch(prompt.tokens), ends_of(prompt), steps.seq, steps.memory.shape, exact=True
+    )
+    found = finder.find(steps.ram, may_end=may_end)
+    assert (found[0].n == len(prompt)) == may_end
 
 
 class TenHeldRows:
