@@ -39,8 +39,6 @@ if TYPE_CHECKING:
         MIN_BATCH,
         RULES,
         batch_ends,
-        ends_within,
-        last_end,
         snapshot_ends,
     )
     from pyctl.cache.ports import (
@@ -51,6 +49,7 @@ if TYPE_CHECKING:
         SequenceMemory,
         Store,
     )
+    from pyctl.cache.positions import ends_within, last_end
     from pyctl.cache.prefix_cache import PrefixCache
     from pyctl.cache.ram import RamCache
     from pyctl.cache.ram_budget import RamBudget
@@ -77,6 +76,7 @@ if TYPE_CHECKING:
 _MODULES = (
     "cache_settings",
     "plan",
+    "positions",
     "disk_policy",
     "resume_points",
     "snapshot",

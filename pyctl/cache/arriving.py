@@ -27,13 +27,15 @@ log = logging.getLogger(__name__)
 class ArrivingCandidate(Candidate):
     """A candidate at the end of the snapshot of ``arrival``, which comes from ``disk``.
 
-    Its segments are in no cache until `enter`, and may be held by the device before that. A large
+    Its segments are not in ``cache`` until `enter`; ``device`` may hold them before that. A large
     snapshot is never in RAM as a whole: what the sequence has moves to the device, and frees RAM
     for the next reads.
     """
 
     arrival: Arrival
     disk: Store
+    cache: RamCache
+    device: DeviceTier
 
     def load(self, live: LiveSequence, memory: SequenceMemory) -> Reading[None]:
         """Append the rows segment by segment as they arrive, and load the state."""
@@ -52,7 +54,7 @@ class ArrivingCandidate(Candidate):
         yield from arrival.state()
         memory.restore(live.id, snapshot.n, (), snapshot.state)
 
-    def enter(self, live: LiveSequence, cache: RamCache, device: DeviceTier) -> Reading[bool]:
+    def enter(self, live: LiveSequence) -> Reading[bool]:
         """Put the complete snapshot into RAM; False if there is no room or some of it never came.
 
         Rows that find no room stay only on the device, where ``live`` has them.
@@ -65,13 +67,13 @@ class ArrivingCandidate(Candidate):
             return False
         if any(segment.dropped for segment in snapshot.chain):
             return False  # a snapshot that shared them was dropped meanwhile
-        device.hold(snapshot, live)
+        self.device.hold(snapshot, live)
         try:
-            if cache.add(snapshot):
+            if self.cache.add(snapshot):
                 return True
-            return device.leave_ram(snapshot) and cache.add(snapshot)
+            return self.device.leave_ram(snapshot) and self.cache.add(snapshot)
         finally:
-            device.give_back(snapshot)
+            self.device.give_back(snapshot)
 
     def discard(self, cache: RamCache) -> None:
         """Drop the snapshot on disk, whose bytes do not fit the model, unless they never came or
@@ -81,12 +83,12 @@ class ArrivingCandidate(Candidate):
         if not self.arrival.is_lost and not any(each.dropped for each in snapshot.chain):
             self.disk.refuse(snapshot)
 
-    def close(self, device: DeviceTier) -> None:
+    def close(self) -> None:
         """End the reads that have not started, and let the device release rows that are not in
         RAM.
         """
         self.arrival.cancel()
-        device.give_back(self.arrival.snapshot)
+        self.device.give_back(self.arrival.snapshot)
 
     def _pass_live_rows(self, live: LiveSequence, memory: SequenceMemory) -> Reading[None]:
         """Let the device hold the rows that ``live`` keeps: a segment whose read has not begun need

@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from pyctl.cache.device_tier import DeviceTier
 from pyctl.cache.disk.readers import Reading
-from pyctl.cache.plan import MIN_BATCH, ends_within, last_end
+from pyctl.cache.plan import MIN_BATCH
 from pyctl.cache.ports import MemoryShape, SequenceMemory
+from pyctl.cache.positions import clip_reply_spans, ends_within, last_end
 from pyctl.cache.ram import RamCache
 from pyctl.cache.sequence import LiveSequence
-from pyctl.cache.snapshot import PromptMatch, Segment, Snapshot, Source, clip_reply_spans
+from pyctl.cache.snapshot import PromptMatch, Segment, Snapshot, Source
 
 __all__ = ["Candidate", "ResumeCandidates"]
 
@@ -59,7 +59,8 @@ class Candidate:
         return replace(self, keep=0) if self.snapshot is not None else None
 
     def load(self, live: LiveSequence, memory: SequenceMemory) -> Reading[None]:
-        """Append the rows of the snapshot to the ``keep`` rows of ``live``, and load its state.
+        """Append the rows of the snapshot to ``live``, which has ``keep`` rows, and load its state.
+        Without a snapshot, cut ``live``.
 
         Yields what it waits for: nothing here. Raises StateError if the bytes do not fit the model,
         OutOfCellsError without room.
@@ -67,9 +68,12 @@ class Candidate:
         if self.snapshot is not None:
             state = self.snapshot.state if self.n == self.snapshot.n else None
             memory.restore(live.id, self.keep, self.snapshot.spans(self.keep, self.n), state)
+        elif self.n < live.n:
+            memory.rewind(live.id, self.n)
+            live.truncate(self.n)
         yield from ()
 
-    def enter(self, live: LiveSequence, cache: RamCache, device: DeviceTier) -> Reading[bool]:
+    def enter(self, live: LiveSequence) -> Reading[bool]:
         """Have the snapshot in RAM, now that ``live`` holds it; False if that is impossible."""
         yield from ()
         return True
@@ -79,7 +83,7 @@ class Candidate:
         if self.snapshot is not None:
             cache.drop(self.snapshot)
 
-    def close(self, device: DeviceTier) -> None:
+    def close(self) -> None:
         """End what is under way for a candidate that is no longer tried."""
 
 

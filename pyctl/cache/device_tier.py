@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from pyctl.cache.plan import ends_within, last_end
 from pyctl.cache.ports import MAX_UNWRITTEN_BYTES, SequenceMemory
+from pyctl.cache.positions import clip_reply_spans, ends_within, last_end
 from pyctl.cache.ram import RamCache
 from pyctl.cache.sequence import Coverage, LiveSequence
-from pyctl.cache.snapshot import NOTHING, Block, Segment, Snapshot, clip_reply_spans, needed_by
+from pyctl.cache.snapshot import NOTHING, Block, Segment, Snapshot, needed_by
 from pyctl.errors import StateError
 from pyctl.limit import limit
 from pyctl.prompt import as_tokens
@@ -85,7 +85,7 @@ class DeviceTier:
         self._fetched: weakref.WeakKeyDictionary[Segment, weakref.ref[Block]] = (
             weakref.WeakKeyDictionary()
         )
-        cache.pool.on_drop = self.release
+        cache.pool.on_drop = self._release
         if cache.enabled:
             memory.release_all()
 
@@ -121,7 +121,7 @@ class DeviceTier:
                 made.append(self._segment(seq, start, last, made[-1] if made else covered.segment))
         except (StateError, MemoryError):
             for segment in made:
-                self.release(segment)
+                self._release(segment)
             raise
         return made[-1]
 
@@ -186,7 +186,7 @@ class DeviceTier:
         """Let go what the device holds for a snapshot that the cache did not take."""
         for segment in snapshot.chain:
             if not segment.alive and segment.held is not None:
-                self.release(segment)
+                self._release(segment)
                 if not segment.rows.size:  # they are nowhere now
                     segment.drop()
 
@@ -194,10 +194,13 @@ class DeviceTier:
         """How many rows [first, last) of ``snapshot`` lie in their own cells, and need no further
         ones.
         """
-        spans = snapshot.spans(first, last)
-        return sum(
-            self._memory.n_own(rows.held, *span) for rows, *span in spans if rows.held is not None
-        )
+        n_ready = 0
+        for segment, upto in snapshot.chain.items():
+            start = max(segment.start, first)
+            stop = min(upto, last)
+            if segment.held is not None and start < stop:
+                n_ready += self._memory.n_own(segment.held, start, stop)
+        return n_ready
 
     def make_cells(
         self,
@@ -239,7 +242,7 @@ class DeviceTier:
                 return n_ready, True
         return n_ready, False
 
-    def release(self, segment: Segment) -> None:
+    def _release(self, segment: Segment) -> None:
         """Let its rows go from the device."""
         if segment.held is not None:
             self._memory.release(segment.held)
@@ -307,7 +310,7 @@ class DeviceTier:
         for segment in snapshot.chain:
             if segment.only_held_bytes:
                 self._copy(segment)
-            self.release(segment)
+            self._release(segment)
 
     def copy_spare(self, *segments: Segment) -> None:
         """Start to copy rows that the disk will need, as far as RAM has room to spare for them."""
@@ -386,7 +389,7 @@ class DeviceTier:
         """
         for segment in self._cache.segments():
             if segment.rows.size:
-                self.release(segment)
+                self._release(segment)
         for segment in self._cache.only_held():
             if not segment.dropped:
                 self._leave(segment)
@@ -406,7 +409,7 @@ class DeviceTier:
                 kept = False
             if not kept:
                 self._drop_held(segment)
-        self.release(segment)
+        self._release(segment)
 
     def _copy_if_spare(self, segment: Segment) -> bool:
         """Start to copy rows to RAM; False if it has no room to spare for them."""

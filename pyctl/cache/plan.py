@@ -8,6 +8,8 @@ import bisect
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from pyctl.cache.positions import last_end
+
 if TYPE_CHECKING:
     from pyctl.cache.resume_points import ResumePoints
     from pyctl.prompt import Prompt
@@ -18,10 +20,7 @@ __all__ = [
     "RULES",
     "batch_ends",
     "choose_cuts",
-    "ends_within",
     "inner_ends",
-    "last_common_end",
-    "last_end",
     "next_turn",
     "snapshot_ends",
 ]
@@ -98,12 +97,6 @@ def batch_ends(
     return ends if last == n else [*ends, n]
 
 
-def last_end(ends: Sequence[int], limit: int) -> int:
-    """The deepest batch end at or before ``limit``, or 0."""
-    at = bisect.bisect_right(ends, limit)
-    return ends[at - 1] if at else 0
-
-
 def inner_ends(prompt: Prompt, ends: Sequence[int]) -> list[int]:
     """The batch ends at which a snapshot of ``prompt`` is of use: not at its very end, nor inside
     an image.
@@ -115,27 +108,6 @@ def inner_ends(prompt: Prompt, ends: Sequence[int]) -> list[int]:
 def snapshot_ends(prompt: Prompt, ends: Sequence[int], points: ResumePoints) -> list[int]:
     """Return the `inner_ends` from which a sequence comes back to the same bits."""
     return points.among(inner_ends(prompt, ends))
-
-
-def last_common_end(a: Sequence[int], b: Sequence[int], limit: int) -> int:
-    """The deepest position at or before ``limit`` up to which both have the same batch ends, or
-    0.
-    """
-    n = min(bisect.bisect_right(a, limit), bisect.bisect_right(b, limit))
-    if list(a[:n]) != list(b[:n]):  # which is seldom
-        n = next(i for i in range(n) if a[i] != b[i])
-    return a[n - 1] if n else 0
-
-
-def ends_within(ends: Sequence[int], first: int, last: int | None = None) -> tuple[int, ...]:
-    """The batch ends in (first, last]."""
-    return tuple(
-        ends[
-            bisect.bisect_right(ends, first) : None
-            if last is None
-            else bisect.bisect_right(ends, last)
-        ]
-    )
 
 
 def choose_cuts(

@@ -7,11 +7,11 @@ from operator import itemgetter
 from typing import TypeAlias
 
 from pyctl.cache.candidates import ResumeCandidates
-from pyctl.cache.chooser import SAME_SECONDS
 from pyctl.cache.disk.readers import Reads
 from pyctl.cache.lookup import may_use_disk
 from pyctl.cache.ports import CacheRequest, SequenceMemory, Store
 from pyctl.cache.ram import RamCache
+from pyctl.cache.restorer import SAME_SECONDS
 from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import Prefix, PromptMatch
 from pyctl.prompt import Prompt

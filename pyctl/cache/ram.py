@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 from pyctl.cache.costs import Costs
@@ -15,7 +15,7 @@ from pyctl.cache.eviction import CostAwareEviction
 from pyctl.cache.prefix_tree import PrefixTree
 from pyctl.cache.ram_budget import RamBudget
 from pyctl.cache.segment_pool import SegmentPool
-from pyctl.cache.snapshot import Block, Prefix, PromptMatch, Segment, Snapshot, State, needed_by
+from pyctl.cache.snapshot import Block, Prefix, PromptMatch, Segment, Snapshot, needed_by
 from pyctl.limit import limit
 
 __all__ = ["MAX_ENDS", "RamCache"]
@@ -216,38 +216,22 @@ class RamCache:
         self.retained.append(snapshot)
         self._shrink()
 
-    def retain_rows(self, prompt: PromptMatch, batch_ends: Sequence[int]) -> Snapshot | None:
-        """Retain the rows of ``prompt`` that are here, as far as they are of its batches, and
-        return them as a snapshot without a state; None if there are none.
-        """
-        nearest, n_shared = self.overlap(prompt)
-        n = nearest.n_same_batches(batch_ends, n_shared) if nearest is not None else 0
-        if nearest is None or not n:
-            return None
-        rows = Snapshot(prompt.prefix(n), nearest.segment_at(n), State())
-        self.retain(rows)
-        return rows
-
     def release(self, snapshot: Snapshot) -> None:
         """Take back `retain`."""
         self.retained.remove(snapshot)
         self.pool.release(snapshot)
 
-    def clear(self) -> int:
-        """Drop everything that is not pinned; returns how many snapshots went."""
+    def clear(self, *, pinned: bool = False) -> int:
+        """Drop everything, pinned snapshots only with ``pinned``; return how many snapshots
+        went.
+        """
         self.ends.clear()
+        if pinned:
+            self.pinned.clear()
         going = [each for each in self.snapshots() if each not in self.pinned]
         for snapshot in going:
             self._remove(snapshot)
         return len(going)
-
-    def leave_budget(self) -> None:
-        """Give up everything, pinned snapshots too, and the share of the budget; nothing may be
-        used after.
-        """
-        self.pinned.clear()
-        self.clear()
-        self.shared.remove(self)
 
     def pin(self, name: str, pinned: bool) -> bool:
         """Lock the snapshot of the prefix called ``name`` until it is unpinned, or unpin it.

@@ -104,30 +104,30 @@ class Saver:
             is_long = seq.n - last_begin >= MIN_END_TOKENS
             is_wanted = n_alike > 0 or is_long or recent.has_whole
             n_bytes = self._memory.state_size(seq.id, (seq.n,))
-            if self._cache.ends.may_add(n_bytes, is_wanted=is_wanted):
-                self._save_end(seq, lookup, output, exact=exact, is_wanted=is_wanted)
+            if not self._cache.ends.may_add(n_bytes, is_wanted=is_wanted):
+                return
+            try:
+                self._save_end(seq, lookup, output(), exact=exact, is_wanted=is_wanted)
+            except (StateError, MemoryError) as error:
+                log.warning("cannot save the end of a prompt: %s", error)
 
     def _save_end(
         self,
         seq: LiveSequence,
         lookup: CacheLookup,
-        output: Callable[[], Block],
+        output: Block,
         *,
         exact: bool,
         is_wanted: bool,
     ) -> None:
-        try:
-            logits = output()
-            covered = self._coverage(seq, lookup.match)
-            end = self._take(seq, lookup.match.prefix(seq.n), covered)
-            end.state = end.state.with_output(logits)
-            end.exact = exact
-            with self._cache.locked(end, *lookup.snapshots):
-                if self._cache.ends.add(end, is_wanted=is_wanted):
-                    seq.covered = Coverage(end.segment, seq.n)
-            self._device.give_back(end)
-        except (StateError, MemoryError) as error:
-            log.warning("cannot save the end of a prompt: %s", error)
+        covered = self._coverage(seq, lookup.match)
+        end = self._take(seq, lookup.match.prefix(seq.n), covered)
+        end.state = end.state.with_output(output)
+        end.exact = exact
+        with self._cache.locked(end, *lookup.snapshots):
+            if self._cache.ends.add(end, is_wanted=is_wanted):
+                seq.covered = Coverage(end.segment, seq.n)
+        self._device.give_back(end)
 
     def suspend(self, seq: LiveSequence, *, frees_cells: bool = True) -> Snapshot:
         """Take everything that ``seq`` holds out of it, for `resume`. Raises StateError or

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pyctl.cache.plan import last_common_end
-from pyctl.cache.snapshot import PromptFacts, ReplySpans, Segment, Snapshot, clip_reply_spans
+from pyctl.cache.positions import ReplySpans, clip_reply_spans, last_common_end
+from pyctl.cache.snapshot import PromptFacts, Segment, Snapshot
 from pyctl.prompt import Tokens, common_prefix
 
 __all__ = ["Coverage", "LiveSequence"]
@@ -115,11 +115,11 @@ class LiveSequence:
 
     def truncate(self, n: int) -> None:
         """Record that nothing is evaluated from ``n`` on."""
-        self.ends = [end for end in self.ends if end <= n]
         self.in_image = self.in_image and n == self.n
         self.n = n
-        self.reply_spans = clip_reply_spans(self.reply_spans, 0, n)
         self.covered = self.covered.within(n)
+        self.ends = [end for end in self.ends if end <= n]
+        self.reply_spans = clip_reply_spans(self.reply_spans, 0, n)
 
     def resume(
         self, tokens: Tokens, batch_ends: Sequence[int], snapshot: Snapshot | None = None
@@ -128,12 +128,11 @@ class LiveSequence:
         ``snapshot``. A cold run of their prompt has ``batch_ends``.
         """
         n = int(tokens.size)
+        source = self if snapshot is None else snapshot
+        n_exact = source.n_same_batches(batch_ends, n)
         covered = self.covered
         reply_spans = self.reply_spans
-        if snapshot is None:
-            n_exact = self.n_same_batches(batch_ends, n)
-        else:
-            n_exact = snapshot.n_same_batches(batch_ends, n)
+        if snapshot is not None:
             covered = Coverage(snapshot.segment, n)
             reply_spans += clip_reply_spans(snapshot.reply_spans, self.n, n)
         exact_ends = [end for end in batch_ends if end <= n_exact]

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pyctl.cache.plan import last_common_end
+from pyctl.cache.positions import ReplySpans, clip_reply_spans, last_common_end
 from pyctl.prompt import Tokens, common_prefix
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "Prefix",
     "PromptFacts",
     "PromptMatch",
-    "ReplySpans",
     "Rows",
     "Segment",
     "Snapshot",
@@ -38,7 +37,6 @@ __all__ = [
     "State",
     "StoredFileRef",
     "Window",
-    "clip_reply_spans",
     "needed_by",
 ]
 
@@ -119,18 +117,6 @@ class Rows(NamedTuple):
 Span: TypeAlias = tuple[Rows, int, int]
 
 """Positions [first, last) out of saved rows."""
-
-
-ReplySpans: TypeAlias = tuple[tuple[int, int], ...]
-"""The token counts between which each reply was generated, ascending: it could have ended at any of
-them.
-"""
-
-
-def clip_reply_spans(reply_spans: ReplySpans, first: int, last: int) -> ReplySpans:
-    """Return the part of ``reply_spans`` in [first, last]."""
-    clipped = ((max(low, first), min(high, last)) for low, high in reply_spans)
-    return tuple((low, high) for low, high in clipped if low <= high)
 
 
 @dataclass(eq=False)

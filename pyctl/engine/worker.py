@@ -403,7 +403,9 @@ class Worker:
                 self._ended = True
             self._fail_inbox(None)
             if self._unloads:
-                self._engine.prefix_cache.cache.leave_budget()
+                cache = self._engine.prefix_cache.cache
+                cache.clear(pinned=True)
+                cache.shared.remove(cache)
                 self._engine.backend.unload()
             self._complete = complete
         except BaseException as error:

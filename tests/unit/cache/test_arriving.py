@@ -67,7 +67,14 @@ class Reads:
         )
         disk: Any = SimpleNamespace(count_hit=self.hits.append, refuse=self.refused.append)
         self.candidate = ArrivingCandidate(
-            "disk", 400, 0, self.snapshot, arrival=self.arrival, disk=disk
+            "disk",
+            400,
+            0,
+            self.snapshot,
+            arrival=self.arrival,
+            disk=disk,
+            cache=self.steps.ram,
+            device=self.steps.cache.device,
         )
 
     def _start(self, start: int) -> DiskReads:
@@ -81,8 +88,7 @@ class Reads:
                 future.set_result(None)
 
     def enter(self) -> bool:
-        cache = self.steps.cache
-        return finish(self.candidate.enter(self.steps.seq, self.steps.ram, cache.device))
+        return finish(self.candidate.enter(self.steps.seq))
 
 
 def test_each_segment_is_loaded_before_the_next_has_come() -> None:
@@ -168,9 +174,9 @@ def test_closing_ends_the_reads_and_releases_the_device() -> None:
     finish(reads.candidate.load(reads.steps.seq, reads.steps.memory))
     reads.steps.cache.device.hold(reads.snapshot, reads.steps.seq)
     assert segment.held is not None
-    reads.candidate.close(reads.steps.cache.device)
+    reads.candidate.close()
     assert segment.held is None
     assert np.array_equal(reads.steps.seq.tokens, [])
     open_reads = Reads()
-    open_reads.candidate.close(open_reads.steps.cache.device)
+    open_reads.candidate.close()
     assert all(future.cancelled() for future in open_reads.futures.values())

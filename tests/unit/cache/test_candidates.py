@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.candidates import Candidate, ResumeCandidates
-from pyctl.cache.plan import last_common_end
+from pyctl.cache.positions import last_common_end
 from pyctl.cache.ram import RamCache
 from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import NOTHING, Prefix, PromptMatch, Segment, Snapshot, State

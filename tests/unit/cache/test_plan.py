@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyctl.cache.plan import DEFAULT_STEP, batch_ends, choose_cuts, last_common_end
+from pyctl.cache.plan import DEFAULT_STEP, batch_ends, choose_cuts
+from pyctl.cache.positions import last_common_end
 from pyctl.chat.boundaries import boundaries, headers
 from pyctl.image_file import ImageFile
 from pyctl.prompt import ImageSpan, Prompt, as_tokens

@@ -12,7 +12,7 @@ from pyctl.cache.prefix_cache import PrefixCache
 from pyctl.prompt import Prompt
 from tests.unit.cache.checks import check_invariants
 from tests.unit.cache.fake_disk import FakeDisk
-from tests.unit.cache.steps import Asked, Steps, ends_of, longer, prompt_of, ticking
+from tests.unit.cache.steps import Asked, Steps, TickingStats, ends_of, longer, prompt_of
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_every_way_out_of_a_lookup_is_timed(
 ) -> None:
     """Only prompts of clients that allow the cache are recent, and turns of its clock."""
     steps = Steps()
-    stats = ticking()
+    stats = TickingStats(0)
     lookup = steps.lookup(prompt_of(1), stats, **fields)
     assert stats.lookup_ms == 1000
     assert (lookup.recent is not None) == bool(n_recent)
@@ -41,7 +41,7 @@ def test_restores_and_what_they_park_are_one_time() -> None:
     steps = Steps()
     steps.serve(prompt_of(1))
     lookup = steps.lookup(prompt_of(2))
-    stats = ticking()
+    stats = TickingStats(0)
     steps.cache.park_previous(steps.seq, lookup, stats)
     assert (stats.restore_ms, stats.save_ms) == (3000, 1000)
     steps.restore(lookup, stats)
@@ -49,7 +49,7 @@ def test_restores_and_what_they_park_are_one_time() -> None:
 
 
 def test_a_block_that_raises_is_timed() -> None:
-    stats = ticking()
+    stats = TickingStats(0)
     with pytest.raises(KeyError), stats.timed("restore_ms"):
         raise KeyError
     assert stats.restore_ms == 1000

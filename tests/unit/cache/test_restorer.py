@@ -12,7 +12,7 @@ from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.disk.readers import DiskReads, Readers, finished
 from pyctl.errors import OutOfCellsError, StateError
 from tests.unit.cache.checks import check_invariants
-from tests.unit.cache.steps import Steps, cold_digest, longer, prompt_of, ticking
+from tests.unit.cache.steps import Steps, TickingStats, cold_digest, longer, prompt_of
 from tests.unit.engine.drive import tier_on
 
 KINDS = ("attention", "hybrid", "opaque")
@@ -128,7 +128,7 @@ def test_a_restore_that_is_closed_while_it_waits_leaves_nothing(tmp_path: Path) 
         return arrival
 
     disk.open = slow  # type: ignore[method-assign]
-    stats = ticking()
+    stats = TickingStats(0)
     restoring = steps.cache.restore(steps.lookup(longer(prompt, 3)), steps.seq, stats)
     while steps.seq.n_expected == 0:
         next(restoring)

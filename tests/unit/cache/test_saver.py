@@ -12,7 +12,7 @@ from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.resume_points import NOWHERE
 from pyctl.errors import OutOfCellsError, StateError
 from tests.unit.cache.checks import check_invariants
-from tests.unit.cache.steps import Steps, cold_digest, prompt_of, ticking
+from tests.unit.cache.steps import Steps, TickingStats, cold_digest, prompt_of
 
 
 def test_a_snapshot_has_only_the_rows_that_no_other_has() -> None:
@@ -73,7 +73,7 @@ def test_every_way_out_of_a_save_is_timed(refuse: Callable[[Steps], None] | None
     steps.evaluate(prompt.tokens)
     if refuse is not None:
         refuse(steps)
-    stats = ticking()
+    stats = TickingStats(0)
     steps.cache.saver.save(steps.seq, steps.plan_of(prompt), stats)
     assert stats.save_ms == 1000
     assert stats.n_saved == (refuse is None)
@@ -85,7 +85,7 @@ def test_exact_saves_no_batches_of_its_own() -> None:
     prompt = prompt_of(1)
     steps.evaluate(prompt.tokens)
     steps.generate(prompt_of(2, 5).tokens)
-    stats = ticking()
+    stats = TickingStats(0)
     plan = steps.plan_of(type(prompt).of(steps.seq.tokens.copy()))
     steps.cache.saver.save(steps.seq, plan, stats)
     assert steps.ram.snapshots() == []
@@ -106,7 +106,7 @@ def test_every_way_out_of_saving_an_end_is_timed(fields: dict[str, Any], n_ends:
     prompt = prompt_of(1)
     steps.serve(prompt)
     lookup = steps.lookup(prompt, cache_prompt=fields.get("is_cached", True))
-    stats = ticking(400)
+    stats = TickingStats(400)
     stats.n_evaluated = 400 if fields.get("is_new", True) else 0
     output = Mock(side_effect=MemoryError) if "fails" in fields else steps.memory.output
     steps.cache.saver.save_end(steps.seq, lookup, stats, output, fields.get("n_alike", 0))
