@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from bench.common import answered
 from bench.gpu_seconds import DEVICES, Device
 from bench.sessions import PLAIN, Message, Reply, text
+from pyctl.cache.block_sizes import BlockSizes
 from pyctl.cache.cache_stats import RequestStats
-from pyctl.cache.disk.file_format import BlockSizes
 from pyctl.cache.ports import MemoryShape
 from pyctl.cache.ram import RamCache
 from pyctl.cache.resume_points import ANYWHERE

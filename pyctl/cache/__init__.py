@@ -1,6 +1,7 @@
 """The prefix cache: snapshots on the device, in RAM and on disk. It handles bytes and tokens only.
 
-Other packages import only from here, except the disk, which only `cli` builds. A name is loaded
+Other packages import only from here, except the disk package, which imports the cache and never
+the other way round. A name is loaded
 when it is first used, so that settings load without NumPy.
 """
 
@@ -10,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pyctl.cache.block_sizes import BlockSizes
     from pyctl.cache.cache_settings import (
         DEFAULT_DAILY_MIB,
         FREE_PART,
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
     from pyctl.cache.check import faults
     from pyctl.cache.costs import Costs
     from pyctl.cache.device_tier import DeviceCounts, max_unwritten
-    from pyctl.cache.disk.file_format import INDEX, REPLIES, BlockSizes
-    from pyctl.cache.disk.readers import Reading, Reads
     from pyctl.cache.disk_policy import DiskPolicy
     from pyctl.cache.lookup import CacheLookup, CachePlan
     from pyctl.cache.plan import (
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from pyctl.cache.prefix_cache import PrefixCache
     from pyctl.cache.ram import RamCache
     from pyctl.cache.ram_budget import RamBudget
+    from pyctl.cache.reads import Reading, Reads
     from pyctl.cache.recent import RecentPrompts
     from pyctl.cache.resume_points import ANYWHERE, NOWHERE, ResumePoints
     from pyctl.cache.saved_time import Saved, SavedTime
@@ -83,6 +84,8 @@ _MODULES = (
     "sequence",
     "cache_stats",
     "saved_time",
+    "block_sizes",
+    "reads",
     "ports",
     "recent",
     "ram",
@@ -92,8 +95,6 @@ _MODULES = (
     "saver",
     "prefix_cache",
     "check",
-    "disk.file_format",
-    "disk.readers",
 )
 """Where a name is looked for, in this order."""
 
@@ -103,11 +104,9 @@ __all__ = [
     "DEFAULT_DAILY_MIB",
     "DEFAULT_STEP",
     "FREE_PART",
-    "INDEX",
     "MIN_BATCH",
     "NOTHING",
     "NOWHERE",
-    "REPLIES",
     "RULES",
     "SHOWN",
     "Block",

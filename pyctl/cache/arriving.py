@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 from pyctl.cache.candidates import Candidate
 from pyctl.cache.device_tier import DeviceTier
-from pyctl.cache.disk.readers import Reading
 from pyctl.cache.ports import SequenceMemory, Store
 from pyctl.cache.ram import RamCache
+from pyctl.cache.reads import Reading
 from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import Segment
 from pyctl.errors import StateError
 
 if TYPE_CHECKING:
-    from pyctl.cache.disk.arrival import Arrival
+    from pyctl.cache.pending_snapshot import PendingSnapshot
 
 __all__ = ["ArrivingCandidate"]
 
@@ -32,7 +32,7 @@ class ArrivingCandidate(Candidate):
     for the next reads.
     """
 
-    arrival: Arrival
+    arrival: PendingSnapshot
     disk: Store
     cache: RamCache
     device: DeviceTier

@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from pyctl.cache.disk.readers import Reading
 from pyctl.cache.plan import MIN_BATCH
 from pyctl.cache.ports import MemoryShape, SequenceMemory
 from pyctl.cache.positions import clip_reply_spans, ends_within, last_end
 from pyctl.cache.ram import RamCache
+from pyctl.cache.reads import Reading
 from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import PromptMatch, Segment, Snapshot, Source
 

@@ -16,16 +16,16 @@ from functools import partial
 from typing import TypeAlias
 
 from pyctl.cache.costs import Costs
-from pyctl.cache.disk.arrival import Arrival
 from pyctl.cache.disk.directory import Contents
 from pyctl.cache.disk.file_format import PROMPTS, StateName
-from pyctl.cache.disk.readers import Reading, Reads
 from pyctl.cache.disk.recent_files import DEFAULT_FILE_BYTES, RecentFiles
 from pyctl.cache.disk.remote_store import RemoteStore
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk.write_queue import WriteQueue
 from pyctl.cache.disk_policy import DiskPolicy
+from pyctl.cache.pending_snapshot import PendingSnapshot
 from pyctl.cache.ports import DiskView, Entry, HandOver, RowsOf, Writing
+from pyctl.cache.reads import Reading, Reads
 from pyctl.cache.recent import RecentMatches, RecentPrompts
 from pyctl.cache.snapshot import Prefix, PromptMatch, Snapshot
 
@@ -117,7 +117,7 @@ class DiskTier:
         prompt: PromptMatch,
         base: Snapshot | None,
         max_bytes: int | None = None,
-    ) -> Reading[Arrival | None]:
+    ) -> Reading[PendingSnapshot | None]:
         """The snapshot of ``prefix`` on its way here, None if there is none; what ``base`` has is
         not read, and of more than ``max_bytes`` the rest comes when the first has left RAM.
         """

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
+from pyctl.cache.block_sizes import BlockSizes
 from pyctl.cache.costs import Costs
-from pyctl.cache.disk.file_format import BlockSizes
-from pyctl.cache.disk.readers import Reading, Reads
 from pyctl.cache.disk_policy import DiskPolicy
+from pyctl.cache.pending_snapshot import PendingSnapshot
+from pyctl.cache.reads import Reading, Reads
 from pyctl.cache.recent import RecentMatches, RecentPrompts
 from pyctl.cache.resume_points import ResumePoints
 from pyctl.cache.snapshot import (
@@ -28,9 +29,6 @@ from pyctl.cache.snapshot import (
 )
 from pyctl.limit import limit
 from pyctl.prompt import Prompt
-
-if TYPE_CHECKING:
-    from pyctl.cache.disk.arrival import Arrival
 
 __all__ = [
     "AGAIN_SECONDS",
@@ -381,7 +379,7 @@ class Store(Protocol):
         prompt: PromptMatch,
         base: Snapshot | None,
         max_bytes: int | None = None,
-    ) -> Reading[Arrival | None]:
+    ) -> Reading[PendingSnapshot | None]:
         """Start to read ``prefix`` without the rows of ``base``; None if it is gone. Of more than
         ``max_bytes`` the rest comes when the first has left RAM.
         """

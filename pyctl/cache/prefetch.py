@@ -7,10 +7,10 @@ from operator import itemgetter
 from typing import TypeAlias
 
 from pyctl.cache.candidates import ResumeCandidates
-from pyctl.cache.disk.readers import Reads
 from pyctl.cache.lookup import may_use_disk
 from pyctl.cache.ports import CacheRequest, SequenceMemory, Store
 from pyctl.cache.ram import RamCache
+from pyctl.cache.reads import Reads
 from pyctl.cache.restorer import SAME_SECONDS
 from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import Prefix, PromptMatch

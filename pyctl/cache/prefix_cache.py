@@ -12,13 +12,13 @@ from functools import partial
 
 from pyctl.cache.cache_stats import CacheStats, Divergence, RequestStats
 from pyctl.cache.device_tier import DeviceTier, MakeRoom
-from pyctl.cache.disk.readers import Reading
 from pyctl.cache.lookup import CacheLookup, CachePlan, may_use_disk
 from pyctl.cache.plan import choose_cuts, next_turn, snapshot_ends
 from pyctl.cache.ports import CacheOptions, CacheRequest, SequenceMemory, Store
 from pyctl.cache.positions import last_end
 from pyctl.cache.prefetch import Prefetch
 from pyctl.cache.ram import RamCache
+from pyctl.cache.reads import Reading
 from pyctl.cache.recent import RecentPrompts
 from pyctl.cache.restorer import Restorer
 from pyctl.cache.saved_time import SavedTime

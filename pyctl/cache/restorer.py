@@ -11,14 +11,14 @@ from types import TracebackType
 from typing import TypeAlias
 
 from pyctl.cache.arriving import ArrivingCandidate
+from pyctl.cache.block_sizes import BlockSizes
 from pyctl.cache.cache_stats import CacheStats, RequestStats
 from pyctl.cache.candidates import Candidate, ResumeCandidates
 from pyctl.cache.device_tier import DeviceTier, MakeRoom
-from pyctl.cache.disk.file_format import BlockSizes
-from pyctl.cache.disk.readers import Reading
 from pyctl.cache.lookup import CacheLookup
 from pyctl.cache.ports import SequenceMemory, Store
 from pyctl.cache.ram import RamCache
+from pyctl.cache.reads import Reading
 from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import Prefix, Snapshot, State
 from pyctl.errors import OutOfCellsError, StateError

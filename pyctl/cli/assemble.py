@@ -16,7 +16,6 @@ from typing import Any
 
 from pyctl.cache import (
     ANYWHERE,
-    REPLIES,
     DiskPolicy,
     DiskSettings,
     RamBudget,
@@ -24,6 +23,7 @@ from pyctl.cache import (
     max_unwritten,
 )
 from pyctl.cache.disk.directory import note_model
+from pyctl.cache.disk.file_format import REPLIES
 from pyctl.cache.disk.remote_store import RemoteStore, connect
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier

@@ -55,8 +55,8 @@ def run_cache(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     if not path.is_dir():
         raise ConfigError(f"{path} is not a directory")
     # Only now: --help needs none of it.
-    from pyctl.cache import INDEX
     from pyctl.cache.disk.directory import CacheDirectory
+    from pyctl.cache.disk.file_format import INDEX
 
     if arguments.run is not _verify and not (path / INDEX).exists():
         raise ConfigError(f"no prefix cache in {path}")

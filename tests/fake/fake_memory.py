@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from pyctl.cache.disk.file_format import BlockSizes
+from pyctl.cache.block_sizes import BlockSizes
 from pyctl.cache.ports import MemoryShape
 from pyctl.cache.resume_points import ANYWHERE
 from pyctl.cache.snapshot import NOTHING, Block, BlockBytes, HeldRows, Rows, Span, State

@@ -14,15 +14,16 @@ from typing import TypeAlias
 import numpy as np
 from isal.isal_zlib import crc32
 
+from pyctl.cache.block_sizes import BlockSizes
 from pyctl.cache.disk.file_format import (
     TAG_BYTES,
-    BlockSizes,
     CorruptFileError,
     Header,
     Name,
     PartKind,
     SegmentName,
     StateName,
+    fits_draft_model,
     parent_text,
 )
 from pyctl.cache.disk.segment_files import read_header, read_jobs
@@ -157,7 +158,7 @@ class StoredFile:
         name = self.header.name
         large = [part for part in self.header.parts if part.what not in SMALL]
         for part in large:
-            if part.what not in DRAFTS or sizes is None or sizes.has_room(name, part):
+            if part.what not in DRAFTS or sizes is None or fits_draft_model(name, part, sizes):
                 self.outs[part.what] = space(part.size)
         return self.jobs(*(part.what for part in large))
 

@@ -15,6 +15,7 @@ from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
 from pyctl.cache import plan
+from pyctl.cache.block_sizes import BlockSizes
 from pyctl.cache.snapshot import Prefix
 from pyctl.errors import StateError
 from pyctl.limit import limit
@@ -31,7 +32,6 @@ __all__ = [
     "RULES",
     "SIZES",
     "TAG_BYTES",
-    "BlockSizes",
     "CorruptFileError",
     "Header",
     "Name",
@@ -41,13 +41,17 @@ __all__ = [
     "SegmentName",
     "StateName",
     "check_fingerprint",
+    "check_sizes",
+    "fits_draft_model",
     "header_size",
     "is_fingerprint",
     "is_obsolete",
     "pack",
     "parent_text",
     "parse",
+    "parse_sizes",
     "rules_id",
+    "sizes_text",
     "unpack",
 ]
 
@@ -256,70 +260,6 @@ class Part:
         ]
 
 
-@dataclass(frozen=True)
-class BlockSizes:
-    """Bytes of a model's blocks: n rows have ``base`` + n * ``row``, a state has ``state``; -1 if
-    that differs.
-
-    The fields with ``draft_`` are the draft model's, 0 without one. The text has only the model's,
-    since `verify` has no draft model.
-    """
-
-    base: int
-    row: int
-    state: int
-    draft_base: int = 0
-    draft_row: int = 0
-    draft_state: int = 0
-
-    def rows(self, first: int, last: int) -> int:
-        """Bytes of the model's own rows [first, last) in RAM; 0 if it has none."""
-        return self.base + (last - first) * self.row if first < last else 0
-
-    def draft_rows(self, first: int, last: int) -> int:
-        """Bytes of the draft model's rows [first, last)."""
-        return (
-            self.draft_base + (last - first) * self.draft_row
-            if self.draft_row and first < last
-            else 0
-        )
-
-    def n_bytes(self, n: int, covered: int) -> int:
-        """About how many bytes a state at ``n`` has, with the rows that are not ``covered``."""
-        return max(self.state, 0) + max(n - covered, 0) * self.row
-
-    @classmethod
-    def parse(cls, text: str) -> BlockSizes | None:
-        """What `str` gave; None for anything else."""
-        found = _SIZES.fullmatch(text)
-        return cls(*map(int, found.groups())) if found else None
-
-    def __str__(self) -> str:
-        return f"rows {self.base} + n * {self.row}, state {self.state}\n"
-
-    def check(self, header: Header) -> None:
-        """Raise CorruptFileError unless the parts of a file are as large as they have to be."""
-        name = header.name
-        for part in header.parts:
-            if part.what == PartKind.ROWS and isinstance(name, SegmentName):
-                is_right = part.size == self.base + (name.end - name.start) * self.row
-            else:
-                is_right = part.what != PartKind.STATE or self.state in (part.size, -1)
-            if not is_right:
-                raise CorruptFileError(str(name), f"{part.size} bytes of {part.what.name.lower()}")
-
-    def has_room(self, name: Name, part: Part) -> bool:
-        """Whether a part of the draft model in the file ``name`` can be this one's: another's is
-        not even read.
-        """
-        if isinstance(name, SegmentName):
-            return (
-                self.draft_row > 0
-                and part.size == self.draft_base + (name.end - name.start) * self.draft_row
-            )
-        return self.draft_state > 0 and part.size == self.draft_state
-
-
 @dataclass
 class Header:
     """The header of a file. ``parent`` is the segment that the file needs; ``created`` is in epoch
@@ -338,6 +278,40 @@ class Header:
         """Where each chunk of each part starts in the file, and then where the file ends."""
         sizes = [last - first for part in self.parts for first, last in part.chunks]
         return list(accumulate(sizes, initial=header_size(self)))
+
+
+def sizes_text(sizes: BlockSizes) -> str:
+    """Return the content of the file SIZES: sizes of the model's blocks, as `verify` has no draft
+    model.
+    """
+    return f"rows {sizes.base} + n * {sizes.row}, state {sizes.state}\n"
+
+
+def parse_sizes(text: str) -> BlockSizes | None:
+    """Return the sizes in ``text`` as `sizes_text` writes them; None for anything else."""
+    found = _SIZES.fullmatch(text)
+    return BlockSizes(*map(int, found.groups())) if found else None
+
+
+def check_sizes(header: Header, sizes: BlockSizes) -> None:
+    """Raise CorruptFileError unless the parts of a file are as large as they have to be."""
+    name = header.name
+    for part in header.parts:
+        if part.what == PartKind.ROWS and isinstance(name, SegmentName):
+            is_right = part.size == sizes.base + (name.end - name.start) * sizes.row
+        else:
+            is_right = part.what != PartKind.STATE or sizes.state in (part.size, -1)
+        if not is_right:
+            raise CorruptFileError(str(name), f"{part.size} bytes of {part.what.name.lower()}")
+
+
+def fits_draft_model(name: Name, part: Part, sizes: BlockSizes) -> bool:
+    """Whether a draft part of the file ``name`` can be this draft model's: another's is not even
+    read.
+    """
+    if isinstance(name, SegmentName):
+        return sizes.draft_row > 0 and part.size == sizes.draft_rows(name.start, name.end)
+    return sizes.draft_state > 0 and part.size == sizes.draft_state
 
 
 def header_size(header: Header) -> int:

@@ -1,7 +1,5 @@
-"""Threads that read from a disk that may hang, and waits that block no other work.
-
-A generator yields `DiskReads` while they run; its caller does other work until they are `ready`. A
-read that hangs is abandoned, together with its thread.
+"""Threads that read from a disk that may hang: such a read is abandoned, together with its
+thread.
 """
 
 from __future__ import annotations
@@ -9,16 +7,16 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
+from pyctl.cache.reads import Reads
 from pyctl.errors import StateError
 from pyctl.limit import limit
 
-__all__ = ["DiskReads", "Readers", "Reading", "Reads", "StalledReadError", "finish", "finished"]
+__all__ = ["DiskReads", "Readers", "StalledReadError"]
 
 R = TypeVar("R")
 
@@ -27,22 +25,6 @@ STALL_SECONDS = limit(
 )
 
 RESTORE_SECONDS = limit(120.0, "waiting for a snapshot from disk", "a miss", "disk", "s")
-
-
-class Reads(ABC):
-    """Reads of a store that are under way. A class, since each step checks whether it got one."""
-
-    @abstractmethod
-    def ready(self) -> bool:
-        """Whether there is no use in waiting: all are here, one has failed, or the store hangs."""
-
-    @abstractmethod
-    def wait(self, seconds: float) -> None:
-        """Wait until they are ready, ``seconds`` at most."""
-
-
-Reading: TypeAlias = Generator[Reads, None, R]
-"""Yields what it waits for and returns its result."""
 
 
 class StalledReadError(StateError):
@@ -167,21 +149,3 @@ class DiskReads(Reads):
     def _is_late(self) -> bool:
         now = time.monotonic()
         return now > self._deadline or now - max(self._began, self._readers.moved) > STALL_SECONDS
-
-
-def finished(reads: DiskReads) -> Reading[None]:
-    """Wait for ``reads``, which are here then; raises as `Reads.check` does."""
-    while not reads.ready():
-        yield reads
-    reads.check()
-
-
-def finish(reading: Reading[R]) -> R:
-    """What ``reading`` returns, waited for."""
-    while True:
-        try:
-            reads = next(reading)
-        except StopIteration as stop:
-            result: R = stop.value
-            return result
-        reads.wait(0.1)

@@ -22,16 +22,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from pyctl.atomic_file import make_private, temp_path
+from pyctl.cache.block_sizes import BlockSizes
 from pyctl.cache.costs import Costs
 from pyctl.cache.disk.chain import open_chain
-from pyctl.cache.disk.file_format import BlockSizes, CorruptFileError, Name, StateName, parse
+from pyctl.cache.disk.file_format import CorruptFileError, Name, StateName, parse
 from pyctl.cache.disk.graph import FileGraph
 from pyctl.cache.disk.index import Index, Record
-from pyctl.cache.disk.readers import Readers, Reads
+from pyctl.cache.disk.readers import Readers
 from pyctl.cache.disk.segment_files import read_header
 from pyctl.cache.disk.verify import record_of
 from pyctl.cache.disk.writer import StoreWriter
 from pyctl.cache.ports import StoreView, Written
+from pyctl.cache.reads import Reads
 from pyctl.cache.snapshot import Prefix, PromptMatch
 from pyctl.errors import ConfigError, NotWrittenError
 from pyctl.install_command import install_command
@@ -172,8 +174,7 @@ class Fetch(Reads):
         """Note that ``n_bytes`` have come, or something was checked; TimeoutError if there is no
         use in more.
         """
-        if self.ready():
-            raise TimeoutError("timed out")
+        self.check()
         self._moved = self.clock()
         self.n_bytes += n_bytes
 
@@ -187,6 +188,15 @@ class Fetch(Reads):
     def wait(self, seconds: float) -> None:
         """Wait until it is here, ``seconds`` at most."""
         wait([self.future], seconds)
+
+    def check(self) -> None:
+        """Raise TimeoutError if it was given up before it was here."""
+        if self.ready() and not self.future.done():
+            raise TimeoutError("timed out")
+
+    def cancel(self) -> None:
+        """Give it up."""
+        self.is_late = True
 
 
 class RemoteStore:
@@ -290,7 +300,7 @@ class RemoteStore:
         self._closing = True
         self.wake.set()
         for fetch in self._fetches.copy().values():
-            fetch.is_late = True
+            fetch.cancel()
         self._thread.join(min(timeout, CLOSE_SECONDS))
         self._pool.close(min(timeout, CLOSE_SECONDS))
 

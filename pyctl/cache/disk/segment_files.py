@@ -13,12 +13,13 @@ import numpy as np
 from isal.isal_zlib import crc32
 
 from pyctl.atomic_file import open_regular
+from pyctl.cache.block_sizes import BlockSizes
 from pyctl.cache.disk.file_format import (
-    BlockSizes,
     CorruptFileError,
     Header,
     Part,
     PartKind,
+    check_sizes,
     header_size,
     pack,
     unpack,
@@ -95,7 +96,7 @@ def read_header(path: Path, sizes: BlockSizes | None = None, file: str = "") -> 
     if header.fingerprint != path.parent.name:
         raise CorruptFileError(file, f"a file of {header.fingerprint}")
     if sizes is not None:
-        sizes.check(header)
+        check_sizes(header, sizes)
     return header
 
 

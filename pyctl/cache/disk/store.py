@@ -18,13 +18,12 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from pyctl.atomic_file import make_private, write_atomic
-from pyctl.cache.disk.arrival import Arrival
+from pyctl.cache.block_sizes import BlockSizes
 from pyctl.cache.disk.chain import StoredFile, open_chain
 from pyctl.cache.disk.directory import CacheDirectory, is_older
 from pyctl.cache.disk.file_format import (
     RULES,
     SIZES,
-    BlockSizes,
     CorruptFileError,
     Name,
     SegmentName,
@@ -32,16 +31,16 @@ from pyctl.cache.disk.file_format import (
     check_fingerprint,
     parse,
     rules_id,
+    sizes_text,
 )
 from pyctl.cache.disk.readers import (
     RESTORE_SECONDS,
     DiskReads,
-    Reading,
     StalledReadError,
-    finish,
-    finished,
 )
 from pyctl.cache.disk.writer import StoreWriter
+from pyctl.cache.pending_snapshot import PendingSnapshot
+from pyctl.cache.reads import Reading, finish, finished
 from pyctl.cache.snapshot import Block, Prefix, PromptMatch, Segment, Snapshot
 from pyctl.errors import NotWrittenError, StateError
 from pyctl.prompt import Tokens, common_prefix
@@ -122,7 +121,7 @@ class DiskStore:
                 write_atomic(self.home / RULES, rules_id().encode(), sync=False)
         if sizes is not None:
             with suppress(OSError):  # for `verify`, which has no model
-                write_atomic(self.home / SIZES, str(sizes).encode(), sync=False)
+                write_atomic(self.home / SIZES, sizes_text(sizes).encode(), sync=False)
 
     def close(self) -> None:
         """Wait for running operations; nothing works afterwards."""
@@ -160,11 +159,12 @@ class DiskStore:
         tokens: Tokens,
         base: Snapshot | None = None,
         max_bytes: int | None = None,
-    ) -> Reading[Arrival | None]:
+    ) -> Reading[PendingSnapshot | None]:
         """Start to read the snapshot of ``prefix``, the first tokens of ``tokens``; None on a miss.
 
         Rows in ``base``, a snapshot of the same tokens that stays in memory meanwhile, are not
-        read. Beyond ``max_bytes``, later parts are read as `Arrival.free_rows` frees earlier ones.
+        read. Beyond ``max_bytes``, later parts are read as `PendingSnapshot.free_rows` frees
+        earlier ones.
 
         Damage is a miss, at once or when it is found: the damaged file is removed with all files
         that need it, and `damaged` counts it. A disk that hangs is also a miss, and gets no further
@@ -220,7 +220,7 @@ class DiskStore:
         deadline: float,
         base: Snapshot | None,
         max_bytes: int | None,
-    ) -> Arrival:
+    ) -> PendingSnapshot:
         def read(jobs: list[Callable[[], None]]) -> DiskReads:
             return DiskReads(self.directory.readers.start(jobs), self.directory.readers, deadline)
 
@@ -264,7 +264,9 @@ class DiskStore:
                 self.note_read(n_bytes, watch.seconds)
 
         failed = partial(self._failed, state)
-        return Arrival(snapshot, coming, coming_state, done=done, failed=failed, later=later)
+        return PendingSnapshot(
+            snapshot, coming, coming_state, done=done, failed=failed, deferred_reads=later
+        )
 
     def _failed(self, state: StateName, error: Exception) -> None:
         """Note why a read failed; a lack of memory or descriptors is no fault of the files."""

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from pyctl.atomic_file import files_in, is_abandoned, read_regular, temp_pid
+from pyctl.cache.block_sizes import BlockSizes
 from pyctl.cache.disk.chain import Runner, open_chain
 from pyctl.cache.disk.file_format import (
     MAX_NAME_BYTES,
@@ -19,7 +20,6 @@ from pyctl.cache.disk.file_format import (
     REPLIES,
     RULES,
     SIZES,
-    BlockSizes,
     CorruptFileError,
     Header,
     PromptName,
@@ -27,6 +27,7 @@ from pyctl.cache.disk.file_format import (
     is_fingerprint,
     is_obsolete,
     parse,
+    parse_sizes,
 )
 from pyctl.cache.disk.graph import FileGraph
 from pyctl.cache.disk.index import Index, Key, Record
@@ -106,7 +107,7 @@ def is_home(path: Path) -> bool:
 def read_sizes(home: Path) -> BlockSizes | None:
     """The sizes of blocks in the files of ``home``; None if unknown."""
     try:
-        return BlockSizes.parse(read_regular(home / SIZES, MAX_NAME_BYTES).decode("ascii"))
+        return parse_sizes(read_regular(home / SIZES, MAX_NAME_BYTES).decode("ascii"))
     except (OSError, ValueError):
         return None
 

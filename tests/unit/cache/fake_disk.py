@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from pyctl.cache.costs import Costs
-from pyctl.cache.disk.readers import Reading
 from pyctl.cache.disk_policy import DiskPolicy
+from pyctl.cache.reads import Reading
 from pyctl.cache.recent import RecentMatches, RecentPrompts
 from pyctl.cache.snapshot import Block, Prefix, PromptMatch, Segment, Snapshot
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from pyctl.cache.cache_stats import RequestStats
-from pyctl.cache.disk.readers import finish
 from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.lookup import CacheLookup, CachePlan
 from pyctl.cache.plan import batch_ends
 from pyctl.cache.ports import CacheRequest
 from pyctl.cache.prefix_cache import PrefixCache
 from pyctl.cache.ram import RamCache
+from pyctl.cache.reads import finish
 from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import PromptMatch
 from pyctl.engine.engine_settings import EngineSettings

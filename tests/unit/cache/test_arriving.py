@@ -13,8 +13,9 @@ import pytest
 
 from pyctl.cache.arriving import ArrivingCandidate
 from pyctl.cache.cache_stats import RequestStats
-from pyctl.cache.disk.arrival import Arrival
-from pyctl.cache.disk.readers import DiskReads, Readers, finish
+from pyctl.cache.disk.readers import DiskReads, Readers
+from pyctl.cache.pending_snapshot import PendingSnapshot
+from pyctl.cache.reads import finish
 from pyctl.cache.snapshot import Segment, Snapshot
 from pyctl.errors import StateError
 from tests.unit.cache.checks import check_invariants
@@ -57,7 +58,7 @@ class Reads:
                 later[segment] = partial(self._start, segment.start)
             else:
                 coming[segment] = self._start(segment.start)
-        self.arrival = Arrival(
+        self.arrival = PendingSnapshot(
             self.snapshot,
             coming,
             self._start(-1),

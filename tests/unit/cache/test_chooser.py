@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyctl.cache.disk.readers import finish
+from pyctl.cache.reads import finish
 from pyctl.cache.restorer import Chooser
 from tests.unit.cache.fake_disk import FakeDisk
 from tests.unit.cache.steps import Steps, longer, prompt_of

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from pyctl.cache.costs import Costs
-from pyctl.cache.disk.readers import DiskReads, Readers, Reading, finished
+from pyctl.cache.disk.readers import DiskReads, Readers
 from pyctl.cache.lookup import CacheLookup
 from pyctl.cache.ram import RamCache
+from pyctl.cache.reads import Reading, finished
 from pyctl.cache.sequence import LiveSequence
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.engine import Engine

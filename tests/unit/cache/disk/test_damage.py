@@ -19,6 +19,7 @@ import pytest
 import zstandard
 
 from pyctl.atomic_file import make_private, temp_name, temp_path
+from pyctl.cache.block_sizes import BlockSizes
 from pyctl.cache.disk.directory import model_in
 from pyctl.cache.disk.file_format import (
     INDEX,
@@ -28,7 +29,6 @@ from pyctl.cache.disk.file_format import (
     REPLIES,
     RULES,
     SIZES,
-    BlockSizes,
     PromptName,
     header_size,
 )

@@ -12,7 +12,8 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from pyctl.cache.disk.file_format import BlockSizes, PartKind
+from pyctl.cache.block_sizes import BlockSizes
+from pyctl.cache.disk.file_format import PartKind
 from pyctl.cache.disk.segment_files import read_header
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.snapshot import NOTHING, Segment, Snapshot

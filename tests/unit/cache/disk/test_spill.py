@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from pyctl.cache.disk.file_format import BlockSizes, SegmentName
-from pyctl.cache.disk.readers import finish
+from pyctl.cache.block_sizes import BlockSizes
+from pyctl.cache.disk.file_format import SegmentName
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk.write_queue import WriteJob, copy_of
 from pyctl.cache.disk.writer import SPILLED_PER_DAY
+from pyctl.cache.reads import finish
 from pyctl.cache.snapshot import NOTHING, Snapshot, State
 from pyctl.prompt import as_tokens
 from tests.unit.cache.disk.making import (

@@ -1,73 +1,73 @@
-"""A snapshot on its way from the disk."""
+"""A snapshot that is being read."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from pyctl.cache.disk.readers import DiskReads, Reading, finished
+from pyctl.cache.reads import Reading, Reads, finished
 from pyctl.cache.snapshot import NOTHING, Segment, Snapshot
 from pyctl.errors import StateError
 
-__all__ = ["Arrival"]
+__all__ = ["PendingSnapshot"]
 
 
-class Arrival:
+class PendingSnapshot:
     """A snapshot that is being read. One reader may use ``snapshot``; it is whole only after
     `complete`.
 
-    ``coming`` are the running reads per segment, ``state`` the state's. ``done`` is called once
-    when all have succeeded, ``failed`` with the first error; the reader then gets StateError, and
-    ``is_lost`` is set. A snapshot ``is_large`` if RAM should not hold all of it: `free_rows` frees
-    segments, and the reads of ``later`` ones start in this order.
+    ``pending_reads`` are the running reads of each segment, ``state`` those of the state. ``done``
+    is called once when all have succeeded, ``failed`` with the first error; the reader then gets
+    StateError, and ``is_lost`` is set. A snapshot ``is_large`` if RAM should not hold all of it:
+    `free_rows` frees segments, and ``deferred_reads`` start in this order.
     """
 
     def __init__(
         self,
         snapshot: Snapshot,
-        coming: Mapping[Segment, DiskReads],
-        state: DiskReads,
+        pending_reads: Mapping[Segment, Reads],
+        state: Reads,
         *,
         done: Callable[[], None],
         failed: Callable[[Exception], None],
-        later: Mapping[Segment, Callable[[], DiskReads]] | None = None,
+        deferred_reads: Mapping[Segment, Callable[[], Reads]] | None = None,
     ) -> None:
         self.snapshot = snapshot
         self.is_lost = False
-        self._coming = dict(coming)
+        self.is_large = bool(deferred_reads)
+        self._pending_reads = dict(pending_reads)
+        self._deferred_reads = dict(deferred_reads or {})
         self._state = state
-        self._later = dict(later or {})
-        self.is_large = bool(later)
         self._done = done
         self._failed = failed
 
     def cancel(self) -> None:
         """End the reads that have not started."""
-        for reads in (*self._coming.values(), self._state):
+        for reads in (*self._pending_reads.values(), self._state):
             reads.cancel()
 
     def rows(self, segment: Segment) -> Reading[None]:
         """Wait until the rows of ``segment`` are here, verified."""
-        while segment in self._later:
+        while segment in self._deferred_reads:
             self._start_next()
-        if segment in self._coming:
-            yield from self._wait(self._coming[segment])
+        if segment in self._pending_reads:
+            yield from self._wait(self._pending_reads[segment])
 
     def has_begun(self, segment: Segment) -> bool:
         """Whether `rows` has nothing to start."""
-        return segment not in self._later
+        return segment not in self._deferred_reads
 
     def free_rows(self, segment: Segment) -> None:
         """The device has the rows of ``segment``, and RAM need not: the next may come in their
         place.
         """
         segment.rows = NOTHING
-        if self._later.pop(segment, None) is None and self._later:
+        if self._deferred_reads.pop(segment, None) is None and self._deferred_reads:
             self._start_next()
 
     def _start_next(self) -> None:
-        segment = next(iter(self._later))
+        segment = next(iter(self._deferred_reads))
         try:
-            self._coming[segment] = self._later.pop(segment)()
+            self._pending_reads[segment] = self._deferred_reads.pop(segment)()
         except Exception as error:  # such as no memory for it
             raise self._fail(error) from error
 
@@ -77,14 +77,14 @@ class Arrival:
 
     def complete(self) -> Reading[Snapshot]:
         """The snapshot when all of it is here."""
-        while self._later:
+        while self._deferred_reads:
             self._start_next()
-        for reads in [*self._coming.values(), self._state]:
+        for reads in [*self._pending_reads.values(), self._state]:
             yield from self._wait(reads)
         self._done()
         return self.snapshot
 
-    def _wait(self, reads: DiskReads) -> Reading[None]:
+    def _wait(self, reads: Reads) -> Reading[None]:
         try:
             yield from finished(reads)
         except Exception as error:

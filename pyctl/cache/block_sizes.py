@@ -1,0 +1,39 @@
+"""The sizes of a model's saved blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["BlockSizes"]
+
+
+@dataclass(frozen=True)
+class BlockSizes:
+    """Bytes of a model's blocks: n rows have ``base`` + n * ``row``, a state has ``state``; -1 if
+    that differs.
+
+    The fields with ``draft_`` are the draft model's, 0 without one.
+    """
+
+    base: int
+    row: int
+    state: int
+    draft_base: int = 0
+    draft_row: int = 0
+    draft_state: int = 0
+
+    def rows(self, first: int, last: int) -> int:
+        """Return the bytes of the model's own rows [first, last) in RAM; 0 if it has none."""
+        return self.base + (last - first) * self.row if first < last else 0
+
+    def draft_rows(self, first: int, last: int) -> int:
+        """Return the bytes of the draft model's rows [first, last)."""
+        if not self.draft_row or first >= last:
+            return 0
+        return self.draft_base + (last - first) * self.draft_row
+
+    def n_bytes(self, n: int, covered: int) -> int:
+        """Return about how many bytes a state at ``n`` has, with the rows that are not
+        ``covered``.
+        """
+        return max(self.state, 0) + max(n - covered, 0) * self.row
