@@ -15,14 +15,19 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from bench.common import add_model, parse, parser_of, show, tell
-from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.disk.directory import CacheDirectory
+from pyctl.cache.disk.model_folder import ModelFolder
+from pyctl.cache.disk.reader import StoreReader
+from pyctl.cache.disk.writer import StoreWriter
 from pyctl.cache.plan import batch_ends
+from pyctl.cache.reads import finish
 from pyctl.cache.snapshot import PromptMatch, Segment, Snapshot
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.llama import LlamaBackend, Loaded, load, reserve_pinned
@@ -113,18 +118,14 @@ def measure(loaded: Loaded, prompt: Prompt) -> list[float]:
 def through_disk(snapshot: Snapshot, fingerprint: str, tokens: Tokens) -> Snapshot:
     """``snapshot``, read back from disk as in another process."""
     with tempfile.TemporaryDirectory() as name:
-        for step in ("write", "read"):
-            store = DiskStore(Path(name), fingerprint, None, min_tokens=1)
-            try:
-                found = (
-                    store.write(snapshot)
-                    if step == "write"
-                    else store.read(snapshot.prefix, tokens)
-                )
-            finally:
-                store.close()
-        assert isinstance(found, Snapshot)
-        return found
+        with closing(CacheDirectory(Path(name))) as directory:
+            for _ in StoreWriter(ModelFolder(directory, fingerprint)).write(snapshot):
+                continue  # all rows are in RAM
+        with closing(CacheDirectory(Path(name))) as directory:
+            reader = StoreReader(ModelFolder(directory, fingerprint))
+            pending = finish(reader.open(snapshot.prefix, tokens))
+            assert pending is not None
+            return finish(pending.complete())
 
 
 def differences(

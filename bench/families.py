@@ -32,9 +32,12 @@ import msgspec
 import numpy as np
 
 from bench.common import parse, parser_of, show, tell
-from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.disk.directory import CacheDirectory
+from pyctl.cache.disk.disk import Disk, WriteLimits
+from pyctl.cache.disk.model_folder import ModelFolder
+from pyctl.cache.disk.reader import StoreReader
+from pyctl.cache.disk.writer import StoreWriter
 from pyctl.cache.disk_policy import DiskPolicy
-from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Snapshot
 from pyctl.engine.engine import Engine
@@ -230,8 +233,10 @@ def empty_engine(backend: LlamaBackend, directory: Path | None, *, exact: bool) 
     """
     tier = None
     if directory is not None:
-        store = DiskStore(directory, backend.memory.identity, None, min_tokens=32)
-        tier = DiskTier(store, DiskPolicy.parse("full"), cold_max=10240, close_seconds=60)
+        folder = ModelFolder(CacheDirectory(directory), backend.memory.identity)
+        limits = WriteLimits(min_tokens=32, close_seconds=60)
+        policy = DiskPolicy.parse("full")
+        tier = Disk(StoreReader(folder), StoreWriter(folder), policy, limits)
     backend.memory.release_all()
     for seq in range(backend.facts.n_seqs):
         backend.memory.clear(seq)

@@ -32,9 +32,12 @@ from numpy.typing import NDArray
 
 from bench.common import answered
 from bench.gpu.machine import describe, vram_mib
-from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.disk.directory import CacheDirectory
+from pyctl.cache.disk.disk import Disk
+from pyctl.cache.disk.model_folder import ModelFolder
+from pyctl.cache.disk.reader import StoreReader
+from pyctl.cache.disk.writer import StoreWriter
 from pyctl.cache.disk_policy import DiskPolicy
-from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Rows, State
 from pyctl.engine.backend import SequenceTokens
@@ -197,14 +200,13 @@ class Bench:
             for way in ("RAM", "disk", "files in memory"):
                 sizes = self.backend.memory.shape.sizes
                 policy = DiskPolicy.parse("full")
-                store = DiskStore(
-                    Path(place), self.loaded.info.fingerprint, None, min_tokens=512, sizes=sizes
-                )
+                directory = CacheDirectory(Path(place))
+                folder = ModelFolder(directory, self.loaded.info.fingerprint, sizes)
                 engine = Engine(
                     self.backend,
                     RamCache(64, 64 * 2**30),
                     EngineSettings(min_step=32_768),
-                    DiskTier(store, policy, cold_max=10240),
+                    Disk(StoreReader(folder), StoreWriter(folder), policy),
                 )
                 if way == "RAM":
                     asked(engine, prompt)
@@ -224,7 +226,7 @@ class Bench:
                     flush=True,
                 )
                 began = time.perf_counter()
-                assert engine.prefix_cache.disk is not None
+                assert isinstance(engine.prefix_cache.disk, Disk)
                 engine.prefix_cache.disk.flush(120)  # which a server that ends does not wait for
                 engine.close(EngineError("the end"))
                 self.backend.memory.clear(0)

@@ -308,7 +308,7 @@ def view_of(
         tiers: list[Tier] = []
         tiers += ["device"] * bool(device_bytes)
         tiers += ["ram"] * bool(row_bytes or snapshot.state.parts)
-        tiers += ["disk"] * (disk is not None and disk.stored(snapshot.prefix))
+        tiers += ["disk"] * (disk is not None and disk.contains(snapshot.prefix))
         views.append(
             SnapshotView(
                 id=snapshot.prefix.name,

@@ -15,10 +15,10 @@ class PendingSnapshot:
     """A snapshot that is being read. One reader may use ``snapshot``; it is whole only after
     `complete`.
 
-    ``pending_reads`` are the running reads of each segment, ``state`` those of the state. ``done``
-    is called once when all have succeeded, ``failed`` with the first error; the reader then gets
-    StateError, and ``is_lost`` is set. A snapshot ``is_large`` if RAM should not hold all of it:
-    `free_rows` frees segments, and ``deferred_reads`` start in this order.
+    ``pending_reads`` are the running reads of each segment, ``state`` the reads of the state.
+    ``done`` is called once when all have succeeded, ``failed`` with the first error; the reader
+    then gets StateError, and ``is_lost`` is set. A snapshot ``is_large`` if RAM should not hold all
+    of it: `free_rows` frees segments, and ``deferred_reads`` start in this order.
     """
 
     def __init__(

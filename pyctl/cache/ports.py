@@ -4,7 +4,7 @@ RAM.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -37,13 +37,12 @@ __all__ = [
     "CacheRequest",
     "DiskView",
     "Entry",
-    "HandOver",
+    "FlushCopies",
     "MemoryShape",
     "RowsOf",
     "SequenceMemory",
     "Store",
     "StoreView",
-    "WriteJobs",
     "Written",
 ]
 
@@ -223,13 +222,9 @@ RowsOf: TypeAlias = Callable[[Sequence[Segment]], Sequence[Block]]
 room for them.
 """
 
-Writing: TypeAlias = Generator[Segment, None, int]
-"""Yields segments that need their rows next, and returns how many bytes it wrote; closing it
-removes them.
-"""
-
-HandOver: TypeAlias = Callable[[], object]
-"""Has all bytes there that are to be written, and copies the segment that a job needs, now or soon.
+FlushCopies: TypeAlias = Callable[[], object]
+"""Completes the copies of all bytes that are to be written, and copies the segment that a write
+needs, now or soon.
 """
 
 AGAIN_SECONDS = 0.02
@@ -325,53 +320,36 @@ class Entry:
         return self.name.partition("-")[2][:SHORT_DIGITS]
 
 
-class WriteJobs(Protocol):
-    """Snapshots that wait to be written. ``on_wait`` is called, on any thread, when one waits for
-    `serve`.
-    """
-
-    on_wait: HandOver
-
-    @property
-    def waits(self) -> bool:
-        """Whether a job waits for `serve`."""
-
-    def serve(self, rows_of: RowsOf) -> None:
-        """All bytes of evicted snapshots are there; have the rows that a job needs, if RAM has
-        room.
-        """
-
-    @property
-    def is_moving(self) -> bool:
-        """Whether snapshots are written whose rows only the device has, and the store takes
-        them.
-        """
-
-    def drop_least_worth(self) -> bool:
-        """Lose the snapshot that is worth least of those that take RAM; False if there is none."""
-
-
 class Store(Protocol):
     """Keeps snapshots beyond RAM, across restarts. The engine's thread calls it and never waits for
     the medium.
 
     ``policy`` serves requests that name none; ``recent`` are the prompts by which it chooses. The
-    cache sets ``costs`` to its own.
+    cache sets ``costs`` to its own. ``on_rows_needed`` is called, on any thread, when a write waits
+    for `supply_rows`.
     """
 
     policy: DiskPolicy
     recent: RecentPrompts
     costs: Costs
     close_seconds: float
+    on_rows_needed: FlushCopies
 
-    @property
-    def queue(self) -> WriteJobs:
-        """The snapshots that wait to be written."""
+    # -- finding and reading
+    # ----------------------------------------------------------------------------------
 
     def find(self, prompt: PromptMatch, limit: int) -> list[Prefix]:
-        """The prefixes of ``prompt`` of ``limit`` tokens at most that are stored, the deepest
-        first.
+        """Return the prefixes of ``prompt`` of ``limit`` tokens at most that are stored, the
+        deepest first.
         """
+
+    def find_remote(self, prompt: PromptMatch, limit: int) -> list[tuple[Prefix, float]]:
+        """Return the prefixes of ``prompt`` of ``limit`` tokens at most that could be fetched to
+        where `find` finds them, and the seconds that takes.
+        """
+
+    def fetch(self, prefix: Prefix) -> Reads | None:
+        """Start to fetch ``prefix``; None if that cannot be now."""
 
     def open(
         self,
@@ -380,53 +358,68 @@ class Store(Protocol):
         base: Snapshot | None,
         max_bytes: int | None = None,
     ) -> Reading[PendingSnapshot | None]:
-        """Start to read ``prefix`` without the rows of ``base``; None if it is gone. Of more than
-        ``max_bytes`` the rest comes when the first has left RAM.
+        """Start to read ``prefix`` without the rows of ``base``; None if it is gone. Beyond
+        ``max_bytes``, the rest is read when the first has left RAM.
         """
 
-    def far(self, prompt: PromptMatch, limit: int) -> list[tuple[Prefix, float]]:
-        """The prefixes of ``prompt`` of ``limit`` tokens at most that could be fetched to where
-        `find` finds them, and how many seconds that takes.
-        """
+    def contains(self, prefix: Prefix) -> bool:
+        """Whether the state of ``prefix`` is in the store."""
 
-    def fetch(self, prefix: Prefix) -> Reads | None:
-        """Start to fetch ``prefix``; None if that cannot be now."""
+    def count_hit(self, snapshot: Snapshot) -> None:
+        """Record that a snapshot from the store was of use."""
+
+    def refuse(self, snapshot: Snapshot) -> None:
+        """Drop a snapshot that came from the store and is of no use to the model."""
+
+    # -- choosing and writing
+    # ----------------------------------------------------------------------------------
 
     def select(
         self, matches: RecentMatches, start: int, policy: DiskPolicy | None = None
     ) -> tuple[int, ...]:
-        """The prefix lengths past ``start`` that belong in the store, of a prompt that was compared
-        with `recent`.
+        """Return the prefix lengths past ``start`` that belong in the store, of a prompt that was
+        compared with ``recent``.
         """
-
-    def should_store(self, snapshot: Snapshot) -> bool:
-        """Whether the store may have it and does not."""
 
     def write(self, snapshot: Snapshot, *, is_last: bool = False) -> None:
         """Queue a ``snapshot`` of the cache if it is wanted, the last one however short; its bytes
-        in RAM are there.
+        in RAM are complete.
         """
 
     def evict(self, snapshot: Snapshot, worth: float, rows_of: RowsOf) -> None:
-        """The cache is about to drop ``snapshot``, which saves ``worth`` seconds: keep the part of
-        it to be written.
+        """Keep the part to be written of ``snapshot``, which saves ``worth`` seconds and which the
+        cache is about to drop.
         """
 
-    def stored(self, prefix: Prefix) -> bool:
-        """Whether the state of ``prefix`` is in the store."""
+    @property
+    def awaits_rows(self) -> bool:
+        """Whether a write waits for `supply_rows`."""
 
-    def count_hit(self, snapshot: Snapshot) -> None:
-        """Note that a snapshot from the store was of use."""
+    def supply_rows(self, rows_of: RowsOf) -> None:
+        """Bring the rows that a write needs, if RAM has room for them; ``rows_of`` returns complete
+        ones. All copies of evicted snapshots are complete before.
+        """
 
-    def refuse(self, snapshot: Snapshot) -> None:
-        """Drop a snapshot that came from the store and is of no use to the model."""
+    @property
+    def is_draining_device(self) -> bool:
+        """Whether rows that only the device has are being written, and the store takes them."""
+
+    def drop_lowest_value(self) -> bool:
+        """Lose the snapshot of lowest value among those that wait and take RAM; False if there is
+        none.
+        """
+
+    # -- managing
+    # ----------------------------------------------------------------------------------
 
     @property
     def contents(self) -> object:
         """Another object after each change."""
 
     def entries(self) -> list[Entry]:
-        """The snapshots of this model, the last used first. Any thread; waits for the medium."""
+        """Return the snapshots of this model, the last used first. Any thread; waits for the
+        medium.
+        """
 
     def remove(self, name: str) -> bool:
         """Remove the snapshot called ``name``, also from the queue; False if there is none. Any
@@ -434,12 +427,7 @@ class Store(Protocol):
         """
 
     def view(self) -> DiskView:
-        """Sums of the store."""
+        """Return sums of the store."""
 
-    def flush(self, timeout: float) -> bool:
-        """Wait until the queue is written, ``timeout`` seconds at most; False if something is
-        left.
-        """
-
-    def close(self, hand_over: HandOver = lambda: None) -> bool:
+    def close(self, flush_copies: FlushCopies = lambda: None) -> bool:
         """Write the queue, within ``close_seconds``; False if something is not written."""

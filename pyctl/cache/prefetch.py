@@ -87,7 +87,7 @@ class Prefetch:
         costs = self._cache.costs
         return [
             (prefix, fetch + self._read(prefix) + costs.evaluate(prefix.n, n_prompt))
-            for prefix, fetch in self._disk.far(match, n_prompt - 1)
+            for prefix, fetch in self._disk.find_remote(match, n_prompt - 1)
         ]
 
     def _read(self, prefix: Prefix) -> float:

@@ -41,9 +41,9 @@ class WriteBack:
 
     def flush_copies(self) -> None:
         """Complete the bytes that wait for the disk, and copy the segment that its thread needs."""
-        if self._disk is not None and self._disk.queue.waits:
+        if self._disk is not None and self._disk.awaits_rows:
             self._memory.synchronize()
-            self._disk.queue.serve(self._device.rows_now)
+            self._disk.supply_rows(self._device.rows_now)
             self.trim_backlog()
 
     def wants(self, snapshot: Snapshot) -> bool:
@@ -67,5 +67,5 @@ class WriteBack:
         unwritten.
         """
         while self._disk is not None and self._device.is_behind():
-            if not self._disk.queue.drop_least_worth():
+            if not self._disk.drop_lowest_value():
                 return

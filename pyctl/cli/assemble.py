@@ -22,11 +22,13 @@ from pyctl.cache import (
     RamCache,
     max_unwritten,
 )
-from pyctl.cache.disk.directory import note_model
+from pyctl.cache.disk.directory import CacheDirectory, note_model
+from pyctl.cache.disk.disk import Disk, WriteLimits
 from pyctl.cache.disk.file_format import REPLIES
+from pyctl.cache.disk.model_folder import ModelFolder
+from pyctl.cache.disk.reader import StoreReader
 from pyctl.cache.disk.remote_store import RemoteStore, connect
-from pyctl.cache.disk.store import DiskStore
-from pyctl.cache.disk_tier import DiskTier
+from pyctl.cache.disk.writer import StoreWriter
 from pyctl.chat.cached_tokenizer import readable
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.constraint import json_constraint
@@ -324,27 +326,27 @@ def _with_recommended(replies: ReplySettings, recommended: Mapping[str, Any]) ->
     return replace(replies, sampling=replace(replies.sampling, **used))
 
 
-def _chat_format(settings: CommandSettings, loaded: Loaded) -> tuple[ChatFormat, DiskTier | None]:
-    """The model's chat format, and the disk tier whose directory keeps its replies."""
+def _chat_format(settings: CommandSettings, loaded: Loaded) -> tuple[ChatFormat, Disk | None]:
+    """The model's chat format, and the disk whose directory keeps its replies."""
     chat = settings.format
     info = loaded.info
     exact = settings.engine.exact
     template = _template(chat.chat_template, info)
-    tier = _disk_tier(settings.disk, loaded)
+    disk = _open_disk(settings.disk, loaded)
     # With the snapshots: the prompts of both must be the same after a restart.
     replay = Replay(chat.prompt_replay)
-    if tier is not None:
-        limit = tier.store.limit_beside(DEFAULT_REPLAY_BYTES)
+    if disk is not None:
+        limit = disk.folder.auxiliary_limit(DEFAULT_REPLAY_BYTES)
         replay = Replay(
             chat.prompt_replay,
-            path=tier.store.home / REPLIES,
+            path=disk.folder.path / REPLIES,
             max_file_bytes=limit,
-            run_soon=tier.queue.run_soon,
-            spend=tier.store.files.spend,
+            run_soon=disk.queue.run_soon,
+            spend=disk.writer.reserve_write,
         )
     return ChatFormat(
         template, loaded.tokenizer, chat.template_kwargs, replay, loaded.images, keeps_order=exact
-    ), tier
+    ), disk
 
 
 def _template(given: str, info: EngineInfo) -> Template:
@@ -479,34 +481,29 @@ def prepare_vocabulary(worker: Worker) -> None:
     thread.join()
 
 
-def _disk_tier(settings: DiskSettings, loaded: Loaded) -> DiskTier | None:
+def _open_disk(settings: DiskSettings, loaded: Loaded) -> Disk | None:
     if not settings.cache_dir:
         return None
-    directory = Path(settings.cache_dir).expanduser()
+    path = Path(settings.cache_dir).expanduser()
+    info = loaded.info
     try:
-        store = DiskStore(
-            directory,
-            loaded.info.fingerprint,
-            settings.disk_mib * MIB or None,
-            min_tokens=settings.min_tokens,
-            daily_bytes=settings.daily_mib * MIB or None,
-            sizes=loaded.backend.memory.shape.sizes,
-            space=allocate,
-        )
-        note_model(
-            directory, loaded.info.fingerprint, loaded.info.model_alias or loaded.info.model_name
-        )
+        directory = CacheDirectory(path, settings.disk_mib * MIB or None)
+        folder = ModelFolder(directory, info.fingerprint, loaded.backend.memory.shape.sizes)
+        note_model(path, info.fingerprint, info.model_alias or info.model_name)
     except OSError as error:  # it could be used before the model was loaded
-        if is_full(directory, error):
-            log.warning("no disk cache: no space for %s; the next start tries again", directory)
+        if is_full(path, error):
+            log.warning("no disk cache: no space for %s; the next start tries again", path)
             return None
-        raise ConfigError(
-            f"cannot use --kv-cache-dir {directory}: {error.strerror or error}"
-        ) from error
-    policy = DiskPolicy.of_server(settings.disk_policy)
-    text_of = partial(readable, loaded.tokenizer)
-    url = settings.store_url
+        raise ConfigError(f"cannot use --kv-cache-dir {path}: {error.strerror or error}") from error
+    writer = StoreWriter(folder, settings.daily_mib * MIB or None)
     remote = None
-    if url:
-        remote = RemoteStore(connect(url), url, store.files, store.sizes)
-    return DiskTier(store, policy, cold_max=settings.cold_max, text_of=text_of, remote=remote)
+    if settings.store_url:
+        remote = RemoteStore(connect(settings.store_url), settings.store_url, writer)
+    return Disk(
+        StoreReader(folder, allocate),
+        writer,
+        DiskPolicy.of_server(settings.disk_policy),
+        WriteLimits(settings.min_tokens, settings.cold_max),
+        text_of=partial(readable, loaded.tokenizer),
+        remote=remote,
+    )

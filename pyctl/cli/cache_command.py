@@ -142,7 +142,7 @@ def _list(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
         f"{_count(len(entries), 'snapshot')} of {_count(len(models), 'model')}, "
         f"{directory.n_bytes / MIB:.1f} MiB"
     )
-    if n_bytes := directory.bytes_beside():
+    if n_bytes := directory.auxiliary_bytes():
         print(
             f"{n_bytes / MIB:.1f} MiB of these are texts: recent prompts, and replies that return "
             "in prompts"
@@ -206,7 +206,7 @@ def _verify(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
     for kind in ("broken", "missing", "unknown", "useless", "temps", "foreign"):
         for name in getattr(report, kind):
             print(f"{kind}: {one_line(name)}")
-    return 0 if report.sound or arguments.fix else 1
+    return 0 if report.is_consistent or arguments.fix else 1
 
 
 def _prune(directory: CacheDirectory, arguments: argparse.Namespace) -> int:

@@ -136,7 +136,7 @@ class IdleJobs:
             else math.inf
         )
         ahead_at = now + ahead if ahead is not None else math.inf
-        if (disk := engine.prefix_cache.disk) is not None and disk.queue.is_moving:
+        if (disk := engine.prefix_cache.disk) is not None and disk.is_draining_device:
             sleep_at, ahead_at = (max(at, now + AGAIN_SECONDS) for at in (sleep_at, ahead_at))
         prepare_at = self._last_work + PREPARE_SECONDS if engine.can_prepare else math.inf
         return [
@@ -191,7 +191,7 @@ class Worker:
         self._still_seconds = 0.0
         self._before_close: list[Callable[[], None]] = []
         if (disk := engine.prefix_cache.disk) is not None:
-            disk.queue.on_wait = lambda: self.call(self._idle.hand_over)
+            disk.on_rows_needed = lambda: self.call(self._idle.hand_over)
         self._no_more_steps = threading.Event()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pyctl-engine", daemon=True)

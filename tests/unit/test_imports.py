@@ -102,7 +102,7 @@ way.
 
 NATIVE = {"_core", "_drafts", "_pool"}
 
-CONCRETE = {"DiskStore", "DiskTier", "Engine", "EngineAdmin", "LlamaBackend", "RamCache", "Worker"}
+CONCRETE = {"Disk", "Engine", "EngineAdmin", "LlamaBackend", "RamCache", "Worker"}
 """Classes whose objects only `cli` builds."""
 
 

@@ -25,11 +25,9 @@ SETTINGS = {"CommandSettings", "ModelSettings", "ReplySettings", "Sampling", "Se
 
 OVER = {
     "ActiveRequest fields": 14,
-    "CacheDirectory public": 22,
     "ChatRequest fields": 14,
     "ContextMemory public": 28,
     "DeviceTier public": 21,
-    "DiskStore.__init__ parameters": 7,
     "EngineInfo fields": 29,
     "GenerationBody fields": 16,
     "LlamaBackend.__init__ parameters": 10,

@@ -57,7 +57,7 @@ class FileGraph:
             if "_tree" in self.__dict__:
                 self._tree.touch(key, used)
 
-    def unsound(self) -> set[Key]:
+    def invalid_keys(self) -> set[Key]:
         """Unusable files: on an incomplete chain, or segments without a state."""
         sound: set[Key] = set()
         broken: set[Key] = set()

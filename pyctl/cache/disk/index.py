@@ -14,18 +14,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from pyctl.atomic_file import inode, open_private
 from pyctl.cache.disk.file_format import Name, SegmentName, StateName, parse
 
-__all__ = ["Index", "Key", "Record", "Version", "is_corrupt"]
+__all__ = ["Index", "IndexVersion", "Key", "Record", "file_path", "is_corrupt"]
 
 SCHEMA_VERSION = 1
 
 BUSY_SECONDS = 10.0
 """How long a transaction waits for another process; each lasts as long as some renames and unlinks.
 """
+
+DAYS_KEPT = 30
+"""Days of which the written bytes are kept."""
+
+OPEN_ATTEMPTS = 3
+"""Attempts to open an index that another process is replacing."""
+
+OPEN_PAUSE = 0.05
+"""Seconds between two of them."""
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS files(
@@ -38,10 +47,15 @@ CREATE INDEX IF NOT EXISTS states ON files(fingerprint, n) WHERE state;
 CREATE TABLE IF NOT EXISTS days(day INTEGER PRIMARY KEY, n_bytes INTEGER NOT NULL);
 """
 
-Version: TypeAlias = tuple[sqlite3.Connection, int, int]
-
 Key: TypeAlias = tuple[str, Name]
 """A fingerprint and a file's name."""
+
+
+class IndexVersion(NamedTuple):
+    """How many connections were opened for writing, and the last one's `PRAGMA data_version`."""
+
+    n_opened: int
+    data_version: int
 
 
 @dataclass(frozen=True)
@@ -84,11 +98,13 @@ class Record:
 
 
 _READ = "fingerprint, file, n_bytes, needs, exact, created, used, hits, pinned"
+"""The columns of a `Record`, in the order of its fields."""
+
 _WRITTEN = f"{_READ}, n, state, label"
-_INSERT = (
-    f"INSERT OR REPLACE INTO files({_WRITTEN}) "
-    f"VALUES({', '.join('?' for _ in _WRITTEN.split(','))})"
-)
+
+_PLACEHOLDERS = ", ".join(f":{column}" for column in _WRITTEN.split(", "))
+
+_INSERT = f"INSERT OR REPLACE INTO files({_WRITTEN}) VALUES({_PLACEHOLDERS})"
 
 
 def is_corrupt(error: sqlite3.Error) -> bool:
@@ -111,21 +127,26 @@ class Index:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.lost = False
-        self.n_commits = 0
-        """Transactions of this object; changes only within one."""
-        self._reader, self._writer = _Connection(self), _Connection(self)
+        self._reader = _Connection(self)
+        self._writer = _Connection(self)
         with self._reader.lock:
             self._reader.current()
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection for reading."""
+        """Hold the connection that reads."""
         with self._reader as connection:
             yield connection
 
     @contextmanager
+    def idle(self) -> Iterator[sqlite3.Connection]:
+        """Hold the connection that writes, while no thread of this process is in a transaction."""
+        with self._writer as connection:
+            yield connection
+
+    @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction that excludes every other writer; commits at the end, rolls back on any
+        """Run a transaction that excludes every other writer; commits at the end, rolls back on any
         exception.
         """
         with self._writer as connection:
@@ -133,25 +154,22 @@ class Index:
             try:
                 yield connection
                 connection.execute("COMMIT")
-                self.n_commits += 1
             except BaseException:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
 
-    @contextmanager
-    def between(self) -> Iterator[sqlite3.Connection]:
-        """The connection that writes, while no thread of this process is in a transaction."""
-        with self._writer as connection:
-            yield connection
+    def version(self, connection: sqlite3.Connection) -> IndexVersion:
+        """Return the version of the index, which ``connection``, the one that writes, has now.
 
-    def version(self, connection: sqlite3.Connection) -> Version:
-        """Another one after any transaction, of this object or another; ``connection`` is the one
-        that writes.
+        It changes with a commit of another connection, and when the file was replaced, but not with
+        the caller's own transactions (https://www.sqlite.org/pragma.html, data_version).
         """
-        return connection, Index.change(connection), self.n_commits
+        row = connection.execute("PRAGMA data_version").fetchone()
+        return IndexVersion(self._writer.n_opened, int(row[0]))
 
     def close(self) -> None:
+        """Close both connections; nothing works afterwards."""
         for connection in (self._reader, self._writer):
             with connection.lock:
                 connection.close()
@@ -161,29 +179,31 @@ class Index:
 
     @staticmethod
     def records(connection: sqlite3.Connection) -> list[Record]:
-        """Every file of the directory."""
+        """Return the records of all files of the directory."""
         return [_record(row) for row in connection.execute(f"SELECT {_READ} FROM files")]
 
     @staticmethod
-    def states(connection: sqlite3.Connection) -> tuple[int, dict[str, dict[StateName, bool]]]:
-        """The bytes of all files, and by fingerprint the states and whether they are exact."""
-        found: dict[str, dict[StateName, bool]] = {}
-        for fingerprint, file, exact in connection.execute(
-            "SELECT fingerprint, file, exact FROM files WHERE state"
-        ):
+    def states(connection: sqlite3.Connection) -> tuple[dict[str, dict[StateName, bool]], int]:
+        """Return the states of each fingerprint and whether they are exact, and the bytes of all
+        files.
+        """
+        states: dict[str, dict[StateName, bool]] = {}
+        query = "SELECT fingerprint, file, exact FROM files WHERE state"
+        for fingerprint, file, exact in connection.execute(query):
             name = _name(file)
             if isinstance(name, StateName):
-                found.setdefault(fingerprint, {})[name] = bool(exact)
-        return Index.n_bytes(connection), found
+                states.setdefault(fingerprint, {})[name] = bool(exact)
+        return states, Index.n_bytes(connection)
 
     @staticmethod
     def n_bytes(connection: sqlite3.Connection) -> int:
-        """Bytes of all files."""
-        return int(connection.execute("SELECT coalesce(sum(n_bytes), 0) FROM files").fetchone()[0])
+        """Return the bytes of all files."""
+        row = connection.execute("SELECT coalesce(sum(n_bytes), 0) FROM files").fetchone()
+        return int(row[0])
 
     @staticmethod
     def record(connection: sqlite3.Connection, key: Key) -> Record | None:
-        """The record of a file, None if the index has none."""
+        """Return the record of a file, None if the index has none."""
         query = f"SELECT {_READ} FROM files WHERE fingerprint = ? AND file = ?"
         row = connection.execute(query, _values(key)).fetchone()
         return None if row is None else _record(row)
@@ -191,22 +211,21 @@ class Index:
     @staticmethod
     def insert(connection: sqlite3.Connection, record: Record, label: str = "") -> None:
         """Enter a file; ``label`` describes its content to users."""
-        r = record
-        parent = "" if r.parent is None else str(r.parent)
-        row = (
-            r.fingerprint,
-            str(r.name),
-            r.n_bytes,
-            parent,
-            r.exact,
-            r.created,
-            r.used,
-            r.hits,
-            r.pinned,
-        )
-        connection.execute(
-            _INSERT, (*row, r.n, r.is_state, label.encode("utf-8", "replace").decode())
-        )
+        row = {
+            "fingerprint": record.fingerprint,
+            "file": str(record.name),
+            "n_bytes": record.n_bytes,
+            "needs": "" if record.parent is None else str(record.parent),
+            "exact": record.exact,
+            "created": record.created,
+            "used": record.used,
+            "hits": record.hits,
+            "pinned": record.pinned,
+            "n": record.n,
+            "state": record.is_state,
+            "label": label.encode("utf-8", "replace").decode(),
+        }
+        connection.execute(_INSERT, row)
 
     @staticmethod
     def delete(connection: sqlite3.Connection, key: Key) -> None:
@@ -214,10 +233,10 @@ class Index:
         connection.execute("DELETE FROM files WHERE fingerprint = ? AND file = ?", _values(key))
 
     @staticmethod
-    def touch(connection: sqlite3.Connection, key: Key) -> None:
-        """Count a hit, now."""
+    def touch(connection: sqlite3.Connection, key: Key, used: float) -> None:
+        """Count a hit at ``used`` seconds since the epoch."""
         query = "UPDATE files SET hits = hits + 1, used = ? WHERE fingerprint = ? AND file = ?"
-        connection.execute(query, (time.time(), *_values(key)))
+        connection.execute(query, (used, *_values(key)))
 
     @staticmethod
     def pin(connection: sqlite3.Connection, key: Key, pinned: bool) -> None:
@@ -229,41 +248,35 @@ class Index:
 
     @staticmethod
     def labels(connection: sqlite3.Connection) -> dict[Key, str]:
-        """The known labels of files."""
+        """Return the known labels of files."""
         rows = connection.execute("SELECT fingerprint, file, label FROM files WHERE label != ''")
         return {(fingerprint, _name(file)): label for fingerprint, file, label in rows}
 
     @staticmethod
-    def change(connection: sqlite3.Connection) -> int:
-        """A number that is another one after any other connection has committed."""
-        return int(connection.execute("PRAGMA data_version").fetchone()[0])
-
-    @staticmethod
     def written_today(connection: sqlite3.Connection) -> int:
-        """Bytes of files made since midnight UTC, by every process."""
+        """Return the bytes of files made since midnight UTC, by every process."""
         row = connection.execute("SELECT n_bytes FROM days WHERE day = ?", (_today(),)).fetchone()
         return int(row[0]) if row else 0
 
     @staticmethod
     def add_written(connection: sqlite3.Connection, n_bytes: int) -> None:
         """Count bytes that were written today; days older than a month are forgotten."""
-        connection.execute("DELETE FROM days WHERE day < ?", (_today() - 30,))
-        query = (
-            "INSERT INTO days VALUES(?, ?) ON CONFLICT(day) DO UPDATE SET n_bytes = n_bytes + "
-            "excluded.n_bytes"
-        )
+        connection.execute("DELETE FROM days WHERE day < ?", (_today() - DAYS_KEPT,))
+        add = "n_bytes = n_bytes + excluded.n_bytes"
+        query = f"INSERT INTO days VALUES(?, ?) ON CONFLICT(day) DO UPDATE SET {add}"
         connection.execute(query, (_today(), n_bytes))
 
 
 class _Connection:
     """One connection to the file that is at the index's path now, even after another process
-    replaced it.
+    replaced it. ``n_opened`` counts the files.
     """
 
     def __init__(self, index: Index) -> None:
         self.index = index
         self.path = index.path
         self.lock = threading.RLock()
+        self.n_opened = 0
         self._connection: sqlite3.Connection | None = None
         self._inode = 0
 
@@ -283,23 +296,15 @@ class _Connection:
             self.lock.release()
 
     def current(self) -> sqlite3.Connection:
-        """OSError if there is no way to open one."""
-        if self._connection is not None and inode(self.path) == self._inode:
-            return self._connection
-        self.close()
-        for attempt in range(3):
-            try:
-                self._connection = self._connect()
-                break
-            except sqlite3.Error as error:
-                if attempt == 2:
-                    raise OSError(f"{self.path}: {error}") from error
-                self._inode = inode(self.path)
-                if is_corrupt(error):
-                    self._discard()
-                time.sleep(0.05)
-        self._inode = inode(self.path)
-        assert self._connection is not None
+        """Return the open connection, or a new one if the file was replaced.
+
+        OSError if there is no way to open one.
+        """
+        if self._connection is None or inode(self.path) != self._inode:
+            self.close()
+            self._connection = self._open()
+            self._inode = inode(self.path)
+            self.n_opened += 1
         return self._connection
 
     def close(self) -> None:
@@ -307,11 +312,27 @@ class _Connection:
             self._connection.close()
         self._connection = None
 
+    def _open(self) -> sqlite3.Connection:
+        """Connect, in place of a corrupt file if need be."""
+        for n_left in reversed(range(OPEN_ATTEMPTS)):
+            try:
+                return self._connect()
+            except sqlite3.Error as error:
+                if not n_left:
+                    raise OSError(f"{self.path}: {error}") from error
+                self._inode = inode(self.path)
+                if is_corrupt(error):
+                    self._discard()
+                time.sleep(OPEN_PAUSE)
+        raise AssertionError("the last attempt returns or raises")
+
     def _discard(self) -> None:
+        """Remove the file, unless another process has put another one in its place."""
         self.close()
         if inode(self.path) == self._inode:
             for suffix in ("", "-wal", "-shm"):
                 Path(f"{self.path}{suffix}").unlink(missing_ok=True)
+        self._inode = 0
 
     def _make_private(self) -> None:
         """Create the file with the mode that SQLite then gives its other files."""
@@ -322,9 +343,10 @@ class _Connection:
             os.close(open_private(self.path, os.O_RDWR | os.O_EXCL))
 
     def _connect(self) -> sqlite3.Connection:
-        for suffix in ("", "-wal", "-shm", "-journal"):  # SQLite waits for the other end of a pipe
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            path = f"{self.path}{suffix}"
             with suppress(FileNotFoundError):
-                if not stat.S_ISREG(os.lstat(path := f"{self.path}{suffix}").st_mode):
+                if not stat.S_ISREG(os.lstat(path).st_mode):  # SQLite would wait at a pipe
                     raise OSError(errno.EINVAL, "not a regular file", path)
         self._make_private()
         connection = sqlite3.connect(
@@ -361,12 +383,21 @@ def _add_labels(connection: sqlite3.Connection) -> None:
 
 
 def _record(row: tuple[str, str, int, str, int, float, float, int, int]) -> Record:
-    fingerprint, file, n_bytes, parent, exact, created, used, hits, pinned = row
-    below = _name(parent) if parent else None
-    if isinstance(below, StateName):
-        raise sqlite3.DatabaseError(f"{file} depends on {parent}")
+    """Return the record of a row with the columns `_READ`; DatabaseError for invalid names."""
+    fingerprint, file, n_bytes, needs, exact, created, used, hits, pinned = row
+    parent = _name(needs) if needs else None
+    if isinstance(parent, StateName):
+        raise sqlite3.DatabaseError(f"{file} depends on {needs}")
     return Record(
-        fingerprint, _name(file), n_bytes, below, bool(exact), created, used, hits, bool(pinned)
+        fingerprint,
+        _name(file),
+        n_bytes,
+        parent,
+        exact=bool(exact),
+        created=created,
+        used=used,
+        hits=hits,
+        pinned=bool(pinned),
     )
 
 
@@ -376,6 +407,12 @@ def _name(file: str) -> Name:
     if name is None:
         raise sqlite3.DatabaseError(f"an entry called {file}")
     return name
+
+
+def file_path(directory: Path, key: Key) -> Path:
+    """Return the path of the file ``key`` in ``directory``."""
+    fingerprint, name = key
+    return directory / fingerprint / str(name)
 
 
 def _values(key: Key) -> tuple[str, str]:

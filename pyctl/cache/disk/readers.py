@@ -10,15 +10,18 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from pyctl.cache.reads import Reads
 from pyctl.errors import StateError
 from pyctl.limit import limit
 
-__all__ = ["DiskReads", "Readers", "StalledReadError"]
+__all__ = ["DiskReads", "Job", "Readers", "StalledReadError"]
 
 R = TypeVar("R")
+
+Job: TypeAlias = Callable[[], None]
+"""A read into place, for any thread."""
 
 STALL_SECONDS = limit(
     10.0, "a read from a disk that hangs", "a miss; no reads until it returns", "disk", "s"
@@ -65,7 +68,7 @@ class Readers:
                 thread.start()
         return futures
 
-    def run(self, jobs: Iterable[Callable[[], None]]) -> None:
+    def run(self, jobs: Iterable[Job]) -> None:
         """Run ``jobs`` and wait for them; the first error."""
         errors = [error for read in self.start(jobs) if (error := read.exception()) is not None]
         if errors:

@@ -19,15 +19,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from pyctl.atomic_file import make_private, temp_path
-from pyctl.cache.block_sizes import BlockSizes
 from pyctl.cache.costs import Costs
 from pyctl.cache.disk.chain import open_chain
 from pyctl.cache.disk.file_format import CorruptFileError, Name, StateName, parse
 from pyctl.cache.disk.graph import FileGraph
-from pyctl.cache.disk.index import Index, Record
+from pyctl.cache.disk.index import Index, Record, file_path
 from pyctl.cache.disk.readers import Readers
 from pyctl.cache.disk.segment_files import read_header
 from pyctl.cache.disk.verify import record_of
@@ -200,21 +199,20 @@ class Fetch(Reads):
 
 
 class RemoteStore:
-    """The objects of one model in the store of ``client``, called ``label`` in views, and the disk
-    of ``files``, whose blocks have ``sizes``.
+    """The objects of one model in the store of ``client``, called ``label`` in views, and the
+    folder of the same model on disk, where ``writer`` adopts the files.
 
-    One thread lists the store, and sends the files that it lacks. The engine's thread calls `far`
+    One thread lists the store, and sends the files that it lacks. The engine's thread calls `find`
     and `fetch`, which never wait. What was found to be of no use is not fetched again.
     """
 
-    def __init__(
-        self, client: ObjectStore, label: str, files: StoreWriter, sizes: BlockSizes | None
-    ) -> None:
+    def __init__(self, client: ObjectStore, label: str, writer: StoreWriter) -> None:
         self._client = client
         self._label = label
-        self._files = files
-        self._sizes = sizes
-        self._folder = f"{files.fingerprint}/"
+        self._writer = writer
+        self._disk_folder = writer.folder
+        self._directory = writer.directory
+        self._folder = f"{writer.folder.fingerprint}/"
         self._listed: dict[Name, int] = {}  # bytes of each object
         self._lengths: list[int] = []  # of the states at the last listing, ascending
         self._costs = Costs()
@@ -230,7 +228,7 @@ class RemoteStore:
         self._thread = threading.Thread(target=self._run, name="pyctl-store", daemon=True)
         self._thread.start()
 
-    def far(self, prompt: PromptMatch, limit: int, covered: int = 0) -> list[tuple[Prefix, float]]:
+    def find(self, prompt: PromptMatch, limit: int, covered: int = 0) -> list[tuple[Prefix, float]]:
         """The prefixes of ``prompt`` of ``limit`` tokens at most that the store has and the disk
         has not, with the seconds to `fetch` each; the disk has the rows of the first ``covered``
         tokens.
@@ -238,7 +236,7 @@ class RemoteStore:
         self._asked = True
         if self._reading.is_away:
             return []
-        on_disk = self._files.directory.contents.of(self._files.fingerprint)
+        on_disk = self._disk_folder.states
         lengths = [n for n in self._lengths if n <= limit]
         found = ((prefix, StateName.of(prefix)) for prefix in prompt.among(self._listed, lengths))
         return [
@@ -248,7 +246,8 @@ class RemoteStore:
         ]
 
     def _seconds(self, state: StateName, covered: int) -> float:
-        row = self._sizes.row if self._sizes is not None else 0
+        sizes = self._disk_folder.sizes
+        row = sizes.row if sizes is not None else 0
         return self._costs.read(self._listed.get(state, 0) + max(state.n - covered, 0) * row)
 
     def fetch(self, prefix: Prefix) -> Fetch | None:
@@ -262,7 +261,7 @@ class RemoteStore:
             (fetch.future,) = self._pool.start([partial(self._fetch, state, fetch)])
         return fetch if fetch is not None and not fetch.is_late else None
 
-    def distrust(self, state: StateName) -> None:
+    def exclude(self, state: StateName) -> None:
         """Do not fetch ``state`` again."""
         self._useless.append(state)
 
@@ -276,7 +275,7 @@ class RemoteStore:
         if (state := next(states, None)) is None:
             return False
         self._listed.pop(state, None)
-        self.distrust(state)
+        self.exclude(state)
         self._pool.start([partial(self._delete, state)])
         return True
 
@@ -309,7 +308,7 @@ class RemoteStore:
         try:
             self._bring(state, fetch)
         except (CorruptFileError, NotWrittenError, FileNotFoundError) as error:  # the store works
-            self.distrust(state)
+            self.exclude(state)
             log.warning("kv store: snapshot at %d tokens is of no use: %s", state.n, _reason(error))
         except Exception as error:
             if not self._closing:
@@ -326,33 +325,33 @@ class RemoteStore:
         """Fetch the files of ``state`` that the disk lacks, check all bytes, and have the directory
         adopt them.
         """
-        disk = self._files
-        home = self._files.home
-        name = cast("Name | None", state)
-        maximum = min(MAX_IN_FLIGHT, disk.directory.budget or MAX_IN_FLIGHT)
-        paths = dict[Name, Path]()
-        records = dict[Path, Record]()
+        name: Name | None = state
+        maximum = min(MAX_IN_FLIGHT, self._directory.budget or MAX_IN_FLIGHT)
+        run = self._directory.readers.run
+        sizes = self._disk_folder.sizes
+        paths: dict[Name, Path] = {}
+        records: dict[Path, Record] = {}
         with ExitStack() as temps:
-            while name is not None and not disk.has(name):  # each file names its parent
+            while name is not None and not self._disk_folder.has_file(
+                name
+            ):  # each file names its parent
                 if (size := self._listed.get(name)) is None:
                     raise FileNotFoundError(str(name))
                 fetch.n_wanted += size
                 if sum(each.n_wanted for each in self._fetches.copy().values()) > maximum:
                     raise NotWrittenError("more bytes than may be on their way")
-                path = paths[name] = temps.enter_context(temp_path(home))
+                path = paths[name] = temps.enter_context(temp_path(self._disk_folder.path))
                 self._download(name, size, path, fetch)
-                header = read_header(path, self._sizes, str(name))
-                records[path] = replace(
-                    record_of(path, header, disk.directory.readers.run), used=time.time()
-                )
+                header = read_header(path, sizes, str(name))
+                records[path] = replace(record_of(path, header, run), used=time.time())
                 fetch.move()
-                name = header.parent
-            open_chain(home, state, self._sizes, disk.directory.readers.run, paths)
+                name = header.parent  # each file names the one below it
+            open_chain(self._disk_folder.path, state, sizes, run, paths)
             fetch.move()
             below = [
                 record.parent_key for record in records.values() if record.parent_key is not None
             ]
-            if records and not disk.adopt(records, below):
+            if records and not self._writer.adopt(records, below):
                 raise NotWrittenError("the disk has no room for it, or none today")
 
     def _download(self, name: Name, size: int, path: Path, fetch: Fetch) -> None:
@@ -375,7 +374,7 @@ class RemoteStore:
             if not self._reading.is_away and age >= (LOOK_SECONDS if self._asked else IDLE_SECONDS):
                 with self._noting(self._reading):
                     self._look()
-            is_new = self._files.directory.contents is not self._seen
+            is_new = self._directory.contents is not self._seen
             if is_new and self._looked > -math.inf and not self._writing.is_away:
                 with self._noting(self._writing):
                     self._send()
@@ -410,11 +409,12 @@ class RemoteStore:
         """Send the files that the store lacks, the most used states first, each after the segments
         that it needs.
         """
-        directory = self._files.directory
-        contents = self._files.directory.contents
-        with directory.reading() as connection:
+        contents = self._directory.contents
+        with self._directory.reading() as connection:
             records = Index.records(connection)
-        graph = FileGraph(each for each in records if each.fingerprint == self._files.fingerprint)
+        graph = FileGraph(
+            each for each in records if each.fingerprint == self._disk_folder.fingerprint
+        )
         useless = set(self._useless)
         states = (
             each for each in graph.records.values() if each.is_state and each.name not in useless
@@ -434,7 +434,7 @@ class RemoteStore:
 
     def _put(self, record: Record) -> bool:
         """Send a file; False if it was evicted."""
-        path = self._files.directory.file(record.key)
+        path = file_path(self._directory.path, record.key)
         if self._closing or path.is_symlink() or not path.is_file():
             return False
         self._client.put(f"{self._folder}{record.name}", path, max_concurrency=2)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import TypeAlias
 
 from pyctl.atomic_file import files_in, is_abandoned, read_regular, temp_pid
 from pyctl.cache.block_sizes import BlockSizes
@@ -30,11 +31,13 @@ from pyctl.cache.disk.file_format import (
     parse_sizes,
 )
 from pyctl.cache.disk.graph import FileGraph
-from pyctl.cache.disk.index import Index, Key, Record
+from pyctl.cache.disk.index import Index, Key, Record, file_path
 from pyctl.cache.disk.recent_files import read_prompt
 from pyctl.cache.disk.segment_files import check_jobs, read_header, remove_file
 
-__all__ = ["VerifyReport", "is_home", "record_of", "verify"]
+__all__ = ["VerifyReport", "is_fingerprint_dir", "record_of", "verify"]
+
+Connect: TypeAlias = Callable[[], AbstractContextManager[sqlite3.Connection]]
 
 
 @dataclass
@@ -58,24 +61,27 @@ class VerifyReport:
     foreign: list[str] = field(default_factory=list)
 
     @property
-    def sound(self) -> bool:
+    def is_consistent(self) -> bool:
         """Whether index and files agree, and every byte that was read is right."""
         return not (self.missing or self.unknown or self.broken or self.useless or self.temps)
 
 
-def verify(directory: Path, index: Index, run: Runner | None, fix: bool) -> VerifyReport:
-    """Compare, reading headers or, with ``run`` to run jobs, every byte and all names; what a
-    restore would refuse is broken. OSError, sqlite3.Error.
+def verify(
+    directory: Path, reading: Connect, repairing: Connect | None, run: Runner | None
+) -> VerifyReport:
+    """Compare, reading headers or, with ``run`` to run jobs, every byte and all names; a file that
+    a restore would refuse is broken. OSError, sqlite3.Error.
 
-    Reading blocks no other process; a file that changed meanwhile is checked again before it is
-    repaired.
+    ``reading`` opens the index, ``repairing`` a transaction on it; None to repair nothing. Reading
+    blocks no other process; a file that changed meanwhile is checked again before it is repaired.
     """
     report = VerifyReport()
     sizes = cache(read_sizes)
     whole: dict[Key, Record] = {}
     broken: list[Key] = []
-    with index.reading() as connection:
+    with reading() as connection:
         known = {record.key for record in Index.records(connection)}
+    fix = repairing is not None
     for path, key in _ours(directory, report, fix, deep=run is not None):
         try:
             whole[key] = record_of(path, read_header(path, sizes(path.parent)), run)
@@ -86,26 +92,27 @@ def verify(directory: Path, index: Index, run: Runner | None, fix: bool) -> Veri
     if run is not None:
         broken += _broken_chains(directory, whole, sizes, run)
     report.broken += map(_label, broken)
-    if fix:
-        with index.writing() as connection:
+    if repairing is not None:
+        with repairing() as connection:
             _apply(directory, connection, whole, broken, report)
     else:
         report.missing = sorted(map(_label, known - whole.keys() - set(broken)))
         report.unknown = sorted(map(_label, whole.keys() - known))
-        report.useless = sorted(map(_label, FileGraph(whole.values()).unsound()))
-    report.files, report.n_bytes = len(whole), sum(record.n_bytes for record in whole.values())
+        report.useless = sorted(map(_label, FileGraph(whole.values()).invalid_keys()))
+    report.files = len(whole)
+    report.n_bytes = sum(record.n_bytes for record in whole.values())
     return report
 
 
-def is_home(path: Path) -> bool:
-    """Whether it holds the files of a fingerprint; a link does not, since they may belong to
+def is_fingerprint_dir(path: Path) -> bool:
+    """Whether ``path`` holds the files of a fingerprint; a link does not, since they may belong to
     another directory.
     """
     return is_fingerprint(path.name) and path.is_dir() and not path.is_symlink()
 
 
 def read_sizes(home: Path) -> BlockSizes | None:
-    """The sizes of blocks in the files of ``home``; None if unknown."""
+    """Return the sizes of blocks in the files of ``home``; None if unknown."""
     try:
         return parse_sizes(read_regular(home / SIZES, MAX_NAME_BYTES).decode("ascii"))
     except (OSError, ValueError):
@@ -118,7 +125,7 @@ def _broken_chains(
     sizes: Callable[[Path], BlockSizes | None],
     run: Runner,
 ) -> list[Key]:
-    """Takes out of ``whole`` the files whose tokens or ends do not match their names, and returns
+    """Take out of ``whole`` the files whose tokens or ends do not match their names, and return
     them.
     """
     broken = []
@@ -145,14 +152,14 @@ def _apply(
 ) -> None:
     for key in broken:
         Index.delete(connection, key)
-        remove_file(_path(directory, key))
+        remove_file(file_path(directory, key))
     known = {record.key: record for record in Index.records(connection)}
     for key in known.keys() - whole.keys():
-        if not _path(directory, key).is_file():
+        if not file_path(directory, key).is_file():
             Index.delete(connection, key)
             report.missing.append(_label(key))
     for key, record in list(whole.items()):
-        if not _path(directory, key).exists():
+        if not file_path(directory, key).exists():
             del whole[key]
         elif (
             key not in known
@@ -161,9 +168,9 @@ def _apply(
         ):
             Index.insert(connection, record)
             report.unknown.append(_label(key))
-    for key in FileGraph(Index.records(connection)).unsound():
+    for key in FileGraph(Index.records(connection)).invalid_keys():
         Index.delete(connection, key)
-        remove_file(_path(directory, key))
+        remove_file(file_path(directory, key))
         whole.pop(key, None)
         report.useless.append(_label(key))
 
@@ -175,7 +182,7 @@ def _ours(
     removed.
     """
     for home in sorted(directory.iterdir()):
-        if not is_home(home):
+        if not is_fingerprint_dir(home):
             continue
         for path in sorted([*home.iterdir(), *files_in(home / PROMPTS)]):
             label = str(path.relative_to(directory))
@@ -219,16 +226,22 @@ def _is_prompt(path: Path) -> bool:
 
 
 def record_of(path: Path, header: Header, run: Runner | None) -> Record:
-    """The record of the file at ``path``, of which ``run`` checks every byte; CorruptFileError."""
+    """Return the record of the file at ``path``, of which ``run`` checks every byte.
+
+    Raises CorruptFileError.
+    """
     if run is not None:
         run(check_jobs(path, header))
-    size = header.offsets[-1]
     made = header.created
-    return Record(path.parent.name, header.name, size, header.parent, header.exact, made, made)
-
-
-def _path(directory: Path, key: Key) -> Path:
-    return directory / key[0] / str(key[1])
+    return Record(
+        path.parent.name,
+        header.name,
+        header.offsets[-1],
+        header.parent,
+        header.exact,
+        created=made,
+        used=made,
+    )
 
 
 def _label(key: Key) -> str:

@@ -1,4 +1,41 @@
-"""The queue of snapshots to write, and the thread that writes them."""
+"""The queue of snapshots to write, and the thread that writes them.
+
+Threads and what they own:
+
+  engine      offers snapshots (`write`, `evict`), supplies rows of the device (`supply_rows`) and
+              drops jobs that take too much RAM. It alone calls the device and changes the cache,
+              and never waits for the disk: under the lock it only keeps books.
+  pyctl-disk  runs one turn of one job at a time, and calls (`run_soon`). It alone runs the
+              generators of `StoreWriter.write`, so all temp files are its own. It never calls the
+              device: a turn ends where rows are missing, and others have theirs meanwhile.
+  any thread  `remove`, `run_soon`, `flush`, and the counters.
+
+One lock, `_changed`, guards the jobs, their states and the counters. No thread holds it during a
+turn, a call or a copy from the device. A job has copies of the cache's segments that share their
+bytes: an eviction drops the cache's references, and the bytes live until they are written.
+
+Order of one snapshot, from the shallowest segment on:
+
+  1. rows -> RAM       `supply_rows` follows `synchronize`: no turn reads bytes that a copy from the
+                       device still writes. COPYING and NEEDS_ROWS wait for this.
+  2. RAM -> temp file  a locked temp file for each missing segment and then for the state, each with
+                       fsync: all bytes are durable before any of them has a name.
+  3. names and index   one transaction, exclusive among processes: remove evicted files with their
+                       rows of the index, rename the temp files, the state last, insert their rows.
+  4. fsync of the folder, so that the names are durable.
+
+What a kill -9 leaves:
+
+  in 1 or 2         temp files without a lock, which the next recovery removes.
+  in 3, uncommitted SQLite rolls back. Renamed files have no row: recovery adopts those that make a
+                    whole snapshot and removes the rest. Evicted files have a row again: recovery
+                    removes it, and a restore that comes earlier is a miss.
+  after 3           everything is there; a power loss before 4 may take names back, which leaves
+                    rows without files, as above.
+
+So no state exists in which a lookup finds a snapshot with missing or wrong bytes: readers verify
+every byte, and a missing file is a miss.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +47,24 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import partial
 
 from pyctl.cache.disk.readers import STALL_SECONDS
-from pyctl.cache.ports import AGAIN_SECONDS, MAX_UNWRITTEN_BYTES, HandOver, RowsOf, Writing, Written
+from pyctl.cache.disk.write_job import JobState, WriteJob, Writing, copy_of
+from pyctl.cache.ports import AGAIN_SECONDS, MAX_UNWRITTEN_BYTES, FlushCopies, RowsOf, Written
 from pyctl.cache.snapshot import NOTHING, Segment, Snapshot
 from pyctl.errors import NotWrittenError, StateError
 from pyctl.limit import limit
 
-__all__ = ["WriteQueue", "copy_of"]
+__all__ = ["WriteQueue"]
 
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 60.0
-"""After the disk refused, it is left alone so long."""
+"""Pause after the disk refused a write, and between two warnings of lost snapshots."""
 
 LAST_SECONDS = 1.0
-"""How long before the end of closing no more segments are written, for the one that is."""
+"""Time at the end of closing in which no further segment is written, for the one that runs."""
 
 MAX_SPILLED = limit(
     256, "evicted snapshots that wait to be written", "the least worth are dropped", "memory"
@@ -38,137 +75,89 @@ MAX_CALLS = limit(
 )
 
 
-@dataclass(eq=False)
-class WriteJob:
-    """Writes ``snapshot``, which has its own segments, one of them in each turn.
-
-    Rows that only the device has come from the ``original`` in the cache when they are ``wanted``.
-    Once that is evicted, the job has all rows: ``n_bytes`` of RAM, which may be on their way until
-    it ``is_ready``. ``worth`` is in seconds; of what a policy chose, later ones are worth more.
-    What the disk ``refused`` before its rows were here waits for the end. An ``error`` ends it.
-    """
-
-    snapshot: Snapshot
-    original: weakref.ref[Snapshot]
-    is_chosen: bool
-    worth: float
-    n_bytes: int = 0
-    is_ready: bool = True
-    refused: bool = False
-    writing: Writing | None = None
-    wanted: Segment | None = None
-    error: Exception | None = None
-
-    @property
-    def depends(self) -> bool:
-        """Whether it needs rows that only the device has, or had."""
-        return any(segment.held is not None for segment in self.snapshot.chain)
-
-    @property
-    def asks(self) -> bool:
-        """Whether it waits for the rows of the ``wanted`` segment."""
-        return self.error is None and self.wanted is not None and self.wanted.only_held_bytes > 0
-
-    @property
-    def rank(self) -> tuple[bool, bool, bool, float]:
-        """The larger, the earlier is its turn, and the later it is given up: ended, selected, in
-        RAM, of more worth, per byte unless it was selected.
-        """
-        value = self.worth if self.is_chosen else self.worth / max(self.n_bytes, 1)
-        return self.error is not None, self.is_chosen, self.n_bytes > 0, value
-
-    def take_rows(self, original: Snapshot, rows_of: RowsOf) -> None:
-        """Have all rows that are still to be written, before the cache drops them. StateError or
-        MemoryError.
-        """
-        first = self.wanted.start if self.wanted is not None else 0
-        pairs = [
-            pair
-            for pair in zip(self.snapshot.chain, original.chain, strict=True)
-            if pair[0].start >= first
-        ]
-        for copy, _ in pairs:
-            if copy.file.is_there and self.wanted is None:
-                copy.drop()
-        lacking = [(copy, segment) for copy, segment in pairs if copy.only_held_bytes]
-        for (copy, _), rows in zip(
-            lacking, rows_of([segment for _, segment in lacking]), strict=True
-        ):
-            copy.rows = rows
-            copy.held = None
-
-    def withdraw(self) -> None:
-        """Have the cache not offer the snapshot again before it is used."""
-        if (original := self.original()) is not None:
-            original.facts = replace(original.facts, for_disk=False)
-
-
 class WriteQueue:
-    """Jobs, and the thread that runs them with ``write``: chosen ones first, then by worth, a
-    segment in each turn.
+    """Jobs, and the thread that runs them: chosen ones first, then by worth, a segment in a turn.
 
-    ``write`` gets a snapshot, and whether it was evicted without having been chosen.
+    ``write`` gets a snapshot, and whether it was evicted without having been chosen. `start`
+    starts the thread.
 
-    A job whose snapshot is in the cache costs nothing. It requests rows that only the device has by
-    ``on_wait``, and others have their turns until `serve` brings them. Evicted snapshots that no
-    policy chose are limited to MAX_SPILLED and ``max_bytes``: the ones worth least per byte are
-    lost, with a warning once a minute. OSError (a full or read-only disk) is a warning once a
-    minute; jobs stay queued for the next attempt, and the server goes on from RAM.
+    A job whose snapshot is in the cache costs no RAM. When it needs rows that only the device has,
+    ``on_rows_needed`` is called on the writing thread, and other jobs have their turns until
+    `supply_rows` brings them. Evicted snapshots that no policy chose are limited to MAX_SPILLED and
+    ``max_bytes``: the least worth per byte are lost, with a warning once a minute. OSError (a
+    full or read-only disk) is a warning; jobs stay queued for the next attempt, RETRY_SECONDS
+    later, and the server goes on from RAM. ``clock`` gives monotonic seconds.
     """
 
     def __init__(
-        self, write: Callable[[Snapshot, bool], Writing], max_bytes: int = MAX_UNWRITTEN_BYTES
+        self,
+        write: Callable[[Snapshot, bool], Writing],
+        max_bytes: int = MAX_UNWRITTEN_BYTES,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.on_wait: HandOver = lambda: None
+        self.on_rows_needed: FlushCopies = lambda: None
+        self.written = Written()
+        self.spilled = Written()
+        self.n_failed = 0
+        self.n_dropped = 0
         self._write_one = write
         self._max_bytes = max_bytes
-        self._jobs: dict[WriteJob, None] = {}
+        self._clock = clock
+        self._jobs: dict[WriteJob, None] = {}  # a set that keeps the order
         self._calls: deque[Callable[[], object]] = deque(maxlen=MAX_CALLS)
         self._order = itertools.count(1)
         self._changed = threading.Condition()
-        self._current: object = None  # the job or call at work
-        self._tell_at = 0.0  # when the next loss is logged
-        self._moved = 0.0
-        self._closing = False
-        self._last_chance = False
+        self._current: object = None  # the job or call that runs
+        self._progress_at = 0.0
+        self._warn_at = 0.0  # no warning of a lost snapshot before this time
         self._resume_at = 0.0
-        self._failure = ""
-        self.written = self.spilled = Written()
-        self.n_failed = 0
-        self.n_dropped = 0
+        self._failure = ""  # the last reason of the disk, for one warning each
+        self._is_closing = False
+        self._is_last_try = False
         self._thread = threading.Thread(target=self._run, name="pyctl-disk", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread that writes."""
         self._thread.start()
 
+    # -- for the engine's thread
+    # ----------------------------------------------------------------------------------
+
     def write(self, snapshot: Snapshot) -> None:
-        """Queue a ``snapshot`` of the cache. Its rows in RAM are there; they are held until they
+        """Queue a ``snapshot`` of the cache, whose rows in RAM are complete; they live until they
         are written.
         """
         job = WriteJob(copy_of(snapshot), weakref.ref(snapshot), True, next(self._order))
         with self._changed:
-            if (known := self._find(snapshot)) is not None:
+            known = self._find(snapshot)
+            if known is not None:
                 known.is_chosen = True
-            elif not self._closing:
+            elif not self._is_closing:
                 self._jobs[job] = None
-                self._moved = time.monotonic()
+                self._progress_at = self._clock()
                 self._changed.notify_all()
 
     def evict(
         self, snapshot: Snapshot, rows_of: RowsOf, worth: float, n_bytes: int, *, spills: bool
     ) -> None:
-        """Have all rows of ``snapshot``, which the cache evicts, if it waits; else queue it if it
-        ``spills`` and all that waits so is not above ``worth``, the seconds that it saves.
+        """Take over ``snapshot``, which the cache evicts, with ``n_bytes`` that are to be written.
+
+        A queued one takes all its rows. One that is not queued is, if it ``spills`` and what waits
+        is not above its ``worth``, the seconds that it saves.
         """
         with self._changed:
             job = self._find(snapshot)
-            if job is None and spills and not self._closing:
-                job = WriteJob(
-                    copy_of(snapshot), weakref.ref(snapshot), False, worth, is_ready=False
-                )
+            if job is None:
+                if not spills or self._is_closing:
+                    return
+                copy = copy_of(snapshot)
+                job = WriteJob(copy, weakref.ref(snapshot), False, worth, JobState.COPYING)
                 self._jobs[job] = None
-            if job is None or job.n_bytes:
-                return
+            elif job.n_bytes:
+                return  # it has all rows already
+            elif job.needs_device_rows:
+                job.change(JobState.COPYING)
             job.n_bytes = n_bytes
-            job.is_ready = job.is_ready and not job.depends
             self._make_room()
             if job not in self._jobs or job.original() is not snapshot:
                 return
@@ -176,88 +165,84 @@ class WriteQueue:
             job.take_rows(snapshot, rows_of)
         except (StateError, MemoryError) as error:
             with self._changed:
-                self._drop(job, str(error))
+                self._lose(job, str(error))
 
     @property
-    def waits(self) -> bool:
-        """Whether a job waits for `serve`."""
+    def awaits_rows(self) -> bool:
+        """Whether a job waits for `supply_rows`."""
+        waiting = (JobState.NEEDS_ROWS, JobState.COPYING)
         with self._changed:
-            return any(job.asks or not job.is_ready for job in self._jobs)
+            return any(job.state in waiting for job in self._jobs)
 
-    def serve(self, rows_of: RowsOf) -> None:
-        """All bytes of evicted snapshots are there; have the rows that a job needs, if RAM has room
-        for them, also there. For the thread that owns the device.
+    def supply_rows(self, rows_of: RowsOf) -> None:
+        """Bring the rows that one job needs, if RAM has room for them; ``rows_of`` returns complete
+        ones.
+
+        The caller has waited for all copies before, so evicted snapshots are complete.
         """
         with self._changed:
-            for each in self._jobs:
-                each.is_ready = True
-            job = max(
-                (each for each in self._jobs if each.asks), key=lambda each: each.rank, default=None
-            )
+            for job in self._jobs:
+                if job.state is JobState.COPYING:
+                    job.change(JobState.READY)
             self._changed.notify_all()
-        if job is None or (wanted := job.wanted) is None:
-            return
+            waiting = [each for each in self._jobs if each.state is JobState.NEEDS_ROWS]
+            if not waiting:
+                return
+            job = max(waiting, key=lambda each: each.rank)
+            segment = job.next_segment
+        assert segment is not None
         try:
-            if (
-                (original := job.original()) is None
-                or original.segment.dropped
-                or not original.facts.for_disk
-            ):
-                raise NotWrittenError("others needed the cells of its rows, or it was dropped")
-            (wanted.rows,) = rows_of([original.segment_at(min(wanted.end, original.n))])
+            rows = job.rows_from_cache(segment, rows_of)
         except MemoryError:
-            return
+            return  # a later call may find room
         except (NotWrittenError, StateError) as error:
-            job.error = error.with_traceback(None)  # which would hold the snapshot
-        with self._changed:
-            self._changed.notify_all()
+            self._settle(job, error)
+        else:
+            segment.rows = rows
+            self._settle(job, None)
 
     @property
-    def is_moving(self) -> bool:
-        """Whether snapshots are written whose rows only the device has, and the disk takes them."""
+    def is_draining_device(self) -> bool:
+        """Whether rows that only the device has are being written, and the disk takes them."""
         with self._changed:
-            depends = any(job.depends and not job.refused for job in self._jobs)
-            return depends and time.monotonic() - self._moved < STALL_SECONDS
+            pending = (job for job in self._jobs if job.state is not JobState.REFUSED)
+            is_pending = any(job.needs_device_rows for job in pending)
+            return is_pending and self._clock() - self._progress_at < STALL_SECONDS
 
-    def drop_least_worth(self) -> bool:
-        """Lose the snapshot of least rank of those that were evicted or have rows in RAM; False if
-        there is none.
+    def drop_lowest_value(self) -> bool:
+        """Lose the snapshot of lowest rank among those that take RAM; False if there is none."""
+        with self._changed:
+            jobs = [job for job in self._jobs if not job.is_cancelled and job.has_bytes]
+            if not jobs:
+                return False
+            self._lose(min(jobs, key=lambda job: job.rank), "the disk is too slow")
+            return True
+
+    # -- for any thread
+    # ----------------------------------------------------------------------------------
+
+    def remove(self, name: str) -> bool:
+        """Cancel the jobs of the prefix called ``name``; False if there is none.
+
+        One that is being written is not published, unless it has been already. The cache offers it
+        again once it was used.
         """
         with self._changed:
-            jobs = [job for job in self._jobs if job.error is None]
-            jobs = [
-                job
-                for job in jobs
-                if job.n_bytes or any(each.rows.size for each in job.snapshot.chain)
-            ]
-            if jobs:
-                self._drop(min(jobs, key=lambda job: job.rank), "the disk is too slow")
-            return bool(jobs)
-
-    def drop(self, name: str) -> bool:
-        """Write no snapshot of the prefix called ``name`` of those that wait; False if there is
-        none in the queue.
-
-        One that is being written is no longer published, unless it has been already. The cache
-        offers it again once it was used.
-        """
-        with self._changed:
-            found = [
-                job for job in self._jobs if job.snapshot.prefix.name == name and job.error is None
-            ]
-            for job in found:
-                job.withdraw()
+            jobs = [job for job in self._jobs if job.snapshot.prefix.name == name]
+            jobs = [job for job in jobs if not job.is_cancelled]
+            for job in jobs:
+                job.mark_handled()
                 self._cancel(job, "it was dropped")
-            return bool(found)
+            return bool(jobs)
 
     @property
     def n_waiting(self) -> int:
         """Snapshots in the queue, with those that are being written."""
         with self._changed:
-            return sum(job.error is None for job in self._jobs)
+            return sum(not job.is_cancelled for job in self._jobs)
 
     def run_soon(self, function: Callable[[], object]) -> None:
-        """Have ``function``, which may wait for the disk, called by the thread that writes."""
+        """Have the writing thread call ``function``, which may wait for the disk."""
         with self._changed:
             self._calls.append(function)
             self._changed.notify_all()
@@ -266,58 +251,59 @@ class WriteQueue:
         """Wait until nothing more can be written now, ``timeout`` seconds at most; False if
         something is left.
 
-        What waits for rows of the device, or was refused without them, does not count.
+        Jobs that need rows of the device, or were refused without them, do not count.
         """
+        waiting = (JobState.NEEDS_ROWS, JobState.REFUSED)
         with self._changed:
-            self._changed.wait_for(
-                lambda: not (self._calls or self._current or self._next()), timeout
-            )
-            left = any(not (job.asks or job.refused) for job in self._jobs)
-            return not (left or self._calls or self._current)
+            self._changed.wait_for(lambda: not self._has_work(), timeout)
+            is_left = any(job.state not in waiting for job in self._jobs)
+            return not (is_left or self._calls or self._current)
 
     def retry(self) -> None:
-        """Do not wait any longer after the disk refused."""
+        """End the pause after the disk refused a write."""
         with self._changed:
             self._resume_at = 0.0
             self._changed.notify_all()
 
-    def close(self, timeout: float, hand_over: HandOver = lambda: None) -> bool:
-        """Write all, then stop the thread; False if a chosen snapshot is left, or the thread is
-        still at work after ``timeout`` seconds.
+    def close(self, timeout: float, flush_copies: FlushCopies = lambda: None) -> bool:
+        """Write all, then stop the thread; False if a chosen snapshot is left, or the thread still
+        runs after ``timeout`` seconds.
 
-        ``hand_over`` calls `serve`. Refused snapshots are tried once more. A running write ends
-        with its segment, or the process leaves its temp file.
+        ``flush_copies`` calls `supply_rows`. Refused snapshots are tried once more. A running write
+        ends with its segment, or the process leaves its temp file.
         """
         deadline = time.monotonic() + timeout
-        self._last_chance = True
-        self.retry()
-        while (
-            self._jobs or self._calls or self._current
-        ) and time.monotonic() < deadline - LAST_SECONDS:
-            hand_over()
+        self._begin_last_try()
+        while self._is_busy() and time.monotonic() < deadline - LAST_SECONDS:
+            flush_copies()
             with self._changed:
                 self._changed.wait(AGAIN_SECONDS)
         with self._changed:
-            self._closing = True
+            self._is_closing = True
             n_left = sum(job.is_chosen for job in self._jobs)
             n_calls = len(self._calls)
             self.n_dropped += n_left
             for job in self._jobs.copy():
-                self._cancel(job, "there is no time")
+                if not job.is_cancelled:
+                    self._cancel(job, "there is no time")
             self._calls.clear()
             self._changed.notify_all()
         self._thread.join(max(deadline - time.monotonic(), 0.1))
         return not (n_left or n_calls or self._thread.is_alive())
 
+    # -- under the lock
+    # ----------------------------------------------------------------------------------
+
     def _find(self, snapshot: Snapshot) -> WriteJob | None:
-        """The job that writes ``snapshot``, or as good a one."""
-        known = [
-            job
-            for job in self._jobs
-            if job.snapshot.prefix == snapshot.prefix and job.error is None
-        ]
-        known = [job for job in known if job.original() is snapshot or not job.depends]
-        return next((job for job in known if job.snapshot.exact >= snapshot.exact), None)
+        """Return the job that writes ``snapshot``, or another one as good."""
+        for job in self._jobs:
+            if job.is_cancelled or job.snapshot.prefix != snapshot.prefix:
+                continue
+            if job.original() is not snapshot and job.needs_device_rows:
+                continue  # the rows of another snapshot may never come
+            if job.snapshot.exact >= snapshot.exact:
+                return job
+        return None
 
     def _make_room(self) -> None:
         """Lose evicted snapshots that no policy chose, the least worth first, until the others
@@ -325,151 +311,199 @@ class WriteQueue:
         """
         n_left = MAX_SPILLED
         room = self._max_bytes
-        spilled = [job for job in self._jobs if not job.is_chosen and job.error is None]
+        spilled = [job for job in self._jobs if not job.is_chosen and not job.is_cancelled]
         for job in sorted(spilled, key=lambda job: job.rank, reverse=True):
             if n_left and job.n_bytes <= room:
-                n_left = n_left - 1
-                room = room - job.n_bytes
+                n_left -= 1
+                room -= job.n_bytes
             else:
-                self._drop(job, "the disk is too slow")
+                self._lose(job, "the disk is too slow")
 
-    def _drop(self, job: WriteJob, reason: str) -> None:
+    def _lose(self, job: WriteJob, reason: str) -> None:
+        """Cancel ``job``, count it, and log that once a minute."""
         self._cancel(job, reason)
         self.n_dropped += 1
-        if time.monotonic() >= self._tell_at:
-            self._tell_at = time.monotonic() + RETRY_SECONDS
+        if self._clock() >= self._warn_at:
+            self._warn_at = self._clock() + RETRY_SECONDS
             log.warning("%d snapshots are not written: %s", self.n_dropped, reason)
 
     def _cancel(self, job: WriteJob, reason: str) -> None:
-        """End ``job``: now, or in its next turn if it has started."""
-        job.snapshot.facts = replace(job.snapshot.facts, for_disk=False)  # of a copy
-        job.error = NotWrittenError(reason)
-        if job.writing is None and job is not self._current:
-            self._jobs.pop(job, None)
+        """End ``job``: now, or in its next turn if it has temp files."""
+        job.deselect()
+        if job.writing is None:
+            self._end(job)
+        else:
+            job.error = NotWrittenError(reason)
+            job.change(JobState.CANCELLED)
         self._changed.notify_all()
 
-    # -- the thread
+    def _end(self, job: WriteJob) -> None:
+        """Take ``job`` out of the queue."""
+        self._jobs.pop(job, None)
+        job.change(JobState.ENDED)
+
+    def _has_work(self) -> bool:
+        """Whether a call or a turn runs or could run now."""
+        return bool(self._calls or self._current) or self._next_job() is not None
+
+    def _next_job(self) -> WriteJob | None:
+        """Return the job whose turn it is, None if none can have one now."""
+        is_pausing = self._clock() < self._resume_at
+        states = {JobState.CANCELLED} if is_pausing else {JobState.CANCELLED, JobState.READY}
+        jobs = [job for job in self._jobs if job.state in states]
+        return max(jobs, key=lambda job: job.rank, default=None)
+
+    # -- short sections with the lock
+    # ----------------------------------------------------------------------------------
+
+    def _settle(self, job: WriteJob, error: Exception | None) -> None:
+        """End the wait of ``job`` for rows: it has them, or they never come because of
+        ``error``.
+        """
+        with self._changed:
+            if job.state is JobState.NEEDS_ROWS:  # else it was cancelled meanwhile
+                if error is not None:
+                    job.error = error.with_traceback(None)  # which would keep the snapshot alive
+                job.change(JobState.READY if error is None else JobState.CANCELLED)
+            self._changed.notify_all()
+
+    def _begin_last_try(self) -> None:
+        """Try refused jobs once more, and from now on refuse none."""
+        with self._changed:
+            self._is_last_try = True
+            for job in self._jobs:
+                if job.state is JobState.REFUSED:
+                    job.change(JobState.READY)
+        self.retry()
+
+    def _is_busy(self) -> bool:
+        with self._changed:
+            return bool(self._jobs or self._calls or self._current)
+
+    # -- the writing thread
     # ----------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while (step := self._wait()) is not None:
-            try:
-                step()
-            except Exception:
-                log.exception("disk cache: a write job failed")
-            finally:
-                del step  # which may hold memory while this thread waits
-                with self._changed:
-                    self._current = None
-                    self._changed.notify_all()
+        while self.run_next() or self._wait_for_work():
+            continue
 
-    def _wait(self) -> Callable[[], object] | None:
-        """What is to be done next; None for the end."""
+    def _wait_for_work(self) -> bool:
+        """Wait until there is something to run; False for the end."""
         with self._changed:
-            while True:
-                if self._calls:
-                    self._current = call = self._calls.popleft()
-                    return call
-                if (job := self._next()) is not None:
-                    self._current = job
-                    return partial(self._turn, job)
-                if self._closing:
-                    return None
-                left = self._resume_at - time.monotonic()
-                self._changed.wait(max(left, 0.0) if left > 0 and self._jobs else None)
+            while not self._has_work():
+                if self._is_closing:
+                    return False
+                pause = self._resume_at - self._clock()
+                self._changed.wait(pause if pause > 0 and self._jobs else None)
+            return True
 
-    def _next(self) -> WriteJob | None:
-        """The job whose turn it is."""
-        may_begin = time.monotonic() >= self._resume_at
-        ready = [
-            job
-            for job in self._jobs
-            if job.error is not None
-            or (
-                may_begin
-                and job.is_ready
-                and not job.asks
-                and (self._last_chance or not job.refused)
-            )
-        ]
-        return max(ready, key=lambda job: job.rank, default=None)
-
-    def _turn(self, job: WriteJob) -> None:
-        """Write the segment whose rows are here, then wait for the next one."""
-        if job.error is not None:
-            return self._end(job, job.error)
+    def run_next(self) -> bool:
+        """Run the next call or turn on this thread, which is the only one; False if none can run
+        now.
+        """
+        step = self._take_next()
+        if step is None:
+            return False
         try:
+            step()
+        except Exception:
+            log.exception("disk cache: a write job failed")
+        finally:
+            del step  # which may hold memory while this thread waits
+            with self._changed:
+                self._current = None
+                self._changed.notify_all()
+        return True
+
+    def _take_next(self) -> Callable[[], object] | None:
+        with self._changed:
+            if self._calls:
+                call = self._calls.popleft()
+                self._current = call
+                return call
+            job = self._next_job()
+            if job is None:
+                return None
             if job.writing is None:
                 job.writing = self._write_one(job.snapshot, not job.is_chosen)
-            written = job.wanted
-            wanted = next(job.writing)
+            self._current = job
+            return partial(self._turn, job)
+
+    def _turn(self, job: WriteJob) -> None:
+        """Write the segment whose rows are here, and find which is next."""
+        assert job.writing is not None
+        if job.error is not None:
+            self._fail(job, job.error)
+            return
+        written = job.next_segment
+        try:
+            next_segment = next(job.writing)
         except StopIteration as end:
-            self._done(job, end.value)
+            self._finish(job, end.value)
         except Exception as error:
-            self._end(job, error)
+            self._fail(job, error)
         else:
-            with self._changed:
-                if written is not None and written.held is not None:
-                    written.rows = NOTHING
-                job.wanted = wanted
-                self._moved = time.monotonic()
+            self._advance(job, written, next_segment)
         with self._changed:
-            asks = any(each.asks for each in self._jobs)
-        if asks:
-            self.on_wait()
+            needs_rows = any(each.state is JobState.NEEDS_ROWS for each in self._jobs)
+        if needs_rows:
+            self.on_rows_needed()
 
-    def _done(self, job: WriteJob, n_bytes: int) -> None:
+    def _advance(self, job: WriteJob, written: Segment | None, next_segment: Segment) -> None:
+        """Record the end of a turn that wrote ``written`` and needs ``next_segment`` next."""
         with self._changed:
-            self._jobs.pop(job, None)
+            if written is not None and written.held is not None:
+                written.rows = NOTHING  # a copy of rows that the device has
+            job.next_segment = next_segment
+            self._progress_at = self._clock()
+            if job.state is JobState.READY and next_segment.only_held_bytes:
+                job.change(JobState.NEEDS_ROWS)
+
+    def _finish(self, job: WriteJob, n_bytes: int) -> None:
+        """Count a job whose write returned; 0 bytes if there was nothing to write."""
+        with self._changed:
+            self._end(job)
             self._failure = ""
-            self._moved = time.monotonic()
-            if n_bytes:
-                self.written = self.written.plus(n_bytes)
-                self.spilled = self.spilled if job.is_chosen else self.spilled.plus(n_bytes)
+            self._progress_at = self._clock()
+            if not n_bytes:
+                return
+            self.written = self.written.plus(n_bytes)
+            if not job.is_chosen:
+                self.spilled = self.spilled.plus(n_bytes)
 
-    def _end(self, job: WriteJob, error: Exception) -> None:
-        """Leave what the disk may take later in the queue; give up the rest."""
-        if job.writing is not None:
-            with suppress(OSError):
-                job.writing.close()
-        is_wanted = job.snapshot.facts.for_disk
-        is_refused = isinstance(error, OSError)
+    def _fail(self, job: WriteJob, error: Exception) -> None:
+        """Leave ``job`` in the queue if the disk may take it later, or else give it up."""
+        assert job.writing is not None
+        with suppress(OSError):
+            job.writing.close()
         if isinstance(error, OSError):
-            self._leave_alone(error)
+            self._back_off(error)
         elif not isinstance(error, (NotWrittenError, StateError)):
             self.n_failed += 1
             log.error("cannot write the snapshot at %d tokens", job.snapshot.n, exc_info=error)
-        elif is_wanted and job.depends:
-            log.warning("prefix of %d tokens not written: %s", job.snapshot.n, error)
-            job.withdraw()
         with self._changed:
-            for segment in job.snapshot.chain:
-                segment.rows = segment.rows if segment.held is None else NOTHING
-            job.writing = job.wanted = None
-            if is_wanted and is_refused and not self._last_chance:
-                job.refused = job.depends
-            else:
-                self._jobs.pop(job, None)
-                self.n_dropped += is_wanted and job.depends
+            job.drop_copied_rows()
+            job.writing = None
+            job.next_segment = None
+            is_selected = job.snapshot.facts.for_disk
+            if isinstance(error, OSError) and is_selected and not self._is_last_try:
+                if job.state is JobState.READY and job.needs_device_rows:
+                    job.change(JobState.REFUSED)
+                return
+            if is_selected and job.needs_device_rows:
+                self.n_dropped += 1
+                if isinstance(error, (NotWrittenError, StateError)):
+                    log.warning("prefix of %d tokens not written: %s", job.snapshot.n, error)
+                    job.mark_handled()
+            self._end(job)
 
-    def _leave_alone(self, error: OSError) -> None:
-        """The disk takes nothing for a while."""
+    def _back_off(self, error: OSError) -> None:
+        """Write nothing for a while, since the disk refused."""
         self.n_failed += 1
         reason = error.strerror or str(error)
-        if reason != self._failure:  # one warning, not one for each snapshot
-            log.warning("cannot write the disk cache, serving from RAM: %s", reason)
-        self._failure = reason
-        if not self._last_chance:
-            self._resume_at = time.monotonic() + RETRY_SECONDS
-
-
-def copy_of(snapshot: Snapshot) -> Snapshot:
-    """A copy with its own segments that share the bytes, so that no eviction takes them away."""
-    parent: Segment | None = None
-    for segment in reversed(snapshot.chain):
-        held = segment.held if segment.only_held_bytes else None
-        parent = replace(segment, parent=parent, references=0, held=held)
-    assert parent is not None
-    return Snapshot(
-        snapshot.prefix, parent, snapshot.state, snapshot.exact, snapshot.hits, used=snapshot.used
-    )
+        with self._changed:
+            if reason != self._failure:  # one warning, not one for each snapshot
+                log.warning("cannot write the disk cache, serving from RAM: %s", reason)
+            self._failure = reason
+            if not self._is_last_try:
+                self._resume_at = self._clock() + RETRY_SECONDS

@@ -16,10 +16,8 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
+from pyctl.cache.disk.disk import Disk
 from pyctl.cache.disk.file_format import INDEX, parse
-from pyctl.cache.disk.store import DiskStore
-from pyctl.cache.disk_policy import DiskPolicy
-from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.ram import RamCache
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.draft.speculation import Speculation
@@ -31,7 +29,7 @@ from pyctl.prompt import Prompt, as_tokens
 from tests.model.fuzz.cases import fuzzed
 from tests.unit.cache.disk.lies import RawFile
 from tests.unit.engine.draft_server import RememberedDrafts
-from tests.unit.engine.drive import ask
+from tests.unit.engine.drive import ask, tier_on
 
 PROMPT = Prompt(as_tokens(np.random.default_rng(5).integers(0, 250, 200)), (70, 140, 190))
 
@@ -160,17 +158,16 @@ class FuzzedCache:
         """As after a restart. The thread that looks through the directory may come late, so that
         lies are read.
         """
-        store = DiskStore(
-            self.directory,
-            self.loaded.info.fingerprint,
-            None,
-            min_tokens=16,
-            sizes=self.loaded.backend.memory.shape.sizes,
-        )
         with pytest.MonkeyPatch.context() as patch:
             if not recovers:
-                patch.setattr(DiskTier, "_recover", lambda tier: None)
-            tier = DiskTier(store, DiskPolicy("full"), cold_max=80)
+                patch.setattr(Disk, "_recover", lambda tier: None)
+            tier = tier_on(
+                self.directory,
+                self.loaded.info.fingerprint,
+                sizes=self.loaded.backend.memory.shape.sizes,
+                min_tokens=16,
+                cold_max=80,
+            )
         tier._recovery.result(60)
         self.loaded.backend.memory.clear(0)
         backend = self.loaded.backend
@@ -211,15 +208,15 @@ def refused(bench: FuzzedCache, is_lost: bool, recovers: bool) -> None:
     model refused.
     """
     engine = bench.engine(recovers)
-    store = engine.prefix_cache.disk.store
-    sound = store.directory.verify().sound
+    disk = engine.prefix_cache.disk
+    is_consistent = disk.directory.verify().is_consistent
     reply = ask(engine, PROMPT, 4)
     assert reply.error is None
     assert reply.tokens == bench.expected
     assert engine.prefix_cache.disk.flush(60)
-    event(f"{reply.done.stats.source} {reply.done.stats.n_cached}, damaged {store.damaged}")
-    if store.damaged:
-        assert not sound or is_lost, "verify has not found what the read refused"
+    event(f"{reply.done.stats.source} {reply.done.stats.n_cached}, damaged {disk.reader.n_damaged}")
+    if disk.reader.n_damaged:
+        assert not is_consistent or is_lost, "verify has not found what the read refused"
     engine.prefix_cache.close()
 
 

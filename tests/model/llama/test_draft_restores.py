@@ -261,7 +261,7 @@ def test_a_cache_goes_on_with_another_draft_model_and_without(
         found = server.ask(prompts[turn], 40)
         assert server.restored == ("disk" if turn else "none")
         assert server.engine.prefix_cache.totals.failed_restores == 0
-        assert server.tier.store.damaged == 0
+        assert server.tier.reader.n_damaged == 0
         if backend is with_head:
             assert found.tokens == expected[turn].tokens
             assert found.drafts
@@ -281,7 +281,9 @@ def test_blocks_of_another_head_are_not_used(open_drafting: Opener, tmp_path: Pa
     for turn, each in enumerate((backend, other)):
         server = DraftServer(each, tmp_path / "cache", OTHER)
         found = server.ask(prompts[turn], 40)
-        assert server.tier.store.damaged == server.engine.prefix_cache.totals.failed_restores == 0
+        assert (
+            server.tier.reader.n_damaged == server.engine.prefix_cache.totals.failed_restores == 0
+        )
         server.close()
     assert server.restored == "disk"
     assert found.tokens == expected.tokens

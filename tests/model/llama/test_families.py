@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from bench.families import Answer, answers, cold_answer, empty_engine
-from pyctl.cache.disk_tier import DiskTier
+from pyctl.cache.disk.disk import Disk
 from pyctl.cache.resume_points import ANYWHERE, NOWHERE, ResumePoints
 from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import Rows, State
@@ -469,8 +469,8 @@ def test_a_memory_that_does_not_come_back_is_not_cached(
             assert reply.n_cached == 0 or engine.prefix_cache.totals.n_cached["live"]
     assert not engine.prefix_cache.cache.snapshots()
     assert engine.prefix_cache.close()
-    assert isinstance(engine.prefix_cache.disk, DiskTier)
-    assert not engine.prefix_cache.disk.store.lengths()
+    assert isinstance(engine.prefix_cache.disk, Disk)
+    assert not engine.prefix_cache.disk.folder.lengths
 
 
 def losing_a_bit(save: Callable[..., Any], above: int) -> Callable[..., Any]:

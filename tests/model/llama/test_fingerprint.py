@@ -12,9 +12,6 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFWriter, quants
 
-from pyctl.cache.disk.store import DiskStore
-from pyctl.cache.disk_policy import DiskPolicy
-from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
@@ -23,7 +20,7 @@ from pyctl.llama import fit, load
 from pyctl.llama.loader import Loaded
 from pyctl.llama.params import without_amx
 from pyctl.prompt import Prompt, as_tokens
-from tests.unit.engine.drive import Reply, ask
+from tests.unit.engine.drive import Reply, ask, tier_on
 from tools.generator import byte_vocab, finish
 
 WIDTH = 64
@@ -119,8 +116,7 @@ def asked(directory: Path, path: Path, **fields: Any) -> tuple[Reply, Reply]:
     the beginning.
     """
     loaded = opened(path, **fields)
-    store = DiskStore(directory, loaded.info.fingerprint, None, min_tokens=64)
-    tier = DiskTier(store, DiskPolicy("full"), cold_max=0)
+    tier = tier_on(directory, loaded.info.fingerprint, min_tokens=64, cold_max=0)
     engine = Engine(loaded.backend, RamCache(8, None), EngineSettings(), tier)
     reply = ask(engine, PROMPT, 24)
     plain = ask(engine, PROMPT, 24, cache_prompt=False)

@@ -13,9 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pyctl.cache import device_tier
-from pyctl.cache.disk.store import DiskStore
-from pyctl.cache.disk_policy import DiskPolicy
-from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.ram import RamCache
 from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.draft.draft_settings import FEATURE_TYPES, DraftSettings
@@ -28,7 +25,7 @@ from pyctl.llama import LlamaBackend, Loaded, llama_backend, load
 from pyctl.prompt import as_tokens
 from tests.effort import examples
 from tests.unit.cache.checks import check_invariants
-from tests.unit.engine.drive import ask, chat, cold
+from tests.unit.engine.drive import ask, chat, cold, tier_on
 
 N_CTX = 2048
 """Stands for <|im_start|>: every boundary is where one of these is."""
@@ -151,14 +148,8 @@ def test_files_go_from_one_kind_of_server_to_the_other(
     expected = [cold(opened("tiny-hybrid", 0).backend, each).tokens for each in (prompt, longer)]
     for n_tokens, asked in zip(sizes, (prompt, longer), strict=True):
         loaded = opened("tiny-hybrid", n_tokens)
-        store = DiskStore(
-            tmp_path,
-            loaded.info.fingerprint,
-            None,
-            min_tokens=100,
-            sizes=loaded.backend.memory.shape.sizes,
-        )
-        tier = DiskTier(store, DiskPolicy.parse("full"), cold_max=10240)
+        sizes = loaded.backend.memory.shape.sizes
+        tier = tier_on(tmp_path, loaded.info.fingerprint, sizes=sizes)
         engine = Engine(loaded.backend, RamCache(32, None), EngineSettings(exact=True), tier)
         replies.append(ask(engine, asked))
         assert engine.close(StateError("the end"))

@@ -19,15 +19,14 @@ import pytest
 
 from pyctl.cache.disk.file_format import PROMPTS, RULES
 from pyctl.cache.disk.recent_files import RecentFiles
-from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_policy import DiskPolicy
-from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.snapshot import PromptMatch, Snapshot
 from pyctl.prompt import Prompt
-from tests.unit.cache.disk.making import check_directory, check_read, conversation
+from tests.unit.cache.disk.making import DirectStore, check_directory, check_read, conversation
+from tests.unit.engine.drive import tier_on
 from tests.waiting import until
 
-Opener = Callable[..., DiskStore]
+Opener = Callable[..., DirectStore]
 
 BUDGET = 60_000
 N_CONVERSATIONS = 12
@@ -49,7 +48,7 @@ def write_for_ever(directory: str, seed: int, written: ctypes.c_int) -> None:
     """Write all of it in turn, removing some, until killed; ``written`` says how much, and is -1
     before.
     """
-    store = DiskStore(Path(directory), "model", BUDGET, min_tokens=1)
+    store = DirectStore(Path(directory), "model", BUDGET)
     store.directory.recover()
     choice = random.Random(seed)
     made = all_snapshots()
@@ -62,7 +61,7 @@ def write_for_ever(directory: str, seed: int, written: ctypes.c_int) -> None:
                 store.directory.remove(each.prefix.name)
 
 
-def check_all(store: DiskStore) -> int:
+def check_all(store: DirectStore) -> int:
     """Every entry of the index reads back equal; returns their number."""
     there = [each for each in all_snapshots() if store.contains(each.prefix)]
     for each in there:
@@ -75,7 +74,7 @@ def check_all(store: DiskStore) -> int:
 IN_A_CONTAINER = """
 import os, sys, time
 from pathlib import Path
-from pyctl.cache.disk.store import DiskStore
+from tests.unit.cache.disk.making import DirectStore
 from tests.unit.cache.disk.making import conversation
 
 def slow(descriptor):
@@ -83,7 +82,7 @@ def slow(descriptor):
         time.sleep(0.01)
 
 os.fsync = slow
-store = DiskStore(Path(sys.argv[1]), "model", None, min_tokens=1)
+store = DirectStore(Path(sys.argv[1]), "model", None)
 print(store.write(conversation(3)[-1]))
 """
 
@@ -187,8 +186,15 @@ def serve_for_ever(directory: str, first: int, served: ctypes.c_int) -> None:
     """What a server's disk tier does for one conversation after the other, and a reply beside it,
     until killed; ``served`` says for how many prompts, and is -1 before.
     """
-    store = DiskStore(Path(directory), "model", BUDGET, min_tokens=1)
-    tier = DiskTier(store, DiskPolicy("auto"), cold_max=0, text_of=lambda tokens: str(list(tokens)))
+    tier = tier_on(
+        Path(directory),
+        "model",
+        DiskPolicy("auto"),
+        budget=BUDGET,
+        min_tokens=1,
+        cold_max=0,
+        text_of=lambda tokens: str(list(tokens)),
+    )
     served.value = 0
     while True:
         for made in all_snapshots(first):
@@ -209,15 +215,15 @@ def test_a_killed_tier_leaves_nothing_that_stays(tmp_path: Path) -> None:
         wait_until(served, choice.randrange(2, 12))
         time.sleep(choice.uniform(0.0, 0.1))  # so that it is somewhere within the next one
         kill(child)
-        store = DiskStore(tmp_path, "model", BUDGET, min_tokens=1)
+        store = DirectStore(tmp_path, "model", BUDGET)
         report = store.directory.recover()
         assert not report.foreign
-        assert store.directory.verify().sound
+        assert store.directory.verify().is_consistent
         assert not list(tmp_path.rglob("*.tmp"))
         n_bytes = store.directory.n_bytes
         assert n_bytes <= BUDGET, (
             n_bytes,
-            store.directory.bytes_beside(),
+            store.directory.auxiliary_bytes(),
             len(store.directory.entries()),
             report,
         )
@@ -245,7 +251,7 @@ from pyctl.cache.disk.directory import CacheDirectory
 
 directory = CacheDirectory(Path(sys.argv[1]))
 if sys.argv[2] == "verify":
-    print(directory.verify().sound)
+    print(directory.verify().is_consistent)
 elif sys.argv[2] == "prune":
     directory.prune(10**9)
 print(len(directory.entries()))

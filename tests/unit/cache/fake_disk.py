@@ -12,32 +12,12 @@ from pyctl.cache.recent import RecentMatches, RecentPrompts
 from pyctl.cache.snapshot import Block, Prefix, PromptMatch, Segment, Snapshot
 
 
-class FakeQueue:
-    """``needed`` are the segments whose rows its thread waits for; it has ``n_evicted`` snapshots
-    to drop.
-    """
-
-    def __init__(self) -> None:
-        self.needed: list[Segment] = []
-        self.served: list[Sequence[Block]] = []
-        self.n_evicted = 0
-
-    @property
-    def waits(self) -> bool:
-        return bool(self.needed)
-
-    def serve(self, rows_of: Any) -> None:
-        self.served.append(rows_of(self.needed))
-        self.needed = []
-
-    def drop_least_worth(self) -> bool:
-        self.n_evicted -= self.n_evicted > 0
-        return self.n_evicted > 0
-
-
 class FakeDisk:
     """Has prefixes of the lengths ``stored``, and of ``remote`` in so many seconds; every read
     finds that the files have gone.
+
+    ``needed`` are the segments whose rows a write waits for; ``n_evicted`` evicted snapshots wait
+    to be written, and can be dropped.
     """
 
     def __init__(self, stored: Sequence[int] = (), remote: dict[int, float] | None = None) -> None:
@@ -46,7 +26,9 @@ class FakeDisk:
         self.policy = DiskPolicy.parse("full")
         self.costs = Costs()
         self.recent = RecentPrompts()
-        self.queue = FakeQueue()
+        self.needed: list[Segment] = []
+        self.served: list[Sequence[Block]] = []
+        self.n_evicted = 0
         self.opened: list[tuple[int, int]] = []
         self.fetched: list[Prefix] = []
         self.written: list[tuple[Snapshot, bool]] = []
@@ -54,7 +36,7 @@ class FakeDisk:
     def find(self, prompt: PromptMatch, limit: int) -> list[Prefix]:
         return [prompt.prefix(n) for n in sorted(self.stored, reverse=True) if n <= limit]
 
-    def far(self, prompt: PromptMatch, limit: int) -> list[tuple[Prefix, float]]:
+    def find_remote(self, prompt: PromptMatch, limit: int) -> list[tuple[Prefix, float]]:
         return [(prompt.prefix(n), seconds) for n, seconds in self.remote.items() if n <= limit]
 
     def fetch(self, prefix: Prefix) -> Any:
@@ -78,6 +60,18 @@ class FakeDisk:
     def evict(self, snapshot: Snapshot, worth: float, rows_of: Any) -> None:
         pass
 
-    def close(self, hand_over: Any) -> bool:
-        hand_over()
+    @property
+    def awaits_rows(self) -> bool:
+        return bool(self.needed)
+
+    def supply_rows(self, rows_of: Any) -> None:
+        self.served.append(rows_of(self.needed))
+        self.needed = []
+
+    def drop_lowest_value(self) -> bool:
+        self.n_evicted -= self.n_evicted > 0
+        return self.n_evicted > 0
+
+    def close(self, flush_copies: Any) -> bool:
+        flush_copies()
         return True

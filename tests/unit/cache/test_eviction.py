@@ -485,7 +485,7 @@ def test_disk_keeps_pinned_and_protected_within_its_budget(
         assert graph.n_bytes == before - sum(record.n_bytes for record in going)
         assert {record.key for record in going} == files - graph.records.keys()
         assert pinned | protected <= graph.records.keys()
-        assert not graph.unsound()
+        assert not graph.invalid_keys()
         left = [record.key for record in graph.records.values() if record.is_state]
         assert graph.n_bytes <= budget or all(key in pinned | protected for key in left)
         assert graph.shrink(budget, protected) == [], "no more than it had to"

@@ -157,7 +157,7 @@ def test_held_rows_that_return_count_even_if_their_snapshot_finds_no_room(tmp_pa
     prompt = prompt_of(1)
     steps.serve(prompt)
     steps.serve(prompt_of(2))
-    while disk.queue.waits or not disk.flush(0.1):
+    while disk.awaits_rows or not disk.flush(0.1):
         steps.cache.write_back.flush_copies()
     again = longer(prompt, 3)
     *deeper, first = steps.lookup(again).candidates

@@ -41,10 +41,10 @@ def test_rows_on_the_device_are_copied_for_the_thread_that_waits() -> None:
     snapshot.segment.rows = snapshot.segment.rows[:0]
     assert snapshot.segment.held is not None
     steps.cache.write_back.flush_copies()
-    assert disk.queue.served == [], "nothing waits"
-    disk.queue.needed = [snapshot.segment]
+    assert disk.served == [], "nothing waits"
+    disk.needed = [snapshot.segment]
     steps.cache.write_back.flush_copies()
-    ((block,),) = disk.queue.served
+    ((block,),) = disk.served
     assert block.size == snapshot.segment.held.n_bytes
     assert block.any(), "it is there"
 
@@ -52,15 +52,15 @@ def test_rows_on_the_device_are_copied_for_the_thread_that_waits() -> None:
 def test_a_backlog_is_dropped_until_it_fits_or_nothing_is_left() -> None:
     disk = FakeDisk()
     steps = Steps(disk=disk)
-    disk.queue.n_evicted = 5
+    disk.n_evicted = 5
     steps.cache.write_back.trim_backlog()
-    assert disk.queue.n_evicted == 5, "there is none"
+    assert disk.n_evicted == 5, "there is none"
     steps.cache.device.is_behind = Mock(side_effect=[True, True, False])  # type: ignore[method-assign]
     steps.cache.write_back.trim_backlog()
-    assert disk.queue.n_evicted == 3
+    assert disk.n_evicted == 3
     steps.cache.device.is_behind = Mock(return_value=True)  # type: ignore[method-assign]
     steps.cache.write_back.trim_backlog()
-    assert disk.queue.n_evicted == 0
+    assert disk.n_evicted == 0
 
 
 @pytest.mark.parametrize("policy", ["full", "off"])

@@ -12,8 +12,9 @@ from functools import partial
 import numpy as np
 import pytest
 
+from pyctl.cache.disk.write_job import Writing
 from pyctl.cache.disk.write_queue import MAX_CALLS, WriteQueue
-from pyctl.cache.ports import Writing, Written
+from pyctl.cache.ports import Written
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import NOTHING, Block, PromptFacts, PromptMatch, Segment, Snapshot, State
 from pyctl.errors import StateError
@@ -64,6 +65,7 @@ def writer() -> SlowWriter:
 @pytest.fixture
 def writes(writer: SlowWriter) -> Iterator[WriteQueue]:
     writes = WriteQueue(writer.write, max_bytes=300)
+    writes.start()
     yield writes
     writer.gate.set()
     writes.close(60)
@@ -127,23 +129,23 @@ def test_device_only_rows_are_copied_by_segment_without_delays(
     asked = threading.Event()
     writer.gate.set()
     large = snapshot(1, 3)
-    writes.on_wait = asked.set
+    writes.on_rows_needed = asked.set
     writes.write(large)
     for n_served in range(3):
         assert writes.flush(60)
         assert asked.is_set()
-        assert (writes.waits, writes.is_moving) == (True, True)
+        assert (writes.awaits_rows, writes.is_draining_device) == (True, True)
         asked.clear()
-        writes.serve(no_rows)
+        writes.supply_rows(no_rows)
         writes.write(snapshot(10 + n_served))
         assert writes.flush(60)
         assert writer.seeds == list(range(10, 11 + n_served))
         assert asked.is_set(), "what was written may have left room"
         asked.clear()
-        writes.serve(rows_of)
+        writes.supply_rows(rows_of)
     assert writes.flush(60)
     assert writer.written[-1] == (150, bytes([100]) * 50 + bytes([101]) * 50 + bytes([102]) * 50)
-    assert (writes.waits, writes.is_moving, writes.n_dropped) == (False, False, 0)
+    assert (writes.awaits_rows, writes.is_draining_device, writes.n_dropped) == (False, False, 0)
     assert all(not segment.rows.size for segment in large.chain)
 
 
@@ -155,7 +157,7 @@ def test_rows_that_never_come_end_it(writer: SlowWriter, writes: WriteQueue, why
     assert writes.flush(60)
     large.segment.dropped = why == "dropped"
     large.facts = PromptFacts(for_disk=why != "unwanted")
-    writes.serve(partial(no_rows, error=StateError) if why == "device" else rows_of)
+    writes.supply_rows(partial(no_rows, error=StateError) if why == "device" else rows_of)
     assert writes.flush(60)
     assert (writes.n_waiting, writes.n_dropped, writer.n_ended) == (0, 1, 1)
     assert not large.facts.for_disk, "it is not offered again"
@@ -171,7 +173,7 @@ def test_what_is_evicted_meanwhile_has_all_rows_that_are_left_or_is_lost(
     writes.write(large)
     for _ in range(n_served):
         assert writes.flush(60)
-        writes.serve(rows_of)
+        writes.supply_rows(rows_of)
     assert writes.flush(60)
     asked: list[Segment] = []
     writes.evict(
@@ -184,7 +186,7 @@ def test_what_is_evicted_meanwhile_has_all_rows_that_are_left_or_is_lost(
     assert asked == list(large.chain)[: 3 - n_served]
     large.segment.drop()
     assert writes.flush(60) is not fits, "its bytes are on their way"
-    writes.serve(no_rows)
+    writes.supply_rows(no_rows)
     assert writes.flush(60)
     assert (len(writer.written), writes.n_dropped) == ((1, 0) if fits else (0, 1))
     assert writes.spilled.n == 0
@@ -219,11 +221,11 @@ def test_a_disk_that_refuses_is_left_alone_for_a_while(
     is_full = isinstance(error, OSError)
     queue = partial(spill, writes) if spills else lambda seed: writes.write(snapshot(seed))
     queue(1)
-    writes.serve(rows_of)
+    writes.supply_rows(rows_of)
     assert writes.flush(60) == (not is_full)
     writer.error = None
     queue(2)
-    writes.serve(rows_of)
+    writes.supply_rows(rows_of)
     assert writes.flush(60) == (not is_full)
     assert (writes.n_failed, writes.n_waiting, writer.seeds) == (
         (1, 2, []) if is_full else (1, 0, [2])
@@ -233,7 +235,7 @@ def test_a_disk_that_refuses_is_left_alone_for_a_while(
     assert sorted(writer.seeds) == ([1, 2] if is_full else [2])
     writer.error = FULL
     queue(3)
-    writes.serve(rows_of)
+    writes.supply_rows(rows_of)
     assert not writes.flush(60)
     writer.error = None
     assert writes.close(60), "and tried once more in the end"
@@ -252,18 +254,18 @@ def test_what_a_full_disk_refused_without_its_rows_waits_for_the_end(
     large = snapshot(1, 2)
     writes.write(large)
     assert writes.flush(60)
-    writes.serve(rows_of)
+    writes.supply_rows(rows_of)
     until(lambda: writes.n_failed)
     writer.error = None
     writes.retry()
     assert writes.flush(60)
-    assert (writes.n_waiting, writes.waits, writes.is_moving, writer.written) == (
+    assert (writes.n_waiting, writes.awaits_rows, writes.is_draining_device, writer.written) == (
         1,
         False,
         False,
         [],
     )
-    assert writes.close(60, partial(writes.serve, rows_of))
+    assert writes.close(60, partial(writes.supply_rows, rows_of))
     assert len(writer.written) == 1
 
 
@@ -309,11 +311,11 @@ def test_what_is_dropped_by_name_is_not_written_from_wherever_it_waits(
         assert writer.begun.wait(60)  # the first is being written, at the closed gate
     spill(writes, 3)
     spill(writes, 4)
-    writes.serve(rows_of)
+    writes.supply_rows(rows_of)
     for seed in (0, 1, 3):
-        assert writes.drop(snapshot(seed).prefix.name)
-        assert not writes.drop(snapshot(seed).prefix.name)
-    assert not writes.drop(snapshot(9).prefix.name)
+        assert writes.remove(snapshot(seed).prefix.name)
+        assert not writes.remove(snapshot(seed).prefix.name)
+    assert not writes.remove(snapshot(9).prefix.name)
     writer.gate.set()
     assert not writes.flush(60), "the disk refuses"
     writer.error = None
@@ -329,16 +331,16 @@ def test_spilled_snapshots_wait_for_bytes_and_follow_selected(
     assert writer.begun.wait(60)  # the thread holds it, at the closed gate
     for seed, worth in ((1, 1.0), (2, 3.0), (2, 9.0)):
         spill(writes, seed, worth)
-    assert writes.waits
-    writes.serve(rows_of)
-    assert not writes.waits
+    assert writes.awaits_rows
+    writes.supply_rows(rows_of)
+    assert not writes.awaits_rows
     spill(writes, 3, 2.0)
     writes.write(snapshot(4))
     writer.gate.set()
     assert not writes.flush(60), "the bytes of one are on their way"
     assert sorted(writer.seeds[:2]) == [0, 4]
     assert writer.seeds[2:] == [2, 1], "the most worth first"
-    writes.serve(rows_of)
+    writes.supply_rows(rows_of)
     assert writes.flush(60)
     assert (writer.seeds[-1], writes.spilled) == (3, Written(3, 150))
 
@@ -356,17 +358,17 @@ def test_the_least_worth_per_byte_is_lost_where_room_ends(
     spill(writes, 6, 8.0, n_bytes=200)
     writes.write(chosen := snapshot(7))
     assert writes.n_waiting == 3
-    assert writes.drop_least_worth(), "8 s for 200 bytes is less than 5 s for 100"
-    writes.serve(rows_of)
+    assert writes.drop_lowest_value(), "8 s for 200 bytes is less than 5 s for 100"
+    writes.supply_rows(rows_of)
     assert writer.begun.wait(60)
     writes.write(snapshot(8))
-    assert writes.drop_least_worth()
-    assert writes.drop_least_worth(), "the oldest of those that a policy chose"
+    assert writes.drop_lowest_value()
+    assert writes.drop_lowest_value(), "the oldest of those that a policy chose"
     assert chosen.facts.for_disk
     writer.gate.set()
     assert writes.flush(60)
     assert writer.seeds == [8]
-    assert not writes.drop_least_worth()
+    assert not writes.drop_lowest_value()
 
 
 def test_rows_that_are_on_disk_are_not_asked_for_and_not_kept(
@@ -377,7 +379,7 @@ def test_rows_that_are_on_disk_are_not_asked_for_and_not_kept(
     asked = list[Segment]()
     list(large.chain)[1].file.is_there = True
     writes.evict(large, lambda each: asked.extend(each) or rows_of(each), 1.0, 10, spills=True)
-    writes.serve(rows_of)
+    writes.supply_rows(rows_of)
     assert writes.flush(60)
     assert asked == [large.segment]
     assert writer.written == [(100, bytes([101]) * 50)]

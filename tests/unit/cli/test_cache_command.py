@@ -11,10 +11,9 @@ import pytest
 
 from pyctl.cache.disk.directory import note_model
 from pyctl.cache.disk.file_format import INDEX, RULES
-from pyctl.cache.disk.store import DiskStore
 from pyctl.cli.cache_command import run_cache
 from pyctl.errors import ConfigError
-from tests.unit.cache.disk.making import conversation
+from tests.unit.cache.disk.making import DirectStore, conversation
 
 LABEL = (
     "<|im_start|>system\nYou are terse.<|im_end|>\n<|im_start|>user\n" + "What is a cache? " * 20
@@ -26,7 +25,7 @@ Run = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     """Three snapshots of one model, the last used first: seeds 3, 2, 1."""
-    store = DiskStore(tmp_path, "model", None, min_tokens=1)
+    store = DirectStore(tmp_path, "model", None)
     note_model(tmp_path, "model", "Coder")
     for seed in (1, 2, 3):
         store.write(conversation(seed, turns=1, step=20 * seed)[0], LABEL)
@@ -62,7 +61,7 @@ def test_a_pipe_gets_whole_lines(run: Run) -> None:
 def test_a_snapshot_that_exact_does_not_use_is_not_called_damaged(
     directory: Path, run: Run
 ) -> None:
-    store = DiskStore(directory, "model", None, min_tokens=1)
+    store = DirectStore(directory, "model", None)
     (snapshot,) = conversation(9, turns=1, step=30)
     snapshot.exact = False
     store.write(snapshot, LABEL)
@@ -99,7 +98,7 @@ def test_json_has_every_fact(run: Run) -> None:
 
 def test_each_model_has_a_table_and_one_can_be_asked_for(run: Run, directory: Path) -> None:
     for fingerprint, name in (("other", "Evil\x1b[2J\nname"), ("third", "")):
-        store = DiskStore(directory, fingerprint, None, min_tokens=1)
+        store = DirectStore(directory, fingerprint, None)
         if name:
             note_model(directory, fingerprint, name)
         store.write(conversation(9, turns=1)[0], LABEL)
@@ -125,12 +124,12 @@ def test_each_model_has_a_table_and_one_can_be_asked_for(run: Run, directory: Pa
 def test_sizes_add_up_and_prune_says_what_it_would_do_and_who_else_is_there(
     run: Run, directory: Path
 ) -> None:
-    store = DiskStore(directory, "model", None, min_tokens=1)
+    store = DirectStore(directory, "model", None)
     for snapshot in conversation(7, turns=4, step=30):
         store.write(snapshot, LABEL)
     entries = store.directory.entries()
     total = store.directory.n_bytes
-    assert sum(entry.n_bytes for entry in entries) == total - store.directory.bytes_beside()
+    assert sum(entry.n_bytes for entry in entries) == total - store.directory.auxiliary_bytes()
     store.close()
     with (
         (directory / INDEX).open() as index,
@@ -188,7 +187,7 @@ def test_the_beginning_of_an_id_is_enough(run: Run) -> None:
 def test_an_ambiguous_id_changes_nothing_and_names_what_it_may_be(
     run: Run, directory: Path
 ) -> None:
-    store = DiskStore(directory, "model", None, min_tokens=1)
+    store = DirectStore(directory, "model", None)
     for seed in range(10, 30):
         store.write(conversation(seed, turns=1)[0])
     store.close()
@@ -204,7 +203,7 @@ def test_an_ambiguous_id_changes_nothing_and_names_what_it_may_be(
 
 
 def test_what_was_made_under_older_rules_is_named_and_goes_first(run: Run, directory: Path) -> None:
-    store = DiskStore(directory, "before", None, min_tokens=1)
+    store = DirectStore(directory, "before", None)
     store.write(conversation(5, turns=1, step=60)[0])
     store.close()
     (directory / "before" / RULES).unlink()
@@ -214,7 +213,7 @@ def test_what_was_made_under_older_rules_is_named_and_goes_first(run: Run, direc
     assert "foreign: before/notes" in out
     entries = json.loads(run("ls", "--json")[1])
     assert entries[0]["is_older"], "the last used, and still the first to go"
-    store = DiskStore(directory, "model", None, min_tokens=1)
+    store = DirectStore(directory, "model", None)
     total = store.directory.n_bytes
     assert store.directory.prune(total - 1) > 0
     assert {entry.fingerprint for entry in store.directory.entries()} == {"model"}
@@ -224,7 +223,7 @@ def test_what_was_made_under_older_rules_is_named_and_goes_first(run: Run, direc
 
 def test_unpinning_belongs_to_one_model(directory: Path) -> None:
     """A snapshot pinned under another fingerprint may be dropped here."""
-    other = DiskStore(directory, "other", None, min_tokens=1)
+    other = DirectStore(directory, "other", None)
     other.write(conversation(1, turns=1, step=20)[0])
     name = other.directory.entries()[0].name
     assert other.directory.pin(f"other/{name}", True)

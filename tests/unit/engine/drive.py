@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -14,10 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.block_sizes import BlockSizes
+from pyctl.cache.disk.directory import CacheDirectory
+from pyctl.cache.disk.disk import Disk, WriteLimits
+from pyctl.cache.disk.model_folder import ModelFolder
+from pyctl.cache.disk.reader import StoreReader
+from pyctl.cache.disk.remote_store import RemoteStore
+from pyctl.cache.disk.write_job import Writing
+from pyctl.cache.disk.writer import StoreWriter
 from pyctl.cache.disk_policy import DiskPolicy
-from pyctl.cache.disk_tier import DiskTier
-from pyctl.cache.ports import Writing
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Block, Snapshot
 from pyctl.engine.backend import Backend
@@ -62,16 +67,16 @@ def chat(*messages: tuple[int, int]) -> Prompt:
     return Prompt.of(tokens, np.flatnonzero(tokens == START))
 
 
-def tier_of(engine: Engine) -> DiskTier:
-    assert isinstance(engine.prefix_cache.disk, DiskTier)
+def tier_of(engine: Engine) -> Disk:
+    assert isinstance(engine.prefix_cache.disk, Disk)
     return engine.prefix_cache.disk
 
 
-def flushed(engine: Engine) -> DiskTier:
-    """The disk tier once everything is written that left RAM or waits for rows."""
+def flushed(engine: Engine) -> Disk:
+    """The disk once everything is written that left RAM or waits for rows."""
     tier = tier_of(engine)
     done = tier.flush(60)
-    while tier.queue.waits:
+    while tier.awaits_rows:
         engine.prefix_cache.write_back.flush_copies()
         done = tier.flush(60)
     assert done
@@ -79,7 +84,7 @@ def flushed(engine: Engine) -> DiskTier:
 
 
 @contextmanager
-def standing(tier: DiskTier) -> Iterator[None]:
+def standing(tier: Disk) -> Iterator[None]:
     """The thread that writes stands still meanwhile."""
     is_over = threading.Event()
     tier.queue.run_soon(partial(is_over.wait, 60))
@@ -91,8 +96,8 @@ def standing(tier: DiskTier) -> Iterator[None]:
 
 def watch(engine: Engine, see: Callable[[Block], None]) -> None:
     """Have ``see`` called with the rows of each segment before they are written."""
-    files = tier_of(engine).store.files
-    real = files.write
+    writer = tier_of(engine).writer
+    real = writer.write
 
     def write(snapshot: Snapshot, label: str = "", *, spilled: bool = False) -> Writing:
         with closing(real(snapshot, label, spilled=spilled)) as writing:
@@ -104,7 +109,7 @@ def watch(engine: Engine, see: Callable[[Block], None]) -> None:
                 yield segment
                 see(segment.rows)
 
-    files.write = write
+    writer.write = write
 
 
 class AtOnce:
@@ -135,10 +140,29 @@ def collect(handle: RequestHandle) -> Reply:
     return reply
 
 
-def tier_on(directory: Path, model: str = "fake", policy: str = "full", **store: Any) -> DiskTier:
-    """A disk tier on a directory, without a budget; ``store`` are more options of `DiskStore`."""
-    files = DiskStore(directory, model, None, **{"min_tokens": 100, **store})
-    return DiskTier(files, DiskPolicy.parse(policy), cold_max=10240, close_seconds=60)
+def tier_on(
+    path: Path,
+    model: str = "fake",
+    policy: DiskPolicy | str = "full",
+    *,
+    budget: int | None = None,
+    daily_bytes: int | None = None,
+    sizes: BlockSizes | None = None,
+    remote: Callable[[StoreWriter], RemoteStore] | None = None,
+    text_of: Callable[[Sequence[int]], str] | None = None,
+    **limits: Any,
+) -> Disk:
+    """A disk on a directory that may take a minute to close; ``limits`` are of `WriteLimits`."""
+    folder = ModelFolder(CacheDirectory(path, budget), model, sizes)
+    writer = StoreWriter(folder, daily_bytes)
+    return Disk(
+        StoreReader(folder),
+        writer,
+        DiskPolicy.parse(policy) if isinstance(policy, str) else policy,
+        WriteLimits(**{"min_tokens": 100, "close_seconds": 60.0, **limits}),
+        text_of=text_of,
+        remote=remote(writer) if remote is not None else None,
+    )
 
 
 def engine_of(

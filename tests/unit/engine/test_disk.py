@@ -14,8 +14,8 @@ import pytest
 
 from pyctl.cache import device_tier
 from pyctl.cache.disk.index import Index
+from pyctl.cache.disk.write_job import Writing
 from pyctl.cache.disk_policy import DiskPolicy
-from pyctl.cache.ports import Writing
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Snapshot
 from pyctl.engine.engine import Engine
@@ -154,6 +154,7 @@ def test_the_engine_asks_neither_the_index_nor_a_thread_that_waits(
         monkeypatch.setattr(Index, name, entered)
 
     guarded("reading")
+    guarded("idle")
     guarded("writing")
     prompts = [chat((1, 300), (seed, 240)) for seed in range(2, 8)]
     for prompt in prompts:
@@ -165,11 +166,11 @@ def test_the_engine_asks_neither_the_index_nor_a_thread_that_waits(
     assert ask(engine, prompts[0]).done.stats.source == "disk"
 
     def hang() -> None:
-        with tier.store.directory._looking:
+        with tier.directory.changing():
             stuck.wait(60)
 
     tier.queue.run_soon(hang)
-    tier._refreshed = 0.0
+    tier._refreshed_at = 0.0
     for prompt in prompts[1:]:
         ask(engine, prompt)
     head.write_bytes(b"")

@@ -308,5 +308,5 @@ def test_the_loss_of_a_device_ends_the_service_with_the_cache_on_disk(
             error_of(handle)
         with pytest.raises(UnavailableError, match="is lost"):
             worker.submit(request(PROMPT))
-        assert tier is None or 290 in tier_on(tmp_path / str(is_idle)).store.lengths()
+        assert tier is None or 290 in tier_on(tmp_path / str(is_idle)).folder.lengths
         assert all(segment.held is None for segment in engine.prefix_cache.cache.segments())

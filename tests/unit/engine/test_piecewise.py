@@ -76,9 +76,9 @@ def idle(engine: Engine, n: int = 10_000) -> int:
     tier = tier_of(engine)
     for looked in range(n):
         tier.flush(60)
-        if not tier.queue.waits and not cache.write_back.copy_next():
+        if not tier.awaits_rows and not cache.write_back.copy_next():
             tier.flush(60)
-            if not tier.queue.waits:
+            if not tier.awaits_rows:
                 return looked
         cache.write_back.flush_copies()
     tier.flush(60)
@@ -103,7 +103,7 @@ class Space:
 
     def __init__(self, engine: Engine) -> None:
         self.now = self.peak = self.total = 0
-        tier_of(engine).store._space = self.take
+        tier_of(engine).reader._space = self.take
 
     def take(self, n_bytes: int) -> Block:
         block = np.empty(n_bytes, np.uint8)
@@ -147,7 +147,7 @@ def test_it_survives_a_restart_and_no_more_than_a_part_is_in_ram(
     assert max(beside) <= BEHIND
     check_invariants(cache)
     assert tier_of(engine).flush(60)
-    assert tier_of(engine).store.directory.verify().sound
+    assert tier_of(engine).directory.verify().is_consistent
     restarted = engine_of(tmp_path, policy, kind)
     read = Space(restarted)
     again = ask(restarted, LONG)
@@ -187,7 +187,7 @@ def test_an_idle_engine_is_woken_for_each_part(tmp_path: Path) -> None:
     ask(engine, LONG)
     worker = Worker(engine, INFO)
     until(lambda: tier_of(engine).view().written.n == 1)
-    assert LONG.end in tier_of(engine).store.lengths()
+    assert LONG.end in tier_of(engine).folder.lengths
     assert worker.close()
 
 
@@ -236,7 +236,7 @@ def test_requests_between_two_parts_copy_or_end_the_prewarm(
     monkeypatch.setattr(device_tier, "MAX_UNWRITTEN_BYTES", BEHIND)
     idle(engine)
     assert tier_of(engine).view().waiting == 0
-    directory = tier_of(engine).store.directory
+    directory = tier_of(engine).directory
     n_bytes = (
         directory.n_bytes
     )  # not inside: the thread that writes may hold its lock, and wait for the connection
@@ -244,11 +244,11 @@ def test_requests_between_two_parts_copy_or_end_the_prewarm(
         assert (Index.written_today(connection) > n_bytes) == (room == PIECE), (
             "what was given up counts, too"
         )
-    assert (LONG.end in tier_of(engine).store.lengths(), tier_of(engine).view().given_up > 0) == (
+    assert (LONG.end in tier_of(engine).folder.lengths, tier_of(engine).view().given_up > 0) == (
         (True, False) if room > PIECE else (False, True)
     )
-    assert tier_of(engine).store.contains(engine.prefix_cache.cache.conversation_ends()[0].prefix)
-    assert directory.verify().sound
+    assert tier_of(engine).contains(engine.prefix_cache.cache.conversation_ends()[0].prefix)
+    assert directory.verify().is_consistent
     engine.prefix_cache.close()
     assert not temps(tmp_path)
 
@@ -317,7 +317,7 @@ def test_what_is_removed_meanwhile_is_not_published(tmp_path: Path) -> None:
     (end,) = engine.prefix_cache.cache.conversation_ends()[:1]
     assert tier_of(engine).remove(end.prefix.name)
     idle(engine)
-    assert not tier_of(engine).store.contains(end.prefix)
+    assert not tier_of(engine).contains(end.prefix)
     engine.prefix_cache.cache.clear()
     engine.prefix_cache.close()
     assert not temps(tmp_path)
@@ -382,12 +382,12 @@ def test_a_large_restore_for_which_memory_ends_is_a_miss(tmp_path: Path) -> None
             raise MemoryError
         return np.empty(n_bytes, np.uint8)
 
-    tier_of(engine).store._space = take
+    tier_of(engine).reader._space = take
     again = ask(engine, LONG)
     assert again.error is None
     assert (again.tokens, again.done.stats.n_cached) == (expected, 0)
     assert len(calls) == 12
-    assert tier_of(engine).store.damaged == 0
+    assert tier_of(engine).reader.n_damaged == 0
     check_invariants(engine.prefix_cache.cache)
     engine.prefix_cache.cache.clear()
     assert engine.backend.n_held == 0

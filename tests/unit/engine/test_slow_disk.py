@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pyctl.cache.disk_tier import DiskTier
+from pyctl.cache.disk.disk import Disk
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
@@ -50,11 +50,11 @@ class HangingDrive:
 
         self._patch.setattr(os, call, slow)
 
-    def answer(self, tier: DiskTier) -> None:
+    def answer(self, tier: Disk) -> None:
         """Answer everything from now on."""
         self._patch.undo()
         self.gate.set()
-        until(lambda: not tier.store.directory.readers.is_busy)
+        until(lambda: not tier.directory.readers.is_busy)
 
 
 @pytest.fixture
@@ -140,15 +140,15 @@ def test_stalled_read_is_a_miss_and_pauses_the_disk(
         drive.hang(call)
         reply = within(60, lambda: ask(engine, STORED))
         assert (reply.tokens, reply.done.stats.source) == (expected, "none")
-    assert tier.store.is_stalled
+    assert tier.reader.is_stalled
     engine.prefix_cache.cache.clear()
     within(60, lambda: ask(engine, OTHER))
     assert within(60, lambda: ask(engine, STORED)).tokens == expected, (
         "no request waits a second time"
     )
-    assert tier.store.damaged == 0
+    assert tier.reader.n_damaged == 0
     drive.answer(tier)
-    assert not tier.store.is_stalled
+    assert not tier.reader.is_stalled
     engine.prefix_cache.cache.clear()
     for seed in (4, 5):
         ask(engine, chat((seed, 200)))
@@ -196,5 +196,5 @@ def test_a_state_that_the_model_refuses_is_no_longer_on_disk(tmp_path: Path) -> 
     engine.backend.fail_loads = 1
     assert ask(engine, STORED).tokens == cold(FakeBackend("hybrid"), STORED).tokens
     assert engine.prefix_cache.disk.flush(60)
-    assert engine.prefix_cache.disk.store.damaged == 1
+    assert engine.prefix_cache.disk.reader.n_damaged == 1
     engine.prefix_cache.close()

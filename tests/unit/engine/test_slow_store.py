@@ -5,15 +5,14 @@ others are served.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pyctl.cache.disk.remote_store import PATIENCE_SECONDS, Fetch, RemoteStore
-from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_policy import DiskPolicy
-from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import PromptMatch
 from pyctl.engine.engine import Engine
@@ -22,7 +21,7 @@ from pyctl.engine.handle import RequestHandle
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import check_invariants
 from tests.unit.cache.disk.test_remote_store import Faulty
-from tests.unit.engine.drive import ManualClock, Reply, ask, chat, cold, collect, request
+from tests.unit.engine.drive import ManualClock, Reply, ask, chat, cold, collect, request, tier_on
 from tests.waiting import until
 
 pytest.importorskip("obstore")
@@ -53,11 +52,8 @@ def second(
     opened: list[Engine] = []
 
     def get(name: str) -> Engine:
-        files = DiskStore(tmp_path / name, "fake", None, min_tokens=100)
-        remote = RemoteStore(client, "memory://", files.files, files.sizes)  # type: ignore[arg-type]
-        tier = DiskTier(
-            files, DiskPolicy.parse("full"), cold_max=10240, close_seconds=60, remote=remote
-        )
+        remote = partial(RemoteStore, client, "memory://")
+        tier = tier_on(tmp_path / name, remote=remote)
         opened.append(
             Engine(FakeBackend(n_seqs=2), RamCache(16, None), EngineSettings(exact=True), tier)
         )
@@ -79,7 +75,7 @@ def second(
 
 
 def far(engine: Engine) -> list[Any]:
-    return engine.prefix_cache.disk.far(PromptMatch(STORED.tokens), len(STORED) - 1)
+    return engine.prefix_cache.disk.find_remote(PromptMatch(STORED.tokens), len(STORED) - 1)
 
 
 def measured(engine: Engine, seconds: float) -> None:

@@ -15,9 +15,7 @@ import pytest
 
 from pyctl.cache import device_tier
 from pyctl.cache.costs import Costs
-from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_policy import DiskPolicy
-from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Block, HeldRows
 from pyctl.engine.engine import Engine
@@ -28,7 +26,7 @@ from pyctl.errors import StateError
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import check_invariants
-from tests.unit.engine.drive import ask, cold, flushed, request, standing, tier_of, watch
+from tests.unit.engine.drive import ask, cold, flushed, request, standing, tier_of, tier_on, watch
 from tests.unit.engine.test_engine import KINDS, chat
 
 
@@ -55,8 +53,8 @@ def engine_on(
     pool: PoolPlan | None = None,
 ) -> Engine:
     """Rows are held on the device if it has ``n_cells``, or in a ``pool``."""
-    store = DiskStore(directory, "fake", budget, min_tokens=100, daily_bytes=daily)
-    tier = DiskTier(store, DiskPolicy.of_server(policy), cold_max=10240, close_seconds=60)
+    chosen = DiskPolicy.of_server(policy)
+    tier = tier_on(directory, policy=chosen, budget=budget, daily_bytes=daily)
     backend = FakeBackend(kind, n_ctx=n_cells or 4096, can_hold=n_cells > 0, pool=pool)
     return Engine(backend, RamCache(64, ram, costs or Steady()), EngineSettings(exact=True), tier)
 
@@ -122,7 +120,7 @@ def test_a_request_that_wants_nothing_on_disk_leaves_nothing_there(tmp_path: Pat
         ask(engine, prompt, disk_policy=DiskPolicy("off"))
     assert engine.prefix_cache.cache.n_evicted > 0
     ask(engine, chat((99, 300), (98, 200)), disk_policy=DiskPolicy("off"))
-    assert flushed(engine).store.lengths() == set()
+    assert flushed(engine).folder.lengths == set()
     engine.prefix_cache.close()
     assert not list(tmp_path.rglob("*.state"))
     assert not list(tmp_path.rglob("*.rows"))
@@ -177,7 +175,7 @@ def test_of_a_snapshot_whose_rows_are_in_memory_only_the_state_is_read(
         if snapshot.n < prompt.end:
             cache.drop(snapshot)
     ask(engine, chat((77, 300)), disk_policy=DiskPolicy("off"))
-    tier_of(engine).store.note_read = lambda n_bytes, seconds: read.append(n_bytes)
+    tier_of(engine).reader.record_read = lambda n_bytes, seconds: read.append(n_bytes)
     reply = ask(engine, inner)
     assert reply.tokens == expected[1]
     if kind == "hybrid":  # rows alone suffice where there is no state
@@ -245,7 +243,7 @@ def test_any_order_on_any_disk_gives_right_replies_within_all_budgets(
                     :1
                 ]:
                     path.unlink(missing_ok=True)  # the thread that writes may have been first
-            assert tier.store.directory.n_bytes <= budget
+            assert tier.directory.n_bytes <= budget
         drive.share = 0.0
         engine.prefix_cache.close()
         assert tier.view().waiting == 0
@@ -253,8 +251,8 @@ def test_any_order_on_any_disk_gives_right_replies_within_all_budgets(
         assert sum(path.stat().st_size for path in tmp_path.rglob("fake/*.*")) <= budget
     assert daily is None or written <= daily
     fresh = engine_on(tmp_path, kind, "full", budget=budget)
-    report = tier_of(fresh).store.directory.verify(fix=True)
-    assert all(np.isfinite(entry.used) for entry in tier_of(fresh).store.directory.entries())
+    report = tier_of(fresh).directory.verify(fix=True)
+    assert all(np.isfinite(entry.used) for entry in tier_of(fresh).directory.entries())
     assert report.n_bytes <= budget
     fresh.prefix_cache.close()
 
@@ -278,7 +276,7 @@ def test_rows_that_only_the_device_has_are_fetched_before_they_go(
     ]
     assert ("disk" in sources) is not fails
     check_invariants(engine.prefix_cache.cache)
-    assert flushed(engine).store.directory.verify().sound
+    assert flushed(engine).directory.verify().is_consistent
     engine.prefix_cache.close()
 
 
@@ -315,7 +313,7 @@ def test_evicted_snapshots_are_written_while_reply_has_no_step(tmp_path: Path) -
     engine = engine_on(tmp_path)
     for prompt in CONVERSATIONS:
         ask(engine, prompt, 1)
-        assert not tier_of(engine).queue.waits
+        assert not tier_of(engine).awaits_rows
     assert tier_of(engine).flush(60)
     assert tier_of(engine).view().spilled.n > 0
     engine.prefix_cache.close()
@@ -332,5 +330,5 @@ def test_what_the_disk_was_not_given_yet_is_copied_when_the_model_leaves(
         assert not tier_of(engine).view().written.n
         engine.sleep()
     assert tier_of(engine).flush(60)
-    assert max(tier_of(engine).store.lengths()) > 2_000
+    assert max(tier_of(engine).folder.lengths) > 2_000
     assert engine.prefix_cache.close()

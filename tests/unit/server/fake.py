@@ -16,7 +16,7 @@ import msgspec
 from starlette.types import ASGIApp
 
 from pyctl.cache.cache_stats import RequestStats
-from pyctl.cache.disk_tier import DiskTier
+from pyctl.cache.disk.disk import Disk
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Source
 from pyctl.chat.cached_tokenizer import Tokenizer
@@ -257,7 +257,7 @@ class Bench:
         tokenizer: Tokenizer | None = None,
         n_seqs: int = 1,
         n_slots: int = 4,
-        disk: DiskTier | None = None,
+        disk: Disk | None = None,
         images: ImageReader | None = None,
         **info: Any,
     ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pyctl.cache.disk.store import DiskStore
+from tests.unit.cache.disk.making import DirectStore
 from tests.unit.engine.drive import ManualClock
 
 
@@ -31,18 +31,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
 
 
 @pytest.fixture
-def open_store(tmp_path: Path) -> Iterator[Callable[..., DiskStore]]:
+def open_store(tmp_path: Path) -> Iterator[Callable[..., DirectStore]]:
     """open_store(fingerprint="model", budget=None, directory=..., **options)."""
-    opened: list[DiskStore] = []
+    opened: list[DirectStore] = []
 
     def get(
         fingerprint: str = "model",
         budget: int | None = None,
         directory: Path | None = None,
         **options: int | None,
-    ) -> DiskStore:
-        options = {"min_tokens": 1, **options}
-        store = DiskStore(directory or tmp_path / "cache", fingerprint, budget, **options)  # type: ignore[arg-type]
+    ) -> DirectStore:
+        store = DirectStore(directory or tmp_path / "cache", fingerprint, budget, **options)  # type: ignore[arg-type]
         opened.append(store)
         return store
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from pyctl.cache.disk.file_format import RULES, SIZES
-from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.block_sizes import BlockSizes
+from pyctl.cache.disk.directory import CacheDirectory
+from pyctl.cache.disk.file_format import RULES, SIZES, StateName
+from pyctl.cache.disk.model_folder import ModelFolder
+from pyctl.cache.disk.reader import StoreReader
+from pyctl.cache.disk.writer import StoreWriter
+from pyctl.cache.reads import finish
 from pyctl.cache.snapshot import NOTHING, Block, Prefix, PromptMatch, Segment, Snapshot, State
+from pyctl.errors import NotWrittenError, StateError
 from pyctl.prompt import Tokens, as_tokens
 
 ROW = 48
@@ -19,6 +25,65 @@ DRAFT_BASE = 64
 DRAFT_ROW = 6
 DRAFT_STATE = 84
 """Bytes of a draft model's blocks: at their beginning, per token, and of its part of a state."""
+
+
+class DirectStore:
+    """The folder of one model, read and written on the calling thread, without a queue."""
+
+    def __init__(
+        self,
+        path: Path,
+        fingerprint: str = "model",
+        budget: int | None = None,
+        *,
+        daily_bytes: int | None = None,
+        sizes: BlockSizes | None = None,
+        space: Callable[[int], Block] = lambda size: np.empty(size, np.uint8),
+    ) -> None:
+        self.directory = CacheDirectory(path, budget)
+        self.folder = ModelFolder(self.directory, fingerprint, sizes)
+        self.reader = StoreReader(self.folder, space)
+        self.writer = StoreWriter(self.folder, daily_bytes)
+
+    @property
+    def home(self) -> Path:
+        return self.folder.path
+
+    @property
+    def damaged(self) -> int:
+        return self.reader.n_damaged
+
+    def contains(self, prefix: Prefix) -> bool:
+        return self.folder.contains(prefix)
+
+    def lengths(self) -> frozenset[int]:
+        return self.folder.lengths
+
+    def write(self, snapshot: Snapshot, label: str = "", *, spilled: bool = False) -> int:
+        """Bytes written; 0 also if the rows were given up or there is no room."""
+        writing = self.writer.write(snapshot, label, spilled=spilled)
+        try:
+            while True:
+                next(writing)
+        except StopIteration as end:
+            return int(end.value)
+        except NotWrittenError:
+            return 0
+
+    def read(self, prefix: Prefix, tokens: Tokens) -> Snapshot | None:
+        """The snapshot once all of it is here; None for a miss."""
+        pending = finish(self.reader.open(prefix, tokens))
+        try:
+            return finish(pending.complete()) if pending is not None else None
+        except StateError:
+            return None
+
+    def touch(self, prefix: Prefix) -> None:
+        with self.directory.changing() as transaction:
+            transaction.touch(self.folder.key(StateName.of(prefix)))
+
+    def close(self) -> None:
+        self.directory.close()
 
 
 def rows_for(tokens: Tokens, start: int) -> Block:
@@ -108,7 +173,7 @@ def check_equal(found: Snapshot | None, expected: Snapshot) -> None:
     assert found.ends == expected.ends
 
 
-def check_read(store: DiskStore, expected: Snapshot) -> None:
+def check_read(store: DirectStore, expected: Snapshot) -> None:
     assert store.contains(expected.prefix)
     assert expected.n in store.lengths()
     check_equal(
@@ -126,10 +191,10 @@ def on_disk(directory: Path) -> list[Path]:
     )
 
 
-def check_directory(store: DiskStore) -> None:
+def check_directory(store: DirectStore) -> None:
     """Index and files agree, nothing is left over, and the budget holds."""
     report = store.directory.verify()
-    assert report.sound, report
+    assert report.is_consistent, report
     assert not report.foreign
     files = on_disk(store.directory.path)
     assert sum(path.stat().st_size for path in files) == store.directory.n_bytes == report.n_bytes

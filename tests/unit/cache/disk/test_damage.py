@@ -34,17 +34,23 @@ from pyctl.cache.disk.file_format import (
 )
 from pyctl.cache.disk.recent_files import RecentFiles
 from pyctl.cache.disk.segment_files import read_header
-from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.recent import RecentPrompts
 from pyctl.cache.snapshot import Snapshot
 from pyctl.chat.replay import ReplayLog, SampledReply
 from pyctl.prompt import Prompt
 from tests.effort import IS_QUICK
 from tests.unit.cache.disk.lies import RawFile
-from tests.unit.cache.disk.making import ROW, check_directory, check_read, conversation, on_disk
+from tests.unit.cache.disk.making import (
+    ROW,
+    DirectStore,
+    check_directory,
+    check_read,
+    conversation,
+    on_disk,
+)
 from tests.unit.engine.drive import ManualClock
 
-Opener = Callable[..., DiskStore]
+Opener = Callable[..., DirectStore]
 
 
 @pytest.fixture
@@ -53,14 +59,14 @@ def made() -> list[Snapshot]:
 
 
 @pytest.fixture
-def store(open_store: Opener, made: list[Snapshot]) -> DiskStore:
+def store(open_store: Opener, made: list[Snapshot]) -> DirectStore:
     store = open_store()
     for each in made:
         store.write(each)
     return store
 
 
-def file_of(store: DiskStore, start: str, suffix: str) -> Path:
+def file_of(store: DirectStore, start: str, suffix: str) -> Path:
     (path,) = (
         path
         for path in on_disk(store.directory.path)
@@ -69,7 +75,7 @@ def file_of(store: DiskStore, start: str, suffix: str) -> Path:
     return path
 
 
-def check_lost(store: DiskStore, made: list[Snapshot], lost: list[bool]) -> None:
+def check_lost(store: DirectStore, made: list[Snapshot], lost: list[bool]) -> None:
     """Deepest first, as a lookup would: those in ``lost`` miss, the others come back; damage counts
     once.
     """
@@ -103,7 +109,7 @@ def positions(path: Path) -> Iterator[int]:
 
 @pytest.mark.parametrize("suffix", [".rows", ".state"])
 @pytest.mark.parametrize("mask", [1, 0x80, 0xFF])
-def test_flipped_bytes(store: DiskStore, made: list[Snapshot], suffix: str, mask: int) -> None:
+def test_flipped_bytes(store: DirectStore, made: list[Snapshot], suffix: str, mask: int) -> None:
     last = made[-1]
     path = file_of(store, "40-60" if suffix == ".rows" else "60", suffix)
     whole = path.read_bytes()
@@ -152,7 +158,7 @@ HARM: dict[str, Callable[[Path], object]] = {
     ],
 )
 def test_harm(
-    store: DiskStore, made: list[Snapshot], harm: str, start: str, suffix: str, lost: list[bool]
+    store: DirectStore, made: list[Snapshot], harm: str, start: str, suffix: str, lost: list[bool]
 ) -> None:
     HARM[harm](file_of(store, start, suffix))
     check_lost(store, made, lost)
@@ -210,7 +216,7 @@ AWAY = [
 @pytest.mark.parametrize("call", ["pread", "preadv"])
 @pytest.mark.parametrize("error", [*AWAY, ZeroDivisionError()], ids=repr)
 def test_failed_read_is_a_miss_and_drops_file_if_drive_is_there(
-    store: DiskStore, made: list[Snapshot], error: Exception, call: str
+    store: DirectStore, made: list[Snapshot], error: Exception, call: str
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, call, Mock(side_effect=error))
@@ -224,7 +230,7 @@ def test_failed_read_is_a_miss_and_drops_file_if_drive_is_there(
 
 @pytest.mark.parametrize("harm", [*HARM, None])
 def test_recovery_finds_what_shows_without_reading_all(
-    store: DiskStore, made: list[Snapshot], harm: str | None
+    store: DirectStore, made: list[Snapshot], harm: str | None
 ) -> None:
     if harm is not None:
         HARM[harm](file_of(store, "20-40", ".rows"))
@@ -238,11 +244,11 @@ def test_recovery_finds_what_shows_without_reading_all(
 
 
 @pytest.mark.parametrize("harm", HARM)
-def test_verify_reports_and_fixes(store: DiskStore, harm: str) -> None:
-    assert store.directory.verify().sound
+def test_verify_reports_and_fixes(store: DirectStore, harm: str) -> None:
+    assert store.directory.verify().is_consistent
     HARM[harm](file_of(store, "20-40", ".rows"))
     before = on_disk(store.directory.path)
-    assert not store.directory.verify().sound
+    assert not store.directory.verify().is_consistent
     assert on_disk(store.directory.path) == before
     store.directory.verify(fix=True)
     check_directory(store)
@@ -250,7 +256,7 @@ def test_verify_reports_and_fixes(store: DiskStore, harm: str) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".rows", ".state"])
-def test_swapped_files(store: DiskStore, made: list[Snapshot], suffix: str) -> None:
+def test_swapped_files(store: DirectStore, made: list[Snapshot], suffix: str) -> None:
     one = file_of(store, "20-40" if suffix == ".rows" else "40", suffix)
     two = file_of(store, "40-60" if suffix == ".rows" else "60", suffix)
     temp = one.with_name("temp")
@@ -275,7 +281,7 @@ def test_files_of_another_model_under_our_name(open_store: Opener, made: list[Sn
     check_lost(ours, made, [False, False, True])
 
 
-def test_foreign_files_stay_and_do_not_count(store: DiskStore, made: list[Snapshot]) -> None:
+def test_foreign_files_stay_and_do_not_count(store: DirectStore, made: list[Snapshot]) -> None:
     home = store.directory.path / "model"
     names = ["README", "5-abc.state", "1-2.rows", ".x.tmp", "0-20-" + "0" * 32 + ".rows"]
     for name in names:
@@ -289,7 +295,7 @@ def test_foreign_files_stay_and_do_not_count(store: DiskStore, made: list[Snapsh
     check_read(store, made[-1])
 
 
-def test_garbage_under_a_good_name_is_removed(store: DiskStore) -> None:
+def test_garbage_under_a_good_name_is_removed(store: DirectStore) -> None:
     path = store.directory.path / "model" / f"99-{'0' * 32}.state"
     path.write_bytes(os.urandom(5000))
     assert store.directory.recover().broken == [f"model/{path.name}"]
@@ -297,7 +303,7 @@ def test_garbage_under_a_good_name_is_removed(store: DiskStore) -> None:
     check_directory(store)
 
 
-def test_temp_files_go_with_their_writer(store: DiskStore) -> None:
+def test_temp_files_go_with_their_writer(store: DirectStore) -> None:
     left = store.home / temp_name()
     left.write_bytes(b"half")
     with temp_path(store.home) as written:
@@ -306,16 +312,16 @@ def test_temp_files_go_with_their_writer(store: DiskStore) -> None:
         assert (left.exists(), written.exists()) == (False, True)
 
 
-def test_leftovers_of_older_versions_go(store: DiskStore, made: list[Snapshot]) -> None:
+def test_leftovers_of_older_versions_go(store: DirectStore, made: list[Snapshot]) -> None:
     home = store.home
     names = ["recent", "words", "recent.77.tmp", "replies.77.tmp", "words.77.tmp"]
     for name in [*names, "replies", "replies.older"]:
         (home / name).write_bytes(b"x" * 10)
-    assert not store.directory.verify().sound
+    assert not store.directory.verify().is_consistent
     assert sorted(store.directory.verify(fix=True).temps) == [
         f"model/{name}" for name in sorted(names)
     ]
-    assert store.directory.verify().sound
+    assert store.directory.verify().is_consistent
     assert (home / "replies").exists()
     assert (home / "replies.older").exists()
     assert store.directory.n_bytes == sum(
@@ -324,7 +330,7 @@ def test_leftovers_of_older_versions_go(store: DiskStore, made: list[Snapshot]) 
     check_read(store, made[-1])
 
 
-def test_prompts_are_checked_with_the_rest(store: DiskStore) -> None:
+def test_prompts_are_checked_with_the_rest(store: DirectStore) -> None:
     prompts = store.home / PROMPTS
     log = RecentPrompts()
     for seed in range(3):
@@ -342,7 +348,7 @@ def test_prompts_are_checked_with_the_rest(store: DiskStore) -> None:
     assert report.foreign == ["model/prompts/note"]
     store.directory.verify(fix=True)
     assert sorted(prompts.iterdir()) == sorted([second, third, prompts / "note"])
-    assert store.directory.verify().sound
+    assert store.directory.verify().is_consistent
 
 
 @pytest.mark.parametrize(
@@ -350,7 +356,7 @@ def test_prompts_are_checked_with_the_rest(store: DiskStore) -> None:
     [RULES, SIZES, MODEL, REPLIES, f"{REPLIES}{OLDER}", f".1-{0:016}.tmp", "prompt", "journal"],
 )
 def test_no_pipe_is_waited_for(
-    name: str, store: DiskStore, open_store: Opener, made: list[Snapshot]
+    name: str, store: DirectStore, open_store: Opener, made: list[Snapshot]
 ) -> None:
     prompt = PromptName.new(1)
     special = {
@@ -388,9 +394,9 @@ def test_links_to_other_directories_are_not_followed(
     (ours.home / PROMPTS).symlink_to(prompt.parent)
     before = sorted(tmp_path.glob("theirs/**/*"))
     ours.directory.recover()
-    assert ours.directory.verify(fix=True).sound
+    assert ours.directory.verify(fix=True).is_consistent
     assert RecentFiles(ours.home / PROMPTS).load() == []
-    assert ours.directory.bytes_beside() == 0
+    assert ours.directory.auxiliary_bytes() == 0
     assert sorted(tmp_path.glob("theirs/**/*")) == before
     with pytest.raises(OSError, match="a link"):
         open_store("theirs")
@@ -416,14 +422,14 @@ def test_what_is_written_beside_counts_towards_the_day(
     open_store: Opener, made: list[Snapshot], clock: ManualClock
 ) -> None:
     store = open_store(daily_bytes=3_000)
-    assert store.files.spend(2_000)
-    assert not store.files.spend(2_000)
+    assert store.writer.reserve_write(2_000)
+    assert not store.writer.reserve_write(2_000)
     assert store.write(made[0]) == 0
-    assert store.files.spend(900)
+    assert store.writer.reserve_write(900)
 
 
 def test_an_index_of_an_older_version_is_read_and_stays_readable_for_it(
-    store: DiskStore, made: list[Snapshot], open_store: Opener
+    store: DirectStore, made: list[Snapshot], open_store: Opener
 ) -> None:
     store.directory.pin(made[0].prefix.name, True)
     store.touch(made[2].prefix)
@@ -507,7 +513,7 @@ def test_lost_index_is_rebuilt(
     check_directory(store)
 
 
-def test_stale_index(store: DiskStore, made: list[Snapshot], open_store: Opener) -> None:
+def test_stale_index(store: DirectStore, made: list[Snapshot], open_store: Opener) -> None:
     store.close()
     home = store.directory.path / "model"
     (path,) = home.glob("20-40-*")
@@ -523,7 +529,7 @@ def test_stale_index(store: DiskStore, made: list[Snapshot], open_store: Opener)
 
 
 @pytest.mark.parametrize("lost", [INDEX, "model/20-40-*"])
-def test_a_write_replaces_what_vanished(store: DiskStore, lost: str) -> None:
+def test_a_write_replaces_what_vanished(store: DirectStore, lost: str) -> None:
     (path,) = store.directory.path.glob(lost)
     path.unlink()
     following = conversation(3, turns=4)

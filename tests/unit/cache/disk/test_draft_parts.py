@@ -15,7 +15,6 @@ import pytest
 from pyctl.cache.block_sizes import BlockSizes
 from pyctl.cache.disk.file_format import PartKind
 from pyctl.cache.disk.segment_files import read_header
-from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.snapshot import NOTHING, Segment, Snapshot
 from tests.unit.cache.disk.lies import RawFile
 from tests.unit.cache.disk.making import (
@@ -23,6 +22,7 @@ from tests.unit.cache.disk.making import (
     DRAFT_ROW,
     DRAFT_STATE,
     ROW,
+    DirectStore,
     check_directory,
     check_equal,
     check_read,
@@ -33,7 +33,7 @@ from tests.unit.cache.disk.making import (
     snapshot,
 )
 
-Opener = Callable[..., DiskStore]
+Opener = Callable[..., DirectStore]
 
 PLAIN = BlockSizes(0, ROW, 500)
 
@@ -52,7 +52,7 @@ def made(plain: list[Snapshot]) -> list[Snapshot]:
     return drafting(plain)
 
 
-def write(store: DiskStore, snapshots: list[Snapshot]) -> None:
+def write(store: DirectStore, snapshots: list[Snapshot]) -> None:
     for each in snapshots:
         assert store.write(each) > 0
 
@@ -65,7 +65,7 @@ def chunks_of(path: Path, what: PartKind) -> tuple[int, int]:
     return header.offsets[n_before], header.offsets[n_with]
 
 
-def harm_drafts(store: DiskStore) -> None:
+def harm_drafts(store: DirectStore) -> None:
     """Flip a byte of every draft model's part."""
     for path in on_disk(store.directory.path):
         what = PartKind.DRAFT_ROWS if path.suffix == ".rows" else PartKind.DRAFT_STATE
@@ -93,13 +93,13 @@ def test_unused_draft_parts_are_not_read(
     write(open_store(sizes=DRAFTS), made)
     space = Mock(side_effect=lambda size: np.empty(size, np.uint8))
     store = open_store(sizes=sizes, space=space)
-    assert store.directory.verify().sound
+    assert store.directory.verify().is_consistent
     harm_drafts(store)
     for each in plain:
         check_read(store, each)
     assert store.damaged == 0
     assert {each.args for each in space.call_args_list} == {(500,), (20 * ROW,)}, "no memory either"
-    assert not store.directory.verify().sound, "who looks at every byte sees it"
+    assert not store.directory.verify().is_consistent, "who looks at every byte sees it"
 
 
 def test_who_has_a_draft_model_takes_files_that_have_none(

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from pyctl.atomic_file import temp_name, temp_pid
 from pyctl.cache.disk.file_format import SegmentName, StateName, check_fingerprint, parse
-from pyctl.cache.disk.store import DiskStore
-from tests.unit.cache.disk.making import check_directory, check_read, segment, snapshot
+from tests.unit.cache.disk.making import DirectStore, check_directory, check_read, segment, snapshot
 
 CREATED = 1_750_000_000.5
 
@@ -54,7 +53,7 @@ def file_bytes(
     return head + digest(head, 8) + body
 
 
-def test_files_made_by_hand(open_store: Callable[..., DiskStore]) -> None:
+def test_files_made_by_hand(open_store: Callable[..., DirectStore]) -> None:
     store = open_store()
     made = snapshot(segment(range(100, 120)), 15)
     rows = made.segment

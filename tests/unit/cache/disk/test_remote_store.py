@@ -13,16 +13,15 @@ import pytest
 
 from pyctl.cache.disk import remote_store
 from pyctl.cache.disk.remote_store import RemoteStore, connect
-from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.snapshot import PromptMatch, Snapshot
 from pyctl.errors import ConfigError
-from tests.unit.cache.disk.making import check_directory, check_read, conversation
+from tests.unit.cache.disk.making import DirectStore, check_directory, check_read, conversation
 from tests.waiting import until
 
 pytest.importorskip("obstore")
 
-Opener = Callable[..., DiskStore]
-Remote = Callable[[DiskStore], RemoteStore]
+Opener = Callable[..., DirectStore]
+Remote = Callable[[DirectStore], RemoteStore]
 
 
 class Faulty:
@@ -59,8 +58,8 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Faulty:
 def remote(client: Faulty) -> Iterator[Remote]:
     opened: list[RemoteStore] = []
 
-    def get(store: DiskStore) -> RemoteStore:
-        opened.append(RemoteStore(client, "memory://", store.files, store.sizes))  # type: ignore[arg-type]
+    def get(store: DirectStore) -> RemoteStore:
+        opened.append(RemoteStore(client, "memory://", store.writer))  # type: ignore[arg-type]
         return opened[-1]
 
     yield get
@@ -70,7 +69,7 @@ def remote(client: Faulty) -> Iterator[Remote]:
 
 
 def found(remote: RemoteStore, made: Snapshot) -> list[int]:
-    return [prefix.n for prefix, _ in remote.far(PromptMatch(made.last_tokens(made.n)), made.n)]
+    return [prefix.n for prefix, _ in remote.find(PromptMatch(made.last_tokens(made.n)), made.n)]
 
 
 def fetch(remote: RemoteStore, made: Snapshot) -> None:
@@ -98,13 +97,13 @@ def filled(open_store: Opener, remote: Remote, client: Faulty, tmp_path: Path) -
 
 
 @pytest.fixture
-def second(open_store: Opener, tmp_path: Path) -> DiskStore:
+def second(open_store: Opener, tmp_path: Path) -> DirectStore:
     """Another directory."""
     return open_store(directory=tmp_path / "second")
 
 
 @pytest.fixture
-def store(filled: list[Snapshot], second: DiskStore, remote: Remote) -> RemoteStore:
+def store(filled: list[Snapshot], second: DirectStore, remote: Remote) -> RemoteStore:
     """The store behind that directory, which has found the conversation there."""
     store = remote(second)
     until(lambda: found(store, filled[-1]) == [20, 40, 60])
@@ -112,7 +111,7 @@ def store(filled: list[Snapshot], second: DiskStore, remote: Remote) -> RemoteSt
 
 
 def test_what_one_directory_has_comes_to_another(
-    filled: list[Snapshot], second: DiskStore, store: RemoteStore
+    filled: list[Snapshot], second: DirectStore, store: RemoteStore
 ) -> None:
     fetch(store, filled[-1])
     check_read(second, filled[-1])
@@ -126,7 +125,7 @@ def test_what_one_directory_has_comes_to_another(
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "longer", "other", "empty", "gone"])
 def test_damage_is_a_miss_and_not_fetched_again(
-    damage: str, filled: list[Snapshot], second: DiskStore, store: RemoteStore, client: Faulty
+    damage: str, filled: list[Snapshot], second: DirectStore, store: RemoteStore, client: Faulty
 ) -> None:
     objects = client.objects
     (name,) = [name for name in objects if name.endswith(".rows") and "/40-" in name]
@@ -174,7 +173,7 @@ def test_store_pauses_after_three_failures_without_logging_keys(
 
 def test_a_store_that_cannot_be_written_is_read(
     filled: list[Snapshot],
-    second: DiskStore,
+    second: DirectStore,
     remote: Remote,
     client: Faulty,
     caplog: pytest.LogCaptureFixture,
@@ -193,7 +192,7 @@ def test_a_store_that_cannot_be_written_is_read(
 
 
 def test_the_end_does_not_wait_for_a_store_that_hangs(
-    filled: list[Snapshot], second: DiskStore, store: RemoteStore, client: Faulty
+    filled: list[Snapshot], second: DirectStore, store: RemoteStore, client: Faulty
 ) -> None:
     client.gate.clear()
     fetches = [store.fetch(each.prefix) for each in filled]
@@ -226,7 +225,7 @@ def test_what_is_on_its_way_is_bounded(
 
 
 def test_no_more_than_so_many_objects_are_sent(
-    second: DiskStore, remote: Remote, client: Faulty, monkeypatch: pytest.MonkeyPatch
+    second: DirectStore, remote: Remote, client: Faulty, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_store, "MAX_OBJECTS", 4)
     for each in conversation(1):

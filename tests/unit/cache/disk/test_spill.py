@@ -12,14 +12,14 @@ import pytest
 
 from pyctl.cache.block_sizes import BlockSizes
 from pyctl.cache.disk.file_format import SegmentName
-from pyctl.cache.disk.store import DiskStore
-from pyctl.cache.disk.write_queue import WriteJob, copy_of
+from pyctl.cache.disk.write_job import WriteJob, copy_of
 from pyctl.cache.disk.writer import SPILLED_PER_DAY
 from pyctl.cache.reads import finish
 from pyctl.cache.snapshot import NOTHING, Snapshot, State
 from pyctl.prompt import as_tokens
 from tests.unit.cache.disk.making import (
     ROW,
+    DirectStore,
     check_directory,
     check_equal,
     check_read,
@@ -28,7 +28,7 @@ from tests.unit.cache.disk.making import (
     snapshot,
 )
 
-Opener = Callable[..., DiskStore]
+Opener = Callable[..., DirectStore]
 
 
 def leaving(made: Snapshot) -> Snapshot:
@@ -88,9 +88,11 @@ def test_names_are_those_of_a_process_that_knows_nothing(
     )
 
 
-def opened(store: DiskStore, expected: Snapshot, base: Snapshot | None) -> Snapshot:
+def opened(store: DirectStore, expected: Snapshot, base: Snapshot | None) -> Snapshot:
     pending = finish(
-        store.open(expected.prefix, as_tokens([*expected.last_tokens(expected.n), 5, 6]), base)
+        store.reader.open(
+            expected.prefix, as_tokens([*expected.last_tokens(expected.n), 5, 6]), base
+        )
     )
     return finish(pending.complete())
 
@@ -100,14 +102,14 @@ def test_rows_in_memory_are_not_read(open_store: Opener, tmp_path: Path) -> None
     open_store().write(made[3])
     store = open_store()
     read: list[tuple[int, float]] = []
-    store.note_read = lambda n_bytes, seconds: read.append((n_bytes, seconds))
+    store.reader.record_read = lambda n_bytes, seconds: read.append((n_bytes, seconds))
     again = conversation(3, turns=4)  # evaluated anew in this process
     for n_turns in (1, 3, 4):
         base = again[n_turns - 1]
         found = opened(store, made[3], Snapshot(base.prefix, base.segment, State()))
         check_equal(found, made[3])
         assert list(found.chain)[4 - n_turns :] == list(base.chain)
-        store._handed.clear()
+        store.reader._shared.clear()
     fresh = [500 + n * (20 * ROW + 20 * 4) for n in (3, 1, 0)]
     assert [n_bytes for n_bytes, _ in read] == fresh, (
         "the state, and the rows behind those in memory"
@@ -164,9 +166,9 @@ def test_what_leaves_ram_takes_no_place_from_what_is_worth_more(open_store: Open
     assert not store.contains(valuable.prefix)
     store.directory.remove(cheap.prefix.name)
     store.write(valuable)
-    with store.directory.changing() as connection:
-        connection.execute("UPDATE files SET used = used - 1e7, hits = 0")
-        store.directory.reread()
+    with store.directory.changing() as transaction:
+        transaction.connection.execute("UPDATE files SET used = used - 1e7, hits = 0")
+        transaction.discard_graph()
     cheap.used += 1e6
     assert store.write(cheap, spilled=True) > 0, (
         "what was used lately is worth more than what was not for long"

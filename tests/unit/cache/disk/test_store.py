@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from pyctl.cache.disk.file_format import CHUNK
 from pyctl.cache.disk.graph import FileGraph
 from pyctl.cache.disk.index import Index
-from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.snapshot import Segment, Snapshot, State
 from pyctl.prompt import as_tokens
 from tests.effort import examples
 from tests.unit.cache.disk.making import (
+    DirectStore,
     check_directory,
     check_equal,
     check_read,
@@ -34,7 +34,7 @@ from tests.unit.cache.disk.making import (
 )
 from tests.unit.engine.drive import ManualClock
 
-Opener = Callable[..., DiskStore]
+Opener = Callable[..., DirectStore]
 
 
 @st.composite
@@ -61,13 +61,13 @@ def trees(draw: st.DrawFn) -> list[Snapshot]:
 @settings(max_examples=examples(40))
 def test_round_trip(made: list[Snapshot]) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        store = DiskStore(Path(directory), "model", None, min_tokens=1)
+        store = DirectStore(Path(directory), "model", None)
         for each in made:
             assert store.write(each) > 0
             assert store.write(each) == 0
         check_directory(store)
         store.close()
-        store = DiskStore(Path(directory), "model", None, min_tokens=1)
+        store = DirectStore(Path(directory), "model", None)
         for each in made:
             check_read(store, each)
         assert store.lengths() == {each.n for each in made}
@@ -150,11 +150,9 @@ def test_tokens_decide_not_digests(open_store: Opener) -> None:
     check_read(store, made)
 
 
-def test_short_and_given_up_snapshots_are_not_written(open_store: Opener) -> None:
-    store = open_store(min_tokens=30)
+def test_given_up_snapshots_are_not_written(open_store: Opener) -> None:
+    store = open_store()
     short, long = conversation(0, turns=2)
-    assert not store.should_store(short)
-    assert store.should_store(short, is_last=True)
     short.segment.rows = np.empty(0, np.uint8)
     short.segment.dropped = True
     assert store.write(long) == 0
@@ -286,7 +284,7 @@ def test_other_fingerprints_count_and_go_by_the_same_rule(
 @pytest.mark.parametrize("name", ["", "..", "a/b", ".hidden", "x" * 200, "ä"])
 def test_fingerprints_are_names(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="fingerprint"):
-        DiskStore(tmp_path, name, None)
+        DirectStore(tmp_path, name, None)
 
 
 def test_a_state_with_a_part_that_no_file_has_room_for_stays_in_ram(open_store: Opener) -> None:
@@ -343,9 +341,9 @@ def test_what_is_known_of_the_index_is_what_is_in_it(open_store: Opener) -> None
             store.directory.remove(each.prefix.name)
         else:
             store.directory.pin(each.prefix.name, choice.random() < 0.3)
-        with store.directory.changing() as connection:
-            graph = store.directory.graph(connection)
-            fresh = FileGraph(Index.records(connection))
+        with store.directory.changing() as transaction:
+            graph = transaction.graph
+            fresh = FileGraph(Index.records(transaction.connection))
         assert graph.records.keys() == fresh.records.keys()
         assert graph.n_bytes == fresh.n_bytes
         assert {key: record.hits for key, record in graph.records.items()} == {

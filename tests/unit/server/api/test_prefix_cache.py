@@ -14,15 +14,13 @@ from typing import Any
 import pytest
 
 from pyctl.cache.disk import writer
-from pyctl.cache.disk.store import DiskStore
-from pyctl.cache.disk_policy import DiskPolicy
-from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.saved_time import SavedTime
 from pyctl.chat.cached_tokenizer import readable
 from pyctl.engine.engine_stats import MAX_REPLIES
 from pyctl.engine.request import Timings
 from pyctl.server import Cors, ReplySettings, ServerSettings
 from tests.unit.chat.toy import chatml_tokenizer
+from tests.unit.engine.drive import tier_on
 from tests.unit.server.fake import Bench, Client
 
 HEAD = "x" * 200
@@ -360,10 +358,7 @@ def test_one_prefix_can_be_dropped(bench: Bench) -> None:
 
 def test_what_the_disk_has_is_listed_and_dropped_with_the_rest(tmp_path: Path) -> None:
     tokenizer = chatml_tokenizer()
-    store = DiskStore(tmp_path, "fake", None, min_tokens=100)
-    tier = DiskTier(
-        store, DiskPolicy.parse("full"), cold_max=4096, text_of=partial(readable, tokenizer)
-    )
+    tier = tier_on(tmp_path, text_of=partial(readable, tokenizer))
     bench = Bench(
         settings=ServerSettings(show_prompts=True),
         replies=ReplySettings(disk_policy="full"),
@@ -389,19 +384,19 @@ def test_what_the_disk_has_is_listed_and_dropped_with_the_rest(tmp_path: Path) -
     rebound = bench.client.get("/cache", headers={"Host": "rebound.example.com"}).json()
     assert all("label" not in each for each in rebound["stored"])
     # Pinned by `pyctl cache`.
-    assert store.directory.pin(deepest["id"], True)
+    assert tier.directory.pin(deepest["id"], True)
     assert bench.client.request("DELETE", f"/cache/{deepest['id']}").status_code == 400
-    store.directory.pin(deepest["id"], False)
+    tier.directory.pin(deepest["id"], False)
     # In memory again, and pinned on disk: nothing of it goes.
     assert (
         bench.post("/completion", {"prompt": HEAD + "y" * 400, "n_predict": 1}).status_code == 200
     )
     in_memory = {each["id"] for each in nodes(bench)}
     assert deepest["id"] in in_memory
-    assert store.directory.pin(deepest["id"], True)
+    assert tier.directory.pin(deepest["id"], True)
     assert bench.client.request("DELETE", f"/cache/{deepest['id']}").status_code == 400
     assert {each["id"] for each in nodes(bench)} == in_memory
-    store.directory.pin(deepest["id"], False)
+    tier.directory.pin(deepest["id"], False)
     assert bench.client.request("DELETE", f"/cache/{deepest['id']}").json() == {"dropped": 1}
     body = bench.client.get("/cache", params={"since": body["revision"]}).json()
     assert deepest["id"] not in {each["id"] for each in body["stored"]}
@@ -412,11 +407,7 @@ def test_a_pin_counts_for_the_model_it_was_set_for(tmp_path: Path) -> None:
     """Two models that tokenise alike have snapshots of one name."""
     benches = []
     for fingerprint in ("one", "two"):
-        tier = DiskTier(
-            DiskStore(tmp_path, fingerprint, None, min_tokens=100),
-            DiskPolicy.parse("full"),
-            cold_max=4096,
-        )
+        tier = tier_on(tmp_path, fingerprint)
         bench = Bench(replies=ReplySettings(disk_policy="full"), disk=tier)
         assert (
             bench.post("/completion", {"prompt": HEAD + "y" * 400, "n_predict": 1}).status_code
@@ -424,7 +415,7 @@ def test_a_pin_counts_for_the_model_it_was_set_for(tmp_path: Path) -> None:
         )
         assert tier.flush(60)
         benches.append(bench)
-    directory = benches[0].engine.prefix_cache.disk.store.directory
+    directory = benches[0].engine.prefix_cache.disk.directory
     ours, theirs = (
         {each.name for each in directory.entries() if each.fingerprint == f} for f in ("one", "two")
     )
@@ -497,8 +488,7 @@ def test_what_is_dropped_while_it_is_written_does_not_come_back(
         real(*args)
 
     monkeypatch.setattr(writer, "write_file", slowly)
-    store = DiskStore(tmp_path, "fake", None, min_tokens=100)
-    tier = DiskTier(store, DiskPolicy.parse("full"), cold_max=100)
+    tier = tier_on(tmp_path, cold_max=100)
     bench = Bench(replies=ReplySettings(disk_policy="full"), disk=tier)
     try:
         for letter in "yz":
@@ -518,5 +508,5 @@ def test_what_is_dropped_while_it_is_written_does_not_come_back(
     assert tier.flush(60)
     assert all(each["n"] < 100 for each in nodes(bench))
     assert bench.client.get("/cache").json()["stored"] == []
-    assert not store.lengths()
+    assert not tier.folder.lengths
     assert list(tmp_path.rglob("*.state")) == []

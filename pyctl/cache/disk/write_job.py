@@ -1,0 +1,195 @@
+"""A snapshot on its way to the disk: its states, the changes between them, and its rows."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import TypeAlias
+
+from pyctl.cache.ports import RowsOf
+from pyctl.cache.snapshot import NOTHING, Block, Segment, Snapshot
+from pyctl.errors import NotWrittenError
+
+__all__ = ["CHANGES", "JobState", "WriteJob", "Writing", "copy_of"]
+
+Writing: TypeAlias = Generator[Segment, None, int]
+"""A running write: yields the segments whose rows it needs next, and returns the bytes written.
+
+Closing it removes its temp files.
+"""
+
+
+class JobState(Enum):
+    """The state of a `WriteJob`. `CHANGES` lists the allowed changes."""
+
+    READY = auto()
+    """The rows of its next segment are in RAM: it waits for its turn."""
+
+    NEEDS_ROWS = auto()
+    """Only the device has the rows of its next segment: it waits for `WriteQueue.supply_rows`."""
+
+    COPYING = auto()
+    """The cache evicted the snapshot: its rows are being copied from the device to RAM."""
+
+    REFUSED = auto()
+    """The disk refused it, and only the device has its rows: the end of the server tries again."""
+
+    CANCELLED = auto()
+    """It was given up after its first turn: the writing thread has yet to remove its temp files."""
+
+    ENDED = auto()
+    """It has left the queue, written or given up."""
+
+
+CHANGES: Mapping[JobState, frozenset[JobState]] = {
+    JobState.READY: frozenset(
+        {
+            JobState.NEEDS_ROWS,  # a turn reached a segment that only the device has
+            JobState.COPYING,  # evicted
+            JobState.REFUSED,  # a turn failed
+            JobState.CANCELLED,
+            JobState.ENDED,  # written, or given up before its first turn
+        }
+    ),
+    JobState.NEEDS_ROWS: frozenset(
+        {
+            JobState.READY,  # the rows of the next segment are in RAM
+            JobState.COPYING,  # evicted
+            JobState.CANCELLED,
+        }
+    ),
+    JobState.COPYING: frozenset(
+        {
+            JobState.READY,  # all copies are complete
+            JobState.CANCELLED,
+            JobState.ENDED,  # given up, or its last turn was running when it was evicted
+        }
+    ),
+    JobState.REFUSED: frozenset(
+        {
+            JobState.READY,  # the server ends
+            JobState.COPYING,  # evicted: RAM gets the rows, so that no further try costs a copy
+            JobState.ENDED,
+        }
+    ),
+    JobState.CANCELLED: frozenset({JobState.ENDED}),
+    JobState.ENDED: frozenset(),
+}
+"""The states that may follow each state."""
+
+
+@dataclass(eq=False)
+class WriteJob:
+    """A write of ``snapshot``, a copy with its own segments, one segment in each turn.
+
+    ``original`` is the snapshot in the cache. Rows that only the device has come from it when
+    ``next_segment`` needs them. Once the cache has evicted it, the job has all rows itself:
+    ``n_bytes`` of RAM. ``worth`` is in seconds; among snapshots that a policy chose
+    (``is_chosen``), later ones have more. ``writing`` is the running write, from the first turn
+    on. ``error`` is why the job was cancelled.
+    """
+
+    snapshot: Snapshot
+    original: weakref.ref[Snapshot]
+    is_chosen: bool
+    worth: float
+    state: JobState = JobState.READY
+    n_bytes: int = 0
+    writing: Writing | None = None
+    next_segment: Segment | None = None
+    error: Exception | None = None
+
+    def change(self, state: JobState) -> None:
+        """Change to ``state``, which `CHANGES` has to allow."""
+        assert state in CHANGES[self.state], (
+            f"a write job cannot change from {self.state.name} to {state.name}"
+        )
+        self.state = state
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether all that is left to do is to remove its temp files."""
+        return self.state is JobState.CANCELLED
+
+    @property
+    def needs_device_rows(self) -> bool:
+        """Whether it needs rows that only the device has, or had."""
+        return any(segment.held is not None for segment in self.snapshot.chain)
+
+    @property
+    def has_bytes(self) -> bool:
+        """Whether RAM would be free without it."""
+        return self.n_bytes > 0 or any(each.rows.size for each in self.snapshot.chain)
+
+    @property
+    def rank(self) -> tuple[bool, bool, bool, float]:
+        """The key by which jobs are ordered: the larger, the earlier its turn and the later its
+        loss.
+
+        The order is: cancelled, chosen by a policy, in RAM, then by worth, per byte unless a policy
+        chose it.
+        """
+        value = self.worth if self.is_chosen else self.worth / max(self.n_bytes, 1)
+        return self.is_cancelled, self.is_chosen, self.n_bytes > 0, value
+
+    def take_rows(self, original: Snapshot, rows_of: RowsOf) -> None:
+        """Take all rows that are still to be written, before the cache drops them.
+
+        Raises StateError or MemoryError, as ``rows_of`` does.
+        """
+        first = self.next_segment.start if self.next_segment is not None else 0
+        copies = {
+            copy: segment
+            for copy, segment in zip(self.snapshot.chain, original.chain, strict=True)
+            if copy.start >= first
+        }
+        if self.next_segment is None:
+            for copy in copies:
+                if copy.file.is_there:
+                    copy.drop()
+        lacking = [copy for copy in copies if copy.only_held_bytes]
+        blocks = rows_of([copies[copy] for copy in lacking])
+        for copy, block in zip(lacking, blocks, strict=True):
+            copy.held = None  # first: a turn that ends now drops the rows that the device holds
+            copy.rows = block
+
+    def rows_from_cache(self, segment: Segment, rows_of: RowsOf) -> Block:
+        """Return the rows of ``segment``, which is in `snapshot`, from the original in the cache.
+
+        Raises NotWrittenError if they are gone, StateError or MemoryError as ``rows_of`` does.
+        """
+        original = self.original()
+        if original is None or original.segment.dropped or not original.facts.for_disk:
+            raise NotWrittenError("others needed the cells of its rows, or it was dropped")
+        (block,) = rows_of([original.segment_at(min(segment.end, original.n))])
+        return block
+
+    def drop_copied_rows(self) -> None:
+        """Drop the rows that were copied from the device for a turn: the cache still has them."""
+        for segment in self.snapshot.chain:
+            if segment.held is not None:
+                segment.rows = NOTHING
+
+    def deselect(self) -> None:
+        """Keep the running write from publishing the snapshot."""
+        self.snapshot.facts = replace(self.snapshot.facts, for_disk=False)  # of the copy
+
+    def mark_handled(self) -> None:
+        """Keep the cache from offering the snapshot again before it is used."""
+        original = self.original()
+        if original is not None:
+            original.facts = replace(original.facts, for_disk=False)
+
+
+def copy_of(snapshot: Snapshot) -> Snapshot:
+    """Return a copy with its own segments, which share the bytes: no eviction takes them away."""
+    parent: Segment | None = None
+    for segment in reversed(snapshot.chain):
+        held = segment.held if segment.only_held_bytes else None
+        parent = replace(segment, parent=parent, references=0, held=held)
+    assert parent is not None
+    return Snapshot(
+        snapshot.prefix, parent, snapshot.state, snapshot.exact, snapshot.hits, used=snapshot.used
+    )
