@@ -5,6 +5,9 @@ Agents often repeat text they have read: edited files, arguments of calls, quote
 may use the cache drafts from all remembered prompts and replies, of all clients; others draft
 nothing, and their texts stay private. Drafts never change a token, but like cached prefixes they
 affect the speed that clients observe.
+
+The engine's thread looks texts up (`CacheDrafts.match`) and never waits. A thread of the source
+adds texts to the index; both share the index without locks, see `token_index`.
 """
 
 from __future__ import annotations
@@ -12,17 +15,17 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice
 from queue import SimpleQueue
 from threading import Event, Thread
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
+from pyctl.engine.draft.alignment import Alignment
 from pyctl.engine.draft.draft_settings import LONGEST
 from pyctl.engine.draft.source import NO_MATCH, DraftJob, Match
-from pyctl.engine.draft.token_index import AHEAD, CONTEXT, MAX_TOKENS, TokenIndex
+from pyctl.engine.draft.token_index import CONTEXT, MAX_TOKENS, TokenIndex
 from pyctl.prompt import Tokens, as_tokens
 
 __all__ = ["CacheDrafts"]
@@ -35,13 +38,8 @@ blocks are skipped.
 OVERLAP = 32
 """Tokens before a new block that are added again, so that matches can span its start."""
 
-HAND_OVER = 32
+INDEX_STEP = 32
 """Generated tokens passed to the index's thread at a time."""
-
-LONGEST_EDIT = 8
-MAX_EDITS = 4
-"""Most tokens of a change that is predicted again; most changes with the same first token."""
-
 
 _Job: TypeAlias = Callable[[], object]
 
@@ -51,13 +49,10 @@ class _IndexWriter:
 
     def __init__(self, index: TokenIndex) -> None:
         self._index = index
-        self._blocks: OrderedDict[bytes, int] = (
-            OrderedDict()
-        )  # by digest: `n_added` after the block
-        self._tail: tuple[Tokens | None, int] = (
-            None,
-            0,
-        )  # the last text in the index, and the position there
+        self._n_added_by_block: OrderedDict[bytes, int] = OrderedDict()  # after it, by its digest
+        # The last text in the index, and the position at which it ends there.
+        self._last_prompt: Tokens | None = None
+        self._last_end = 0
 
     @staticmethod
     def run(queue: SimpleQueue[_Job | None]) -> None:
@@ -68,8 +63,9 @@ class _IndexWriter:
     def forget(self) -> None:
         """Drop all texts."""
         self._index.clear()
-        self._blocks.clear()
-        self._tail = None, 0
+        self._n_added_by_block.clear()
+        self._last_prompt = None
+        self._last_end = 0
 
     def remember(self, prompt: Tokens) -> None:
         """Add the blocks of a prompt that the index lacks or has overwritten."""
@@ -77,139 +73,46 @@ class _IndexWriter:
         data = memoryview(prompt.astype("<i4", copy=False).tobytes())
         for start in range(0, prompt.size, BLOCK):
             digest.update(data[4 * start : 4 * (start + BLOCK)])
-            block = prompt[start : start + BLOCK]
             name = digest.digest()
-            if (
-                self._index.n_added - self._blocks.get(name, -self._index.capacity)
-                < self._index.capacity - 2 * BLOCK
-            ):
-                continue
-            self.add(prompt, start, block)
-            self._blocks[name] = self._index.n_added
-            self._blocks.move_to_end(name)
-            while len(self._blocks) > self._index.capacity // BLOCK:
-                self._blocks.popitem(last=False)
+            if not self._has_block(name):
+                self.add(prompt, start, prompt[start : start + BLOCK])
+                self._record_block(name)
+
+    def _has_block(self, name: bytes) -> bool:
+        """Whether the index has the block, and will not overwrite it soon."""
+        n_added = self._n_added_by_block.get(name)
+        if n_added is None:
+            return False
+        return self._index.n_added - n_added < self._index.capacity - 2 * BLOCK
+
+    def _record_block(self, name: bytes) -> None:
+        self._n_added_by_block[name] = self._index.n_added
+        self._n_added_by_block.move_to_end(name)
+        while len(self._n_added_by_block) > self._index.capacity // BLOCK:
+            self._n_added_by_block.popitem(last=False)
 
     def add(self, prompt: Tokens, start: int, tokens: Tokens) -> None:
         """Add ``tokens`` at position ``start`` of the text that starts with ``prompt``."""
-        whose, end = self._tail
-        if whose is not prompt or end != start:
+        if self._last_prompt is not prompt or self._last_end != start:
             self._index.begin()
             self._index.add(prompt[max(start - OVERLAP, 0) : start])
         self._index.add(tokens)
-        self._tail = prompt, start + tokens.size
+        self._last_prompt = prompt
+        self._last_end = start + tokens.size
 
 
-@dataclass(eq=False)
-class _Edit:
-    """A replacement of the source text's ``span`` tokens from ``first`` to ``last`` by
-    ``instead``.
+class _Reply:
+    """A request between `CacheDrafts.begin` and `CacheDrafts.end`.
+
+    ``n_compared`` tokens were compared with the source, -1 before the first comparison, and
+    ``n_indexed`` passed to the index's thread.
     """
 
-    first: int
-    last: int
-    span: int
-    instead: tuple[int, ...]
-    n_right: int = 0
-    n_wrong: int = 0
-
-
-class _Expected(NamedTuple):
-    """A predicted token and the source place after it; with an ``edit``, whether the token ``ends``
-    it.
-    """
-
-    token: int
-    place: int
-    edit: _Edit | None = None
-    ends: bool = True
-
-
-@dataclass(eq=False)
-class _Alignment:
-    """The state of a request: ``n_known`` tokens compared with the source, -1 before; ``n_given``
-    passed to the index.
-
-    The source continues at ``place``, after ``length`` matching tokens and the rest of a change
-    that has ``begun``. With ``place`` 0, ``parted`` is the source place where the text diverged,
-    and ``since`` the tokens after that.
-    """
-
-    prompt: Tokens
-    n_given: int
-    n_known: int = -1
-    place: int = 0
-    length: int = 0
-    begun: list[_Expected] = field(default_factory=list)
-    parted: int = 0
-    since: list[int] = field(default_factory=list)
-    edits: dict[int, list[_Edit]] = field(
-        default_factory=dict
-    )  # by the first token, the newest first
-
-    def expect(self, index: TokenIndex, n: int) -> Iterator[_Expected]:
-        """Predict the next tokens, ``n`` and more: the source text with the changes learnt so
-        far.
-        """
-        yield from self.begun
-        place = self.begun[-1].place if self.begun else self.place
-        text = index.read(place, 2 * (n + LONGEST_EDIT))
-        i = 0
-        left_out = None
-        while i < len(text):
-            edit, span = self._edit_at(text, i) if text[i] in self.edits else (None, 1)
-            if edit is None:
-                yield _Expected(text[i], place + i + 1, left_out)
-                left_out = None
-            elif edit.instead:
-                yield from (_Expected(token, place + i, edit, False) for token in edit.instead[:-1])
-                yield _Expected(edit.instead[-1], place + i + span, edit)
-            else:
-                left_out = edit
-            i += span
-
-    def part(self, fresh: list[int]) -> None:
-        """Leave the source: it has ended, or the text diverges with ``fresh``."""
-        done: tuple[int, ...] = ()
-        if self.begun and (edit := self.begun[0].edit) is not None:
-            done = edit.instead[: len(edit.instead) - len(self.begun)]
-        self.since = [*done, *fresh]
-        self.parted = self.place
-        self.place = 0
-        self.length = 0
-        self.begun = []
-
-    def _edit_at(self, text: list[int], i: int) -> tuple[_Edit | None, int]:
-        for edit in self.edits.get(text[i], ()):
-            if edit.n_right <= 2 * edit.n_wrong:
-                continue
-            if edit.span == 1:
-                return edit, 1
-            for span in range(2, edit.span + 3):
-                if i + span <= len(text) and text[i + span - 1] == edit.last:
-                    return edit, span
-        return None, 1
-
-    def learn(self, old: list[int], instead: tuple[int, ...]) -> None:
-        """Record the replacement of ``old`` by ``instead``."""
-        edits = self.edits.setdefault(old[0], [])
-        for edit in edits:
-            if edit.last == old[-1] and edit.instead == instead:
-                edit.n_right += 1
-                edits.remove(edit)
-                break
-        else:
-            edit = _Edit(old[0], old[-1], len(old), instead, n_right=1)
-        edits.insert(0, edit)
-        del edits[MAX_EDITS:]
-
-
-def _rest(expected: list[_Expected], n: int) -> list[_Expected]:
-    """Return the remaining tokens of the change within which the first ``n`` end."""
-    rest: list[_Expected] = []
-    while not expected[n - 1].ends and not (rest and rest[-1].ends):
-        rest.append(expected[n + len(rest)])
-    return rest
+    def __init__(self, prompt: Tokens, index: TokenIndex) -> None:
+        self.prompt = prompt
+        self.alignment = Alignment(index)
+        self.n_compared = -1
+        self.n_indexed = prompt.size
 
 
 class CacheDrafts:
@@ -223,7 +126,7 @@ class CacheDrafts:
     def __init__(self, capacity: int = MAX_TOKENS, longest: int = LONGEST) -> None:
         self.index = TokenIndex(capacity)
         self.maximum = longest
-        self._alignments: dict[int, _Alignment] = {}
+        self._replies: dict[int, _Reply] = {}
         self._writer = _IndexWriter(self.index)
         self._queue: SimpleQueue[_Job | None] = SimpleQueue()
         Thread(
@@ -239,8 +142,10 @@ class CacheDrafts:
     def remember_all(self, newest_first: Iterable[Tokens]) -> None:
         """Add the newest of these prompts, up to half of the index."""
         newest: list[Tokens] = []
+        n_tokens = 0
         for tokens in newest_first:
-            if sum(each.size for each in (*newest, tokens)) > self.index.capacity // 2:
+            n_tokens += tokens.size
+            if n_tokens > self.index.capacity // 2:
                 break
             newest.append(tokens)
         for tokens in reversed(newest):
@@ -264,104 +169,63 @@ class CacheDrafts:
     # ----------------------------------------------------------------------------------
 
     def begin(self, key: int, prompt: Tokens) -> None:
-        self._alignments[key] = _Alignment(prompt, prompt.size)
+        self._replies[key] = _Reply(prompt, self.index)
 
     def end(self, key: int) -> None:
-        self._alignments.pop(key, None)
+        self._replies.pop(key, None)
 
     def match(self, job: DraftJob, draft: tuple[int, ...] = ()) -> Match:
-        if job.key not in self._alignments or not job.seq.facts.cached:
+        reply = self._replies.get(job.key)
+        if reply is None or not job.seq.facts.cached:
             return NO_MATCH
-        index, (alignment, text) = self.index, self._followed(job)
-        if alignment.place:
-            expected = (each.token for each in alignment.expect(index, len(draft) + self.maximum))
-            if tuple(islice(expected, len(draft))) == draft:
-                return Match(
-                    alignment.length + len(draft),
-                    lambda n: tuple(islice(expected, min(n, self.maximum))),
-                )
-        if not draft:
+        text = _last_tokens(job)
+        self._follow(reply, job, text)
+        match = self._aligned_match(reply.alignment, draft)
+        if match is not None:
+            return match
+        if not draft:  # the index was searched for the text alone
             return NO_MATCH
-        place, length = index.find([*text, *draft][-CONTEXT:], alignment.place or alignment.parted)
-        return Match(length, lambda n: tuple(index.read(place, min(n, self.maximum))))
+        end = [*text, *draft][-CONTEXT:]
+        place, length = self.index.find(end, reply.alignment.preferred_place)
+        return Match(length, lambda n: tuple(self.index.read(place, min(n, self.maximum))))
 
-    def _followed(self, job: DraftJob) -> tuple[_Alignment, list[int]]:
-        """Return the state of the request up to its last sure token, and the last CONTEXT
-        tokens.
+    def _aligned_match(self, alignment: Alignment, draft: tuple[int, ...]) -> Match | None:
+        """Return the match at the place of the reply, None if it has none or another text is
+        expected there than ``draft``.
         """
-        alignment = self._alignments[job.key]
+        if not alignment.place:
+            return None
+        expected = (each.token for each in alignment.expect(len(draft) + self.maximum))
+        if tuple(islice(expected, len(draft))) != draft:
+            return None
+        return Match(
+            alignment.length + len(draft), lambda n: tuple(islice(expected, min(n, self.maximum)))
+        )
+
+    def _follow(self, reply: _Reply, job: DraftJob, text: list[int]) -> None:
+        """Compare the reply with its source up to the last sure token; ``text`` ends with that."""
         n = job.seq.n + len(job.sure)
-        if alignment.n_known < 0:
-            alignment.n_known = n - 1
-        text = [*job.seq.tokens[max(job.seq.n - CONTEXT, 0) :].tolist(), *job.sure]
-        if n == alignment.n_known:  # this step has asked before
-            return alignment, text
-        if n - alignment.n_known > len(text):  # not called for more than CONTEXT tokens
-            alignment.part([])
-            alignment.n_known = n
-            alignment.parted = 0
-        fresh = text[len(text) - (n - alignment.n_known) :]
-        alignment.n_known = n
-        self._hand_over(job, alignment)
-        self._keep_up(alignment, fresh)
-        if not alignment.place:
-            self._anchor(alignment, text)
-        return alignment, text
-
-    def _hand_over(self, job: DraftJob, alignment: _Alignment) -> None:
-        """Pass generated tokens to the index's thread, HAND_OVER or more at a time."""
-        if job.seq.n - alignment.n_given >= HAND_OVER:
-            tokens = as_tokens(job.seq.tokens[alignment.n_given :])
-            self._queue.put(partial(self._writer.add, alignment.prompt, alignment.n_given, tokens))
-            alignment.n_given = job.seq.n
-
-    def _keep_up(self, alignment: _Alignment, fresh: list[int]) -> None:
-        if not alignment.place:
-            alignment.since += fresh
+        if reply.n_compared < 0:
+            reply.n_compared = n - 1
+        n_fresh = n - reply.n_compared
+        if n_fresh == 0:  # compared earlier in this step
             return
-        alignment.length += len(fresh)
-        while True:
-            maximum = len(fresh) + LONGEST_EDIT
-            expected = list(islice(alignment.expect(self.index, maximum), maximum))
-            n = 0
-            while n < min(len(fresh), len(expected)) and expected[n].token == fresh[n]:
-                n += 1
-            for each in expected[:n]:
-                if each.edit is not None and each.ends:
-                    each.edit.n_right += 1
-            if n:
-                alignment.place, alignment.begun = expected[n - 1].place, _rest(expected, n)
-                fresh = fresh[n:]
-            if not fresh:
-                return
-            wrong = expected[n].edit if n < len(expected) else None
-            if wrong is None:
-                break
-            wrong.n_wrong += 1
-            n = 0 if alignment.begun else self.index.follow(alignment.place, fresh)
-            if not n:
-                break
-            alignment.place += n  # the text follows the source here, without the change
-            fresh = fresh[n:]
-        alignment.part(fresh)
+        if n_fresh > len(text):  # not called for more than CONTEXT tokens
+            reply.alignment.restart()
+            n_fresh = 0
+        reply.n_compared = n
+        self._pass_to_index(reply, job)
+        reply.alignment.advance(text[len(text) - n_fresh :], text)
 
-    def _anchor(self, alignment: _Alignment, text: list[int]) -> None:
-        """Find a source place for the end of ``text``: near the divergence, else anywhere."""
-        is_near = alignment.parted and len(alignment.since) <= AHEAD
-        place, length = self.index.near(alignment.parted, alignment.since) if is_near else (0, 0)
-        if place:
-            self._compare(alignment, place - length, alignment.since[:-length])
-        else:
-            place, length = self.index.find(text, alignment.parted)
-        alignment.place = place
-        alignment.length = length
+    def _pass_to_index(self, reply: _Reply, job: DraftJob) -> None:
+        """Pass generated tokens to the index's thread, INDEX_STEP or more at a time."""
+        if job.seq.n - reply.n_indexed >= INDEX_STEP:
+            tokens = as_tokens(job.seq.tokens[reply.n_indexed :])
+            self._queue.put(partial(self._writer.add, reply.prompt, reply.n_indexed, tokens))
+            reply.n_indexed = job.seq.n
 
-    def _compare(self, alignment: _Alignment, place: int, instead: list[int]) -> None:
-        """Learn the change between the divergence and ``place``: the source's tokens there became
-        ``instead``.
-        """
-        n = place - alignment.parted
-        if 0 <= n <= LONGEST_EDIT and len(instead) <= LONGEST_EDIT:
-            old = self.index.read(alignment.parted, max(n, 1))
-            if len(old) == max(n, 1) and (n or instead):
-                alignment.learn(old, (*instead, *old[n:]))
+
+def _last_tokens(job: DraftJob) -> list[int]:
+    """Return the last CONTEXT evaluated tokens, and the sure ones."""
+    evaluated = job.seq.tokens[max(job.seq.n - CONTEXT, 0) :]
+    return [*evaluated.tolist(), *job.sure]
