@@ -40,9 +40,10 @@ from pyctl.cli.logs import LoadProgress
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.backend import EngineInfo
 from pyctl.engine.draft.cache_drafts import CacheDrafts
-from pyctl.engine.draft.draft_length import GRAPH_MS, DraftLengthController
+from pyctl.engine.draft.draft_length import DraftLengthController
 from pyctl.engine.draft.ngram import NgramSource, ngram_sources
 from pyctl.engine.draft.speculation import ModelDrafts, Speculation
+from pyctl.engine.draft.step_costs import GRAPH_MS
 from pyctl.engine.engine import Engine
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.worker import EvictableEngineCache, Worker

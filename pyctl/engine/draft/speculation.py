@@ -13,7 +13,8 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from pyctl.engine.backend import Evaluator, SequenceTokens
-from pyctl.engine.draft.draft_length import DraftLengthController, Origin
+from pyctl.engine.draft.accepted_share import Origin
+from pyctl.engine.draft.draft_length import DraftLengthController
 from pyctl.engine.draft.source import DraftJob, DraftSource, RememberingSource
 from pyctl.errors import EngineError
 from pyctl.prompt import Tokens
@@ -169,7 +170,7 @@ class Speculation:
             copies = origin is not None and origin.matched > 0
             self._idle[job.key] = 0 if copies else self._idle[job.key] + 1
         if self._lengths is not None:
-            self._lengths.split(
+            self._lengths.record_batches(
                 [(len(job.sure), len(tokens)) for job, tokens in zip(jobs, found, strict=True)]
             )
         return [self._draft(job, tokens) for job, tokens in zip(jobs, found, strict=True)]
@@ -249,7 +250,7 @@ class Speculation:
         n_seqs = len(self._jobs)
         if not n or self._lengths is None:
             return n > 0 and own.prior >= origin.prior
-        return self._lengths.leads(job.key, own, n, origin, len(found), n_seqs)
+        return self._lengths.model_beats_text(job.key, own, n, origin, len(found), n_seqs)
 
     def _copy(
         self, source: DraftSource, found: list[tuple[int, ...]], wanted: Sequence[int]

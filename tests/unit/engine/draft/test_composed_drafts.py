@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from pyctl.cache.sequence import LiveSequence
-from pyctl.engine.draft.draft_length import DraftLengthController, Origin
+from pyctl.engine.draft.accepted_share import Origin
+from pyctl.engine.draft.draft_length import DraftLengthController
 from pyctl.engine.draft.source import DraftJob, Match
 from pyctl.engine.draft.speculation import Speculation
 from pyctl.prompt import as_tokens

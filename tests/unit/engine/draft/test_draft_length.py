@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyctl.engine.draft import draft_length
-from pyctl.engine.draft.draft_length import BUDGET, LOSS, DraftLengthController, Origin
+from pyctl.engine.draft.accepted_share import Origin
+from pyctl.engine.draft.draft_length import LOSS, DraftLengthController
+from pyctl.engine.draft.step_costs import BUDGET
 from tests.effort import examples
 
 SOME = Origin("some")
@@ -53,7 +55,7 @@ def measured(
         for _ in range(2):
             controller.costs(n_seqs).add(n_seqs * (1 + n), 10 * cost(n_seqs * (1 + n)))
             if n:
-                controller.proposing[n_seqs].add(n, n * draft_ms)
+                controller.proposal_ms[n_seqs].add(n, n * draft_ms)
     return controller
 
 
@@ -182,18 +184,6 @@ def test_the_length_is_the_one_that_pays_most(slope: float, share: float, best: 
     assert sorted(run.lengths[-500:])[250] in best
 
 
-@pytest.mark.parametrize(
-    ("n_matched", "matched", "prior"),
-    [(0, 0, 0.8), (1, 1, 0.5), (3, 1, 0.5), (4, 4, 0.8), (63, 16, 16 / 17), (900, 64, 64 / 65)],
-)
-def test_the_more_tokens_match_the_more_a_text_promises(
-    n_matched: int, matched: int, prior: float
-) -> None:
-    origin = Origin.of("some", n_matched)
-    assert origin.matched == matched
-    assert origin.prior == pytest.approx(prior)
-
-
 def test_a_longer_match_gets_a_longer_draft_from_the_first_one_on() -> None:
     controller = measured(line(0.02), n_free=3)
     found = [controller.length(0, Origin.of("some", n), 64) for n in (2, 8, 32, 64)]
@@ -245,7 +235,7 @@ def beside_others(*, has_planes: bool, apart: float = 1.5) -> DraftLengthControl
     """
     controller = measured(line(0.05), limit=9, n_seqs=4, n_free=3, has_planes=has_planes)
     for n in 3 * (8, 16, 24) if has_planes else ():
-        controller.split([(1, 2)] * 3 + [(1, n - 1)])
+        controller.record_batches([(1, 2)] * 3 + [(1, n - 1)])
         controller.record(dict.fromkeys(range(4), 2), 9 + n, 14 + 11.5 * apart)
     return controller
 
@@ -257,16 +247,18 @@ def test_a_wide_copy_is_charged_for_the_evaluation_that_others_wait_for() -> Non
     shared = beside_others(has_planes=False)
     apart = beside_others(has_planes=True)
     assert shared.length(0, few, 16, 4) > 3 >= apart.length(0, few, 16, 4)
-    assert (apart.costs(4).apart(16), apart.costs(4).of(25)) == pytest.approx((1.5, 2.2 / 1.15))
-    assert apart.leads(0, model, 2, many, 16, 4)
-    assert not shared.leads(0, model, 2, many, 16, 4)
+    assert (apart.costs(4).second(16), apart.costs(4).shared(25)) == pytest.approx(
+        (1.5, 2.2 / 1.15)
+    )
+    assert apart.model_beats_text(0, model, 2, many, 16, 4)
+    assert not shared.model_beats_text(0, model, 2, many, 16, 4)
 
 
 def test_a_wide_copy_that_is_worth_a_second_evaluation_is_tried() -> None:
     controller = beside_others(has_planes=True, apart=1.1)
     copy = Origin.of("some", 64)
     assert controller.length(0, copy, 64, 4) > 16
-    assert not controller.leads(0, Origin("head"), 2, copy, 32, 4)
+    assert not controller.model_beats_text(0, Origin("head"), 2, copy, 32, 4)
 
 
 def test_a_draft_is_as_long_as_the_budget_allows() -> None:
@@ -340,22 +332,7 @@ def test_slow_steps_after_a_new_width_are_no_measurement() -> None:
         for ms in (16.0, 24.0, 11.0):
             took(controller, SOME, 1, 1, ms)
     assert controller.costs(1).plain_ms == 10.0
-    assert controller.costs(1).of(2) == pytest.approx(1.1)
-
-
-@pytest.mark.parametrize(
-    ("graph_ms", "graph", "slope"), [(0.0, 0.0, 0.35), (25.0, 2.5, draft_length.SLOPE)]
-)
-def test_what_few_tokens_cost_says_nothing_of_many_on_a_gpu(
-    graph_ms: float, graph: float, slope: float
-) -> None:
-    costs = DraftLengthController(graph_ms=graph_ms).costs(1)
-    for width, ms in ((1, 10.0), (2, 10.5), (3, 14.0)):
-        for _ in range(2):
-            costs.add(width, ms)
-    assert costs.graph == graph
-    assert costs.of(3) == pytest.approx(1.4)
-    assert costs.of(103) - costs.of(3) == pytest.approx(100 * slope)
+    assert controller.costs(1).shared(2) == pytest.approx(1.1)
 
 
 def test_the_same_calls_have_the_same_answers() -> None:
