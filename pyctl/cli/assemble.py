@@ -45,8 +45,9 @@ from pyctl.engine.draft.ngram import NgramSource, ngram_sources
 from pyctl.engine.draft.speculation import ModelDrafts, Speculation
 from pyctl.engine.draft.step_costs import GRAPH_MS
 from pyctl.engine.engine import Engine
+from pyctl.engine.evictable_cache import EvictableEngineCache
 from pyctl.engine.sampling import Sampling
-from pyctl.engine.worker import EvictableEngineCache, Worker
+from pyctl.engine.worker import Worker
 from pyctl.errors import ConfigError, ModelError, PyctlError
 from pyctl.llama import Loaded, MemoryPlan, allocate, load, reserve_pinned
 from pyctl.llama.devices import check_gguf, file_head, model_files

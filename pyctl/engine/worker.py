@@ -6,25 +6,22 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
-from concurrent.futures import TimeoutError as FutureTimeout
-from functools import partial
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from pyctl.cache import AGAIN_SECONDS, RequestStats
+from pyctl.cache import RequestStats
 from pyctl.engine.backend import EngineInfo
 from pyctl.engine.engine import Engine
 from pyctl.engine.handle import RequestHandle
+from pyctl.engine.idle import IdleTasks
 from pyctl.engine.jobs import Job
-from pyctl.engine.openmp import end_threads
 from pyctl.engine.request import Done, Failed, Request, Timings, as_client_error
 from pyctl.engine.sampling import Sampling
+from pyctl.engine.watchdog import ProgressWatch, StillThread
 from pyctl.errors import (
     BusyError,
     ContextSizeError,
@@ -34,8 +31,9 @@ from pyctl.errors import (
     UnavailableError,
 )
 from pyctl.limit import limit
+from pyctl.prompt import Prompt
 
-__all__ = ["EvictableEngineCache", "Worker"]
+__all__ = ["Worker"]
 
 R = TypeVar("R")
 
@@ -54,105 +52,11 @@ STEP_SECONDS = limit(
     "s",
 )
 
+SHUTTING_DOWN = "the server is shutting down"
+
 MAX_FAILED_STEPS = limit(
     3, "steps of the engine in a row that fail", "the server ends, exit code 1", "process"
 )
-
-IDLE_SECONDS = 2.0
-"""Idle time after a client's last request before held rows without a copy go to free RAM of the
-cache, else to disk. Background requests start after this copy.
-"""
-
-PREPARE_SECONDS = 0.5
-"""Idle time before `Engine.prepare`: a request that waited for the model arrives within it."""
-
-STILL_SECONDS = 2.0
-"""After the loss of a device, a thread that stands at one instruction for so long is in a call that
-never returns.
-"""
-
-WATCH_SECONDS = 1.0
-"""Interval between two checks of the engine's thread."""
-
-
-class IdleJobs:
-    """Schedule of idle work: background requests, unloading the model, copying held rows, preparing
-    for requests.
-
-    ``is_ahead``: the engine's current work has no waiting client.
-    """
-
-    def __init__(self, engine: Engine, sleep_seconds: float) -> None:
-        self.is_ahead = False
-        self._engine = engine
-        self._clock = engine.clock
-        self._sleep_seconds = sleep_seconds
-        self._last_work = self._last_asked = self._clock()
-        self._copy_at = math.inf
-
-    def worked(self) -> None:
-        """Restart the idle time: the engine has finished its work."""
-        end_threads()
-        self._last_work = self._clock()
-        if not self.is_ahead:
-            self._last_asked = self._last_work
-        self._copy_at = max(self._last_asked + IDLE_SECONDS, self._last_work)
-        self._engine.prefix_cache.write_back.flush_copies()
-
-    def hand_over(self) -> None:
-        """Copy what the disk needs; while a client waits for the engine's work, that is done
-        between two tokens.
-        """
-        if self.is_ahead or not self._engine.scheduler.has_work:
-            self._engine.prefix_cache.write_back.flush_copies()
-
-    @property
-    def seconds(self) -> float | None:
-        """Seconds until the next job is due; None if there is none."""
-        now = self._clock()
-        due = min(at for at, _ in self._jobs(now))
-        return max(due - now, 0.0) if due < math.inf else None
-
-    def run(self) -> bool:
-        """Run the first due job; return whether the engine has steps to run."""
-        now = self._clock()
-        due = [job for at, job in self._jobs(now) if at <= now]
-        if due and due[0] is not None:
-            due[0]()
-            return False
-        self.is_ahead = bool(due)
-        return self.is_ahead
-
-    def _jobs(self, now: float) -> list[tuple[float, Callable[[], None] | None]]:
-        """Return (due time, job), most urgent first; the job None stands for steps of the
-        engine.
-        """
-        engine = self._engine
-        copy_at = math.inf if engine.asleep else self._copy_at
-        ahead = engine.prewarms.seconds if copy_at > now + AGAIN_SECONDS else None
-        sleep_at = (
-            self._last_work + self._sleep_seconds
-            if self._sleep_seconds >= 0 and not engine.asleep
-            else math.inf
-        )
-        ahead_at = now + ahead if ahead is not None else math.inf
-        if (disk := engine.prefix_cache.disk) is not None and disk.is_draining_device:
-            sleep_at, ahead_at = (max(at, now + AGAIN_SECONDS) for at in (sleep_at, ahead_at))
-        prepare_at = self._last_work + PREPARE_SECONDS if engine.can_prepare else math.inf
-        return [
-            (ahead_at, None),
-            (sleep_at, self._sleep),
-            (copy_at, self._copy),
-            (prepare_at, engine.prepare),
-        ]
-
-    def _sleep(self) -> None:
-        self._engine.sleep()
-        log.info("idle: model unloaded until the next request")
-
-    def _copy(self) -> None:
-        has_copied = self._engine.prefix_cache.write_back.copy_next()
-        self._copy_at = self._clock() if has_copied else math.inf
 
 
 class Worker:
@@ -169,31 +73,32 @@ class Worker:
     ) -> None:
         self._engine = engine
         self.info = info
-        self._stall_seconds = stall_seconds
-        self._idle = IdleJobs(engine, sleep_seconds)
+        self.trouble: PyctlError | None = None
+        self._idle = IdleTasks(engine, sleep_seconds)
         self._inbox: queue.SimpleQueue[RequestHandle | Job[Any] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards the open requests and the states of closing
         self._open: set[RequestHandle] = set()
         self._current: Job[Any] | None = None
-        self._closing = False
-        self._unloads = True
-        self._ended = False
-        self._deadline = 0.0
-        self._complete = False
-        self.trouble: PyctlError | None = None
-        self._stalled = self._is_lost = self._is_saving = False
+        self._before_close: list[Callable[[], None]] = []
+        # Progress, which the watching thread reads.
         self._working = False
         self._n_steps = 0
         self._n_failed = 0
-        # After this, `look` is to learn of a lost device.
-        self._sign = (0, engine.backend.control.heartbeat)
-        self._looked_at = time.monotonic()
-        self._still_seconds = 0.0
-        self._before_close: list[Callable[[], None]] = []
-        if (disk := engine.prefix_cache.disk) is not None:
-            disk.on_rows_needed = lambda: self.call(self._idle.hand_over)
+        self._watch = ProgressWatch(stall_seconds, self._sign())
+        # The end: by `close`, or because the thread hangs or a device is lost.
+        self._closing = False
+        self._ended = False  # nothing runs on the thread any more
+        self._hangs = False
+        self._is_lost = False
+        self._is_saving = False
+        self._unloads = True
+        self._is_complete = False
+        self._deadline = 0.0
         self._no_more_steps = threading.Event()
         self._over = threading.Event()
+        disk = engine.prefix_cache.disk
+        if disk is not None:
+            disk.on_rows_needed = lambda: self.call(self._idle.hand_over)
         self._thread = threading.Thread(target=self._run, name="pyctl-engine", daemon=True)
         self._thread.start()
 
@@ -213,30 +118,12 @@ class Worker:
         if len(request.prompt) >= n_ctx:
             raise ContextSizeError(len(request.prompt), n_ctx)
         handle = RequestHandle(request)
-        tokens = request.prompt.tokens
-        if not tokens.size:  # as llama-server does
-            handle.put(
-                Done(
-                    "limit",
-                    "",
-                    Timings(0, 0, 0.0, 0, 0.0, 0.0),
-                    RequestStats(0),
-                    max(request.seq, 0),
-                )
-            )
+        if not request.prompt.tokens.size:  # as llama-server does
+            handle.put(_empty_reply(request))
             return handle
-        n_of_images = sum(picture.n_tokens for picture in request.prompt.pictures)
-        if int((tokens < 0).sum()) != n_of_images or int(tokens.max()) >= self.info.n_vocab:
-            raise RequestError(f"token ids must be in [0, {self.info.n_vocab})")
+        self._check_tokens(request.prompt)
         with self._lock:
-            if self.trouble is not None:
-                raise UnavailableError(str(self.trouble))
-            if self._closing:
-                raise UnavailableError("the server is shutting down")
-            if (
-                n_waiting := self._engine.n_waiting + self._inbox.qsize()
-            ) >= self._engine.max_waiting:
-                raise BusyError(n_waiting)
+            self._check_accepts()
             self._open = {each for each in self._open if not each.is_over and not each.cancelled}
             self._open.add(handle)
             self._inbox.put(handle)
@@ -244,11 +131,31 @@ class Worker:
             self._engine.backend.control.preempt()
         return handle
 
+    def _check_tokens(self, prompt: Prompt) -> None:
+        """Raise RequestError for ids that are neither tokens of text nor of the prompt's
+        images.
+        """
+        n_negative = int((prompt.tokens < 0).sum())
+        n_of_images = sum(picture.n_tokens for picture in prompt.pictures)
+        if n_negative != n_of_images or int(prompt.tokens.max()) >= self.info.n_vocab:
+            raise RequestError(f"token ids must be in [0, {self.info.n_vocab})")
+
+    def _check_accepts(self) -> None:
+        """Raise the reason why no request is accepted now, if there is one."""
+        if self.trouble is not None:
+            raise UnavailableError(str(self.trouble))
+        if self._closing:
+            raise UnavailableError(SHUTTING_DOWN)
+        n_waiting = self._engine.n_waiting + self._inbox.qsize()
+        if n_waiting >= self._engine.max_waiting:
+            raise BusyError(n_waiting)
+
     def prewarm(self, request: Request) -> None:
         """Queue a background request without a consumer. Does not wake a sleeping engine."""
+        if len(request.prompt) >= self.info.n_ctx:
+            return
         handle = RequestHandle(request)
-        if len(request.prompt) < self.info.n_ctx:
-            self.call(lambda: None if self._engine.asleep else self._engine.submit(handle))
+        self.call(lambda: None if self._engine.asleep else self._engine.submit(handle))
 
     def before_close(self, function: Callable[[], None]) -> None:
         """Register ``function`` for `close` to call first, to end other threads that use the
@@ -281,12 +188,13 @@ class Worker:
         job = Job(function, needs_model=needs_model, seq=seq)
         reads = self._engine.state_reads
         with self._lock:
-            refused = self._ended
-            if not refused:
-                (reads.add if is_read else self._inbox.put)(job)
+            is_refused = self._ended
+            if not is_refused:
+                put = reads.add if is_read else self._inbox.put
+                put(job)
         if needs_model:
             self._engine.backend.control.preempt()
-        if refused:
+        if is_refused:
             job.fail(self.trouble)
         elif is_read:
             reads.run()
@@ -315,81 +223,82 @@ class Worker:
         loaded, since other threads may still use its vocabulary.
         """
         with contextlib.suppress(PyctlError):
-            self.look()  # the device may be lost, and another worker have noticed first
+            self.poll()  # the device may be lost, and another worker have noticed first
         for function in self._before_close:
             function()
         wait = self._engine.close_seconds + STEP_SECONDS if timeout is None else timeout
         with self._lock:
-            first = not self._closing
+            is_first = not self._closing
             self._closing = True
-            if first:
+            if is_first:
                 self._unloads = unload
                 self._deadline = time.monotonic() + wait
-        if first:
-            self._fail_open(UnavailableError("the server is shutting down"))
-            self._inbox.put(None)
-            if not self._stalled and not self._no_more_steps.wait(min(FINISH_SECONDS, wait)):
-                self._engine.backend.control.interrupt()
-        if not self._stalled or self._is_lost:
+        if is_first:
+            self._end_requests(min(FINISH_SECONDS, wait))
+        if not self._hangs or self._is_lost:
             self._over.wait(max(self._deadline - time.monotonic(), 0.0))
-        if first and not self._over.is_set():
+        if is_first and not self._over.is_set():
             log.error("the engine did not stop: pending cache writes are lost")
-        return self._complete
+        return self._is_complete
+
+    def _end_requests(self, seconds: float) -> None:
+        """Refuse and end all requests; interrupt a step that takes longer than ``seconds``."""
+        self._fail_open(UnavailableError(SHUTTING_DOWN))
+        self._inbox.put(None)
+        if not self._hangs and not self._no_more_steps.wait(seconds):
+            self._engine.backend.control.interrupt()
+
+    # -- the watching thread
+    # ----------------------------------------------------------------------------------
 
     def watch(self) -> None:
-        """`look` until the worker ends."""
-        while not self._over.wait(WATCH_SECONDS):
-            self.look()
-        self.look()
+        """Run `poll` until the worker ends."""
+        while not self._over.wait(self._watch.interval):
+            self.poll()
+        self.poll()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Note progress; one thread calls this every WATCH_SECONDS. Raises `trouble` if the
         engine's thread fails or makes no progress, and after the loss of a device, when the cache
         in RAM is on disk.
         """
         if self.trouble is None and not self._over.is_set():
-            self._note_progress()
+            self._check_progress()
         if self.trouble is not None:
             raise self.trouble
 
-    def _note_progress(self) -> None:
-        # Counts at most two intervals: a stopped process or machine is not a stall.
-        now = time.monotonic()
-        passed = min(now - self._looked_at, 2 * WATCH_SECONDS)
-        self._looked_at = now
+    def _sign(self) -> tuple[int, int]:
+        """Return a value that changes with progress. Raises EngineError if a device is lost."""
+        return self._n_steps, self._engine.backend.control.heartbeat
+
+    def _check_progress(self) -> None:
+        is_working = self._working and not self._closing
         try:
-            before = self._sign
-            self._sign = (self._n_steps, self._engine.backend.control.heartbeat)
+            is_stalled = self._watch.is_stalled(self._sign, is_working=is_working)
         except EngineError as error:
             return self._lose_device(error)
-        stands = self._working and self._sign == before and not self._closing
-        self._still_seconds = self._still_seconds + passed if stands else 0.0
-        if 0 < self._stall_seconds <= self._still_seconds:
-            log.critical("the engine has work and made no progress for %.0f s", self._still_seconds)
-            self._stalled = True
+        if is_stalled:
+            seconds = self._watch.still_seconds
+            log.critical("the engine has work and made no progress for %.0f s", seconds)
+            self._hangs = True
             self._give_up(EngineError("the engine makes no progress"))
 
     def _lose_device(self, reason: EngineError) -> None:
         """End the service and write what RAM has: by the engine's thread, or here if a call for the
         device holds it.
         """
-        self._stalled = self._is_lost = True
+        self._hangs = True
+        self._is_lost = True
         self._give_up(reason)
         self._inbox.put(None)
-        place = None
-        since = time.monotonic()
-        while not self._over.wait(STILL_SECONDS / 10) and not self._is_saving:
-            frame = sys._current_frames().get(self._thread.ident or 0)
-            here = (id(frame), frame.f_lasti if frame is not None else 0)
-            if here != place:
-                place = here
-                since = time.monotonic()
-            elif time.monotonic() - since >= STILL_SECONDS:
+        thread = StillThread(self._thread)
+        while not self._over.wait(thread.interval) and not self._is_saving:
+            if thread.is_still():
                 self._save_rest()
                 self._over.set()
         self._over.wait(self._engine.close_seconds)
 
-    # -- the thread
+    # -- the engine's thread
     # ----------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -398,7 +307,7 @@ class Worker:
             self._no_more_steps.set()
             if self._is_lost:
                 return self._save_rest()
-            complete = self._engine.close(UnavailableError("the server is shutting down"))
+            is_complete = self._engine.close(UnavailableError(SHUTTING_DOWN))
             with self._lock:
                 self._ended = True
             self._fail_inbox(None)
@@ -407,14 +316,13 @@ class Worker:
                 cache.clear(pinned=True)
                 cache.shared.remove(cache)
                 self._engine.backend.unload()
-            self._complete = complete
+            self._is_complete = is_complete
         except BaseException as error:
             if self._is_lost:
                 return self._save_rest()
             log.critical("the engine's thread has ended", exc_info=error)
-            self._give_up(
-                EngineError(f"the engine has failed: {str(error) or type(error).__name__}")
-            )
+            reason = str(error) or type(error).__name__
+            self._give_up(EngineError(f"the engine has failed: {reason}"))
             self._save_rest()
         finally:
             self._no_more_steps.set()
@@ -425,46 +333,46 @@ class Worker:
         valid.
         """
         with self._lock:
-            is_first = not self._is_saving
+            if self._is_saving:
+                return
             self._is_saving = True
-        if not is_first:
-            return
         try:
             if self._is_lost:
                 self._engine.backend.unload()
-                self._engine.prefix_cache.device.leave_all()
+                self._engine.prefix_cache.device.evict_all()
             self._engine.prefix_cache.close()
         except Exception:
             log.exception("cannot write the cache")
 
     def _serve(self) -> None:
-        busy = False
+        """Run steps while there is work, and take what arrives between them, until `close`."""
+        is_busy = False
         while True:
-            if busy and self._inbox.empty():
-                busy = self._step()
-                if self._idle.is_ahead and not self._engine.running:
-                    busy = False  # let idle jobs decide: copying rows precedes background requests
-                if not busy:
-                    self._idle.worked()
+            if is_busy and self._inbox.empty():
+                is_busy = self._step()
+                if self._idle.is_background and not self._engine.running:
+                    is_busy = False  # idle tasks decide: copying rows precedes background requests
+                if not is_busy:
+                    self._idle.restart()
                 continue
-            self._working = busy
-            seconds = None if busy else self._idle.seconds
+            self._working = is_busy
+            seconds = None if is_busy else self._idle.seconds
             try:
                 with self._engine.state_reads.allowed(evaluating=False):
                     item = self._inbox.get(timeout=seconds)
             except queue.Empty:
-                busy = self._idle.run()
+                is_busy = self._idle.run_due()
                 continue
             if item is None:
                 return
-            busy = self._take(item) or busy
+            is_busy = self._take(item) or is_busy
             self._n_steps += 1
 
     def _step(self) -> bool:
         """Run one step of the engine; return whether work is left."""
         self._working = True
         try:
-            busy = self._engine.step()
+            has_work = self._engine.step()
         except Exception as error:
             self._n_failed += 1
             self._engine.recover(as_client_error(error))
@@ -473,41 +381,43 @@ class Worker:
             return True
         self._n_failed = 0
         self._n_steps += 1
-        return busy
+        return has_work
 
     def _take(self, item: RequestHandle | Job[Any]) -> bool:
         """Start ``item``; return whether the engine has work."""
         if isinstance(item, Job) and not item.needs_model:
-            self._do(item)
+            self._run_job(item)
             return False
         try:
             self._engine.wake()  # loading has no time limit: `_working` is not set yet
         except Exception as error:
             log.error("cannot reload the model: %s", error)
-            reason = UnavailableError(f"cannot reload the model: {error}")
-            if isinstance(item, RequestHandle):
-                item.put(Failed(reason))
-            else:
-                item.fail(reason)
+            _fail(item, UnavailableError(f"cannot reload the model: {error}"))
             return False
         if isinstance(item, Job):
-            self._idle.is_ahead = False
-            self._do(item)
-            return True
-        self._idle.is_ahead = item.request.background and (self._idle.is_ahead or not self._working)
-        try:
-            self._engine.submit(item)
-        except Exception as error:
-            item.put(Failed(as_client_error(error)))
+            self._idle.is_background = False
+            self._run_job(item)
+        else:
+            self._begin(item)
         return True
 
-    def _do(self, item: Job[Any]) -> None:
-        if item.seq >= 0:
-            return self._engine.scheduler.idle_jobs.append(item)
+    def _begin(self, handle: RequestHandle) -> None:
+        """Give a request to the engine. Background work stays so if no client's work runs."""
+        was_background = self._idle.is_background or not self._working
+        self._idle.is_background = handle.request.background and was_background
+        try:
+            self._engine.submit(handle)
+        except Exception as error:
+            handle.put(Failed(as_client_error(error)))
+
+    def _run_job(self, job: Job[Any]) -> None:
+        if job.seq >= 0:  # it waits for its sequence
+            self._engine.scheduler.idle_jobs.append(job)
+            return
         self._working = True
-        self._current = item
+        self._current = job
         self._engine.tell()  # deliver before a call that may take long
-        item.run()
+        job.run()
         self._current = None
 
     # -- from any thread
@@ -520,7 +430,8 @@ class Worker:
             self._ended = True
         self._fail_open(reason)
         self._fail_inbox(reason)
-        if (current := self._current) is not None:
+        current = self._current
+        if current is not None:
             current.fail(reason)
         for job in tuple(self._engine.scheduler.idle_jobs):
             job.fail(reason)
@@ -534,58 +445,24 @@ class Worker:
                 handle.put(Failed(reason))
 
     def _fail_inbox(self, reason: PyctlError | None) -> None:
+        """Fail all that waits with ``reason``; without one, cancel calls."""
         self._engine.state_reads.fail(reason)
         with contextlib.suppress(queue.Empty):
             while True:
                 item = self._inbox.get_nowait()
-                if isinstance(item, RequestHandle):
-                    item.put(Failed(reason or UnavailableError("the server is shutting down")))
-                elif item is not None:
-                    item.fail(reason)
+                if item is not None:
+                    _fail(item, reason)
 
 
-WAIT_SECONDS = 0.25
-"""Longest wait for the engine of an unloaded model, which answers at once unless it is being
-loaded.
-"""
+def _fail(item: RequestHandle | Job[Any], reason: PyctlError | None) -> None:
+    """Fail ``item`` with ``reason``; without one the server is shutting down."""
+    if isinstance(item, RequestHandle):
+        item.put(Failed(reason or UnavailableError(SHUTTING_DOWN)))
+    else:
+        item.fail(reason)
 
 
-class EvictableEngineCache:
-    """The cache of ``engine``, which ``worker`` runs, in a `RamBudget`. Thread-safe."""
-
-    def __init__(self, worker: Worker, engine: Engine) -> None:
-        self._worker = worker
-        self._engine = engine
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of the cache."""
-        return self._engine.prefix_cache.cache.pool.n_bytes
-
-    @property
-    def n_fixed(self) -> int:
-        """Bytes that it cannot evict at once."""
-        pool = self._engine.prefix_cache.cache.pool
-        pinned = tuple(self._engine.prefix_cache.cache.pinned)
-        return pool.n_needed(pinned) if self._worker.is_sleeping else pool.n_bytes
-
-    def evict_bytes(self, n_bytes: int, worth: float) -> bool:
-        """Evict below ``worth``, seconds per byte, on the engine's thread; wait only if the model
-        is unloaded.
-        """
-        rests = self._worker.is_sleeping
-        done = self._worker.call(partial(self._evict_bytes, n_bytes, worth))
-        if not rests:
-            return False
-        try:
-            return done.result(WAIT_SECONDS)
-        except (FutureTimeout, CancelledError):
-            return False
-
-    def _evict_bytes(self, n_bytes: int, worth: float) -> bool:
-        """Evict as `RamCache.evict_bytes` does, and have what belongs on disk written."""
-        prefix_cache = self._engine.prefix_cache
-        has_evicted = prefix_cache.cache.evict_bytes(n_bytes, worth)
-        if has_evicted:
-            prefix_cache.write_back.flush_copies()
-        return has_evicted
+def _empty_reply(request: Request) -> Done:
+    """Return the reply to an empty prompt."""
+    timings = Timings(0, 0, 0.0, 0, 0.0, 0.0)
+    return Done("limit", "", timings, RequestStats(0), max(request.seq, 0))

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from pyctl.engine.worker import WATCH_SECONDS
+from pyctl.engine.watchdog import WATCH_SECONDS
 from pyctl.errors import EngineError, ModelError, PyctlError, UnavailableError
 from pyctl.server.models import Models, Progress, ServedModel, Status
 from pyctl.server.process_memory import collect_all
@@ -51,7 +51,7 @@ class Supervisor:
         while not models.closing.wait(WATCH_SECONDS):
             try:
                 for service in models.services:
-                    service.worker.look()
+                    service.worker.poll()
             except PyctlError as error:
                 models.fail(error)
         if models.trouble is not None:

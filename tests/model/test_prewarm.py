@@ -17,7 +17,7 @@ from pyctl.cache.ram import RamCache
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.replay import Replay
 from pyctl.chat.template import Template
-from pyctl.engine import worker
+from pyctl.engine import idle
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
@@ -117,7 +117,7 @@ def serve(
 ) -> Iterator[Callable[..., Served]]:
     monkeypatch.setattr(prewarm, "QUIET_SECONDS", 0.0)
     monkeypatch.setattr(
-        worker, "IDLE_SECONDS", 3600.0
+        idle, "IDLE_SECONDS", 3600.0
     )  # nothing moves from the device for want of work
     served: list[Served] = []
 

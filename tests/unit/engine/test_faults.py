@@ -68,7 +68,7 @@ class Faulty(FakeBackend):
 
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyctl.engine.worker.WATCH_SECONDS", 0.02)
+    monkeypatch.setattr("pyctl.engine.watchdog.WATCH_SECONDS", 0.02)
 
 
 @pytest.fixture
@@ -285,7 +285,7 @@ def test_the_loss_of_a_device_ends_the_service_with_the_cache_on_disk(
     """What RAM has is written, whether the engine's thread is idle or in a call that never
     returns.
     """
-    monkeypatch.setattr("pyctl.engine.worker.STILL_SECONDS", 0.2)
+    monkeypatch.setattr("pyctl.engine.watchdog.STILL_SECONDS", 0.2)
     for is_idle, has_disk in ((True, False), (True, True), (False, False), (False, True)):
         backend = Remote("hybrid")
         tier = tier_on(tmp_path / str(is_idle)) if has_disk else None

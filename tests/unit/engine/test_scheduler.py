@@ -298,7 +298,7 @@ def test_a_share_for_each_lets_all_run_side_by_side() -> None:
 def test_saving_a_sequence_after_its_request_was_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number counts when it is done, not the object that had the number when it was asked."""
     monkeypatch.setattr(
-        "pyctl.engine.worker.IDLE_SECONDS", 3600.0
+        "pyctl.engine.idle.IDLE_SECONDS", 3600.0
     )  # nothing changes behind the last step
     backend = FakeBackend(n_ctx=1024, n_seqs=2)
     engine = engine_of(backend)

@@ -19,9 +19,10 @@ from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
+from pyctl.engine.idle import IDLE_SECONDS, PREPARE_SECONDS
 from pyctl.engine.request import Done, Failed, Piece, Request
 from pyctl.engine.sampling import Sampling
-from pyctl.engine.worker import IDLE_SECONDS, PREPARE_SECONDS, Worker
+from pyctl.engine.worker import Worker
 from pyctl.errors import ModelError, RequestError, UnavailableError
 from pyctl.prompt import Prompt, as_tokens
 from tests.fake import FakeBackend

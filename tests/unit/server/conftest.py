@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pyctl.engine import worker
+from pyctl.engine import idle
 from tests.unit.server.fake import close_workers
 
 
@@ -13,6 +13,6 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Ends the threads that a test began. However long it takes, nothing moves from the device for
     want of work.
     """
-    monkeypatch.setattr(worker, "IDLE_SECONDS", 3600.0)
+    monkeypatch.setattr(idle, "IDLE_SECONDS", 3600.0)
     yield
     close_workers()
