@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     )
     from pyctl.cache.ports import (
         AGAIN_SECONDS,
+        CacheOptions,
         CacheRequest,
         Entry,
         MemoryShape,
@@ -113,6 +114,7 @@ __all__ = [
     "BlockBytes",
     "BlockSizes",
     "CacheLookup",
+    "CacheOptions",
     "CachePlan",
     "CacheRequest",
     "CacheSettings",

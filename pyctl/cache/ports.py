@@ -5,13 +5,14 @@ RAM.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Protocol, TypeAlias
 
 from pyctl.cache.block_sizes import BlockSizes
 from pyctl.cache.costs import Costs
 from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.pending_snapshot import PendingSnapshot
+from pyctl.cache.plan import DEFAULT_STEP
 from pyctl.cache.reads import Reading, Reads
 from pyctl.cache.recent import RecentMatches, RecentPrompts
 from pyctl.cache.resume_points import ResumePoints
@@ -47,50 +48,35 @@ __all__ = [
 ]
 
 
-class CacheRequest(Protocol):
-    """The facts of a request that the cache needs."""
+@dataclass(frozen=True)
+class CacheRequest:
+    """The facts of a request that the cache needs.
 
-    @property
-    def prompt(self) -> Prompt:
-        """The prompt of the request."""
+    ``cache_prompt``: its client allows caching. Without ``sees_texts`` the client must not learn
+    the texts of other clients, and it resumes in whole blocks of tokens. ``disk_policy`` replaces
+    the server's. A ``background`` request has no waiting client; ``after`` is the request whose
+    continuation it prepares.
+    """
 
-    @property
-    def cache_prompt(self) -> bool:
-        """Whether its client allows caching."""
-
-    @property
-    def sees_texts(self) -> bool:
-        """Whether its client may learn the texts of other clients; else it resumes in whole blocks
-        of tokens.
-        """
-
-    @property
-    def disk_policy(self) -> DiskPolicy | None:
-        """Its disk policy; None for the server's."""
-
-    @property
-    def background(self) -> bool:
-        """Whether it has no waiting client."""
-
-    @property
-    def after(self) -> CacheRequest | None:
-        """The request whose continuation it prepares."""
+    prompt: Prompt
+    _: KW_ONLY
+    cache_prompt: bool = True
+    sees_texts: bool = True
+    disk_policy: DiskPolicy | None = None
+    background: bool = False
+    after: CacheRequest | None = field(default=None, repr=False, compare=False)
 
 
-class CacheOptions(Protocol):
-    """How prompts are evaluated and where snapshots are taken; see `plan`."""
+@dataclass(frozen=True)
+class CacheOptions:
+    """How prompts are evaluated and where snapshots are taken; see `plan`.
 
-    @property
-    def min_batch(self) -> int:
-        """The minimum number of tokens of a batch that ends at a boundary."""
+    ``min_step`` is the tokens between the snapshots of a long stretch, 0 for none there. With
+    ``exact`` nothing is reused that a cold run would not have computed the same way.
+    """
 
-    @property
-    def min_step(self) -> int:
-        """Tokens between the snapshots of a long stretch, 0 for none there."""
-
-    @property
-    def exact(self) -> bool:
-        """Whether nothing is reused that a cold run would not have computed the same way."""
+    min_step: int = DEFAULT_STEP
+    exact: bool = False
 
 
 @dataclass(frozen=True)

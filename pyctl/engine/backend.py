@@ -24,7 +24,6 @@ __all__ = [
     "Control",
     "EngineInfo",
     "Evaluator",
-    "Lifecycle",
     "ModelTemplates",
     "Placement",
     "Sampler",
@@ -324,8 +323,10 @@ class Evaluator(Protocol):
         """
 
 
-class Lifecycle(Protocol):
-    """Unloads and reloads the model. It is loaded on construction."""
+class Backend(Evaluator, Protocol):
+    """One model with its sequences, loaded on construction. Once the engine runs, only the engine's
+    thread may call it.
+    """
 
     def load(self) -> None:
         """Reload the model after `unload`, with empty sequences. ModelError on failure, or if the
@@ -337,7 +338,3 @@ class Lifecycle(Protocol):
         vocabulary, the control and `SequenceMemory.synchronize` are valid. A lost device is not
         asked: held rows are gone.
         """
-
-
-class Backend(Evaluator, Lifecycle, Protocol):
-    """One model with its sequences. Once the engine runs, only the engine's thread may call it."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from pyctl.cache import (
     CacheLookup,
+    CacheOptions,
     LiveSequence,
     PrefixCache,
     RamCache,
@@ -63,7 +64,8 @@ class Engine:
         self.state_reads = StateReads()
         self.backend = backend
         self.settings = settings
-        self.prefix_cache = PrefixCache(backend.memory, cache, settings, disk)
+        options = CacheOptions(settings.min_step, settings.exact)
+        self.prefix_cache = PrefixCache(backend.memory, cache, options, disk)
         self.counters = EngineCounters()
         self.replies: deque[tuple[float, Timings]] = deque(
             maxlen=MAX_REPLIES

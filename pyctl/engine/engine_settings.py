@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from pyctl.cache import DEFAULT_STEP, MIN_BATCH
+from pyctl.cache import DEFAULT_STEP
 from pyctl.convert import integer, tokens
 from pyctl.limit import SetLimit, limit
 from pyctl.setting import CACHE, SERVER
@@ -30,13 +30,11 @@ def idle_seconds(text: str) -> int:
 class EngineSettings:
     """Settings of the engine; flags explain the others.
 
-    ``min_batch``: see plan.MIN_BATCH. ``min_step``: tokens between the sparse cuts of a long
-    message, 0 for none. ``exact``: requests run one at a time, and reuse only rows that a cold run
-    computes the same way, so no generated text. ``clear_idle``: a request that runs alone uses all
-    cells, as with one sequence.
+    ``min_step``: tokens between the sparse cuts of a long message, 0 for none. ``exact``: requests
+    run one at a time, and reuse only rows that a cold run computes the same way, so no generated
+    text. ``clear_idle``: a request that runs alone uses all cells, as with one sequence.
     """
 
-    min_batch: int = MIN_BATCH
     min_step: int = CACHE.flag(
         DEFAULT_STEP,
         "-cms --checkpoint-min-step",

@@ -47,8 +47,8 @@ class Prefill:
     def ends(self, prompt: Prompt, *, free: bool = False) -> list[int]:
         """Return the batch ends of ``prompt``; with ``free``, as if batches had no overhead."""
         facts = self._backend.facts
-        min_batch = self._prefix_cache.settings.min_batch
-        ends = batch_ends(prompt, facts.n_ubatch, min_batch, 0 if free else facts.batch_cost)
+        batch_cost = 0 if free else facts.batch_cost
+        ends = batch_ends(prompt, facts.n_ubatch, batch_cost=batch_cost)
         return self._backend.memory.shape.resume_points.added_to(ends)
 
     def after_reply(self, seq: LiveSequence, lookup: CacheLookup) -> CacheLookup:

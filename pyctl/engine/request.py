@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Literal, NamedTuple, TypeAlias
 
-from pyctl.cache import DiskPolicy, RequestStats, Source
+from pyctl.cache import CacheRequest, RequestStats, Source
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, PyctlError
-from pyctl.prompt import Prompt
 from pyctl.reasoning import ReasoningLimit
 
 __all__ = [
@@ -33,38 +32,31 @@ StopType: TypeAlias = Literal["eos", "word", "limit"]
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(CacheRequest):
     """A request to generate after ``prompt``.
 
     ``max_tokens``: -1 until the context is full, 0 prefill only. ``stop`` strings end the reply,
     which excludes them. ``n_probs`` is the number of most likely tokens returned with each token
-    and its log-probability, None for neither. ``disk_policy`` replaces the server's. ``seq`` is the
-    required sequence, -1 for any. Two limits, 0 for none, also end the reply: a line with fewer
-    than ``n_indent`` leading blanks, and the first line end more than ``max_ms`` after the first
-    token. ``control_texts`` maps control tokens to their text in the reply; all others have none.
-    Without ``sees_texts`` the client must not learn the texts of other clients: nothing is drafted
-    from these, and its prompt resumes only where a whole block of tokens is equal, so that no count
-    of its reply depends on a single token of theirs. A ``background`` request only evaluates its
-    prompt, up to its last batch end, while no other work is due. With ``after`` it has no client:
-    it is the expected beginning of the turn after that request.
+    and its log-probability, None for neither. ``seq`` is the required sequence, -1 for any. Two
+    limits, 0 for none, also end the reply: a line with fewer than ``n_indent`` leading blanks, and
+    the first line end more than ``max_ms`` after the first token. ``control_texts`` maps control
+    tokens to their text in the reply; all others have none. Without ``sees_texts`` nothing is
+    drafted from the texts of other clients, so that no count of its reply depends on a single token
+    of theirs. A ``background`` request only evaluates its prompt, up to its last batch end, while
+    no other work is due. With ``after`` it has no client: it is the expected beginning of the turn
+    after that request.
     """
 
-    prompt: Prompt
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int = -1
     stop: tuple[str, ...] = ()
     n_probs: int | None = None
-    cache_prompt: bool = True
-    disk_policy: DiskPolicy | None = None
     return_progress: bool = False
     reasoning: ReasoningLimit | None = None
     seq: int = -1
     n_indent: int = 0
     max_ms: int = 0
     control_texts: Mapping[int, bytes] = field(default_factory=dict)
-    sees_texts: bool = True
-    background: bool = False
-    after: Request | None = field(default=None, repr=False, compare=False)
 
 
 MAX_POSITIONS = 64

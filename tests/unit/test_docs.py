@@ -25,7 +25,6 @@ SUFFIXES = (".py", ".pyi", ".cpp", ".h", ".cu", ".md", ".yaml", ".sh", ".js")
 PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *DOCS]
 WIDTH = 100
 README_LINES = 120
-DECISION_WORDS = 400
 
 WIDE_TABLES = {"benchmarks.md", "cards.md", "limits.md"}
 """Tables whose cells hold whole sentences, tests or links."""

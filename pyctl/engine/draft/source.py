@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 from pyctl.cache import LiveSequence
 from pyctl.prompt import Tokens
 
-__all__ = ["NO_MATCH", "DraftJob", "DraftSource", "Match", "RememberingSource"]
+__all__ = ["NO_MATCH", "DraftJob", "DraftSource", "Match"]
 
 
 class DraftJob(NamedTuple):
@@ -56,15 +56,3 @@ class DraftSource(Protocol):
 
     def end(self, key: int) -> None:
         """Unregister a request; no effect for an unknown one."""
-
-
-@runtime_checkable
-class RememberingSource(Protocol):
-    """A source that keeps texts across requests."""
-
-    @property
-    def n_bytes(self) -> int:
-        """Approximate bytes of the kept texts."""
-
-    def forget(self) -> None:
-        """Drop all kept texts."""

@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 from pyctl.engine.backend import Evaluator, SequenceTokens
 from pyctl.engine.draft.accepted_share import Origin
+from pyctl.engine.draft.cache_drafts import CacheDrafts
 from pyctl.engine.draft.draft_length import DraftLengthController
-from pyctl.engine.draft.source import DraftJob, DraftSource, RememberingSource
+from pyctl.engine.draft.source import DraftJob, DraftSource
 from pyctl.errors import EngineError
 from pyctl.prompt import Tokens
 
@@ -119,14 +120,12 @@ class Speculation:
     @property
     def n_bytes(self) -> int:
         """Approximate bytes of the texts that sources keep across requests."""
-        return sum(
-            source.n_bytes for source in self._sources if isinstance(source, RememberingSource)
-        )
+        return sum(source.n_bytes for source in self._sources if isinstance(source, CacheDrafts))
 
     def forget(self) -> None:
         """Drop the texts that sources keep across requests."""
         for source in self._sources:
-            if isinstance(source, RememberingSource):
+            if isinstance(source, CacheDrafts):
                 source.forget()
 
     @contextlib.contextmanager
@@ -139,7 +138,7 @@ class Speculation:
         """
         try:
             for source in self._sources:
-                if sees_texts or not isinstance(source, RememberingSource):
+                if sees_texts or not isinstance(source, CacheDrafts):
                     source.begin(key, prompt)
             yield
         finally:

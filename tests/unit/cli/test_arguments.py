@@ -78,7 +78,6 @@ def test_every_field_has_a_flag() -> None:
             )
         ),
         *(("Sampling", name) for name in ("min_keep", "post_sampling_probs")),  # requests say these
-        ("EngineSettings", "min_batch"),
         *(
             ("DiskSettings", name) for name in ("is_default", "free_part")
         ),  # where no flag names a directory

@@ -21,9 +21,6 @@ from tools.house import modules, tree_of
 SETTLED = {"InfoFlags", "FlagAliases", "key_file"}
 """Classes and a field that `arguments` makes into others: their names stand there as texts."""
 
-PORTS = {"CacheOptions": "EngineSettings"}
-"""Protocols by which parts that do not import a class read it."""
-
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -141,7 +138,7 @@ def read_fields() -> set[tuple[str, str]]:
                 and node not in handed_back
             ):
                 of_class = classes.of(node.value, names)
-                readers[PORTS.get(of_class, of_class), node.attr].add((owner, function.name))
+                readers[of_class, node.attr].add((owner, function.name))
 
     read = {item for item, by in readers.items() if any(owner != item[0] for owner, _ in by)}
     while more := {item for item, by in readers.items() if item not in read and by & read}:
