@@ -50,7 +50,7 @@ class LiveSequence:
     prompt's. Of the rows ``covered`` are saved; up to ``n_overlap`` some other snapshot may have
     them. A restore that is under way takes up to ``n_expected`` tokens. ``in_image``: it ends
     inside an image, where it can go on but nothing else can resume. ``shares``: other sequences
-    take cells as well, if that counts (`Scheduler.note_shared`): no batch is one of a cold run
+    take cells as well, if that counts (`Scheduler.mark_shared`): no batch is one of a cold run
     then, and loaded rows lie elsewhere.
     """
 

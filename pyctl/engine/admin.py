@@ -388,7 +388,7 @@ class EngineAdmin:
             engine.prefix_cache.forget(seq)
             raise RequestError(f"Unable to restore slot: {error}") from error
         seq.reset(saved.tokens, ends=saved.ends)
-        engine.scheduler.note_shared()
+        engine.scheduler.mark_shared()
         if seq.shares:
             seq.ends = []  # its rows lie after other sequences'
         disk = engine.prefix_cache.disk

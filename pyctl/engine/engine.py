@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -67,9 +68,8 @@ class Engine:
         options = CacheOptions(settings.min_step, settings.exact)
         self.prefix_cache = PrefixCache(backend.memory, cache, options, disk)
         self.counters = EngineCounters()
-        self.replies: deque[tuple[float, Timings]] = deque(
-            maxlen=MAX_REPLIES
-        )  # when the latest ended
+        # The latest replies, with the times of their ends.
+        self.replies: deque[tuple[float, Timings]] = deque(maxlen=MAX_REPLIES)
         self.scheduler = Scheduler(
             backend, settings, self.prefix_cache, self.counters, clock, self._n_ready
         )
@@ -80,7 +80,8 @@ class Engine:
         self.prewarms = self.scheduler.prewarms
         self.speculation = speculation or Speculation()
         self.asleep = False
-        self._is_prepared = self._drafts_lack_cells = False
+        self._is_prepared = False
+        self._drafts_lack_cells = False
         self._prefill = Prefill(
             backend, self.cells, self.prefix_cache, self.counters, self.state_reads
         )
@@ -93,6 +94,7 @@ class Engine:
             self.backend.control.preempt(False)  # the request that preempted has arrived
 
     def _n_ready(self, request: Request, seq: LiveSequence) -> int:
+        """Return how many tokens of the prompt could be restored to ``seq``."""
         if not request.cache_prompt:
             return 0
         prompt = request.prompt
@@ -116,23 +118,24 @@ class Engine:
         if prefill is not None:
             self.tell()
             self._resume(prefill)
-            decode = [
-                active
-                for active in (*decode, prefill)
-                if active.pending is not None and active in self.running
-            ]
+            # The batch may have suspended others, and the request may have its first token now.
+            candidates = [each for each in (*decode, prefill) if each in self.running]
+            decode = [each for each in candidates if each.pending is not None]
         if decode:
             self._decode(decode, is_timed=prefill is None)
             if prefill is None:
                 self.prefix_cache.write_back.flush_copies()
         elif prefill is None:
             self.tell()
-            if reads := [
-                each.reads for each in (*self.running, *self.waiting) if each.reads is not None
-            ]:
-                with self.state_reads.allowed(evaluating=False):
-                    reads[0].wait(WAIT_SECONDS)
+            self._wait_for_reads()
         return self.scheduler.has_work or self.prewarms.seconds == 0
+
+    def _wait_for_reads(self) -> None:
+        """Wait for the disk, if a request does, at most WAIT_SECONDS."""
+        reads = [each.reads for each in (*self.running, *self.waiting) if each.reads is not None]
+        if reads:
+            with self.state_reads.allowed(evaluating=False):
+                reads[0].wait(WAIT_SECONDS)
 
     def tell(self) -> None:
         """Deliver the events of the last steps. Called while the device evaluates, so that delivery
@@ -144,12 +147,9 @@ class Engine:
     @property
     def can_prepare(self) -> bool:
         """Whether `prepare` has work, and nothing is evaluated or held."""
-        if (
-            self._is_prepared
-            or not self.backend.facts.is_async
-            or self.asleep
-            or self.scheduler.has_work
-        ):
+        if self._is_prepared or not self.backend.facts.is_async:
+            return False
+        if self.asleep or self.scheduler.has_work:
             return False
         return not any(seq.n for seq in self.sequences) and not self.prefix_cache.device.n_cells
 
@@ -157,11 +157,12 @@ class Engine:
         """Let a separate device load its kernels in a full batch; a request preempts that."""
         facts = self.backend.facts
         control = self.backend.control
+        tokens = np.ones(min(facts.n_ubatch, facts.n_cells), np.int32)
         control.preempt(False)
         control.allow(True)
         try:
             with self.state_reads.allowed():
-                self.backend.evaluate(0, np.ones(min(facts.n_ubatch, facts.n_cells), np.int32), 0)
+                self.backend.evaluate(0, tokens, 0)
                 self.backend.top_tokens(0, 1, 1)  # waits for the device
         except PyctlError as error:
             log.debug("preparation ends: %s", error)
@@ -201,12 +202,13 @@ class Engine:
 
     def wake(self) -> None:
         """Reload the model if it is unloaded. Raises ModelError on failure."""
-        if self.asleep:
-            began = time.perf_counter()
-            with self.state_reads.allowed():
-                self.backend.load()
-            self.asleep = False
-            log.info("model loaded again in %.1f s", time.perf_counter() - began)
+        if not self.asleep:
+            return
+        began = time.perf_counter()
+        with self.state_reads.allowed():
+            self.backend.load()
+        self.asleep = False
+        log.info("model loaded again in %.1f s", time.perf_counter() - began)
 
     @property
     def close_seconds(self) -> float:
@@ -223,40 +225,57 @@ class Engine:
             self._park_all()
         return self.prefix_cache.close()
 
+    # -- the parts of a step
+    # ----------------------------------------------------------------------------------
+
     def _resume(self, active: ActiveRequest, verify: Verify | None = None) -> None:
         """Run a request up to its next batch or token and record the step that it waits for."""
         if active.steps is None:
-            active.steps = (
-                self._prewarm(active) if active.handle.request.background else self._serve(active)
-            )
+            is_prewarm = active.handle.request.background
+            active.steps = self._prewarm(active) if is_prewarm else self._serve(active)
         try:
-            step = active.step = next(active.steps) if verify is None else active.steps.send(verify)
+            active.step = next(active.steps) if verify is None else active.steps.send(verify)
         except StopIteration:
             return self.scheduler.end(active)
         except Exception as error:
             return self.scheduler.fail(active, error)
-        if isinstance(step, OutOfCellsError):
-            self.scheduler.yield_cells(step)
+        if isinstance(active.step, OutOfCellsError):
+            self.scheduler.yield_cells(active.step)
 
     def _decode(self, requests: list[ActiveRequest], *, is_timed: bool) -> None:
-        requests, n_free = self.scheduler.with_room(requests)
-        n_free = 0 if self._drafts_lack_cells else n_free
+        """Evaluate the tokens of ``requests`` with drafts. ``is_timed``: the step does no other
+        work.
+        """
+        requests, n_free = self.scheduler.fit_decoding(requests)
+        if self._drafts_lack_cells:
+            n_free = 0  # the last step found no cells for drafts
         self._drafts_lack_cells = False
         batches = verify_batches(
             requests, self.backend.facts, self.speculation, n_free, self.cells.make_room
         )
+        accepted_before = {each.id: each.handle.drafts.n_accepted for each in requests}
         began = time.perf_counter()
-        before = [active.handle.drafts.n_accepted for active in requests]
-        # The next step retries batches that found no cells.
-        if all(map(self._evaluate, batches)) and self.speculation and batches:
-            n_tokens = sum(len(item.tokens) for batch in batches for _, item, _ in batch)
-            accepted = {
-                each.id: each.handle.drafts.n_accepted - n
-                for each, n in zip(requests, before, strict=True)
-            }
-            self.speculation.record(
-                accepted, n_tokens, (time.perf_counter() - began) * 1e3 if is_timed else None
-            )
+        for batch in batches:
+            if not self._evaluate(batch):
+                return  # no cells: the next step tries again
+        ms = (time.perf_counter() - began) * 1e3 if is_timed else None
+        if self.speculation and batches:
+            self._record_drafts(requests, batches, accepted_before, ms)
+
+    def _record_drafts(
+        self,
+        requests: list[ActiveRequest],
+        batches: list[list[BatchItem]],
+        accepted_before: Mapping[int, int],
+        ms: float | None,
+    ) -> None:
+        """Report a step to the sources of drafts."""
+        n_tokens = sum(len(item.tokens.tokens) for batch in batches for item in batch)
+        accepted = {}
+        for active in requests:
+            n_before = accepted_before[active.id]
+            accepted[active.id] = active.handle.drafts.n_accepted - n_before
+        self.speculation.record(accepted, n_tokens, ms)
 
     def _evaluate(self, batch: list[BatchItem]) -> bool:
         """Evaluate one batch and resume its requests; False if it was not evaluated for lack of
@@ -269,23 +288,23 @@ class Engine:
                 self.backend.decode([item.tokens for item in batch])
             self.tell()
         except OutOfCellsError as error:
-            self._drafts_lack_cells = any(
-                item.n_drafts for _, item, _ in batch
-            )  # the next step goes without
-            if not self.cells.empty() and not self._drafts_lack_cells:
+            # The next step has the cells of unused rows, or goes without drafts. If there are
+            # neither, a request gives up its cells.
+            self._drafts_lack_cells = any(item.tokens.n_drafts for item in batch)
+            has_freed = self.cells.empty()
+            if not has_freed and not self._drafts_lack_cells:
                 self.scheduler.yield_cells(error)
             return False
         except Exception as error:
-            for active, _, _ in batch:
-                self.scheduler.fail(active, error)
+            for item in batch:
+                self.scheduler.fail(item.active, error)
             return True
-        self.counters.count_call(
-            len(batch), max(item.position + len(item.tokens) for _, item, _ in batch)
-        )
+        longest = max(item.tokens.position + len(item.tokens.tokens) for item in batch)
+        self.counters.count_call(len(batch), longest)
         output = 0
-        for active, item, draft in batch:
-            self._resume(active, Verify(output, *draft))
-            output += item.n_drafts + 1
+        for item in batch:
+            self._resume(item.active, Verify(output, *item.draft))
+            output += item.tokens.n_drafts + 1
         return True
 
     # -- one request
@@ -294,7 +313,7 @@ class Engine:
     def _serve(self, active: ActiveRequest) -> Steps:
         """Run all stages of a client's request."""
         handle = active.handle
-        request = active.handle.request
+        request = handle.request
         seq = active.seq
         cache = self.prefix_cache
         assert seq is not None
@@ -305,19 +324,15 @@ class Engine:
             restored = yield from self._restore(seq, lookup, stats)
             stats.n_prewarmed = self.prewarms.used(lookup.match, stats.n_cached)
             lookup = self._prefill.after_reply(seq, lookup)
-            # One batch more costs a CPU nothing.
-            plan = cache.plan(
-                lookup, restored, seq, stats, may_branch=not self.backend.facts.batch_cost
-            )
+            plan = cache.plan(lookup, restored, seq, stats, may_branch=self._may_branch)
             yield from self._prefill.run(active, seq, lookup, plan, stats)
             reply.first()
-            is_alone = not active.in_company
+            is_alone = not active.ran_concurrently
             n_alike = self.waiting.n_alike(active, self.running)
             cache.saver.save_end(seq, lookup, stats, self.backend.output, n_alike)
             cache.persist(plan)
-            with self.speculation.following(
-                active.id, request.prompt.tokens, sees_texts=request.sees_texts
-            ):
+            prompt = request.prompt.tokens
+            with self.speculation.following(active.id, prompt, sees_texts=request.sees_texts):
                 yield from reply.rest()
         timings = reply.timings(stats, active.submitted, active.started)
         saved_seconds = cache.saved_time.count(stats, timings.prompt_ms, is_alone=is_alone)
@@ -331,7 +346,7 @@ class Engine:
         interruptions; there is no reply.
         """
         handle = active.handle
-        request = active.handle.request
+        request = handle.request
         seq = active.seq
         cache = self.prefix_cache
         assert seq is not None
@@ -343,9 +358,7 @@ class Engine:
         if self.prewarms.is_worth_it(lookup, seq, goal):
             replaced = self.prewarms.replaced_end(lookup, seq)
             restored = yield from self._restore(seq, lookup, stats)
-            plan = cache.plan(
-                lookup, restored, seq, stats, may_branch=not self.backend.facts.batch_cost
-            )
+            plan = cache.plan(lookup, restored, seq, stats, may_branch=self._may_branch)
             plan = replace(plan, cuts=(*plan.cuts, *lookup.ends[-1:], goal))
             try:
                 yield from self._prefill.run(active, seq, lookup, plan, stats)
@@ -357,21 +370,31 @@ class Engine:
         stats.n_cached = max(goal - active.n_prewarmed, 0)
         if active.n_prewarmed:
             cache.totals.n_prewarms += 1
-            seconds = time.perf_counter() - active.started
-            why = "as a client asked"
-            if request.after is not None:
-                why = "for the next turn" + ", to its bits" * self.settings.exact
-            log.info(
-                "prewarm      %7s tokens  %7s evaluated  %.2f s  %s",
-                *(f"{goal:,}", f"{active.n_prewarmed:,}", seconds, why),
-            )
+            self._log_prewarm(active, goal)
         timings = reply.timings(stats, active.submitted, active.started)
         handle.put(Done(reply.stop_type, reply.stopping_word, timings, stats, seq.id))
+
+    def _log_prewarm(self, active: ActiveRequest, goal: int) -> None:
+        why = "as a client asked"
+        if active.handle.request.after is not None:
+            why = "for the next turn, to its bits" if self.settings.exact else "for the next turn"
+        log.info(
+            "prewarm      %7s tokens  %7s evaluated  %.2f s  %s",
+            f"{goal:,}",
+            f"{active.n_prewarmed:,}",
+            time.perf_counter() - active.started,
+            why,
+        )
+
+    @property
+    def _may_branch(self) -> bool:
+        """Whether a plan may add a batch: where batches have no overhead, as on a CPU."""
+        return not self.backend.facts.batch_cost
 
     def _restore(
         self, seq: LiveSequence, lookup: CacheLookup, stats: RequestStats
     ) -> Reading[tuple[Snapshot, ...]]:
-        """Restore the longest cached prefix of a prompt; the snapshot that it came from, if any."""
+        """Restore the longest cached prefix of a prompt; return the snapshots that it came from."""
         self.prefix_cache.park_previous(seq, lookup, stats)
         self.scheduler.give_all_cells(lookup)
         return (yield from self.prefix_cache.restore(lookup, seq, stats, self.cells.make_room))

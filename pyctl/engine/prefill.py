@@ -106,7 +106,7 @@ class Prefill:
         stats.n_evaluated = seq.n - stats.n_cached
         if plan.restored and plan.restored[0].state.output.size and not stats.n_evaluated:
             self._backend.recall(plan.restored[0].state.output)
-        if not active.in_company:  # otherwise the time includes other requests
+        if not active.ran_concurrently:  # otherwise the time includes other requests
             ms = (time.perf_counter() - began) * 1e3 - (stats.save_ms - save_before)
             self._prefix_cache.cache.costs.note_evaluated(first, last, ms / 1e3)
 

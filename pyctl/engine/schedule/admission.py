@@ -40,12 +40,12 @@ during disk reads, and OutOfCellsError if a batch waits for cells of other reque
 class TurnState:
     """How a request waits and takes turns.
 
-    ``passed`` counts younger requests that started while this one had no room. ``place`` is its
-    place among the waiting requests, 1 for the next; 0 once it runs. ``started`` is the clock's
+    ``n_overtakes`` counts younger requests that started while this one had no room. ``place`` is
+    its place among the waiting requests, 1 for the next; 0 once it runs. ``started`` is the clock's
     time at the start of its turn. ``has_stopped_reading``: a turn ended while it read from disk.
     """
 
-    passed: int = 0
+    n_overtakes: int = 0
     place: int = 0
     started: float = 0.0
     has_stopped_reading: bool = False
@@ -57,9 +57,9 @@ class ActiveRequest:
 
     It waits for ``step``. ``arrived`` numbers requests by arrival, ``id`` by start; ``stats`` is
     None before the start. ``submitted`` and ``started`` are seconds of the performance counter.
-    ``kept`` holds a suspended request's sequence. ``in_company``: others ran at the same time. A
-    background request starts after ``quiet`` seconds without a client's request; ``n_prewarmed``
-    counts its evaluated tokens across interruptions.
+    ``kept`` holds a suspended request's sequence. ``ran_concurrently``: others ran at the same
+    time. A background request starts after ``quiet`` seconds without a client's request;
+    ``n_prewarmed`` counts its evaluated tokens across interruptions.
     """
 
     handle: RequestHandle
@@ -73,7 +73,7 @@ class ActiveRequest:
     started: float = 0.0
     kept: Snapshot | None = None
     turn: TurnState = field(default_factory=TurnState)
-    in_company: bool = False
+    ran_concurrently: bool = False
     quiet: float = 0.0
     n_prewarmed: int = 0
 
@@ -108,7 +108,7 @@ class ActiveRequest:
             return not self.turn.has_stopped_reading
         return self.seq.n > 0 and not self.seq.in_image
 
-    def unbegin(self) -> None:
+    def reset(self) -> None:
         """Return to the state before the start."""
         if self.steps is not None:
             self.steps.close()
@@ -224,12 +224,12 @@ class Admission:
                 continue
             if not running or claimed + self._claim(active) <= self._n_cells:
                 for older in blocked:
-                    older.turn.passed += 1
+                    older.turn.n_overtakes += 1
                 self._take(active)
                 return active
             blocked.append(active)
             # Suspended requests take memory: start no more that may be suspended.
-            if active.turn.passed >= MAX_PASSED or len(self.suspended) >= n_seqs:
+            if active.turn.n_overtakes >= MAX_PASSED or len(self.suspended) >= n_seqs:
                 break
         return None
 

@@ -31,7 +31,7 @@ class SequenceWorth:
         """Return the expected number of prompts that resume in ``seq``."""
         return self._cache.policy.expected_resumes_at_end(seq.facts.turn)
 
-    def left(self, seq: LiveSequence, n: int = 0) -> float:
+    def loss_if_truncated(self, seq: LiveSequence, n: int = 0) -> float:
         """Return the expected seconds lost if ``seq`` keeps only its first ``n`` tokens."""
         if n >= seq.n:
             return 0.0
@@ -61,14 +61,14 @@ class SequenceWorth:
                 seq.id in self._occupancy.named or not clears
             )
             return (
-                self._gained(seq, prompt, shared) - is_lost * self.left(seq, shared),
+                self._gained(seq, prompt, shared) - is_lost * self.loss_if_truncated(seq, shared),
                 shared,
                 -self._occupancy.used(seq),
             )
 
         return max(idle, key=rank)
 
-    def leaving(self, idle: Collection[LiveSequence], n: int) -> LiveSequence:
+    def pick_to_park(self, idle: Collection[LiveSequence], n: int) -> LiveSequence:
         """Return the sequence of ``idle`` to park for ``n`` cells: the least worth, per cell if
         none is large enough.
 
@@ -77,8 +77,8 @@ class SequenceWorth:
         used = self._occupancy.used
         free = [seq for seq in idle if self._occupancy.owner(seq) is None] or idle
         if enough := [seq for seq in free if seq.n >= n]:
-            return min(enough, key=lambda seq: (self.left(seq), used(seq)))
-        return min(free, key=lambda seq: (self.left(seq) / seq.n, used(seq)))
+            return min(enough, key=lambda seq: (self.loss_if_truncated(seq), used(seq)))
+        return min(free, key=lambda seq: (self.loss_if_truncated(seq) / seq.n, used(seq)))
 
     def _gained(self, seq: LiveSequence, prompt: Prompt, shared: int) -> float:
         """Return the seconds saved for ``prompt`` compared with an empty sequence.
@@ -145,7 +145,7 @@ class CellPool:
             if maximum < 0:
                 if not idle:
                     return False
-                self._park(self.worth.leaving(idle, -maximum))
+                self._park(self.worth.pick_to_park(idle, -maximum))
                 continue
             maximum = max(maximum + n_ready - extra, 0)
             free = (seq for seq in idle if self._occupancy.owner(seq) is None)

@@ -132,7 +132,7 @@ class Prewarms:
 
     def put_back(self, active: ActiveRequest) -> None:
         """Queue an interrupted request first, to start again later."""
-        active.unbegin()
+        active.reset()
         if not active.handle.cancelled:
             self._queue.insert(0, active)
 

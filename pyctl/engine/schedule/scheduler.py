@@ -8,6 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -72,18 +73,16 @@ class Scheduler:
         self._prefix_cache = prefix_cache
         self._counters = counters
         self._n_ready = n_ready
-        self._found: WeakKeyDictionary[ActiveRequest, int] = (
-            WeakKeyDictionary()
-        )  # what `n_ready` said
+        # Results of `n_ready` for requests that have not started.
+        self._n_restorable: WeakKeyDictionary[ActiveRequest, int] = WeakKeyDictionary()
         self._n_arrived = 0
         self._n_begun = 0
-        self._changed = (
-            threading.Event()
-        )  # a waiting request may start, or was cancelled, since the last look
-        self._is_over_committed = (
-            False  # llama.cpp had fewer cells than counted: no request starts until one ends
-        )
-        self._has_passed = False  # the last prefill was short and passed others
+        # Set when a waiting request may start, or was cancelled.
+        self._changed = threading.Event()
+        # llama.cpp had fewer cells than counted: no request starts until one ends.
+        self._is_over_committed = False
+        # The last prefill was short and passed others.
+        self._has_passed = False
 
     @property
     def has_work(self) -> bool:
@@ -112,45 +111,48 @@ class Scheduler:
         if not self.has_work and (prewarm := self.prewarms.take()) is not None:
             self._begin(prewarm)
         for active in tuple(self.running):
-            active.in_company = active.in_company or len(self.running) > 1
+            if len(self.running) > 1:
+                active.ran_concurrently = True
             if active.handle.cancelled:
                 self.end(active)
         decode = [active for active in self.running if active.pending is not None]
-        ready = (active for active in self.running if active.pending is None)
-        return Decision(
-            self._next_prefill(
-                [each for each in ready if each.reads is None or each.reads.ready()]
-            ),
-            decode,
-        )
+        prefill = [active for active in self.running if active.pending is None]
+        ready = [active for active in prefill if active.reads is None or active.reads.ready()]
+        return Decision(self._next_prefill(ready), decode)
 
     def _next_prefill(self, ready: Sequence[ActiveRequest]) -> ActiveRequest | None:
         """Return the first of ``ready``, but every second time one that needs only a single batch,
         if any.
+
+        So short requests (titles, next turns) do not wait for a long prompt, which gets every
+        second batch.
         """
-        # So short requests (titles, next turns) do not wait for a long prompt, which gets every
-        # second batch.
-        others = () if self._has_passed else ready[1:]
-        maximum = self._backend.facts.n_ubatch
-        short = next((each for each in others if self._n_missing(each) <= maximum), None)
-        self._has_passed = short is not None
-        return short or next(iter(ready), None)
+        if not self._has_passed:
+            for active in ready[1:]:
+                if self._n_missing(active) <= self._backend.facts.n_ubatch:
+                    self._has_passed = True
+                    return active
+        self._has_passed = False
+        return ready[0] if ready else None
 
     def _n_missing(self, active: ActiveRequest) -> int:
-        """Tokens of the prompt to be evaluated; before the start, without those that can be
-        restored.
+        """Return the tokens of the prompt to be evaluated; before the start, without those that can
+        be restored.
         """
         assert active.seq is not None
-        if active.stats is None and active not in self._found:
-            self._found[active] = self._n_ready(active.handle.request, active.seq)
-        return len(active.handle.request.prompt) - (
-            self._found[active] if active.stats is None else active.seq.n
-        )
+        request = active.handle.request
+        if active.stats is not None:
+            return len(request.prompt) - active.seq.n
+        if active not in self._n_restorable:
+            self._n_restorable[active] = self._n_ready(request, active.seq)
+        return len(request.prompt) - self._n_restorable[active]
 
     def _run_idle_jobs(self) -> None:
+        """Run the jobs whose sequences no request owns."""
         if self._settings.exact and self.running:
             return  # a sequence that a job fills would share the cells with the request
-        free = {seq.id for seq in self.occupancy.sequences if self.occupancy.owner(seq) is None}
+        occupancy = self.occupancy
+        free = {seq.id for seq in occupancy.sequences if occupancy.owner(seq) is None}
         ready = [job for job in self.idle_jobs if job.seq in free]
         self.idle_jobs = [job for job in self.idle_jobs if job.seq not in free]
         for job in ready:
@@ -169,52 +171,53 @@ class Scheduler:
         """Start or resume waiting requests, if something has changed since the last time, or reads
         may be ready.
         """
-        is_due = (
-            not self.running
-            or self._changed.is_set()
-            or any(active.reads is not None for active in self.waiting)
-        )
-        if not self.waiting or not is_due:
+        if not self.waiting:
+            return
+        is_due = not self.running or self._changed.is_set()
+        if not is_due and all(active.reads is None for active in self.waiting):
             return
         self._changed.clear()
         for active in self.waiting.take_cancelled():
             self.end(active)
         while not (self._is_over_committed and self.running):
-            found = self.waiting.take_next(self.occupancy)
-            if found is None:
+            started = self.waiting.take_next(self.occupancy)
+            if started is None:
                 break
-            if found.kept is not None:
-                self._resume(found)
+            if started.kept is not None:
+                self._resume(started)
             else:
-                self._begin(found)
-            self.note_shared()
-        self._tell_places()
+                self._begin(started)
+            self.mark_shared()
+        self._report_places()
 
-    def _tell_places(self) -> None:
+    def _report_places(self) -> None:
         """Send the place of each waiting request whose place has changed, for clients that show
         progress.
         """
         for place, active in enumerate(self.waiting.in_order(), 1):
             if active.turn.place != place:
                 active.turn.place = place
-                _tell_place(active)
+                _report_place(active)
 
     def _begin(self, active: ActiveRequest) -> None:
         """Start a request on the free sequence with the highest gain."""
-        free = self.occupancy.free_for(active)
         request = active.handle.request
-        clears = self._clears and not self.running
-        worth = self.cells.worth
-        seq = active.seq = worth.best(
-            free, request.prompt, clears=clears, in_blocks=not request.sees_texts
+        active.seq = self.cells.worth.best(
+            self.occupancy.free_for(active),
+            request.prompt,
+            clears=self._clears and not self.running,
+            in_blocks=not request.sees_texts,
         )
         self._n_begun += 1
-        self._found.pop(active, None)
+        self._n_restorable.pop(active, None)
         active.id = self._n_begun
-        active.in_company = False
+        active.ran_concurrently = False
         active.turn.place = 0
-        (self.occupancy.named.add if request.seq >= 0 else self.occupancy.named.discard)(seq.id)
-        self.occupancy.last[seq.id] = active
+        if request.seq >= 0:
+            self.occupancy.named.add(active.seq.id)
+        else:
+            self.occupancy.named.discard(active.seq.id)
+        self.occupancy.last[active.seq.id] = active
         self.running.append(active)
 
     def give_all_cells(self, lookup: CacheLookup) -> None:
@@ -227,31 +230,31 @@ class Scheduler:
             for seq in self.occupancy.sequences:
                 seq.shares = False
 
-    def note_shared(self) -> None:
+    def mark_shared(self) -> None:
         """Mark, with --exact, sequences that share the context with others: the cache must not
         reuse their new rows.
 
         Attention sums in cell order, so result bits depend on the cells of other sequences.
         """
-        holding = [
-            seq
-            for seq in self.occupancy.sequences
-            if seq.n or self.occupancy.owner(seq) is not None
-        ]
-        if self._settings.exact and len(holding) > 1:
+        if not self._settings.exact:
+            return
+        sequences = self.occupancy.sequences
+        holding = [seq for seq in sequences if seq.n or self.occupancy.owner(seq) is not None]
+        if len(holding) > 1:
             for seq in holding:
                 seq.shares = True
 
     @property
     def _clears(self) -> bool:
-        return self._settings.exact or (
-            self._settings.clear_idle and self._prefix_cache.cache.enabled
-        )
+        """Whether a request that runs alone gets all cells."""
+        if self._settings.exact:
+            return True
+        return self._settings.clear_idle and self._prefix_cache.cache.enabled
 
     # -- suspend and resume
     # ----------------------------------------------------------------------------------
 
-    def with_room(self, decoding: Sequence[ActiveRequest]) -> tuple[list[ActiveRequest], int]:
+    def fit_decoding(self, decoding: Sequence[ActiveRequest]) -> tuple[list[ActiveRequest], int]:
         """Suspend the youngest requests until the tokens of ``decoding`` fit in addition to all
         prompts.
 
@@ -260,7 +263,8 @@ class Scheduler:
         staying = list(decoding)
         while True:
             n_new = sum(len(active.pending or ()) for active in staying)
-            n_free = self.cells.n_cells - n_new - sum(each.n_needed for each in self.running)
+            n_needed = sum(active.n_needed for active in self.running)
+            n_free = self.cells.n_cells - n_new - n_needed
             if n_free >= 0 or len(self.running) == 1:
                 self.cells.make_room(n_new)
                 return staying, n_free
@@ -271,7 +275,8 @@ class Scheduler:
     def yield_cells(self, error: OutOfCellsError) -> None:
         """After ``error``, suspend the youngest request and start no other until one ends.
 
-        A request that runs alone ends with ``error``."""
+        A request that runs alone ends with ``error``.
+        """
         if len(self.running) == 1:
             return self.fail(self.running[0], error)
         self._is_over_committed = True
@@ -282,13 +287,9 @@ class Scheduler:
         active.handle.release()
         seq = active.seq
         assert seq is not None
-        if (
-            active.stats is None or active.reads is not None or not seq.n
-        ):  # nothing is evaluated yet
-            self.running.remove(active)
-            active.unbegin()
-            self.waiting.put_back(active)
-            self._changed.set()
+        has_evaluated = active.stats is not None and active.reads is None and seq.n > 0
+        if not has_evaluated:
+            self._return_unstarted(active)
             return
         try:
             active.kept = self._prefix_cache.saver.suspend(seq)
@@ -299,9 +300,8 @@ class Scheduler:
         if seq.shares:
             seq.ends = []  # it resumes in other cells
         self._counters.n_suspended += 1
-        log.info(
-            "suspend      %7s tokens saved: context is full  request %d", f"{seq.n:,}", active.id
-        )
+        n = f"{seq.n:,}"
+        log.info("suspend      %7s tokens saved: context is full  request %d", n, active.id)
         self._detach(active, seq)
 
     def _end_turn(self) -> None:
@@ -326,17 +326,21 @@ class Scheduler:
             active.turn.started = math.inf
             return
         self._counters.n_turns_yielded += 1
-        active.in_company = True  # its times include other requests'
+        active.ran_concurrently = True  # its times include other requests'
         self._detach(active, seq)
 
     def _stop_reading(self, active: ActiveRequest) -> None:
         """Return a request that reads from disk to the end of the queue; it starts anew."""
         self._counters.n_turns_yielded += 1
-        self.running.remove(active)
-        active.unbegin()
         active.turn.has_stopped_reading = True
         self._n_arrived += 1
         active.arrived = self._n_arrived
+        self._return_unstarted(active)
+
+    def _return_unstarted(self, active: ActiveRequest) -> None:
+        """Move a running request to the waiting ones; it starts anew."""
+        self.running.remove(active)
+        active.reset()
         self.waiting.put_back(active)
         self._changed.set()
 
@@ -356,35 +360,46 @@ class Scheduler:
         kept = active.kept
         assert seq is not None
         assert kept is not None
-        occupancy = self.occupancy
-        free = min(
-            occupancy.free_for(active),
-            key=lambda seq: (self.cells.worth.left(seq), occupancy.used(seq)),
-        )
+        free = self._cheapest_free(active)
         self._prefix_cache.park(free)
         if self._settings.exact:
-            self.cells.clear_idle()  # so that its rows lie in the cells of a run that is alone
+            self.cells.clear_idle()  # so that its rows are in the cells of a run that is alone
         self.cells.make_room(seq.n, self._prefix_cache.device.n_ready(kept, 0, kept.n))
         active.turn.place = 0
         seq.id = free.id
-        occupancy.sequences[free.id] = seq
-        occupancy.last[free.id] = active
+        self.occupancy.sequences[free.id] = seq
+        self.occupancy.last[free.id] = active
         self.running.append(active)
         try:
             self._prefix_cache.saver.resume(seq, kept)
         except OutOfCellsError as error:
             self._backend.memory.clear(seq.id)
-            if self.cells.empty():
-                self._detach(active, seq)
-            elif len(self.running) == 1:
-                self.fail(active, error)
-            else:
-                self._is_over_committed = True
-                self._detach(active, seq)
+            self._retry_resume(active, seq, error)
         except Exception as error:
             self.fail(active, error)
         else:
             active.kept = None
+
+    def _cheapest_free(self, active: ActiveRequest) -> LiveSequence:
+        """Return the free sequence for ``active`` whose contents are worth least, of equal ones the
+        one that was used least recently.
+        """
+        occupancy = self.occupancy
+        loss = self.cells.worth.loss_if_truncated
+        free = occupancy.free_for(active)
+        return min(free, key=lambda seq: (loss(seq), occupancy.used(seq)))
+
+    def _retry_resume(
+        self, active: ActiveRequest, seq: LiveSequence, error: OutOfCellsError
+    ) -> None:
+        """Let a request wait again that found too few cells; it ends if no more can be freed."""
+        has_freed = self.cells.empty()
+        if not has_freed and len(self.running) == 1:
+            self.fail(active, error)
+            return
+        if not has_freed:
+            self._is_over_committed = True
+        self._detach(active, seq)
 
     def _youngest(self) -> ActiveRequest:
         return max(self.running, key=lambda active: active.arrived)
@@ -424,19 +439,23 @@ class Scheduler:
         self.waiting.clear()
 
 
-def _tell_place(active: ActiveRequest) -> None:
+def _report_place(active: ActiveRequest) -> None:
     """Send the place of a waiting request, if its client shows progress and has no text yet."""
     if not active.handle.request.return_progress or active.pending is not None:
         return
-    stats = active.stats
-    seq = active.seq
-    active.handle.put(
-        Progress(
-            n_prompt=len(active.handle.request.prompt),
-            n_cached=stats.n_cached if stats is not None else 0,
-            n_processed=seq.n if stats is not None and seq is not None else 0,
-            ms=(time.perf_counter() - active.submitted) * 1e3,
-            source=stats.source if stats is not None else "none",
-            place=active.turn.place,
-        )
+    progress = Progress(
+        n_prompt=len(active.handle.request.prompt),
+        n_cached=0,
+        n_processed=0,
+        ms=(time.perf_counter() - active.submitted) * 1e3,
+        source="none",
+        place=active.turn.place,
     )
+    if active.stats is not None and active.seq is not None:  # it is suspended
+        progress = replace(
+            progress,
+            n_cached=active.stats.n_cached,
+            n_processed=active.seq.n,
+            source=active.stats.source,
+        )
+    active.handle.put(progress)

@@ -48,8 +48,8 @@ class TurnQueue(Admission):
             return None
         if chosen.kept is None:
             for parked in self.suspended:
-                parked.turn.passed += 1
-        chosen.turn.passed = 0
+                parked.turn.n_overtakes += 1
+        chosen.turn.n_overtakes = 0
         chosen.turn.started = self._clock()
         self._take(chosen)
         return chosen
@@ -71,7 +71,7 @@ class TurnQueue(Admission):
         parked = self.suspended[0] if self.suspended else None
         if parked is None:
             return self._first_ready()
-        if parked.turn.passed >= MAX_PASSED or len(self.suspended) >= self._n_active:
+        if parked.turn.n_overtakes >= MAX_PASSED or len(self.suspended) >= self._n_active:
             return parked
         return self._first_ready() or parked
 
