@@ -267,7 +267,7 @@ class EngineAdmin:
         if seen != self._seen or contents is not self._contents:
             self._seen = seen
             self._contents = contents
-            self._revision = self._revision + 1
+            self._revision += 1
         return self._revision
 
     def _drop(self, name: str) -> bool:
@@ -286,7 +286,9 @@ class EngineAdmin:
         return False
 
     def _stats(self) -> EngineStats:
-        engine, (n_held, blocks) = self._engine, self._look_at_device()
+        """Return the state of the engine, with counts since the last call."""
+        engine = self._engine
+        n_held, blocks = self._look_at_device()
         total = replace(engine.counters)
         before = self._last
         self._last = total
@@ -341,6 +343,7 @@ class EngineAdmin:
         return self._device
 
     def _sequence(self, seq: LiveSequence, with_tokens: bool) -> SequenceView:
+        """Return the view of one sequence, and of the request that used it last."""
         active = self._engine.scheduler.occupancy.last.get(seq.id)
         is_busy = self._is_busy(seq)
         if active is None:
@@ -373,6 +376,7 @@ class EngineAdmin:
         return SequenceFile(seq.n, n_bytes, (time.perf_counter() - began) * 1e3)
 
     def _restore(self, seq: LiveSequence, path: Path) -> SequenceFile:
+        """Read a file into ``seq``, which is empty if that fails with RequestError."""
         began = time.perf_counter()
         engine = self._engine
         engine.prefix_cache.park(seq)

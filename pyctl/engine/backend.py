@@ -195,7 +195,7 @@ class Vocabulary(Protocol):
     """The vocabulary for text and grammars, also while the model is unloaded. Thread-safe."""
 
     def is_end(self, token: int) -> bool:
-        """Whether the model ends its reply with ``token``."""
+        """Return whether the model ends its reply with ``token``."""
 
     def piece(self, token: int) -> bytes:
         """Return the bytes of one generated token."""
@@ -218,7 +218,7 @@ class Control(Protocol):
 
     @property
     def can_preempt(self) -> bool:
-        """Whether evaluations check for `preempt` often enough."""
+        """Return whether evaluations check for `preempt` often enough."""
 
     def allow(self, is_so: bool) -> None:
         """Set whether evaluations from now on may fail with PreemptedError.
@@ -324,7 +324,7 @@ class Evaluator(Protocol):
 
 
 class Backend(Evaluator, Protocol):
-    """One model with its sequences, loaded on construction. Once the engine runs, only the engine's
+    """A model with its sequences, loaded on construction. Once the engine runs, only the engine's
     thread may call it.
     """
 

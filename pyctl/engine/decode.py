@@ -23,7 +23,7 @@ __all__ = ["Generation"]
 
 
 class Generation:
-    """One reply on the sequence ``seq``: after the prompt, `first` samples one token and `rest` all
+    """A reply on the sequence ``seq``: after the prompt, `first` samples one token and `rest` all
     others.
 
     Events go to ``handle``. ``n_predicted`` counts sampled tokens; ``first_token`` is the time of
@@ -39,6 +39,7 @@ class Generation:
         seq: LiveSequence,
         state_reads: StateReads,
     ) -> None:
+        """Prepare the text, the stops and the limits of the reply; nothing is sampled yet."""
         request = handle.request
         room = evaluator.facts.n_ctx - len(request.prompt)
         self.n_predicted = 0

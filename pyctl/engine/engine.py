@@ -61,6 +61,7 @@ class Engine:
         speculation: Speculation | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
+        """Build the cache and the scheduler around ``backend``, with empty sequences."""
         self.clock = clock
         self.state_reads = StateReads()
         self.backend = backend
@@ -146,7 +147,7 @@ class Engine:
 
     @property
     def can_prepare(self) -> bool:
-        """Whether `prepare` has work, and nothing is evaluated or held."""
+        """Return whether `prepare` has work, and nothing is evaluated or held."""
         if self._is_prepared or not self.backend.facts.is_async:
             return False
         if self.asleep or self.scheduler.has_work:
@@ -388,7 +389,7 @@ class Engine:
 
     @property
     def _may_branch(self) -> bool:
-        """Whether a plan may add a batch: where batches have no overhead, as on a CPU."""
+        """Return whether a plan may add a batch: where batches have no overhead, as on a CPU."""
         return not self.backend.facts.batch_cost
 
     def _restore(

@@ -139,7 +139,7 @@ class EngineStats:
 
 @dataclass(frozen=True)
 class SequenceView:
-    """One sequence. ``task`` is the id of its last request; before the first it is -1 and
+    """A sequence. ``task`` is the id of its last request; before the first it is -1 and
     ``request`` is None.
 
     The sequence holds ``n_tokens``. ``n_cached``, ``n_evaluated``, ``n_predicted`` and

@@ -1,19 +1,18 @@
-"""Idle tasks: the work of the engine's thread while no client waits for it."""
+"""Idle tasks: which work of the engine's thread is due while no client waits for it.
+
+The schedule decides by times and facts that its caller hands in, and runs nothing itself.
+"""
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
+from enum import Enum, auto
 
 from pyctl.cache import AGAIN_SECONDS
-from pyctl.engine.engine import Engine
-from pyctl.engine.openmp import end_threads
+from pyctl.engine.engine_settings import Clock
 
-__all__ = ["IdleTasks"]
-
-log = logging.getLogger(__name__)
+__all__ = ["IDLE_SECONDS", "PREPARE_SECONDS", "IdleFacts", "IdleSchedule", "IdleTask"]
 
 IDLE_SECONDS = 2.0
 """Idle time after a client's last request before held rows without a copy go to free RAM of the
@@ -26,118 +25,101 @@ PREPARE_SECONDS = 0.5
 NEVER = math.inf
 
 
-class IdleTask(NamedTuple):
-    """A task that is due at ``due``, seconds of the engine's clock.
+class IdleTask(Enum):
+    """The tasks, the most urgent first."""
 
-    ``run`` returns whether the engine has steps to run then.
+    PREWARM = auto()
+    """Run a background request."""
+    SLEEP = auto()
+    """Unload the model."""
+    COPY = auto()
+    """Copy held rows that only the device has."""
+    PREPARE = auto()
+    """Load the device's kernels."""
+
+
+@dataclass(frozen=True)
+class IdleFacts:
+    """The state of an engine without work.
+
+    ``prewarm_seconds`` are the seconds until a background request may start, None for none.
+    ``is_writing``: the disk writes rows that only the device has.
     """
 
-    due: float
-    run: Callable[[], bool]
+    is_asleep: bool
+    can_prepare: bool
+    is_writing: bool
+    prewarm_seconds: float | None
 
 
-class IdleTasks:
-    """The schedule of idle tasks: background requests, unloading the model, copying held rows, and
-    preparing for requests.
+class IdleSchedule:
+    """The due times of idle tasks.
 
     With ``sleep_seconds`` below 0 the model stays loaded. ``is_background``: no client waits for
     the engine's current work.
     """
 
-    def __init__(self, engine: Engine, sleep_seconds: float) -> None:
+    def __init__(self, sleep_seconds: float, clock: Clock) -> None:
         self.is_background = False
-        self._engine = engine
-        self._clock = engine.clock
+        self._clock = clock
         self._sleep_seconds = sleep_seconds
-        self._last_work = self._clock()
+        self._last_work = clock()
         self._last_client = self._last_work  # the end of the last work that a client waited for
         self._copy_at = NEVER
 
     def restart(self) -> None:
         """Restart the idle time: the engine has finished its work."""
-        end_threads()
         self._last_work = self._clock()
         if not self.is_background:
             self._last_client = self._last_work
         self._copy_at = max(self._last_client + IDLE_SECONDS, self._last_work)
-        self._engine.prefix_cache.write_back.flush_copies()
 
-    def hand_over(self) -> None:
-        """Copy what the disk needs; while a client waits for the engine's work, that is done
-        between two tokens.
-        """
-        if self.is_background or not self._engine.scheduler.has_work:
-            self._engine.prefix_cache.write_back.flush_copies()
+    def record_copy(self, *, has_more: bool) -> None:
+        """Record that a COPY has run; another one is due at once if it ``has_more``."""
+        self._copy_at = self._clock() if has_more else NEVER
 
-    @property
-    def seconds(self) -> float | None:
-        """Seconds until the next task is due; None if there is none."""
+    def seconds(self, facts: IdleFacts) -> float | None:
+        """Return the seconds until the next task is due; None if there is none."""
         now = self._clock()
-        due = min(task.due for task in self._tasks(now))
+        due = min(self._due_times(facts, now).values())
         return max(due - now, 0.0) if due < NEVER else None
 
-    def run_due(self) -> bool:
-        """Run the most urgent task that is due; return whether the engine has steps to run."""
+    def due_task(self, facts: IdleFacts) -> IdleTask | None:
+        """Return the most urgent task that is due, None for none."""
         now = self._clock()
-        for task in self._tasks(now):
-            if task.due <= now:
-                return task.run()
-        self.is_background = False
-        return False
+        for task, due in self._due_times(facts, now).items():
+            if due <= now:
+                return task
+        return None
 
-    def _tasks(self, now: float) -> list[IdleTask]:
-        """Return all tasks, the most urgent first."""
-        return [
-            IdleTask(self._prewarm_due(now), self._prewarm),
-            IdleTask(self._sleep_due(now), self._sleep),
-            IdleTask(self._copy_due(), self._copy),
-            IdleTask(self._prepare_due(), self._prepare),
-        ]
+    def _due_times(self, facts: IdleFacts, now: float) -> dict[IdleTask, float]:
+        """Return when each task is due, the most urgent task first."""
+        return {
+            IdleTask.PREWARM: self._prewarm_due(facts, now),
+            IdleTask.SLEEP: self._sleep_due(facts, now),
+            IdleTask.COPY: self._copy_due(facts),
+            IdleTask.PREPARE: self._prepare_due(facts),
+        }
 
-    # -- due times
-    # ----------------------------------------------------------------------------------
-
-    def _prewarm_due(self, now: float) -> float:
-        if self._copy_due() <= now + AGAIN_SECONDS:
+    def _prewarm_due(self, facts: IdleFacts, now: float) -> float:
+        if self._copy_due(facts) <= now + AGAIN_SECONDS:
             return NEVER  # the copy comes first
-        wait = self._engine.prewarms.seconds
-        return NEVER if wait is None else self._after_writes(now + wait, now)
-
-    def _sleep_due(self, now: float) -> float:
-        if self._sleep_seconds < 0 or self._engine.asleep:
+        if facts.prewarm_seconds is None:
             return NEVER
-        return self._after_writes(self._last_work + self._sleep_seconds, now)
+        return _after_writes(now + facts.prewarm_seconds, facts, now)
 
-    def _copy_due(self) -> float:
-        return NEVER if self._engine.asleep else self._copy_at
+    def _sleep_due(self, facts: IdleFacts, now: float) -> float:
+        if self._sleep_seconds < 0 or facts.is_asleep:
+            return NEVER
+        return _after_writes(self._last_work + self._sleep_seconds, facts, now)
 
-    def _prepare_due(self) -> float:
-        return self._last_work + PREPARE_SECONDS if self._engine.can_prepare else NEVER
+    def _copy_due(self, facts: IdleFacts) -> float:
+        return NEVER if facts.is_asleep else self._copy_at
 
-    def _after_writes(self, due: float, now: float) -> float:
-        """Return ``due``, later while the disk writes rows that only the device has."""
-        disk = self._engine.prefix_cache.disk
-        if disk is not None and disk.is_draining_device:
-            return max(due, now + AGAIN_SECONDS)
-        return due
+    def _prepare_due(self, facts: IdleFacts) -> float:
+        return self._last_work + PREPARE_SECONDS if facts.can_prepare else NEVER
 
-    # -- tasks
-    # ----------------------------------------------------------------------------------
 
-    def _prewarm(self) -> bool:
-        self.is_background = True
-        return True
-
-    def _sleep(self) -> bool:
-        self._engine.sleep()
-        log.info("idle: model unloaded until the next request")
-        return False
-
-    def _copy(self) -> bool:
-        has_more = self._engine.prefix_cache.write_back.copy_next()
-        self._copy_at = self._clock() if has_more else NEVER
-        return False
-
-    def _prepare(self) -> bool:
-        self._engine.prepare()
-        return False
+def _after_writes(due: float, facts: IdleFacts, now: float) -> float:
+    """Return ``due``, or a later time while the disk writes."""
+    return max(due, now + AGAIN_SECONDS) if facts.is_writing else due

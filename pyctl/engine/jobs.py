@@ -1,5 +1,5 @@
-"""What other threads have the engine's thread do: jobs between two steps, and reads of its objects
-while it waits.
+"""Jobs of other threads: functions that the engine's thread runs between two steps, and reads of
+its objects while it waits.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ __all__ = [
     "StopType",
     "Timings",
     "as_client_error",
+    "empty_reply",
 ]
 
 log = logging.getLogger(__name__)
@@ -169,3 +170,9 @@ def as_client_error(error: Exception) -> PyctlError:
 
 
 Event: TypeAlias = Progress | Piece | Done | Failed
+
+
+def empty_reply(request: Request) -> Done:
+    """Return the reply to an empty prompt."""
+    timings = Timings(0, 0, 0.0, 0, 0.0, 0.0)
+    return Done("limit", "", timings, RequestStats(0), max(request.seq, 0))

@@ -286,6 +286,7 @@ class Sampling:
     post_sampling_probs: bool = False
 
     def __post_init__(self) -> None:
+        """Raise RequestError for parameters that no sampler accepts."""
         for item in fields(self):
             value: Any = getattr(self, item.name)
             if isinstance(value, float) and not math.isfinite(value):

@@ -64,7 +64,7 @@ def save_file(
             "Unable to save slot: this model's memory does not restore to the same bits"
         )
     digest = _digest()
-    sizes = list[int]()
+    sizes: list[int] = []
     ends = ends if memory.shape.resume_points.allow(seq.n) else ()
     try:
         make_private(path.parent)
@@ -143,7 +143,7 @@ def load_file(path: Path, identity: str) -> SavedSequence:
 
 
 def _are_ends(ends: NDArray[np.int32], n: int) -> bool:
-    """Whether ``ends`` are ends of batches of ``n`` tokens: ascending, from 1 to n."""
+    """Return whether ``ends`` are ends of batches of ``n`` tokens: ascending, from 1 to n."""
     return not ends.size or bool(ends[0] > 0 and ends[-1] <= n and np.all(np.diff(ends) > 0))
 
 

@@ -79,7 +79,7 @@ class _Stops:
         return -1, "", next((n for n in lengths if self._begins(text[-n:])), 0)
 
     def _begins(self, end: str) -> bool:
-        """Whether a word starts with ``end``; of all, the one at its place in their order."""
+        """Return whether a word starts with ``end``: it is the one at its place in their order."""
         at = bisect_left(self._words, end)
         return any(word.startswith(end) for word in self._words[at : at + 1])
 
@@ -156,7 +156,7 @@ class ReasoningBudget:
             return
         data = self._rest + (self._limit.texts.get(token) or self._piece(token))
         text, used = codecs.utf_8_decode(data, "replace", False)
-        self._text = self._text + text
+        self._text += text
         self._rest = data[used:]
         if self._left < 0 and not self._enters():
             return
@@ -169,7 +169,7 @@ class ReasoningBudget:
             self._text = self._text[max(len(self._text) - self._n_chars, 0) :]
 
     def _enters(self) -> bool:
-        """Whether the last token is within a block; one that ends with the start has started it."""
+        """Find the start of a block; return whether the last token also has text of the block."""
         start = self._limit.start
         if self._limit.recurs:
             _, tag, behind = self._text.partition(start)

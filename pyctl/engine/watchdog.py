@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 
 from pyctl.engine.engine_settings import Clock
 
@@ -37,18 +37,14 @@ class ProgressWatch:
         self._clock = clock
         self._observed_at = clock()
 
-    def is_stalled(self, sign: Callable[[], Hashable], *, is_working: bool) -> bool:
-        """Observe the current ``sign``, and return whether progress has been missing for too long.
-
-        Raises the errors of ``sign``.
-        """
+    def is_stalled(self, sign: Hashable, *, is_working: bool) -> bool:
+        """Observe the current ``sign``; return whether progress has been missing for too long."""
         now = self._clock()
         # Count at most two intervals: a stopped process or machine is not a stall.
         passed = min(now - self._observed_at, 2 * self.interval)
         self._observed_at = now
-        before = self._sign
-        self._sign = sign()
-        is_still = is_working and self._sign == before
+        is_still = is_working and sign == self._sign
+        self._sign = sign
         self.still_seconds = self.still_seconds + passed if is_still else 0.0
         return 0 < self._stall_seconds <= self.still_seconds
 

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from pyctl.cache import RequestStats
 from pyctl.engine.backend import EngineInfo
 from pyctl.engine.engine import Engine
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.idle import IdleTasks
+from pyctl.engine.idle import IdleFacts, IdleSchedule, IdleTask
 from pyctl.engine.jobs import Job
-from pyctl.engine.request import Done, Failed, Request, Timings, as_client_error
+from pyctl.engine.openmp import end_threads
+from pyctl.engine.request import Failed, Request, as_client_error, empty_reply
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.watchdog import ProgressWatch, StillThread
 from pyctl.errors import (
@@ -71,10 +71,11 @@ class Worker:
     def __init__(
         self, engine: Engine, info: EngineInfo, sleep_seconds: float = -1, stall_seconds: float = 0
     ) -> None:
+        """Start the thread; ``info`` describes the model to other threads."""
         self._engine = engine
         self.info = info
         self.trouble: PyctlError | None = None
-        self._idle = IdleTasks(engine, sleep_seconds)
+        self._idle = IdleSchedule(sleep_seconds, engine.clock)
         self._inbox: queue.SimpleQueue[RequestHandle | Job[Any] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards the open requests and the states of closing
         self._open: set[RequestHandle] = set()
@@ -87,7 +88,7 @@ class Worker:
         self._watch = ProgressWatch(stall_seconds, self._sign())
         # The end: by `close`, or because the thread hangs or a device is lost.
         self._closing = False
-        self._ended = False  # nothing runs on the thread any more
+        self._ended = False  # no call runs on the thread from now on
         self._hangs = False
         self._is_lost = False
         self._is_saving = False
@@ -98,13 +99,13 @@ class Worker:
         self._over = threading.Event()
         disk = engine.prefix_cache.disk
         if disk is not None:
-            disk.on_rows_needed = lambda: self.call(self._idle.hand_over)
+            disk.on_rows_needed = lambda: self.call(self._hand_over)
         self._thread = threading.Thread(target=self._run, name="pyctl-engine", daemon=True)
         self._thread.start()
 
     @property
     def is_sleeping(self) -> bool:
-        """Whether the model is unloaded; the next request reloads it."""
+        """Return whether the model is unloaded; the next request reloads it."""
         return self._engine.asleep
 
     def submit(self, request: Request) -> RequestHandle:
@@ -119,7 +120,7 @@ class Worker:
             raise ContextSizeError(len(request.prompt), n_ctx)
         handle = RequestHandle(request)
         if not request.prompt.tokens.size:  # as llama-server does
-            handle.put(_empty_reply(request))
+            handle.put(empty_reply(request))
             return handle
         self._check_tokens(request.prompt)
         with self._lock:
@@ -272,12 +273,12 @@ class Worker:
         return self._n_steps, self._engine.backend.control.heartbeat
 
     def _check_progress(self) -> None:
-        is_working = self._working and not self._closing
         try:
-            is_stalled = self._watch.is_stalled(self._sign, is_working=is_working)
+            sign = self._sign()
         except EngineError as error:
             return self._lose_device(error)
-        if is_stalled:
+        is_working = self._working and not self._closing
+        if self._watch.is_stalled(sign, is_working=is_working):
             seconds = self._watch.still_seconds
             log.critical("the engine has work and made no progress for %.0f s", seconds)
             self._hangs = True
@@ -302,6 +303,7 @@ class Worker:
     # ----------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        """Run the thread: serve until the end, then write the cache, whatever ended it."""
         try:
             self._serve()
             self._no_more_steps.set()
@@ -353,15 +355,15 @@ class Worker:
                 if self._idle.is_background and not self._engine.running:
                     is_busy = False  # idle tasks decide: copying rows precedes background requests
                 if not is_busy:
-                    self._idle.restart()
+                    self._rest()
                 continue
             self._working = is_busy
-            seconds = None if is_busy else self._idle.seconds
+            seconds = None if is_busy else self._idle.seconds(self._idle_facts())
             try:
                 with self._engine.state_reads.allowed(evaluating=False):
                     item = self._inbox.get(timeout=seconds)
             except queue.Empty:
-                is_busy = self._idle.run_due()
+                is_busy = self._run_idle_task()
                 continue
             if item is None:
                 return
@@ -382,6 +384,46 @@ class Worker:
         self._n_failed = 0
         self._n_steps += 1
         return has_work
+
+    def _rest(self) -> None:
+        """Begin to be idle after the end of work."""
+        end_threads()
+        self._idle.restart()
+        self._engine.prefix_cache.write_back.flush_copies()
+
+    def _idle_facts(self) -> IdleFacts:
+        engine = self._engine
+        disk = engine.prefix_cache.disk
+        return IdleFacts(
+            is_asleep=engine.asleep,
+            can_prepare=engine.can_prepare,
+            is_writing=disk is not None and disk.is_draining_device,
+            prewarm_seconds=engine.prewarms.seconds,
+        )
+
+    def _run_idle_task(self) -> bool:
+        """Run the most urgent task that is due; return whether the engine has steps to run."""
+        task = self._idle.due_task(self._idle_facts())
+        if task is IdleTask.PREWARM:
+            self._idle.is_background = True
+            return True
+        if task is IdleTask.SLEEP:
+            self._engine.sleep()
+            log.info("idle: model unloaded until the next request")
+        elif task is IdleTask.COPY:
+            self._idle.record_copy(has_more=self._engine.prefix_cache.write_back.copy_next())
+        elif task is IdleTask.PREPARE:
+            self._engine.prepare()
+        else:
+            self._idle.is_background = False
+        return False
+
+    def _hand_over(self) -> None:
+        """Copy what the disk needs; while a client waits for the engine's work, that is done
+        between two tokens.
+        """
+        if self._idle.is_background or not self._engine.scheduler.has_work:
+            self._engine.prefix_cache.write_back.flush_copies()
 
     def _take(self, item: RequestHandle | Job[Any]) -> bool:
         """Start ``item``; return whether the engine has work."""
@@ -460,9 +502,3 @@ def _fail(item: RequestHandle | Job[Any], reason: PyctlError | None) -> None:
         item.put(Failed(reason or UnavailableError(SHUTTING_DOWN)))
     else:
         item.fail(reason)
-
-
-def _empty_reply(request: Request) -> Done:
-    """Return the reply to an empty prompt."""
-    timings = Timings(0, 0, 0.0, 0, 0.0, 0.0)
-    return Done("limit", "", timings, RequestStats(0), max(request.seq, 0))

@@ -26,7 +26,7 @@ from pyctl.cache import (
 from pyctl.engine.backend import BackendFacts, SequenceTokens
 from pyctl.engine.pool_settings import PoolPlan
 from pyctl.errors import OutOfCellsError, StateError
-from pyctl.llama.draft.draft_model import DraftMirror
+from pyctl.llama.draft.draft_mirror import DraftMirror
 from pyctl.llama.library import HostBuffer, KVState, RowStore, allocate, checked, unfit
 from pyctl.llama.memory_check import resume_points_of
 from pyctl.llama.shared_windows import SharedWindows, WindowForm, WindowRows

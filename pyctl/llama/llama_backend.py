@@ -19,7 +19,8 @@ from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, ModelError, NotSupportedError
 from pyctl.llama.batch import Batch, Embedder, Outputs, RowBatch
 from pyctl.llama.context_memory import ContextMemory
-from pyctl.llama.draft.draft_model import DraftMirror, MakeDraftModel
+from pyctl.llama.draft.draft_mirror import DraftMirror
+from pyctl.llama.draft.draft_model import MakeDraftModel
 from pyctl.llama.image_encoder import ImageEncoder
 from pyctl.llama.library import EvaluationControl, build_version, checked
 from pyctl.llama.llama_tokenizer import LlamaTokenizer

@@ -33,7 +33,6 @@ OVER = {
     "LlamaBackend.__init__ parameters": 10,
     "RamCache public": 24,
     "ReplyOptions fields": 17,
-    "Request fields": 16,
     "Section.flag parameters": 12,
     "SnapshotView fields": 14,
     "TemplateCapabilities fields": 14,

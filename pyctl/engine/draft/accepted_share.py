@@ -73,8 +73,8 @@ class AcceptedShare:
     def estimate(self, prior: float, doubt: float = 0.0) -> float:
         """Return the estimated share, with ``prior`` counted in.
 
-        Where it is at most ``prior`` it is raised towards that by up to ``doubt`` standard
-        deviations.
+        A lower one than ``prior`` is raised by up to ``doubt`` standard deviations, at most to
+        ``prior``.
         """
         n = self._n_tried + PRIOR_WEIGHT
         mean = (self._n_right + PRIOR_WEIGHT * prior) / n

@@ -15,7 +15,7 @@ expects again. In this example `x` replaced `=` once, and the reply is about to 
 
 While the reply agrees with the source, ``place`` is set. At another token than the expected one the
 alignment first tries the source without an edit. If that fails it *diverges*: ``place`` becomes 0,
-and it collects the tokens since then, until they are found in the source again, behind the
+and it collects the tokens since then, until they are found in the source again, after the
 divergence or elsewhere.
 
 An insertion takes no source token. It is learnt as a replacement of the token after it, by the
@@ -58,7 +58,7 @@ class Edit:
 
     @property
     def is_likely(self) -> bool:
-        """Whether it was right often enough to be expected."""
+        """Return whether it was right often enough to be expected."""
         return self.n_right > 2 * self.n_wrong
 
     def span_in(self, text: Sequence[int], start: int) -> int:
@@ -163,7 +163,7 @@ class Alignment:
     # ----------------------------------------------------------------------------------
 
     def _compare(self, fresh: list[int]) -> None:
-        """Follow the source by ``fresh`` tokens; diverge where they are not the expected ones."""
+        """Follow the source by ``fresh`` tokens; diverge at the first other one than expected."""
         self.length += len(fresh)
         while fresh:
             maximum = len(fresh) + LONGEST_EDIT
@@ -179,7 +179,7 @@ class Alignment:
             fresh = fresh[n:]
 
     def _accept(self, expected: list[ExpectedToken], n: int) -> None:
-        """Move behind the first ``n`` of the ``expected`` tokens."""
+        """Move past the first ``n`` of the ``expected`` tokens."""
         for each in expected[:n]:
             if each.edit is not None and each.ends_edit:
                 each.edit.n_right += 1
@@ -205,7 +205,7 @@ class Alignment:
         """Leave the source, which has ended or does not continue with ``fresh``."""
         done: tuple[int, ...] = ()
         if self._rest_of_edit and (edit := self._rest_of_edit[0].edit) is not None:
-            # The tokens of an edit that was made in part stand for a change of their own.
+            # An edit that was made in part is another change.
             done = edit.replacement[: len(edit.replacement) - len(self._rest_of_edit)]
         self._since = [*done, *fresh]
         self._diverged_at = self.place

@@ -79,7 +79,7 @@ class _IndexWriter:
                 self._record_block(name)
 
     def _has_block(self, name: bytes) -> bool:
-        """Whether the index has the block, and will not overwrite it soon."""
+        """Return whether the index has the block, and will not overwrite it soon."""
         n_added = self._n_added_by_block.get(name)
         if n_added is None:
             return False

@@ -200,8 +200,8 @@ class DraftSettings:
 
     @property
     def is_automatic(self) -> bool:
-        """Whether no flag names a source: the head in the model's own file and `cache` draft if
-        memory allows.
+        """Return whether no flag names a source: the head in the model's own file and `cache` draft
+        if memory allows.
         """
         return self.draft_types in (AUTOMATIC, PRIVATE)
 
@@ -211,12 +211,12 @@ class DraftSettings:
         return tuple(name for name in DRAFT_TYPES if name in self.draft_types)
 
     def has(self, *names: str) -> bool:
-        """Whether ``draft_types`` contains one of ``names``."""
+        """Return whether ``draft_types`` contains one of ``names``."""
         return any(name in self.draft_types for name in names)
 
     @property
     def reads_rows(self) -> bool:
-        """Whether the draft model reads rows of the target model, and so runs beside its
+        """Return whether the draft model reads rows of the target model, and so runs beside its
         context.
         """
         return self.has("draft-mtp", *FEATURE_TYPES)

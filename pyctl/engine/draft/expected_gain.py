@@ -67,7 +67,7 @@ class Gain(NamedTuple):
 
 @dataclass(frozen=True)
 class Rollback:
-    """How wrong drafts are taken back: up to ``n_free`` at no cost; after more, accepted ones are
+    """The removal of wrong drafts: up to ``n_free`` at no cost; after more, accepted ones are
     evaluated again.
 
     With ``has_planes`` shorter drafts are padded to one length for all requests, and longer ones
@@ -92,6 +92,7 @@ class DraftedStep:
     def __init__(
         self, offer: DraftOffer, costs: StepCosts, proposal_ms: CostCurve, rollback: Rollback
     ) -> None:
+        """Compute the expected tokens and the width of the step; `gain` adds the costs."""
         self._offer = offer
         self._costs = costs
         self._proposal_ms = proposal_ms

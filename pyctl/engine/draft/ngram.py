@@ -110,6 +110,7 @@ class _Text:
         self.append(tokens)
 
     def append(self, tokens: Tokens | tuple[int, ...]) -> None:
+        """Append tokens, and the hashes of all tokens up to each of them."""
         n = self.n + len(tokens)
         if n > self._tokens.size:
             self._tokens = np.concatenate([self._tokens[: self.n], np.empty(n, np.int32)])
@@ -157,7 +158,8 @@ class _Places:
     """
 
     def __init__(self, n: int) -> None:
-        self.n, self.top = n, pow(_FACTOR, n, 2**64)
+        self.n = n
+        self.top = pow(_FACTOR, n, 2**64)
         self._n_put = 0
         self._sorted = np.empty(0, np.uint64)
         self._latest: dict[int, int] = {}

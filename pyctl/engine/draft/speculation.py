@@ -32,10 +32,10 @@ SHADOW = 8
 """Tokens of a proposal that are kept to learn from, if fewer are drafted."""
 
 PATIENCE = 16
+"""Steps without a draft of a text after which texts are searched in one of STRIDE steps."""
+
 STRIDE = 4
-"""Behind so many steps without a draft of a text, texts are asked in one of so many: a look takes
-50 microseconds.
-"""
+"""Steps for one search then, which takes 50 microseconds."""
 
 
 class Draft(NamedTuple):
@@ -98,6 +98,7 @@ class Speculation:
         lengths: DraftLengthController | None = None,
         width: int = 0,
     ) -> None:
+        """Start without requests; see the class for the arguments."""
         self._sources = tuple(sources)
         self._model = model
         self._lengths = lengths
@@ -114,7 +115,7 @@ class Speculation:
         self._proposing: tuple[int, float] | None = None
 
     def __bool__(self) -> bool:
-        """Whether there are any sources."""
+        """Return whether there are any sources."""
         return bool(self._sources) or self._model is not None
 
     @property
@@ -182,7 +183,7 @@ class Speculation:
             self._lengths.record(accepted, n_tokens, decode_ms, self._proposing)
 
     def _is_asked(self, job: DraftJob) -> bool:
-        """Whether texts are asked what follows in ``job``."""
+        """Return whether texts are asked what follows in ``job``."""
         idle = self._idle[job.key]
         return self._lengths is None or idle < PATIENCE or idle % STRIDE == 0
 
@@ -240,7 +241,7 @@ class Speculation:
                     self._propose(job, (), draft, own)
 
     def _leads(self, own: Origin, n: int, job: DraftJob, found: tuple[int, ...]) -> bool:
-        """Whether ``n`` drafts of the model promise more than those that another source has
+        """Return whether ``n`` drafts of the model promise more than those that another source has
         ``found`` for ``job``.
         """
         if not found:
@@ -313,5 +314,5 @@ class Speculation:
 
 
 def _is_text(token: int) -> bool:
-    """Whether a model can generate ``token``; negative ids are tokens of images."""
+    """Return whether a model can generate ``token``; negative ids are tokens of images."""
     return token >= 0

@@ -116,7 +116,7 @@ class StepCosts:
         return self.graph_ms / self.plain_ms if self.plain_ms else 0.0
 
     def needs_plain(self) -> bool:
-        """Whether the next step should have no drafts."""
+        """Return whether the next step should have no drafts."""
         if len(self._plain) < 2:
             return True
         n_since = self.n_steps - self._plain_measured_at

@@ -36,9 +36,13 @@ NEAR = 4096
 """Tokens after the place `find` prefers, for equal matches."""
 
 BACK = 32
+"""Tokens before its place that `near` searches."""
+
 AHEAD = 128
+"""Tokens after its place that `near` searches."""
+
 NEXT = 2
-"""Window of `near` before and after its place; a single matching token must be within NEXT."""
+"""Tokens after its place within which `near` accepts a single matching token."""
 
 PAGE = 4096
 
@@ -105,6 +109,7 @@ class TokenIndex:
             self._add(tokens[start : start + CHUNK])
 
     def _add(self, tokens: Tokens) -> None:
+        """Append tokens, at most CHUNK, and enter the n-grams that end with each."""
         room = self.capacity - 1 - self.tail
         if tokens.size > room:
             if room:
@@ -134,8 +139,8 @@ class TokenIndex:
                 )
                 self._enter(level, buckets.astype(np.int64), places[skipped:])
         self.tail = first + n
-        self._run = self._run + n
-        self.n_added = self.n_added + n
+        self._run += n
+        self.n_added += n
 
     def _enter(self, level: int, buckets: NDArray[np.int64], places: NDArray[np.int32]) -> None:
         newest = self._newest[level]

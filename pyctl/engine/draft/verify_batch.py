@@ -16,7 +16,7 @@ __all__ = ["BatchItem", "verify_batches"]
 
 
 class BatchItem(NamedTuple):
-    """One request's part of an evaluation."""
+    """A request's part of an evaluation."""
 
     active: ActiveRequest
     tokens: SequenceTokens

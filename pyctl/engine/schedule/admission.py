@@ -38,7 +38,7 @@ during disk reads, and OutOfCellsError if a batch waits for cells of other reque
 
 @dataclass
 class TurnState:
-    """How a request waits and takes turns.
+    """The wait of a request, and its turns.
 
     ``n_overtakes`` counts younger requests that started while this one had no room. ``place`` is
     its place among the waiting requests, 1 for the next; 0 once it runs. ``started`` is the clock's
@@ -97,7 +97,7 @@ class ActiveRequest:
 
     @property
     def can_yield(self) -> bool:
-        """Whether it can stop here and continue later.
+        """Return whether it can stop here and continue later.
 
         A read from disk starts again, so only the first one stops. An image continues only where
         its rows are.

@@ -57,14 +57,11 @@ class SequenceWorth:
             shared = seq.shared(prompt.tokens)
             if in_blocks and shared < seq.n:
                 shared -= shared % MIN_BATCH
-            is_lost = shared < seq.facts.n_header and (
-                seq.id in self._occupancy.named or not clears
-            )
-            return (
-                self._gained(seq, prompt, shared) - is_lost * self.loss_if_truncated(seq, shared),
-                shared,
-                -self._occupancy.used(seq),
-            )
+            seconds = self._gained(seq, prompt, shared)
+            has_worth = seq.id in self._occupancy.named or not clears
+            if has_worth and shared < seq.facts.n_header:
+                seconds -= self.loss_if_truncated(seq, shared)
+            return seconds, shared, -self._occupancy.used(seq)
 
         return max(idle, key=rank)
 
@@ -75,10 +72,12 @@ class SequenceWorth:
         Sequences assigned to a request go last.
         """
         used = self._occupancy.used
+        loss = self.loss_if_truncated
         free = [seq for seq in idle if self._occupancy.owner(seq) is None] or idle
-        if enough := [seq for seq in free if seq.n >= n]:
-            return min(enough, key=lambda seq: (self.loss_if_truncated(seq), used(seq)))
-        return min(free, key=lambda seq: (self.loss_if_truncated(seq) / seq.n, used(seq)))
+        enough = [seq for seq in free if seq.n >= n]
+        if enough:
+            return min(enough, key=lambda seq: (loss(seq), used(seq)))
+        return min(free, key=lambda seq: (loss(seq) / seq.n, used(seq)))
 
     def _gained(self, seq: LiveSequence, prompt: Prompt, shared: int) -> float:
         """Return the seconds saved for ``prompt`` compared with an empty sequence.
@@ -88,20 +87,16 @@ class SequenceWorth:
         if not shared:
             return 0.0
         goes_on = shared == seq.n
-        n_only = (
-            max(shared - seq.covered.alive().n, 0)
-            if goes_on or self._memory.shape.cut_anywhere
-            else 0
-        )
+        n_only = 0  # tokens that no snapshot covers
+        if goes_on or self._memory.shape.cut_anywhere:
+            n_only = max(shared - seq.covered.alive().n, 0)
         seconds = self._cache.costs.evaluate(shared - n_only, shared)
-        in_common = prompt.boundaries[1] if len(prompt.boundaries) > 1 else seq.n // 2
         if goes_on:
             return seconds + self._load(seq, 0, shared)
-        return seconds + (
-            self._cache.costs.load(self._memory.shape.sizes.rows(0, shared))
-            if shared >= in_common
-            else 0.0
-        )
+        in_common = prompt.boundaries[1] if len(prompt.boundaries) > 1 else seq.n // 2
+        if shared < in_common:
+            return seconds
+        return seconds + self._cache.costs.load(self._memory.shape.sizes.rows(0, shared))
 
     def _load(self, seq: LiveSequence, first: int, last: int) -> float:
         n_bytes = self._memory.shape.sizes.rows(first, last) + self._memory.state_size(seq.id)
@@ -141,17 +136,17 @@ class CellPool:
         extra = min(n, MIN_FREE) if len(self._occupancy.sequences) > 1 else 0
         while True:
             idle = self._occupancy.to_park()
-            maximum = self.n_cells - self.n_used - n
-            if maximum < 0:
+            n_left = self.n_cells - self.n_used - n
+            if n_left < 0:
                 if not idle:
                     return False
-                self._park(self.worth.pick_to_park(idle, -maximum))
+                self._park(self.worth.pick_to_park(idle, -n_left))
                 continue
-            maximum = max(maximum + n_ready - extra, 0)
+            n_held = max(n_left + n_ready - extra, 0)  # held rows that may stay
             free = (seq for seq in idle if self._occupancy.owner(seq) is None)
             coldest = min(free, key=self.worth.likely, default=None)
-            if coldest is None or self._device.can_shrink(maximum, self.worth.likely(coldest)):
-                return self._device.shrink(maximum)
+            if coldest is None or self._device.can_shrink(n_held, self.worth.likely(coldest)):
+                return self._device.shrink(n_held)
             self._park(coldest)
 
     def empty(self) -> bool:

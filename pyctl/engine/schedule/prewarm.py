@@ -70,9 +70,8 @@ class Prewarms:
         self._lately: deque[Tokens] = deque(maxlen=MAX_PREWARMS)
         self._now: ActiveRequest | None = None
         self._quiet_since = -math.inf  # monotonic seconds
-        self._ready: OrderedDict[Prefix, int] = (
-            OrderedDict()
-        )  # tokens that were evaluated for a prompt that resumes there
+        # Tokens that were evaluated for a prompt that resumes there.
+        self._ready: OrderedDict[Prefix, int] = OrderedDict()
         self._n_unused = 0
 
     # -- the queue
@@ -80,32 +79,38 @@ class Prewarms:
 
     def put(self, handle: RequestHandle, sequences: Sequence[LiveSequence] = ()) -> None:
         """Queue ``handle``, unless its conversation has already continued."""
-        request = handle.request
         active = ActiveRequest(handle)
-        if request.after is not None:
-            if (
-                not self._prefix_cache.cache.enabled
-            ):  # the sequence could not return to its live end
+        if handle.request.after is not None:
+            if not self._prefix_cache.cache.enabled:
+                return  # the sequence could not return to its live end
+            if self._has_continued(handle.request, handle.request.after):
                 return
-            came = list(self._lately)
-            # By its prompt: the request that was submitted may be a copy, with the rights of its
-            # client.
-            before = request.after.prompt.tokens
-            place = next((i for i, tokens in enumerate(came) if tokens is before), -1)
-            if any(_goes_on(tokens, request) for tokens in came[place + 1 :]):
-                return
-            tokens = request.prompt.tokens
-            exact = self._prefix_cache.settings.exact
-            active.quiet = AT_ONCE_SECONDS
-            is_near = not exact and any(0 < seq.n == seq.shared(tokens) for seq in sequences)
-            if is_near or self._n_unused >= MAX_UNUSED:
-                batch = self._prefix_cache.cache.costs.evaluate(
-                    max(len(tokens) - self._n_ubatch, 0), len(tokens)
-                )
-                active.quiet = max(QUIET_SECONDS, QUIET_BATCHES * batch)
+            active.quiet = self._quiet_before(handle.request, sequences)
         self._queue.append(active)
         if len(self._queue) > MAX_PREWARMS:
             self._queue.pop(0).handle.put(Failed(BusyError(MAX_PREWARMS)))
+
+    def _has_continued(self, request: Request, after: CacheRequest) -> bool:
+        """Return whether a client's prompt since ``after`` starts as ``request`` expects."""
+        prompts = list(self._lately)
+        # By its prompt: the request that was submitted may be a copy, with the rights of its
+        # client.
+        before = after.prompt.tokens
+        place = next((i for i, tokens in enumerate(prompts) if tokens is before), -1)
+        return any(_goes_on(tokens, request) for tokens in prompts[place + 1 :])
+
+    def _quiet_before(self, request: Request, sequences: Sequence[LiveSequence]) -> float:
+        """Return the seconds without a client's request before ``request`` starts: more if a live
+        sequence has most of its prompt, or if many before it were of no use.
+        """
+        tokens = request.prompt.tokens
+        is_exact = self._prefix_cache.settings.exact
+        is_live = not is_exact and any(0 < seq.n == seq.shared(tokens) for seq in sequences)
+        if not is_live and self._n_unused < MAX_UNUSED:
+            return AT_ONCE_SECONDS
+        first = max(len(tokens) - self._n_ubatch, 0)
+        batch_seconds = self._prefix_cache.cache.costs.evaluate(first, len(tokens))
+        return max(QUIET_SECONDS, QUIET_BATCHES * batch_seconds)
 
     def arrived(self, request: Request) -> None:
         """Cancel the warm-ups that the client's ``request`` makes redundant."""
@@ -123,9 +128,8 @@ class Prewarms:
         """Remove and return the next due request, if any. Requires that no other request waits."""
         self._queue = [each for each in self._queue if not each.handle.cancelled]
         now = self._clock()
-        self._now = next(
-            (each for each in self._queue if self._quiet_since + each.quiet <= now), None
-        )
+        due = (each for each in self._queue if self._quiet_since + each.quiet <= now)
+        self._now = next(due, None)
         if self._now is not None:
             self._queue.remove(self._now)
         return self._now
@@ -139,8 +143,10 @@ class Prewarms:
     @property
     def seconds(self) -> float | None:
         """Seconds until the next request may start; None if there is none."""
-        quiet = min((each.quiet for each in self._queue), default=None)
-        return max(self._quiet_since + quiet - self._clock(), 0.0) if quiet is not None else None
+        if not self._queue:
+            return None
+        quiet = min(each.quiet for each in self._queue)
+        return max(self._quiet_since + quiet - self._clock(), 0.0)
 
     def clear(self) -> list[ActiveRequest]:
         """Empty the queue and return its requests."""
@@ -164,36 +170,37 @@ class Prewarms:
         """
         points = self._prefix_cache.memory.shape.resume_points
         last = last_end(snapshot_ends(request.prompt, ends, points), len(request.prompt))
-        return list(ends_within(ends, 0, last)), max(
-            last, self._rest(request, last)
-        )  # including ends inside images
+        goal = max(last, self._rest(request, last))
+        return list(ends_within(ends, 0, last)), goal  # including ends inside images
 
     def is_worth_it(self, lookup: CacheLookup, seq: LiveSequence, goal: int) -> bool:
-        """Whether the warm-up gains a snapshot after all that the next turn finds, and does not
-        merely refill a cache that is too small.
+        """Return whether the warm-up gains a snapshot after all that the next turn finds, and does
+        not merely refill a cache that is too small.
         """
         request = lookup.request
         nearest = lookup.candidates[0].n if lookup.candidates else 0
         last = max(lookup.ends, default=0)
-        if nearest >= last and (
-            goal == last or self._prefix_cache.cache.get(lookup.match.prefix(goal))
-        ):
+        if nearest >= last and (goal == last or self._is_cached(lookup.match, goal)):
             return False
         if request.after is None:
             return True
         # From a live end it is a batch. What is elsewhere has to be loaded, so that it takes more
         # than one to pay.
         is_live = 0 < seq.n == seq.shared(request.prompt.tokens)
-        if not self._prefix_cache.settings.exact and (
-            seq.n >= last if is_live else goal - nearest < MIN_BATCH
-        ):
-            return False
+        if not self._prefix_cache.settings.exact:
+            gains_nothing = seq.n >= last if is_live else goal - nearest < MIN_BATCH
+            if gains_nothing:
+                return False
         return nearest >= _shared(request.after, request) - MAX_AGAIN
+
+    def _is_cached(self, match: PromptMatch, n: int) -> bool:
+        return self._prefix_cache.cache.get(match.prefix(n)) is not None
 
     def replaced_end(self, lookup: CacheLookup, seq: LiveSequence) -> Prefix | None:
         """Return the live end of ``seq`` if the warm-up goes beyond it."""
-        n = seq.shared(lookup.match.tokens)
-        return lookup.match.prefix(seq.n) if 0 < seq.n == n < max(lookup.ends, default=0) else None
+        is_live = 0 < seq.n == seq.shared(lookup.match.tokens)
+        goes_beyond = seq.n < max(lookup.ends, default=0)
+        return lookup.match.prefix(seq.n) if is_live and goes_beyond else None
 
     def note(self, active: ActiveRequest, match: PromptMatch, first: int, n: int) -> None:
         """Record that a background request evaluated tokens ``first`` to ``n`` before it ended or
@@ -221,17 +228,15 @@ class Prewarms:
         """Return the boundary after the reply, to evaluate up to after the ``last`` batch end; 0
         for none.
         """
-        next_message = request.prompt.boundaries[-1] if request.prompt.boundaries else 0
         if request.after is None or self._prefix_cache.settings.exact:
             return 0
-        is_behind = (
-            next_message > _shared(request.after, request) and next_message - last >= MIN_BATCH
-        )
-        return (
-            next_message
-            if is_behind and self._prefix_cache.memory.shape.resume_points.allow(next_message)
-            else 0
-        )
+        if not request.prompt.boundaries:
+            return 0
+        next_message = request.prompt.boundaries[-1]
+        if next_message - last < MIN_BATCH or next_message <= _shared(request.after, request):
+            return 0
+        can_resume = self._prefix_cache.memory.shape.resume_points.allow(next_message)
+        return next_message if can_resume else 0
 
     def used(self, match: PromptMatch, n: int) -> int:
         """Return how many of a request's ``n`` restored tokens warm-ups evaluated. Each counts for
@@ -249,8 +254,8 @@ def _shared(one: CacheRequest, other: CacheRequest) -> int:
 
 
 def _goes_on(tokens: Tokens, prewarm: Request) -> bool:
-    """Whether ``tokens`` start with all that ``prewarm`` shares with the request before it; False
-    without one.
+    """Return whether ``tokens`` start with all that ``prewarm`` shares with the request before it;
+    False without one.
     """
     before = prewarm.after
     n_common = common_prefix(tokens, prewarm.prompt.tokens)

@@ -57,6 +57,7 @@ class Scheduler:
         clock: Clock,
         n_ready: Callable[[Request, LiveSequence], int],
     ) -> None:
+        """Start with one empty sequence for each that the backend has."""
         facts = backend.facts
         self.occupancy = Occupancy([LiveSequence(i, facts.n_ctx) for i in range(facts.n_seqs)])
         self.running = self.occupancy.running
@@ -86,7 +87,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether requests or jobs run or wait. Background requests count once they run."""
+        """Return whether requests or jobs run or wait. Background requests count once they run."""
         return bool(self.running or self.waiting or self.idle_jobs)
 
     def add(self, handle: RequestHandle, reads: Reads | None = None) -> None:
@@ -246,7 +247,7 @@ class Scheduler:
 
     @property
     def _clears(self) -> bool:
-        """Whether a request that runs alone gets all cells."""
+        """Return whether a request that runs alone gets all cells."""
         if self._settings.exact:
             return True
         return self._settings.clear_idle and self._prefix_cache.cache.enabled

@@ -16,7 +16,7 @@ from pyctl.engine.backend import SequenceTokens
 from pyctl.errors import ModelError
 from pyctl.llama.batch import RowBatch
 from pyctl.llama.draft.draft_file import BlockShape
-from pyctl.llama.draft.draft_model import SIGNATURE_BYTES, BlockSpan, is_signed
+from pyctl.llama.draft.draft_model import SIGNATURE_BYTES, BlockSpan
 from pyctl.llama.draft.greedy import Greedy
 from pyctl.llama.draft.head_rows import HeadRows
 from pyctl.llama.library import allocate
@@ -39,8 +39,6 @@ class BlockModel(HeadRows):
     ModelError for a model that cannot draft.
     """
 
-    defers = True
-
     def __init__(
         self,
         ctx: Any,
@@ -51,15 +49,14 @@ class BlockModel(HeadRows):
         p_min: float = 0.0,
         **options: Any,
     ) -> None:
+        """Evaluate one token to check the model. Raises ModelError if it cannot draft."""
         self.type = shape.type
         self.layers = layers
         self._shape = shape
         self._p_min = p_min
         model = api.llama_get_model(ctx)
-        self._n_embd, vocabulary = (
-            int(api.llama_model_n_embd(model)),
-            api.llama_model_get_vocab(model),
-        )
+        vocabulary = api.llama_model_get_vocab(model)
+        self._n_embd = int(api.llama_model_n_embd(model))
         super().__init__(ctx, len(layers) * self._n_embd, n_max + 1, **options)
         self._first = 0 if shape.is_anchored else 1  # the first place of the block that drafts
         self._n_block = n_max + self._first
@@ -86,7 +83,7 @@ class BlockModel(HeadRows):
         self._n_state = 0
         if self._evaluate(0, 0, [0], self._none) != 0:
             raise ModelError("cannot evaluate the draft model")
-        self._open_memory()
+        self._open_memory(defers=True)  # cut rows stay until something else is evaluated
         self._slides = self._memory.kind == "hybrid"
         if self._slides:
             self._n_state = self._state_bytes()
@@ -124,7 +121,7 @@ class BlockModel(HeadRows):
         places: dict[int, int] = {}
         n_tokens = 0
         for item in items:
-            self._stand(item.seq, item.position)
+            self._seek(item.seq, item.position)
             self._evaluate_pending(item.seq)
             if len(item.tokens) == 1:
                 places[item.seq] = n_tokens
@@ -135,7 +132,7 @@ class BlockModel(HeadRows):
                 )
         self._finish_cuts()
         code = self._greedy.decode(n_tokens) if n_tokens else 0
-        self._note(code)
+        self._log_failure(code)
         states = None
         if self._reads_states and n_tokens and code == 0:
             states = np.ctypeslib.as_array(
@@ -185,7 +182,8 @@ class BlockModel(HeadRows):
             self._memory.rewind(seq, n)
         except (ValueError, RuntimeError):
             return self._restart(seq, at.end)
-        self._cuts[seq] = at.last = n
+        self._cuts[seq] = n
+        at.last = n
         at.first = min(at.first, n)
         return None
 
@@ -215,13 +213,9 @@ class BlockModel(HeadRows):
             self._evaluate_pending(seq)
             start = first
             unread = []
-        if self._seqs[seq].end == start and all(
-            is_signed(block, self._signature) for block, _, _ in spans
-        ):
-            self._unread[seq] = (
-                start,
-                [*unread, *spans],
-            )  # the library shows by the state where a sequence ends
+        if self._seqs[seq].end == start and all(self._is_own(block) for block, _, _ in spans):
+            # They are loaded with the state, by which the library finds where a sequence ends.
+            self._unread[seq] = (start, [*unread, *spans])
         else:
             self._restart(seq, spans[-1][2])
         return None
@@ -230,6 +224,7 @@ class BlockModel(HeadRows):
         return self._n_state
 
     def save_state(self, seq: int, n: int, out: Block | None = None) -> Block:
+        """Save the rows of layers with windows; NOTHING without such layers."""
         if not self._slides or self._seqs[seq].end != n or n == 0:
             return NOTHING
         self._evaluate_pending(seq)
@@ -249,6 +244,7 @@ class BlockModel(HeadRows):
         return self._signed(block)
 
     def load_state(self, seq: int, n: int, block: Block) -> None:
+        """Load the rows of layers with windows, and with them the rows that wait for these."""
         if not self._slides:
             return super().load_state(seq, n, block)
         first, spans = self._unread.pop(seq, (n, []))
@@ -260,7 +256,7 @@ class BlockModel(HeadRows):
             if (
                 self._seqs[seq].end != first
                 or block.size != self._n_state
-                or not is_signed(block, self._signature)
+                or not self._is_own(block)
             ):
                 raise ValueError("another state")
             state = block[
@@ -274,7 +270,7 @@ class BlockModel(HeadRows):
         self._cuts.pop(seq, None)
         at = self._seqs[seq]
         at.end = at.last = n
-        at.stand_at(self._none[0], is_known=False)
+        at.reset_hidden(self._none[0], is_known=False)
         return None
 
     def close(self) -> None:

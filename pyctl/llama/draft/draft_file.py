@@ -47,10 +47,10 @@ def type_of(path: Path) -> str:
 
 @dataclass(frozen=True)
 class BlockShape:
-    """How a DFlash or DSpark file of ``type`` drafts: ``maximum`` tokens at once, also at the place
-    of the known one if ``is_anchored``; from the ``top_k`` candidates of each place if that is not
-    0; with later places if not ``is_causal``. ``is_sure`` where the file has probabilities, or
-    needs none.
+    """The drafts of a DFlash or DSpark file of ``type``: ``maximum`` tokens at once, also at the
+    place of the known one if ``is_anchored``; from the ``top_k`` candidates of each place if that
+    is not 0; with later places if not ``is_causal``. ``is_sure`` where the file has probabilities,
+    or needs none.
     """
 
     type: str

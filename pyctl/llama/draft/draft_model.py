@@ -1,31 +1,30 @@
-"""The interface of draft models, the `DraftMirror` that updates them, and signatures of their saved
-blocks.
-"""
+"""The base of draft models, and the signatures of their saved blocks."""
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
 from pyctl.cache import NOTHING, Block
 from pyctl.engine.backend import SequenceTokens
 from pyctl.errors import ModelError
-from pyctl.llama.library import HiddenRows, allocate
+from pyctl.llama.library import KVState, allocate, unfit
 
 __all__ = [
     "SIGNATURE_BYTES",
     "BlockSpan",
-    "DraftMirror",
     "DraftModel",
     "MakeDraftModel",
+    "SequenceRows",
     "is_signed",
-    "signature",
 ]
 
 log = logging.getLogger(__name__)
@@ -38,21 +37,74 @@ BlockSpan: TypeAlias = tuple[Block, int, int]
 """A block of the draft model's rows, and the range [first, last) of its positions."""
 
 
-class DraftModel(Protocol):
-    """Follows the evaluations of the model (the *trunk*) in each sequence, and drafts. Only the
-    backend calls it.
+class SequenceRows(Protocol):
+    """The rows [first, last) that a draft model has of a sequence, in which the trunk has ``end``
+    tokens.
+    """
+
+    first: int
+    last: int
+
+    @property
+    def end(self) -> int:
+        """The trunk's tokens that were followed, with or without rows."""
+
+
+class DraftModel(ABC):
+    """A draft model on ``ctx``: it follows the evaluations of the model (the *trunk*) in each
+    sequence, and drafts.
+
+    It owns ``ctx`` and ``model``, its file if that is another than the trunk's, identified by
+    ``identity``. ``attach`` attaches `Pulse` to the context at an address. Only the backend calls
+    it.
 
     Missed tokens only lower the quality of drafts. Therefore its rows may start late or have gaps,
     and it ignores blocks of other draft models. Positions are token counts. ``type`` is its name in
     ``--spec-type``; `follow` needs the input rows of the trunk's ``layers``, side by side, -1 for
-    the output of the last. A subclass sets ``_memory``, what holds its rows, and the ``_signature``
-    of its blocks.
+    the output of the last.
+
+    The base follows the trunk and moves the rows. A subclass evaluates (`_evaluate_pending`,
+    `draft`), cuts (`keep`), and has its own state.
     """
 
     type: str
-    layers: tuple[int, ...]
-    _memory: Any
-    _signature: bytes
+    layers: tuple[int, ...] = ()
+    origin = 0
+    """The first row: 1 if it needs a token before it."""
+
+    def __init__(self, ctx: Any, model: Any, identity: str, attach: Callable[[int], None]) -> None:
+        self._ctx = ctx
+        self._model = model
+        self._identity = identity
+        self._address = ctypes.cast(ctx, ctypes.c_void_p).value or 0
+        attach(self._address)
+        self._n_batch = int(api.llama_n_ubatch(ctx))
+        self._memory: Any = None
+        self._signature = b""
+        self._is_saving = False
+        n_seqs = int(api.llama_n_seq_max(ctx))
+        self._seqs: list[Any] = [self._sequence_at(0) for _ in range(n_seqs)]
+
+    def _open_memory(self, *, defers: bool = False, marks: bool = False) -> None:
+        """Attach to the memory, of which sequence 0 has a row, and drop that row. Raises
+        ModelError.
+        """
+        try:
+            self._memory = KVState(self._address, 0, defers=defers, marks=marks, unfit=unfit)
+        except (RuntimeError, ValueError) as error:
+            raise ModelError(f"no rows of the draft model can be moved: {error}") from error
+        if reason := self._unusable():
+            self._memory = None
+            raise ModelError(reason)
+        self._memory.clear(0)
+        self._signature = _signature(self.type, self._identity, self._memory.layout)
+
+    @abstractmethod
+    def _unusable(self) -> str:
+        """Return why the memory does not serve this kind of draft model, empty if it does."""
+
+    # -- following the trunk
+    # ----------------------------------------------------------------------------------
 
     def follow(
         self, seq: int, tokens: Sequence[int], start: int, hidden: NDArray[np.float32] | None
@@ -62,13 +114,31 @@ class DraftModel(Protocol):
         ``hidden``, shape (len(tokens), len(layers) * n_embd), are the trunk's rows, valid during
         the call. Positions followed before are ignored. The model may defer its evaluation.
         """
+        if start > self._seqs[seq].end:  # tokens were missed
+            self._restart(seq, start)
+        n_past = self._seqs[seq].end - start
+        new = [int(token) for token in tokens[n_past:]]
+        if new:
+            self._append(seq, new, hidden[n_past:] if hidden is not None else None)
 
+    @abstractmethod
+    def _append(self, seq: int, tokens: list[int], hidden: NDArray[np.float32] | None) -> None:
+        """Follow ``tokens`` after those followed before, with the trunk's ``hidden`` rows."""
+
+    @abstractmethod
+    def _evaluate_pending(self, seq: int) -> SequenceRows:
+        """Evaluate the tokens that were followed without rows, or on failure drop all rows; return
+        what ``seq`` has then.
+        """
+
+    @abstractmethod
     def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
         """Return up to ``n`` drafts after each item's tokens, which are not evaluated yet.
 
         Items without rows before their position also get drafts, of lower quality.
         """
 
+    @abstractmethod
     def keep(self, seq: int, n: int) -> None:
         """Drop rows beyond the trunk's ``n`` tokens of ``seq``."""
 
@@ -78,6 +148,30 @@ class DraftModel(Protocol):
 
     def clear(self, seq: int) -> None:
         """Drop everything of ``seq``."""
+        self._memory.clear(seq)
+        self._seqs[seq] = self._sequence_at(0)
+
+    def _restart(self, seq: int, n: int) -> None:
+        """Restart at ``n`` without earlier rows."""
+        self.clear(seq)
+        self._seqs[seq] = self._sequence_at(n)
+
+    def _seek(self, seq: int, n: int) -> None:
+        """End at the trunk's ``n`` tokens: drop the rows beyond, or restart there if tokens are
+        missing.
+        """
+        end = self._seqs[seq].end
+        if end > n:
+            self.keep(seq, n)
+        elif end < n:
+            self._restart(seq, n)
+
+    @abstractmethod
+    def _sequence_at(self, n: int) -> SequenceRows:
+        """Return a sequence that starts at ``n`` without earlier rows."""
+
+    # -- rows and state
+    # ----------------------------------------------------------------------------------
 
     def rows_size(self, first: int, last: int) -> int:
         """Return the bytes of the block of rows [first, last), 0 if empty."""
@@ -89,18 +183,40 @@ class DraftModel(Protocol):
 
         ``out``, if given, is an unsigned block of the right size to fill.
         """
+        rows = self._evaluate_pending(seq)
+        first_row = max(first, self.origin)
+        has_rows = rows.first <= first_row and first < last <= rows.last
+        if not has_rows:
+            return NOTHING
+        block = allocate(self.rows_size(first, last)) if out is None else out
+        # The block has room for a row before `origin`, which there is not.
+        n_bytes = self._memory.rows_size(first_row, last) if first_row < last else 0
+        end = SIGNATURE_BYTES + n_bytes
+        block[end:] = 0
+        try:
+            if n_bytes:
+                self._memory.save_rows(seq, first_row, last, block[SIGNATURE_BYTES:end])
+        except (ValueError, RuntimeError) as error:
+            log.debug("rows of the draft model were not saved: %s", error)
+            return NOTHING
+        self._is_saving = True
+        return self._signed(block)
 
+    @abstractmethod
     def load_rows(self, seq: int, first: int, spans: Sequence[BlockSpan]) -> None:
         """Append rows to ``seq`` from ``first`` on; skip blocks that are empty or of other draft
         models.
         """
 
+    @abstractmethod
     def state_size(self, seq: int) -> int:
         """Return the bytes of a state of ``seq`` at any position."""
 
+    @abstractmethod
     def save_state(self, seq: int, n: int, out: Block | None = None) -> Block:
         """Save the state for drafting at ``n``, NOTHING if unknown; otherwise as `save_rows`."""
 
+    @abstractmethod
     def load_state(self, seq: int, n: int, block: Block) -> None:
         """Continue at ``n`` from a saved state; without it if ``block`` is empty or of another
         draft model.
@@ -114,17 +230,40 @@ class DraftModel(Protocol):
     def synchronize(self) -> None:
         """Wait until all saved blocks are complete."""
         self._memory.finish()
+        self._is_saving = False
 
-    def close(self) -> None:
-        """Free the draft model, not its trunk."""
+    def _finish_copies(self) -> None:
+        """Wait for copies of rows, which must not be evaluated again meanwhile."""
+        if self._is_saving:
+            self.synchronize()
 
     def _signed(self, block: Block) -> Block:
         """Sign ``block``, which is filled then."""
         block[:SIGNATURE_BYTES] = np.frombuffer(self._signature, np.uint8)
         return block
 
+    def _is_own(self, block: Block) -> bool:
+        """Return whether ``block`` was saved by this draft model."""
+        return is_signed(block, self._signature)
+
+    # -- the end
+    # ----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Free the draft model, not its trunk."""
+        self._close_memory()
+        api.llama_free(self._ctx)
+        if self._model is not None:
+            api.llama_model_free(self._model)
+
+    def _close_memory(self) -> None:
+        """Finish copies and free device memory, which is due before its context is freed."""
+        if self._memory is not None:
+            self._memory.finish()
+            self._memory = None
+
     @staticmethod
-    def _note(code: int) -> None:
+    def _log_failure(code: int) -> None:
         """Log a failed evaluation, which costs only drafts. Fatal errors also fail the trunk, which
         reports them.
         """
@@ -138,155 +277,7 @@ another context; None if it cannot draft for this model.
 """
 
 
-class LayerRows:
-    """`HiddenRows` of several ``layers`` of the context at address ``ctx``, side by side, with the
-    same methods.
-
-    Raises ModelError if llama.cpp does not give them.
-    """
-
-    def __init__(self, ctx: int, layers: Sequence[int]) -> None:
-        try:
-            self._parts = [HiddenRows(ctx, layer) for layer in layers]
-        except ValueError as error:
-            raise ModelError(str(error)) from error
-
-    def rows(self, n: int) -> NDArray[np.float32]:
-        """As `HiddenRows.rows`, of all layers side by side: shape (n, layers * n_embd)."""
-        return _beside([part.rows(n) for part in self._parts])
-
-    def start(self, n: int) -> bool:
-        """As `HiddenRows.start`; False unless all layers are copied."""
-        return sum(part.start(n) for part in self._parts) == len(self._parts)  # each has to start
-
-    def finish(self, before: bool = False) -> NDArray[np.float32]:
-        return _beside([part.finish(before) for part in self._parts])
-
-
-def _beside(parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-
-
-class DraftMirror:
-    """Passes the evaluations of the context at address ``ctx`` to ``model``, if any, with a delay.
-
-    The best time is after the start of the next evaluation: the device then computes both without a
-    wait. If hidden rows cannot be copied by then, it is before that start, or on the next use of
-    the model. Raises ModelError, and closes the model, if llama.cpp does not give the rows that it
-    needs.
-    """
-
-    def __init__(self, model: DraftModel | None, ctx: int) -> None:
-        self.model = model
-        self._hidden = None
-        try:
-            self._hidden = (
-                LayerRows(ctx, model.layers) if model is not None and model.layers else None
-            )
-        except ModelError:
-            self.close()
-            raise
-        self._pending: list[tuple[SequenceTokens, int]] = []
-        self._is_copied = False
-        self._unsaved: list[tuple[int, Callable[[DraftModel], Block]]] = []
-
-    def prepare(self) -> None:
-        """Pass on hidden rows that the next evaluation would overwrite. Call it before each
-        evaluation.
-        """
-        if not self._is_copied:
-            self._pass_on(before=False)
-
-    def evaluated(self, items: Sequence[SequenceTokens], n: int) -> None:
-        """Record the start of an evaluation of ``items``, ``n`` tokens in total."""
-        if self.model is None:
-            return
-        is_copied = self._hidden is None or (len(items) == 1 and self._hidden.start(n))
-        self._pass_on(before=is_copied)
-        firsts = accumulate((len(item.tokens) for item in items), initial=0)
-        self._pending = list(zip(items, firsts, strict=False))
-        self._is_copied = is_copied
-
-    def forget(self, seq: int) -> None:
-        """Drop the pending tokens of ``seq``, except for pending saves."""
-        if any(each == seq for each, _ in self._unsaved):
-            self._pass_on(before=False)
-        self._pending = [(item, first) for item, first in self._pending if item.seq != seq]
-
-    def settled(self) -> DraftModel | None:
-        """Pass on all pending evaluations and return the model."""
-        self._pass_on(before=False)
-        return self.model
-
-    def save_rows(self, seq: int, first: int, last: int) -> Block:
-        """Save the model's rows."""
-        return self._save(
-            seq,
-            lambda m: m.rows_size(first, last),
-            lambda m, out: m.save_rows(seq, first, last, out),
-        )
-
-    def save_state(self, seq: int, n: int) -> Block:
-        """Save the model's state."""
-        return self._save(
-            seq, lambda m: m.state_size(seq), lambda m, out: m.save_state(seq, n, out)
-        )
-
-    def _save(
-        self,
-        seq: int,
-        size: Callable[[DraftModel], int],
-        save: Callable[[DraftModel, Block | None], Block],
-    ) -> Block:
-        """Save by the model. If that would stall the device, at its next use: the block is unsigned
-        until then.
-        """
-        if self.model is None or not (
-            self._pending and self._is_copied and self._hidden is not None
-        ):
-            model = self.settled()
-            return save(model, None) if model is not None else NOTHING
-        block = allocate(size(self.model))
-        block[:SIGNATURE_BYTES] = 0
-        self._unsaved.append((seq, lambda model: save(model, block)))
-        return block
-
-    def close(self) -> None:
-        """Free the model and the hidden rows."""
-        self._pending = []
-        self._unsaved = []
-        if self.model is not None:
-            self.model.close()
-        self.model = self._hidden = None
-
-    def _pass_on(self, *, before: bool) -> None:
-        """Pass on pending evaluations; ``before``: the copy of another evaluation's hidden rows has
-        started since.
-        """
-        pending = self._pending
-        is_copied = self._is_copied
-        unsaved = self._unsaved
-        self._unsaved = []
-        self._pending = []
-        self._is_copied = False
-        if self.model is None:
-            return
-        hidden = None
-        if self._hidden is not None and pending:
-            last, first = pending[-1]
-            hidden = (
-                self._hidden.finish(before)
-                if is_copied
-                else self._hidden.rows(first + len(last.tokens))
-            )
-        for item, first in pending:
-            rows = None if hidden is None else hidden[first : first + len(item.tokens)]
-            self.model.follow(item.seq, item.tokens, item.position, rows)
-        for _, save in unsaved:
-            save(self.model)
-
-
-def signature(*names: str) -> bytes:
+def _signature(*names: str) -> bytes:
     """Return the signature for blocks of the draft model identified by ``names``: type, file,
     layout.
     """
@@ -295,5 +286,5 @@ def signature(*names: str) -> bytes:
 
 
 def is_signed(block: Block, by: bytes) -> bool:
-    """Whether ``block`` starts with the signature ``by``; False if empty."""
+    """Return whether ``block`` starts with the signature ``by``; False if empty."""
     return block.size > SIGNATURE_BYTES and block[:SIGNATURE_BYTES].tobytes() == by

@@ -4,8 +4,7 @@ layers.
 
 from __future__ import annotations
 
-import ctypes
-import logging
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Any
@@ -16,16 +15,8 @@ from numpy.typing import NDArray
 
 from pyctl.cache import NOTHING, Block
 from pyctl.engine.backend import SequenceTokens
-from pyctl.errors import ModelError
 from pyctl.limit import limit
-from pyctl.llama.draft.draft_model import (
-    SIGNATURE_BYTES,
-    BlockSpan,
-    DraftModel,
-    is_signed,
-    signature,
-)
-from pyctl.llama.library import KVState, allocate, unfit
+from pyctl.llama.draft.draft_model import SIGNATURE_BYTES, BlockSpan, DraftModel
 
 __all__ = ["DraftSequence", "HeadRows"]
 
@@ -33,8 +24,6 @@ FIRST_AND_LAST = slice(SIGNATURE_BYTES + 16, SIGNATURE_BYTES + 32)
 """The range of rows in a block, two int64 (csrc/core/block.h)."""
 
 MAX_SPARE = limit(64, "spare hidden rows for a draft head", "the oldest are forgotten", "memory")
-
-log = logging.getLogger(__name__)
 
 
 class DraftSequence:
@@ -75,7 +64,7 @@ class DraftSequence:
             self._rows = grown
         self._rows[self._n_rows : n] = hidden
         self._n_rows = n
-        self.end = self.end + len(tokens)
+        self.end += len(tokens)
         self.is_known = True
         self.tokens += tokens
 
@@ -86,9 +75,9 @@ class DraftSequence:
             del self.tokens[len(self.tokens) - n :]
             self._n_rows -= n
         else:
-            self.stand_at(np.zeros(self._rows.shape[1], np.float32), is_known=self.end == 0)
+            self.reset_hidden(np.zeros(self._rows.shape[1], np.float32), is_known=self.end == 0)
 
-    def stand_at(self, row: NDArray[np.float32], *, is_known: bool) -> None:
+    def reset_hidden(self, row: NDArray[np.float32], *, is_known: bool) -> None:
         """Set ``row``, shape (width,), as the only hidden row, the last token's."""
         self._rows = np.array(row[None])
         self._n_rows = 1
@@ -105,19 +94,14 @@ class DraftSequence:
 
 
 class HeadRows(DraftModel):
-    """What draft models on ``ctx``, which they own, have in common: to follow, save and restore
-    rows.
+    """The base of draft models that make their rows from the trunk's.
 
     Rows of small batches stay pending until the next draft. A subclass makes rows from the trunk's
-    (`_evaluate`) and how they draft. ``width`` is how wide the trunk's rows are in `DraftSequence`,
-    ``window`` the maximum of pending rows. ``model``, also owned, is the file of the draft model,
-    identified by ``identity``. ``attach`` attaches `Pulse` to the context at an address.
+    (`_evaluate`) and how they draft (`_draft`). ``width`` is how wide the trunk's rows are in
+    `DraftSequence`, ``window`` the maximum of pending rows.
     """
 
-    origin = 0
-    """The first row: 1 if it needs a token before it."""
-    defers = False
-    """Whether cut rows stay until something else is evaluated."""
+    _seqs: list[DraftSequence]
 
     def __init__(
         self,
@@ -129,40 +113,23 @@ class HeadRows(DraftModel):
         identity: str = "",
         attach: Callable[[int], None] = lambda address: None,
     ) -> None:
-        self._address = ctypes.cast(ctx, ctypes.c_void_p).value or 0
-        attach(self._address)
-        self._ctx = ctx
-        self._model = model
-        self._identity = identity
+        self._width = width
+        super().__init__(ctx, model, identity, attach)
         self._window = window
         self._cells = api.llama_get_memory(ctx)
-        self._n_batch = int(api.llama_n_ubatch(ctx))
-        self._width = width
-        self._max_pending = max(self._n_batch // 2, self._window)
-        self._none = np.zeros((2, self._width), np.float32)
-        self._seqs = [
-            DraftSequence(self._width, 0, self.origin) for _ in range(int(api.llama_n_seq_max(ctx)))
-        ]
+        self._max_pending = max(self._n_batch // 2, window)
+        self._none = np.zeros((2, width), np.float32)
         self._n_rows = 1  # per call
-        self._is_saving = False
-        self._memory: Any = None
 
-    def _open_memory(self) -> None:
-        """Attach to the memory, of which sequence 0 has a row, and drop that row. Raises
-        ModelError.
-        """
-        try:
-            self._memory = KVState(self._address, 0, defers=self.defers, unfit=unfit)
-        except (RuntimeError, ValueError) as error:
-            raise ModelError(f"no rows of the draft model can be moved: {error}") from error
+    def _sequence_at(self, n: int) -> DraftSequence:
+        return DraftSequence(self._width, n, self.origin)
+
+    def _unusable(self) -> str:
         if self._memory.kind == "opaque":
-            self._memory = None
-            raise ModelError(
-                "no rows of the draft model can be moved: llama.cpp saves them as a whole only"
-            )
-        self._memory.clear(0)
-        self._signature = signature(self.type, self._identity, self._memory.layout)
+            return "no rows of the draft model can be moved: llama.cpp saves them as a whole only"
+        return ""
 
+    @abstractmethod
     def _evaluate(
         self, seq: int, start: int, tokens: Sequence[int], hidden: NDArray[np.float32]
     ) -> int:
@@ -171,7 +138,6 @@ class HeadRows(DraftModel):
         ``hidden``, shape (len(tokens) + 1, width), are the trunk's rows of these and of the token
         before them.
         """
-        raise NotImplementedError
 
     def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
         drafts: list[tuple[int, ...]] = []
@@ -180,34 +146,26 @@ class HeadRows(DraftModel):
             drafts += self._draft(items[first : first + n_together], n)
         return drafts
 
+    @abstractmethod
     def _draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
-        """As `draft`, for items that fit into one batch."""
-        raise NotImplementedError
+        """Draft as `draft`, for items that fit into one batch."""
 
     # -- following
     # ----------------------------------------------------------------------------------
 
-    def follow(
-        self, seq: int, tokens: Sequence[int], start: int, hidden: NDArray[np.float32] | None
-    ) -> None:
+    def _append(self, seq: int, tokens: list[int], hidden: NDArray[np.float32] | None) -> None:
         assert hidden is not None
-        if start > self._seqs[seq].end:
-            self._restart(seq, start)
         at = self._seqs[seq]
-        n_past = at.end - start
-        new = [int(token) for token in tokens[n_past:]]
-        if not new:
-            return
-        if at.last > at.end and at.ahead != new[0]:  # another token was expected
+        if at.last > at.end and at.ahead != tokens[0]:  # another token was expected
             self._cut(seq, at.end)
-        at.append(new, hidden[n_past:])
+        at.append(tokens, hidden)
         if at.n_pending >= self._max_pending:
             at = self._evaluate_pending(seq)
         # After a prompt's batch keep only the rows of a snapshot; later, also those needed after
         # rejected drafts.
-        n_before = (
-            self._n_rows - 1 + self._window if self._n_rows > 1 and len(new) <= self._window else 0
-        )
+        n_before = 0
+        if self._n_rows > 1 and len(tokens) <= self._window:
+            n_before = self._n_rows - 1 + self._window
         at.forget_all_but(max(at.n_pending, n_before))
 
     def keep(self, seq: int, n: int) -> None:
@@ -216,25 +174,6 @@ class HeadRows(DraftModel):
             at.drop(at.end - n)
             if at.last > n:
                 self._cut(seq, n)
-
-    def clear(self, seq: int) -> None:
-        self._memory.clear(seq)
-        self._seqs[seq] = DraftSequence(self._width, 0, self.origin)
-
-    def _restart(self, seq: int, n: int) -> None:
-        """Restart at ``n`` without earlier rows."""
-        self.clear(seq)
-        self._seqs[seq] = DraftSequence(self._width, n, self.origin)
-
-    def _stand(self, seq: int, n: int) -> DraftSequence:
-        """End at the trunk's ``n`` tokens: drop the rows beyond, or restart there if tokens are
-        missing.
-        """
-        if self._seqs[seq].end > n:
-            self.keep(seq, n)
-        elif self._seqs[seq].end < n:
-            self._restart(seq, n)
-        return self._seqs[seq]
 
     def _cut(self, seq: int, n: int) -> None:
         """Drop the rows from ``n`` on."""
@@ -245,16 +184,15 @@ class HeadRows(DraftModel):
         at.first = min(at.first, at.last)
 
     def _evaluate_pending(self, seq: int) -> DraftSequence:
-        """Evaluate the pending rows, or on failure drop all rows; return what ``seq`` has then."""
         at = self._seqs[seq]
         while at.n_pending > 0:
             n_pending = at.n_pending
-            n = min(at.n_pending, self._n_batch)
+            n = min(n_pending, self._n_batch)
             tokens = at.tokens[len(at.tokens) - n_pending :][:n]
             code = self._evaluate(seq, at.last, tokens, at.hidden(n_pending)[: n + 1])
             if code != 0:
                 self._restart(seq, at.end)
-                self._note(code)
+                self._log_failure(code)
                 break
             at.last += n
         return self._seqs[seq]
@@ -262,53 +200,40 @@ class HeadRows(DraftModel):
     # -- rows and hidden state
     # ----------------------------------------------------------------------------------
 
-    def save_rows(self, seq: int, first: int, last: int, out: Block | None = None) -> Block:
-        at = self._evaluate_pending(seq)
-        if not (at.first <= max(first, self.origin) and first < last <= at.last):
-            return NOTHING
-        block = allocate(self.rows_size(first, last)) if out is None else out
-        first = max(first, self.origin)
-        n_bytes = self._memory.rows_size(first, last) if first < last else 0
-        block[SIGNATURE_BYTES + n_bytes :] = 0
-        try:
-            if n_bytes:
-                self._memory.save_rows(
-                    seq, first, last, block[SIGNATURE_BYTES : SIGNATURE_BYTES + n_bytes]
-                )
-        except (ValueError, RuntimeError) as error:
-            log.debug("rows of the draft head were not saved: %s", error)
-            return NOTHING
-        self._is_saving = True
-        return self._signed(block)
-
     def load_rows(self, seq: int, first: int, spans: Sequence[BlockSpan]) -> None:
         at = self._evaluate_pending(seq)
         if at.last > first:
             self._cut(seq, first)
-        n_own = sum(
-            1 for _ in takewhile(lambda span: is_signed(span[0], self._signature), reversed(spans))
-        )
-        own = spans[len(spans) - n_own :]
         last = spans[-1][2] if spans else first
-        if not (at.end == first and n_own == len(spans)):  # rows before those are unknown
+        own = self._own_at_end(spans)
+        follows = at.end == first and len(own) == len(spans)
+        if not follows:  # rows before those are unknown
             self._restart(seq, own[0][1] if own else last)
-        if own and not self._append(seq, own):
+        if own and not self._load(seq, own):
             self._restart(seq, last)
-        self._seqs[seq].stand_at(self._none[0], is_known=last == 0)
+        self._seqs[seq].reset_hidden(self._none[0], is_known=last == 0)
 
-    def _append(self, seq: int, spans: Sequence[BlockSpan]) -> bool:
-        """Append this head's rows; False on failure."""
+    def _own_at_end(self, spans: Sequence[BlockSpan]) -> Sequence[BlockSpan]:
+        """Return the last of ``spans`` that this draft model saved, with none of another between
+        them.
+        """
+        n = sum(1 for _ in takewhile(lambda span: self._is_own(span[0]), reversed(spans)))
+        return spans[len(spans) - n :]
+
+    def _load(self, seq: int, spans: Sequence[BlockSpan]) -> bool:
+        """Append this head's rows; return False on failure."""
         at = self._seqs[seq]
         # The extension appends only to existing rows, so a temporary row precedes the first ones.
         begins_late = at.first == at.last > 0
         if begins_late and self._evaluate(seq, at.last - 1, [0], self._none) != 0:
             return False
+        parts = []
         try:
-            parts = [
-                (self._unpadded(block), max(first, self.origin), last)
-                for block, first, last in spans
-            ]
-            self._memory.load(seq, at.last, [part for part in parts if part[1] < part[2]])
+            for block, first, last in spans:
+                first_row = max(first, self.origin)
+                if first_row < last:
+                    parts.append((self._unpadded(block), first_row, last))
+            self._memory.load(seq, at.last, parts)
         except (ValueError, RuntimeError):
             return False
         if begins_late:
@@ -321,15 +246,11 @@ class HeadRows(DraftModel):
         """Return what the extension saved in ``block``, which may have room for a row before
         `origin` after it.
         """
-        n = SIGNATURE_BYTES + int(self._memory.rows_size(0, 1)) if self.origin else 0
-        if (
-            block.size >= n > 0
-            and (bounds := block[FIRST_AND_LAST].view(np.int64))[0] == self.origin
-        ):
-            return block[
-                SIGNATURE_BYTES : SIGNATURE_BYTES + int(self._memory.rows_size(*map(int, bounds)))
-            ]
-        return block[SIGNATURE_BYTES:]
+        rows = block[SIGNATURE_BYTES:]
+        if not self.origin or rows.size < int(self._memory.rows_size(0, 1)):
+            return rows
+        first, last = map(int, block[FIRST_AND_LAST].view(np.int64))
+        return rows[: int(self._memory.rows_size(first, last))] if first == self.origin else rows
 
     def state_size(self, seq: int) -> int:
         return SIGNATURE_BYTES + int(self._none[0].nbytes)
@@ -343,24 +264,7 @@ class HeadRows(DraftModel):
         return self._signed(block)
 
     def load_state(self, seq: int, n: int, block: Block) -> None:
-        self._stand(seq, n)
-        if block.size == self.state_size(seq) and is_signed(block, self._signature):
-            self._evaluate_pending(seq).stand_at(
-                np.array(block[SIGNATURE_BYTES:]).view(np.float32), is_known=True
-            )
-
-    def synchronize(self) -> None:
-        super().synchronize()
-        self._is_saving = False
-
-    def _finish_copies(self) -> None:
-        """Wait for copies of rows, which must not be evaluated again meanwhile."""
-        if self._is_saving:
-            self.synchronize()
-
-    def close(self) -> None:
-        self._memory.finish()
-        self._memory = None  # device memory must be freed before its context
-        api.llama_free(self._ctx)
-        if self._model is not None:
-            api.llama_model_free(self._model)
+        self._seek(seq, n)
+        if block.size == self.state_size(seq) and self._is_own(block):
+            row = np.array(block[SIGNATURE_BYTES:]).view(np.float32)
+            self._evaluate_pending(seq).reset_hidden(row, is_known=True)

@@ -44,15 +44,16 @@ class MtpHead(HeadRows):
         except BaseException:
             self._head.close()  # before the context is freed
             raise
-        if (
-            self._memory.is_async
-        ):  # load the device's kernels of large batches and drafts before the first request
+        if self._memory.is_async:
             self._n_rows = self._window
-            self._evaluate(
-                0, 0, [0] * self._n_batch, np.zeros((self._n_batch + 1, self._width), np.float32)
-            )
-            self._head.draft([(0, self._n_batch, [0], self._none[:1])], n_max, self._n_rows)
-            self._memory.clear(0)
+            self._load_kernels(n_max)
+
+    def _load_kernels(self, n_max: int) -> None:
+        """Load the device's kernels of large batches and drafts, before the first request."""
+        hidden = np.zeros((self._n_batch + 1, self._width), np.float32)
+        self._evaluate(0, 0, [0] * self._n_batch, hidden)
+        self._head.draft([(0, self._n_batch, [0], self._none[:1])], n_max, self._n_rows)
+        self._memory.clear(0)
 
     def _evaluate(
         self, seq: int, start: int, tokens: Sequence[int], hidden: NDArray[np.float32]
@@ -60,15 +61,17 @@ class MtpHead(HeadRows):
         return int(self._head.evaluate(seq, start, tokens, hidden[:-1]))
 
     def _draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
+        """Evaluate pending rows and draft after them, in one call for all ``items``."""
         self._finish_copies()
         jobs = []
         for item in items:
-            at = self._stand(item.seq, item.position)
+            self._seek(item.seq, item.position)
+            at = self._seqs[item.seq]
             if at.n_pending >= self._window:
                 at = self._evaluate_pending(item.seq)
-            n_before = max(
-                min(len(at.tokens), self._n_rows - 1, at.end - self.origin), at.n_pending
-            )
+            # Rows that are evaluated again, so that each call has as many.
+            n_spare = min(len(at.tokens), self._n_rows - 1, at.end - self.origin)
+            n_before = max(n_spare, at.n_pending)
             tokens = [*at.tokens[len(at.tokens) - n_before :], *item.tokens]
             jobs.append((item.seq, at.end - n_before, tokens, at.hidden(n_before)))
         drafts, code = self._head.draft(jobs, n, self._n_rows)
@@ -77,10 +80,14 @@ class MtpHead(HeadRows):
             if code == 0:
                 at.last = at.end + 1
                 at.ahead = item.tokens[0]
+                continue
+            n_held = int(api.llama_memory_seq_pos_max(self._cells, seq)) + 1
+            if n_held:
+                at.last = min(n_held, at.end)
             else:
-                n_held = int(api.llama_memory_seq_pos_max(self._cells, seq)) + 1
-                at.first, at.last = (at.first, min(n_held, at.end)) if n_held else (start, start)
-        self._note(code)
+                at.first = start
+                at.last = start
+        self._log_failure(code)
         return [tuple(draft) for draft in drafts]
 
     def close(self) -> None:
@@ -102,32 +109,27 @@ class Eagle3(MtpHead):
         self.layers = layers
         super().__init__(ctx, n_max, **options)
 
-    def follow(
-        self, seq: int, tokens: Sequence[int], start: int, hidden: NDArray[np.float32] | None
-    ) -> None:
+    def _append(self, seq: int, tokens: list[int], hidden: NDArray[np.float32] | None) -> None:
         assert hidden is not None
-        n_past = min(max(self._seqs[seq].end - start, 0), len(tokens))
-        super().follow(seq, tokens[n_past:], start + n_past, self._fused(hidden[n_past:]))
+        super()._append(seq, tokens, self._fused(hidden))
 
     def _fused(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the hidden rows of the trunk's ``rows``, zeros where llama.cpp fails, which costs
         only drafts.
         """
         fused = np.zeros((len(rows), self._width), np.float32)
-        if not len(rows):
-            return fused
         if self._batch is None:
             self._batch = RowBatch(self._n_batch, rows.shape[1])
         ext.llama_set_embeddings_nextn(self._ctx, True, False)
         for first in range(0, len(rows), self._n_batch):
             part = rows[first : first + self._n_batch]
             # The positions only have to follow the memory's.
-            self._batch.fill_text(0, part, int(api.llama_memory_seq_pos_max(self._cells, 0)) + 1)
+            start = int(api.llama_memory_seq_pos_max(self._cells, 0)) + 1
+            self._batch.fill_text(0, part, start)
             code = int(api.llama_encode(self._ctx, self._batch.struct))
-            self._note(code)
+            self._log_failure(code)
             if code == 0:
-                found = ext.llama_get_embeddings_nextn(self._ctx)
-                fused[first : first + len(part)] = np.ctypeslib.as_array(
-                    found, (len(part), self._width)
-                )
+                pointer = ext.llama_get_embeddings_nextn(self._ctx)
+                result = np.ctypeslib.as_array(pointer, (len(part), self._width))
+                fused[first : first + len(part)] = result
         return fused

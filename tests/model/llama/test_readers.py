@@ -22,7 +22,7 @@ from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import ModelError
 from pyctl.llama import LlamaBackend, Loaded, load
 from pyctl.llama.batch import RowBatch
-from pyctl.llama.draft.draft_model import LayerRows
+from pyctl.llama.draft.draft_mirror import LayerRows
 from pyctl.llama.draft.mtp import Eagle3, MtpHead
 from pyctl.prompt import as_tokens
 from tests.model.llama.test_mtp import LateRows, greedy, head_of, prefill, prompt
