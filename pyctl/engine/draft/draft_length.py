@@ -146,7 +146,7 @@ class DraftLengthController:
         ``n_seqs`` requests.
 
         All requests draft equally many tokens of a model. With ``n_before`` that many tokens are
-        drafted already: ``origin`` is that of their continuation, and the result is its length.
+        drafted already: ``origin`` and the result are of their continuation.
         """
         costs = self.costs(n_seqs)
         state = self._requests[key][origin]
@@ -160,8 +160,8 @@ class DraftLengthController:
         return state.length
 
     def gain(self, key: int, origin: Origin, n: int, n_seqs: int = 1) -> float:
-        """Return the expected speed with ``n`` drafts of ``origin`` as a multiple of that of a
-        plain step.
+        """Return the expected speed with ``n`` drafts of ``origin``, as a multiple of the speed
+        without.
         """
         costs = self.costs(n_seqs)
         if not costs.plain_ms:
@@ -208,7 +208,7 @@ class DraftLengthController:
         return n if best.cost <= costs.budget else 0
 
     def _best(self, key: int, origin: Origin, costs: StepCosts, limit: int, n_before: int) -> Gain:
-        """Return the best gain of the lengths up to ``limit`` within the budget, or that of the
+        """Return the best gain of the lengths up to ``limit`` within the budget, or of the
         shortest.
         """
         offer = self._offer(key, origin, 0, costs.n_seqs, n_before)
@@ -221,7 +221,7 @@ class DraftLengthController:
         return best
 
     def _pause(self, state: _DraftState, origin: Origin, costs: StepCosts) -> None:
-        """Pause a draft model, longer each time; a probe costs more where it needs a CUDA graph."""
+        """Pause a draft model, longer each time, and longer if its probe needs a CUDA graph."""
         n_tokens = self._next_pause[origin]
         state.pause(round(min(n_tokens * (1 + GRAPH_STEPS * costs.graph), MAX_PAUSE)))
         self._next_pause[origin] = min(2 * n_tokens, LONGEST_DOUBLED_PAUSE)
@@ -310,7 +310,7 @@ class DraftLengthController:
         return lost
 
     def _measure(self, costs: StepCosts, n_tokens: int, ms: float, graph_share: float) -> None:
-        """Add the time of a step to ``costs``, unless most of it may be that of a graph."""
+        """Add the time of a step to ``costs``, unless most of it may be a graph."""
         captures_graph = graph_share == 1 and costs.graph_ms > 0
         if not captures_graph or self._n_second:
             costs.add(n_tokens, ms - graph_share * costs.graph_ms, self._n_second)

@@ -85,8 +85,8 @@ class Rollback:
 class DraftedStep:
     """A step with the drafts of ``offer``.
 
-    ``costs`` are those of steps of as many requests, ``proposal_ms`` the milliseconds of the draft
-    model by tokens for each request.
+    ``costs`` are the costs of steps of as many requests, ``proposal_ms`` the milliseconds of the
+    draft model by tokens for each request.
     """
 
     def __init__(

@@ -92,13 +92,13 @@ def _quartile(samples: deque[float]) -> float:
 class StepCosts:
     """Costs of steps for ``n_seqs`` requests; ``graph_ms`` is the time of a new CUDA graph.
 
-    ``shared`` is the cost of a step by all its tokens, ``second`` that of a second evaluation in
-    the same step by its own tokens. ``budget`` is the plain steps that drafts may still lose.
+    ``shared`` is the cost of a step by all its tokens, ``second`` the cost of a second evaluation
+    in the same step by the tokens in it. ``budget`` is the plain steps that drafts may still lose.
     """
 
     def __init__(self, n_seqs: int, graph_ms: float) -> None:
         slope = SLOPE / n_seqs
-        # On a GPU the first tokens beyond a plain step cost more each than those of wide steps.
+        # On a GPU the first tokens beyond a plain step cost more each than in wide steps.
         steepest = slope if graph_ms else math.inf
         self.shared = CostCurve(n_seqs, 1.0, slope, steepest)
         self.second = CostCurve(n_seqs, 1.0, SLOPE / 2)
