@@ -15,7 +15,10 @@ from pyctl.cache.reads import Reading
 from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import PromptMatch, Segment, Snapshot, Source
 
-__all__ = ["Candidate", "ResumeCandidates"]
+__all__ = ["SAME_SECONDS", "Candidate", "ResumeCandidates"]
+
+SAME_SECONDS = 0.05
+"""Of candidates whose times differ by less, the one that leaves fewer tokens to evaluate wins."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ class Candidate:
             cache.drop(self.snapshot)
 
     def close(self) -> None:
-        """End what is under way for a candidate that is no longer tried."""
+        """End the reads of a candidate that is no longer tried."""
 
 
 class ResumeCandidates:
@@ -92,8 +95,8 @@ class ResumeCandidates:
 
     ``live`` may not change between the construction and the last call. With ``exact`` only
     positions and rows count that a cold run would have produced. Else a prompt also resumes at the
-    end of an earlier one and, if the model needs only rows, within a reply, where that could have
-    ended; raw text even wherever it changed. A chat gives up the bits of a cold run only for
+    end of an earlier one and, if the model needs only rows, within a reply, which could have ended
+    there; raw text even wherever it changed. A chat gives up the bits of a cold run only for
     MIN_BATCH tokens, or if the whole prompt is there. With ``in_blocks`` no candidate ends within a
     batch or a reply: a client that must not read the texts of others could guess them token by
     token, by how many tokens were restored.
@@ -171,7 +174,7 @@ class ResumeCandidates:
 
     def _count_same_ends(self, n_before: int | None, segment: Segment, upto: int) -> int | None:
         """Return how many batch ends the prompt has before ``upto``, with ``n_before`` before
-        ``segment``; None if those of the segment are others.
+        ``segment``; None if the segment has others.
         """
         if n_before is None:
             return None
@@ -180,7 +183,7 @@ class ResumeCandidates:
         return n_ends if self._batch_ends[n_before:n_ends] == segment_ends else None
 
     def _from_live_rows(self) -> Iterator[Candidate]:
-        """Yield the live sequence itself: as it is, or cut where it leaves the prompt."""
+        """Yield the live sequence itself: as it is, or cut before the first token that differs."""
         n_live, n_shared = self._live.n, self._n_same_tokens
         is_prefix = 0 < n_live == n_shared <= self._limit
         if is_prefix and (not self._exact or self._n_same_batches == n_live):
@@ -216,7 +219,7 @@ class ResumeCandidates:
     def _from_prompt_ends(
         self, prompt_ends: Iterable[Snapshot], deepest: int
     ) -> Iterator[Candidate]:
-        """Yield those of ``prompt_ends`` that this prompt equals or starts with; all other
+        """Yield each of ``prompt_ends`` that this prompt equals or starts with; all other
         candidates are at ``deepest`` or before.
         """
         for end in prompt_ends:
@@ -225,7 +228,7 @@ class ResumeCandidates:
 
     def _is_worth_an_end(self, n: int, deepest: int) -> bool:
         """Return whether to resume at the end of a prompt of ``n`` tokens, if it is a prefix of
-        this one, rather than at ``deepest``: batches from there on are not those of a cold run.
+        this one, rather than at ``deepest``: batches after it differ from a cold run's.
         """
         if n > self._limit:
             return n == self._limit + 1  # the whole prompt, of which nothing is left to evaluate
@@ -250,7 +253,7 @@ class ResumeCandidates:
         """Return how many live rows stay where the end of a prompt of ``n`` tokens is loaded."""
         is_last_batch_live = self._n_same_batches == last_end(self._batch_ends, n - 1)
         has_no_other = self._live.n_prompt == self._n_same_tokens == n
-        # The last batch, too, was the same if the live sequence had this prompt and no other.
+        # If the live sequence had this prompt and no other, its last batch was also the same.
         return self._shape.kept(n) if is_last_batch_live and has_no_other else self._n_kept(n)
 
     def _last_position(self, rows: LiveSequence | Snapshot, n_shared: int) -> int:

@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import TypeAlias
 
-from pyctl.cache.candidates import ResumeCandidates
+from pyctl.cache.candidates import SAME_SECONDS, ResumeCandidates
 from pyctl.cache.lookup import may_use_disk
 from pyctl.cache.ports import CacheRequest, SequenceMemory, Store
 from pyctl.cache.ram import RamCache
 from pyctl.cache.reads import Reads
-from pyctl.cache.restorer import SAME_SECONDS
 from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import Prefix, PromptMatch
 from pyctl.prompt import Prompt

@@ -1,4 +1,4 @@
-"""The prefix cache as a request meets it: lookup, restore, plan, and what goes to disk.
+"""The prefix cache as a request meets it: lookup, restore, plan, and writes to disk.
 
 It evaluates nothing (`engine` does), and decides nothing about eviction (`RamCache`) or files (the
 disk).
@@ -158,8 +158,8 @@ class PrefixCache:
         return CachePlan(lookup.match, tuple(cuts), persist, restored, turn)
 
     def _has_branch(self, lookup: CacheLookup, n: int, n_common: int) -> bool:
-        """Return whether the prompt may resume where it leaves another after ``n_common`` tokens,
-        and not yet does: raw text whose client may learn of others' texts.
+        """Return whether a snapshot after the ``n_common`` tokens of another prompt is of use: this
+        one is raw text, resumes before that, and its client may learn of others' texts.
         """
         request = lookup.request
         if not request.prompt.is_raw or not request.sees_texts:

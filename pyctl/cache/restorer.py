@@ -13,7 +13,7 @@ from typing import TypeAlias
 from pyctl.cache.arriving import ArrivingCandidate
 from pyctl.cache.block_sizes import BlockSizes
 from pyctl.cache.cache_stats import CacheStats, RequestStats
-from pyctl.cache.candidates import Candidate, ResumeCandidates
+from pyctl.cache.candidates import SAME_SECONDS, Candidate, ResumeCandidates
 from pyctl.cache.device_tier import DeviceTier, MakeRoom
 from pyctl.cache.lookup import CacheLookup
 from pyctl.cache.ports import SequenceMemory, Store
@@ -24,18 +24,12 @@ from pyctl.cache.snapshot import Prefix, Snapshot, State
 from pyctl.errors import OutOfCellsError, StateError
 from pyctl.prompt import as_tokens
 
-__all__ = ["SAME_SECONDS", "Chooser", "Restorer"]
+__all__ = ["Chooser", "Restorer"]
 
 log = logging.getLogger(__name__)
 
 Restored: TypeAlias = tuple[Snapshot, ...]
 """The snapshot in RAM that a prompt was restored from, if any."""
-
-
-SAME_SECONDS = 0.05
-"""Of ways to resume whose times differ by less, the one that leaves fewer tokens to evaluate is
-taken.
-"""
 
 
 class Chooser:
@@ -181,7 +175,7 @@ class Restorer:
     tier and ``disk``.
 
     A sequence always holds exactly the tokens that it records: an attempt that fails, or is closed
-    while it waits, leaves it empty. Failures are misses: logged and counted in ``totals``, never
+    while it waits, empties it. Failures are misses: logged and counted in ``totals``, never
     raised. With ``exact`` nothing is restored that a cold run would not have computed in the same
     batches. The engine's thread calls everything; waits for the disk are yielded.
     """
@@ -245,7 +239,8 @@ class Restorer:
         seq: LiveSequence,
         make_room: MakeRoom,
     ) -> Reading[bool]:
-        """Make ``seq`` hold the first ``candidate.n`` tokens of the prompt; False leaves it empty.
+        """Make ``seq`` hold the first ``candidate.n`` tokens of the prompt; False if that fails,
+        with ``seq`` empty.
 
         A snapshot that finds no cells stays, since it may be sound; one whose bytes do not fit the
         model is dropped.

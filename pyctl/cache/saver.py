@@ -52,7 +52,7 @@ class Saver:
         """Save a snapshot at the end of ``seq``, a prefix of ``plan.match``."""
         with stats.timed("save_ms"):
             if not self._memory.shape.resume_points.allow(seq.n):
-                return  # it would not come back to the same bits
+                return  # a restore would give other bits
             if self._exact and seq.n_exact != seq.n:
                 return  # a cold run would have evaluated other batches
             with self._cache.locked(*plan.restored):
@@ -96,7 +96,7 @@ class Saver:
             if recent is None or not stats.n_evaluated or not self._cache.enabled:
                 return  # no prompt of a client, or nothing new, or no room for anything
             if not self._memory.shape.resume_points.allow(seq.n):
-                return  # it would not come back to the same bits
+                return  # a restore would give other bits
             last_begin = lookup.ends[-2] if len(lookup.ends) > 1 else 0  # of the last batch
             exact = seq.n_exact in (last_begin, seq.n) and not seq.shares
             if self._exact and not exact:
@@ -131,7 +131,7 @@ class Saver:
 
     def suspend(self, seq: LiveSequence, *, frees_cells: bool = True) -> Snapshot:
         """Take everything that ``seq`` holds out of it, for `resume`. Raises StateError or
-        MemoryError, and leaves it as it is.
+        MemoryError, with ``seq`` unchanged.
 
         The snapshot is no entry of the cache, which only counts its bytes until `RamCache.release`,
         and shares rows with it. Rows that the device can hold stay there unless ``frees_cells``.
@@ -182,7 +182,7 @@ class Saver:
 
     def _copy_early(self, snapshot: Snapshot, first: int) -> None:
         """Start to copy the rows of ``snapshot`` from ``first`` on to RAM, if they cannot stay on
-        the device or the disk may want them: beside the next batch, rather than all at the end.
+        the device or may be written to disk: while the next batch runs, not all at the end.
         """
         if self._memory.shape.is_pool or self._write_back.wants(snapshot):
             self._device.copy_spare(*(each for each in snapshot.chain if each.start >= first))

@@ -124,7 +124,7 @@ class LiveSequence:
     def resume(
         self, tokens: Tokens, batch_ends: Sequence[int], snapshot: Snapshot | None = None
     ) -> None:
-        """Record that exactly ``tokens`` are evaluated now: the rows that were here, then those of
+        """Record that exactly ``tokens`` are evaluated now: the rows of before, then the rows of
         ``snapshot``. A cold run of their prompt has ``batch_ends``.
         """
         n = int(tokens.size)

@@ -17,7 +17,7 @@ CEILINGS = {
     "callables handed on in cache and engine": 39,
     "fields of LiveSequence": 11,
     "fields of Prompt": 6,
-    "longest chain of imports": 27,
+    "longest chain of imports": 28,
     "words of the glossary": 25,
 }
 

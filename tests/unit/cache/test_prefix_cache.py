@@ -37,7 +37,7 @@ def test_every_way_out_of_a_lookup_is_timed(
 
 
 def test_restores_and_what_they_park_are_one_time() -> None:
-    """Parking takes three readings of the clock: its own, and those of the save within."""
+    """Parking takes three seconds of the clock, one of them for the save within it."""
     steps = Steps()
     steps.serve(prompt_of(1))
     lookup = steps.lookup(prompt_of(2))
@@ -149,7 +149,7 @@ def test_a_request_without_the_cache_leaves_nothing() -> None:
 
 
 def test_the_cache_of_a_model_is_a_page_to_read() -> None:
-    """Whoever adds a method here asks first whether it is the restorer's, the saver's, or RAM's."""
+    """A new method belongs to the restorer, the saver or RAM, unless it needs all of them."""
     public = [name for name in vars(PrefixCache) if not name.startswith("_")]
     assert len(public) <= 12
 
