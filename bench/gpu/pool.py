@@ -212,7 +212,7 @@ class Bench:
                     asked(engine, prompt)
                     asked(engine, other)
                     # Else only the rows that this overwrote come from RAM.
-                    engine.prefix_cache.device.leave_all()
+                    engine.prefix_cache.device.evict_all()
                 done = asked(engine, prompt)
                 stats = done.stats
                 n_bytes = done.stats.n_cached * self._row_bytes()

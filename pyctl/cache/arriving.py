@@ -71,9 +71,9 @@ class ArrivingCandidate(Candidate):
         try:
             if self.cache.add(snapshot):
                 return True
-            return self.device.leave_ram(snapshot) and self.cache.add(snapshot)
+            return self.device.drop_ram_copies(snapshot) and self.cache.add(snapshot)
         finally:
-            self.device.give_back(snapshot)
+            self.device.release_rejected(snapshot)
 
     def discard(self, cache: RamCache) -> None:
         """Drop the snapshot on disk, whose bytes do not fit the model, unless they never came or
@@ -88,7 +88,7 @@ class ArrivingCandidate(Candidate):
         RAM.
         """
         self.arrival.cancel()
-        self.device.give_back(self.arrival.snapshot)
+        self.device.release_rejected(self.arrival.snapshot)
 
     def _pass_live_rows(self, live: LiveSequence, memory: SequenceMemory) -> Reading[None]:
         """Let the device hold the rows that ``live`` keeps: a segment whose read has not begun need

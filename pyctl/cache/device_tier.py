@@ -169,7 +169,7 @@ class DeviceTier:
                 with contextlib.suppress(StateError):
                     segment.held = self._memory.hold(seq.id, segment.start, last)
 
-    def leave_ram(self, snapshot: Snapshot) -> bool:
+    def drop_ram_copies(self, snapshot: Snapshot) -> bool:
         """Give up copies in RAM of rows that the device holds, of segments that the cache has not
         taken yet; False if there are none.
         """
@@ -182,7 +182,7 @@ class DeviceTier:
             segment.rows = NOTHING
         return bool(copies)
 
-    def give_back(self, snapshot: Snapshot) -> None:
+    def release_rejected(self, snapshot: Snapshot) -> None:
         """Let go what the device holds for a snapshot that the cache did not take."""
         for segment in snapshot.chain:
             if not segment.alive and segment.held is not None:
@@ -258,7 +258,7 @@ class DeviceTier:
         """
         while (n_before := self.n_cells) > maximum:
             for segment in self._cache.device_eviction_order(self._n_freed):
-                self._leave(segment)
+                self._evict(segment)
                 if self.n_cells <= maximum:
                     return True
             if self.n_cells == n_before:
@@ -283,7 +283,7 @@ class DeviceTier:
             ):
                 continue
             if segment.held is not None:  # else it has gone with one before
-                self._leave(segment)
+                self._evict(segment)
 
     def can_shrink(self, maximum: int, likely: float) -> bool:
         """Whether `shrink` takes only rows that RAM also has, or that fewer prompts than ``likely``
@@ -383,7 +383,7 @@ class DeviceTier:
         self._memory.synchronize()
         return rows
 
-    def leave_all(self) -> None:
+    def evict_all(self) -> None:
         """Take everything from the device, which is about to be freed; what RAM has no room for is
         evicted.
         """
@@ -392,14 +392,14 @@ class DeviceTier:
                 self._release(segment)
         for segment in self._cache.only_held():
             if not segment.dropped:
-                self._leave(segment)
+                self._evict(segment)
         self._memory.synchronize()
 
     def _n_freed(self, segment: Segment) -> int:
         assert segment.held is not None
         return self._memory.n_own(segment.held, segment.start, segment.end)
 
-    def _leave(self, segment: Segment) -> None:
+    def _evict(self, segment: Segment) -> None:
         """Take a segment from the device: to RAM, or away with whatever needs it."""
         if not segment.rows.size:
             try:

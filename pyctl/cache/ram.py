@@ -154,27 +154,24 @@ class RamCache:
         segment: Segment | None = None,
         blocks: Collection[Block] = (),
     ) -> bool:
-        """Whether there would be room for a snapshot of ``prefix``: ``n_bytes`` besides the rows of
-        ``segment`` and the ``blocks`` of a window. Nothing leaves before `add`.
+        """Return whether there would be room for a snapshot of ``prefix``: ``n_bytes`` besides the
+        rows of ``segment`` and the ``blocks`` of a window. Evicts nothing before `add`.
 
         False when the prefix is here already, or the budget or the number of snapshots leaves no
         room for it beyond snapshots that stay.
         """
-        if (
-            not self.enabled
-            or prefix in self._snapshots
-            or not self._fits(prefix, n_bytes, segment, blocks)
-        ):
+        if not self.enabled or prefix in self._snapshots:
             return False
-        return (
-            self._n_places > 0
-            or self.policy.choose_victim(self._may_go, per_byte=False) is not None
-        )
+        if not self._fits(prefix, n_bytes, segment, blocks):
+            return False
+        if self._n_places > 0:
+            return True
+        return self.policy.choose_victim(self._may_go, per_byte=False) is not None
 
     def add(self, snapshot: Snapshot) -> bool:
-        """Enter ``snapshot``, and evict others for it; False if `may_add` refuses it.
+        """Enter ``snapshot``, and evict others for it; return False if `may_add` refuses it.
 
-        ValueError if it builds on rows that were dropped.
+        Raises ValueError if it builds on rows that were dropped.
         """
         if not self.pool.is_whole(snapshot):
             raise ValueError("the snapshot builds on rows that were dropped")
@@ -182,19 +179,19 @@ class RamCache:
         if not self.may_add(snapshot.prefix, state.own_bytes, snapshot.segment, state.shared):
             return False
         self.pool.retain(snapshot)
-        if (
-            self._n_places <= 0
-            and (victim := self.policy.choose_victim(self._may_go, per_byte=False)) is not None
-        ):
-            self._evict(victim)
+        if self._n_places <= 0:
+            victim = self.policy.choose_victim(self._may_go, per_byte=False)
+            if victim is not None:
+                self._evict(victim)
         self._snapshots[snapshot.prefix] = snapshot
         turn = snapshot.facts.turn
-        used = self.turn if turn is None or turn + 1 >= self.turn else turn
+        used = self.turn
+        if turn is not None and turn + 1 < self.turn:  # of an older conversation, parked now
+            used = turn
+            self._likely = -1, {}
         node = self.tree.add(snapshot, snapshot.n, snapshot.links(), used, snapshot.hits)
         node.is_turn = snapshot.is_turn
         node.own.n_opening = snapshot.facts.n_opening
-        if used < self.turn:  # of an older conversation, parked in this turn
-            self._likely = -1, {}
         with self.locked(snapshot):
             self._shrink()
         if self._room() < 0:  # another model took the room since `_fits`
@@ -236,21 +233,21 @@ class RamCache:
     def pin(self, name: str, pinned: bool) -> bool:
         """Lock the snapshot of the prefix called ``name`` until it is unpinned, or unpin it.
 
-        False if there is none, or if the budget has no room for all of it and what else has to
-        stay.
+        Return False if there is none, or if the budget has no room for all of it beside all others
+        that have to stay.
         """
-        for snapshot in self.snapshots():
-            if snapshot.prefix.name == name:
-                needed = self.pool.n_needed([snapshot, *self._fixed()])
-                if (
-                    pinned
-                    and self.budget is not None
-                    and needed > self.budget - self.shared.fixed_by_others(self)
-                ):
-                    return False
-                (self.pinned.add if pinned else self.pinned.discard)(snapshot)
-                return True
-        return False
+        snapshot = next((each for each in self.snapshots() if each.prefix.name == name), None)
+        if snapshot is None:
+            return False
+        if not pinned:
+            self.pinned.discard(snapshot)
+            return True
+        if self.budget is not None:
+            needed = self.pool.n_needed([snapshot, *self._fixed()])
+            if needed > self.budget - self.shared.fixed_by_others(self):
+                return False
+        self.pinned.add(snapshot)
+        return True
 
     # -- rows that the device holds
     # ----------------------------------------------------------------------------------
@@ -261,7 +258,7 @@ class RamCache:
         """Evict snapshots of lower worth until the rows of ``segment``, ``n_bytes``, which only the
         device has, fit.
 
-        Returns False, evicting nothing, if the victims are worth more than all that is lost without
+        Return False, evicting nothing, if the victims are worth more than all that is lost without
         these rows, and with ``only_if_free`` if there are any. Pinned and retained rows fit, if
         need be beyond the budget.
         """
@@ -270,14 +267,18 @@ class RamCache:
         with self.locked(*self.ends.through(segment)):
             self.ends.fit(n_bytes)
             room = self._room(n_bytes)
-            if room >= 0 or only_if_free:
-                return room >= 0
-            if not any(segment in snapshot.chain for snapshot in self._fixed()):
-                copies = sum(int(each.rows.nbytes) for each in self.pool.copies())
-                if room + copies < 0 and not self._deserves(segment, -room - copies):
+            if room >= 0:
+                return True
+            if only_if_free:
+                return False
+            if not self._is_fixed(segment):
+                # Copies of rows on the device go first, and lose nothing.
+                n_missing = -room - sum(int(each.rows.nbytes) for each in self.pool.copies())
+                if n_missing > 0 and not self._deserves(segment, n_missing):
                     return False
             best = max(self._needing(segment), key=self.policy.value, default=None)
-            with self.locked(*([best] if best is not None else [])):
+            staying = [best] if best is not None else []
+            with self.locked(*staying):
                 self._shrink(n_bytes)
             return True
 
@@ -288,35 +289,36 @@ class RamCache:
         """
         for end in self.ends.through(segment):
             self.ends.drop(end)
-        if any(segment in snapshot.chain for snapshot in self._fixed()):
+        if self._is_fixed(segment):
             raise ValueError("something that has to stay needs these rows")
         for snapshot in sorted(self._needing(segment), key=lambda snapshot: -snapshot.n):
             self._evict(snapshot)
         self.n_lost += 1
 
     def device_eviction_order(self, n_freed: Callable[[Segment], int]) -> Iterator[Segment]:
-        """The segments that the device may evict, by the prompts expected to resume there.
+        """Yield the segments that the device may evict, by the prompts expected to resume there.
 
-        Those that RAM also has come first: they lose least. ``n_freed`` is how many cells become
-        free now; none of 0 comes. What locked snapshots need leaves only if RAM has it, and after
-        what others need.
+        Copies of rows in RAM are the first: they lose least. ``n_freed`` is how many cells become
+        free now; a segment that frees none is left out. Segments of locked snapshots are evicted
+        only if RAM has them, and after the others.
         """
         staying = needed_by(self.locks)
         likely = self.likely()
-        ranked = [
-            (not each.rows.size, each in staying, likely.get(each, math.inf), number, each)
-            for number, each in enumerate(self.pool)
-            if each.held is not None and (each.rows.size or each not in staying)
-        ]
-        heapq.heapify(ranked)  # mostly few of them leave
+        ranked: list[tuple[bool, bool, float, int, Segment]] = []
+        for number, each in enumerate(self.pool):
+            has_copy = bool(each.rows.size)
+            if each.held is not None and (has_copy or each not in staying):
+                n_resumes = likely.get(each, math.inf)
+                ranked.append((not has_copy, each in staying, n_resumes, number, each))
+        heapq.heapify(ranked)  # mostly few of them are evicted
         while ranked:
             segment = heapq.heappop(ranked)[-1]
             if segment.held is not None and n_freed(segment) > 0:
                 yield segment
 
     def only_held(self) -> list[Segment]:
-        """The segments whose rows only the device has; those first on which the most prompts are
-        expected to resume.
+        """Return the segments whose rows only the device has, the ones first on which the most
+        prompts are expected to resume.
         """
         likely = self.likely()
         only = [segment for segment in self.pool if segment.only_held_bytes]
@@ -339,8 +341,12 @@ class RamCache:
         return [node.key for node in self.tree.through(segment)]
 
     def _fixed(self) -> list[Snapshot]:
-        """Snapshots whose rows stay in RAM, if need be beyond the budget."""
+        """Return the snapshots whose rows stay in RAM, if need be beyond the budget."""
         return [*self.pinned, *self.retained]
+
+    def _is_fixed(self, segment: Segment) -> bool:
+        """Return whether the rows of ``segment`` stay in RAM."""
+        return any(segment in snapshot.chain for snapshot in self._fixed())
 
     def _fits(
         self, prefix: Prefix, n_bytes: int, segment: Segment | None, blocks: Collection[Block] = ()
@@ -380,12 +386,12 @@ class RamCache:
         return room >= 0
 
     def _room(self, n_bytes: int = 0) -> float:
-        """Bytes that would be left of the budget, less than none if it is exceeded."""
-        return (
-            math.inf
-            if self.budget is None
-            else self.budget - self.n_bytes - self.shared.used_by_others(self) - n_bytes
-        )
+        """Return the bytes that would be left of the budget after ``n_bytes`` more, negative if it
+        is exceeded.
+        """
+        if self.budget is None:
+            return math.inf
+        return self.budget - self.n_bytes - self.shared.used_by_others(self) - n_bytes
 
     def _shrink(self, n_bytes: int = 0) -> None:
         """Have room for ``n_bytes``, as far as anything may go: first prompt ends and copies of
@@ -542,7 +548,7 @@ class PromptEnds:
             if end not in self._cache.locks:
                 self.drop(end)
 
-    def lose_from(self, snapshot: Snapshot) -> None:
+    def drop_descendants(self, snapshot: Snapshot) -> None:
         """Give up outputs of prompts that start with what ``snapshot`` holds."""
         for end in list(self):
             if any(

@@ -133,7 +133,7 @@ class Chooser:
         usable = found.now(seq) if found is not None else None
         if usable is None:
             arrival.cancel()
-            self._device.give_back(arrival.snapshot)
+            self._device.release_rejected(arrival.snapshot)
             return None
         return ArrivingCandidate(
             usable.origin,

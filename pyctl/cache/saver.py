@@ -72,7 +72,7 @@ class Saver:
                 seq.covered = Coverage(snapshot.segment, seq.n)
                 stats.count_saved(prefix.name)
                 self._copy_early(snapshot, covered.n)
-            self._device.give_back(snapshot)
+            self._device.release_rejected(snapshot)
         except (StateError, MemoryError) as error:
             log.warning("cannot save a snapshot at %d tokens: %s", seq.n, error)
         self._write_back.trim_backlog()
@@ -127,7 +127,7 @@ class Saver:
         with self._cache.locked(end, *lookup.snapshots):
             if self._cache.ends.add(end, is_wanted=is_wanted):
                 seq.covered = Coverage(end.segment, seq.n)
-        self._device.give_back(end)
+        self._device.release_rejected(end)
 
     def suspend(self, seq: LiveSequence, *, frees_cells: bool = True) -> Snapshot:
         """Take everything that ``seq`` holds out of it, for `resume`. Raises StateError or

@@ -277,7 +277,7 @@ class EngineAdmin:
                 if snapshot in cache.pinned:
                     raise RequestError(f"{name} is pinned: unpin it first")
                 self._n_changes += 1
-                cache.ends.lose_from(snapshot)
+                cache.ends.drop_descendants(snapshot)
                 cache.drop(snapshot)
                 return True
         for end in [end for end in cache.ends if end.prefix.name == name]:

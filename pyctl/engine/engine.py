@@ -188,7 +188,7 @@ class Engine:
         while self.scheduler.has_work:  # cancelled requests end at the next step
             self.step()
         self._park_all()
-        self.prefix_cache.device.leave_all()
+        self.prefix_cache.device.evict_all()
         self.prefix_cache.write_back.flush_copies()
         self.backend.unload()
         self.asleep = True
