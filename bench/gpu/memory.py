@@ -20,7 +20,7 @@ from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.placements import experts_on_cpu
 from pyctl.engine.vision_settings import VisionSettings
-from pyctl.llama import MemoryPlan, breakdown, devices, load
+from pyctl.llama import breakdown, devices, load
 from pyctl.llama.draft.draft_file import count_heads
 
 SLACK = 512 * 2**20
@@ -33,17 +33,16 @@ def measured(
     """Load a model, print its rows, and return whether the plan was right. SystemExit without the
     extension.
     """
-    plans: list[MemoryPlan] = []
     before = {
         device.name: device.free or 0 for device in devices()
     }  # itself takes what a process needs on a GPU
-    loaded = load(settings, announce=plans.append, drafts=drafts, vision=vision)
+    loaded = load(settings, drafts=drafts, vision=vision)
     if breakdown.core is None:
         raise SystemExit("the extension is missing: see pyctl --version")
     counted = breakdown.core.breakdown(loaded.backend.ctx)
     right = True
     free = {device.name: device.free or 0 for device in devices()}
-    for place in plans[0].places:
+    for place in loaded.resolved.memory.places:
         weights, kv, states, compute = counted.get(place.name if place.is_gpu else "", (0, 0, 0, 0))
         usage = place.usage
         held = before[place.name] - free[place.name] if place.is_gpu else 0

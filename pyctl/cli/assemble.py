@@ -53,6 +53,7 @@ from pyctl.llama import Loaded, MemoryPlan, allocate, load, reserve_pinned
 from pyctl.llama.devices import check_gguf, file_head, model_files
 from pyctl.llama.image_encoder import MAX_ROWS_BYTES
 from pyctl.llama.memory_fit import has_room, wanted_memory
+from pyctl.llama.settings.resolved import Resolved
 from pyctl.models import HubSettings, builtin_model
 from pyctl.server import ReplySettings
 from pyctl.server.models import Progress
@@ -273,7 +274,7 @@ class ModelLoader:
             return False  # a pool takes what it finds
         if self._plan is None:
             self._plan = wanted_memory(settings.model, settings.drafts, settings.vision)
-        return has_room(settings.model, self._plan, is_known=self._is_loaded)
+        return has_room(self._plan, is_known=self._is_loaded)
 
     def _find(self) -> CommandSettings:
         if not self._is_found:
@@ -376,12 +377,15 @@ def _load(
     disk = settings.disk
     budget = context.ram.n_bytes if context.ram is not None else cache_budget(settings.cache, None)
 
-    def announce(plan: MemoryPlan) -> None:
+    def announce(resolved: Resolved) -> None:
         nonlocal budget
+        plan = resolved.memory
         context.plan = plan
         budget = cache_budget(settings.cache, plan) if context.ram is None else budget
         table = "\n  ".join(plan.lines(budget))
         log.info(f"memory:\n  {table}")
+        for row in resolved.values:
+            log.debug("%s %s: %s", row.flag, row.value, row.reason)
         for warning in plan.warnings(budget):
             log.warning("%s", warning)
         if settings.model.n_gpu_layers != 0 and not context.is_pinned:

@@ -24,6 +24,7 @@ from pyctl.models import split_names
 if TYPE_CHECKING:
     from pyctl.doctor.facts import LlamaFacts, RequestedSettings
     from pyctl.llama import MemoryPlan
+    from pyctl.llama.settings.resolved import Resolved
 
 __all__ = ["cuda_can_pin", "cuda_version", "log_findings", "planned", "run_doctor"]
 
@@ -188,8 +189,8 @@ def planned(settings: CommandSettings) -> tuple[MemoryPlan, list[str]]:
     heard = BufferingHandler(capacity=1000)
     heard.setLevel(logging.WARNING)
 
-    def announce(plan: MemoryPlan) -> None:
-        raise _PlannedError(plan)
+    def announce(resolved: Resolved) -> None:
+        raise _PlannedError(resolved.memory)
 
     logging.getLogger().addHandler(heard)
     try:

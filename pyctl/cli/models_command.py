@@ -96,7 +96,7 @@ def _row(name: str, origin: str, settings: CommandSettings) -> dict[str, Any]:
         check_files(settings)
         plan = wanted_memory(settings.model, settings.drafts, settings.vision)
         row["n_ctx_train"] = max(plan.n_ctx_train, plan.n_ctx)
-        if not has_room(settings.model, plan, is_known=False):
+        if not has_room(plan, is_known=False):
             plan, notes = planned(settings)
             row["note"] = "; ".join(notes[:1])
         row["n_ctx"] = 0 if any(place.shortage() for place in plan.places) else plan.n_ctx

@@ -105,6 +105,7 @@ class EngineInfo:
     placement: Placement = Placement()
     templates: ModelTemplates = field(default_factory=ModelTemplates)
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    resolved: tuple[tuple[str, str, str], ...] = ()
 
 
 TopTokens = tuple[tuple[int, float], ...]

@@ -32,8 +32,8 @@ from pyctl.llama.library import allocate, reserve_pinned
 from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.loader import Loaded, load
 from pyctl.llama.memory_plan import MemoryPlan
-from pyctl.llama.params import gpus
 from pyctl.llama.rpc import connect_workers, serve_devices
+from pyctl.llama.settings.resolved import gpus
 
 __all__ = [
     "Device",

@@ -63,7 +63,7 @@ class ContextMemory:
         self.n_ctx = 0
         self.kind: Literal["attention", "hybrid", "opaque"] = "opaque"
         self.shape = MemoryShape(NOWHERE, BlockSizes(0, 0, 0))
-        self._pool = pool
+        self.pool = pool
         self._marks = marks
         self._windows = SharedWindows(WindowForm(0, ()))
         self._handles: set[int] = set()  # of held rows
@@ -78,11 +78,10 @@ class ContextMemory:
         address = ctypes.cast(ctx, ctypes.c_void_p).value or 0
         self._facts = facts
         self._n_planes = int(api.llama_n_rs_seq(ctx))
-        self._handles = set()
-        self._rollback_floors = {}
-        self.kv = KVState(address, 0, marks=self._marks, defers=self._pool is None, unfit=unfit)
+        self._handles, self._rollback_floors = set(), {}
+        self.kv = KVState(address, 0, marks=self._marks, defers=self.pool is None, unfit=unfit)
         self.store = None
-        if (plan := self._pool) is not None:
+        if (plan := self.pool) is not None:
             self.store = RowStore(self.kv, plan.n_rows, plan.resident, plan.n_stages)
         self.kind = self.kv.kind
         self._windows = SharedWindows(WindowForm.of(self.layout))
@@ -96,7 +95,7 @@ class ContextMemory:
             cut_anywhere=self.kind == "attention" or getattr(self.kv, "can_cut", False),
             has_rows=bool(self.kv.can_hold),
             can_hold=bool(self.kv.can_hold),
-            is_pool=self._pool is not None,
+            is_pool=self.pool is not None,
         )
 
     @property

@@ -2,75 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from llama_cpp import llama_cpp as api
 
-from pyctl.engine.draft.draft_settings import FEATURE_TYPES, DraftSettings
+from pyctl.engine.draft.draft_settings import FEATURE_TYPES
 from pyctl.engine.model_settings import LOAD_MODES, ModelSettings
 from pyctl.errors import ModelError
 from pyctl.llama import breakdown
-from pyctl.llama.breakdown import ALL_GPUS, Parts, layer_of, parts_of
-from pyctl.llama.devices import devices, host_available, tensor_bytes
+from pyctl.llama.breakdown import parts_of
+from pyctl.llama.devices import devices, host_available
 from pyctl.llama.draft.draft_file import check_target
+from pyctl.llama.estimate import ALL_GPUS, Parts, layer_of
 from pyctl.llama.library import captured_log, forget_log_errors, last_log_error
-from pyctl.llama.memory_plan import MemoryPlan, Place, Usage
+from pyctl.llama.memory_plan import MIB, MemoryPlan, Place, Usage
 from pyctl.llama.params import (
     ModelParams,
     check_head,
     context_params,
-    draft_cells,
-    finds,
     head_params,
+    layer_bytes,
     metadata_text,
-    uses_own_head,
 )
+from pyctl.llama.settings.resolved import Resolved
 
-__all__ = ["NO_DRAFTS", "DryRun", "dry_run"]
+__all__ = ["CTX_STEP", "DryRun", "dry_run", "plan_fitting", "plan_whole", "refusal"]
+
+CTX_STEP = 256
+"""llama.cpp rounds contexts up to this."""
 
 HOST = "host"
 
 SAMPLE_CELLS = 16_384
 """Context for measuring the size of a row: some devices pad each tensor."""
 
+ByPlace: TypeAlias = dict[str, int]
+"""Bytes by the name of a GPU, or of the host; places that have none are missing."""
+
+
+class ContextUsage(NamedTuple):
+    """The memory of one context by place."""
+
+    weights: ByPlace
+    kv: ByPlace
+    states: ByPlace
+    compute: ByPlace
+
 
 class DryRun:
     """A model without weights; ``n_layers`` and ``n_ctx_train`` are the file's, ``tensors`` bytes
     by name.
 
-    ``drafts`` are its draft settings; ``is_head``: it drafts with its trunk. ``draft_file`` is its
-    draft model. ``vision`` is the device of the vision encoder, empty for the CPU, and its bytes.
+    ``draft_file`` is its draft model. ``is_head``: it drafts with its trunk. ``vision`` is the
+    device of the vision encoder, empty for the CPU, and its bytes.
     """
 
     def __init__(
         self,
         model: Any,
-        settings: ModelSettings,
-        drafts: DraftSettings,
+        resolved: Resolved,
         draft_file: DryRun | None = None,
         *,
         is_head: bool = False,
         vision: tuple[str, int] | None = None,
     ) -> None:
         self._model = model
-        self._vision = {} if vision is None else {vision[0] or HOST: vision[1]}
-        self._settings = settings
-        self._drafts = drafts
+        self._resolved = resolved
         self._draft_file = draft_file
         self._is_head = is_head
+        self._vision: ByPlace = {}
+        if vision is not None:
+            device, n_bytes = vision
+            self._vision[device or HOST] = n_bytes
+        # The free memory of all GPUs at this moment: tensors may be placed on one that is not used.
         self._gpus = tuple(device for device in devices() if device.is_gpu)
         self.n_ctx_train = int(api.llama_model_n_ctx_train(model))
-        self.n_layers = int(api.llama_model_n_layer(model)) + int(
-            api.llama_model_n_layer_nextn(model)
-        )
-        n_used = self.n_layers if is_head else int(api.llama_model_n_layer(model))
-        sizes = tensor_bytes(Path(settings.path))
+        n_own_layers = int(api.llama_model_n_layer(model))
+        self.n_layers = n_own_layers + int(api.llama_model_n_layer_nextn(model))
+        n_used = self.n_layers if is_head else n_own_layers
         self.tensors: Mapping[str, int] = {
-            name: size for name, size in sizes.items() if layer_of(name) < n_used
+            name: size for name, size in resolved.tensors.items() if layer_of(name) < n_used
         }
         core = breakdown.core
         self.layers: tuple[str, ...] = () if core is None else tuple(core.layer_devices(model))
@@ -85,10 +100,10 @@ class DryRun:
             raise ModelError("this model's positions depend on the size of the context")
         if breakdown.core is None:
             raise ModelError("it needs the extension")
-        ctx = self._context(context_params(self._settings, SAMPLE_CELLS))
+        ctx = self._context(context_params(self._resolved, SAMPLE_CELLS))
         try:
             places = tuple(map(self._place_of, breakdown.core.row_places(ctx)))
-            rows = self._parts(ctx)[1]
+            rows = self._usage(ctx).kv
             n_cells = int(api.llama_n_ctx(ctx))
         finally:
             api.llama_free(ctx)
@@ -108,47 +123,59 @@ class DryRun:
 
         Raises ModelError if llama.cpp refuses the context.
         """
-        n_seqs = self._settings.n_seqs
-        ctx = self._context(context_params(self._settings, n_ctx, drafts=self._drafts))
+        ctx = self._context(context_params(self._resolved, n_ctx))
         try:
-            weights, kv, states, compute = self._parts(ctx)
+            usage = self._usage(ctx)
             n_cells = int(api.llama_n_ctx(ctx))
+            # llama_memory_recurrent allocates the last state and the earlier ones of a sequence
+            # side by side.
             n_states = int(api.llama_n_rs_seq(ctx)) + 1
-            drafts = self._draft_model(ctx, n_rows or n_cells)
+            drafts = self._draft_usage(ctx, n_rows or n_cells)
         finally:
             api.llama_free(ctx)
-        states = {place: size // n_states for place, size in states.items()}
-        # A mark is a state like a plane, one per sequence.
-        n_earlier = n_states - 1 + finds(self._drafts) if states else 0
-        planes = {place: size * n_earlier for place, size in states.items()}
+        n_seqs = self._resolved.model.n_seqs
+        states = {place: size // n_states for place, size in usage.states.items()}
         state_bytes = sum(states.values()) // n_seqs
-        remote = {device.name for device in self._gpus if device.is_remote}
-        if breakdown.core is not None and not {HOST, *remote} & {*kv, *states}:
-            # The extension copies a state within each GPU before it copies it to the host.
+        n_earlier = self._n_earlier_states(n_states) if states else 0
+        planes = {place: size * n_earlier for place, size in states.items()}
+        if self._copies_states_on_gpus(usage):
             states = {place: size + size // n_seqs for place, size in states.items()}
-        free = {device.name: device.free for device in self._gpus}
-        places = []
-        parts = (weights, kv, states, compute, planes, drafts, self._vision)
-        for name in (*free, HOST):
-            usage = Usage(*(part.get(name, 0) for part in parts))
-            if usage.total or name == HOST:
-                places.append(
-                    Place(
-                        name, name != HOST, usage, free[name] if name != HOST else host_available()
-                    )
-                )
-        row_bytes = sum(kv.values()) / n_cells
+        parts = (usage.weights, usage.kv, states, usage.compute, planes, drafts, self._vision)
         return MemoryPlan(
             n_cells,
             n_seqs,
-            row_bytes,
+            sum(usage.kv.values()) / n_cells,
             state_bytes,
-            tuple(places),
+            tuple(self._places(parts)),
             self.layers,
             n_earlier,
             n_ctx_train=self.n_ctx_train,
             is_estimate=breakdown.core is None,
+            n_layer_bytes=layer_bytes(self._model),
+            n_draft_layer_bytes=self._draft_layer_bytes,
         )
+
+    def _n_earlier_states(self, n_states: int) -> int:
+        """Return the states of a sequence besides the last: planes, and a mark."""
+        # A mark is a state like a plane, one per sequence, which the extension allocates.
+        return n_states - 1 + self._resolved.uses_text_drafts
+
+    def _copies_states_on_gpus(self, usage: ContextUsage) -> bool:
+        """Whether the extension copies a state within each GPU before it copies it to the host."""
+        if breakdown.core is None:
+            return False
+        elsewhere = {HOST, *(device.name for device in self._gpus if device.is_remote)}
+        return not elsewhere & {*usage.kv, *usage.states}
+
+    def _places(self, parts: tuple[ByPlace, ...]) -> Iterator[Place]:
+        """Yield the places with memory of ``parts``, in the order of `Usage`; the host last."""
+        usages = [Usage(*(part.get(gpu.name, 0) for part in parts)) for gpu in self._gpus]
+        used = [(gpu, usage) for gpu, usage in zip(self._gpus, usages, strict=True) if usage.total]
+        margins = chain(self._resolved.margins, repeat(self._resolved.margins[-1]))
+        for (gpu, usage), margin in zip(used, margins, strict=False):
+            yield Place(gpu.name, True, usage, gpu.free, margin=margin)
+        usage = Usage(*(part.get(HOST, 0) for part in parts))
+        yield Place(HOST, False, usage, host_available(), is_mapped=self._resolved.is_mapped)
 
     def _context(self, params: Any) -> Any:
         """Return a context without memory. Raises ModelError if llama.cpp refuses it."""
@@ -161,35 +188,39 @@ class DryRun:
             )
         return ctx
 
-    def _parts(self, ctx: Any) -> list[dict[str, int]]:
-        """Return the bytes of weights, K and V, states and compute buffers by place, without places
-        that have none.
-        """
-        parts: list[dict[str, int]] = [{}, {}, {}, {}]
-        for name, sizes in parts_of(ctx, self._settings, self.tensors).items():
+    def _usage(self, ctx: Any) -> ContextUsage:
+        """Return the memory of ``ctx`` by place."""
+        usage = ContextUsage({}, {}, {}, {})
+        for name, sizes in parts_of(ctx, self._resolved, self.tensors).items():
             place = self._place_of(name)
-            spread = self._spread(sizes) if place == ALL_GPUS else {place: sizes}
-            for place, own in spread.items():
-                for part, size in zip(parts, own, strict=True):
+            shares = self._spread(sizes) if place == ALL_GPUS else {place: sizes}
+            for place, own in shares.items():
+                for part, size in zip(usage, own, strict=True):
                     if size:
                         part[place] = part.get(place, 0) + size
-        return parts
+        return usage
 
-    def _draft_model(self, trunk: Any, n_ctx: int) -> dict[str, int]:
-        """Return the bytes by place of the draft model or head for the context ``trunk``."""
+    @property
+    def _draft_layer_bytes(self) -> int:
+        """Average bytes of the weights of a layer of the draft file, 0 without one."""
+        return layer_bytes(self._draft_file._model) if self._draft_file is not None else 0
+
+    def _draft_usage(self, trunk: Any, n_ctx: int) -> ByPlace:
+        """Return the memory of the draft model or head for the context ``trunk``."""
         if self._draft_file is not None and not self._draft_file._is_head:
-            plan = self._draft_file.plan(draft_cells(self._settings, self._drafts, n_ctx))
+            plan = self._draft_file.plan(self._resolved.n_draft_cells(n_ctx))
             # It marks the state before drafting: one more per sequence.
             return {place.name: place.usage.total + place.usage.states for place in plan.places}
         drafter = self._draft_file or self
         if not drafter._is_head:
             return {}
-        ctx = drafter._context(head_params(self._settings, self._drafts, trunk, n_ctx))
-        parts = drafter._parts(ctx)
+        ctx = drafter._context(head_params(self._resolved.head, trunk, n_ctx))
+        usage = drafter._usage(ctx)
         api.llama_free(ctx)
-        if drafter is self:
-            del parts[0]  # its weights are the trunk's
-        return {place: sum(part.get(place, 0) for part in parts) for place in {*chain(*parts)}}
+        if drafter is self:  # its weights are the trunk's
+            usage = usage._replace(weights={})
+        places = {place for part in usage for place in part}
+        return {place: sum(part.get(place, 0) for part in usage) for place in places}
 
     def _place_of(self, name: str) -> str:
         """Return the place for llama.cpp's name of a device or buffer type."""
@@ -202,62 +233,97 @@ class DryRun:
 
         States count on the GPU that has the most of them, buffers on each.
         """
-        gpus = [
-            gpu.name
-            for gpu in self._gpus
-            if not self._settings.devices or gpu.name in self._settings.devices
-        ]
-        split = (*self._settings.tensor_split, *(0.0,) * len(gpus))[: len(gpus)]
+        gpus = [gpu.name for gpu in self._resolved.gpus]
+        given = self._resolved.model.tensor_split[: len(gpus)]
+        split = [*given, *(0.0 for _ in range(len(gpus) - len(given)))]
         if not any(split):
-            split = (1.0,) * len(gpus)
-        wholes = (
-            (sum(split),) * 4
-            if breakdown.core is None
-            else (sum(split), sum(split), max(split), 0.0)
-        )
+            split = [1.0] * len(gpus)
+        whole = sum(split)
+        # An estimate has the buffers of all GPUs together.
+        wholes = [whole] * 4 if breakdown.core is None else [whole, whole, max(split), 0.0]
         return {
-            name: [
-                int(size * share / whole) if whole else size
-                for size, whole in zip(sizes, wholes, strict=True)
-            ]
+            name: [_part(size, share, all) for size, all in zip(sizes, wholes, strict=True)]
             for name, share in zip(gpus, split, strict=True)
         }
 
 
-NO_DRAFTS: DraftSettings = DraftSettings()
+def _part(size: int, share: float, whole: float) -> int:
+    """Return the part of ``size`` for a ``share`` of ``whole``; all of it if that is 0."""
+    return int(size * share / whole) if whole else size
+
+
+def plan_fitting(run: DryRun, settings: ModelSettings) -> MemoryPlan:
+    """Return the plan with the requested context, else with the largest that fits, up to the
+    model's own.
+    """
+    maximum = settings.n_ctx or run.n_ctx_train
+    minimum = min(settings.fit_ctx, maximum)
+    plan = plan_whole(run, settings, [device.free for device in devices()])
+    can_reduce = settings.fit and not settings.n_ctx and minimum < maximum
+    if not can_reduce or plan.fits:
+        return plan
+    # Every part grows linearly with the context.
+    low = run.plan(minimum)
+    n_ctx = maximum
+    for before, after in zip(low.places, plan.places, strict=True):
+        if not after.missing:
+            continue
+        per_token = (after.usage.total - before.usage.total) / (maximum - minimum)
+        fitting = maximum - int(after.missing / per_token) - 1 if per_token > 0 else minimum
+        n_ctx = min(n_ctx, fitting)
+    return run.plan(max(n_ctx // CTX_STEP * CTX_STEP, minimum))
+
+
+def plan_whole(run: DryRun, settings: ModelSettings, memory: Sequence[int | None]) -> MemoryPlan:
+    """Return the plan with the whole context that is asked for, by default the model's own.
+
+    Raises ModelError if its rows are larger than all ``memory`` (bytes by device, None if unknown).
+    """
+    maximum = settings.n_ctx or run.n_ctx_train
+    if maximum > run.n_ctx_train and None not in memory:
+        # Even a dry run allocates data per cell, so far too large contexts are refused first.
+        needed = run.plan(min(settings.fit_ctx, maximum)).row_bytes * maximum
+        max_bytes = sum(filter(None, memory))
+        if needed > max_bytes:
+            raise ModelError(refusal(maximum, int(needed), max_bytes))
+    return run.plan(maximum)
+
+
+def refusal(n_ctx: int, needed: int, free: int) -> str:
+    """Return the error message for a context that does not fit."""
+    return (
+        f"cannot make the context: {n_ctx} tokens need about {needed // MIB:,} MiB of memory and "
+        f"there are {free // MIB:,} MiB; try a smaller --ctx-size"
+    )
 
 
 @contextmanager
-def dry_run(
-    settings: ModelSettings,
-    drafts: DraftSettings = NO_DRAFTS,
-    vision: tuple[str, int] | None = None,
-) -> Iterator[DryRun]:
-    """Open the model of ``settings`` and its draft model without weights. Raises ModelError as
+def dry_run(resolved: Resolved, vision: tuple[str, int] | None = None) -> Iterator[DryRun]:
+    """Open the model of ``resolved`` and its draft model without weights. Raises ModelError as
     loading would.
     """
+    drafts = resolved.drafts
     with ExitStack() as stack:
         draft_file = None
-        if drafts.draft_path and drafts.n_draft > 0:
-            of_file = drafts.of_file(settings)
-            model = stack.enter_context(
-                _without_weights(of_file, with_head=drafts.has("draft-mtp"))
+        if resolved.uses_draft_file:
+            draft = resolved.draft_file
+            draft_model = stack.enter_context(
+                _without_weights(draft.model, with_head=drafts.has("draft-mtp"))
             )
-            draft_file = DryRun(model, of_file, NO_DRAFTS, is_head=drafts.reads_rows)
-        is_head = uses_own_head(drafts)
-        model = stack.enter_context(_without_weights(settings, with_head=is_head))
+            draft_file = DryRun(draft_model, draft, is_head=drafts.reads_rows)
+        is_head = resolved.uses_own_head
+        model = stack.enter_context(_without_weights(resolved.model, with_head=is_head))
         if draft_file is not None and drafts.has(*FEATURE_TYPES):  # llama.cpp would end the process
             check_target(Path(drafts.draft_path), model)
-        yield DryRun(model, settings, drafts, draft_file, is_head=is_head, vision=vision)
+        yield DryRun(model, resolved, draft_file, is_head=is_head, vision=vision)
 
 
 @contextmanager
 def _without_weights(settings: ModelSettings, *, with_head: bool) -> Iterator[Any]:
     """Yield a llama_model without weights and texts of tokens."""
     params = ModelParams(settings, with_head=with_head, with_vocabulary=False)
-    # releases before 0.3.35 would map the file
     params.struct.no_alloc = True
-    params.struct.use_mmap = False
+    params.struct.use_mmap = False  # releases before 0.3.35 would map the file
     params.struct.load_mode = LOAD_MODES["none"]
     with captured_log():
         model = params.load(settings.path)

@@ -12,10 +12,11 @@ from llama_cpp import llama_cpp as api
 from pyctl.cache import RULES
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import ModelError
-from pyctl.llama.devices import FileTensor, file_head, model_files, tensor_bytes
+from pyctl.llama.devices import Device, FileTensor, file_head, model_files, tensor_bytes
 from pyctl.llama.library import build_version
 from pyctl.llama.llama_backend import LlamaBackend
-from pyctl.llama.params import batch_cost, gpus, metadata_text
+from pyctl.llama.params import metadata_text
+from pyctl.llama.settings.resolved import Resolved
 from pyctl.setup.libraries import libraries_in_use
 
 __all__ = ["file_digest", "fingerprint", "shared_split"]
@@ -43,32 +44,32 @@ HARMLESS = ("DEBUG", "BACKTRACE", "PINNED", "REGISTER_HOST", "P2P", SUMS)
 """Parts of the names of ggml's environment variables that do not affect results."""
 
 
-def fingerprint(backend: LlamaBackend, settings: ModelSettings, layers: Sequence[str]) -> str:
+def fingerprint(backend: LlamaBackend, resolved: Resolved) -> str:
     """Return the BLAKE2b-128 of model files, adapters, layout, positions, batches, kernels and
     devices; 32 hex digits.
 
-    ``layers`` are the devices of the layers. The digest is independent of paths, file times, and
-    flags that do not affect bytes. ModelError if a file cannot be read.
+    The digest is independent of paths, file times, and flags that do not affect bytes. ModelError
+    if a file cannot be read.
     """
-    path = Path(settings.path)
+    path = Path(resolved.model.path)
     has_factors = any("rope_factors_long" in name for name in tensor_bytes(path))
-    factors = _rope_factors(backend, settings) if has_factors else ""
-    return file_digest(path, _facts(backend, settings, layers, factors))
+    factors = _rope_factors(backend, resolved.model) if has_factors else ""
+    return file_digest(path, _facts(backend, resolved, factors))
 
 
-def shared_split(settings: ModelSettings, layers: Sequence[str]) -> str:
+def shared_split(resolved: Resolved) -> str:
     """Return how equal GPUs share all layers, empty if others do: their rows and states serve any
     such split.
 
     The split still changes sums, so with --exact nothing is shared between two.
     """
-    found = gpus(settings)
-    alike = (
-        len(found) > 1
-        and len({gpu.description for gpu in found}) == 1
-        and not any(gpu.is_remote for gpu in found)
-    )
-    if not alike or "CPU" in layers or settings.split_mode not in ("layer", "tensor"):
+    settings = resolved.model
+    layers = resolved.memory.layers
+    gpus = resolved.gpus
+    is_one_kind = len({gpu.description for gpu in gpus}) == 1
+    are_equal = len(gpus) > 1 and is_one_kind and not any(gpu.is_remote for gpu in gpus)
+    have_all = "CPU" not in layers and settings.split_mode in ("layer", "tensor")
+    if not (are_equal and have_all):
         return ""
     return f" {settings.split_mode} {layers} {settings.tensor_split} {os.environ.get(SUMS)}"
 
@@ -89,14 +90,13 @@ def file_digest(path: Path, facts: Iterable[object] = ()) -> str:
     return digest.hexdigest()
 
 
-def _facts(
-    backend: LlamaBackend, settings: ModelSettings, layers: Sequence[str], rope_factors: str
-) -> Iterator[object]:
+def _facts(backend: LlamaBackend, resolved: Resolved, rope_factors: str) -> Iterator[object]:
+    """Yield everything besides the model's files that determines the bytes of rows and states."""
+    settings = resolved.model
     yield build_version()
-    if (
-        chosen := libraries_in_use()
-    ) is not None and chosen.digests:  # trees may differ and have one version
-        yield chosen.digests["archive"] or str(chosen.built)
+    libraries = libraries_in_use()
+    if libraries is not None and libraries.digests:  # trees may differ and have one version
+        yield libraries.digests["archive"] or str(libraries.built)
     # Instruction sets and device libraries: their kernels round differently.
     yield (api.llama_print_system_info() or b"").decode("utf-8", "replace")
     variables = sorted(
@@ -114,22 +114,32 @@ def _facts(
             backend.facts.n_seqs,
         )
     # Batch ends: rows and states of the same tokens in other batches round differently.
-    yield backend.facts.n_ubatch, RULES, batch_cost(settings)
+    yield backend.facts.n_ubatch, RULES, resolved.batch_cost
     yield tuple(getattr(settings, name) for name in (*ROPE_FIELDS, *YARN_FIELDS)), rope_factors
     yield settings.metadata
     for adapter, scale in settings.lora:
         yield scale, hashlib.blake2b(Path(adapter).expanduser().read_bytes()).hexdigest()
     yield settings.repack, settings.placements
-    if found := gpus(settings):
-        # Of a worker's device, only the address and the size are known.
-        names = [
-            f"{gpu.name} {gpu.description}{f' {gpu.total}' if gpu.is_remote else ''}"
-            for gpu in found
-        ]
-        split = (layers, settings.split_mode) if not shared_split(settings, layers) else ()
-        yield names, *split, settings.offload_kqv, settings.op_offload, settings.no_host
-        if split and settings.split_mode != "layer":
-            yield settings.tensor_split, settings.main_gpu
+    if resolved.gpus:
+        yield from _gpu_facts(resolved)
+
+
+def _gpu_facts(resolved: Resolved) -> Iterator[object]:
+    """Yield the GPUs, and how they share the layers unless any such split serves."""
+    settings = resolved.model
+    split: tuple[object, ...] = ()
+    if not shared_split(resolved):
+        split = (resolved.memory.layers, settings.split_mode)
+    names = [_name_of(gpu) for gpu in resolved.gpus]
+    yield names, *split, settings.offload_kqv, settings.op_offload, settings.no_host
+    if split and settings.split_mode != "layer":
+        yield settings.tensor_split, settings.main_gpu
+
+
+def _name_of(gpu: Device) -> str:
+    # Of a worker's device, only the address and the size are known.
+    size = f" {gpu.total}" if gpu.is_remote else ""
+    return f"{gpu.name} {gpu.description}{size}"
 
 
 def _rope_factors(backend: LlamaBackend, settings: ModelSettings) -> str:
@@ -139,11 +149,8 @@ def _rope_factors(backend: LlamaBackend, settings: ModelSettings) -> str:
     architecture = metadata_text(backend.model, "general.architecture")
     key = f"{architecture}.rope.scaling.original_context_length"
     given = dict(settings.metadata).get(key) or metadata_text(backend.model, key)
-    return (
-        "long"
-        if backend.facts.n_ctx > int(given or api.llama_model_n_ctx_train(backend.model))
-        else "short"
-    )
+    original = int(given or api.llama_model_n_ctx_train(backend.model))
+    return "long" if backend.facts.n_ctx > original else "short"
 
 
 def _content(file: Path, tensors: Sequence[FileTensor]) -> Iterator[bytes]:

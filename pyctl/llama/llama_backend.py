@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from llama_cpp import llama_cpp as api
@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 from pyctl.cache import NOWHERE, Block
 from pyctl.engine.backend import BackendFacts, SequenceTokens, TopTokens
 from pyctl.engine.openmp import end_threads
-from pyctl.engine.pool_settings import PoolPlan
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, ModelError, NotSupportedError
 from pyctl.llama.batch import Batch, Embedder, Outputs, RowBatch
 from pyctl.llama.context_memory import ContextMemory
 from pyctl.llama.draft.draft_mirror import DraftMirror
-from pyctl.llama.draft.draft_model import MakeDraftModel
+from pyctl.llama.draft.draft_model import Attach, DraftModel
 from pyctl.llama.image_encoder import ImageEncoder
 from pyctl.llama.library import EvaluationControl, build_version, checked
 from pyctl.llama.llama_tokenizer import LlamaTokenizer
@@ -35,48 +34,77 @@ from pyctl.llama.memory_check import (
 from pyctl.llama.sampler import LlamaSampler, LlamaVocabulary, top_logprobs
 from pyctl.prompt import ImageSpan, Tokens, as_tokens
 
-__all__ = ["LlamaBackend"]
+__all__ = ["ContextLimits", "LlamaBackend", "ModelSource", "OpenModel"]
+
+
+class OpenModel(NamedTuple):
+    """A loaded llama_model and a llama_context of it, both owned by who receives them.
+
+    ``tokenizer`` stays usable while the model is unloaded, and the model then needs no texts of
+    tokens; None for a tokenizer of the model itself.
+    """
+
+    model: Any
+    ctx: Any
+    tokenizer: LlamaTokenizer | None = None
+
+
+class ModelSource(Protocol):
+    """Opens a model, and what belongs to it, at each load: the same each time."""
+
+    def open(self) -> OpenModel:
+        """Return the model with a context. Raises ModelError if it cannot be loaded."""
+
+    def open_drafts(self, model: Any, ctx: Any, attach: Attach) -> DraftModel | None:
+        """Return the draft model for the context ``ctx``; None if there is none, or it cannot draft
+        for this model. ``attach`` attaches `Pulse` to the context of the draft model.
+        """
+        return None
+
+    def open_embedder(self, model: Any) -> Embedder | None:
+        """Return the embedder of the model, None without embeddings."""
+        return None
+
+    def identify(self, backend: LlamaBackend) -> str:
+        """Return the fingerprint of saved bytes, which is equal after a reload."""
+        return backend.memory.layout
+
+
+@dataclass(frozen=True)
+class ContextLimits:
+    """Limits of a context that llama.cpp does not know.
+
+    ``n_outputs`` is the room for outputs, at least one per sequence. ``batch_cost`` is that of
+    `BackendFacts`; 0 also means that the CPU evaluates. ``max_tokens`` maps the number of cells to
+    the limit of one sequence.
+    """
+
+    n_outputs: int = 0
+    batch_cost: int = 0
+    max_tokens: Callable[[int], int] = lambda n_cells: n_cells
 
 
 class LlamaBackend:
-    """The `Backend` on one llama_context; it owns the model and context that ``make`` returns.
+    """The `Backend` on one llama_context; it owns the model and context that ``source`` opens.
 
-    The third that ``make`` returns is a tokenizer that stays usable while the model is unloaded,
-    the same each time, or None for one of the model itself. With it, the model needs no texts of
-    tokens. ``identify`` returns the fingerprint of saved bytes, by default the memory's layout; it
-    must be equal after a reload. ``embedder`` creates the embedder. ``max_tokens`` maps the number
-    of cells to the limit of one sequence, by default all; ``n_outputs`` is the room for outputs, by
-    default one per sequence. ``make_drafts`` creates the draft model from the model, its context,
-    and a function that attaches `Pulse` to another context. ``marks`` lets hybrids roll back long
-    drafts, for one more state per sequence. With a ``pool`` the context has cells for one batch of
-    one sequence, and the pool holds the rows. ``encoder`` opens and closes with the model.
+    ``memory`` is the memory for them, by default one without a pool: with a pool the context has
+    cells for one batch of one sequence, and the pool holds the rows. ``encoder`` opens and closes
+    with the model.
     """
 
     def __init__(
         self,
-        make: Callable[[], tuple[Any, Any, LlamaTokenizer | None]],
-        identify: Callable[[LlamaBackend], str] | None = None,
-        embedder: Callable[[Any], Embedder] | None = None,
-        max_tokens: Callable[[int], int] = lambda n_cells: n_cells,
-        n_outputs: int = 0,
-        make_drafts: MakeDraftModel | None = None,
-        marks: bool = False,
-        pool: PoolPlan | None = None,
-        batch_cost: int = 0,
+        source: ModelSource,
+        memory: ContextMemory | None = None,
+        limits: ContextLimits = ContextLimits(),
         encoder: ImageEncoder | None = None,
     ) -> None:
-        self._make = make
-        self._identify = identify
-        self._make_embedder = embedder
-        self._max_tokens = max_tokens
-        self._n_outputs = n_outputs
-        self._make_drafts = make_drafts
-        self._pool = pool
-        self._batch_cost = batch_cost
-        self.memory = ContextMemory(pool, marks=marks)
-        self.control = EvaluationControl()
-        self.embedder: Embedder | None = None
+        self._source = source
+        self.memory = memory if memory is not None else ContextMemory(None, marks=False)
+        self._limits = limits
         self.encoder = encoder
+        self.embedder: Embedder | None = None
+        self.control = EvaluationControl()
         self._kept: LlamaTokenizer | None = None
         self.load()
 
@@ -86,88 +114,123 @@ class LlamaBackend:
         return int(api.llama_n_threads_batch(self.ctx)), int(api.llama_n_threads(self.ctx))
 
     def load(self) -> None:
-        self.model, self.ctx, kept = self._make()
+        self.model, self.ctx, tokenizer = self._source.open()
         try:
-            self._attach(kept)
+            self._attach(tokenizer)
         except BaseException:
             self._free()
             raise
         finally:
             end_threads()
 
-    def _attach(self, kept: LlamaTokenizer | None) -> None:
-        ctx = self.ctx
-        memory = self.memory
-        control = self.control
-        address = ctypes.cast(ctx, ctypes.c_void_p).value or 0
-        control.pulse.attach(address)
-        n_cells = self._pool.n_rows if self._pool is not None else int(api.llama_n_ctx(ctx))
-        if kept is None or kept is not self._kept:
-            self.tokenizer = kept or LlamaTokenizer(self.model)
-            self._kept = kept
-            n_window = (
-                self._pool.n_rows if self._pool is not None else int(api.llama_n_ctx_seq(ctx))
-            )
-            self.vocabulary = LlamaVocabulary(self.tokenizer, n_window)
-        n_seqs = int(api.llama_n_seq_max(ctx))
-        n_ubatch = int(api.llama_n_ubatch(ctx))
-        n_outputs = max(self._n_outputs, n_seqs)
-        # `_open_memory` fills in the limits that depend on the memory.
-        self.facts = BackendFacts(n_cells, n_cells, n_seqs, n_ubatch, n_outputs, self._batch_cost)
-        self.batch = Batch(max(n_ubatch, n_seqs))
-        self.outputs = Outputs(ctx, self.tokenizer.n_vocab)
-        self._image_batch: RowBatch | None = None
+    def _attach(self, tokenizer: LlamaTokenizer | None) -> None:
+        """Attach everything to the new context, in the only order that works."""
+        # The pulse first: from the first evaluation on, another thread may break it off.
+        address = ctypes.cast(self.ctx, ctypes.c_void_p).value or 0
+        self.control.pulse.attach(address)
+        # The memory reads its layout from an evaluated token, which takes a batch and outputs.
+        self._attach_vocabulary(tokenizer)
+        self._attach_buffers()
         self._open_memory()
-        control.pulse.watch(address if self.facts.is_async and self._pool is None else 0)
-        identity = self._identify(self) if self._identify is not None else memory.layout
+        # Only the memory tells whether a device evaluates that takes no part in the pulse: then the
+        # pulse needs the evaluation callback of the context, which a pool uses itself.
+        is_watched = self.facts.is_async and self.memory.pool is None
+        self.control.pulse.watch(address if is_watched else 0)
+        # The fingerprint covers the layout. It comes before anything else is opened: after a reload
+        # nothing may be restored from other bytes.
+        self._check_identity()
+        # Draft models attach to a context whose trials are over, and which has no tokens.
+        self._attach_drafts(address)
+        # Sizes of blocks include those of the draft model.
+        self.memory.measure()
+        self._attach_embedder()
+        # Images depend on the shape of the memory.
+        self._attach_encoder()
+
+    def _attach_vocabulary(self, tokenizer: LlamaTokenizer | None) -> None:
+        """Take the tokenizer and the compiled grammars for it; those of an earlier load stay."""
+        if tokenizer is not None and tokenizer is self._kept:
+            return
+        self._kept = tokenizer
+        self.tokenizer = tokenizer or LlamaTokenizer(self.model)
+        pool = self.memory.pool
+        n_window = pool.n_rows if pool is not None else int(api.llama_n_ctx_seq(self.ctx))
+        self.vocabulary = LlamaVocabulary(self.tokenizer, n_window)
+
+    def _attach_buffers(self) -> None:
+        """Create the batch and the outputs of the context, and the facts that it knows itself."""
+        pool = self.memory.pool
+        n_cells = pool.n_rows if pool is not None else int(api.llama_n_ctx(self.ctx))
+        n_seqs = int(api.llama_n_seq_max(self.ctx))
+        n_ubatch = int(api.llama_n_ubatch(self.ctx))
+        # `_open_memory` fills in the limits that depend on the memory.
+        self.facts = BackendFacts(
+            n_ctx=n_cells,
+            n_cells=n_cells,
+            n_seqs=n_seqs,
+            n_ubatch=n_ubatch,
+            n_outputs=max(self._limits.n_outputs, n_seqs),
+            batch_cost=self._limits.batch_cost,
+        )
+        self.batch = Batch(max(n_ubatch, n_seqs))
+        self.outputs = Outputs(self.ctx, self.tokenizer.n_vocab)
+        self._image_batch: RowBatch | None = None
+
+    def _check_identity(self) -> None:
+        memory = self.memory
+        identity = self._source.identify(self)
         if memory.identity and identity != memory.identity:
             raise ModelError("the model file has changed since it was loaded")
         memory.identity = identity
-        if self._make_drafts is not None:
-            memory.drafts = DraftMirror(
-                self._make_drafts(self.model, ctx, control.pulse.attach), address
-            )
-        if (drafts := memory.drafts.model) is not None:
-            self.facts = replace(self.facts, draft_type=drafts.type)
-        memory.measure()
-        self.embedder = self._make_embedder(self.model) if self._make_embedder is not None else None
+
+    def _attach_drafts(self, address: int) -> None:
+        model = self._source.open_drafts(self.model, self.ctx, self.control.pulse.attach)
+        self.memory.drafts = DraftMirror(model, address)
+        if model is not None:
+            self.facts = replace(self.facts, draft_type=model.type)
+
+    def _attach_embedder(self) -> None:
+        self.embedder = self._source.open_embedder(self.model)
         if self.embedder is not None:
             self.facts = replace(self.facts, n_embed=self.embedder.n_max)
-        if self.encoder is not None:
-            if not memory.shape.has_rows or memory.kv.window[0]:
-                raise ModelError(
-                    "--mmproj: images require movable rows of all layers, which this model does "
-                    "not have"
-                )
-            self.encoder.open(self.model)
+
+    def _attach_encoder(self) -> None:
+        if self.encoder is None:
+            return
+        if not self.memory.shape.has_rows or self.memory.kv.window[0]:
+            raise ModelError(
+                "--mmproj: images require movable rows of all layers, which this model does "
+                "not have"
+            )
+        self.encoder.open(self.model)
 
     def _open_memory(self) -> None:
+        """Open the memory on the context, and at the first load try whether it keeps bits."""
         memory = self.memory
-        is_first = not self.memory.identity
-        n_vocab = self.tokenizer.n_vocab
-        on_gpu = self._batch_cost > 0
-        expected = (
-            pool_trial(self, n_vocab, on_gpu=on_gpu)
-            if self._pool is not None and is_first
-            else None
-        )
+        is_first = not memory.identity
+        # A pool changes the way in which the context evaluates, so the text comes before it.
+        tries_pool = memory.pool is not None and is_first
+        expected = self._evaluate_trial() if tries_pool else []
         api.llama_memory_clear(api.llama_get_memory(self.ctx), True)
         self.evaluate(0, as_tokens([max(self.tokenizer.bos, 0)]), 0)
         try:
             memory.open(self.ctx, self.facts)
         except (RuntimeError, ValueError) as error:
-            raise ModelError(
-                str(error) if self._pool is None else f"no --kv-pool here: {error}"
-            ) from error
-        self._ask_memory()
+            reason = f"no --kv-pool here: {error}" if memory.pool is not None else str(error)
+            raise ModelError(reason) from error
+        self._update_facts()
         if is_first and not is_tested(memory.kv):
             self.check_restoring()
-        if expected is not None:
-            if not same_bits(expected, pool_trial(self, n_vocab, on_gpu=on_gpu)):
+        if tries_pool:
+            if not same_bits(expected, self._evaluate_trial()):
                 raise ModelError(
                     f"llama.cpp {build_version()} gives other results with --kv-pool than without"
                 )
             memory.clear(0)
+
+    def _evaluate_trial(self) -> list[Block]:
+        """Evaluate the text of the trial of a pool, and return its outputs."""
+        return pool_trial(self, self.tokenizer.n_vocab, on_gpu=self._limits.batch_cost > 0)
 
     def check_restoring(self, *, in_depth: bool = False) -> None:
         """Save and restore a test text; disable saving if any bit of the outputs after it differs.
@@ -190,20 +253,17 @@ class LlamaBackend:
         holds = (False, True) if in_depth and shape.can_hold else (False,)
         if not all(restores(self, n, n_vocab, hold=hold) for n in lengths for hold in holds):
             self.memory.disable_saving()
-            self._ask_memory()
+            self._update_facts()
         end_threads()
 
-    def _ask_memory(self) -> None:
+    def _update_facts(self) -> None:
         """Update the facts from the memory. Sequences that cannot be saved get equal parts of the
         cells.
         """
         memory = self.memory
-        n = self._max_tokens(self.facts.n_cells)
-        memory.n_ctx = (
-            n
-            if memory.shape.resume_points != NOWHERE
-            else min(n, self.facts.n_cells // self.facts.n_seqs)
-        )
+        memory.n_ctx = self._limits.max_tokens(self.facts.n_cells)
+        if memory.shape.resume_points == NOWHERE:
+            memory.n_ctx = min(memory.n_ctx, self.facts.n_cells // self.facts.n_seqs)
         self.facts = replace(
             self.facts,
             n_ctx=memory.n_ctx,

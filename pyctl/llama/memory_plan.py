@@ -41,12 +41,25 @@ class Usage:
 
 @dataclass(frozen=True)
 class Place:
-    """A GPU's or the host's memory; ``free`` is bytes before allocation, None if unknown."""
+    """A GPU's or the host's memory; ``free`` is bytes before allocation, None if unknown.
+
+    ``margin`` are the bytes that are to stay free. The weights of a place that ``is_mapped`` are
+    pages of a file, which the system may drop.
+    """
 
     name: str
     is_gpu: bool
     usage: Usage
     free: int | None
+    margin: int = 0
+    is_mapped: bool = False
+
+    @property
+    def missing(self) -> int:
+        """The missing bytes if the margin is to stay free, 0 if all fits; mapped weights do not
+        count.
+        """
+        return self.shortage(self.margin, mapped=self.is_mapped)
 
     def shortage(self, margin: int = 0, *, mapped: bool = False) -> int:
         """Return the missing bytes if ``margin`` is to stay free, 0 if all fits. ``mapped`` weights
@@ -65,7 +78,8 @@ class MemoryPlan:
     ``layers`` are llama.cpp's names of the layers' devices, the output last. Each sequence has
     ``n_planes`` states in addition to the last: planes, and a mark if drafts may be longer. A
     ``pool`` divides K and V between a device and the host. ``n_ctx_train`` is the model's own
-    context. An ``is_estimate`` comes only from the model's file.
+    context. An ``is_estimate`` comes only from the model's file. ``n_layer_bytes`` are the average
+    bytes of the weights of a layer, ``n_draft_layer_bytes`` those of a draft file, 0 without one.
     """
 
     n_ctx: int
@@ -78,6 +92,8 @@ class MemoryPlan:
     pool: PoolPlan | None = None
     n_ctx_train: int = 0
     is_estimate: bool = False
+    n_layer_bytes: int = 0
+    n_draft_layer_bytes: int = 0
 
     @property
     def host(self) -> Place:
@@ -88,6 +104,16 @@ class MemoryPlan:
     def gpus(self) -> tuple[Place, ...]:
         """The GPUs' memories."""
         return self.places[:-1]
+
+    @property
+    def gpus_missing(self) -> int:
+        """The bytes that the GPUs lack, with their margins."""
+        return sum(place.missing for place in self.gpus)
+
+    @property
+    def fits(self) -> bool:
+        """Whether no place lacks bytes, with the margins."""
+        return not any(place.missing for place in self.places)
 
     @property
     def n_gpu_layers(self) -> int:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from llama_cpp import llama_cpp as api
 
-from pyctl.engine.draft.draft_settings import LONGEST, MODEL_TYPES, DraftSettings
 from pyctl.engine.model_settings import (
     FLASH_MODES,
     LAZY_MODES,
@@ -21,25 +18,18 @@ from pyctl.engine.model_settings import (
     ModelSettings,
 )
 from pyctl.errors import ModelError
-from pyctl.limit import limit
-from pyctl.llama.devices import Device, devices, file_head, ggml_library, missing_text, model_files
+from pyctl.llama.devices import devices, file_head, ggml_library, missing_text, model_files
 from pyctl.llama.library import forget_log_errors, last_log_error
-from pyctl.setup.control_groups import text_of
+from pyctl.llama.settings.resolved import Resolved, padded
 
 __all__ = [
     "ModelParams",
-    "batch_cost",
+    "check_head",
     "context_params",
     "element_bytes",
-    "gpus",
-    "max_outputs",
-    "max_tokens",
+    "head_params",
+    "layer_bytes",
     "metadata_text",
-    "n_planes",
-    "padded",
-    "pool_cells",
-    "with_ubatch",
-    "without_amx",
 ]
 
 TYPES = {
@@ -194,75 +184,9 @@ def _no_vocabulary(settings: ModelSettings) -> tuple[tuple[str, int | str], ...]
     return ("tokenizer.ggml.model", "no_vocab"), (f"{head.arch}.vocab_size", head.n_vocab)
 
 
-BYTES_PER_THREAD = 2**20
-"""Least weights of a layer per thread for single tokens: with fewer, barriers take longer than the
-work.
-
-Prompts use every core.
-"""
-
-CPU_UBATCH = 512
-GPU_UBATCH = 1024
-"""Default tokens of one evaluation: llama.cpp's own, and a larger one for GPUs."""
-
-
-def gpus(settings: ModelSettings) -> list[Device]:
-    """Return the GPUs in use. Even without layers they may compute large batches."""
-    found = [device for device in devices() if device.is_gpu]
-    return [gpu for gpu in found if not settings.devices or gpu.name in settings.devices]
-
-
-def with_ubatch(settings: ModelSettings) -> ModelSettings:
-    """Return ``settings`` with ``n_ubatch`` set."""
-    if settings.n_ubatch:
-        return settings
-    return replace(
-        settings, n_ubatch=min(GPU_UBATCH if gpus(settings) else CPU_UBATCH, settings.n_batch)
-    )
-
-
-def without_amx(settings: ModelSettings) -> ModelSettings:
-    """``settings`` without repacked weights where llama.cpp would multiply them with AMX."""
-    # In the pinned release, ggml_backend_amx_mul_mat adds byte offsets to float pointers: with
-    # several sequences in one batch of a hybrid model, all but the first get wrong results. Small
-    # quantised weights crash it.
-    if not settings.repack or b"AMX_INT8 = 1" not in (api.llama_print_system_info() or b""):
-        return settings
-    return replace(settings, repack=False)
-
-
-def batch_cost(settings: ModelSettings) -> int:
-    """Return the preferred average tokens of a batch, see `batch_ends`: half a full one on a GPU,
-    which evaluates it as fast per token (bench/results/gpu-batches.md of 1323d1c8); 0 without a
-    GPU, where batches cost little.
-    """
-    return settings.n_ubatch // 2 if gpus(settings) else 0
-
-
 def layer_bytes(model: Any) -> int:
     """Return the average bytes of weights per layer of a loaded model."""
     return int(api.llama_model_size(model)) // max(int(api.llama_model_n_layer(model)), 1)
-
-
-LONG_DRAFT = limit(64, "tokens of a draft from n-grams", "cut", "request")
-"""llama-server's default maximum; each token costs memory for one more output of logits."""
-
-
-def n_planes(settings: ModelSettings, drafts: DraftSettings) -> int:
-    """Return the number of earlier states that a recurrent cell keeps for rollback of drafts."""
-    by_model = drafts.has(*MODEL_TYPES)
-    # llama.cpp requires the tokens of these states in one batch, and aborts if they exceed it.
-    return max(min(drafts.n_draft, with_ubatch(settings).n_ubatch - 2), 0) if by_model else 0
-
-
-def finds(drafts: DraftSettings) -> bool:
-    """Whether n-gram or cache sources are active, whose drafts may be longer than the planes."""
-    return any(name.startswith("ngram-") or name == "cache" for name in drafts.draft_types)
-
-
-def uses_own_head(drafts: DraftSettings) -> bool:
-    """Whether the head in the model's own file drafts."""
-    return drafts.has("draft-mtp") and not drafts.draft_path and drafts.n_draft > 0
 
 
 def check_head(model: Any, trunk: Any | None, path: str) -> None:
@@ -280,47 +204,23 @@ def check_head(model: Any, trunk: Any | None, path: str) -> None:
         raise ModelError(f"{path} has no head for this model: it is {own} wide, not {wanted}")
 
 
-def max_outputs(settings: ModelSettings, drafts: DraftSettings) -> int:
-    """Return the most outputs of one evaluation. Those of a whole batch would take 0.5 GB with a
-    large vocabulary.
-    """
-    longest = LONGEST if drafts.has("cache") else LONG_DRAFT if finds(drafts) else 0
-    return max(settings.n_seqs * (1 + n_planes(settings, drafts)), 1 + longest)
-
-
-def context_params(
-    settings: ModelSettings,
-    n_ctx: int,
-    n_layer_bytes: int | None = None,
-    drafts: DraftSettings | None = None,
-) -> Any:
+def context_params(resolved: Resolved, n_ctx: int) -> Any:
     """Return a llama_context_params for ``n_ctx`` tokens, padded per sequence without
     ``kv_unified``.
-
-    ``n_layer_bytes``: see `layer_bytes`; None uses all cores. ``drafts`` sets the room for outputs
-    and earlier states.
     """
+    settings = resolved.model
     params = api.llama_context_default_params()
-    params.n_ctx = (
-        n_ctx if settings.kv_unified else padded(n_ctx // settings.n_seqs) * settings.n_seqs
-    )
+    params.n_ctx = n_ctx
+    if not settings.kv_unified:
+        params.n_ctx = padded(n_ctx // settings.n_seqs) * settings.n_seqs
     params.n_batch = settings.n_batch
-    params.n_ubatch = with_ubatch(settings).n_ubatch
+    params.n_ubatch = settings.n_ubatch
     params.n_seq_max = settings.n_seqs
-    params.n_outputs_max = settings.n_seqs
-    params.n_outputs_max_per_seq = 1
-    if drafts is not None:
-        params.n_outputs_max = params.n_outputs_max_per_seq = max_outputs(settings, drafts)
-        params.n_rs_seq = n_planes(settings, drafts)
-    cores = _physical_cores()
-    worth = (
-        cores if n_layer_bytes is None else min(cores, max(n_layer_bytes // BYTES_PER_THREAD, 1))
-    )
-    params.n_threads = settings.n_threads if settings.n_threads > 0 else worth
-    for_prompts = settings.n_threads if settings.n_threads > 0 else cores
-    params.n_threads_batch = (
-        settings.n_threads_batch if settings.n_threads_batch > 0 else for_prompts
-    )
+    params.n_outputs_max = resolved.n_outputs
+    params.n_outputs_max_per_seq = resolved.n_outputs_per_seq
+    params.n_rs_seq = resolved.n_planes
+    params.n_threads = resolved.n_threads
+    params.n_threads_batch = resolved.n_threads_batch
     params.flash_attn_type = FLASH_MODES[settings.flash_attn]
     params.type_k = TYPES[settings.type_k]
     params.type_v = TYPES[settings.type_v]
@@ -335,67 +235,27 @@ def context_params(
     params.yarn_attn_factor = settings.yarn_attn_factor
     params.yarn_beta_fast = settings.yarn_beta_fast
     params.yarn_beta_slow = settings.yarn_beta_slow
-    # Rows can be shared between sequences only within one stream of cells; `max_tokens` limits each
-    # sequence.
+    # Rows can be shared between sequences only within one stream of cells; `Resolved.max_tokens`
+    # limits each sequence.
     params.kv_unified = True
     params.no_perf = True
     return params
 
 
-def head_params(
-    settings: ModelSettings,
-    drafts: DraftSettings,
-    trunk: Any,
-    n_ctx: int,
-    n_layer_bytes: int | None = None,
-) -> Any:
-    """Return a llama_context_params for a draft model with the context ``trunk``, for ``n_ctx``
-    tokens of that.
+def head_params(draft: Resolved, trunk: Any, n_ctx: int) -> Any:
+    """Return a llama_context_params for a ``draft`` model or head that runs beside the context
+    ``trunk``, for ``n_ctx`` tokens of that.
     """
+    drafts = draft.drafts
+    n_seqs = draft.model.n_seqs
     is_head = drafts.has("draft-mtp")
     # A block takes one cell more than it drafts.
-    n_cells = n_ctx if is_head else draft_cells(settings, drafts, n_ctx) + settings.n_seqs
-    params = context_params(drafts.of_context(settings), n_cells, n_layer_bytes)
+    n_cells = n_ctx if is_head else draft.n_draft_cells(n_ctx) + n_seqs
+    params = context_params(draft, n_cells)
     params.ctx_other = trunk
     if is_head:
         params.ctx_type = api.LLAMA_CONTEXT_TYPE_MTP
     else:
         params.n_outputs_max_per_seq = drafts.n_draft + 1
-        params.n_outputs_max = settings.n_seqs * params.n_outputs_max_per_seq
+        params.n_outputs_max = n_seqs * params.n_outputs_max_per_seq
     return params
-
-
-def pool_cells(settings: ModelSettings) -> int:
-    """Return the cells of a context with a pool: for a batch, the row before it, and the trial at
-    startup.
-    """
-    return max(padded(with_ubatch(settings).n_ubatch + 256), 1024)
-
-
-def draft_cells(settings: ModelSettings, drafts: DraftSettings, n_cells: int) -> int:
-    """Return the cells of a separate draft model: the trunk's, and the last draft of each
-    sequence.
-    """
-    return n_cells + settings.n_seqs * drafts.n_draft
-
-
-def max_tokens(settings: ModelSettings, n_cells: int) -> int:
-    """Return the limit of one sequence in a context of ``n_cells``."""
-    share = n_cells if settings.kv_unified else n_cells // settings.n_seqs
-    return min(share, settings.n_ctx_per_seq) if settings.n_ctx_per_seq else share
-
-
-def padded(n: int) -> int:
-    """Return the cells that llama.cpp makes of ``n``."""
-    return max(-(-n // 256), 1) * 256
-
-
-def _physical_cores() -> int:
-    """Cores this process may use; two threads of one core count once, since they share its
-    arithmetic units.
-    """
-    places = {
-        cpu: f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
-        for cpu in os.sched_getaffinity(0)
-    }
-    return max(len({text_of(Path(place)) or cpu for cpu, place in places.items()}), 1)

@@ -19,6 +19,7 @@ from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.llama import LlamaBackend, load
 from pyctl.llama.dry_runs import dry_run
+from pyctl.llama.settings.resolved import Resolved
 from pyctl.prompt import as_tokens
 
 N = 200
@@ -104,7 +105,7 @@ def main(library: str, path: str, kind: str) -> None:
     tensor, layer = (replace(chosen, split_mode=mode) for mode in ("tensor", "layer"))
     plans = []
     for settings in (tensor, layer):
-        with dry_run(settings) as run:
+        with dry_run(Resolved.of(settings)) as run:
             plans.append(run.plan(1024))
     assert (plans[0].row_bytes, len(plans[0].gpus)) == (plans[1].row_bytes, 2)
     assert plans[1].state_bytes <= plans[0].state_bytes <= 2 * plans[1].state_bytes

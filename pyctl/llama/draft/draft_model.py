@@ -20,9 +20,9 @@ from pyctl.llama.library import KVState, allocate, unfit
 
 __all__ = [
     "SIGNATURE_BYTES",
+    "Attach",
     "BlockSpan",
     "DraftModel",
-    "MakeDraftModel",
     "SequenceRows",
     "is_signed",
 ]
@@ -271,10 +271,8 @@ class DraftModel(ABC):
             log.debug("the draft model failed: llama_decode returned %d", code)
 
 
-MakeDraftModel = Callable[[Any, Any, Callable[[int], None]], DraftModel | None]
-"""Creates the draft model from the model, its context, and a function that attaches `Pulse` to
-another context; None if it cannot draft for this model.
-"""
+Attach: TypeAlias = Callable[[int], None]
+"""Attaches `Pulse` to the context at an address."""
 
 
 def _signature(*names: str) -> bytes:

@@ -14,11 +14,14 @@ import pytest
 from pyctl.engine.draft.draft_settings import AUTOMATIC, PRIVATE, DraftSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import ModelError
-from pyctl.llama import fit, load
+from pyctl.llama import Device, fit, load, pool_fit
 from pyctl.llama.memory_plan import MIB, MemoryPlan, Place, Usage
+from pyctl.llama.settings.resolved import Resolved
 
 AUTO = DraftSettings(AUTOMATIC, n_draft=2, draft_type_k="q8_0")
 NONE = replace(AUTO, draft_types=())
+
+GPU = Device("CUDA0", "a GPU", True, 0, "CUDA0", 0, 24_000 * MIB, 24_000 * MIB)
 
 Fit = Callable[..., DraftSettings]
 
@@ -66,7 +69,7 @@ class Run:
             n_seqs,
             MIB / 16,
             150 * MIB,
-            (Place("CUDA0", True, gpu, self._free * MIB), host),
+            (Place("CUDA0", True, gpu, self._free * MIB, self._settings.fit_target[0] * MIB), host),
             n_planes=n_planes * self._has_states,
             n_ctx_train=self.n_ctx_train,
         )
@@ -87,20 +90,18 @@ def fitted(monkeypatch: pytest.MonkeyPatch) -> Fit:
         **fields: Any,
     ) -> DraftSettings:
         @contextmanager
-        def stub(settings: ModelSettings, drafts: DraftSettings, *_: object) -> Iterator[Run]:
-            if drafts.n_draft >= fails:
+        def stub(resolved: Resolved, *_: object) -> Iterator[Run]:
+            if resolved.drafts.n_draft >= fails:
                 raise ModelError("no memory for the states")
-            yield Run(settings, drafts, free, on_host, states=states)
+            yield Run(resolved.model, resolved.drafts, free, on_host, states=states)
 
         monkeypatch.setattr(fit, "dry_run", stub)
-        monkeypatch.setattr(fit, "gpus", lambda _: ["CUDA0"])
-        monkeypatch.setattr(fit, "count_heads", lambda _: heads)
+        monkeypatch.setattr(Resolved, "has_head", heads == 1)
         settings = ModelSettings(path="m.gguf", **{"n_seqs": 4, **fields})
-        found, plan = fit.fit_drafts(settings, drafts)
-        assert plan is None or fit.fit_settings(settings, found, None, plan) == fit.fit_settings(
-            settings, found
-        )
-        return found
+        found = fit.fit_drafts(Resolved(settings, drafts, gpus=(GPU,)))
+        if found.plan is not None:
+            assert fit.fit_settings(found) == fit.fit_settings(replace(found, plan=None))
+        return found.drafts
 
     return run_with
 
@@ -186,8 +187,12 @@ def test_a_head_that_is_chosen_drafts(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(fit, "gpus", lambda _: ["the CPU"])
-    fitted = fit._fit_context
+    fit_drafts, fitted = fit.fit_drafts, fit.plan_fitting
+
+    def fit_as_on_gpu(resolved: Resolved, vision: None) -> Resolved:
+        return replace(fit_drafts(replace(resolved, gpus=(GPU,)), vision), gpus=())
+
+    monkeypatch.setattr(pool_fit, "fit_drafts", fit_as_on_gpu)
 
     def without_host(*given: Any) -> MemoryPlan:
         plan = fitted(*given)
@@ -196,11 +201,12 @@ def test_a_head_that_is_chosen_drafts(
         ]
         return replace(plan, places=tuple(places))
 
-    monkeypatch.setattr(fit, "_fit_context", without_host)
+    monkeypatch.setattr(fit, "plan_fitting", without_host)
     settings = ModelSettings(path=str(model_path("tiny-hybrid-nextn")), n_ctx=1024, n_threads=1)
-    runs = list[DraftSettings]()
-    dry_run = fit.dry_run
-    monkeypatch.setattr(fit, "dry_run", lambda *given: runs.append(given[1]) or dry_run(*given))
+    runs, dry_run = list[DraftSettings](), fit.dry_run
+    monkeypatch.setattr(
+        fit, "dry_run", lambda *given: runs.append(given[0].drafts) or dry_run(*given)
+    )
     loaded = load(settings, drafts=AUTO)
     loaded.backend.unload()
     assert runs == [loaded.drafts], "the memory is planned once"

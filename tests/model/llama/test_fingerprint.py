@@ -18,7 +18,7 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.llama import fit, load
 from pyctl.llama.loader import Loaded
-from pyctl.llama.params import without_amx
+from pyctl.llama.settings.resolved import Resolved
 from pyctl.prompt import Prompt, as_tokens
 from tests.unit.engine.drive import Reply, ask, tier_on
 from tools.generator import byte_vocab, finish
@@ -165,7 +165,7 @@ def test_a_restart_with_a_change_restores_nothing_of_before(
     tmp_path: Path, model: Callable[[str], Path], change: str
 ) -> None:
     name, before, after = CHANGES[change]
-    if change == "kernels" and not without_amx(ModelSettings()).repack:
+    if change == "kernels" and not Resolved.of(ModelSettings()).model.repack:
         pytest.skip("no weights are rearranged on a CPU with AMX")
     asked(tmp_path, model(name), **before)
     same, plain = asked(tmp_path, model(name), **before)

@@ -18,7 +18,6 @@ from llama_cpp import mtmd_cpp
 from numpy.typing import NDArray
 from PIL import Image
 
-from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.pool_settings import PoolSettings
 from pyctl.engine.vision_settings import VisionSettings
@@ -30,6 +29,7 @@ from pyctl.llama.dry_runs import dry_run
 from pyctl.llama.fit import fit_settings
 from pyctl.llama.image_encoder import ImageEncoder, ImageRows, _Graphs
 from pyctl.llama.make_encoder import make_encoder
+from pyctl.llama.settings.resolved import Resolved
 from pyctl.prompt import ImageSpan
 from tests.effort import examples
 from tests.pictures import image_bytes
@@ -279,19 +279,19 @@ def test_a_model_without_an_encoder_sees_nothing(model: ModelSettings) -> None:
 
 
 def test_the_plan_counts_the_encoder(model: ModelSettings, tiny_mmproj: Path) -> None:
-    place, n_bytes = make_encoder(model, VisionSettings(str(tiny_mmproj))).usage
+    resolved = Resolved.of(model)
+    place, n_bytes = make_encoder(resolved, VisionSettings(str(tiny_mmproj))).usage
     assert place == ""
     assert n_bytes > tiny_mmproj.stat().st_size // 2
-    few = make_encoder(model, VisionSettings(str(tiny_mmproj), image_max_tokens=64)).usage[1]
+    few = make_encoder(resolved, VisionSettings(str(tiny_mmproj), image_max_tokens=64)).usage[1]
     assert few < n_bytes
-    with dry_run(model) as without, dry_run(model, DraftSettings(), (place, n_bytes)) as run:
-        plan = run.plan(512)
-        plain = without.plan(512)
+    with dry_run(resolved) as without, dry_run(resolved, (place, n_bytes)) as run:
+        plan, plain = run.plan(512), without.plan(512)
     assert plan.host.usage.vision == n_bytes
     assert plan.host.usage.total == plain.host.usage.total + n_bytes
     assert any("vision encoder" in line for line in plan.lines())
     assert not any("vision encoder" in line for line in plain.lines())
-    assert fit_settings(model, vision=(place, n_bytes))[1].host.usage.vision == n_bytes
+    assert fit_settings(resolved, vision=(place, n_bytes)).memory.host.usage.vision == n_bytes
 
 
 def test_the_plan_counts_what_attention_needs_otherwise(
@@ -300,7 +300,8 @@ def test_the_plan_counts_what_attention_needs_otherwise(
     """Without flash attention every patch has a number for each other one in each head."""
     vision = VisionSettings(str(tiny_mmproj), image_max_tokens=512)
     usual, without = (
-        make_encoder(replace(model, flash_attn=mode), vision).usage[1] for mode in ("auto", "off")
+        make_encoder(Resolved.of(replace(model, flash_attn=mode)), vision).usage[1]
+        for mode in ("auto", "off")
     )
     assert without - usual == VISION_SHAPES["tiny-vision"].num_heads * 4 * (4 * 512) ** 2
 

@@ -18,6 +18,7 @@ from pyctl.llama import Loaded, MemoryPlan, load, loader
 from pyctl.llama.devices import check_gguf
 from pyctl.llama.dry_runs import dry_run
 from pyctl.llama.memory_plan import Place, Usage
+from pyctl.llama.settings.resolved import Resolved
 from pyctl.prompt import as_tokens
 from tools.generator import SHAPES, finish
 
@@ -128,7 +129,7 @@ def test_ways_of_loading(opened: Callable[..., Loaded]) -> None:
 
 def test_a_dry_run_holds_no_weights(model_path: Callable[[str], Path]) -> None:
     path = model_path("tiny-hybrid")
-    with dry_run(ModelSettings(path=str(path))) as run:
+    with dry_run(Resolved.of(ModelSettings(path=str(path)))) as run:
         assert sum(run.tensors.values()) == pytest.approx(path.stat().st_size, rel=0.05)
         assert run.n_layers == SHAPES["tiny-hybrid"].num_layers
 

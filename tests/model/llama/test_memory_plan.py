@@ -23,6 +23,7 @@ from pyctl.llama.devices import Device
 from pyctl.llama.dry_runs import dry_run
 from pyctl.llama.fit import fit_settings
 from pyctl.llama.memory_plan import MIB, Place, Usage
+from pyctl.llama.settings.resolved import NO_DRAFTS, Resolved
 from tools.generator import SHAPES, Shape, generate
 from tools.generator.families import FAMILIES, cached_family
 from tools.generator.shapes import tensors
@@ -52,12 +53,12 @@ def taken_by(loaded: Loaded) -> dict[str, float]:
 def test_the_plan_is_what_llama_cpp_takes(
     model_path: Callable[[str], Path], name: str, settings: dict[str, Any]
 ) -> None:
-    plans: list[MemoryPlan] = []
+    announced: list[Resolved] = []
     of_model = ModelSettings(path=str(model_path(name)), n_threads=1, load_mode="none", **settings)
-    loaded = load(of_model, announce=plans.append)
+    loaded = load(of_model, announce=announced.append)
     taken = taken_by(loaded)
     loaded.backend.unload()
-    (plan,) = plans
+    (plan,) = [resolved.memory for resolved in announced]
     usage = plan.host.usage
     assert plan.gpus == ()
     assert {part: getattr(usage, part) for part in taken} == taken
@@ -76,11 +77,11 @@ def family_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
 
 
 def plans(
-    settings: ModelSettings, drafts: DraftSettings
+    settings: ModelSettings, drafts: DraftSettings = NO_DRAFTS
 ) -> list[tuple[MemoryPlan, dict[str, int]]]:
     """Plans for two contexts without what is free now, and the tensors that they count."""
     found = []
-    with dry_run(settings, drafts) as run:
+    with dry_run(Resolved.of(settings, drafts)) as run:
         for n_ctx in (4096, 16_384):
             plan = run.plan(n_ctx)
             places = tuple(replace(place, free=None) for place in plan.places)
@@ -105,9 +106,7 @@ def test_a_plan_needs_no_texts_of_tokens(
 ) -> None:
     path = family_path(name) if name in FAMILIES else model_path(name)
     settings = ModelSettings(path=str(path), n_seqs=2, n_ubatch=128, n_threads=1)
-    drafts = (
-        DraftSettings(draft_types=("draft-mtp",)) if name.endswith("-nextn") else dry_runs.NO_DRAFTS
-    )
+    drafts = DraftSettings(draft_types=("draft-mtp",)) if name.endswith("-nextn") else NO_DRAFTS
     quick = plans(settings, drafts)
     with_vocabulary(monkeypatch)
     assert quick == plans(settings, drafts)
@@ -123,9 +122,9 @@ def test_a_plan_needs_no_texts_of_tokens_whatever_else_is_said_of_them(
     metadata: tuple[str, int | str],
 ) -> None:
     settings = ModelSettings(path=str(model_path("tiny-dense")), n_threads=1, metadata=(metadata,))
-    quick = plans(settings, dry_runs.NO_DRAFTS)
+    quick = plans(settings)
     with_vocabulary(monkeypatch)
-    assert quick == plans(settings, dry_runs.NO_DRAFTS)
+    assert quick == plans(settings)
 
 
 def hollow_model(path: Path, shape: Shape, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -159,7 +158,8 @@ def test_full_size_models_are_planned_from_their_heads(
 ) -> None:
     path = hollow_model(tmp_path / "m.gguf", SHAPES[name], monkeypatch)
     n_ctx = 102_400
-    with dry_run(ModelSettings(path=str(path), type_k=types, type_v=types, repack=False)) as run:
+    settings = ModelSettings(path=str(path), type_k=types, type_v=types, repack=False)
+    with dry_run(Resolved.of(settings)) as run:
         plan = run.plan(n_ctx)
     assert plan.row_bytes == row_bytes
     assert plan.host.usage.kv == row_bytes * n_ctx
@@ -186,7 +186,6 @@ def on_gpus(monkeypatch: pytest.MonkeyPatch, gpus: tuple[Device, ...], *names: s
         breakdown=moved, row_places=row_places, layer_devices=CORE.layer_devices
     )
     monkeypatch.setattr(breakdown, "core", extension if names else None)
-    monkeypatch.setattr(breakdown, "gpus", lambda _: gpus)
     monkeypatch.setattr(dry_runs, "devices", lambda: gpus)
 
 
@@ -200,12 +199,11 @@ TWO_GPUS = tuple(
 def test_each_part_counts_where_llama_cpp_puts_it(
     model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
 ) -> None:
-    settings = ModelSettings(path=str(model_path("tiny-hybrid")))
-    n_ctx = 16_384
-    with dry_run(settings) as run:
+    settings, n_ctx = ModelSettings(path=str(model_path("tiny-hybrid"))), 16_384
+    with dry_run(Resolved.of(settings)) as run:
         host = run.plan(n_ctx).host.usage
     on_gpus(monkeypatch, TWO_GPUS, *names)
-    with dry_run(settings) as run:
+    with dry_run(Resolved.of(settings)) as run:
         plan = run.plan(n_ctx)
     assert [place.name for place in plan.places] == [*filter(None, names), "host"]
     # Another state of each sequence is for copies within the GPUs, which need everything there.
@@ -225,10 +223,10 @@ def test_an_estimate_is_rather_too_large(
     model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, name: str, flash_attn: str
 ) -> None:
     settings = ModelSettings(path=str(model_path(name)), n_ubatch=128, flash_attn=flash_attn)
-    with dry_run(settings) as run:
+    with dry_run(Resolved.of(settings)) as run:
         counted = run.plan(4096)
     on_gpus(monkeypatch, ())
-    with dry_run(settings) as run:
+    with dry_run(Resolved.of(settings)) as run:
         plan = run.plan(4096)
         with pytest.raises(ModelError, match="the extension"):
             run.pooled_layers()
@@ -253,9 +251,8 @@ def test_an_estimate_follows_the_placements(
 ) -> None:
     settings = ModelSettings(path=str(model_path("tiny-moe")), **fields)
     on_gpus(monkeypatch, TWO_GPUS)
-    with dry_run(settings) as run:
-        plan = run.plan(4096)
-        sizes = run.tensors
+    with dry_run(replace(Resolved.of(settings), gpus=TWO_GPUS)) as run:
+        plan, sizes = run.plan(4096), run.tensors
     there = (
         [name for name in sizes if not re.match(rf"blk\.[0-{7 - blocks}]\.", name)]
         if blocks < 8
@@ -308,7 +305,11 @@ class Run:
         kv = n_ctx * MIB // 10
         gpu = Usage(weights, kv * on_gpu // 32, 0, 500 * MIB)
         host = Usage(32 * 120 * MIB - weights, kv - kv * on_gpu // 32, 0, 10 * MIB)
-        places = (Place("CUDA0", True, gpu, self.free), Place("host", False, host, self.host))
+        margin = self.settings.fit_target[0] * MIB
+        places = (
+            Place("CUDA0", True, gpu, self.free, margin=margin),
+            Place("host", False, host, self.host, is_mapped=True),
+        )
         return MemoryPlan(n_ctx, 1, MIB / 10, 0, places)
 
 
@@ -318,11 +319,12 @@ def fitting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[ModelSetting
 
     def run_with(free: int, host: int = 64_000, **fields: Any) -> tuple[ModelSettings, MemoryPlan]:
         @contextmanager
-        def stub(settings: ModelSettings, *_: object) -> Iterator[Run]:
-            yield Run(settings, free * MIB, host * MIB)
+        def stub(resolved: Resolved, *_: object) -> Iterator[Run]:
+            yield Run(resolved.model, free * MIB, host * MIB)
 
         monkeypatch.setattr(fit, "dry_run", stub)
-        return fit_settings(ModelSettings(path="m.gguf", **fields))
+        fitted = fit_settings(Resolved(ModelSettings(path="m.gguf", **fields)))
+        return fitted.model, fitted.memory
 
     return run_with
 
@@ -454,14 +456,13 @@ def test_a_head_and_its_planes_are_in_the_plan(
         load_mode="none",
     )
     drafts = replace(MTP, n_draft=n_draft, draft_type_k="f32")
-    plans: list[MemoryPlan] = []
-    loaded = load(settings, None, plans.append, drafts)
+    announced: list[Resolved] = []
+    loaded = load(settings, None, announced.append, drafts)
     layout = loaded.backend.memory.layout
     taken = taken_by(loaded)
     loaded.backend.unload()
-    (plan,) = plans
-    usage = plan.host.usage
-    shape = SHAPES[name]
+    (plan,) = [resolved.memory for resolved in announced]
+    usage, shape = plan.host.usage, SHAPES[name]
     assert (plan.n_planes, plan.state_bytes) == (n_draft, shape.state_bytes)
     assert usage.planes == n_draft * usage.states
     assert usage.states + usage.planes == taken["states"]
@@ -472,7 +473,7 @@ def test_a_head_and_its_planes_are_in_the_plan(
     )
     assert "a draft head" not in caplog.text
     assert usage.drafts > 0.9 * 16384 * shape.head_size * shape.num_kv_heads * (2 + 4)
-    with dry_run(settings) as run:
+    with dry_run(Resolved.of(settings)) as run:
         without = run.plan(16384)
         plain = load(settings)
     assert (without.n_planes, without.host.usage.planes, without.host.usage.drafts) == (0, 0, 0)
@@ -491,13 +492,12 @@ def test_a_head_and_its_planes_are_in_the_plan(
 
 def test_long_drafts_need_one_more_state(model_path: Callable[[str], Path]) -> None:
     settings = ModelSettings(path=str(model_path("tiny-hybrid")), n_seqs=3)
-    with dry_run(settings, DraftSettings(draft_types=("ngram-mod",))) as run:
+    with dry_run(Resolved.of(settings, DraftSettings(draft_types=("ngram-mod",)))) as run:
         plan = run.plan(4096)
     assert plan.n_planes == 1
     assert plan.host.usage.planes == plan.host.usage.states
-    with dry_run(
-        replace(settings, path=str(model_path("tiny-dense"))), DraftSettings(draft_types=("cache",))
-    ) as run:
+    dense = replace(settings, path=str(model_path("tiny-dense")))
+    with dry_run(Resolved.of(dense, DraftSettings(draft_types=("cache",)))) as run:
         assert run.plan(4096).n_planes == 0, "no states, no marks"
 
 
@@ -516,30 +516,33 @@ def test_a_draft_file_is_in_the_plan(
 ) -> None:
     settings = ModelSettings(path=str(model_path("tiny-hybrid")), n_seqs=2)
     drafts = DraftSettings(draft_types=(draft_type,), draft_path=str(model_path(name)))
-    with dry_run(settings, drafts) as run:
-        small = run.plan(4096).host.usage
-        large = run.plan(8192).host.usage
+    with dry_run(Resolved.of(settings, drafts)) as run:
+        small, large = run.plan(4096).host.usage, run.plan(8192).host.usage
     weights = Path(drafts.draft_path).stat().st_size
     rows = 4096 * SHAPES[name].row_bytes("f16", "f16")
     assert small.drafts > 0.9 * weights + rows
     assert rows <= large.drafts - small.drafts <= 3 * rows, "the mask of its attention grows, too"
-    with dry_run(settings) as run:
+    with dry_run(Resolved.of(settings)) as run:
         assert small.kv == run.plan(4096).host.usage.kv
+
+
+def fitted_ctx(settings: ModelSettings, drafts: DraftSettings = NO_DRAFTS) -> int:
+    return fit_settings(Resolved.of(settings, drafts)).model.n_ctx
 
 
 def test_a_context_that_is_left_open_leaves_room_for_drafting(
     model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(model_path("tiny-hybrid-nextn"))
-    with dry_run(ModelSettings(path=path), MTP) as run:
+    with dry_run(Resolved.of(ModelSettings(path=path), MTP)) as run:
         free = run.plan(run.n_ctx_train // 2).host.usage.total
         maximum = run.n_ctx_train
     monkeypatch.setattr(dry_runs, "host_available", lambda: free)
     settings = ModelSettings(path=path, load_mode="none", fit_ctx=512)
-    found = {n: fit_settings(replace(settings, n_seqs=n), MTP)[0].n_ctx for n in (1, 8)}
+    found = {n: fitted_ctx(replace(settings, n_seqs=n), MTP) for n in (1, 8)}
     assert maximum // 2 - 512 <= found[1] <= maximum // 2
     assert found[8] < found[1], "planes for each sequence"
-    assert fit_settings(settings)[0].n_ctx > found[1]
+    assert fitted_ctx(settings) > found[1]
 
 
 def test_a_model_without_a_head_is_refused_before_it_is_loaded(

@@ -10,7 +10,8 @@ from llama_cpp import llama_cpp as api
 
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.model_settings import ModelSettings
-from pyctl.llama.params import ModelParams, context_params, without_amx
+from pyctl.llama.params import ModelParams, context_params
+from pyctl.llama.settings.resolved import Resolved
 
 PLAIN = [
     *(
@@ -62,7 +63,7 @@ BASE = ModelSettings(n_ubatch=32, n_threads=5, n_threads_batch=5)
 def numbers(settings: ModelSettings) -> dict[str, int | float]:
     """The members of both structures that are numbers."""
     made = ModelParams(settings)
-    structs = (made.struct, context_params(settings, 512))
+    structs = (made.struct, context_params(Resolved.of(settings), 512))
     kinds = [
         (struct, kind) for struct in structs for kind in type(struct).__mro__
     ]  # also those of a `widened` one
@@ -100,5 +101,5 @@ def test_weights_are_not_rearranged_where_amx_would_multiply_them(
     monkeypatch: pytest.MonkeyPatch, features: bytes, repack: bool
 ) -> None:
     monkeypatch.setattr(api, "llama_print_system_info", lambda: features)
-    assert without_amx(ModelSettings()).repack == repack
-    assert not without_amx(ModelSettings(repack=False)).repack
+    assert Resolved.of(ModelSettings()).model.repack == repack
+    assert not Resolved.of(ModelSettings(repack=False)).model.repack

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.pool_settings import PoolPlan, PoolSettings
 from pyctl.errors import ModelError
@@ -19,6 +18,7 @@ from pyctl.llama import MemoryPlan, breakdown, dry_runs
 from pyctl.llama.devices import Device
 from pyctl.llama.memory_plan import MIB
 from pyctl.llama.pool_fit import fit_pool
+from pyctl.llama.settings.resolved import Resolved
 from tests.model.llama.test_memory_plan import CORE, on_gpus
 from tools.generator import SHAPES
 
@@ -83,10 +83,10 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 def planned(path: Path, n_tokens: int, **fields: Any) -> MemoryPlan:
     settings = ModelSettings(path=str(path), **{"n_ctx": N_CTX, "n_ubatch": 64, **fields})
-    found = fit_pool(settings, DraftSettings(), PoolSettings(n_tokens))
+    found = fit_pool(Resolved.of(settings), PoolSettings(n_tokens))
     assert found is not None
-    assert found[0].n_ctx == found[1].n_ctx
-    return found[1]
+    assert found.model.n_ctx == found.memory.n_ctx
+    return found.memory
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_tokens_become_layers(
         0 if types == "f16" else round(row / {"q8_0": 34 / 32, "q4_0": 18 / 32}[types] / n_layers)
     )
     output = 64 * 4 * shape.num_heads * shape.head_size if values else 0
-    with dry_runs.dry_run(ModelSettings(path=str(path), n_ubatch=64, **fields)) as run:
+    with dry_runs.dry_run(Resolved.of(ModelSettings(path=str(path), n_ubatch=64, **fields))) as run:
         small = run.plan(1024)
     assert gpu.usage.compute - small.gpus[0].usage.compute == N_CTX * (2 * 64 + 2 * values) + output
     table = "\n".join(half.lines(0))
@@ -161,8 +161,8 @@ def test_a_pool_takes_what_fitting_leaves(
         assert pool is not None
         assert (pool.n_resident, pool.n_stages) == (n_resident, n_stages)
     on_gpu(10_000 * MIB)
-    settings = ModelSettings(path=str(path), n_ctx=N_CTX)
-    assert fit_pool(settings, DraftSettings(), PoolSettings(-1)) is None
+    settings = Resolved.of(ModelSettings(path=str(path), n_ctx=N_CTX))
+    assert fit_pool(settings, PoolSettings(-1)) is None
     assert caplog.messages[-1] == "--kv-pool disabled: all of K and V fit"
 
 
@@ -192,24 +192,23 @@ def test_what_cannot_be_pooled_runs_as_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level(logging.INFO)
-    settings = ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=4096)
-    drafts = DraftSettings()
-    assert fit_pool(settings, drafts, PoolSettings(-1)) is None
+    settings = Resolved.of(ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=4096))
+    assert fit_pool(settings, PoolSettings(-1)) is None
     assert caplog.messages[-1] == "--kv-pool disabled: no GPU"
     with pytest.raises(
         ModelError,
         match="--kv-pool 2047 is too small for 4096 tokens of context: it must be at least 2048",
     ):
-        fit_pool(settings, drafts, PoolSettings(2047))
+        fit_pool(settings, PoolSettings(2047))
 
     def refused(reason: str) -> None:
-        assert fit_pool(settings, drafts, PoolSettings(4096)) is None
+        assert fit_pool(settings, PoolSettings(4096)) is None
         assert caplog.messages[-1].startswith(f"--kv-pool disabled: {reason}")
 
     gpu = Device("CUDA0", "a GPU", True, 0, "CUDA0", 0, MIB, MIB)
-    whole = dry_runs.tensor_bytes(Path(settings.path))
+    whole = settings.tensors
     with monkeypatch.context() as patch:
-        patch.setattr(dry_runs, "tensor_bytes", lambda _: {**whole, "rope_factors_long.weight": 64})
+        patch.setattr(Resolved, "tensors", {**whole, "rope_factors_long.weight": 64})
         refused("this model's positions depend on the size of the context")
     for places, reason in (
         ([], "this model has no single cache of K and V"),

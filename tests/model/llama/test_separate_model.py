@@ -19,6 +19,7 @@ from pyctl.llama import Loaded
 from pyctl.llama.draft.separate_model import SeparateModel
 from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.params import ModelParams, context_params
+from pyctl.llama.settings.resolved import Resolved
 from pyctl.prompt import as_tokens
 
 N = 3
@@ -64,7 +65,7 @@ def open_draft(
     settings = ModelSettings(path=str(path), n_seqs=n_seqs, n_threads=1, n_ubatch=64, n_batch=64)
     params = ModelParams(settings)
     model = api.llama_model_load_from_file(str(path).encode(), params.struct)
-    context = api.llama_init_from_model(model, context_params(settings, n_ctx))
+    context = api.llama_init_from_model(model, context_params(Resolved.of(settings), n_ctx))
     return SeparateModel(model, context, N_VOCAB, p_min=p_min, **more)
 
 
@@ -393,7 +394,7 @@ def test_a_model_whose_memory_cannot_be_cut_is_refused(model_path: Callable[[str
     settings = ModelSettings(path=str(model_path("tiny-draft")), n_seqs=2, n_threads=1)
     params = ModelParams(settings)
     model = api.llama_model_load_from_file(settings.path.encode(), params.struct)
-    given = context_params(settings, 512)
+    given = context_params(Resolved.of(settings), 512)
     given.kv_unified = False
     context = api.llama_init_from_model(model, given)
     with pytest.raises(ModelError, match="no rollback"):

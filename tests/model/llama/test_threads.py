@@ -8,14 +8,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from llama_cpp import llama_cpp as api
 
 from pyctl.engine.model_settings import ModelSettings
-from pyctl.llama import load, params
+from pyctl.llama import load
 from pyctl.llama.params import context_params
+from pyctl.llama.settings import resolved
+from pyctl.llama.settings.resolved import Resolved
 from pyctl.models import builtin_model
 
 MIB = 2**20
@@ -23,7 +26,7 @@ MIB = 2**20
 
 @pytest.fixture
 def cores(monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(params, "_physical_cores", lambda: 16)
+    monkeypatch.setattr(resolved, "physical_cores", lambda: 16)
     return 16
 
 
@@ -41,7 +44,8 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> int:
 def test_threads_are_as_many_as_the_layers_are_worth(
     cores: int, given: dict[str, int], n_layer_bytes: int | None, expected: tuple[int, int]
 ) -> None:
-    made = context_params(ModelSettings(**given), 512, n_layer_bytes)
+    settings = replace(Resolved.of(ModelSettings(**given)), n_layer_bytes=n_layer_bytes)
+    made = context_params(settings, 512)
     assert (made.n_threads, made.n_threads_batch) == expected
 
 

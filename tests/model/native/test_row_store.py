@@ -18,6 +18,7 @@ from pyctl.llama import LlamaBackend
 from pyctl.llama.library import KVState, RowStore, checked
 from pyctl.prompt import Tokens, as_tokens
 from tests.model.native.stores import ENDS, N, Store, assert_same, evaluate_on, run, tokens_of
+from tests.model.opened_source import OpenedSource
 
 LAYOUTS = [
     (name, kv)
@@ -360,12 +361,14 @@ def test_a_memory_without_rows_is_refused(model_path: Callable[[str], object]) -
         str(model_path("tiny-dense")).encode(), api.llama_model_default_params()
     )
     params = api.llama_context_default_params()
-    params.n_ctx = 512
-    params.n_seq_max = 2
-    params.n_ubatch = 64
-    params.n_threads = 1
-    params.kv_unified = False
-    backend = LlamaBackend(lambda: (model, api.llama_init_from_model(model, params), None))
+    params.n_ctx, params.n_seq_max, params.n_ubatch, params.n_threads, params.kv_unified = (
+        512,
+        2,
+        64,
+        1,
+        False,
+    )
+    backend = LlamaBackend(OpenedSource(model, api.llama_init_from_model(model, params)))
     backend.evaluate(0, as_tokens([1]), 0)
     with pytest.raises(RuntimeError, match="no rows"):
         RowStore(KVState(ctypes.cast(backend.ctx, ctypes.c_void_p).value or 0), 1000, [0])

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFWriter, RopeScalingType
 
-from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.pool_settings import PoolSettings
 from pyctl.errors import ModelError
 from pyctl.llama import load
 from pyctl.llama.pool_fit import fit_pool
+from pyctl.llama.settings.resolved import Resolved
 from tests.model.native.stores import Store
 from tools.generator import finish
 
@@ -78,7 +78,7 @@ def test_models_that_it_cannot_serve_are_refused(
         store("", resident=[0], path=path)
     settings = ModelSettings(path=str(path), n_ctx=1024, n_threads=1)
     if arch == "llama":
-        assert fit_pool(settings, DraftSettings(), PoolSettings(1024)) is None, "it runs without"
+        assert fit_pool(Resolved.of(settings), PoolSettings(1024)) is None, "it runs without"
     else:
         with pytest.raises(ModelError, match=why):
             load(settings, pool=PoolSettings(1024))

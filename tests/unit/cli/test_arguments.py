@@ -19,7 +19,7 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.errors import ConfigError, RequestError
-from pyctl.llama.params import with_ubatch
+from pyctl.llama.settings.resolved import Resolved
 from pyctl.models import HubSettings
 from pyctl.server import ListenSettings, ReplySettings, ServerSettings
 from pyctl.setting import GENERAL
@@ -463,7 +463,7 @@ def test_two_templates_exclude_each_other(tmp_path: Path) -> None:
 
 def test_ubatch_is_cut_to_batch() -> None:
     settings = serve("-b", "256")
-    assert (with_ubatch(settings.model).n_ubatch, settings.warnings) == (256, ())
+    assert (Resolved.of(settings.model).model.n_ubatch, settings.warnings) == (256, ())
     settings = serve("-ub", "4096")
     assert (settings.model.n_ubatch, settings.warnings) == (
         2048,

@@ -8,7 +8,7 @@ import pytest
 
 from pyctl.engine.draft.draft_settings import LONGEST, DraftSettings
 from pyctl.engine.model_settings import ModelSettings
-from pyctl.llama.params import LONG_DRAFT, max_outputs
+from pyctl.llama.settings.resolved import LONG_DRAFT, Resolved
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,8 @@ from pyctl.llama.params import LONG_DRAFT, max_outputs
 def test_outputs_follow_the_longest_drafts(
     types: tuple[str, ...], n_seqs: int, expected: int
 ) -> None:
-    settings = ModelSettings(path="model.gguf", n_seqs=n_seqs)
-    drafts = DraftSettings(draft_types=types)
-    assert max_outputs(settings, drafts) == expected
+    settings, drafts = (
+        ModelSettings(path="model.gguf", n_seqs=n_seqs),
+        DraftSettings(draft_types=types),
+    )
+    assert Resolved.of(settings, drafts).n_outputs == expected

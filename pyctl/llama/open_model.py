@@ -1,0 +1,119 @@
+"""Opening of vocabularies, models, their contexts and their embedders, as settings name them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from llama_cpp import llama_cpp as api
+
+from pyctl.engine.model_settings import POOLING, ModelSettings
+from pyctl.errors import ModelError, UnavailableError
+from pyctl.limit import limit
+from pyctl.llama.batch import Embedder
+from pyctl.llama.library import forget_log_errors, last_log_error
+from pyctl.llama.llama_tokenizer import LlamaTokenizer
+from pyctl.llama.params import ModelParams, context_params, metadata_text
+from pyctl.llama.settings.resolved import Resolved
+
+__all__ = ["load_model", "make_context", "open_embedder", "read_vocabulary"]
+
+MAX_EMBEDDED = limit(
+    8192, "tokens of a text that is ranked, or embedded by its end", "400", "request", "tokens"
+)
+
+
+def read_vocabulary(settings: ModelSettings) -> Future[LlamaTokenizer]:
+    """Load the vocabulary alongside everything else: half a second for 250,000 tokens. The future
+    raises ModelError.
+    """
+
+    def read() -> LlamaTokenizer:
+        params = ModelParams(settings)  # the metadata of the user count here
+        params.struct.vocab_only = True
+        path = str(Path(settings.path))
+        return LlamaTokenizer(params.load(path, "the vocabulary of"), owns=True)
+
+    thread = ThreadPoolExecutor(1, "pyctl-vocabulary")
+    try:
+        return thread.submit(read)
+    finally:
+        thread.shutdown(wait=False)
+
+
+def load_model(
+    path: Path, params: ModelParams, progress: Callable[[float], bool] | None = None
+) -> Any:
+    """Return the llama_model of the file ``path``. Raises ModelError if it cannot be loaded, and
+    UnavailableError if ``progress`` stopped loading.
+    """
+    if progress is not None:
+        params.report(progress)
+    model = params.load(str(path))
+    if params.stopped:
+        if model:
+            api.llama_model_free(model)
+        raise UnavailableError("loading was stopped")
+    return model
+
+
+def make_context(model: Any, settings: ModelSettings, params: Any) -> Any:
+    """Return a llama_context of ``model`` with the adapters of ``settings``. Raises ModelError."""
+    forget_log_errors()
+    ctx = api.llama_init_from_model(model, params)
+    if not ctx:
+        reason = last_log_error("it does not fit into memory")
+        raise ModelError(
+            f"cannot make the context of {params.n_ctx} tokens: {reason}; try a smaller --ctx-size"
+        )
+    try:
+        _apply_adapters(model, ctx, settings)
+    except BaseException:
+        api.llama_free(ctx)
+        raise
+    return ctx
+
+
+def _apply_adapters(model: Any, ctx: Any, settings: ModelSettings) -> None:
+    """Load LoRA adapters, which the model then owns, and apply them to ``ctx``."""
+    if not settings.lora:
+        return
+    forget_log_errors()
+    handles = []
+    for path, _ in settings.lora:
+        handle = api.llama_adapter_lora_init(model, str(Path(path).expanduser()).encode())
+        if not handle:
+            raise ModelError(
+                f"cannot load the adapter {path}: {last_log_error('llama.cpp gave no reason')}"
+            )
+        handles.append(ctypes.cast(handle, ctypes.c_void_p).value)
+    array = (ctypes.c_void_p * len(handles))(*handles)
+    scales = (ctypes.c_float * len(handles))(*(scale for _, scale in settings.lora))
+    pointer = ctypes.cast(array, ctypes.POINTER(api.llama_adapter_lora_p_ctypes))
+    if api.llama_set_adapters_lora(ctx, pointer, len(handles), scales) != 0:
+        raise ModelError(f"cannot use the adapters: {last_log_error('llama.cpp gave no reason')}")
+
+
+def open_embedder(model: Any, resolved: Resolved) -> Embedder:
+    """Return an embedder of ``model``, which evaluates one text at a time in a context of its own.
+
+    With pooling by the last token, texts may exceed a batch.
+    """
+    settings = resolved.model
+    n_ubatch = settings.n_ubatch
+    architecture = metadata_text(model, "general.architecture")
+    of_model = metadata_text(model, f"{architecture}.pooling_type")
+    pooling = str(POOLING.get(settings.pooling, of_model))
+    n_ctx = n_ubatch
+    if pooling in (str(POOLING["last"]), str(POOLING["rank"])):
+        n_ctx = max(min(settings.n_ctx or MAX_EMBEDDED, MAX_EMBEDDED), n_ubatch)
+    params = context_params(resolved.embedder, n_ctx)
+    # Without pooling every token has an output.
+    params.n_outputs_max = n_ubatch
+    params.n_outputs_max_per_seq = n_ubatch
+    params.embeddings = True
+    params.pooling_type = POOLING.get(settings.pooling, -1)
+    return Embedder(model, make_context(model, settings, params))

@@ -1,0 +1,1 @@
+"""Settings of a model after every automatic value has been chosen."""

@@ -1,0 +1,449 @@
+"""Every automatic value of a model's settings, chosen once, each with the reason for it.
+
+`resolve` chooses the values that follow from the machine and the model's files. `pyctl.llama.fit`
+chooses those that follow from free memory, and returns the same object with its plan. Loader, dry
+runs, parameters of llama.cpp and fingerprint read the result: none of them chooses a value.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llama_cpp import llama_cpp as api
+
+from pyctl.engine.draft.draft_settings import LONGEST, MODEL_TYPES, DraftSettings
+from pyctl.engine.model_settings import ModelSettings
+from pyctl.limit import limit
+from pyctl.llama import extension
+from pyctl.llama.devices import Device, devices, file_head, tensor_bytes
+from pyctl.llama.draft.draft_file import count_heads, with_inferred_type
+from pyctl.llama.memory_plan import MemoryPlan
+from pyctl.llama.split import with_split
+from pyctl.setup.control_groups import text_of
+
+__all__ = [
+    "LONG_DRAFT",
+    "NO_DRAFTS",
+    "Resolved",
+    "ResolvedValue",
+    "gpus",
+    "padded",
+    "physical_cores",
+    "resolve",
+]
+
+log = logging.getLogger(__name__)
+
+MIB = 2**20
+
+NO_DRAFTS = DraftSettings()
+
+CPU_UBATCH = 512
+"""Default tokens of one evaluation without a GPU: llama.cpp's own."""
+
+GPU_UBATCH = 1024
+"""Default tokens of one evaluation on a GPU, which evaluates large batches faster per token."""
+
+BYTES_PER_THREAD = 2**20
+"""Minimum weights of a layer per thread for single tokens: with fewer, threads wait at barriers for
+longer than they work. Prompts use every core.
+"""
+
+LONG_DRAFT = limit(64, "tokens of a draft from n-grams", "cut", "request")
+"""llama-server's default maximum; each token costs memory for one more output of logits."""
+
+CELL_STEP = 256
+"""llama.cpp rounds the cells of a context up to a multiple of this."""
+
+TRIAL_CELLS = 256
+"""Cells of a pooled context beside those of a batch: the row before it, and the trial at start."""
+
+MIN_POOL_CELLS = 1024
+"""Minimum cells of a pooled context, for the texts of that trial."""
+
+
+CHOOSES_OWN_ROWS = "deepseek4"
+"""The architecture whose indexer chooses among the rows of its own sequence."""
+
+GIVEN = "given"
+DEFAULT = "default"
+"""The reasons for values that nothing chose."""
+
+REDUCED = "as much as fits into memory"
+"""The reason for values that fitting into memory has changed."""
+
+
+class ResolvedValue(NamedTuple):
+    """The value in use of a flag, as text, and the reason for it."""
+
+    flag: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Settings of a model without automatic values, and everything that follows from them.
+
+    ``model`` and ``drafts`` are the settings with values in place of "automatic". ``gpus`` are the
+    cards in use: even without layers they may compute large batches. ``n_cores`` are the physical
+    cores. ``plan`` is the memory of the model, None until the settings are fitted into memory; so
+    are ``model.n_ctx``, the layers and the automatic drafts. ``n_layer_bytes`` are the average
+    bytes of the weights of a layer, None if unknown. ``is_draft``: the settings are those of a
+    draft model or head. ``reasons`` are by flag, for values that were chosen.
+    """
+
+    model: ModelSettings
+    drafts: DraftSettings = NO_DRAFTS
+    gpus: tuple[Device, ...] = ()
+    n_cores: int = 1
+    plan: MemoryPlan | None = None
+    n_layer_bytes: int | None = None
+    is_draft: bool = False
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: ModelSettings, drafts: DraftSettings = NO_DRAFTS) -> Resolved:
+        """Return the settings with the values that follow from the machine; no file is read."""
+        found = cls(model, drafts, gpus(model), physical_cores())
+        return found._with_micro_batch()._without_amx()
+
+    # -- choosing
+    # ----------------------------------------------------------------------------------
+
+    def chosen(self, flag: str, reason: str, **values: Any) -> Resolved:
+        """Return the settings with ``values`` of the model, and the reason for that of ``flag``."""
+        model = replace(self.model, **values)
+        return replace(self, model=model, reasons={**self.reasons, flag: reason})
+
+    def with_drafts(self, drafts: DraftSettings, reason: str) -> Resolved:
+        """Return the settings with ``drafts`` in place of those that were asked for."""
+        reasons = {**self.reasons, "--spec-type": reason}
+        if self.drafts.is_automatic or drafts.n_draft != self.drafts.n_draft:
+            reasons["--spec-draft-n-max"] = reason
+        return replace(self, drafts=drafts, reasons=reasons)
+
+    def fitted(self, model: ModelSettings, plan: MemoryPlan) -> Resolved:
+        """Return the settings ``model``, which fitting into memory has changed, with their plan."""
+        reasons = {**self.reasons, "--ctx-size": _why_context(self.model, plan)}
+        if model.placements != self.model.placements:
+            reasons["--override-tensor"] = REDUCED
+        if model.n_gpu_layers != self.model.n_gpu_layers:
+            reasons["--gpu-layers"] = REDUCED
+        if model.tensor_split != self.model.tensor_split:
+            reasons["--tensor-split"] = "the layers of each GPU, as llama.cpp placed them"
+        return replace(
+            self,
+            model=replace(model, n_ctx=plan.n_ctx),
+            plan=plan,
+            n_layer_bytes=plan.n_layer_bytes,
+            reasons=reasons,
+        )
+
+    def _with_micro_batch(self) -> Resolved:
+        if self.model.n_ubatch:
+            return self
+        if self.gpus:
+            default, reason = GPU_UBATCH, "the default on a GPU"
+        else:
+            default, reason = CPU_UBATCH, "the default without a GPU"
+        n_ubatch = min(default, self.model.n_batch)
+        if n_ubatch < default:
+            reason = "as many as --batch-size allows"
+        return self.chosen("--ubatch-size", reason, n_ubatch=n_ubatch)
+
+    def _without_amx(self) -> Resolved:
+        """Return the settings without repacked weights where llama.cpp would multiply them with
+        AMX.
+        """
+        # In the pinned release, ggml_backend_amx_mul_mat adds byte offsets to float pointers: with
+        # several sequences in one batch of a hybrid model, all but the first get wrong results.
+        # Small quantised weights crash it.
+        has_amx = b"AMX_INT8 = 1" in (api.llama_print_system_info() or b"")
+        if not (self.model.repack and has_amx):
+            return self
+        return self.chosen("--repack", "llama.cpp's AMX kernels give wrong results", repack=False)
+
+    # -- values that follow from others
+    # ----------------------------------------------------------------------------------
+
+    @property
+    def memory(self) -> MemoryPlan:
+        """The memory plan of settings that are fitted."""
+        assert self.plan is not None, "the settings are not fitted yet"
+        return self.plan
+
+    @property
+    def path(self) -> Path:
+        """The model's file, or the first of its parts."""
+        return Path(self.model.path)
+
+    @property
+    def tensors(self) -> Mapping[str, int]:
+        """The bytes of the tensors in the model's files by name. Raises ModelError if one cannot be
+        read.
+        """
+        return tensor_bytes(self.path)
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the model's own file has a head that can draft."""
+        return count_heads(self.path) == 1
+
+    @property
+    def batch_cost(self) -> int:
+        """The preferred average tokens of a batch, see `batch_ends`: half a full one on a GPU,
+        which evaluates it as fast per token (bench/results/gpu-batches.md of 1323d1c8); 0 without a
+        GPU, where batches cost little.
+        """
+        return self.model.n_ubatch // 2 if self.gpus else 0
+
+    @property
+    def n_threads(self) -> int:
+        """Threads of the CPU for single tokens."""
+        if self.model.n_threads > 0:
+            return self.model.n_threads
+        if self.n_layer_bytes is None:
+            return self.n_cores
+        return min(self.n_cores, max(self.n_layer_bytes // BYTES_PER_THREAD, 1))
+
+    @property
+    def n_threads_batch(self) -> int:
+        """Threads of the CPU for prompts."""
+        if self.model.n_threads_batch > 0:
+            return self.model.n_threads_batch
+        if self.model.n_threads > 0:
+            return self.model.n_threads
+        return self.n_cores
+
+    @property
+    def uses_text_drafts(self) -> bool:
+        """Whether n-gram or cache sources draft, whose drafts may be longer than the planes."""
+        types = self.drafts.draft_types
+        return not self.is_draft and any(
+            name.startswith("ngram-") or name == "cache" for name in types
+        )
+
+    @property
+    def uses_own_head(self) -> bool:
+        """Whether the head in the model's own file drafts."""
+        drafts = self.drafts
+        return drafts.has("draft-mtp") and not drafts.draft_path and drafts.n_draft > 0
+
+    @property
+    def uses_draft_file(self) -> bool:
+        """Whether the draft model or head of another file drafts."""
+        return bool(self.drafts.draft_path) and self.drafts.n_draft > 0
+
+    @property
+    def n_planes(self) -> int:
+        """The number of earlier states that a recurrent cell keeps for rollback of drafts."""
+        if self.is_draft or not self.drafts.has(*MODEL_TYPES):
+            return 0
+        # llama.cpp requires the tokens of these states in one batch, and aborts if they exceed it.
+        return max(min(self.drafts.n_draft, self.model.n_ubatch - 2), 0)
+
+    @property
+    def n_outputs(self) -> int:
+        """The maximum outputs of one evaluation. Those of a whole batch would take 0.5 GB with a
+        large vocabulary.
+        """
+        n_seqs = self.model.n_seqs
+        if self.is_draft:
+            return n_seqs
+        longest = LONG_DRAFT if self.uses_text_drafts else 0
+        if self.drafts.has("cache"):
+            longest = LONGEST
+        return max(n_seqs * (1 + self.n_planes), 1 + longest)
+
+    @property
+    def n_outputs_per_seq(self) -> int:
+        """The maximum outputs of a sequence in one evaluation; a draft model has only the last."""
+        return 1 if self.is_draft else self.n_outputs
+
+    @property
+    def n_cells(self) -> int:
+        """The cells of the context: all of it, or with a pool those for a batch."""
+        return self.n_pool_cells if self.memory.pool is not None else self.model.n_ctx
+
+    @property
+    def n_pool_cells(self) -> int:
+        """The cells of a context with a pool."""
+        return max(padded(self.model.n_ubatch + TRIAL_CELLS), MIN_POOL_CELLS)
+
+    def n_draft_cells(self, n_cells: int) -> int:
+        """Return the cells of a separate draft model beside ``n_cells`` of the model: as many, and
+        the last draft of each sequence.
+        """
+        return n_cells + self.model.n_seqs * self.drafts.n_draft
+
+    @property
+    def margins(self) -> tuple[int, ...]:
+        """The bytes that are to stay free on each GPU; the last holds for all others, too."""
+        return tuple(n_mib * MIB for n_mib in self.model.fit_target)
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether the weights on the host are pages of the file, which the system may drop."""
+        return self.model.load_mode in ("auto", "mmap")
+
+    def max_tokens(self, n_cells: int) -> int:
+        """Return the limit of one sequence in a context of ``n_cells``."""
+        share = n_cells if self.model.kv_unified else n_cells // self.model.n_seqs
+        limit = self.model.n_ctx_per_seq
+        return min(share, limit) if limit else share
+
+    # -- other contexts
+    # ----------------------------------------------------------------------------------
+
+    @property
+    def embedder(self) -> Resolved:
+        """The settings of a context that evaluates one text at a time, with every core."""
+        alone = replace(self.model, n_seqs=1, n_batch=self.model.n_ubatch)
+        return replace(self, model=alone, drafts=NO_DRAFTS, n_layer_bytes=None)
+
+    @property
+    def head(self) -> Resolved:
+        """The settings of the context of a head in the model's own file."""
+        return replace(self, model=self.drafts.of_context(self.model), is_draft=True)
+
+    @property
+    def draft_file(self) -> Resolved:
+        """The settings of the draft model or head in a file of its own."""
+        n_layer_bytes = self.plan.n_draft_layer_bytes if self.plan is not None else None
+        return replace(
+            self,
+            model=self.drafts.of_file(self.model),
+            plan=None,
+            n_layer_bytes=n_layer_bytes,
+            is_draft=True,
+        )
+
+    # -- showing
+    # ----------------------------------------------------------------------------------
+
+    @property
+    def values(self) -> tuple[ResolvedValue, ...]:
+        """The value of each flag that can be automatic, and the reason for it."""
+        return tuple(self._rows())
+
+    def _rows(self) -> Iterator[ResolvedValue]:
+        model, drafts = self.model, self.drafts
+        cards = ",".join(gpu.name for gpu in self.gpus) or "none"
+        yield self._row("--device", cards, "devices", "every GPU" if self.gpus else "no GPU")
+        yield self._row("--gpu-layers", self._layers, "n_gpu_layers", "as llama.cpp places them")
+        yield self._row("--split-mode", model.split_mode, "split_mode")
+        split = ",".join(f"{share:g}" for share in model.tensor_split) or "none"
+        yield self._row("--tensor-split", split, "tensor_split")
+        yield self._row("--override-tensor", f"{len(model.placements)} rules", "placements")
+        yield self._row("--ctx-size", f"{model.n_ctx}", "n_ctx", "the model's own")
+        yield self._row("--parallel", f"{model.n_seqs}", "n_seqs")
+        yield self._row("--ubatch-size", f"{model.n_ubatch}", "n_ubatch")
+        yield self._row("--threads", f"{self.n_threads}", "n_threads", self._why_threads)
+        yield self._row(
+            "--threads-batch",
+            f"{self.n_threads_batch}",
+            "n_threads_batch",
+            "as --threads" if model.n_threads > 0 else "one per core",
+        )
+        yield self._row("--repack", "on" if model.repack else "off", "repack")
+        types = ",".join(drafts.ordered_types) or "none"
+        given = GIVEN if drafts.draft_types else DEFAULT
+        yield ResolvedValue("--spec-type", types, self.reasons.get("--spec-type", given))
+        if drafts.ordered_types:
+            given = GIVEN if drafts.n_draft != DraftSettings.n_draft else DEFAULT
+            reason = self.reasons.get("--spec-draft-n-max", given)
+            yield ResolvedValue("--spec-draft-n-max", f"{drafts.n_draft}", reason)
+
+    def _row(self, flag: str, value: str, name: str, automatic: str = DEFAULT) -> ResolvedValue:
+        """Return the row of ``flag``, which sets the field ``name`` of the model's settings."""
+        is_given = getattr(self.model, name) != getattr(ModelSettings, name)
+        return ResolvedValue(flag, value, self.reasons.get(flag, GIVEN if is_given else automatic))
+
+    @property
+    def _layers(self) -> str:
+        if self.plan is not None and self.plan.layers:
+            return f"{self.plan.n_gpu_layers} of {len(self.plan.layers)}"
+        return {-1: "auto", -2: "all"}.get(self.model.n_gpu_layers, f"{self.model.n_gpu_layers}")
+
+    @property
+    def _why_threads(self) -> str:
+        if self.n_threads == self.n_cores:
+            return "one per core"
+        return f"the weights of a layer occupy no more: {(self.n_layer_bytes or 0) / MIB:.1f} MiB"
+
+
+def resolve(model: ModelSettings, drafts: DraftSettings = NO_DRAFTS) -> Resolved:
+    """Return the settings with the values that follow from the machine and the model's files.
+
+    The context, the layers on GPUs and the automatic drafts follow from free memory: see
+    `pyctl.llama.fit`. Raises ModelError if a file cannot be read, or is no draft model of the type
+    that ``drafts`` name.
+    """
+    inferred = with_inferred_type(drafts)
+    found = Resolved.of(model, inferred)
+    if inferred.draft_types != drafts.draft_types:
+        found = found.with_drafts(inferred, "as the draft model's file and the extension allow")
+    found = _with_possible_sequences(found)
+    split_mode = with_split(found.model, inferred, found.gpus).split_mode
+    if split_mode != found.model.split_mode:
+        found = found.chosen(
+            "--split-mode", "llama.cpp cannot split this model by tensors", split_mode=split_mode
+        )
+    return found
+
+
+def _with_possible_sequences(found: Resolved) -> Resolved:
+    """Return the settings with one sequence where the cells of others would change a reply."""
+    if extension.core is None:
+        reason = "without the extension, the cells of other requests determine bits"
+    elif _has_shared_indexer(found):
+        reason = "the model's indexer would choose among the rows of all requests"
+    else:
+        return found
+    if found.model.n_seqs == 1:
+        return found
+    if extension.core is not None:
+        log.warning("one request at a time: %s", reason)
+    return found.chosen("--parallel", reason, n_seqs=1)
+
+
+def _has_shared_indexer(resolved: Resolved) -> bool:
+    """Whether an indexer of the model chooses among the cells of a context, so that a reply would
+    depend on others. Raises ModelError if the file cannot be read.
+    """
+    has_indexer = any(".indexer" in name for name in resolved.tensors)
+    return has_indexer and file_head(resolved.path).arch != CHOOSES_OWN_ROWS
+
+
+def _why_context(given: ModelSettings, plan: MemoryPlan) -> str:
+    if given.n_ctx:
+        return GIVEN
+    return "the model's own" if plan.n_ctx >= plan.n_ctx_train else REDUCED
+
+
+def gpus(settings: ModelSettings) -> tuple[Device, ...]:
+    """Return the GPUs in use. Even without layers they may compute large batches."""
+    found = (device for device in devices() if device.is_gpu)
+    return tuple(gpu for gpu in found if not settings.devices or gpu.name in settings.devices)
+
+
+def padded(n: int) -> int:
+    """Return the cells that llama.cpp makes of ``n``."""
+    return max(-(-n // CELL_STEP), 1) * CELL_STEP
+
+
+def physical_cores() -> int:
+    """Return the cores that this process may use; two threads of one core count once, since they
+    share its arithmetic units.
+    """
+    siblings = {
+        cpu: Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        for cpu in os.sched_getaffinity(0)
+    }
+    return max(len({text_of(path) or cpu for cpu, path in siblings.items()}), 1)

@@ -1,0 +1,17 @@
+"""A source of one model and context that a test has opened itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyctl.llama.llama_backend import ModelSource, OpenModel
+
+
+class OpenedSource(ModelSource):
+    """``model`` with its context ``ctx``, without drafts and embeddings."""
+
+    def __init__(self, model: Any, ctx: Any) -> None:
+        self._opened = OpenModel(model, ctx)
+
+    def open(self) -> OpenModel:
+        return self._opened
