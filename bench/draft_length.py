@@ -59,7 +59,9 @@ class Machine:
     def controller(self) -> DraftLengthController:
         """One as a server has it at its start."""
         graph_ms = GRAPH_MS if any(self.graph_ms) else 0.0
-        return DraftLengthController(self.n_free, graph_ms, has_planes=self.n_free < 1024)
+        return DraftLengthController(
+            n_free=self.n_free, graph_ms=graph_ms, has_planes=self.n_free < 1024
+        )
 
 
 MACHINES = (

@@ -40,10 +40,8 @@ from pyctl.cli.logs import LoadProgress
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.backend import EngineInfo
 from pyctl.engine.draft.cache_drafts import CacheDrafts
-from pyctl.engine.draft.draft_length import DraftLengthController
 from pyctl.engine.draft.ngram import NgramSource, ngram_sources
 from pyctl.engine.draft.speculation import ModelDrafts, Speculation
-from pyctl.engine.draft.step_costs import GRAPH_MS
 from pyctl.engine.engine import Engine
 from pyctl.engine.evictable_cache import EvictableEngineCache
 from pyctl.engine.sampling import Sampling
@@ -437,35 +435,22 @@ def _checked(settings: CommandSettings, loaded: Loaded) -> Loaded:
 def _speculation(
     settings: CommandSettings, loaded: Loaded, remembered: CacheDrafts | None
 ) -> Speculation:
-    """The sources of drafts: none unless a flag names one, or where a memory takes nothing back."""
-    backend = loaded.backend
+    """The speculation with the sources that the settings name; logs why it is off."""
     drafts = loaded.drafts
+    facts = loaded.backend.facts
     texts: list[NgramSource | CacheDrafts] = [*ngram_sources(drafts.ordered_types, settings.ngrams)]
-    texts += [remembered] if remembered is not None else []
-    model = (
-        ModelDrafts(backend, drafts.n_draft, drafts.n_draft_min)
-        if backend.facts.draft_type
-        else None
+    if remembered is not None:
+        texts.append(remembered)
+    model = None
+    if facts.draft_type:
+        model = ModelDrafts(loaded.backend, drafts.n_draft, drafts.n_draft_min)
+    speculation, reason = Speculation.from_facts(
+        facts, texts, model, n_draft=drafts.n_draft, exact=settings.engine.exact
     )
-    is_wanted = any(source.maximum for source in texts) or (model is not None and model.n_max > 0)
-    exact = settings.engine.exact
-    on_device = backend.facts.is_async
-    width = min(drafts.n_draft, backend.facts.n_rollback) if exact else 0
-    why = "" if backend.facts.max_drafts else "this model's memory has no rollback"
-    if (
-        exact and not width
-    ):  # a way back to a mark evaluates tokens again, in other batches than before
-        why = why or "with --exact, this model takes drafts from a head or a draft model only"
-    if is_wanted and why:
-        log.log(
-            logging.DEBUG if settings.drafts.is_automatic else logging.WARNING,
-            "drafts disabled: %s",
-            why,
-        )
-        return Speculation()
-    costs = backend.facts.n_rollback, GRAPH_MS if on_device else 0.0
-    lengths = None if exact else DraftLengthController(*costs, has_planes=backend.facts.has_planes)
-    return Speculation(texts, model, lengths=lengths, width=width)
+    if reason:
+        level = logging.DEBUG if settings.drafts.is_automatic else logging.WARNING
+        log.log(level, "drafts disabled: %s", reason)
+    return speculation
 
 
 LOWEST_PRIORITY = 19

@@ -110,7 +110,7 @@ class DraftLengthController:
     """
 
     def __init__(
-        self, n_free: int = 1024, graph_ms: float = 0.0, *, has_planes: bool = False
+        self, *, n_free: int = 1024, graph_ms: float = 0.0, has_planes: bool = False
     ) -> None:
         """Start without measurements, with the priors of all origins."""
         self.n_free = n_free

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from pyctl.cache import LiveSequence
 from pyctl.prompt import Tokens
 
-__all__ = ["NO_MATCH", "DraftJob", "DraftSource", "Match"]
+__all__ = ["NO_MATCH", "CopyingSource", "DraftJob", "DraftSource", "Match"]
 
 
 class DraftJob(NamedTuple):
@@ -56,3 +56,11 @@ class DraftSource(Protocol):
 
     def end(self, key: int) -> None:
         """Unregister a request; no effect for an unknown one."""
+
+
+class CopyingSource(DraftSource, Protocol):
+    """A source that drafts up to ``maximum`` tokens."""
+
+    @property
+    def maximum(self) -> int:
+        """The maximum tokens of a draft, 0 for none."""

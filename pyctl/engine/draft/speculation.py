@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
-from pyctl.engine.backend import Evaluator, SequenceTokens
+from pyctl.engine.backend import BackendFacts, Evaluator, SequenceTokens
 from pyctl.engine.draft.accepted_share import Origin
 from pyctl.engine.draft.cache_drafts import CacheDrafts
 from pyctl.engine.draft.draft_length import DraftLengthController
-from pyctl.engine.draft.source import DraftJob, DraftSource
+from pyctl.engine.draft.source import CopyingSource, DraftJob, DraftSource
+from pyctl.engine.draft.step_costs import GRAPH_MS
 from pyctl.errors import EngineError
 from pyctl.prompt import Tokens
 
@@ -101,8 +102,8 @@ class Speculation:
         """Start without requests; see the class for the arguments."""
         self._sources = tuple(sources)
         self._model = model
-        self._lengths = lengths
-        self._width = width
+        self.lengths = lengths
+        self.width = width
         self.names = tuple(source.name for source in (*sources, model) if source is not None)
         self.seconds = time.perf_counter
         # By request, those that its reply has not reached yet.
@@ -113,6 +114,37 @@ class Speculation:
         self._jobs: Sequence[DraftJob] = ()
         self._origins: dict[int, Origin] = {}
         self._proposing: tuple[int, float] | None = None
+
+    @classmethod
+    def from_facts(
+        cls,
+        facts: BackendFacts,
+        sources: Sequence[CopyingSource],
+        model: ModelDrafts | None,
+        *,
+        n_draft: int,
+        exact: bool,
+    ) -> tuple[Speculation, str]:
+        """Return the speculation that a backend with ``facts`` allows, and the reason why it is off
+        although there are drafts; "" if it is on, or there are none.
+
+        With ``exact`` each draft has ``n_draft`` tokens, or as many as the backend takes back at no
+        cost: a reply must not depend on the drafts that others have.
+        """
+        has_drafts = any(source.maximum for source in sources)
+        has_drafts = has_drafts or (model is not None and model.n_max > 0)
+        width = min(n_draft, facts.n_rollback) if exact else 0
+        reason = _why_off(facts, width, exact=exact)
+        if has_drafts and reason:
+            return cls(), reason
+        if exact:
+            return cls(sources, model, width=width), ""
+        lengths = DraftLengthController(
+            n_free=facts.n_rollback,
+            graph_ms=GRAPH_MS if facts.is_async else 0.0,
+            has_planes=facts.has_planes,
+        )
+        return cls(sources, model, lengths=lengths), ""
 
     def __bool__(self) -> bool:
         """Return whether there are any sources."""
@@ -145,8 +177,8 @@ class Speculation:
         finally:
             self._proposals.pop(key, None)
             self._idle.pop(key, None)
-            if self._lengths is not None:
-                self._lengths.end(key)
+            if self.lengths is not None:
+                self.lengths.end(key)
             for source in self._sources:
                 source.end(key)
 
@@ -169,8 +201,8 @@ class Speculation:
             origin = self._origins.get(job.key)
             copies = origin is not None and origin.matched > 0
             self._idle[job.key] = 0 if copies else self._idle[job.key] + 1
-        if self._lengths is not None:
-            self._lengths.record_batches(
+        if self.lengths is not None:
+            self.lengths.record_batches(
                 [(len(job.sure), len(tokens)) for job, tokens in zip(jobs, found, strict=True)]
             )
         return [self._draft(job, tokens) for job, tokens in zip(jobs, found, strict=True)]
@@ -179,22 +211,22 @@ class Speculation:
         """Record that the step evaluated ``n_tokens`` in ``decode_ms``, None if the step also did
         other work, and how many drafts of each request were accepted.
         """
-        if self._lengths is not None:
-            self._lengths.record(accepted, n_tokens, decode_ms, self._proposing)
+        if self.lengths is not None:
+            self.lengths.record(accepted, n_tokens, decode_ms, self._proposing)
 
     def _is_asked(self, job: DraftJob) -> bool:
         """Return whether texts are asked what follows in ``job``."""
         idle = self._idle[job.key]
-        return self._lengths is None or idle < PATIENCE or idle % STRIDE == 0
+        return self.lengths is None or idle < PATIENCE or idle % STRIDE == 0
 
     def _n_allowed(self, job: DraftJob, origin: Origin, limit: int, n_before: int = 0) -> int:
         """Return how many drafts follow ``n_before`` others, within ``limit`` for all."""
-        limit = (min(limit, self._n_of_one_length(job)) if self._width else limit) - n_before
-        if limit <= 0 or self._lengths is None:
+        limit = (min(limit, self._n_of_one_length(job)) if self.width else limit) - n_before
+        if limit <= 0 or self.lengths is None:
             return max(limit, 0)
         if n_before and len(self._jobs) > 1:  # only as far as rollback is free
-            limit = min(limit, self._lengths.n_free - n_before)
-        return self._lengths.length(job.key, origin, limit, len(self._jobs), n_before=n_before)
+            limit = min(limit, self.lengths.n_free - n_before)
+        return self.lengths.length(job.key, origin, limit, len(self._jobs), n_before=n_before)
 
     def _n_of_one_length(self, job: DraftJob) -> int:
         """Return how many drafts of ``job`` are evaluated with as many rows as in any other batch.
@@ -204,7 +236,7 @@ class Speculation:
         multiple are only evaluated as the first token of a batch, never as a draft.
         """
         first = job.seq.n + len(job.sure)
-        return min(max(ROW_PADDING - self._width - first % ROW_PADDING, 0), self._width)
+        return min(max(ROW_PADDING - self.width - first % ROW_PADDING, 0), self.width)
 
     def _ask_model(self, model: ModelDrafts, found: list[tuple[int, ...]]) -> None:
         """Draft with the model, in one evaluation, for all jobs for which no source promises more.
@@ -248,9 +280,9 @@ class Speculation:
             return True
         origin = self._origins[job.key]
         n_seqs = len(self._jobs)
-        if not n or self._lengths is None:
+        if not n or self.lengths is None:
             return n > 0 and own.prior >= origin.prior
-        return self._lengths.model_beats_text(job.key, own, n, origin, len(found), n_seqs)
+        return self.lengths.model_beats_text(job.key, own, n, origin, len(found), n_seqs)
 
     def _copy(
         self, source: DraftSource, found: list[tuple[int, ...]], wanted: Sequence[int]
@@ -266,7 +298,7 @@ class Speculation:
                 continue
             origin = Origin.of("+".join((*names, source.name)), match.n)
             n = self._n_allowed(job, origin, job.maximum, len(draft))
-            if not n and self._lengths is None:
+            if not n and self.lengths is None:
                 continue
             more = tuple(takewhile(_is_text, match.read(max(n, origin.counted(SHADOW)))))
             self._propose(job, draft, more, origin)
@@ -277,7 +309,7 @@ class Speculation:
     def _propose(
         self, job: DraftJob, before: tuple[int, ...], tokens: tuple[int, ...], origin: Origin
     ) -> None:
-        if self._lengths is not None and tokens:
+        if self.lengths is not None and tokens:
             self._proposals[job.key].append(
                 _Proposal(job.seq.n + len(job.sure), before, tokens, origin)
             )
@@ -296,21 +328,31 @@ class Speculation:
             if n_right == len(said) < len(tokens):
                 left.append(proposal)
                 continue
-            assert self._lengths is not None
+            assert self.lengths is not None
             if before:
                 first = origin._replace(is_before=True)
-                self._lengths.learn(job.key, first, len(before), min(n_right, len(before)))
+                self.lengths.learn(job.key, first, len(before), min(n_right, len(before)))
             if n_right >= len(before):
-                self._lengths.learn(job.key, origin, len(more), n_right - len(before))
+                self.lengths.learn(job.key, origin, len(more), n_right - len(before))
         if job.key in self._proposals:
             self._proposals[job.key] = left
 
     def _draft(self, job: DraftJob, tokens: tuple[int, ...]) -> Draft:
         n = len(tokens)
-        width = min(self._width, job.maximum)
+        width = min(self.width, job.maximum)
         if n == 0 and width == 0:
             return NO_DRAFT
         return Draft((*tokens, *job.sure[-1:] * (width - n)), n)
+
+
+def _why_off(facts: BackendFacts, width: int, *, exact: bool) -> str:
+    """Return why a backend with ``facts`` cannot verify drafts; "" if it can."""
+    if not facts.max_drafts:
+        return "this model's memory has no rollback"
+    if exact and not width:
+        # A way back to a mark evaluates tokens again, in other batches than before.
+        return "with --exact, this model takes drafts from a head or a draft model only"
+    return ""
 
 
 def _is_text(token: int) -> bool:

@@ -51,7 +51,7 @@ def measured(
     slope: float, *, n_seqs: int = 1, n_free: int = 1024, longest: int = 64
 ) -> DraftLengthController:
     """Steps of 10 ms and ``slope`` of that for each more token."""
-    controller = DraftLengthController(n_free)
+    controller = DraftLengthController(n_free=n_free)
     for _ in range(2):
         for n in range(longest + 1):
             width = n_seqs * (1 + n)

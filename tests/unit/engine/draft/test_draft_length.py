@@ -50,7 +50,7 @@ def measured(
     has_planes: bool = False,
 ) -> DraftLengthController:
     """A controller that knows what all widths cost, a plain step of one request being 10 ms."""
-    controller = DraftLengthController(n_free, has_planes=has_planes)
+    controller = DraftLengthController(n_free=n_free, has_planes=has_planes)
     for n in range(limit + 1):
         for _ in range(2):
             controller.costs(n_seqs).add(n_seqs * (1 + n), 10 * cost(n_seqs * (1 + n)))

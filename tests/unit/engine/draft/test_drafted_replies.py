@@ -73,7 +73,7 @@ class Drafting:
         model = ModelDrafts(backend, self.n_model) if self.n_model else None
         width = min(self.n_model or 3, backend.facts.n_rollback) if self.is_fixed else 0
         lengths = (
-            DraftLengthController(backend.facts.n_rollback)
+            DraftLengthController(n_free=backend.facts.n_rollback)
             if self.is_paced and not self.is_fixed
             else None
         )
