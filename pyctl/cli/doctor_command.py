@@ -9,11 +9,13 @@ import logging
 import mmap
 import os
 import re
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import cache, partial
 from logging.handlers import BufferingHandler
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from pyctl.cache import default_directory
 from pyctl.cli.arguments import CommandSettings, parse_serve
@@ -23,8 +25,9 @@ from pyctl.models import split_names
 
 if TYPE_CHECKING:
     from pyctl.doctor.facts import LlamaFacts, RequestedSettings
-    from pyctl.llama import MemoryPlan
-    from pyctl.llama.settings.resolved import Resolved
+    from pyctl.llama.settings.resolved import Resolved, ResolvedValue
+
+    Plan: TypeAlias = Callable[[], tuple[Resolved, list[str]]]
 
 __all__ = ["cuda_can_pin", "cuda_version", "log_findings", "planned", "run_doctor"]
 
@@ -35,6 +38,9 @@ MIB = 2**20
 N_LOGGED = 2
 """Findings that `pyctl serve` logs at its start."""
 
+FLAG_WIDTH = 21
+"""Columns for a flag with an automatic value."""
+
 
 def run_doctor(argv: Sequence[str]) -> int:
     """Print the findings; returns the exit code: 1 if anything is wrong or slow. Raises ConfigError
@@ -43,7 +49,7 @@ def run_doctor(argv: Sequence[str]) -> int:
     options, rest = _parser().parse_known_args(argv)
     settings = _with_fetched(parse_serve(rest))
     # Only now: --help needs none of it.
-    from pyctl.doctor.examine import examine, screen
+    from pyctl.doctor.examine import WIDTH, examine, screen
     from pyctl.doctor.facts import Facts
 
     requested = _requested(settings)
@@ -51,12 +57,28 @@ def run_doctor(argv: Sequence[str]) -> int:
         requested.cache_dir is None and settings.disk.kv_cache
     ):  # the place where a model's cache would be
         requested = replace(requested, cache_dir=default_directory(os.environ))
-    found = examine(Facts(requested=requested, llama=_llama_facts(settings)))
+    plan = cache(partial(planned, settings))  # one dry run for the check and for the values
+    found = examine(Facts(requested=requested, llama=_llama_facts(plan)))
+    values = _values_in_use(plan) if settings.model.path else ()
     if options.json:
-        print(json.dumps({"sound": found.is_sound, **asdict(found)}, indent=1))
+        report = {"sound": found.is_sound, **asdict(found)}
+        print(json.dumps({**report, "settings": [row._asdict() for row in values]}, indent=1))
     else:
         print("\n".join(screen(found)))
+        for row in values:
+            line = f"{row.flag:{FLAG_WIDTH}}{row.value}: {row.reason}"
+            print(textwrap.fill(line, WIDTH, subsequent_indent=" " * FLAG_WIDTH))
     return 0 if found.is_sound else 1
+
+
+def _values_in_use(plan: Plan) -> tuple[ResolvedValue, ...]:
+    """Return the automatic values for the model, none if it cannot be loaded: a finding has the
+    reason.
+    """
+    try:
+        return plan()[0].values
+    except Exception:  # also whatever a broken library raises at its import
+        return ()
 
 
 def log_findings(settings: CommandSettings, root: Path = Path("/")) -> None:
@@ -118,7 +140,7 @@ def _requested(settings: CommandSettings) -> RequestedSettings:
 # ----------------------------------------------------------------------------------
 
 
-def _llama_facts(settings: CommandSettings) -> LlamaFacts:
+def _llama_facts(plan: Plan) -> LlamaFacts:
     from pyctl.doctor.facts import LlamaFacts
     from pyctl.setup.libraries import unused_card, unused_choice
 
@@ -141,7 +163,7 @@ def _llama_facts(settings: CommandSettings) -> LlamaFacts:
         idle_card=unused_card,
         cuda=lambda: cuda_version(library_file("libggml-cuda.so")),
         pin_error=cuda_can_pin,
-        plan=lambda: planned(settings)[1],
+        plan=lambda: plan()[1],
         file=file,
     )
 
@@ -177,9 +199,10 @@ class _PlannedError(Exception):
     """Ends a load after its plan, before anything is allocated."""
 
 
-def planned(settings: CommandSettings) -> tuple[MemoryPlan, list[str]]:
-    """The plan and the warnings of a load with these settings that ends before memory is allocated;
-    or ModelError.
+def planned(settings: CommandSettings) -> tuple[Resolved, list[str]]:
+    """Return the resolved settings and the warnings of a load that ends before memory is allocated.
+
+    Raises ModelError if the model cannot be loaded.
     """
     from pyctl.cli.assemble import check_files
     from pyctl.cli.defaults import cache_budget
@@ -190,17 +213,18 @@ def planned(settings: CommandSettings) -> tuple[MemoryPlan, list[str]]:
     heard.setLevel(logging.WARNING)
 
     def announce(resolved: Resolved) -> None:
-        raise _PlannedError(resolved.memory)
+        raise _PlannedError(resolved)
 
     logging.getLogger().addHandler(heard)
     try:
         load(settings.model, None, announce, settings.drafts, settings.vision, pool=settings.pool)
     except _PlannedError as ended:
-        plan: MemoryPlan = ended.args[0]
+        resolved: Resolved = ended.args[0]
         texts = [record.getMessage() for record in heard.buffer if record.name.startswith("pyctl")]
         # A context that was reduced because none was asked for is no fault.
         faults = [text for text in texts if not text.startswith("context reduced")]
-        return plan, [*faults, *plan.warnings(cache_budget(settings.cache, plan))]
+        plan = resolved.memory
+        return resolved, [*faults, *plan.warnings(cache_budget(settings.cache, plan))]
     finally:
         logging.getLogger().removeHandler(heard)
     raise AssertionError("a load announces its plan")

@@ -97,7 +97,8 @@ def _row(name: str, origin: str, settings: CommandSettings) -> dict[str, Any]:
         plan = wanted_memory(settings.model, settings.drafts, settings.vision)
         row["n_ctx_train"] = max(plan.n_ctx_train, plan.n_ctx)
         if not has_room(plan, is_known=False):
-            plan, notes = planned(settings)
+            resolved, notes = planned(settings)
+            plan = resolved.memory
             row["note"] = "; ".join(notes[:1])
         row["n_ctx"] = 0 if any(place.shortage() for place in plan.places) else plan.n_ctx
     except (ConfigError, OSError) as error:

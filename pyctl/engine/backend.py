@@ -73,7 +73,8 @@ class EngineInfo:
     ``rerank_marks`` before, between and after them. ``pool`` is where rows lie, None if all are on
     the device. ``memory`` describes llama.cpp's kind of memory, and where sequences can resume.
     ``placement`` is how its weights and rows are stored. ``sampling`` are the parameters that the
-    file recommends, by the fields of `Sampling`.
+    file recommends, by the fields of `Sampling`. ``resolved`` are the flags that can be automatic,
+    each with its value and the reason for it.
     """
 
     model_path: str

@@ -64,6 +64,25 @@ def test_doctor_makes_every_check_and_sees_a_model_that_is_cut_off(tmp_path: Pat
     assert (model["text"], done.stderr) == (f"{cut} is not a GGUF file", "")
 
 
+def test_doctor_lists_automatic_values_with_their_reasons(tmp_path: Path) -> None:
+    arguments = command("doctor", "-m", str(builtin_model()), "-c", "4096", "-ub", "64")
+    outputs = [
+        subprocess.run(
+            [*arguments, *more],
+            capture_output=True,
+            text=True,
+            env=environment(tmp_path),
+            timeout=60,
+        ).stdout
+        for more in ((), ("--json",))
+    ]
+    values = {row["flag"]: row for row in json.loads(outputs[1])["settings"]}
+    assert values["--ctx-size"] == {"flag": "--ctx-size", "value": "4096", "reason": "given"}
+    assert values["--ubatch-size"]["value"] == "64"
+    assert "\n--ctx-size           4096: given\n" in outputs[0]
+    assert max(map(len, outputs[0].splitlines())) <= 80
+
+
 def test_bench_measures_and_leaves_nothing_behind(tmp_path: Path) -> None:
     user = tmp_path / "kv"
     home = tmp_path / "home"

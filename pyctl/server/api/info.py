@@ -74,6 +74,10 @@ async def props(service: Service, request: Request) -> Response:
         "n_layers": info.placement.n_layers,
         "n_gpu_layers": info.placement.n_gpu_layers,
         "n_placement_rules": info.placement.n_rules,
+        "resolved_settings": [
+            {"flag": flag, "value": value, "reason": reason}
+            for flag, value, reason in info.resolved
+        ],
         "modalities": {"vision": info.vision, "video": False, "audio": False},
         "media_marker": MEDIA_MARKER,
         "endpoint_slots": server.show_slots,

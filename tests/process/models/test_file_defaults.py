@@ -76,6 +76,8 @@ def test_a_section_of_a_preset_wins(
     props = httpx.get(f"{running.url}/props", params={"model": "one"}).json()
     params = props["default_generation_settings"]["params"]
     assert (params["temperature"], params["top_k"]) == (0.5, 20)
+    values = {row["flag"]: (row["value"], row["reason"]) for row in props["resolved_settings"]}
+    assert values["--split-mode"] == ("layer", "default")
 
 
 def test_requests_with_tools_are_written_by_the_template_for_tools(server: Server) -> None:
