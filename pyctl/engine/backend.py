@@ -49,7 +49,8 @@ class Placement:
     """Types of K and V as for --cache-type-k, and the devices of layers.
 
     Of ``n_layers``, the output as one of them, ``n_gpu_layers`` are on GPUs, except for the tensors
-    that the ``n_rules`` rules of --override-tensor and --n-cpu-moe put elsewhere.
+    that the ``n_rules`` rules of --override-tensor and --n-cpu-moe put elsewhere. ``resolved`` are
+    the flags that can be automatic, each with its value and the reason for it.
     """
 
     type_k: str = "f16"
@@ -57,6 +58,7 @@ class Placement:
     n_layers: int = 0
     n_gpu_layers: int = 0
     n_rules: int = 0
+    resolved: tuple[tuple[str, str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,7 @@ class EngineInfo:
     ``rerank_marks`` before, between and after them. ``pool`` is where rows lie, None if all are on
     the device. ``memory`` describes llama.cpp's kind of memory, and where sequences can resume.
     ``placement`` is how its weights and rows are stored. ``sampling`` are the parameters that the
-    file recommends, by the fields of `Sampling`. ``resolved`` are the flags that can be automatic,
-    each with its value and the reason for it.
+    file recommends, by the fields of `Sampling`.
     """
 
     model_path: str
@@ -106,7 +107,6 @@ class EngineInfo:
     placement: Placement = Placement()
     templates: ModelTemplates = field(default_factory=ModelTemplates)
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    resolved: tuple[tuple[str, str, str], ...] = ()
 
 
 TopTokens = tuple[tuple[int, float], ...]

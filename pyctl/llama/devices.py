@@ -29,16 +29,19 @@ from pyctl.setup.control_groups import memory_groups
 from pyctl.setup.machine import meminfo
 
 __all__ = [
+    "TYPES",
     "Device",
     "FileHead",
     "FileTensor",
     "backend_function",
     "check_gguf",
     "devices",
+    "element_bytes",
     "file_head",
     "ggml_library",
     "host_available",
     "host_total",
+    "metadata_text",
     "missing_text",
     "model_files",
     "start_backends",
@@ -191,6 +194,25 @@ def ggml_library() -> Any:
         function.restype = result
         function.argtypes = arguments
     return library
+
+
+TYPES = {
+    ggml_library().ggml_type_name(index).decode(): index for index in range(api.GGML_TYPE_COUNT)
+}
+"""ggml_type by ggml's name, in lower case."""
+
+
+def element_bytes(kind: str) -> float:
+    """Return the bytes of an element of the type ``kind``."""
+    n = 256  # whole blocks of every type
+    return float(ggml_library().ggml_row_size(TYPES[kind], n)) / n
+
+
+def metadata_text(model: Any, key: str) -> str:
+    """Return the value of ``key`` in the metadata of a llama_model as text, "" without one."""
+    buffer = ctypes.create_string_buffer(1024)
+    n = api.llama_model_meta_val_str(model, key.encode(), buffer, len(buffer))
+    return buffer.value.decode("utf-8", "replace") if n >= 0 else ""
 
 
 def backend_function(backend: bytes, name: bytes, result: Any, *arguments: Any) -> Any:

@@ -14,19 +14,18 @@ from pyctl.engine.draft.draft_settings import FEATURE_TYPES
 from pyctl.engine.model_settings import LOAD_MODES, ModelSettings
 from pyctl.errors import ModelError
 from pyctl.llama import breakdown
-from pyctl.llama.breakdown import parts_of
-from pyctl.llama.devices import devices, host_available
+from pyctl.llama.breakdown import ALL_GPUS, Parts, layer_of, parts_of
+from pyctl.llama.devices import devices, host_available, metadata_text
 from pyctl.llama.draft.draft_file import check_target
-from pyctl.llama.estimate import ALL_GPUS, Parts, layer_of
 from pyctl.llama.library import captured_log, forget_log_errors, last_log_error
 from pyctl.llama.memory_plan import MIB, MemoryPlan, Place, Usage
 from pyctl.llama.params import (
     ModelParams,
     check_head,
     context_params,
+    draft_cells,
     head_params,
     layer_bytes,
-    metadata_text,
 )
 from pyctl.llama.settings.resolved import Resolved
 
@@ -158,7 +157,12 @@ class DryRun:
     def _n_earlier_states(self, n_states: int) -> int:
         """Return the states of a sequence besides the last: planes, and a mark."""
         # A mark is a state like a plane, one per sequence, which the extension allocates.
-        return n_states - 1 + self._resolved.uses_text_drafts
+        return n_states - 1 + self._marks_states
+
+    @property
+    def _marks_states(self) -> bool:
+        """Whether the extension marks states, for drafts that are longer than the planes."""
+        return self._resolved.drafts.uses_texts and not self._resolved.is_draft
 
     def _copies_states_on_gpus(self, usage: ContextUsage) -> bool:
         """Whether the extension copies a state within each GPU before it copies it to the host."""
@@ -171,11 +175,14 @@ class DryRun:
         """Yield the places with memory of ``parts``, in the order of `Usage`; the host last."""
         usages = [Usage(*(part.get(gpu.name, 0) for part in parts)) for gpu in self._gpus]
         used = [(gpu, usage) for gpu, usage in zip(self._gpus, usages, strict=True) if usage.total]
-        margins = chain(self._resolved.margins, repeat(self._resolved.margins[-1]))
+        settings = self._resolved.model
+        # The last margin of --fit-target is that of all further GPUs.
+        margins = chain(settings.fit_target, repeat(settings.fit_target[-1]))
         for (gpu, usage), margin in zip(used, margins, strict=False):
-            yield Place(gpu.name, True, usage, gpu.free, margin=margin)
+            yield Place(gpu.name, True, usage, gpu.free, margin=margin * MIB)
         usage = Usage(*(part.get(HOST, 0) for part in parts))
-        yield Place(HOST, False, usage, host_available(), is_mapped=self._resolved.is_mapped)
+        is_mapped = settings.load_mode in ("auto", "mmap")
+        yield Place(HOST, False, usage, host_available(), is_mapped=is_mapped)
 
     def _context(self, params: Any) -> Any:
         """Return a context without memory. Raises ModelError if llama.cpp refuses it."""
@@ -208,7 +215,7 @@ class DryRun:
     def _draft_usage(self, trunk: Any, n_ctx: int) -> ByPlace:
         """Return the memory of the draft model or head for the context ``trunk``."""
         if self._draft_file is not None and not self._draft_file._is_head:
-            plan = self._draft_file.plan(self._resolved.n_draft_cells(n_ctx))
+            plan = self._draft_file.plan(draft_cells(self._resolved, n_ctx))
             # It marks the state before drafting: one more per sequence.
             return {place.name: place.usage.total + place.usage.states for place in plan.places}
         drafter = self._draft_file or self
@@ -305,13 +312,13 @@ def dry_run(resolved: Resolved, vision: tuple[str, int] | None = None) -> Iterat
     drafts = resolved.drafts
     with ExitStack() as stack:
         draft_file = None
-        if resolved.uses_draft_file:
+        if drafts.uses_file:
             draft = resolved.draft_file
             draft_model = stack.enter_context(
                 _without_weights(draft.model, with_head=drafts.has("draft-mtp"))
             )
             draft_file = DryRun(draft_model, draft, is_head=drafts.reads_rows)
-        is_head = resolved.uses_own_head
+        is_head = drafts.uses_own_head
         model = stack.enter_context(_without_weights(resolved.model, with_head=is_head))
         if draft_file is not None and drafts.has(*FEATURE_TYPES):  # llama.cpp would end the process
             check_target(Path(drafts.draft_path), model)

@@ -12,10 +12,16 @@ from llama_cpp import llama_cpp as api
 from pyctl.cache import RULES
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import ModelError
-from pyctl.llama.devices import Device, FileTensor, file_head, model_files, tensor_bytes
+from pyctl.llama.devices import (
+    Device,
+    FileTensor,
+    file_head,
+    metadata_text,
+    model_files,
+    tensor_bytes,
+)
 from pyctl.llama.library import build_version
 from pyctl.llama.llama_backend import LlamaBackend
-from pyctl.llama.params import metadata_text
 from pyctl.llama.settings.resolved import Resolved
 from pyctl.setup.libraries import libraries_in_use
 

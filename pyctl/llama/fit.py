@@ -12,9 +12,10 @@ from pyctl.engine.draft.draft_settings import PRIVATE, DraftSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.placements import CPU_EXPERTS, experts_on_cpu
 from pyctl.errors import ModelError
+from pyctl.llama.breakdown import layer_of
 from pyctl.llama.devices import devices
+from pyctl.llama.draft.draft_file import count_heads
 from pyctl.llama.dry_runs import DryRun, dry_run, plan_fitting, refusal
-from pyctl.llama.estimate import layer_of
 from pyctl.llama.memory_plan import MemoryPlan
 from pyctl.llama.settings.resolved import Resolved
 
@@ -122,7 +123,7 @@ def _choose_drafts(
             with dry_run(tried, vision) as run:
                 plan = plan_fitting(run, tried.model)
         except ModelError as error:
-            lacking = str(error)  # such as no memory for the states, which a dry run allocates, too
+            lacking = str(error)  # such as no memory for the states, which even a dry run allocates
             continue
         if plan.host.usage.kv or plan.host.usage.states:
             return none, None, "automatic drafts need all of K and V on GPUs"
@@ -165,7 +166,7 @@ def _possible_drafts(resolved: Resolved) -> Iterator[DraftSettings]:
     texts = () if drafts.draft_types == PRIVATE else ("cache",)
     if not drafts.n_draft:
         return
-    if resolved.has_head:
+    if count_heads(resolved.path) == 1:
         for n_draft in sorted({drafts.n_draft, 1}, reverse=True):
             for also in dict.fromkeys((texts, ())):
                 yield replace(drafts, draft_types=("draft-mtp", *also), n_draft=n_draft)

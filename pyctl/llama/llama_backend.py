@@ -34,7 +34,7 @@ from pyctl.llama.memory_check import (
 from pyctl.llama.sampler import LlamaSampler, LlamaVocabulary, top_logprobs
 from pyctl.prompt import ImageSpan, Tokens, as_tokens
 
-__all__ = ["ContextLimits", "LlamaBackend", "ModelSource", "OpenModel"]
+__all__ = ["ContextLimits", "LlamaBackend", "ModelOpener", "OpenModel"]
 
 
 class OpenModel(NamedTuple):
@@ -49,7 +49,7 @@ class OpenModel(NamedTuple):
     tokenizer: LlamaTokenizer | None = None
 
 
-class ModelSource(Protocol):
+class ModelOpener(Protocol):
     """Opens a model, and what belongs to it, at each load: the same each time."""
 
     def open(self) -> OpenModel:
@@ -70,6 +70,11 @@ class ModelSource(Protocol):
         return backend.memory.layout
 
 
+def _all_cells(n_cells: int) -> int:
+    """Return ``n_cells``: a sequence may fill the context."""
+    return n_cells
+
+
 @dataclass(frozen=True)
 class ContextLimits:
     """Limits of a context that llama.cpp does not know.
@@ -81,11 +86,11 @@ class ContextLimits:
 
     n_outputs: int = 0
     batch_cost: int = 0
-    max_tokens: Callable[[int], int] = lambda n_cells: n_cells
+    max_tokens: Callable[[int], int] = _all_cells
 
 
 class LlamaBackend:
-    """The `Backend` on one llama_context; it owns the model and context that ``source`` opens.
+    """The `Backend` on one llama_context; it owns the model and context that ``opener`` opens.
 
     ``memory`` is the memory for them, by default one without a pool: with a pool the context has
     cells for one batch of one sequence, and the pool holds the rows. ``encoder`` opens and closes
@@ -94,12 +99,12 @@ class LlamaBackend:
 
     def __init__(
         self,
-        source: ModelSource,
+        opener: ModelOpener,
         memory: ContextMemory | None = None,
         limits: ContextLimits = ContextLimits(),
         encoder: ImageEncoder | None = None,
     ) -> None:
-        self._source = source
+        self._opener = opener
         self.memory = memory if memory is not None else ContextMemory(None, marks=False)
         self._limits = limits
         self.encoder = encoder
@@ -114,7 +119,7 @@ class LlamaBackend:
         return int(api.llama_n_threads_batch(self.ctx)), int(api.llama_n_threads(self.ctx))
 
     def load(self) -> None:
-        self.model, self.ctx, tokenizer = self._source.open()
+        self.model, self.ctx, tokenizer = self._opener.open()
         try:
             self._attach(tokenizer)
         except BaseException:
@@ -178,19 +183,19 @@ class LlamaBackend:
 
     def _check_identity(self) -> None:
         memory = self.memory
-        identity = self._source.identify(self)
+        identity = self._opener.identify(self)
         if memory.identity and identity != memory.identity:
             raise ModelError("the model file has changed since it was loaded")
         memory.identity = identity
 
     def _attach_drafts(self, address: int) -> None:
-        model = self._source.open_drafts(self.model, self.ctx, self.control.pulse.attach)
+        model = self._opener.open_drafts(self.model, self.ctx, self.control.pulse.attach)
         self.memory.drafts = DraftMirror(model, address)
         if model is not None:
             self.facts = replace(self.facts, draft_type=model.type)
 
     def _attach_embedder(self) -> None:
-        self.embedder = self._source.open_embedder(self.model)
+        self.embedder = self._opener.open_embedder(self.model)
         if self.embedder is not None:
             self.facts = replace(self.facts, n_embed=self.embedder.n_max)
 

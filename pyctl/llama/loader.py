@@ -25,7 +25,7 @@ from pyctl.llama.draft.open_draft import open_draft
 from pyctl.llama.fingerprint import fingerprint, shared_split
 from pyctl.llama.image_encoder import ImageEncoder
 from pyctl.llama.library import lose, when_aborted
-from pyctl.llama.llama_backend import ContextLimits, LlamaBackend, ModelSource, OpenModel
+from pyctl.llama.llama_backend import ContextLimits, LlamaBackend, ModelOpener, OpenModel
 from pyctl.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.llama.make_encoder import make_encoder
 from pyctl.llama.memory_plan import MemoryPlan
@@ -33,7 +33,8 @@ from pyctl.llama.model_info import describe_model
 from pyctl.llama.open_model import load_model, make_context, open_embedder, read_vocabulary
 from pyctl.llama.params import ModelParams, context_params
 from pyctl.llama.pool_fit import fit_all
-from pyctl.llama.settings.resolved import NO_DRAFTS, Resolved, resolve
+from pyctl.llama.settings.resolve import resolve
+from pyctl.llama.settings.resolved import NO_DRAFTS, Resolved
 
 __all__ = ["Loaded", "load"]
 
@@ -90,12 +91,10 @@ def load(
     resolved = fit_all(wanted, usage, pool if _can_pool(pool) else None)
     if announce is not None:
         announce(resolved)
-    # Encoders of images and draft models read the texts of the model's own.
-    needs_texts = encoder is not None or bool(resolved.drafts.draft_path)
-    source = _Source(resolved, vocabulary, progress, needs_texts=needs_texts)
-    memory = ContextMemory(resolved.memory.pool, marks=resolved.uses_text_drafts)
+    opener = _Opener(resolved, vocabulary, progress, sees_images=encoder is not None)
+    memory = ContextMemory(resolved.memory.pool, marks=resolved.drafts.uses_texts)
     limits = ContextLimits(resolved.n_outputs, resolved.batch_cost, resolved.max_tokens)
-    backend = LlamaBackend(source, memory, limits, encoder)
+    backend = LlamaBackend(opener, memory, limits, encoder)
     _note_what_is_slow(backend, resolved)
     return Loaded(backend, describe_model(backend, resolved), resolved, encoder)
 
@@ -127,11 +126,11 @@ def _can_pool(pool: PoolSettings | None) -> bool:
     return extension.pool is not None
 
 
-class _Source(ModelSource):
+class _Opener(ModelOpener):
     """The model that ``resolved`` names, with the tokenizer of ``vocabulary``.
 
-    ``progress`` receives fractions. Without ``needs_texts`` the weights come without the texts of
-    tokens, which the vocabulary has.
+    ``progress`` receives fractions from 0 to 1. Without ``needs_texts`` the weights come without
+    the texts of tokens, which the vocabulary has.
     """
 
     def __init__(
@@ -140,17 +139,20 @@ class _Source(ModelSource):
         vocabulary: Future[LlamaTokenizer],
         progress: Callable[[float], bool] | None,
         *,
-        needs_texts: bool,
+        sees_images: bool,
     ) -> None:
         self._resolved = resolved
         self._vocabulary = vocabulary
         self._progress = progress
-        self.needs_texts = needs_texts
+        # Encoders of images and draft models read the texts of the model's own.
+        self.needs_texts = sees_images or bool(resolved.drafts.draft_path)
 
     def open(self) -> OpenModel:
         resolved = self._resolved
         params = ModelParams(
-            resolved.model, with_head=resolved.uses_own_head, with_vocabulary=self.needs_texts
+            resolved.model,
+            with_head=resolved.drafts.uses_own_head,
+            with_vocabulary=self.needs_texts,
         )
         model = load_model(Path(resolved.model.path), params, self._progress)
         try:

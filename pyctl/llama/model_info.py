@@ -9,10 +9,10 @@ from llama_cpp import llama_cpp as api
 
 from pyctl.engine.backend import EngineInfo, ModelTemplates, Placement
 from pyctl.llama import extension
+from pyctl.llama.devices import metadata_text
 from pyctl.llama.file_sampling import recommended_sampling
 from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.llama_tokenizer import LlamaTokenizer
-from pyctl.llama.params import metadata_text
 from pyctl.llama.settings.resolved import Resolved
 
 __all__ = ["describe_model"]
@@ -55,12 +55,12 @@ def describe_model(backend: LlamaBackend, resolved: Resolved) -> EngineInfo:
             n_layers=len(plan.layers),
             n_gpu_layers=plan.n_gpu_layers,
             n_rules=len(settings.placements),
+            resolved=resolved.values,
         ),
         templates=ModelTemplates(
             *(_template(model, name) for name in (None, b"tool_use", b"rerank"))
         ),
         sampling=recommended_sampling(lambda key: metadata_text(model, key)),
-        resolved=resolved.values,
     )
 
 

@@ -14,9 +14,10 @@ from pyctl.engine.model_settings import POOLING, ModelSettings
 from pyctl.errors import ModelError, UnavailableError
 from pyctl.limit import limit
 from pyctl.llama.batch import Embedder
+from pyctl.llama.devices import metadata_text
 from pyctl.llama.library import forget_log_errors, last_log_error
 from pyctl.llama.llama_tokenizer import LlamaTokenizer
-from pyctl.llama.params import ModelParams, context_params, metadata_text
+from pyctl.llama.params import ModelParams, context_params
 from pyctl.llama.settings.resolved import Resolved
 
 __all__ = ["load_model", "make_context", "open_embedder", "read_vocabulary"]
@@ -47,8 +48,9 @@ def read_vocabulary(settings: ModelSettings) -> Future[LlamaTokenizer]:
 def load_model(
     path: Path, params: ModelParams, progress: Callable[[float], bool] | None = None
 ) -> Any:
-    """Return the llama_model of the file ``path``. Raises ModelError if it cannot be loaded, and
-    UnavailableError if ``progress`` stopped loading.
+    """Return the llama_model of the file ``path``. ``progress`` receives fractions from 0 to 1.
+
+    Raises ModelError if it cannot be loaded, and UnavailableError if ``progress`` stopped loading.
     """
     if progress is not None:
         params.report(progress)

@@ -18,7 +18,7 @@ from pyctl.engine.model_settings import (
     ModelSettings,
 )
 from pyctl.errors import ModelError
-from pyctl.llama.devices import devices, file_head, ggml_library, missing_text, model_files
+from pyctl.llama.devices import TYPES, devices, file_head, missing_text, model_files
 from pyctl.llama.library import forget_log_errors, last_log_error
 from pyctl.llama.settings.resolved import Resolved, padded
 
@@ -26,29 +26,10 @@ __all__ = [
     "ModelParams",
     "check_head",
     "context_params",
-    "element_bytes",
+    "draft_cells",
     "head_params",
     "layer_bytes",
-    "metadata_text",
 ]
-
-TYPES = {
-    ggml_library().ggml_type_name(index).decode(): index for index in range(api.GGML_TYPE_COUNT)
-}
-"""ggml_type by ggml's name, in lower case."""
-
-
-def element_bytes(kind: str) -> float:
-    """Return the bytes of an element of the type ``kind``."""
-    n = 256  # whole blocks of every type
-    return float(ggml_library().ggml_row_size(TYPES[kind], n)) / n
-
-
-def metadata_text(model: Any, key: str) -> str:
-    """Return the value of ``key`` in the metadata of a llama_model as text, "" without one."""
-    buffer = ctypes.create_string_buffer(1024)
-    n = api.llama_model_meta_val_str(model, key.encode(), buffer, len(buffer))
-    return buffer.value.decode("utf-8", "replace") if n >= 0 else ""
 
 
 class _Placement(ctypes.Structure):
@@ -217,7 +198,8 @@ def context_params(resolved: Resolved, n_ctx: int) -> Any:
     params.n_ubatch = settings.n_ubatch
     params.n_seq_max = settings.n_seqs
     params.n_outputs_max = resolved.n_outputs
-    params.n_outputs_max_per_seq = resolved.n_outputs_per_seq
+    # A draft model has the output of the last token alone.
+    params.n_outputs_max_per_seq = 1 if resolved.is_draft else resolved.n_outputs
     params.n_rs_seq = resolved.n_planes
     params.n_threads = resolved.n_threads
     params.n_threads_batch = resolved.n_threads_batch
@@ -242,6 +224,13 @@ def context_params(resolved: Resolved, n_ctx: int) -> Any:
     return params
 
 
+def draft_cells(resolved: Resolved, n_cells: int) -> int:
+    """Return the cells of a separate draft model beside ``n_cells`` of the model: as many, and the
+    last draft of each sequence.
+    """
+    return n_cells + resolved.model.n_seqs * resolved.drafts.n_draft
+
+
 def head_params(draft: Resolved, trunk: Any, n_ctx: int) -> Any:
     """Return a llama_context_params for a ``draft`` model or head that runs beside the context
     ``trunk``, for ``n_ctx`` tokens of that.
@@ -250,7 +239,7 @@ def head_params(draft: Resolved, trunk: Any, n_ctx: int) -> Any:
     n_seqs = draft.model.n_seqs
     is_head = drafts.has("draft-mtp")
     # A block takes one cell more than it drafts.
-    n_cells = n_ctx if is_head else draft.n_draft_cells(n_ctx) + n_seqs
+    n_cells = n_ctx if is_head else draft_cells(draft, n_ctx) + n_seqs
     params = context_params(draft, n_cells)
     params.ctx_other = trunk
     if is_head:

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from pyctl.engine.pool_settings import PoolPlan, PoolSettings
 from pyctl.errors import ModelError
+from pyctl.llama.devices import element_bytes
 from pyctl.llama.dry_runs import CTX_STEP, DryRun, dry_run, refusal
 from pyctl.llama.fit import fit_drafts, fit_settings
 from pyctl.llama.memory_plan import MemoryPlan, Place, Usage
-from pyctl.llama.params import element_bytes
 from pyctl.llama.settings.resolved import Resolved, padded
 
 __all__ = ["fit_all", "fit_pool"]

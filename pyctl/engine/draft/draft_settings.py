@@ -215,6 +215,21 @@ class DraftSettings:
         return any(name in self.draft_types for name in names)
 
     @property
+    def uses_texts(self) -> bool:
+        """Whether n-gram or cache sources draft, whose drafts may be longer than a model's."""
+        return any(name.startswith("ngram-") or name == "cache" for name in self.draft_types)
+
+    @property
+    def uses_own_head(self) -> bool:
+        """Whether the head in the model's own file drafts."""
+        return self.has("draft-mtp") and not self.draft_path and self.n_draft > 0
+
+    @property
+    def uses_file(self) -> bool:
+        """Whether the draft model or head of ``draft_path`` drafts."""
+        return bool(self.draft_path) and self.n_draft > 0
+
+    @property
     def reads_rows(self) -> bool:
         """Return whether the draft model reads rows of the target model, and so runs beside its
         context.

@@ -16,7 +16,13 @@ from pyctl.llama.draft.mtp import Eagle3, MtpHead
 from pyctl.llama.draft.separate_model import SeparateModel
 from pyctl.llama.fingerprint import file_digest
 from pyctl.llama.open_model import load_model, make_context
-from pyctl.llama.params import ModelParams, check_head, context_params, head_params
+from pyctl.llama.params import (
+    ModelParams,
+    check_head,
+    context_params,
+    draft_cells,
+    head_params,
+)
 from pyctl.llama.settings.resolved import Resolved
 
 __all__ = ["open_draft"]
@@ -28,9 +34,9 @@ def open_draft(resolved: Resolved, trunk: Any, trunk_ctx: Any, attach: Attach) -
     """Return the draft model or head of ``resolved`` for the model ``trunk`` and its context, None
     without one.
     """
-    if resolved.uses_draft_file:
+    if resolved.drafts.uses_file:
         return _open_file(resolved, trunk, trunk_ctx, attach)
-    if resolved.uses_own_head:
+    if resolved.drafts.uses_own_head:
         return _open_own_head(resolved, trunk, trunk_ctx, attach)
     return None
 
@@ -68,7 +74,7 @@ def _open_file(resolved: Resolved, trunk: Any, trunk_ctx: Any, attach: Attach) -
         if drafts.reads_rows:
             params = head_params(draft, trunk_ctx, n_ctx)
         else:
-            params = context_params(draft, resolved.n_draft_cells(n_ctx))
+            params = context_params(draft, draft_cells(resolved, n_ctx))
         ctx = make_context(model, draft.model, params)
         return _draft_model(resolved, model, ctx, trunk, layers, attach)
     except BaseException:

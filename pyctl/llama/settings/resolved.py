@@ -1,13 +1,13 @@
 """Every automatic value of a model's settings, chosen once, each with the reason for it.
 
-`resolve` chooses the values that follow from the machine and the model's files. `pyctl.llama.fit`
-chooses those that follow from free memory, and returns the same object with its plan. Loader, dry
-runs, parameters of llama.cpp and fingerprint read the result: none of them chooses a value.
+`Resolved.of` chooses the values that follow from the machine, `pyctl.llama.settings.resolve` those
+that follow from the model's files, and `pyctl.llama.fit` those that follow from free memory.
+Loader, dry runs, parameters of llama.cpp and fingerprint read the result: none of them chooses a
+value.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,11 +19,8 @@ from llama_cpp import llama_cpp as api
 from pyctl.engine.draft.draft_settings import LONGEST, MODEL_TYPES, DraftSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.limit import limit
-from pyctl.llama import extension
-from pyctl.llama.devices import Device, devices, file_head, tensor_bytes
-from pyctl.llama.draft.draft_file import count_heads, with_inferred_type
+from pyctl.llama.devices import Device, devices, tensor_bytes
 from pyctl.llama.memory_plan import MemoryPlan
-from pyctl.llama.split import with_split
 from pyctl.setup.control_groups import text_of
 
 __all__ = [
@@ -34,10 +31,7 @@ __all__ = [
     "gpus",
     "padded",
     "physical_cores",
-    "resolve",
 ]
-
-log = logging.getLogger(__name__)
 
 MIB = 2**20
 
@@ -66,9 +60,6 @@ TRIAL_CELLS = 256
 MIN_POOL_CELLS = 1024
 """Minimum cells of a pooled context, for the texts of that trial."""
 
-
-CHOOSES_OWN_ROWS = "deepseek4"
-"""The architecture whose indexer chooses among the rows of its own sequence."""
 
 GIVEN = "given"
 DEFAULT = "default"
@@ -191,11 +182,6 @@ class Resolved:
         return tensor_bytes(self.path)
 
     @property
-    def has_head(self) -> bool:
-        """Whether the model's own file has a head that can draft."""
-        return count_heads(self.path) == 1
-
-    @property
     def batch_cost(self) -> int:
         """The preferred average tokens of a batch, see `batch_ends`: half a full one on a GPU,
         which evaluates it as fast per token (bench/results/gpu-batches.md of 1323d1c8); 0 without a
@@ -222,25 +208,6 @@ class Resolved:
         return self.n_cores
 
     @property
-    def uses_text_drafts(self) -> bool:
-        """Whether n-gram or cache sources draft, whose drafts may be longer than the planes."""
-        types = self.drafts.draft_types
-        return not self.is_draft and any(
-            name.startswith("ngram-") or name == "cache" for name in types
-        )
-
-    @property
-    def uses_own_head(self) -> bool:
-        """Whether the head in the model's own file drafts."""
-        drafts = self.drafts
-        return drafts.has("draft-mtp") and not drafts.draft_path and drafts.n_draft > 0
-
-    @property
-    def uses_draft_file(self) -> bool:
-        """Whether the draft model or head of another file drafts."""
-        return bool(self.drafts.draft_path) and self.drafts.n_draft > 0
-
-    @property
     def n_planes(self) -> int:
         """The number of earlier states that a recurrent cell keeps for rollback of drafts."""
         if self.is_draft or not self.drafts.has(*MODEL_TYPES):
@@ -256,15 +223,10 @@ class Resolved:
         n_seqs = self.model.n_seqs
         if self.is_draft:
             return n_seqs
-        longest = LONG_DRAFT if self.uses_text_drafts else 0
+        longest = LONG_DRAFT if self.drafts.uses_texts else 0
         if self.drafts.has("cache"):
             longest = LONGEST
         return max(n_seqs * (1 + self.n_planes), 1 + longest)
-
-    @property
-    def n_outputs_per_seq(self) -> int:
-        """The maximum outputs of a sequence in one evaluation; a draft model has only the last."""
-        return 1 if self.is_draft else self.n_outputs
 
     @property
     def n_cells(self) -> int:
@@ -275,22 +237,6 @@ class Resolved:
     def n_pool_cells(self) -> int:
         """The cells of a context with a pool."""
         return max(padded(self.model.n_ubatch + TRIAL_CELLS), MIN_POOL_CELLS)
-
-    def n_draft_cells(self, n_cells: int) -> int:
-        """Return the cells of a separate draft model beside ``n_cells`` of the model: as many, and
-        the last draft of each sequence.
-        """
-        return n_cells + self.model.n_seqs * self.drafts.n_draft
-
-    @property
-    def margins(self) -> tuple[int, ...]:
-        """The bytes that are to stay free on each GPU; the last holds for all others, too."""
-        return tuple(n_mib * MIB for n_mib in self.model.fit_target)
-
-    @property
-    def is_mapped(self) -> bool:
-        """Whether the weights on the host are pages of the file, which the system may drop."""
-        return self.model.load_mode in ("auto", "mmap")
 
     def max_tokens(self, n_cells: int) -> int:
         """Return the limit of one sequence in a context of ``n_cells``."""
@@ -376,49 +322,6 @@ class Resolved:
         if self.n_threads == self.n_cores:
             return "one per core"
         return f"the weights of a layer occupy no more: {(self.n_layer_bytes or 0) / MIB:.1f} MiB"
-
-
-def resolve(model: ModelSettings, drafts: DraftSettings = NO_DRAFTS) -> Resolved:
-    """Return the settings with the values that follow from the machine and the model's files.
-
-    The context, the layers on GPUs and the automatic drafts follow from free memory: see
-    `pyctl.llama.fit`. Raises ModelError if a file cannot be read, or is no draft model of the type
-    that ``drafts`` name.
-    """
-    inferred = with_inferred_type(drafts)
-    found = Resolved.of(model, inferred)
-    if inferred.draft_types != drafts.draft_types:
-        found = found.with_drafts(inferred, "as the draft model's file and the extension allow")
-    found = _with_possible_sequences(found)
-    split_mode = with_split(found.model, inferred, found.gpus).split_mode
-    if split_mode != found.model.split_mode:
-        found = found.chosen(
-            "--split-mode", "llama.cpp cannot split this model by tensors", split_mode=split_mode
-        )
-    return found
-
-
-def _with_possible_sequences(found: Resolved) -> Resolved:
-    """Return the settings with one sequence where the cells of others would change a reply."""
-    if extension.core is None:
-        reason = "without the extension, the cells of other requests determine bits"
-    elif _has_shared_indexer(found):
-        reason = "the model's indexer would choose among the rows of all requests"
-    else:
-        return found
-    if found.model.n_seqs == 1:
-        return found
-    if extension.core is not None:
-        log.warning("one request at a time: %s", reason)
-    return found.chosen("--parallel", reason, n_seqs=1)
-
-
-def _has_shared_indexer(resolved: Resolved) -> bool:
-    """Whether an indexer of the model chooses among the cells of a context, so that a reply would
-    depend on others. Raises ModelError if the file cannot be read.
-    """
-    has_indexer = any(".indexer" in name for name in resolved.tensors)
-    return has_indexer and file_head(resolved.path).arch != CHOOSES_OWN_ROWS
 
 
 def _why_context(given: ModelSettings, plan: MemoryPlan) -> str:

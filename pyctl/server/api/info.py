@@ -76,7 +76,7 @@ async def props(service: Service, request: Request) -> Response:
         "n_placement_rules": info.placement.n_rules,
         "resolved_settings": [
             {"flag": flag, "value": value, "reason": reason}
-            for flag, value, reason in info.resolved
+            for flag, value, reason in info.placement.resolved
         ],
         "modalities": {"vision": info.vision, "video": False, "audio": False},
         "media_marker": MEDIA_MARKER,

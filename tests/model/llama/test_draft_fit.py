@@ -96,7 +96,7 @@ def fitted(monkeypatch: pytest.MonkeyPatch) -> Fit:
             yield Run(resolved.model, resolved.drafts, free, on_host, states=states)
 
         monkeypatch.setattr(fit, "dry_run", stub)
-        monkeypatch.setattr(Resolved, "has_head", heads == 1)
+        monkeypatch.setattr(fit, "count_heads", lambda _: heads)
         settings = ModelSettings(path="m.gguf", **{"n_seqs": 4, **fields})
         found = fit.fit_drafts(Resolved(settings, drafts, gpus=(GPU,)))
         if found.plan is not None:

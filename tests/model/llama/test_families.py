@@ -226,7 +226,7 @@ def test_weights_without_texts_of_tokens_give_the_same_bits(
     for needs_texts in (False, False, True):
         loaded.backend.evaluate(0, tokens, 0)
         found.append((loaded.backend.logits(0).tobytes(), loaded.backend.memory.identity))
-        loaded.backend._source.needs_texts = needs_texts
+        loaded.backend._opener.needs_texts = needs_texts
         loaded.backend.unload()
         loaded.backend.load()
         found.append(loaded.tokenizer.special_tokens())

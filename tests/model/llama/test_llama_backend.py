@@ -22,7 +22,7 @@ from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, ModelError, OutOfCellsError, RequestError, UnavailableError
 from pyctl.llama import LlamaBackend, Loaded, load
 from pyctl.prompt import Prompt, as_tokens
-from tests.model.opened_source import OpenedSource
+from tests.model.given_model import GivenModel
 from tests.unit.engine.drive import ask, cold
 
 
@@ -139,7 +139,7 @@ def test_a_memory_without_movable_rows_is_saved_whole(model_path: Callable[[str]
     params.kv_unified = (
         False  # one stream of cells per sequence, which the extension does not take apart
     )
-    backend = LlamaBackend(OpenedSource(model, api.llama_init_from_model(model, params)))
+    backend = LlamaBackend(GivenModel(model, api.llama_init_from_model(model, params)))
     assert backend.memory.kind == "opaque"
     assert backend.memory.shape.sizes.rows(0, 10) == 0
     with pytest.raises(ValueError, match="no rows that could be moved"):

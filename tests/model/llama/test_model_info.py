@@ -28,7 +28,7 @@ def test_a_model_is_described_by_its_file_and_its_settings(
 def test_the_description_has_each_value_with_its_reason(model_path: Callable[[str], Path]) -> None:
     loaded = load(ModelSettings(path=str(model_path("tiny-dense")), n_ctx=512, n_threads=1))
     loaded.backend.unload()
-    values = {flag: (value, reason) for flag, value, reason in loaded.info.resolved}
+    values = {flag: (value, reason) for flag, value, reason in loaded.info.placement.resolved}
     assert values["--ctx-size"] == ("512", "given")
     assert values["--threads"] == ("1", "given")
     assert values["--spec-type"] == ("none", "default")

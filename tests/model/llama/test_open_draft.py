@@ -28,7 +28,7 @@ def opened(model_path: Callable[[str], Path]) -> Iterator[Opened]:
     def get(name: str, **drafts: Any) -> tuple[DraftModel | None, list[int]]:
         settings = ModelSettings(path=str(model_path(name)), n_ctx=512, n_ubatch=64, n_threads=1)
         resolved = Resolved.of(settings, DraftSettings(**drafts))
-        params = ModelParams(resolved.model, with_head=resolved.uses_own_head)
+        params = ModelParams(resolved.model, with_head=resolved.drafts.uses_own_head)
         trunk = load_model(resolved.path, params)
         ctx = make_context(trunk, resolved.model, context_params(resolved, 512))
         attached: list[int] = []
@@ -55,7 +55,7 @@ def test_the_head_of_the_models_own_file_drafts(opened: Opened) -> None:
     model, attached = opened("tiny-hybrid-nextn", draft_types=("draft-mtp",))
     assert model is not None
     assert model.type == "draft-mtp"
-    assert len(attached) == 1, "an evaluation of the head can be broken off, too"
+    assert len(attached) == 1, "evaluations of the head can be broken off"
 
 
 @pytest.mark.parametrize(

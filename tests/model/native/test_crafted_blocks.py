@@ -22,7 +22,7 @@ from pyctl.llama import LlamaBackend, Loaded
 from pyctl.llama.library import checked
 from pyctl.prompt import as_tokens
 from tests.effort import examples
-from tests.model.opened_source import OpenedSource
+from tests.model.given_model import GivenModel
 
 N = 48
 POSITIONS = struct.Struct("<qq")
@@ -88,7 +88,7 @@ def opaque(model_path: Callable[[str], Path]) -> Iterator[LlamaBackend]:
     params.n_ubatch = 64
     params.n_threads = 1
     params.kv_unified = False
-    backend = LlamaBackend(OpenedSource(model, api.llama_init_from_model(model, params)))
+    backend = LlamaBackend(GivenModel(model, api.llama_init_from_model(model, params)))
     assert backend.memory.kind == "opaque"
     yield backend
     backend.unload()

@@ -17,8 +17,8 @@ from pyctl.errors import OutOfCellsError, StateError
 from pyctl.llama import LlamaBackend
 from pyctl.llama.library import KVState, RowStore, checked
 from pyctl.prompt import Tokens, as_tokens
+from tests.model.given_model import GivenModel
 from tests.model.native.stores import ENDS, N, Store, assert_same, evaluate_on, run, tokens_of
-from tests.model.opened_source import OpenedSource
 
 LAYOUTS = [
     (name, kv)
@@ -368,7 +368,7 @@ def test_a_memory_without_rows_is_refused(model_path: Callable[[str], object]) -
         1,
         False,
     )
-    backend = LlamaBackend(OpenedSource(model, api.llama_init_from_model(model, params)))
+    backend = LlamaBackend(GivenModel(model, api.llama_init_from_model(model, params)))
     backend.evaluate(0, as_tokens([1]), 0)
     with pytest.raises(RuntimeError, match="no rows"):
         RowStore(KVState(ctypes.cast(backend.ctx, ctypes.c_void_p).value or 0), 1000, [0])

@@ -118,14 +118,8 @@ def test_contexts_beside_the_models_have_settings_of_their_own(on: Any) -> None:
     resolved = on(CPU, drafts=drafts, n_seqs=4, n_threads=9, lora=(("l.gguf", 1.0),))
     draft = resolved.draft_file
     assert (draft.model.path, draft.model.type_k, draft.model.lora) == ("d.gguf", "q8_0", ())
-    assert (draft.n_threads, draft.n_planes, draft.n_outputs, draft.n_outputs_per_seq) == (
-        2,
-        0,
-        4,
-        1,
-    )
+    assert (draft.n_threads, draft.n_planes, draft.n_outputs) == (2, 0, 4)
     assert resolved.head.model == replace(resolved.model, type_k="q8_0", lora=())
-    assert resolved.n_draft_cells(100) == 100 + 4 * 3
     embedder = resolved.embedder
     assert (embedder.model.n_seqs, embedder.model.n_batch) == (1, resolved.model.n_ubatch)
 

@@ -1,13 +1,13 @@
-"""A source of one model and context that a test has opened itself."""
+"""A model and a context that a test has opened itself."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from pyctl.llama.llama_backend import ModelSource, OpenModel
+from pyctl.llama.llama_backend import ModelOpener, OpenModel
 
 
-class OpenedSource(ModelSource):
+class GivenModel(ModelOpener):
     """``model`` with its context ``ctx``, without drafts and embeddings."""
 
     def __init__(self, model: Any, ctx: Any) -> None:
