@@ -73,7 +73,7 @@ def parts_of(ctx: Any, resolved: Resolved, tensors: Mapping[str, int]) -> Mappin
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """Numbers that determine K and V: lengths are those of one head, ``n_layers`` the layers with K
+    """Numbers that determine K and V: lengths are of one head, ``n_layers`` the layers with K
     and V. An indexer has ``n_indexer_heads``, and K of ``indexer_length``; both are 0 without one.
     """
 
@@ -125,8 +125,8 @@ class StateShape:
     def state_bytes(self, n_states: int) -> int:
         """Return the bytes of ``n_states`` states of all layers.
 
-        The constructor of llama_memory_recurrent allocates both parts for each layer; their sizes
-        are those of llama_hparams.
+        The constructor of llama_memory_recurrent allocates both parts for each layer, with sizes of
+        llama_hparams.
         """
         scan = self.inner * self.depth  # n_embd_s
         channels = self.inner + 2 * self.n_groups * self.depth
@@ -234,7 +234,7 @@ class Estimate:
 
     @property
     def _n_blocks(self) -> int:
-        """The number of layers, with those of a head."""
+        """The number of layers, with the layers of a head."""
         n_layers = int(api.llama_model_n_layer(self._model))
         return n_layers + int(api.llama_model_n_layer_nextn(self._model))
 

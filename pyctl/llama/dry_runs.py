@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain, repeat
@@ -39,7 +40,7 @@ HOST = "host"
 SAMPLE_CELLS = 16_384
 """Context for measuring the size of a row: some devices pad each tensor."""
 
-ByPlace: TypeAlias = dict[str, int]
+ByPlace: TypeAlias = Counter[str]
 """Bytes by the name of a GPU, or of the host; places that have none are missing."""
 
 
@@ -50,6 +51,12 @@ class ContextUsage(NamedTuple):
     kv: ByPlace
     states: ByPlace
     compute: ByPlace
+
+    def add(self, place: str, sizes: Parts) -> None:
+        """Count ``sizes`` at ``place``."""
+        for part, size in zip(self, sizes, strict=True):
+            if size:
+                part[place] += size
 
 
 class DryRun:
@@ -73,7 +80,7 @@ class DryRun:
         self._resolved = resolved
         self._draft_file = draft_file
         self._is_head = is_head
-        self._vision: ByPlace = {}
+        self._vision: ByPlace = Counter()
         if vision is not None:
             device, n_bytes = vision
             self._vision[device or HOST] = n_bytes
@@ -110,7 +117,7 @@ class DryRun:
             raise ModelError("this model has no single cache of K and V")
         if len(set(places)) > 1 or ALL_GPUS in places:
             raise ModelError(f"K and V are on several devices: {', '.join(sorted(set(places)))}")
-        return places, sum(rows.values()) / n_cells
+        return places, rows.total() / n_cells
 
     def metadata(self, key: str) -> str:
         """Return the value of ``key`` in the model's file as text; empty if there is none."""
@@ -133,17 +140,27 @@ class DryRun:
         finally:
             api.llama_free(ctx)
         n_seqs = self._resolved.model.n_seqs
-        states = {place: size // n_states for place, size in usage.states.items()}
-        state_bytes = sum(states.values()) // n_seqs
-        n_earlier = self._n_earlier_states(n_states) if states else 0
-        planes = {place: size * n_earlier for place, size in states.items()}
+        last_states = Counter({place: size // n_states for place, size in usage.states.items()})
+        state_bytes = last_states.total() // n_seqs
+        n_earlier = self._n_earlier_states(n_states) if last_states else 0
+        planes = Counter({place: size * n_earlier for place, size in last_states.items()})
+        states = last_states
         if self._copies_states_on_gpus(usage):
-            states = {place: size + size // n_seqs for place, size in states.items()}
-        parts = (usage.weights, usage.kv, states, usage.compute, planes, drafts, self._vision)
+            copies = Counter({place: size // n_seqs for place, size in last_states.items()})
+            states = last_states + copies
+        parts = {
+            "weights": usage.weights,
+            "kv": usage.kv,
+            "states": states,
+            "compute": usage.compute,
+            "planes": planes,
+            "drafts": drafts,
+            "vision": self._vision,
+        }
         return MemoryPlan(
             n_cells,
             n_seqs,
-            sum(usage.kv.values()) / n_cells,
+            usage.kv.total() / n_cells,
             state_bytes,
             tuple(self._places(parts)),
             self.layers,
@@ -171,18 +188,18 @@ class DryRun:
         elsewhere = {HOST, *(device.name for device in self._gpus if device.is_remote)}
         return not elsewhere & {*usage.kv, *usage.states}
 
-    def _places(self, parts: tuple[ByPlace, ...]) -> Iterator[Place]:
-        """Yield the places with memory of ``parts``, in the order of `Usage`; the host last."""
-        usages = [Usage(*(part.get(gpu.name, 0) for part in parts)) for gpu in self._gpus]
-        used = [(gpu, usage) for gpu, usage in zip(self._gpus, usages, strict=True) if usage.total]
+    def _places(self, parts: Mapping[str, ByPlace]) -> Iterator[Place]:
+        """Yield the places with memory of ``parts``, by the names of `Usage`; the host last."""
         settings = self._resolved.model
-        # The last margin of --fit-target is that of all further GPUs.
+        # The last margin of --fit-target holds for all further GPUs.
         margins = chain(settings.fit_target, repeat(settings.fit_target[-1]))
-        for (gpu, usage), margin in zip(used, margins, strict=False):
-            yield Place(gpu.name, True, usage, gpu.free, margin=margin * MIB)
-        usage = Usage(*(part.get(HOST, 0) for part in parts))
+        for gpu in self._gpus:
+            usage = _usage_at(gpu.name, parts)
+            if usage.total:
+                margin = next(margins) * MIB
+                yield Place(gpu.name, True, usage, gpu.free, margin=margin)
         is_mapped = settings.load_mode in ("auto", "mmap")
-        yield Place(HOST, False, usage, host_available(), is_mapped=is_mapped)
+        yield Place(HOST, False, _usage_at(HOST, parts), host_available(), is_mapped=is_mapped)
 
     def _context(self, params: Any) -> Any:
         """Return a context without memory. Raises ModelError if llama.cpp refuses it."""
@@ -197,14 +214,13 @@ class DryRun:
 
     def _usage(self, ctx: Any) -> ContextUsage:
         """Return the memory of ``ctx`` by place."""
-        usage = ContextUsage({}, {}, {}, {})
+        usage = ContextUsage(Counter(), Counter(), Counter(), Counter())
         for name, sizes in parts_of(ctx, self._resolved, self.tensors).items():
             place = self._place_of(name)
-            shares = self._spread(sizes) if place == ALL_GPUS else {place: sizes}
-            for place, own in shares.items():
-                for part, size in zip(usage, own, strict=True):
-                    if size:
-                        part[place] = part.get(place, 0) + size
+            if place == ALL_GPUS:
+                self._spread(sizes, usage)
+            else:
+                usage.add(place, sizes)
         return usage
 
     @property
@@ -217,17 +233,17 @@ class DryRun:
         if self._draft_file is not None and not self._draft_file._is_head:
             plan = self._draft_file.plan(draft_cells(self._resolved, n_ctx))
             # It marks the state before drafting: one more per sequence.
-            return {place.name: place.usage.total + place.usage.states for place in plan.places}
+            totals = {place.name: place.usage.total + place.usage.states for place in plan.places}
+            return Counter(totals)
         drafter = self._draft_file or self
         if not drafter._is_head:
-            return {}
+            return Counter()
         ctx = drafter._context(head_params(self._resolved.head, trunk, n_ctx))
         usage = drafter._usage(ctx)
         api.llama_free(ctx)
-        if drafter is self:  # its weights are the trunk's
-            usage = usage._replace(weights={})
-        places = {place for part in usage for place in part}
-        return {place: sum(part.get(place, 0) for part in usage) for place in places}
+        own = usage.kv + usage.states + usage.compute
+        # The weights of a head in the model's own file are its trunk's.
+        return own if drafter is self else own + usage.weights
 
     def _place_of(self, name: str) -> str:
         """Return the place for llama.cpp's name of a device or buffer type."""
@@ -235,28 +251,35 @@ class DryRun:
             return ALL_GPUS
         return next((gpu.name for gpu in self._gpus if name in (gpu.name, gpu.buffer_name)), HOST)
 
-    def _spread(self, sizes: Parts) -> dict[str, Parts]:
-        """Return by GPU what all have together, by --tensor-split, or evenly.
+    def _spread(self, sizes: Parts, usage: ContextUsage) -> None:
+        """Count in ``usage`` what all GPUs have together, by --tensor-split, or evenly.
 
         States count on the GPU that has the most of them, buffers on each.
         """
-        gpus = [gpu.name for gpu in self._resolved.gpus]
-        given = self._resolved.model.tensor_split[: len(gpus)]
-        split = [*given, *(0.0 for _ in range(len(gpus) - len(given)))]
-        if not any(split):
-            split = [1.0] * len(gpus)
-        whole = sum(split)
-        # An estimate has the buffers of all GPUs together.
-        wholes = [whole] * 4 if breakdown.core is None else [whole, whole, max(split), 0.0]
-        return {
-            name: [_part(size, share, all) for size, all in zip(sizes, wholes, strict=True)]
-            for name, share in zip(gpus, split, strict=True)
-        }
+        shares = self._shares()
+        weights, kv, states, compute = sizes
+        whole = sum(shares.values())
+        largest = max(shares.values())
+        for gpu, share in shares.items():
+            own = [weights * share / whole, kv * share / whole]
+            if breakdown.core is None:  # an estimate has states and buffers of all GPUs together
+                own += [states * share / whole, compute * share / whole]
+            else:
+                own += [states * share / largest, compute]
+            usage.add(gpu, [int(size) for size in own])
+
+    def _shares(self) -> dict[str, float]:
+        """Return the shares of the GPUs in use: --tensor-split, or even ones."""
+        names = [gpu.name for gpu in self._resolved.gpus]
+        given = self._resolved.model.tensor_split[: len(names)]
+        if not any(given):
+            return dict.fromkeys(names, 1.0)
+        return dict(zip(names, chain(given, repeat(0.0)), strict=False))
 
 
-def _part(size: int, share: float, whole: float) -> int:
-    """Return the part of ``size`` for a ``share`` of ``whole``; all of it if that is 0."""
-    return int(size * share / whole) if whole else size
+def _usage_at(place: str, parts: Mapping[str, ByPlace]) -> Usage:
+    """Return the memory of ``parts`` at ``place``, by the names of `Usage`."""
+    return Usage(**{name: sizes[place] for name, sizes in parts.items()})
 
 
 def plan_fitting(run: DryRun, settings: ModelSettings) -> MemoryPlan:

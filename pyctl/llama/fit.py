@@ -67,7 +67,7 @@ def fit_settings(resolved: Resolved, vision: tuple[str, int] | None = None) -> R
 def _fit_layers(
     resolved: Resolved, vision: tuple[str, int] | None
 ) -> tuple[ModelSettings, MemoryPlan]:
-    """Return the settings with as many weights on GPUs as fit beside the context, and their
+    """Return the settings with as many weights on GPUs as fit with the context, and their
     memory.
     """
     given = settings = resolved.model

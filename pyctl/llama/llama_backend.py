@@ -77,9 +77,9 @@ def _all_cells(n_cells: int) -> int:
 
 @dataclass(frozen=True)
 class ContextLimits:
-    """Limits of a context that llama.cpp does not know.
+    """Limits of a context besides llama.cpp's.
 
-    ``n_outputs`` is the room for outputs, at least one per sequence. ``batch_cost`` is that of
+    ``n_outputs`` is the room for outputs, at least one per sequence. ``batch_cost`` is a field of
     `BackendFacts`; 0 also means that the CPU evaluates. ``max_tokens`` maps the number of cells to
     the limit of one sequence.
     """
@@ -137,7 +137,7 @@ class LlamaBackend:
         self._attach_vocabulary(tokenizer)
         self._attach_buffers()
         self._open_memory()
-        # Only the memory tells whether a device evaluates that takes no part in the pulse: then the
+        # The open memory shows whether a device evaluates that takes no part in the pulse. Then the
         # pulse needs the evaluation callback of the context, which a pool uses itself.
         is_watched = self.facts.is_async and self.memory.pool is None
         self.control.pulse.watch(address if is_watched else 0)
@@ -146,14 +146,14 @@ class LlamaBackend:
         self._check_identity()
         # Draft models attach to a context whose trials are over, and which has no tokens.
         self._attach_drafts(address)
-        # Sizes of blocks include those of the draft model.
+        # Blocks include the parts of the draft model.
         self.memory.measure()
         self._attach_embedder()
         # Images depend on the shape of the memory.
         self._attach_encoder()
 
     def _attach_vocabulary(self, tokenizer: LlamaTokenizer | None) -> None:
-        """Take the tokenizer and the compiled grammars for it; those of an earlier load stay."""
+        """Take the tokenizer with the grammars compiled for it; an earlier load's stay."""
         if tokenizer is not None and tokenizer is self._kept:
             return
         self._kept = tokenizer
@@ -163,7 +163,7 @@ class LlamaBackend:
         self.vocabulary = LlamaVocabulary(self.tokenizer, n_window)
 
     def _attach_buffers(self) -> None:
-        """Create the batch and the outputs of the context, and the facts that it knows itself."""
+        """Create the batch and the outputs of the context, and the facts that llama.cpp has."""
         pool = self.memory.pool
         n_cells = pool.n_rows if pool is not None else int(api.llama_n_ctx(self.ctx))
         n_seqs = int(api.llama_n_seq_max(self.ctx))

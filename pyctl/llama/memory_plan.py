@@ -79,7 +79,7 @@ class MemoryPlan:
     ``n_planes`` states in addition to the last: planes, and a mark if drafts may be longer. A
     ``pool`` divides K and V between a device and the host. ``n_ctx_train`` is the model's own
     context. An ``is_estimate`` comes only from the model's file. ``n_layer_bytes`` are the average
-    bytes of the weights of a layer, ``n_draft_layer_bytes`` those of a draft file, 0 without one.
+    bytes of the weights of a layer, ``n_draft_layer_bytes`` in a draft file, 0 without one.
     """
 
     n_ctx: int

@@ -100,7 +100,7 @@ def _apply_adapters(model: Any, ctx: Any, settings: ModelSettings) -> None:
 
 
 def open_embedder(model: Any, resolved: Resolved) -> Embedder:
-    """Return an embedder of ``model``, which evaluates one text at a time in a context of its own.
+    """Return an embedder of ``model``, which evaluates one text at a time in another context.
 
     With pooling by the last token, texts may exceed a batch.
     """

@@ -225,14 +225,14 @@ def context_params(resolved: Resolved, n_ctx: int) -> Any:
 
 
 def draft_cells(resolved: Resolved, n_cells: int) -> int:
-    """Return the cells of a separate draft model beside ``n_cells`` of the model: as many, and the
+    """Return the cells of a separate draft model for ``n_cells`` of the model: as many, and the
     last draft of each sequence.
     """
     return n_cells + resolved.model.n_seqs * resolved.drafts.n_draft
 
 
 def head_params(draft: Resolved, trunk: Any, n_ctx: int) -> Any:
-    """Return a llama_context_params for a ``draft`` model or head that runs beside the context
+    """Return a llama_context_params for a ``draft`` model or head that reads the context
     ``trunk``, for ``n_ctx`` tokens of that.
     """
     drafts = draft.drafts

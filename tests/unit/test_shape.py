@@ -30,7 +30,6 @@ OVER = {
     "DeviceTier public": 21,
     "EngineInfo fields": 29,
     "GenerationBody fields": 16,
-    "LlamaBackend.__init__ parameters": 10,
     "RamCache public": 24,
     "ReplyOptions fields": 17,
     "Section.flag parameters": 12,

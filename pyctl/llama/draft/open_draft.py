@@ -1,4 +1,4 @@
-"""Opening of the draft model or head that settings name, beside the model that it drafts for."""
+"""Opening of the draft model or head that settings name."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ __all__ = ["resolve"]
 log = logging.getLogger(__name__)
 
 CHOOSES_OWN_ROWS = "deepseek4"
-"""The architecture whose indexer chooses among the rows of its own sequence."""
+"""The architecture whose indexer chooses among the rows of one sequence."""
 
 
 def resolve(model: ModelSettings, drafts: DraftSettings = NO_DRAFTS) -> Resolved:

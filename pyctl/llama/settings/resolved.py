@@ -55,7 +55,7 @@ CELL_STEP = 256
 """llama.cpp rounds the cells of a context up to a multiple of this."""
 
 TRIAL_CELLS = 256
-"""Cells of a pooled context beside those of a batch: the row before it, and the trial at start."""
+"""Cells of a pooled context besides a batch: for the row before it, and the trial at start."""
 
 MIN_POOL_CELLS = 1024
 """Minimum cells of a pooled context, for the texts of that trial."""
@@ -85,7 +85,7 @@ class Resolved:
     cards in use: even without layers they may compute large batches. ``n_cores`` are the physical
     cores. ``plan`` is the memory of the model, None until the settings are fitted into memory; so
     are ``model.n_ctx``, the layers and the automatic drafts. ``n_layer_bytes`` are the average
-    bytes of the weights of a layer, None if unknown. ``is_draft``: the settings are those of a
+    bytes of the weights of a layer, None if unknown. ``is_draft``: the settings belong to a
     draft model or head. ``reasons`` are by flag, for values that were chosen.
     """
 
@@ -108,7 +108,7 @@ class Resolved:
     # ----------------------------------------------------------------------------------
 
     def chosen(self, flag: str, reason: str, **values: Any) -> Resolved:
-        """Return the settings with ``values`` of the model, and the reason for that of ``flag``."""
+        """Return the settings with ``values`` of the model, and the reason for ``flag``."""
         model = replace(self.model, **values)
         return replace(self, model=model, reasons={**self.reasons, flag: reason})
 
@@ -260,7 +260,7 @@ class Resolved:
 
     @property
     def draft_file(self) -> Resolved:
-        """The settings of the draft model or head in a file of its own."""
+        """The settings of the draft model or head in another file."""
         n_layer_bytes = self.plan.n_draft_layer_bytes if self.plan is not None else None
         return replace(
             self,
