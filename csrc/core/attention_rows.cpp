@@ -39,7 +39,7 @@ int64_t step_end(const std::vector<row_span> & spans, int64_t first) {
 attention_rows::attention_rows(llama_memory_t memory, const std::vector<row_set> & sets, const row_layout & layout,
                                uint64_t hash, transfer & copies, bool defers)
     : row_memory(layout, hash, copies, sets[0].cache.size()), memory(memory), sets(sets), cache(sets[0].cache),
-      planes(planes_of(layout, cache.size())), relocating(cache, planes, held, copies),
+      planes(planes_of(layout, cache.size())), cells(cache, held), relocating(planes, held, copies),
       positions(llama_max_parallel_sequences()), defers(defers) {}
 
 int64_t attention_rows::end_of(llama_seq_id seq) const {
@@ -225,7 +225,9 @@ void attention_rows::append(const std::vector<cell_run> & runs, const std::vecto
             }
         }
     }
-    relocate(relocating.into(held_runs(spans), runs));
+    if (!held.empty()) {
+        relocate(moves_into(held_runs(spans), runs, cells));
+    }
     if (std::any_of(spans.begin(), spans.end(), [](const row_span & span) { return span.held == 0; })) {
         copies.load_begin();
     }
@@ -321,7 +323,7 @@ void attention_rows::reserve(int64_t n, bool in_parts) {
     }
     if (std::any_of(next.begin(), next.end(), [&](int64_t cell) { return held.holds(cell); })) {
         check_free(static_cast<int64_t>(next.size()));
-        relocate(relocating.out_of(next));
+        relocate(moves_out_of(next, cells));
     }
 }
 
@@ -352,6 +354,6 @@ int64_t attention_rows::n_needed(const std::vector<row_span> & spans) const {
 void attention_rows::relocate(const std::vector<cell_move> & moves) {
     if (!moves.empty()) {
         fence();
-        relocating.run(moves);
+        relocating.run(moves, cache.size());
     }
 }

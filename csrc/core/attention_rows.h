@@ -60,6 +60,7 @@ private:
     std::vector<row_set> sets;
     library::cache       cache;  // the first of them: where it has a row, the others have theirs
     std::vector<plane>   planes;  // in the order of a block's bytes
+    cache_cells          cells;
     relocation           relocating;
 
     std::vector<row_positions> positions;  // of each sequence

@@ -4,15 +4,8 @@
 
 #include <atomic>
 
-void append_run(std::vector<cell_run> & runs, const cell_run & run) {
-    if (!runs.empty() && runs.back().cell + runs.back().count == run.cell && runs.back().row + runs.back().count == run.row) {
-        runs.back().count += run.count;
-    } else {
-        runs.push_back(run);
-    }
-}
-
-held_rows::handle held_rows::add(int64_t p0, int64_t p1, const std::vector<cell_run> & runs, std::vector<cell_extra> exts) {
+held_rows::handle held_rows::add(int64_t p0, int64_t p1, const std::vector<cell_run> & runs,
+                                 std::vector<cell_extra> exts) {
     static std::atomic<handle> last{ 0 };
     entry added{ p0, std::vector<int64_t>(p1 - p0), std::move(exts) };
     for (const cell_run & run : runs) {
@@ -42,8 +35,8 @@ const held_rows::entry & held_rows::at(handle held) const {
 std::vector<cell_run> held_rows::runs_of(handle held, int64_t first, int64_t last) const {
     const entry & rows = at(held);
     if (first < rows.p0 || last > rows.end() || last <= first) {
-        throw std::invalid_argument("rows " + range_text(first, last) + " are not inside the held " +
-                                    range_text(rows.p0, rows.end()));
+        throw std::invalid_argument("rows " + range_text(first, last) +
+                                    " are not inside the held " + range_text(rows.p0, rows.end()));
     }
     std::vector<cell_run> runs;
     for (int64_t row = first; row < last; ++row) {

@@ -1,30 +1,12 @@
-// Bookkeeping of held rows: the cells that keep rows for a caller, independent of the library's sequences. A caller
-// that overwrites such a cell copies its bytes first and reports the new cell.
+// Bookkeeping of held rows: the cells that keep rows for a caller, independent of the library's
+// sequences. A caller that overwrites such a cell copies its bytes first and reports the new cell.
 #pragma once
 
+#include "device/cell_runs.h"
 #include "library/cells.h"
 
 #include <map>
-#include <stdexcept>
 #include <utility>
-
-// Cells [cell, cell + count) hold rows [row, row + count).
-struct cell_run {
-    int64_t cell, row, count;
-};
-
-// The row in cell `from` goes to cell `to`.
-struct cell_move {
-    int64_t from, to;
-};
-
-// There are too few free cells for the call; nothing has changed.
-struct out_of_cells : std::runtime_error {
-    using std::runtime_error::runtime_error;
-};
-
-// Joins a run to the last one if it goes on there.
-void append_run(std::vector<cell_run> & runs, const cell_run & run);
 
 class held_rows {
 public:
@@ -33,7 +15,8 @@ public:
     explicit held_rows(size_t n_cells) : holders(n_cells, 0) {}
 
     // Remembers rows [p0, p1), whose places are `runs`; `exts` has one for each row, or none.
-    handle add(int64_t p0, int64_t p1, const std::vector<cell_run> & runs, std::vector<cell_extra> exts);
+    handle add(int64_t p0, int64_t p1, const std::vector<cell_run> & runs,
+               std::vector<cell_extra> exts);
 
     // std::invalid_argument after its release.
     void release(handle held);
@@ -46,9 +29,12 @@ public:
     uint32_t count(int64_t cell) const { return holders[cell]; }
 
     // What was held: rows [first, second); std::invalid_argument after its release.
-    std::pair<int64_t, int64_t> range_of(handle held) const { return { at(held).p0, at(held).end() }; }
+    std::pair<int64_t, int64_t> range_of(handle held) const {
+        return { at(held).p0, at(held).end() };
+    }
 
-    // Where rows [first, last) of `held` lie, in order; std::invalid_argument if it does not have them.
+    // Where rows [first, last) of `held` lie, in order; std::invalid_argument if it does not have
+    // them.
     std::vector<cell_run> runs_of(handle held, int64_t first, int64_t last) const;
 
     // The library's facts about `held` from row `first` on, which it has.

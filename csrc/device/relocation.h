@@ -1,38 +1,46 @@
-// Relocates held rows on the device: out of the cells that the library takes next, and into those that it has taken for
-// them. Both are planned first; only `run` changes anything.
+// Executes plans of relocation_plan.h: copies held rows from cell to cell on the device.
+//
+// The copies of one step may be made in any order, and steps follow each other on the stream that
+// computes (`transfer::move`), after the evaluations before them and before those after them. The
+// caller fences saves that still read the rows where they are. Scratch memory is allocated before
+// the first copy: a call that throws has moved nothing.
 #pragma once
 
 #include "device/held_rows.h"
+#include "device/relocation_plan.h"
 #include "device/transfer.h"
+
+// The cells of a cache, some of which have held rows; both must outlive this.
+class cache_cells final : public cell_map {
+public:
+    cache_cells(const library::cache & cache, const held_rows & held) : cache(cache), held(held) {}
+
+    int64_t size() const override { return cache.size(); }
+    bool    is_empty(int64_t cell) const override { return cache.is_empty(cell); }
+    bool    is_held(int64_t cell) const override { return held.holds(cell); }
+
+private:
+    library::cache    cache;
+    const held_rows & held;
+};
 
 class relocation {
 public:
-    // All must outlive this: `planes` have the bytes of the cells of `cache`.
-    relocation(const library::cache & cache, std::vector<plane> & planes, held_rows & held, transfer & copies)
-        : cache(cache), planes(planes), held(held), copies(copies) {}
+    // `planes` have the rows of the cells of `held`; all arguments must outlive this.
+    relocation(std::vector<plane> & planes, held_rows & held, transfer & copies)
+        : planes(planes), held(held), copies(copies) {}
 
-    // After these moves nothing is held in the cells `next`, for each of which one is free, nor, as far as cells above
-    // them are free, in those that later evaluations take.
-    std::vector<cell_move> out_of(const std::vector<int64_t> & next) const;
-
-    // After these the held rows that lie in `from` are in the cells that were taken for them among `to`, and what else
-    // was held there is in other cells; or out_of_cells.
-    std::vector<cell_move> into(const std::vector<cell_run> & from, const std::vector<cell_run> & to) const;
-
-    // Each row goes where it shall be, on the stream that computes (`transfer::move`): no two go to one cell, and none to
-    // one that another row needs. std::runtime_error without memory, before anything has moved.
-    void run(const std::vector<cell_move> & moves);
+    // Makes the moves of `moves_out_of` or `moves_into` in `n_cells` cells. Throws
+    // std::runtime_error without memory, before a row has moved.
+    void run(const std::vector<cell_move> & moves, int64_t n_cells);
 
 private:
-    bool is_free(int64_t cell) const { return cache.is_empty(cell) && !held.holds(cell); }
-    void copy(std::vector<cell_move> moves, std::vector<plane> & source, std::vector<plane> & target);
-    void open_stages();
-    void exchange(const std::vector<cell_move> & moves);
+    void open_scratch();
+    void copy(const copy_step & step);
 
-    library::cache             cache;
     std::vector<plane> &       planes;
     held_rows &                held;
     transfer &                 copies;
-    std::vector<tensor_buffer> stage_buffers;
-    std::vector<plane>         stages;  // room for some rows of each plane, once they were needed
+    std::vector<tensor_buffer> scratch_buffers;
+    std::vector<plane>         scratch;  // scratch rows of each plane; none until they are needed
 };
