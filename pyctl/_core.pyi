@@ -44,14 +44,13 @@ class HostBuffer:
     """
 
     @staticmethod
-    def open(
-        limit: int, ahead: int, keep: int = ..., quiet: float = 0.0, registered: bool = True
-    ) -> bool:
-        """Open the arena of pinned memory, ``limit`` bytes at most, with ``ahead`` bytes ready beyond the used ones.
+    def open(limit: int, ahead: int, initial: int = 0, registered: bool = True) -> bool:
+        """Open the arena of pinned memory, ``limit`` bytes at most; a second call changes nothing.
 
-        Unused memory beyond ``keep`` bytes (all by default) returns to the system after ``quiet`` seconds without an
-        allocation. Buffers that are not pinned also count: the arena is smaller by as much. False if no loaded device library can register memory. A second call can only raise ``ahead``.
-        Without ``registered``, for tests, no device library is needed and nothing is pinned.
+        It pins ``initial`` bytes in the background, and later as much as leaves ``ahead`` bytes
+        unused. Pinned memory is reused. Buffers that are not pinned also count: the arena is
+        smaller by as much. False if no loaded device library can register memory. Without
+        ``registered``, for tests, no device library is needed and nothing is pinned.
         """
 
     @staticmethod
@@ -61,10 +60,6 @@ class HostBuffer:
     @staticmethod
     def held() -> int:
         """Bytes taken of the system for buffers: those outside of the arena, and all that the arena has ready."""
-
-    @staticmethod
-    def reserve(size: int) -> None:
-        """Let the arena make ``size`` bytes ready in one contiguous range, in the background, once."""
 
     @staticmethod
     def stop() -> None:

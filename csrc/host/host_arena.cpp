@@ -19,11 +19,17 @@ constexpr size_t huge_page = 2 << 20;
 constexpr size_t page      = 4 << 10;
 constexpr size_t nowhere   = SIZE_MAX;
 
-// Unpinning holds up the device a little: so long it has between one slab that is spare and the next.
-constexpr std::chrono::milliseconds between_slabs{ 100 };
-
 size_t rounded(size_t size, size_t unit) {
     return (size + unit - 1) / unit * unit;
+}
+
+void touch(uint8_t * data, size_t size) {
+    if (madvise(data, size, MADV_POPULATE_WRITE) == 0) {
+        return;
+    }
+    for (size_t i = 0; i < size; i += page) {
+        *const_cast<volatile uint8_t *>(data + i) = 0;
+    }
 }
 
 }  // namespace
@@ -33,63 +39,61 @@ host_arena & host_arena::instance() {
     return *arena;
 }
 
-bool host_arena::open(size_t limit, size_t ahead, size_t keep, double quiet, bool registered) {
+bool host_arena::open(size_t limit, size_t ahead, size_t initial, bool registered) {
     if ((registered && !device_runtime::can_pin()) || limit < slab) {
         return false;
     }
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (base_ == nullptr) {
-        limit = limit / slab * slab;
-        // Addresses only: memory comes with `grow`.
-        void * region = mmap(nullptr, limit + huge_page, PROT_READ | PROT_WRITE,
-                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (region == MAP_FAILED) {
-            return false;
-        }
-        auto * const base = reinterpret_cast<uint8_t *>(rounded(reinterpret_cast<uintptr_t>(region), huge_page));
-        madvise(base, limit, MADV_HUGEPAGE);
-        limit_      = limit;
-        keep_       = std::min(keep, limit);
-        quiet_      = std::chrono::duration_cast<clock::duration>(std::chrono::duration<double>(quiet));
-        registered_ = registered;
-        ready_.assign(limit / slab, false);
-        base_ = base;
-        std::thread([this] { run(); }).detach();
+    if (base_ != nullptr) {
+        return true;
     }
-    ahead_ = std::min(std::max(ahead, ahead_), limit_);
-    changed_.notify_one();
+    limit = limit / slab * slab;
+    // Addresses only: memory comes with `add_slab`.
+    void * region = mmap(nullptr, limit + huge_page, PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (region == MAP_FAILED) {
+        return false;
+    }
+    const auto first = rounded(reinterpret_cast<uintptr_t>(region), huge_page);
+    auto *     base  = reinterpret_cast<uint8_t *>(first);
+    madvise(base, limit, MADV_HUGEPAGE);
+    limit_      = limit;
+    ahead_      = ahead;
+    initial_    = initial;
+    registered_ = registered;
+    ready_.assign(limit / slab, false);
+    for (size_t at = 0; at < limit; at += slab) {
+        occupied_.emplace(at, at + slab);
+    }
+    base_ = base;
+    std::thread([this] { run(); }).detach();
     return true;
 }
 
 void * host_arena::allocate(size_t size) {
     size = rounded(size, granule);
-    for (bool grown = true;; grown = grow()) {
+    while (true) {
         {
             const std::lock_guard<std::mutex> lock(mutex_);
-            if (base_ == nullptr || size == 0) {
-                return nullptr;
-            }
-            quiet_from_ = clock::now() + quiet_;
-            const auto found = std::find_if(free_.begin(), free_.end(), [&](const auto & range) { return range.second >= size; });
-            if (found != free_.end()) {
-                const size_t at = found->first;
-                take_free(at, size);
-                n_allocated_ += size;
+            const size_t                      at = find_hole(size);
+            if (at != nowhere) {
+                occupied_.emplace(at, at + size);
+                allocated_ += size;
                 changed_.notify_one();
                 return base_ + at;
             }
+            if (!can_grow()) {
+                return nullptr;
+            }
         }
-        if (!grown) {  // and no other thread has grown it meanwhile
-            return nullptr;
-        }
+        add_slab();
     }
 }
 
 void host_arena::free(void * data, size_t size) {
-    size = rounded(size, granule);
     const std::lock_guard<std::mutex> lock(mutex_);
-    insert_free(static_cast<uint8_t *>(data) - base_, size);
-    n_allocated_ -= size;
+    occupied_.erase(static_cast<uint8_t *>(data) - base_);
+    allocated_ -= rounded(size, granule);
     changed_.notify_one();
 }
 
@@ -99,18 +103,12 @@ void host_arena::count_outside(std::ptrdiff_t bytes) {
     changed_.notify_one();
 }
 
-void host_arena::reserve(size_t bytes) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    reserved_ = bytes;
-    changed_.notify_one();
-}
-
 void host_arena::stop() {
     {
         const std::lock_guard<std::mutex> lock(mutex_);
-        full_ = keeps_ = true;
+        stopped_ = true;
     }
-    const std::lock_guard<std::mutex> last_slab(growing_);
+    const std::lock_guard<std::mutex> last_call(device_calls_);
 }
 
 size_t host_arena::contiguous(const void * data, size_t size) const {
@@ -124,7 +122,7 @@ size_t host_arena::contiguous(const void * data, size_t size) const {
 
 size_t host_arena::used() const {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return n_allocated_ + outside_;
+    return allocated_ + outside_;
 }
 
 size_t host_arena::held() const {
@@ -132,148 +130,98 @@ size_t host_arena::held() const {
     return taken();
 }
 
-// Makes one more slab ready; false when there is none to be had.
-bool host_arena::grow() {
-    const std::lock_guard<std::mutex> one_at_a_time(growing_);
-    size_t                            index;
-    {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        if (!may_grow()) {
-            return false;
-        }
-        index = std::find(ready_.begin(), ready_.end(), false) - ready_.begin();
-    }
-    uint8_t * const data = base_ + index * slab;
-    if (madvise(data, slab, MADV_POPULATE_WRITE) != 0) {
-        for (size_t i = 0; i < slab; i += page) {
-            *const_cast<volatile uint8_t *>(data + i) = 0;
-        }
-    }
-    const bool pinned = !registered_ || device_runtime::pin(data, slab);
-
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (!pinned) {
-        full_ = true;
-        madvise(data, slab, MADV_DONTNEED);
-        return false;
-    }
-    ready_[index] = true;
-    ++n_ready_;
-    quiet_from_ = clock::now() + quiet_;
-    insert_free(index * slab, slab);
-    return true;
-}
-
-// Gives the last unused slab back to the system, if there is one.
-void host_arena::shrink() {
-    const std::lock_guard<std::mutex> one_at_a_time(growing_);
-    size_t                            at;
-    {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        quiet_from_ = std::max(quiet_from_, clock::now() + between_slabs);
-        at          = last_whole_slab();
-        if (at == nowhere) {
-            return;
-        }
-        take_free(at, slab);
-    }
-    const bool given = !registered_ || device_runtime::unpin(base_ + at);
-    if (given) {
-        madvise(base_ + at, slab, MADV_DONTNEED);
-    }
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (!given) {
-        keeps_ = true;
-        insert_free(at, slab);
-        return;
-    }
-    ready_[at / slab] = false;
-    --n_ready_;
-}
-
 void host_arena::run() {
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
-        reserved_ = may_grow() && largest_free() < reserved_ ? reserved_ : 0;
-        if (may_shrink() || (has_spare() && clock::now() >= quiet_from_)) {
+        if (spare_slab() != nowhere) {
             lock.unlock();
-            shrink();
+            return_slab();
             lock.lock();
-        } else if (wants_more()) {
+        } else if (needs_slab()) {
             lock.unlock();
-            grow();
+            add_slab();
             lock.lock();
-        } else if (has_spare()) {
-            changed_.wait_until(lock, quiet_from_);
         } else {
             changed_.wait(lock);
         }
     }
 }
 
-// Whether more is to be ready. Beyond `keep_` not for lack of a hole: there may be many that are too small.
-bool host_arena::wants_more() const {
-    const size_t free = largest_free();
-    if (!may_grow() || free >= std::max(ahead_, reserved_)) {
-        return false;
+bool host_arena::needs_slab() const {
+    const size_t ready = n_ready_ * slab;
+    return can_grow() && (ready < initial_ || ready - allocated_ < ahead_);
+}
+
+// Makes one more slab ready, unless another thread has reached the limit meanwhile.
+void host_arena::add_slab() {
+    const std::lock_guard<std::mutex> one_at_a_time(device_calls_);
+    std::unique_lock<std::mutex>      lock(mutex_);
+    if (!can_grow()) {
+        return;
     }
-    return free < reserved_ || taken() + slab <= keep_ || n_ready_ * slab - n_allocated_ < ahead_;
+    const size_t    index = std::find(ready_.begin(), ready_.end(), false) - ready_.begin();
+    uint8_t * const data  = base_ + index * slab;
+    lock.unlock();
+    touch(data, slab);
+    const bool is_pinned = !registered_ || device_runtime::pin(data, slab);
+    lock.lock();
+    if (!is_pinned) {
+        is_full_ = true;
+        madvise(data, slab, MADV_DONTNEED);
+        return;
+    }
+    ready_[index] = true;
+    ++n_ready_;
+    occupied_.erase(index * slab);
 }
 
-bool host_arena::may_shrink() const {
-    return !keeps_ && taken() > limit_ && last_whole_slab() != nowhere;
+void host_arena::return_slab() {
+    const std::lock_guard<std::mutex> one_at_a_time(device_calls_);
+    std::unique_lock<std::mutex>      lock(mutex_);
+    const size_t                      first = spare_slab();
+    if (first == nowhere) {
+        return;
+    }
+    occupied_.emplace(first, first + slab);
+    lock.unlock();
+    const bool is_unpinned = !registered_ || device_runtime::unpin(base_ + first);
+    if (is_unpinned) {
+        madvise(base_ + first, slab, MADV_DONTNEED);
+    }
+    lock.lock();
+    if (!is_unpinned) {
+        stopped_ = true;
+        occupied_.erase(first);
+        return;
+    }
+    ready_[first / slab] = false;
+    --n_ready_;
 }
 
-// Whether there is more than is to be kept, and enough is ready without it.
-bool host_arena::has_spare() const {
-    return !keeps_ && reserved_ == 0 && taken() > keep_ && n_ready_ * slab - n_allocated_ >= ahead_ + slab &&
-           last_whole_slab() != nowhere;
-}
-
-// Where the last slab starts of which nothing is in use.
-size_t host_arena::last_whole_slab() const {
-    for (auto it = free_.rbegin(); it != free_.rend(); ++it) {
-        const size_t end = (it->first + it->second) / slab * slab;
-        if (end >= it->first + slab) {
-            return end - slab;
+// The last slab without buffers, if buffers outside of the arena leave no room for it.
+size_t host_arena::spare_slab() const {
+    if (stopped_ || taken() <= limit_) {
+        return nowhere;
+    }
+    for (size_t first = limit_; first > 0;) {
+        first -= slab;
+        const auto next    = occupied_.lower_bound(first + slab);
+        const bool is_free = next == occupied_.begin() || std::prev(next)->second <= first;
+        if (is_free) {
+            return first;
         }
     }
     return nowhere;
 }
 
-void host_arena::insert_free(size_t at, size_t size) {
-    auto next = free_.lower_bound(at);
-    if (next != free_.end() && next->first == at + size) {
-        size += next->second;
-        next = free_.erase(next);
-    }
-    if (next != free_.begin()) {
-        const auto before = std::prev(next);
-        if (before->first + before->second == at) {
-            before->second += size;
-            return;
+// Where the first hole of `size` bytes starts.
+size_t host_arena::find_hole(size_t size) const {
+    size_t at = 0;
+    for (const auto & [first, last] : occupied_) {
+        if (first - at >= size) {
+            return at;
         }
+        at = last;
     }
-    free_.emplace(at, size);
-}
-
-// Takes [at, at + size) out of the free range that it lies in.
-void host_arena::take_free(size_t at, size_t size) {
-    const auto   it    = std::prev(free_.upper_bound(at));
-    const size_t start = it->first, end = it->first + it->second;
-    free_.erase(it);
-    if (start < at) {
-        free_.emplace(start, at - start);
-    }
-    if (at + size < end) {
-        free_.emplace(at + size, end - at - size);
-    }
-}
-
-size_t host_arena::largest_free() const {
-    size_t largest = 0;
-    for (const auto & [at, size] : free_) {
-        largest = std::max(largest, size);
-    }
-    return largest;
+    return limit_ - at >= size ? at : nowhere;
 }

@@ -12,8 +12,8 @@ namespace py = pybind11;
 
 namespace {
 
-// From this size on, plain memory is mapped and unmapped block by block. The C library would keep freed blocks between
-// live ones: half as much again as the blocks of a full cache.
+// From this size on, plain memory is mapped and unmapped block by block. The C library would keep
+// freed blocks between live ones: half as much again as the blocks of a full cache.
 constexpr size_t own_pages = 256 << 10;
 
 class host_buffer {
@@ -28,7 +28,8 @@ public:
             return;
         }
         if (size >= own_pages) {
-            data_   = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            data_   = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+                           0);
             mapped_ = data_ != MAP_FAILED;
         }
         if (!mapped_) {  // small, or the system has no more mappings
@@ -76,15 +77,15 @@ void register_host_buffer(py::module_ & m) {
         .def(py::init<size_t, bool>(), py::arg("size"), py::arg("pinned") = true,
              py::call_guard<py::gil_scoped_release>())
         .def_static("open",
-                    [](size_t limit, size_t ahead, size_t keep, double quiet, bool registered) {
-                        return host_arena::instance().open(limit, ahead, keep, quiet, registered);
+                    [](size_t limit, size_t ahead, size_t initial, bool registered) {
+                        return host_arena::instance().open(limit, ahead, initial, registered);
                     },
-                    py::arg("limit"), py::arg("ahead"), py::arg("keep") = SIZE_MAX, py::arg("quiet") = 0.0,
+                    py::arg("limit"), py::arg("ahead"), py::arg("initial") = 0,
                     py::arg("registered") = true)
         .def_static("used", [] { return host_arena::instance().used(); })
         .def_static("held", [] { return host_arena::instance().held(); })
-        .def_static("reserve", [](size_t bytes) { host_arena::instance().reserve(bytes); }, py::arg("size"))
-        .def_static("stop", [] { host_arena::instance().stop(); }, py::call_guard<py::gil_scoped_release>())
+        .def_static("stop", [] { host_arena::instance().stop(); },
+                    py::call_guard<py::gil_scoped_release>())
         .def_property_readonly("pinned", &host_buffer::pinned)
         .def("__len__", &host_buffer::size)
         .def_buffer([](host_buffer & self) {

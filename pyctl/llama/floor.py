@@ -235,9 +235,9 @@ class HostBuffer(np.ndarray[Any, Any]):
         _sizes.pop(id(self), None)
 
     @staticmethod
-    def open(limit: int, ahead: int, keep: int = 0, quiet: float = 0.0) -> bool:
-        """Return False: there is no arena of pinned memory to trim after ``quiet`` seconds."""
-        del limit, ahead, keep, quiet
+    def open(limit: int, ahead: int, initial: int = 0) -> bool:
+        """Return False: there is no arena of pinned memory."""
+        del limit, ahead, initial
         return False
 
     @staticmethod

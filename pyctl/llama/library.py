@@ -313,26 +313,23 @@ SLACK = limit(
 AHEAD = 3 * 2**28
 """Bytes pinned ahead for the next snapshots: rows of a long message and some states."""
 
-QUIET_SECONDS = 30.0
-"""Delay without snapshots before pinned memory for pending disk writes returns to the system."""
-
 
 def reserve_pinned(budget: int | None, initial: int = 0, pending: int = 0) -> bool:
     """Pin memory in the background for a cache of ``budget`` bytes; None for half of the machine's
     memory.
 
-    ``initial`` bytes, at most half, are pinned first, for snapshots loaded at a restart. Pinned
-    memory is reused; it returns to the system to make room for blocks that fit no hole, and when up
-    to ``pending`` bytes for disk writes are idle. False if no loaded device library can pin memory;
-    blocks are then pageable.
+    ``initial`` bytes, at most half, are pinned first, for snapshots loaded at a restart. More is
+    pinned when snapshots need it, ``pending`` bytes of it for disk writes, and then reused. False
+    if no loaded device library can pin memory; blocks are then pageable.
     """
-    maximum = keep = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    if budget is not None:
-        keep = min(maximum, budget + SLACK)
-        maximum = min(maximum, keep + pending)
-    if budget == 0 or not HostBuffer.open(maximum, min(AHEAD, maximum // 4), keep, QUIET_SECONDS):
+    if budget == 0:
         return False
-    HostBuffer.reserve(min(initial, keep // 2))
+    half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    for_cache = half if budget is None else min(half, budget + SLACK)
+    maximum = min(half, for_cache + pending)
+    ahead = min(AHEAD, maximum // 4)
+    if not HostBuffer.open(maximum, ahead, min(initial, for_cache // 2)):
+        return False
     atexit.register(HostBuffer.stop)
     return True
 

@@ -78,25 +78,22 @@ def test_slabs_that_nobody_uses_make_way_for_what_found_no_hole() -> None:
     """)
 
 
-def test_what_only_a_rush_needed_goes_back_when_it_is_quiet() -> None:
+def test_what_a_rush_needed_serves_later_buffers() -> None:
     run("""
-    assert HostBuffer.open(LIMIT, SLAB, keep=4 * SLAB, quiet=2, registered=False)
+    assert HostBuffer.open(LIMIT, SLAB, registered=False)
     soon(lambda: HostBuffer.held() == SLAB)
     rush = [HostBuffer(SLAB) for _ in range(8)]
     assert all(buffer.pinned for buffer in rush) and HostBuffer.held() == LIMIT
-    full = resident_bytes()
+    assert not HostBuffer(SLAB).pinned, "nothing is pinned beyond the limit"
     del rush[1:]
-    assert HostBuffer.held() == LIMIT, "there may be more of it"
-    soon(lambda: HostBuffer.held() == 4 * SLAB)
-    assert resident_bytes() <= full - 3 * SLAB
-    time.sleep(0.3)
-    assert HostBuffer.held() == 4 * SLAB, "so much stays"
+    others = [HostBuffer(SLAB // 2) for _ in range(14)]
+    assert all(buffer.pinned for buffer in others) and HostBuffer.held() == LIMIT
     """)
 
 
-def test_beyond_what_stays_no_more_is_made_ready_for_want_of_a_hole() -> None:
+def test_no_more_is_made_ready_for_want_of_a_hole() -> None:
     run("""
-    assert HostBuffer.open(LIMIT, 2 * SLAB, keep=4 * SLAB, quiet=60, registered=False)
+    assert HostBuffer.open(LIMIT, 2 * SLAB, registered=False)
     slabs = [HostBuffer(SLAB // 2) for _ in range(8)]
     soon(lambda: HostBuffer.held() == 6 * SLAB)
     del slabs[::2]
@@ -108,15 +105,41 @@ def test_beyond_what_stays_no_more_is_made_ready_for_want_of_a_hole() -> None:
     """)
 
 
-def test_what_is_reserved_is_made_ready_beyond_what_stays() -> None:
+def test_the_first_bytes_are_made_ready_at_once_within_the_limit() -> None:
     run("""
-    assert HostBuffer.open(LIMIT, SLAB, keep=2 * SLAB, quiet=3, registered=False)
-    HostBuffer.reserve(5 * SLAB)
-    soon(lambda: HostBuffer.held() >= 5 * SLAB)
-    HostBuffer.reserve(100 * SLAB)
-    # There is no such room: it is given up, and not all for ever.
-    soon(lambda: HostBuffer.held() == 2 * SLAB)
-    assert HostBuffer(SLAB).pinned
+    assert HostBuffer.open(LIMIT, SLAB, initial=5 * SLAB, registered=False)
+    soon(lambda: HostBuffer.held() == 5 * SLAB)
+    assert HostBuffer.open(2 * LIMIT, 2 * LIMIT, initial=2 * LIMIT, registered=False)
+    time.sleep(0.3)
+    assert HostBuffer.held() == 5 * SLAB, "it is open already"
+    assert HostBuffer(5 * SLAB).pinned
+    """)
+    run("""
+    assert HostBuffer.open(LIMIT, SLAB, initial=100 * SLAB, registered=False)
+    soon(lambda: HostBuffer.held() == LIMIT)
+    """)
+
+
+def test_threads_that_need_slabs_at_a_time_all_get_theirs() -> None:
+    run("""
+    from concurrent.futures import ThreadPoolExecutor
+    assert HostBuffer.open(LIMIT, 0, registered=False)
+    with ThreadPoolExecutor(8) as pool:
+        buffers = list(pool.map(HostBuffer, [SLAB] * 8))
+    assert all(buffer.pinned for buffer in buffers) and HostBuffer.held() == LIMIT
+    for i, buffer in enumerate(buffers):
+        memoryview(buffer)[:] = bytes([i]) * SLAB
+    assert all(memoryview(buffer)[SLAB - 1] == i for i, buffer in enumerate(buffers))
+    """)
+
+
+def test_a_stopped_arena_serves_what_is_ready() -> None:
+    run("""
+    assert HostBuffer.open(LIMIT, 0, initial=SLAB, registered=False)
+    soon(lambda: HostBuffer.held() == SLAB)
+    HostBuffer.stop()
+    assert HostBuffer(SLAB).pinned and not HostBuffer(2 * SLAB).pinned
+    assert HostBuffer.held() == SLAB
     """)
 
 
