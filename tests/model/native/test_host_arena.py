@@ -7,6 +7,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
+
+import pytest
 
 MIB = 2**20
 LIMIT = 512 * MIB
@@ -26,9 +29,9 @@ def soon(what):
 """
 
 
-def run(program: str) -> None:
+def run(program: str, *arguments: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", BEGIN + textwrap.dedent(program)],
+        [sys.executable, "-c", BEGIN + textwrap.dedent(program), *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -131,6 +134,60 @@ def test_threads_that_need_slabs_at_a_time_all_get_theirs() -> None:
         memoryview(buffer)[:] = bytes([i]) * SLAB
     assert all(memoryview(buffer)[SLAB - 1] == i for i, buffer in enumerate(buffers))
     """)
+
+
+@pytest.fixture(scope="module")
+def pinning(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The library of pinning.cpp."""
+    path = tmp_path_factory.mktemp("pinning") / "pinning.so"
+    source = Path(__file__).with_name("pinning.cpp")
+    command = ["c++", "-std=c++17", "-shared", "-fPIC", str(source), "-o", str(path)]
+    subprocess.run(command, check=True)
+    return str(path)
+
+
+LOAD_PINNING = """
+import ctypes, sys
+pinning = ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
+pinning.registered_bytes.restype = ctypes.c_size_t
+"""
+
+
+def test_slabs_are_pinned_while_they_are_ready(pinning: str) -> None:
+    run(
+        LOAD_PINNING
+        + """
+assert HostBuffer.open(LIMIT, 0)
+slabs = [HostBuffer(SLAB) for _ in range(8)]
+assert all(buffer.pinned for buffer in slabs) and pinning.registered_bytes() == LIMIT
+del slabs[::2]
+large = HostBuffer(3 * SLAB)
+soon(lambda: HostBuffer.held() == LIMIT)
+assert not large.pinned and pinning.registered_bytes() == 5 * SLAB
+HostBuffer.stop()
+del large, slabs
+assert not HostBuffer(6 * SLAB).pinned and pinning.registered_bytes() == 5 * SLAB
+""",
+        pinning,
+    )
+
+
+def test_what_the_system_refuses_to_pin_is_plain_memory(pinning: str) -> None:
+    run(
+        LOAD_PINNING
+        + """
+pinning.allow(3)
+assert HostBuffer.open(LIMIT, 0)
+buffers = [HostBuffer(SLAB) for _ in range(4)]
+assert [buffer.pinned for buffer in buffers] == [True, True, True, False]
+assert pinning.registered_bytes() == 3 * SLAB
+pinning.allow(8)
+assert not HostBuffer(SLAB).pinned, "it is not asked again"
+del buffers
+assert HostBuffer(SLAB).pinned and HostBuffer.held() == 3 * SLAB
+""",
+        pinning,
+    )
 
 
 def test_a_stopped_arena_serves_what_is_ready() -> None:
