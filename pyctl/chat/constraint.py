@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import llguidance
 
 from pyctl.chat.exact_numbers import expression, has_exact_numbers
+from pyctl.chat.grammar_rules import GrammarRules
 from pyctl.chat.json_schema import ready_schema
 from pyctl.chat.reply import ReasoningTags, ReplyPart
 from pyctl.errors import RequestError
@@ -65,7 +66,7 @@ class Constraint:
     kind: Literal["gbnf", "llguidance"] = "gbnf"
 
 
-class GrammarBuilder:
+class GrammarBuilder(GrammarRules):
     """Puts a grammar together; every piece is an expression that may be joined with others, a space
     between.
 
@@ -79,38 +80,11 @@ class GrammarBuilder:
     """
 
     def __init__(self, controls: Mapping[str, int] | None = None) -> None:
+        super().__init__()
         self._controls = controls or {}
         self._control = re.compile(
             "|".join(map(re.escape, sorted(self._controls, key=len, reverse=True))) or r"(?!)"
         )
-        self._rules: dict[str, str] = {}
-        self._terminals: dict[str, str] = {}
-        self._defined: dict[str, str] = {}
-
-    def rule(self, body: str) -> str:
-        """The name of a rule that stands for ``body``, so that it is written once."""
-        return self._rules.setdefault(body, f"r{len(self._rules)}")
-
-    def terminal(self, body: str) -> str:
-        """The name of a terminal that stands for ``body``, in which terminals can be joined by &
-        and ~.
-        """
-        return self._terminals.setdefault(body, f"T{len(self._terminals)}")
-
-    def new_rule(self) -> str:
-        """The name of a rule whose body `define` gives later, so that it may lead to itself."""
-        name = f"d{len(self._defined)}"
-        self._defined[name] = ""
-        return name
-
-    def define(self, name: str, body: str) -> None:
-        """Give the rule ``name`` its body."""
-        self._defined[name] = body
-
-    def recursive(self, body: Callable[[str], str]) -> str:
-        """The name of a rule that stands for ``body`` of this name, which makes no other rule."""
-        known = next((name for text, name in self._rules.items() if text == body(name)), "")
-        return known or self.rule(body(f"r{len(self._rules)}"))
 
     def text(self, text: str) -> str:
         """``text`` of the template, control tokens included."""
@@ -121,14 +95,6 @@ class GrammarBuilder:
             parts += [f"<[{self._controls[found.group()]}]>"]
             end = found.end()
         return " ".join(filter(None, (*parts, text[end:] and self.quoted(text[end:]))))
-
-    def quoted(self, text: str) -> str:
-        """``text`` of a client, character by character."""
-        return json.dumps(text)
-
-    def one_of(self, choices: Sequence[str]) -> str:
-        """One of the expressions ``choices``."""
-        return self.rule(" | ".join(choices)) if len(choices) > 1 else choices[0]
 
     def until(self, end: str, terminals: str = "") -> str:
         """Any text, or START of these ``terminals`` of Lark's, up to the first ``end``, which is a
@@ -161,13 +127,7 @@ class GrammarBuilder:
         """Replies are ``start``. RequestError if no reply can be, or if that is too much to find
         out.
         """
-        rules = [
-            f"{name}{body if body.startswith('[') else f': {body}'}\n"
-            for body, name in self._rules.items()
-        ]
-        rules += [f"{name}: {body}\n" for name, body in self._defined.items()]
-        rules += [f"{name}: {body}\n" for body, name in self._terminals.items()]
-        grammar = f"{_HEADER}start: {start}\n{''.join(rules)}"
+        grammar = f"{_HEADER}start: {start}\n{self.written()}"
         if len(grammar) > _MAX_BYTES:
             raise RequestError(f"the grammar has more than {_MAX_BYTES} bytes")
         if error := llguidance.LLMatcher.validate_grammar(grammar, limits=_LIMITS):

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+from pyctl.chat.grammar_rules import GrammarRules
 from pyctl.chat.json_schema import has_type
 from pyctl.errors import RequestError
 
-__all__ = ["MAX_EXACT", "Rules", "expression", "has_exact_numbers"]
+__all__ = ["MAX_EXACT", "expression", "has_exact_numbers"]
 
 MAX_EXACT = 2**53
 """A float may stand for several integers beyond this one."""
@@ -30,32 +31,6 @@ _MAX_BYTES = 1 << 20
 """Of all rules for one schema."""
 
 
-class Rules(Protocol):
-    """The grammar that the rules become a part of."""
-
-    def rule(self, body: str) -> str:
-        """Return the name of a rule that stands for ``body``."""
-
-    def new_rule(self) -> str:
-        """Return the name of a rule whose body `define` gives later, so that it may lead to
-        itself.
-        """
-
-    def define(self, name: str, body: str) -> None:
-        """Give the rule ``name`` its body."""
-
-    def terminal(self, body: str) -> str:
-        """Return the name of a terminal that stands for ``body``, in which terminals can be joined
-        by & and ~.
-        """
-
-    def quoted(self, text: str) -> str:
-        """Return ``text``, character by character."""
-
-    def one_of(self, choices: Sequence[str]) -> str:
-        """Return one of the expressions ``choices``."""
-
-
 def has_exact_numbers(schema: Any) -> bool:
     """Whether a schema that `ready_schema` made has a number that a float would change."""
     if not isinstance(schema, dict):
@@ -67,7 +42,7 @@ def has_exact_numbers(schema: Any) -> bool:
 
 
 def expression(
-    schema: Mapping[str, Any], rules: Rules, as_json: Callable[[Mapping[str, Any]], str]
+    schema: Mapping[str, Any], rules: GrammarRules, as_json: Callable[[Mapping[str, Any]], str]
 ) -> str:
     """Return an expression for JSON by ``schema``, which `ready_schema` made.
 
@@ -116,7 +91,10 @@ class _Writer:
     """Writes the rules for one schema and its definitions."""
 
     def __init__(
-        self, schema: Mapping[str, Any], rules: Rules, as_json: Callable[[Mapping[str, Any]], str]
+        self,
+        schema: Mapping[str, Any],
+        rules: GrammarRules,
+        as_json: Callable[[Mapping[str, Any]], str],
     ) -> None:
         self._definitions: Mapping[str, Any] = schema.get("$defs", {})
         self._rules = rules
