@@ -43,13 +43,13 @@ _TEMP = re.compile(r"\.(\d{1,10})-[0-9a-f]{16}\.tmp")
 
 
 def temp_name() -> str:
-    """A new name for a temp file of this process."""
+    """Return a new name for a temp file of this process."""
     return f".{os.getpid()}-{secrets.token_hex(8)}.tmp"
 
 
 def temp_pid(name: str) -> int | None:
-    """Id of the process that created the temp file ``name``; None if ``name`` is not a temp
-    name.
+    """Return the id of the process that created the temp file ``name``; None if ``name`` is not a
+    temp name.
     """
     found = _TEMP.fullmatch(name)
     return int(found[1]) if found else None
@@ -73,8 +73,8 @@ def make_private(directory: Path) -> None:
 
 
 def open_private(path: Path, flags: int) -> int:
-    """`os.open` that creates files with mode 0600, for any umask. Existing files keep their
-    mode.
+    """Open as `os.open` does, but create files with mode 0600, for any umask. Existing files keep
+    their mode.
     """
     try:
         descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE)
@@ -99,14 +99,14 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def read_regular(path: Path, n_bytes: int = -1) -> bytes:
-    """All of a regular file, or its first ``n_bytes``. Raises OSError."""
+    """Return all of a regular file, or its first ``n_bytes``. Raises OSError."""
     with os.fdopen(open_regular(path), "rb") as file:
         return file.read(n_bytes)
 
 
 def files_in(directory: Path) -> list[Path]:
-    """All that lies in ``directory``; nothing if it cannot be read or is a link, which may lead to
-    others' files.
+    """Return all entries of ``directory``; none if it cannot be read or is a link, which may lead
+    to others' files.
     """
     try:
         return [] if directory.is_symlink() else list(directory.iterdir())
@@ -170,8 +170,8 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
 
 
 def has_locks(directory: Path) -> bool:
-    """Whether the file system of ``directory`` has both flock and POSIX locks; True if that cannot
-    be told.
+    """Return whether the file system of ``directory`` has both flock and POSIX locks; True if that
+    is unknown.
     """
     with suppress(OSError), temp_path(directory) as path, path.open("r+b") as file:
         for lock in (fcntl.flock, fcntl.lockf):
@@ -202,8 +202,8 @@ def sync_directory(directory: Path) -> None:
 
 
 def inode(path: Path) -> int:
-    """The number of the file at ``path``, which another file in its place does not have; 0 without
-    one.
+    """Return the number of the file at ``path``, which another file in its place does not have; 0
+    without one.
     """
     try:
         return path.stat().st_ino
@@ -212,7 +212,7 @@ def inode(path: Path) -> int:
 
 
 def is_abandoned(path: Path, *, remove: bool = False) -> bool:
-    """Whether ``path`` is a temp file whose writer no longer runs.
+    """Return whether ``path`` is a temp file whose writer no longer runs.
 
     With ``remove`` such a file is removed while it is locked: one that was only just created has no
     lock yet, and its writer would take it between the check and the removal.

@@ -30,9 +30,10 @@ _BEGINNINGS = ("LC_", "XDG_")
 def child_environment(
     more: Mapping[str, str] | None = None, environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """What programs need of ``environ`` to find their files and the network, and ``more``.
+    """Return the variables of ``environ`` that programs need to find their files and the network,
+    and ``more``.
 
-    Everything else stays out, since no rule tells keys and tokens by their names; so does a proxy
+    All others stay out, since no rule identifies keys and tokens by their names; so does a proxy
     with a password.
     """
     kept = {

@@ -41,8 +41,8 @@ FALSE_WORDS = frozenset({"0", "off", "false", "disabled"})
 
 
 def integer(low: int | None = None, high: int = INT32_MAX, **named: int) -> Convert:
-    """Whole numbers within [low, high]; each name in ``named`` is a word that stands for its
-    number.
+    """Return a reader of whole numbers within [low, high]; each name in ``named`` is a word that
+    stands for its number.
     """
 
     def convert(text: str) -> int:
@@ -58,8 +58,8 @@ def integer(low: int | None = None, high: int = INT32_MAX, **named: int) -> Conv
 
 
 def tokens(low: int | None = None, **named: int) -> Convert:
-    """Numbers of tokens, as `integer` takes them, or as contexts are called: "16k" is 16384, "1m"
-    1048576.
+    """Return a reader of numbers of tokens, as `integer` takes them, or with a unit: "16k" is
+    16384, "1m" 1048576.
     """
     whole = integer(low, **named)
     sized = re.compile(r"\A([0-9]{1,9})([kKmM])\Z")
@@ -69,7 +69,7 @@ def tokens(low: int | None = None, **named: int) -> Convert:
 
 
 def number(low: float | None = None, high: float | None = None) -> Convert:
-    """Finite numbers within [low, high]."""
+    """Return a reader of finite numbers within [low, high]."""
 
     def convert(text: str) -> float:
         try:
@@ -92,7 +92,7 @@ def _bounded(value: float, low: float | None, high: float | None) -> float:
 
 
 def choice(*options: str) -> Convert:
-    """One of ``options``."""
+    """Return a reader of one of ``options``."""
 
     def convert(text: str) -> str:
         if text not in options:
@@ -103,7 +103,7 @@ def choice(*options: str) -> Convert:
 
 
 def on_off_auto(text: str) -> str:
-    """``on``, ``off`` or ``auto``; accepts llama-server's synonyms."""
+    """Return ``on``, ``off`` or ``auto``; accepts llama-server's synonyms."""
     if text in TRUE_WORDS:
         return "on"
     if text in FALSE_WORDS:
@@ -112,27 +112,29 @@ def on_off_auto(text: str) -> str:
 
 
 def words(text: str) -> tuple[str, ...]:
-    """The non-empty parts of a comma-separated list."""
+    """Return the non-empty parts of a comma-separated list."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def on_off(text: str) -> bool:
-    """``on`` or ``off``, or llama-server's synonyms. Raises ValueError for others."""
+    """Return True for ``on`` and False for ``off``, or for llama-server's synonyms. Raises
+    ValueError for others.
+    """
     if text.lower() in TRUE_WORDS | FALSE_WORDS:
         return text.lower() in TRUE_WORDS
     raise ValueError(f"{text!r} is none of on, off")
 
 
 def printable(text: str) -> str:
-    """Printable ASCII, as an HTTP header requires. Raises ValueError for other text."""
+    """Return printable ASCII, as an HTTP header requires. Raises ValueError for other text."""
     if not (text.isascii() and text.isprintable()):
         raise ValueError("a key can only hold printable ASCII characters")
     return text
 
 
 def directory(text: str) -> str:
-    """The path of a directory that exists or can be created. Raises ValueError for a file or an
-    unknown home.
+    """Return the path of a directory that exists or can be created. Raises ValueError for a file or
+    an unknown home.
     """
     try:
         path = Path(text).expanduser()
@@ -144,13 +146,13 @@ def directory(text: str) -> str:
 
 
 def integers(text: str) -> tuple[int, ...]:
-    """Whole numbers >= 0, separated by commas."""
+    """Return whole numbers >= 0, separated by commas."""
     return tuple(int(integer(0)(part)) for part in text.split(","))
 
 
 def file_text(text: str) -> str:
-    """The contents of the UTF-8 file at ``text`` without a byte order mark. Raises ValueError if it
-    cannot be read.
+    """Return the contents of the UTF-8 file at ``text`` without a byte order mark. Raises
+    ValueError if it cannot be read.
     """
     try:
         return Path(text).expanduser().read_text(encoding="utf-8-sig")
@@ -162,7 +164,7 @@ def file_text(text: str) -> str:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """A JSON object. Raises ValueError for other text."""
+    """Return a JSON object. Raises ValueError for other text."""
     try:
         value = json.loads(
             text, parse_constant=number()
@@ -175,7 +177,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def web_address(text: str) -> str:
-    """An http or https address; http is the default. Raises ValueError for other text."""
+    """Return an http or https address; http is the default. Raises ValueError for other text."""
     address = (text if "://" in text else f"http://{text}").rstrip("/")
     if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", address):
         raise ValueError(f"{text!r} is not an http or https address")
@@ -183,7 +185,7 @@ def web_address(text: str) -> str:
 
 
 def server_address(text: str) -> str:
-    """An http or https address, or ``unix://`` with the absolute path of a socket. Raises
+    """Return an http or https address, or ``unix://`` with the absolute path of a socket. Raises
     ValueError for others.
     """
     if re.fullmatch(r"unix:///[^\0]+", text):

@@ -16,7 +16,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether ``host``, a name or an address with or without brackets, is this machine."""
+    """Return whether ``host``, a name or an address with or without brackets, is this machine."""
     try:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:

@@ -106,7 +106,7 @@ class ImageFile:
 
 
 def _png(data: bytes) -> tuple[int, int, int]:
-    """Width, height, and bytes per channel."""
+    """Return width, height, and bytes per channel."""
     if data[8:16] != b"\0\0\0\rIHDR":
         if len(data) >= 16:
             raise RequestError("the PNG image is broken: no size at its start")
@@ -134,7 +134,7 @@ _PNG_CHANNELS = {
 
 
 def _png_chunks(data: bytes) -> Iterator[tuple[bytes, memoryview]]:
-    """Type and content of each chunk. Raises IndexError if the file ends within a chunk."""
+    """Yield type and content of each chunk. Raises IndexError if the file ends within a chunk."""
     view = memoryview(data)
     pos = 8
     for _ in range(_MAX_SEGMENTS):
@@ -165,7 +165,7 @@ and y.
 
 
 def _png_bytes(data: bytes) -> int:
-    """Bytes that the pixels of a PNG must inflate to."""
+    """Return the bytes that the pixels of a PNG must inflate to."""
     width, height, depth, colour, _, _, interlace = struct.unpack_from(">IIBBBBB", data, 16)
     bits = depth * _PNG_CHANNELS[colour, depth]
     passes = _PASSES if interlace else ((0, 0, 1, 1),)
@@ -226,7 +226,7 @@ def _bmp(data: bytes) -> tuple[int, int, int]:
 
 
 def _webp(data: bytes) -> tuple[int, int, int]:
-    """Width, height, and 2: the decoder holds the pixels twice."""
+    """Return width, height, and 2: the decoder holds the pixels twice."""
     (size,), kind = struct.unpack_from("<I", data, 4), data[12:16]
     if 8 + size > len(data):
         raise IndexError

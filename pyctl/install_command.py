@@ -14,8 +14,8 @@ __all__ = ["install_command"]
 
 
 def install_command(requirement: str, prefix: Path = Path(sys.prefix)) -> str:
-    """The shell command that installs ``requirement`` into the environment at ``prefix``, this
-    interpreter's.
+    """Return the shell command that installs ``requirement`` into the environment at ``prefix``,
+    this interpreter's.
     """
     wanted = shlex.quote(requirement)
     python = shlex.quote(sys.executable)

@@ -22,7 +22,7 @@ LimitKind = Literal["request", "reply", "connection", "memory", "disk", "process
 LimitUnit = Literal[
     "", "bytes", "MiB", "s", "tokens", "characters", "levels", "pixels", "bytes a second"
 ]
-"""One spelling for each unit. "bytes" is shown as KiB, MiB or GiB; "" counts the subject of the
+"""The spelling of each unit. "bytes" is shown as KiB, MiB or GiB; "" counts the subject of the
 limit.
 """
 

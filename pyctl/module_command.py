@@ -16,9 +16,10 @@ __all__ = ["module_command"]
 
 
 def module_command(name: str, python: str = "", path: Sequence[str] | None = None) -> list[str]:
-    """The command that runs ``name`` as ``-m`` does, with the packages of this process and none of
-    the current directory, unless pyctl or the module lies there. Another ``python`` has its own
-    packages, after ``path``.
+    """Return the command that runs ``name`` as ``-m`` does, with the packages of this process.
+
+    The current directory's are left out, unless pyctl or the module is there. Another
+    ``python`` has its own packages, after ``path``.
     """
     if path is None:
         package = sys.modules.get(name.partition(".")[0])

@@ -18,7 +18,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def start_module(name: str) -> subprocess.Popen[bytes]:
-    """The module ``name`` in its own session, with pipes for its input and its output."""
+    """Start the module ``name`` in its own session, with pipes for its input and its output."""
     return subprocess.Popen(
         module_command(name),
         stdin=subprocess.PIPE,
@@ -30,8 +30,8 @@ def start_module(name: str) -> subprocess.Popen[bytes]:
 
 
 def answer_of_module(name: str, data: bytes, seconds: float) -> bytes:
-    """The output of the module for ``data``. TimeoutExpired after ``seconds``, when it is killed
-    with its children.
+    """Return the output of the module for ``data``. Raises TimeoutExpired after ``seconds``, when
+    it is killed with its children.
     """
     with start_module(name) as process:
         try:

@@ -21,12 +21,12 @@ _MEMORY = limit(1 << 30, "memory of the process that reads a PDF file", "400", "
 
 
 def is_pdf(data: bytes) -> bool:
-    """Whether ``data`` starts as a PDF file does."""
+    """Return whether ``data`` starts as a PDF file does."""
     return data.startswith(b"%PDF-")
 
 
 def pdf_text(data: bytes) -> str:
-    """The text of all pages of a PDF file. Raises RequestError."""
+    """Return the text of all pages of a PDF file. Raises RequestError."""
     if not is_pdf(data):
         raise RequestError("this is not a PDF file")
     if len(data) > MAX_PDF_BYTES:
@@ -45,7 +45,7 @@ def pdf_text(data: bytes) -> str:
 
 
 def _read(data: bytes) -> str:
-    """The text of the pages. Raises ValueError in words, and what pypdf raises."""
+    """Return the text of the pages. Raises ValueError with a sentence, and the errors of pypdf."""
     import io
 
     from pypdf import PdfReader
@@ -68,7 +68,7 @@ def _read(data: bytes) -> str:
 
 
 def _main() -> None:
-    """Answer for the file on the standard input."""
+    """Print the answer for the file on the standard input."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))

@@ -23,8 +23,8 @@ negative.
 
 
 def as_tokens(values: ArrayLike) -> Tokens:
-    """A contiguous, read-only int32 copy of ``values``, shape (n,). Raises ValueError for more
-    dimensions.
+    """Return a contiguous, read-only int32 copy of ``values``, shape (n,). Raises ValueError for
+    more dimensions.
     """
     tokens = np.array(values, dtype=np.int32, ndmin=1)
     if tokens.ndim != 1:
@@ -38,7 +38,7 @@ BLOCK = 4096
 
 
 def common_prefix(a: Tokens, b: Tokens) -> int:
-    """The number of leading tokens that ``a`` and ``b`` share."""
+    """Return the number of leading tokens that ``a`` and ``b`` share."""
     # `tobytes` keeps the GIL. numpy's comparison releases it for each block, and on the engine's
     # thread reacquiring it from a busy thread takes longer than the comparison.
     n = min(a.size, b.size)
@@ -128,13 +128,13 @@ class Prompt:
 
     @classmethod
     def of(cls, tokens: ArrayLike, boundaries: Iterable[int] = ()) -> Prompt:
-        """A prompt of any sequence of ids; boundaries are sorted and deduplicated."""
+        """Return a prompt of any sequence of ids; boundaries are sorted and deduplicated."""
         ids = as_tokens(tokens)
         return cls(ids, tuple(sorted({int(b) for b in boundaries if 0 < b < ids.size})))
 
     @property
     def is_raw(self) -> bool:
-        """Whether it is text without messages and images, which may change anywhere."""
+        """True for text without messages and images, which may change anywhere."""
         return not (self.boundaries or self.pictures)
 
     @property
@@ -151,8 +151,8 @@ class Prompt:
         return self.headers[0] if self.headers and self.headers[0] > self.boundaries[0] else 0
 
     def first(self, n: int) -> Prompt:
-        """The first ``n`` tokens, or fewer so as not to split an image, with the boundaries and
-        images within them.
+        """Return the first ``n`` tokens, or fewer so as not to split an image, with the boundaries
+        and images within them.
         """
         n = next((picture.start for picture in self.pictures if picture.start < n < picture.end), n)
         return Prompt(
@@ -167,13 +167,13 @@ class Prompt:
         )
 
     def image_at(self, n: int) -> ImageSpan | None:
-        """The image that contains token ``n``, if any."""
+        """Return the image that contains token ``n``, if any."""
         at = bisect.bisect_right(self.pictures, n, key=lambda picture: picture.start)
         picture = self.pictures[at - 1] if at else None
         return picture if picture is not None and n < picture.end else None
 
     def is_inside(self, n: int) -> bool:
-        """Whether tokens ``n`` - 1 and ``n`` belong to one image."""
+        """Return whether tokens ``n`` - 1 and ``n`` belong to one image."""
         picture = self.image_at(n)
         return picture is not None and picture.start < n
 

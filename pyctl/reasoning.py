@@ -12,8 +12,8 @@ __all__ = ["ReasoningLimit"]
 
 @dataclass(frozen=True)
 class ReasoningLimit:
-    """At most ``n_tokens`` between the text ``start`` and one of ``ends``; at the limit, the tokens
-    ``forced`` follow.
+    """The limit of ``n_tokens`` between the text ``start`` and one of ``ends``; at the limit, the
+    tokens ``forced`` follow.
 
     The block starts where the reply does, after blanks; one that ``recurs`` starts at any
     ``start``, and each has the full limit. ``read`` are tokens of a block that the prompt already

@@ -64,7 +64,7 @@ class Flag:
     default: str = ""
 
     def spellings(self) -> list[str]:
-        """All spellings, negations included."""
+        """Return all spellings, negations included."""
         return [*self.names.split(), *self.off.split()]
 
 
@@ -91,7 +91,7 @@ class Section:
         shown: str | None = None,
         **facts: object,
     ) -> T:
-        """A field with ``default``, set by this flag and by ``also``.
+        """Return a field with ``default``, set by this flag and by ``also``.
 
         ``shown`` replaces the default in --help. ``facts`` are added to the metadata of the field;
         one with ``secret`` is or may hold a secret, such as a key in an address, and is shown to no
@@ -106,7 +106,7 @@ class Section:
 
 
 def _shown(default: object, convert: Convert | None) -> str:
-    """The default as users type it; empty if it has no textual form."""
+    """Return the default as users type it; empty if it has no textual form."""
     if isinstance(default, bool):
         return "on" if default else "off"
     if isinstance(default, tuple) and default and all(isinstance(item, int) for item in default):
@@ -130,8 +130,8 @@ CHAT = Section("chat")
 
 
 def flags_of(owner: type[Any]) -> list[tuple[Section, Flag]]:
-    """The flags of ``owner``'s fields, in order, each with its destination, and their sections of
-    --help.
+    """Return the flags of ``owner``'s fields, in order, each with its destination, and their
+    sections of --help.
     """
     return [
         (item.metadata["section"], replace(flag, dest=item.name))

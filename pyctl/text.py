@@ -30,13 +30,13 @@ _OBEYED = re.compile(
 
 
 def clean(text: str) -> str:
-    """``text`` without characters that control a terminal; line feeds and tabs are kept."""
+    """Return ``text`` without characters that control a terminal; line feeds and tabs are kept."""
     return _OBEYED.sub("", text)
 
 
 def one_line(text: str) -> str:
-    """``text`` for one line of a log or table; non-printable characters become escapes, as in a
-    repr.
+    """Return ``text`` for one line of a log or table; non-printable characters become escapes, as
+    in a repr.
     """
     if text.isprintable():
         return text
@@ -50,7 +50,7 @@ _MARK = re.compile(r"<\|[^|<>\n]{1,30}\|>|</?think>")
 
 
 def plain(text: str) -> str:
-    """Token text for display, without markup and with role names; same rules as `plain` of
+    """Return token text for display, without markup and with role names; same rules as `plain` of
     page/static/dom.js.
     """
     text = _HALF_MARK.sub("", text)
@@ -59,13 +59,13 @@ def plain(text: str) -> str:
 
 
 def reason_of(error: Exception) -> str:
-    """The message of ``error`` on one line; its type if the message is empty."""
+    """Return the message of ``error`` on one line; its type if the message is empty."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def duration(seconds: float) -> str:
-    """``seconds`` for people, in at most two units: ``2.5 s``, ``42 s``, ``3 min 20 s``, ``2 h 5
-    min``.
+    """Return ``seconds`` for display, in at most two units: ``2.5 s``, ``42 s``, ``3 min 20 s``,
+    ``2 h 5 min``.
     """
     if seconds < 10:
         return f"{seconds:.1f} s"
@@ -78,8 +78,8 @@ def duration(seconds: float) -> str:
 
 
 def without_addresses(text: str) -> str:
-    """``text`` with a note in place of each address with a scheme, whose path or query may hold a
-    secret.
+    """Return ``text`` with a note in place of each address with a scheme, whose path or query may
+    hold a secret.
     """
     return re.sub(
         r"\b[a-zA-Z][a-zA-Z0-9+.-]{0,20}://\S+", "(an address, in the server's log)", text
@@ -87,7 +87,7 @@ def without_addresses(text: str) -> str:
 
 
 def n_common(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """How many items two sequences have in common at the start."""
+    """Return the number of items that two sequences have in common at the start."""
     return next(
         (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
         min(len(one), len(other)),
@@ -95,7 +95,7 @@ def n_common(one: Sequence[Any], other: Sequence[Any]) -> int:
 
 
 def overlap(text: str, word: str) -> int:
-    """Length of the longest proper prefix of ``word`` that is a suffix of ``text``."""
+    """Return length of the longest proper prefix of ``word`` that is a suffix of ``text``."""
     for size in range(min(len(word) - 1, len(text)), 0, -1):
         if text.endswith(word[:size]):
             return size
@@ -103,7 +103,7 @@ def overlap(text: str, word: str) -> int:
 
 
 def random_id() -> str:
-    """32 random letters and digits, as llama-server's ids of replies and calls have."""
+    """Return 32 random letters and digits, as llama-server's ids of replies and calls have."""
     return "".join(secrets.choice(string.digits + string.ascii_letters) for _ in range(32))
 
 
@@ -117,8 +117,8 @@ _SURROGATE = re.compile(
 
 
 def with_whole_characters(body: bytes) -> bytes:
-    """JSON text with U+FFFD for each escape that is half a surrogate pair. ValueError if it has too
-    many of them.
+    """Return JSON text with U+FFFD for each escape that is half a surrogate pair. Raises ValueError
+    if it has too many of them.
     """
     if body.count(b"\\ud") + body.count(b"\\uD") > _MAX_SURROGATES:
         raise ValueError(f"more than {_MAX_SURROGATES} escaped surrogates")
@@ -136,8 +136,8 @@ def with_whole_characters(body: bytes) -> bytes:
 
 
 def _n_backslashes_before(body: bytes, end: int) -> int:
-    """The length of the run of backslashes that ends at ``end``; looks at twice as many bytes at
-    most.
+    """Return the length of the run of backslashes that ends at ``end``; examines at most twice as
+    many bytes.
     """
     size = 8
     while True:

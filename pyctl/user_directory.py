@@ -12,7 +12,9 @@ _BELOW_HOME = {"cache": ".cache", "data": ".local/share", "state": ".local/state
 
 
 def user_directory(kind: Literal["cache", "data", "state"], environ: Mapping[str, str]) -> Path:
-    """Such as ``~/.cache/pyctl``. Raises RuntimeError if the user has no home directory."""
+    """Return a directory of the user, such as ``~/.cache/pyctl``. Raises RuntimeError if the user
+    has no home directory.
+    """
     base = Path(environ.get(f"XDG_{kind.upper()}_HOME", ""))
     if not base.is_absolute():  # the standard ignores such a value
         home = environ.get("HOME", "")

@@ -13,7 +13,7 @@ __all__ = ["CHATML", "FormatSettings", "keep_reasoning"]
 
 
 def keep_reasoning(keep: bool) -> dict[str, bool]:
-    """Variables of templates that keep the reasoning of earlier turns, or leave it out."""
+    """Return the variables of templates that keep, or drop, the reasoning of earlier turns."""
     return {
         "preserve_thinking": keep,
         "clear_thinking": not keep,
@@ -31,7 +31,7 @@ CHATML = """\
 
 
 def jinja_text(text: str) -> str:
-    """Jinja text, or chatml. Raises ValueError for other names."""
+    """Return ``text`` if it is Jinja text, or chatml. Raises ValueError for other names."""
     if text == "chatml":
         return CHATML
     if "{" not in text:
@@ -45,7 +45,9 @@ def jinja_text(text: str) -> str:
 
 @dataclass(frozen=True)
 class FormatSettings:
-    """How messages become text; an empty ``chat_template`` means the model's own."""
+    """The settings that turn messages into text; an empty ``chat_template`` selects the model's
+    own.
+    """
 
     chat_template: str = FORMAT.flag(
         "",

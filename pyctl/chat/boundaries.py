@@ -1,4 +1,4 @@
-"""Where messages start in a prompt: at the tokens with which the chat template starts a message.
+"""Starts of messages in a prompt: the tokens with which the chat template starts a message.
 
 Every occurrence of such a token, from index 1 on, is a boundary. So boundaries depend on the tokens
 before them and on nothing else, also in raw text, without a system message, and when a user pastes
@@ -64,7 +64,7 @@ class MessageStarts:
         )
 
     def prompt(self, tokens: Tokens, pictures: Sequence[ImageSpan]) -> Prompt:
-        """The prompt of ``tokens``, with every place at which something starts or ends."""
+        """Return the prompt of ``tokens``, with every place at which something starts or ends."""
         begins = boundaries(tokens, self.ids)
         replies = headers(tokens, begins, self._assistant)
         turn = last_turn(tokens, begins, replies or (), self._result)
@@ -76,8 +76,8 @@ class MessageStarts:
 
 
 def boundaries(tokens: Tokens, starts: Sequence[int]) -> tuple[int, ...]:
-    """Token counts at which a message starts, ascending: the indices above 0 of ``starts`` in
-    ``tokens``.
+    """Return the token counts at which a message starts, ascending: the indices above 0 of
+    ``starts`` in ``tokens``.
     """
     if not starts:
         return ()
@@ -107,7 +107,7 @@ def headers(
 def last_turn(
     tokens: Tokens, boundaries: Sequence[int], headers: Sequence[int], result: Sequence[int]
 ) -> int:
-    """The last of ``headers`` that follows no result of a tool, which starts with the tokens
+    """Return the last of ``headers`` that follows no result of a tool, which starts with the tokens
     ``result``; 0 without one.
 
     So far a history stays as it is when the user speaks again: many templates strip the reasoning
@@ -122,7 +122,9 @@ def last_turn(
 
 
 def _line_ends(tokens: Tokens, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Token counts at which a line ends, ascending; no line ends at a token of an image."""
+    """Return the token counts at which a line ends, ascending; no line ends at a token of an
+    image.
+    """
     ends = [
         token
         for token in np.unique(tokens[tokens >= 0]).tolist()
@@ -137,8 +139,8 @@ def message_starts(
     specials: Mapping[str, int],
     inside: Sequence[str] = (),
 ) -> tuple[int, ...]:
-    """Ids of the special tokens that start a message, ascending; none for a template that starts
-    them with plain text.
+    """Return the ids of the special tokens that start a message, ascending; none for a template
+    that starts them with plain text.
 
     Found by comparing renderings: between two messages stand the special tokens that end the first,
     which is what also stands there when no message follows, and then the one that starts the
@@ -159,7 +161,7 @@ def message_starts(
 def _assistant_start(
     template: Template, tokenizer: Tokenizer, starts: Sequence[int]
 ) -> tuple[int, ...]:
-    """The tokens with which both a generation header and a message of the assistant start, and no
+    """Return the tokens with which a generation header and a message of the assistant start, and no
     other message does.
 
     Empty where the template has no such header, or all its messages start alike.
@@ -178,8 +180,8 @@ def _assistant_start(
 def _result_start(
     template: Template, tokenizer: Tokenizer, starts: Sequence[int]
 ) -> tuple[int, ...]:
-    """The tokens with which a message with the result of a tool starts, and no message of the user
-    does; else empty.
+    """Return the tokens with which a message with the result of a tool starts, and no message of
+    the user does; else empty.
     """
     gaps = _Gaps(template, tokenizer, starts)
     said, called, result = _samples(template.capabilities)
@@ -191,8 +193,8 @@ def _result_start(
 def _call_end(
     template: Template, tokenizer: Tokenizer, starts: Sequence[int], specials: Mapping[int, str]
 ) -> str:
-    """The special token that stands between a call and the token that starts its result; empty if
-    there is none.
+    """Return the special token between a call and the token that starts its result; empty if there
+    is none.
     """
     _, called, result = _samples(template.capabilities)
     found = _Gaps(template, tokenizer, specials).specials([*called, result], 2) or []
@@ -203,7 +205,7 @@ def _call_end(
 def _samples(
     capabilities: TemplateCapabilities,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
-    """Three messages, two that end with a call, and the result of that."""
+    """Return three messages, two that end with a call, and the result of that."""
     text = capabilities.text
     as_object = capabilities.object_arguments
     roles = zip(("user", "assistant", "user", "tool"), (*_MARKS[:3], _MARKS[2]), strict=True)
@@ -240,7 +242,7 @@ class _Gaps:
         self._inside = inside
 
     def first(self, messages: Sequence[Mapping[str, Any]]) -> int | None:
-        """The token that starts the first message."""
+        """Return the token that starts the first message."""
         before = self.specials(messages, 0) or []
         if before[:1] == [self._tokenizer.bos] and len(before) > 1:
             before = before[1:]
@@ -249,8 +251,8 @@ class _Gaps:
     def last_start(
         self, messages: Sequence[Mapping[str, Any]], gap: int, header: bool = False
     ) -> tuple[int, ...]:
-        """The tokens before mark ``gap``, or after the last, from the last special one on that
-        starts a message; those that depend on its text are left out.
+        """Return the tokens before mark ``gap``, or after the last mark, from the last special
+        token on that starts a message. Tokens that depend on the text of the message are left out.
         """
         text = self._text(messages, gap, header) or ""
         tokens, *others = (self._tokenizer.tokenize(text + said) for said in _TEXTS)
@@ -265,8 +267,8 @@ class _Gaps:
     def specials(
         self, messages: Sequence[Mapping[str, Any]], gap: int, header: bool = False
     ) -> list[int] | None:
-        """Special tokens before mark ``gap``, or after the last if that is their number; None if a
-        mark is missing.
+        """Return the special tokens before mark ``gap``, or after the last mark if that is its
+        number; None if a mark is missing.
         """
         text = self._text(messages, gap, header)
         if text is None:
@@ -296,7 +298,9 @@ class _Gaps:
         gap: int,
         header: bool = False,
     ) -> int | None:
-        """The token in ``gap`` of ``after`` that starts what ``before`` does not have yet."""
+        """Return the token in ``gap`` of ``after`` that starts the part that ``before`` does not
+        have yet.
+        """
         ends = self.specials(before, gap)
         between = self.specials(after, gap, header)
         if ends is None or between is None:

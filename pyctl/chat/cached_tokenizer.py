@@ -26,17 +26,17 @@ class Tokenizer(Protocol):
     def tokenize(
         self, text: str, *, add_special: bool = False, parse_special: bool = True
     ) -> list[int]:
-        """Ids of ``text``. ``add_special`` adds BOS and EOS where the model needs them; without
-        ``parse_special`` the text of a control token is ordinary text.
+        """Return the ids of ``text``. ``add_special`` adds BOS and EOS where the model needs them;
+        without ``parse_special`` the text of a control token is ordinary text.
         """
         ...
 
     def detokenize(self, tokens: Sequence[int], *, special: bool = True) -> bytes:
-        """The pieces of ``tokens`` in a row; special tokens are empty unless ``special``."""
+        """Return the pieces of ``tokens`` joined; special tokens are empty unless ``special``."""
         ...
 
     def piece(self, token: int, *, special: bool = True) -> bytes:
-        """The bytes that ``token`` stands for, possibly a part of a character."""
+        """Return the bytes that ``token`` stands for, possibly a part of a character."""
         ...
 
     @property
@@ -51,15 +51,17 @@ class Tokenizer(Protocol):
 
     @property
     def add_bos(self) -> bool:
-        """Whether the model needs BOS before every prompt."""
+        """True if the model needs BOS before every prompt."""
         ...
 
     def special_tokens(self) -> dict[str, int]:
-        """Text to id of all control and user-defined tokens."""
+        """Return the ids of all control and user-defined tokens by text."""
         ...
 
     def fim_tokens(self) -> dict[str, int]:
-        """The tokens for filling gaps that the model has, by name: pre, suf, mid, rep, sep."""
+        """Return the tokens for filling gaps that the model has, by name: pre, suf, mid, rep,
+        sep.
+        """
         ...
 
 
@@ -75,8 +77,8 @@ _ENTRY_BYTES = 200
 
 
 def readable(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
-    """The text of ``tokens`` for people: special tokens shown, broken characters replaced, images
-    named.
+    """Return the text of ``tokens`` for display: special tokens shown, broken characters replaced,
+    images named.
     """
     if min(tokens, default=0) >= 0:
         return tokenizer.detokenize(tokens).decode("utf-8", "replace")
@@ -97,7 +99,7 @@ class CachedTokenizer:
     def __init__(
         self, tokenizer: Tokenizer, specials: Mapping[str, int], max_bytes: int = DEFAULT_MEMO_BYTES
     ) -> None:
-        """``specials`` are the tokenizer's special tokens."""
+        """Take ``specials``, the tokenizer's special tokens."""
         self._tokenizer = tokenizer
         self._max_bytes = max_bytes
         self._separators = {
@@ -116,7 +118,7 @@ class CachedTokenizer:
         return self._n_bytes
 
     def tokenize(self, text: str) -> Tokens:
-        """Token ids of ``text``, shape (n,), without BOS."""
+        """Return the token ids of ``text``, shape (n,), without BOS."""
         pieces = self._split.split(text) if self._split is not None else [text]
         found: list[Tokens | None] = []
         with self._lock:
@@ -156,7 +158,7 @@ def _charge(piece: str, tokens: Tokens) -> int:
 
 
 def _separators(tokenizer: Tokenizer, specials: Mapping[str, int]) -> dict[str, int]:
-    """The special tokens at which text can be split without changing a token.
+    """Return the special tokens at which text can be split without changing a token.
 
     llama.cpp looks for special tokens one after the other, so one that overlaps with another cannot
     be judged alone. Some vocabularies also let a token swallow the blanks next to it. Both kinds
@@ -193,8 +195,8 @@ def _overlapping(texts: Mapping[str, int]) -> set[str]:
 
 
 def _any_of(texts: Sequence[str]) -> str:
-    """A pattern for any of ``texts``, sorted, none the beginning of another; shared beginnings are
-    tried once.
+    """Return a pattern for any of ``texts``, which are sorted and none the beginning of another;
+    shared beginnings are tried once.
     """
     branches = []
     for first, group in groupby(texts, key=lambda text: text[0]):

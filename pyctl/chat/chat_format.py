@@ -74,11 +74,11 @@ class ChatRequest:
 
 
 class Dialect:
-    """How one template of a model writes conversations and calls.
+    """The way in which one template of a model writes conversations and calls.
 
-    ``specials`` are the tokenizer's special tokens, id by text, and ``controls`` the ones that
-    have no text in a reply. ``starts`` are the token ids that start a message, and
-    ``control_texts`` the control tokens that the reader of replies has to see.
+    ``specials`` are the tokenizer's special tokens, id by text, and ``controls`` the ones that have
+    no text in a reply. ``starts`` are the token ids that start a message, and ``control_texts`` the
+    control tokens that the reader of replies has to see.
     """
 
     def __init__(
@@ -176,12 +176,12 @@ class ChatFormat:
         )
 
     def dialect_of(self, tools: Sequence[object] | None) -> Dialect:
-        """The dialect of a request with these ``tools``."""
+        """Return the dialect of a request with these ``tools``."""
         return self.tool_dialect if tools else self.dialect
 
     def prepare(self, request: ChatRequest) -> PreparedChat:
-        """Check and render ``request``. What else is wrong with it shows when that part of the
-        answer is asked for.
+        """Check and render ``request``. Other faults show only when that part of the answer is
+        requested.
         """
         ordered, remember = self.orders.in_order(request.tools)
         request = replace(request, tools=ordered)
@@ -204,10 +204,10 @@ class ChatFormat:
         return PreparedChat(self, dialect, request, rendered, callables, remember)
 
     def beginning(self, request: ChatRequest) -> Prompt:
-        """The beginning of the next prompt of a conversation that is certain, for any next role and
+        """Return the certain beginning of the next prompt of a conversation, for any next role and
         text.
 
-        After a message of the user, or the result of a tool, it is all of the prompt. ``messages``
+        After a message of the user, or the result of a tool, it is the whole prompt. ``messages``
         may be empty.
         """
         messages = [] if request.messages is None else request.messages
@@ -230,14 +230,16 @@ class ChatFormat:
         return one.first(common_prefix(one.tokens, other.tokens))
 
     def prompt_from_text(self, text: str, images: Sequence[ImageFile] | None = None) -> Prompt:
-        """Tokens of ``text``, special tokens included, after BOS where the model needs it; with
-        ``images`` in the places of the marker for them, which is text like any other for None.
+        """Return the tokens of ``text``, special tokens included, after BOS where the model needs
+        it. ``images`` replace their markers in order; with None the marker is ordinary text.
         """
         pieces = self._pieces([text] if images is None else split_marker(text, images))
         return self._prompt([self._bos, *pieces], self.dialect)
 
     def prompt_from_mixed(self, parts: Sequence[str | int]) -> Prompt:
-        """Tokens of strings and token ids in a row; BOS comes first only if a string does."""
+        """Return the tokens of strings and token ids in a row; BOS comes first only if a string
+        does.
+        """
         runs = [self._bos] if parts and isinstance(parts[0], str) else []
         for is_text, run in groupby(parts, key=lambda part: isinstance(part, str)):
             items = list(run)
@@ -245,7 +247,9 @@ class ChatFormat:
         return self._prompt(runs, self.dialect)
 
     def prompt_of(self, rendered: RenderedChat, dialect: Dialect) -> Prompt:
-        """The tokens of what ``dialect`` rendered, of replayed replies as they were sampled."""
+        """Return the tokens of the text that ``dialect`` rendered, with replayed replies as they
+        were sampled.
+        """
         parts: list[Tokens | ImageSpan] = [self._bos]
         for part in rendered.parts or (rendered.text,):
             text = part if isinstance(part, str) else part.text
@@ -258,7 +262,7 @@ class ChatFormat:
         return self._prompt(parts, dialect)
 
     def _pieces(self, pieces: Sequence[str | ImageFile]) -> Iterator[Tokens | ImageSpan]:
-        """Text as tokens, and each image with what stands around it."""
+        """Yield text as tokens, and each image with the tokens around it."""
         for piece in pieces:
             if isinstance(piece, str):
                 yield self._memo.tokenize(piece)
@@ -322,7 +326,7 @@ class PreparedChat:
 
     @property
     def n_tokens(self) -> int:
-        """How many tokens it has as text, replies that could be replayed included."""
+        """The number of tokens of the prompt as text, replies that could be replayed included."""
         return len(self._chat.prompt_of(replace(self.rendered, parts=()), self._dialect))
 
     @cached_property
@@ -353,8 +357,8 @@ class PreparedChat:
 
     @cached_property
     def reasoning(self) -> ReasoningLimit | None:
-        """How the engine ends the reasoning after so many tokens; None without a limit, or if there
-        can be none.
+        """The limit at which the engine ends the reasoning; None without a limit, or if there can
+        be none.
         """
         request = self._request
         rendered = self.rendered
@@ -372,7 +376,9 @@ class PreparedChat:
         )
 
     def _echo(self) -> ReplyDelta:
-        """The part of the reply that the prompt holds already, as it would have been read."""
+        """Return the part of the reply that the prompt holds already, as a parser would have read
+        it.
+        """
         if not self.rendered.begun:
             return ReplyDelta()
         if self._request.reasoning_format == "none":
@@ -384,11 +390,11 @@ class PreparedChat:
         return ReplyDelta(first.reasoning + last.reasoning, content)
 
     def next_prompt(self, message: Mapping[str, Any]) -> Prompt | None:
-        """The beginning of the next prompt that is certain if the client returns the reply as
+        """Return the certain beginning of the next prompt if the client returns the reply as
         ``message``; None if the template has no place for it.
 
-        Without its reasoning, unless the conversation has some already: where a client returns it,
-        the next prompt goes on from the reply as it was sampled, and needs nothing of this.
+        It has no reasoning, unless the conversation has some already: where a client returns the
+        reasoning, the next prompt continues the reply as it was sampled, and needs none of this.
         """
         request = self._request
         assert isinstance(request.messages, list)
@@ -406,16 +412,16 @@ class PreparedChat:
 
     @property
     def _goes_on(self) -> bool:
-        """Whether the reply is the rest of the last message."""
+        """True if the reply continues the last message."""
         request = self._request
         assert isinstance(request.messages, list)
         is_last = request.messages[-1]["role"] == "assistant"
         return self.is_continued or (request.prefill_assistant and is_last)
 
     def splitter(self, on_reply: Callable[[dict[str, Any]], None] | None = None) -> ReplySplitter:
-        """A new splitter, which takes one reply apart and remembers it in the end.
+        """Return a new splitter, which parses one reply and remembers it in the end.
 
-        ``on_reply`` gets the whole reply then, as an assistant message.
+        ``on_reply`` then gets the whole reply, as an assistant message.
         """
         rendered = self.rendered
         echo = self._echo()
@@ -447,8 +453,8 @@ class PreparedChat:
         return ReplySplitter(parser, echo, opening, ended)
 
     def _begins(self) -> ReplyPart:
-        """Where the reply starts: ``start`` only if the template leaves it a reasoning block to
-        open.
+        """Return the part in which the reply starts: ``start`` only if the template leaves it a
+        reasoning block to open.
         """
         if self.rendered.reply_part != "start":
             return self.rendered.reply_part
@@ -459,7 +465,7 @@ class PreparedChat:
         return "content" if closed else "start"
 
     def _call_constraint(self, schema: Any = None, prefill: str = "") -> Constraint | None:
-        """The constraint on calls: on all of the reply if one is forced, or if it is JSON by
+        """Return the constraint on calls: on the whole reply if one is forced, or if it is JSON by
         ``schema`` otherwise; else from its first call on. Until then it sleeps, which costs
         nothing.
         """
@@ -469,8 +475,8 @@ class PreparedChat:
         return self._dialect.bound_calls.constraint(tools, self._begins(), schema, prefill)
 
     def _tokens_of(self, text: str, tokens: list[int]) -> Tokens | None:
-        """``tokens`` without a character's that is cut at the end; None if their text is
-        another.
+        """Return ``tokens`` without the tokens of a character that is cut at the end; None if their
+        text is another.
         """
         tokenizer = self._chat.tokenizer
         for special in (False, True):
@@ -484,7 +490,7 @@ class PreparedChat:
 
 
 def _next(last: Mapping[str, Any], text: str) -> list[dict[str, Any]]:
-    """Messages that may follow: results of calls, or a message of the user."""
+    """Return messages that may follow: results of calls, or a message of the user."""
     calls = last.get("tool_calls")
     if not isinstance(calls, list) or not calls:
         return [{"role": "user", "content": text}]
@@ -492,7 +498,7 @@ def _next(last: Mapping[str, Any], text: str) -> list[dict[str, Any]]:
 
 
 def _of_call(call: Any) -> dict[str, Any]:
-    """Members of a result that name its ``call``."""
+    """Return the members of a result that name its ``call``."""
     call = call if isinstance(call, dict) else {}
     function = call.get("function")
     known = {

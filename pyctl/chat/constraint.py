@@ -87,7 +87,7 @@ class GrammarBuilder(GrammarRules):
         )
 
     def text(self, text: str) -> str:
-        """``text`` of the template, control tokens included."""
+        """Return the expression for ``text`` of the template, control tokens included."""
         parts = []
         end = 0
         for found in self._control.finditer(text):
@@ -97,8 +97,8 @@ class GrammarBuilder(GrammarRules):
         return " ".join(filter(None, (*parts, text[end:] and self.quoted(text[end:]))))
 
     def until(self, end: str, terminals: str = "") -> str:
-        """Any text, or START of these ``terminals`` of Lark's, up to the first ``end``, which is a
-        part of it.
+        """Return the expression for any text, or START of these ``terminals`` of Lark's, up to and
+        including the first ``end``.
         """
         is_control = self._control.search(end)
         suffix = "" if is_control else f"[suffix={json.dumps(end)}]"
@@ -109,8 +109,8 @@ class GrammarBuilder(GrammarRules):
         return f"{text} {self.text(end[is_control.start() :])}" if is_control else text
 
     def json(self, schema: Any, root: Any = None) -> str:
-        """JSON that ``schema`` accepts, which is a part of ``root``; RequestError if it is no
-        schema.
+        """Return the expression for JSON that ``schema`` accepts, which is a part of ``root``.
+        Raises RequestError if it is not a schema.
         """
         ready = ready_schema(schema, root)
         return self.rule(
@@ -124,8 +124,8 @@ class GrammarBuilder(GrammarRules):
         prefill: str = "",
         hidden: tuple[str, str] | None = None,
     ) -> Constraint:
-        """Replies are ``start``. RequestError if no reply can be, or if that is too much to find
-        out.
+        """Return the constraint to replies that are ``start``. Raises RequestError if no reply can
+        be, or if the grammar is too large to decide that.
         """
         grammar = f"{_HEADER}start: {start}\n{self.written()}"
         if len(grammar) > _MAX_BYTES:
@@ -136,7 +136,7 @@ class GrammarBuilder(GrammarRules):
 
 
 def _json_rule(schema: Mapping[str, Any]) -> str:
-    """The body of a rule for JSON by a schema that `ready_schema` made."""
+    """Return the body of a rule for JSON by a schema that `ready_schema` made."""
     try:
         return f"%json {json.dumps({**schema, 'x-guidance': _JSON_OPTIONS})}"
     except RecursionError as error:
@@ -144,7 +144,7 @@ def _json_rule(schema: Mapping[str, Any]) -> str:
 
 
 def json_constraint(schema: Any) -> Constraint:
-    """The reply is JSON that ``schema`` accepts."""
+    """Return the constraint to replies that are JSON that ``schema`` accepts."""
     grammar = GrammarBuilder()
     return grammar.constraint(grammar.json(schema))
 
@@ -156,8 +156,8 @@ def reply_constraint(
     prefill: str = "",
     controls: Mapping[str, int] | None = None,
 ) -> Constraint:
-    """Content that is JSON by ``schema``, after an optional reasoning block; ``part`` is where the
-    reply starts.
+    """Return the constraint to content that is JSON by ``schema``, after an optional reasoning
+    block; ``part`` is the part in which the reply starts.
     """
     grammar = GrammarBuilder(controls)
     return grammar.constraint(reply_json(grammar, schema, tags, part), prefill=prefill)
@@ -166,7 +166,9 @@ def reply_constraint(
 def reply_json(
     grammar: GrammarBuilder, schema: Any, tags: ReasoningTags, part: ReplyPart, calls: str = ""
 ) -> str:
-    """A reply whose content is JSON that ``schema`` accepts, or which is ``calls`` in its place."""
+    """Return the expression for a reply whose content is JSON that ``schema`` accepts, or ``calls``
+    instead.
+    """
     content = grammar.json(schema)
     if tags.content_open and part != "content":
         content = f"{grammar.text(tags.content_open)} {content}"
@@ -179,7 +181,9 @@ _GAP = r"/[ \t\n]{1,8}/?"
 def reasoned(
     grammar: GrammarBuilder, content: str, tags: ReasoningTags, part: ReplyPart, gap: str = ""
 ) -> str:
-    """``content`` after a reasoning block and ``gap``, according to ``part``."""
+    """Return the expression for ``content`` after a reasoning block and ``gap``, according to
+    ``part``.
+    """
     if part == "content":
         return content
     block = f"{grammar.until(tags.close)} {grammar.text(tags.next_message)} {gap}"
@@ -194,7 +198,7 @@ _PLACE = re.compile(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?")
 
 
 def _reason(error: str) -> str:
-    """The line of the library's message that has the reason."""
+    """Return the line of the library's message that has the reason."""
     lines = [line.strip() for line in error.splitlines() if line.strip()]
     said = next(
         (line for line in lines if line.startswith("error:")),

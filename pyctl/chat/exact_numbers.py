@@ -28,11 +28,11 @@ _COMMA = f'{_BLANKS} "," {_BLANKS}'
 _KEY = r'/"([^"\\\x00-\x1F\x7F]|\\(["\\\/bfnrt]|u[0-9a-fA-F]{4}))*"/'
 
 _MAX_BYTES = 1 << 20
-"""Of all rules for one schema."""
+"""The maximum size of all rules for one schema."""
 
 
 def has_exact_numbers(schema: Any) -> bool:
-    """Whether a schema that `ready_schema` made has a number that a float would change."""
+    """Return whether a schema that `ready_schema` made has a number that a float would change."""
     if not isinstance(schema, dict):
         return False
     if any(_is_exact(value) for value in _values(schema)):
@@ -53,7 +53,7 @@ def expression(
 
 
 def _values(schema: Mapping[str, Any]) -> Iterator[Any]:
-    """The values and bounds that a schema names itself."""
+    """Yield the values and bounds that a schema names itself."""
     yield from (schema[key] for key in ("const", "minimum", "maximum") if key in schema)
     yield from schema.get("enum", ())
 
@@ -70,7 +70,7 @@ def _is_exact(value: Any) -> bool:
 
 
 def _children(schema: Mapping[str, Any]) -> Iterator[Any]:
-    """The schemas within a schema, except its definitions."""
+    """Yield the schemas within a schema, except its definitions."""
     for key in ("allOf", "anyOf", "prefixItems"):
         yield from schema.get(key, ())
     for key in ("properties", "patternProperties"):
@@ -79,7 +79,7 @@ def _children(schema: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _references(schema: Any) -> Iterator[str]:
-    """The names of the definitions that a schema leads to by itself."""
+    """Yield the names of the definitions that a schema refers to by itself."""
     if isinstance(schema, dict):
         if "$ref" in schema:
             yield schema["$ref"].removeprefix("#/$defs/")
@@ -124,9 +124,7 @@ class _Writer:
         return written
 
     def _mark(self, schema: Any) -> None:
-        """Mark the schemas within ``schema`` that need rules, which are looked at more than
-        once.
-        """
+        """Mark the schemas within ``schema`` that need rules and are examined more than once."""
         if isinstance(schema, dict):
             for child in _children(schema):
                 self._mark(child)
@@ -134,7 +132,7 @@ class _Writer:
                 self._marked.add(id(schema))
 
     def _needs_rules(self, schema: Any) -> bool:
-        """Whether ``schema``, whose parts are marked, needs rules."""
+        """Return whether ``schema``, whose parts are marked, needs rules."""
         if not isinstance(schema, dict):
             return False
         if "$ref" in schema and schema["$ref"].removeprefix("#/$defs/") in self._exact:
@@ -163,7 +161,7 @@ class _Writer:
         return self._one_of([self._typed(schema, kind) for kind in schema.get("type", ())])
 
     def _alone(self, schema: Any) -> dict[str, Any]:
-        """``schema`` with the definitions that it leads to."""
+        """Return ``schema`` with the definitions that it refers to."""
         if not isinstance(schema, dict):
             return {} if schema else {"anyOf": [False]}
         left = list(_references(schema))
@@ -197,8 +195,8 @@ class _Writer:
         return self._named[name]
 
     def _of_types(self, part: Any, kinds: Sequence[str]) -> Any:
-        """``part`` with those values alone that have one of these types, all of them without any;
-        False for none.
+        """Return ``part`` with only the values that have one of these types, all of them without
+        any; False for none.
         """
         if not kinds or part is False:
             return part

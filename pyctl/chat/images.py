@@ -44,24 +44,24 @@ class ImageReader(Protocol):
         ...
 
     def n_tokens(self, image: ImageFile) -> int:
-        """How many tokens ``image`` takes; looks at nothing but its size."""
+        """Return the number of tokens that ``image`` takes, from its size alone."""
         ...
 
     def picture(self, image: ImageFile) -> ImageSpan:
-        """``image`` as the model reads it. One that is new is decoded; RequestError if that
+        """Return ``image`` as the model reads it. A new one is decoded; RequestError if that
         fails.
         """
         ...
 
 
 def mark_of(image: ImageFile) -> str:
-    """The mark of ``image`` in text, in this process; the same for the same bytes."""
+    """Return the mark of ``image`` in text, in this process; the same for the same bytes."""
     return f"{BEGIN}{image.digest.hex()}{_END}"
 
 
 def joined_parts(parts: Sequence[str | ImageFile]) -> str:
-    """The content of a message with images as text: as in llama-server, a line for each text, but
-    none at an image.
+    """Return the content of a message with images as text: as in llama-server, a line for each
+    text, but no line end at an image.
     """
     text = ""
     after_image = True
@@ -75,9 +75,7 @@ def joined_parts(parts: Sequence[str | ImageFile]) -> str:
 
 
 def split_marked(text: str, images: Mapping[str, ImageFile]) -> list[str | ImageFile]:
-    """``text`` in pieces: text, and of ``images``, by their marks, those whose marks stand
-    there.
-    """
+    """Return ``text`` in pieces: text, and the ``images`` whose marks are in it."""
     first, *rest = text.split(BEGIN)
     pieces: list[str | ImageFile] = [first]
     for piece in rest:
@@ -88,8 +86,8 @@ def split_marked(text: str, images: Mapping[str, ImageFile]) -> list[str | Image
 
 
 def split_marker(text: str, images: Sequence[ImageFile]) -> list[str | ImageFile]:
-    """``text`` in pieces, with one of ``images`` in the place of each `MEDIA_MARKER`. RequestError
-    if there are fewer or more of these.
+    """Return ``text`` in pieces, with one of ``images`` for each `MEDIA_MARKER`. Raises
+    RequestError if their numbers differ.
     """
     texts = text.split(MEDIA_MARKER)
     if len(texts) != len(images) + 1:
@@ -105,7 +103,7 @@ def split_marker(text: str, images: Sequence[ImageFile]) -> list[str | ImageFile
 
 
 def shown(text: str, images: Mapping[str, ImageFile]) -> str:
-    """``text`` with a `MEDIA_MARKER` in the place of each image."""
+    """Return ``text`` with a `MEDIA_MARKER` for each image."""
     if not images:
         return text
     return "".join(

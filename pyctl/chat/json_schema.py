@@ -37,7 +37,9 @@ _BINDING = frozenset(
 
 _MAX_DEPTH = limit(100, "nesting of a JSON schema", "400", "request", "levels")
 _MAX_LEVELS = 600
-"""Of all definitions together: the library follows one to the next on the stack of a thread."""
+"""The maximum depth of all definitions together: the library follows one to the next on the stack
+of a thread.
+"""
 _MAX_SCHEMAS = limit(10_000, "subschemas of a JSON schema", "400", "request")
 _REGEX_PARTS = 20
 """A regular expression is as much work as so many schemas."""
@@ -48,8 +50,8 @@ is decided.
 _MAX_LITERAL = 4096
 _MAX_PATTERN = 4096
 _MAX_INTEGER = 2**53 - 1
-"""Where a bound is missing, so that a model does not lose itself in digits; beyond, a float skips
-integers.
+"""The bound of an integer without one, so that a model does not lose itself in digits; beyond it, a
+float skips integers.
 """
 _MIN_SIGNED = -(2**63)
 _MAX_UNSIGNED = 2**64 - 1
@@ -70,8 +72,8 @@ def ready_schema(schema: Any, root: Any = None) -> dict[str, Any]:
 
 
 def resolve(reference: Any, root: Any) -> Any:
-    """The value at ``reference``, a JSON pointer (RFC 6901) after a number sign, in ``root``; else
-    RequestError.
+    """Return the value at ``reference``, a JSON pointer (RFC 6901) after a number sign, in
+    ``root``; else RequestError.
 
     As a part of an address the pointer is percent-encoded. A name that has a percent sign itself is
     found as well.
@@ -138,8 +140,8 @@ class _Reader:
         return ready
 
     def _read(self, schema: Any, scope: frozenset[str] | None, depth: int) -> Any:
-        """``schema`` as a part of an object whose properties are ``scope``, None for one that
-        stands alone.
+        """Return ``schema`` as a part of an object whose properties are ``scope``, None for a
+        schema outside of an object.
         """
         self._count()
         self._deepest = max(self._deepest, depth)
@@ -187,7 +189,9 @@ class _Reader:
     # ----------------------------------------------------------------------------------
 
     def _merged(self, schema: Mapping[str, Any], scope: frozenset[str] | None, depth: int) -> Any:
-        """All parts hold at once, and together they define which properties there may be."""
+        """Return one schema for parts that hold at once. Together they define the properties that
+        there may be.
+        """
         rest = {key: value for key, value in schema.items() if key not in _COMBINATORS}
         names: dict[str, bool] = {}
         more = self._gather(schema, names, set(), 0)
@@ -217,8 +221,8 @@ class _Reader:
         return {**own, "allOf": parts} if own or len(parts) > 1 else parts[0]
 
     def _gather(self, schema: Any, names: dict[str, bool], seen: set[str], depth: int) -> Any:
-        """Collect the properties that the parts of ``schema`` name, and whether they require them;
-        returns what others may be, false for none.
+        """Collect the properties that the parts of ``schema`` name, and whether they require them.
+        Return the schema of all others, False for none.
         """
         self._count()
         if depth > _MAX_DEPTH or isinstance(schema, bool):
@@ -347,7 +351,9 @@ class _Reader:
         return [self._literal(value) for value in values]
 
     def _literal(self, value: Any, depth: int = 0) -> Any:
-        """``value`` as it is, if neither its texts are too long nor it is nested too deeply."""
+        """Return ``value`` unchanged if its texts are not too long and it is not nested too
+        deeply.
+        """
         self._count()
         if isinstance(value, list | dict):
             if depth > _MAX_DEPTH:
@@ -362,9 +368,7 @@ class _Reader:
 
 
 def _check_circle(name: str, definitions: Mapping[str, Any]) -> None:
-    """Raise RequestError if ``name`` stands for nothing but references that lead back to it: no
-    reply fits.
-    """
+    """Raise RequestError if ``name`` stands for nothing but references to itself: no reply fits."""
     seen = {name}
     while isinstance(definition := definitions[name], dict) and "$ref" in definition:
         name = definition["$ref"].removeprefix("#/$defs/")
@@ -374,14 +378,14 @@ def _check_circle(name: str, definitions: Mapping[str, Any]) -> None:
 
 
 def _beside_reference(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """``schema`` with its reference as one of the parts that hold at once."""
+    """Return ``schema`` with its reference as one of the parts that hold at once."""
     rest = {key: value for key, value in schema.items() if key != "$ref"}
     others = _parts(schema, "allOf") if "allOf" in schema else []
     return {**rest, "allOf": [{"$ref": schema["$ref"]}, *others]}
 
 
 def has_type(value: Any, kinds: Sequence[str]) -> bool:
-    """Whether ``value`` has one of these types of JSON."""
+    """Return whether ``value`` has one of these types of JSON."""
     if value is None or isinstance(value, bool):
         return ("null" if value is None else "boolean") in kinds
     if isinstance(value, int | float):
@@ -391,7 +395,7 @@ def has_type(value: Any, kinds: Sequence[str]) -> bool:
 
 
 def _kinds(schema: Mapping[str, Any]) -> list[str]:
-    """The types of a schema, guessed by its keywords if it names none; none for any."""
+    """Return the types of a schema, guessed by its keywords if it names none; none for any type."""
     if "type" in schema:
         named = schema["type"]
         kinds = named if isinstance(named, list) and named else [named]
@@ -421,7 +425,7 @@ def _properties(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _additional(schema: Mapping[str, Any]) -> Any:
-    """The schema of properties that ``schema`` does not name."""
+    """Return the schema of properties that ``schema`` does not name."""
     more = schema.get("additionalProperties", "properties" not in schema)
     if not isinstance(more, bool | dict):
         raise RequestError(
@@ -431,7 +435,7 @@ def _additional(schema: Mapping[str, Any]) -> Any:
 
 
 def _first(names: Iterable[str], first: Iterable[str]) -> list[str]:
-    """``names``, the ones in ``first`` before the others, each in their order."""
+    """Return ``names``, with the ones in ``first`` before the others, each in their order."""
     wanted = set(first)
     return sorted(names, key=lambda name: name not in wanted)
 
@@ -450,7 +454,7 @@ def _parts(schema: Mapping[str, Any], word: str) -> list[Any]:
 
 
 def _regular_pattern(pattern: Any) -> str | None:
-    """``pattern``, None if it is no regular language: a look-around, a back reference."""
+    """Return ``pattern``, or None if it is not regular: with a look-around or a back reference."""
     if not isinstance(pattern, str):
         raise RequestError("'pattern' in a JSON schema must be a string")
     if len(pattern) > _MAX_PATTERN:
@@ -474,8 +478,8 @@ def _present(**keywords: int | None) -> dict[str, int]:
 
 
 def _bounds(schema: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
-    """The bounds of a number, always some if it is ``whole``; otherwise those that are too fine or
-    too far are dropped.
+    """Return the bounds of a number, always some if it is ``whole``. Bounds of other numbers that
+    are too fine or too large are dropped.
     """
     found: dict[str, Any] = {}
     for key in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
@@ -514,7 +518,7 @@ def _bounds(schema: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    """The beginning of a value, for an error."""
+    """Return the beginning of a value, for an error."""
     try:
         text = json.dumps(value, ensure_ascii=False)
     except (RecursionError, ValueError):

@@ -60,12 +60,12 @@ def check_messages(messages: object, images: dict[str, ImageFile] | None = None)
 
 
 def fit_messages(messages: Sequence[Message], capabilities: TemplateCapabilities) -> list[Message]:
-    """Checked messages as a template with ``capabilities`` takes them, in order, each in its place.
+    """Return checked messages as a template with ``capabilities`` takes them, in order, each in its
+    place.
 
     A system message where the template takes none becomes user text, and joins the user message
     next to it where the template takes only one at a time. So text that was rendered for the first
-    n messages mostly stays as it is. Where the user has to speak and does not, an empty message of
-    the user comes first.
+    n messages mostly stays the same. Where a message of the user is missing, an empty one is added.
     """
     fitted: list[Message] = []
     joined: dict[int, list[str]] = {}  # texts that join the message with this index
@@ -97,7 +97,7 @@ def fit_messages(messages: Sequence[Message], capabilities: TemplateCapabilities
 
 
 def text_of(message: Message) -> str:
-    """The content of a checked message as one string."""
+    """Return the content of a checked message as one string."""
     content = message["content"]
     return content if isinstance(content, str) else "\n".join(content)
 
@@ -152,10 +152,10 @@ def _check(message: object, where: str, images: dict[str, ImageFile]) -> Message
 
 
 def _unstamped(text: str) -> str:
-    """``text`` without its stamps, if it is a billing header:
-    ``x-anthropic-billing-header: cc_version=2.1.197.a5a; ...; cch=a5145;``
+    """Return ``text`` without its stamps, if it is a billing header: ``x-anthropic-billing-header:
+    cc_version=2.1.197.a5a; ...; cch=a5145;``
 
-    The one after the version depends on the conversation's start, so that no two of them would
+    The stamp after the version depends on the conversation's start, so that no two of them would
     share their system text.
     """
     if not text.startswith(_BILLING):
@@ -194,7 +194,7 @@ def _checked_content(content: object, where: str, images: dict[str, ImageFile]) 
 
 
 def unreadable(where: str, kind: object) -> RequestError:
-    """The error for a part of a request that no text can be made of, such as a sound."""
+    """Return the error for a part of a request that has no text, such as a sound."""
     if kind in ("image_url", "image", "input_image", "multimodal_data"):
         # The words of llama-server, which clients look for.
         return RequestError(
@@ -338,10 +338,10 @@ class Renderer:
         continues: Continue | None = None,
         prefill: bool = True,
     ) -> RenderedChat:
-        """Check ``messages`` and render them with the ``tools``; raises RequestError.
+        """Check ``messages`` and render them with the ``tools``. Raises RequestError.
 
         With ``continues``, the reply continues the last message, which must be the assistant's;
-        with ``prefill``, it does so whenever the last message is. Otherwise it follows a generation
+        with ``prefill``, it does so if the last message is. Otherwise it follows a generation
         header.
         """
         images: dict[str, ImageFile] = {}
@@ -451,7 +451,7 @@ class Renderer:
         )
 
     def _has_start(self, *messages: dict[str, Any]) -> bool:
-        """Whether one of the tokens stands between two messages, or between a single one and its
+        """Return whether one of the tokens is between two messages, or between a single one and its
         reply.
         """
         try:
@@ -467,8 +467,9 @@ class Renderer:
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any],
     ) -> str:
-        """What ``text`` has of the reply after the messages ``before``: all from the last token on
-        that starts a message, or what a rendering of them alone does not have.
+        """Return the part of ``text`` that belongs to the reply after the messages ``before``: all
+        from the last token on that starts a message, or the part that a rendering of ``before``
+        does not have.
         """
         if self._marks_replies:
             return text[max((text.rfind(start) for start in self._start_texts), default=-1) + 1 :]

@@ -73,7 +73,7 @@ class ReplayLog:
         return _size(self._path) + _size(self._older)
 
     def read(self) -> Iterator[tuple[bytes, SampledReply]]:
-        """Every reply with its key, the oldest first."""
+        """Yield every reply with its key, the oldest first."""
         for path in (self._older, self._path):
             try:
                 with os.fdopen(open_regular(path), "rb") as file:
@@ -91,7 +91,7 @@ class ReplayLog:
                 log.warning("cannot read remembered replies: %s", error)
 
     def has(self, reply: SampledReply) -> bool:
-        """Whether it is in the newer file; any thread may call it."""
+        """Return whether the reply is in the newer file; any thread may call it."""
         return reply in self._fresh
 
     def append(self, key: bytes, reply: SampledReply) -> None:
@@ -116,7 +116,9 @@ class ReplayLog:
             log.warning("cannot write a remembered reply: %s", error)
 
     def shrink(self) -> None:
-        """Forget the older file, and the newer one if need be, that a larger limit left."""
+        """Drop the older file, and the newer one too if it exceeds the limit, which was larger
+        before.
+        """
         for path in (self._older, self._path):
             if self.n_bytes > 2 * self._half:
                 self._fresh.clear()
@@ -124,7 +126,7 @@ class ReplayLog:
                     path.unlink()
 
     def _opened(self, n_bytes: int) -> int:
-        """The newer file, which has room for so many bytes."""
+        """Return the newer file, with room for that many bytes."""
         while True:
             descriptor = open_regular(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
             try:
@@ -261,7 +263,7 @@ class Replay:
         self._write_soon(key, reply)
 
     def find(self, message: dict[str, Any], place: bytes) -> SampledReply | None:
-        """The reply that ``message`` means in the conversation that leads to ``place``, and in no
+        """Return the reply that ``message`` stands for in the conversation of ``place``, and in no
         other.
         """
         if self.mode == "off":
@@ -283,8 +285,8 @@ class Replay:
         return best
 
     def in_order(self, tools: Any) -> tuple[Any, Callable[[], None]]:
-        """``tools`` with the keys of all objects in the order that is remembered, and what
-        remembers this.
+        """Return ``tools`` with the keys of all objects in the order that is remembered, and the
+        record of that order.
         """
         if not tools or self.mode == "off":
             return tools, lambda: None
@@ -302,8 +304,8 @@ class Replay:
         ) <= _MAX_TOOLS else lambda: None
 
     def _write_soon(self, key: bytes, reply: SampledReply) -> None:
-        """Have a thread that may wait for the disk write it, unless it is written, or waits for
-        that, or many do.
+        """Have a thread that may wait for the disk write the reply, unless it is written or queued,
+        or the queue is full.
         """
         if self._log is None or self._log.has(reply):
             return
@@ -332,7 +334,7 @@ class Replay:
 
 
 def _charge(replies: Sequence[SampledReply]) -> int:
-    """Bytes of replies in memory, roughly."""
+    """Return the approximate bytes of replies in memory."""
     return sum(
         getsizeof(each.header)
         + getsizeof(each.text)
@@ -359,14 +361,14 @@ def _ids(message: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _content(message: dict[str, Any]) -> str:
-    """The content as text, with marks of images that are the same in every process."""
+    """Return the content as text, with marks of images that are the same in every process."""
     content = message["content"]
     text: str = content if isinstance(content, str) else "\n".join(content)
     return text.replace(BEGIN, "<__image_") if BEGIN in text else text
 
 
 def _meaning(message: dict[str, Any]) -> bytes:
-    """A digest that is the same for messages of the same content and calls."""
+    """Return a digest that is the same for messages of the same content and calls."""
     content = _content(message)
     calls = [
         (call["function"]["name"], _value(call["function"]["arguments"]))
@@ -376,12 +378,11 @@ def _meaning(message: dict[str, Any]) -> bytes:
 
 
 def places(messages: Sequence[dict[str, Any]], tools: object = None) -> list[bytes]:
-    """For each of these checked messages, and for one after them, the key of the conversation that
-    precedes it.
+    """Return for each of these checked messages, and for one after them, the key of the
+    conversation that precedes it.
 
-    Reasoning does not count, which many clients leave out later, nor do the ids of calls. Where
-    anything else differs, the tokens do as well, so that there is nothing to resume that a replayed
-    reply could keep whole.
+    Reasoning does not count, which many clients drop later, nor do the ids of calls. Where anything
+    else differs, the tokens do as well, and no replayed reply could be resumed as a whole.
     """
     found = [_digest(json.dumps(tools, sort_keys=True))]
     for message in messages:
@@ -392,7 +393,7 @@ def places(messages: Sequence[dict[str, Any]], tools: object = None) -> list[byt
 
 
 def _value(arguments: Any) -> Any:
-    """The value of arguments; those that are no JSON mean themselves."""
+    """Return the value of arguments; text that is not JSON stands for itself."""
     if not isinstance(arguments, str):
         return arguments
     try:
@@ -413,8 +414,8 @@ _MAX_TAGS = 4
 
 
 def _calling(message: dict[str, Any], marked: dict[str, Any]) -> dict[str, Any]:
-    """``marked`` as a call of the same tools, with the mark as an argument of the first; itself if
-    it calls nothing.
+    """Return ``marked`` as a call of the same tools, with the mark as an argument of the first;
+    itself if it calls nothing.
 
     Names and ids stay: results that follow may name them.
     """
@@ -453,11 +454,11 @@ class ReplayMarks:
     def mark(
         self, messages: Sequence[dict[str, Any]], tools: object, *, is_continued: bool
     ) -> tuple[bytes, list[dict[str, Any]], Mapping[str, SampledReply]]:
-        """The place of the reply, checked messages with a mark for each that can be replaced, and
-        the replies by mark.
+        """Return the place of the reply, the checked messages with a mark for each one that can be
+        replaced, and the replies by mark.
 
-        With ``is_continued`` the last message is the beginning of the reply. No place if no reply
-        is remembered.
+        With ``is_continued`` the last message is the beginning of the reply. There is no place if
+        no reply is remembered.
         """
         if self.replay.mode == "off" or not self._starts:
             return b"", list(messages), {}
@@ -478,9 +479,9 @@ class ReplayMarks:
     def with_calls(
         self, messages: Sequence[dict[str, Any]], marked: Sequence[dict[str, Any]]
     ) -> list[dict[str, Any]] | None:
-        """``marked`` with the mark in a call where one of ``messages`` has calls, for templates
-        that refuse a result without a call before it; None where the end of such a message is
-        unknown.
+        """Return ``marked`` with the mark in a call where one of ``messages`` has calls, for
+        templates that refuse a result without a call before it; None where the end of such a
+        message is unknown.
         """
         return (
             [_calling(*each) for each in zip(messages, marked, strict=True)]
@@ -489,8 +490,8 @@ class ReplayMarks:
         )
 
     def parts(self, text: str, replayed: Mapping[str, SampledReply]) -> tuple[Part, ...] | None:
-        """``text`` with each mark, and the header before it, replaced; None if a mark is not where
-        it should be.
+        """Return ``text`` with each mark, and the header before it, replaced; None if a mark is not
+        where it should be.
         """
         if text.count(_MARK) != len(replayed):
             return None
@@ -521,8 +522,8 @@ class ReplayMarks:
         return (*parts, text[done:])
 
     def header(self, text: str, prefill: str) -> str:
-        """The part of the prompt ``text`` that belongs to the message of the reply, ``prefill``
-        included; empty if unknown.
+        """Return the part of the prompt ``text`` that belongs to the message of the reply,
+        ``prefill`` included; empty if unknown.
         """
         if self.replay.mode == "off" or any(start in prefill for start in self._starts):
             return ""
@@ -530,8 +531,8 @@ class ReplayMarks:
         return text[start:] if start >= 0 else ""
 
     def _last_start(self, text: str, low: int, high: int) -> int:
-        """Where the last message in this part starts, -1 for none: a tag that starts with the same
-        token is none.
+        """Return the start of the last message in this part, -1 for none: a tag that starts with
+        the same token is none.
         """
         for _ in range(_MAX_TAGS):
             at = max((text.rfind(start, low, high) for start in self._starts), default=-1)
@@ -541,8 +542,8 @@ class ReplayMarks:
         return -1
 
     def _role(self, header: str) -> str:
-        """The role, which stands on the first line. What follows may differ, such as an empty
-        reasoning block.
+        """Return the role, which is on the first line. The lines that follow may differ, such as an
+        empty reasoning block.
         """
         line = header.partition("\n")[0]
         return line[

@@ -49,7 +49,7 @@ class ReplyDelta(NamedTuple):
 
 
 ReplyPart: TypeAlias = Literal["start", "reasoning", "content"]
-"""Where a reply starts: at its first token, inside a reasoning block that the prompt has opened, or
+"""The start of a reply: at its first token, inside a reasoning block that the prompt has opened, or
 after one.
 """
 
@@ -93,8 +93,8 @@ def reasoning_limit(
     read: str,
     recurs: bool,
 ) -> ReasoningLimit:
-    """At most ``n_tokens`` of reasoning between ``tags``; then ``message`` and the first of the
-    ends are forced.
+    """Return the limit of ``n_tokens`` of reasoning between ``tags``; at the limit ``message`` and
+    the first of the ends are forced.
 
     ``read`` is text of the prompt that opens a block.
     """
@@ -131,7 +131,7 @@ class ReasoningSplitter:
         self._end_chars = {end[0] for end in self._ends}
 
     def feed(self, text: str) -> ReplyDelta:
-        """The parts that became certain with ``text``."""
+        """Return the parts that became certain with ``text``."""
         if self._tags is None:
             if self._trim:
                 text = text.lstrip()
@@ -141,7 +141,7 @@ class ReasoningSplitter:
         return self._reason(self._tags) if self._inside else self._begin(self._tags)
 
     def finish(self) -> ReplyDelta:
-        """The parts that were held back until the end of the reply."""
+        """Return the parts that were held back until the end of the reply."""
         held = self._held
         self._held = ""
         if self._inside:
@@ -193,11 +193,11 @@ class ReplyParser(Protocol):
     """
 
     def feed(self, text: str) -> ReplyDelta:
-        """The parts that became certain with ``text``."""
+        """Return the parts that became certain with ``text``."""
         ...
 
     def finish(self) -> ReplyDelta:
-        """The parts that were held back until the end of the reply."""
+        """Return the parts that were held back until the end of the reply."""
         ...
 
 
@@ -241,7 +241,7 @@ class ParsedReply:
         ]
 
     def message(self, before: ReplyDelta = ReplyDelta()) -> dict[str, Any]:  # noqa: B008 (a tuple)
-        """The reply as an assistant message that goes on from ``before``."""
+        """Return the reply as an assistant message that continues ``before``."""
         message: dict[str, Any] = {"role": "assistant", "content": before.content + self.content}
         if reasoning := before.reasoning + self.reasoning:
             message["reasoning_content"] = reasoning
@@ -283,7 +283,7 @@ class ReplySplitter:
         self.reply = ParsedReply()
 
     def feed(self, text: str, tokens: Sequence[int] = ()) -> ReplyDelta:
-        """The parts that became certain with ``text``."""
+        """Return the parts that became certain with ``text``."""
         delta = self._parser.feed(text)
         if delta.reasoning and not delta.content and not delta.calls:
             self.n_reasoning += len(tokens)
@@ -294,7 +294,7 @@ class ReplySplitter:
         return delta
 
     def finish(self) -> ReplyDelta:
-        """The parts that were held back until the end of the reply."""
+        """Return the parts that were held back until the end of the reply."""
         delta = self._parser.finish()
         self.reply.add(delta)
         if self._on_end is not None:

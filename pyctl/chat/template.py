@@ -50,15 +50,15 @@ _A, _B = SAMPLE_KEY, SAMPLE_VALUE = "pyctlsamplea", "pyctlsampleb"
 
 
 def sample_message(role: str, text: str, *, as_text: bool = True) -> dict[str, Any]:
-    """A message of ``role``; its content is a list of one part unless ``as_text``."""
+    """Return a message of ``role``; its content is a list of one part unless ``as_text``."""
     return {"role": role, "content": text if as_text else [{"type": "text", "text": text}]}
 
 
 def sample_call(
     *arguments: Mapping[str, str], as_text: bool = True, as_object: bool = True
 ) -> dict[str, Any]:
-    """An assistant message that calls the sample tool with each of ``arguments``, as JSON text
-    unless ``as_object``.
+    """Return an assistant message that calls the sample tool with each of ``arguments``, as JSON
+    text unless ``as_object``.
     """
     functions = [
         {"name": SAMPLE_TOOL, "arguments": each if as_object else json.dumps(each)}
@@ -71,11 +71,11 @@ def sample_call(
 
 
 _NO_PARAMETERS = {"type": "object", "properties": {}, "required": []}
-"""No parameters, with the members that some templates take for granted."""
+"""The schema of a tool without parameters, with the members that some templates require."""
 
 
 def sample_tool(name: str = SAMPLE_TOOL) -> dict[str, Any]:
-    """A tool as templates take it."""
+    """Return a tool as templates take it."""
     return {
         "type": "function",
         "function": {"name": name, "description": "", "parameters": _NO_PARAMETERS},
@@ -130,9 +130,9 @@ class Template:
         add_generation_prompt: bool = True,
         **kwargs: Any,
     ) -> str:
-        """The conversation as text; ``kwargs`` are further variables of the template.
+        """Return the conversation as text; ``kwargs`` are further variables of the template.
 
-        RequestError if the template refuses or fails.
+        Raises RequestError if the template refuses or fails.
         """
         today = (
             datetime.now()
@@ -291,8 +291,8 @@ class TemplateCapabilities:
     without_user: bool = True
 
     def effort(self, requested: Any) -> Any:
-        """``requested``, or the nearest word that the template accepts, of two the one for more
-        reasoning.
+        """Return ``requested``, or the nearest word that the template accepts; of two the one for
+        more reasoning.
         """
         if (
             not self.reasoning_effort
@@ -383,10 +383,10 @@ def _shows(
     tools: Sequence[Mapping[str, Any]] | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Whether the rendered sample holds all ``needles`` and not ``never`` (how Python would write a
-    value).
+    """Return whether the rendered sample holds all ``needles`` and not ``never`` (how Python would
+    write a value).
 
-    No reply follows a message that calls: some templates would leave the call out.
+    No reply follows a message that calls: some templates would omit the call.
     """
     calls = "tool_calls" in messages[-1]
     try:

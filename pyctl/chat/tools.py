@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 _DEPTH = 64
-"""Of schemas within schemas; what lies deeper is not looked at."""
+"""The maximum depth of schemas within schemas; deeper ones are ignored."""
 
 _MAX_TOOLS = limit(512, "`tools`", "400", "request")
 
@@ -59,11 +59,13 @@ class Tool:
         return tuple(name for name in names if name in self.properties)
 
     def types(self, argument: str) -> frozenset[str]:
-        """JSON types that the schema allows for ``argument``; all for one that it lacks."""
+        """Return the JSON types that the schema allows for ``argument``; all for one that it
+        lacks.
+        """
         return types_of(self.properties.get(argument, True), self.parameters)
 
     def words(self, argument: str) -> list[str | None]:
-        """What may be written for ``argument``, see `_words`."""
+        """Return the values that may be written for ``argument``, see `_words`."""
         return _words(self.properties[argument], self.parameters)
 
 
@@ -98,14 +100,14 @@ class Tools:
         return cls(tuple(found), parallel, forced)
 
     def types(self, name: str, argument: str) -> frozenset[str]:
-        """The types of an argument of tool ``name``."""
+        """Return the types of an argument of tool ``name``."""
         tool = next((tool for tool in self.tools if tool.name == name), None)
         return tool.types(argument) if tool is not None else ALL_TYPES
 
 
 def template_tools(tools: object) -> list[dict[str, Any]] | None:
-    """The tools as llama-server hands them to the template: name, description and parameters, and
-    nothing else.
+    """Return the tools as llama-server passes them to the template: name, description and
+    parameters only.
 
     ``tools`` come from a client, None for none; RequestError names the fault.
     """
@@ -152,11 +154,11 @@ def read_tools(
     parse: bool = True,
     has_grammar: bool = False,
 ) -> tuple[list[dict[str, Any]] | None, Tools | None]:
-    """The tools for the template, and those that the reply may call, by ``choice``
+    """Return the tools for the template, and those that the reply may call, by ``choice``
     (``tool_choice``); None for none.
 
-    Without ``parse`` the reply is not searched for calls. RequestError for an impossible choice, or
-    with a grammar.
+    Without ``parse`` the reply is not searched for calls. Raises RequestError for an impossible
+    choice, or with a grammar.
     """
     known = template_tools(tools)
     mode, names = _chosen(choice or "auto")
@@ -179,9 +181,10 @@ _MODES = {"auto": "auto", "none": "none", "required": "required", "any": "requir
 
 
 def _chosen(choice: object) -> tuple[str, set[str] | None]:
-    """Whether a ``tool_choice``, in any of OpenAI's forms, leaves calls to the model ("auto"),
-    requires one or forbids them ("none"); and the names of the only tools that it allows, None for
-    all.
+    """Return the mode and the names of a ``tool_choice`` in any of OpenAI's forms.
+
+    The mode leaves calls to the model ("auto"), requires one or forbids them ("none"). The names
+    are the only tools that it allows, None for all.
     """
     kind = choice.get("type") if isinstance(choice, dict) else choice
     if isinstance(kind, str) and kind in _MODES:
@@ -208,7 +211,7 @@ def _chosen(choice: object) -> tuple[str, set[str] | None]:
 
 
 def _name_of(tool: object, where: str) -> str:
-    """The name in a reference to a function, nested as in chat completions or flat as in
+    """Return the name in a reference to a function, nested as in chat completions or flat as in
     Responses.
     """
     function = (
@@ -223,14 +226,14 @@ def _name_of(tool: object, where: str) -> str:
 
 
 def types_of(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
-    """JSON types of the values that ``schema`` allows, all if it names none; ``root`` is where
-    references lead.
+    """Return the JSON types of the values that ``schema`` allows, all if it names none; ``root``
+    resolves references.
     """
     return _types(schema, root, {}, 0) or ALL_TYPES
 
 
 def _resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``schema``, or its target in ``root``; an empty one if it is no schema."""
+    """Return ``schema``, or its target in ``root``; an empty one if it is not a schema."""
     for _ in range(_DEPTH):
         if not isinstance(schema, Mapping):
             break
@@ -241,10 +244,10 @@ def _resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _words(schema: object, root: Mapping[str, Any]) -> list[str | None]:
-    """The strings that ``schema`` lists, alone or as alternatives, and None if it allows null as
-    well.
+    """Return the strings that ``schema`` lists, alone or as alternatives, and None if it allows
+    null as well.
 
-    None at all for any other schema, or if null could be taken for a string that is listed.
+    Nothing is returned for any other schema, or if null could be taken for a string that is listed.
     """
     words: list[str | None] = []
     left = [schema]
@@ -278,8 +281,8 @@ def _listed(value: object) -> list[Any]:
 def _types(
     schema: object, root: Mapping[str, Any], known: dict[str, frozenset[str]], depth: int
 ) -> frozenset[str]:
-    """``known`` has the types of references; none as long as they are being looked for, so that a
-    circle ends.
+    """Return the types that ``schema`` allows. ``known`` has the types of references; none while
+    they are resolved, so that a circle ends.
     """
     if not isinstance(schema, Mapping) or depth > _DEPTH:
         return ALL_TYPES
@@ -335,7 +338,7 @@ def _type_of(value: object) -> str:
 
 
 def _target(reference: str, root: Mapping[str, Any]) -> Any:
-    """The schema that a reference points at; None if it leads nowhere."""
+    """Return the schema that a reference points at; None if there is none."""
     try:
         return resolve(reference, root)
     except RequestError:

@@ -59,8 +59,8 @@ SWITCH_SECONDS = 0.0005
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code: 0, 1 after a failure, 2 when it cannot start as
-    asked.
+    """Run the command; return the exit code: 0, 1 after a failure, 2 when it cannot start as
+    requested.
     """
     argv = sys.argv[1:] if argv is None else argv
     # The engine's thread needs the interpreter several times a token; no thread may hold it for 5
@@ -131,7 +131,7 @@ def _run(command: str, argv: Sequence[str]) -> int:
 
 
 def _answer(action: str, workers: Sequence[str]) -> int:
-    """Print the list that was asked for, of devices with the ``workers``'."""
+    """Print the requested list: of devices, with the ``workers``'."""
     if action == "models":
         from pyctl.models.hub_cache import cached_files
         from pyctl.text import one_line

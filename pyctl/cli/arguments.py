@@ -103,10 +103,10 @@ def read_flags(
     flags: Iterable[Flag],
     unused: Mapping[str, int],
 ) -> ParsedFlags:
-    """Read ``argv``, then from ``environ`` what it left open.
+    """Read ``argv``, then ``environ`` for the flags that it does not set.
 
-    ``unused`` are names that are taken without effect, with the number of values after each. Raises
-    ConfigError for any other name, and for a value that is missing or wrong.
+    ``unused`` are names that are accepted without effect, with the number of values after each.
+    Raises ConfigError for any other name, and for a value that is missing or wrong.
     """
     flags = tuple(flags)
     known = {name: flag for flag in flags for name in flag.spellings()}
@@ -157,7 +157,7 @@ _MEANT = {
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    """ "; did you mean ...?" with a flag that has an effect: one of ``known``."""
+    """Return "; did you mean ...?" with a flag that has an effect: one of ``known``."""
     from pyctl.cli.command_parser import closest, did_you_mean
 
     word = closest(name.lstrip("-"), _MEANT)
@@ -194,7 +194,7 @@ def _read_env(flag: Flag, environ: Mapping[str, str], values: dict[str, Any]) ->
 
 
 def converted(name: str, convert: Convert, text: str) -> Any:
-    """The value of the flag, variable or key ``name``. Raises ConfigError."""
+    """Return the value of the flag, variable or key ``name``. Raises ConfigError."""
     try:
         return convert(text)
     except ValueError as error:
@@ -274,7 +274,7 @@ _OF_SERVE = {section: flags for section, flags in FLAGS.items() if section is no
 
 
 def parse_serve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> CommandSettings:
-    """The settings of ``pyctl serve``; ``argv`` starts after the command.
+    """Return the settings of ``pyctl serve``; ``argv`` starts after the command.
 
     --help and --version print and raise SystemExit(0); anything that cannot be served raises
     ConfigError.
@@ -287,8 +287,8 @@ def parse_serve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) ->
 
 
 def kept_flags(argv: Sequence[str], dropped: Collection[str]) -> list[str]:
-    """Flags of ``pyctl serve`` without those whose destinations are ``dropped``, and without their
-    values.
+    """Return the flags of ``pyctl serve`` without those whose destinations are ``dropped``, and
+    without their values.
     """
     parsed = read_flags(argv, {}, [flag for flags in _OF_SERVE.values() for flag in flags], _UNUSED)
     return [word for dest, words in parsed.words if dest not in dropped for word in words]
@@ -297,7 +297,7 @@ def kept_flags(argv: Sequence[str], dropped: Collection[str]) -> list[str]:
 def parse_launch(
     program: str, argv: Sequence[str], environ: Mapping[str, str] = os.environ
 ) -> tuple[CommandSettings, LaunchSettings]:
-    """``pyctl launch``'s settings: the server's that it may start, and its own; likewise."""
+    """Return ``pyctl launch``'s settings: the server's that it may start, and its own; likewise."""
     own = tuple(flag for _, flag in flags_of(LaunchSettings))
     usage = f"{program} [--url URL | flags of a server] [-- arguments of {program}]"
     parsed = _read("launch", usage, argv, environ, {LAUNCH: own, **_OF_SERVE})
@@ -310,8 +310,8 @@ def parse_launch(
 
 
 def parse_chat(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> CommandSettings:
-    """The settings of ``pyctl chat``; the server's own flags have no effect. Raises ConfigError if
-    flags conflict.
+    """Return the settings of ``pyctl chat``; the server's own flags have no effect. Raises
+    ConfigError if flags conflict.
     """
     sections = {
         CHAT: FLAGS[CHAT],
@@ -393,7 +393,7 @@ def _read(
 def _settings(
     parsed: ParsedFlags, environ: Mapping[str, str], n_seqs: int, warnings: Sequence[str] = ()
 ) -> CommandSettings:
-    """``n_seqs`` are the sequences that there are when nothing is said."""
+    """Return the settings of ``argv``; ``n_seqs`` is the default number of sequences."""
     if parsed.values.get("n_seqs", -1) == -1:
         parsed = replace(
             parsed,
@@ -513,14 +513,14 @@ def _resolve(
 
 
 def _names_model(values: Mapping[str, Any]) -> bool:
-    """Whether there is another model than the built-in one."""
+    """Return whether the flags name another model than the built-in one."""
     return any(values.get(dest) for dest in ("path", "hf_repo", "model_url"))
 
 
 def _choose_directory(
     parsed: ParsedFlags, environ: Mapping[str, str], values: dict[str, Any]
 ) -> list[str]:
-    """Settle where the disk cache is: in the default directory unless a flag names another. Return
+    """Choose the directory of the disk cache: the default one unless a flag names another. Return
     warnings.
     """
     has_ram = values.get("ram_mib") != 0
@@ -571,8 +571,8 @@ def _check_pool(values: Mapping[str, Any]) -> None:
 
 
 def _chosen(parsed: ParsedFlags, dest: str, others: Sequence[str]) -> bool:
-    """Whether ``others``, which mean the same, count instead of ``dest``; both typed is an
-    error.
+    """Return whether ``others``, which mean the same, count instead of ``dest``. Raises ConfigError
+    if both were typed.
     """
     typed = [parsed.typed[other] for other in others if other in parsed.typed]
     if typed and dest in parsed.typed:

@@ -61,7 +61,7 @@ are the user's.
 
 
 def run_bench(argv: Sequence[str]) -> int:
-    """Measure and print one table; returns the exit code: 1 if a server failed or a restored prompt
+    """Measure and print one table; return the exit code: 1 if a server failed or a restored prompt
     differs.
 
     Raises ConfigError if the arguments cannot be used.
@@ -149,8 +149,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _server_flags(settings: CommandSettings, rest: Sequence[str]) -> tuple[str, ...]:
-    """The flags of the servers under test; the first two are -m and the model's file, which is
-    fetched if need be.
+    """Return the flags of the servers under test; the first two are -m and the model's file, which
+    is fetched if need be.
     """
     kept = kept_flags(
         rest, {*DROPPED, "path", "hf_repo", "hf_file", "hf_token", "model_url", "offline"}
@@ -168,7 +168,7 @@ def _server_flags(settings: CommandSettings, rest: Sequence[str]) -> tuple[str, 
 
 
 def _peer(path: str, flags: Sequence[str]) -> tuple[str, ...]:
-    """llama-server's command: the ``flags`` that its --help names."""
+    """Return llama-server's command, with the ``flags`` that its --help names."""
     try:
         text = subprocess.run(
             [path, "--help"], capture_output=True, text=True, check=True, timeout=60
@@ -183,7 +183,9 @@ def _peer(path: str, flags: Sequence[str]) -> tuple[str, ...]:
 
 
 def _head_flags(settings: CommandSettings, flags: Sequence[str]) -> tuple[str, ...]:
-    """The flags for drafts from the model's own head, if it has one and no flag selects drafts."""
+    """Return the flags for drafts from the model's own head, if it has one and no flag selects
+    drafts.
+    """
     drafts = settings.drafts
     if not drafts.is_automatic and (drafts.draft_types or drafts.draft_path):
         return ()
@@ -207,8 +209,8 @@ def _head_flags(settings: CommandSettings, flags: Sequence[str]) -> tuple[str, .
 
 @contextmanager
 def _work_directory(settings: CommandSettings) -> Iterator[Path]:
-    """A temporary directory on the disk of the given cache directory or of the default one, which
-    need not exist.
+    """Provide a temporary directory on the disk of the given cache directory or of the default one,
+    which need not exist.
     """
     given = settings.disk.cache_dir and not settings.disk.is_default
     cache = Path(settings.disk.cache_dir) if given else default_directory(os.environ)
@@ -225,7 +227,9 @@ def _work_directory(settings: CommandSettings) -> Iterator[Path]:
 
 
 def _cache_mib(work: Path) -> int:
-    """MiB for the cache's files: half of the free space, at most as for `pyctl serve`."""
+    """Return the MiB for the cache's files: half of the free space, at most as for `pyctl
+    serve`.
+    """
     free = shutil.disk_usage(work).free // MIB // 2
     if free < MIN_CACHE_MIB:
         raise ConfigError(
@@ -235,7 +239,7 @@ def _cache_mib(work: Path) -> int:
 
 
 def _header(flags: Sequence[str], cards: Sequence[str]) -> list[str]:
-    """Model, machine with its ``cards``, and flags, in lines of 80 columns."""
+    """Return the model, the machine with its ``cards``, and the flags, in lines of 80 columns."""
     from pyctl.llama.library import build_version
 
     path = Path(flags[1])

@@ -33,8 +33,7 @@ DIRECTORY = next(flag for _, flag in flags_of(DiskSettings) if flag.dest == "cac
 
 
 def run_cache(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Run one command on a directory; returns the exit code: 1 when something is wrong or not
-    found.
+    """Run one command on a directory; return the exit code: 1 when something is wrong or not found.
 
     Raises ConfigError when the arguments or the directory cannot be used.
     """
@@ -181,7 +180,9 @@ def _line(entry: Entry, now: float) -> tuple[str, ...]:
 
 
 def _print_lines(lines: list[tuple[str, ...]]) -> None:
-    """A table: whole lines into a pipe; on a terminal, the text gets the rest of its width."""
+    """Print a table: whole lines into a pipe; on a terminal, the text gets the rest of its
+    width.
+    """
     widths = [max(map(len, column)) for column in zip(HEAD, *lines, strict=True)]
     room = shutil.get_terminal_size().columns - sum(widths[:-1]) - 2 * (len(HEAD) - 1)
     for line in (HEAD, *lines):
@@ -233,8 +234,8 @@ def _each(
     directory: CacheDirectory,
     arguments: argparse.Namespace,
 ) -> int:
-    """Apply ``function`` to each snapshot that the ids name; nothing is done if one id names none,
-    or several.
+    """Apply ``function`` to each snapshot that the ids name; do nothing if one id names none, or
+    several.
     """
     known = {
         name
@@ -254,8 +255,8 @@ def _each(
 
 
 def _meant(text: str, known: Collection[str]) -> list[str]:
-    """Names that start with ``text``, or whose digest does; one name may belong to snapshots of
-    several models.
+    """Return the names that start with ``text``, or whose digest does; one name may belong to
+    snapshots of several models.
     """
     names = (name for name in known if "/" not in name)
     return sorted(
@@ -266,7 +267,7 @@ def _meant(text: str, known: Collection[str]) -> list[str]:
 
 
 def _span(seconds: float) -> str:
-    """A time that people read: 12 s, 5 min, 3 h, 2 d."""
+    """Return a time for display: 12 s, 5 min, 3 h, 2 d."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= size:
             return f"{seconds / size:.0f} {unit}"

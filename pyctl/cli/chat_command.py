@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 
 
 def chat(settings: CommandSettings) -> int:
-    """Chat until the input ends; returns the exit code. SIGTERM and SIGHUP end it with what the
-    cache has to write.
+    """Chat until the input ends; return the exit code. SIGTERM and SIGHUP end it after the cache's
+    pending writes.
     """
     start_log(settings.log, settings.warnings)
     box = ToolBox(settings.tools)
@@ -41,8 +41,8 @@ def chat(settings: CommandSettings) -> int:
 
 @contextmanager
 def chat_backend(settings: CommandSettings) -> Iterator[ChatBackend]:
-    """The backend that answers, for the time of the block. Raises ConfigError if no server is at
-    --url.
+    """Provide the backend that answers, for the time of the block. Raises ConfigError if no server
+    is at --url.
     """
     terminal = settings.terminal
     if terminal.url:

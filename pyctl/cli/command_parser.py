@@ -36,7 +36,7 @@ class CommandParser(argparse.ArgumentParser):
 
     @classmethod
     def beside_serve(cls, prog: str, usage: str, description: str) -> CommandParser:
-        """A parser whose command also takes flags of pyctl serve; its own flag is --help."""
+        """Return a parser whose command also takes flags of pyctl serve; its own flag is --help."""
         parser = cls(
             prog=prog, usage=usage, description=description, add_help=False, allow_abbrev=False
         )

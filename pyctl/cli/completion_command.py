@@ -29,8 +29,8 @@ WITH_SERVE = ("serve", "chat", "launch", "service", "doctor", "bench", "models")
 
 
 def run_completion(argv: Sequence[str]) -> int:
-    """Print a shell's lines, or words that may end the ones given; returns the exit code: 1 where
-    files may.
+    """Print a shell's lines, or words that may complete the given ones; return the exit code: 1
+    where files may.
 
     Raises ConfigError for another shell.
     """
@@ -51,8 +51,8 @@ def run_completion(argv: Sequence[str]) -> int:
 
 
 def candidates(words: Sequence[str]) -> list[str] | None:
-    """The words that the last of ``words``, which follow "pyctl", may become; None if it may be a
-    file.
+    """Return the words that the last of ``words``, which follow "pyctl", may become; None if it may
+    be a file.
     """
     from pyctl.cli import COMMANDS
     from pyctl.cli.programs import PROGRAMS
@@ -75,7 +75,9 @@ def _begun(last: str, words: Iterable[str]) -> list[str]:
 
 
 def _flags(before: Sequence[str]) -> dict[str, Flag | argparse.Action]:
-    """The flags that the command in ``before`` takes, and its own commands, by their names."""
+    """Return the flags that the command in ``before`` takes, and its own commands, by their
+    names.
+    """
     from pyctl.cli import OWN_FLAGS
     from pyctl.cli.arguments import FLAGS
 
@@ -106,7 +108,7 @@ def _flags(before: Sequence[str]) -> dict[str, Flag | argparse.Action]:
 
 
 def _values(flag: Flag | argparse.Action) -> list[str] | None:
-    """Values of ``flag``, as far as they are known; None if it takes none."""
+    """Return the known values of ``flag``; None if it takes none."""
     if isinstance(flag, argparse.Action):
         return None if flag.nargs == 0 or not flag.option_strings else [*(flag.choices or ())]
     if flag.convert is None:

@@ -47,8 +47,8 @@ OTHERS_RAM = 2 * GIB
 
 
 def cache_budget(settings: CacheSettings, plan: MemoryPlan | None) -> int | None:
-    """Bytes of RAM for snapshots, None for no limit; without --cache-ram from the memory that
-    ``plan`` leaves free.
+    """Return the bytes of RAM for snapshots, None for no limit; without --cache-ram from the memory
+    that ``plan`` leaves free.
 
     Half of the rest; if that is below 8 GiB, as much as fits with the half of it that may wait for
     the disk.
@@ -76,8 +76,8 @@ def with_shared_budget(settings: CommandSettings) -> CommandSettings:
 
 
 def with_directory(settings: CommandSettings) -> CommandSettings:
-    """Create and try the directory of the disk cache, and set its budget; without one if the
-    default cannot be used, or if its disk is full.
+    """Create and try the directory of the disk cache, and set its budget; use none if the default
+    cannot be used, or if its disk is full.
 
     Raises ConfigError if a given directory or its object store cannot be used.
     """
@@ -114,8 +114,8 @@ FULL_BYTES = 2**20
 
 
 def is_full(directory: Path, error: OSError) -> bool:
-    """Whether ``error``, from the use of ``directory``, comes from a full disk. SQLite reports that
-    without a number, as an I/O error.
+    """Return whether ``error``, from the use of ``directory``, is caused by a full disk. SQLite
+    reports that without a number, as an I/O error.
     """
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return True
@@ -128,8 +128,8 @@ def is_full(directory: Path, error: OSError) -> bool:
 
 
 def log_cache_dir(disk: DiskSettings) -> None:
-    """Tell the user where the cache is, if it is on disk: in the log, or if that is quiet, at the
-    terminal.
+    """Show the user the place of the cache, if it is on disk: in the log, or if that is quiet, at
+    the terminal.
     """
     if disk.cache_dir:
         size = f"at most {disk.disk_mib:,} MiB" if disk.disk_mib else "of any size"
@@ -142,8 +142,8 @@ def log_cache_dir(disk: DiskSettings) -> None:
 
 
 def _disk_mib(disk: DiskSettings, free: int) -> int:
-    """The budget of a directory with ``free`` bytes, its own files included. Raises OSError if that
-    is too little.
+    """Return the budget of a directory with ``free`` bytes, its own files included. Raises OSError
+    if that is too little.
     """
     if not disk.free_part:
         return disk.disk_mib
@@ -156,7 +156,7 @@ def _disk_mib(disk: DiskSettings, free: int) -> int:
 
 
 def stored_bytes(disk: DiskSettings) -> int:
-    """Bytes of the cache directory; 0 without one, or if it cannot be read."""
+    """Return the bytes of the cache directory; 0 without one, or if it cannot be read."""
     if not disk.cache_dir:
         return 0
     with suppress(OSError), closing(CacheDirectory(Path(disk.cache_dir).expanduser())) as directory:

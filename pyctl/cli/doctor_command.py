@@ -43,7 +43,7 @@ FLAG_WIDTH = 21
 
 
 def run_doctor(argv: Sequence[str]) -> int:
-    """Print the findings; returns the exit code: 1 if anything is wrong or slow. Raises ConfigError
+    """Print the findings; return the exit code: 1 if anything is wrong or slow. Raises ConfigError
     for bad flags.
     """
     options, rest = _parser().parse_known_args(argv)
@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _with_fetched(settings: CommandSettings) -> CommandSettings:
-    """Add the path of a model that -hf names and that is there already; nothing is fetched."""
+    """Add the path of a model that -hf names and that is downloaded already; nothing is fetched."""
     if settings.model.path or not settings.hub.hf_repo:
         return settings
     from pyctl.cli.assemble import found
@@ -180,8 +180,8 @@ def cuda_version(library: Path) -> int:
 
 
 def cuda_can_pin(n_bytes: int = 2**26) -> str:
-    """Pin and release ``n_bytes`` through the CUDA or HIP runtime of this process; empty, or the
-    obstacle.
+    """Pin and release ``n_bytes`` through the CUDA or HIP runtime of this process; return the
+    obstacle, empty without one.
     """
     process = ctypes.CDLL(None)
     for vendor in ("cuda", "hip"):

@@ -37,7 +37,7 @@ class BoundBySchema:
 
 
 def bound_by_schema(text: str) -> BoundBySchema:
-    """A JSON schema and its grammar. Raises ValueError for one that has none."""
+    """Return a JSON schema and its grammar. Raises ValueError for one that has none."""
     # Only now: most starts need no grammar.
     from pyctl.chat.constraint import json_constraint
 
@@ -52,7 +52,7 @@ def bound_by_schema(text: str) -> BoundBySchema:
 
 
 def bound_by_schema_file(text: str) -> BoundBySchema:
-    """A JSON schema in a file."""
+    """Return a JSON schema in a file."""
     return bound_by_schema(file_text(text))
 
 
@@ -176,7 +176,7 @@ FURTHER: tuple[tuple[Section, Flag], ...] = (
 
 
 def _names(bare: str, with_value: str = "", with_two: str = "") -> dict[str, int]:
-    """Each name, and how many values follow it."""
+    """Return each name, and the number of values that follow it."""
     return {
         name: n for n, names in enumerate((bare, with_value, with_two)) for name in names.split()
     }

@@ -102,8 +102,8 @@ def _titles(sections: Iterable[Section]) -> str:
 
 
 def _described(flag: Flag, *, with_default: bool) -> list[str]:
-    """Lines about ``flag``: all spellings, default and variable; without defaults, its first two
-    spellings.
+    """Return the lines about ``flag``: all spellings, default and variable; without defaults, its
+    first two spellings.
     """
     names = flag.spellings() if with_default else flag.names.split()[:2]
     text = flag.help

@@ -37,7 +37,7 @@ class Invocation:
 
 
 def run_launch(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Run the program that ``argv`` starts with; returns its exit code, 128 + N after signal N.
+    """Run the program that ``argv`` starts with; return its exit code, 128 + N after signal N.
 
     Words after "--" are its arguments. Raises ConfigError if the program or the server cannot be
     started.
@@ -74,7 +74,7 @@ def run_launch(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
 def _endpoint(
     settings: CommandSettings, own: LaunchSettings, flags: Sequence[str], stack: ExitStack
 ) -> Endpoint:
-    """The server that was named, or runs, or is started and ends with ``stack``."""
+    """Return the server that was named, or runs, or is started and ends with ``stack``."""
     # Only now: --help and mistakes need no HTTP client.
     from pyctl.cli.launched_server import address_of, find_server, started_server
 
@@ -109,7 +109,7 @@ def _endpoint(
 def invocation_of(
     name: str, to: Endpoint, arguments: Sequence[str], environ: Mapping[str, str], directory: Path
 ) -> Invocation:
-    """The command and environment of the program ``name``; its files are written to
+    """Return the command and environment of the program ``name``; its files are written to
     ``directory``.
     """
     program = PROGRAMS[name]
@@ -134,7 +134,7 @@ def invocation_of(
 
 
 def _show(invocation: Invocation, program: ClientProgram, to: Endpoint, directory: Path) -> None:
-    """Print what would run as lines for a shell."""
+    """Print the lines of a shell that would run the program."""
     for number, (name, text) in enumerate(program.files(to).items()):
         print(f"# {name} names a temporary file, here {directory / f'{number}.json'}: {text}")
     for name in invocation.removed:
@@ -145,7 +145,7 @@ def _show(invocation: Invocation, program: ClientProgram, to: Endpoint, director
 
 
 def _run(invocation: Invocation) -> int:
-    """Run it in the foreground, with this terminal; returns its exit code."""
+    """Run the program in the foreground, with this terminal; return its exit code."""
     process: Popen[bytes] | None = None
 
     def pass_on(number: int, _: FrameType | None) -> None:
@@ -154,8 +154,8 @@ def _run(invocation: Invocation) -> int:
                 os.kill(process.pid, number)
 
     def leave_to_program(number: int, _: FrameType | None) -> None:
-        """The terminal sends these to the program as well. A handler, since the program would
-        inherit SIG_IGN.
+        """Ignore signals that the terminal sends to the program as well. It is a handler, since the
+        program would inherit SIG_IGN.
         """
 
     handlers = {signal.SIGINT: leave_to_program, signal.SIGQUIT: leave_to_program}

@@ -44,8 +44,8 @@ POLL_SECONDS = 0.1
 
 
 def address_of(settings: CommandSettings, port: int | None = None) -> str:
-    """Where programs on this machine find a server with ``settings``. Raises ConfigError for
-    sockets and TLS.
+    """Return the address where programs on this machine find a server with ``settings``. Raises
+    ConfigError for sockets and TLS.
     """
     listen = settings.listen
     host = next((host for host in listen.hosts if not host.endswith(".sock")), None)
@@ -59,8 +59,8 @@ def address_of(settings: CommandSettings, port: int | None = None) -> str:
 
 
 def find_server(url: str, key: str, *, waits: bool = True) -> Endpoint | None:
-    """The pyctl or llama-server at ``url``, without /v1, after it has loaded its model; None if
-    neither answers.
+    """Return the pyctl or llama-server at ``url``, without /v1, after it has loaded its model; None
+    if neither answers.
 
     Raises ConfigError if it refuses ``key``, or has no model yet and this ``waits`` for none.
     """
@@ -92,7 +92,7 @@ def find_server(url: str, key: str, *, waits: bool = True) -> Endpoint | None:
 def started_server(
     settings: CommandSettings, own: LaunchSettings, flags: Sequence[str], key: str
 ) -> Iterator[Endpoint]:
-    """`pyctl serve` with ``flags`` for the time of the block. Raises ConfigError if it does not
+    """Run `pyctl serve` with ``flags`` for the time of the block. Raises ConfigError if it does not
     start.
     """
     port = _port_for(settings, is_typed="--port" in own.server_flags)
@@ -159,7 +159,9 @@ def follow(log: Path, closed: threading.Event) -> None:
 
 @contextmanager
 def _child(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """``command`` in its own session: Ctrl-C and Ctrl-Z at the terminal reach only the program."""
+    """Run ``command`` in its own session: Ctrl-C and Ctrl-Z at the terminal reach only the
+    program.
+    """
     try:
         make_private(log.parent)
         descriptor = open_private(log, os.O_WRONLY | os.O_TRUNC)
@@ -190,7 +192,7 @@ def _child(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes
 
 
 def _port_for(settings: CommandSettings, *, is_typed: bool) -> int:
-    """The server's port: the one that was typed, else the usual one or, if that is taken, a free
+    """Return the server's port: the typed one, else the usual one or, if that is taken, a free
     one.
     """
     port = settings.listen.port
@@ -204,7 +206,7 @@ def _port_for(settings: CommandSettings, *, is_typed: bool) -> int:
 
 
 def _end_of(log: Path) -> str:
-    """The error that the log ends with, or its last lines, and where it lies."""
+    """Return the error that the log ends with, or its last lines, and its path."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     errors = [line for line in lines if line.startswith("pyctl: error: ")]
     text = errors[-1].removeprefix("pyctl: error: ") if errors else " | ".join(lines[-5:])

@@ -20,7 +20,7 @@ from pyctl.text import clean, one_line
 __all__ = ["VERBOSE", "LoadProgress", "LogSettings", "start_log"]
 
 VERBOSE = 10
-"""From here on, replies show what they were made of, as llama-server's do."""
+"""The level from which replies show their sampled tokens, as llama-server's do."""
 
 _LOG_LEVELS = {
     -1: logging.CRITICAL + 1,
@@ -35,7 +35,7 @@ log = logging.getLogger("pyctl")
 
 @dataclass(frozen=True)
 class LogSettings:
-    """How much is logged; -1 is nothing, and the lines also go to ``log_file``."""
+    """The amount of logging; -1 is nothing, and the lines also go to ``log_file``."""
 
     verbosity: int = LOG.flag(
         3,
@@ -155,7 +155,7 @@ def _shown(value: object) -> object:
 
 
 LINE_SECONDS = 5.0
-"""Between two lines of the log; a model that is loaded sooner gets none."""
+"""The time between two lines of the log; a model that is loaded sooner gets none."""
 
 
 class LoadProgress:
@@ -169,7 +169,7 @@ class LoadProgress:
         self._next_line = time.monotonic() + LINE_SECONDS
 
     def show(self, fraction: float) -> None:
-        """The loading has come to ``fraction``."""
+        """Show that ``fraction`` of the model is loaded."""
         if self._in_place:
             text = one_line(f"loading {self._name}: {fraction:.0%}")[
                 : shutil.get_terminal_size().columns - 1

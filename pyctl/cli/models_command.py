@@ -23,7 +23,7 @@ MIB = 2**20
 
 
 def run_models(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """List the models of the caches, and of --models-dir and --models-preset; returns 0. Raises
+    """List the models of the caches, and of --models-dir and --models-preset; return 0. Raises
     ConfigError.
     """
     options, rest = _parser().parse_known_args(argv)
@@ -58,7 +58,7 @@ def _parser() -> CommandParser:
 def _known(
     argv: Sequence[str], environ: Mapping[str, str]
 ) -> Iterator[tuple[str, str, CommandSettings]]:
-    """Name, origin and settings of each model; ``argv`` are flags of serve."""
+    """Yield name, origin and settings of each model; ``argv`` are flags of serve."""
     from pyctl.cli.presets import find_models  # only now: --help needs none of it
 
     router = parse_serve(argv, environ).router
@@ -72,8 +72,8 @@ def _known(
 
 
 def _row(name: str, origin: str, settings: CommandSettings) -> dict[str, Any]:
-    """Facts of a model; ``n_ctx`` is the context that fits, in tokens, 0 if none does or the file
-    cannot be read.
+    """Return facts of a model; ``n_ctx`` is the context that fits, in tokens, 0 if none does or the
+    file cannot be read.
     """
     from pyctl.cli.assemble import check_files, found
     from pyctl.cli.doctor_command import planned

@@ -75,7 +75,7 @@ _SECRET = {item.name for owner in OWNERS for item in fields(owner) if item.metad
 
 @dataclass(frozen=True)
 class Preset:
-    """One model with its settings; on its ``card``, flags and section are without secrets. If it
+    """A model with its settings; on its ``card``, flags and section are without secrets. If it
     ``hides`` its file, the hub's cache does not list that.
     """
 
@@ -100,11 +100,13 @@ class _Known:
 def find_models(
     router: RouterSettings, argv: Sequence[str], environ: Mapping[str, str]
 ) -> list[Preset]:
-    """All models that ``router`` names, by name, with their flags: the section ``[*]``'s, then
-    their own, then of the command line ``argv``; the last wins. Logs the warnings of sections.
+    """Return all models that ``router`` names, by name, with their flags.
+
+    The flags are the section ``[*]``'s, then their own, then the command line's ``argv``;
+    the last wins. Logs the warnings of sections.
 
     Raises ConfigError for a file that cannot be read, a key that is unknown or has no effect in a
-    section, a wrong value, a model of no file, and none at all.
+    section, a wrong value, a model without a file, and no model at all.
     """
     fetched = cached_files(environ)
     found = {name: _Known("cache", ["-hf", name, "--offline"]) for name in fetched}
@@ -170,8 +172,8 @@ cuts the value.
 
 
 def read_presets(path: Path) -> dict[str, dict[str, str]]:
-    """The sections of a preset file, and `TOP`, read as llama-server does: the last of equal keys
-    wins, and ``version`` has no effect. Raises ConfigError.
+    """Return the sections of a preset file, and `TOP`, read as llama-server does: the last of equal
+    keys wins, and ``version`` has no effect. Raises ConfigError.
     """
     try:
         if path.stat().st_size > MAX_PRESET_BYTES:
@@ -199,7 +201,7 @@ def read_presets(path: Path) -> dict[str, dict[str, str]]:
 
 
 def models_in(directory: Path) -> dict[str, list[str]]:
-    """The models of a directory by name, each with the flags that name its files.
+    """Return the models of a directory by name, each with the flags that name its files.
 
     A file is a model, and so is a folder: of a file or the first of several, with the encoder in a
     file that is called mmproj. Raises ConfigError if the directory cannot be read.
@@ -225,7 +227,7 @@ def models_in(directory: Path) -> dict[str, list[str]]:
 
 
 def _fetched_by(settings: CommandSettings, environ: Mapping[str, str]) -> Iterator[Path]:
-    """The files in the hub's cache that a model and its draft model are."""
+    """Yield the files in the hub's cache that are a model and its draft model."""
     hub = settings.hub
     for name, file in ((hub.hf_repo, hub.hf_file), (hub.draft_repo, settings.drafts.draft_path)):
         repo, _, quant = name.partition(":")
@@ -316,7 +318,7 @@ _OWN_KEYS: Mapping[str, Convert] = {
 
 
 def _argv(section: Mapping[str, str]) -> list[str]:
-    """The words of a command line for those keys of a section that are flags."""
+    """Return the words of a command line for those keys of a section that are flags."""
     return [
         word
         for key, value in section.items()
@@ -326,10 +328,10 @@ def _argv(section: Mapping[str, str]) -> list[str]:
 
 
 def _words(key: str, value: str) -> list[str]:
-    """The words of a command line for a key of a preset: a flag without its dashes, or its
+    """Return the words of a command line for a key of a preset: a flag without its dashes, or its
     variable.
 
-    A flag that is unknown stays as it is, for the reader of command lines to refuse.
+    An unknown flag stays as typed, for the reader of command lines to refuse.
     """
     name, takes = _flag(key)
     if isinstance(takes, int):
@@ -347,7 +349,7 @@ def _words(key: str, value: str) -> list[str]:
 
 
 def _keys() -> list[str]:
-    """Every key that a section may have, longest spellings of flags included."""
+    """Return every key that a section may have, longest spellings of flags included."""
     return [*_by_key(), *_OWN_KEYS]
 
 
@@ -356,19 +358,23 @@ def _is_known(key: str) -> bool:
 
 
 def _dest(key: str) -> str:
-    """The destination of the flag that a key of a preset stands for; empty if there is none."""
+    """Return the destination of the flag that a key of a preset stands for; empty if there is
+    none.
+    """
     flag = _flag(key)[1]
     return flag.dest if isinstance(flag, Flag) else ""
 
 
 def _flag(key: str) -> tuple[str, Flag | int]:
-    """The name of a key's flag, and the flag, or how many values one without effect takes."""
+    """Return the name of a key's flag, and the flag, or the number of values of one without
+    effect.
+    """
     return _by_key().get(key) or _by_key().get(key.replace("_", "-")) or (f"--{key}", 1)
 
 
 @cache
 def _by_key() -> dict[str, tuple[str, Flag | int]]:
-    """`_flag` of every key of a preset."""
+    """Return `_flag` of every key of a preset."""
     found: dict[str, tuple[str, Flag | int]] = {}
     for names in (NO_OP, IGNORED, REJECTED):
         found |= {name.lstrip("-"): (name, n) for name, n in names.items()}

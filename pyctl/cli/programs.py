@@ -67,7 +67,7 @@ class Endpoint:
 
 
 def _nothing(to: Endpoint) -> Any:
-    """No settings and no arguments."""
+    """Return no settings and no arguments."""
     return {}
 
 

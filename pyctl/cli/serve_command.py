@@ -64,8 +64,8 @@ def open_in_browser(address: str, pool: RequestPool) -> None:
 def run_serve(
     settings: CommandSettings, argv: Sequence[str], environ: Mapping[str, str] = os.environ
 ) -> int:
-    """Serve until a signal; returns the exit code: 1 if an engine failed, or could not write all it
-    had to.
+    """Serve until a signal; return the exit code: 1 if an engine failed, or could not write
+    everything.
 
     ``argv`` are the flags of ``settings``, read for each of several models. Raises ConfigError if
     it cannot start.
@@ -118,7 +118,9 @@ def run_serve(
 
 
 def _tenant(settings: CommandSettings) -> str:
-    """The end of an error: the server that answers at a port that is taken, and a way out."""
+    """Return the end of an error: the server that answers at a port that is taken, and a way
+    out.
+    """
     from pyctl.cli.launched_server import address_of, find_server  # only now: most ports are free
 
     found = None
@@ -133,7 +135,7 @@ def _tenant(settings: CommandSettings) -> str:
 
 
 def _chooses(settings: CommandSettings) -> bool:
-    """Whether requests choose among several models: flags give some, and name none."""
+    """Return whether requests choose among several models: flags give some, and name none."""
     hub = settings.hub
     return settings.router.is_wanted and not (settings.model.path or hub.hf_repo or hub.model_url)
 
@@ -144,7 +146,7 @@ def several(
     environ: Mapping[str, str],
     tools: ToolBox | None = None,
 ) -> Models | None:
-    """The models that requests choose among; None if the settings name one model or none.
+    """Return the models that requests choose among; None if the settings name one model or none.
 
     Raises ConfigError as `find_models` does, and for more models to load at the start than
     --models-max.
@@ -197,7 +199,9 @@ def _source(preset: Preset, context: LoadContext, shared: DiskSettings) -> Model
 
 
 def _time_saved(saved: Saved) -> str:
-    """The time that restored tokens saved, for the end of a line; "" if none were restored."""
+    """Return the time that restored tokens saved, for the end of a line; "" if none were
+    restored.
+    """
     if not saved.requests:
         return ""
     requests = "1 request" if saved.requests == 1 else f"{saved.requests:,} requests"
@@ -241,7 +245,7 @@ class _Serving:
         """Load the model, let requests through, and wait for `close`, which another thread may call
         at any time.
 
-        EngineError if the engine ends before.
+        Raises EngineError if the engine ends before.
         """
         server = self._settings.server
         addresses = self._addresses
@@ -265,7 +269,7 @@ class _Serving:
         Supervisor(models).run()
 
     def _load_one(self) -> Models | None:
-        """The one model, loaded; None if `close` was called meanwhile."""
+        """Return the one model, loaded; None if `close` was called meanwhile."""
         service = assemble(
             self._settings, lambda fraction: not self._closing.is_set(), self._load_context
         )
@@ -319,8 +323,8 @@ class _Serving:
         return prefixes + _time_saved(self._shared.saved.since_start)
 
     def close(self) -> bool:
-        """Stop loading, or end the engines; whether all is written that was to be kept.
-        Idempotent.
+        """Stop loading, or end the engines; return whether everything that was to be kept is
+        written. Idempotent.
         """
         self._closing.set()
         self.gate.close()

@@ -42,7 +42,7 @@ def run_service(argv: Sequence[str], environ: Mapping[str, str] = os.environ) ->
 
 
 def pyctl_command() -> list[str]:
-    """The absolute command that runs this pyctl."""
+    """Return the absolute command that runs this pyctl."""
     for path in (Path(sys.argv[0]), Path(sys.executable).with_name("pyctl")):
         if path.name == "pyctl" and path.is_file() and os.access(path, os.X_OK):
             return [str(path.absolute())]
@@ -50,8 +50,8 @@ def pyctl_command() -> list[str]:
 
 
 def unit_text(command: Sequence[str], directory: Path) -> str:
-    """The unit that runs ``command`` in ``directory``, to which relative paths in it refer. Raises
-    ConfigError.
+    """Return the unit that runs ``command`` in ``directory``, to which relative paths in it refer.
+    Raises ConfigError.
     """
     # The slash keeps a backslash at its end from joining the next line, and a blank from being
     # dropped.
@@ -63,7 +63,7 @@ def unit_text(command: Sequence[str], directory: Path) -> str:
 
 
 def _quoted(word: str) -> str:
-    """``word`` as systemd reads it back in ExecStart."""
+    """Return ``word`` as systemd reads it back in ExecStart."""
     escaped = (
         _printable(word)
         .replace("\\", "\\\\")
@@ -76,7 +76,7 @@ def _quoted(word: str) -> str:
 
 
 def _printable(word: str) -> str:
-    """``word``. Raises ConfigError for control characters, which may start a new line."""
+    """Return ``word``. Raises ConfigError for control characters, which may start a new line."""
     if not word.isprintable():
         raise ConfigError(f"{word!r} cannot stand in a unit")
     return word

@@ -1,5 +1,5 @@
-"""Whether built libraries work: versions, devices, modules, pinned memory, and a reply of the
-built-in model.
+"""Tests of built libraries: versions, devices, modules, pinned memory, and a reply of the built-in
+model.
 
 Each check runs in a new process, since a process loads llama.cpp once.
 """
@@ -27,7 +27,7 @@ AHEAD_BYTES = 2**26
 
 
 def check_libraries(built: BuiltLibraries, *, uses_gpu: bool) -> str:
-    """Load the libraries of ``built`` and try the modules with them; text about the result.
+    """Load the libraries of ``built`` and try the modules with them; return text about the result.
 
     Raises ConfigError if the libraries do not work, or modules that are not compiled for them do
     not fit.
@@ -66,7 +66,7 @@ def _reply(directory: Path, layers: str) -> str:
 
 
 def _run(directory: Path, module: str, *arguments: str) -> str:
-    """The output of ``module`` with ``arguments`` on the libraries in ``directory``."""
+    """Return the output of ``module`` with ``arguments`` on the libraries in ``directory``."""
     environment = {
         **os.environ,
         "LLAMA_CPP_LIB_PATH": str(directory),
@@ -92,7 +92,7 @@ def _run(directory: Path, module: str, *arguments: str) -> str:
 
 
 def main() -> None:
-    """Print what this process's libraries are and find, as JSON."""
+    """Print the facts of this process's libraries, and the devices that they find, as JSON."""
     from pyctl.llama import devices
     from pyctl.llama.extension import core, losses
     from pyctl.llama.library import HostBuffer, build_version

@@ -63,8 +63,8 @@ MIB = 2**20
 
 
 def run_setup(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Look, print the findings, build, check; returns the exit code. Raises ConfigError if it
-    cannot be done.
+    """Look, print the findings, build, check; return the exit code. Raises ConfigError if it cannot
+    be done.
     """
     arguments = _parser().parse_args(argv)
     architectures = parse_architectures(arguments.arch) if arguments.arch else ()
@@ -151,7 +151,7 @@ def _parser() -> argparse.ArgumentParser:
 def _ready_file(
     plan: BuildPlan, arguments: argparse.Namespace, environ: Mapping[str, str]
 ) -> ReleaseFile | None:
-    """The compiled file of the release that was named, or that pyctl was installed from."""
+    """Return the compiled file of the release that was named, or that pyctl was installed from."""
     place = arguments.release or release_place(environ)
     if not place or place == "none" or not plan.architectures or arguments.llama_cpp:
         return None
@@ -172,8 +172,8 @@ def _set_up(
     arguments: argparse.Namespace,
     file: ReleaseFile | None,
 ) -> int:
-    """Put the libraries of ``plan`` into ``home``, from ``file`` or a build in ``work``; returns
-    the exit code.
+    """Put the libraries of ``plan`` into ``home``, from ``file`` or a build in ``work``; return the
+    exit code.
     """
     uses_gpu = bool(machine.cards and plan.architectures)
     existing = _existing(plan, home) if not arguments.llama_cpp else None
@@ -212,7 +212,7 @@ def _agreed(
     arguments: argparse.Namespace,
     file: ReleaseFile | None = None,
 ) -> bool:
-    """Print what would be done, and let the user confirm. Raises ConfigError if it cannot be
+    """Print the steps, and return whether the user confirms. Raises ConfigError if it cannot be
     done.
     """
     if file is not None:
@@ -232,8 +232,8 @@ def _agreed(
 
 
 def _taken(plan: BuildPlan, home: Path, work: Path, file: ReleaseFile) -> BuiltLibraries:
-    """The libraries of the release's file and of NVIDIA's wheels. Raises UnfitError if it does not
-    serve the cards.
+    """Return the libraries of the release's file and of NVIDIA's wheels. Raises UnfitError if the
+    file does not serve the cards.
     """
     bindings = wheel_libraries()
     print("fetching", flush=True)
@@ -265,7 +265,7 @@ def _build(
 
 
 def _existing(plan: BuildPlan, home: Path) -> BuiltLibraries | None:
-    """A build for what ``plan`` is for."""
+    """Return a build for the purpose of ``plan``."""
     release = read_pin().release
     features = cpu_features()
     wanted = [*map(capability, plan.architectures)]

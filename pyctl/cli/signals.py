@@ -12,7 +12,7 @@ __all__ = ["ending_by_signal", "handled"]
 
 @contextmanager
 def handled(handlers: Mapping[signal.Signals, signal._HANDLER]) -> Iterator[None]:
-    """Use ``handlers`` within the block. What is ignored, as SIGHUP below nohup, stays so."""
+    """Use ``handlers`` within the block. Ignored signals, as SIGHUP below nohup, stay ignored."""
     used = {
         number: each
         for number, each in handlers.items()

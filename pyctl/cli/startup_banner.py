@@ -20,7 +20,7 @@ GIB = 2**30
 
 
 def lan_address() -> str:
-    """This machine's IPv4 address in its network, "" if it has none. Sends nothing."""
+    """Return this machine's IPv4 address in its network, "" if it has none. Sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(
@@ -33,8 +33,8 @@ def lan_address() -> str:
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where clients find the server: ``local`` for this machine, ``network`` for others; "" for
-    none.
+    """The addresses where clients find the server: ``local`` for this machine, ``network`` for
+    others; "" for none.
 
     ``sockets`` are UNIX sockets. With ``is_open``, other machines reach it.
     """
@@ -48,8 +48,8 @@ class Addresses:
     def of(
         cls, bound: Iterable[Any], scheme: str, prefix: str, lan: Callable[[], str] = lan_address
     ) -> Addresses:
-        """From names of ``bound`` sockets, as `getsockname` has them; ``lan`` is asked if all
-        interfaces are bound.
+        """Return the addresses for names of ``bound`` sockets, as `getsockname` has them; ``lan``
+        is called if all interfaces are bound.
         """
         sockets = []
         local = []
@@ -82,7 +82,7 @@ class Addresses:
 
 
 def _url(scheme: str, host: str, port: int, prefix: str) -> str:
-    """The address, "" without a host."""
+    """Return the address, "" without a host."""
     return host and f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{prefix}"
 
 

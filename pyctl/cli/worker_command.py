@@ -30,7 +30,7 @@ in it; open it to machines of your own only"""
 
 
 def run_worker(argv: Sequence[str]) -> int:
-    """Lend devices until a signal; returns the exit code, 1 if ggml has ended it. Raises
+    """Lend devices until a signal; return the exit code, 1 if ggml has ended it. Raises
     ConfigError.
     """
     arguments = _parser().parse_args(argv)
@@ -95,8 +95,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _chosen(names: Sequence[str]) -> list[Device]:
-    """The devices called ``names``, by default all GPUs, else the CPU. Raises ConfigError for an
-    unknown one.
+    """Return the devices called ``names``, by default all GPUs, else the CPU. Raises ConfigError
+    for an unknown one.
     """
     from pyctl.llama import devices
 

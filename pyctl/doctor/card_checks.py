@@ -29,7 +29,7 @@ CUINIT = {
 
 
 def libraries(facts: Facts) -> list[Finding]:
-    """llama.cpp's libraries load, and all of the extension fits them."""
+    """Check that llama.cpp's libraries load, and that all of the extension fits them."""
     error = facts.llama.error
     fix = "reinstall pyctl (docs/install.md)"
     if error:
@@ -42,7 +42,7 @@ def libraries(facts: Facts) -> list[Finding]:
 
 
 def driver(facts: Facts) -> list[Finding] | None:
-    """The NVIDIA driver is there, works, and speaks the CUDA version of the build."""
+    """Check that the NVIDIA driver exists, works, and supports the CUDA version of the build."""
     if not facts.has_nvidia:
         return None
     fix = (
@@ -68,7 +68,7 @@ def driver(facts: Facts) -> list[Finding] | None:
 
 
 def build(facts: Facts) -> list[Finding] | None:
-    """llama.cpp was built for the card that is here."""
+    """Check that llama.cpp was built for the card of this machine."""
     if not facts.has_nvidia:
         return None
     if facts.llama.gpus() or facts.driver is None or facts.driver.error:
@@ -78,8 +78,8 @@ def build(facts: Facts) -> list[Finding] | None:
 
 
 def pinned(facts: Facts) -> list[Finding] | None:
-    """Snapshots in RAM can be pinned: pageable memory is copied to a card at a third of the
-    speed.
+    """Check that snapshots in RAM can be pinned: pageable memory is copied to a card at a third of
+    the speed.
     """
     if not facts.llama.gpus():
         return None
@@ -95,7 +95,7 @@ def pinned(facts: Facts) -> list[Finding] | None:
 
 
 def link(facts: Facts) -> list[Finding] | None:
-    """Each card has all its PCIe lanes, at its own generation."""
+    """Check that each card has all its PCIe lanes, at its own generation."""
     if not facts.has_nvidia or facts.is_wsl:
         return None
     found = []

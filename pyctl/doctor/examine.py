@@ -66,7 +66,7 @@ class DoctorReport:
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing is wrong or slow."""
+        """True if nothing is wrong or slow."""
         return all(finding.level == "unknown" for finding in self.findings)
 
 
@@ -99,7 +99,7 @@ def examine(facts: Facts, checks: Sequence[Check] = CHECKS) -> DoctorReport:
 
 
 def screen(found: DoctorReport) -> Iterator[str]:
-    """Lines of 80 columns: each finding with its fix, then the checks that found nothing."""
+    """Yield lines of 80 columns: each finding with its fix, then the checks that found nothing."""
     for finding in found.findings:
         yield from _paragraph(
             f"{finding.level:{LEVEL}}{finding.check:{NAME}}", one_line(finding.text)

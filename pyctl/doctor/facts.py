@@ -87,31 +87,31 @@ class Facts:
     # ----------------------------------------------------------------------------------
 
     def text(self, name: str) -> str:
-        """The text of a file below the root. Raises UnknownError if it cannot be read."""
+        """Return the text of a file below the root. Raises UnknownError if it cannot be read."""
         try:
             return (self.root / name).read_text(encoding="utf-8", errors="replace")
         except OSError as error:
             raise UnknownError(f"/{name}: {error.strerror}") from error
 
     def number(self, name: str) -> int:
-        """The number in a file below the root. Raises UnknownError if there is none."""
+        """Return the number in a file below the root. Raises UnknownError if there is none."""
         text = self.text(name).strip()
         if not text.lstrip("-").isdigit():
             raise UnknownError(f"/{name} is no number")
         return int(text)
 
     def has(self, name: str) -> bool:
-        """Whether there is such a file below the root."""
+        """Return whether the file exists below the root."""
         return (self.root / name).exists()
 
     @cached_property
     def is_wsl(self) -> bool:
-        """Whether this is Linux on Windows."""
+        """True if this is Linux on Windows."""
         return "microsoft" in self.text("proc/sys/kernel/osrelease").lower()
 
     @property
     def is_container(self) -> bool:
-        """Whether docker or podman started this."""
+        """True if docker or podman started this process."""
         return self.has(".dockerenv") or self.has("run/.containerenv")
 
     # -- cards
@@ -119,7 +119,7 @@ class Facts:
 
     @cached_property
     def has_nvidia(self) -> bool:
-        """Whether an NVIDIA card is there, with a driver or without."""
+        """True if the machine has an NVIDIA card, with a driver or without."""
         return (
             NVIDIA in find_pci_cards(self.root)
             or self.has("proc/driver/nvidia/version")
@@ -143,8 +143,8 @@ class Facts:
     # ----------------------------------------------------------------------------------
 
     def mount_of(self, path: Path) -> Mount:
-        """The file system of ``path`` or of its nearest existing directory. Raises UnknownError if
-        none is found.
+        """Return the file system of ``path`` or of its nearest existing directory. Raises
+        UnknownError if none is found.
         """
         path = existing(path)
         found = None
@@ -164,7 +164,7 @@ class Facts:
 
 
 def existing(path: Path) -> Path:
-    """``path``, or its nearest parent that exists, without links."""
+    """Return ``path``, or its nearest parent that exists, without links."""
     path = path.expanduser().absolute()
     while not path.exists() and path != path.parent:
         path = path.parent

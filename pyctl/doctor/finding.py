@@ -15,7 +15,7 @@ not be made.
 
 @dataclass(frozen=True)
 class Finding:
-    """One sentence about this machine, and ``fix``: a command or a sentence that changes it."""
+    """A sentence about this machine, and ``fix``: a command or a sentence that changes it."""
 
     level: Level
     text: str
@@ -28,10 +28,10 @@ class UnknownError(Exception):
 
 
 def wrong(text: str, fix: str) -> Finding:
-    """A finding of something that does not work."""
+    """Return a finding of something that does not work."""
     return Finding("wrong", text, fix)
 
 
 def slow(text: str, fix: str) -> Finding:
-    """A finding of something that costs time."""
+    """Return a finding of something that costs time."""
     return Finding("slow", text, fix)

@@ -30,7 +30,7 @@ class CardState(NamedTuple):
 
 
 def card_states(program: str = "nvidia-smi") -> tuple[CardState, ...] | None:
-    """All cards of the machine, whatever CUDA_VISIBLE_DEVICES is; None if ``program`` does not
+    """Return all cards of the machine, for any CUDA_VISIBLE_DEVICES; None if ``program`` does not
     answer.
     """
     command = [program, f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits"]
@@ -53,6 +53,6 @@ def card_states(program: str = "nvidia-smi") -> tuple[CardState, ...] | None:
 
 
 def used_bytes() -> int | None:
-    """Bytes in use on all cards, by all programs; None without a card."""
+    """Return the bytes in use on all cards, by all programs; None without a card."""
     used = [state.used for state in card_states() or () if state.used is not None]
     return sum(used) if used else None

@@ -45,7 +45,7 @@ HELP = "; what would help: "
 
 
 def model_files(facts: Facts) -> list[Finding] | None:
-    """The model's files are whole: each tensor lies within its file."""
+    """Check that the model's files are whole: each tensor lies within its file."""
     if not facts.requested.model_files:
         return None
     found = []
@@ -71,7 +71,7 @@ def model_files(facts: Facts) -> list[Finding] | None:
 
 
 def chat_template(facts: Facts) -> list[Finding] | None:
-    """The model's file defines how a chat is written."""
+    """Check that the model's file defines how a chat is written."""
     if not facts.requested.chats or not facts.requested.model_files or model_files(facts):
         return None
     if facts.llama.file(facts.requested.model_files[0])[1]:
@@ -83,7 +83,7 @@ def chat_template(facts: Facts) -> list[Finding] | None:
 
 
 def model_place(facts: Facts) -> list[Finding] | None:
-    """The model lies on a disk of this machine."""
+    """Check that the model is on a disk of this machine."""
     files = [path for path in facts.requested.model_files if path.is_file()]
     if not files:
         return None
@@ -97,7 +97,9 @@ def model_place(facts: Facts) -> list[Finding] | None:
 
 
 def cache_place(facts: Facts) -> list[Finding] | None:
-    """The cache directory is on a disk of this machine, which keeps files over a restart."""
+    """Check that the cache directory is on a disk of this machine, which keeps files over a
+    restart.
+    """
     place = facts.requested.cache_dir
     if place is None:
         return None
@@ -111,7 +113,7 @@ def cache_place(facts: Facts) -> list[Finding] | None:
 
 
 def cache_space(facts: Facts) -> list[Finding] | None:
-    """The disk has room for the cache."""
+    """Check that the disk has room for the cache."""
     if facts.requested.cache_dir is None:
         return None
     place = existing(facts.requested.cache_dir)
@@ -131,7 +133,7 @@ def cache_space(facts: Facts) -> list[Finding] | None:
 
 
 def memory_plan(facts: Facts) -> list[Finding] | None:
-    """The flags fit the memory of this machine's cards and RAM."""
+    """Check that the flags fit the memory of this machine's cards and RAM."""
     if not facts.requested.model_files or model_files(facts):
         return None
     try:

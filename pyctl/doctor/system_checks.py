@@ -18,7 +18,7 @@ OTHERS = 2 * GIB
 
 
 def overcommit(facts: Facts) -> list[Finding]:
-    """The kernel grants address space beyond RAM, which CUDA and mapped models need."""
+    """Check that the kernel grants address space beyond RAM, which CUDA and mapped models need."""
     if facts.number("proc/sys/vm/overcommit_memory") != 2:
         return []
     text = "vm.overcommit_memory is 2: CUDA and large models get no address space"
@@ -38,8 +38,8 @@ def memory_lock(facts: Facts) -> list[Finding] | None:
 
 
 def container_memory(facts: Facts) -> list[Finding] | None:
-    """The memory limit of the container or service is above --cache-ram. Raises UnknownError if
-    none can be read.
+    """Check that the memory limit of the container or service is above --cache-ram. Raises
+    UnknownError if none can be read.
     """
     wanted = facts.requested.ram_bytes
     if wanted is None:

@@ -17,11 +17,11 @@ COLUMN = 10
 WAYS = (COLD, NEXT, AGAIN, FROM_RAM, FROM_DISK)
 
 EXPECTED = {FROM_RAM: "ram", FROM_DISK: "disk"}
-"""Where the prompts of a row were restored from."""
+"""The sources from which the prompts of a row were restored."""
 
 
 def table_lines(records: Sequence[Record], header: Sequence[str]) -> Iterator[str]:
-    """The lines of the table below ``header``; columns are depths, in prompt tokens."""
+    """Yield the lines of the table below ``header``; columns are depths, in prompt tokens."""
     yield from header
     depths = sorted({record["depth"] for record in records if "depth" in record})
     if depths:
@@ -52,7 +52,9 @@ def table_lines(records: Sequence[Record], header: Sequence[str]) -> Iterator[st
 
 
 def is_wrong(records: Iterable[Record]) -> bool:
-    """Whether a server failed, or a restored prompt differs from a cold one where it must not."""
+    """Return whether a server failed, or a restored prompt differs from a cold one where it must
+    not.
+    """
     return any(
         record["kind"] == "failed" or (record["kind"] == "exact" and _breaks(record))
         for record in records
@@ -76,14 +78,16 @@ def _wrapped(title: str, text: str) -> list[str]:
 
 
 def _is_missed(record: Record) -> bool:
-    """Whether a prompt was not restored from the place that its row is about."""
+    """Return whether a prompt was not restored from the source of its row."""
     return bool(record["source"] != EXPECTED.get(record["way"], record["source"]))
 
 
 def _rows(
     title: str, records: Sequence[Record], texts: Sequence[str], depths: Sequence[int]
 ) -> Iterator[str]:
-    """A line per server, with a text for each record; a way that none took has no line."""
+    """Yield a line per server, with a text for each record; a source that no server used has no
+    line.
+    """
     for server in (OURS, PEER):
         pairs = zip(records, texts, strict=True)
         found = {record["depth"]: text for record, text in pairs if record["server"] == server}

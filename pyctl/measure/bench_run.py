@@ -1,5 +1,5 @@
-"""One run of `pyctl bench`: starts servers one after the other, sends each the same requests, and
-records figures.
+"""The run of `pyctl bench`: it starts servers one after the other, sends each the same requests,
+and records figures.
 
 First start: prompts of each depth cold, the next turn of each, and each again after another
 conversation. Second start: the same conversations from disk, then from RAM. Further starts:
@@ -134,7 +134,7 @@ class BenchRun:
         return "--exact" if self.options.is_exact else "by default"
 
     def _command(self, *more: str) -> tuple[str, ...]:
-        """`pyctl serve` with a cache below ``work``, never the user's."""
+        """Return the command `pyctl serve` with a cache below ``work``, never the user's."""
         cache = (
             "--kv-cache-dir",
             str(self.work / "cache"),
@@ -153,10 +153,10 @@ class BenchRun:
         *steps: Callable[[AskedServer], None],
         is_cold: bool = False,
     ) -> None:
-        """Make ``steps`` with a separate server. What fails is recorded; the server does not
-        outlive an interrupt.
+        """Run ``steps`` with a separate server. Failures are recorded; the server does not outlive
+        an interrupt.
 
-        With ``is_cold`` the files of the cache are taken out of the page cache first.
+        With ``is_cold`` the files of the cache are evicted from the page cache first.
         """
         if is_cold:
             evict([path for path in (self.work / "cache").rglob("*") if path.is_file()])
@@ -175,7 +175,7 @@ class BenchRun:
             server.kill()
 
     def _fits(self, n_tokens: int, what: str) -> bool:
-        """Whether evaluating ``n_tokens`` fits the budget; if not, a record notes it."""
+        """Return whether evaluating ``n_tokens`` fits the budget; if not, record that."""
         needed = n_tokens / self.tokens_per_second if self.tokens_per_second else 0.0
         left = self.options.budget - self.seconds
         if needed > left:
@@ -197,7 +197,7 @@ class BenchRun:
     # ----------------------------------------------------------------------------------
 
     def _measure(self, server: AskedServer, *, is_first: bool) -> None:
-        """Cold prompts, next turns, and returns after another conversation."""
+        """Measure cold prompts, next turns, and returns after another conversation."""
         self._prepare(server, is_first=is_first)
         # a row of one compares nothing
         done = []
@@ -231,7 +231,7 @@ class BenchRun:
         self._note("memory", server=server.name, ram_mib=resident_mib(server.pid), vram_mib=used)
 
     def _prepare(self, server: AskedServer, *, is_first: bool) -> None:
-        """Have kernels loaded; at the first start, learn speed and context."""
+        """Load the kernels; at the first start, measure speed and context."""
         if is_first:
             n_tokens = len(
                 server.post("/tokenize", {"content": source_text()[:SAMPLE_CHARS]})["tokens"]
@@ -246,13 +246,13 @@ class BenchRun:
             self.tokens_per_second = reply.evaluated / reply.first_ms * 1e3
 
     def _depths(self) -> list[int]:
-        """The depths that fit the context; at least a small one."""
+        """Return the depths that fit the context; at least a small one."""
         maximum = max(self._n_ctx - RESERVE, self._n_ctx // 2)
         return [depth for depth in self.options.depths if depth <= maximum] or [maximum]
 
     def _return(self, server: AskedServer) -> None:
-        """Each conversation from disk, the deepest last, which leaves the shallower ones in RAM
-        only.
+        """Measure each conversation from disk, the deepest last, after which the shallower ones are
+        in RAM only.
         """
         depths = [depth for depth in self._depths() if f"{OURS} {depth}" in self.replies]
         for depth in depths:
@@ -300,8 +300,8 @@ class BenchRun:
         self._note("decode", server=server.name, depth=depth, rate=reply.rate, **_drafted(reply))
 
     def _drafts(self, server: AskedServer) -> None:
-        """Replies with drafts of the model's head; the first one, for which steps are still new,
-        does not count.
+        """Measure replies with drafts of the model's head. The first one, for which steps are still
+        new, does not count.
         """
         depth = self._depths()[0]
         messages = self._chat(f"{depth}", depth)
@@ -319,7 +319,7 @@ class BenchRun:
     # ----------------------------------------------------------------------------------
 
     def _exact_mode(self) -> None:
-        """The comparisons again with --exact, whose caches are others."""
+        """Compare again with --exact, whose caches are separate."""
         for is_cold, compare in ((False, self._compare_in_memory), (True, self._compare_from_disk)):
             if self._fits(4 * EXACT_TOKENS, "--exact"):
                 self._part(
@@ -343,7 +343,9 @@ class BenchRun:
         )
 
     def _compare(self, server: AskedServer, mode: str, what: str, messages: Messages) -> None:
-        """Log-probabilities of a restored prompt and of the same prompt without the cache."""
+        """Compare the log-probabilities of a restored prompt and of the same prompt without the
+        cache.
+        """
         fields = {"logprobs": True, "top_logprobs": N_PROBS}
         self._announce(server, f"{mode}, {what}: restored and cold", EXACT_TOKENS)
         warm = server.ask(messages, N_COMPARED, **fields)
@@ -362,8 +364,8 @@ class BenchRun:
 
 
 def difference(warm: Sequence[Probs], cold: Sequence[Probs]) -> float:
-    """The largest difference of log-probabilities, up to the first place where another token is
-    likeliest.
+    """Return the largest difference of log-probabilities, up to the first place where another token
+    is likeliest.
 
     A token that only one side lists differs at least by its distance from the least of the other's.
     """
@@ -389,6 +391,6 @@ def _likeliest(probs: Mapping[str, float]) -> str:
 
 
 def _last_words(text: str) -> str:
-    """The last line of a server's log, which has the reason for its end."""
+    """Return the last line of a server's log, which has the reason for its end."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:200] if lines else "no reason given"

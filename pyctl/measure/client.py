@@ -28,7 +28,7 @@ TIMEOUT = 600.0
 
 @dataclass(frozen=True)
 class TimedReply:
-    """One streamed reply; times in milliseconds, from the sending of the request.
+    """A streamed reply; times in milliseconds, from the sending of the request.
 
     ``decode_ms`` is from the first token to the last. ``probs`` has an entry per token if the
     request asked for it.
@@ -78,7 +78,9 @@ class AskedServer(ServerProcess):
         self.name = name
 
     def get(self, path: str, body: Any = None) -> Any:
-        """The JSON at ``path``, or that answers ``body``. Raises OSError if the server refuses."""
+        """Return the JSON at ``path``, or the answer to ``body``. Raises OSError if the server
+        refuses.
+        """
         with self._response("GET" if body is None else "POST", path, body) as response:
             return json.loads(response.read())
 

@@ -24,14 +24,14 @@ FOLLOW_UPS = (
 
 @cache
 def source_text() -> str:
-    """The source of the package, in the order of file names."""
+    """Return the source of the package, in the order of file names."""
     files = sorted(Path(__file__).parents[1].rglob("*.py"))
     return "".join(path.read_text(encoding="utf-8") for path in files)
 
 
 def coding_chat(name: str, n_chars: int) -> Messages:
-    """Messages of about ``n_chars`` characters, the last one a user's; the first words differ for
-    each ``name``.
+    """Return messages of about ``n_chars`` characters, the last one a user's; the first words
+    differ for each ``name``.
     """
     messages = [
         {"role": "system", "content": f"Project {name}. You are a programmer and answer with code."}
@@ -46,7 +46,7 @@ def coding_chat(name: str, n_chars: int) -> Messages:
 
 
 def turn(messages: Messages, reply: str, question: str) -> Messages:
-    """``messages``, a reply and the user's next message."""
+    """Return ``messages``, a reply and the user's next message."""
     return [
         *messages,
         {"role": "assistant", "content": reply},

@@ -10,14 +10,14 @@ __all__ = ["evict", "resident_mib"]
 
 
 def resident_mib(pid: int) -> float:
-    """MiB of RAM that a process holds, without pages of the model's file."""
+    """Return the MiB of RAM that a process holds, without pages of the model's file."""
     lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
     sizes = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.startswith("Rss")}
     return (sizes["RssAnon"] + sizes["RssShmem"]) / 1024
 
 
 def evict(files: Sequence[Path]) -> None:
-    """Take the files out of the page cache."""
+    """Evict the files from the page cache."""
     for path in files:
         descriptor = os.open(path, os.O_RDONLY)
         try:

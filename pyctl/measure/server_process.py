@@ -29,8 +29,8 @@ that starts it.
 
 
 def clean_environment() -> dict[str, str]:
-    """The environment without settings (LLAMA_ARG_*, LLAMA_API_KEY, PYCTL_*), except the choice of
-    libraries; no disk cache.
+    """Return the environment without settings (LLAMA_ARG_*, LLAMA_API_KEY, PYCTL_*), except the
+    choice of libraries, and with no disk cache.
     """
     settings = ("LLAMA_ARG_", "LLAMA_API_KEY", "PYCTL_")
     hidden = {name for name in os.environ if name.startswith(settings)} - {LIBRARY_CHOICE}
@@ -79,12 +79,12 @@ class ServerProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and has not ended."""
+        """True if the server was started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     def start(self, port: int = 0) -> None:
-        """Returns when it answers at ``port``, 0 for a free one; OSError with the end of its log if
-        it does not.
+        """Start the server; return when it answers at ``port``, 0 for a free one. Raises OSError
+        with the end of its log if it does not.
         """
         with _reserved(port) as self.port:
             began = time.monotonic()
@@ -107,7 +107,7 @@ class ServerProcess:
             self.load_seconds = time.monotonic() - began
 
     def _answers(self) -> bool:
-        """Whether the model is loaded; until then the answer is 503."""
+        """Return whether the model is loaded; until then the answer is 503."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
         try:
             connection.request("GET", f"{self.prefix}/health")
@@ -118,12 +118,12 @@ class ServerProcess:
             connection.close()
 
     def stop(self) -> None:
-        """Ask it to end and wait; kill it if it does not."""
+        """Let the server end and wait; kill it if it does not."""
         self.end(signal.SIGTERM)
 
     def end(self, number: signal.Signals) -> int | None:
-        """End it by a signal; its exit code as subprocess has it: -9 after a kill, None if it did
-        not run.
+        """End the server by a signal; return its exit code as subprocess has it: -9 after a kill,
+        None if it did not run.
         """
         if self._process is None:
             return None
@@ -135,7 +135,7 @@ class ServerProcess:
         return process.returncode
 
     def kill(self) -> None:
-        """End it without a chance to tidy up."""
+        """Kill the server without a chance to tidy up."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -151,8 +151,8 @@ class ServerProcess:
 
 @contextlib.contextmanager
 def _reserved(port: int) -> Iterator[int]:
-    """A port, any free one for 0, that no other process gets meanwhile; a server that reuses
-    addresses can listen.
+    """Provide a port, any free one for 0, that no other process gets meanwhile; a server that
+    reuses addresses can listen.
     """
     with socket.socket() as bound:
         for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):

@@ -23,8 +23,8 @@ MAX_PARTS = limit(512, "files of a split model", "the program ends", "process")
 
 
 def is_model_file(name: str) -> bool:
-    """Whether a file is a model, or the first of several files of one, by its name, which may have
-    folders.
+    """Return whether a file is a model, or the first of several files of one, by its name, which
+    may have folders.
     """
     base = name.rpartition("/")[2]
     is_model = (
@@ -36,7 +36,7 @@ def is_model_file(name: str) -> bool:
 
 
 def hub_name(text: str) -> str:
-    """``USER/MODEL``, with or without ``:QUANT``. Raises ValueError for other text."""
+    """Return ``USER/MODEL``, with or without ``:QUANT``. Raises ValueError for other text."""
     if not re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", text, re.ASCII):
         raise ValueError(f"{text!r} is not of the form USER/MODEL or USER/MODEL:QUANT")
     return text
@@ -113,17 +113,17 @@ class HubSettings:
 
 
 def builtin_model() -> Path:
-    """The built-in model: `qwen35` with four million parameters, trained to recall what it is told
-    (README.md here).
+    """Return the path of the built-in model: `qwen35` with four million parameters, trained to
+    recall its prompt (README.md here).
     """
     return Path(__file__).with_name("builtin.gguf")
 
 
 def split_names(name: str) -> list[str]:
-    """Names of all files of the model that ``name`` is a file of; itself alone if the model is not
-    split.
+    """Return the names of all files of the model that ``name`` is a file of; itself alone if the
+    model is not split.
 
-    ConfigError for too many files.
+    Raises ConfigError for too many files.
     """
     if (part := SPLIT_NAME.match(name)) is None:
         return [name]

@@ -41,7 +41,7 @@ __all__ = ["MAGIC", "DownloadLog", "download", "fetch_url"]
 log = logging.getLogger(__name__)
 
 MAGIC = b"GGUF"
-"""How every GGUF file begins (docs/gguf.md of ggml)."""
+"""The first bytes of every GGUF file (docs/gguf.md of ggml)."""
 
 CONNECT_SECONDS = 10.0
 READ_SECONDS = limit(
@@ -54,7 +54,7 @@ SPARE_BYTES = limit(
     256 * 2**20, "disk space that a download leaves free", "the program ends", "disk", "bytes"
 )
 PAUSE_SECONDS = 1.0
-"""Before the second try; doubled before each further one."""
+"""The time before the second try; doubled before each further one."""
 
 LINE_SECONDS = 60.0
 """Seconds between two lines of a download in a log."""
@@ -84,7 +84,7 @@ class DownloadLog:
         self._next_line = 0.0
 
     def reached(self, n_bytes: int, total: int | None) -> None:
-        """Record that ``n_bytes`` of ``total`` are here; None if the size is unknown."""
+        """Record that ``n_bytes`` of ``total`` were received; None if the size is unknown."""
         now = self._clock()
         if self._first < 0:
             self._first = n_bytes
@@ -108,10 +108,10 @@ class DownloadLog:
 
 
 def fetch_url(address: str, offline: bool) -> Path:
-    """The file at ``address``, under the user's cache directory; parts of a split model lie in the
-    same directory.
+    """Return the file at ``address``, under the user's cache directory; parts of a split model have
+    the same directory.
 
-    A separate place for each scheme, host, port, folder and query. Raises ConfigError.
+    Each scheme, host, port, folder and query has a separate place. Raises ConfigError.
     """
     try:
         url = httpx.URL(address)
@@ -149,8 +149,8 @@ def download(
     pause_seconds: float = PAUSE_SECONDS,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Fetch ``url`` to ``target``, which appears when it is whole. Another process that fetches it
-    is waited for.
+    """Fetch ``url`` to ``target``, which appears when it is whole. If another process fetches it,
+    wait for that.
 
     A partial file stays next to ``target``. The download resumes from it, now or at the next call,
     while the server confirms that the file is unchanged. A terminal shows a bar, otherwise a
@@ -265,7 +265,7 @@ def _receive(
 
 
 def _continues(headers: httpx.Headers, part: _Part) -> bool:
-    """Whether an answer of status 206 goes on where ``part`` ends, in the same file."""
+    """Return whether an answer of status 206 continues at the end of ``part``, in the same file."""
     found = re.fullmatch(r"bytes (\d+)-\d+/(?:\d+|\*)", headers.get("Content-Range", ""))
     return (
         found is not None
@@ -275,7 +275,7 @@ def _continues(headers: httpx.Headers, part: _Part) -> bool:
 
 
 def _validator(headers: httpx.Headers) -> str:
-    """The server's tag of the bytes of a file; empty without one."""
+    """Return the server's tag of the bytes of a file; empty without one."""
     tag = str(headers.get("ETag", ""))
     return tag if tag and not tag.startswith("W/") else str(headers.get("Last-Modified", ""))
 
@@ -322,7 +322,7 @@ class _Part:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Keep what can be gone on with, and nothing else."""
+        """Keep the bytes that a later download can continue, and nothing else."""
         with self._file:
             with suppress(OSError):
                 if self.validator and self.head == MAGIC:
@@ -333,7 +333,7 @@ class _Part:
                     path.unlink(missing_ok=True)
 
     def begin(self, validator: str) -> None:
-        """Start anew with the file that ``validator`` identifies."""
+        """Start again with the file that ``validator`` identifies."""
         self._note.unlink(missing_ok=True)
         self._file.truncate(0)
         self.n_bytes = 0
@@ -351,14 +351,16 @@ class _Part:
             self._save()
 
     def finish(self, target: Path) -> None:
-        """The file is whole: give it its name."""
+        """Give the file, which is whole, its name."""
         os.fsync(self._file.fileno())
         os.replace(self.path, target)
         sync_directory(target.parent)
         self.validator = ""
 
     def _save(self) -> None:
-        """Note what a later process can go on with: only what surely is on the disk."""
+        """Record the state from which a later process can continue: only bytes that surely are on
+        the disk.
+        """
         os.fsync(self._file.fileno())
         write_atomic(
             self._note, json.dumps({"n_bytes": self.n_bytes, "validator": self.validator}).encode()
@@ -367,8 +369,8 @@ class _Part:
 
 
 def _locked(path: Path) -> FileIO:
-    """The file at ``path``, opened for appending; locked for this process, and still under that
-    name.
+    """Return the file at ``path``, opened for appending; locked for this process, and still under
+    that name.
     """
     while True:
         file = path.open("ab+", 0)
@@ -388,5 +390,5 @@ def _refusal(url: httpx.URL, error: Exception) -> ConfigError:
 
 
 def _shown(url: httpx.URL) -> str:
-    """``url`` without what may be secret in it."""
+    """Return ``url`` without the parts that may be secret."""
     return one_line(str(url.copy_with(userinfo=b"", query=None, fragment=None)))

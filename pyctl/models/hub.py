@@ -33,8 +33,8 @@ __all__ = ["fetch", "fetch_companion"]
 
 
 def fetch(settings: HubSettings) -> Path:
-    """The GGUF file that ``settings`` name, the first one of a split model; everything missing is
-    downloaded.
+    """Return the GGUF file that ``settings`` name, the first one of a split model; everything
+    missing is downloaded.
 
     Without a network, or with ``offline``, earlier downloads are used. Raises ConfigError.
     """
@@ -59,11 +59,11 @@ def fetch(settings: HubSettings) -> Path:
 
 
 def fetch_companion(settings: HubSettings, model: Path) -> Path | None:
-    """The vision encoder next to ``model``, which `fetch` has found for the same ``settings``; None
-    if there is none.
+    """Return the vision encoder next to ``model``, which `fetch` has found for the same
+    ``settings``; None if there is none.
 
-    Of several, that in the nearest folder and then with the most similar quant, as in llama-server.
-    Raises ConfigError.
+    Of several, the one in the nearest folder and then with the most similar quant, as in
+    llama-server. Raises ConfigError.
     """
     repo = settings.hf_repo.partition(":")[0]
     if not settings.offline:
@@ -79,7 +79,7 @@ def fetch_companion(settings: HubSettings, model: Path) -> Path | None:
 
 
 def _name_in(repo: str, model: Path, names: Sequence[str]) -> str:
-    """The name of the file ``model`` in its repository."""
+    """Return the name of the file ``model`` in its repository."""
     return max(
         (name for name in names if f"/{model}".endswith(f"/{name}")), key=len, default=model.name
     )
@@ -93,7 +93,7 @@ def _download(repo: str, quant: str, settings: HubSettings) -> Path:
 
 
 def _listed(repo: str, settings: HubSettings) -> list[str]:
-    """The names of the files of a repository."""
+    """Return the names of the files of a repository."""
     return [
         file.rfilename
         for file in HfApi(token=settings.hf_token or None).model_info(repo).siblings or []
@@ -101,8 +101,8 @@ def _listed(repo: str, settings: HubSettings) -> list[str]:
 
 
 def _fetched(repo: str, name: str, settings: HubSettings) -> Path:
-    """The file ``name``. One that is no model, such as a pointer to one, is removed: it would be
-    taken for one for ever.
+    """Return the file ``name``. A file that is not a model, such as a pointer to one, is removed:
+    it would be taken for one for ever.
     """
     path = Path(hf_hub_download(repo, name, token=settings.hf_token or None, **_progress(name)))
     with path.open("rb") as file:
@@ -134,7 +134,7 @@ class _LoggedBar(tqdm):
 
 
 def _progress(name: str) -> dict[str, Any]:
-    """Arguments of `hf_hub_download` that log the progress of the file ``name``; none on a
+    """Return arguments of `hf_hub_download` that log the progress of the file ``name``; none on a
     terminal, which gets a bar.
 
     Older releases of the hub's library do not have them.

@@ -21,9 +21,7 @@ PREFERRED = ("Q4_K_M", "Q8_0")
 
 @dataclass(frozen=True)
 class Revision:
-    """One state of a repository, with the files of it that are there: ``names``, relative to
-    ``path``.
-    """
+    """A state of a repository, with its downloaded files: ``names``, relative to ``path``."""
 
     repo: str
     path: Path
@@ -32,7 +30,7 @@ class Revision:
 
 
 def revisions(environ: Mapping[str, str] = os.environ, of: str = "") -> Iterator[Revision]:
-    """All revisions of all models in the cache, or of the repository ``of``."""
+    """Yield all revisions of all models in the cache, or of the repository ``of``."""
     for home in sorted(_directory(environ).glob("models--*")):
         repo = home.name.removeprefix("models--").replace("--", "/")
         if of and repo.lower() != of.lower():
@@ -49,15 +47,15 @@ def revisions(environ: Mapping[str, str] = os.environ, of: str = "") -> Iterator
 
 
 def newest(repo: str, environ: Mapping[str, str] = os.environ) -> Revision | None:
-    """The revision of a repository that ``main`` was when it was last fetched, else the newest
-    one.
+    """Return the revision of a repository that ``main`` was when it was last fetched, else the
+    newest one.
     """
     return max(revisions(environ, repo), key=lambda revision: revision.rank, default=None)
 
 
 def cached_files(environ: Mapping[str, str] = os.environ) -> dict[str, Path]:
-    """The models that can be used without a network, as ``USER/MODEL:QUANT`` where the name has the
-    quant, with their (first) files.
+    """Return the models that can be used without a network, as ``USER/MODEL:QUANT`` where the name
+    has the quant, with their (first) files.
     """
     found = {}
     for revision in sorted(revisions(environ), key=lambda revision: revision.rank):
@@ -68,7 +66,7 @@ def cached_files(environ: Mapping[str, str] = os.environ) -> dict[str, Path]:
 
 
 def choose(names: Sequence[str], quant: str, file: str, where: str) -> str:
-    """The file to load, by llama-server's rules. Raises ConfigError if there is none."""
+    """Return the file to load, by llama-server's rules. Raises ConfigError if there is none."""
     models = list(filter(is_model_file, names))
     if file:
         if file in names:
@@ -86,7 +84,9 @@ def choose(names: Sequence[str], quant: str, file: str, where: str) -> str:
 
 
 def companion_of(names: Sequence[str], model: str) -> str:
-    """The name of the vision encoder for ``model`` among ``names``; empty if there is none."""
+    """Return the name of the vision encoder for ``model`` among ``names``; empty if there is
+    none.
+    """
     folders = model.split("/")[:-1]
 
     def rank(name: str) -> tuple[int, int]:
@@ -103,13 +103,13 @@ def companion_of(names: Sequence[str], model: str) -> str:
 
 
 def _bits(name: str) -> int:
-    """How many bits a weight has, from the name of a file; 0 if it has none."""
+    """Return the bits of a weight, from the name of a file; 0 if it has none."""
     digits = re.search(r"[0-9]{1,4}", _quant(name))
     return int(digits[0]) if digits else 0
 
 
 def _quant(name: str) -> str:
-    """The quant that ends the name of a file; empty if it names none."""
+    """Return the quant that ends the name of a file; empty if it names none."""
     base = name.rpartition("/")[2]
     split = SPLIT_NAME.match(base)
     quant = re.search(r"[-.]([A-Za-z0-9_]+)$", split[1] if split else base.removesuffix(".gguf"))
@@ -117,7 +117,7 @@ def _quant(name: str) -> str:
 
 
 def _directory(environ: Mapping[str, str]) -> Path:
-    """Where the library of huggingface.co keeps its files."""
+    """Return the directory where the library of huggingface.co keeps its files."""
     general = environ.get("XDG_CACHE_HOME") or "~/.cache"
     home = environ.get("HF_HOME") or f"{general}/huggingface"
     named = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or f"{home}/hub"

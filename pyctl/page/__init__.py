@@ -27,8 +27,8 @@ class Asset:
 
 @cache
 def asset(name: str = "index.html") -> Asset | None:
-    """The file ``name``, None if there is none. The page itself holds its style: one answer is
-    enough to see it.
+    """Return the file ``name``, None if there is none. The page itself holds its style: the page
+    needs only one answer.
     """
     if name not in names():
         return None
@@ -40,7 +40,7 @@ def asset(name: str = "index.html") -> Asset | None:
 
 @cache
 def names() -> frozenset[str]:
-    """The names that `asset` accepts."""
+    """Return the names that `asset` accepts."""
     return frozenset(path.name for path in _DIRECTORY.iterdir() if path.suffix != ".css")
 
 
@@ -49,8 +49,10 @@ def _style() -> str:
 
 
 def _slim(text: str) -> str:
-    """``text`` without comments and needless white space; no string of these files spans lines, or
-    holds " // ".
+    """Return ``text`` without comments and needless white space. No string of these files spans
+    lines, or holds "
+
+    ".
     """
     bare = re.sub(r"(?m)(?<!\S)(//.*|/\*[^*]*\*/)$", "", text)
     return re.sub(r"(?<=[{},;(])\s*\n\s*|\s*(\n)\s*", r"\1", bare)

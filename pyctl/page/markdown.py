@@ -32,7 +32,7 @@ _DELIMITERS = (("$$", "$$"), ("\\[", "\\]"), ("\\(", "\\)"), ("$", "$"))
 _BARE = re.compile(
     r"\\begin\{((?:align|aligned|alignat|cases|equation|eqnarray|gather|multline|[bpvBV]?matrix)\*?)\}"
 )
-"""Where a formula starts that has no delimiters."""
+"""The start of a formula that has no delimiters."""
 
 _URL = re.compile('https?://\\w[^][{}\\s<>"`|]*', re.IGNORECASE)
 
@@ -52,7 +52,7 @@ _MATHML_ATTRIBUTES = re.compile(
 
 
 def html_of(text: str) -> str:
-    """``text`` as HTML; any text is Markdown of some kind."""
+    """Return ``text`` as HTML; any text is Markdown of some kind."""
     return str(_parser().render(text))
 
 
@@ -82,8 +82,8 @@ def _parser() -> MarkdownIt:
 
 
 def _url_at_start(text: str) -> SimpleNamespace | None:
-    """The address that ``text`` starts with, by the rule for bare links; a sentence around it is
-    not part.
+    """Return the address that ``text`` starts with, by the rule for bare links; a sentence around
+    it is not part.
     """
     found = _URL.match(text)
     after = ".,;:!?'*_~"
@@ -96,7 +96,7 @@ def _url_at_start(text: str) -> SimpleNamespace | None:
 
 
 def _fence(self: RendererHTML, tokens: list[Token], index: int, options: Any, env: Any) -> str:
-    """A block of code with its language and a button that a page makes copy it."""
+    """Return a block of code with its language and a button that a page makes copy it."""
     token = tokens[index]
     language = token.info.strip().split(maxsplit=1)[0] if token.info.strip() else ""
     body = ""
@@ -116,8 +116,8 @@ def _fence(self: RendererHTML, tokens: list[Token], index: int, options: Any, en
 
 
 def _image(self: RendererHTML, tokens: list[Token], index: int, options: Any, env: Any) -> str:
-    """A picture that is in the text itself; of others only a link, so that nothing is fetched by
-    reading.
+    """Return a picture that is in the text itself; of others only a link, so that nothing is
+    fetched by reading.
     """
     token = tokens[index]
     source = str(token.attrs.get("src", ""))
@@ -137,7 +137,7 @@ def _link(self: RendererHTML, tokens: list[Token], index: int, options: Any, env
 
 
 def _cell(self: RendererHTML, tokens: list[Token], index: int, options: Any, env: Any) -> str:
-    """A cell of a table; how it is aligned is a class, since the page's policy lets no element have
+    """Return a cell of a table. Its alignment is a class, since the page's policy allows no element
     a style.
     """
     token = tokens[index]
@@ -147,7 +147,7 @@ def _cell(self: RendererHTML, tokens: list[Token], index: int, options: Any, env
 
 
 def _item(self: RendererHTML, tokens: list[Token], index: int, options: Any, env: Any) -> str:
-    """An item of a list; the box of a task becomes its class."""
+    """Return an item of a list; the box of a task becomes its class."""
     inner = tokens[index + 2] if tokens[index + 1].type == "paragraph_open" else tokens[index]
     box = _BOX.match(inner.content)
     if box and inner.children and inner.children[0].content.startswith(box[0]):
@@ -230,7 +230,7 @@ def _formula(self: RendererHTML, tokens: list[Token], index: int, options: Any, 
 
 
 def _mathml(element: ElementTree.Element) -> str:
-    """``element`` with only its harmless parts."""
+    """Return ``element`` with only its harmless parts."""
     name = element.tag.rpartition("}")[2]
     inner = escape(element.text or "") + "".join(
         _mathml(child) + escape(child.tail or "") for child in element

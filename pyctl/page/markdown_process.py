@@ -46,7 +46,7 @@ _IDLE_SECONDS = 300
 
 
 def plain_html(text: str) -> str:
-    """``text`` as it is, if it cannot be rendered."""
+    """Return ``text`` unchanged, if it cannot be rendered."""
     return f'<p class="plain">{escape(text)}</p>\n'
 
 
@@ -64,8 +64,8 @@ class MarkdownProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def render(self, texts: Iterable[str]) -> list[str]:
-        """The HTML of each, as `html_of` makes it; texts that are too long or take too long stay as
-        they are.
+        """Return the HTML of each, as `html_of` makes it; texts that are too long or take too long
+        stay unchanged.
         """
         with self._lock:
             end = time.monotonic() + self._all_seconds
@@ -96,8 +96,8 @@ class MarkdownProcess:
         return self._process
 
     def _ask(self, process: subprocess.Popen[bytes], text: str, seconds: float) -> str:
-        """A line of JSON each way. TimeoutError if no answer starts in time, OSError if it never
-        ends.
+        """Send and receive a line of JSON. Raises TimeoutError if no answer starts in time, OSError
+        if it never ends.
         """
         assert process.stdin is not None
         assert process.stdout is not None

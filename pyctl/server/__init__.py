@@ -36,28 +36,32 @@ REASONING_FORMATS: dict[str, Literal["auto", "deepseek", "none"]] = {
 
 
 def addresses(text: str) -> tuple[str, ...]:
-    """One address or several; one of IPv6 may be in brackets. Raises ValueError for none."""
+    """Return one address or several; an IPv6 address may be in brackets. Raises ValueError for
+    none.
+    """
     if not (found := words(text)):
         raise ValueError(f"{text!r} is not an address")
     return tuple(_without_brackets(address) for address in found)
 
 
 def _without_brackets(address: str) -> str:
-    """``[::1]``, as addresses have it before a port, as ``::1``."""
+    """Return ``[::1]``, the form that addresses have before a port, as ``::1``."""
     is_bracketed = address.startswith("[") and address.endswith("]")
     return address[1:-1] if is_bracketed else address
 
 
 def keys(text: str) -> tuple[str, ...]:
-    """One key or several. Raises ValueError for an empty text: it must not open the server."""
+    """Return one key or several. Raises ValueError for an empty text, which must not open the
+    server.
+    """
     if not (found := words(text)):
         raise ValueError("no key given; omit the flag to serve without a key")
     return found
 
 
 def key_lines(text: str) -> tuple[str, ...]:
-    """The stripped lines of a file that are neither empty nor comments. Raises ValueError if it has
-    none.
+    """Return the stripped lines of a file that are neither empty nor comments. Raises ValueError if
+    it has none.
     """
     lines = (line.strip() for line in file_text(text).splitlines())
     found = tuple(line for line in lines if line and not line.startswith("#"))
@@ -67,19 +71,23 @@ def key_lines(text: str) -> tuple[str, ...]:
 
 
 def existing_or_new(text: str) -> Path:
-    """A directory, or a place where one can be made."""
+    """Return the path of a directory that exists, or can be created. Raises ValueError for
+    others.
+    """
     return Path(directory(text))
 
 
 def existing(text: str) -> str:
-    """A directory that is there. Raises ValueError for others."""
+    """Return the path of a directory that exists. Raises ValueError for others."""
     if not Path(directory(text)).is_dir():
         raise ValueError(f"{text!r} does not exist")
     return directory(text)
 
 
 def url_path(text: str) -> str:
-    """A path to serve below, without a slash at its end. Raises ValueError for other text."""
+    """Return a path prefix of the server's URLs, without a slash at its end. Raises ValueError for
+    other text.
+    """
     if text and not re.fullmatch(r"(/[\w.~-]+)+", text):
         raise ValueError(f"{text!r} is not a path such as /llm")
     return text
@@ -87,8 +95,8 @@ def url_path(text: str) -> str:
 
 @dataclass(frozen=True)
 class ListenSettings:
-    """Where the server listens; a host PATH.sock is a UNIX socket. Raises ConfigError for one TLS
-    file of two.
+    """The addresses that the server listens at; a host PATH.sock is a UNIX socket. Raises
+    ConfigError for one TLS file of two.
     """
 
     hosts: tuple[str, ...] = SERVER.flag(
@@ -177,7 +185,7 @@ class RouterSettings:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether there are several models."""
+        """True if there are several models."""
         return bool(self.models_dir or self.preset_path)
 
 
@@ -286,7 +294,7 @@ class ServerSettings:
 
     @property
     def has_page(self) -> bool:
-        """Whether the page is served; a directory of --path takes its place."""
+        """True if the page is served; a directory of --path replaces it."""
         return self.show_page and not self.static_path
 
 

@@ -71,8 +71,8 @@ _MARKDOWN_PATH = "/page/markdown"
 
 
 async def _html_of(shared: AppState, request: Request) -> Response:
-    """POST /page/markdown {"texts": [...]}: the HTML of each, harmless for any texts. It needs no
-    model.
+    """Answer POST /page/markdown {"texts": [...]}: the HTML of each, harmless for any texts. It
+    needs no model.
     """
     texts = parse_object(await request.body()).get("texts")
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
@@ -88,7 +88,7 @@ async def _render(models: Models, request: Request) -> Response:
 
 
 async def _read_pdf(models: Models, request: Request) -> Response:
-    """POST /page/pdf: the text of the PDF file that is the body."""
+    """Answer POST /page/pdf: the text of the PDF file that is the body."""
     return JsonResponse(
         {"text": await models.shared.pool.rendering.run(request, pdf_text, await request.body())}
     )
@@ -211,8 +211,8 @@ _OF_ROUTER: tuple[Operation[Models], ...] = (
 
 
 def create_app(models: Models) -> Starlette:
-    """The ASGI application that answers with ``models``; it owns neither their workers nor their
-    threads.
+    """Return the ASGI application that answers with ``models``; it owns neither their workers nor
+    their threads.
     """
     settings = models.shared.settings
     paths: dict[str, dict[str, tuple[Operation[Service] | Operation[Models], Answer]]] = {}
@@ -260,8 +260,8 @@ def create_app(models: Models) -> Starlette:
 
 
 def create_loading_app(shared: AppState) -> Starlette:
-    """The application until the model is loaded: the page with its Markdown, and 503 to everything
-    else.
+    """Return the application until the model is loaded: the page with its Markdown, and 503 to
+    everything else.
     """
     settings = shared.settings
 
@@ -281,7 +281,7 @@ def create_loading_app(shared: AppState) -> Starlette:
 
 
 def early_paths(settings: ServerSettings) -> tuple[str, ...]:
-    """The paths of POST requests that `create_loading_app` answers; all others wait for the
+    """Return the paths of POST requests that `create_loading_app` answers; all others wait for the
     model.
     """
     return (settings.api_prefix + _MARKDOWN_PATH,) if settings.has_page else ()
@@ -310,8 +310,8 @@ def _checked(
     answers: Mapping[str, tuple[Operation[Service] | Operation[Models], Answer]],
     form: ErrorForm,
 ) -> Answer:
-    """The answer for all methods of a path, after the check of origins; a route for each path
-    answers 405 for all others. Errors are answered in ``form``.
+    """Return the answer for all methods of a path, after the check of origins. A separate route of
+    the path answers 405 to all other methods. Errors are answered in ``form``.
     """
     settings = models.shared.settings
     streams = models.shared.streams
@@ -334,7 +334,7 @@ def _checked(
 
 
 def _response_to(form: ErrorForm, request: Request, error: Exception) -> Response:
-    """The response to ``error`` in ``form``."""
+    """Return the response to ``error`` in ``form``."""
     if isinstance(error, ClientDisconnect):
         return Response(status_code=400)
     if isinstance(error, RecursionError):
@@ -358,8 +358,8 @@ class _RoutedBody(msgspec.Struct, frozen=True):
 async def _answer(
     models: Models, endpoint: Operation[Service], form: ErrorForm, request: Request
 ) -> ASGIApp:
-    """What ``endpoint`` answers with the model of ``request``, the only place where that is
-    chosen.
+    """Return the answer of ``endpoint`` with the model of ``request``. Only this function chooses
+    the model.
     """
     handler = endpoint.answer
     if models.only is not None:
@@ -402,7 +402,7 @@ async def _answer(
 
 
 def _routed(raw: bytes) -> _RoutedBody:
-    """The members of a body that matter here. Raises RequestError if it is not JSON."""
+    """Return the members of a body that select a model. Raises RequestError if it is not JSON."""
     try:
         return decode(raw or b"{}", _RoutedBody)
     except msgspec.ValidationError:  # no object: the query has to name the model
@@ -410,8 +410,8 @@ def _routed(raw: bytes) -> _RoutedBody:
 
 
 def page_routes(settings: ServerSettings) -> list[Route]:
-    """GET / and GET /page/{name}, the page and its files; none with --no-ui or --path. They need no
-    model.
+    """Return GET / and GET /page/{name}, the page and its files; none with --no-ui or --path. They
+    need no model.
     """
     if not settings.has_page:
         return []

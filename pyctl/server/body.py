@@ -74,8 +74,8 @@ MAX_CHARS = limit(
 
 
 def check_chars(text: str, n_ctx: int) -> None:
-    """RequestError for a text that would take much memory to tokenise, though no reply to it is
-    possible or asked.
+    """Raise RequestError for a text that takes much memory to tokenise, though it cannot get a
+    reply.
     """
     maximum = max(MAX_CHARS, CHARS_PER_TOKEN * n_ctx)
     if len(text) > maximum:
@@ -140,15 +140,17 @@ class Flattened:
 
 
 def out_of_range(name: str, value: object, low: object, high: object) -> RequestError:
-    """The error for a number outside of its range."""
+    """Return the error for a number outside of its range."""
     return RequestError(f"'{name}' must be in [{low}, {high}], not {value}")
 
 
 def _typed(kind: type[T], words: str) -> Callable[[Any, str], T]:
-    """A reader of values of ``kind``."""
+    """Return a reader of values of ``kind``."""
 
     def read(value: Any, name: str) -> T:
-        """``value``, which is the field ``name``. RequestError if it is of another type."""
+        """Return ``value``, which is the field ``name``. Raises RequestError if it has another
+        type.
+        """
         if not isinstance(value, kind):
             raise RequestError(f"'{name}' must be {words}")
         return value
@@ -163,7 +165,7 @@ items: Callable[[Any, str], list[Any]] = _typed(list, "a list")
 
 
 def number(value: Any, name: str) -> float:
-    """A number. Raises RequestError for others."""
+    """Return a number. Raises RequestError for others."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise RequestError(f"'{name}' must be a number")
     try:
@@ -173,7 +175,9 @@ def number(value: Any, name: str) -> float:
 
 
 def strings(value: Any, name: str) -> tuple[str, ...]:
-    """A list of strings; a single string is a list of one. Raises RequestError for others."""
+    """Return a list of strings; a single string is a list of one. Raises RequestError for
+    others.
+    """
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
@@ -192,7 +196,7 @@ def _as_it_is(value: Any, name: str) -> Any:
 
 
 def _nested(value: Any, name: str, body: type[Body]) -> Body:
-    """An object as a body."""
+    """Return an object as a body."""
     return body.of(json_object(value, name))
 
 
@@ -218,7 +222,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls: type[B], values: Mapping[str, Any]) -> B:
-        """The body of ``values``. Raises RequestError."""
+        """Return the body of ``values``. Raises RequestError."""
         found: dict[str, Any] = {}
         for field, (names, read) in _fields(cls).items():
             if isinstance(read, Flattened):
@@ -233,12 +237,12 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls: type[B], body: bytes) -> B:
-        """The body of JSON text. Raises RequestError."""
+        """Return the body of JSON text. Raises RequestError."""
         return cls.of(parse_object(body))
 
     @classmethod
     def names(cls) -> frozenset[str]:
-        """All names in JSON."""
+        """Return all names in JSON."""
         return frozenset(name for field in _fields(cls).values() for name in field.names)
 
 
@@ -281,7 +285,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 def parse_json(body: bytes) -> Any:
-    """The value that ``body`` is the JSON text of, with a byte order mark or without. Raises
+    """Return the value of the JSON text ``body``, with a byte order mark or without. Raises
     RequestError.
     """
     for signs, (maximum, name) in _MAX_SIGNS.items():
@@ -296,10 +300,10 @@ def parse_json(body: bytes) -> Any:
 
 
 def decode(body: bytes, kind: type[T]) -> T:
-    """The JSON text ``body`` as a ``kind`` of msgspec, however many values it has.
+    """Return the JSON text ``body`` as a ``kind`` of msgspec, however many values it has.
 
     Half a surrogate pair (``\\ud83d``) is read as U+FFFD: RFC 8259 allows it, and JavaScript writes
-    it of a text that was cut within an emoji. Raises RequestError for other texts than JSON, and
+    it for a text that was cut within an emoji. Raises RequestError for text that is not JSON, and
     msgspec.ValidationError for another ``kind``.
     """
     body = body.removeprefix(_BOM)
@@ -325,7 +329,7 @@ def _decoded(body: bytes, kind: type[T]) -> T:
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """The object that ``body`` is the JSON text of. Raises RequestError."""
+    """Return the object of the JSON text ``body``. Raises RequestError."""
     values = parse_json(body)
     if not isinstance(values, dict):
         raise RequestError("the body must be a JSON object")
@@ -333,16 +337,18 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 
 def others(values: Mapping[str, Any], body: type[Body], ignored: frozenset[str]) -> dict[str, Any]:
-    """The ``values`` that are neither a field of ``body`` nor ``ignored``, for another body."""
+    """Return the ``values`` that are neither a field of ``body`` nor ``ignored``, for another
+    body.
+    """
     own = body.names() | ignored
     return {name: value for name, value in values.items() if name not in own}
 
 
 def refuse(values: Mapping[str, Any], not_done: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raise NotSupportedError for a field that is known, but not done here, if it has an effect.
+    """Raise NotSupportedError for a known field that is not supported, if it has an effect.
 
-    ``not_done`` has by its name a hint, and the values without an effect, as null, false, 0 and
-    empty ones do.
+    ``not_done`` maps the field to a hint and the values without an effect, besides null, false, 0
+    and empty ones.
     """
     for name, (hint, *idle) in not_done.items():
         value = values.get(name)
@@ -386,7 +392,9 @@ class _Scale(Body, frozen=True):
 
 
 def scales_of(value: Any, name: str = "lora") -> tuple[tuple[int, float], ...]:
-    """Adapters of a request by number and scale. Raises RequestError for other values."""
+    """Return the adapters of a request by number and scale. Raises RequestError for other
+    values.
+    """
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise RequestError(f"'{name}' must be an array of objects with 'id' and 'scale' fields")
     at_most(_MAX_NAMES, len(value), name)
@@ -394,7 +402,7 @@ def scales_of(value: Any, name: str = "lora") -> tuple[tuple[int, float], ...]:
 
 
 def _member_names(value: Any, name: str) -> tuple[str, ...]:
-    """Anything but a list means all members, as in llama-server."""
+    """Return the names of members. Anything but a list means all members, as in llama-server."""
     if not isinstance(value, list):
         return ()
     at_most(_MAX_NAMES, len(value), name)
@@ -424,7 +432,7 @@ def _short(value: Any, name: str, maximum: int) -> str:
 
 
 def _alternatives(value: Any, name: str) -> int | None:
-    """The number of alternatives to each token, None for a negative one. OpenAI's field."""
+    """Return the number of alternatives to each token, OpenAI's field; None for a negative one."""
     n = Integer()(value, name)
     if n > _MAX_PROBS:
         raise out_of_range(name, n, 0, _MAX_PROBS)
@@ -432,12 +440,14 @@ def _alternatives(value: Any, name: str) -> int | None:
 
 
 def _probs(value: Any, name: str) -> int | None:
-    """As `_alternatives`, but 0 is none as well. llama-server's field."""
+    """Return the number of alternatives, llama-server's field: as `_alternatives`, but None for 0
+    as well.
+    """
     return _alternatives(value, name) or None
 
 
 def _seq(value: Any, name: str) -> int:
-    """A number, or a string with one, as llama-server accepts it."""
+    """Return a number, or the number in a string, as llama-server accepts it."""
     is_number = isinstance(value, str) and len(value) < 11 and value.removeprefix("-").isdecimal()
     return Integer()(int(value) if is_number else value, name)
 
@@ -447,7 +457,7 @@ class _StreamOptions(Body, frozen=True):
 
 
 class ReplyOptions(Body, frozen=True):
-    """How to answer; names and defaults are llama-server's.
+    """The form of the answer; names and defaults are llama-server's.
 
     ``ping_seconds`` is the silence after which a stream sends a comment, None for the server's own,
     as for the ``reasoning_format`` and ``verbose``. ``return_cache`` is not llama-server's:
@@ -482,8 +492,8 @@ _OTHER_NAMES = {"repeat_penalty": "repetition_penalty"}
 
 
 def sampling_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The members of `Sampling` that a body sets, by the ranges declared there; ``logit_bias`` as
-    it came.
+    """Return the members of `Sampling` that a body sets, by the ranges declared there;
+    ``logit_bias`` stays as sent.
 
     Raises RequestError.
     """
@@ -538,7 +548,7 @@ def sampling_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _samplers(value: str | list[Any]) -> tuple[str, ...]:
-    """Names, in any spelling, or one letter per sampler; unknown ones are left out."""
+    """Return samplers from names, in any spelling, or one letter each; unknown ones are ignored."""
     if isinstance(value, str):
         return tuple(SAMPLER_LETTERS[letter] for letter in value if letter in SAMPLER_LETTERS)
     if not all(isinstance(item, str) for item in value):
@@ -566,7 +576,7 @@ _NOT_DONE: dict[str, tuple[Any, ...]] = {
     "structured_outputs": (_BINDING,),
     "web_search_options": ("add a tool that searches",),
 }
-"""What OpenAI's APIs, and vLLM's, have beyond these fields."""
+"""The fields that OpenAI's APIs, and vLLM's, have beyond these and this server does not support."""
 
 
 class GenerationBody(Body, frozen=True):
@@ -622,7 +632,7 @@ class GenerationBody(Body, frozen=True):
 
 
 def _count_or_switch(value: Any, name: str) -> int | None:
-    """OpenAI's chat writes ``logprobs`` as a switch, its completions as a count."""
+    """Return ``logprobs``, a switch in OpenAI's chat and a count in its completions."""
     if name == "n_probs":
         return _probs(value, name)
     if isinstance(value, bool):
@@ -702,7 +712,9 @@ class _ChatProbs(Body, frozen=True):
 
 
 def _chat_probs(values: Mapping[str, Any]) -> int | None:
-    """OpenAI's ``logprobs`` and ``top_logprobs``, or llama-server's ``n_probs``."""
+    """Return the number of OpenAI's ``logprobs`` and ``top_logprobs``, or llama-server's
+    ``n_probs``.
+    """
     probs = _ChatProbs.of(values)
     if probs.logprobs:
         n = 20 if values["logprobs"] is True else probs.logprobs

@@ -40,13 +40,13 @@ class Decoder(Protocol):
     """Decodes one body, which comes in parts."""
 
     def decode(self, data: bytes) -> Iterator[bytes]:
-        """The pieces that ``data`` adds, each of a bounded size. Raises RequestError if it cannot
-        be decoded.
+        """Yield the pieces that ``data`` adds, each of a bounded size. Raises RequestError if it
+        cannot be decoded.
         """
 
     @property
     def is_complete(self) -> bool:
-        """Whether the end of the compressed data was read."""
+        """True if the end of the compressed data was read."""
 
 
 class _Inflater:
@@ -116,8 +116,8 @@ _DECODERS: dict[str, Callable[[], Decoder]] = {
 
 
 def decoder_of(coding: str) -> Decoder:
-    """A decoder for a ``Content-Encoding``. Raises ContentCodingError for an unknown one and for
-    several.
+    """Return a decoder for a ``Content-Encoding``. Raises ContentCodingError for an unknown one and
+    for several.
     """
     make = _DECODERS.get(coding.strip().lower())
     if make is None:
@@ -158,7 +158,7 @@ class _DecodedBody:
         self._n_sent = self._n_decoded = 0
 
     async def receive(self) -> Message:
-        """The next message. Raises RequestError."""
+        """Return the next message. Raises RequestError."""
         if self._is_over:
             return await self._receive()
         try:

@@ -51,8 +51,8 @@ BODY_RATE = limit(
 WRITE_SECONDS = limit(300.0, "a client that does not read its reply", "closed", "connection", "s")
 
 RESET_SECONDS = 0.05
-"""From the end of a client's sending to the first look for its reset; the next ones are
-`ConnectionGuard.look`'s.
+"""The time from the end of a client's sending to the first check for its reset;
+`ConnectionGuard.look` makes the next ones.
 """
 
 OWN_FILES = 128
@@ -61,14 +61,14 @@ OWN_FILES = 128
 MAX_FILES = 2**16
 
 CLOSE_HEADER = (b"connection", b"close")
-"""In a request's headers, it makes the response the last of its connection."""
+"""The header of a request that makes the response the last of its connection."""
 
 LINE_SECONDS = 10.0
-"""Between two lines of the log about the same trouble."""
+"""The minimum time between two lines of the log about the same trouble."""
 
 
 def raise_file_limit(max_connections: int) -> int:
-    """Let this process have as many open files as it may; returns how many connections that
+    """Allow this process as many open files as the system lets it; return the connections that this
     allows.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -106,7 +106,7 @@ class ConnectionGuard:
         self._n_unsaid = 0
 
     def admit(self, connection: GuardedProtocol) -> bool:
-        """Whether there is room for ``connection``, perhaps because another one was closed."""
+        """Return whether there is room for ``connection``, if need be after closing another one."""
         if len(connection.connections) <= self.maximum:
             return True
         if not self._heads:
@@ -125,16 +125,16 @@ class ConnectionGuard:
         return True
 
     def awaits_head(self, connection: GuardedProtocol) -> None:
-        """The next thing that comes from ``connection`` is a head."""
+        """Note that the next bytes from ``connection`` are a head."""
         self._heads.pop(connection, None)
         self._heads[connection] = None
 
     def drop(self, connection: GuardedProtocol) -> None:
-        """It is no longer a head that is awaited of ``connection``."""
+        """Note that no head is awaited from ``connection`` any longer."""
         self._heads.pop(connection, None)
 
     def look(self, connections: set[Any]) -> None:
-        """Close what takes too long; to be called every second or so."""
+        """Close connections that take too long; to be called every second or so."""
         now = time.monotonic()
         passed = min(now - self._last_look, 5.0)
         self._last_look = now
@@ -142,7 +142,7 @@ class ConnectionGuard:
             connection.check(passed, now)
 
     def say(self, text: str, *args: object) -> None:
-        """Log a warning, of all that come within some seconds only the first."""
+        """Log a warning, but of several within some seconds only the first."""
         now = time.monotonic()
         if now < self._next_line:
             self._n_unsaid += 1
@@ -153,8 +153,8 @@ class ConnectionGuard:
         log.warning(text + "%s", *args, more)
 
     def failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """The event loop's handler of exceptions that no task waits for: a refused connection is
-        one thin line.
+        """Handle the event loop's exceptions that no task waits for: a refused connection gets one
+        short line.
         """
         error = context.get("exception")
         if isinstance(error, OSError) and error.errno in (
@@ -169,8 +169,8 @@ class ConnectionGuard:
 
 
 def _has_two_lengths(headers: list[tuple[bytes, bytes]]) -> bool:
-    """Whether a request has Content-Length and Transfer-Encoding, and is not yet marked to be the
-    last.
+    """Return whether a request has Content-Length and Transfer-Encoding, and is not yet marked to
+    be the last.
 
     RFC 9112, 6.3: the second counts, and the connection is closed after the response.
     """
@@ -218,7 +218,7 @@ class GuardedProtocol(H11Protocol):
         self._note()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's closes every connection
-        """The client sends nothing more. Keep the connection if it may still read the reply that it
+        """Keep the connection if the client, which sends no more, may still read the reply that it
         awaits.
 
         A client that is gone looks the same until something is written to it: its system answers by
@@ -256,8 +256,8 @@ class GuardedProtocol(H11Protocol):
         self._note()
 
     def check(self, passed: float, now: float) -> None:
-        """``passed`` more seconds until ``now``: close the connection if its client took too many,
-        or is gone.
+        """Close the connection if its client took too long, or is gone: ``passed`` more seconds
+        until ``now``.
         """
         self._check_reset()
         self._check_write(passed)
@@ -281,7 +281,7 @@ class GuardedProtocol(H11Protocol):
             self.transport.abort()
 
     def _is_kept(self) -> bool:
-        """Whether a request was answered, and nothing of another one has come."""
+        """Return whether a request was answered, and no byte of another one has arrived."""
         return self._phase is h11.IDLE and self.cycle is not None and not self.conn.trailing_data[0]
 
     def _check_reset(self) -> None:
@@ -323,7 +323,7 @@ class GuardedProtocol(H11Protocol):
             self.transport.abort()
 
     def _answer(self, status: int, message: str, *, retry: bool = False) -> None:
-        """Say why, past whatever HTTP had started, and close."""
+        """Send the reason, whatever HTTP had started, and close."""
         kind = "unavailable_error" if status == 503 else "invalid_request_error"
         body = json.dumps({"error": {"code": status, "message": message, "type": kind}}).encode()
         phrase = "Service Unavailable" if status == 503 else "Request Timeout"

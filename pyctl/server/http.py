@@ -55,8 +55,8 @@ PING = b":\n\n"
 
 
 def given_key(headers: Headers) -> str:
-    """The key that a client sent, as bearer token or as ``x-api-key``; empty without one. "bearer"
-    has any case.
+    """Return the key that a client sent, as bearer token or as ``x-api-key``; empty without one.
+    "bearer" has any case.
     """
     value = headers.get("authorization") or headers.get("x-api-key") or ""
     return value[7:].lstrip(" ") if value[:7].lower() == "bearer " else value
@@ -73,8 +73,8 @@ others itself.
 
 
 def without_line_ends(body: bytes) -> bytes:
-    """JSON text with escapes for Unicode's ends of lines, at which clients split streams (httpx's
-    ``iter_lines``).
+    """Return JSON text with escapes for Unicode's ends of lines, at which clients split streams
+    (httpx's ``iter_lines``).
     """
     for end, escape in _LINE_ENDS:
         if end in body:
@@ -83,14 +83,14 @@ def without_line_ends(body: bytes) -> bytes:
 
 
 def frame(body: bytes) -> bytes:
-    """``body``, JSON text, as one server-sent event (WHATWG HTML, section 9.2)."""
+    """Return ``body``, JSON text, as one server-sent event (WHATWG HTML, section 9.2)."""
     return b"data: " + without_line_ends(body) + b"\n\n"
 
 
 def stream_head(
     media_type: str = "text/event-stream", more: Mapping[str, str] = MappingProxyType({})
 ) -> Message:
-    """The start of a stream for ASGI, with ``more`` headers."""
+    """Return the start of a stream for ASGI, with ``more`` headers."""
     headers = {
         "content-type": media_type,
         "cache-control": "no-cache",
@@ -102,14 +102,14 @@ def stream_head(
 
 
 def named_frames(events: Iterable[dict[str, Any]]) -> bytes:
-    """``events`` as server-sent events that are named after their types."""
+    """Return ``events`` as server-sent events that are named after their types."""
     return b"".join(
         b"event: " + event["type"].encode() + b"\n" + frame(encode(event)) for event in events
     )
 
 
 def json_lines(values: Iterable[dict[str, Any]]) -> bytes:
-    """``values`` as JSON, each on a separate line."""
+    """Return ``values`` as JSON, each on a separate line."""
     return b"".join(without_line_ends(encode(value)) + b"\n" for value in values)
 
 
@@ -141,12 +141,14 @@ ErrorForm: TypeAlias = Callable[[BaseException], dict[str, Any]]
 
 
 def _kind(error: BaseException) -> tuple[int, str]:
-    """The status and llama-server's type of an error."""
+    """Return the status and llama-server's type of an error."""
     return next(_KINDS[base] for base in type(error).__mro__ if base in _KINDS)
 
 
 def error_body(error: BaseException) -> dict[str, Any]:
-    """``{"error": {"code", "message", "type"}}``; the text of an unexpected error is not shown."""
+    """Return ``{"error": {"code", "message", "type"}}``; the text of an unexpected error is not
+    shown.
+    """
     code, kind = _kind(error)
     message = str(error) if isinstance(error, PyctlError) else "internal error"
     body: dict[str, Any] = {"code": code, "message": message, "type": kind}
@@ -166,8 +168,8 @@ _ANTHROPIC_TYPES = {
 
 
 def anthropic_error(error: BaseException) -> dict[str, Any]:
-    """``error`` with Anthropic's types, and in its words where a prompt does not fit: agents then
-    shorten it.
+    """Return ``error`` with Anthropic's types, and in its words where a prompt does not fit: agents
+    then shorten it.
     """
     body = {"type": "error", **error_body(error)}
     body["error"]["type"] = _ANTHROPIC_TYPES.get(body["error"]["code"], "invalid_request_error")
@@ -181,7 +183,7 @@ def anthropic_error(error: BaseException) -> dict[str, Any]:
 
 
 def ollama_error(error: BaseException) -> dict[str, Any]:
-    """``{"error": text}``."""
+    """Return ``{"error": text}``."""
     return {"error": error_body(error)["error"]["message"]}
 
 
@@ -192,12 +194,12 @@ _FORMS: tuple[tuple[str, ErrorForm], ...] = (
 
 
 def form_of(path: str) -> ErrorForm:
-    """The form of errors at ``path``, which is without --api-prefix."""
+    """Return the form of errors at ``path``, which is without --api-prefix."""
     return next((form for start, form in _FORMS if path.startswith(start)), error_body)
 
 
 def error_response(error: BaseException, form: ErrorForm = error_body) -> Response:
-    """``error`` as the whole answer, with ``Retry-After`` where another try may help."""
+    """Return ``error`` as the whole answer, with ``Retry-After`` where another try may help."""
     headers: dict[str, str] = {}
     if isinstance(error, UnavailableError) and error.retry_seconds:
         headers["retry-after"] = str(error.retry_seconds)
@@ -215,7 +217,7 @@ _MAX_SHOWN = 200
 
 
 def http_exceptions(prefix: str) -> Callable[[Request, Exception], Awaitable[Response]]:
-    """Starlette's handler of its errors; a wrong method is an unknown path, as it is to
+    """Return Starlette's handlers of its errors; a wrong method is an unknown path, as in
     llama-server.
     """
 

@@ -63,7 +63,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def fetch_image(url: str) -> bytes:
-    """The bytes at ``url``, http or https, as far as they may be an image. Raises RequestError."""
+    """Return the bytes at ``url``, http or https, if they may be an image. Raises RequestError."""
     end = time.monotonic() + _MAX_SECONDS
     for _ in range(_MAX_REDIRECTS + 1):
         found = _fetch_one(url, end)
@@ -74,8 +74,8 @@ def fetch_image(url: str) -> bytes:
 
 
 def is_public(address: Address) -> bool:
-    """Whether ``address`` belongs to the public network, and to no machine or service of this
-    one.
+    """Return whether ``address`` belongs to the public network, and to no machine or service of
+    this one.
     """
     if isinstance(address, ipaddress.IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour
@@ -89,7 +89,7 @@ def is_public(address: Address) -> bool:
 
 
 def _fetch_one(url: str, end: float) -> bytes | str:
-    """The bytes at ``url``, or where else to look."""
+    """Return the bytes at ``url``, or the address that it redirects to."""
     headers = [
         ("Host", _host(url)),
         ("Accept", "image/*"),
@@ -122,7 +122,7 @@ def _fetch_one(url: str, end: float) -> bytes | str:
 
 
 def _host(url: str) -> str:
-    """The parts of an address. RequestError if it is not one of a web server."""
+    """Return the parts of an address. Raises RequestError if it is not a web server's."""
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""
@@ -204,7 +204,7 @@ class _TimedStream(httpcore.NetworkStream):
 
 
 def _left(end: float, timeout: type[Exception]) -> float:
-    """Seconds until ``end``; ``timeout`` is raised if there are none."""
+    """Return the seconds until ``end``. Raises ``timeout`` if there are none."""
     left = end - time.monotonic()
     if left <= 0:
         raise timeout
@@ -235,8 +235,8 @@ class ImagePart(dict[str, Any]):
 
 
 def load_images(messages: Any, service: Service, fetched: Fetched) -> Any:
-    """``messages`` with an ImageFile in the place of each part that has an image; as they are if
-    none can be seen.
+    """Return ``messages`` with an ImageFile in place of each image; unchanged if the model reads no
+    images.
 
     Raises RequestError, which names the image and its fault.
     """
@@ -251,7 +251,7 @@ def load_images(messages: Any, service: Service, fetched: Fetched) -> Any:
 
 
 def data_images(values: Any, service: Service, fetched: Fetched) -> list[ImageFile]:
-    """The images of ``multimodal_data``. Raises RequestError."""
+    """Return the images of ``multimodal_data``. Raises RequestError."""
     if service.chat.images is None:
         raise unreadable("'multimodal_data'", "multimodal_data")
     values = [values] if isinstance(values, str) else values
@@ -300,7 +300,7 @@ class _Sources:
         self._n_images = 0
 
     def image(self, url: Any, where: str) -> ImageFile | None:
-        """The image in ``url``; None if it has to be fetched."""
+        """Return the image in ``url``; None if it has to be fetched."""
         if not isinstance(url, str) or not url:
             raise RequestError(f"{where}: the url of an image must be a string")
         self._n_images += 1
@@ -318,8 +318,8 @@ class _Sources:
             raise RequestError(f"{where}: {error}") from error
 
     def check(self) -> None:
-        """Raise FilesMissing if something is, ContextSizeError or RequestError if not all of them
-        can be seen.
+        """Raise FilesMissing if an image is missing, ContextSizeError or RequestError if the images
+        do not fit or cannot be read.
         """
         if self._missing:
             raise FilesMissing(self._missing, _fetch_all)
@@ -354,7 +354,7 @@ _MAX_HEAD = 1000
 
 
 def _decoded(text: str) -> bytes:
-    """The bytes of ``text`` in base64."""
+    """Return the bytes of ``text`` in base64."""
     if len(text) // 4 * 3 > _MAX_BYTES + 2:
         raise RequestError(f"the image has more than {_MAX_BYTES} bytes")
     if any(blank in text for blank in " \n\r\t"):
@@ -371,7 +371,7 @@ def _decoded(text: str) -> bytes:
 
 
 def _file(name: str, media_path: str) -> bytes:
-    """The file ``name`` below ``media_path``, and nowhere else."""
+    """Return the file ``name`` below ``media_path``, and nowhere else."""
     if not media_path:
         raise RequestError("file:// URLs are not allowed unless --media-path is specified")
     try:

@@ -58,7 +58,7 @@ Key: TypeAlias = tuple[str, str]
 
 
 def key_of(request: Request, name: str) -> Key:
-    """Under what the stream ``name`` of this client is kept. Raises RequestError."""
+    """Return the key of this client's stream ``name``. Raises RequestError."""
     if not name:
         raise RequestError("Missing conversation id in path")
     if len(name) > _MAX_ID_CHARS:
@@ -90,7 +90,7 @@ class KeptStream:
         return self.n_dropped + len(self._data)
 
     def append(self, part: bytes) -> None:
-        """More of the answer. A stream that had no reader for too long is cancelled."""
+        """Add a part of the answer. A stream that had no reader for too long is cancelled."""
         self._data += part
         if (surplus := len(self._data) - _MAX_BYTES) > 0:
             del self._data[:surplus]
@@ -100,24 +100,24 @@ class KeptStream:
         self.wake()
 
     def end(self) -> None:
-        """No bytes follow."""
+        """End the stream: no bytes follow."""
         self.ended = self.ended or self._now()
         self.wake()
 
     def wake(self) -> None:
-        """Tell those who wait that something has changed."""
+        """Notify those who wait that something has changed."""
         self._news.set()
         self._news = asyncio.Event()
 
     async def until_begun(self) -> bool:
-        """Wait for ``head``; False if the answer ends without one."""
+        """Wait for ``head``; return False if the answer ends without one."""
         while self.head is None and not self.ended:
             await self._news.wait()
         return self.head is not None
 
     async def read(self, start: int) -> AsyncGenerator[bytes, None]:
-        """The bytes from ``start`` on as they come; ends early if a slow reader's bytes have been
-        dropped.
+        """Yield the bytes from ``start`` on as they come. Ends early if a slow reader's bytes have
+        been dropped.
         """
         self._n_readers += 1
         try:
@@ -154,7 +154,7 @@ class KeptStreams:
         return task
 
     def open(self, key: Key) -> KeptStream | None:
-        """A new stream, which ends the one of the same key; None if too many run."""
+        """Return a new stream, which ends the one of the same key; None if too many run."""
         self.expire()
         self.drop(key)
         if len(self._streams) >= _MAX_STREAMS:
@@ -165,14 +165,14 @@ class KeptStreams:
         return self._streams.setdefault(key, KeptStream(self.now))
 
     def get(self, key: Key) -> KeptStream:
-        """The stream of ``key``. Raises NotFoundError."""
+        """Return the stream of ``key``. Raises NotFoundError."""
         self.expire()
         if key not in self._streams:
             raise NotFoundError("Stream not found or expired")
         return self._streams[key]
 
     def named(self, key: Key) -> list[tuple[str, KeptStream]]:
-        """The streams of ``key`` and of its variants ``<id>::<model>``."""
+        """Return the streams of ``key`` and of its variants ``<id>::<model>``."""
         self.expire()
         owner, name = key
         return [
@@ -187,7 +187,7 @@ class KeptStreams:
             found.cancelled.set()
 
     def end(self, key: Key, stream: KeptStream) -> None:
-        """``stream`` is complete. One that never started is forgotten, as llama-server does with
+        """Complete ``stream``. One that never started is forgotten, as llama-server does with
         refused requests.
         """
         stream.end()
@@ -211,8 +211,8 @@ Answer: TypeAlias = Callable[[Request], Awaitable[ASGIApp]]
 
 
 async def outlive(streams: KeptStreams, answer: Answer, request: Request) -> ASGIApp:
-    """What ``answer``, which raises nothing, makes of ``request``, which names a conversation; a
-    stream is kept.
+    """Return the response of ``answer``, which raises nothing, to ``request``, which names a
+    conversation; its stream is kept.
     """
     body = await request.body()
     try:

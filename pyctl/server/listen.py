@@ -78,7 +78,7 @@ def _bind_unix(path: str) -> socket.socket:
 
 
 def _is_alive(path: str) -> bool:
-    """Whether a server listens at the socket ``path``."""
+    """Return whether a server listens at the socket ``path``."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.setblocking(False)
         try:

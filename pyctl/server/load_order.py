@@ -57,11 +57,11 @@ class LoadOrder:
     # ----------------------------------------------------------------------------------
 
     def ask(self, ticket: Ticket) -> None:
-        """A request waits from now on; `admitted` lists it when it may run."""
+        """Queue a request; `admitted` lists it when it may run."""
         self._waiting.append(ticket)
 
     def admitted(self) -> list[Ticket]:
-        """The requests that may run now; each has to `end`."""
+        """Return the requests that may run now; each has to `end`."""
         if self.next_model is None:
             self._leaving = ""
         found = [
@@ -73,7 +73,7 @@ class LoadOrder:
         return found
 
     def end(self, ticket: Ticket, now: float) -> None:
-        """A request that ran has ended, at ``now`` seconds of the caller's clock."""
+        """End a request that ran, at ``now`` seconds of the caller's clock."""
         if (model := self._loaded.get(ticket.name)) is not None:
             model.n_running -= 1
             model.rests_since = now
@@ -93,13 +93,13 @@ class LoadOrder:
     # ----------------------------------------------------------------------------------
 
     def loaded(self, name: str, now: float, *, keeps: bool = False) -> None:
-        """The model is loaded, ``now`` on the caller's clock; with ``keeps`` it leaves for no
-        other.
+        """Note that the model is loaded, at ``now`` on the caller's clock; with ``keeps`` it is
+        never evicted for another.
         """
         self._loaded[name] = _Loaded(keeps, now)
 
     def unloaded(self, name: str) -> None:
-        """The model was unloaded."""
+        """Note that the model was unloaded."""
         self._loaded.pop(name, None)
         self._shut.discard(name)
         self._leaving = "" if self._leaving == name else self._leaving
@@ -110,15 +110,15 @@ class LoadOrder:
             self._shut.add(name)
 
     def is_loaded(self, name: str) -> bool:
-        """Whether the model is loaded."""
+        """Return whether the model is loaded."""
         return name in self._loaded
 
     def n_running(self, name: str) -> int:
-        """Requests of the model that run."""
+        """Return the number of running requests of the model."""
         return self._loaded[name].n_running if name in self._loaded else 0
 
     def rests_since(self, name: str) -> float | None:
-        """When a loaded model's last request ended; None while one runs."""
+        """Return the time at which a loaded model's last request ended; None while one runs."""
         model = self._loaded.get(name)
         return model.rests_since if model is not None and not model.n_running else None
 
@@ -134,21 +134,23 @@ class LoadOrder:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no model is loaded."""
+        """True if no model is loaded."""
         return not self._loaded
 
     @property
     def is_full(self) -> bool:
-        """Whether another model may be loaded only after one has left."""
+        """True if another model may be loaded only after one was unloaded."""
         return 0 < self.maximum <= len(self._loaded)
 
     @property
     def is_stuck(self) -> bool:
-        """Whether all loaded models are kept, so that none can ever leave."""
+        """True if all loaded models are kept, so that none can be evicted."""
         return bool(self._loaded) and all(model.keeps for model in self._loaded.values())
 
     def victim(self, now: float) -> str | None:
-        """The model that leaves now for `next_model`; None if none may yet, see `seconds`."""
+        """Return the model to unload now for `next_model`; None if none may be yet, see
+        `seconds`.
+        """
         movable = {name: model for name, model in self._loaded.items() if not model.keeps}
         if not movable or (held := self._held(now)) is None:
             return None
@@ -166,7 +168,9 @@ class LoadOrder:
         return None
 
     def seconds(self, now: float) -> float | None:
-        """Seconds until `victim` may answer otherwise without any event; None if it never does."""
+        """Return the seconds until `victim` may answer otherwise without any event; None if it
+        never does.
+        """
         if (held := self._held(now)) is None:
             return None
         resting = [model for model in self._loaded.values() if not (model.keeps or model.n_running)]
@@ -175,7 +179,7 @@ class LoadOrder:
         return max(min(due), 0.0) if due else None
 
     def _held(self, now: float) -> float | None:
-        """Seconds that the request for `next_model` has waited."""
+        """Return the seconds that the request for `next_model` has waited."""
         since = (ticket.since for ticket in self._waiting if ticket.name not in self._loaded)
         first = next(since, None)
         return now - first if first is not None else None

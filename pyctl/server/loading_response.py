@@ -58,7 +58,7 @@ class LoadingResponse:
             give_back_lease(asked)
 
     async def _wait(self, lease: asyncio.Future[Lease], receive: Receive, send: Send) -> bool:
-        """Wait for the model; False if the client has left."""
+        """Wait for the model; return False if the client has disconnected."""
         gone = asyncio.ensure_future(client_left(receive))
         seconds = self._ping_seconds if self._ping_seconds > 0 else None
         try:
@@ -82,7 +82,7 @@ class LoadingResponse:
             return self._as_response(error)
 
     def _after_comments(self, send: Send) -> Send:
-        """Sends a response after the comments: its body only, as an event if it is an error."""
+        """Send a response after the comments: its body only, as an event if it is an error."""
         is_error = False
 
         async def later(message: Message) -> None:

@@ -1,5 +1,5 @@
-"""What every request passes before an endpoint: a gate until the model is loaded, then checks of
-keys, of origins by llama-server's rules, and of the size of bodies.
+"""The checks before an endpoint: a gate until the model is loaded, then keys, origins by
+llama-server's rules, and the size of bodies.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class LoadingApp:
                 self._loop.call_soon_threadsafe(self._opened.set)
 
     async def _hold(self) -> None:
-        """Wait until requests are held no more, or for so long."""
+        """Wait until requests are held no more, or for the maximum time."""
         if self.n_held >= MAX_HELD:
             return
         self._loop = (
@@ -145,7 +145,7 @@ _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def allowed_origin(cors: Cors, origin: str) -> str:
-    """The value of Access-Control-Allow-Origin for a page of ``origin``; empty for none."""
+    """Return the value of Access-Control-Allow-Origin for a page of ``origin``; empty for none."""
     if cors.origins == "*":
         # A star would shut out requests with credentials, so the origin is named.
         return origin if cors.credentials else "*"
@@ -209,11 +209,11 @@ _OWN_NAMES = (".localhost", ".local", ".internal", ".lan", ".home.arpa")
 
 
 def may_be_rebound(host: str) -> bool:
-    """Whether the Host header ``host`` is a public name, which its owner may have pointed at this
-    machine.
+    """Return whether the Host header ``host`` is a public name, which its owner may have pointed at
+    this machine.
 
-    That makes their pages pages of this server, as far as a browser can see (DNS rebinding). It
-    takes a public name: addresses, names without a dot and names of local networks are none.
+    In a browser, the owner's pages would then be pages of this server (DNS rebinding). It takes a
+    public name: addresses, names without a dot and names of local networks are not.
     """
     try:
         name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
@@ -256,8 +256,10 @@ def check_origin(headers: Headers, settings: ServerSettings, *, by_name: bool = 
 
 
 def is_own(headers: Headers, settings: ServerSettings) -> bool:
-    """Whether a request is none of another origin's page, nor of one under a name that may be
-    rebound: pages leave out the origin of their GET, so that a key has to identify them.
+    """Return whether a request is not from a page of another origin, nor of one under a name that
+    may be rebound.
+
+    Pages leave out the origin of their GET, so that a key has to identify them.
     """
     try:
         check_origin(headers, settings)
@@ -278,8 +280,8 @@ _PASSED_ON = (
 
 
 def sees_texts(request: Request, settings: ServerSettings) -> bool:
-    """Whether the client may read texts of other clients: with a key, from this machine, or with
-    --show-prompts.
+    """Return whether the client may read texts of other clients: with a key, from this machine, or
+    with --show-prompts.
 
     A proxied request is not from this machine, and a page under a name that may be rebound needs a
     key. Pages of other origins may generate, but see no texts of other clients.
@@ -299,7 +301,7 @@ def sees_texts(request: Request, settings: ServerSettings) -> bool:
 
 
 def _name_in(address: str) -> str:
-    """The host name in ``address``, empty if there is none."""
+    """Return the host name in ``address``, empty if there is none."""
     try:
         return urlsplit(address).hostname or ""
     except ValueError:
@@ -378,5 +380,5 @@ class BodyLimitMiddleware:
 
 
 def depth_error() -> RequestError:
-    """The client's error for a RecursionError while reading a request."""
+    """Return the client's error for a RecursionError while reading a request."""
     return RequestError("the body is nested too deeply")

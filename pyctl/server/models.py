@@ -73,16 +73,16 @@ class ServiceLoader(Protocol):
     """Makes one model's service; the thread that loads models calls it."""
 
     def load(self, report: Progress) -> Service:
-        """A new service; ``report`` gets fractions and returns whether to go on."""
+        """Return a new service; ``report`` gets fractions and returns whether to continue."""
 
     def is_current(self) -> bool:
-        """Whether the model's files are still those that `load` read last, as far as can be told.
-        Blocks on files.
+        """Return whether the model's files are still those that `load` read last, as far as their
+        metadata shows. Blocks on files.
         """
 
     def fits(self) -> bool:
-        """Whether the model has room next to those that are loaded. Raises ModelError if it cannot
-        be loaded.
+        """Return whether the model has room next to those that are loaded. Raises ModelError if it
+        cannot be loaded.
         """
 
 
@@ -106,8 +106,8 @@ class ModelSource:
 
 @dataclass(eq=False)
 class ServedModel:
-    """One model with its state; ``service`` stays from the first load on, with the cache. ``used``
-    is a UNIX time. One that ``is_outdated`` has other files than those that were loaded.
+    """A model with its state; ``service`` stays from the first load on, with the cache. ``used``
+    is a UNIX time. An ``is_outdated`` one has other files than those that were loaded.
     """
 
     source: ModelSource
@@ -171,7 +171,7 @@ class Models:
 
     @classmethod
     def of(cls, service: Service) -> Models:
-        """The models of a process with one, which is loaded."""
+        """Return the models of a process with one, which is loaded."""
         models = cls(service.shared)
         models.only = service
         return models
@@ -181,7 +181,7 @@ class Models:
 
     @property
     def sees_images(self) -> bool:
-        """Whether some model has a vision encoder."""
+        """True if a model has a vision encoder."""
         return (
             self.only.info.vision
             if self.only
@@ -207,12 +207,12 @@ class Models:
         return [model.service for model in self._models.values() if model.service is not None]
 
     def find(self, name: str) -> ServedModel | None:
-        """The model called ``name``, or with that alias; Ollama's clients add a tag."""
+        """Return the model called ``name``, or with that alias; Ollama's clients add a tag."""
         known = self._names.get(name) or self._names.get(name.removesuffix(":latest"), "")
         return self._models.get(known)
 
     def named(self, name: str) -> ServedModel:
-        """The model called ``name``. Raises RequestError in llama-server's words."""
+        """Return the model called ``name``. Raises RequestError in llama-server's words."""
         if not name:
             raise RequestError("model name is missing from the request")
         if (model := self.find(name)) is None:
@@ -223,8 +223,8 @@ class Models:
     # ----------------------------------------------------------------------------------
 
     def ask(self, model: ServedModel) -> Future[Lease]:
-        """The model for one request, once it is loaded; loads it if need be. Cancel the future to
-        wait no longer.
+        """Return a future of the model for one request, which is loaded if need be. Cancel the
+        future to stop waiting.
 
         The future raises ModelError if the model cannot be loaded, and UnavailableError at the end
         of the process.
@@ -277,11 +277,12 @@ class Models:
             self._let_go(model)
 
     def reload(self) -> Future[None]:
-        """Look again which models there are; the future ends when they are those. Blocks on files.
+        """Read again which models there are; return a future that ends when they are in use. Blocks
+        on files.
 
         A model that is gone or has other settings or files is unloaded first, as by `unload`, and
-        its snapshots in RAM go; others stay. Raises ConfigError as at the start, UnavailableError
-        at shutdown, and changes nothing then.
+        its snapshots in RAM are dropped; others stay. Raises ConfigError as at the start,
+        UnavailableError at shutdown, and changes nothing then.
         """
         done: Future[None] = Future()
         with self._reading:
@@ -303,8 +304,8 @@ class Models:
         return done
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """Call ``listener`` with each event, on any thread; returns what ends that. Raises
-        BusyError.
+        """Call ``listener`` with each event, on any thread; return a function that ends that.
+        Raises BusyError.
         """
         with self.lock:
             if len(self._listeners) >= _MAX_LISTENERS:
@@ -318,8 +319,8 @@ class Models:
         return end
 
     def close(self) -> bool:
-        """End all requests and all engines; whether all is written that was to be kept.
-        Idempotent.
+        """End all requests and all engines; return whether everything that was to be kept is
+        written. Idempotent.
         """
         with self.lock:
             self.closing.set()
@@ -342,13 +343,13 @@ class Models:
 
     @property
     def is_reloading(self) -> bool:
-        """Whether a reload waits for `adopt`. What is waited for then may be a model that it
+        """True if a reload waits for `adopt`. A request may then wait for a model that the reload
         replaces.
         """
         return bool(self._reloads)
 
     def admit(self) -> None:
-        """Let requests run whose models are loaded."""
+        """Let the requests run whose models are loaded."""
         with self.lock:
             for ticket in self.order.admitted():
                 future = self._futures.pop(ticket, None)
@@ -369,10 +370,10 @@ class Models:
                     future.set_exception(error)
 
     def adopt(self) -> tuple[list[ServedModel], list[Future[None]]] | None:
-        """Have the models that reloads found, and those futures to end; None until what goes for
-        them is unloaded.
+        """Adopt the models that reloads found, and return their futures; None until the models that
+        they replace are unloaded.
 
-        Returns also the models that went, whose engines the caller has to close.
+        Returns also the models that are gone, whose engines the caller has to close.
         """
         with self.lock:
             outdated = [
@@ -399,22 +400,20 @@ class Models:
             return outdated, done
 
     def renew(self, model: ServedModel) -> None:
-        """Have ``model`` loaded anew for those that wait for it, since its files are others now."""
+        """Have ``model`` loaded again for those that wait for it, since its files have changed."""
         with self.lock:
             self._models[model.name] = ServedModel(model.source, used=model.used)
             self.set_status(self._models[model.name], "unloaded")
 
     def set_status(self, model: ServedModel, status: Status, **more: object) -> None:
-        """The state of ``model``, which listeners hear; ``more`` about it is only for them."""
+        """Set the state of ``model`` and notify listeners; ``more`` about it is only for them."""
         model.status = status
         self._tell(
             {"model": model.name, "event": "model_status", "data": {"status": status, **more}}
         )
 
     def fail(self, error: PyctlError) -> None:
-        """Stop serving: ``error`` ended one engine, and a device that failed is of use to no
-        other.
-        """
+        """Stop serving: ``error`` ended one engine, and a device that failed can serve no other."""
         with self.lock:
             self._trouble = self._trouble or error
             self.closing.set()
@@ -448,7 +447,9 @@ class Models:
 
 
 def _by_name(models: Iterable[ServedModel]) -> dict[str, str]:
-    """The names of models by their names and aliases. Raises ConfigError if two have the same."""
+    """Return the names of models by their names and aliases. Raises ConfigError if two have the
+    same.
+    """
     names: dict[str, str] = {}
     for model in models:
         for name in dict.fromkeys((model.name, *model.source.card.aliases)):
@@ -459,7 +460,7 @@ def _by_name(models: Iterable[ServedModel]) -> dict[str, str]:
 
 
 def give_back_lease(future: Future[Lease]) -> None:
-    """Wait no longer for what `Models.ask` returned; a lease that has come already is closed."""
+    """Stop waiting for the result of `Models.ask`; a lease that has arrived already is closed."""
     if not future.cancel():
         future.add_done_callback(_close_at_once)
 

@@ -61,10 +61,10 @@ log = logging.getLogger(__name__)
 
 
 def prepare(service: Service, body: AnyBody, fetched: Fetched = NOTHING) -> list[PreparedReply]:
-    """All replies that ``body`` requests: ``body.n`` to each of its prompts.
+    """Return all replies that ``body`` requests: ``body.n`` to each of its prompts.
 
     Raises RequestError, FilesMissing for images at addresses that are not ``fetched``, and
-    NotSupportedError for what this model or server cannot do.
+    NotSupportedError for features that this model or server lacks.
     """
     settings = service.settings
     info = service.info
@@ -105,7 +105,7 @@ def prepare(service: Service, body: AnyBody, fetched: Fetched = NOTHING) -> list
 
 
 def prepare_prewarm(service: Service, body: ChatBody, fetched: Fetched = NOTHING) -> Request:
-    """A request that evaluates the certain beginning of the prompt of ``body``. Raises
+    """Return a request that evaluates the certain beginning of the prompt of ``body``. Raises
     ContextSizeError.
     """
     keep_scales(service.info, body.options.lora)
@@ -119,8 +119,8 @@ def prepare_prewarm(service: Service, body: ChatBody, fetched: Fetched = NOTHING
 def _splitter(
     service: Service, chat: PreparedChat | None, request: Request, *, is_alone: bool
 ) -> ReplySplitter:
-    """Takes the reply apart; after the only reply of a chat, the certain part of the next prompt is
-    evaluated.
+    """Return the splitter of the reply; after the only reply of a chat, the certain part of the
+    next prompt is evaluated.
     """
     if chat is None:
         return ReplySplitter(ReasoningSplitter(None, "content"))
@@ -136,8 +136,8 @@ def _splitter(
 def _prewarm(
     service: Service, chat: PreparedChat, request: Request, message: dict[str, Any]
 ) -> None:
-    """Evaluate the reply as the next prompt will have it: with the text before, after and instead
-    of it.
+    """Evaluate the reply in the form that the next prompt will have: with the text before, after
+    and instead of it.
     """
     prompt = chat.next_prompt(message)
     if prompt is not None:
@@ -155,7 +155,7 @@ def prepare_chat(
     asked: ChatBody | None = None,
     fetched: Fetched = NOTHING,
 ) -> PreparedChat:
-    """Only the conversation, as far as its prompt; with all that binds the reply if the whole
+    """Return the conversation, up to its prompt; with everything that binds the reply if the whole
     request is ``asked``.
     """
     request = _chat_request(service, body, fetched)
@@ -201,12 +201,12 @@ def _chat_request(service: Service, body: ConversationBody, fetched: Fetched) ->
 
 
 def parallel_calls(service: Service, asked: bool | None) -> bool:
-    """Whether a reply may hold several calls: by the request, or else by the template."""
+    """Return whether a reply may hold several calls: by the request, or else by the template."""
     return service.chat.capabilities.parallel_calls if asked is None else asked
 
 
 def _binding(service: Service, body: ChatBody) -> dict[str, Any]:
-    """The members of ChatRequest that bind and read the reply."""
+    """Return the members of ChatRequest that bind and read the reply."""
     settings = service.settings
     budget = body.reasoning_budget if body.reasoning_budget >= 0 else settings.reasoning_budget
     if budget < 0 and body.options.reasoning_control:
@@ -224,7 +224,7 @@ def _binding(service: Service, body: ChatBody) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Asked:
-    """One prompt of a request, with what binds and limits the replies to it."""
+    """A prompt of a request, with the constraints and limits of the replies to it."""
 
     prompt: Prompt
     text: str
@@ -302,7 +302,7 @@ def _raw_reasoning(service: Service, body: CompletionBody) -> ReasoningLimit | N
 
 
 def schema_of(body: GenerationBody) -> Any:
-    """The JSON schema that a reply has to follow; None without one. Raises RequestError."""
+    """Return the JSON schema that a reply has to follow; None without one. Raises RequestError."""
     schema = body.json_schema
     form = body.response_format
     if form.type == "json_object" and (schema is None or form.schema is not None):
@@ -343,7 +343,7 @@ def _reasoning_format(options: ReplyOptions, default: str) -> ReasoningFormat:
 
 
 def _nth(request: Request, number: int) -> Request:
-    """``request`` for reply ``number`` to its prompt: a given seed counts up, as in
+    """Return ``request`` for reply ``number`` to its prompt: a given seed counts up, as in
     llama-server.
     """
     seed = request.sampling.seed
@@ -373,7 +373,7 @@ def _bound(sampling: Sampling, constraint: Constraint | None) -> Sampling:
 def sampling_of(
     body: GenerationBody, defaults: Sampling, tokenizer: Tokenizer, n_vocab: int
 ) -> Sampling:
-    """``defaults`` with what ``body`` changes of them. Raises RequestError."""
+    """Return ``defaults`` with the changes of ``body``. Raises RequestError."""
     changes = dict(body.sampling)
     if "logit_bias" in changes:
         found = _logit_bias(changes["logit_bias"], tokenizer, n_vocab)
@@ -383,9 +383,10 @@ def sampling_of(
 
 
 def _logit_bias(value: Any, tokenizer: Tokenizer, n_vocab: int) -> Iterable[tuple[int, float]]:
-    """``[[token or text, bias or false], ...]`` or ``{token or text: bias or false}``.
+    """Yield the biases of ``[[token or text, bias or false], ...]`` or ``{token or text: bias or
+    false}``.
 
-    A text stands for each of its tokens, false for never. What makes no sense is left out.
+    A text stands for each of its tokens, false for never. Invalid entries are ignored.
     """
     pairs: Sequence[Any] = ()
     if isinstance(value, Mapping):
@@ -407,7 +408,7 @@ def _logit_bias(value: Any, tokenizer: Tokenizer, n_vocab: int) -> Iterable[tupl
 
 
 def _token_or_text(key: str) -> int | str:
-    """A number, as llama-server reads one: of too many digits it is no token."""
+    """Return a number, as llama-server reads one: a number of too many digits is no token."""
     text = key.strip()
     digits = text[1:] if text[:1] in ("+", "-") else text
     if not (digits.isascii() and digits.isdecimal()):
@@ -416,8 +417,7 @@ def _token_or_text(key: str) -> int | str:
 
 
 def keep_scales(info: EngineInfo, scales: Iterable[tuple[int, float]]) -> None:
-    """Raise NotSupportedError if ``scales`` are not the model's: an adapter that they leave out
-    gets 0.
+    """Raise NotSupportedError if ``scales`` are not the model's. An adapter that they omit gets 0.
 
     None at all change nothing, as in llama-server.
     """
@@ -438,8 +438,8 @@ def keep_scales(info: EngineInfo, scales: Iterable[tuple[int, float]]) -> None:
 def prompts_of(
     value: Any, service: Service, maximum: int, fetched: Fetched
 ) -> list[tuple[Prompt, str | None]]:
-    """One prompt per text or sequence, with the text if it was one; a list that holds a token id is
-    one sequence.
+    """Return one prompt per text or sequence, with the text if it was one; a list that holds a
+    token id is one sequence.
 
     Raises RequestError, also for more than ``maximum``, and FilesMissing.
     """
@@ -456,7 +456,9 @@ def prompts_of(
 
 
 def mixed(value: Any, name: str, n_vocab: int) -> list[str | int]:
-    """A text, or a list of texts and token ids, as such a list. Raises RequestError for others."""
+    """Return a text, or a list of texts and token ids, as such a list. Raises RequestError for
+    others.
+    """
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
@@ -493,12 +495,12 @@ _SNIPPET = "\n\n--- snippet ---\n\n"
 
 
 def infill_prompt(service: Service, body: InfillBody) -> list[int]:
-    """The prompt's token ids. NotSupportedError for a model without the tokens, RequestError for
-    bad fields.
+    """Return the prompt's token ids. Raises NotSupportedError for a model without the tokens,
+    RequestError for bad fields.
 
-    Of prefix and suffix so much is taken, next to the gap, as fits into a batch, three parts to
-    one; the extra context fills the rest. ``prompt`` is the beginning of what fills the gap: it
-    stands last, as in llama-server's README.
+    Prefix and suffix are cut to the tokens next to the gap that fit into a batch, three parts to
+    one; the extra context fills the rest. ``prompt`` is the beginning of the text that fills the
+    gap: it comes last, as in llama-server's README.
     """
     special = service.tokenizer.fim_tokens()
     missing = "".join(
@@ -534,7 +536,7 @@ def infill_prompt(service: Service, body: InfillBody) -> list[int]:
 
 
 def _with_suffix(service: Service, body: CompletionBody) -> list[int]:
-    """The prompt of a completion before ``suffix``. Raises as `infill_prompt` does."""
+    """Return the prompt of a completion before ``suffix``. Raises as `infill_prompt` does."""
     if not isinstance(body.prompt, str):
         raise RequestError("'prompt' must be one text with 'suffix'")
     if body.options.echo:
@@ -552,7 +554,7 @@ def _part(service: Service, value: Any, name: str) -> list[int]:
 
 
 def _extra(service: Service, value: Any, special: dict[str, int]) -> list[int]:
-    """The context from elsewhere, ``input_extra``."""
+    """Return the context from other files, ``input_extra``."""
     tokens = [special["rep"], *_plain(service, _PROJECT)] if "rep" in special else []
     for chunk in _chunks(value):
         if "sep" in special:

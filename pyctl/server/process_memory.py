@@ -22,8 +22,8 @@ _ARENA_MAX = -8
 
 
 def share_heaps(environ: Mapping[str, str] = os.environ) -> bool:
-    """Let all threads share few heaps; call it before threads start. False if ``environ`` decides,
-    or without glibc.
+    """Let all threads share few heaps; call it before threads start. Return False if ``environ``
+    decides, or without glibc.
     """
     # A heap keeps the memory of its largest request, and glibc has up to eight heaps for each core.
     is_said = "MALLOC_ARENA_MAX" in environ or "glibc.malloc.arena_max" in environ.get(
@@ -40,9 +40,7 @@ def give_back() -> bool:
 
 
 def collect_all() -> None:
-    """Free objects without references, also of a model that was loaded: those are not looked at
-    otherwise.
-    """
+    """Free objects without references, also a model's, which automatic collections skip."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()
@@ -50,7 +48,7 @@ def collect_all() -> None:
 
 
 def _of_glibc(name: str, *numbers: int) -> int:
-    """Call a function of glibc; 0 where the C library is another."""
+    """Call a function of glibc; return 0 where the C library is another."""
     function: Callable[..., int] | None = (
         getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
     )
@@ -58,8 +56,8 @@ def _of_glibc(name: str, *numbers: int) -> int:
 
 
 def resident_bytes() -> int:
-    """Bytes of this process that are in memory now, freed ones that its heaps keep included; where
-    the system does not report them, the most there ever were.
+    """Return the bytes of this process that are in memory now, with freed ones that its heaps keep;
+    where the system does not report them, their peak.
     """
     try:
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf(

@@ -45,8 +45,8 @@ _LOWEST = -3.4028234663852886e38
 def probs_json(
     probs: Iterable[TopTokens], tokenizer: Tokenizer, after_sampling: bool = False
 ) -> list[dict[str, Any]]:
-    """One object per token, with ``top_logprobs`` inside; ``after_sampling``, with ``prob`` and
-    ``top_probs``.
+    """Return one object per token, with ``top_logprobs`` inside; ``after_sampling``, with ``prob``
+    and ``top_probs``.
     """
     name, top = ("prob", "top_probs") if after_sampling else ("logprob", "top_logprobs")
     return [
@@ -68,12 +68,12 @@ def _entry(candidate: tuple[int, float], tokenizer: Tokenizer, name: str) -> dic
 
 
 def timings_json(timings: Timings, report: RequestStats | None = None) -> dict[str, Any]:
-    """Counts are tokens. The first predicted token comes with the prompt, so n tokens are n - 1
-    steps.
+    """Return llama-server's ``timings``: counts are tokens. The first predicted token comes with
+    the prompt, so n tokens are n - 1 steps.
 
     Drafts are counted if there were any. A complete ``report`` adds fields that llama-server does
     not have: the time of lookup, restore and save within the prompt's, and the tokens evaluated
-    before the request came, if any. Numbers only, as typed clients require.
+    before the request arrived, if any. Numbers only, as typed clients require.
     """
     n_steps = max(timings.n_predicted - 1, 0)
     drafts = timings.drafts
@@ -105,8 +105,8 @@ def _cache_times(report: RequestStats) -> dict[str, Any]:
 
 
 def cache_json(report: RequestStats, text_of: TextOf | None) -> dict[str, Any]:
-    """Where the prompt was restored from, the ids of the snapshots in GET /cache, and where it left
-    a recent prompt.
+    """Return the source from which the prompt was restored, the ids of the snapshots in GET /cache,
+    and the position where it diverged from a recent prompt.
 
     ``text_of`` shows the words there. It is None for a client that must not read the texts of
     others. That client gets neither the position, which steps by single tokens, nor the ids, which
@@ -124,8 +124,8 @@ def cache_json(report: RequestStats, text_of: TextOf | None) -> dict[str, Any]:
 
 
 def usage_json(done: Done, n_reasoning: int | None = None) -> dict[str, Any]:
-    """OpenAI's account of a reply, with the part of the cached tokens that was evaluated for it
-    before it came.
+    """Return OpenAI's account of a reply, with the cached tokens that were evaluated before the
+    request arrived.
 
     ``n_reasoning`` tokens are reasoning, None if they are not counted.
     """
@@ -146,7 +146,7 @@ def usage_json(done: Done, n_reasoning: int | None = None) -> dict[str, Any]:
 
 
 def progress_json(progress: Progress, options: ReplyOptions) -> dict[str, Any]:
-    """llama-server's ``prompt_progress``.
+    """Return llama-server's ``prompt_progress``.
 
     ``waiting`` is added while the request waits: its place, 1 for the next. With ``return_cache``
     also ``left_ms``, the estimate for the rest.
@@ -195,8 +195,8 @@ def settings_json(
     draft_types: Sequence[str],
     generation_prompt: str | None = None,
 ) -> dict[str, Any]:
-    """All settings; ``draft_types`` name what proposes drafts, ``generation_prompt`` is what a
-    chat's prompt holds of the reply, None without a chat.
+    """Return all settings; ``draft_types`` name the sources of drafts, ``generation_prompt`` is the
+    part of a chat's prompt that belongs to the reply, None without a chat.
     """
     sampling = request.sampling
     form = "deepseek" if options.reasoning_format in (None, "auto") else options.reasoning_format
@@ -237,7 +237,7 @@ def _shown(value: Any) -> Any:
 
 
 def without_long(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``settings`` in /props and /slots: all but those that may be long."""
+    """Return the ``settings`` in /props and /slots: all but those that may be long."""
     return {key: value for key, value in settings.items() if key not in _LONG}
 
 
@@ -263,7 +263,7 @@ class PreparedReply:
 
 
 def identity(service: Service) -> dict[str, Any]:
-    """Members that all events of one answer share."""
+    """Return the members that all events of one answer share."""
     return {
         "created": int(time.time()),
         "id": "chatcmpl-" + random_id(),
@@ -281,7 +281,7 @@ class Reply(ABC):
     """
 
     media_type = "text/event-stream"
-    """Of a stream."""
+    """The media type of a stream."""
 
     error_form: ErrorForm = staticmethod(error_body)
     """The form of errors."""
@@ -290,7 +290,7 @@ class Reply(ABC):
     """The end of a stream after the last reply."""
 
     id: str = ""
-    """By what clients may control it while it runs; empty for nothing."""
+    """The id by which clients may control the reply while it runs; empty for none."""
 
     def __init__(self, service: Service, prepared: PreparedReply) -> None:
         self.service = service
@@ -308,7 +308,7 @@ class Reply(ABC):
         self._first = 0.0
 
     def progressed(self, progress: Progress) -> bytes:
-        """Events for a report of the prefill, if requested."""
+        """Return the events for a report of the prefill, if requested."""
         self.progress = progress
         return self.progress_frames(progress) if self.options.return_progress else b""
 
@@ -317,7 +317,7 @@ class Reply(ABC):
         return self.progress_frames(progress) if self.options.return_progress else b""
 
     def continued(self, piece: Piece) -> bytes:
-        """Events for more of the reply."""
+        """Return the events for more of the reply."""
         if not self.n_predicted:
             self._first = time.perf_counter()
         self.n_predicted += len(piece.tokens)
@@ -330,31 +330,33 @@ class Reply(ABC):
         self.probs.extend(piece.probs)
 
     def progress_frames(self, progress: Progress) -> bytes:
-        """Events for a report of the prefill."""
+        """Return the events for a report of the prefill."""
         return b""
 
     @abstractmethod
     def piece_frames(self, piece: Piece) -> bytes:
-        """Events for more of the reply."""
+        """Return the events for more of the reply."""
 
     @abstractmethod
     def ended(self, done: Done) -> bytes:
-        """The last events of this reply."""
+        """Return the last events of this reply."""
 
     @abstractmethod
     def whole(self, done: Done) -> dict[str, Any]:
-        """The reply as one body."""
+        """Return the reply as one body."""
 
     def ping(self) -> bytes:
-        """A sign of life for a silent stream."""
+        """Return a sign of life for a silent stream."""
         return PING
 
     def error_event(self, error: Exception) -> bytes:
-        """``error`` as the last event of a stream that has started."""
+        """Return ``error`` as the last event of a stream that has started."""
         return frame(encode(self.error_form(error)))
 
     def timings(self, done: Done) -> dict[str, Any]:
-        """The account of a reply that has ended, with the cache's if the client asked for it."""
+        """Return the account of a reply that has ended, with the cache's if the client requested
+        it.
+        """
         body = timings_json(done.timings, done.stats)
         if self.options.return_cache:
             body["cache"] = cache_json(
@@ -363,7 +365,7 @@ class Reply(ABC):
         return body
 
     def logprobs(self, probs: list[TopTokens]) -> dict[str, Any]:
-        """``probs`` as the OpenAI endpoints write them."""
+        """Return ``probs`` as the OpenAI endpoints write them."""
         return {
             "content": probs_json(
                 probs, self.service.tokenizer, self.request.sampling.post_sampling_probs
@@ -371,8 +373,8 @@ class Reply(ABC):
         }
 
     def extras(self, progress: Progress | None = None) -> bytes:
-        """``,"timings":...`` and ``,"prompt_progress":...`` for an event before the end, if they
-        were asked for.
+        """Return ``,"timings":...`` and ``,"prompt_progress":...`` for an event before the end, if
+        they were requested.
         """
         parts = b""
         if self.options.timings_per_token:
@@ -405,26 +407,26 @@ class EventReply(Reply):
         self._open_reasoning = prepared.splitter.opening
 
     def begin(self) -> list[dict[str, Any]]:
-        """The events that come before all others."""
+        """Return the events that come before all others."""
         return []
 
     def reported(self, events: list[dict[str, Any]], progress: Progress) -> list[dict[str, Any]]:
-        """``events``, which are about to be sent, with a report of the prefill where the API has a
-        place for it.
+        """Return ``events``, which are about to be sent, with a report of the prefill where the API
+        has a place for it.
         """
         return events
 
     @abstractmethod
     def more(self, delta: ReplyDelta) -> list[dict[str, Any]]:
-        """Events for more of the reply; what the end needs of it is kept."""
+        """Return the events for more of the reply, and keep the text that the end needs."""
 
     @abstractmethod
     def close(self, done: Done) -> list[dict[str, Any]]:
-        """The last events."""
+        """Return the last events."""
 
     @abstractmethod
     def body(self, done: Done) -> dict[str, Any]:
-        """The reply that `more` has been told, as one body."""
+        """Return the reply that `more` received, as one body."""
 
     def waits(self, progress: Progress) -> bytes:
         """Return nothing: the first event of these APIs has the tokens that were cached."""
@@ -452,11 +454,11 @@ class EventReply(Reply):
         return self.body(done)
 
     def sent(self, events: list[dict[str, Any]]) -> bytes:
-        """``events`` as they are sent."""
+        """Return ``events`` as they are sent."""
         return named_frames(events)
 
     def frames(self, events: list[dict[str, Any]]) -> bytes:
-        """``events`` of one piece, as they are sent."""
+        """Return ``events`` of one piece, as they are sent."""
         return self.sent(events)
 
     def _begin(self) -> list[dict[str, Any]]:
@@ -471,8 +473,8 @@ class EventReply(Reply):
         return self.more(self._splitter.feed(text, piece.tokens))
 
     def _rest(self) -> list[dict[str, Any]]:
-        """Events of the text that was held back until the end; all that the prompt has opened, if
-        no token came.
+        """Return the events of the text that was held back until the end; all that the prompt has
+        opened, if no token was sampled.
         """
         events = (
             self.more(self._splitter.feed(self._open_reasoning)) if self._open_reasoning else []

@@ -44,7 +44,7 @@ def log_done(path: str, done: Done, service: Service) -> None:
 
 
 def _log_miss(path: str, miss: Divergence, service: Service) -> None:
-    """Log where a prompt differs from a recent one."""
+    """Log the position where a prompt differs from a recent one."""
     was = service.text_of(miss.recent)
     given = service.text_of(miss.given)
     log.info(
@@ -54,7 +54,7 @@ def _log_miss(path: str, miss: Divergence, service: Service) -> None:
 
 
 def _endpoint(path: str) -> str:
-    """The endpoint as lines of the log start with it: "chat" for /v1/chat/completions."""
+    """Return the endpoint as lines of the log start with it: "chat" for /v1/chat/completions."""
     return f"{path.rpartition('/v1/')[2].strip('/').removesuffix('/completions'):<12}"
 
 

@@ -96,8 +96,8 @@ class RequestPool:
         return await self.reading.run(request, function, fetched)
 
     def start(self, function: Callable[[], None]) -> None:
-        """Call ``function``, which raises nothing, on a thread. How many run at a time is up to the
-        callers.
+        """Call ``function``, which raises nothing, on a thread. Callers limit how many run at a
+        time.
         """
         with self._changed:
             self._ready.append(function)
@@ -117,7 +117,9 @@ class RequestPool:
                 self._n_idle += 1
 
     def _next(self) -> Callable[[], None] | None:
-        """The next function; None if this thread has to end, since there was none for some time."""
+        """Return the next function; None if this thread has to end, since there was none for some
+        time.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._ready, _IDLE_SECONDS)
             self._n_idle -= 1
@@ -131,7 +133,8 @@ class RequestPool:
 
 
 class Lane:
-    """One kind of work of requests, which takes no threads of ``pool`` from another kind.
+    """A queue for one kind of work of requests, which takes no threads of ``pool`` from another
+    kind.
 
     A function that exceeds its time is abandoned: its client gets an error, and another thread
     replaces its thread, up to a number of such. A client that disconnects before its turn frees its
@@ -145,7 +148,7 @@ class Lane:
         max_waiting: int = _MAX_WAITING,
         max_seconds: float = _MAX_SECONDS,
     ) -> None:
-        """``n_threads`` 0 stands for as many as the machine has processors, and two more."""
+        """Allow ``n_threads``; 0 stands for the number of processors plus two."""
         self._pool = pool
         self._n_threads = n_threads or min((os.cpu_count() or 1) + 2, 16)
         self._max_waiting = max_waiting
@@ -196,7 +199,7 @@ class Lane:
             self._start()
 
     def _start(self) -> None:
-        """Another thread for what waits, if there may be one."""
+        """Start another thread for waiting functions, if one is allowed."""
         if self._waiting and self._n_running < self._n_threads:
             self._n_running += 1
             self._pool.start(self._work)
@@ -259,8 +262,8 @@ class PostReplyQueue:
             self._pool.start(self._work)
 
     def close(self) -> None:
-        """Start no more functions; wait for the one that runs, which uses the vocabulary, as long
-        as it renders.
+        """Start no more functions; wait for the running one, which uses the vocabulary, while it
+        renders.
         """
         with self._changed:
             self._is_closed = True
@@ -294,7 +297,7 @@ class _Job(Generic[R]):
         self._loop = loop
 
     def run(self) -> Callable[[asyncio.Future[R]], None]:
-        """Call the function; returns the argument of `tell`."""
+        """Call the function; return the argument of `tell`."""
         try:
             result = self._function()
         except BaseException as error:
@@ -318,7 +321,9 @@ async def client_left(receive: Receive) -> None:
 
 
 async def until_left(receive: Receive, work: Awaitable[object]) -> bool:
-    """Wait for ``work``, which is cancelled when the client leaves; whether it came to its end."""
+    """Wait for ``work``, which is cancelled when the client disconnects; return whether it ended by
+    itself.
+    """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(client_left(receive))
     try:

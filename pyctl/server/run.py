@@ -36,10 +36,10 @@ BACKLOG = limit(
 HANDSHAKE_SECONDS = limit(10.0, "a TLS handshake", "closed", "connection", "s")
 
 DRAIN_SECONDS = 3.0
-"""How long connections may take to end after the last reply."""
+"""The time that connections may take to end after the last reply."""
 
 JOIN_SECONDS = 10.0
-"""How long loading may take to stop."""
+"""The time that loading may take to stop."""
 
 END_SECONDS = limit(
     60.0, "the stop of the server after a signal or a failure", "exit code 1", "process", "s"
@@ -148,7 +148,7 @@ class _Server(uvicorn.Server):
             loop.close()
 
     def join(self) -> None:
-        """Wait for the thread that started; raises what it raised."""
+        """Wait for the thread that started; raise its exception."""
         if self._beginning.ident is not None:
             self._beginning.join(JOIN_SECONDS)
         if self._failure is not None:
@@ -156,8 +156,8 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Stop on a signal. uvicorn would raise it again in the end, and kill what the caller still
-        has to do.
+        """Stop on a signal. uvicorn would raise it again in the end, and kill the work that the
+        caller still has to do.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -243,7 +243,7 @@ def _too_late() -> None:
 
 
 def _on_thread(function: Callable[[], object]) -> asyncio.Future[None]:
-    """Have ``function`` called on a daemon thread."""
+    """Call ``function`` on a new daemon thread."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 
@@ -261,7 +261,7 @@ def _on_thread(function: Callable[[], object]) -> asyncio.Future[None]:
 
 
 async def _cancel_rest() -> None:
-    """Cancel the tasks that are left over, as asyncio.run does."""
+    """Cancel the tasks that remain, as asyncio.run does."""
     rest = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     for task in rest:
         task.cancel()

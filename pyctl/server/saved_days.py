@@ -69,7 +69,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=False):
     speeds: dict[str, float] = msgspec.field(default_factory=dict)
 
     def is_sound(self) -> bool:
-        """Whether the numbers can be sums."""
+        """Return whether the numbers can be sums."""
         sums = (self.total, *self.days.values())
         numbers = [each.seconds for each in sums]
         numbers += [*self.speeds.values()]
@@ -80,7 +80,9 @@ class _File(msgspec.Struct, forbid_unknown_fields=False):
         )
 
     def __add__(self, other: _File) -> _File:
-        """The sums of both, within the limits; the speeds of ``other`` are the newer ones."""
+        """Return the sums of both, within the limits, with the speeds of ``other``, which are
+        newer.
+        """
         days = dict(self.days)
         for day, saved in other.days.items():
             days[day] = days.get(day, Saved()) + saved
@@ -94,7 +96,9 @@ class _File(msgspec.Struct, forbid_unknown_fields=False):
 
 
 def start_timer(seconds: float, function: Callable[[], None]) -> Callable[[], None]:
-    """`Later` on a thread that does not keep the process alive."""
+    """Call ``function`` after ``seconds`` on a thread that does not keep the process alive; return
+    what cancels that.
+    """
     timer = threading.Timer(seconds, function)
     timer.name = "pyctl-saved"
     timer.daemon = True
@@ -135,8 +139,8 @@ class SavedDays:
                 self._kept = kept or _File()
 
     def account(self, fingerprint: str) -> SavedTime:
-        """The account of the model with this fingerprint; it starts with the speed of an earlier
-        run.
+        """Return the account of the model with this fingerprint; it starts with the speed of an
+        earlier run.
         """
         with self._lock:
             known = self._speed_of(fingerprint)
@@ -155,7 +159,7 @@ class SavedDays:
                 self._cancel = self._later(WRITE_SECONDS, self._write_due)
 
     def today(self) -> str:
-        """The local day, such as 2026-11-28."""
+        """Return the local day, such as 2026-11-28."""
         return time.strftime("%Y-%m-%d", time.localtime(self._clock()))
 
     @property
@@ -165,7 +169,9 @@ class SavedDays:
             return self._since_start
 
     def view(self) -> dict[str, Any]:
-        """``today`` and ``total``, each with seconds, tokens and requests, as in GET /cache."""
+        """Return ``today`` and ``total``, each with seconds, tokens and requests, as in GET
+        /cache.
+        """
         day = self.today()
         with self._lock:
             shown = self._kept + self._leaving + self._pending
@@ -225,7 +231,7 @@ class SavedDays:
             log.warning("time saved: cannot write %s: %s; it is kept in memory", FILE, reason)
 
     def _read(self, directory: Path) -> _File | None:
-        """The content of the file; None if there is none or it is damaged."""
+        """Return the content of the file; None if there is none or it is damaged."""
         try:
             raw = read_regular(directory / FILE, MAX_BYTES)
         except OSError:

@@ -26,7 +26,9 @@ __all__ = ["ReplyResponse", "merged", "respond"]
 
 
 def cache_header(known: Done | Progress) -> dict[str, str]:
-    """``x-pyctl-cache``: where the prompt was restored from, and tokens restored and evaluated."""
+    """Return the header ``x-pyctl-cache``: the source of the restored prompt, and tokens restored
+    and evaluated.
+    """
     if isinstance(known, Done):
         source = known.stats.source
         cached = known.stats.n_cached
@@ -39,7 +41,7 @@ def cache_header(known: Done | Progress) -> dict[str, str]:
 
 
 async def merged(handles: Sequence[RequestHandle]) -> AsyncGenerator[tuple[int, list[Event]], None]:
-    """(number of the handle, events that waited together) until all handles have ended."""
+    """Yield (number of the handle, events that waited together) until all handles have ended."""
     if len(handles) == 1:  # by far the most common: nothing between the engine and the stream
         async for event in handles[0]:
             yield 0, [event, *handles[0].drain()]
@@ -151,8 +153,8 @@ class ReplyResponse:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _batches(self, path: str) -> AsyncGenerator[bytes, None]:
-        """Frames as they come; frames of events that wait together are joined. Raises the error of
-        a Failed.
+        """Yield frames as they come; frames of events that wait together are joined. Raises the
+        error of a Failed.
         """
         async with aclosing(merged(self._handles)) as found:
             async for number, events in found:
@@ -204,7 +206,7 @@ def _frames(reply: Reply, event: Progress | Piece | Done) -> bytes:
 
 
 async def _finished(handle: RequestHandle, reply: Reply) -> Done:
-    """Take in all events; raises what a Failed holds."""
+    """Take in all events; raise the error of a Failed."""
     event: Event
     async for event in handle:
         if isinstance(event, Piece):

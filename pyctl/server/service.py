@@ -52,8 +52,8 @@ class AppState:
 
 @dataclass(frozen=True)
 class Service:
-    """One model, as the endpoints and a chat in this process use it; the maker of the worker closes
-    that.
+    """A model, as the endpoints and a chat in this process use it. The creator of its worker
+    closes that.
     """
 
     worker: Worker
@@ -91,11 +91,11 @@ class Service:
         return DiskPolicy.of_server(self.settings.disk_policy)
 
     def text_of(self, tokens: Sequence[int]) -> str:
-        """The text of ``tokens`` for people."""
+        """Return the text of ``tokens`` for display."""
         return readable(self.tokenizer, tokens)
 
     def counted_bytes(self, engine: EngineMemory) -> Mapping[str, int]:
-        """Bytes by what they are for; ``engine`` is what `EngineAdmin.memory` found.
+        """Return bytes by use; ``engine`` is the result of `EngineAdmin.memory`.
 
         ``snapshots`` are the prefix cache's. ``blocks`` are all saved rows and states: of
         snapshots, those ``in_flight`` to or from a device, those that wait for the disk. ``arena``

@@ -132,7 +132,9 @@ class Supervisor:
             future.set_result(None)
 
     def _to_unload(self, now: float) -> tuple[ServedModel, Status] | None:
-        """A model that a client or its idle time unloads now, and its state then."""
+        """Return a model to unload now, because of a client or its idle time, and its state
+        then.
+        """
         for model in self._models:
             since = self._models.order.rests_since(model.name)
             if model.unload_at is not None:
@@ -148,7 +150,7 @@ class Supervisor:
         return None
 
     def _seconds(self, now: float) -> float | None:
-        """Seconds until the thread has to look again without an event."""
+        """Return the seconds until the thread has to check again without an event."""
         due = [model.unload_at - now for model in self._models if model.unload_at is not None]
         if (seconds := self._models.order.seconds(now)) is not None:
             due.append(seconds)
@@ -221,8 +223,8 @@ class Supervisor:
         log.info("%s unloaded in %.1f s", model.name, self._models.clock() - began)
 
     def _failed(self, model: ServedModel, error: Exception) -> None:
-        """Tell all that wait for ``model``, and reload the models unloaded for it; nothing at the
-        end.
+        """Fail all requests that wait for ``model``, and reload the models unloaded for it; nothing
+        at the end.
         """
         if self._models.closing.is_set():
             return

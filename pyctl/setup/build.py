@@ -74,7 +74,7 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Build:
-    """One build: for the CPU without ``toolkit``, else for ``architectures``, such as ``86``.
+    """A build: for the CPU without ``toolkit``, else for ``architectures``, such as ``86``.
 
     ``release`` is None for the pinned one.
     """
@@ -100,7 +100,7 @@ class Build:
 
     @property
     def directory(self) -> Path:
-        """Where cmake and ninja work."""
+        """The directory where cmake and ninja work."""
         return self.work / f"build-{self.name}"
 
 
@@ -167,9 +167,9 @@ def compile_extension(build: Build, release: Release) -> dict[str, str]:
 def _compile(
     build: Build, place: Path, source: Path, values: Mapping[str, str], log: TextIO | None = None
 ) -> int:
-    """Run cmake with ``values`` and ninja in ``place``; returns the exit code of the last one.
+    """Run cmake with ``values`` and ninja in ``place``; return the exit code of the last one.
 
-    With a ``log`` they make what they can, and their output goes there. Ninja ends its compilers
+    With a ``log`` they continue after errors, and their output goes there. Ninja ends its compilers
     and itself when this process is interrupted or killed.
     """
     environment = _environment(build)
@@ -201,7 +201,7 @@ def _compile(
 
 
 def _environment(build: Build) -> dict[str, str]:
-    """Variables for cmake and ninja, without those that mean another build."""
+    """Return the variables for cmake and ninja, without those that select another build."""
     compilers = {"CC": build.compiler.cc, "CXX": build.compiler.cxx}
     environment = {**os.environ, **compilers, "NINJA_STATUS": "[%f/%t, %W left] "}
     for name in ("CMAKE_ARGS", "LDFLAGS", "CUDACXX", "CMAKE_GENERATOR", "CUDAARCHS"):
@@ -210,7 +210,7 @@ def _environment(build: Build) -> dict[str, str]:
 
 
 def defines(build: Build) -> dict[str, str]:
-    """CMake's variables for ``build``."""
+    """Return CMake's variables for ``build``."""
     values = dict(SETTINGS, CMAKE_MAKE_PROGRAM=build.tools.ninja)
     if build.toolkit is not None:
         values |= build.toolkit.defines(build.compiler.cxx, build.architectures)

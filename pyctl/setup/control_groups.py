@@ -21,8 +21,8 @@ class MemoryGroup(NamedTuple):
 
 
 def memory_groups(root: Path = Path("/")) -> list[MemoryGroup]:
-    """The groups of this process and all around them, of versions 1 and 2, by the files below
-    ``root``.
+    """Return the groups of this process and all around them, of versions 1 and 2, by the files
+    below ``root``.
     """
     lines = text_of(root / "proc/self/cgroup").splitlines() or ["0::/"]
     directories = (
@@ -36,7 +36,9 @@ V2 = ("memory.max", "memory.current")
 
 
 def _directories(groups: Path, line: str) -> Iterator[tuple[Path, tuple[str, str]]]:
-    """Directories of a line of /proc/self/cgroup, with the names of limit and use in them."""
+    """Yield the directories of a line of /proc/self/cgroup, with the names of limit and use in
+    them.
+    """
     number, controllers, path = (*line.split(":", 2), "", "")[:3]
     if number == "0" and not controllers:
         places = [groups, groups / "unified"]
@@ -62,7 +64,7 @@ def _read(directory: Path, names: tuple[str, str]) -> MemoryGroup | None:
 
 
 def text_of(path: Path) -> str:
-    """The text of a small file without blanks around it; empty if it cannot be read."""
+    """Return the text of a small file without blanks around it; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

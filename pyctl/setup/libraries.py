@@ -108,7 +108,7 @@ class BuiltLibraries:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all files are there, in their sizes."""
+        """True if all files exist, in their sizes."""
         try:
             sizes = {name: (self.directory / name).stat().st_size for name in self.files}
         except OSError:
@@ -117,12 +117,12 @@ class BuiltLibraries:
 
     @property
     def is_tried(self) -> bool:
-        """Whether the modules of this build of a chosen release are this pyctl's."""
+        """True if the modules of this build of a chosen release are this pyctl's."""
         return self.digests.get("csrc") == extension_digest()
 
 
 def data_home(environ: Mapping[str, str] = os.environ) -> Path:
-    """The directory for built libraries: PYCTL_LIBS, else XDG_DATA_HOME/pyctl."""
+    """Return the directory for built libraries: PYCTL_LIBS, else XDG_DATA_HOME/pyctl."""
     chosen = environ.get(CHOICE, "")
     if chosen and chosen != PACKAGE:
         return Path(chosen)
@@ -130,13 +130,13 @@ def data_home(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def build_home(environ: Mapping[str, str] = os.environ) -> Path:
-    """The directory for files that only a build needs: XDG_CACHE_HOME/pyctl/setup."""
+    """Return the directory for files that only a build needs: XDG_CACHE_HOME/pyctl/setup."""
     return user_directory("cache", environ) / "setup"
 
 
 def write_built(built: BuiltLibraries) -> BuiltLibraries:
-    """Write built.json into the directory of ``built``, for all users, as the libraries are;
-    returns it with the files that are there.
+    """Write built.json into the directory of ``built``, for all users, as the libraries are; return
+    it with its existing files.
     """
     place = built.directory
     files = {
@@ -163,7 +163,7 @@ def choose(home: Path, name: str) -> None:
 
 
 def chosen_name(home: Path) -> str:
-    """The name of the build that a user chose; empty for the pinned release."""
+    """Return the name of the build that a user chose; empty for the pinned release."""
     try:
         return (home / "llama" / CHOSEN).read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
@@ -171,8 +171,8 @@ def chosen_name(home: Path) -> str:
 
 
 def libraries_at(home: Path) -> list[BuiltLibraries]:
-    """All complete builds below ``home``, the newest first; not those in hidden directories, which
-    are not checked.
+    """Return all complete builds below ``home``, the newest first; not those in hidden directories,
+    which are not checked.
     """
     found = map(_read_built, sorted((home / "llama").glob("[!.]*")))
     return sorted(
@@ -181,7 +181,7 @@ def libraries_at(home: Path) -> list[BuiltLibraries]:
 
 
 def _read_built(directory: Path) -> BuiltLibraries | None:
-    """The complete build in ``directory``; None if there is none."""
+    """Return the complete build in ``directory``; None if there is none."""
     try:
         values = json.loads((directory / BUILT).read_text(encoding="utf-8"))
         known = BuiltLibraries.__dataclass_fields__.keys() & values.keys()
@@ -196,7 +196,7 @@ def _read_built(directory: Path) -> BuiltLibraries | None:
 
 
 def cpu_features() -> tuple[str, ...]:
-    """The features of /proc/cpuinfo for which a compiler makes code."""
+    """Return the features of /proc/cpuinfo for which a compiler makes code."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
@@ -206,13 +206,13 @@ def cpu_features() -> tuple[str, ...]:
 
 
 def capability(architecture: str) -> tuple[int, int]:
-    """Such as (12, 0) of ``120a``."""
+    """Return a compute capability such as (12, 0) for ``120a``."""
     digits = architecture.rstrip("af")
     return int(digits[:-1]), int(digits[-1])
 
 
 def covers(architectures: Sequence[str], wanted: tuple[int, int]) -> bool:
-    """Whether machine code for one of ``architectures`` runs on a card with the ``wanted``
+    """Return whether machine code for one of ``architectures`` runs on a card with the ``wanted``
     capability: same major version, minor not above.
     """
     for architecture in architectures:
@@ -227,8 +227,8 @@ def covers(architectures: Sequence[str], wanted: tuple[int, int]) -> bool:
 def fits(
     built: BuiltLibraries, release: str, cards: Sequence[tuple[int, int]], features: Sequence[str]
 ) -> bool:
-    """Whether ``built`` is of this release and runs on this CPU and, if it uses CUDA, on ``cards``
-    of all these capabilities.
+    """Return whether ``built`` is of this release and runs on this CPU and, if it uses CUDA, on
+    ``cards`` of all these capabilities.
     """
     if built.release != release or not set(built.features) <= set(features):
         return False
@@ -245,7 +245,7 @@ def use_libraries(
     """Set the variables that make `import llama_cpp` load the chosen build, else the newest that
     fits; None for none.
 
-    Variables that are set already stay. The driver is asked only if there is a CUDA build of this
+    Variables that are set already stay. The driver is queried only if there is a CUDA build of this
     release.
     """
     if (
@@ -279,8 +279,8 @@ class _Modules:
         self._place = place
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """The module called ``name``, None if it is no native one. ModuleNotFoundError if it is
-        left out.
+        """Return the module called ``name``, None if it is not a native one. Raises
+        ModuleNotFoundError if it is excluded.
         """
         package, _, module = name.partition(".")
         if package != "pyctl" or module not in MODULES:
@@ -310,15 +310,15 @@ def use_release(
 
 
 def libraries_in_use(environ: Mapping[str, str] = os.environ) -> BuiltLibraries | None:
-    """The build that `use_libraries` chose for a process with these variables, None for other
-    libraries.
+    """Return the build that `use_libraries` chose for a process with these variables, None for
+    other libraries.
     """
     return _read_built(Path(environ[LIBRARY_PATH])) if LIBRARY_PATH in environ else None
 
 
 def unused_choice(environ: Mapping[str, str] = os.environ) -> str:
-    """One line: why `use_libraries` did not take the build that a user chose, and the command that
-    helps; empty if it did.
+    """Return one line: the reason why `use_libraries` rejected the user's choice, and the command
+    that helps; empty if it did not.
     """
     home = data_home(environ)
     name = chosen_name(home)
@@ -343,8 +343,8 @@ def unused_card(
     look: Callable[[], Driver | None] = find_driver,
     look_at_bus: Callable[[], Sequence[str]] = find_pci_cards,
 ) -> str:
-    """One line for a process whose libraries use no GPU: why an NVIDIA card is idle, and the
-    command that helps.
+    """Return one line for a process whose libraries use no GPU: the reason why an NVIDIA card is
+    idle, and the command that helps.
 
     Empty if there is no such card, or if the user chose the libraries or hides the cards.
     """

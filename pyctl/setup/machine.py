@@ -43,8 +43,8 @@ DRIVER_PLACES = (
     "/run/opengl-driver/lib/libcuda.so.1",  # NixOS
     "/usr/local/nvidia/lib64/libcuda.so.1",  # some images
 )
-"""Where the driver's library is looked for, in this order; the first name is the loader's own
-search.
+"""The places of the driver's library, in the order of the search; the first name is the loader's
+own search.
 """
 
 NVIDIA = "0x10de"
@@ -130,12 +130,14 @@ class Machine:
 
     @property
     def has_nvidia(self) -> bool:
-        """Whether there is an NVIDIA card, usable or not."""
+        """True if there is an NVIDIA card, usable or not."""
         return bool(self.cards) or NVIDIA in self.pci_cards
 
 
 def look_at_machine(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> Machine:
-    """Collect the facts; takes about a second. ``root`` is where /sys and /proc are looked for."""
+    """Return the facts of this machine; takes about a second. ``root`` is the parent of /sys and
+    /proc.
+    """
     return Machine(
         driver=find_driver(root=root),
         pci_cards=find_pci_cards(root),
@@ -152,7 +154,7 @@ def look_at_machine(environ: Mapping[str, str] = os.environ, root: Path = Path("
 
 
 def find_driver(places: Sequence[str] = DRIVER_PLACES, root: Path = Path("/")) -> Driver | None:
-    """Ask the first libcuda.so.1 of ``places`` that loads; None without one."""
+    """Return the driver from the first libcuda.so.1 of ``places`` that loads; None without one."""
     for place in places:
         try:
             library = ctypes.CDLL(place)
@@ -191,7 +193,7 @@ def _ask(library: ctypes.CDLL, release: str) -> Driver:
 
 
 def find_pci_cards(root: Path = Path("/")) -> tuple[str, ...]:
-    """The vendor ids of NVIDIA's and AMD's cards on the PCI bus, in the order of their
+    """Return the vendor ids of NVIDIA's and AMD's cards on the PCI bus, in the order of their
     addresses.
     """
     found = []
@@ -207,8 +209,8 @@ def find_pci_cards(root: Path = Path("/")) -> tuple[str, ...]:
 
 
 def find_compiler(environ: Mapping[str, str] = os.environ) -> Compiler | None:
-    """The first C++ compiler that compiles and links the C++ library as a shared one, else the
-    first that compiles.
+    """Return the first C++ compiler that compiles and links the C++ library as a shared one, else
+    the first that compiles.
 
     CXX comes first, the system's g++ before other ones in PATH.
     """
@@ -225,14 +227,16 @@ def find_compiler(environ: Mapping[str, str] = os.environ) -> Compiler | None:
 
 
 def _c_compiler(path: str, environ: Mapping[str, str]) -> str:
-    """The C compiler that belongs to the C++ compiler at ``path``."""
+    """Return the C compiler that belongs to the C++ compiler at ``path``."""
     c = {"g++": "gcc", "c++": "cc", "clang++": "clang"}.get(Path(path).name, "cc")
     beside = Path(path).with_name(c)
     return environ.get("CC") or (str(beside) if beside.exists() else c)
 
 
 def _links(compiler: str) -> bool | None:
-    """Whether ``compiler`` links the C++ library as a shared one; None if it cannot compile."""
+    """Return whether ``compiler`` links the C++ library as a shared one; None if it cannot
+    compile.
+    """
     with tempfile.TemporaryDirectory() as name:
         source = Path(name) / "probe.cpp"
         library = Path(name) / "probe.so"
@@ -261,13 +265,15 @@ def _cores(root: Path) -> int:
 
 
 def meminfo(name: str, root: Path = Path("/")) -> int:
-    """Bytes that the kernel has under ``name``, such as MemTotal; 0 if it does not report it."""
+    """Return the bytes that the kernel has under ``name``, such as MemTotal; 0 if it does not
+    report it.
+    """
     found = re.search(rf"^{name}: +(\d+) kB", text_of(root / "proc/meminfo"), re.MULTILINE)
     return int(found[1]) * 1024 if found else 0
 
 
 def free_bytes(path: Path) -> int:
-    """Bytes that this user may still write at ``path``, which need not exist yet."""
+    """Return the bytes that this user may still write at ``path``, which need not exist yet."""
     while not path.exists() and path != path.parent:
         path = path.parent
     return shutil.disk_usage(path).free

@@ -56,7 +56,7 @@ class _Declared:
 
 
 def lay_out(bindings: Path, tree: Path, cxx: str) -> list[str]:
-    """Rewrite the structures of parameters in the package at ``bindings`` whose fields lie
+    """Rewrite the structures of parameters in the package at ``bindings`` whose fields are
     elsewhere in ``tree``.
 
     Returns their names. Raises ConfigError if ``cxx`` does not compile the headers.
@@ -86,7 +86,9 @@ def lay_out(bindings: Path, tree: Path, cxx: str) -> list[str]:
 
 
 def _declared(source: str) -> Iterator[_Declared]:
-    """The structures of parameters that the module ``source`` declares with a list of fields."""
+    """Yield the structures of parameters that the module ``source`` declares with a list of
+    fields.
+    """
     for node in ast.parse(source).body:
         if not isinstance(node, ast.ClassDef) or not node.name.endswith(SUFFIX):
             continue
@@ -107,8 +109,10 @@ def _declared(source: str) -> Iterator[_Declared]:
 def place_fields(
     known: Sequence[str], fields: Sequence[Field], size: int
 ) -> list[tuple[str, str]] | None:
-    """Names of the ``fields`` of a structure of ``size`` bytes in their order, and between them of
-    unknown bytes with their type; None if the bindings have the ``known`` ones at the same places.
+    """Return the names of the ``fields`` of a structure of ``size`` bytes in their order, each with
+    "", and between them fillers with their type.
+
+    Returns None if the bindings have the ``known`` fields at the same places.
     """
     found: list[tuple[str, str]] = []
     end = 0
@@ -134,7 +138,7 @@ def _aligned(offset: int, alignment: int) -> int:
 
 
 def _replaced(source: str, node: ast.expr, text: str) -> str:
-    """``source`` with ``text`` in place of ``node``."""
+    """Return ``source`` with ``text`` in place of ``node``."""
     assert node.end_lineno is not None
     assert node.end_col_offset is not None
     lines = source.splitlines(keepends=True)
@@ -176,8 +180,8 @@ template <typename T> void put_{name}(long) {{}}
 def _ask_compiler(
     declared: Sequence[_Declared], tree: Path, places: Sequence[str], header: str, cxx: str
 ) -> dict[str, tuple[int, list[Field]]]:
-    """The size of each structure that ``header`` defines, and of its declared fields the existing
-    ones.
+    """Return the size of each structure that ``header`` defines, and of its declared fields
+    that exist.
     """
     names = dict.fromkeys(name for structure in declared for name in structure.fields)
     calls = []
@@ -201,7 +205,7 @@ def _parsed(line: str) -> tuple[str, tuple[int, list[Field]]]:
 
 
 def _run(text: str, places: Sequence[Path], cxx: str) -> str:
-    """The output of the program ``text``, compiled by ``cxx``. Raises ConfigError."""
+    """Return the output of the program ``text``, compiled by ``cxx``. Raises ConfigError."""
     with tempfile.TemporaryDirectory(prefix="pyctl-") as directory:
         source = Path(directory) / "probe.cpp"
         program = Path(directory) / "probe"

@@ -32,7 +32,7 @@ GIB = 2**30
 MIN_DRIVER = "580"
 MIN_CUDA = (13, 0)
 MIN_CAPABILITY = (7, 5)
-"""What CUDA 13 supports: drivers from 580 on, cards from Turing on."""
+"""The minimum that CUDA 13 supports: drivers from 580 on, cards from Turing on."""
 
 JOB_BYTES = int(1.2 * GIB)
 """Memory of one compilation; the largest kernels take 0.9 GiB."""
@@ -79,7 +79,7 @@ MAX_MAJOR = 19
 
 
 def parse_architectures(text: str) -> tuple[str, ...]:
-    """``86,9.0`` or ``86-real;90-real`` as (``86``, ``90``). Raises ConfigError."""
+    """Return ``86,9.0`` or ``86-real;90-real`` as (``86``, ``90``). Raises ConfigError."""
     found = []
     for word in re.split(r"[,;\s]+", text.strip()):
         match = re.fullmatch(r"(?:sm_)?(\d{1,2})\.?(\d)([af]?)(?:-real)?", word)
@@ -98,8 +98,8 @@ def parse_architectures(text: str) -> tuple[str, ...]:
 def make_plan(
     machine: Machine, architectures: tuple[str, ...] = (), *, cpu: bool = False
 ) -> BuildPlan:
-    """Decide, with ``--arch`` or ``--cpu`` as given. Raises ConfigError if that or what the cards
-    need cannot be built here.
+    """Return the plan for ``--arch`` or ``--cpu``, or without them for the cards. Raises
+    ConfigError if that cannot be built here.
     """
     if cpu:
         return BuildPlan("for the CPU only, because --cpu was given: no graphics card will be used")
@@ -130,8 +130,8 @@ def make_plan(
 
 
 def _with_toolkit(machine: Machine, architectures: tuple[str, ...], why: str) -> BuildPlan:
-    """The plan for ``architectures``. Raises ConfigError if CUDA 13 does not support them or this
-    machine.
+    """Return the plan for ``architectures``. Raises ConfigError if CUDA 13 does not support them or
+    this machine.
     """
     driver = machine.driver
     problem = ""
@@ -160,7 +160,7 @@ def _dotted(version: Sequence[int]) -> str:
 
 
 def check_compiler(machine: Machine) -> Compiler:
-    """The compiler of ``machine``. Raises ConfigError with the command that installs one."""
+    """Return the compiler of ``machine``. Raises ConfigError with the command that installs one."""
     compiler = machine.compiler
     if compiler is None:
         raise ConfigError(
@@ -178,7 +178,7 @@ def check_compiler(machine: Machine) -> Compiler:
 
 
 def check_room(plan: BuildPlan, free: int, where: object) -> None:
-    """Raises ConfigError if ``free`` bytes at ``where`` are too few for the build."""
+    """Raise ConfigError if ``free`` bytes at ``where`` are too few for the build."""
     needed = CUDA_BYTES if plan.architectures else CPU_BYTES
     if free < needed:
         raise ConfigError(
@@ -188,14 +188,14 @@ def check_room(plan: BuildPlan, free: int, where: object) -> None:
 
 
 def jobs_for(machine: Machine, wanted: int) -> int:
-    """Compilers at a time: ``wanted`` if given, else one for each core as far as the memory
-    goes.
+    """Return the number of compilers at a time: ``wanted`` if given, else one for each core as far
+    as the memory allows.
     """
     return wanted or max(min(machine.n_cores, machine.n_ram // JOB_BYTES), 1)
 
 
 def describe(machine: Machine) -> str:
-    """One line about the cards and the driver."""
+    """Return one line about the cards and the driver."""
     driver = machine.driver
     if driver is None or not driver.cards:
         return (
@@ -214,6 +214,6 @@ def describe(machine: Machine) -> str:
 
 
 def describe_build(compiler: Compiler, plan: BuildPlan, n_jobs: int) -> str:
-    """Two lines about what will be compiled."""
+    """Return two lines about the build to come."""
     minutes = max(round((CPU_SECONDS + CUDA_SECONDS * len(plan.architectures)) / n_jobs / 60), 1)
     return f"build: {plan.why}\n       about {minutes} minutes with {n_jobs} jobs of {compiler.cxx}"

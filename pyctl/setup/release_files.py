@@ -59,13 +59,15 @@ _ODD_CONTENT = (
         RecursionError,
     ),  # of a manifest with a list, 1e400 or deep brackets
 )
-"""What an archive with any content may raise."""
+"""The errors that an archive with any content may raise."""
 
 SILENCE_SECONDS = 60.0
 PIECE = 2**20
 
 LINKS = re.compile(r'find-links[":=,\s\[]+([^"\s]+)"')
-"""In what uv and pipx note about a program: where they looked for its wheel besides the index."""
+"""The fields in the notes of uv and pipx about a program: where they looked for its wheel besides
+the index.
+"""
 
 
 class UnfitError(ConfigError):
@@ -96,7 +98,7 @@ class Manifest:
     files: Mapping[str, Mapping[str, Any]]
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a name that is a path, and for a requirement that is no wheel of
+        """Raise ValueError for a name that is a path, and for a requirement that is not a wheel of
         NVIDIA.
         """
         for pattern, names in (
@@ -115,8 +117,8 @@ class Manifest:
 
 
 def release_place(environ: Mapping[str, str] = os.environ, prefix: Path = Path(sys.prefix)) -> str:
-    """The directory or URL of PYCTL_RELEASE, else where pip, uv or pipx noted that it found the
-    wheel of this package; empty if they did not.
+    """Return the directory or URL of PYCTL_RELEASE, else the place where pip, uv or pipx found the
+    wheel of this package; empty if they noted none.
     """
     if "PYCTL_RELEASE" in environ:
         return environ["PYCTL_RELEASE"]
@@ -133,8 +135,8 @@ def release_place(environ: Mapping[str, str] = os.environ, prefix: Path = Path(s
 
 
 def wheel_libraries() -> Path:
-    """The directory with llama.cpp's libraries from the wheel of a release, which have a variant
-    for each kind of CPU.
+    """Return the directory with llama.cpp's libraries from the wheel of a release, which have a
+    variant for each kind of CPU.
 
     Raises UnfitError if pip compiled them: ggml then has no place for a library that is added.
     """
@@ -152,8 +154,8 @@ def wheel_libraries() -> Path:
 
 
 def find_cuda_file(place: str) -> ReleaseFile | None:
-    """The file for cards in the release at ``place``, for this processor and the pinned llama.cpp;
-    None without one.
+    """Return the file for cards in the release at ``place``, for this processor and the pinned
+    llama.cpp; None without one.
 
     Raises ConfigError if ``place`` has no SHA256SUMS.
     """
@@ -196,8 +198,8 @@ def fetch(file: ReleaseFile, directory: Path) -> Path:
 
 
 def _has_digest(path: Path, digest: str) -> bool:
-    """Whether the file has that sha256: a power failure may have cut it off, another user may have
-    replaced it.
+    """Return whether the file has that sha256: a power failure may have cut it off, another user
+    may have replaced it.
     """
     found = hashlib.sha256()
     try:
@@ -210,7 +212,7 @@ def _has_digest(path: Path, digest: str) -> bool:
 
 
 def check_address(url: str, before: str = "") -> None:
-    """Raise ValueError for an address, or a redirect from ``before``, by which others could change
+    """Raise ValueError for an address, or a redirect from ``before``, that would let others change
     a release.
 
     SHA256SUMS has no signature, so the way to it has to be safe: https, a file, or http on this
@@ -240,7 +242,7 @@ class _CheckedRedirects(urllib.request.HTTPRedirectHandler):
 
 @contextmanager
 def _reading(url: str) -> Iterator[Any]:
-    """What ``url`` answers: a file, or a server of HTTP."""
+    """Provide the answer of ``url``: a file, or a server of HTTP."""
     try:
         check_address(url)
         with urllib.request.build_opener(_CheckedRedirects).open(

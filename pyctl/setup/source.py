@@ -82,7 +82,7 @@ class Release:
 
     @property
     def has_bindings(self) -> bool:
-        """Whether the bindings are those of this source, not of the installed release."""
+        """True if the bindings are those of this source, not of the installed release."""
         return self.name == self.version
 
 
@@ -104,15 +104,15 @@ def read_pin() -> Pin:
 
 
 def extension_source() -> Path:
-    """The directory with the extension's CMakeLists.txt and csrc: installed next to this module, or
-    the source tree.
+    """Return the directory with the extension's CMakeLists.txt and csrc: installed next to this
+    module, or the source tree.
     """
     installed = HERE / "extension"
     return installed if installed.exists() else HERE.parents[1]
 
 
 def extension_digest() -> str:
-    """The sha256 of the extension's sources."""
+    """Return the sha256 of the extension's sources."""
     place = extension_source()
     digest = hashlib.sha256()
     for path in [place / "CMakeLists.txt", *sorted((place / "csrc").rglob("*.*"))]:
@@ -121,7 +121,7 @@ def extension_digest() -> str:
 
 
 def pip_command(work: Path) -> list[str]:
-    """The command that runs pip, which the environments of `uv tool` lack: the one of this
+    """Return the command that runs pip, which the environments of `uv tool` lack: the one of this
     environment, else one made in ``work``, else the one that uv fetches. Raises ConfigError.
     """
     if importlib.util.find_spec("pip") is not None:
@@ -144,8 +144,8 @@ def pip_command(work: Path) -> list[str]:
 
 
 def pip_environment() -> dict[str, str]:
-    """The environment without CMAKE_ARGS, which is meant for a build; here pip reads only the name
-    and the version.
+    """Return the environment without CMAKE_ARGS, which is meant for a build; here pip reads only
+    the name and the version.
     """
     return {name: value for name, value in os.environ.items() if name != "CMAKE_ARGS"}
 
@@ -186,8 +186,8 @@ def unpack_source(
     max_bytes: int = MAX_SOURCE,
     max_members: int = MAX_MEMBERS,
 ) -> int:
-    """Write the files ``below`` that directory in ``archive`` that are ``wanted``; returns how
-    many.
+    """Write the files ``below`` that directory in ``archive`` that are ``wanted``; return their
+    number.
 
     Raises ValueError, before it writes, for a name that leads out of ``target``, and for more than
     ``max_bytes`` or ``max_members``.
@@ -220,8 +220,8 @@ def unpack_source(
 
 
 def open_release(pip: list[str], wanted: str, work: Path) -> Release:
-    """The source that ``wanted`` names: a version, which pip fetches, an archive or a directory; if
-    it is empty, the pinned release. Raises ConfigError.
+    """Return the source that ``wanted`` names: a version, which pip fetches, an archive or a
+    directory; if it is empty, the pinned release. Raises ConfigError.
 
     Archives are unpacked below ``work``, once.
     """
@@ -259,8 +259,8 @@ def open_release(pip: list[str], wanted: str, work: Path) -> Release:
 
 
 def _unpacked(archive: Path, target: Path) -> Path:
-    """The content of ``archive`` without its first directory, in the new directory ``target``,
-    which appears whole.
+    """Unpack ``archive`` without its first directory into the new directory ``target``, which
+    appears whole, and return it.
     """
     if not target.exists():
         try:
@@ -273,7 +273,7 @@ def _unpacked(archive: Path, target: Path) -> Path:
 
 @contextmanager
 def new_directory(target: Path) -> Iterator[Path]:
-    """A directory that gets the name ``target`` after the block, if that ends without an
+    """Provide a directory that gets the name ``target`` after the block, if that ends without an
     exception.
     """
     part = target.with_name(f"{target.name}.part")
@@ -284,7 +284,7 @@ def new_directory(target: Path) -> Iterator[Path]:
 
 
 def _version(path: Path, pattern: str) -> str:
-    """The groups of ``pattern`` in a file, with dots between. Raises ConfigError."""
+    """Return the groups of ``pattern`` in a file, with dots between. Raises ConfigError."""
     try:
         found = re.search(pattern, path.read_text(encoding="utf-8", errors="replace"))
     except OSError as error:

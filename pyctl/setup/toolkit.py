@@ -102,7 +102,7 @@ def install_toolkit(pip: Sequence[str], work: Path, compiler: Compiler) -> Toolk
 
 
 def install_tools(pip: Sequence[str], work: Path) -> BuildTools:
-    """PyPI's cmake, ninja and pybind11 below ``work``, installed unless they are there. Raises
+    """Return PyPI's cmake, ninja and pybind11 below ``work``, installed unless they exist. Raises
     ConfigError.
     """
     place = work / "tools"
@@ -142,7 +142,7 @@ def _install(pip: Sequence[str], wheels: Sequence[str], place: Path) -> None:
 
 
 def make_stub(work: Path, compiler: Compiler) -> Path:
-    """Compile the library that the linker takes for the driver's. Raises ConfigError if the
+    """Compile the library that the linker uses in place of the driver's. Raises ConfigError if the
     compiler cannot.
 
     It is not named libcuda.so.1: the loader would find it before the driver's where CMake adds its

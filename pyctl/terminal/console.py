@@ -62,8 +62,8 @@ class PipeReader:
         self._is_begun = False
 
     def read(self, default: str = "") -> str:
-        """The next line, unchanged. Raises EOFError at the end, RequestError for a ``default``:
-        nothing can edit it.
+        """Return the next line, unchanged. Raises EOFError at the end, RequestError for a
+        ``default``: nothing can edit it.
         """
         if default:
             raise RequestError("no terminal to edit in; give the new text after /edit")
@@ -77,11 +77,11 @@ class PipeReader:
         return self._decoded(line).rstrip("\r\n")
 
     def ask(self, question: str) -> str:
-        """Nothing: lines of a pipe are messages."""
+        """Return no answer: lines of a pipe are messages."""
         return ""
 
     def read_all(self) -> str:
-        """Everything up to the end, without line ends at the end. Raises RequestError above
+        """Return everything up to the end, without line ends at the end. Raises RequestError above
         MAX_TEXT_BYTES.
         """
         while self._is_open:
@@ -127,13 +127,13 @@ class TerminalReader:
         )
 
     def read(self, default: str = "") -> str:
-        """The next message; ``default`` is there to be edited. EOFError at the end,
+        """Return the next message; the user can edit ``default``. Raises EOFError at the end,
         KeyboardInterrupt on Ctrl-C.
         """
         return self._session.prompt([("bold", "> ")], default=default)
 
     def ask(self, question: str) -> str:
-        """The answer, without a place in the history; Ctrl-C and Ctrl-D are none."""
+        """Return the answer, which has no place in the history; Ctrl-C and Ctrl-D are none."""
         session: PromptSession[str] = PromptSession(history=InMemoryHistory())
         try:
             return session.prompt([("ansiyellow", question)])
@@ -152,7 +152,7 @@ class CommandCompleter(Completer):
         self._paths = PathCompleter(expanduser=True)
 
     def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
-        """The completions of the text before the cursor."""
+        """Yield the completions of the text before the cursor."""
         text = document.text_before_cursor
         name, blank, path = text.partition(" ")
         if text.startswith("/") and not blank:
@@ -204,8 +204,8 @@ STYLES = {"reasoning": "dim", "call": "yellow"}
 
 
 def stats_line(stats: ReplyStats, width: int | None = None) -> str:
-    """The known numbers of a reply in one line; those at the end that pass ``width`` are left
-    out.
+    """Return the known numbers of a reply in one line; those at the end that pass ``width`` are
+    omitted.
     """
     parts = []
     if stats.truncated:
@@ -236,7 +236,7 @@ class View:
     """A place for replies and remarks."""
 
     def delta(self, delta: ReplyDelta) -> None:
-        """The next bit of the reply, at once."""
+        """Show the next bit of the reply, at once."""
         self._show("reasoning", delta.reasoning)
         self._show("content", delta.content)
         for call in delta.calls:
@@ -247,13 +247,13 @@ class View:
             )
 
     def end(self, stats: ReplyStats | None) -> None:
-        """The reply is over; ``stats`` is None when it was cut short."""
+        """End the reply; ``stats`` is None when it was cut short."""
 
     def info(self, text: str) -> None:
-        """An answer to a command."""
+        """Show an answer to a command."""
 
     def error(self, text: str) -> None:
-        """One line with the reason for a failure."""
+        """Show the reason for a failure in one line."""
 
     def close(self) -> None:
         """End the row that something was shown on."""

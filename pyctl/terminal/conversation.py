@@ -54,7 +54,7 @@ class Call:
     arguments: str
 
     def for_model(self) -> dict[str, Any]:
-        """In OpenAI's form."""
+        """Return the call in OpenAI's form."""
         return {
             "id": self.id,
             "type": "function",
@@ -63,7 +63,7 @@ class Call:
 
     @classmethod
     def joined(cls, deltas: Iterable[CallDelta]) -> tuple[Call, ...]:
-        """The calls that ``deltas`` add up to, without one that was cut short."""
+        """Return the calls that ``deltas`` add up to, without one that was cut short."""
         made: dict[int, Call] = {}
         for delta in deltas:
             call = made.get(delta.index, cls("", "", ""))
@@ -77,7 +77,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Message:
-    """One turn; ``stopped`` marks a reply that the user cut short. ``images`` are data URLs, shown
+    """A turn; ``stopped`` marks a reply that the user cut short. ``images`` are data URLs, shown
     before the text.
 
     The first ``n_attached`` characters of ``content`` are files. A tool's message answers the call
@@ -147,7 +147,7 @@ class Conversation:
         return self.undone().asked(text, message.images, message.content[: message.n_attached])
 
     def question(self) -> str:
-        """The last message of the user, without files."""
+        """Return the last message of the user, without files."""
         message = self.messages[self._last_question()]
         return message.content[message.n_attached :]
 
@@ -156,7 +156,7 @@ class Conversation:
         return replace(self, system=_encodable(system))
 
     def for_model(self, *, marked: bool = False) -> list[dict[str, Any]]:
-        """The messages in OpenAI's form, the system text first; ``marked`` with all that
+        """Return the messages in OpenAI's form, the system text first; ``marked`` with all that
         `from_file` reads back.
         """
         made: list[dict[str, Any]] = (
@@ -182,7 +182,7 @@ class Conversation:
 
     @classmethod
     def from_file(cls, turns: Sequence[object]) -> Conversation:
-        """A conversation from messages in OpenAI's form: texts, images of the user, a system
+        """Return a conversation from messages in OpenAI's form: texts, images of the user, a system
         message only at the start. Raises RequestError for others.
         """
         system = ""
@@ -222,7 +222,7 @@ class Conversation:
 
 
 def _content(content: object) -> tuple[str | None, tuple[str, ...]]:
-    """The text, None for none, and the images."""
+    """Return the text, None for none, and the images."""
     if not isinstance(content, list):
         return content if isinstance(content, str) else None, ()
     parts = [part for part in content if isinstance(part, Mapping)]
@@ -236,7 +236,7 @@ def _content(content: object) -> tuple[str | None, tuple[str, ...]]:
 
 
 def _calls(listed: object, where: str) -> tuple[Call, ...]:
-    """Calls in OpenAI's form; None for none."""
+    """Return the calls in OpenAI's form; None for none."""
     made = []
     for item in listed if isinstance(listed, list) else []:
         function = item.get("function") if isinstance(item, Mapping) else None
@@ -257,14 +257,14 @@ def _is_json(text: object) -> bool:
 
 
 def _encodable(text: str) -> str:
-    """Replace lone surrogates, which bytes that are no UTF-8 become in a terminal and \\ud800 in
+    """Replace lone surrogates, which stand for invalid UTF-8 of a terminal and for \\ud800 in
     JSON.
     """
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def read_image(path: Path) -> tuple[str, ImageFile]:
-    """The image at ``path`` as a data URL, and what it is. Raises RequestError."""
+    """Return the image at ``path`` as a data URL, and its description. Raises RequestError."""
     try:
         if path.stat().st_size > _MAX_IMAGE_BYTES:
             raise RequestError(f"{path} has more than {_MAX_IMAGE_BYTES} bytes")
@@ -277,7 +277,7 @@ def read_image(path: Path) -> tuple[str, ImageFile]:
 
 
 def read_text(path: Path) -> str:
-    """The text or PDF file at ``path``, quoted under its name. Raises RequestError."""
+    """Return the text or PDF file at ``path``, quoted under its name. Raises RequestError."""
     try:
         if not path.is_file() and path.exists():
             raise RequestError(f"cannot read {path}: not a file")
@@ -343,7 +343,7 @@ def load(path: Path) -> Conversation:
 
 
 def _failed(what: str, path: Path, error: Exception) -> RequestError:
-    """The error of a file in one line."""
+    """Return the error of a file in one line."""
     return RequestError(
         f"cannot {what} {path}: {error.strerror if isinstance(error, OSError) else error}"
     )
@@ -371,8 +371,8 @@ class ReplyStats:
 
 @dataclass(frozen=True)
 class PromptProgress:
-    """Before a reply: ``n_read`` of ``n_prompt`` tokens are restored or evaluated; ``seconds_left``
-    is 0 if unknown.
+    """The progress before a reply: ``n_read`` of ``n_prompt`` tokens are restored or evaluated;
+    ``seconds_left`` is 0 if unknown.
 
     ``place`` is the place of a request that waits for others, 1 for the next one; 0 once it runs.
     """
@@ -392,22 +392,25 @@ class ChatBackend(Protocol):
     """
 
     def name(self) -> str:
-        """The name of the model, for people."""
+        """Return the name of the model, for display."""
 
     def models(self) -> Sequence[str]:
-        """The names of the models that can reply."""
+        """Return the names of the models that can reply."""
 
     def use(self, model: str) -> None:
         """Let ``model``, one of `models`, reply from now on."""
 
     def sees_images(self) -> bool:
-        """Whether the model in use has an image encoder; True where the server does not report
-        it.
+        """Return whether the model in use has an image encoder; True where the server does not
+        report it.
         """
 
     def stream(
         self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any] | None = None
     ) -> Generator[ReplyEvent, None, None]:
-        """The reply to ``messages`` (OpenAI's form) with more ``fields`` of a request, and its
-        figures in the end; before it, how far the prompt is read. Closing it stops the work.
+        """Return the reply to ``messages`` (OpenAI's form) with more ``fields`` of a request, and
+        its figures in the end.
+
+        Before the reply come reports of how much of the prompt is read. Closing the iterator stops
+        the work.
         """

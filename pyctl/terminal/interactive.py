@@ -87,7 +87,7 @@ class Chat:
         self._fields: dict[str, Any] = {}  # of each request
 
     def run(self) -> int:
-        """The exit code."""
+        """Run the chat; return the exit code."""
         while self._running:
             try:
                 self.take(self._reader.read())
@@ -104,8 +104,8 @@ class Chat:
         return 0
 
     def take(self, text: str) -> None:
-        """One message or command. Raises RequestError or another PyctlError; the conversation stays
-        as it was then.
+        """Handle one message or command. Raises RequestError or another PyctlError; the
+        conversation is then unchanged.
         """
         if not text.strip():
             return
@@ -124,8 +124,8 @@ class Chat:
             COMMANDS[name][0](self, argument.strip())
 
     def ask(self, text: str) -> None:
-        """One message, whatever it begins with. Raises PyctlError; RequestError if the model
-        refuses its images.
+        """Send one message, whatever its first character. Raises PyctlError; RequestError if the
+        model refuses its images.
         """
         before = self.conversation
         try:
@@ -140,7 +140,7 @@ class Chat:
             self._files = ()
 
     def _reply(self, asked: Conversation) -> None:
-        """The model's reply, and those to the results of the tools that it calls."""
+        """Request the model's reply, and the replies to the results of the tools that it calls."""
         for _ in range(MAX_ROUNDS):
             before = self.conversation
             self._one_reply(asked)
@@ -158,8 +158,8 @@ class Chat:
         )
 
     def _run(self, calls: Sequence[Call]) -> bool:
-        """Run ``calls`` as the user allows; whether the model is to go on. Ctrl-C stops all that
-        are left.
+        """Run ``calls`` as the user allows; return whether the model is to continue. Ctrl-C stops
+        all calls that are left.
         """
         goes_on = True
         for call in calls:
@@ -392,7 +392,7 @@ class _Interrupts:
             signal.signal(signal.SIGINT, self._before)
 
     def next(self, deltas: Iterator[ReplyEvent]) -> ReplyEvent | None:
-        """The next piece, None after the last. Raises KeyboardInterrupt, once."""
+        """Return the next piece, None after the last. Raises KeyboardInterrupt, once."""
         self._waiting = True
         try:
             if self._asked:
@@ -411,7 +411,7 @@ class _Interrupts:
 def run_chat(
     backend: ChatBackend, settings: TerminalSettings, tools: ToolSource | None = None
 ) -> int:
-    """Chat over the standard streams with ``settings``; lines typed and the last chat are kept in
+    """Chat over the standard streams with ``settings``; typed lines and the last chat are kept in
     the user's files.
 
     At a terminal until the input ends. Otherwise the prompt of ``settings``, the text of a pipe, or
@@ -463,7 +463,7 @@ def run_chat(
 
 
 def _view(stats: bool) -> View:
-    """Rendered on a terminal that can do it, unless NO_COLOR selects plain text."""
+    """Return a view that renders on a capable terminal, unless NO_COLOR selects plain text."""
     console = Console(file=sys.stdout, highlight=False, theme=THEME)
     if console.is_terminal and not console.is_dumb_terminal and not os.environ.get("NO_COLOR"):
         return RichView(console, stats=stats)
@@ -471,7 +471,7 @@ def _view(stats: bool) -> View:
 
 
 def _one_prompt(prompt: str | None, piped: str) -> str:
-    """The prompt, then the text that came by a pipe."""
+    """Return the prompt, then the text that came by a pipe."""
     text = "\n\n".join(part for part in (prompt, piped) if part and part.strip())
     if not text:
         raise RequestError("standard input is empty")

@@ -22,25 +22,25 @@ class LocalBackend:
         self._service = service
 
     def name(self) -> str:
-        """The model's name."""
+        """Return the model's name."""
         return self._service.model
 
     def models(self) -> Sequence[str]:
-        """The one model."""
+        """Return the one model."""
         return [self._service.model]
 
     def use(self, model: str) -> None:
-        """Nothing, for the one model."""
+        """Do nothing, for the one model."""
 
     def sees_images(self) -> bool:
-        """Whether the model has an image encoder."""
+        """Return whether the model has an image encoder."""
         return self._service.info.vision
 
     def stream(
         self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any] | None = None
     ) -> Generator[ReplyEvent, None, None]:
-        """The model's reply; closing the generator, or Ctrl-C, ends it after a batch or token.
-        Raises EngineError.
+        """Yield the model's reply; closing the generator, or Ctrl-C, ends it after a batch or
+        token. Raises EngineError.
         """
         body = {"messages": list(messages), "stream": True, **(fields or {})}
         (prepared,) = prepare(self._service, ChatBody.of(body))

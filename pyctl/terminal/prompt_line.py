@@ -1,4 +1,4 @@
-"""One line of a terminal that shows how far a prompt is read."""
+"""The line of a terminal that shows the progress of a prompt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyctl.terminal.conversation import PromptProgress
 __all__ = ["PromptLine", "progress_text"]
 
 PAUSE_SECONDS = 0.5
-"""Before the line appears, and between two states of it."""
+"""The time before the line appears, and between two states of it."""
 
 ERASE = "\r\x1b[2K"
 
@@ -36,7 +36,7 @@ class PromptLine:
         self._told = 0.0
 
     def show(self, progress: PromptProgress) -> None:
-        """Say this from now on."""
+        """Show this text from now on."""
         self._progress = progress
         self._told = time.monotonic()
         shows = self._console.file.isatty() and not self._console.is_dumb_terminal
@@ -62,7 +62,7 @@ class PromptLine:
 
 
 def progress_text(progress: PromptProgress, seconds: float = 0.0) -> str:
-    """``progress``, which was reported so many seconds ago, in one line."""
+    """Return ``progress``, which was reported that many seconds ago, in one line."""
     if progress.place:
         return f"waiting: number {progress.place} in line"
     n_read = progress.n_read

@@ -87,15 +87,15 @@ class RemoteBackend:
         )
 
     def name(self) -> str:
-        """The model in use, at first the first one that the server lists, or its address when it
-        lists none.
+        """Return the model in use, at first the first one that the server lists, or its address
+        when it lists none.
         """
         if self._model is None:
             self._model = next(iter(self.models()), "")
         return self._model or self._name
 
     def models(self) -> Sequence[str]:
-        """The models that the server lists; empty when it has no list."""
+        """Return the models that the server lists; empty when it has no list."""
         response = self._ask("GET", "/v1/models")
         if response.status_code == 404:
             return []
@@ -108,7 +108,7 @@ class RemoteBackend:
         self._model = model
 
     def sees_images(self) -> bool:
-        """Whether the server reports an image encoder, or reports nothing about it."""
+        """Return whether the server reports an image encoder, or reports nothing about it."""
         return self._facts()[0]
 
     def _facts(self) -> tuple[bool, bool]:
@@ -118,8 +118,8 @@ class RemoteBackend:
     def stream(
         self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any] | None = None
     ) -> Generator[ReplyEvent, None, None]:
-        """The server's reply to ``messages``, timed here. Raises UnavailableError if the server
-        closes early.
+        """Yield the server's reply to ``messages``, timed here. Raises UnavailableError if the
+        server closes early.
         """
         body = {
             "messages": list(messages),
@@ -149,7 +149,7 @@ class RemoteBackend:
         yield reply.stats()
 
     def offered(self) -> Sequence[OfferedTool]:
-        """The tools that the server runs; none if it has no such thing."""
+        """Return the tools that the server runs; none if it does not offer tools."""
         if self._offered is None:
             response = self._ask("GET", "/tools")
             if response.status_code == 503:
@@ -158,7 +158,9 @@ class RemoteBackend:
         return self._offered
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """The result of a tool of the server. Raises EngineError if the server sends none."""
+        """Return the result of a tool of the server. Raises EngineError if the server sends
+        none.
+        """
         response = self._ask("POST", "/tools", {"tool": name, "params": arguments})
         _check(response)
         try:
@@ -167,8 +169,8 @@ class RemoteBackend:
             raise EngineError(f"{self._name} sent no result of {name}") from error
 
     def _ask(self, method: str, path: str, body: Any = None) -> httpx.Response:
-        """The answer as a whole, whose size is bounded: packed ones, which were not asked for, are
-        refused.
+        """Return the answer as a whole, whose size is bounded. Packed answers, which were not
+        requested, are refused.
         """
         with (
             self._one_line(),
@@ -242,8 +244,8 @@ class _Reply:
         return delta
 
     def stats(self) -> ReplyStats:
-        """The figures of a server that has llama-server's timings; of any other, only how many
-        tokens came.
+        """Return the figures of a server that has llama-server's timings; of any other, only the
+        number of received tokens.
         """
         timings = {"predicted_n": self._usage.get("completion_tokens"), **self._timings}
         counts: dict[str, Any] = {
@@ -269,8 +271,8 @@ _TIMINGS = {
 
 
 def _progress(told: Mapping[str, Any]) -> PromptProgress:
-    """llama-server's ``prompt_progress``; only pyctl adds ``left_ms`` and the place of a request
-    that waits.
+    """Return llama-server's ``prompt_progress``; only pyctl adds ``left_ms`` and the place of a
+    request that waits.
     """
     n_prompt, n_read, n_cached, ms, left_ms = (
         min(max(int(told.get(name) or 0), 0), INT32_MAX)
@@ -290,8 +292,8 @@ def _call(call: Mapping[str, Any]) -> CallDelta:
 
 
 def _events(chunks: Iterable[bytes]) -> Iterator[str]:
-    """The data of server-sent events (WHATWG HTML). Lines end at LF only: JSON may hold Unicode's
-    other line ends.
+    """Yield the data of server-sent events (WHATWG HTML). Lines end at LF only: JSON may hold
+    Unicode's other line ends.
     """
     pending = b""
     data = []
@@ -340,8 +342,8 @@ def _offered(response: httpx.Response) -> Sequence[OfferedTool]:
 
 
 def _listed(response: httpx.Response) -> dict[str, tuple[bool, bool]]:
-    """The models by name. A router lists what each takes; llama-server does so in a second list, of
-    one model.
+    """Return the models by name. A router lists the inputs of each; llama-server does so in a
+    second list, of one model.
     """
     try:
         body = response.json()

@@ -37,7 +37,7 @@ _MAX_BLOCK = limit(
 )
 
 _PAUSE = 9.0
-"""Between two drawings, in times of the first one's duration."""
+"""The time between two drawings, in times of the first one's duration."""
 
 _MAX_NESTED = 12
 """Levels of quotes, lists and their items within each other; a block with more is not rendered."""
@@ -104,7 +104,7 @@ class MarkdownBlocks:
         return made
 
     def open(self) -> str:
-        """The source of the block that is not complete."""
+        """Return the source of the block that is not complete."""
         return "\n".join([*self._lines, self._rest])
 
     def _split(self, made: list[Block]) -> None:
@@ -132,8 +132,8 @@ class MarkdownBlocks:
             self.gap = n_empty if head else 0
 
     def _make(self, lines: list[str], made: list[Block]) -> int:
-        """End the block of ``lines``, none if they are but a repeated head; how many empty ones
-        were at its end.
+        """End the block of ``lines``, none if they are only a repeated head; return the number of
+        empty ones at its end.
         """
         n = len(lines)
         while lines and not lines[-1].strip():
@@ -196,7 +196,7 @@ def _parser(*, inline: bool = True) -> MarkdownIt:
 
 
 def formatted(text: str) -> RenderableType:
-    """``text`` rendered as Markdown; as it is if it is nested too deeply."""
+    """Return ``text`` rendered as Markdown; unchanged if it is nested too deeply."""
     tokens = _parser().parse(text)
     is_deep = any(
         token.level >= _MAX_NESTED - 1 for token in tokens

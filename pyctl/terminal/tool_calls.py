@@ -51,10 +51,10 @@ class ToolSource(Protocol):
     place: str
 
     def offered(self) -> Sequence[OfferedTool]:
-        """The tools, in a stable order."""
+        """Return the tools, in a stable order."""
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """The result, for the model. An exception becomes one."""
+        """Return the result, for the model. An exception becomes one."""
 
 
 class OwnTools:
@@ -73,7 +73,7 @@ class OwnTools:
 
 
 def text_of(result: Mapping[str, Any]) -> str:
-    """The text of a tool's result for the model."""
+    """Return the text of a tool's result for the model."""
     plain = result.get("plain_text_response")
     return bounded(plain if isinstance(plain, str) else json.dumps(result, ensure_ascii=False))
 
@@ -91,17 +91,17 @@ class ToolCalls:
         self.last = ""
 
     def fields(self) -> dict[str, Any]:
-        """The fields of a request for the tools."""
+        """Return the fields of a request for the tools."""
         offered = self._offered()
         return {"tools": [tool.definition for tool in offered]} if offered else {}
 
     def can_run(self, calls: Sequence[Call]) -> bool:
-        """Whether one of ``calls`` is of a tool that is offered."""
+        """Return whether one of ``calls`` is of a tool that is offered."""
         names = {tool.name for tool in self._offered()}
         return any(call.name in names for call in calls)
 
     def result(self, call: Call) -> str:
-        """The result of ``call``, or why it has none."""
+        """Return the result of ``call``, or the reason why it has none."""
         tool = next((tool for tool in self._offered() if tool.name == call.name), None)
         arguments = _arguments(call)
         if tool is None or self._source is None:
@@ -145,7 +145,9 @@ class ToolCalls:
 
 
 def _arguments(call: Call) -> Mapping[str, Any] | None:
-    """The arguments of ``call``; None if they are no JSON object, as in a call that was cut off."""
+    """Return the arguments of ``call``; None if they are not a JSON object, as in a call that was
+    cut off.
+    """
     try:
         found = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):

@@ -21,7 +21,7 @@ _RESULT_CHARS = limit(256 << 10, "text of a result of a tool", "truncated", "rep
 
 
 def bounded(text: str) -> str:
-    """The text of a result as it may go to a model: not too long, and without lone surrogates."""
+    """Return the text of a result for a model: of limited length, and without lone surrogates."""
     if len(text) > _RESULT_CHARS:
         text = text[:_RESULT_CHARS] + "\n[output truncated]"
     return text.encode("utf-8", "replace").decode()
@@ -44,7 +44,7 @@ class McpServer:
 
 
 def mcp_servers(text: str) -> tuple[McpServer, ...]:
-    """MCP servers as JSON: {"mcpServers": {NAME: {"command": ..., "args": [...]}}}. Raises
+    """Return MCP servers from JSON: {"mcpServers": {NAME: {"command": ..., "args": [...]}}}. Raises
     ValueError.
     """
     listed = json_object(text).get("mcpServers")
@@ -83,7 +83,7 @@ _KINDS = {
 
 
 def mcp_servers_file(text: str) -> tuple[McpServer, ...]:
-    """A file of MCP servers (JSON)."""
+    """Return the servers of a file of MCP servers (JSON)."""
     return mcp_servers(file_text(text))
 
 

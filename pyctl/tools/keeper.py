@@ -34,7 +34,7 @@ _OUTPUT_SECONDS = 0.2
 
 
 def _descendants() -> list[int]:
-    """Processes that descend from this one, those that have ended aside."""
+    """Return the processes that descend from this one, except those that have ended."""
     children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:

@@ -65,7 +65,7 @@ class McpTool:
     call: Callable[[Mapping[str, Any]], Future[dict[str, Any]]]
 
     def run(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The result of a call; an exception such as KeyboardInterrupt ends it."""
+        """Return the result of a call; an exception such as KeyboardInterrupt ends it."""
         call = self.call(arguments)
         try:
             return call.result()
@@ -73,7 +73,7 @@ class McpTool:
             call.cancel()
 
     def definition(self) -> dict[str, Any]:
-        """In OpenAI's form."""
+        """Return the definition in OpenAI's form."""
         function = {
             "name": self.name,
             "description": self.description,
@@ -95,7 +95,9 @@ class McpConnection:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def tools(self) -> list[McpTool]:
-        """Start the server, list its tools, and end it; none if that fails, which is logged."""
+        """Start the server, list its tools, and end it. Return none if that fails, which is
+        logged.
+        """
         name = one_line(self._server.name)
         if not self._server.command:
             log.warning("MCP server %s left out: it has no command", name)
@@ -141,9 +143,9 @@ class McpConnection:
         return asyncio.run_coroutine_threadsafe(self._call(tool, dict(arguments)), self._loop)
 
     async def _call(self, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The result of ``tool`` by the server, which is started if it does not run.
+        """Return the result of ``tool`` by the server, which is started if it does not run.
 
-        A server may go on with a call that was cancelled or took too long. So its process, with all
+        A server may continue a call that was cancelled or took too long. So its process, with all
         that it started, ends then, as soon as it has no other call; the next call starts another.
         """
         try:
@@ -173,7 +175,7 @@ class McpConnection:
             return {"error": "the server is shutting down"}
 
     async def close(self) -> None:
-        """End what runs, then the process."""
+        """End the running calls, then the process."""
         self._is_closed = True
         for task in tuple(self._tasks):
             task.cancel()
@@ -182,7 +184,7 @@ class McpConnection:
 
     @contextmanager
     def _task(self) -> Iterator[None]:
-        """The time in which `close` has to cancel the current task."""
+        """Register the current task for the block, so that `close` can cancel it."""
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
@@ -192,7 +194,9 @@ class McpConnection:
             self._tasks.discard(task)
 
     def _running(self) -> _Process:
-        """The process, which may still be starting. Raises ConnectionError if there is none."""
+        """Return the process, which may still be starting. Raises ConnectionError if there is
+        none.
+        """
         if self._is_closed:
             raise ConnectionError("the server is shutting down")
         if self._process is None or self._process.is_over:
@@ -201,7 +205,7 @@ class McpConnection:
 
 
 class _Process:
-    """One process of a server, which starts at once."""
+    """A process of a server, which starts at once."""
 
     def __init__(self, server: McpServer, errors: IO[bytes] | None = None) -> None:
         self.is_over = False
@@ -211,13 +215,15 @@ class _Process:
         self._life = asyncio.create_task(self._live(server, errors))
 
     async def session(self) -> ClientSession:
-        """The session with it. Raises an exception with the reason why there is none."""
+        """Return the session with the process. Raises an exception with the reason why there is
+        none.
+        """
         return await asyncio.shield(self._session)
 
     @contextmanager
     def call(self) -> Iterator[_Process]:
-        """The time of a call; one that is cancelled ends the process, as soon as there is no
-        other.
+        """Count a call for the time of the block. A cancelled one ends the process, as soon as
+        there is no other.
         """
         self._n_calls += 1
         try:
@@ -231,7 +237,7 @@ class _Process:
                 self._scope.cancel()
 
     async def end(self) -> None:
-        """End it, and what it started."""
+        """End the process, and those that it started."""
         self._scope.cancel()
         await asyncio.wait([self._life])
 
@@ -251,7 +257,7 @@ class _Process:
 
     @asynccontextmanager
     async def _transport(self, server: McpServer, errors: IO[bytes] | None) -> AsyncIterator[Any]:
-        """The streams of messages from and to the process."""
+        """Provide the streams of messages from and to the process."""
         command = StdioServerParameters(
             command=sys.executable,
             args=["-I", "-S", str(_KEEPER), str(_MESSAGE_BYTES), server.command, *server.args],
@@ -283,7 +289,7 @@ class _Process:
 
 
 def _as_result(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The texts of a result; other parts are named."""
+    """Return the texts of a result; other parts are named."""
     parts = [
         part.get("text") or "" if part.get("type") == "text" else f"[{part.get('type')}, not shown]"
         for part in result.get("content") or ()
@@ -297,7 +303,7 @@ def _as_result(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _reason(error: BaseException) -> str:
-    """The first error of a group."""
+    """Return the first error of a group."""
     while (inner := getattr(error, "exceptions", None)) is not None:
         error = inner[0]
     if isinstance(error, TimeoutError):
@@ -306,7 +312,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _tail(errors: IO[bytes]) -> str:
-    """The last line that a server wrote to standard error, after a colon."""
+    """Return the last line that a server wrote to standard error, after a colon."""
     with suppress(OSError, ValueError):
         errors.seek(max(errors.seek(0, os.SEEK_END) - 1000, 0))
         lines = errors.read().decode("utf-8", "replace").strip().splitlines()

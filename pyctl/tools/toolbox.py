@@ -36,7 +36,7 @@ class ToolBox:
     _loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
-        """Start the servers; returns at once."""
+        """Start the servers; return at once."""
         if not self.settings.mcp_servers:
             return
         # Only now: it takes most of a second.
@@ -90,7 +90,7 @@ class ToolBox:
         return bool(self.settings.mcp_servers)
 
     def named(self, name: str) -> McpTool:
-        """The tool ``name``. Raises NotFoundError."""
+        """Return the tool ``name``. Raises NotFoundError."""
         if (tool := self._tools.get(name)) is None:
             raise NotFoundError(f"unknown tool {name[:100]!r}")
         return tool

@@ -61,8 +61,8 @@ class BoundCalls:
     def constraint(
         self, tools: Tools, part: ReplyPart, schema: Any = None, prefill: str = ""
     ) -> Constraint | None:
-        """The constraint on calls in a reply that starts in ``part``; with ``schema``, which can be
-        converted, on calls or JSON that goes on from ``prefill``.
+        """Return the constraint on calls in a reply that starts in ``part``. With ``schema``, which
+        can be converted, it binds the reply to calls or to JSON that continues ``prefill``.
 
         An argument whose schema cannot be converted may be any JSON, unless its tool is strict:
         then RequestError. None if nothing that binds all these tools can be made, and none of them
@@ -100,7 +100,7 @@ class BoundCalls:
         return None
 
     def _loosened(self, tool: Tool, probes: Iterator[int]) -> Tool:
-        """``tool`` with any JSON for each argument of which no grammar can be made."""
+        """Return ``tool`` with any JSON for each argument of which no grammar can be made."""
         if self._fits(tool.parameters, tool, probes):
             return tool
         shared = {
@@ -128,8 +128,8 @@ class BoundCalls:
         )
 
     def _fits(self, parameters: Mapping[str, Any], tool: Tool, probes: Iterator[int]) -> bool:
-        """Whether a grammar can be made of these parameters; False if there was too much to look
-        at.
+        """Return whether a grammar can be made of these parameters; False if they are too large to
+        examine.
         """
         if next(probes, None) is None:
             return False
@@ -150,8 +150,8 @@ def _loose(tool: Tool, probes: Iterator[int]) -> Tool:
 
 
 def _key(*parts: object) -> bytes:
-    """A key that is the same for the same tools, part, schema and prefill; empty if they cannot be
-    told from others.
+    """Return a key that is the same for the same tools, part, schema and prefill; empty if they
+    have no key.
     """
     try:
         said = msgspec.json.encode(parts)
@@ -161,12 +161,12 @@ def _key(*parts: object) -> bytes:
 
 
 FORMATS: tuple[CallFormat, ...] = (*FAMILIES, LlamaFormat(), HARMONY)
-"""In the order in which they are asked."""
+"""The known formats, in the order in which `find_call_format` tries them."""
 
 
 def find_call_format(template: Template) -> CallFormat:
-    """The format in which ``template`` writes calls, found from how it renders a sample; it is
-    logged.
+    """Return the format in which ``template`` writes calls, found from the rendering of a sample,
+    and log it.
     """
     capabilities = template.capabilities
     text = capabilities.text

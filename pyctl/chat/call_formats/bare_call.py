@@ -48,11 +48,11 @@ class BareCallParser:
         self._end = 0
 
     def feed(self, text: str) -> ReplyDelta:
-        """The parts that became certain with ``text``."""
+        """Return the parts that became certain with ``text``."""
         return self._read(self._parser.feed(text))
 
     def finish(self) -> ReplyDelta:
-        """The parts that were held back until the end of the reply."""
+        """Return the parts that were held back until the end of the reply."""
         delta = self._read(self._parser.finish())
         if self._is_text:
             return delta
@@ -80,7 +80,9 @@ class BareCallParser:
             return self._begin > 0 or len(self._held) <= _MAX_AROUND
 
     def _arguments_at(self) -> int:
-        """Where the arguments of a call of a tool start; 0 if the text is another one."""
+        """Return the position of the arguments of a call of a tool; 0 if the text is something
+        else.
+        """
         pos = skip_blanks(self._held, 0)
         self._is_fenced = starts_with(_FENCE, self._held, pos)
         if self._is_fenced:
@@ -94,7 +96,7 @@ class BareCallParser:
         return max(self._after(pos, ",", '"arguments"', ":", "{") - 1, 0)
 
     def _closes(self) -> bool:
-        """Whether nothing but the end of the call follows its arguments."""
+        """Return whether nothing but the end of the call follows its arguments."""
         if len(self._held) - self._end > _MAX_AROUND:
             return False
         pos = self._after(self._end, "}", *([_FENCE] if self._is_fenced else ()))
@@ -102,7 +104,9 @@ class BareCallParser:
         return self._is_whole
 
     def _after(self, pos: int, *marks: str) -> int:
-        """Where ``marks`` end that follow there, blanks between them; 0 if something else does."""
+        """Return the position after the ``marks`` that follow ``pos``, with blanks between them; 0
+        if something else follows.
+        """
         for mark in marks:
             pos = skip_blanks(self._held, pos)
             if not starts_with(mark, self._held, pos):

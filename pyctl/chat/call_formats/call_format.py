@@ -1,4 +1,4 @@
-"""How a family of models writes calls; each family has a file, and the package lists them."""
+"""The interface of call formats. Each family of models has a file, and the package lists them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["CallFormat", "Chain", "TaggedFormat", "json_arguments"]
 
 
 class CallFormat(ABC):
-    """How a family of models writes reasoning and calls.
+    """The form in which a family of models writes reasoning and calls.
 
     ``name``: for people. ``reasoning``: the tags around reasoning, by preference.
     ``control_tokens``: texts of tokens that the vocabulary hides from readers and that the parser
@@ -48,13 +48,13 @@ class CallFormat(ABC):
     _sample: re.Pattern[str]
 
     def recognizes(self, sample: str) -> bool:
-        """Whether the call in ``sample``, a conversation as the template renders it, has this
-        form.
+        """Return whether the call in ``sample``, a conversation as the template renders it, has
+        this form.
         """
         return self._sample.search(sample) is not None
 
     def tags(self, source: str) -> ReasoningTags:
-        """The tags around the reasoning for the template ``source``."""
+        """Return the tags around the reasoning for the template ``source``."""
         unknown = replace(self.reasoning[0], is_known=False)
         return next((tags for tags in self.reasoning if tags.open in source), unknown)
 
@@ -62,16 +62,18 @@ class CallFormat(ABC):
     def parser(
         self, tools: Tools | None, tags: ReasoningTags | None, reply_part: ReplyPart
     ) -> ReplyParser:
-        """Takes a reply apart that starts in ``reply_part``; without ``tags`` the reasoning stays
-        in the content, without ``tools`` the calls do.
+        """Return a parser of a reply that starts in ``reply_part``. Without ``tags`` the reasoning
+        stays in the content, without ``tools`` the calls do.
         """
 
     @abstractmethod
     def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
-        """One call of ``tool`` in ``grammar``; RequestError for a schema that is none."""
+        """Return the grammar expression for one call of ``tool``. Raises RequestError for an
+        invalid schema.
+        """
 
     def calls(self, grammar: GrammarBuilder, call: str, parallel: bool) -> str:
-        """One ``call``, or several if ``parallel``."""
+        """Return the grammar expression for one ``call``, or for several if ``parallel``."""
         calls = rf"/\n{{1,2}}/? {call}"
         return f"({calls})+" if parallel else calls
 
@@ -84,13 +86,15 @@ class CallFormat(ABC):
         schema: Any = None,
         prefill: str = "",
     ) -> Constraint:
-        """The constraint on calls in a reply that starts in ``reply_part``: all of it to a call, or
-        to several where ``tools`` allow it, if they are forced; to that or to JSON by ``schema``,
-        which may go on from ``prefill``; else only the part from the first call on, which is one
-        where the parser takes it for one: after the reasoning, or within if a call interrupts that.
+        """Return the constraint on calls in a reply that starts in ``reply_part``.
 
-        ``controls`` are the control tokens of the vocabulary. RequestError for a schema that is
-        none.
+        Forced calls bind the whole reply: to one call, or to several where ``tools`` allow it. With
+        a ``schema`` the reply is calls or JSON by that schema, which may continue ``prefill``.
+        Otherwise only the part from the first call on is bound. A call counts where the parser
+        accepts it: after the reasoning, or within it if a call interrupts that.
+
+        ``controls`` are the control tokens of the vocabulary. Raises RequestError for an invalid
+        schema.
         """
         grammar = GrammarBuilder(controls)
         call = grammar.one_of([self.call(grammar, tool) for tool in tools.tools])
@@ -112,12 +116,12 @@ class TaggedFormat(CallFormat):
 
     @abstractmethod
     def call_parser(self, tools: Tools) -> CallScanner:
-        """Finds the calls in the content of one reply."""
+        """Return a scanner that finds the calls in the content of one reply."""
 
     def parser(
         self, tools: Tools | None, tags: ReasoningTags | None, reply_part: ReplyPart
     ) -> ReplyParser:
-        """First the reasoning, then the calls after it."""
+        """Return a parser that reads the reasoning first, then the calls after it."""
         reasoning = ReasoningSplitter(tags, reply_part)
         return reasoning if tools is None else Chain(reasoning, self.call_parser(tools))
 
@@ -144,5 +148,5 @@ class Chain:
 
 
 def json_arguments(grammar: GrammarBuilder, tool: Tool) -> str:
-    """The arguments of ``tool`` as a JSON object."""
+    """Return the grammar expression for the arguments of ``tool`` as a JSON object."""
     return grammar.json({"type": "object", **tool.parameters})

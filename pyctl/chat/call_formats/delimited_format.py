@@ -91,7 +91,7 @@ class DelimitedFormat(TaggedFormat):
     def parser(
         self, tools: Tools | None, tags: ReasoningTags | None, reply_part: ReplyPart
     ) -> ReplyParser:
-        """Reads reasoning, content and calls."""
+        """Return a parser of reasoning, content and calls."""
         opening = self._opening if reply_part == "start" else ""
         parser: ReplyParser = ReasoningSplitter(tags, reply_part)
         if opening:
@@ -101,7 +101,7 @@ class DelimitedFormat(TaggedFormat):
         return _Unwrapped(parser, self.around_content, opening) if self.around_content else parser
 
     def recognizes(self, sample: str) -> bool:
-        """Whether the reader finds the sample call."""
+        """Return whether the reader finds the sample call."""
         begin = sample.rfind(self.delimiters[0].opener, 0, max(sample.rfind(SAMPLE_VALUE), 0))
         if begin < 0:
             return False
@@ -112,27 +112,29 @@ class DelimitedFormat(TaggedFormat):
         return any(call.name == SAMPLE_TOOL and _is_sample(call.arguments) for call in reply.calls)
 
     def is_named_in(self, source: str) -> bool:
-        """Whether the template ``source`` requests calls of this form."""
+        """Return whether the template ``source`` requests calls of this form."""
         return any(text in source for text in self._named_in)
 
     def call_parser(self, tools: Tools) -> CallScanner:
-        """Reads calls of all these forms."""
+        """Return a scanner of calls in any of these forms."""
         return DelimitedScanner(tools, self.delimiters, self._id_size)
 
     def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
-        """A call as the template writes it."""
+        """Return the grammar expression for a call as the template writes it."""
         delimiters = replace(self.delimiters[0], open="") if self._opening else self.delimiters[0]
         return delimiters.call(grammar, tool)
 
     def calls(self, grammar: GrammarBuilder, call: str, parallel: bool) -> str:
-        """One ``call``, or several if ``parallel``, with what stands around them."""
+        """Return the expression for one ``call``, or for several if ``parallel``, with the
+        delimiters around them.
+        """
         if self._opening:
             return f"{call} ({grammar.text(self._opening)} {call})*" if parallel else call
         return self.delimiters[0].calls(grammar, call, parallel)
 
 
 class _Opened:
-    """What ``parser`` finds, its content after ``opening``."""
+    """A parser that puts ``opening`` before the first content that ``parser`` finds."""
 
     def __init__(self, parser: ReplyParser, opening: str) -> None:
         self._parser = parser
@@ -153,8 +155,8 @@ class _Opened:
 
 
 class _Unwrapped:
-    """What ``parser`` finds, without these ``delimiters`` in the content, and ``opening`` where it
-    starts.
+    """A parser that removes these ``delimiters`` from the content that ``parser`` finds, and
+    ``opening`` from its start.
     """
 
     def __init__(self, parser: ReplyParser, delimiters: tuple[str, ...], opening: str) -> None:
@@ -261,8 +263,8 @@ class DelimitedScanner(CallScanner):
         return True
 
     def _enter_whole(self, delimiters: ObjectDelimiters, pos: int) -> bool:
-        """Take a call whose members come in another order; only the whole of it shows whether it is
-        one.
+        """Take a call whose members have another order. Only the whole text of it shows whether it
+        is a call.
         """
         pos = delimiters.object_at(self._held, pos)
         if not starts_with("{", self._held, pos):
@@ -299,7 +301,7 @@ class DelimitedScanner(CallScanner):
         return self._literals.is_done
 
     def _body(self, final: bool) -> bool:
-        """Between the tags of a call."""
+        """Read the text between the tags of a call: the name of the next argument, or the end."""
         assert isinstance(self._delimiters, TagDelimiters)
         rest = self._held.lstrip()
         try:
@@ -328,8 +330,8 @@ class DelimitedScanner(CallScanner):
         return True
 
     def _key(self, delimiters: TagDelimiters, text: str) -> tuple[str, int]:
-        """The name of the argument whose tag starts ``text``, and where its value starts; no name
-        if it is none.
+        """Return the name of the argument whose tag starts ``text``, and the position of its value;
+        no name if the tag is not one.
         """
         name, pos = tag_name(text, len(delimiters.key_open.strip()), delimiters.key_end.strip())
         types = self._tools.types(self._name, name)
@@ -395,7 +397,9 @@ class DelimitedScanner(CallScanner):
         return True
 
     def _value_goes_on(self, size: int, final: bool = False) -> bool:
-        """The characters of the held text that belong to the value."""
+        """Pass on the characters of the held text that belong to the value; False if more input is
+        needed.
+        """
         if self._types == _STRING:
             self._append(json.dumps(self._held[:size], ensure_ascii=False)[1:-1])
             self._held = self._held[size:]
@@ -410,7 +414,7 @@ class DelimitedScanner(CallScanner):
         return False
 
     def _ends_at(self, pos: int, final: bool) -> bool:
-        """Whether the value ends there: another tag comes next, or nothing more."""
+        """Return whether the value ends there: another tag follows, or nothing more."""
         assert isinstance(self._delimiters, TagDelimiters)
         if not starts_with(self._value_end, self._held, pos):
             return False
@@ -443,7 +447,9 @@ class DelimitedScanner(CallScanner):
         return True
 
     def _after(self, final: bool) -> bool:
-        """After a call within others: another one, or what ends them, which may be missing."""
+        """Read the text after a call within others: another call, or the delimiter that ends them,
+        which may be missing.
+        """
         pos = skip_blanks(self._held, 0)
         between = self._delimiters.between.strip()
         bracket = self._delimiters.brackets[1].strip()

@@ -48,7 +48,7 @@ _MAX_ANY_ORDER = 5
 
 
 def token_texts(text: str) -> Iterator[str]:
-    """Texts within a delimiter that may be control tokens, and the delimiter."""
+    """Yield the texts within a delimiter that may be control tokens, and the delimiter."""
     yield from filter(None, (text.strip(), *_TOKENS.findall(text)))
 
 
@@ -86,7 +86,7 @@ class CallDelimiters(ABC):
         return (self.begin or self.open).strip()
 
     def other_openers(self, tools: Tools) -> Iterable[str]:
-        """Texts with which a call starts where ``begin`` is missing."""
+        """Return the texts with which a call starts where ``begin`` is missing."""
         return ()
 
     @property
@@ -99,8 +99,8 @@ class CallDelimiters(ABC):
                     yield from token_texts(text)
 
     def first(self, text: str) -> int:
-        """Where the first call starts in ``text``, which starts with an opener; negative if it does
-        not.
+        """Return the position of the first call in ``text``, which starts with an opener; negative
+        if there is none.
         """
         begin = self.begin.strip()
         bracket = self.brackets[0].strip()
@@ -113,16 +113,18 @@ class CallDelimiters(ABC):
 
     @abstractmethod
     def head(self, text: str, pos: int) -> CallHead:
-        """The head of the call that starts there; NeedMoreInput if the text ends before that
-        shows.
+        """Return the head of the call at ``pos``. Raises NeedMoreInput if the text ends too early
+        to decide.
         """
 
     @abstractmethod
     def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
-        """One call of ``tool`` in ``grammar``; RequestError for a schema that is none."""
+        """Return the grammar expression for one call of ``tool``. Raises RequestError for an
+        invalid schema.
+        """
 
     def calls(self, grammar: GrammarBuilder, call: str, parallel: bool) -> str:
-        """One ``call``, or several if ``parallel``."""
+        """Return the grammar expression for one ``call``, or for several if ``parallel``."""
         blanks = r"/\n{1,2}/?"
         begin, end = (
             grammar.text(text)
@@ -151,18 +153,20 @@ class ObjectDelimiters(CallDelimiters):
     blanks: tuple[str, str, str] = ("", " ", "")
 
     def head(self, text: str, pos: int) -> CallHead:
-        """Up to the arguments, before which other members may stand."""
+        """Return the head up to the arguments. Other members may come before them."""
         name, pos = json_head(text, self.object_at(text, pos), self.arguments_key, self.name_key)
         return CallHead(name, "", pos)
 
     def object_at(self, text: str, pos: int) -> int:
-        """Where the object of the call starts that starts there, if it does."""
+        """Return the position of the object of the call at ``pos``, after the opening delimiter if
+        that is there.
+        """
         if self.open and starts_with(self.open.strip(), text, pos):
             pos = skip_blanks(text, pos + len(self.open.strip()))
         return pos
 
     def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
-        """A call with arguments by the schema as a whole."""
+        """Return the expression for a call whose arguments follow the schema as a whole."""
         name = grammar.quoted(json.dumps(tool.name, ensure_ascii=False))
         first, second, last = self.blanks
         name_key = f'{first}"{self.name_key}": '
@@ -198,11 +202,13 @@ class NameDelimiters(CallDelimiters):
     is_known: bool = False
 
     def other_openers(self, tools: Tools) -> Iterable[str]:
-        """A single call."""
+        """Return the opener of a single call."""
         return (self.open.strip(),) if self.begin else ()
 
     def head(self, text: str, pos: int) -> CallHead:
-        """Up to the arguments. Raises NeedMoreInput where ``text`` ends too early."""
+        """Return the head up to the arguments. Raises NeedMoreInput where ``text`` ends too
+        early.
+        """
         if not starts_with(self.open.strip(), text, pos):
             return CallHead()
         pos += len(self.open.strip())
@@ -232,7 +238,7 @@ class NameDelimiters(CallDelimiters):
         )
 
     def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
-        """A name and its arguments."""
+        """Return the expression for a name and its arguments."""
         head = [
             grammar.text(self.open),
             *(_written(grammar, part, tool.name) for part in self.parts),
@@ -243,7 +249,7 @@ class NameDelimiters(CallDelimiters):
 
 
 def _is_one_word(text: str) -> bool:
-    """Whether delimiters and a name may be all that stands there, and no sentence."""
+    """Return whether ``text`` may be delimiters and a name, and is not a sentence."""
     return all(word[0] in "[<`" for word in text.split(maxsplit=2)[1:2])
 
 
@@ -291,7 +297,9 @@ class TagDelimiters(CallDelimiters):
     is_loose: bool = False
 
     def other_openers(self, tools: Tools) -> Iterable[str]:
-        """A single call, of a known function where its tag is ambiguous."""
+        """Yield the openers of a single call, with the name of a function where its tag is
+        ambiguous.
+        """
         if self.begin and self.open.endswith(">"):
             yield self.open
         elif self.begin:
@@ -299,18 +307,18 @@ class TagDelimiters(CallDelimiters):
 
     @property
     def has_lines(self) -> bool:
-        """Whether values stand on separate lines."""
+        """True if values are on separate lines."""
         return (self.key_end + self.value_opens[0]).endswith("\n")
 
     @property
     def after_value(self) -> tuple[str, ...]:
-        """One of these follows the end of a value."""
+        """The tags of which one follows the end of a value."""
         return tuple(
             delimiter.strip() for delimiter in (self.key_open, self.close, self.end) if delimiter
         )
 
     def head(self, text: str, pos: int) -> CallHead:
-        """Up to the first tag of an argument."""
+        """Return the head up to the first tag of an argument."""
         if not starts_with(self.open.strip(), text, pos):
             return CallHead()
         pos = pos + len(self.open.strip())
@@ -327,9 +335,9 @@ class TagDelimiters(CallDelimiters):
         return CallHead()
 
     def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
-        """A call between tags: values are text up to the end tag where the schema allows a string,
-        one of its words if it lists them, and JSON by their schema elsewhere; the required ones may
-        come in any order.
+        """Return the expression for a call between tags. A value is text up to the end tag where
+        the schema allows a string, one of its words if it lists them, and JSON by its schema
+        otherwise. Required arguments may have any order.
         """
         arguments = {key: self._argument(grammar, tool, key) for key in tool.properties}
         required = [arguments[key] for key in dict.fromkeys(tool.required)]
@@ -361,7 +369,7 @@ class TagDelimiters(CallDelimiters):
         )
 
     def _tagged(self, grammar: GrammarBuilder, key: str, value: str, opens: int) -> str:
-        """``value`` has the end tag."""
+        """Return the expression for an argument; ``value`` includes the end tag."""
         line = _LINE if self.is_loose else ""
         head = f"{grammar.text(self.key_end)}{line} {grammar.text(self.value_opens[opens])}"
         return grammar.rule(f"{grammar.text(self.key_open)} {key} {head} {value}{line}")
@@ -372,8 +380,8 @@ def _one_of(grammar: GrammarBuilder, words: Sequence[str | None]) -> str:
 
 
 def _any_order(grammar: GrammarBuilder, required: Sequence[str], between: str) -> str:
-    """Each of ``required`` once, in any order, and ``between`` around them: one rule per set of
-    those that are left.
+    """Return the expression for each of ``required`` once, in any order, with ``between`` around
+    them. It has one rule for each set of arguments that remain.
     """
     if not required:
         return between
@@ -402,12 +410,12 @@ class LiteralDelimiters(CallDelimiters):
     is_sorted: bool = False
 
     def other_openers(self, tools: Tools) -> Iterable[str]:
-        """None: a name alone starts no call."""
+        """Return no openers: a name alone starts no call."""
         return ()
 
     def head(self, text: str, pos: int) -> CallHead:
-        """Up to the bracket around the arguments. Raises NeedMoreInput where ``text`` ends too
-        early.
+        """Return the head up to the bracket around the arguments. Raises NeedMoreInput where
+        ``text`` ends too early.
         """
         if self.open:
             if not starts_with(self.open.strip(), text, pos):
@@ -427,9 +435,9 @@ class LiteralDelimiters(CallDelimiters):
         return ("(", ")") if self.round else ("{", "}")
 
     def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
-        """A call with arguments in the order of the schema, or of their names with ``is_sorted``:
-        strings and words are bound, numbers and the like by their schema, objects and lists only to
-        their form.
+        """Return the expression for a call with arguments in the order of the schema, or of their
+        names with ``is_sorted``. Strings and words are bound, numbers and constants by their
+        schema, objects and lists only to their form.
         """
         keys = sorted(tool.properties, key=str.lower) if self.is_sorted else tool.properties
         pairs = [(self._pair(grammar, tool, key), key in tool.required) for key in keys]
@@ -477,12 +485,12 @@ class LiteralDelimiters(CallDelimiters):
 
     @property
     def has_escapes(self) -> bool:
-        """Whether a backslash in a string is not itself."""
+        """True if a backslash in a string starts an escape."""
         return len(self.quotes[0]) == 1
 
     def _string(self, grammar: GrammarBuilder, *, is_argument: bool = False) -> str:
-        """A string. Within the value of an argument, quotes that cannot end it are allowed: see
-        `LiteralReader`.
+        """Return the expression for a string. Within the value of an argument, quotes that cannot
+        end it are allowed: see `LiteralReader`.
         """
         if not self.has_escapes:
             return f"{grammar.text(self.quotes[0])} {grammar.until(self.quotes[0])}"
@@ -497,7 +505,7 @@ class LiteralDelimiters(CallDelimiters):
         return grammar.one_of(strings)
 
     def _any(self, grammar: GrammarBuilder) -> str:
-        """Any value."""
+        """Return the expression for any value."""
         string = self._string(grammar)
         scalar = grammar.json({"type": ["number", "boolean", "null"]})
         key = string if self.has_escapes else r'/[^:{}\[\],"<>]{1,100}/'
@@ -511,15 +519,15 @@ class LiteralDelimiters(CallDelimiters):
 
 
 def _escaped(text: str, quote: str) -> str:
-    """``text`` as it stands in a string between such quotes."""
+    """Return ``text`` as a string between such quotes has it."""
     return (
         json.dumps(text, ensure_ascii=False)[1:-1].replace('\\"', '"').replace(quote, f"\\{quote}")
     )
 
 
 def _in_order(grammar: GrammarBuilder, pairs: Sequence[tuple[str, bool]], comma: str) -> str:
-    """The members in this order, of which those that are not required may be missing, with commas
-    between them.
+    """Return the expression for the members in this order, with commas between them. Those that are
+    not required may be missing.
     """
     first = following = ""
     for pair, required in reversed(pairs):

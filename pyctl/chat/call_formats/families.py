@@ -24,7 +24,7 @@ _ID = re.compile("[A-Za-z0-9]{9}")
 def _reasoning(
     *interrupts: str, tags: tuple[ReasoningTags, ...] = (THINK, SEED, BRACKETS)
 ) -> tuple[ReasoningTags, ...]:
-    """``tags`` around reasoning that a call also ends."""
+    """Return ``tags`` around reasoning that a call also ends."""
     return tuple(replace(each, interrupts=interrupts) for each in tags)
 
 
@@ -314,4 +314,4 @@ FAMILIES: tuple[DelimitedFormat, ...] = (
         ),
     ),
 )
-"""In the order in which they are asked."""
+"""The known families, in the order in which `find_call_format` tries them."""

@@ -100,12 +100,14 @@ class LiteralReader:
         return text[word.end() :]
 
     def _first(self, text: str, final: bool) -> str:
-        """Before the first member of an object or a list, or after a comma."""
+        """Read up to the first member of an object or a list, or up to the next one after a
+        comma.
+        """
         self._state = self._key if self._open[-1] == "}" else self._value
         return text
 
     def _key(self, text: str, final: bool) -> str:
-        """Before the name of a member, which is bare or a string."""
+        """Read the name of a member, which is bare or a string."""
         text = text.lstrip()
         if not text or self._may_be_quote(text):
             return text
@@ -136,7 +138,7 @@ class LiteralReader:
         return text[1:]
 
     def _next(self, text: str, final: bool) -> str:
-        """After a member."""
+        """Read the text after a member: a comma or a closing bracket."""
         text = text.lstrip()
         if not text:
             return text
@@ -155,12 +157,12 @@ class LiteralReader:
         return text[1:]
 
     def _stop(self, text: str) -> str:
-        """The arguments end within, and stay unfinished."""
+        """End the reader within the arguments, which stay unfinished."""
         self.is_done = True
         return text
 
     def _string(self, text: str, final: bool) -> str:
-        """Within a string."""
+        """Read the characters of a string."""
         pos = 0
         while mark := self._marks[self._quote].search(text, pos):
             self._emit(text[pos : mark.start()])
@@ -187,7 +189,9 @@ class LiteralReader:
         return text[size:]
 
     def _is_end(self, text: str, pos: int, final: bool) -> bool | None:
-        """Whether the string ends with the quote before ``pos``; None if more text is needed."""
+        """Return whether the string ends with the quote before ``pos``; None if more text is
+        needed.
+        """
         if not self._ends or len(self._open) > 1:
             return True
         after = text[pos : pos + _MAX_AHEAD]
@@ -206,8 +210,8 @@ class LiteralReader:
         return rest.startswith(self._ends)
 
     def _is_name(self, text: str, undecided: bool | None) -> bool | None:
-        """Whether ``text`` after a comma starts with the name of another argument, or the arguments
-        end there.
+        """Return whether ``text`` after a comma starts with the name of another argument, or the
+        arguments end there; None if more text is needed.
         """
         if text.startswith(")"):
             return True
@@ -223,7 +227,7 @@ class LiteralReader:
         self._append(json.dumps(text, ensure_ascii=False)[1:-1])
 
     def _begins_string(self, text: str, then: State) -> bool:
-        """Whether a string starts there; ``then`` follows it."""
+        """Return whether a string starts at the quote; ``then`` follows it."""
         quote = next(filter(text.startswith, self._quotes), "")
         if quote:
             self._append('"')
@@ -237,8 +241,8 @@ class LiteralReader:
 
 
 def _unescaped(text: str) -> str:
-    """What stands after a backslash, as JSON writes it; one before any other character is
-    itself.
+    """Return the JSON text for the character after a backslash. A backslash before a character
+    without a meaning is itself.
     """
     if len(text) > 1:
         return f"\\u{text[1:]:0>4}"
@@ -248,7 +252,7 @@ def _unescaped(text: str) -> str:
 
 
 def _literal(word: str) -> str:
-    """A word as JSON text: a number or a constant, and a string else."""
+    """Return a word as JSON text: a number or a constant, and otherwise a string."""
     text = PYTHON_WORDS.get(word, word)
     try:
         parse_json(text)

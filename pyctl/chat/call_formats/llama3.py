@@ -45,11 +45,11 @@ class LlamaFormat(TaggedFormat):
     )
 
     def call_parser(self, tools: Tools) -> CallScanner:
-        """Reads JSON."""
+        """Return a scanner of calls as JSON."""
         return _Parser(tools, (_TAG, "{"))
 
     def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
-        """A call as JSON."""
+        """Return the expression for a call as JSON."""
         name = grammar.quoted(json.dumps(tool.name, ensure_ascii=False))
         head = grammar.text('{"name": ')
         middle = grammar.text(', "parameters": ')

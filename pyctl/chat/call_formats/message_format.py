@@ -62,11 +62,11 @@ class MessageFormat(CallFormat):
     def parser(
         self, tools: Tools | None, tags: ReasoningTags | None, reply_part: ReplyPart
     ) -> ReplyParser:
-        """Reads the messages of a reply."""
+        """Return a parser of the messages of a reply."""
         return _Parser(tools, tags is not None, reply_part)
 
     def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
-        """A message for the function."""
+        """Return the expression for a message to the function."""
         to = grammar.quoted(
             f" to=functions.{tool.name}"
         )  # in one piece, as other heads start with the same letters
@@ -77,7 +77,7 @@ class MessageFormat(CallFormat):
         return f"{head} {json_arguments(grammar, tool)}"
 
     def calls(self, grammar: GrammarBuilder, call: str, parallel: bool) -> str:
-        """A reply ends with its first call."""
+        """Return the expression for one call: a reply ends with its first call."""
         return call
 
 
@@ -113,7 +113,7 @@ class _Parser:
     # Each state consumes held text and returns whether the next one should try.
 
     def _head(self, final: bool) -> bool:
-        """Before the text of a message: its recipient, and the channel. What is no head is
+        """Read the head of a message: its recipient, and the channel. Text that is not a head is
         content.
         """
         begins = any(head.startswith(self._held[: len(head)]) for head in _HEADS)
@@ -129,7 +129,7 @@ class _Parser:
         return bool(self._held)
 
     def _open(self, head: str) -> None:
-        """A message starts."""
+        """Start a message."""
         function = _FUNCTION.search(head)
         reasoning = _REASONING.search(head)
         if (
@@ -147,7 +147,7 @@ class _Parser:
             self._emit(head)
 
     def _body(self, final: bool) -> bool:
-        """The text of a message."""
+        """Read the text of a message."""
         end = _END.search(self._held)
         size = end.start() if end is not None else len(self._held)
         if end is None and not final:
@@ -164,7 +164,7 @@ class _Parser:
         return True
 
     def _between(self, final: bool) -> bool:
-        """After a message, where the next one starts."""
+        """Read the text after a message, up to the next one."""
         if not final and len(self._held) < len(_ROLE) and _ROLE.startswith(self._held):
             return False
         if self._held.startswith(_ROLE):

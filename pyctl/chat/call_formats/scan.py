@@ -94,12 +94,12 @@ class CallScanner(ABC):
         self._n_calls = 0
 
     def feed(self, text: str) -> ReplyDelta:
-        """The parts that became certain with ``text``."""
+        """Return the parts that became certain with ``text``."""
         self._held += text
         return self._run(final=False)
 
     def finish(self) -> ReplyDelta:
-        """The parts that were held back until the end of the reply."""
+        """Return the parts that were held back until the end of the reply."""
         delta = self._run(final=True)
         return delta if self._n_calls else delta._replace(content=delta.content + self._blanks)
 
@@ -111,7 +111,9 @@ class CallScanner(ABC):
 
     @abstractmethod
     def _tail(self, final: bool) -> bool:
-        """After the members or arguments of a call, where its end tag may come; back to `_text`."""
+        """Read the text after the members or arguments of a call, where its end tag may come; then
+        return to `_text`.
+        """
 
     def _run(self, final: bool) -> ReplyDelta:
         while self._state(final):
@@ -140,7 +142,7 @@ class CallScanner(ABC):
         return True
 
     def _certain(self) -> int:
-        """The characters of the held text that start no opener."""
+        """Return the number of held characters that start no opener."""
         size = len(self._held) - max(
             (overlap(self._held, opener) for opener in self._repeating), default=0
         )
@@ -150,9 +152,7 @@ class CallScanner(ABC):
         return size
 
     def _json(self, final: bool) -> bool:
-        """Within arguments as JSON, an object, which are passed on as they are; `_json_done`
-        follows.
-        """
+        """Pass on arguments as JSON, an object, unchanged; `_json_done` follows."""
         pos = 0
         while mark := _JSON_MARKS.search(self._held, pos):
             pos = mark.end()
@@ -181,7 +181,7 @@ class CallScanner(ABC):
         return False
 
     def _json_done(self, final: bool) -> bool:
-        """The brace around the members of a call as JSON, after its arguments."""
+        """Read the brace around the members of a call as JSON, after its arguments."""
         rest = self._held.lstrip()
         if not rest and not final:
             return False
@@ -242,10 +242,10 @@ class ValueEnd:
         self._is_quoted = False
 
     def find(self, text: str, begin: int) -> int:
-        """Where the value ends that starts at ``begin``; -1 if it has more than ``max_size``
-        characters.
+        """Return the position after the value that starts at ``begin``; -1 if it has more than
+        ``max_size`` characters.
 
-        NeedMoreInput if the text ends before that shows.
+        Raises NeedMoreInput if the text ends too early to decide.
         """
         pos = max(self._at, begin)
         while (mark := _JSON_MARKS.search(text, pos)) and mark.end() - begin <= self._max_size:
@@ -273,7 +273,7 @@ class ValueEnd:
 
 
 def joined(deltas: list[CallDelta]) -> tuple[CallDelta, ...]:
-    """``deltas`` with neighbouring pieces of arguments put together."""
+    """Return ``deltas`` with adjacent pieces of arguments joined."""
     joined: list[CallDelta] = []
     for (index, head), group in groupby(deltas, key=lambda delta: (delta.index, bool(delta.name))):
         if head:
@@ -284,7 +284,9 @@ def joined(deltas: list[CallDelta]) -> tuple[CallDelta, ...]:
 
 
 def starts_with(tag: str, text: str, pos: int) -> bool:
-    """Whether ``tag`` stands there; NeedMoreInput if the text ends before that shows."""
+    """Return whether ``tag`` is at ``pos``. Raises NeedMoreInput if the text ends too early to
+    decide.
+    """
     if text.startswith(tag, pos):
         return True
     if len(text) - pos < len(tag) and tag.startswith(text[pos:]):
@@ -293,13 +295,13 @@ def starts_with(tag: str, text: str, pos: int) -> bool:
 
 
 def skip_blanks(text: str, pos: int) -> int:
-    """Where the blanks end that start at ``pos``."""
+    """Return the position after the blanks that start at ``pos``."""
     return len(text) - len(text[pos:].lstrip())
 
 
 def tag_name(text: str, pos: int, end_mark: str = ">") -> tuple[str, int]:
-    """The name before the next ``end_mark``, empty if it is none, and where that ends. Raises
-    NeedMoreInput.
+    """Return the name before the next ``end_mark``, empty if it is not a name, and the position
+    after the mark. Raises NeedMoreInput.
     """
     end = text.find(end_mark, pos)
     name = text[pos : end if end >= 0 else len(text) - overlap(text, end_mark)]
@@ -313,11 +315,11 @@ def tag_name(text: str, pos: int, end_mark: str = ">") -> tuple[str, int]:
 def json_head(
     text: str, pos: int, key: str = "arguments", name_key: str = "name"
 ) -> tuple[str, int]:
-    """The name, and where the arguments, which are called ``key``, start; an empty name if the text
-    is another one.
+    """Return the name, and the position of the arguments, whose key is ``key``; an empty name if
+    the text is something else.
 
-    Before the arguments may stand the name and another member that is a string. Without a
-    ``name_key`` the name is what the arguments are called.
+    The name and another member that is a string may precede the arguments. Without a ``name_key``
+    the key of the arguments is the name.
     """
     members: dict[str, str] = {}
     mark = "{"
@@ -335,8 +337,8 @@ def json_head(
 
 
 def string_at(text: str, pos: int) -> tuple[str, int]:
-    """The JSON string there, empty if it is none or too long, and where it ends. Raises
-    NeedMoreInput.
+    """Return the JSON string at ``pos``, empty if it is not one or too long, and the position after
+    it. Raises NeedMoreInput.
     """
     if not starts_with('"', text, pos):
         return "", pos
@@ -353,7 +355,9 @@ def string_at(text: str, pos: int) -> tuple[str, int]:
 
 
 def whole_call(text: str, name_key: str = "name") -> tuple[str, str]:
-    """Name and arguments of a call as JSON, in whatever order; an empty name if it is none."""
+    """Return the name and arguments of a call as JSON, in any order; an empty name if the text is
+    not a call.
+    """
     try:
         call = parse_json(text)
         name = call.get(name_key)
@@ -368,9 +372,10 @@ def whole_call(text: str, name_key: str = "name") -> tuple[str, str]:
 
 
 def coerce_argument(text: str, types: Set[str]) -> str:
-    """``text`` as JSON text: as it is if it is JSON of one of ``types``, otherwise as a string.
+    """Return ``text`` as JSON text: unchanged if it is JSON of one of ``types``, otherwise as a
+    string.
 
-    Literals and quotes as Python writes them are taken for JSON's. What can be no string keeps its
+    Python's literals and quotes are read as JSON's. Text whose types exclude a string keeps its
     JSON type.
     """
     if types != {"string"}:
@@ -385,7 +390,9 @@ def coerce_argument(text: str, types: Set[str]) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """The value of JSON text; anything else, also NaN and deep nesting, raises ValueError."""
+    """Return the value of JSON text. Raises ValueError for anything else, NaN and deep nesting
+    included.
+    """
     try:
         return json.loads(text, parse_constant=_refuse)
     except RecursionError as error:
@@ -393,12 +400,12 @@ def parse_json(text: str) -> Any:
 
 
 def from_python(text: str) -> str:
-    """Python's literals and quotes in ``text`` as JSON's."""
+    """Return ``text`` with Python's literals and quotes replaced by JSON's."""
     return _PYTHON.sub(_translated, text)
 
 
 def type_names(value: Any) -> tuple[str, ...]:
-    """The JSON types of ``value``, the narrowest first."""
+    """Return the JSON types of ``value``, the narrowest first."""
     return next((names for kind, names in _NAMES if isinstance(value, kind)), ("null",))
 
 

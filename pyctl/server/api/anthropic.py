@@ -110,7 +110,7 @@ class MessageReply(EventReply):
         }
 
     def _stopped(self, done: Done) -> tuple[str, str | None]:
-        """``stop_reason`` and ``stop_sequence``."""
+        """Return ``stop_reason`` and ``stop_sequence``."""
         word = done.stopping_word if done.stop_type == "word" else None
         if done.stop_type == "limit":
             return "max_tokens", None
@@ -160,7 +160,7 @@ class MessageReply(EventReply):
 
 
 def _object(arguments: str) -> dict[str, Any]:
-    """The arguments of a call; an empty object if they are none."""
+    """Return the arguments of a call; an empty object if they are not an object."""
     try:
         value = msgspec.json.decode(arguments)
     except msgspec.DecodeError:
@@ -182,7 +182,7 @@ def _usage(n_prompt: int, n_cached: int, n_predicted: int) -> dict[str, int]:
 
 
 async def messages(service: Service, request: Request) -> ASGIApp:
-    """POST /v1/messages"""
+    """Answer POST /v1/messages."""
     body = await request.body()
     (prepared,) = await service.shared.pool.read(
         request,
@@ -192,5 +192,5 @@ async def messages(service: Service, request: Request) -> ASGIApp:
 
 
 async def count_tokens(service: Service, request: Request) -> ASGIApp:
-    """POST /v1/messages/count_tokens"""
+    """Answer POST /v1/messages/count_tokens."""
     return JsonResponse({"input_tokens": await n_input_tokens(service, request, chat_fields)})

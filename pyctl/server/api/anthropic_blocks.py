@@ -33,7 +33,7 @@ Reader = Callable[["MessageBlock", str], list[Part]]
 
 
 class MessageBlock(Body, frozen=True):
-    """One block of a message or of the system text; what it may have depends on its type."""
+    """A block of a message or of the system text; its type determines its fields."""
 
     type: Any = None
     text: str = ""
@@ -56,14 +56,14 @@ class _Source(Body, frozen=True):
 
 
 def block_of(value: Any, where: str) -> MessageBlock:
-    """The block at ``where``. RequestError if it is no object."""
+    """Return the block at ``where``. Raises RequestError if it is not an object."""
     if not isinstance(value, dict):
         raise RequestError(f"{where} must be an object")
     return MessageBlock.of(value)
 
 
 def blocks_of(content: list[Any], where: str) -> list[tuple[str, MessageBlock]]:
-    """The blocks of the list at ``where``, each with its place."""
+    """Return the blocks of the list at ``where``, each with its place."""
     return [
         (f"{where}[{index}]", block_of(value, f"{where}[{index}]"))
         for index, value in enumerate(content)
@@ -71,7 +71,9 @@ def blocks_of(content: list[Any], where: str) -> list[tuple[str, MessageBlock]]:
 
 
 def parts_of(block: MessageBlock, where: str) -> list[Part]:
-    """The texts and images of a block. Raises RequestError if it has none that can be read."""
+    """Return the texts and images of a block. Raises RequestError if it has none that can be
+    read.
+    """
     reader = _READERS.get(block.type) if isinstance(block.type, str) else None
     if reader is None:
         raise RequestError(f"{where}: blocks of type {str(block.type)[:80]!r} cannot be read here")
@@ -79,13 +81,15 @@ def parts_of(block: MessageBlock, where: str) -> list[Part]:
 
 
 def result_of(content: Any, where: str) -> str | list[Part]:
-    """The result of a tool: a text, or parts if there are images among them."""
+    """Return the result of a tool: a text, or parts if images are among them."""
     parts = _parts_in(content, where)
     return parts if has_image(parts) else joined(parts)
 
 
 def server_result_of(content: Any, where: str) -> str:
-    """The result of a tool that ran at Anthropic's servers, as text; one member of it is a line."""
+    """Return the result of a tool that ran at Anthropic's servers, as text with one line for each
+    member.
+    """
     if content is None or isinstance(content, str):
         return content or ""
     results = content if isinstance(content, list) else [content]
@@ -96,12 +100,12 @@ def server_result_of(content: Any, where: str) -> str:
 
 
 def has_image(parts: list[Part]) -> bool:
-    """Whether an image is among ``parts``."""
+    """Return whether an image is among ``parts``."""
     return any(isinstance(part, ImagePart) for part in parts)
 
 
 def joined(parts: list[Part]) -> str:
-    """``parts``, which are texts, as one."""
+    """Return ``parts``, which are texts, as one."""
     return "".join(part["text"] for part in parts)
 
 
@@ -178,7 +182,7 @@ _READERS: dict[str, Reader] = {
 
 
 def _below(heading: list[str], parts: list[Part]) -> list[Part]:
-    """``parts`` below the lines of ``heading`` that are not empty; as one text if they are
+    """Return ``parts`` after the lines of ``heading`` that are not empty; as one text if they are
     texts.
     """
     lines = [line for line in heading if line]
@@ -194,7 +198,7 @@ def _source(block: MessageBlock) -> _Source:
 
 
 def _parts_in(content: Any, where: str, kinds: tuple[str, ...] = ()) -> list[Part]:
-    """The parts of a content, which may be a text; with ``kinds``, of blocks of these types
+    """Return the parts of a content, which may be a text; with ``kinds``, of blocks of these types
     only.
     """
     if content is None:

@@ -107,8 +107,8 @@ _NOT_DONE = {
 
 
 def chat_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The chat completion that ``values`` describe. Raises RequestError, and ThreadError for a
-    ``thread``.
+    """Return the fields of the chat completion that ``values`` describe. Raises RequestError, and
+    ThreadError for a ``thread``.
     """
     if values.get("thread") is not None:  # one that is only created here would be continued next
         raise ThreadError
@@ -173,7 +173,7 @@ def _messages(value: Any) -> list[Any]:
 
 
 def _split(role: str, blocks: list[tuple[str, MessageBlock]]) -> list[dict[str, Any]]:
-    """One message for each run of blocks between tool results, and one for each of these."""
+    """Return one message for each run of blocks between tool results, and one for each of these."""
     messages: list[dict[str, Any]] = []
     parts: list[Part] = []
     calls: list[dict[str, Any]] = []

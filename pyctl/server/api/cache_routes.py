@@ -37,8 +37,8 @@ class _PinBody(Body, frozen=True):
 
 
 async def show(service: Service, request: Request) -> Response:
-    """GET /cache: the tree of prefixes, with sizes in bytes, ages in seconds and hits, and sums
-    since the start.
+    """Answer GET /cache: the tree of prefixes, with sizes in bytes, ages in seconds and hits, and
+    sums since the start.
 
     ``saved`` is the time that the cache saved the clients of all models: ``today``, since local
     midnight, and ``total``, kept across restarts if there is a cache directory.
@@ -46,8 +46,8 @@ async def show(service: Service, request: Request) -> Response:
     ``replies`` are the last ones, with tokens and milliseconds; ``shared`` of a prefix are the
     tokens whose rows are shared with the one before it in the list.
 
-    Words of prompts are for those that `sees_texts` lets. ``?since=`` takes a ``revision`` of
-    before: only the present one comes back as long as it is the same.
+    Words of prompts are shown only to clients that `sees_texts` allows. ``?since=`` takes an
+    earlier ``revision``: if the tree is unchanged, the answer is its revision alone.
     """
     since = request.query_params.get("since", "")
     if since and str(revision := await asyncio.wrap_future(service.admin.revision())) == since:
@@ -66,15 +66,15 @@ async def show(service: Service, request: Request) -> Response:
 
 
 async def check(service: Service, request: Request) -> Response:
-    """GET /cache/check: ``faults``, a line each, of the cache in RAM; [] if it agrees with
-    itself.
+    """Answer GET /cache/check: ``faults`` of the cache in RAM, a line each; [] if it is
+    consistent.
     """
     return JsonResponse({"faults": await asyncio.wrap_future(service.admin.check())})
 
 
 async def pin(service: Service, request: Request) -> Response:
-    """POST /cache/pin {"id": ..., "pinned": true}: never evict it. Raises RequestError,
-    NotFoundError if unknown.
+    """Answer POST /cache/pin {"id": ..., "pinned": true}, which protects a prefix from eviction.
+    Raises RequestError, NotFoundError if unknown.
     """
     body = _PinBody.parse(await request.body())
     name = body.id
@@ -86,11 +86,11 @@ async def pin(service: Service, request: Request) -> Response:
 
 
 async def prewarm(service: Service, request: Request) -> Response:
-    """POST /cache/prewarm: evaluates the prompt of a chat request, as far as it is certain, while
+    """Answer POST /cache/prewarm: evaluate the certain part of the prompt of a chat request while
     the engine is idle.
 
-    Answers with its tokens when they are ready; a client that leaves changes nothing. Raises
-    EngineError.
+    The answer comes with its tokens when they are ready; the work continues if the client
+    disconnects. Raises EngineError.
     """
     raw = await request.body()
     asked = await service.shared.pool.read(
@@ -109,8 +109,8 @@ async def prewarm(service: Service, request: Request) -> Response:
 
 
 async def drop(service: Service, request: Request) -> Response:
-    """DELETE /cache/{id}: drops one prefix that is not pinned, wherever it is. Raises NotFoundError
-    if none has it.
+    """Answer DELETE /cache/{id}: drop one prefix that is not pinned, in RAM and on disk. Raises
+    NotFoundError if none has the id.
     """
     name = request.path_params["id"]
     if not await service.shared.pool.storage.run(request, service.admin.drop, name):
@@ -119,8 +119,8 @@ async def drop(service: Service, request: Request) -> Response:
 
 
 async def stop(service: Service, request: Request) -> Response:
-    """DELETE /cache/requests/{id}: ends a running request, as ``task`` of ``sequences`` in GET
-    /cache names it.
+    """Answer DELETE /cache/requests/{id}: end a running request, as ``task`` of ``sequences`` in
+    GET /cache names it.
 
     Raises NotFoundError if it does not run.
     """
@@ -131,7 +131,7 @@ async def stop(service: Service, request: Request) -> Response:
 
 
 async def clear(service: Service, request: Request) -> Response:
-    """DELETE /cache: drops every prefix that is not pinned."""
+    """Answer DELETE /cache: drop every prefix that is not pinned."""
     return JsonResponse({"dropped": await asyncio.wrap_future(service.admin.clear())})
 
 

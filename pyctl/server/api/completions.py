@@ -101,7 +101,7 @@ class NativeReply(Reply):
         }
 
     def _generation_prompt(self) -> str | None:
-        """The part of a chat's prompt that belongs to the reply: all that follows its last
+        """Return the part of a chat's prompt that belongs to the reply: all that follows its last
         boundary.
         """
         prompt = self.request.prompt
@@ -118,8 +118,8 @@ class NativeReply(Reply):
 
 
 def _pick(body: dict[str, Any], paths: tuple[str, ...]) -> dict[str, Any]:
-    """The members at ``paths`` (``a/b`` is member b of a), each under its path; those that are
-    missing are left out.
+    """Return the members at ``paths`` (``a/b`` is member b of a), each under its path; those that
+    are missing are omitted.
     """
     picked: dict[str, Any] = {}
     for path in paths:
@@ -163,7 +163,7 @@ class _OpenAIReply(Reply):
         self._tail = b"," + encode({**answer.fields, "object": self.chunk_kind})[1:-1]
 
     def usage(self, done: Done) -> dict[str, Any]:
-        """The count of tokens; a prompt counts once, with the first of its replies."""
+        """Return the counts of tokens; a prompt counts once, with the first of its replies."""
         usage = usage_json(done, self.n_reasoning)
         if self._repeats:
             usage |= {
@@ -174,7 +174,7 @@ class _OpenAIReply(Reply):
         return usage
 
     def usage_frame(self, done: Done) -> bytes:
-        """The tokens of all replies, after the last of them, if the client requests them."""
+        """Return the tokens of all replies, after the last of them, if the client requests them."""
         self._answer.usages.append(self.usage(done))
         is_last = len(self._answer.usages) == len(self._answer.prompts)
         if not is_last or not self.options.stream_options.include_usage:
@@ -186,7 +186,7 @@ class _OpenAIReply(Reply):
         )
 
     def body(self, choice: dict[str, Any], done: Done) -> dict[str, Any]:
-        """The whole answer, with one choice."""
+        """Return the whole answer, with one choice."""
         body = {
             "choices": [choice],
             **self._answer.fields,
@@ -262,7 +262,7 @@ class ChatReply(_OpenAIReply):
         return self.body(choice, done)
 
     def _with_echo(self, delta: ReplyDelta) -> ReplyDelta:
-        """The first delta of a stream starts with the prefill of the reply, unless the client sent
+        """Return the deltas with the prefill of the reply in the first one, unless the client sent
         that.
         """
         echo = self._echo
@@ -304,7 +304,7 @@ class ChatReply(_OpenAIReply):
         return frames + self._chunk(parts[-1], self._probs_json(), self.extras())
 
     def _probs_json(self) -> bytes:
-        """The log-probabilities that are not sent yet, as a member of a choice."""
+        """Return the log-probabilities that are not sent yet, as a member of a choice."""
         probs = self._held_probs
         self._held_probs = []
         return b',"logprobs":' + encode(self.logprobs(probs)) if probs else b""
@@ -381,14 +381,14 @@ def _finish(done: Done) -> str:
 
 
 async def chat_completions(service: Service, request: Request) -> ReplyResponse:
-    """POST /v1/chat/completions"""
+    """Answer POST /v1/chat/completions."""
     form = partial(ChatReply, service, answer=_Answer(service))
     return await _answer(service, request, ChatBody, form)
 
 
 async def control(models: Models, request: Request) -> Response:
-    """POST /v1/chat/completions/control: ends the reasoning of a reply. Raises RequestError without
-    id or action.
+    """Answer POST /v1/chat/completions/control, which ends the reasoning of a reply. Raises
+    RequestError without id or action.
     """
     body = _ControlBody.parse(await request.body())
     if not body.id:
@@ -408,18 +408,18 @@ async def control(models: Models, request: Request) -> Response:
 
 
 async def completions(service: Service, request: Request) -> ReplyResponse:
-    """POST /v1/completions"""
+    """Answer POST /v1/completions."""
     form = partial(TextReply, service, answer=_Answer(service))
     return await _answer(service, request, CompletionBody, form)
 
 
 async def native_completion(service: Service, request: Request) -> ReplyResponse:
-    """POST /completion"""
+    """Answer POST /completion."""
     return await _answer(service, request, CompletionBody, partial(NativeReply, service))
 
 
 async def infill(service: Service, request: Request) -> ReplyResponse:
-    """POST /infill"""
+    """Answer POST /infill."""
     return await _answer(service, request, InfillBody, partial(NativeReply, service))
 
 
@@ -437,8 +437,8 @@ async def _answer(
 
 
 def _combine(bodies: list[dict[str, Any]]) -> Any:
-    """One body as it is; several of OpenAI's as one with all choices, and llama-server's own as a
-    list.
+    """Return one body unchanged; several of OpenAI's as one with all choices, and llama-server's
+    own as a list.
     """
     if len(bodies) == 1:
         return bodies[0]
@@ -449,7 +449,7 @@ def _combine(bodies: list[dict[str, Any]]) -> Any:
 
 
 def _sum(usages: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Counts by their names, added up, and so within objects of counts."""
+    """Return the sums of counts by their names, and so within objects of counts."""
     total: dict[str, Any] = {}
     for name, n in (count for usage in usages for count in usage.items()):
         total[name] = (

@@ -26,10 +26,10 @@ rule's priority.
 
 
 def function_of(name: str, tool: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The function for ``tool``. A grammar of its input is part of the description, and of the
-    function.
+    """Return the function for ``tool``. A grammar of its input is part of the description, and of
+    the function.
 
-    RequestError for a format of another kind.
+    Raises RequestError for a format of another kind.
     """
     description = tool.get("description") or ""
     form = tool.get("format") or {}
@@ -65,7 +65,7 @@ def function_of(name: str, tool: Mapping[str, Any], where: str) -> dict[str, Any
 
 
 def _terminals(definition: str) -> str:
-    """A grammar of Lark's with terminals in the place of its rules: as these have no recursion, the
+    """Return a grammar of Lark's with its rules as terminals: these have no recursion, so the
     library binds any text by them.
     """
 
@@ -78,7 +78,7 @@ def _terminals(definition: str) -> str:
 
 
 def _escaped(pattern: str) -> str:
-    """A regular expression as Lark has it between slashes."""
+    """Return a regular expression as Lark has it between slashes."""
     ends = {"/": r"\/", "\n": r"\n"}
     return re.sub(
         r"\\.|[/\n]", lambda found: ends.get(found[0], found[0]), pattern, flags=re.DOTALL
@@ -86,12 +86,14 @@ def _escaped(pattern: str) -> str:
 
 
 def arguments_of(text: str) -> str:
-    """The arguments of the function for the input ``text``."""
+    """Return the arguments of the function for the input ``text``."""
     return json.dumps({_ARGUMENT: text}, ensure_ascii=False)
 
 
 def input_of(arguments: str) -> str:
-    """The input in the arguments of a call, JSON text; without one, the arguments are the input."""
+    """Return the input in the arguments of a call, JSON text; without one, the arguments are the
+    input.
+    """
     try:
         value = json.loads(arguments, strict=False)[_ARGUMENT]
     except (ValueError, LookupError, TypeError, RecursionError):

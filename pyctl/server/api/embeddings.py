@@ -61,14 +61,14 @@ class _RerankBody(Body, frozen=True):
 
 
 async def native(service: Service, request: Request) -> Response:
-    """POST /embeddings: a list of {"index", "embedding": one vector per pooled text, or one per
-    token}.
+    """Answer POST /embeddings: a list of {"index", "embedding": one vector per pooled text, or one
+    per token}.
     """
     return await _answer(service, request, oai=False)
 
 
 async def openai(service: Service, request: Request) -> Response:
-    """POST /v1/embeddings; with "content" in place of "input" the native form."""
+    """Answer POST /v1/embeddings; with "content" in place of "input" in the native form."""
     return await _answer(service, request, oai=True)
 
 
@@ -101,8 +101,8 @@ async def _answer(service: Service, request: Request, *, oai: bool) -> Response:
 
 
 def _cut(rows: NDArray[np.float32], dimensions: int | None) -> NDArray[np.float32]:
-    """The first ``dimensions`` numbers of each of ``rows``, shape (n, width). RequestError if there
-    are fewer.
+    """Return the first ``dimensions`` numbers of each of ``rows``, shape (n, width). RequestError
+    if there are fewer.
     """
     width = rows.shape[1]
     if dimensions is not None and dimensions > width:
@@ -125,8 +125,8 @@ def _check(service: Service, *, pooled: bool) -> None:
 async def vectors_of(
     service: Service, request: Request, texts: list[str], *, cut: bool
 ) -> tuple[list[NDArray[np.float32]], int]:
-    """The unnormalised embedding of each text, shape (1, width), and the number of tokens; ``cut``
-    truncates texts.
+    """Return the unnormalised embedding of each text, shape (1, width), and the number of tokens;
+    ``cut`` truncates texts.
     """
     _check(service, pooled=True)
     at_most(_MAX_INPUTS, len(texts), "input", "texts")
@@ -138,7 +138,7 @@ async def vectors_of(
 async def _vectors(
     service: Service, request: Request, items: list[Any], read: Callable[[Service, Any], Tokens]
 ) -> tuple[list[NDArray[np.float32]], int]:
-    """What the model makes of the tokens that ``read`` makes of each item, and the number of
+    """Return the model's outputs for the tokens that ``read`` makes of each item, and the number of
     tokens.
     """
     vectors: list[NDArray[np.float32]] = []
@@ -162,8 +162,8 @@ def _object(vector: NDArray[np.float32], index: int, encoding: str) -> dict[str,
 
 
 def normalised(rows: NDArray[np.float32], norm: int) -> NDArray[np.float32]:
-    """``rows``, shape (n, width), each divided by its norm: -1 none, 0 so that the largest is
-    32760, p the p-norm.
+    """Return ``rows``, shape (n, width), each divided by its norm: -1 none, 0 so that the largest
+    is 32760, p the p-norm.
     """
     if norm == -1:
         return rows
@@ -179,7 +179,7 @@ def normalised(rows: NDArray[np.float32], norm: int) -> NDArray[np.float32]:
 
 
 def _items(value: Any) -> list[Any]:
-    """The inputs to embed: a text, token ids, both mixed, or a list of these."""
+    """Return the inputs to embed: a text, token ids, both mixed, or a list of these."""
     many = isinstance(value, list) and not any(isinstance(item, int) for item in value)
     items = value if many else [value]
     if not items:
@@ -189,7 +189,7 @@ def _items(value: Any) -> list[Any]:
 
 
 def _tokens(service: Service, item: Any, maximum: int | None = None) -> Tokens:
-    """The tokens of an input, at most ``maximum`` of them."""
+    """Return the tokens of an input, at most ``maximum`` of them."""
     if isinstance(item, dict):
         item = _content(item)
     tokens: list[int] = []
@@ -212,7 +212,9 @@ _TEXT_ONLY = "'input': only text and token ids can be embedded; image input is n
 
 
 def _content(item: dict[str, Any]) -> Any:
-    """The text of {"prompt_string": ...} or of {"content": ...}, a text or a list of text parts."""
+    """Return the text of {"prompt_string": ...} or of {"content": ...}, a text or a list of text
+    parts.
+    """
     if item.get("multimodal_data"):
         raise NotSupportedError(_TEXT_ONLY)
     content = item.get("content", item.get("prompt_string"))
@@ -232,8 +234,8 @@ _MAX_DOCUMENTS = limit(1024, "documents to rank", "400", "request")
 
 
 async def rank(service: Service, request: Request) -> Response:
-    """POST /rerank {"query", "documents", "top_n"}: documents by score. Raises NotSupportedError or
-    RequestError.
+    """Answer POST /rerank {"query", "documents", "top_n"}: documents by score. Raises
+    NotSupportedError or RequestError.
     """
     if not service.settings.embeddings or service.info.pooling != "rank":
         raise NotSupportedError(
@@ -277,7 +279,7 @@ async def rank(service: Service, request: Request) -> Response:
 
 
 def _document_text(document: Any) -> str:
-    """The text of a document to rank. Raises RequestError."""
+    """Return the text of a document to rank. Raises RequestError."""
     text = document.get("text") if isinstance(document, dict) else document
     if not isinstance(text, str):
         raise RequestError(
@@ -295,7 +297,7 @@ def _prompt(service: Service, document: str, query: str) -> Tokens:
 
 
 def _pair(service: Service, query: str, document: str) -> Iterator[int]:
-    """The tokens of one pair, as the model's own template has them, or else its tokenizer's
+    """Yield the tokens of one pair, by the model's own template, or else by its tokenizer's
     settings.
     """
     tokenize = service.tokenizer.tokenize

@@ -32,7 +32,9 @@ __all__ = [
 
 
 async def router_props(models: Models, request: Request) -> Response:
-    """GET /props without a model, if there are several: what llama-server's router answers."""
+    """Answer GET /props without a model, if there are several: with the answer of llama-server's
+    router.
+    """
     return JsonResponse(
         {
             "role": "router",
@@ -50,7 +52,7 @@ async def router_props(models: Models, request: Request) -> Response:
 
 
 async def props(service: Service, request: Request) -> Response:
-    """GET /props"""
+    """Answer GET /props."""
     info = service.info
     settings = service.settings
     chat = service.chat
@@ -146,7 +148,7 @@ def _pool_json(pool: PoolPlan) -> dict[str, Any]:
 
 
 async def change_props(service: Service, request: Request) -> Response:
-    """POST /props: changes nothing, as in llama-server, and succeeds. Raises NotSupportedError
+    """Answer POST /props: change nothing, as in llama-server, and succeed. Raises NotSupportedError
     without --props.
     """
     if not service.shared.settings.change_props:
@@ -157,7 +159,7 @@ async def change_props(service: Service, request: Request) -> Response:
 
 
 async def adapters(service: Service, request: Request) -> Response:
-    """GET /lora-adapters"""
+    """Answer GET /lora-adapters."""
     return JsonResponse(
         [
             {"id": number, "path": path, "scale": scale, "task_name": "", "prompt_prefix": ""}
@@ -167,8 +169,8 @@ async def adapters(service: Service, request: Request) -> Response:
 
 
 async def change_adapters(service: Service, request: Request) -> Response:
-    """POST /lora-adapters [{"id", "scale"}]: those left out get 0, unknown ids are ignored. Raises
-    RequestError.
+    """Answer POST /lora-adapters [{"id", "scale"}]: adapters that are not listed get 0, unknown ids
+    are ignored. Raises RequestError.
     """
     entries = parse_json(await request.body())
     if not isinstance(entries, list):
@@ -181,5 +183,5 @@ async def change_adapters(service: Service, request: Request) -> Response:
 
 
 async def transcribe(service: object, request: Request) -> Response:
-    """POST /audio/transcriptions: raises NotSupportedError."""
+    """Raise NotSupportedError for POST /audio/transcriptions."""
     raise NotSupportedError("The current model does not support audio input.")

@@ -25,7 +25,7 @@ _STARTED = int(time.time())
 
 
 class Metric(NamedTuple):
-    """One metric; ``values`` are by the rest of the name, such as ``{source="ram"}`` or
+    """A metric; ``values`` are by the rest of the name, such as ``{source="ram"}`` or
     ``_sum``.
     """
 
@@ -36,13 +36,15 @@ class Metric(NamedTuple):
 
 
 async def show(service: Service, request: Request) -> Response:
-    """GET /metrics in Prometheus' text format 0.0.4; rates are those since the scrape before."""
+    """Answer GET /metrics in Prometheus' text format 0.0.4; rates are those since the previous
+    scrape.
+    """
     _check(service.shared)
     return _response(await _metrics_of(service))
 
 
 async def show_all(models: Models, request: Request) -> Response:
-    """GET /metrics of all models that have been loaded, each with the label ``model``."""
+    """Answer GET /metrics of all models that have been loaded, each with the label ``model``."""
     _check(models.shared)
     found: dict[str, Metric] = {}
     for model in models:
@@ -83,8 +85,8 @@ def _response(metrics: Iterable[Metric]) -> Response:
 
 
 def prometheus_text(stats: EngineStats, memory: Mapping[str, int]) -> str:
-    """All metrics, as Prometheus reads them; ``memory`` are bytes by what they are for, and those
-    that are resident.
+    """Return all metrics, as Prometheus reads them; ``memory`` are bytes by use, and the resident
+    ones.
     """
     return "".join(map(_lines, _metrics(stats, memory)))
 
@@ -94,7 +96,7 @@ def _metrics(stats: EngineStats, memory: Mapping[str, int]) -> list[Metric]:
 
 
 def _labelled(model: str, values: Mapping[str, float]) -> dict[str, float]:
-    """``values`` with the label ``model`` first in their braces."""
+    """Return ``values`` with the label ``model`` first in their braces."""
     name = model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
     found = {}
     for rest, value in values.items():
@@ -119,7 +121,7 @@ def _gauge(name: str, text: str, values: float | Mapping[str, float]) -> Metric:
 
 
 def _histogram(name: str, text: str, of: Histogram) -> Metric:
-    """Cumulative counts by upper bound, as Prometheus' text format has them."""
+    """Return cumulative counts by upper bound, as Prometheus' text format has them."""
     counts = itertools.accumulate(of.counts)
     bounds = (*(f"{bound:g}" for bound in FIRST_TOKEN_SECONDS), "+Inf")
     values: dict[str, float] = {
@@ -129,7 +131,7 @@ def _histogram(name: str, text: str, of: Histogram) -> Metric:
 
 
 def _by(label: str, values: Mapping[Any, float]) -> dict[str, float]:
-    """``values`` by the braces that stand after the name."""
+    """Return ``values`` by the labels in braces that follow the name."""
     return {f'{{{label}="{name}"}}': n for name, n in values.items()}
 
 

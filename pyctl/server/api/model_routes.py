@@ -36,15 +36,15 @@ class _ModelBody(Body, frozen=True):
 
 
 async def health(models: Models, request: Request) -> Response:
-    """GET /health: 503 when nothing will be served again."""
+    """Answer GET /health: 503 once no request will be served again."""
     if (trouble := models.trouble) is not None:
         return error_response(UnavailableError(str(trouble)))
     return JsonResponse({"status": "ok"})
 
 
 async def show(models: Models, request: Request) -> Response:
-    """GET /v1/models: of one model OpenAI's list and Ollama's, of several llama-server's list with
-    their states.
+    """Answer GET /v1/models: for one model OpenAI's list and Ollama's, for several llama-server's
+    list with their states.
 
     With ``reload`` in the query of several, presets and directories are read again first.
     """
@@ -61,7 +61,7 @@ async def show(models: Models, request: Request) -> Response:
 
 
 async def retrieve(models: Models, request: Request) -> Response:
-    """GET /v1/models/{id}; Ollama's clients add a tag. Raises NotFoundError for an unknown
+    """Answer GET /v1/models/{id}; Ollama's clients add a tag. Raises NotFoundError for an unknown
     model.
     """
     name = str(request.path_params["id"])
@@ -86,8 +86,8 @@ async def retrieve(models: Models, request: Request) -> Response:
 
 
 async def load(models: Models, request: Request) -> Response:
-    """POST /models/load {"model": ...}: starts to load one; /models/sse reports the end. Raises
-    NotFoundError.
+    """Answer POST /models/load {"model": ...}: start to load a model; /models/sse reports the end.
+    Raises NotFoundError.
     """
     name = _ModelBody.parse(await request.body()).model
     if (model := models.find(name)) is None:
@@ -97,8 +97,8 @@ async def load(models: Models, request: Request) -> Response:
 
 
 async def unload(models: Models, request: Request) -> Response:
-    """POST /models/unload {"model": ...}: unloads it after its replies or stop-timeout. Raises
-    RequestError.
+    """Answer POST /models/unload {"model": ...}: unload a model after its replies or stop-timeout.
+    Raises RequestError.
     """
     name = _ModelBody.parse(await request.body()).model
     if (model := models.find(name)) is None:
@@ -108,7 +108,7 @@ async def unload(models: Models, request: Request) -> Response:
 
 
 async def events(models: Models, request: Request) -> Response:
-    """GET /models/sse: what happens to models, as it happens; for HEAD nothing does."""
+    """Answer GET /models/sse: the events of models, as they happen; HEAD gets none."""
     if request.method == "HEAD":
         return Response(media_type="text/event-stream")
     loop = asyncio.get_running_loop()
@@ -146,8 +146,8 @@ async def events(models: Models, request: Request) -> Response:
 
 
 def _listed(model: ServedModel, *, own: bool) -> dict[str, Any]:
-    """A model in llama-server's list; its flags are for this server's ``own`` pages and for
-    programs.
+    """Return a model as llama-server's list has it; its flags are for this server's ``own`` pages
+    and for programs.
     """
     source = model.source.card
     service = model.service
@@ -187,7 +187,7 @@ def _file_bytes(path: str) -> int:
 
 
 def _named(service: Service) -> dict[str, Any]:
-    """A model in Ollama's list, as llama-server has it."""
+    """Return a model as Ollama's list in llama-server has it."""
     details = {
         "parent_model": "",
         "format": "gguf",
@@ -212,7 +212,7 @@ def _named(service: Service) -> dict[str, Any]:
 
 
 def _described(service: Service) -> dict[str, Any]:
-    """A model in OpenAI's list, with llama-server's facts."""
+    """Return a model as OpenAI's list has it, with llama-server's facts."""
     info = service.info
     return {
         "id": service.model,

@@ -152,7 +152,7 @@ _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "max": "high"}
 
 
 def chat_body(values: Mapping[str, Any]) -> ChatBody | None:
-    """The chat completion that /api/chat describes, None if it only loads the model. Raises
+    """Return the chat completion that /api/chat describes, None if it only loads the model. Raises
     RequestError.
     """
     body = OllamaChatBody.of(values)
@@ -166,8 +166,8 @@ def chat_body(values: Mapping[str, Any]) -> ChatBody | None:
 
 
 def generate_body(values: Mapping[str, Any]) -> AnyBody | None:
-    """The completion for /api/generate, None to load the model only. Raises RequestError or
-    NotSupportedError.
+    """Return the completion for /api/generate, None if it only loads the model. Raises RequestError
+    or NotSupportedError.
     """
     body = OllamaGenerateBody.of(values)
     if body.raw and (body.template or body.system or body.context):
@@ -195,7 +195,7 @@ def generate_body(values: Mapping[str, Any]) -> AnyBody | None:
 
 
 def _generation(values: Mapping[str, Any], body: OllamaBody) -> dict[str, Any]:
-    """The fields of a completion that control the answer."""
+    """Return the fields of a completion that control the answer."""
     refuse_fields(values, {"logprobs": ("/v1/chat/completions has them",)})
     options = {
         **others(values, type(body), _IGNORED),
@@ -229,8 +229,8 @@ def _options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _messages(values: list[Any]) -> list[dict[str, Any]]:
-    """Messages of a chat completion; calls without ids get some, and so do their results: templates
-    may need them.
+    """Return the messages of a chat completion. Calls without ids get some, and so do their
+    results: templates may need them.
     """
     messages: list[dict[str, Any]] = []
     open_calls: list[tuple[Any, str]] = []  # name and id of calls without a result
@@ -263,7 +263,7 @@ def _messages(values: list[Any]) -> list[dict[str, Any]]:
 
 
 def _content(text: Any, images: list[Any], where: str) -> Any:
-    """A text, or parts with the images before it, as Ollama has them."""
+    """Return a text, or parts with the images before it, as Ollama has them."""
     if not images:
         return text
     if not isinstance(text, str):
@@ -275,7 +275,7 @@ def _content(text: Any, images: list[Any], where: str) -> Any:
 
 
 def _call(call: Any, number: int, where: str) -> dict[str, Any]:
-    """A call as OpenAI writes it, with its arguments as JSON text."""
+    """Return a call as OpenAI writes it, with its arguments as JSON text."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         raise RequestError(f"{where} must be an object with a function")
@@ -294,8 +294,8 @@ def _call(call: Any, number: int, where: str) -> dict[str, Any]:
 
 
 def _answered(open_calls: list[tuple[Any, str]], name: str | None) -> str | None:
-    """The id of the first open call of the tool ``name``, else of the first one, which is closed;
-    None without any.
+    """Return the id of the first open call of the tool ``name``, else of the first open one, and
+    close it; None without any.
     """
     index = next((i for i, (called, _) in enumerate(open_calls) if called == name), 0)
     return open_calls.pop(index)[1] if open_calls else None
@@ -322,7 +322,7 @@ class OllamaReply(EventReply):
 
     @staticmethod
     def said(thinking: str, content: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
-        """The members of a chunk that hold more of the reply."""
+        """Return the members of a chunk that hold more of the reply."""
         message: dict[str, Any] = {"role": "assistant", "content": content}
         if thinking:
             message["thinking"] = thinking
@@ -373,7 +373,7 @@ class OllamaReply(EventReply):
         }
 
     def _calls(self, done: Done) -> list[dict[str, Any]]:
-        """The calls of the reply, without one that was cut off."""
+        """Return the calls of the reply, without one that was cut off."""
         found = []
         for call in self.prepared.splitter.reply.calls:
             try:
@@ -406,12 +406,12 @@ class OllamaTextReply(OllamaReply):
 
 
 async def chat(service: Service, request: Request) -> ASGIApp:
-    """POST /api/chat"""
+    """Answer POST /api/chat."""
     return await _answer(service, request, OllamaReply)
 
 
 async def generate(service: Service, request: Request) -> ASGIApp:
-    """POST /api/generate"""
+    """Answer POST /api/generate."""
     return await _answer(service, request, OllamaTextReply)
 
 
@@ -431,7 +431,7 @@ async def _answer(service: Service, request: Request, form: type[OllamaReply]) -
 
 
 async def embed(service: Service, request: Request) -> Response:
-    """POST /api/embed: vectors of length 1. Raises RequestError unless the input is text."""
+    """Answer POST /api/embed: vectors of length 1. Raises RequestError unless the input is text."""
     body = _EmbedBody.parse(await request.body())
     texts = [body.input] if isinstance(body.input, str) else items(body.input, "input")
     if not all(isinstance(text, str) for text in texts):
@@ -453,7 +453,7 @@ async def embed(service: Service, request: Request) -> Response:
 
 
 async def tags(models: Models, request: Request) -> Response:
-    """GET /api/tags; of a model that was not loaded yet, the name alone is known."""
+    """Answer GET /api/tags; of a model that was not loaded yet, only the name is given."""
     unknown = [model.name for model in models if model.service is None]
     named = [
         {"name": f"{name}:latest", "model": f"{name}:latest", "details": {"format": "gguf"}}
@@ -463,7 +463,7 @@ async def tags(models: Models, request: Request) -> Response:
 
 
 async def loaded_models(models: Models, request: Request) -> Response:
-    """GET /api/ps: those that are loaded and do not sleep."""
+    """Answer GET /api/ps: the models that are loaded and do not sleep."""
     running = [service for service in models.services if not service.worker.is_sleeping]
     facts = {"expires_at": _NEVER}
     return JsonResponse(
@@ -479,7 +479,7 @@ _NEVER = "2318-01-01T00:00:00Z"
 
 
 async def show(service: Service, request: Request) -> Response:
-    """POST /api/show: the model, whatever name is asked for."""
+    """Answer POST /api/show: the model, for any name."""
     parse_object(await request.body())
     info = service.info
     model = _model(service)
@@ -515,8 +515,8 @@ def _capabilities(service: Service) -> list[str]:
 
 
 def _model(service: Service) -> dict[str, Any]:
-    """The model in lists. ``digest`` identifies it, and how it is evaluated; it is not the
-    file's.
+    """Return the model as lists have it. ``digest`` identifies it, and how it is evaluated; it is
+    not the file's.
     """
     info = service.info
     name = service.model if ":" in service.model else f"{service.model}:latest"
@@ -546,7 +546,7 @@ def _modified_at(path: str) -> datetime:
 
 
 def _size(n_params: int) -> str:
-    """As Ollama writes numbers of weights: 27.4B."""
+    """Return a number of weights as Ollama writes it: 27.4B."""
     for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
         if n_params >= unit:
             return f"{n_params / unit:.1f}{name}"
@@ -554,12 +554,12 @@ def _size(n_params: int) -> str:
 
 
 async def version(service: object, request: Request) -> Response:
-    """GET /api/version"""
+    """Answer GET /api/version."""
     return JsonResponse({"version": API_VERSION})
 
 
 async def refuse(service: object, request: Request) -> Response:
-    """All other paths below /api/: raises NotSupportedError."""
+    """Raise NotSupportedError for all other paths below /api/."""
     raise NotSupportedError(
         "of Ollama's API this server has version, tags, show, ps, chat, generate and embed; "
         "choose models when it starts, by `pyctl serve -m FILE` or `-hf USER/REPO`"

@@ -139,7 +139,7 @@ class ResponseReply(EventReply):
         return self._event(f"response.{name}", response=self._body(status, members or {}))
 
     def _still(self) -> dict[str, Any]:
-        """Said while nothing new can be; without what the first events have said."""
+        """Return the event for a time without news, with the fields of the first events."""
         response = {"id": self._settings["id"], "object": "response", "status": "in_progress"}
         return self._event("response.in_progress", response=response)
 
@@ -151,7 +151,7 @@ class ResponseReply(EventReply):
         )
 
     def _place(self, *, part: bool = True) -> dict[str, Any]:
-        """Where an event belongs: the last item, and its only part."""
+        """Return the place of an event: the last item, and its only part."""
         place = {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
         return {**place, "content_index": 0} if part else place
 
@@ -280,7 +280,7 @@ class ResponseReply(EventReply):
 
 
 def _settings(body: ResponsesBody, sampling: Sampling, service: Service) -> dict[str, Any]:
-    """The settings of its request that a response repeats."""
+    """Return the settings of its request that a response repeats."""
     return {
         "created_at": int(time.time()),
         "id": "resp_" + random_id(),
@@ -306,12 +306,12 @@ def _settings(body: ResponsesBody, sampling: Sampling, service: Service) -> dict
 
 
 def _status(done: Done) -> str:
-    """The status of a reply and of its last item."""
+    """Return the status of a reply and of its last item."""
     return "incomplete" if done.stop_type == "limit" else "completed"
 
 
 def _is_object(arguments: str) -> bool:
-    """Whether the arguments of a call are whole."""
+    """Return whether the arguments of a call are a whole object."""
     try:
         decode(arguments.encode(), dict[str, Any])
     except (RequestError, msgspec.ValidationError):
@@ -324,7 +324,7 @@ def _text_part(text: str, probs: Sequence[dict[str, Any]] = ()) -> dict[str, Any
 
 
 async def create(service: Service, request: Request) -> ASGIApp:
-    """POST /v1/responses"""
+    """Answer POST /v1/responses."""
     values = parse_object(await request.body())
     reply = await service.shared.pool.read(
         request, lambda fetched: _reply(service, values, fetched)
@@ -333,7 +333,7 @@ async def create(service: Service, request: Request) -> ASGIApp:
 
 
 async def input_tokens(service: Service, request: Request) -> Response:
-    """POST /v1/responses/input_tokens"""
+    """Answer POST /v1/responses/input_tokens."""
     n = await n_input_tokens(service, request, lambda values: ResponseRequest.of(values).chat)
     return JsonResponse({"input_tokens": n, "object": "response.input_tokens"})
 

@@ -64,7 +64,7 @@ class ResponsesBody(Body, frozen=True):
 
 
 class _Item(Body, frozen=True):
-    """One item of the input; what it may have depends on its type."""
+    """An item of the input; its type determines its fields."""
 
     type: Any = None
     role: Any = None
@@ -101,7 +101,7 @@ _MAX_UNPACKED = limit(
 )
 
 _LOGPROBS = "message.output_text.logprobs"
-"""What ``include`` names for log-probabilities."""
+"""The name in ``include`` that requests log-probabilities."""
 
 _SEAL = "pyctl-reasoning-"
 
@@ -122,8 +122,8 @@ class ResponseRequest:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> ResponseRequest:
-        """Read from ``values``. Raises RequestError, and NotSupportedError for a feature that is
-        missing.
+        """Return the request that ``values`` describe. Raises RequestError, and NotSupportedError
+        for a feature that is missing.
         """
         refuse(values, _NOT_DONE)
         for name in _EARLIER:
@@ -145,21 +145,21 @@ class ResponseRequest:
 
 
 def spaced_name(space: str | None, name: str) -> str:
-    """The name in a chat, which has no namespaces, of a tool of ``space``; "functions" is one for
-    tools without.
+    """Return the name in a chat, which has no namespaces, of a tool of ``space``; "functions" is
+    one for tools without.
     """
     return f"{space}__{name}" if space and space != "functions" else name
 
 
 def seal(reasoning: str) -> str:
-    """``reasoning`` as ``encrypted_content``: nothing secret, only opaque to clients, which send it
-    back.
+    """Return ``reasoning`` as ``encrypted_content``: not secret, only opaque to clients, which send
+    it back.
     """
     return _SEAL + base64.b64encode(zlib.compress(reasoning.encode())).decode()
 
 
 def _unseal(text: str) -> str:
-    """The text that `seal` was given; empty if ``text`` is from somewhere else."""
+    """Return the text that `seal` was given; empty if ``text`` is from another server."""
     try:
         unpacker = zlib.decompressobj()
         data = unpacker.decompress(
@@ -205,8 +205,8 @@ def _options(
 
 
 def _tools(body: ResponsesBody) -> dict[str, tuple[str | None, dict[str, Any]]]:
-    """The tools that can be called, those in the input included, each with its namespace; the last
-    of a name counts.
+    """Return the tools that can be called, those in the input included, each with its namespace;
+    the last of a name counts.
     """
     given = list(_callable(body.tools, "tools"))
     for index, more in _tools_within(body.input).items():
@@ -215,7 +215,7 @@ def _tools(body: ResponsesBody) -> dict[str, tuple[str | None, dict[str, Any]]]:
 
 
 def _tools_within(items: Any) -> dict[int, Any]:
-    """What items of type additional_tools bring along, by their place."""
+    """Return the tools that items of type additional_tools bring, by their place."""
     found = enumerate(items) if isinstance(items, list) else ()
     return {
         n: item.get("tools")
@@ -227,7 +227,7 @@ def _tools_within(items: Any) -> dict[int, Any]:
 def _callable(
     value: Any, where: str, space: str | None = None
 ) -> Iterator[tuple[str | None, dict[str, Any]]]:
-    """The functions and custom tools among ``value`` and in its namespaces."""
+    """Yield the functions and custom tools among ``value`` and in its namespaces."""
     if value is None:
         return
     if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
@@ -259,7 +259,9 @@ def _tool(name: str, tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tool_choice(value: Any) -> Any:
-    """As chat completions have it; of the allowed tools, only those that can be called at all."""
+    """Return the tool choice in the form of chat completions; of the allowed tools, only those that
+    can be called.
+    """
     kind = value.get("type") if isinstance(value, dict) else None
     if kind in ("auto", "none", "required"):
         return kind
@@ -284,7 +286,9 @@ def _reference(tool: Any) -> Any:
 
 
 def _messages(value: Any) -> list[Any]:
-    """Messages of a chat completion for the items of the input, in order. Raises RequestError."""
+    """Return the messages of a chat completion for the items of the input, in order. Raises
+    RequestError.
+    """
     if value is None:
         raise RequestError("'input' is required")
     if isinstance(value, str):
@@ -399,7 +403,9 @@ def _texts(parts: Any, where: str) -> str:
 
 
 def _joined(messages: list[Any]) -> list[Any]:
-    """``messages`` with the assistant's in a row made one: a turn comes as several items."""
+    """Return ``messages`` with consecutive ones of the assistant joined: a turn comes as several
+    items.
+    """
     joined: list[Any] = []
     for is_assistant, turn in groupby(messages, key=lambda message: message["role"] == "assistant"):
         parts = list(turn)

@@ -29,8 +29,8 @@ _FORBIDDEN = frozenset('/\\:*?"<>|\uff0e\u2215\u2216\ufffd\ufeff')
 
 
 async def show(service: Service, request: Request) -> Response:
-    """GET /slots. Raises NotSupportedError without --slots; UnavailableError if all are busy and
-    fail_on_no_slot=1.
+    """Answer GET /slots. Raises NotSupportedError without --slots; UnavailableError if all are busy
+    and fail_on_no_slot=1.
     """
     if not service.shared.settings.show_slots:
         raise NotSupportedError(
@@ -48,8 +48,8 @@ async def show(service: Service, request: Request) -> Response:
 
 
 async def act(service: Service, request: Request) -> Response:
-    """POST /slots/{id}?action=save|restore|erase, {"filename": ...}. Raises NotSupportedError or
-    RequestError.
+    """Answer POST /slots/{id}?action=save|restore|erase, {"filename": ...}. Raises
+    NotSupportedError or RequestError.
     """
     directory = service.shared.settings.slot_save_path
     if directory is None:
@@ -84,7 +84,7 @@ async def act(service: Service, request: Request) -> Response:
 
 
 def sequence_json(service: Service, view: SequenceView) -> dict[str, Any]:
-    """One sequence in the answer to GET /slots."""
+    """Return one sequence in the answer to GET /slots."""
     types = service.info.draft_types
     shown: dict[str, Any] = {"id": view.id, "n_ctx": view.n_ctx, "speculative": bool(types)}
     shown["is_processing"] = view.busy
@@ -119,10 +119,10 @@ def sequence_json(service: Service, view: SequenceView) -> dict[str, Any]:
 
 
 def _in_blocks(view: SequenceView) -> SequenceView:
-    """``view`` with whole blocks of cached tokens.
+    """Return ``view`` with its cached tokens rounded to whole blocks.
 
-    A client that planted a prompt would learn from the number how far the prompt of another client
-    equals it.
+    From the exact number, a client that planted a prompt could learn how far another client's
+    prompt equals it.
     """
     n_cut = view.n_cached % MIN_BATCH
     return replace(view, n_cached=view.n_cached - n_cut, n_evaluated=view.n_evaluated + n_cut)
@@ -136,7 +136,7 @@ def _number(text: str) -> int:
 
 
 def _filename(name: Any) -> str:
-    """``name`` if it is a plain file name on every system; RequestError otherwise."""
+    """Return ``name`` if it is a plain file name on every system. Raises RequestError otherwise."""
     plain = (
         isinstance(name, str)
         and 0 < len(name.encode("utf-8", "surrogatepass")) <= 255

@@ -21,8 +21,8 @@ _MAX_DIGITS = 18
 
 
 async def resume(models: Models, request: Request) -> ASGIApp:
-    """GET /v1/stream?conv_id=ID&from=N: its bytes from N on. Raises RequestError; LoadingError
-    before it begins.
+    """Answer GET /v1/stream?conv_id=ID&from=N: its bytes from N on. Raises RequestError;
+    LoadingError before the stream starts.
     """
     stream = models.shared.streams.get(key_of(request, request.query_params.get("conv_id", "")))
     value = request.query_params.get("from", "0") or "0"
@@ -44,14 +44,16 @@ async def resume(models: Models, request: Request) -> ASGIApp:
 
 
 async def end(models: Models, request: Request) -> Response:
-    """DELETE /v1/stream?conv_id=ID: end the work of a kept stream and forget it, if it is there."""
+    """Answer DELETE /v1/stream?conv_id=ID: end the work of a kept stream and forget it, if it
+    exists.
+    """
     models.shared.streams.drop(key_of(request, request.query_params.get("conv_id", "")))
     return Response(status_code=204, media_type="application/json")
 
 
 async def find(models: Models, request: Request) -> Response:
-    """POST /v1/streams/lookup {"conversation_ids": [...]}: the ones that are kept for this
-    client.
+    """Answer POST /v1/streams/lookup {"conversation_ids": [...]}: the streams that are kept for
+    this client.
     """
     value = parse_object(await request.body()).get("conversation_ids")
     names = (

@@ -28,7 +28,7 @@ class _TokenizeBody(Body, frozen=True):
 
 
 async def tokenize(service: Service, request: Request) -> Response:
-    """POST /tokenize"""
+    """Answer POST /tokenize."""
     body = await request.body()
     lane = service.shared.pool.reading
     return JsonResponse(
@@ -37,14 +37,14 @@ async def tokenize(service: Service, request: Request) -> Response:
 
 
 async def detokenize(service: Service, request: Request) -> Response:
-    """POST /detokenize"""
+    """Answer POST /detokenize."""
     body = await request.body()
     lane = service.shared.pool.reading
     return JsonResponse(await lane.run(request, lambda: _detokenize(service, parse_object(body))))
 
 
 async def apply_template(service: Service, request: Request) -> Response:
-    """POST /apply-template"""
+    """Answer POST /apply-template."""
     body = await request.body()
     chat = await service.shared.pool.read(
         request,
@@ -83,7 +83,7 @@ def _detokenize(service: Service, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _readable(piece: bytes) -> str | list[int]:
-    """Text, or the bytes if they are no whole characters."""
+    """Return text, or the bytes if they are not whole characters."""
     try:
         return piece.decode()
     except UnicodeDecodeError:
@@ -95,8 +95,8 @@ async def n_input_tokens(
     request: Request,
     chat_of: Callable[[dict[str, Any]], Mapping[str, Any]] = lambda values: values,
 ) -> int:
-    """Tokens of the prompt that a request is rendered to; ``chat_of`` makes the fields of a chat of
-    its body.
+    """Return the tokens of the prompt that a request is rendered to; ``chat_of`` makes the fields
+    of a chat of its body.
     """
     body = await request.body()
 
@@ -111,6 +111,6 @@ async def n_input_tokens(
 
 
 async def chat_input_tokens(service: Service, request: Request) -> Response:
-    """POST /v1/chat/completions/input_tokens"""
+    """Answer POST /v1/chat/completions/input_tokens."""
     n = await n_input_tokens(service, request)
     return JsonResponse({"input_tokens": n, "object": "response.input_tokens"})

@@ -24,13 +24,13 @@ _CALLS = limit(64, "calls of tools that run or wait", "503 with Retry-After", "p
 
 
 async def disabled(models: Models, request: Request) -> Response:
-    """/cors-proxy, and /tools if there are none"""
+    """Answer /cors-proxy, and /tools if there are none, with an error."""
     error = {"message": "this feature is disabled", "type": "feature_disabled"}
     return JsonResponse({"error": error}, status_code=403)
 
 
 async def show(models: Models, request: Request) -> Response:
-    """GET /tools"""
+    """Answer GET /tools."""
     tools = models.shared.tools
     return (
         JsonResponse([_shown(tool) for tool in tools]) if tools else await disabled(models, request)
@@ -49,8 +49,8 @@ def _shown(tool: McpTool) -> dict[str, Any]:
 
 
 async def call(models: Models, request: Request) -> Response:
-    """POST /tools {"tool", "params"}: its result. Raises RequestError, NotFoundError, BusyError or
-    ClientDisconnect.
+    """Answer POST /tools {"tool", "params"}: the result. Raises RequestError, NotFoundError,
+    BusyError or ClientDisconnect.
     """
     shared = models.shared
     if not shared.tools:
