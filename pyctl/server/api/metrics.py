@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pyctl.cache import CacheView
+from pyctl.cache.ports import DiskView
 from pyctl.engine.engine_stats import FIRST_TOKEN_SECONDS, EngineStats, Histogram
 from pyctl.errors import NotSupportedError
 from pyctl.server.models import Models
@@ -92,7 +93,13 @@ def prometheus_text(stats: EngineStats, memory: Mapping[str, int]) -> str:
 
 
 def _metrics(stats: EngineStats, memory: Mapping[str, int]) -> list[Metric]:
-    return [*_llama(stats), *_scheduling(stats), *_cache(stats.cache), *_memory(memory)]
+    return [
+        *_llama(stats),
+        *_scheduling(stats),
+        *_cache(stats.cache),
+        *_disk(stats.cache.disk),
+        *_memory(memory),
+    ]
 
 
 def _labelled(model: str, values: Mapping[str, float]) -> dict[str, float]:
@@ -136,6 +143,9 @@ def _by(label: str, values: Mapping[Any, float]) -> dict[str, float]:
 
 
 def _llama(stats: EngineStats) -> Iterator[Metric]:
+    """Yield llama-server's metrics, under its names: counters since the start, rates since the
+    previous scrape.
+    """
     total = stats.total
     recent = stats.recent
     drafts = total.drafts
@@ -192,6 +202,7 @@ def _llama(stats: EngineStats) -> Iterator[Metric]:
 
 
 def _scheduling(stats: EngineStats) -> Iterator[Metric]:
+    """Yield the metrics of the scheduler: first tokens, suspended replies, and cells."""
     text = "Seconds from the arrival of a request to its first token"
     yield _histogram("pyctl_first_token_seconds", text, stats.total.first_tokens)
     yield _counter(
@@ -219,6 +230,7 @@ def _scheduling(stats: EngineStats) -> Iterator[Metric]:
 
 
 def _cache(view: CacheView) -> Iterator[Metric]:
+    """Yield the metrics of the prefix cache in RAM; sizes are bytes."""
     totals = view.totals
     for name, text, values in (
         ("cache_requests_total", "Requests served", totals.requests),
@@ -263,36 +275,41 @@ def _cache(view: CacheView) -> Iterator[Metric]:
     yield _gauge("pyctl_cache_slots", "Places for snapshots in RAM", view.n_slots)
     yield _gauge("pyctl_cache_ram_bytes", "Bytes of the snapshots in RAM", view.n_bytes)
     yield _gauge("pyctl_cache_ram_budget_bytes", "What they may take, -1 for no limit", view.budget)
-    if (disk := view.disk) is not None:
-        yield _gauge("pyctl_cache_disk_snapshots", "Lengths with a snapshot on disk", disk.in_use)
-        yield _gauge("pyctl_cache_disk_bytes", "Bytes of the snapshots on disk", disk.n_bytes)
-        yield _gauge(
-            "pyctl_cache_disk_budget_bytes", "What they may take, -1 for no limit", disk.budget
-        )
-        yield _counter("pyctl_cache_disk_reads_total", "Snapshots read from disk", disk.hits)
-        yield _counter(
-            "pyctl_cache_disk_written_bytes_total", "Bytes written to disk", disk.written.n_bytes
-        )
-        yield _gauge("pyctl_cache_disk_waiting", "Snapshots that wait to be written", disk.waiting)
-        yield _counter(
-            "pyctl_cache_disk_spilled_total", "Snapshots written as they left RAM", disk.spilled.n
-        )
-        yield _counter(
-            "pyctl_cache_disk_spilled_bytes_total",
-            "Bytes written as they left RAM",
-            disk.spilled.n_bytes,
-        )
-        yield _counter(
-            "pyctl_cache_disk_given_up_total",
-            "Snapshots not written for lack of time",
-            disk.given_up,
-        )
-        yield _counter(
-            "pyctl_cache_disk_failed_writes_total",
-            "Snapshots that could not be written",
-            disk.failed,
-        )
-        yield _counter("pyctl_cache_disk_damaged_total", "Files found damaged", disk.damaged)
+
+
+def _disk(disk: DiskView | None) -> Iterator[Metric]:
+    """Yield the metrics of the cache on disk; sizes are bytes. There are none without it."""
+    if disk is None:
+        return
+    yield _gauge("pyctl_cache_disk_snapshots", "Lengths with a snapshot on disk", disk.in_use)
+    yield _gauge("pyctl_cache_disk_bytes", "Bytes of the snapshots on disk", disk.n_bytes)
+    yield _gauge(
+        "pyctl_cache_disk_budget_bytes", "What they may take, -1 for no limit", disk.budget
+    )
+    yield _counter("pyctl_cache_disk_reads_total", "Snapshots read from disk", disk.hits)
+    yield _counter(
+        "pyctl_cache_disk_written_bytes_total", "Bytes written to disk", disk.written.n_bytes
+    )
+    yield _gauge("pyctl_cache_disk_waiting", "Snapshots that wait to be written", disk.waiting)
+    yield _counter(
+        "pyctl_cache_disk_spilled_total", "Snapshots written as they left RAM", disk.spilled.n
+    )
+    yield _counter(
+        "pyctl_cache_disk_spilled_bytes_total",
+        "Bytes written as they left RAM",
+        disk.spilled.n_bytes,
+    )
+    yield _counter(
+        "pyctl_cache_disk_given_up_total",
+        "Snapshots not written for lack of time",
+        disk.given_up,
+    )
+    yield _counter(
+        "pyctl_cache_disk_failed_writes_total",
+        "Snapshots that could not be written",
+        disk.failed,
+    )
+    yield _counter("pyctl_cache_disk_damaged_total", "Files found damaged", disk.damaged)
 
 
 def _memory(memory: Mapping[str, int]) -> Iterator[Metric]:
