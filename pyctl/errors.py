@@ -50,7 +50,7 @@ __all__ = [
 
 
 class PyctlError(Exception):
-    """Base class of pyctl's exceptions."""
+    """The base class of pyctl's exceptions."""
 
 
 class ConfigError(PyctlError):
@@ -157,7 +157,7 @@ class BusyError(UnavailableError):
 
 
 class EngineError(PyctlError):
-    """llama.cpp failed during a request."""
+    """A failure of llama.cpp during a request."""
 
 
 class PreemptedError(EngineError):
@@ -167,7 +167,7 @@ class PreemptedError(EngineError):
 
 
 class StateError(EngineError):
-    """Saved rows or a saved state do not fit the live memory; the sequence stays usable."""
+    """A mismatch of saved rows or a saved state with the live memory; the sequence stays usable."""
 
 
 class NotWrittenError(EngineError):

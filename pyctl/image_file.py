@@ -178,6 +178,11 @@ def _png_bytes(data: bytes) -> int:
 
 
 def _jpeg(data: bytes) -> tuple[int, int, int]:
+    """Return width, height, and 1 byte per channel, from the first frame.
+
+    Raises IndexError for a truncated file, and RequestError for images whose many scans make them
+    slow to decode.
+    """
     pos = 2
     for _ in range(_MAX_SEGMENTS):
         pos = data.index(b"\xff", pos)  # bytes before a marker are padding

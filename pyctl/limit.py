@@ -29,7 +29,7 @@ limit.
 
 @dataclass(frozen=True)
 class Limit:
-    """Bound ``value`` (in ``unit``) of ``what``; ``effect`` of exceeding it, for a client usually
+    """A bound ``value`` (in ``unit``) of ``what``; ``effect`` of exceeding it, for a client usually
     an HTTP status.
     """
 

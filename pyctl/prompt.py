@@ -93,7 +93,7 @@ class ImageSpan:
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """Token ids of one request, and the positions at which prompts may diverge.
+    """The token ids of one request, and the positions at which prompts may diverge.
 
     ``boundaries`` are token counts at which a message starts, ascending, each in (0, len(tokens));
     the last one is the generation header, if there is one. ``headers`` are the boundaries at which

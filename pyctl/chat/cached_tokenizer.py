@@ -21,7 +21,7 @@ __all__ = ["CachedTokenizer", "Tokenizer", "readable"]
 
 
 class Tokenizer(Protocol):
-    """Text to token ids and back. Thread-safe."""
+    """A translator of text to token ids and back. Thread-safe."""
 
     def tokenize(
         self, text: str, *, add_special: bool = False, parse_special: bool = True
@@ -69,7 +69,7 @@ DEFAULT_MEMO_BYTES = limit(
     64 << 20, "texts with remembered tokens", "the oldest are forgotten", "memory", "bytes"
 )
 
-"""Holds some 8 million tokens of English: many conversations of 100K tokens."""
+"""The memory for some 8 million tokens of English: many conversations of 100K tokens."""
 
 _ENTRY_BYTES = 200
 
@@ -90,7 +90,8 @@ def readable(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
 
 
 class CachedTokenizer:
-    """`tokenize` gives exactly ``tokenizer.tokenize(text, parse_special=True)``, as an array.
+    """A memory of tokenised text; `tokenize` gives exactly ``tokenizer.tokenize(text,
+    parse_special=True)``, as an array. Thread-safe.
 
     Thread-safe. Pieces are forgotten, the longest unused first, when they take more than
     ``max_bytes``.

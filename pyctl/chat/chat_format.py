@@ -90,6 +90,9 @@ class Dialect:
         kwargs: Mapping[str, Any],
         replay: Replay,
     ) -> None:
+        """Find the format of calls, the tags of reasoning and the starts of messages, in this
+        order: the starts are found with the tags of the format.
+        """
         self.template = template
         self.capabilities = template.capabilities
         self.controls = controls
@@ -113,8 +116,8 @@ class Dialect:
 
 
 class ChatFormat:
-    """``ChatFormat(template, tokenizer).prepare(ChatRequest([{"role": "user", "content":
-    "Hi"}])).prompt``
+    """The format of a model's conversations: ``ChatFormat(template,
+    tokenizer).prepare(ChatRequest([{"role": "user", "content": "Hi"}])).prompt``
 
     ``kwargs`` are variables of the template that a request may override; ``replay`` remembers
     replies and puts them into later conversations. Without ``images`` there can be none. Tools that
@@ -133,6 +136,9 @@ class ChatFormat:
         *,
         keeps_order: bool = False,
     ) -> None:
+        """Prepare the dialect of the template, and the dialect of its template for tools if it
+        differs.
+        """
         self.template = template
         self.tokenizer = tokenizer
         self.images = images
@@ -306,6 +312,9 @@ class PreparedChat:
         tools: Tools | None,
         remember_tools: Callable[[], None],
     ) -> None:
+        """Take the ``rendered`` conversation; ``remember_tools`` is called when the reply is
+        remembered.
+        """
         self._chat = chat
         self._dialect = dialect
         self._remember_tools = remember_tools

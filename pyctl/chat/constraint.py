@@ -51,8 +51,8 @@ _MAX_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Constraint:
-    """``grammar`` binds the whole reply, which goes on from ``prefill``; its ``kind`` is its
-    language.
+    """A constraint on a reply: ``grammar`` binds the whole reply, which goes on from ``prefill``;
+    its ``kind`` is its language.
 
     With ``triggers`` (regular expressions) it binds nothing until the reply matches one of them,
     and from there on; where the reply starts with what is ``hidden`` (an opening, empty if the
@@ -70,9 +70,8 @@ class GrammarBuilder(GrammarRules):
     """Puts a grammar together; every piece is an expression that may be joined with others, a space
     between.
 
-    grammar = GrammarBuilder()
-    call = f'{grammar.text("<call>")} {grammar.json({"type": "object"})} {grammar.text("</call>")}'
-    grammar.constraint(f"{grammar.until('</think>')} {call}")
+    grammar = GrammarBuilder() call = f'{grammar.text("<call>")} {grammar.json({"type": "object"})}
+    {grammar.text("</call>")}' grammar.constraint(f"{grammar.until('</think>')} {call}")
 
     ``controls`` are the control tokens of the vocabulary, id by text: `text` and `until` mean these
     tokens where they occur, while texts of clients, in `quoted` and `json`, are never more than

@@ -88,7 +88,7 @@ def _references(schema: Any) -> Iterator[str]:
 
 
 class _Writer:
-    """Writes the rules for one schema and its definitions."""
+    """A writer of the rules for one schema and its definitions."""
 
     def __init__(
         self,
@@ -96,6 +96,10 @@ class _Writer:
         rules: GrammarRules,
         as_json: Callable[[Mapping[str, Any]], str],
     ) -> None:
+        """Mark the definitions and schemas that have exact numbers, or lead to one that has.
+
+        Definitions may refer to each other in circles, so the marks spread until none is new.
+        """
         self._definitions: Mapping[str, Any] = schema.get("$defs", {})
         self._rules = rules
         self._as_json = as_json
@@ -256,6 +260,10 @@ class _Writer:
         return self._counted(f'{text} {_BLANKS} ":" {_BLANKS}')
 
     def _object(self, schema: Mapping[str, Any]) -> str:
+        """Return the expression for an object by ``schema``.
+
+        Raises RequestError for patternProperties, which exclude exact numbers.
+        """
         if schema.get("patternProperties"):
             raise RequestError(
                 "a number of more than 53 bits, or like 1.0, cannot be combined with "
@@ -298,6 +306,11 @@ class _Writer:
         return self._rules.terminal(self._counted(f"{_KEY} & ~({' | '.join(names)})"))
 
     def _array(self, schema: Mapping[str, Any]) -> str:
+        """Return the expression for an array by ``schema``: the first items, then repeated ones.
+
+        It is built from its end, since an optional item contains all that follow it. Raises
+        RequestError if minItems is above the maximum.
+        """
         first = [self.expression(each) for each in schema.get("prefixItems", ())]
         low = schema.get("minItems", 0)
         high = schema.get("maxItems")

@@ -31,12 +31,12 @@ MEDIA_MARKER = os.environ.get("LLAMA_MEDIA_MARKER") or f"<__media_{secrets.token
 
 BEGIN = f"<__image_{secrets.token_hex(16)}_"
 _END = "__>"
-"""Around a mark; of this process only, so that no text of a client is one."""
+"""The characters around a mark; of this process only, so that no text of a client contains one."""
 _DIGITS = 32
 
 
 class ImageReader(Protocol):
-    """Turns images into parts of prompts. Thread-safe."""
+    """A converter of images to parts of prompts. Thread-safe."""
 
     @property
     def around(self) -> tuple[Tokens, Tokens]:
@@ -44,7 +44,7 @@ class ImageReader(Protocol):
         ...
 
     def n_tokens(self, image: ImageFile) -> int:
-        """Return the number of tokens that ``image`` takes, from its size alone."""
+        """Return the number of tokens that ``image`` takes, judged only by its size."""
         ...
 
     def picture(self, image: ImageFile) -> ImageSpan:

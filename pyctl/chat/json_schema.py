@@ -106,8 +106,8 @@ def resolve(reference: Any, root: Any) -> Any:
 
 
 class _Reader:
-    """Definitions are copied once for each way in which they are used: alone, or as a part of an
-    object.
+    """A reader of one schema. It copies definitions once for each way in which they are used:
+    alone, or as a part of an object.
     """
 
     def __init__(self, root: Any) -> None:
@@ -252,6 +252,9 @@ class _Reader:
     def _typed(
         self, schema: Mapping[str, Any], scope: frozenset[str] | None, depth: int
     ) -> dict[str, Any]:
+        """Return ``schema`` by its types: const and enum as listed, else the keywords of each
+        type.
+        """
         kinds = _kinds(schema)
         if "const" in schema:
             return {"const": self._literal(schema["const"])}
@@ -276,6 +279,12 @@ class _Reader:
     def _object(
         self, schema: Mapping[str, Any], scope: frozenset[str] | None, depth: int
     ) -> dict[str, Any]:
+        """Return the keywords of an object: required properties first.
+
+        With a ``scope``, the schema is a part of an object with these properties, and other parts
+        allow further ones. Raises RequestError for required properties that are not allowed, and
+        for more optional ones than _MAX_CHOICES.
+        """
         properties = _properties(schema)
         more = _additional(schema)
         required = list(dict.fromkeys(_strings(schema.get("required"))))

@@ -103,6 +103,11 @@ def text_of(message: Message) -> str:
 
 
 def _check(message: object, where: str, images: dict[str, ImageFile]) -> Message:
+    """Return a message with checked members of the right types; ``images`` collects its images by
+    mark.
+
+    Raises RequestError, which names the member at ``where``.
+    """
     if not isinstance(message, dict):
         raise RequestError(f"{where} must be an object")
     role = message.get("role")
@@ -167,6 +172,11 @@ def _unstamped(text: str) -> str:
 
 
 def _checked_content(content: object, where: str, images: dict[str, ImageFile]) -> str | list[str]:
+    """Return a content as one text, or as a list of texts; images become marks, and ``images``
+    collects them.
+
+    Raises RequestError for parts that are neither text nor image.
+    """
     if content is None:
         return ""
     if isinstance(content, str):
@@ -298,8 +308,8 @@ class RenderedChat:
 
 
 class Renderer:
-    """Renders conversations with ``template``; ``variables`` are the template's that a request may
-    override.
+    """A renderer of conversations with ``template``; ``variables`` are the template's that a
+    request may override.
 
     ``start_texts`` are the tokens that start a message, as text. ``strip_bos``: BOS is left out,
     because the tokenizer adds it to every prompt. Replies that ``marks`` remembers are put in as
@@ -316,6 +326,10 @@ class Renderer:
         *,
         strip_bos: bool,
     ) -> None:
+        """Render probes to see whether the template marks the start of each message.
+
+        Without such marks no reply can be replaced by its tokens, so nothing is replayed.
+        """
         self._template = template
         self._tags = tags
         self._start_texts = start_texts
@@ -385,6 +399,7 @@ class Renderer:
         variables: Mapping[str, Any],
         add_header: bool,
     ) -> RenderedChat:
+        """Return the prompt of ``messages``, with the reasoning block that it may leave open."""
         if continues is not None:
             return self._continue(messages, continues, tools, variables)
         text = self._text(messages, tools, variables, add_header)
@@ -418,6 +433,12 @@ class Renderer:
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any],
     ) -> RenderedChat:
+        """Return the prompt of a reply that continues the last message.
+
+        A mark in place of the continued member shows where the template would close it: the prompt
+        ends before that. Raises RequestError if the message is not the assistant's, has calls, or
+        the template does not render the mark.
+        """
         last = messages[-1]
         if last["role"] != "assistant":
             raise RequestError("only an assistant message can be continued")

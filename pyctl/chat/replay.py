@@ -48,8 +48,8 @@ class SampledReply:
 
 
 class ReplayLog:
-    """Replies in the file at ``path`` and in one of older replies next to it, together never more
-    than ``max_bytes``.
+    """The log of replies in the file at ``path`` and in one of older replies next to it, together
+    never more than ``max_bytes``.
 
     A file that is half of that becomes the older one, whose place it takes: nothing has to be
     rewritten, and replies unused since the last time are forgotten. ``spend`` is called before
@@ -212,8 +212,8 @@ _ENTRY_BYTES = 600
 
 
 class Replay:
-    """Remembers replies, and the order of keys in tools, the last used of together ``max_bytes``;
-    ``mode`` is off, equal or full. Thread-safe.
+    """The memory of replies, and of the order of keys in tools, the last used of together
+    ``max_bytes``; ``mode`` is off, equal or full. Thread-safe.
 
     With a ``path`` they are also in that file and the older one next to it, together at most
     ``max_file_bytes``, by default ``max_bytes``; those in them are remembered from the beginning.
@@ -229,6 +229,7 @@ class Replay:
         run_soon: Callable[[Callable[[], None]], None] = lambda function: function(),
         spend: Callable[[int], bool] = lambda n_bytes: True,
     ) -> None:
+        """Read the replies of earlier processes from the log at ``path``."""
         self.mode = mode
         self._max_bytes = max_bytes
         self._lock = threading.Lock()  # guards what follows
@@ -407,7 +408,7 @@ Part: TypeAlias = str | SampledReply
 
 _MARK = "pyctl-said-before-4c9e-"
 _IN_CALL = "-call"
-"""Follows a mark that stands in the arguments of a call."""
+"""The text after a mark in the arguments of a call."""
 
 _MAX_TAGS = 4
 """Tags of reasoning between the start of a message and the sampled text."""
@@ -431,10 +432,10 @@ def _calling(message: dict[str, Any], marked: dict[str, Any]) -> dict[str, Any]:
 
 
 class ReplayMarks:
-    """Replaces messages by what ``replay`` remembers; ``starts`` are the texts of the tokens that
-    start a message, ``tags`` those around reasoning, which may follow on the same line, and
-    ``around`` those that a template writes around content. ``call_end`` is the text of the token
-    that ends a message with calls.
+    """A replacer of messages by the replies that ``replay`` remembers. ``starts`` are the texts of
+    the tokens that start a message, ``tags`` are around reasoning, which may follow on the same
+    line, and ``around`` are the texts that a template writes around content. ``call_end`` is the
+    text of the token that ends a message with calls.
     """
 
     def __init__(

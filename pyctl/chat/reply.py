@@ -28,8 +28,8 @@ __all__ = [
 
 @dataclass(frozen=True)
 class CallDelta:
-    """More of tool call number ``index`` of a reply; the first of each has its ``id`` and ``name``,
-    no other has.
+    """A part of tool call number ``index`` of a reply; the first of each has its ``id`` and
+    ``name``, no other has. ``arguments`` is JSON text to append.
 
     ``arguments`` is JSON text to append.
     """
@@ -41,7 +41,7 @@ class CallDelta:
 
 
 class ReplyDelta(NamedTuple):
-    """Text to append to each part of a reply, and more of its tool calls."""
+    """The text to append to each part of a reply, and more of its tool calls."""
 
     reasoning: str = ""
     content: str = ""
@@ -56,8 +56,8 @@ after one.
 
 @dataclass(frozen=True)
 class ReasoningTags:
-    """``open`` and ``close`` enclose the reasoning; ``interrupts`` also ends it, but belongs to the
-    content.
+    """The tags ``open`` and ``close`` around the reasoning; ``interrupts`` also ends it, but
+    belongs to the content.
 
     Reasoning that is cut short ends with ``forced_close``, which is ``close`` unless the model
     writes more than that. Where a reply consists of messages, ``next_message`` starts another one
@@ -75,7 +75,7 @@ class ReasoningTags:
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """All that ends reasoning, first what it is to end with when it is cut short."""
+        """The texts that end reasoning, first the one that ends it when it is cut short."""
         return tuple(dict.fromkeys((self.forced_close or self.close, self.close, *self.interrupts)))
 
 
@@ -115,7 +115,7 @@ def reasoning_limit(
 
 
 class ReasoningSplitter:
-    """Feed it the pieces of one reply; a tag may be spread over any number of them.
+    """A splitter of the pieces of one reply; a tag may be spread over any number of them.
 
     Blanks around the tags belong to neither part, except those that end the reasoning; nor do those
     at the beginning of a reply whose template has the tags. A reasoning block is recognised only
@@ -165,6 +165,10 @@ class ReasoningSplitter:
         return ReplyDelta(content=content)
 
     def _reason(self, tags: ReasoningTags) -> ReplyDelta:
+        """Return the certain part of the reasoning in the held text, and the content after its end.
+
+        Text that may be the start of an end tag is held back.
+        """
         if self._trim:
             self._held = self._held.lstrip()
             self._trim = not self._held
@@ -188,7 +192,7 @@ class ReasoningSplitter:
 
 
 class ReplyParser(Protocol):
-    """Feed it the pieces of one reply. However it is cut, the same comes out, and nothing
+    """A parser of the pieces of one reply. However it is cut, the same comes out, and nothing
     raises.
     """
 
@@ -258,7 +262,8 @@ class ParsedReply:
 
 
 class ReplySplitter:
-    """Feed it the pieces of one reply: text, and the tokens that it stands for if they are known.
+    """A splitter of the pieces of one reply: text, and the tokens that it stands for if they are
+    known.
 
     ``echo`` is the part of the reply that the prompt holds already, as it would have been read.
     ``opening`` is text of the prompt with which the content of the reply starts. ``on_end`` gets

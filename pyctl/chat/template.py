@@ -40,7 +40,7 @@ EFFORTS = ("low", "medium", "high", "xhigh")
 """Values of ``reasoning_effort`` that templates accept; Qwen3.8's accepts low, medium and xhigh."""
 
 _SCALE = ("minimal", *EFFORTS, "max")
-"""All that clients request."""
+"""The levels that clients request, in order."""
 
 SAMPLE_CALL_ID = "Ab3dEf7hI"
 """Nine letters and digits, which is the only form that some templates take."""
@@ -86,8 +86,8 @@ log = logging.getLogger(__name__)
 
 
 class Template:
-    """``Template(source, bos_token="", eos_token="<|im_end|>").render([{"role": "user", "content":
-    "Hi"}])``
+    """A chat template: ``Template(source, bos_token="", eos_token="<|im_end|>").render([{"role":
+    "user", "content": "Hi"}])``
 
     An empty ``source`` stands for ChatML, with a warning in the log. One that jinja2 cannot parse
     raises ModelError. ``of_tools`` is another template for conversations with tools, None if this
@@ -101,6 +101,7 @@ class Template:
         eos_token: str = "",
         of_tools: Template | None = None,
     ) -> None:
+        """Compile the template. Raises ModelError if jinja2 cannot parse it."""
         # The byte order mark of the file that it came from, not a part of each prompt.
         source = source.removeprefix("\ufeff")
         if not source.strip():
@@ -210,8 +211,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _Generation(Extension):
-    """``{% generation %}``, by which transformers marks assistant text in training; here only the
-    inside counts.
+    """The tag ``{% generation %}``, by which transformers marks assistant text in training; here
+    only the inside counts.
     """
 
     tags = {"generation"}  # noqa: RUF012 (an instance variable in jinja2)
@@ -264,11 +265,11 @@ _REASONING_KEYS = ("reasoning_content", "thinking")
 
 @dataclass(frozen=True)
 class TemplateCapabilities:
-    """``system_first``, ``system_inside``: system messages at the start, later on.
-    ``repeated_user``: user messages in a row. ``text``, ``parts``: content as a string, as a list
-    of parts. ``tools``, ``tool_calls``: a list of tools, calls in assistant messages,
-    ``parallel_calls`` several in one, ``object_arguments`` their arguments as an object (else as
-    JSON text). ``old_reasoning``: reasoning of earlier turns if it is to be kept.
+    """The features of a template. ``system_first``, ``system_inside``: system messages at the
+    start, later on. ``repeated_user``: user messages in a row. ``text``, ``parts``: content as a
+    string, as a list of parts. ``tools``, ``tool_calls``: a list of tools, calls in assistant
+    messages, ``parallel_calls`` several in one, ``object_arguments`` their arguments as an object
+    (else as JSON text). ``old_reasoning``: reasoning of earlier turns if it is to be kept.
     ``reasoning_effort``: the words for how much of it there should be, empty if the template reads
     none; ``reasoning_key`` is the member of a message that has it, and ``content_beside_reasoning``
     whether a message that calls may have both. ``without_user``: conversations without a message of

@@ -71,8 +71,8 @@ class Tool:
 
 @dataclass(frozen=True)
 class Tools:
-    """Tools that the model may call: ``parallel`` for several calls in one reply, ``forced`` for at
-    least one.
+    """The tools that the model may call: ``parallel`` for several calls in one reply, ``forced``
+    for at least one.
     """
 
     tools: tuple[Tool, ...]
@@ -121,6 +121,9 @@ def template_tools(tools: object) -> list[dict[str, Any]] | None:
 
 
 def _template_tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return a checked tool with name, description and parameters. Raises RequestError, which names
+    the fault at ``where``.
+    """
     function = tool.get("function")
     if (
         tool.get("type") != "function"

@@ -99,6 +99,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(command: str, argv: Sequence[str]) -> int:
+    """Run ``command`` with its arguments; return the exit code.
+
+    The imports are in the order of their cost: a wrong flag is refused before anything heavy is
+    loaded, and the environment is set before the libraries that read it.
+    """
     # Help and mistakes end in the parsing, before what takes a while to import.
     if command in OWN_FLAGS:
         module, function = OWN_FLAGS[command].split(":")

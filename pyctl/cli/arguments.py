@@ -207,7 +207,7 @@ Action: TypeAlias = Literal["run", "devices", "models"]
 
 @dataclass(frozen=True)
 class CommandSettings:
-    """All that `pyctl serve` or `pyctl chat` was told; ``warnings`` are lines for the user.
+    """The settings of a `pyctl serve` or `pyctl chat` command; ``warnings`` are lines for the user.
 
     ``request_fields`` are the values that the user set, not the defaults, as fields of a
     llama-server request.
@@ -353,6 +353,11 @@ def _read(
     environ: Mapping[str, str],
     sections: Mapping[Section, tuple[Flag, ...]],
 ) -> ParsedFlags:
+    """Return the values of the flags in ``sections``, with the names that have no effect.
+
+    --help and --version print and raise SystemExit(0). Raises ConfigError for flags and variables
+    that pyctl does not support, and for an empty LLAMA_API_KEY, which would open the server.
+    """
     server_only = {
         name: int(flag.convert is not None) for flag in FLAGS[SERVER] for name in flag.spellings()
     }
@@ -428,6 +433,9 @@ def _settings(
 def _request_fields(
     values: Mapping[str, Any], sampling: Sampling, chosen: frozenset[str]
 ) -> dict[str, Any]:
+    """Return the ``chosen`` members of ``sampling`` as fields of a request, in llama-server's
+    form.
+    """
     made = {
         item.name: getattr(sampling, item.name) for item in fields(Sampling) if item.name in chosen
     }

@@ -113,6 +113,7 @@ def run_bench(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    """Return the parser of `pyctl bench`."""
     parser = CommandParser.beside_serve(
         "pyctl bench",
         "pyctl bench [-m FILE | -hf REPO] [--quick] [--llama-server PATH] [flags of pyctl serve]",

@@ -67,6 +67,7 @@ def run_cache(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
 
 
 def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
+    """Return the parser of `pyctl cache` with its commands, whose function is ``run``."""
     parser = CommandParser(
         prog="pyctl cache", description="Look through a cache directory and keep it tidy."
     )
@@ -115,6 +116,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
 
 
 def _list(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
+    """Print the snapshots by model, or as JSON; return 0."""
     from pyctl.cache.disk.directory import model_in
 
     entries = directory.entries()
@@ -211,6 +213,9 @@ def _verify(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
 
 
 def _prune(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
+    """Remove the snapshots of lowest value until the directory has the size of --kv-cache-budget;
+    return 0. Raises ConfigError without a size.
+    """
     if arguments.kv_cache_budget < 0:
         raise ConfigError("prune needs --kv-cache-budget MiB, at least 0")
     from pyctl.cache.disk.directory import users_of

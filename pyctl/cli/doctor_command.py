@@ -196,7 +196,7 @@ def cuda_can_pin(n_bytes: int = 2**26) -> str:
 
 
 class _PlannedError(Exception):
-    """Ends a load after its plan, before anything is allocated."""
+    """The exception that ends a load after its plan, before anything is allocated."""
 
 
 def planned(settings: CommandSettings) -> tuple[Resolved, list[str]]:

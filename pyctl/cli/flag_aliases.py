@@ -58,7 +58,7 @@ def bound_by_schema_file(text: str) -> BoundBySchema:
 
 @dataclass(frozen=True)
 class InfoFlags:
-    """Flags that print something and exit."""
+    """The flags that print something and exit."""
 
     help: str = GENERAL.flag(
         "",
@@ -80,7 +80,7 @@ class InfoFlags:
 
 @dataclass(frozen=True)
 class FlagAliases:
-    """Settled by `arguments`, which fills the settings with what these mean."""
+    """The flags that `arguments` resolves: it fills the settings with their meaning."""
 
     mmap: bool = MODEL.flag(
         True,

@@ -77,6 +77,7 @@ def help_text(
 
 
 def _essentials(command: str, usage: str, sections: Mapping[Section, Iterable[Flag]]) -> str:
+    """Return the text of --help without a topic: usage, examples and the most important flags."""
     known = {
         name: flag for flags in sections.values() for flag in flags for name in flag.spellings()
     }

@@ -33,7 +33,9 @@ STOP_SECONDS = 70.0
 """A server ends within a minute of SIGTERM, all cache writes included."""
 
 FIRST_PROMPT = "an agent's first prompt has 10,000 to 40,000 tokens and may take minutes"
-"""Until its end a program without a screen, such as claude -p, prints nothing."""
+"""The note about a first prompt. Until its end a program without a screen, such as claude -p,
+prints nothing.
+"""
 
 FOLLOW_SECONDS = 1.0
 FOLLOW_BYTES = 2**16

@@ -112,8 +112,8 @@ class LogFile(logging.FileHandler):
 
 
 class LineFormatter(logging.Formatter):
-    """Shows text from elsewhere with escapes, in one line, so that it cannot forge lines of the
-    log.
+    """A formatter that shows text from elsewhere with escapes, in one line, so that it cannot forge
+    lines of the log.
 
     That holds for the arguments of a message. What else has more lines (a table, a traceback) has
     them indented, so that none looks like a message. With ``is_coloured``, time, marks and
@@ -159,8 +159,8 @@ LINE_SECONDS = 5.0
 
 
 class LoadProgress:
-    """Shows fractions from 0 to 1 of loading ``path``: in place on a terminal within a ``with``
-    block, else lines.
+    """A display of fractions from 0 to 1 of loading ``path``: in place on a terminal within a
+    ``with`` block, else lines.
     """
 
     def __init__(self, path: str) -> None:

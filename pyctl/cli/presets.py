@@ -244,6 +244,12 @@ def _preset(
     argv: Sequence[str],
     environ: Mapping[str, str],
 ) -> Preset:
+    """Return the model ``name`` with the flags of its section, of the general section and of the
+    command line.
+
+    The section's flags are first parsed without others, for the names that they give the model, and
+    once with the command line. Raises ConfigError, which names the section.
+    """
     # What is the model's own stands last: it wins over another spelling of the same flag.
     section = {
         key: value for key, value in general.items() if key not in known.section

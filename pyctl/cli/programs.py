@@ -19,7 +19,9 @@ LAUNCH = Section("launch")
 
 @dataclass(frozen=True)
 class LaunchSettings:
-    """``server_flags`` were typed and are for a server that is started here."""
+    """The settings of a launch; ``server_flags`` were typed and are for a server that is started
+    here.
+    """
 
     url: str = LAUNCH.flag(
         "",

@@ -217,7 +217,8 @@ take 30 s.
 
 
 class _Serving:
-    """Answers at the address: a gate at once, and the application as soon as the model is loaded.
+    """The server at the address: a gate at once, and the application as soon as the model is
+    loaded. Of several ``models``, none has to be.
 
     Of several ``models``, none has to be.
     """
@@ -225,6 +226,7 @@ class _Serving:
     def __init__(
         self, settings: CommandSettings, models: Models | None, tools: ToolBox, addresses: Addresses
     ) -> None:
+        """Create the gate, which answers before any model is loaded."""
         self._settings = settings
         self._tools = tools
         self._addresses = addresses
@@ -280,6 +282,7 @@ class _Serving:
         return models
 
     def _log_ready(self, models: Models) -> None:
+        """Log the addresses, the device and the cache of the server, which is ready."""
         disk = self._settings.disk
         only = models.only
         budget = cache_budget(self._settings.cache, None)

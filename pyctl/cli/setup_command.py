@@ -106,6 +106,7 @@ def run_setup(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
 
 
 def _parser() -> argparse.ArgumentParser:
+    """Return the parser of `pyctl setup`."""
     parser = CommandParser(
         prog="pyctl setup",
         description="Get llama.cpp for this machine's NVIDIA card: from a release of pyctl, or "

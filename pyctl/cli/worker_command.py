@@ -64,6 +64,7 @@ def run_worker(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    """Return the parser of `pyctl worker`."""
     parser = CommandParser(
         prog="pyctl worker",
         description="Lend the devices of this machine to a server on another one: pyctl serve "

@@ -23,8 +23,8 @@ ABSENT = "does not apply"
 
 @dataclass(frozen=True)
 class Check:
-    """``look`` returns findings, an empty list if all is fine, None if the check does not apply to
-    this machine.
+    """A check, whose ``look`` returns findings, an empty list if all is fine, None if the check
+    does not apply to this machine.
 
     It raises UnknownError if it finds no answer. ``is_quick`` checks take no more than some
     milliseconds together.
@@ -51,13 +51,13 @@ CHECKS = (
     Check("PCIe link", card_checks.link),
     Check("model's disk", storage_checks.model_place, is_quick=True),
 )
-"""Heaviest first."""
+"""The checks, heaviest first."""
 
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """``findings`` with faults first; names of the checks that found nothing, and of those that do
-    not apply.
+    """The result of the checks: ``findings`` with faults first, and the names of the checks that
+    found nothing, and of those that do not apply.
     """
 
     findings: tuple[Finding, ...]

@@ -24,8 +24,8 @@ def _not_loaded(*_: object) -> NoReturn:
 
 @dataclass(frozen=True)
 class LlamaFacts:
-    """Facts from llama.cpp's libraries, read only when a check needs them. Each function may raise
-    UnknownError.
+    """The facts from llama.cpp's libraries, read only when a check needs them. Each function may
+    raise UnknownError.
 
     ``losses`` are lines about native modules that do not fit these libraries, and about a release
     that was chosen and is not in use. ``gpus`` are the names of GPUs they can use; ``idle_card`` is
@@ -74,7 +74,7 @@ class Mount:
 
 @dataclass
 class Facts:
-    """Facts of the machine below ``root``; everything that a test replaces is a field."""
+    """The facts of the machine below ``root``; everything that a test replaces is a field."""
 
     root: Path = Path("/")
     requested: RequestedSettings = field(default_factory=RequestedSettings)

@@ -68,7 +68,7 @@ SIGN_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """Options of a run. ``flags`` are `pyctl serve`'s, ``peer`` llama-server's command without
+    """The options of a run. ``flags`` are `pyctl serve`'s, ``peer`` llama-server's command without
     them, or empty.
 
     ``depths`` are prompt tokens, ascending; ``budget`` is seconds. ``head_flags`` turn on drafts
@@ -90,8 +90,8 @@ class BenchOptions:
 
 @dataclass
 class BenchRun:
-    """Measures into ``records``; ``work`` is an empty directory for the cache and the logs, ``say``
-    shows progress.
+    """A run that measures into ``records``; ``work`` is an empty directory for the cache and the
+    logs, ``say`` shows progress.
     """
 
     options: BenchOptions

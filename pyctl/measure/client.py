@@ -115,6 +115,9 @@ class AskedServer(ServerProcess):
 
 
 def _read(response: http.client.HTTPResponse, began: float) -> TimedReply:
+    """Return the reply of a stream that was requested at ``began``. Raises OSError if it ends early
+    or reports an error.
+    """
     first = last = 0.0
     text = ""
     n_predicted = 0

@@ -39,8 +39,8 @@ def clean_environment() -> dict[str, str]:
 
 
 class ServerProcess:
-    """``command`` with `--port`, and what it prints in ``log``; may be started again after it was
-    stopped.
+    """A server process: ``command`` with `--port`, and its output in ``log``; may be started again
+    after it was stopped.
 
     Its environment is `clean_environment`, and ``environment``. It ends with the thread that
     started it. As a context manager it is started at once, within ``timeout`` seconds, and stopped
@@ -56,6 +56,7 @@ class ServerProcess:
         timeout: float = 60.0,
         environment: Mapping[str, str] | None = None,
     ) -> None:
+        """Take the ``command`` and the ``timeout`` of a start in seconds; nothing runs yet."""
         self.command = command
         self.log = log
         self.prefix = prefix

@@ -71,7 +71,8 @@ class _Broken(Exception):
 
 
 class DownloadLog:
-    """Logs a download that no terminal shows: a line at its start, then one a minute.
+    """A log of a download that no terminal shows: a line at its start, then one a minute. ``clock``
+    shows seconds.
 
     ``clock`` shows seconds.
     """

@@ -58,6 +58,9 @@ def html_of(text: str) -> str:
 
 @cache
 def _parser() -> MarkdownIt:
+    """Return the parser of Markdown, with the page's rules for formulas, links, pictures and
+    tables.
+    """
     options = {"html": True, "linkify": True, "breaks": True, "maxNesting": 32}
     parser = MarkdownIt("js-default", options).disable("html_block")
     parser.core.ruler.disable("linkify")  # which also looks for names of hosts
@@ -166,6 +169,12 @@ def _tag(self: RendererHTML, tokens: list[Token], index: int, options: Any, env:
 
 
 def _inline_formula(state: StateInline, silent: bool) -> bool:
+    """Parse a formula between delimiters within a line, a rule of markdown-it; False if there is
+    none.
+
+    A dollar sign is often money: its formula has no blank inside the delimiters, and no digit
+    follows it.
+    """
     text = state.src
     start = state.pos
     opening, closing = next(
@@ -189,6 +198,7 @@ def _inline_formula(state: StateInline, silent: bool) -> bool:
 
 
 def _block_formula(state: StateBlock, first: int, last: int, silent: bool) -> bool:
+    """Parse a formula that takes whole lines, a rule of markdown-it; False if there is none."""
     start = state.bMarks[first] + state.tShift[first]
     end = state.eMarks[first]
     head = state.src[start:end].strip()

@@ -51,8 +51,8 @@ def plain_html(text: str) -> str:
 
 
 class MarkdownProcess:
-    """Renders in a separate process, which starts with the first text and goes when there was none
-    for minutes.
+    """A renderer in a separate process, which starts with the first text and ends when there was
+    none for minutes. Any thread; one text at a time.
 
     Any thread; one text at a time.
     """

@@ -134,8 +134,8 @@ class ListenSettings:
 
 @dataclass(frozen=True)
 class RouterSettings:
-    """Several models behind one address: where they are, and how many are loaded at the same
-    time.
+    """The settings of several models behind one address: their places, and the number that may be
+    loaded at the same time.
     """
 
     models_dir: str = SERVER.flag(
@@ -191,8 +191,8 @@ class RouterSettings:
 
 @dataclass(frozen=True)
 class Cors:
-    """Pages of other origins: ``origins`` is ``*`` for all, ``localhost`` for pages of this
-    machine, or a list.
+    """The rules for pages of other origins: ``origins`` is ``*`` for all, ``localhost`` for pages
+    of this machine, or a list. Lists are separated by commas.
 
     Lists are separated by commas.
     """
@@ -228,7 +228,7 @@ class Cors:
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Clients of a process: which may generate, and what they may see and change.
+    """The rules for clients of a process: which may generate, and what they may see and change.
 
     Without ``api_keys``, ``key_file``'s included, every client may generate. ``slots_debug`` adds
     prompts to /slots, ``show_prompts`` their ends to /cache even if there are no keys; with
@@ -300,7 +300,7 @@ class ServerSettings:
 
 @dataclass(frozen=True)
 class ReplySettings:
-    """Replies of one model: defaults of requests.
+    """The settings of replies of one model: defaults of requests.
 
     ``chosen`` are the fields of ``sampling`` that the user set; the model's file may set the
     others. ``n_batch`` bounds the text around the gap in /infill. ``disk_policy``, ``n_batch`` and

@@ -422,6 +422,9 @@ def page_routes(settings: ServerSettings) -> list[Route]:
 
 
 async def _page_file(request: Request) -> Response:
+    """Answer GET /page/{name}: the file, packed if the browser takes gzip, or 304 if it has that
+    version.
+    """
     found = asset(**request.path_params)
     if found is None:
         return error_response(NotFoundError("File Not Found"))

@@ -113,7 +113,9 @@ class Names(tuple[str, ...]):
 
 @dataclass(frozen=True)
 class Integer:
-    """Reads a number without its fraction; outside of [low, high] it is refused.
+    """A reader of a number without its fraction; outside of [low, high] it is refused. With
+    ``is_limit``, more than ``high`` is taken as that: for "as many as you like", clients write what
+    they can.
 
     With ``is_limit``, more than ``high`` is taken as that: for "as many as you like", clients write
     what they can.
@@ -134,7 +136,7 @@ class Integer:
 
 @dataclass(frozen=True)
 class Flattened:
-    """Makes a field of the whole object that it stands in."""
+    """A reader that makes a field of the whole object around it."""
 
     read: Callable[[Mapping[str, Any]], Any]
 
@@ -260,6 +262,9 @@ def _fields(body: type[Body]) -> dict[str, _Field]:
 
 
 def _field(name: str, hint: Any) -> _Field:
+    """Return the names and the reader of the field ``name``, from its annotation or from its type
+    ``hint``.
+    """
     names: tuple[str, ...] = (name,)
     read: Reader | Flattened | None = None
     if get_origin(hint) is Annotated:
@@ -357,7 +362,7 @@ def refuse(values: Mapping[str, Any], not_done: Mapping[str, tuple[Any, ...]]) -
 
 
 ONE_REPLY = dict.fromkeys(("n", "n_cmpl"), ("this API has one reply to a request", 1))
-"""For `refuse`."""
+"""The entries for `refuse`."""
 
 # -- requests that generate
 # ----------------------------------------------------------------------------------
@@ -580,9 +585,10 @@ _NOT_DONE: dict[str, tuple[Any, ...]] = {
 
 
 class GenerationBody(Body, frozen=True):
-    """Fields of every request that generates. ``max_tokens`` None means the server's own, -1 until
-    the context is full; ``n`` is replies per prompt; ``n_probs`` None means no log-probabilities, 0
-    no alternatives to the reply's tokens; ``sampling`` holds members of `Sampling`.
+    """The fields of every request that generates. ``max_tokens`` None means the server's own, -1
+    until the context is full; ``n`` is replies per prompt; ``n_probs`` None means no
+    log-probabilities, 0 no alternatives to the reply's tokens; ``sampling`` holds members of
+    `Sampling`.
     """
 
     options: Annotated[ReplyOptions, Flattened(ReplyOptions.of)] = ReplyOptions()
@@ -641,8 +647,8 @@ def _count_or_switch(value: Any, name: str) -> int | None:
 
 
 class CompletionBody(GenerationBody, frozen=True):
-    """POST /completion and /v1/completions. A raw prompt has to name the tags of its reasoning
-    itself.
+    """The body of POST /completion and /v1/completions. A raw prompt has to name the tags of its
+    reasoning itself.
     """
 
     prompt: Any = None
@@ -658,7 +664,7 @@ class CompletionBody(GenerationBody, frozen=True):
 
 
 class InfillBody(CompletionBody, frozen=True):
-    """POST /infill"""
+    """The body of POST /infill."""
 
     input_prefix: Any = None
     input_suffix: Any = None
@@ -725,7 +731,7 @@ def _chat_probs(values: Mapping[str, Any]) -> int | None:
 
 
 class ChatBody(GenerationBody, frozen=True):
-    """POST /v1/chat/completions"""
+    """The body of POST /v1/chat/completions."""
 
     conversation: Annotated[ConversationBody, Flattened(ConversationBody.of)] = ConversationBody()
     n_probs: Annotated[int | None, Flattened(_chat_probs)] = None

@@ -37,7 +37,7 @@ everything.
 
 
 class Decoder(Protocol):
-    """Decodes one body, which comes in parts."""
+    """A decoder of one body, which comes in parts."""
 
     def decode(self, data: bytes) -> Iterator[bytes]:
         """Yield the pieces that ``data`` adds, each of a bounded size. Raises RequestError if it
@@ -50,8 +50,8 @@ class Decoder(Protocol):
 
 
 class _Inflater:
-    """Decodes gzip (RFC 1952) and deflate: zlib's form (RFC 1950), or none, as some clients send
-    it.
+    """A decoder of gzip (RFC 1952) and deflate: zlib's form (RFC 1950), or none, as some clients
+    send it.
     """
 
     def __init__(self, *, is_gzip: bool) -> None:
@@ -62,6 +62,9 @@ class _Inflater:
         return self._inflate is not None and self._inflate.eof
 
     def decode(self, data: bytes) -> Iterator[bytes]:
+        """Yield the bytes of ``data``, in pieces of at most _PIECE_BYTES. Raises RequestError for
+        damaged or trailing data.
+        """
         if not data:
             return
         if self._inflate is None:
@@ -84,7 +87,7 @@ class _Inflater:
 
 
 class _ZstdDecoder:
-    """Decodes one frame of Zstandard (RFC 8878)."""
+    """A decoder of one frame of Zstandard (RFC 8878)."""
 
     def __init__(self) -> None:
         self._frame = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES).decompressobj()
@@ -126,8 +129,8 @@ def decoder_of(coding: str) -> Decoder:
 
 
 class ContentCodingMiddleware:
-    """Gives the application decoded bodies; reading one that cannot be decoded raises an error
-    there.
+    """The middleware that gives the application decoded bodies; reading one that cannot be decoded
+    raises an error there.
 
     A body counts against ``limit`` as it was sent, and once more, in the application, decoded.
     """

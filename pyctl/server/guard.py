@@ -89,8 +89,8 @@ def raise_file_limit(max_connections: int) -> int:
 
 
 class ConnectionGuard:
-    """Knows since when each connection has been sending its head or its body, and closes those that
-    take too long.
+    """The guard of all connections. It records when each one started to send its head or its body,
+    and closes those that take too long.
 
     Of ``maximum`` connections at once, one that has sent no request yet makes room for a new one,
     the oldest first; if all have, the new one gets 503.

@@ -146,8 +146,8 @@ def _trusted() -> ssl.SSLContext:
 
 
 class _PublicNetwork(httpcore.NetworkBackend):
-    """Connects to the very address that was looked at, whatever a name stands for a moment later;
-    until ``end``.
+    """A network that connects to the very address that was checked, whatever a name stands for a
+    moment later; until ``end``.
     """
 
     def __init__(self, end: float) -> None:
@@ -162,6 +162,11 @@ class _PublicNetwork(httpcore.NetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.NetworkStream:
+        """Connect to the first address of ``host``, within the seconds until the end.
+
+        All addresses are checked before, so that a name with one private address is refused as a
+        whole. Raises RequestError.
+        """
         found = [
             str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         ]

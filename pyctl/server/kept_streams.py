@@ -34,7 +34,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 HEADER = "x-conversation-id"
-"""Names the conversation whose stream is kept."""
+"""The header that names the conversation whose stream is kept."""
 
 _MAX_STREAMS = limit(
     32,
@@ -137,8 +137,8 @@ class KeptStream:
 
 
 class KeptStreams:
-    """Streams by their keys, bounded in number and in seconds after their end. Only the event loop
-    uses them.
+    """The streams by their keys, bounded in number and in seconds after their end. Only the event
+    loop uses them.
     """
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
@@ -229,8 +229,8 @@ async def outlive(streams: KeptStreams, answer: Answer, request: Request) -> ASG
 
 
 class KeptResponse:
-    """Sends what ``answer`` makes of a request with ``body``, whose work goes on when the client
-    leaves.
+    """A response that sends the answer of ``answer`` to a request with ``body``, whose work
+    continues when the client disconnects.
 
     To the work it looks as if the client left when ``stream`` is dropped. Answers that are no
     streams, such as errors, go to the client and are not kept.

@@ -36,7 +36,8 @@ class _Loaded:
 
 
 class LoadOrder:
-    """Requests for models, of which at most ``maximum`` are loaded at the same time (0: no limit).
+    """The order of requests for models, of which at most ``maximum`` are loaded at the same time
+    (0: no limit).
 
     The model of the request that waits longest is loaded next. If it needs room, a loaded model
     leaves that serves no request, has served none for ``patience`` seconds, and was used least

@@ -17,8 +17,8 @@ __all__ = ["LoadingResponse"]
 
 
 class LoadingResponse:
-    """Waits until ``model`` is loaded, then sends what ``answer`` makes of its service; the model
-    stays loaded for it.
+    """A response that waits until ``model`` is loaded, then sends the response of ``answer`` to its
+    service; the model stays loaded for it.
 
     There is no time-out. A client that asked for a stream gets a comment every ``ping_seconds`` (0
     or less: none) while it waits; an error after the first one is an event of the stream, called

@@ -47,7 +47,8 @@ MAX_HELD = limit(
 
 
 class LoadingApp:
-    """Passes requests to one application until `open`, and to another from then on.
+    """An application that passes requests to one application until `open`, and to another from then
+    on.
 
     An earlier POST is held until then, up to ``seconds``, since client libraries try again only
     twice. A GET is answered at once, and so is a POST to one of ``early`` paths. `open` and `close`
@@ -107,8 +108,8 @@ _PUBLIC = ("/health", "/v1/health", "/", "/index.html")
 
 
 class KeyMiddleware:
-    """Lets requests pass that carry one of ``keys``, as bearer token or as ``x-api-key``; all if
-    there are none.
+    """The middleware that lets requests pass that carry one of ``keys``, as bearer token or as
+    ``x-api-key``; all if there are none.
 
     Health is public, and so are the ``files`` of the page; ``prefix`` stands before every path.
     """
@@ -155,8 +156,8 @@ def allowed_origin(cors: Cors, origin: str) -> str:
 
 
 class CorsMiddleware:
-    """Adds the headers of ``cors`` to every response and answers OPTIONS itself, since browsers
-    send it without a key.
+    """The middleware that adds the headers of ``cors`` to every response and answers OPTIONS
+    itself, since browsers send it without a key.
 
     Where llama-server allows the headers ``*``, which browsers do not take for Authorization, the
     headers that the browser requests are named.
@@ -167,6 +168,7 @@ class CorsMiddleware:
         self._cors = cors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer OPTIONS, or add the headers to the response of the application."""
         request_headers = Headers(scope=scope)
         added = self._headers(request_headers)
         if scope["method"] == "OPTIONS":
@@ -331,8 +333,9 @@ _DRAIN_BYTES = 8 * MAX_BODY_BYTES
 
 
 class BodyLimitMiddleware:
-    """Reading a body of more than ``limit`` bytes raises TooLargeError in the application, and one
-    that does not fit in addition to other large ones, which are not answered yet, BusyError.
+    """The middleware that bounds bodies. Reading a body of more than ``limit`` bytes raises
+    TooLargeError in the application, and one that does not fit in addition to other large ones,
+    which are not answered yet, BusyError.
 
     The rest of the body is read and dropped before, since most clients look for an answer only
     after they have sent everything; a client that first sends Expect: 100-continue gets the answer
@@ -346,6 +349,11 @@ class BodyLimitMiddleware:
         self._large: dict[object, int] = {}  # bytes of the large bodies that are not answered yet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Count the bytes of the body while the application reads it.
+
+        A body above the limit, or above the sum of large bodies, raises in the application's read
+        after the rest was drained. With Expect: 100-continue the refusal comes before the body.
+        """
         headers = Headers(scope=scope)
         length = headers.get("content-length", "")
         if "expect" in headers and length.isdecimal() and int(length) > self._limit:

@@ -54,8 +54,9 @@ Listener: TypeAlias = Callable[[Mapping[str, Any] | None], None]
 
 @dataclass(frozen=True)
 class ModelCard:
-    """Public facts of a model before it is loaded; ``origin`` is where it was found, ``preset`` its
-    section of a preset file, ``args`` its flags. One that ``is_hidden`` is in no list.
+    """The public facts of a model before it is loaded; ``origin`` is the place where it was found,
+    ``preset`` its section of a preset file, ``args`` its flags. One that ``is_hidden`` is in no
+    list.
     """
 
     name: str
@@ -70,7 +71,7 @@ class ModelCard:
 
 
 class ServiceLoader(Protocol):
-    """Makes one model's service; the thread that loads models calls it."""
+    """The loader of one model's service; the thread that loads models calls it."""
 
     def load(self, report: Progress) -> Service:
         """Return a new service; ``report`` gets fractions and returns whether to continue."""
@@ -135,7 +136,7 @@ class Lease:
 
 
 class Models:
-    """All models of a process, by name and alias, and the requests that wait for one. Thread-safe.
+    """The models of a process, by name and alias, and the requests that wait for one. Thread-safe.
 
     A `Supervisor` loads and unloads them. An unloaded model keeps its engine, its vocabulary and
     its cache.
@@ -150,6 +151,7 @@ class Models:
         autoload: bool = True,
         clock: Clock = time.monotonic,
     ) -> None:
+        """Find the models. None is loaded yet."""
         self.shared = shared
         self.autoload = autoload
         self.only: Service | None = None

@@ -165,6 +165,10 @@ def prepare_chat(
 
 
 def _chat_request(service: Service, body: ConversationBody, fetched: Fetched) -> ChatRequest:
+    """Return the conversation of ``body`` with the variables of the template.
+
+    Raises RequestError for fields that exclude each other, and for images that cannot be read.
+    """
     kwargs = dict(body.chat_template_kwargs)
     if isinstance(kwargs.get("enable_thinking"), str):
         raise RequestError(
@@ -234,6 +238,11 @@ class _Asked:
 
 
 def _prompts(service: Service, body: AnyBody, fetched: Fetched) -> Iterator[_Asked]:
+    """Yield the prompts of ``body`` with their constraints: one of a chat, each one of a
+    completion.
+
+    Long texts are refused before anything is tokenised. Raises RequestError and ContextSizeError.
+    """
     if isinstance(body, ChatBody):
         chat = prepare_chat(service, body.conversation, body, fetched)
         _refuse_long(service, chat.text)

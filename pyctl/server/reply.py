@@ -39,7 +39,7 @@ TextOf: TypeAlias = Callable[[Sequence[int]], str]
 """The text of some tokens, for people."""
 
 _LOWEST = -3.4028234663852886e38
-"""Stands for minus infinity, which JSON does not have: the lowest float32."""
+"""The number in place of minus infinity, which JSON does not have: the lowest float32."""
 
 
 def probs_json(
@@ -247,8 +247,8 @@ def without_long(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PreparedReply:
-    """Reply number ``index`` of a request: the engine's request, the client's format, and the
-    prompt as text.
+    """A reply to prepare: number ``index`` of a request, with the engine's request, the client's
+    format, and the prompt as text.
 
     ``splitter`` takes the reply apart; of a raw prompt's, everything is content. ``chat`` is the
     conversation that the reply continues, None for a raw prompt.

@@ -53,8 +53,8 @@ NOTHING: Fetched = MappingProxyType({})
 
 
 class FilesMissing(RequestError):
-    """``fetch`` gets the files at ``addresses`` first; of each it is known where the request names
-    it.
+    """The error of a request that needs files first: ``fetch`` gets those at ``addresses``, each
+    with its place in the request.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class FilesMissing(RequestError):
 
 
 class RequestPool:
-    """Daemon threads for all work that is not the event loop's; the end of the process does not
+    """The daemon threads for all work that is not the event loop's; the end of the process does not
     wait for them.
 
     There are as many as its lanes start: ``reading`` is for requests that are read, ``fetching``
@@ -285,8 +285,8 @@ class PostReplyQueue:
 
 
 class _Job(Generic[R]):
-    """``done`` belongs to the event loop, ``state`` to the pool: waiting, running, abandoned or
-    over.
+    """A job of a thread: ``done`` belongs to the event loop, ``state`` to the pool: waiting,
+    running, abandoned or over.
     """
 
     def __init__(self, function: Callable[[], R], loop: asyncio.AbstractEventLoop) -> None:

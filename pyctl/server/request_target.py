@@ -10,8 +10,8 @@ _SCHEMES = ("http://", "https://")
 
 
 class AbsoluteFormMiddleware:
-    """Takes ``GET http://HOST/path``, as clients of a proxy write it, for ``GET /path`` with HOST
-    as its Host header.
+    """The middleware that takes ``GET http://HOST/path``, as clients of a proxy write it, for ``GET
+    /path`` with HOST as its Host header.
 
     RFC 9112, section 3.2.2: a server must accept this form, and ignore another Host header.
     """

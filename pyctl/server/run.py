@@ -114,8 +114,8 @@ def exit_process(code: int) -> int:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which after a signal lets its caller go on, and ends running replies in
-    good order.
+    """The server of uvicorn, which after a signal returns to its caller, and ends running replies
+    in good order.
     """
 
     def __init__(
@@ -126,6 +126,9 @@ class _Server(uvicorn.Server):
         begin: Callable[[], None],
         on_stop: Callable[[], object] | None,
     ) -> None:
+        """Prepare the thread that calls ``begin`` and the timer that ends a process whose shutdown
+        takes too long.
+        """
         super().__init__(config)
         self._guard = guard
         self._grace_seconds = grace_seconds

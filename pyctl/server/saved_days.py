@@ -107,7 +107,7 @@ def start_timer(seconds: float, function: Callable[[], None]) -> Callable[[], No
 
 
 class SavedDays:
-    """Sums of `Saved` of all models of a process, for each local day and in total.
+    """The sums of `Saved` of all models of a process, for each local day and in total.
 
     With a ``directory`` they are kept in its `FILE`, at most `WRITE_SECONDS` late, together with
     the sums of other processes that use the directory. A damaged file is replaced; a failed write

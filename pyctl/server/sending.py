@@ -89,6 +89,7 @@ class ReplyResponse:
         handles: Sequence[RequestHandle],
         combine: Callable[[list[dict[str, Any]]], Any],
     ) -> None:
+        """Take replies that run already, with a handle for each."""
         self._service = service
         self._replies = replies
         self._handles = handles
@@ -134,6 +135,11 @@ class ReplyResponse:
         await response(scope, receive, send)
 
     async def _stream(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events of all replies as one stream.
+
+        An error before the first byte is a response of its status; after that it is an event, and
+        the last one.
+        """
         self._last_sent = asyncio.get_running_loop().time()
         reply = self._replies[-1]
         pinger = asyncio.ensure_future(self._ping(send, self._ping_seconds))

@@ -31,7 +31,7 @@ __all__ = ["AppState", "Service"]
 
 @dataclass(frozen=True)
 class AppState:
-    """Shared by all models of a process: settings of the server, kept streams, threads.
+    """The state that all models of a process share: settings of the server, kept streams, threads.
 
     ``running`` are the handles of replies that are being sent, by their id, without those that may
     not be controlled; only the event loop uses it, ``streams``, and ``calls``, the calls of tools.

@@ -22,7 +22,7 @@ PROGRESS_STEP = 0.05
 
 
 class Supervisor:
-    """Has the ``models`` loaded that requests wait for.
+    """The thread that loads the ``models`` that requests wait for.
 
     One thread loads and unloads, one model after the other, in the order of `LoadOrder`. The thread
     that calls `run` watches the engines meanwhile: a call for a device that failed may never
@@ -161,6 +161,11 @@ class Supervisor:
         return max(min(due), 0.0) if due else None
 
     def _load(self, model: ServedModel) -> None:
+        """Load the model, or fail its waiting requests.
+
+        The first load creates the service, later ones load its worker again. An error may mean that
+        the files have changed: then the model is closed and loaded anew.
+        """
         began = self._models.clock()
         source = model.source
         self._models.set_status(model, "loading")
@@ -203,6 +208,12 @@ class Supervisor:
         )
 
     def _unload(self, model: ServedModel, status: Status, *, for_another: bool = False) -> None:
+        """Unload the model and set its ``status``, unless a request of it runs.
+
+        The order admits no more requests before the worker unloads, which takes a while. An error
+        ends the server: the memory may still be in use. With ``for_another`` the time counts to the
+        switch to the next model.
+        """
         began = self._models.clock()
         with self._models.lock:
             if self._models.order.n_running(model.name):

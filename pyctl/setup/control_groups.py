@@ -12,7 +12,7 @@ NO_LIMIT = 2**63
 
 
 class MemoryGroup(NamedTuple):
-    """Bytes that a group may take, and those it takes without pages of files, which the system
+    """The bytes that a group may take, and those it takes without pages of files, which the system
     reclaims first.
     """
 

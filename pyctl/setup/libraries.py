@@ -271,7 +271,7 @@ def use_libraries(
 
 
 class _Modules:
-    """Finds `pyctl._core` and the others in ``place`` and nowhere else, such as in a build of
+    """A finder of `pyctl._core` and the others in ``place`` and nowhere else, such as in a build of
     another release.
     """
 

@@ -80,7 +80,9 @@ class Card:
 
 @dataclass(frozen=True)
 class Driver:
-    """Facts from libcuda.so.1.
+    """The facts from libcuda.so.1. ``cuda`` is the newest supported CUDA version, (0, 0) if
+    unknown. ``release`` is the kernel module's, such as ``580.159.03``, or empty. ``error`` is the
+    CUresult of the first call that failed, 0 if none did; there are no cards then.
 
     ``cuda`` is the newest supported CUDA version, (0, 0) if unknown. ``release`` is the kernel
     module's, such as ``580.159.03``, or empty. ``error`` is the CUresult of the first call that
@@ -108,7 +110,7 @@ class Compiler:
 
 @dataclass(frozen=True)
 class Machine:
-    """Everything that `pyctl setup` and `pyctl doctor` decide by. Sizes are bytes.
+    """The facts by which `pyctl setup` and `pyctl doctor` decide. Sizes are bytes.
 
     ``pci_cards`` are the vendor ids of cards on the bus, with or without a driver. ``libc`` is such
     as ``glibc 2.41``, ``processor`` such as ``x86_64``. ``n_cores`` and ``n_ram`` respect the
@@ -165,6 +167,7 @@ def find_driver(places: Sequence[str] = DRIVER_PLACES, root: Path = Path("/")) -
 
 
 def _ask(library: ctypes.CDLL, release: str) -> Driver:
+    """Return the driver's version and cards, or the first error of its library."""
     number = ctypes.c_int(0)
     cuda = (0, 0)
     if not library.cuDriverGetVersion(ctypes.byref(number)):

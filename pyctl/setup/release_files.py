@@ -225,7 +225,7 @@ def check_address(url: str, before: str = "") -> None:
 
 
 class _CheckedRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects as urllib does, but to no address that `check_address` refuses."""
+    """The handler of redirects, which refuses the addresses that `check_address` refuses."""
 
     def redirect_request(
         self,

@@ -67,7 +67,7 @@ class Pin:
 
 @dataclass(frozen=True)
 class Release:
-    """Another source than the pinned one: ``tree`` is llama.cpp's, ``bindings`` the package
+    """A source other than the pinned one: ``tree`` is llama.cpp's, ``bindings`` the package
     llama_cpp for it.
 
     ``version`` is the bindings'. ``name`` is the same, or for a tree without bindings ``tree-`` and

@@ -80,7 +80,7 @@ class Toolkit:
 
 @dataclass(frozen=True)
 class BuildTools:
-    """Paths of cmake and ninja, and pybind11's directory for cmake, which the extension alone
+    """The paths of cmake and ninja, and pybind11's directory for cmake, which the extension alone
     needs.
     """
 

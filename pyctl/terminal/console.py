@@ -51,8 +51,8 @@ _MAX_HISTORY_BYTES = limit(
 
 
 class PipeReader:
-    """Text of ``file``, read from its descriptor. Text that is not in its encoding raises
-    RequestError.
+    """A reader of the text of ``file``, from its descriptor. Text that is not in its encoding
+    raises RequestError.
     """
 
     def __init__(self, file: TextIO) -> None:
@@ -108,7 +108,7 @@ class PipeReader:
 
 
 class TerminalReader:
-    """Enter sends; Alt-Enter starts a new line.
+    """A reader of lines at a terminal: Enter sends; Alt-Enter starts a new line.
 
     History is kept in ``history``. Tab completes the ``commands``, which are described by their
     values, and the paths after those in ``with_path``.
@@ -142,7 +142,7 @@ class TerminalReader:
 
 
 class CommandCompleter(Completer):
-    """Completes the commands at the start of a message, and the paths after those in
+    """A completer of the commands at the start of a message, and of the paths after those in
     ``with_path``.
     """
 
@@ -262,7 +262,8 @@ class View:
 
 
 class PlainView(View):
-    """Replies to ``out``; thoughts, tool calls, numbers, remarks and errors to ``err``.
+    """A view that writes replies to ``out``; thoughts, tool calls, numbers, remarks and errors to
+    ``err``.
 
     Nothing but text is written: only a reply that goes into a file or a pipe is left as it came.
     """
@@ -305,8 +306,8 @@ class PlainView(View):
 
 
 class RichView(View):
-    """Everything to one terminal: replies as Markdown, thoughts and numbers dim, tool calls yellow,
-    errors red.
+    """A view that writes everything to one terminal: replies as Markdown, thoughts and numbers dim,
+    tool calls yellow, errors red.
     """
 
     def __init__(self, console: Console, *, stats: bool = True) -> None:

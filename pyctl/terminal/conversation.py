@@ -351,7 +351,7 @@ def _failed(what: str, path: Path, error: Exception) -> RequestError:
 
 @dataclass(frozen=True)
 class ReplyStats:
-    """Numbers of one reply, in tokens, milliseconds and tokens per second; None if they are not
+    """The numbers of one reply, in tokens, milliseconds and tokens per second; None if they are not
     known.
 
     Of ``n_drafted`` tokens of drafts the reply has ``n_accepted``. ``source`` is where the cached
@@ -387,7 +387,7 @@ ReplyEvent: TypeAlias = PromptProgress | ReplyDelta | ReplyStats
 
 
 class ChatBackend(Protocol):
-    """Anything that continues a conversation. Used from one thread. What cannot be done raises
+    """The interface of a model that continues a conversation, used from one thread. Failures raise
     PyctlError.
     """
 

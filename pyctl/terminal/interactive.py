@@ -57,7 +57,7 @@ ALIASES = {"/exit": "/quit", "/bye": "/quit"}
 
 
 class Chat:
-    """Runs until the reader ends or /quit.
+    """A chat, which runs until the reader ends or /quit.
 
     ``interactive``: an error or Ctrl-C ends the turn and not the chat, as people at a terminal
     expect; otherwise an error makes `run` return 1 and Ctrl-C raises KeyboardInterrupt. The
@@ -74,6 +74,7 @@ class Chat:
         interactive: bool,
         last: Path | None = None,
     ) -> None:
+        """Start with an empty message and no tools."""
         self.conversation = conversation
         self._backend = backend
         self._reader = reader
@@ -177,6 +178,11 @@ class Chat:
         return goes_on
 
     def _one_reply(self, asked: Conversation) -> None:
+        """Show one reply to ``asked`` and append it to the conversation.
+
+        A reply that Ctrl-C stops is kept as far as it came. Raises KeyboardInterrupt unless the
+        chat is interactive.
+        """
         reasoning = ""
         content = ""
         calls: list[CallDelta] = []
@@ -284,6 +290,9 @@ class Chat:
         )
 
     def _set(self, argument: str) -> None:
+        """Show the fields of requests, or set one to a JSON value; "-" removes it. Raises
+        RequestError for a field or a value that no request takes.
+        """
         if not argument:
             lines = [f"{name} {value}" for name, value in self._fields.items()]
             return self._view.info(
@@ -369,9 +378,9 @@ def _path(argument: str) -> Path:
 
 
 class _Interrupts:
-    """Ctrl-C while a reply comes. It is raised only while the next piece is awaited, never while
-    something is shown or put away; an earlier one counts at the next wait, and further ones are
-    swallowed.
+    """The handling of Ctrl-C while a reply comes. It is raised only while the next piece is
+    awaited, never while something is shown or put away; an earlier one counts at the next wait, and
+    further ones are swallowed.
     """
 
     def __init__(self) -> None:

@@ -20,8 +20,8 @@ ERASE = "\r\x1b[2K"
 
 
 class PromptLine:
-    """Shows progress on ``file`` if that is a terminal, until it is closed for good; then nothing
-    of it is left.
+    """A line that shows progress on ``file`` if that is a terminal, until it is closed for good;
+    then nothing of it is left.
 
     A thread writes the line every ``pause`` seconds, since a server may be silent for long; nothing
     else writes then.

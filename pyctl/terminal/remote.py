@@ -31,7 +31,7 @@ __all__ = ["RemoteBackend"]
 
 CONNECT_SECONDS = 10.0
 UNIX = "unix://"
-"""Starts the address of a server at a socket of this machine, before its path."""
+"""The scheme of the address of a server at a socket of this machine, before its path."""
 
 _MAX_MODELS = limit(
     1000, "models of a server in a chat at a terminal", "the rest is left out", "memory"
@@ -63,6 +63,7 @@ class RemoteBackend:
     def __init__(
         self, url: str, api_key: str = "", fields: Mapping[str, Any] | None = None
     ) -> None:
+        """Open the client of the server at ``url``. Nothing is sent yet."""
         self._name = self.place = url
         self._offered: Sequence[OfferedTool] | None = None
         self._url = url.rstrip("/").removesuffix("/v1")
@@ -218,6 +219,11 @@ class _Reply:
         self._timings: Mapping[str, Any] = {}
 
     def take(self, event: str, seconds: float) -> ReplyDelta | PromptProgress | None:
+        """Return the delta or the progress in ``event``, which came after ``seconds``; None for
+        neither.
+
+        Raises EngineError for other events, and the error that the server reports.
+        """
         if event == "[DONE]":
             self.finished = True
             return None

@@ -72,7 +72,7 @@ class Block:
 
 
 class MarkdownBlocks:
-    """Markdown, cut where the parser starts another block at the outermost level.
+    """The blocks of Markdown, cut where the parser starts another block at the outermost level.
 
     ``gap`` are the empty rows above the open block; it ``is_final`` if more text changes only its
     last rows.
@@ -150,7 +150,7 @@ class _LeftHeading(Heading):
 
 
 class _Code(CodeBlock):
-    """Indented, in the terminal's own colours."""
+    """A block of code, indented, in the terminal's own colours."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Syntax(
@@ -163,8 +163,8 @@ class _Code(CodeBlock):
 
 
 class _Formatted(Markdown):
-    """Markdown without HTML, images and definitions, which rich would leave out: they are shown as
-    they are.
+    """A rendering of Markdown without HTML, images and definitions, which rich would leave out:
+    they are shown as text.
 
     A line end is kept, as a page of a chat keeps it. Addresses are shown next to the text of a
     link.
@@ -205,8 +205,8 @@ def formatted(text: str) -> RenderableType:
 
 
 class GrowingText:
-    """Markdown at the end of ``console``, a terminal. ``render`` makes rows of a block; ``clock``
-    gives seconds.
+    """A region of Markdown at the end of ``console``, a terminal. ``render`` makes rows of a block;
+    ``clock`` gives seconds.
     """
 
     def __init__(

@@ -46,7 +46,7 @@ class OfferedTool:
 
 
 class ToolSource(Protocol):
-    """Runs tools; ``place`` distinguishes sources with tools of the same names."""
+    """A source that runs tools; ``place`` distinguishes sources with tools of the same names."""
 
     place: str
 
@@ -79,8 +79,8 @@ def text_of(result: Mapping[str, Any]) -> str:
 
 
 class ToolCalls:
-    """Runs calls that the user allows: once, for this chat, or always, which the file ``kept``
-    remembers.
+    """A runner of the calls that the user allows: once, for this chat, or always, which the file
+    ``kept`` remembers.
     """
 
     def __init__(self, source: ToolSource | None, ask: Ask, kept: Path | None = None) -> None:

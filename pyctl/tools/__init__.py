@@ -54,6 +54,10 @@ def mcp_servers(text: str) -> tuple[McpServer, ...]:
 
 
 def _mcp_server(name: str, given: Any) -> McpServer:
+    """Return the server ``name`` from its entry in the JSON. Raises ValueError, which names the
+    member.
+    """
+
     def typed(key: str, kind: type, otherwise: Any) -> Any:
         value = given.get(key, otherwise)
         if not isinstance(value, kind) or (

@@ -23,13 +23,14 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 _GRACE_SECONDS = 1.0
-"""For a program to end by itself when its input or its output has ended."""
+"""The time for a program to end by itself when its input or its output has ended."""
 
 _KILL_SECONDS = 5.0
-"""Until processes are left that cannot be killed, such as another user's."""
+"""The time until processes are left that cannot be killed, such as another user's."""
 
 _OUTPUT_SECONDS = 0.2
-"""For the last output of a program that has ended: what it left running may hold the pipe for ever.
+"""The time for the last output of a program that has ended: a process that it left running may hold
+the pipe for ever.
 """
 
 
@@ -88,6 +89,11 @@ def _pass_on(source: int, sink: int, maximum: int) -> None:
 
 
 def _main() -> None:
+    """Run the program and pass its input and output on until it ends; then end all its descendants.
+
+    The order matters: this process adopts orphans and handles signals before the program starts, so
+    that nothing that it starts can escape.
+    """
     maximum = int(sys.argv[1])
     command = sys.argv[2:]
     system = ctypes.CDLL(None)

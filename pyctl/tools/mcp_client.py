@@ -116,6 +116,9 @@ class McpConnection:
         return found[:_MAX_TOOLS]
 
     async def _list(self, session: ClientSession, found: list[McpTool]) -> None:
+        """Append the tools of all pages of the server's list to ``found``, at most _MAX_TOOLS and
+        the rest of a page.
+        """
         cursor: str | None = None
         while len(found) < _MAX_TOOLS:
             page = await session.list_tools(

@@ -47,8 +47,8 @@ _ANYTHING = {"type": "object", "additionalProperties": True}
 
 
 class BoundCalls:
-    """Constraints on calls as ``form`` writes them, the last few remembered: agents repeat their
-    tools. Thread-safe.
+    """The constraints on calls as ``form`` writes them. The last few are remembered: agents repeat
+    their tools. Thread-safe.
     """
 
     def __init__(self, form: CallFormat, tags: ReasoningTags, controls: Mapping[str, int]) -> None:

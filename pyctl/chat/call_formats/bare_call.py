@@ -32,7 +32,9 @@ _FENCE = "```"
 
 
 class BareCallParser:
-    """Reads what ``parser`` leaves as content: all of it is one call of ``tools``, or text."""
+    """A parser of the content that ``parser`` finds: all of it is one call of ``tools``, or
+    text.
+    """
 
     def __init__(self, parser: ReplyParser, tools: Tools) -> None:
         self._parser = parser

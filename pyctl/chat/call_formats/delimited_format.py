@@ -51,7 +51,7 @@ _STRING = frozenset({"string"})
 
 
 class DelimitedFormat(TaggedFormat):
-    """Calls have the first of ``delimiters``; the others' calls are read as well.
+    """A format whose calls have the first of ``delimiters``; it also reads calls with the others.
 
     ``named_in``: texts of templates that write no calls, though their models do. ``id_size``:
     characters of the ids of calls. ``opening``: the prompt ends with it, and the reply goes on from
@@ -68,6 +68,7 @@ class DelimitedFormat(TaggedFormat):
         around_content: tuple[str, ...] = (),
         opening: str = "",
     ) -> None:
+        """Derive the control tokens and the trigger of calls from the delimiters and tags."""
         self.name = name
         self.reasoning = reasoning
         texts = [text for each in delimiters for text in each.all_tokens]
@@ -196,7 +197,7 @@ def _is_sample(arguments: str) -> bool:
 
 
 class DelimitedScanner(CallScanner):
-    """Reads calls as any of ``all_delimiters`` describe them."""
+    """A scanner of calls as any of ``all_delimiters`` describe them."""
 
     def __init__(
         self, tools: Tools, all_delimiters: Sequence[CallDelimiters], id_size: int = 32
@@ -375,6 +376,11 @@ class DelimitedScanner(CallScanner):
         return True
 
     def _value(self, final: bool) -> bool:
+        """Read a value up to its end tag and pass it on as JSON; False if more input is needed.
+
+        A string is passed on as it comes. Other values wait for their end, which decides their
+        type.
+        """
         pos = self._held.find(self._value_end, self._searched)
         try:
             while pos >= 0 and not self._ends_at(pos, final):

@@ -64,9 +64,9 @@ class CallHead(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class CallDelimiters(ABC):
-    """``begin`` and ``end`` stand around calls in a row, within these ``brackets``; ``open`` and
-    ``close`` around each, ``between`` between two. Each may be empty. ``is_alone`` if each call has
-    a ``begin`` and an ``end``.
+    """The texts around calls: ``begin`` and ``end`` around calls in a row, within these
+    ``brackets``; ``open`` and ``close`` around each, ``between`` between two. Each may be empty.
+    ``is_alone`` if each call has a ``begin`` and an ``end``.
 
     ``tokens`` are further texts of tokens that a vocabulary may hide.
     """
@@ -455,6 +455,11 @@ class LiteralDelimiters(CallDelimiters):
         return grammar.rule(f"{head} {body} {grammar.text(self.around[1] + self.close)}")
 
     def _pair(self, grammar: GrammarBuilder, tool: Tool, key: str) -> str:
+        """Return the rule for the argument ``key`` and its value.
+
+        Words of the schema are bound to their spelling, numbers and constants to JSON, also with
+        Python's names in round brackets. Other values may be any literal.
+        """
         types = tool.types(key)
         if words := tool.words(key):
             strings = [word for word in words if word is not None]

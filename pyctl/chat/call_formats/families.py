@@ -190,7 +190,7 @@ one.
 FALLBACK = DelimitedFormat(
     "unknown (JSON between <tool_call> tags is read)", _OBJECT, _QWEN, reasoning=_HERMES_REASONING
 )
-"""For templates that write no calls, or in a form that none recognizes."""
+"""The format for templates that write no calls, or in a form that none recognizes."""
 
 QWEN = DelimitedFormat(
     "Qwen (between tags)",

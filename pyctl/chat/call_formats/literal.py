@@ -27,7 +27,8 @@ _CODE = re.compile(r"[0-9A-Fa-f]+")
 
 
 class LiteralReader:
-    """Reads the arguments of one call from the bracket around them on; ``append`` gets JSON text.
+    """A reader of the arguments of one call, from the bracket around them on; ``append`` gets JSON
+    text.
 
     Strings are between ``quotes``, and have escapes with ``has_escapes``. What cannot belong to the
     arguments ends them. Each character is looked at a bounded number of times.
@@ -46,6 +47,7 @@ class LiteralReader:
         ends: tuple[str, ...] = (),
         names: Collection[str] = (),
     ) -> None:
+        """Start at the bracket around the arguments."""
         self._quotes = quotes
         self._ends = ends
         self._takes_any_name = not names
@@ -74,6 +76,7 @@ class LiteralReader:
     # Each state takes from the text and returns the rest: the same text if that is not enough.
 
     def _value(self, text: str, final: bool) -> str:
+        """Read the start of a value: a bracket, a quote or a word. Return the text after it."""
         text = text.lstrip()
         if not text or self._may_be_quote(text):
             return text

@@ -33,7 +33,9 @@ _MEMBERS = ('"name"', '"type"', '"parameters"', '"arguments"', '"id"')
 
 
 class LlamaFormat(TaggedFormat):
-    """Calls as JSON that is the whole message, as Llama 3.1 and its successors write them."""
+    """The format of calls as JSON that is the whole message, as Llama 3.1 and its successors write
+    them.
+    """
 
     name = "Llama 3"
     control_tokens = (_TAG,)

@@ -31,7 +31,7 @@ _ROLE = f"{_START}assistant"
 _MAX_HEAD = 256
 
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
-"""Each closes a message."""
+"""The texts of which each closes a message."""
 _HEADS = (_CHANNEL, "<|constrain|>", _MESSAGE, " to=", "to=")
 """A head starts with one of these."""
 
@@ -47,7 +47,7 @@ _TAGS = ReasoningTags(
 
 
 class MessageFormat(CallFormat):
-    """Reasoning, calls and content in messages."""
+    """The format of reasoning, calls and content in messages."""
 
     name = "gpt-oss"
     reasoning = (_TAGS,)

@@ -62,18 +62,19 @@ _MAX_CALL = 1 << 12
 
 
 class NeedMoreInput(Exception):
-    """More text is needed for a decision."""
+    """An error of a reader that needs more text for a decision."""
 
 
 class CallScanner(ABC):
-    """Feed it the content of one reply; ``tools`` defines what may be called, and whether more than
-    once.
+    """A scanner of the content of one reply; ``tools`` defines which functions may be called, and
+    whether more than once.
 
     A call can start only at one of ``openers``. One that the model does not name gets an id of
     ``id_size`` characters.
     """
 
     def __init__(self, tools: Tools, openers: Sequence[str], id_size: int = 32) -> None:
+        """Start in the content, outside of any call."""
         self._tools = tools
         self._id_size = id_size
         self._openers = openers
@@ -230,7 +231,7 @@ class CallScanner(ABC):
 
 
 class ValueEnd:
-    """Finds where a value between brackets ends, as JSON writes it, in text that grows.
+    """A finder of the end of a value between brackets, as JSON writes it, in text that grows.
 
     After NeedMoreInput, call again with more text after the same: each character is looked at once.
     """

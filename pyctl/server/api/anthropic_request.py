@@ -58,7 +58,7 @@ class _Thinking(Body, frozen=True):
 
 
 class _MessagesBody(Body, frozen=True):
-    """POST /v1/messages"""
+    """The body of POST /v1/messages."""
 
     system: Any = None
     messages: Any = None

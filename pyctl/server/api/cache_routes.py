@@ -30,7 +30,7 @@ _MAX_STORED = limit(
 
 
 class _PinBody(Body, frozen=True):
-    """POST /cache/pin"""
+    """The body of POST /cache/pin."""
 
     id: Any = None
     pinned: bool = True
@@ -47,7 +47,7 @@ async def show(service: Service, request: Request) -> Response:
     tokens whose rows are shared with the one before it in the list.
 
     Words of prompts are shown only to clients that `sees_texts` allows. ``?since=`` takes an
-    earlier ``revision``: if the tree is unchanged, the answer is its revision alone.
+    earlier ``revision``: if the tree is unchanged, the answer is only its revision.
     """
     since = request.query_params.get("since", "")
     if since and str(revision := await asyncio.wrap_future(service.admin.revision())) == since:
@@ -145,6 +145,11 @@ def _stored(service: Service) -> list[Entry]:
 def _tree(
     service: Service, view: CacheView, entries: list[Entry], *, with_text: bool
 ) -> dict[str, Any]:
+    """Return the answer to GET /cache.
+
+    Snapshots become a tree, each one under its parent, or a root where the parent was evicted.
+    ``entries`` that are only on disk come as a list.
+    """
     nodes: dict[str, dict[str, Any]] = {}
     roots: list[dict[str, Any]] = []
     for snapshot in view.snapshots:

@@ -28,7 +28,7 @@ __all__ = ["chat_completions", "completions", "control", "infill", "native_compl
 
 
 class _ControlBody(Body, frozen=True):
-    """POST /v1/chat/completions/control"""
+    """The body of POST /v1/chat/completions/control."""
 
     id: str = ""
     action: str = ""
@@ -76,6 +76,9 @@ class NativeReply(Reply):
     def _final(
         self, done: Done, content: str, tokens: list[int], has_new_line: bool
     ) -> dict[str, Any]:
+        """Return llama-server's last object of a reply: ``content`` and ``tokens``, with settings
+        and timings.
+        """
         n_prompt = done.stats.n_prompt
         n_predicted = done.timings.n_predicted
         return {
@@ -134,7 +137,9 @@ def _pick(body: dict[str, Any], paths: tuple[str, ...]) -> dict[str, Any]:
 
 
 class _Answer:
-    """All that the replies of one answer share: its members, and the counts of tokens so far."""
+    """The state that the replies of one answer share: its members, and the counts of tokens so
+    far.
+    """
 
     def __init__(self, service: Service) -> None:
         self.fields = identity(service)
@@ -283,6 +288,11 @@ class ChatReply(_OpenAIReply):
         return self._chunk(_ROLE)
 
     def _deltas(self, delta: ReplyDelta) -> bytes:
+        """Return the chunks for ``delta``.
+
+        A reply without log-probabilities and extras has fixed text around each delta, which is
+        encoded once. Otherwise the last chunk carries them.
+        """
         if delta.calls:
             self._called = True
         if self._plain and not delta.calls:

@@ -33,7 +33,7 @@ _MAX_VECTOR_BYTES = limit(256 * 2**20, "vectors of one answer", "400", "reply", 
 
 
 class _EmbeddingsBody(Body, frozen=True):
-    """POST /embeddings and /v1/embeddings"""
+    """The body of POST /embeddings and /v1/embeddings."""
 
     input: Any = None
     content: Any = None
@@ -44,8 +44,8 @@ class _EmbeddingsBody(Body, frozen=True):
 
 
 class _RerankBody(Body, frozen=True):
-    """POST /rerank; ``texts`` in place of ``documents`` selects the answer of Text Embeddings
-    Inference.
+    """The body of POST /rerank; ``texts`` in place of ``documents`` selects the answer of Text
+    Embeddings Inference.
 
     A document is a text, or an object with its ``text``; ``return_documents`` is Jina's and
     Cohere's.
@@ -73,6 +73,9 @@ async def openai(service: Service, request: Request) -> Response:
 
 
 async def _answer(service: Service, request: Request, *, oai: bool) -> Response:
+    """Return the embeddings of the request in OpenAI's form, or in llama-server's. Raises
+    RequestError.
+    """
     _check(service, pooled=oai)
     pooled = service.info.pooling != "none"
     body = _EmbeddingsBody.parse(await request.body())

@@ -30,7 +30,7 @@ _MAX_EVENTS = limit(
 
 
 class _ModelBody(Body, frozen=True):
-    """POST /models/load and /models/unload"""
+    """The body of POST /models/load and /models/unload."""
 
     model: str = ""
 

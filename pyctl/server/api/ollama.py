@@ -98,14 +98,14 @@ class OllamaBody(Body, frozen=True):
 
 
 class OllamaChatBody(OllamaBody, frozen=True):
-    """POST /api/chat"""
+    """The body of POST /api/chat."""
 
     messages: list[Any] = field(default_factory=list)
     tools: list[Any] | None = None
 
 
 class OllamaGenerateBody(OllamaBody, frozen=True):
-    """POST /api/generate"""
+    """The body of POST /api/generate."""
 
     prompt: str = ""
     suffix: str = ""
@@ -127,7 +127,7 @@ class _Message(Body, frozen=True):
 
 
 class _EmbedBody(Body, frozen=True):
-    """POST /api/embed"""
+    """The body of POST /api/embed."""
 
     input: Any = None
     truncate: bool = True

@@ -181,6 +181,9 @@ class ResponseReply(EventReply):
         ]
 
     def _call(self, call: CallDelta) -> list[dict[str, Any]]:
+        """Return the events for a part of a call. The first part opens an item, of a function or a
+        custom tool.
+        """
         events = []
         if call.name:
             space, tool = self._asked.tools.get(

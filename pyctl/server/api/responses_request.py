@@ -48,7 +48,7 @@ class _Text(Body, frozen=True):
 
 
 class ResponsesBody(Body, frozen=True):
-    """POST /v1/responses"""
+    """The body of POST /v1/responses."""
 
     input: Any = None
     instructions: str | None = None
@@ -112,8 +112,8 @@ _SEND_ALL = (
 
 @dataclass(frozen=True)
 class ResponseRequest:
-    """``chat`` are the fields of the chat completion to make; ``tools`` has the namespace of each
-    tool, None for none, and the tool as it came, by its name in the chat.
+    """A request as ``chat``, the fields of the chat completion to make; ``tools`` has the namespace
+    of each tool, None for none, and the tool as sent, by its name in the chat.
     """
 
     body: ResponsesBody
@@ -173,6 +173,10 @@ def _unseal(text: str) -> str:
 def _options(
     body: ResponsesBody, tools: dict[str, tuple[str | None, dict[str, Any]]]
 ) -> dict[str, Any]:
+    """Return the fields of a chat completion for the options of ``body``: tools, limits and format.
+
+    Raises RequestError if a call is required and none of the tools can be called.
+    """
     parallel = body.parallel_tool_calls
     chat: dict[str, Any] = {} if parallel is None else {"parallel_tool_calls": parallel}
     if body.top_logprobs or _LOGPROBS in body.include:

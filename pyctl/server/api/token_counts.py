@@ -19,7 +19,7 @@ __all__ = ["apply_template", "chat_input_tokens", "detokenize", "n_input_tokens"
 
 
 class _TokenizeBody(Body, frozen=True):
-    """POST /tokenize"""
+    """The body of POST /tokenize."""
 
     content: Any = None
     add_special: bool = False
@@ -54,6 +54,9 @@ async def apply_template(service: Service, request: Request) -> Response:
 
 
 def _tokenize(service: Service, body: _TokenizeBody) -> dict[str, Any]:
+    """Return the tokens of ``body``, with their text if it requests pieces. Special tokens of the
+    start are added only before the first part.
+    """
     parts = mixed(body.content, "content", service.info.n_vocab) if body.content is not None else []
     tokens: list[int] = []
     for index, part in enumerate(parts):
