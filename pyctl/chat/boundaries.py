@@ -12,11 +12,11 @@ import bisect
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from string import punctuation
-from typing import Any
 
 import numpy as np
 
 from pyctl.chat.cached_tokenizer import Tokenizer
+from pyctl.chat.json_object import JsonDict, JsonObjects
 from pyctl.chat.template import (
     SAMPLE_CALL_ID,
     SAMPLE_TOOL,
@@ -204,7 +204,7 @@ def _call_end(
 
 def _samples(
     capabilities: TemplateCapabilities,
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
+) -> tuple[list[JsonDict], list[JsonDict], JsonDict]:
     """Return three messages, two that end with a call, and the result of that."""
     text = capabilities.text
     as_object = capabilities.object_arguments
@@ -241,16 +241,14 @@ class _Gaps:
         self._specials = specials
         self._inside = inside
 
-    def first(self, messages: Sequence[Mapping[str, Any]]) -> int | None:
+    def first(self, messages: JsonObjects) -> int | None:
         """Return the token that starts the first message."""
         before = self.specials(messages, 0) or []
         if before[:1] == [self._tokenizer.bos] and len(before) > 1:
             before = before[1:]
         return before[0] if before else None
 
-    def last_start(
-        self, messages: Sequence[Mapping[str, Any]], gap: int, header: bool = False
-    ) -> tuple[int, ...]:
+    def last_start(self, messages: JsonObjects, gap: int, header: bool = False) -> tuple[int, ...]:
         """Return the tokens before mark ``gap``, or after the last mark, from the last special
         token on that starts a message. Tokens that depend on the text of the message are left out.
         """
@@ -264,9 +262,7 @@ class _Gaps:
         )
         return tuple(tokens[at:])
 
-    def specials(
-        self, messages: Sequence[Mapping[str, Any]], gap: int, header: bool = False
-    ) -> list[int] | None:
+    def specials(self, messages: JsonObjects, gap: int, header: bool = False) -> list[int] | None:
         """Return the special tokens before mark ``gap``, or after the last mark if that is its
         number; None if a mark is missing.
         """
@@ -277,7 +273,7 @@ class _Gaps:
             text = text.replace(inside, "")
         return [token for token in self._tokenizer.tokenize(text) if token in self._specials]
 
-    def _text(self, messages: Sequence[Mapping[str, Any]], gap: int, header: bool) -> str | None:
+    def _text(self, messages: JsonObjects, gap: int, header: bool) -> str | None:
         try:
             text = self._template.render(messages, add_generation_prompt=header)
         except RequestError:
@@ -293,8 +289,8 @@ class _Gaps:
 
     def start(
         self,
-        before: Sequence[Mapping[str, Any]],
-        after: Sequence[Mapping[str, Any]],
+        before: JsonObjects,
+        after: JsonObjects,
         gap: int,
         header: bool = False,
     ) -> int | None:

@@ -19,6 +19,7 @@ from pyctl.chat.call_formats import BoundCalls, find_call_format
 from pyctl.chat.call_formats.bare_call import BareCallParser
 from pyctl.chat.constraint import Constraint, reply_constraint
 from pyctl.chat.images import ImageReader, shown, split_marked, split_marker
+from pyctl.chat.json_object import JsonDict, JsonObject
 from pyctl.chat.rendering import Continue, RenderedChat, Renderer, unreadable
 from pyctl.chat.replay import Replay, ReplayMarks
 from pyctl.chat.reply import (
@@ -62,7 +63,7 @@ class ChatRequest:
     tool_choice: object = None
     parallel_tool_calls: bool = True
     parse_tool_calls: bool = True
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    template_kwargs: JsonObject = field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: Continue | None = None
     prefill_assistant: bool = True
@@ -87,7 +88,7 @@ class Dialect:
         tokenizer: Tokenizer,
         specials: Mapping[str, int],
         controls: Mapping[str, int],
-        kwargs: Mapping[str, Any],
+        kwargs: JsonObject,
         replay: Replay,
     ) -> None:
         """Find the format of calls, the tags of reasoning and the starts of messages, in this
@@ -130,7 +131,7 @@ class ChatFormat:
         self,
         template: Template,
         tokenizer: Tokenizer,
-        kwargs: Mapping[str, Any] | None = None,
+        kwargs: JsonObject | None = None,
         replay: Replay | None = None,
         images: ImageReader | None = None,
         *,
@@ -398,7 +399,7 @@ class PreparedChat:
         last = reader.finish()
         return ReplyDelta(first.reasoning + last.reasoning, content)
 
-    def next_prompt(self, message: Mapping[str, Any]) -> Prompt | None:
+    def next_prompt(self, message: JsonObject) -> Prompt | None:
         """Return the certain beginning of the next prompt if the client returns the reply as
         ``message``; None if the template has no place for it.
 
@@ -427,7 +428,7 @@ class PreparedChat:
         is_last = request.messages[-1]["role"] == "assistant"
         return self.is_continued or (request.prefill_assistant and is_last)
 
-    def splitter(self, on_reply: Callable[[dict[str, Any]], None] | None = None) -> ReplySplitter:
+    def splitter(self, on_reply: Callable[[JsonDict], None] | None = None) -> ReplySplitter:
         """Return a new splitter, which parses one reply and remembers it in the end.
 
         ``on_reply`` then gets the whole reply, as an assistant message.
@@ -498,7 +499,7 @@ class PreparedChat:
         return None
 
 
-def _next(last: Mapping[str, Any], text: str) -> list[dict[str, Any]]:
+def _next(last: JsonObject, text: str) -> list[JsonDict]:
     """Return messages that may follow: results of calls, or a message of the user."""
     calls = last.get("tool_calls")
     if not isinstance(calls, list) or not calls:
@@ -506,7 +507,7 @@ def _next(last: Mapping[str, Any], text: str) -> list[dict[str, Any]]:
     return [{"role": "tool", "content": text, **_of_call(call)} for call in calls]
 
 
-def _of_call(call: Any) -> dict[str, Any]:
+def _of_call(call: Any) -> JsonDict:
     """Return the members of a result that name its ``call``."""
     call = call if isinstance(call, dict) else {}
     function = call.get("function")

@@ -134,7 +134,7 @@ class GrammarBuilder(GrammarRules):
         return Constraint(grammar, triggers, prefill, hidden, "llguidance")
 
 
-def _json_rule(schema: Mapping[str, Any]) -> str:
+def _json_rule(schema: JsonObject) -> str:
     """Return the body of a rule for JSON by a schema that `ready_schema` made."""
     try:
         return f"%json {json.dumps({**schema, 'x-guidance': _JSON_OPTIONS})}"

@@ -52,7 +52,7 @@ def expression(
     return _Writer(schema, rules, as_json).write(schema)
 
 
-def _values(schema: Mapping[str, Any]) -> Iterator[Any]:
+def _values(schema: JsonObject) -> Iterator[Any]:
     """Yield the values and bounds that a schema names itself."""
     yield from (schema[key] for key in ("const", "minimum", "maximum") if key in schema)
     yield from schema.get("enum", ())
@@ -69,7 +69,7 @@ def _is_exact(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) > MAX_EXACT
 
 
-def _children(schema: Mapping[str, Any]) -> Iterator[Any]:
+def _children(schema: JsonObject) -> Iterator[Any]:
     """Yield the schemas within a schema, except its definitions."""
     for key in ("allOf", "anyOf", "prefixItems"):
         yield from schema.get(key, ())
@@ -100,7 +100,7 @@ class _Writer:
 
         Definitions may refer to each other in circles, so the marks spread until none is new.
         """
-        self._definitions: Mapping[str, Any] = schema.get("$defs", {})
+        self._definitions: JsonObject = schema.get("$defs", {})
         self._rules = rules
         self._as_json = as_json
         self._leads_to = {name: set(_references(each)) for name, each in self._definitions.items()}
@@ -117,7 +117,7 @@ class _Writer:
         self._waiting: list[str] = []
         self._size = 0
 
-    def write(self, schema: Mapping[str, Any]) -> str:
+    def write(self, schema: JsonObject) -> str:
         """Return an expression for JSON by ``schema``, and define the rules of the definitions that
         it leads to.
         """
@@ -164,7 +164,7 @@ class _Writer:
                 return self._one_of([self._literal(value) for value in values])
         return self._one_of([self._typed(schema, kind) for kind in schema.get("type", ())])
 
-    def _alone(self, schema: Any) -> dict[str, Any]:
+    def _alone(self, schema: Any) -> JsonDict:
         """Return ``schema`` with the definitions that it refers to."""
         if not isinstance(schema, dict):
             return {} if schema else {"anyOf": [False]}
@@ -224,7 +224,7 @@ class _Writer:
             )
         return {"allOf": [{"type": list(kinds)}, part]}
 
-    def _typed(self, schema: Mapping[str, Any], kind: str) -> str:
+    def _typed(self, schema: JsonObject, kind: str) -> str:
         if kind == "object":
             return self._object(schema)
         if kind == "array":
@@ -259,7 +259,7 @@ class _Writer:
         text = self._rules.quoted(json.dumps(name, ensure_ascii=False))
         return self._counted(f'{text} {_BLANKS} ":" {_BLANKS}')
 
-    def _object(self, schema: Mapping[str, Any]) -> str:
+    def _object(self, schema: JsonObject) -> str:
         """Return the expression for an object by ``schema``.
 
         Raises RequestError for patternProperties, which exclude exact numbers.
@@ -298,14 +298,14 @@ class _Writer:
             following = self._rules.rule(self._counted(rest))
         return first
 
-    def _other_name(self, known: Mapping[str, Any]) -> str:
+    def _other_name(self, known: JsonObject) -> str:
         """Return any name of a member that is not ``known``."""
         if not known:
             return _KEY
         names = [self._rules.quoted(json.dumps(name, ensure_ascii=False)) for name in known]
         return self._rules.terminal(self._counted(f"{_KEY} & ~({' | '.join(names)})"))
 
-    def _array(self, schema: Mapping[str, Any]) -> str:
+    def _array(self, schema: JsonObject) -> str:
         """Return the expression for an array by ``schema``: the first items, then repeated ones.
 
         It is built from its end, since an optional item contains all that follow it. Raises

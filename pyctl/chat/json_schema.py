@@ -13,13 +13,17 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import unquote
 
+from pyctl.chat.json_object import JsonDict, JsonObject
 from pyctl.errors import RequestError
 from pyctl.limit import limit
 
 __all__ = ["has_type", "ready_schema", "resolve"]
+
+Scope: TypeAlias = frozenset[str] | None
+"""The properties of the object that a schema is a part of; None for a schema outside of one."""
 
 _FORMATS = frozenset(
     {"date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"}
@@ -63,7 +67,7 @@ _ESCAPED_OR_CLASS = re.compile(r"\\[^1-9k]|\[(?:[^\]\\]|\\.)*(?:\]|\Z)", re.DOTA
 _BEYOND_REGULAR = re.compile(r"\(\?<?[=!]|\\[1-9k]")
 
 
-def ready_schema(schema: Any, root: Any = None) -> dict[str, Any]:
+def ready_schema(schema: Any, root: Any = None) -> JsonDict:
     """Return an equivalent of ``schema`` with its own definitions. RequestError names the fault.
 
     References are looked up in ``root``, or in ``schema`` itself.
@@ -85,24 +89,28 @@ def resolve(reference: Any, root: Any) -> Any:
         )
     target = root
     for part in reference.split("/")[1:]:
-        encoded = part.replace("~1", "/").replace("~0", "~")
-        part = unquote(part).replace("~1", "/").replace("~0", "~")
-        if isinstance(target, Mapping) and part not in target:
-            part = encoded
-        if isinstance(target, Mapping) and part in target:
-            target = target[part]
-        elif (
-            isinstance(target, list)
-            and part.isdecimal()
-            and len(part) < 10
-            and int(part) < len(target)
-        ):
-            target = target[int(part)]
+        encoded = _unescape(part)
+        name = _unescape(unquote(part))
+        if isinstance(target, Mapping) and name not in target:
+            name = encoded
+        if isinstance(target, Mapping) and name in target:
+            target = target[name]
+        elif isinstance(target, list) and _is_index(name, target):
+            target = target[int(name)]
         else:
-            raise RequestError(
-                f"cannot resolve $ref {_shown(reference)}: there is no {_shown(part)}"
-            )
+            fault = f"there is no {_shown(name)}"
+            raise RequestError(f"cannot resolve $ref {_shown(reference)}: {fault}")
     return target
+
+
+def _unescape(part: str) -> str:
+    """Return a part of a JSON pointer without its escapes (RFC 6901, section 4)."""
+    return part.replace("~1", "/").replace("~0", "~")
+
+
+def _is_index(text: str, items: list[Any]) -> bool:
+    # The length comes first: int() takes long for millions of digits.
+    return text.isdecimal() and len(text) < 10 and int(text) < len(items)
 
 
 class _Reader:
@@ -112,13 +120,13 @@ class _Reader:
 
     def __init__(self, root: Any) -> None:
         self._root = root
-        self._names: dict[tuple[str, frozenset[str] | None], str] = {}
-        self._waiting: list[tuple[str, str, frozenset[str] | None]] = []
+        self._names: dict[tuple[str, Scope], str] = {}
+        self._waiting: list[tuple[str, str, Scope]] = []
         self._n_schemas = 0
         self._levels = 0
         self._deepest = 0
 
-    def read(self, schema: Any) -> dict[str, Any]:
+    def read(self, schema: Any) -> JsonDict:
         if schema is False:
             raise RequestError("the JSON schema false accepts nothing")
         result = self._start(schema, None)
@@ -131,7 +139,7 @@ class _Reader:
         ready = result if isinstance(result, dict) else {}
         return {**ready, "$defs": definitions} if definitions else ready
 
-    def _start(self, schema: Any, scope: frozenset[str] | None) -> Any:
+    def _start(self, schema: Any, scope: Scope) -> Any:
         self._deepest = 0
         ready = self._read(schema, scope, 1)
         self._levels += self._deepest
@@ -139,7 +147,7 @@ class _Reader:
             raise RequestError("the definitions of the JSON schema are nested too deeply")
         return ready
 
-    def _read(self, schema: Any, scope: frozenset[str] | None, depth: int) -> Any:
+    def _read(self, schema: Any, scope: Scope, depth: int) -> Any:
         """Return ``schema`` as a part of an object whose properties are ``scope``, None for a
         schema outside of an object.
         """
@@ -158,26 +166,29 @@ class _Reader:
             schema = _beside_reference(schema)
         elif binding == {"allOf"} and len(_parts(schema, "allOf")) == 1:
             return self._read(schema["allOf"][0], scope, depth + 1)
-        if "allOf" in schema or (
-            "properties" in schema and not schema.keys().isdisjoint(_COMBINATORS)
-        ):
+        is_combined = not schema.keys().isdisjoint(_COMBINATORS)
+        if "allOf" in schema or ("properties" in schema and is_combined):
             return self._merged(schema, scope, depth)
         for word in ("oneOf", "anyOf"):
-            if word in schema:
-                kinds = _kinds(schema) if "type" in schema else []
-                ready: dict[str, Any] = {"type": kinds} if kinds else {}
-                return {
-                    **ready,
-                    "anyOf": [self._read(part, scope, depth + 1) for part in _parts(schema, word)],
-                }
+            if word not in schema:
+                continue
+            ready: JsonDict = {}
+            kinds = _kinds(schema) if "type" in schema else []
+            if kinds:
+                ready["type"] = kinds
+            ready["anyOf"] = self._read_all(schema, word, scope, depth)
+            return ready
         return self._typed(schema, scope, depth)
+
+    def _read_all(self, schema: JsonObject, word: str, scope: Scope, depth: int) -> list[Any]:
+        return [self._read(part, scope, depth + 1) for part in _parts(schema, word)]
 
     def _count(self, n: int = 1) -> None:
         self._n_schemas += n
         if self._n_schemas > _MAX_SCHEMAS:
             raise RequestError(f"the JSON schema has more than {_MAX_SCHEMAS} parts")
 
-    def _reference(self, reference: Any, scope: frozenset[str] | None) -> str:
+    def _reference(self, reference: Any, scope: Scope) -> str:
         resolve(reference, self._root)
         key = (reference, scope)
         if key not in self._names:
@@ -188,7 +199,7 @@ class _Reader:
     # -- parts of one object
     # ----------------------------------------------------------------------------------
 
-    def _merged(self, schema: Mapping[str, Any], scope: frozenset[str] | None, depth: int) -> Any:
+    def _merged(self, schema: JsonObject, scope: Scope, depth: int) -> Any:
         """Return one schema for parts that hold at once. Together they define the properties that
         there may be.
         """
@@ -199,26 +210,19 @@ class _Reader:
         own = self._typed(rest, inside, depth) if rest else {}
         if scope is None and names:
             properties = {**dict.fromkeys(names, True), **own.get("properties", {})}
+            required = [name for name, is_required in names.items() if is_required]
             own.setdefault("type", ["object"])
-            own["properties"] = {
-                key: properties[key] for key in _first(names, (key for key in names if names[key]))
-            }
+            own["properties"] = {key: properties[key] for key in _first(names, required)}
             own["additionalProperties"] = self._read(more, None, depth + 1)
-        parts = (
-            [self._read(part, inside, depth + 1) for part in _parts(schema, "allOf")]
-            if "allOf" in schema
-            else []
-        )
+        parts = []
+        if "allOf" in schema:
+            parts = self._read_all(schema, "allOf", inside, depth)
         for word in ("anyOf", "oneOf"):
             if word in schema:
-                parts.append(
-                    {
-                        "anyOf": [
-                            self._read(part, inside, depth + 1) for part in _parts(schema, word)
-                        ]
-                    }
-                )
-        return {**own, "allOf": parts} if own or len(parts) > 1 else parts[0]
+                parts.append({"anyOf": self._read_all(schema, word, inside, depth)})
+        if not own and len(parts) == 1:
+            return parts[0]
+        return {**own, "allOf": parts}
 
     def _gather(self, schema: Any, names: dict[str, bool], seen: set[str], depth: int) -> Any:
         """Collect the properties that the parts of ``schema`` name, and whether they require them.
@@ -242,16 +246,18 @@ class _Reader:
         for name in required:
             names.setdefault(name, False)
         for word in _COMBINATORS:
-            for part in _parts(schema, word) if word in schema else ():
+            if word not in schema:
+                continue
+            for part in _parts(schema, word):
                 more = self._gather(part, names, seen, depth + 1) or more
-        return _additional(schema) if "additionalProperties" in schema else more
+        if "additionalProperties" in schema:
+            return _additional(schema)
+        return more
 
     # -- types
     # ----------------------------------------------------------------------------------
 
-    def _typed(
-        self, schema: Mapping[str, Any], scope: frozenset[str] | None, depth: int
-    ) -> dict[str, Any]:
+    def _typed(self, schema: JsonObject, scope: Scope, depth: int) -> JsonDict:
         """Return ``schema`` by its types: const and enum as listed, else the keywords of each
         type.
         """
@@ -260,12 +266,11 @@ class _Reader:
             return {"const": self._literal(schema["const"])}
         if "enum" in schema:
             values = self._enum(schema)
-            # Values that have not the type count only if no value has it, which is a slip of the
+            typed = [value for value in values if not kinds or has_type(value, kinds)]
+            # Values of other types count only if no value has one of these, which is a slip of the
             # schema's author.
-            return {
-                "enum": [value for value in values if not kinds or has_type(value, kinds)] or values
-            }
-        ready: dict[str, Any] = {"type": kinds} if kinds else {}
+            return {"enum": typed or values}
+        ready: JsonDict = {"type": kinds} if kinds else {}
         if "object" in kinds or (not kinds and scope is not None):
             ready |= self._object(schema, scope, depth)
         if "array" in kinds:
@@ -276,9 +281,7 @@ class _Reader:
             ready |= _bounds(schema, whole="number" not in kinds)
         return ready
 
-    def _object(
-        self, schema: Mapping[str, Any], scope: frozenset[str] | None, depth: int
-    ) -> dict[str, Any]:
+    def _object(self, schema: JsonObject, scope: Scope, depth: int) -> JsonDict:
         """Return the keywords of an object: required properties first.
 
         With a ``scope``, the schema is a part of an object with these properties, and other parts
@@ -290,21 +293,18 @@ class _Reader:
         required = list(dict.fromkeys(_strings(schema.get("required"))))
         if scope is not None:
             required = [name for name in required if name in scope]
-        elif (
-            unknown := [name for name in required if name not in properties]
-            if more is False
-            else []
-        ):
-            if schema.get("additionalProperties") is False:
-                raise RequestError(
-                    f"the JSON schema requires {_shown(unknown[0])}, which it does not allow"
-                )
+        elif more is False:
+            unknown = [name for name in required if name not in properties]
+            if unknown and schema.get("additionalProperties") is False:
+                name = _shown(unknown[0])
+                raise RequestError(f"the JSON schema requires {name}, which it does not allow")
             properties = {**properties, **dict.fromkeys(unknown, True)}
-        if len(properties) - len(required) > _MAX_CHOICES:
+        n_optional = len(properties) - len(required)
+        if n_optional > _MAX_CHOICES:
             raise RequestError(
                 f"an object in the JSON schema has more than {_MAX_CHOICES} optional properties"
             )
-        ready: dict[str, Any] = {}
+        ready: JsonDict = {}
         if properties:
             ready["properties"] = {
                 self._literal(key): self._read(properties[key], None, depth + 1)
@@ -314,34 +314,44 @@ class _Reader:
             ready["required"] = required
         patterns = schema.get("patternProperties")
         if isinstance(patterns, dict):
-            self._count(_REGEX_PARTS * len(patterns))
-            ready["patternProperties"] = {
-                pattern: self._read(value, None, depth + 1)
-                for key, value in patterns.items()
-                if (pattern := _regular_pattern(key)) is not None
-            }
+            ready["patternProperties"] = self._patterns(patterns, depth)
         if scope is None:
             ready["additionalProperties"] = self._read(more, None, depth + 1)
         return ready
 
-    def _array(self, schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
-        ready: dict[str, Any] = {}
+    def _patterns(self, patterns: JsonObject, depth: int) -> JsonDict:
+        """Return the schemas of properties by the regular patterns of their names."""
+        self._count(_REGEX_PARTS * len(patterns))
+        ready = {}
+        for key, value in patterns.items():
+            pattern = _regular_pattern(key)
+            if pattern is not None:
+                ready[pattern] = self._read(value, None, depth + 1)
+        return ready
+
+    def _array(self, schema: JsonObject, depth: int) -> JsonDict:
+        ready: JsonDict = {}
         low = _size(schema, "minItems")
         high = _size(schema, "maxItems")
         items = schema.get("items", True)
         first = items if isinstance(items, list) else schema.get("prefixItems")
         if isinstance(first, list):
-            items = items if isinstance(items, dict) else False
-            low = len(first) if low is None else low
+            if not isinstance(items, dict):
+                items = False
+            if low is None:
+                low = len(first)
             ready["prefixItems"] = [self._read(part, None, depth + 1) for part in first]
         if items is not True:
             ready["items"] = self._read(items, None, depth + 1)
         return ready | _present(minItems=low, maxItems=high)
 
-    def _string(self, schema: Mapping[str, Any]) -> dict[str, Any]:
-        ready: dict[str, Any] = _present(
-            minLength=_size(schema, "minLength"), maxLength=_size(schema, "maxLength")
-        )
+    def _string(self, schema: JsonObject) -> JsonDict:
+        """Return the keywords of a string. A pattern wins over a format, of which only the known
+        ones count.
+        """
+        low = _size(schema, "minLength")
+        high = _size(schema, "maxLength")
+        ready: JsonDict = _present(minLength=low, maxLength=high)
         if "pattern" in schema or "format" in schema:
             self._count(_REGEX_PARTS)
         if "pattern" in schema:
@@ -349,11 +359,15 @@ class _Reader:
             if pattern is not None:
                 return {**ready, "pattern": pattern}
         form = schema.get("format")
-        if isinstance(form, str) and (form in _FORMATS or re.fullmatch("uuid[1-5]", form)):
-            ready["format"] = form[:4] if form.startswith("uuid") else form
+        if not isinstance(form, str):
+            return ready
+        if re.fullmatch("uuid[1-5]", form):  # one version of the format that the library has
+            form = "uuid"
+        if form in _FORMATS:
+            ready["format"] = form
         return ready
 
-    def _enum(self, schema: Mapping[str, Any]) -> list[Any]:
+    def _enum(self, schema: JsonObject) -> list[Any]:
         values = schema["enum"]
         if not isinstance(values, list) or not values:
             raise RequestError("'enum' in a JSON schema must be a list with at least one value")
@@ -367,7 +381,8 @@ class _Reader:
         if isinstance(value, list | dict):
             if depth > _MAX_DEPTH:
                 raise RequestError("a value in the JSON schema is nested too deeply")
-            for part in (*value.keys(), *value.values()) if isinstance(value, dict) else value:
+            parts = (*value.keys(), *value.values()) if isinstance(value, dict) else value
+            for part in parts:
                 self._literal(part, depth + 1)
         elif isinstance(value, str) and len(value) > _MAX_LITERAL:
             raise RequestError(f"a text in the JSON schema has more than {_MAX_LITERAL} characters")
@@ -376,7 +391,7 @@ class _Reader:
         return value
 
 
-def _check_circle(name: str, definitions: Mapping[str, Any]) -> None:
+def _check_circle(name: str, definitions: JsonObject) -> None:
     """Raise RequestError if ``name`` stands for nothing but references to itself: no reply fits."""
     seen = {name}
     while isinstance(definition := definitions[name], dict) and "$ref" in definition:
@@ -386,7 +401,7 @@ def _check_circle(name: str, definitions: Mapping[str, Any]) -> None:
         seen.add(name)
 
 
-def _beside_reference(schema: Mapping[str, Any]) -> dict[str, Any]:
+def _beside_reference(schema: JsonObject) -> JsonDict:
     """Return ``schema`` with its reference as one of the parts that hold at once."""
     rest = {key: value for key, value in schema.items() if key != "$ref"}
     others = _parts(schema, "allOf") if "allOf" in schema else []
@@ -395,15 +410,20 @@ def _beside_reference(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 def has_type(value: Any, kinds: Sequence[str]) -> bool:
     """Return whether ``value`` has one of these types of JSON."""
-    if value is None or isinstance(value, bool):
-        return ("null" if value is None else "boolean") in kinds
+    if value is None:
+        return "null" in kinds
+    if isinstance(value, bool):  # before int, of which it is a kind in Python
+        return "boolean" in kinds
     if isinstance(value, int | float):
         return "number" in kinds or ("integer" in kinds and value == int(value))
-    name = "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
-    return name in kinds
+    if isinstance(value, str):
+        return "string" in kinds
+    if isinstance(value, list):
+        return "array" in kinds
+    return "object" in kinds
 
 
-def _kinds(schema: Mapping[str, Any]) -> list[str]:
+def _kinds(schema: JsonObject) -> list[str]:
     """Return the types of a schema, guessed by its keywords if it names none; none for any type."""
     if "type" in schema:
         named = schema["type"]
@@ -411,29 +431,31 @@ def _kinds(schema: Mapping[str, Any]) -> list[str]:
         for kind in kinds:
             if not isinstance(kind, str) or kind not in (*_TYPES, "value"):
                 raise RequestError(f"unknown type {_shown(kind)} in the JSON schema")
-        return [] if "value" in kinds else list(dict.fromkeys(kinds))
+        if "value" in kinds:
+            return []
+        return list(dict.fromkeys(kinds))
     if "properties" in schema or schema.get("additionalProperties", True) is not True:
         return ["object"]
     if "items" in schema or "prefixItems" in schema:
         return ["array"]
-    known_format = isinstance(form := schema.get("format"), str) and form in (
-        *_FORMATS,
-        "uuid1",
-        "uuid4",
-    )
-    if not schema.keys().isdisjoint(("pattern", "minLength", "maxLength")) or known_format:
+    form = schema.get("format")
+    if isinstance(form, str) and form in (*_FORMATS, "uuid1", "uuid4"):
         return ["string"]
-    return [] if schema.keys().isdisjoint(_OF_NUMBERS) else ["number"]
+    if not schema.keys().isdisjoint(("pattern", "minLength", "maxLength")):
+        return ["string"]
+    if not schema.keys().isdisjoint(_OF_NUMBERS):
+        return ["number"]
+    return []
 
 
-def _properties(schema: Mapping[str, Any]) -> dict[str, Any]:
+def _properties(schema: JsonObject) -> JsonDict:
     properties = schema.get("properties", {})
     if not isinstance(properties, dict):
         raise RequestError("'properties' in a JSON schema must be an object")
     return properties
 
 
-def _additional(schema: Mapping[str, Any]) -> Any:
+def _additional(schema: JsonObject) -> Any:
     """Return the schema of properties that ``schema`` does not name."""
     more = schema.get("additionalProperties", "properties" not in schema)
     if not isinstance(more, bool | dict):
@@ -445,15 +467,17 @@ def _additional(schema: Mapping[str, Any]) -> Any:
 
 def _first(names: Iterable[str], first: Iterable[str]) -> list[str]:
     """Return ``names``, with the ones in ``first`` before the others, each in their order."""
-    wanted = set(first)
-    return sorted(names, key=lambda name: name not in wanted)
+    leading = set(first)
+    return sorted(names, key=lambda name: name not in leading)
 
 
 def _strings(value: Any) -> list[str]:
-    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+    if not isinstance(value, list):
+        return []
+    return [item for item in value if isinstance(item, str)]
 
 
-def _parts(schema: Mapping[str, Any], word: str) -> list[Any]:
+def _parts(schema: JsonObject, word: str) -> list[Any]:
     value = schema[word]
     if not isinstance(value, list) or not value:
         raise RequestError(f"{word!r} in a JSON schema must be a list with at least one schema")
@@ -468,16 +492,20 @@ def _regular_pattern(pattern: Any) -> str | None:
         raise RequestError("'pattern' in a JSON schema must be a string")
     if len(pattern) > _MAX_PATTERN:
         raise RequestError(f"a pattern in the JSON schema has more than {_MAX_PATTERN} characters")
-    if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
+    n_backslashes = len(pattern) - len(pattern.rstrip("\\"))
+    if n_backslashes % 2:
         raise RequestError("a pattern in the JSON schema ends with a backslash")
-    return None if _BEYOND_REGULAR.search(_ESCAPED_OR_CLASS.sub("", pattern)) else pattern
+    bare = _ESCAPED_OR_CLASS.sub("", pattern)
+    if _BEYOND_REGULAR.search(bare):
+        return None
+    return pattern
 
 
-def _size(schema: Mapping[str, Any], key: str) -> int | None:
+def _size(schema: JsonObject, key: str) -> int | None:
     value = schema.get(key)
-    if value is not None and (
-        isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31
-    ):
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
         raise RequestError(f"{key!r} in a JSON schema must be a whole number from 0 to 2147483647")
     return value
 
@@ -486,44 +514,67 @@ def _present(**keywords: int | None) -> dict[str, int]:
     return {key: value for key, value in keywords.items() if value is not None}
 
 
-def _bounds(schema: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
+def _bounds(schema: JsonObject, *, whole: bool) -> JsonDict:
     """Return the bounds of a number, always some if it is ``whole``. Bounds of other numbers that
     are too fine or too large are dropped.
     """
-    found: dict[str, Any] = {}
+    bounds: JsonDict = {}
     for key in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
         value = schema.get(key)
         if value is None or isinstance(value, bool):  # draft 4 has true for exclusive
             continue
         if not isinstance(value, int | float) or not -(2**63) <= value <= 2**64:
             raise RequestError(f"{key!r} in a JSON schema must be a number of 64 bits")
-        found[key] = value
-    if not whole:
-        return {
-            key: value
-            for key, value in found.items()
-            if value == 0 or _MIN_NUMBER <= abs(value) <= _MAX_NUMBER
-        }
-    lows = [math.ceil(found["minimum"])] if "minimum" in found else []
-    lows += [math.floor(found["exclusiveMinimum"]) + 1] if "exclusiveMinimum" in found else []
-    highs = [math.floor(found["maximum"])] if "maximum" in found else []
-    highs += [math.ceil(found["exclusiveMaximum"]) - 1] if "exclusiveMaximum" in found else []
-    low = max(lows, default=-_MAX_INTEGER)
-    high = min(highs, default=_MAX_INTEGER)
+        bounds[key] = value
+    if whole:
+        return _integer_bounds(bounds, schema.get("multipleOf"))
+    return {
+        key: value
+        for key, value in bounds.items()
+        if value == 0 or _MIN_NUMBER <= abs(value) <= _MAX_NUMBER
+    }
+
+
+def _integer_bounds(bounds: Mapping[str, float], factor: Any) -> JsonDict:
+    """Return the bounds of an integer, both of them, with a ``factor`` that is whole.
+
+    Raises RequestError if no integer lies between them.
+    """
+    lowest = _lowest_integer(bounds)
+    highest = _highest_integer(bounds)
+    low = -_MAX_INTEGER if lowest is None else lowest
+    high = _MAX_INTEGER if highest is None else highest
     # One bound beyond the usual ones is joined by another of 64 bits.
-    if not highs and low > high:
+    if highest is None and low > high:
         high = _MAX_UNSIGNED
-    if not lows and low > high:
+    if lowest is None and low > high:
         low = _MIN_SIGNED
     if low > high:
         raise RequestError(f"no integer lies between minimum {low} and maximum {high}")
-    factor = schema.get("multipleOf")
-    is_whole = isinstance(factor, int | float) and 0 < factor < 2**31 and factor == int(factor)
-    return {
-        "minimum": low,
-        "maximum": high,
-        **({"multipleOf": int(factor or 0)} if is_whole else {}),
-    }
+    ready = {"minimum": low, "maximum": high}
+    if isinstance(factor, int | float) and 0 < factor < 2**31 and factor == int(factor):
+        ready["multipleOf"] = int(factor)
+    return ready
+
+
+def _lowest_integer(bounds: Mapping[str, float]) -> int | None:
+    """Return the lowest integer within the bounds; None without a lower bound."""
+    lows = []
+    if "minimum" in bounds:
+        lows.append(math.ceil(bounds["minimum"]))
+    if "exclusiveMinimum" in bounds:
+        lows.append(math.floor(bounds["exclusiveMinimum"]) + 1)
+    return max(lows, default=None)
+
+
+def _highest_integer(bounds: Mapping[str, float]) -> int | None:
+    """Return the highest integer within the bounds; None without an upper bound."""
+    highs = []
+    if "maximum" in bounds:
+        highs.append(math.floor(bounds["maximum"]))
+    if "exclusiveMaximum" in bounds:
+        highs.append(math.ceil(bounds["exclusiveMaximum"]) - 1)
+    return min(highs, default=None)
 
 
 def _shown(value: Any) -> str:
@@ -532,4 +583,6 @@ def _shown(value: Any) -> str:
         text = json.dumps(value, ensure_ascii=False)
     except (RecursionError, ValueError):
         return "a value"
-    return text if len(text) <= 60 else f"{text[:60]}..."
+    if len(text) <= 60:
+        return text
+    return f"{text[:60]}..."

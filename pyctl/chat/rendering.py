@@ -8,9 +8,10 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from pyctl.chat.images import joined_parts, mark_of
+from pyctl.chat.json_object import JsonDict, JsonObject, JsonObjects
 from pyctl.chat.replay import Part, Replay, ReplayMarks
 from pyctl.chat.reply import ReasoningTags, ReplyPart
 from pyctl.chat.template import Template, TemplateCapabilities
@@ -21,7 +22,7 @@ from pyctl.text import n_common, with_whole_characters
 
 __all__ = ["Continue", "RenderedChat", "Renderer", "check_messages", "fit_messages", "unreadable"]
 
-Message = dict[str, Any]
+Message = JsonDict
 
 _ROLES = {
     "system": "system",
@@ -260,7 +261,7 @@ def _content(
     return content if capabilities.text else [{"type": "text", "text": content}]
 
 
-def _function(function: Mapping[str, Any], capabilities: TemplateCapabilities) -> Message:
+def _function(function: JsonObject, capabilities: TemplateCapabilities) -> Message:
     arguments = function["arguments"]
     if capabilities.object_arguments and isinstance(arguments, str):
         try:
@@ -321,7 +322,7 @@ class Renderer:
         template: Template,
         tags: ReasoningTags,
         start_texts: Sequence[str],
-        variables: Mapping[str, Any],
+        variables: JsonObject,
         marks: ReplayMarks,
         *,
         strip_bos: bool,
@@ -346,8 +347,8 @@ class Renderer:
         self,
         messages: object,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        variables: Mapping[str, Any] | None = None,
+        tools: JsonObjects | None = None,
+        variables: JsonObject | None = None,
         add_generation_prompt: bool = True,
         continues: Continue | None = None,
         prefill: bool = True,
@@ -393,10 +394,10 @@ class Renderer:
 
     def _render(
         self,
-        messages: list[dict[str, Any]],
+        messages: list[JsonDict],
         continues: Continue | None,
-        tools: Sequence[Mapping[str, Any]] | None,
-        variables: Mapping[str, Any],
+        tools: JsonObjects | None,
+        variables: JsonObject,
         add_header: bool,
     ) -> RenderedChat:
         """Return the prompt of ``messages``, with the reasoning block that it may leave open."""
@@ -415,9 +416,9 @@ class Renderer:
 
     def _text(
         self,
-        messages: Sequence[dict[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-        variables: Mapping[str, Any],
+        messages: Sequence[JsonDict],
+        tools: JsonObjects | None,
+        variables: JsonObject,
         header: bool,
     ) -> str:
         fitted = fit_messages(messages, self._template.capabilities)
@@ -428,10 +429,10 @@ class Renderer:
 
     def _continue(
         self,
-        messages: list[dict[str, Any]],
+        messages: list[JsonDict],
         continues: Continue,
-        tools: Sequence[Mapping[str, Any]] | None,
-        variables: Mapping[str, Any],
+        tools: JsonObjects | None,
+        variables: JsonObject,
     ) -> RenderedChat:
         """Return the prompt of a reply that continues the last message.
 
@@ -471,7 +472,7 @@ class Renderer:
             begun=(header[start:] if start >= 0 else "") + content,
         )
 
-    def _has_start(self, *messages: dict[str, Any]) -> bool:
+    def _has_start(self, *messages: JsonDict) -> bool:
         """Return whether one of the tokens is between two messages, or between a single one and its
         reply.
         """
@@ -484,9 +485,9 @@ class Renderer:
     def _header(
         self,
         text: str,
-        before: Sequence[dict[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-        variables: Mapping[str, Any],
+        before: Sequence[JsonDict],
+        tools: JsonObjects | None,
+        variables: JsonObject,
     ) -> str:
         """Return the part of ``text`` that belongs to the reply after the messages ``before``: all
         from the last token on that starts a message, or the part that a rendering of ``before``
@@ -509,5 +510,5 @@ class Renderer:
         ]  # which may have cut the tag
 
 
-def _said(role: str) -> dict[str, Any]:
+def _said(role: str) -> JsonDict:
     return {"role": role, "content": _GAP}

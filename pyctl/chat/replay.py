@@ -23,6 +23,7 @@ import msgspec
 from pyctl.atomic_file import inode, open_regular
 from pyctl.chat.call_formats.scan import parse_json
 from pyctl.chat.images import BEGIN
+from pyctl.chat.json_object import JsonDict
 from pyctl.limit import limit
 from pyctl.prompt import Tokens, as_tokens
 
@@ -250,7 +251,7 @@ class Replay:
         return self._n_bytes
 
     def remember(
-        self, message: dict[str, Any], place: bytes, header: str, text: str, tokens: Tokens | None
+        self, message: JsonDict, place: bytes, header: str, text: str, tokens: Tokens | None
     ) -> None:
         """Keep a reply that means ``message``, an assistant message as OpenAI writes them, at this
         `places`.
@@ -263,7 +264,7 @@ class Replay:
             self._keep(key, reply)
         self._write_soon(key, reply)
 
-    def find(self, message: dict[str, Any], place: bytes) -> SampledReply | None:
+    def find(self, message: JsonDict, place: bytes) -> SampledReply | None:
         """Return the reply that ``message`` stands for in the conversation of ``place``, and in no
         other.
         """
@@ -353,22 +354,22 @@ def _digest(data: str | bytes) -> bytes:
 _NOTHING = _digest("")
 
 
-def _reasoning(message: dict[str, Any]) -> bytes:
+def _reasoning(message: JsonDict) -> bytes:
     return _digest((message.get("reasoning_content") or "").strip())
 
 
-def _ids(message: dict[str, Any]) -> tuple[str, ...]:
+def _ids(message: JsonDict) -> tuple[str, ...]:
     return tuple(call.get("id") or "" for call in message.get("tool_calls") or ())
 
 
-def _content(message: dict[str, Any]) -> str:
+def _content(message: JsonDict) -> str:
     """Return the content as text, with marks of images that are the same in every process."""
     content = message["content"]
     text: str = content if isinstance(content, str) else "\n".join(content)
     return text.replace(BEGIN, "<__image_") if BEGIN in text else text
 
 
-def _meaning(message: dict[str, Any]) -> bytes:
+def _meaning(message: JsonDict) -> bytes:
     """Return a digest that is the same for messages of the same content and calls."""
     content = _content(message)
     calls = [
@@ -378,7 +379,7 @@ def _meaning(message: dict[str, Any]) -> bytes:
     return _digest(json.dumps([content.strip(), calls], sort_keys=True))
 
 
-def places(messages: Sequence[dict[str, Any]], tools: object = None) -> list[bytes]:
+def places(messages: Sequence[JsonDict], tools: object = None) -> list[bytes]:
     """Return for each of these checked messages, and for one after them, the key of the
     conversation that precedes it.
 
@@ -414,7 +415,7 @@ _MAX_TAGS = 4
 """Tags of reasoning between the start of a message and the sampled text."""
 
 
-def _calling(message: dict[str, Any], marked: dict[str, Any]) -> dict[str, Any]:
+def _calling(message: JsonDict, marked: JsonDict) -> JsonDict:
     """Return ``marked`` as a call of the same tools, with the mark as an argument of the first;
     itself if it calls nothing.
 
@@ -453,8 +454,8 @@ class ReplayMarks:
         self._tags = tags
 
     def mark(
-        self, messages: Sequence[dict[str, Any]], tools: object, *, is_continued: bool
-    ) -> tuple[bytes, list[dict[str, Any]], Mapping[str, SampledReply]]:
+        self, messages: Sequence[JsonDict], tools: object, *, is_continued: bool
+    ) -> tuple[bytes, list[JsonDict], Mapping[str, SampledReply]]:
         """Return the place of the reply, the checked messages with a mark for each one that can be
         replaced, and the replies by mark.
 
@@ -478,8 +479,8 @@ class ReplayMarks:
         return found[n_before], marked, replayed
 
     def with_calls(
-        self, messages: Sequence[dict[str, Any]], marked: Sequence[dict[str, Any]]
-    ) -> list[dict[str, Any]] | None:
+        self, messages: Sequence[JsonDict], marked: Sequence[JsonDict]
+    ) -> list[JsonDict] | None:
         """Return ``marked`` with the mark in a call where one of ``messages`` has calls, for
         templates that refuse a result without a call before it; None where the end of such a
         message is unknown.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from pyctl.chat.cached_tokenizer import Tokenizer
+from pyctl.chat.json_object import JsonDict
 from pyctl.reasoning import ReasoningLimit
 from pyctl.text import overlap
 
@@ -244,9 +245,9 @@ class ParsedReply:
             for head, arguments in zip(self._heads, self._arguments, strict=True)
         ]
 
-    def message(self, before: ReplyDelta = ReplyDelta()) -> dict[str, Any]:  # noqa: B008 (a tuple)
+    def message(self, before: ReplyDelta = ReplyDelta()) -> JsonDict:  # noqa: B008 (a tuple)
         """Return the reply as an assistant message that continues ``before``."""
-        message: dict[str, Any] = {"role": "assistant", "content": before.content + self.content}
+        message: JsonDict = {"role": "assistant", "content": before.content + self.content}
         if reasoning := before.reasoning + self.reasoning:
             message["reasoning_content"] = reasoning
         if calls := self.calls:

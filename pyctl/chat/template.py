@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,6 +21,7 @@ from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pyctl.chat import CHATML, keep_reasoning
+from pyctl.chat.json_object import JsonDict, JsonObject, JsonObjects
 from pyctl.errors import ModelError, RequestError
 
 __all__ = [
@@ -49,14 +50,14 @@ SAMPLE_TOOL = "sample"
 _A, _B = SAMPLE_KEY, SAMPLE_VALUE = "pyctlsamplea", "pyctlsampleb"
 
 
-def sample_message(role: str, text: str, *, as_text: bool = True) -> dict[str, Any]:
+def sample_message(role: str, text: str, *, as_text: bool = True) -> JsonDict:
     """Return a message of ``role``; its content is a list of one part unless ``as_text``."""
     return {"role": role, "content": text if as_text else [{"type": "text", "text": text}]}
 
 
 def sample_call(
     *arguments: Mapping[str, str], as_text: bool = True, as_object: bool = True
-) -> dict[str, Any]:
+) -> JsonDict:
     """Return an assistant message that calls the sample tool with each of ``arguments``, as JSON
     text unless ``as_object``.
     """
@@ -74,7 +75,7 @@ _NO_PARAMETERS = {"type": "object", "properties": {}, "required": []}
 """The schema of a tool without parameters, with the members that some templates require."""
 
 
-def sample_tool(name: str = SAMPLE_TOOL) -> dict[str, Any]:
+def sample_tool(name: str = SAMPLE_TOOL) -> JsonDict:
     """Return a tool as templates take it."""
     return {
         "type": "function",
@@ -125,9 +126,9 @@ class Template:
 
     def render(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: JsonObjects,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: JsonObjects | None = None,
         add_generation_prompt: bool = True,
         **kwargs: Any,
     ) -> str:
@@ -138,7 +139,7 @@ class Template:
         today = (
             datetime.now()
         )  # as in llama-server: the day, so that a prompt stays the same for as long
-        variables: dict[str, Any] = {
+        variables: JsonDict = {
             "bos_token": self.bos_token,
             "eos_token": self.eos_token,
             "date_string": today.strftime("%d %b %Y"),
@@ -243,7 +244,7 @@ def _tojson(
 ) -> str:
     if isinstance(value, Iterator):  # of a filter such as map
         value = list(value)
-    form: dict[str, Any] = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
+    form: JsonDict = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
     return json.dumps(value, ensure_ascii=ensure_ascii, default=_null, **form)
 
 
@@ -312,13 +313,13 @@ class TemplateCapabilities:
         parts = _shows(template, [sample_message("user", _A, as_text=False)], _A, never="'type'")
         text = _shows(template, [sample_message("user", _A)], _A) or not parts
 
-        def said(role: str, content: str) -> dict[str, Any]:
+        def said(role: str, content: str) -> JsonDict:
             return sample_message(role, content, as_text=text)
 
-        def called(*arguments: Mapping[str, str], as_object: bool) -> list[dict[str, Any]]:
+        def called(*arguments: Mapping[str, str], as_object: bool) -> list[JsonDict]:
             return [said("user", "a"), sample_call(*arguments, as_text=text, as_object=as_object)]
 
-        def objects_shown(tools: Sequence[Mapping[str, Any]] | None) -> bool:
+        def objects_shown(tools: JsonObjects | None) -> bool:
             return _shows(
                 template, called({_A: _B}, as_object=True), _A, _B, never=f"'{_A}'", tools=tools
             )
@@ -368,7 +369,7 @@ class TemplateCapabilities:
         )
 
 
-def _efforts(template: Template, messages: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+def _efforts(template: Template, messages: JsonObjects) -> tuple[str, ...]:
     texts: dict[str, str] = {}
     for effort in EFFORTS:
         with suppress(RequestError):
@@ -378,11 +379,11 @@ def _efforts(template: Template, messages: Sequence[Mapping[str, Any]]) -> tuple
 
 def _shows(
     template: Template,
-    messages: Sequence[Mapping[str, Any]],
+    messages: JsonObjects,
     *needles: str,
     never: str | None = None,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    variables: Mapping[str, Any] | None = None,
+    tools: JsonObjects | None = None,
+    variables: JsonObject | None = None,
 ) -> bool:
     """Return whether the rendered sample holds all ``needles`` and not ``never`` (how Python would
     write a value).

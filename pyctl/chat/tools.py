@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pyctl.chat.json_object import JsonDict, JsonObject, JsonObjects
 from pyctl.chat.json_schema import resolve
 from pyctl.errors import RequestError
 from pyctl.limit import limit
@@ -41,12 +42,12 @@ class Tool:
     """
 
     name: str
-    parameters: Mapping[str, Any]
+    parameters: JsonObject
     strict: bool = False
     grammar: str = ""
 
     @property
-    def properties(self) -> Mapping[str, Any]:
+    def properties(self) -> JsonObject:
         """The schema of each argument."""
         properties = self.parameters.get("properties")
         return properties if isinstance(properties, Mapping) else {}
@@ -80,9 +81,7 @@ class Tools:
     forced: bool = False
 
     @classmethod
-    def of(
-        cls, tools: Sequence[Mapping[str, Any]], parallel: bool = True, forced: bool = False
-    ) -> Tools:
+    def of(cls, tools: JsonObjects, parallel: bool = True, forced: bool = False) -> Tools:
         """Read tools of type function in OpenAI's form, each with a name. Raises RequestError for a
         long grammar.
         """
@@ -105,7 +104,7 @@ class Tools:
         return tool.types(argument) if tool is not None else ALL_TYPES
 
 
-def template_tools(tools: object) -> list[dict[str, Any]] | None:
+def template_tools(tools: object) -> list[JsonDict] | None:
     """Return the tools as llama-server passes them to the template: name, description and
     parameters only.
 
@@ -120,7 +119,7 @@ def template_tools(tools: object) -> list[dict[str, Any]] | None:
     return [_template_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
 
 
-def _template_tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _template_tool(tool: JsonObject, where: str) -> JsonDict:
     """Return a checked tool with name, description and parameters. Raises RequestError, which names
     the fault at ``where``.
     """
@@ -156,7 +155,7 @@ def read_tools(
     parallel: bool = True,
     parse: bool = True,
     has_grammar: bool = False,
-) -> tuple[list[dict[str, Any]] | None, Tools | None]:
+) -> tuple[list[JsonDict] | None, Tools | None]:
     """Return the tools for the template, and those that the reply may call, by ``choice``
     (``tool_choice``); None for none.
 
@@ -228,14 +227,14 @@ def _name_of(tool: object, where: str) -> str:
     return name
 
 
-def types_of(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
+def types_of(schema: object, root: JsonObject) -> frozenset[str]:
     """Return the JSON types of the values that ``schema`` allows, all if it names none; ``root``
     resolves references.
     """
     return _types(schema, root, {}, 0) or ALL_TYPES
 
 
-def _resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
+def _resolved(schema: object, root: JsonObject) -> JsonObject:
     """Return ``schema``, or its target in ``root``; an empty one if it is not a schema."""
     for _ in range(_DEPTH):
         if not isinstance(schema, Mapping):
@@ -246,7 +245,7 @@ def _resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
-def _words(schema: object, root: Mapping[str, Any]) -> list[str | None]:
+def _words(schema: object, root: JsonObject) -> list[str | None]:
     """Return the strings that ``schema`` lists, alone or as alternatives, and None if it allows
     null as well.
 
@@ -282,7 +281,7 @@ def _listed(value: object) -> list[Any]:
 
 
 def _types(
-    schema: object, root: Mapping[str, Any], known: dict[str, frozenset[str]], depth: int
+    schema: object, root: JsonObject, known: dict[str, frozenset[str]], depth: int
 ) -> frozenset[str]:
     """Return the types that ``schema`` allows. ``known`` has the types of references; none while
     they are resolved, so that a circle ends.
@@ -340,7 +339,7 @@ def _type_of(value: object) -> str:
     return "object"
 
 
-def _target(reference: str, root: Mapping[str, Any]) -> Any:
+def _target(reference: str, root: JsonObject) -> Any:
     """Return the schema that a reference points at; None if there is none."""
     try:
         return resolve(reference, root)

@@ -19,6 +19,7 @@ from pyctl.chat.call_formats.families import FALLBACK, FAMILIES
 from pyctl.chat.call_formats.llama3 import LlamaFormat
 from pyctl.chat.call_formats.message_format import HARMONY
 from pyctl.chat.constraint import Constraint
+from pyctl.chat.json_object import JsonObject
 from pyctl.chat.reply import ReasoningTags, ReplyPart
 from pyctl.chat.template import (
     SAMPLE_KEY,
@@ -127,7 +128,7 @@ class BoundCalls:
             parameters=loosened if properties and self._fits(loosened, tool, probes) else _ANYTHING,
         )
 
-    def _fits(self, parameters: Mapping[str, Any], tool: Tool, probes: Iterator[int]) -> bool:
+    def _fits(self, parameters: JsonObject, tool: Tool, probes: Iterator[int]) -> bool:
         """Return whether a grammar can be made of these parameters; False if they are too large to
         examine.
         """
