@@ -59,20 +59,20 @@ class MessageStarts:
         self._tokenizer = tokenizer
         self._assistant = _assistant_start(template, tokenizer, self.ids)
         self._result = _result_start(template, tokenizer, self.ids)
-        self.call_end = _call_end(
-            template, tokenizer, self.ids, {token: text for text, token in specials.items()}
-        )
+        texts = {token: text for text, token in specials.items()}
+        self.call_end = _call_end(template, tokenizer, self.ids, texts)
 
     def prompt(self, tokens: Tokens, pictures: Sequence[ImageSpan]) -> Prompt:
         """Return the prompt of ``tokens``, with every place at which something starts or ends."""
-        begins = boundaries(tokens, self.ids)
-        replies = headers(tokens, begins, self._assistant)
-        turn = last_turn(tokens, begins, replies or (), self._result)
+        starts = boundaries(tokens, self.ids)
+        replies = headers(tokens, starts, self._assistant)
+        turn = last_turn(tokens, starts, replies or (), self._result)
+        lines: tuple[int, ...] = ()
         is_chat = tokens.size and int(tokens[0]) in self.ids
-        lines = (
-            () if is_chat else _line_ends(tokens[: begins[0] if begins else None], self._tokenizer)
-        )
-        return Prompt(tokens, begins, replies, turn, tuple(pictures), lines)
+        if not is_chat:
+            raw = tokens[: starts[0]] if starts else tokens
+            lines = _line_ends(raw, self._tokenizer)
+        return Prompt(tokens, starts, replies, turn, tuple(pictures), lines)
 
 
 def boundaries(tokens: Tokens, starts: Sequence[int]) -> tuple[int, ...]:
@@ -81,8 +81,8 @@ def boundaries(tokens: Tokens, starts: Sequence[int]) -> tuple[int, ...]:
     """
     if not starts:
         return ()
-    here = tokens == starts[0] if len(starts) == 1 else np.isin(tokens, starts)
-    return tuple(int(index) for index in np.flatnonzero(here) if index)
+    is_start = tokens == starts[0] if len(starts) == 1 else np.isin(tokens, starts)
+    return tuple(int(index) for index in np.flatnonzero(is_start) if index)
 
 
 def headers(
@@ -95,13 +95,14 @@ def headers(
     """
     if not start:
         return None
-    inside = np.array([at for at in boundaries if at + len(start) <= tokens.size], np.int64)
-    same = (
-        (tokens[inside[:, None] + np.arange(len(start))] == np.array(start)).all(axis=1)
-        if inside.size
-        else inside
-    )
-    return tuple(inside[same == 1].tolist())
+    last = tokens.size - len(start)
+    positions = np.array([position for position in boundaries if position <= last], np.int64)
+    if not positions.size:
+        return ()
+    offsets = np.arange(len(start))
+    first_tokens = tokens[positions[:, None] + offsets]  # (n, len(start))
+    is_header = (first_tokens == np.array(start)).all(axis=1)
+    return tuple(positions[is_header].tolist())
 
 
 def last_turn(
@@ -114,9 +115,10 @@ def last_turn(
     after it then.
     """
     for header in reversed(headers):
-        before = bisect.bisect_left(boundaries, header)
-        begins = boundaries[before - 1] if before else 0
-        if not result or tuple(tokens[begins : begins + len(result)].tolist()) != tuple(result):
+        index = bisect.bisect_left(boundaries, header)
+        previous = boundaries[index - 1] if index else 0
+        first_tokens = tokens[previous : previous + len(result)].tolist()
+        if not result or first_tokens != list(result):
             return header
     return 0
 
@@ -125,12 +127,10 @@ def _line_ends(tokens: Tokens, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Return the token counts at which a line ends, ascending; no line ends at a token of an
     image.
     """
-    ends = [
-        token
-        for token in np.unique(tokens[tokens >= 0]).tolist()
-        if tokenizer.piece(token).endswith(b"\n")
-    ]
-    return tuple((np.flatnonzero(np.isin(tokens, ends)) + 1).tolist())
+    distinct = np.unique(tokens[tokens >= 0]).tolist()
+    ends = [token for token in distinct if tokenizer.piece(token).endswith(b"\n")]
+    positions = np.flatnonzero(np.isin(tokens, ends))
+    return tuple((positions + 1).tolist())
 
 
 def message_starts(
@@ -146,9 +146,8 @@ def message_starts(
     which is what also stands there when no message follows, and then the one that starts the
     second. Texts ``inside`` messages start none.
     """
-    gaps = _Gaps(
-        template, tokenizer, {token for text, token in specials.items() if text.strip()}, inside
-    )
+    visible = {token for text, token in specials.items() if text.strip()}
+    gaps = _Gaps(template, tokenizer, visible, inside)
     starts = {start for start in _starts(gaps, template.capabilities) if start is not None}
     if not starts:
         log.warning(
@@ -167,14 +166,20 @@ def _assistant_start(
     Empty where the template has no such header, or all its messages start alike.
     """
     gaps = _Gaps(template, tokenizer, starts)
-    roles = zip(("user", "assistant", "user"), _MARKS, strict=False)
-    said = [sample_message(role, mark, as_text=template.capabilities.text) for role, mark in roles]
-    header, message, user, first = (
-        gaps.last_start(*where)
-        for where in ((said[:1], 1, True), (said, 1), (said, 2), (said[:1], 0))
-    )
-    common = header[: n_common(header, message)]
-    return common if all(other[: len(common)] != common for other in (user, first)) else ()
+    as_text = template.capabilities.text
+    first = sample_message("user", _MARKS[0], as_text=as_text)
+    reply = sample_message("assistant", _MARKS[1], as_text=as_text)
+    second = sample_message("user", _MARKS[2], as_text=as_text)
+    header = gaps.last_start([first], 1, header=True)
+    reply_start = gaps.last_start([first, reply, second], 1)
+    common = header[: n_common(header, reply_start)]
+    for user_start in (
+        gaps.last_start([first, reply, second], 2),
+        gaps.last_start([first], 0),
+    ):
+        if user_start[: len(common)] == common:
+            return ()
+    return common
 
 
 def _result_start(
@@ -184,10 +189,14 @@ def _result_start(
     the user does; else empty.
     """
     gaps = _Gaps(template, tokenizer, starts)
+    if not template.capabilities.tool_calls:
+        return ()
     said, called, result = _samples(template.capabilities)
-    begins = gaps.last_start([*called, result], 2)
-    user = gaps.last_start(said, 2)
-    return begins if template.capabilities.tool_calls and user[: len(begins)] != begins else ()
+    result_start = gaps.last_start([*called, result], 2)
+    user_start = gaps.last_start(said, 2)
+    if user_start[: len(result_start)] == result_start:
+        return ()
+    return result_start
 
 
 def _call_end(
@@ -196,34 +205,47 @@ def _call_end(
     """Return the special token between a call and the token that starts its result; empty if there
     is none.
     """
+    if not template.capabilities.tool_calls:
+        return ""
     _, called, result = _samples(template.capabilities)
-    found = _Gaps(template, tokenizer, specials).specials([*called, result], 2) or []
-    at = next((at for at, token in enumerate(found) if token in starts), 0)
-    return specials[found[at - 1]] if at and template.capabilities.tool_calls else ""
+    gaps = _Gaps(template, tokenizer, specials)
+    before = None
+    for token in gaps.specials([*called, result], 2) or ():
+        if token in starts:
+            return "" if before is None else specials[before]
+        before = token
+    return ""
 
 
 def _samples(
     capabilities: TemplateCapabilities,
 ) -> tuple[list[JsonDict], list[JsonDict], JsonDict]:
     """Return three messages, two that end with a call, and the result of that."""
-    text = capabilities.text
-    as_object = capabilities.object_arguments
-    roles = zip(("user", "assistant", "user", "tool"), (*_MARKS[:3], _MARKS[2]), strict=True)
-    *said, result = (sample_message(role, mark, as_text=text) for role, mark in roles)
-    called = [said[0], sample_call({"sample": _MARKS[1]}, as_text=text, as_object=as_object)]
-    return said, called, result | {"tool_call_id": SAMPLE_CALL_ID, "name": SAMPLE_TOOL}
+    as_text = capabilities.text
+    said = [
+        sample_message("user", _MARKS[0], as_text=as_text),
+        sample_message("assistant", _MARKS[1], as_text=as_text),
+        sample_message("user", _MARKS[2], as_text=as_text),
+    ]
+    call = sample_call(
+        {"sample": _MARKS[1]}, as_text=as_text, as_object=capabilities.object_arguments
+    )
+    result = sample_message("tool", _MARKS[2], as_text=as_text)
+    result["tool_call_id"] = SAMPLE_CALL_ID
+    result["name"] = SAMPLE_TOOL
+    return said, [said[0], call], result
 
 
 def _starts(gaps: _Gaps, capabilities: TemplateCapabilities) -> list[int | None]:
     said, called, result = _samples(capabilities)
-    found = [
+    starts = [
         gaps.first(said[:1]),
         gaps.start(said[:1], said[:1], 1, header=True),
         gaps.start(said[:2], said, 2),
     ]
     if capabilities.tool_calls:
-        found.append(gaps.start(called, [*called, result], 2))
-    return found
+        starts.append(gaps.start(called, [*called, result], 2))
+    return starts
 
 
 class _Gaps:
@@ -244,8 +266,8 @@ class _Gaps:
     def first(self, messages: JsonObjects) -> int | None:
         """Return the token that starts the first message."""
         before = self.specials(messages, 0) or []
-        if before[:1] == [self._tokenizer.bos] and len(before) > 1:
-            before = before[1:]
+        if len(before) > 1 and before[0] == self._tokenizer.bos:
+            return before[1]
         return before[0] if before else None
 
     def last_start(self, messages: JsonObjects, gap: int, header: bool = False) -> tuple[int, ...]:
@@ -254,13 +276,14 @@ class _Gaps:
         """
         text = self._text(messages, gap, header) or ""
         tokens, *others = (self._tokenizer.tokenize(text + said) for said in _TEXTS)
-        tokens = tokens[: min(n_common(tokens, other) for other in others)]
+        n_certain = min(n_common(tokens, other) for other in others)
+        tokens = tokens[:n_certain]
         while tokens and not self._tokenizer.piece(tokens[-1]).strip():
             tokens.pop()
-        at = max(
-            (i for i, token in enumerate(tokens) if token in self._specials), default=len(tokens)
-        )
-        return tuple(tokens[at:])
+        for index in reversed(range(len(tokens))):
+            if tokens[index] in self._specials:
+                return tuple(tokens[index:])
+        return ()
 
     def specials(self, messages: JsonObjects, gap: int, header: bool = False) -> list[int] | None:
         """Return the special tokens before mark ``gap``, or after the last mark if that is its
@@ -278,14 +301,16 @@ class _Gaps:
             text = self._template.render(messages, add_generation_prompt=header)
         except RequestError:
             return None
-        edges = [0]
+        gaps = []
+        start = 0
         for mark in _MARKS[: len(messages)]:
-            at = text.find(mark, edges[-1])
-            if at < 0:
+            end = text.find(mark, start)
+            if end < 0:
                 return None
-            edges += [at, at + len(mark)]
-        edges.append(len(text))
-        return text[edges[2 * gap] : edges[2 * gap + 1]]
+            gaps.append(text[start:end])
+            start = end + len(mark)
+        gaps.append(text[start:])
+        return gaps[gap]
 
     def start(
         self,
@@ -301,8 +326,10 @@ class _Gaps:
         between = self.specials(after, gap, header)
         if ends is None or between is None:
             return None
-        if len(ends) > 1 and ends[-1] == self._tokenizer.eos and between[: len(ends)] != ends:
+        starts_alike = between[: len(ends)] == ends
+        if not starts_alike and len(ends) > 1 and ends[-1] == self._tokenizer.eos:
             ends.pop()  # some templates write EOS when nothing follows
-        if between[: len(ends)] != ends or len(between) == len(ends):
+            starts_alike = between[: len(ends)] == ends
+        if not starts_alike or len(between) == len(ends):
             return None
         return between[len(ends)]

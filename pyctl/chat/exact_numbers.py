@@ -78,11 +78,20 @@ def _children(schema: JsonObject) -> Iterator[Any]:
     yield from (schema[key] for key in ("items", "additionalProperties") if key in schema)
 
 
+def _definition_of(schema: JsonObject) -> str:
+    """Return the name of the definition that ``$ref`` refers to."""
+    return str(schema["$ref"]).removeprefix("#/$defs/")
+
+
+def _as_text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
 def _references(schema: Any) -> Iterator[str]:
     """Yield the names of the definitions that a schema refers to by itself."""
     if isinstance(schema, dict):
         if "$ref" in schema:
-            yield schema["$ref"].removeprefix("#/$defs/")
+            yield _definition_of(schema)
         for child in _children(schema):
             yield from _references(child)
 
@@ -103,19 +112,30 @@ class _Writer:
         self._definitions: JsonObject = schema.get("$defs", {})
         self._rules = rules
         self._as_json = as_json
-        self._leads_to = {name: set(_references(each)) for name, each in self._definitions.items()}
-        self._exact = {name for name, each in self._definitions.items() if has_exact_numbers(each)}
-        while (
-            more := {name for name, ends in self._leads_to.items() if ends & self._exact}
-            - self._exact
-        ):
-            self._exact |= more
+        self._leads_to: dict[str, set[str]] = {}
+        self._exact: set[str] = set()
+        for name, definition in self._definitions.items():
+            self._leads_to[name] = set(_references(definition))
+            if has_exact_numbers(definition):
+                self._exact.add(name)
+        self._spread()
         self._marked: set[int] = set()
-        for each in (schema, *self._definitions.values()):
-            self._mark(each)
+        self._mark(schema)
+        for definition in self._definitions.values():
+            self._mark(definition)
         self._named: dict[str, str] = {}
         self._waiting: list[str] = []
         self._size = 0
+
+    def _spread(self) -> None:
+        """Mark the definitions that lead to a marked one as exact."""
+        is_complete = False
+        while not is_complete:
+            is_complete = True
+            for name, targets in self._leads_to.items():
+                if name not in self._exact and targets & self._exact:
+                    self._exact.add(name)
+                    is_complete = False
 
     def write(self, schema: JsonObject) -> str:
         """Return an expression for JSON by ``schema``, and define the rules of the definitions that
@@ -139,44 +159,47 @@ class _Writer:
         """Return whether ``schema``, whose parts are marked, needs rules."""
         if not isinstance(schema, dict):
             return False
-        if "$ref" in schema and schema["$ref"].removeprefix("#/$defs/") in self._exact:
+        if "$ref" in schema and _definition_of(schema) in self._exact:
             return True
-        return any(map(_is_exact, _values(schema))) or any(
-            id(child) in self._marked for child in _children(schema)
-        )
+        if any(map(_is_exact, _values(schema))):
+            return True
+        return any(id(child) in self._marked for child in _children(schema))
 
     def expression(self, schema: Any) -> str:
         """Return an expression for JSON by ``schema``."""
         if isinstance(schema, dict) and "$ref" in schema:
-            return self._defined(schema["$ref"].removeprefix("#/$defs/"))
+            return self._defined(_definition_of(schema))
         if not self._needs_rules(schema):
             return self._json(schema)
+        types = schema.get("type", ())
         if "allOf" in schema:
             raise RequestError(
                 "a number of more than 53 bits, or like 1.0, cannot be combined with allOf"
             )
         if "anyOf" in schema:
-            parts = [self._of_types(part, schema.get("type", ())) for part in schema["anyOf"]]
+            parts = [self._of_types(part, types) for part in schema["anyOf"]]
             return self._one_of([self.expression(part) for part in parts if part is not False])
-        for key in ("const", "enum"):
-            if key in schema:
-                values = [schema[key]] if key == "const" else schema[key]
-                return self._one_of([self._literal(value) for value in values])
-        return self._one_of([self._typed(schema, kind) for kind in schema.get("type", ())])
+        if "const" in schema:
+            return self._one_of([self._literal(schema["const"])])
+        if "enum" in schema:
+            return self._one_of([self._literal(value) for value in schema["enum"]])
+        return self._one_of([self._typed(schema, kind) for kind in types])
 
     def _alone(self, schema: Any) -> JsonDict:
         """Return ``schema`` with the definitions that it refers to."""
         if not isinstance(schema, dict):
             return {} if schema else {"anyOf": [False]}
-        left = list(_references(schema))
-        known = dict[str, Any]()
-        while left:
-            name = left.pop()
-            if name not in known:
-                known[name] = self._definitions[name]
-                left += self._leads_to[name]
+        names = list(_references(schema))
+        definitions = dict[str, Any]()
+        while names:
+            name = names.pop()
+            if name not in definitions:
+                definitions[name] = self._definitions[name]
+                names += self._leads_to[name]
         own = {key: value for key, value in schema.items() if key != "$defs"}
-        return {**own, "$defs": known} if known else own
+        if definitions:
+            own["$defs"] = definitions
+        return own
 
     def _json(self, schema: Any) -> str:
         return self._rules.rule(self._counted(self._as_json(self._alone(schema))))
@@ -208,15 +231,14 @@ class _Writer:
             return {"type": list(kinds)}
         if "const" in part or "enum" in part:
             values = [part["const"]] if "const" in part else part["enum"]
-            left = [value for value in values if has_type(value, kinds)]
-            return {"enum": left} if left else False
+            typed = [value for value in values if has_type(value, kinds)]
+            return {"enum": typed} if typed else False
         if "type" in part:
-            named = [
-                kind
-                for kind in part["type"]
-                if kind in kinds or (kind == "integer" and "number" in kinds)
-            ]
-            return {**part, "type": named} if named else False
+            allowed = set(kinds)
+            if "number" in allowed:
+                allowed.add("integer")
+            both = [kind for kind in part["type"] if kind in allowed]
+            return {**part, "type": both} if both else False
         if self._needs_rules(part):
             raise RequestError(
                 "a number of more than 53 bits, or like 1.0, has a type around it in the JSON "
@@ -229,34 +251,38 @@ class _Writer:
             return self._object(schema)
         if kind == "array":
             return self._array(schema)
-        if kind == "integer" and any(
-            _is_exact(schema.get(bound)) for bound in ("minimum", "maximum")
-        ):
+        low = schema.get("minimum")
+        high = schema.get("maximum")
+        if kind == "integer" and (_is_exact(low) or _is_exact(high)):
             if "multipleOf" in schema:
                 raise RequestError("multipleOf cannot be combined with bounds of more than 53 bits")
-            return f"/{_between(schema['minimum'], schema['maximum'])}/"
+            pattern = _between(schema["minimum"], schema["maximum"])
+            return f"/{pattern}/"
         return self._json({**schema, "type": [kind]})
 
     def _literal(self, value: Any) -> str:
         """Return one value, with blanks between its marks."""
+        opening = "["
+        end = "]"
+        parts = []
         if isinstance(value, list):
-            inner = _COMMA.join(f" {self._literal(each)} " for each in value)
+            for item in value:
+                parts.append(f" {self._literal(item)} ")
         elif isinstance(value, dict):
-            inner = _COMMA.join(
-                f" {self._key(key)} {self._literal(each)} " for key, each in value.items()
-            )
+            opening = "{"
+            end = "}"
+            for key, item in value.items():
+                parts.append(f" {self._key(key)} {self._literal(item)} ")
         else:
-            return self._counted(self._rules.quoted(json.dumps(value, ensure_ascii=False)))
-        opening, end = "[]" if isinstance(value, list) else "{}"
-        return (
-            f'"{opening}" {_BLANKS} {inner} {_BLANKS} "{end}"'
-            if value
-            else f'"{opening}" {_BLANKS} "{end}"'
-        )
+            return self._counted(self._rules.quoted(_as_text(value)))
+        if not parts:
+            return f'"{opening}" {_BLANKS} "{end}"'
+        inner = _COMMA.join(parts)
+        return f'"{opening}" {_BLANKS} {inner} {_BLANKS} "{end}"'
 
     def _key(self, name: str) -> str:
         """Return the name of a member, and what stands between it and the value."""
-        text = self._rules.quoted(json.dumps(name, ensure_ascii=False))
+        text = self._rules.quoted(_as_text(name))
         return self._counted(f'{text} {_BLANKS} ":" {_BLANKS}')
 
     def _object(self, schema: JsonObject) -> str:
@@ -271,16 +297,19 @@ class _Writer:
             )
         properties = schema.get("properties", {})
         required = set(schema.get("required", ()))
-        pairs = [
-            (f"{self._key(name)} {self.expression(each)}", name in required)
-            for name, each in properties.items()
-        ]
+        pairs = []
+        for name, part in properties.items():
+            key = self._key(name)
+            value = self.expression(part)
+            pairs.append((f"{key} {value}", name in required))
         more = schema.get("additionalProperties", True)
         others = ""
         if more is not False:
             name = self._other_name(properties)
-            others = self._rules.rule(f'{name} {_BLANKS} ":" {_BLANKS} {self.expression(more)}')
-        return f'"{{" {_BLANKS} {self._members(pairs, others)} {_BLANKS} "}}"'
+            value = self.expression(more)
+            others = self._rules.rule(f'{name} {_BLANKS} ":" {_BLANKS} {value}')
+        members = self._members(pairs, others)
+        return f'"{{" {_BLANKS} {members} {_BLANKS} "}}"'
 
     def _members(self, pairs: Sequence[tuple[str, bool]], others: str) -> str:
         """Return the members in this order, those that are not required maybe missing, and any
@@ -292,9 +321,12 @@ class _Writer:
         for pair, is_required in reversed(pairs):
             pair = self._rules.rule(self._counted(pair))
             opened = f"{pair} {following}".rstrip()
-            either = f"{opened} | {first}" if first else f"({opened})?"
-            first = self._rules.rule(opened if is_required else either)
-            rest = f"({_COMMA} {pair}){'' if is_required else '?'} {following}".rstrip()
+            mark = ""
+            if not is_required:
+                mark = "?"
+                opened = f"{opened} | {first}" if first else f"({opened})?"
+            first = self._rules.rule(opened)
+            rest = f"({_COMMA} {pair}){mark} {following}".rstrip()
             following = self._rules.rule(self._counted(rest))
         return first
 
@@ -302,8 +334,9 @@ class _Writer:
         """Return any name of a member that is not ``known``."""
         if not known:
             return _KEY
-        names = [self._rules.quoted(json.dumps(name, ensure_ascii=False)) for name in known]
-        return self._rules.terminal(self._counted(f"{_KEY} & ~({' | '.join(names)})"))
+        names = [self._rules.quoted(_as_text(name)) for name in known]
+        either = " | ".join(names)
+        return self._rules.terminal(self._counted(f"{_KEY} & ~({either})"))
 
     def _array(self, schema: JsonObject) -> str:
         """Return the expression for an array by ``schema``: the first items, then repeated ones.
@@ -311,9 +344,9 @@ class _Writer:
         It is built from its end, since an optional item contains all that follow it. Raises
         RequestError if minItems is above the maximum.
         """
-        first = [self.expression(each) for each in schema.get("prefixItems", ())]
         low = schema.get("minItems", 0)
         high = schema.get("maxItems")
+        first = [self.expression(part) for part in schema.get("prefixItems", ())]
         first = first[:high]
         rest = schema.get("items", True)
         if rest is False:
@@ -327,12 +360,13 @@ class _Writer:
             item = self._rules.rule(self._counted(self.expression(rest)))
             if not first:  # the first of these has no comma before it
                 first = [item]
-            tail = _repeated(
-                f"{_COMMA} {item}", max(low - len(first), 0), high and high - len(first)
-            )
+            at_least = max(low - len(first), 0)
+            at_most = high and high - len(first)
+            tail = _repeated(f"{_COMMA} {item}", at_least, at_most)
         for index in reversed(range(len(first))):
             item = f"{_COMMA} {first[index]}" if index else first[index]
-            tail = self._counted(f"{item} {tail}" if index < low else f"({item} {tail})?")
+            tail = f"{item} {tail}" if index < low else f"({item} {tail})?"
+            self._counted(tail)
         return f'"[" {_BLANKS} {tail} {_BLANKS} "]"'
 
 
@@ -340,7 +374,9 @@ def _repeated(expression: str, low: int, high: int | None) -> str:
     """Return ``expression`` ``low`` to ``high`` times, None for any number."""
     if high is None:
         return f"({expression}){{{low},}}"
-    return f"({expression}){{{low},{high}}}" if high else ""
+    if high == 0:
+        return ""
+    return f"({expression}){{{low},{high}}}"
 
 
 def _between(low: int, high: int) -> str:
@@ -358,7 +394,8 @@ def _digits(low: int, high: int) -> str:
     """
     parts = []
     while low <= high:
-        last = min(high, 10 ** len(str(low)) - 1)
+        highest = 10 ** len(str(low)) - 1
+        last = min(high, highest)
         parts += _of_one_length(str(low), str(last))
         low = last + 1
     return "|".join(parts)
@@ -371,18 +408,24 @@ def _of_one_length(low: str, high: str) -> list[str]:
     if low == high:
         return [low]
     n = len(low) - 1
-    if low[1:] == "0" * n and high[1:] == "9" * n:
-        return [_digit(low[0], high[0]) + _any_digits(n)]
-    if low[0] == high[0]:
-        return [low[0] + each for each in _of_one_length(low[1:], high[1:])]
-    parts = [low[0] + each for each in _of_one_length(low[1:], "9" * n)]
-    if int(low[0]) + 1 < int(high[0]):
-        parts.append(_digit(str(int(low[0]) + 1), str(int(high[0]) - 1)) + _any_digits(n))
-    return parts + [high[0] + each for each in _of_one_length("0" * n, high[1:])]
+    first = low[0]
+    last = high[0]
+    zeros = "0" * n
+    nines = "9" * n
+    if low[1:] == zeros and high[1:] == nines:
+        return [_digit(int(first), int(last)) + _any_digits(n)]
+    if first == last:
+        return [first + rest for rest in _of_one_length(low[1:], high[1:])]
+    parts = [first + rest for rest in _of_one_length(low[1:], nines)]
+    second = int(first) + 1
+    if second < int(last):
+        parts.append(_digit(second, int(last) - 1) + _any_digits(n))
+    parts += [last + rest for rest in _of_one_length(zeros, high[1:])]
+    return parts
 
 
-def _digit(low: str, high: str) -> str:
-    return low if low == high else f"[{low}-{high}]"
+def _digit(low: int, high: int) -> str:
+    return str(low) if low == high else f"[{low}-{high}]"
 
 
 def _any_digits(n: int) -> str:

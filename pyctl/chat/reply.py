@@ -30,7 +30,7 @@ __all__ = [
 @dataclass(frozen=True)
 class CallDelta:
     """A part of tool call number ``index`` of a reply; the first of each has its ``id`` and
-    ``name``, no other has. ``arguments`` is JSON text to append.
+    ``name``, no other has.
 
     ``arguments`` is JSON text to append.
     """

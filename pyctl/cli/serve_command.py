@@ -218,7 +218,7 @@ take 30 s.
 
 class _Serving:
     """The server at the address: a gate at once, and the application as soon as the model is
-    loaded. Of several ``models``, none has to be.
+    loaded.
 
     Of several ``models``, none has to be.
     """

@@ -48,9 +48,11 @@ FROM_DISK = "from disk, restarted"
 Record = dict[str, Any]
 
 N_SHORT = 16
+"""Tokens of a short reply."""
 N_PROBS = 100
+"""Likeliest tokens at each place that are compared."""
 N_COMPARED = 8
-"""Tokens of a short reply; likeliest tokens and places that are compared."""
+"""Places, tokens of a reply, that are compared."""
 
 SAMPLE_CHARS = 20_000
 WARM_TOKENS = 1000
@@ -111,12 +113,24 @@ class BenchRun:
         """
         self._began = time.monotonic()
         in_memory = partial(self._compare_in_memory, mode=self._mode)
-        self._part(OURS, self._command(), partial(self._measure, is_first=True), in_memory)
+        first_measure = partial(self._measure, is_first=True)
+        self._part(
+            OURS,
+            self._command(),
+            first_measure,
+            in_memory,
+        )
         if not self._n_ctx:
             return  # no measurement; the record has the reason
         small = str(min(self._n_ctx, max(self.options.depths) + RESERVE))
         from_disk = partial(self._compare_from_disk, mode=self._mode)
-        self._part(OURS, self._command("-c", small), self._return, from_disk, is_cold=True)
+        self._part(
+            OURS,
+            self._command("-c", small),
+            self._return,
+            from_disk,
+            is_cold=True,
+        )
         if self.options.both_modes and not self.options.is_exact:
             self._exact_mode()
         if self.options.head_flags:
@@ -135,13 +149,17 @@ class BenchRun:
 
     def _command(self, *more: str) -> tuple[str, ...]:
         """Return the command `pyctl serve` with a cache below ``work``, never the user's."""
-        cache = (
+        directory = str(self.work / "cache")
+        budget = str(self.options.cache_mib)
+        return (
+            *PYCTL_SERVE,
+            *self.options.flags,
             "--kv-cache-dir",
-            str(self.work / "cache"),
+            directory,
             "--kv-cache-budget",
-            str(self.options.cache_mib),
+            budget,
+            *more,
         )
-        return *PYCTL_SERVE, *self.options.flags, *cache, *more
 
     # -- servers
     # ----------------------------------------------------------------------------------
@@ -169,23 +187,24 @@ class BenchRun:
                 step(server)
             server.stop()
         except (OSError, HTTPException, ValueError) as error:
-            self._note("failed", server=name, why=_last_words(str(error)))
-            self.say(f"{name} failed: {_last_words(str(error))}")
+            reason = _last_words(str(error))
+            self._note("failed", server=name, why=reason)
+            self.say(f"{name} failed: {reason}")
         finally:
             server.kill()
 
     def _fits(self, n_tokens: int, what: str) -> bool:
         """Return whether evaluating ``n_tokens`` fits the budget; if not, record that."""
-        needed = n_tokens / self.tokens_per_second if self.tokens_per_second else 0.0
-        left = self.options.budget - self.seconds
-        if needed > left:
-            self._note(
-                "skipped",
-                what=what,
-                why=f"takes about {needed:.0f} s, {max(left, 0):.0f} s are left",
-            )
-            self.say(f"skipped: {what}")
-        return needed <= left
+        needed = 0.0
+        if self.tokens_per_second:
+            needed = n_tokens / self.tokens_per_second
+        remaining = self.options.budget - self.seconds
+        if needed <= remaining:
+            return True
+        reason = f"takes about {needed:.0f} s, {max(remaining, 0):.0f} s are left"
+        self._note("skipped", what=what, why=reason)
+        self.say(f"skipped: {what}")
+        return False
 
     def _note(self, kind: str, **fields: Any) -> None:
         self.records.append({"kind": kind, **fields})
@@ -211,7 +230,7 @@ class BenchRun:
                 "prefill",
                 server=server.name,
                 depth=depth,
-                rate=reply.evaluated / reply.first_ms * 1e3,
+                rate=_prefill_rate(reply),
             )
             self._decode(server, depth, turn(messages, reply.text, FOLLOW_UPS[0]))
             self.replies[f"{server.name} {depth}"] = reply.text
@@ -222,33 +241,40 @@ class BenchRun:
         server.ask(self._chat("other", done[0]), N_SHORT)
         for depth in done:
             self.ask(server, AGAIN, depth, self._follow(server, depth, 1), N_SHORT)
-        vram = self.options.vram()
-        used = (
-            (vram - self._vram_before) / MIB
-            if vram is not None and self._vram_before is not None
-            else None
+        self._note(
+            "memory",
+            server=server.name,
+            ram_mib=resident_mib(server.pid),
+            vram_mib=self._vram_mib(),
         )
-        self._note("memory", server=server.name, ram_mib=resident_mib(server.pid), vram_mib=used)
+
+    def _vram_mib(self) -> float | None:
+        """Return the MiB on all GPUs since the start of the server; None without one."""
+        now = self.options.vram()
+        if now is None or self._vram_before is None:
+            return None
+        return (now - self._vram_before) / MIB
 
     def _prepare(self, server: AskedServer, *, is_first: bool) -> None:
         """Load the kernels; at the first start, measure speed and context."""
         if is_first:
-            n_tokens = len(
-                server.post("/tokenize", {"content": source_text()[:SAMPLE_CHARS]})["tokens"]
-            )
-            self.chars_per_token = SAMPLE_CHARS / max(n_tokens, 1)
-            self._n_ctx = int(server.get("/props")["default_generation_settings"]["n_ctx"])
+            sample = source_text()[:SAMPLE_CHARS]
+            tokens = server.post("/tokenize", {"content": sample})["tokens"]
+            self.chars_per_token = SAMPLE_CHARS / max(len(tokens), 1)
+            settings = server.get("/props")["default_generation_settings"]
+            self._n_ctx = int(settings["n_ctx"])
         warm = min(WARM_TOKENS, max(self.options.depths))
         self._announce(server, "two short conversations", 2 * warm)
         server.ask(self._chat("warm", warm), N_SHORT)
         reply = server.ask(self._chat("warmer", warm), N_SHORT, ignore_eos=True)
         if is_first:
-            self.tokens_per_second = reply.evaluated / reply.first_ms * 1e3
+            self.tokens_per_second = _prefill_rate(reply)
 
     def _depths(self) -> list[int]:
         """Return the depths that fit the context; at least a small one."""
         maximum = max(self._n_ctx - RESERVE, self._n_ctx // 2)
-        return [depth for depth in self.options.depths if depth <= maximum] or [maximum]
+        depths = [depth for depth in self.options.depths if depth <= maximum]
+        return depths or [maximum]
 
     def _return(self, server: AskedServer) -> None:
         """Measure each conversation from disk, the deepest last, after which the shallower ones are
@@ -262,10 +288,17 @@ class BenchRun:
 
     def _follow(self, server: AskedServer, depth: int, number: int) -> Messages:
         messages = self._chat(f"{depth}", depth)
-        return turn(messages, self.replies[f"{server.name} {depth}"], FOLLOW_UPS[number])
+        reply = self.replies[f"{server.name} {depth}"]
+        return turn(messages, reply, FOLLOW_UPS[number])
 
     def ask(
-        self, server: AskedServer, way: str, depth: int, messages: Messages, n: int, **more: Any
+        self,
+        server: AskedServer,
+        way: str,
+        depth: int,
+        messages: Messages,
+        n: int,
+        **more: Any,
     ) -> TimedReply:
         """Send one conversation of about ``depth`` tokens for ``n`` tokens of reply, and record its
         first token.
@@ -282,22 +315,29 @@ class BenchRun:
             cached=reply.cached,
             evaluated=reply.evaluated,
         )
-        self.say(
-            f"{server.name}: {depth:,} tokens, {way}: {reply.first_ms:,.0f} ms, "
-            f"{reply.evaluated:,} evaluated"
-        )
+        figures = f"{reply.first_ms:,.0f} ms, {reply.evaluated:,} evaluated"
+        self.say(f"{server.name}: {depth:,} tokens, {way}: {figures}")
         return reply
 
     def _announce(self, server: AskedServer, what: str, n_tokens: int) -> None:
         """Announce a step that evaluates at most ``n_tokens``, if it may take long."""
-        seconds = n_tokens / self.tokens_per_second if self.tokens_per_second else SIGN_SECONDS
-        if seconds >= SIGN_SECONDS:
-            limit = f", at most {seconds:,.0f} s" if self.tokens_per_second else ""
-            self.say(f"{server.name}: {what}, {n_tokens:,} tokens{limit} ...")
+        text = f"{server.name}: {what}, {n_tokens:,} tokens"
+        if self.tokens_per_second:
+            seconds = n_tokens / self.tokens_per_second
+            if seconds < SIGN_SECONDS:
+                return
+            text += f", at most {seconds:,.0f} s"
+        self.say(f"{text} ...")
 
     def _decode(self, server: AskedServer, depth: int, messages: Messages) -> None:
         reply = self.ask(server, NEXT, depth, messages, self.options.n_decode, ignore_eos=True)
-        self._note("decode", server=server.name, depth=depth, rate=reply.rate, **_drafted(reply))
+        self._note(
+            "decode",
+            server=server.name,
+            depth=depth,
+            rate=reply.rate,
+            **_drafted(reply),
+        )
 
     def _drafts(self, server: AskedServer) -> None:
         """Measure replies with drafts of the model's head. The first one, for which steps are still
@@ -305,42 +345,51 @@ class BenchRun:
         """
         depth = self._depths()[0]
         messages = self._chat(f"{depth}", depth)
-        if self._fits(depth, "drafts"):
-            self._announce(server, "replies with drafts", depth)
-            reply = server.ask(
-                turn(messages, "Yes.", FOLLOW_UPS[1]), self.options.n_decode, ignore_eos=True
-            )
-            reply = server.ask(
-                turn(messages, "Yes.", FOLLOW_UPS[0]), self.options.n_decode, ignore_eos=True
-            )
-            self._note("drafts", depth=depth, rate=reply.rate, **_drafted(reply))
+        if not self._fits(depth, "drafts"):
+            return
+        self._announce(server, "replies with drafts", depth)
+        first = turn(messages, "Yes.", FOLLOW_UPS[1])
+        second = turn(messages, "Yes.", FOLLOW_UPS[0])
+        server.ask(first, self.options.n_decode, ignore_eos=True)
+        reply = server.ask(second, self.options.n_decode, ignore_eos=True)
+        self._note(
+            "drafts",
+            depth=depth,
+            rate=reply.rate,
+            **_drafted(reply),
+        )
 
     # -- exactness
     # ----------------------------------------------------------------------------------
 
     def _exact_mode(self) -> None:
         """Compare again with --exact, whose caches are separate."""
-        for is_cold, compare in ((False, self._compare_in_memory), (True, self._compare_from_disk)):
-            if self._fits(4 * EXACT_TOKENS, "--exact"):
-                self._part(
-                    OURS,
-                    self._command("--exact"),
-                    partial(compare, mode="--exact"),
-                    is_cold=is_cold,
-                )
+        command = self._command("--exact")
+        in_memory = partial(self._compare_in_memory, mode="--exact")
+        from_disk = partial(self._compare_from_disk, mode="--exact")
+        if self._fits(4 * EXACT_TOKENS, "--exact"):
+            self._part(OURS, command, in_memory)
+        if self._fits(4 * EXACT_TOKENS, "--exact"):
+            self._part(
+                OURS,
+                command,
+                from_disk,
+                is_cold=True,
+            )
 
     def _compare_in_memory(self, server: AskedServer, mode: str) -> None:
         messages = self._chat("exact", EXACT_TOKENS)
         self._announce(server, f"{mode}, a conversation to compare", EXACT_TOKENS)
-        reply = server.ask(messages, N_SHORT).text
-        self._compare(server, mode, "in memory", turn(messages, "It is complete.", FOLLOW_UPS[2]))
-        self._compare(server, mode, "after its own reply", turn(messages, reply, FOLLOW_UPS[2]))
+        reply = server.ask(messages, N_SHORT)
+        other_turn = turn(messages, "It is complete.", FOLLOW_UPS[2])
+        own_turn = turn(messages, reply.text, FOLLOW_UPS[2])
+        self._compare(server, mode, "in memory", other_turn)
+        self._compare(server, mode, "after its own reply", own_turn)
 
     def _compare_from_disk(self, server: AskedServer, mode: str) -> None:
         messages = self._chat("exact", EXACT_TOKENS)
-        self._compare(
-            server, mode, "from disk", turn(messages, "It looks complete.", FOLLOW_UPS[3])
-        )
+        next_turn = turn(messages, "It looks complete.", FOLLOW_UPS[3])
+        self._compare(server, mode, "from disk", next_turn)
 
     def _compare(self, server: AskedServer, mode: str, what: str, messages: Messages) -> None:
         """Compare the log-probabilities of a restored prompt and of the same prompt without the
@@ -348,19 +397,28 @@ class BenchRun:
         """
         fields = {"logprobs": True, "top_logprobs": N_PROBS}
         self._announce(server, f"{mode}, {what}: restored and cold", EXACT_TOKENS)
-        warm = server.ask(messages, N_COMPARED, **fields)
-        cold = server.ask(messages, N_COMPARED, cache_prompt=False, **fields)
-        found = difference(warm.probs, cold.probs)
+        warm = server.ask(
+            messages,
+            N_COMPARED,
+            **fields,
+        )
+        cold = server.ask(
+            messages,
+            N_COMPARED,
+            cache_prompt=False,
+            **fields,
+        )
+        largest = difference(warm.probs, cold.probs)
         self._note(
             "exact",
             mode=mode,
             what=what,
             source=warm.source,
             cached=warm.cached,
-            difference=found,
+            difference=largest,
             tokens=N_COMPARED,
         )
-        self.say(f"{mode}, {what}: {warm.cached:,} tokens restored, largest difference {found:g}")
+        self.say(f"{mode}, {what}: {warm.cached:,} tokens restored, largest difference {largest:g}")
 
 
 def difference(warm: Sequence[Probs], cold: Sequence[Probs]) -> float:
@@ -370,20 +428,37 @@ def difference(warm: Sequence[Probs], cold: Sequence[Probs]) -> float:
     A token that only one side lists differs at least by its distance from the least of the other's.
     """
     largest = 0.0
-    for one, other in zip(warm, cold, strict=False):
-        for a, b in ((one, other), (other, one)):
-            minimum = min(b.values(), default=0.0)
-            largest = max(
-                [largest, *(abs(value - b.get(token, minimum)) for token, value in a.items())]
-            )
-        if _likeliest(one) != _likeliest(other):
+    for warm_probs, cold_probs in zip(warm, cold, strict=False):
+        largest = max(
+            largest,
+            _one_sided_difference(warm_probs, cold_probs),
+            _one_sided_difference(cold_probs, warm_probs),
+        )
+        if _likeliest(warm_probs) != _likeliest(cold_probs):
             break
     return largest
 
 
+def _one_sided_difference(probs: Probs, others: Probs) -> float:
+    """Return the largest difference over the tokens of ``probs``."""
+    minimum = min(others.values(), default=0.0)
+    largest = 0.0
+    for token, value in probs.items():
+        other = others.get(token, minimum)
+        largest = max(largest, abs(value - other))
+    return largest
+
+
+def _prefill_rate(reply: TimedReply) -> float:
+    """Return the evaluated tokens per second up to the first token."""
+    return reply.evaluated / reply.first_ms * 1e3
+
+
 def _drafted(reply: TimedReply) -> dict[str, int]:
-    names = {"drafted": "draft_n", "accepted": "draft_n_accepted"}
-    return {name: int(reply.timings.get(theirs, 0)) for name, theirs in names.items()}
+    return {
+        "drafted": int(reply.timings.get("draft_n", 0)),
+        "accepted": int(reply.timings.get("draft_n_accepted", 0)),
+    }
 
 
 def _likeliest(probs: Mapping[str, float]) -> str:

@@ -61,17 +61,13 @@ class TimedReply:
     @property
     def rate(self) -> float | None:
         """Tokens per second after the first; None for a reply of one."""
-        return (
-            (self.n_predicted - 1) / self.decode_ms * 1e3
-            if self.n_predicted > 1 and self.decode_ms
-            else None
-        )
+        if self.n_predicted < 2 or not self.decode_ms:
+            return None
+        return (self.n_predicted - 1) / self.decode_ms * 1e3
 
 
 class AskedServer(ServerProcess):
-    """A server program that can be started, asked and ended; ``name`` stands in tables and
-    errors.
-    """
+    """A server program that can be started, queried and ended; tables and errors show ``name``."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
         super().__init__(command, log, timeout=TIMEOUT, environment={"LLAMA_LOG_COLORS": "off"})
@@ -81,7 +77,8 @@ class AskedServer(ServerProcess):
         """Return the JSON at ``path``, or the answer to ``body``. Raises OSError if the server
         refuses.
         """
-        with self._response("GET" if body is None else "POST", path, body) as response:
+        method = "GET" if body is None else "POST"
+        with self._response(method, path, body) as response:
             return json.loads(response.read())
 
     post = get
@@ -94,8 +91,8 @@ class AskedServer(ServerProcess):
             "temperature": 0,
             "stream": True,
             **fields,
+            "stream_options": {"include_usage": True},
         }
-        body["stream_options"] = {"include_usage": True}
         began = time.perf_counter()
         with self._response("POST", "/v1/chat/completions", body) as response:
             return _read(response, began)
@@ -108,7 +105,8 @@ class AskedServer(ServerProcess):
             connection.request(method, path, data, {"Content-Type": "application/json"})
             response = connection.getresponse()
             if response.status != 200:
-                raise OSError(f"{self.name} answers {response.status}: {response.read()[:300]!r}")
+                text = response.read()[:300]
+                raise OSError(f"{self.name} answers {response.status}: {text!r}")
             yield response
         finally:
             connection.close()
@@ -123,35 +121,48 @@ def _read(response: http.client.HTTPResponse, began: float) -> TimedReply:
     n_predicted = 0
     timings: dict[str, Any] = {}
     probs: list[Probs] = []
-    source = response.headers.get("x-pyctl-cache", "").partition(";")[0].removeprefix("source=")
     for line in response:
         now = time.perf_counter()
         if not line.startswith(b"data: {"):
             continue
-        event = json.loads(line[6:])
+        event = json.loads(line.removeprefix(b"data: "))
         if "error" in event:
             raise OSError(f"the stream ended with {event['error']}")
         timings = event.get("timings") or timings
-        n_predicted = (event.get("usage") or {}).get("completion_tokens", n_predicted)
+        usage = event.get("usage") or {}
+        n_predicted = usage.get("completion_tokens", n_predicted)
         for choice in event.get("choices", ()):
             delta = choice.get("delta", {})
-            said = (delta.get("content") or "") + (delta.get("reasoning_content") or "")
-            text += delta.get("content") or ""
+            content = delta.get("content") or ""
+            has_text = content or delta.get("reasoning_content")
+            text += content
             probs += _probs(choice)
-            if said or choice.get("finish_reason"):
+            if has_text or choice.get("finish_reason"):
                 first = first or now
                 last = now
     if not first or "prompt_n" not in timings:
         raise OSError("the stream ended without a token or without timings")
-    timings = {**timings, **({"source": source} if source else {})}
-    first_ms = (first - began) * 1e3
-    decode_ms = max(last - first, 0.0) * 1e3
-    return TimedReply(text, first_ms, n_predicted, decode_ms, timings, tuple(probs))
+    cache = response.headers.get("x-pyctl-cache", "")
+    source = cache.partition(";")[0].removeprefix("source=")
+    if source:
+        timings = {**timings, "source": source}
+    return TimedReply(
+        text=text,
+        first_ms=(first - began) * 1e3,
+        n_predicted=n_predicted,
+        decode_ms=max(last - first, 0.0) * 1e3,
+        timings=timings,
+        probs=tuple(probs),
+    )
 
 
 def _probs(choice: dict[str, Any]) -> list[Probs]:
-    tokens = (choice.get("logprobs") or {}).get("content") or ()
-    return [
-        {f"{each.get('id')} {each['token']}": each["logprob"] for each in t["top_logprobs"]}
-        for t in tokens
-    ]
+    logprobs = choice.get("logprobs") or {}
+    all_probs = []
+    for place in logprobs.get("content") or ():
+        probs = {}
+        for candidate in place["top_logprobs"]:
+            key = f"{candidate.get('id')} {candidate['token']}"
+            probs[key] = candidate["logprob"]
+        all_probs.append(probs)
+    return all_probs

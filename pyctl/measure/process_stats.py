@@ -11,8 +11,11 @@ __all__ = ["evict", "resident_mib"]
 
 def resident_mib(pid: int) -> float:
     """Return the MiB of RAM that a process holds, without pages of the model's file."""
-    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-    sizes = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.startswith("Rss")}
+    sizes = {}
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
+        name, _, value = line.partition(":")
+        if name.startswith("Rss"):
+            sizes[name] = int(value.split()[0])
     return (sizes["RssAnon"] + sizes["RssShmem"]) / 1024
 
 

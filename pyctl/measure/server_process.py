@@ -100,10 +100,8 @@ class ServerProcess:
             while not self._answers():
                 if not self.is_running or time.monotonic() - began > self.timeout:
                     self.kill()
-                    raise OSError(
-                        f"{self.command[0]} did not start: "
-                        f"{self.log.read_text(errors='replace')[-800:]}"
-                    )
+                    end = self.log.read_text(errors="replace")[-800:]
+                    raise OSError(f"{self.command[0]} did not start: {end}")
                 time.sleep(0.05)
             self.load_seconds = time.monotonic() - began
 

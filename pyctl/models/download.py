@@ -71,8 +71,7 @@ class _Broken(Exception):
 
 
 class DownloadLog:
-    """A log of a download that no terminal shows: a line at its start, then one a minute. ``clock``
-    shows seconds.
+    """A log of a download that no terminal shows: a line at its start, then one a minute.
 
     ``clock`` shows seconds.
     """

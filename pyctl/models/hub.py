@@ -52,10 +52,16 @@ def fetch(settings: HubSettings) -> Path:
     revision = newest(repo)
     if revision is None:
         raise ConfigError(f"{repo} is not downloaded yet, and {unreachable}")
-    wanted = choose(revision.names, quant, settings.hf_file, f"the downloaded part of {repo}")
-    if missing := [name for name in split_names(wanted) if name not in revision.names]:
-        raise ConfigError(f"{missing[0]} of {repo} is not downloaded yet, and {unreachable}")
-    return revision.path / wanted
+    first = choose(
+        revision.names,
+        quant,
+        settings.hf_file,
+        f"the downloaded part of {repo}",
+    )
+    for name in split_names(first):
+        if name not in revision.names:
+            raise ConfigError(f"{name} of {repo} is not downloaded yet, and {unreachable}")
+    return revision.path / first
 
 
 def fetch_companion(settings: HubSettings, model: Path) -> Path | None:
@@ -80,36 +86,41 @@ def fetch_companion(settings: HubSettings, model: Path) -> Path | None:
 
 def _name_in(repo: str, model: Path, names: Sequence[str]) -> str:
     """Return the name of the file ``model`` in its repository."""
-    return max(
-        (name for name in names if f"/{model}".endswith(f"/{name}")), key=len, default=model.name
-    )
+    ends = [name for name in names if f"/{model}".endswith(f"/{name}")]
+    return max(ends, key=len, default=model.name)
 
 
 def _download(repo: str, quant: str, settings: HubSettings) -> Path:
     with _refusals(repo):
-        wanted = choose(_listed(repo, settings), quant, settings.hf_file, repo)
-        first, *_ = [_fetched(repo, name, settings) for name in split_names(wanted)]
-    return first
+        name = choose(_listed(repo, settings), quant, settings.hf_file, repo)
+        paths = [_fetched(repo, part, settings) for part in split_names(name)]
+    return paths[0]
 
 
 def _listed(repo: str, settings: HubSettings) -> list[str]:
     """Return the names of the files of a repository."""
-    return [
-        file.rfilename
-        for file in HfApi(token=settings.hf_token or None).model_info(repo).siblings or []
-    ]
+    info = HfApi(token=settings.hf_token or None).model_info(repo)
+    return [file.rfilename for file in info.siblings or []]
 
 
 def _fetched(repo: str, name: str, settings: HubSettings) -> Path:
     """Return the file ``name``. A file that is not a model, such as a pointer to one, is removed:
     it would be taken for one for ever.
     """
-    path = Path(hf_hub_download(repo, name, token=settings.hf_token or None, **_progress(name)))
+    token = settings.hf_token or None
+    path = Path(
+        hf_hub_download(
+            repo,
+            name,
+            token=token,
+            **_progress(name),
+        )
+    )
     with path.open("rb") as file:
         head = file.read(len(MAGIC))
     if head != MAGIC:
-        for each in (path.resolve(), path):
-            each.unlink(missing_ok=True)
+        path.resolve().unlink(missing_ok=True)
+        path.unlink(missing_ok=True)  # a link to it in the hub's cache
         raise ConfigError(f"{path.name} of {repo} is not a GGUF file: it starts with {head!r}")
     return path
 
@@ -120,7 +131,8 @@ class _LoggedBar(tqdm):
     file = "a file"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]
+        kwargs["disable"] = True
+        super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
         self._lines = DownloadLog(self.file)
         self._n_bytes = int(kwargs.get("initial") or 0)
         self._size = int(kwargs.get("total") or 0) or None
@@ -139,9 +151,11 @@ def _progress(name: str) -> dict[str, Any]:
 
     Older releases of the hub's library do not have them.
     """
-    if sys.stderr.isatty() or "tqdm_class" not in inspect.signature(hf_hub_download).parameters:
+    parameters = inspect.signature(hf_hub_download).parameters
+    if sys.stderr.isatty() or "tqdm_class" not in parameters:
         return {}
-    return {"tqdm_class": type("NamedBar", (_LoggedBar,), {"file": name})}
+    named_bar = type("NamedBar", (_LoggedBar,), {"file": name})
+    return {"tqdm_class": named_bar}
 
 
 @contextmanager

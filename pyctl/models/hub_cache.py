@@ -42,8 +42,10 @@ def revisions(environ: Mapping[str, str] = os.environ, of: str = "") -> Iterator
         for path in sorted(home.glob("snapshots/*")):
             files = sorted(path.rglob("*.gguf"))
             names = tuple(str(file.relative_to(path)) for file in files if file.is_file())
-            if names:
-                yield Revision(repo, path, names, (path.name == main, path.stat().st_mtime))
+            if not names:
+                continue
+            rank = (path.name == main, path.stat().st_mtime)
+            yield Revision(repo, path, names, rank)
 
 
 def newest(repo: str, environ: Mapping[str, str] = os.environ) -> Revision | None:
@@ -57,12 +59,16 @@ def cached_files(environ: Mapping[str, str] = os.environ) -> dict[str, Path]:
     """Return the models that can be used without a network, as ``USER/MODEL:QUANT`` where the name
     has the quant, with their (first) files.
     """
-    found = {}
+    files = {}
+    # The newest comes last, and replaces the file of an older one.
     for revision in sorted(revisions(environ), key=lambda revision: revision.rank):
         for name in filter(is_model_file, revision.names):
+            model = revision.repo
             quant = _quant(name).upper()
-            found[f"{revision.repo}:{quant}" if quant else revision.repo] = revision.path / name
-    return dict(sorted(found.items()))
+            if quant:
+                model = f"{model}:{quant}"
+            files[model] = revision.path / name
+    return dict(sorted(files.items()))
 
 
 def choose(names: Sequence[str], quant: str, file: str, where: str) -> str:
@@ -72,14 +78,16 @@ def choose(names: Sequence[str], quant: str, file: str, where: str) -> str:
         if file in names:
             return file
         raise ConfigError(f"no file {file} in {where}; found {_list(models)}")
-    for wanted in (quant,) if quant else PREFERRED:
-        pattern = re.compile(re.escape(wanted) + "[.-]", re.IGNORECASE)
-        if hit := next((name for name in models if pattern.search(name)), ""):
-            return hit
-    if quant or not models:
-        raise ConfigError(
-            f"no GGUF file{' of quant ' + quant if quant else ''} in {where}; found {_list(models)}"
-        )
+    quants = (quant,) if quant else PREFERRED
+    for suffix in quants:
+        pattern = re.compile(re.escape(suffix) + "[.-]", re.IGNORECASE)
+        for name in models:
+            if pattern.search(name):
+                return name
+    if quant:
+        raise ConfigError(f"no GGUF file of quant {quant} in {where}; found {_list(models)}")
+    if not models:
+        raise ConfigError(f"no GGUF file in {where}; found {_list(models)}")
     return models[0]
 
 
@@ -89,17 +97,17 @@ def companion_of(names: Sequence[str], model: str) -> str:
     """
     folders = model.split("/")[:-1]
 
-    def rank(name: str) -> tuple[int, int]:
-        return len(name.split("/")), -abs(_bits(name) - _bits(model))
+    def is_companion(name: str) -> bool:
+        if not name.endswith(".gguf") or "mmproj" not in name or not name.isprintable():
+            return False
+        own_folders = name.split("/")[:-1]
+        return own_folders == folders[: len(own_folders)]
 
-    found = [
-        name for name in names if name.endswith(".gguf") and "mmproj" in name and name.isprintable()
-    ]
-    return max(
-        (name for name in found if folders[: name.count("/")] == name.split("/")[:-1]),
-        key=rank,
-        default="",
-    )
+    def rank(name: str) -> tuple[int, int]:
+        depth = name.count("/")
+        return depth, -abs(_bits(name) - _bits(model))
+
+    return max(filter(is_companion, names), key=rank, default="")
 
 
 def _bits(name: str) -> int:
@@ -112,7 +120,8 @@ def _quant(name: str) -> str:
     """Return the quant that ends the name of a file; empty if it names none."""
     base = name.rpartition("/")[2]
     split = SPLIT_NAME.match(base)
-    quant = re.search(r"[-.]([A-Za-z0-9_]+)$", split[1] if split else base.removesuffix(".gguf"))
+    stem = split[1] if split else base.removesuffix(".gguf")
+    quant = re.search(r"[-.]([A-Za-z0-9_]+)$", stem)
     return quant[1] if quant else ""
 
 
@@ -120,8 +129,10 @@ def _directory(environ: Mapping[str, str]) -> Path:
     """Return the directory where the library of huggingface.co keeps its files."""
     general = environ.get("XDG_CACHE_HOME") or "~/.cache"
     home = environ.get("HF_HOME") or f"{general}/huggingface"
-    named = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or f"{home}/hub"
-    return Path(os.path.expandvars(named)).expanduser()
+    directory = f"{home}/hub"
+    for variable in ("HUGGINGFACE_HUB_CACHE", "HF_HUB_CACHE"):  # the second one wins
+        directory = environ.get(variable) or directory
+    return Path(os.path.expandvars(directory)).expanduser()
 
 
 def _list(names: Sequence[str]) -> str:

@@ -33,9 +33,15 @@ def asset(name: str = "index.html") -> Asset | None:
     if name not in names():
         return None
     kind = "text/javascript" if name.endswith(".js") else "text/html"
-    body = _slim((_DIRECTORY / name).read_text("utf-8")).replace("/*css*/", _style()).encode()
-    tag = hashlib.blake2b(body, digest_size=12).hexdigest()
-    return Asset(f"{kind}; charset=utf-8", body, gzip.compress(body, 9, mtime=0), f'"{tag}"')
+    source = (_DIRECTORY / name).read_text("utf-8")
+    body = _slim(source).replace("/*css*/", _style()).encode()
+    digest = hashlib.blake2b(body, digest_size=12).hexdigest()
+    return Asset(
+        media_type=f"{kind}; charset=utf-8",
+        body=body,
+        compressed=gzip.compress(body, 9, mtime=0),
+        tag=f'"{digest}"',
+    )
 
 
 @cache
@@ -50,20 +56,25 @@ def _style() -> str:
 
 def _slim(text: str) -> str:
     """Return ``text`` without comments and needless white space. No string of these files spans
-    lines, or holds "
-
-    ".
+    lines, or holds " // ".
     """
     bare = re.sub(r"(?m)(?<!\S)(//.*|/\*[^*]*\*/)$", "", text)
     return re.sub(r"(?<=[{},;(])\s*\n\s*|\s*(\n)\s*", r"\1", bare)
 
 
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self' 'sha256-"
-    + base64.b64encode(hashlib.sha256(_style().encode()).digest()).decode()
-    + (
-        "'; connect-src 'self'; img-src 'self' data: blob:; base-uri 'none'; form-action 'self'; "
-        "frame-ancestors 'none'"
+_STYLE_DIGEST = hashlib.sha256(_style().encode()).digest()
+_STYLE_SOURCE = f"'sha256-{base64.b64encode(_STYLE_DIGEST).decode()}'"
+
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        f"style-src 'self' {_STYLE_SOURCE}",
+        "connect-src 'self'",
+        "img-src 'self' data: blob:",
+        "base-uri 'none'",
+        "form-action 'self'",
+        "frame-ancestors 'none'",
     )
 )
-"""Nothing but the files of this server runs, and nothing else is asked."""
+"""The content security policy: only files of this server run, and no other server is contacted."""

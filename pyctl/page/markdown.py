@@ -30,7 +30,8 @@ __all__ = ["html_of"]
 _DELIMITERS = (("$$", "$$"), ("\\[", "\\]"), ("\\(", "\\)"), ("$", "$"))
 
 _BARE = re.compile(
-    r"\\begin\{((?:align|aligned|alignat|cases|equation|eqnarray|gather|multline|[bpvBV]?matrix)\*?)\}"
+    r"\\begin\{((?:align|aligned|alignat|cases|equation|eqnarray|gather|multline"
+    r"|[bpvBV]?matrix)\*?)\}"
 )
 """The start of a formula that has no delimiters."""
 
@@ -41,13 +42,13 @@ _BOX = re.compile(r"\[([ xX])\] ")
 _TAG = re.compile("<br ?/?>|</?su[bp]>")  # other tags are text
 
 _MATHML = re.compile(
-    "math|mrow|mi|mn|mo|ms|mtext|mspace|msup|msub|msubsup|mfrac|msqrt|mroot|mover|munder|munderover|mtable|mtr|mtd"
-    "|mstyle|mpadded|mphantom|menclose|mmultiscripts|mprescripts|none"
+    "math|mrow|mi|mn|mo|ms|mtext|mspace|msup|msub|msubsup|mfrac|msqrt|mroot|mover|munder|munderover"
+    "|mtable|mtr|mtd|mstyle|mpadded|mphantom|menclose|mmultiscripts|mprescripts|none"
 )
 _MATHML_ATTRIBUTES = re.compile(
-    "display|mathvariant|stretchy|fence|form|largeop|movablelimits|accent|accentunder|lspace|rspace|minsize|maxsize"
-    "|columnalign|rowspacing|columnspacing|columnlines|rowlines|displaystyle|scriptlevel|linethickness|notation"
-    "|separator|width|height|depth|symmetric"
+    "display|mathvariant|stretchy|fence|form|largeop|movablelimits|accent|accentunder|lspace|rspace"
+    "|minsize|maxsize|columnalign|rowspacing|columnspacing|columnlines|rowlines|displaystyle"
+    "|scriptlevel|linethickness|notation|separator|width|height|depth|symmetric"
 )
 
 
@@ -88,34 +89,33 @@ def _url_at_start(text: str) -> SimpleNamespace | None:
     """Return the address that ``text`` starts with, by the rule for bare links; a sentence around
     it is not part.
     """
-    found = _URL.match(text)
-    after = ".,;:!?'*_~"
-    if found is None:
+    match = _URL.match(text)
+    if match is None:
         return None
-    url = found[0].rstrip(after)
-    return SimpleNamespace(
-        url=url.removesuffix(")" * (url.count(")") - url.count("("))).rstrip(after)
-    )
+    punctuation = ".,;:!?'*_~"
+    url = match[0].rstrip(punctuation)
+    n_unopened = url.count(")") - url.count("(")
+    url = url.removesuffix(")" * n_unopened)
+    return SimpleNamespace(url=url.rstrip(punctuation))
 
 
 def _fence(self: RendererHTML, tokens: list[Token], index: int, options: Any, env: Any) -> str:
     """Return a block of code with its language and a button that a page makes copy it."""
     token = tokens[index]
-    language = token.info.strip().split(maxsplit=1)[0] if token.info.strip() else ""
+    words = token.info.split(maxsplit=1)
+    language = words[0] if words else ""
     body = ""
     if language:
         with suppress(ClassNotFound):
-            body = highlight(
-                token.content,
-                get_lexer_by_name(language, stripnl=False),
-                HtmlFormatter(nowrap=True),
-            )
-    head = (
-        f'<span>{escape(language[:32] or "text")}</span><button type="button" '
-        'class="copy">Copy</button>'
-    )
-    lines = f'<pre tabindex="0"><code>{body or escape(token.content)}</code></pre>'
-    return f'<div class="code"><div class="code-head">{head}</div>{lines}</div>\n'
+            lexer = get_lexer_by_name(language, stripnl=False)
+            body = highlight(token.content, lexer, HtmlFormatter(nowrap=True))
+    if not body:
+        body = escape(token.content)
+    name = escape(language[:32] or "text")
+    button = '<button type="button" class="copy">Copy</button>'
+    head = f'<div class="code-head"><span>{name}</span>{button}</div>'
+    lines = f'<pre tabindex="0"><code>{body}</code></pre>'
+    return f'<div class="code">{head}{lines}</div>\n'
 
 
 def _image(self: RendererHTML, tokens: list[Token], index: int, options: Any, env: Any) -> str:
@@ -123,19 +123,24 @@ def _image(self: RendererHTML, tokens: list[Token], index: int, options: Any, en
     fetched by reading.
     """
     token = tokens[index]
-    source = str(token.attrs.get("src", ""))
-    said = escape(self.renderInlineAsText(token.children or [], options, env) or "picture")
-    if source.startswith("data:image/"):
-        return f'<img src="{escape(source)}" alt="{said}">'
-    return (
-        f'<a href="{escape(source)}" target="_blank" rel="noopener noreferrer nofollow">{said}</a>'
-    )
+    address = str(token.attrs.get("src", ""))
+    source = escape(address)
+    text = self.renderInlineAsText(token.children or [], options, env)
+    label = escape(text or "picture")
+    if address.startswith("data:image/"):
+        return f'<img src="{source}" alt="{label}">'
+    return f'<a href="{source}" target="_blank" rel="noopener noreferrer nofollow">{label}</a>'
 
 
 def _link(self: RendererHTML, tokens: list[Token], index: int, options: Any, env: Any) -> str:
     token = tokens[index]
-    token.attrs = {name: value for name, value in token.attrs.items() if name in ("href", "title")}
-    token.attrs |= {"target": "_blank", "rel": "noopener noreferrer nofollow"}
+    attributes: dict[str, str | int | float] = {}
+    for name in ("href", "title"):
+        if name in token.attrs:
+            attributes[name] = token.attrs[name]
+    attributes["target"] = "_blank"
+    attributes["rel"] = "noopener noreferrer nofollow"
+    token.attrs = attributes
     return self.renderToken(tokens, index, options, env)
 
 
@@ -144,18 +149,26 @@ def _cell(self: RendererHTML, tokens: list[Token], index: int, options: Any, env
     a style.
     """
     token = tokens[index]
-    side = str(token.attrs.get("style", "")).partition(":")[2]
-    token.attrs = {"class": side} if side in ("left", "right", "center") else {}
+    style = str(token.attrs.get("style", ""))
+    side = style.partition(":")[2]
+    token.attrs = {}
+    if side in ("left", "right", "center"):
+        token.attrs = {"class": side}
     return self.renderToken(tokens, index, options, env)
 
 
 def _item(self: RendererHTML, tokens: list[Token], index: int, options: Any, env: Any) -> str:
     """Return an item of a list; the box of a task becomes its class."""
-    inner = tokens[index + 2] if tokens[index + 1].type == "paragraph_open" else tokens[index]
+    item = tokens[index]
+    inner = item
+    if tokens[index + 1].type == "paragraph_open":
+        inner = tokens[index + 2]
     box = _BOX.match(inner.content)
-    if box and inner.children and inner.children[0].content.startswith(box[0]):
-        inner.children[0].content = inner.children[0].content[len(box[0]) :]
-        tokens[index].attrs = {"class": "todo" if box[1] == " " else "done"}
+    if box and inner.children:
+        first = inner.children[0]
+        if first.content.startswith(box[0]):
+            first.content = first.content.removeprefix(box[0])
+            item.attrs = {"class": "todo" if box[1] == " " else "done"}
     return self.renderToken(tokens, index, options, env)
 
 
@@ -177,21 +190,24 @@ def _inline_formula(state: StateInline, silent: bool) -> bool:
     """
     text = state.src
     start = state.pos
-    opening, closing = next(
-        (each for each in _DELIMITERS if text.startswith(each[0], start)), ("", "")
-    )
+    delimiters = next((pair for pair in _DELIMITERS if text.startswith(pair[0], start)), None)
+    if delimiters is None:
+        return False
+    opening, closing = delimiters
     first = start + len(opening)
     last = text.find(closing, first, state.posMax)
     if last <= first:
         return False
+    content = text[first:last]
     if opening == "$":  # an amount of money does not touch both, or a digit follows
-        if text[first].isspace() or text[last - 1].isspace() or "\n\n" in text[first:last]:
+        if content[0].isspace() or content[-1].isspace() or "\n\n" in content:
             return False
-        if text[last + 1 : last + 2].isdigit():
+        after = text[last + 1 : last + 2]
+        if after.isdigit():
             return False
     if not silent:
         token = state.push("formula", "math", 0)
-        token.content = text[first:last]
+        token.content = content
         token.meta = {"block": opening in ("$$", "\\[")}
     state.pos = last + len(closing)
     return True
@@ -203,11 +219,17 @@ def _block_formula(state: StateBlock, first: int, last: int, silent: bool) -> bo
     end = state.eMarks[first]
     head = state.src[start:end].strip()
     bare = _BARE.match(state.src, start, end)
-    closing = f"\\end{{{bare[1]}}}" if bare else dict(_DELIMITERS[:2]).get(head)
+    body = first  # the first line that may have the end
+    if bare:
+        closing: str | None = f"\\end{{{bare[1]}}}"
+    else:
+        closing = dict(_DELIMITERS[:2]).get(head)
+        body += 1
     if closing is None or state.is_code_block(first):
         return False
-    for line in range(first if bare else first + 1, last):
-        if state.src[state.bMarks[line] : state.eMarks[line]].rstrip().endswith(closing):
+    for line in range(body, last):
+        text = state.src[state.bMarks[line] : state.eMarks[line]]
+        if text.rstrip().endswith(closing):
             break
     else:
         return False
@@ -216,7 +238,9 @@ def _block_formula(state: StateBlock, first: int, last: int, silent: bool) -> bo
         token.block = True
         token.meta = {"block": True}
         content = state.getLines(first, line + 1, 0, False).strip()
-        token.content = content if bare else content.removeprefix(head).removesuffix(closing)
+        if not bare:
+            content = content.removeprefix(head).removesuffix(closing)
+        token.content = content
         token.map = [first, line + 1]
         state.line = line + 1
     return True
@@ -232,9 +256,8 @@ def _formula(self: RendererHTML, tokens: list[Token], index: int, options: Any, 
     content = re.sub(r"\\(begin|end)\{(aligned|align|eqnarray)\*?\}", r"\\\1{align*}", content)
     content = re.sub(r"\\(begin|end)\{(gathered|gather|multline)\*?\}", r"\\\1{matrix}", content)
     try:
-        return _mathml(
-            ElementTree.fromstring(latex2mathml.converter.convert(content, display=display))
-        )
+        text = latex2mathml.converter.convert(content, display=display)
+        return _mathml(ElementTree.fromstring(text))
     except Exception:  # whatever a converter makes of other text
         return f"<code>{escape(token.content)}</code>"
 
@@ -242,11 +265,14 @@ def _formula(self: RendererHTML, tokens: list[Token], index: int, options: Any, 
 def _mathml(element: ElementTree.Element) -> str:
     """Return ``element`` with only its harmless parts."""
     name = element.tag.rpartition("}")[2]
-    inner = escape(element.text or "") + "".join(
-        _mathml(child) + escape(child.tail or "") for child in element
-    )
+    inner = escape(element.text or "")
+    for child in element:
+        inner += _mathml(child)
+        inner += escape(child.tail or "")
     if not _MATHML.fullmatch(name):
         return inner
-    known = [each for each in element.attrib.items() if _MATHML_ATTRIBUTES.fullmatch(each[0])]
-    attributes = "".join(f' {key}="{escape(value)}"' for key, value in known)
+    attributes = ""
+    for key, value in element.attrib.items():
+        if _MATHML_ATTRIBUTES.fullmatch(key):
+            attributes += f' {key}="{escape(value)}"'
     return f"<{name}{attributes}>{inner}</{name}>"

@@ -46,13 +46,13 @@ _IDLE_SECONDS = 300
 
 
 def plain_html(text: str) -> str:
-    """Return ``text`` unchanged, if it cannot be rendered."""
+    """Return the HTML of ``text`` as it is written, for text that cannot be rendered."""
     return f'<p class="plain">{escape(text)}</p>\n'
 
 
 class MarkdownProcess:
     """A renderer in a separate process, which starts with the first text and ends when there was
-    none for minutes. Any thread; one text at a time.
+    none for minutes.
 
     Any thread; one text at a time.
     """

@@ -192,7 +192,7 @@ class RouterSettings:
 @dataclass(frozen=True)
 class Cors:
     """The rules for pages of other origins: ``origins`` is ``*`` for all, ``localhost`` for pages
-    of this machine, or a list. Lists are separated by commas.
+    of this machine, or a list.
 
     Lists are separated by commas.
     """

@@ -113,9 +113,7 @@ class Names(tuple[str, ...]):
 
 @dataclass(frozen=True)
 class Integer:
-    """A reader of a number without its fraction; outside of [low, high] it is refused. With
-    ``is_limit``, more than ``high`` is taken as that: for "as many as you like", clients write what
-    they can.
+    """A reader of a number without its fraction; outside of [low, high] it is refused.
 
     With ``is_limit``, more than ``high`` is taken as that: for "as many as you like", clients write
     what they can.

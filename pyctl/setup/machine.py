@@ -80,9 +80,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Driver:
-    """The facts from libcuda.so.1. ``cuda`` is the newest supported CUDA version, (0, 0) if
-    unknown. ``release`` is the kernel module's, such as ``580.159.03``, or empty. ``error`` is the
-    CUresult of the first call that failed, 0 if none did; there are no cards then.
+    """The facts from libcuda.so.1.
 
     ``cuda`` is the newest supported CUDA version, (0, 0) if unknown. ``release`` is the kernel
     module's, such as ``580.159.03``, or empty. ``error`` is the CUresult of the first call that

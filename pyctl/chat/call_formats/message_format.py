@@ -55,7 +55,8 @@ class MessageFormat(CallFormat):
     control_tokens = (*_ENDS, _START, _CHANNEL, "<|constrain|>", _MESSAGE)
     around_content = (_TAGS.content_open,)
     _sample = re.compile(
-        rf"{re.escape(_ROLE)}\s*(?:{re.escape(_CHANNEL)}commentary\s*)?to=functions\.{SAMPLE_TOOL}\b.*?"
+        rf"{re.escape(_ROLE)}\s*(?:{re.escape(_CHANNEL)}commentary\s*)?"
+        rf"to=functions\.{SAMPLE_TOOL}\b.*?"
         rf"{re.escape(_MESSAGE)}"
     )
 
