@@ -17,6 +17,7 @@ import llguidance
 
 from pyctl.chat.exact_numbers import expression, has_exact_numbers
 from pyctl.chat.grammar_rules import GrammarRules
+from pyctl.chat.json_object import JsonObject
 from pyctl.chat.json_schema import ready_schema
 from pyctl.chat.reply import ReasoningTags, ReplyPart
 from pyctl.errors import RequestError

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pyctl.chat.grammar_rules import GrammarRules
+from pyctl.chat.json_object import JsonDict, JsonObject
 from pyctl.chat.json_schema import has_type
 from pyctl.errors import RequestError
 
