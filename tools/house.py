@@ -1,22 +1,71 @@
-"""Measures of the house: lines, words, imports. tests/unit/test_house.py holds the ceilings.
+"""Measures of the source: how it reads, its shape, its routes, its couplings, its lines.
 
-python -m tools.house
+python -m tools.house              all measures, and what changed since they were kept
+python -m tools.house --routes     also the files that each of four parameters passes
+python -m tools.house --keep       lower the kept numbers, in tools/house.json, to the measured ones
+python -m tools.house --raise      set them to the measured ones; the commit gives the reason
+
+tests/unit/test_house.py fails if a number is above the kept one by more than 2 %. Lines have no
+limit: a limit on lines is met by packing them.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
-from collections import defaultdict
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+
+from tools import ratchet
+from tools.ratchet import Numbers
+from tools.reading import Reading, read
+from tools.routes import described, followed, table
+from tools.shape import Shape, above_rules, highest, shapes
 
 __all__ = ["measure", "module_graph", "modules", "tree_of"]
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "pyctl"
 PORTS = ("Evaluator", "SequenceMemory", "Lifecycle", "Vocabulary", "Control")
+
+MIN_TESTED = 60
+"""Lines of a module that has to have a test file of its name."""
+
+SOURCES = {".py", ".pyi", ".js", ".css"}
+"""Suffixes of files whose lines count for a package."""
+
+CODE = "lines of code, without blank lines, comments and docstrings"
+NODES = "syntax nodes per 100 lines of code"
+TUPLES = "assignments of tuples of values per 1,000 lines of code"
+FRAGMENTS = "docstrings that start as a fragment"
+UNDOCUMENTED = "functions of 18 lines and more without a docstring"
+WIDE = "lines above 100 columns"
+UNTESTED = "modules of 60 lines and more without a test file of their name"
+READING = (NODES, TUPLES, FRAGMENTS, UNDOCUMENTED, WIDE, UNTESTED)
+"""Measures of each place."""
+
+PARAMETERS = "most parameters of a function"
+PUBLIC = "most public members of a class"
+SHAPE = "above a rule of shape"
+STAYS = "stays of a parameter"
+VISITS = "most visits of a parameter to one file"
+COUPLINGS = "couplings"
+
+COLUMNS = {
+    CODE: "code",
+    NODES: "nodes",
+    TUPLES: "tuples",
+    FRAGMENTS: "fragments",
+    UNDOCUMENTED: "undocumented",
+    WIDE: "wide",
+    UNTESTED: "untested",
+    PARAMETERS: "parameters",
+    PUBLIC: "public",
+}
+"""The columns of the table: measure, head."""
 
 
 def modules() -> dict[str, Path]:
@@ -36,8 +85,8 @@ def tree_of(path: Path) -> ast.Module:
 
 @cache
 def module_graph() -> dict[str, set[str]]:
-    """What each module imports, at its top or inside functions; the package's own modules by their
-    full names.
+    """Return the imports of each module, at its top or inside functions: the package's own modules
+    by their full names.
     """
     known = modules()
     graph: dict[str, set[str]] = {}
@@ -69,14 +118,6 @@ def longest_chain(graph: dict[str, set[str]]) -> int:
         return 1 + max((depth(target) for target in graph[name] & graph.keys()), default=0)
 
     return max(map(depth, graph))
-
-
-def packages() -> dict[str, list[Path]]:
-    """The files of each directory of the package; "" has the package's own."""
-    found: dict[str, list[Path]] = defaultdict(list)
-    for path in modules().values():
-        found[path.relative_to(PACKAGE).parts[0] if path.parent != PACKAGE else ""].append(path)
-    return dict(found)
 
 
 def n_arrows(graph: dict[str, set[str]], package: str, of: str) -> int:
@@ -126,8 +167,8 @@ def n_glossary() -> int:
 
 
 def is_private(node: ast.AST) -> bool:
-    """Whether ``node`` reads or sets a private member of another object; ctypes has one in its
-    interface.
+    """Return whether ``node`` reads or sets a private member of another object; ctypes has one in
+    its interface.
     """
     if not isinstance(node, ast.Attribute) or (
         isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
@@ -140,22 +181,13 @@ def is_private(node: ast.AST) -> bool:
     )
 
 
-def measure() -> dict[str, int]:
-    """Every figure by its name."""
+def couplings() -> dict[str, float]:
+    """Return the figures of how much the parts hold on to each other."""
     graph = module_graph()
-    csrc = [path for path in (ROOT / "csrc").rglob("*") if path.is_file()]
     of_tests = [node for path in (ROOT / "tests").rglob("*.py") for node in ast.walk(tree_of(path))]
+    pages = (ROOT / "docs").rglob("*.md")
     return {
-        "lines": n_lines(modules().values()),
-        **{f"lines of pyctl/{name}": n_lines(paths) for name, paths in packages().items()},
-        "lines of csrc": n_lines(csrc),
-        **{
-            f"lines of {name}": n_lines((ROOT / name).rglob("*.py"))
-            for name in ("tests", "bench", "tools")
-        },
-        "words of docs": sum(
-            len(path.read_text(encoding="utf-8").split()) for path in (ROOT / "docs").rglob("*.md")
-        ),
+        "words of docs": sum(len(path.read_text(encoding="utf-8").split()) for path in pages),
         "private members in tests": sum(map(is_private, of_tests)),
         "monkeypatches in tests": sum(
             isinstance(node, ast.Attribute) and node.attr == "setattr" for node in of_tests
@@ -170,10 +202,138 @@ def measure() -> dict[str, int]:
     }
 
 
-def main() -> None:
-    for name, number in measure().items():
-        print(f"{number:7,}  {name}")
+@cache
+def places() -> dict[str, list[Path]]:
+    """Return the Python files of pyctl, of each of its packages, of tests, bench and tools."""
+    packages = sorted(path.parent for path in PACKAGE.glob("*/__init__.py"))
+    folders = [PACKAGE, *packages, *(ROOT / name for name in ("tests", "bench", "tools"))]
+    return {folder.relative_to(ROOT).as_posix(): sorted(folder.rglob("*.py")) for folder in folders}
+
+
+def lines() -> dict[str, int]:
+    """Return the lines of each place, with the web page's and with stubs; no limit holds them."""
+    found = {}
+    for place, paths in places().items():
+        inside = (ROOT / place).rglob("*") if place.startswith("pyctl") else paths
+        found[place] = n_lines(path for path in inside if path.suffix in SOURCES)
+    found["csrc"] = n_lines(path for path in (ROOT / "csrc").rglob("*") if path.is_file())
+    return found
+
+
+def untested(paths: Iterable[Path]) -> list[Path]:
+    """Return the modules of `MIN_TESTED` lines and more without a test file of their name."""
+    tests = {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
+    return [
+        path
+        for path in paths
+        if f"test_{path.stem}" not in tests
+        and path.name != "__init__.py"
+        and n_lines([path]) >= MIN_TESTED
+    ]
+
+
+@cache
+def reading_of(path: Path) -> Reading:
+    """Return the counts of a file."""
+    return read(path.read_text(encoding="utf-8"))
+
+
+@cache
+def shapes_of(path: Path) -> list[Shape]:
+    """Return the sizes of the functions and classes of a file."""
+    return list(shapes(tree_of(path)))
+
+
+def row_of(paths: Sequence[Path]) -> dict[str, float]:
+    """Return the measures of reading of some files."""
+    counts = sum(map(reading_of, paths), Reading())
+    return {
+        CODE: counts.code,
+        NODES: round(counts.nodes_per_100, 1),
+        TUPLES: round(counts.tuples_per_1000, 1),
+        FRAGMENTS: counts.fragments,
+        UNDOCUMENTED: counts.undocumented,
+        WIDE: counts.wide,
+        UNTESTED: len(untested(paths)),
+        PARAMETERS: highest("parameters", map(shapes_of, paths)),
+        PUBLIC: highest("public", map(shapes_of, paths)),
+    }
+
+
+@cache
+def rows() -> dict[str, dict[str, float]]:
+    """Return the row of each place in the table."""
+    table_rows = {place: row_of(paths) for place, paths in places().items()}
+    del table_rows["tests"][UNTESTED]  # tests have no tests
+    return table_rows
+
+
+@cache
+def measure() -> Numbers:
+    """Return all numbers that may hardly rise."""
+    routes = followed()
+    numbers: Numbers = {}
+    for name in READING:
+        numbers[name] = {place: row[name] for place, row in rows().items() if name in row}
+    numbers[SHAPE] = dict(above_rules(map(shapes_of, modules().values())))
+    numbers[STAYS] = {name: len(route.stays) for name, route in routes.items()}
+    numbers[VISITS] = {name: route.most_visited[1] for name, route in routes.items()}
+    numbers[COUPLINGS] = couplings()
+    return numbers
+
+
+def report(numbers: Numbers, *, has_routes: bool) -> Iterator[str]:
+    """Yield the lines of the report."""
+    yield from table_of_places()
+    yield from section(SHAPE, numbers[SHAPE])
+    yield from ("", *table(followed()))
+    if has_routes:
+        for name, route in followed().items():
+            yield from ("", *described(name, route))
+    yield from section(COUPLINGS, numbers[COUPLINGS])
+    yield from section("lines, which no test limits", lines())
+    yield from ("", "changed since the numbers were kept", *ratchet.changes(numbers))
+
+
+def table_of_places() -> Iterator[str]:
+    """Yield the heads, a row for each place, and a legend."""
+    heads = [f"{head:>13}" for head in COLUMNS.values()]
+    yield f"{'place':16}" + "".join(heads)
+    for place, row in rows().items():
+        cells = [f"{row.get(name, 0):13,g}" for name in COLUMNS]
+        yield f"{place:16}" + "".join(cells)
+    yield ""
+    for name, head in COLUMNS.items():
+        yield f"{head}: {name}"
+
+
+def section(title: str, numbers: Mapping[str, float]) -> Iterator[str]:
+    """Yield a title, and a line for each of the numbers by name."""
+    yield from ("", title)
+    for name, number in numbers.items():
+        yield f"{number:9,g}  {name}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the report, or keep the numbers; return 1 if a number rose that was not to be kept."""
+    parser = argparse.ArgumentParser(prog="python -m tools.house", description=__doc__)
+    parser.add_argument("--routes", action="store_true")
+    keeping = parser.add_mutually_exclusive_group()
+    keeping.add_argument("--keep", action="store_true")
+    keeping.add_argument("--raise", action="store_true", dest="is_raised")
+    options = parser.parse_args(arguments)
+    numbers = measure()
+    if options.is_raised:
+        ratchet.keep(numbers)
+        return 0
+    if not options.keep:
+        print(*report(numbers, has_routes=options.routes), sep="\n")
+        return 0
+    rises = ratchet.rises(ratchet.load(), numbers)
+    ratchet.keep(ratchet.lowered(ratchet.load(), numbers))
+    print(*rises, sep="\n")
+    return 1 if rises else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
