@@ -233,7 +233,7 @@ class RamCache:
     def pin(self, name: str, pinned: bool) -> bool:
         """Lock the snapshot of the prefix called ``name`` until it is unpinned, or unpin it.
 
-        Return False if there is none, or if the budget has no room for all of it beside all others
+        Return False if there is none, or if the budget has no room for all of it and the others
         that have to stay.
         """
         snapshot = next((each for each in self.snapshots() if each.prefix.name == name), None)
