@@ -39,7 +39,8 @@ class ArrivingCandidate(Candidate):
 
     def load(self, live: LiveSequence, memory: SequenceMemory) -> Reading[None]:
         """Append the rows segment by segment as they arrive, and load the state."""
-        snapshot, arrival = self.arrival.snapshot, self.arrival
+        arrival = self.arrival
+        snapshot = arrival.snapshot
         if arrival.is_large:
             yield from self._pass_live_rows(live, memory)
         n = self.keep

@@ -184,7 +184,8 @@ class ResumeCandidates:
 
     def _from_live_rows(self) -> Iterator[Candidate]:
         """Yield the live sequence itself: as it is, or cut before the first token that differs."""
-        n_live, n_shared = self._live.n, self._n_same_tokens
+        n_live = self._live.n
+        n_shared = self._n_same_tokens
         is_prefix = 0 < n_live == n_shared <= self._limit
         if is_prefix and (not self._exact or self._n_same_batches == n_live):
             yield Candidate("live", n_live, n_live)

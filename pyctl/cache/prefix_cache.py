@@ -98,7 +98,8 @@ class PrefixCache:
             best = lookup.candidates[0] if lookup.candidates else None
             stays = best is not None and best.keep >= seq.n and self.memory.shape.cut_anywhere
             if lookup.request.background and not stays:
-                n_shared, minimum = 0, 1
+                n_shared = 0
+                minimum = 1
             with self.cache.locked(*lookup.snapshots):
                 self._park(seq, n_shared, stats, minimum)
             seq.facts = lookup.facts
