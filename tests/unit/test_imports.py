@@ -120,6 +120,14 @@ def test_layers() -> None:
                 )
 
 
+def test_the_cache_does_not_import_its_disk() -> None:
+    """The disk implements a port of the cache, and only the disk and `cli` import it."""
+    for name, targets in module_graph().items():
+        if name.startswith("pyctl.cache") and not name.startswith("pyctl.cache.disk."):
+            disk = {each for each in targets if each.startswith("pyctl.cache.disk.")}
+            assert not disk, f"{name} imports {disk}"
+
+
 def test_the_extension_is_imported_in_one_place() -> None:
     """`pyctl.llama.extension` imports its modules by their names, `pyctl.llama.library` only their
     types.
