@@ -236,6 +236,12 @@ class WriteQueue:
             return bool(jobs)
 
     @property
+    def jobs(self) -> list[WriteJob]:
+        """The jobs of the queue, in the order of their arrival."""
+        with self._changed:
+            return list(self._jobs)
+
+    @property
     def n_waiting(self) -> int:
         """Snapshots in the queue, with those that are being written."""
         with self._changed:

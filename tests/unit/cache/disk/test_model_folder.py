@@ -1,4 +1,4 @@
-"""The folder of a model: what it says of itself, and lookups that ask nobody."""
+"""The folder of a model: the files that describe it, and lookups without the drive."""
 
 from __future__ import annotations
 

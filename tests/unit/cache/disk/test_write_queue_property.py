@@ -201,7 +201,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(number=PICKS)
     def remove(self, number: int) -> None:
         name = self.pick(number)[1].prefix.name
-        jobs = [job for job in self.queue._jobs if not job.is_cancelled]
+        jobs = [job for job in self.queue.jobs if not job.is_cancelled]
         self.removed += [job.snapshot for job in jobs if job.snapshot.prefix.name == name]
         if self.queue.remove(name):
             assert not self.queue.remove(name)
@@ -234,7 +234,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def bounds_hold(self) -> None:
-        jobs = list(self.queue._jobs)
+        jobs = self.queue.jobs
         assert all(job.state is not JobState.ENDED for job in jobs)
         spilled = [job for job in jobs if not job.is_chosen and not job.is_cancelled]
         assert len(spilled) <= MAX_JOBS
@@ -256,7 +256,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.flush_copies()
             while self.queue.run_next():
                 continue
-        assert not self.queue._jobs
+        assert not self.queue.jobs
         assert self.disk.n_open == 0
         prefixes = {each.prefix for each in self.disk.written}
         assert prefixes >= {made.prefix for made in wanted if made.facts.for_disk}
