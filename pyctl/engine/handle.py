@@ -154,6 +154,7 @@ class RequestHandle:
         return self
 
     async def __anext__(self) -> Event:
+        """Return the next event; wait for it in the running event loop."""
         if self._ended:
             raise StopAsyncIteration
         if self._flowing and self._events.empty():

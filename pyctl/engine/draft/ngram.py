@@ -73,9 +73,15 @@ class NgramSource:
         places.put(text, text.n - n)
         tokens = list(text.part(text.n - n, n))
         value = text.hash(text.n - n, n, places.top)
-        while len(tokens) < n + min(self.maximum, maximum) and (place := places.find(value)) >= 0:
+        n_tokens = n + min(self.maximum, maximum)
+        while len(tokens) < n_tokens:
+            place = places.find(value)
+            if place < 0:
+                break
             tokens.append(text[place + n])
-            value = ((value - tokens[-n - 1] * self._drop) * _FACTOR + tokens[-1]) & _MASK
+            # The hash of the next n-gram: without the first token of this one, with the new one.
+            without_first = value - tokens[-n - 1] * self._drop
+            value = (without_first * _FACTOR + tokens[-1]) & _MASK
         return tuple(tokens[n:])
 
 
@@ -139,13 +145,15 @@ class _Text:
 
     def hash(self, first: int, n: int, top: int) -> int:
         """Return the hash of ``n`` tokens from ``first`` on; ``top`` is F^n."""
-        return (int(self._hashes[first + n]) - int(self._hashes[first]) * top) & _MASK
+        before = int(self._hashes[first])
+        after = int(self._hashes[first + n])
+        return (after - before * top) & _MASK
 
     def hashes(self, first: int, last: int, n: int, top: int) -> NDArray[np.uint64]:
         """Return the hashes of the n-grams that start in [first, last), shape (last - first,)."""
-        hashes: NDArray[np.uint64] = self._hashes[first + n : last + n] - self._hashes[
-            first:last
-        ] * np.uint64(top)
+        before = self._hashes[first:last]
+        after = self._hashes[first + n : last + n]
+        hashes: NDArray[np.uint64] = after - before * np.uint64(top)
         return hashes
 
 
@@ -170,9 +178,9 @@ class _Places:
         self._n_put = last
         if last - first > _STEP // 16:
             self._merge_latest()
-            self._merge(
-                text.hashes(first, last, self.n, self.top), np.arange(first, last, dtype=np.uint64)
-            )
+            hashes = text.hashes(first, last, self.n, self.top)
+            places = np.arange(first, last, dtype=np.uint64)
+            self._merge(hashes, places)
             return
         for i in range(first, last):
             self._latest[text.hash(i, self.n, self.top)] = i
@@ -180,26 +188,31 @@ class _Places:
             self._merge_latest()
 
     def _merge_latest(self) -> None:
-        if n := len(self._latest):
-            self._merge(
-                np.fromiter(self._latest, np.uint64, n),
-                np.fromiter(self._latest.values(), np.uint64, n),
-            )
-            self._latest.clear()
+        n = len(self._latest)
+        if n == 0:
+            return
+        hashes = np.fromiter(self._latest, np.uint64, n)
+        places = np.fromiter(self._latest.values(), np.uint64, n)
+        self._merge(hashes, places)
+        self._latest.clear()
 
     def _merge(self, hashes: NDArray[np.uint64], places: NDArray[np.uint64]) -> None:
-        self._sorted = np.concatenate(
-            [self._sorted, (hashes * np.uint64(_MIX) & ~np.uint64(_PLACE)) | places]
-        )
+        mixed = hashes * np.uint64(_MIX)
+        items = (mixed & ~np.uint64(_PLACE)) | places
+        self._sorted = np.concatenate([self._sorted, items])
         self._sorted.sort()
 
     def find(self, value: int) -> int:
         """Return the start of an n-gram with hash ``value``, or -1."""
-        if (place := self._latest.get(value)) is not None:
+        place = self._latest.get(value)
+        if place is not None:
             return place
-        last = (value * _MIX & _MASK) | _PLACE
-        i = (
-            int(np.searchsorted(self._sorted, np.uint64(last), side="right")) - 1
-        )  # an int would become a float
-        found = int(self._sorted[i]) if i >= 0 else -1
-        return found & _PLACE if found >= 0 and found | _PLACE == last else -1
+        mixed = value * _MIX & _MASK
+        last = mixed | _PLACE  # the last item that the hash may have
+        # A Python int would become a float.
+        i = int(np.searchsorted(self._sorted, np.uint64(last), side="right")) - 1
+        if i < 0:
+            return -1
+        item = int(self._sorted[i])
+        has_hash = item | _PLACE == last
+        return item & _PLACE if has_hash else -1

@@ -202,9 +202,8 @@ class Speculation:
             copies = origin is not None and origin.matched > 0
             self._idle[job.key] = 0 if copies else self._idle[job.key] + 1
         if self.lengths is not None:
-            self.lengths.record_batches(
-                [(len(job.sure), len(tokens)) for job, tokens in zip(jobs, found, strict=True)]
-            )
+            pairs = zip(jobs, found, strict=True)
+            self.lengths.record_batches([(len(job.sure), len(tokens)) for job, tokens in pairs])
         return [self._draft(job, tokens) for job, tokens in zip(jobs, found, strict=True)]
 
     def record(self, accepted: Mapping[int, int], n_tokens: int, decode_ms: float | None) -> None:
@@ -221,7 +220,9 @@ class Speculation:
 
     def _n_allowed(self, job: DraftJob, origin: Origin, limit: int, n_before: int = 0) -> int:
         """Return how many drafts follow ``n_before`` others, within ``limit`` for all."""
-        limit = (min(limit, self._n_of_one_length(job)) if self.width else limit) - n_before
+        if self.width:
+            limit = min(limit, self._n_of_one_length(job))
+        limit -= n_before
         if limit <= 0 or self.lengths is None:
             return max(limit, 0)
         if n_before and len(self._jobs) > 1:  # only as far as rollback is free
@@ -247,30 +248,29 @@ class Speculation:
         """
         own = Origin(model.name)
         began = self.seconds()
-        able = [
-            (i, job)
-            for i, job in enumerate(self._jobs)
-            if job.maximum > 0 and len(job.sure) <= 1 + model.n_max
-        ]
-        lengths = [self._n_allowed(job, own, min(job.maximum, model.n_max)) for _, job in able]
-        leading = [
-            (i, job, n)
-            for (i, job), n in zip(able, lengths, strict=True)
-            if self._leads(own, n, job, found[i])
-        ]
-        if n := max((n for _, _, n in leading), default=0):
-            wanted = [(i, job) for i, job, _ in leading if job.maximum >= n]
-            try:
-                drafts = model.propose([job for _, job in wanted], n)
-            except EngineError as error:  # decoding continues without drafts
-                log.warning("draft source %s failed: %s", model.name, error)
-                return
-            self._proposing = n, (self.seconds() - began) * 1e3
-            for (i, job), proposed in zip(wanted, drafts, strict=True):
-                if draft := tuple(takewhile(_is_text, proposed[:n])):
-                    found[i] = draft
-                    self._origins[job.key] = own
-                    self._propose(job, (), draft, own)
+        leading: list[tuple[int, DraftJob, int]] = []
+        for i, job in enumerate(self._jobs):
+            if job.maximum <= 0 or len(job.sure) > 1 + model.n_max:
+                continue
+            n = self._n_allowed(job, own, min(job.maximum, model.n_max))
+            if self._leads(own, n, job, found[i]):
+                leading.append((i, job, n))
+        n = max((n for _, _, n in leading), default=0)
+        if not n:
+            return
+        wanted = [(i, job) for i, job, _ in leading if job.maximum >= n]
+        try:
+            drafts = model.propose([job for _, job in wanted], n)
+        except EngineError as error:  # decoding continues without drafts
+            log.warning("draft source %s failed: %s", model.name, error)
+            return
+        self._proposing = n, (self.seconds() - began) * 1e3
+        for (i, job), proposed in zip(wanted, drafts, strict=True):
+            draft = tuple(takewhile(_is_text, proposed[:n]))
+            if draft:
+                found[i] = draft
+                self._origins[job.key] = own
+                self._propose(job, (), draft, own)
 
     def _leads(self, own: Origin, n: int, job: DraftJob, found: tuple[int, ...]) -> bool:
         """Return whether ``n`` drafts of the model promise more than those that another source has
@@ -294,13 +294,18 @@ class Speculation:
             job = self._jobs[i]
             draft = found[i]
             names = self._origins[job.key].source.split("+") if draft else []
-            if source.name in names or not (match := source.match(job, draft)).n:
+            if source.name in names:
+                continue
+            match = source.match(job, draft)
+            if not match.n:
                 continue
             origin = Origin.of("+".join((*names, source.name)), match.n)
             n = self._n_allowed(job, origin, job.maximum, len(draft))
             if not n and self.lengths is None:
                 continue
-            more = tuple(takewhile(_is_text, match.read(max(n, origin.counted(SHADOW)))))
+            # Some are read to learn from, even if none are drafted.
+            n_read = max(n, origin.counted(SHADOW))
+            more = tuple(takewhile(_is_text, match.read(n_read)))
             self._propose(job, draft, more, origin)
             if n and more:
                 found[i] = draft + more[:n]
@@ -309,33 +314,36 @@ class Speculation:
     def _propose(
         self, job: DraftJob, before: tuple[int, ...], tokens: tuple[int, ...], origin: Origin
     ) -> None:
-        if self.lengths is not None and tokens:
-            self._proposals[job.key].append(
-                _Proposal(job.seq.n + len(job.sure), before, tokens, origin)
-            )
+        """Keep a proposal to compare it with the reply."""
+        if self.lengths is None or not tokens:
+            return
+        place = job.seq.n + len(job.sure)
+        self._proposals[job.key].append(_Proposal(place, before, tokens, origin))
 
     def _compare(self, job: DraftJob) -> None:
         """Learn from earlier proposals for where the reply of ``job`` is now, evaluated or not."""
         left: list[_Proposal] = []
         for proposal in self._proposals.get(job.key, ()):
-            place, before, more, origin = proposal
-            said = (*job.seq.tokens[place:].tolist(), *job.sure[max(place - job.seq.n, 0) :])
-            tokens = before + more
-            pairs = zip(said, tokens, strict=False)
-            n_right = next(
-                (i for i, (a, b) in enumerate(pairs) if a != b), min(len(said), len(tokens))
-            )
-            if n_right == len(said) < len(tokens):
+            said = _tokens_from(job, proposal.place)
+            tokens = proposal.before + proposal.tokens
+            n_right = _n_equal(said, tokens)
+            if n_right == len(said) < len(tokens):  # the reply may still be right
                 left.append(proposal)
-                continue
-            assert self.lengths is not None
-            if before:
-                first = origin._replace(is_before=True)
-                self.lengths.learn(job.key, first, len(before), min(n_right, len(before)))
-            if n_right >= len(before):
-                self.lengths.learn(job.key, origin, len(more), n_right - len(before))
+            else:
+                self._learn(job.key, proposal, n_right)
         if job.key in self._proposals:
             self._proposals[job.key] = left
+
+    def _learn(self, key: int, proposal: _Proposal, n_right: int) -> None:
+        """Count a proposal whose first ``n_right`` tokens are the reply's."""
+        assert self.lengths is not None
+        origin = proposal.origin
+        n_before = len(proposal.before)
+        if n_before:
+            first = origin._replace(is_before=True)
+            self.lengths.learn(key, first, n_before, min(n_right, n_before))
+        if n_right >= n_before:
+            self.lengths.learn(key, origin, len(proposal.tokens), n_right - n_before)
 
     def _draft(self, job: DraftJob, tokens: tuple[int, ...]) -> Draft:
         n = len(tokens)
@@ -345,14 +353,21 @@ class Speculation:
         return Draft((*tokens, *job.sure[-1:] * (width - n)), n)
 
 
-def _why_off(facts: BackendFacts, width: int, *, exact: bool) -> str:
-    """Return why a backend with ``facts`` cannot verify drafts; "" if it can."""
-    if not facts.max_drafts:
-        return "this model's memory has no rollback"
-    if exact and not width:
-        # A way back to a mark evaluates tokens again, in other batches than before.
-        return "with --exact, this model takes drafts from a head or a draft model only"
-    return ""
+def _tokens_from(job: DraftJob, place: int) -> tuple[int, ...]:
+    """Return the tokens of ``job`` from ``place`` on, the sure ones included."""
+    evaluated = job.seq.tokens[place:].tolist()
+    sure = job.sure[max(place - job.seq.n, 0) :]
+    return (*evaluated, *sure)
+
+
+def _n_equal(tokens: Sequence[int], others: Sequence[int]) -> int:
+    """Return how many of the first tokens of both are equal."""
+    n = 0
+    for token, other in zip(tokens, others, strict=False):
+        if token != other:
+            break
+        n += 1
+    return n
 
 
 def _is_text(token: int) -> bool:
