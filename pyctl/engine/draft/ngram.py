@@ -61,6 +61,9 @@ class NgramSource:
         self._running.pop(key, None)
 
     def _draft(self, job: DraftJob, maximum: int) -> tuple[int, ...]:
+        """Return up to ``maximum`` tokens: each followed the n-gram before it, drafts included, at
+        an earlier place.
+        """
         text, places = self._running[job.key]
         n_held = job.seq.n
         if text.n < n_held:
