@@ -370,6 +370,16 @@ def _n_equal(tokens: Sequence[int], others: Sequence[int]) -> int:
     return n
 
 
+def _why_off(facts: BackendFacts, width: int, *, exact: bool) -> str:
+    """Return why a backend with ``facts`` cannot verify drafts; "" if it can."""
+    if not facts.max_drafts:
+        return "this model's memory has no rollback"
+    if exact and not width:
+        # A way back to a mark evaluates tokens again, in other batches than before.
+        return "with --exact, this model takes drafts from a head or a draft model only"
+    return ""
+
+
 def _is_text(token: int) -> bool:
     """Return whether a model can generate ``token``; negative ids are tokens of images."""
     return token >= 0

@@ -49,7 +49,7 @@ def longer(prompt: Prompt, seed: int, n: int = 200) -> Prompt:
 
 
 def ends_of(prompt: Prompt) -> list[int]:
-    return batch_ends(prompt, N_UBATCH, EngineSettings().min_batch, 0)
+    return batch_ends(prompt, N_UBATCH)
 
 
 class TickingStats(RequestStats):
