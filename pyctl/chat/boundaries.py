@@ -72,7 +72,14 @@ class MessageStarts:
         if not is_chat:
             raw = tokens[: starts[0]] if starts else tokens
             lines = _line_ends(raw, self._tokenizer)
-        return Prompt(tokens, starts, replies, turn, tuple(pictures), lines)
+        return Prompt(
+            tokens=tokens,
+            boundaries=starts,
+            headers=replies,
+            turn=turn,
+            pictures=tuple(pictures),
+            line_ends=lines,
+        )
 
 
 def boundaries(tokens: Tokens, starts: Sequence[int]) -> tuple[int, ...]:
@@ -106,7 +113,10 @@ def headers(
 
 
 def last_turn(
-    tokens: Tokens, boundaries: Sequence[int], headers: Sequence[int], result: Sequence[int]
+    tokens: Tokens,
+    boundaries: Sequence[int],
+    headers: Sequence[int],
+    result: Sequence[int],
 ) -> int:
     """Return the last of ``headers`` that follows no result of a tool, which starts with the tokens
     ``result``; 0 without one.
@@ -200,7 +210,10 @@ def _result_start(
 
 
 def _call_end(
-    template: Template, tokenizer: Tokenizer, starts: Sequence[int], specials: Mapping[int, str]
+    template: Template,
+    tokenizer: Tokenizer,
+    starts: Sequence[int],
+    specials: Mapping[int, str],
 ) -> str:
     """Return the special token between a call and the token that starts its result; empty if there
     is none.

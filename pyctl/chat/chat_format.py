@@ -101,7 +101,10 @@ class Dialect:
         self.tags = self.call_format.tags(template.source)
         tags = (self.tags.open, self.tags.close)
         self.message_starts = MessageStarts(
-            template, tokenizer, specials, () if self.tags.next_message else tags
+            template=template,
+            tokenizer=tokenizer,
+            specials=specials,
+            inside=() if self.tags.next_message else tags,
         )
         self.starts = self.message_starts.ids
         marks = (*self.call_format.control_tokens, *tags)
@@ -109,9 +112,20 @@ class Dialect:
         self.bound_calls = BoundCalls(self.call_format, self.tags, controls)
         starts = [text for text, token in specials.items() if token in self.starts]
         around = self.call_format.around_content
-        remembered = ReplayMarks(replay, starts, tags, around, self.message_starts.call_end)
+        remembered = ReplayMarks(
+            replay=replay,
+            starts=starts,
+            tags=tags,
+            around=around,
+            call_end=self.message_starts.call_end,
+        )
         self.renderer = Renderer(
-            template, self.tags, starts, kwargs, remembered, strip_bos=tokenizer.add_bos
+            template=template,
+            tags=self.tags,
+            start_texts=starts,
+            variables=kwargs,
+            marks=remembered,
+            strip_bos=tokenizer.add_bos,
         )
         self.marks = self.renderer.marks
 
@@ -149,12 +163,24 @@ class ChatFormat:
         }
         replay = replay or Replay("off")
         self.orders = Replay("off") if keeps_order else replay
-        self.dialect = Dialect(template, tokenizer, specials, controls, kwargs or {}, replay)
+        self.dialect = Dialect(
+            template=template,
+            tokenizer=tokenizer,
+            specials=specials,
+            controls=controls,
+            kwargs=kwargs or {},
+            replay=replay,
+        )
         self.tool_dialect = self.dialect
         of_tools = template.of_tools
         if of_tools is not None and of_tools.source != template.source:
             self.tool_dialect = Dialect(
-                of_tools, tokenizer, specials, controls, kwargs or {}, replay
+                template=of_tools,
+                tokenizer=tokenizer,
+                specials=specials,
+                controls=controls,
+                kwargs=kwargs or {},
+                replay=replay,
             )
         self._memo = CachedTokenizer(tokenizer, specials)
         self._bos = as_tokens([tokenizer.bos] if tokenizer.add_bos else [])
@@ -208,7 +234,14 @@ class ChatFormat:
             continues=request.continue_final_message,
             prefill=request.prefill_assistant,
         )
-        return PreparedChat(self, dialect, request, rendered, callables, remember)
+        return PreparedChat(
+            chat=self,
+            dialect=dialect,
+            request=request,
+            rendered=rendered,
+            tools=callables,
+            remember_tools=remember,
+        )
 
     def beginning(self, request: ChatRequest) -> Prompt:
         """Return the certain beginning of the next prompt of a conversation, for any next role and
@@ -460,7 +493,12 @@ class PreparedChat:
             if on_reply is not None:
                 on_reply(message)
 
-        return ReplySplitter(parser, echo, opening, ended)
+        return ReplySplitter(
+            parser=parser,
+            echo=echo,
+            opening=opening,
+            on_end=ended,
+        )
 
     def _begins(self) -> ReplyPart:
         """Return the part in which the reply starts: ``start`` only if the template leaves it a

@@ -90,32 +90,44 @@ class GrammarBuilder(GrammarRules):
         """Return the expression for ``text`` of the template, control tokens included."""
         parts = []
         end = 0
-        for found in self._control.finditer(text):
-            parts += [text[end : found.start()] and self.quoted(text[end : found.start()])]
-            parts += [f"<[{self._controls[found.group()]}]>"]
-            end = found.end()
-        return " ".join(filter(None, (*parts, text[end:] and self.quoted(text[end:]))))
+        for control in self._control.finditer(text):
+            before = text[end : control.start()]
+            if before:
+                parts.append(self.quoted(before))
+            token = self._controls[control.group()]
+            parts.append(f"<[{token}]>")
+            end = control.end()
+        if end < len(text):
+            parts.append(self.quoted(text[end:]))
+        return " ".join(parts)
 
     def until(self, end: str, terminals: str = "") -> str:
         """Return the expression for any text, or START of these ``terminals`` of Lark's, up to and
         including the first ``end``.
         """
-        is_control = self._control.search(end)
-        suffix = "" if is_control else f"[suffix={json.dumps(end)}]"
+        control = self._control.search(end)
+        suffix = ""
+        if control is None:
+            suffix = f"[suffix={json.dumps(end)}]"
         if terminals:
             text = self.rule(f"%lark {{\nstart: text\ntext{suffix}: START\n{terminals}\n}}")
+        elif suffix:
+            text = self.rule(f"{suffix}: /(?s:.*)/")
         else:
-            text = self.rule(f"{suffix}: /(?s:.*)/" if suffix else "/(?s:.*)/")
-        return f"{text} {self.text(end[is_control.start() :])}" if is_control else text
+            text = self.rule("/(?s:.*)/")
+        if control is None:
+            return text
+        rest = self.text(end[control.start() :])
+        return f"{text} {rest}"
 
     def json(self, schema: Any, root: Any = None) -> str:
         """Return the expression for JSON that ``schema`` accepts, which is a part of ``root``.
         Raises RequestError if it is not a schema.
         """
         ready = ready_schema(schema, root)
-        return self.rule(
-            expression(ready, self, _json_rule) if has_exact_numbers(ready) else _json_rule(ready)
-        )
+        if has_exact_numbers(ready):
+            return self.rule(expression(ready, self, _json_rule))
+        return self.rule(_json_rule(ready))
 
     def constraint(
         self,
@@ -130,9 +142,16 @@ class GrammarBuilder(GrammarRules):
         grammar = f"{_HEADER}start: {start}\n{self.written()}"
         if len(grammar) > _MAX_BYTES:
             raise RequestError(f"the grammar has more than {_MAX_BYTES} bytes")
-        if error := llguidance.LLMatcher.validate_grammar(grammar, limits=_LIMITS):
+        error = llguidance.LLMatcher.validate_grammar(grammar, limits=_LIMITS)
+        if error:
             raise RequestError(_reason(error))
-        return Constraint(grammar, triggers, prefill, hidden, "llguidance")
+        return Constraint(
+            grammar=grammar,
+            triggers=triggers,
+            prefill=prefill,
+            hidden=hidden,
+            kind="llguidance",
+        )
 
 
 def _json_rule(schema: JsonObject) -> str:
@@ -164,7 +183,11 @@ def reply_constraint(
 
 
 def reply_json(
-    grammar: GrammarBuilder, schema: Any, tags: ReasoningTags, part: ReplyPart, calls: str = ""
+    grammar: GrammarBuilder,
+    schema: Any,
+    tags: ReasoningTags,
+    part: ReplyPart,
+    calls: str = "",
 ) -> str:
     """Return the expression for a reply whose content is JSON that ``schema`` accepts, or ``calls``
     instead.
@@ -172,26 +195,33 @@ def reply_json(
     content = grammar.json(schema)
     if tags.content_open and part != "content":
         content = f"{grammar.text(tags.content_open)} {content}"
-    return reasoned(grammar, f"({calls} | {content})" if calls else content, tags, part, _GAP)
+    if calls:
+        content = f"({calls} | {content})"
+    return reasoned(grammar, content, tags, part, _GAP)
 
 
 _GAP = r"/[ \t\n]{1,8}/?"
 
 
 def reasoned(
-    grammar: GrammarBuilder, content: str, tags: ReasoningTags, part: ReplyPart, gap: str = ""
+    grammar: GrammarBuilder,
+    content: str,
+    tags: ReasoningTags,
+    part: ReplyPart,
+    gap: str = "",
 ) -> str:
     """Return the expression for ``content`` after a reasoning block and ``gap``, according to
     ``part``.
     """
     if part == "content":
         return content
-    block = f"{grammar.until(tags.close)} {grammar.text(tags.next_message)} {gap}"
-    return (
-        f"({grammar.text(tags.open)} {block})? {content}"
-        if part == "start"
-        else f"{block} {content}"
-    )
+    text = grammar.until(tags.close)
+    next_message = grammar.text(tags.next_message)
+    block = f"{text} {next_message} {gap}"
+    if part != "start":
+        return f"{block} {content}"
+    opening = grammar.text(tags.open)
+    return f"({opening} {block})? {content}"
 
 
 _PLACE = re.compile(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?")

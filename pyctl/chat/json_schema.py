@@ -180,7 +180,13 @@ class _Reader:
             return ready
         return self._typed(schema, scope, depth)
 
-    def _read_all(self, schema: JsonObject, word: str, scope: Scope, depth: int) -> list[Any]:
+    def _read_all(
+        self,
+        schema: JsonObject,
+        word: str,
+        scope: Scope,
+        depth: int,
+    ) -> list[Any]:
         return [self._read(part, scope, depth + 1) for part in _parts(schema, word)]
 
     def _count(self, n: int = 1) -> None:
@@ -224,7 +230,13 @@ class _Reader:
             return parts[0]
         return {**own, "allOf": parts}
 
-    def _gather(self, schema: Any, names: dict[str, bool], seen: set[str], depth: int) -> Any:
+    def _gather(
+        self,
+        schema: Any,
+        names: dict[str, bool],
+        seen: set[str],
+        depth: int,
+    ) -> Any:
         """Collect the properties that the parts of ``schema`` name, and whether they require them.
         Return the schema of all others, False for none.
         """

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
@@ -336,11 +337,9 @@ class Renderer:
         self._start_texts = start_texts
         self._variables = {"enable_thinking": True, **variables}
         self._bos = template.bos_token if strip_bos else ""
-        self.marks = (
-            marks
-            if self._has_start(_said("user"), _said("assistant"))
-            else ReplayMarks(Replay("off"), ())
-        )
+        self.marks = ReplayMarks(Replay("off"), ())
+        if self._has_start(_said("user"), _said("assistant")):
+            self.marks = marks
         self._marks_replies = self._has_start(_said("user"))
 
     def render(
@@ -363,10 +362,9 @@ class Renderer:
         checked = check_messages(messages, images)
         given = {**self._variables, **(variables or {})}
         given = {name: value for name, value in given.items() if name not in _RESERVED}
+        effort = given.get("reasoning_effort")
         if "reasoning_effort" in given:
-            given["reasoning_effort"] = self._template.capabilities.effort(
-                given["reasoning_effort"]
-            )
+            given["reasoning_effort"] = self._template.capabilities.effort(effort)
         if prefill and checked[-1]["role"] == "assistant":
             if len(checked) > 1 and checked[-2]["role"] == "assistant":
                 raise RequestError("'messages' must not end in two assistant messages")
@@ -374,22 +372,31 @@ class Renderer:
         place, marked, replayed = self.marks.mark(
             checked, tools, is_continued=continues is not None
         )
-        for said in (marked, self.marks.with_calls(checked, marked)) if replayed else ():
+        attempts: list[list[JsonDict] | None] = []
+        if replayed:  # some templates refuse a result without a call before it
+            attempts = [marked, self.marks.with_calls(checked, marked)]
+        for attempt in attempts:
+            if not attempt:
+                continue
             try:
-                rendered = (
-                    self._render(said, continues, tools, given, add_generation_prompt)
-                    if said
-                    else None
-                )
+                rendered = self._render(attempt, continues, tools, given, add_generation_prompt)
             except RequestError:  # the template needs all messages
-                rendered = None
-            parts = self.marks.parts(rendered.text, replayed) if rendered is not None else None
-            if rendered is not None and parts is not None:
-                text = "".join(part if isinstance(part, str) else part.text for part in parts)
-                return replace(rendered, text=text, parts=parts, place=place, images=images)
+                continue
+            parts = self.marks.parts(rendered.text, replayed)
+            if parts is None:
+                continue
+            texts = [part if isinstance(part, str) else part.text for part in parts]
+            return replace(
+                rendered,
+                text="".join(texts),
+                parts=parts,
+                place=place,
+                images=images,
+            )
         rendered = self._render(checked, continues, tools, given, add_generation_prompt)
-        if missing := sum(mark not in rendered.text for mark in images):
-            raise RequestError(f"the chat template leaves out {missing} of {len(images)} images")
+        n_missing = sum(mark not in rendered.text for mark in images)
+        if n_missing:
+            raise RequestError(f"the chat template leaves out {n_missing} of {len(images)} images")
         return replace(rendered, place=place, images=images)
 
     def _render(
@@ -404,14 +411,18 @@ class Renderer:
         if continues is not None:
             return self._continue(messages, continues, tools, variables)
         text = self._text(messages, tools, variables, add_header)
-        is_open = add_header and text.rstrip().endswith(self._tags.open)
-        _, tag, blanks = (
-            self._header(text, messages, tools, variables) if is_open else ""
-        ).rpartition(self._tags.open)
-        open_reasoning = tag + blanks if tag else ""
-        part: ReplyPart = "reasoning" if open_reasoning else "start"
+        opening = self._tags.open
+        if not add_header or not text.rstrip().endswith(opening):
+            return RenderedChat(text)
+        header = self._header(text, messages, tools, variables)
+        _, tag, blanks = header.rpartition(opening)
+        if not tag:
+            return RenderedChat(text)
         return RenderedChat(
-            text, reply_part=part, open_reasoning=open_reasoning, begun=open_reasoning
+            text=text,
+            reply_part="reasoning",
+            open_reasoning=tag + blanks,
+            begun=tag + blanks,
         )
 
     def _text(
@@ -449,27 +460,34 @@ class Renderer:
         reasoning = last.get("reasoning_content", "")
         if not isinstance(content, str):
             content = "\n\n".join(content)  # as llama-server joins a continued message
-        if continues == "reasoning_content" or (continues == "auto" and reasoning and not content):
+        before = messages[:-1]
+        has_only_reasoning = reasoning and not content
+        if continues == "reasoning_content" or (continues == "auto" and has_only_reasoning):
             gap = {**last, "content": "", "reasoning_content": _GAP}
-            text = self._text([*messages[:-1], gap], tools, variables, False)
+            text = self._text([*before, gap], tools, variables, False)
             if _GAP in text:
                 open_reasoning = self._tags.open + "\n"
-                text = text[: text.rindex(_GAP)] + reasoning
+                text = text[: text.rindex(_GAP)]
                 return RenderedChat(
-                    text, reasoning, "reasoning", open_reasoning, open_reasoning + reasoning
+                    text=text + reasoning,
+                    prefill=reasoning,
+                    reply_part="reasoning",
+                    open_reasoning=open_reasoning,
+                    begun=open_reasoning + reasoning,
                 )
         gap = {**last, "content": _GAP}
-        text = self._text([*messages[:-1], gap], tools, variables, False)
+        text = self._text([*before, gap], tools, variables, False)
         if _GAP not in text:
             raise RequestError("this chat template cannot continue an assistant message")
         text = text[: text.rindex(_GAP)]
-        header = self._header(text, messages[:-1], tools, variables)
+        header = self._header(text, before, tools, variables)
         start = header.find(self._tags.open)
+        opened = header[start:] if start >= 0 else ""
         return RenderedChat(
-            text + content,
-            content,
-            "content",
-            begun=(header[start:] if start >= 0 else "") + content,
+            text=text + content,
+            prefill=content,
+            reply_part="content",
+            begun=opened + content,
         )
 
     def _has_start(self, *messages: JsonDict) -> bool:
@@ -494,20 +512,17 @@ class Renderer:
         does not have.
         """
         if self._marks_replies:
-            return text[max((text.rfind(start) for start in self._start_texts), default=-1) + 1 :]
-        try:
-            said = (
-                self._text(before, tools, variables, False)
-                if before and self._tags.open in text
-                else ""
-            )
-        except RequestError:
-            said = ""
-        if text.startswith(said):
-            return text.removeprefix(said)
-        return text[
-            max(n_common(text, said) - len(self._tags.open) + 1, 0) :
-        ]  # which may have cut the tag
+            starts = [text.rfind(start) for start in self._start_texts]
+            return text[max(starts, default=-1) + 1 :]
+        earlier = ""
+        if before and self._tags.open in text:
+            with suppress(RequestError):
+                earlier = self._text(before, tools, variables, False)
+        if text.startswith(earlier):
+            return text.removeprefix(earlier)
+        n_alike = n_common(text, earlier)
+        n_tag = len(self._tags.open) - 1  # characters of a tag that this may have cut
+        return text[max(n_alike - n_tag, 0) :]
 
 
 def _said(role: str) -> JsonDict:

@@ -184,7 +184,11 @@ def _unpacked(text: bytes) -> tuple[bytes, SampledReply]:
     line = msgspec.convert(json.loads(text), _Line)
     tokens = as_tokens(line.tokens) if line.tokens is not None else None
     reply = SampledReply(
-        line.head, line.text, tokens, tuple(line.ids), bytes.fromhex(line.reasoning)
+        header=line.head,
+        text=line.text,
+        tokens=tokens,
+        ids=tuple(line.ids),
+        reasoning=bytes.fromhex(line.reasoning),
     )
     return bytes.fromhex(line.key), reply
 
@@ -251,14 +255,25 @@ class Replay:
         return self._n_bytes
 
     def remember(
-        self, message: JsonDict, place: bytes, header: str, text: str, tokens: Tokens | None
+        self,
+        message: JsonDict,
+        place: bytes,
+        header: str,
+        text: str,
+        tokens: Tokens | None,
     ) -> None:
         """Keep a reply that means ``message``, an assistant message as OpenAI writes them, at this
         `places`.
         """
         if self.mode == "off":
             return
-        reply = SampledReply(header, text, tokens, _ids(message), _reasoning(message))
+        reply = SampledReply(
+            header=header,
+            text=text,
+            tokens=tokens,
+            ids=_ids(message),
+            reasoning=_reasoning(message),
+        )
         key = _digest(place + _meaning(message))
         with self._lock:
             self._keep(key, reply)
@@ -273,16 +288,20 @@ class Replay:
         key = _digest(place + _meaning(message))
         reasoning = _reasoning(message)
         ids = _ids(message)
+        is_any = self.mode == "full" and reasoning == _NOTHING
         with self._lock:
-            found = [
+            replies = [
                 reply
                 for reply in self._replies.get(key, ())
-                if reply.reasoning == reasoning or (self.mode == "full" and reasoning == _NOTHING)
+                if is_any or reply.reasoning == reasoning
             ]
-            if not found:
+            if not replies:
                 return None
             self._replies.move_to_end(key)
-        best = max(enumerate(found), key=lambda item: (item[1].ids == ids, item[0]))[1]
+        best = replies[-1]  # the newest one, unless another has the same ids of calls
+        for reply in replies:
+            if reply.ids == ids:
+                best = reply
         self._write_soon(key, best)  # it is in use: the file of older replies will go
         return best
 
@@ -292,18 +311,17 @@ class Replay:
         """
         if not tools or self.mode == "off":
             return tools, lambda: None
-        said = {"content": json.dumps(tools, sort_keys=True)}
-        found = self.find(said, _TOOLS)
-        try:
-            known = found and json.loads(found.text)
-        except ValueError:  # of a damaged file
-            known = None
-        if known == tools:
-            return known, lambda: None
+        message = {"content": json.dumps(tools, sort_keys=True)}
+        remembered = self.find(message, _TOOLS)
+        if remembered is not None:
+            with suppress(ValueError):  # of a damaged file
+                ordered = json.loads(remembered.text)
+                if ordered == tools:
+                    return ordered, lambda: None
         text = json.dumps(tools)
-        return tools, partial(self.remember, said, _TOOLS, "", text, None) if len(
-            text
-        ) <= _MAX_TOOLS else lambda: None
+        if len(text) > _MAX_TOOLS:
+            return tools, lambda: None
+        return tools, partial(self.remember, message, _TOOLS, "", text, None)
 
     def _write_soon(self, key: bytes, reply: SampledReply) -> None:
         """Have a thread that may wait for the disk write the reply, unless it is written or queued,
@@ -324,12 +342,12 @@ class Replay:
 
     def _keep(self, key: bytes, reply: SampledReply) -> None:
         others = self._replies.pop(key, [])
-        kept = [
-            each for each in others if (each.ids, each.reasoning) != (reply.ids, reply.reasoning)
-        ]
-        kept = [*kept[-_MAX_ALIKE + 1 :], reply]
-        self._n_bytes += _charge(kept) - _charge(others)
-        self._replies[key] = kept
+        identity = (reply.ids, reply.reasoning)
+        replies = [other for other in others if (other.ids, other.reasoning) != identity]
+        replies = replies[-_MAX_ALIKE + 1 :]
+        replies.append(reply)
+        self._n_bytes += _charge(replies) - _charge(others)
+        self._replies[key] = replies
         while self._n_bytes > self._max_bytes:
             _, old = self._replies.popitem(last=False)
             self._n_bytes -= _charge(old)
@@ -337,17 +355,19 @@ class Replay:
 
 def _charge(replies: Sequence[SampledReply]) -> int:
     """Return the approximate bytes of replies in memory."""
-    return sum(
-        getsizeof(each.header)
-        + getsizeof(each.text)
-        + (0 if each.tokens is None else each.tokens.nbytes)
-        + _ENTRY_BYTES
-        for each in replies
-    )
+    n_bytes = 0
+    for reply in replies:
+        n_bytes += _ENTRY_BYTES
+        n_bytes += getsizeof(reply.header)
+        n_bytes += getsizeof(reply.text)
+        if reply.tokens is not None:
+            n_bytes += reply.tokens.nbytes
+    return n_bytes
 
 
 def _digest(data: str | bytes) -> bytes:
-    data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
+    if isinstance(data, str):
+        data = data.encode("utf-8", "surrogatepass")
     return hashlib.blake2b(data, digest_size=16).digest()
 
 
@@ -371,12 +391,12 @@ def _content(message: JsonDict) -> str:
 
 def _meaning(message: JsonDict) -> bytes:
     """Return a digest that is the same for messages of the same content and calls."""
-    content = _content(message)
-    calls = [
-        (call["function"]["name"], _value(call["function"]["arguments"]))
-        for call in message.get("tool_calls") or ()
-    ]
-    return _digest(json.dumps([content.strip(), calls], sort_keys=True))
+    content = _content(message).strip()
+    calls = []
+    for call in message.get("tool_calls") or ():
+        function = call["function"]
+        calls.append((function["name"], _value(function["arguments"])))
+    return _digest(json.dumps([content, calls], sort_keys=True))
 
 
 def places(messages: Sequence[JsonDict], tools: object = None) -> list[bytes]:
@@ -386,12 +406,15 @@ def places(messages: Sequence[JsonDict], tools: object = None) -> list[bytes]:
     Reasoning does not count, which many clients drop later, nor do the ids of calls. Where anything
     else differs, the tokens do as well, and no replayed reply could be resumed as a whole.
     """
-    found = [_digest(json.dumps(tools, sort_keys=True))]
+    key = _digest(json.dumps(tools, sort_keys=True))
+    keys = [key]
     for message in messages:
         role = message["role"]
-        said = _meaning(message) if role == "assistant" else _digest(_content(message))
-        found.append(_digest(found[-1] + role.encode("utf-8", "surrogatepass") + b"\0" + said))
-    return found
+        own = _meaning(message) if role == "assistant" else _digest(_content(message))
+        head = role.encode("utf-8", "surrogatepass") + b"\0"
+        key = _digest(key + head + own)
+        keys.append(key)
+    return keys
 
 
 def _value(arguments: Any) -> Any:
@@ -423,12 +446,12 @@ def _calling(message: JsonDict, marked: JsonDict) -> JsonDict:
     """
     if marked is message or not message.get("tool_calls"):
         return marked
-    first, *others = message["tool_calls"]
-    arguments = [json.dumps({"x": marked["content"] + _IN_CALL}), *("{}" for _ in others)]
-    calls = [
-        {**call, "function": {**call["function"], "arguments": text}}
-        for call, text in zip((first, *others), arguments, strict=True)
-    ]
+    arguments = json.dumps({"x": marked["content"] + _IN_CALL})
+    calls = []
+    for call in message["tool_calls"]:
+        function = {**call["function"], "arguments": arguments}
+        calls.append({**call, "function": function})
+        arguments = "{}"  # of all but the first
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
@@ -464,19 +487,20 @@ class ReplayMarks:
         """
         if self.replay.mode == "off" or not self._starts:
             return b"", list(messages), {}
-        found = places(messages, tools)
+        keys = places(messages, tools)
         n_before = len(messages) - is_continued
         marked = list(messages)
         replayed = {}
         for index, message in enumerate(messages[:n_before]):
-            reply = (
-                self.replay.find(message, found[index]) if message["role"] == "assistant" else None
-            )
-            if reply is not None:
-                mark = f"{_MARK}{index};"
-                marked[index] = {"role": "assistant", "content": mark}
-                replayed[mark] = reply
-        return found[n_before], marked, replayed
+            if message["role"] != "assistant":
+                continue
+            reply = self.replay.find(message, keys[index])
+            if reply is None:
+                continue
+            mark = f"{_MARK}{index};"
+            marked[index] = {"role": "assistant", "content": mark}
+            replayed[mark] = reply
+        return keys[n_before], marked, replayed
 
     def with_calls(
         self, messages: Sequence[JsonDict], marked: Sequence[JsonDict]
@@ -485,11 +509,10 @@ class ReplayMarks:
         templates that refuse a result without a call before it; None where the end of such a
         message is unknown.
         """
-        return (
-            [_calling(*each) for each in zip(messages, marked, strict=True)]
-            if self._call_end
-            else None
-        )
+        if not self._call_end:
+            return None
+        pairs = zip(messages, marked, strict=True)
+        return [_calling(message, replacement) for message, replacement in pairs]
 
     def parts(self, text: str, replayed: Mapping[str, SampledReply]) -> tuple[Part, ...] | None:
         """Return ``text`` with each mark, and the header before it, replaced; None if a mark is not
@@ -500,28 +523,41 @@ class ReplayMarks:
         parts: list[Part] = []
         done = 0
         for mark, reply in replayed.items():
-            at = text.find(mark, done)
-            if text.startswith(mark + _IN_CALL, at):
+            position = text.find(mark, done)
+            if text.startswith(mark + _IN_CALL, position):
                 role = self._role(reply.header)
-                start = text.rfind(role, done, max(at, done))
-                end = text.find(self._call_end, at)
+                start = text.rfind(role, done, max(position, done))
+                end = text.find(self._call_end, position)
                 if not role or start < 0 or end < 0:
                     return None
                 parts += [text[done:start] + reply.header, reply]
                 done = end
                 continue
-            end = at
-            while mark_before := next(
-                (each for each in self._around if text.endswith(each, done, max(end, done))), ""
-            ):
-                end -= len(mark_before)
-            start = self._last_start(text, done, end) if at >= 0 else -1
-            if start < 0 or self._role(text[start:end]) != self._role(reply.header):
+            if position < 0:
+                return None
+            head_end = self._before_delimiters(text, done, position)
+            start = self._last_start(text, done, head_end)
+            if start < 0 or self._role(text[start:head_end]) != self._role(reply.header):
                 return None
             parts += [text[done:start] + reply.header, reply]
-            done = at + len(mark)
-            done += next((len(each) for each in self._around if text.startswith(each, done)), 0)
+            done = position + len(mark)
+            for delimiter in self._around:
+                if text.startswith(delimiter, done):
+                    done += len(delimiter)
+                    break
         return (*parts, text[done:])
+
+    def _before_delimiters(self, text: str, low: int, end: int) -> int:
+        """Return the position before the texts around content that end at ``end``."""
+        is_searched = False
+        while not is_searched:
+            is_searched = True
+            for delimiter in self._around:
+                if delimiter and text.endswith(delimiter, low, max(end, low)):
+                    end -= len(delimiter)
+                    is_searched = False
+                    break
+        return end
 
     def header(self, text: str, prefill: str) -> str:
         """Return the part of the prompt ``text`` that belongs to the message of the reply,
@@ -537,10 +573,11 @@ class ReplayMarks:
         the same token is none.
         """
         for _ in range(_MAX_TAGS):
-            at = max((text.rfind(start, low, high) for start in self._starts), default=-1)
-            if at < 0 or self._role(text[at:high]):
-                return at
-            high = at
+            positions = [text.rfind(start, low, high) for start in self._starts]
+            last = max(positions, default=-1)
+            if last < 0 or self._role(text[last:high]):
+                return last
+            high = last
         return -1
 
     def _role(self, header: str) -> str:
@@ -548,6 +585,6 @@ class ReplayMarks:
         empty reasoning block.
         """
         line = header.partition("\n")[0]
-        return line[
-            : min((at for tag in self._tags if (at := line.find(tag)) >= 0), default=len(line))
-        ]
+        positions = [line.find(tag) for tag in self._tags]
+        end = min((position for position in positions if position >= 0), default=len(line))
+        return line[:end]

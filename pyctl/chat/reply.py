@@ -112,7 +112,15 @@ def reasoning_limit(
         if not tokenizer.piece(token, special=False)
     }
     forced = (*ids(message), *ids(tags.ends[0]))
-    return ReasoningLimit(n_tokens, tags.open, tags.ends, forced, ids(read), texts, recurs)
+    return ReasoningLimit(
+        n_tokens=n_tokens,
+        start=tags.open,
+        ends=tags.ends,
+        forced=forced,
+        read=ids(read),
+        texts=texts,
+        recurs=recurs,
+    )
 
 
 class ReasoningSplitter:
@@ -241,7 +249,12 @@ class ParsedReply:
     def calls(self) -> list[CallDelta]:
         """The calls, each with all of its arguments."""
         return [
-            CallDelta(head.index, head.id, head.name, "".join(arguments))
+            CallDelta(
+                index=head.index,
+                id=head.id,
+                name=head.name,
+                arguments="".join(arguments),
+            )
             for head, arguments in zip(self._heads, self._arguments, strict=True)
         ]
 

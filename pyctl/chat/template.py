@@ -194,7 +194,13 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             return obj[attribute]
         return super().getattr(obj, attribute)
 
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+    def call_binop(
+        self,
+        context: Context,
+        operator: str,
+        left: Any,
+        right: Any,
+    ) -> Any:
         try:
             return left + right
         except (TypeError, jinja2.UndefinedError):

@@ -85,23 +85,34 @@ class Tools:
         """Read tools of type function in OpenAI's form, each with a name. Raises RequestError for a
         long grammar.
         """
-        found = []
+        read = []
         for tool in tools:
             function = tool["function"]
             parameters = function.get("parameters")
-            parameters = parameters if isinstance(parameters, Mapping) else {}
+            if not isinstance(parameters, Mapping):
+                parameters = {}
             strict = function.get("strict") is True
             grammar = function.get("grammar")
-            grammar = grammar if isinstance(grammar, str) else ""
+            if not isinstance(grammar, str):
+                grammar = ""
             if len(grammar) > _MAX_GRAMMAR:
                 raise RequestError(f"the grammar of a tool has more than {_MAX_GRAMMAR} characters")
-            found.append(Tool(function["name"], parameters, strict, grammar))
-        return cls(tuple(found), parallel, forced)
+            read.append(
+                Tool(
+                    name=function["name"],
+                    parameters=parameters,
+                    strict=strict,
+                    grammar=grammar,
+                )
+            )
+        return cls(tuple(read), parallel, forced)
 
     def types(self, name: str, argument: str) -> frozenset[str]:
         """Return the types of an argument of tool ``name``."""
-        tool = next((tool for tool in self.tools if tool.name == name), None)
-        return tool.types(argument) if tool is not None else ALL_TYPES
+        for tool in self.tools:
+            if tool.name == name:
+                return tool.types(argument)
+        return ALL_TYPES
 
 
 def template_tools(tools: object) -> list[JsonDict] | None:
@@ -165,7 +176,8 @@ def read_tools(
     known = template_tools(tools)
     mode, names = _chosen(choice or "auto")
     if known and names is not None:
-        if unknown := names - {tool["function"]["name"] for tool in tools}:
+        unknown = names - {tool["function"]["name"] for tool in tools}
+        if unknown:
             raise RequestError(f"'tool_choice' names {min(unknown)!r}, which is none of the tools")
         tools = [tool for tool in tools if tool["function"]["name"] in names]
     if mode == "required" and not known:
@@ -176,7 +188,9 @@ def read_tools(
         return known, None
     if has_grammar:
         raise RequestError("Cannot use custom grammar constraints with tools.")
-    return known, Tools.of(tools, parallel, forced=mode == "required") if parse else None
+    if not parse:
+        return known, None
+    return known, Tools.of(tools, parallel, forced=mode == "required")
 
 
 _MODES = {"auto": "auto", "none": "none", "required": "required", "any": "required"}
@@ -197,31 +211,32 @@ def _chosen(choice: object) -> tuple[str, set[str] | None]:
     if kind == "function":
         return "required", {_name_of(choice, "'tool_choice'")}
     allowed = choice.get("allowed_tools", choice)
-    mode, tools = (
-        (allowed.get("mode") or "auto", allowed.get("tools"))
-        if isinstance(allowed, dict)
-        else ("", None)
-    )
+    mode = ""
+    tools = None
+    if isinstance(allowed, dict):
+        mode = allowed.get("mode") or "auto"
+        tools = allowed.get("tools")
     if mode not in ("auto", "required") or not isinstance(tools, list):
         raise RequestError(
             "'tool_choice' of type allowed_tools must have a list 'tools', and a 'mode' auto or "
             "required"
         )
-    return mode, {
-        _name_of(tool, f"'tool_choice': tools[{index}]") for index, tool in enumerate(tools)
-    }
+    names = set()
+    for index, tool in enumerate(tools):
+        names.add(_name_of(tool, f"'tool_choice': tools[{index}]"))
+    return mode, names
 
 
 def _name_of(tool: object, where: str) -> str:
     """Return the name in a reference to a function, nested as in chat completions or flat as in
     Responses.
     """
-    function = (
-        tool.get("function", tool)
-        if isinstance(tool, dict) and tool.get("type") == "function"
-        else None
-    )
-    name = function.get("name") if isinstance(function, dict) else None
+    function = None
+    if isinstance(tool, dict) and tool.get("type") == "function":
+        function = tool.get("function", tool)
+    name = None
+    if isinstance(function, dict):
+        name = function.get("name")
     if not isinstance(name, str):
         raise RequestError(f"{where} must be of type function, with a function that has a name")
     return name
@@ -239,7 +254,8 @@ def _resolved(schema: object, root: JsonObject) -> JsonObject:
     for _ in range(_DEPTH):
         if not isinstance(schema, Mapping):
             break
-        if not isinstance(reference := schema.get("$ref"), str):
+        reference = schema.get("$ref")
+        if not isinstance(reference, str):
             return schema
         schema = _target(reference, root)
     return {}
@@ -252,28 +268,31 @@ def _words(schema: object, root: JsonObject) -> list[str | None]:
     Nothing is returned for any other schema, or if null could be taken for a string that is listed.
     """
     words: list[str | None] = []
-    left = [schema]
+    waiting = [schema]
     for _ in range(_DEPTH):
-        if not left:
+        if not waiting:
             break
-        found = left.pop(0)
-        if not (isinstance(found, Mapping) and ("const" in found or "enum" in found)):
-            found = _resolved(found, root)
-        values = [found["const"]] if "const" in found else found.get("enum")
-        if values is None and found.get("type") == "null":
+        part = waiting.pop(0)
+        if not (isinstance(part, Mapping) and ("const" in part or "enum" in part)):
+            part = _resolved(part, root)
+        values = [part["const"]] if "const" in part else part.get("enum")
+        if values is None and part.get("type") == "null":
             values = [None]
-        if values is None and (
-            alternatives := _listed(found.get("anyOf")) or _listed(found.get("oneOf"))
-        ):
-            left += alternatives
-            continue
-        if not isinstance(values, list) or not all(
-            isinstance(value, str | None) for value in values
-        ):
+        if values is None:
+            alternatives = _listed(part.get("anyOf")) or _listed(part.get("oneOf"))
+            if alternatives:
+                waiting += alternatives
+                continue
+        if not isinstance(values, list):
+            return []
+        if not all(isinstance(value, str | None) for value in values):
             return []
         words += values
-    is_listed = any(isinstance(word, str) for word in words) and not left
-    return list(dict.fromkeys(words)) if is_listed and not {None, "null"} <= set(words) else []
+    if waiting or not any(isinstance(word, str) for word in words):
+        return []
+    if None in words and "null" in words:
+        return []
+    return list(dict.fromkeys(words))
 
 
 def _listed(value: object) -> list[Any]:
@@ -281,7 +300,10 @@ def _listed(value: object) -> list[Any]:
 
 
 def _types(
-    schema: object, root: JsonObject, known: dict[str, frozenset[str]], depth: int
+    schema: object,
+    root: JsonObject,
+    known: dict[str, frozenset[str]],
+    depth: int,
 ) -> frozenset[str]:
     """Return the types that ``schema`` allows. ``known`` has the types of references; none while
     they are resolved, so that a circle ends.
@@ -310,9 +332,10 @@ def _types(
         types &= {"array"}
     for word in ("anyOf", "oneOf"):
         if isinstance(schema.get(word), list):
-            types &= frozenset().union(
-                *(_types(child, root, known, depth + 1) for child in schema[word])
-            )
+            either: frozenset[str] = frozenset()
+            for child in schema[word]:
+                either |= _types(child, root, known, depth + 1)
+            types &= either
     if isinstance(schema.get("allOf"), list):
         for child in schema["allOf"]:
             types &= _types(child, root, known, depth + 1)
@@ -320,8 +343,11 @@ def _types(
 
 
 def _named(kinds: Sequence[Any]) -> frozenset[str]:
-    types = frozenset(kind for kind in kinds if isinstance(kind, str)) & ALL_TYPES
-    return types | {"integer"} if "number" in types else types
+    types = frozenset(kind for kind in kinds if isinstance(kind, str))
+    types &= ALL_TYPES
+    if "number" in types:
+        types |= {"integer"}
+    return types
 
 
 def _type_of(value: object) -> str:

@@ -109,6 +109,10 @@ class Operation(Generic[S]):
     this machine is too many. Streams of one that ``outlives`` may outlive their connections. One
     that ``is_light`` needs the vocabulary or the cache of a model at most, which stay when it is
     unloaded. Of several models, ``unnamed`` answers requests that name none.
+
+    One that is ``debugged`` shows prompts with --slots-debug, and is own then. With
+    ``takes_last_used``, the model that was used last answers requests that name none. With
+    ``takes_name``, the model may come under "name", as older clients of Ollama send it.
     """
 
     method: str
@@ -118,6 +122,9 @@ class Operation(Generic[S]):
     by_name: bool = False
     outlives: bool = False
     is_light: bool = False
+    debugged: bool = False
+    takes_last_used: bool = False
+    takes_name: bool = False
     unnamed: Callable[[Models, Request], Awaitable[ASGIApp]] | None = None
 
 
@@ -126,10 +133,24 @@ _OF_MODEL: tuple[Operation[Service], ...] = (
     Operation(
         "GET", metrics.show, ("/metrics",), is_own=True, is_light=True, unnamed=metrics.show_all
     ),
-    Operation("GET", sequences.show, ("/slots",), is_light=True),
+    Operation("GET", sequences.show, ("/slots",), is_light=True, debugged=True),
     Operation("GET", info.adapters, ("/lora-adapters",), is_light=True),
-    Operation("GET", cache_routes.show, ("/cache",), is_own=True, is_light=True),
-    Operation("GET", cache_routes.check, ("/cache/check",), is_own=True, is_light=True),
+    Operation(
+        "GET",
+        cache_routes.show,
+        ("/cache",),
+        is_own=True,
+        is_light=True,
+        takes_last_used=True,
+    ),
+    Operation(
+        "GET",
+        cache_routes.check,
+        ("/cache/check",),
+        is_own=True,
+        is_light=True,
+        takes_last_used=True,
+    ),
     Operation(
         "POST",
         completions.chat_completions,
@@ -169,7 +190,7 @@ _OF_MODEL: tuple[Operation[Service], ...] = (
     ),
     Operation("POST", ollama.chat, ("/api/chat",)),
     Operation("POST", ollama.generate, ("/api/generate",)),
-    Operation("POST", ollama.show, ("/api/show",), is_light=True),
+    Operation("POST", ollama.show, ("/api/show",), is_light=True, takes_name=True),
     Operation("POST", ollama.embed, ("/api/embed",)),
     Operation("DELETE", cache_routes.clear, ("/cache",), is_own=True, is_light=True),
     Operation(
@@ -218,17 +239,16 @@ def create_app(models: Models) -> Starlette:
     paths: dict[str, dict[str, tuple[Operation[Service] | Operation[Models], Answer]]] = {}
     for endpoint in _OF_MODEL:
         for path in endpoint.paths:
-            paths.setdefault(path, {})[endpoint.method] = (
-                endpoint,
-                partial(_answer, models, endpoint, form_of(path)),
-            )
+            answer = partial(_answer, models, endpoint, form_of(path))
+            paths.setdefault(path, {})[endpoint.method] = (endpoint, answer)
     # After the models' routes: the first path that fits counts, and "/api/{name:path}" fits many.
-    for of_process in (*_OF_PROCESS, *(() if models.only is not None else _OF_ROUTER)):
-        for path in of_process.paths:
-            paths.setdefault(path, {})[of_process.method] = (
-                of_process,
-                partial(of_process.answer, models),
-            )
+    of_process = _OF_PROCESS
+    if models.only is None:
+        of_process += _OF_ROUTER
+    for operation in of_process:
+        for path in operation.paths:
+            own_answer = partial(operation.answer, models)
+            paths.setdefault(path, {})[operation.method] = (operation, own_answer)
     routes: list[BaseRoute] = [
         Route(
             settings.api_prefix + path,
@@ -324,7 +344,7 @@ def _checked(
 
     async def checked(request: Request) -> ASGIApp:
         endpoint, answer = answers["GET" if request.method == "HEAD" else request.method]
-        if endpoint.is_own or (endpoint.answer is sequences.show and settings.slots_debug):
+        if endpoint.is_own or (endpoint.debugged and settings.slots_debug):
             check_origin(request.headers, settings, by_name=endpoint.by_name)
         if endpoint.outlives and request.headers.get(HEADER):
             return await outlive(streams, partial(answered, answer), request)
@@ -369,34 +389,31 @@ async def _answer(
         if request.method in ("GET", "HEAD", "DELETE")
         else _routed(await request.body())
     )
-    given = (
-        body.model or body.name if handler is ollama.show else body.model
-    )  # older clients of Ollama
+    given = body.model
+    if endpoint.takes_name:
+        given = given or body.name
     name = given if isinstance(given, str) else request.query_params.get("model", "")
     if not name and endpoint.unnamed is not None:
         return await endpoint.unnamed(models, request)
-    model = (
-        models.last_used
-        if not name and handler in (cache_routes.show, cache_routes.check)
-        else None
-    )
-    model = model or models.named(name)
+    model = None
+    if not name and endpoint.takes_last_used:
+        model = models.last_used
+    if model is None:
+        model = models.named(name)
     if model.service is not None and endpoint.is_light:
         return await handler(model.service, request)
-    autoload = request.query_params.get("autoload", "")
-    if not (
-        models.order.is_loaded(model.name)
-        or (autoload in ("true", "1") if autoload else models.autoload)
-    ):
+    choice = request.query_params.get("autoload", "")
+    loads = choice in ("true", "1") if choice else models.autoload
+    if not loads and not models.order.is_loaded(model.name):
         raise RequestError("model is not loaded")
+    # Ollama's streams are lines of JSON, which have no comments.
+    has_pings = body.stream is True and form is not ollama_error
     return LoadingResponse(
         models,
         model,
         lambda service: handler(service, request),
         partial(_response_to, form, request),
-        ping_seconds=models.shared.settings.ping_seconds
-        if body.stream is True and form is not ollama_error
-        else 0,
+        ping_seconds=models.shared.settings.ping_seconds if has_pings else 0,
         error_event=b"error" if form is anthropic_error else b"",
     )
 

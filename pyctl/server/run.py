@@ -268,4 +268,5 @@ async def _cancel_rest() -> None:
     rest = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     for task in rest:
         task.cancel()
-    await asyncio.wait(rest, timeout=DRAIN_SECONDS) if rest else None
+    if rest:  # asyncio.wait refuses an empty list
+        await asyncio.wait(rest, timeout=DRAIN_SECONDS)

@@ -109,15 +109,28 @@ class MarkdownBlocks:
 
     def _split(self, made: list[Block]) -> None:
         tokens = _parser(inline=False).parse("\n".join(self._lines))
-        outermost = [(token.map[0], token) for token in tokens if token.map and token.level == 0]
-        for (start, _), (end, _) in itertools.pairwise(outermost):
+        outermost = [token for token in tokens if token.map and token.level == 0]
+        starts = [token.map[0] for token in outermost if token.map]
+        for start, end in itertools.pairwise(starts):
             self._make(self._lines[start:end], made)
-        start, last = outermost[-1] if outermost else (len(self._lines) - 1, Token("", "", 0))
-        self._lines = self._lines[start:]
-        self.is_final = last.type != "table_open"  # whose columns depend on all of its rows
-        closing = self._lines[-1].strip() if len(self._lines) > 1 else ""
-        is_open = len(closing) < len(last.markup) or bool(closing.strip(last.markup[:1]))
-        self._n_head = int(last.type == "fence" and is_open) if self.is_final else 2
+        last = outermost[-1] if outermost else Token("", "", 0)
+        last_start = starts[-1] if starts else len(self._lines) - 1
+        self._lines = self._lines[last_start:]
+        is_table = last.type == "table_open"
+        self.is_final = not is_table  # the columns of a table depend on all of its rows
+        self._n_head = 0
+        if is_table:
+            self._n_head = 2  # the titles and the line below them
+        elif last.type == "fence" and not self._ends_fence(last.markup):
+            self._n_head = 1
+
+    def _ends_fence(self, markup: str) -> bool:
+        """Return whether the last line of the open block closes its fence of ``markup``."""
+        if len(self._lines) < 2:
+            return False
+        closing = self._lines[-1].strip()
+        is_other_text = closing.strip(markup[:1])
+        return len(closing) >= len(markup) and not is_other_text
 
     def _cut(self, made: list[Block]) -> None:
         """End a part of the open block; the next part has the same head."""

@@ -60,7 +60,11 @@ class BoundCalls:
         self._known: OrderedDict[bytes, Constraint | None] = OrderedDict()
 
     def constraint(
-        self, tools: Tools, part: ReplyPart, schema: Any = None, prefill: str = ""
+        self,
+        tools: Tools,
+        part: ReplyPart,
+        schema: Any = None,
+        prefill: str = "",
     ) -> Constraint | None:
         """Return the constraint on calls in a reply that starts in ``part``. With ``schema``, which
         can be converted, it binds the reply to calls or to JSON that continues ``prefill``.
@@ -82,7 +86,20 @@ class BoundCalls:
                     self._known.popitem(last=False)
         return made
 
-    def _make(self, tools: Tools, part: ReplyPart, schema: Any, prefill: str) -> Constraint | None:
+    def _make(
+        self,
+        tools: Tools,
+        part: ReplyPart,
+        schema: Any,
+        prefill: str,
+    ) -> Constraint | None:
+        """Return the constraint on calls, with looser tools if no grammar can be made of their
+        schemas.
+
+        Each attempt loosens more: nothing, the arguments that fail, all arguments; a strict tool
+        stays as it is. Raises the first error if a call is forced or a tool is strict, and
+        otherwise returns None with a warning.
+        """
         probes = iter(range(_MAX_PROBES))
         error: RequestError | None = None
         for loosen in (_as_it_is, self._loosened, _loose):

@@ -61,7 +61,14 @@ class BareCallParser:
         arguments = self._held[self._begin : self._end]
         if self._is_whole and self._is_object(arguments):
             return delta._replace(
-                calls=(CallDelta(0, random_id(), self._name), CallDelta(0, arguments=arguments))
+                calls=(
+                    CallDelta(
+                        index=0,
+                        id=random_id(),
+                        name=self._name,
+                    ),
+                    CallDelta(0, arguments=arguments),
+                )
             )
         return delta._replace(content=self._held)
 

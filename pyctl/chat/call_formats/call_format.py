@@ -138,13 +138,21 @@ class Chain:
         if not delta.content:
             return delta
         found = self._calls.feed(delta.content)
-        return ReplyDelta(delta.reasoning, found.content, found.calls)
+        return ReplyDelta(
+            reasoning=delta.reasoning,
+            content=found.content,
+            calls=found.calls,
+        )
 
     def finish(self) -> ReplyDelta:
         delta = self._reasoning.finish()
         found = self._calls.feed(delta.content)
         rest = self._calls.finish()
-        return ReplyDelta(delta.reasoning, found.content + rest.content, found.calls + rest.calls)
+        return ReplyDelta(
+            reasoning=delta.reasoning,
+            content=found.content + rest.content,
+            calls=found.calls + rest.calls,
+        )
 
 
 def json_arguments(grammar: GrammarBuilder, tool: Tool) -> str:

@@ -94,7 +94,8 @@ class CallDelimiters(ABC):
         """Texts that may be control tokens."""
         for field in fields(self):
             value = getattr(self, field.name)
-            for text in value if isinstance(value, tuple) else (value,):
+            texts = value if isinstance(value, tuple) else (value,)
+            for text in texts:
                 if isinstance(text, str):
                     yield from token_texts(text)
 
@@ -107,9 +108,11 @@ class CallDelimiters(ABC):
         if not begin or not text.startswith(begin):
             return 0
         pos = skip_blanks(text, len(begin))
-        if bracket:
-            pos = skip_blanks(text, pos + len(bracket)) if starts_with(bracket, text, pos) else -1
-        return pos
+        if not bracket:
+            return pos
+        if not starts_with(bracket, text, pos):
+            return -1
+        return skip_blanks(text, pos + len(bracket))
 
     @abstractmethod
     def head(self, text: str, pos: int) -> CallHead:
@@ -126,14 +129,15 @@ class CallDelimiters(ABC):
     def calls(self, grammar: GrammarBuilder, call: str, parallel: bool) -> str:
         """Return the grammar expression for one ``call``, or for several if ``parallel``."""
         blanks = r"/\n{1,2}/?"
-        begin, end = (
-            grammar.text(text)
-            for text in (self.begin + self.brackets[0], self.brackets[1] + self.end)
-        )
+        begin = grammar.text(self.begin + self.brackets[0])
+        end = grammar.text(self.brackets[1] + self.end)
         if not self.begin or self.is_alone:
             one = f"{blanks} {begin} {call} {end}"
             return f"({one})+" if parallel else one
-        more = f"({grammar.text(self.between)} {call})*" if parallel else ""
+        more = ""
+        if parallel:
+            between = grammar.text(self.between)
+            more = f"({between} {call})*"
         return f"{blanks} {begin} {call} {more} {end}"
 
 
@@ -155,25 +159,30 @@ class ObjectDelimiters(CallDelimiters):
     def head(self, text: str, pos: int) -> CallHead:
         """Return the head up to the arguments. Other members may come before them."""
         name, pos = json_head(text, self.object_at(text, pos), self.arguments_key, self.name_key)
-        return CallHead(name, "", pos)
+        return CallHead(
+            name=name,
+            call_id="",
+            pos=pos,
+        )
 
     def object_at(self, text: str, pos: int) -> int:
         """Return the position of the object of the call at ``pos``, after the opening delimiter if
         that is there.
         """
-        if self.open and starts_with(self.open.strip(), text, pos):
-            pos = skip_blanks(text, pos + len(self.open.strip()))
+        opening = self.open.strip()
+        if self.open and starts_with(opening, text, pos):
+            pos = skip_blanks(text, pos + len(opening))
         return pos
 
     def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
         """Return the expression for a call whose arguments follow the schema as a whole."""
         name = grammar.quoted(json.dumps(tool.name, ensure_ascii=False))
         first, second, last = self.blanks
-        name_key = f'{first}"{self.name_key}": '
-        middle = grammar.text(f',{second}"{self.arguments_key}": ')
-        if not self.name_key:
-            name_key = first
-            middle = grammar.text(": ")
+        name_key = first
+        middle = grammar.text(": ")
+        if self.name_key:
+            name_key = f'{first}"{self.name_key}": '
+            middle = grammar.text(f',{second}"{self.arguments_key}": ')
         head = grammar.text(f"{self.open}{{{name_key}")
         end = grammar.text(f"{last}}}{self.close}")
         if self.id_before:
@@ -184,7 +193,8 @@ class ObjectDelimiters(CallDelimiters):
             before = grammar.text(f', "{self.id_after}": "')
             after = grammar.text('"')
             end = f"{before} /[A-Za-z0-9]{{9}}/ {after} {end}"
-        return f"{head} {name} {middle} {json_arguments(grammar, tool)} {end}"
+        arguments = json_arguments(grammar, tool)
+        return f"{head} {name} {middle} {arguments} {end}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,48 +219,55 @@ class NameDelimiters(CallDelimiters):
         """Return the head up to the arguments. Raises NeedMoreInput where ``text`` ends too
         early.
         """
-        if not starts_with(self.open.strip(), text, pos):
+        opening = self.open.strip()
+        if not starts_with(opening, text, pos):
             return CallHead()
-        pos += len(self.open.strip())
+        pos += len(opening)
         end = text.find("{", pos, pos + _MAX_NAME_PART)
         if end < 0:
             if len(text) - pos < _MAX_NAME_PART and _is_one_word(text[pos:]):
                 raise NeedMoreInput
             return CallHead()
-        found = self._pattern.fullmatch(text[pos:end].strip())
-        if found is None:
+        match = self._pattern.fullmatch(text[pos:end].strip())
+        if match is None:
             return CallHead()
+        call_id = match["all"]
+        if self.ids != "all":
+            call_id = self._id(match.groupdict().get("id"))
         return CallHead(
-            found["name"],
-            found["all"] if self.ids == "all" else self._id(found.groupdict().get("id")),
-            end,
+            name=match["name"],
+            call_id=call_id,
+            pos=end,
         )
 
     def _id(self, text: str | None) -> str:
-        pattern = next((part for part in _flat(self.parts) if isinstance(part, re.Pattern)), None)
-        return text if self.ids and text and pattern is not None and pattern.fullmatch(text) else ""
+        if not self.ids or not text:
+            return ""
+        for part in _flat(self.parts):
+            if isinstance(part, re.Pattern):
+                return text if part.fullmatch(text) else ""
+        return ""
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
-        return re.compile(
-            f"(?P<all>{''.join(map(_matching, self.parts[:-1]))}){_matching((self.parts[-1],))}",
-            re.DOTALL,
-        )
+        before = "".join(map(_matching, self.parts[:-1]))
+        last = _matching((self.parts[-1],))
+        return re.compile(f"(?P<all>{before}){last}", re.DOTALL)
 
     def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
         """Return the expression for a name and its arguments."""
-        head = [
-            grammar.text(self.open),
-            *(_written(grammar, part, tool.name) for part in self.parts),
-        ]
-        return " ".join(
-            filter(None, (*head, json_arguments(grammar, tool), grammar.text(self.close)))
-        )
+        pieces = [grammar.text(self.open)]
+        for part in self.parts:
+            pieces.append(_written(grammar, part, tool.name))
+        pieces.append(json_arguments(grammar, tool))
+        pieces.append(grammar.text(self.close))
+        return " ".join(filter(None, pieces))
 
 
 def _is_one_word(text: str) -> bool:
     """Return whether ``text`` may be delimiters and a name, and is not a sentence."""
-    return all(word[0] in "[<`" for word in text.split(maxsplit=2)[1:2])
+    second = text.split(maxsplit=2)[1:2]
+    return not second or second[0][0] in "[<`"
 
 
 def _flat(parts: Iterable[Part]) -> Iterator[Part]:
@@ -263,20 +280,25 @@ def _flat(parts: Iterable[Part]) -> Iterator[Part]:
 
 def _matching(part: Part) -> str:
     if isinstance(part, tuple):
-        return f"(?:{''.join(map(_matching, part))})?"
+        inner = "".join(map(_matching, part))
+        return f"(?:{inner})?"
     if isinstance(part, re.Pattern):
         return r"\s*(?P<id>\w*)\s*"
-    return (
-        r"\s*(?P<name>[\w./:-]{1,256}?)\s*" if part is None else rf"\s*{re.escape(part.strip())}\s*"
-    )
+    if part is None:
+        return r"\s*(?P<name>[\w./:-]{1,256}?)\s*"
+    text = re.escape(part.strip())
+    return rf"\s*{text}\s*"
 
 
 def _written(grammar: GrammarBuilder, part: Part, name: str) -> str:
     if isinstance(part, tuple):
-        return f"({' '.join(_written(grammar, each, name) for each in part)})?"
+        inner = " ".join(_written(grammar, piece, name) for piece in part)
+        return f"({inner})?"
     if isinstance(part, re.Pattern):
         return f"/{part.pattern}/"
-    return grammar.quoted(name) if part is None else grammar.text(part)
+    if part is None:
+        return grammar.quoted(name)
+    return grammar.text(part)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,25 +335,38 @@ class TagDelimiters(CallDelimiters):
     @property
     def after_value(self) -> tuple[str, ...]:
         """The tags of which one follows the end of a value."""
-        return tuple(
-            delimiter.strip() for delimiter in (self.key_open, self.close, self.end) if delimiter
-        )
+        delimiters = (self.key_open, self.close, self.end)
+        return tuple(delimiter.strip() for delimiter in delimiters if delimiter)
 
     def head(self, text: str, pos: int) -> CallHead:
         """Return the head up to the first tag of an argument."""
-        if not starts_with(self.open.strip(), text, pos):
+        opening = self.open.strip()
+        if not starts_with(opening, text, pos):
             return CallHead()
-        pos = pos + len(self.open.strip())
-        if end := self.name_end.strip():
-            name, pos = tag_name(text, pos, end)
-            return CallHead(name, "", pos)
+        pos += len(opening)
+        name_end = self.name_end.strip()
+        if name_end:
+            name, pos = tag_name(text, pos, name_end)
+            return CallHead(
+                name=name,
+                call_id="",
+                pos=pos,
+            )
         pos = skip_blanks(text, pos)
-        found = _NAME.match(text, pos)
-        if found is None and pos < len(text):
+        name = ""
+        match = _NAME.match(text, pos)
+        if match is not None:
+            name = match[0]
+            pos = skip_blanks(text, match.end())
+        elif pos < len(text):
             return CallHead()
-        pos = skip_blanks(text, found.end() if found is not None else pos)
-        if any(starts_with(tag, text, pos) for tag in self.after_value):
-            return CallHead(found[0] if found is not None else "", "", pos)
+        for tag in self.after_value:
+            if starts_with(tag, text, pos):
+                return CallHead(
+                    name=name,
+                    call_id="",
+                    pos=pos,
+                )
         return CallHead()
 
     def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
@@ -345,21 +380,30 @@ class TagDelimiters(CallDelimiters):
         has_others = tool.parameters.get("additionalProperties") not in (None, False)
         if not arguments and (has_others or tool.parameters.get("type", "object") != "object"):
             others = [self._tagged(grammar, r"/[^<>\n]{1,100}/", grammar.until(self.value_end), 0)]
-        any_other = f"({' | '.join(others)})*" if others else ""
+        any_other = ""
+        if others:
+            either = " | ".join(others)
+            any_other = f"({either})*"
         if len(required) > _MAX_ANY_ORDER:
-            body = f"{' '.join(required)} {any_other}"
+            in_order = " ".join(required)
+            body = f"{in_order} {any_other}"
         else:
             body = _any_order(grammar, required, any_other)
         head = grammar.text(self.open)
         end = grammar.text(self.close)
-        name_end = grammar.text(self.name_end) + (_LINE if self.is_loose else "")
-        return grammar.rule(f"{head} {grammar.quoted(tool.name)} {name_end} {body} {end}")
+        name = grammar.quoted(tool.name)
+        name_end = grammar.text(self.name_end)
+        if self.is_loose:
+            name_end += _LINE
+        return grammar.rule(f"{head} {name} {name_end} {body} {end}")
 
     def _argument(self, grammar: GrammarBuilder, tool: Tool, key: str) -> str:
         schema = tool.properties[key]
         end = grammar.text(self.value_end)
-        if words := tool.words(key):
-            return self._tagged(grammar, grammar.quoted(key), f"{_one_of(grammar, words)} {end}", 0)
+        words = tool.words(key)
+        if words:
+            either = _one_of(grammar, words)
+            return self._tagged(grammar, grammar.quoted(key), f"{either} {end}", 0)
         if "string" in tool.types(key):
             return self._tagged(
                 grammar, grammar.quoted(key), grammar.until(self.value_end, tool.grammar), 0
@@ -368,15 +412,25 @@ class TagDelimiters(CallDelimiters):
             grammar, grammar.quoted(key), f"{grammar.json(schema, tool.parameters)} {end}", -1
         )
 
-    def _tagged(self, grammar: GrammarBuilder, key: str, value: str, opens: int) -> str:
+    def _tagged(
+        self,
+        grammar: GrammarBuilder,
+        key: str,
+        value: str,
+        opens: int,
+    ) -> str:
         """Return the expression for an argument; ``value`` includes the end tag."""
         line = _LINE if self.is_loose else ""
-        head = f"{grammar.text(self.key_end)}{line} {grammar.text(self.value_opens[opens])}"
-        return grammar.rule(f"{grammar.text(self.key_open)} {key} {head} {value}{line}")
+        key_open = grammar.text(self.key_open)
+        key_end = grammar.text(self.key_end)
+        value_open = grammar.text(self.value_opens[opens])
+        return grammar.rule(f"{key_open} {key} {key_end}{line} {value_open} {value}{line}")
 
 
 def _one_of(grammar: GrammarBuilder, words: Sequence[str | None]) -> str:
-    return f"({' | '.join(grammar.quoted('null' if word is None else word) for word in words)})"
+    choices = [grammar.quoted("null" if word is None else word) for word in words]
+    either = " | ".join(choices)
+    return f"({either})"
 
 
 def _any_order(grammar: GrammarBuilder, required: Sequence[str], between: str) -> str:
@@ -386,11 +440,16 @@ def _any_order(grammar: GrammarBuilder, required: Sequence[str], between: str) -
     if not required:
         return between
     rules: dict[frozenset[int], str] = {frozenset(): between}
-    by_size = sorted((frozenset(_members(mask)) for mask in range(1, 2 ** len(required))), key=len)
-    for left in by_size:
-        choices = [f"{required[index]} {rules[left - {index}]}".rstrip() for index in sorted(left)]
-        rules[left] = grammar.rule(f"{between} ({' | '.join(choices)})".strip())
-    return rules[by_size[-1]]
+    subsets = [frozenset(_members(mask)) for mask in range(1, 2 ** len(required))]
+    subsets.sort(key=len)
+    for remaining in subsets:
+        choices = []
+        for index in sorted(remaining):
+            rest = rules[remaining - {index}]
+            choices.append(f"{required[index]} {rest}".rstrip())
+        either = " | ".join(choices)
+        rules[remaining] = grammar.rule(f"{between} ({either})".strip())
+    return rules[subsets[-1]]
 
 
 def _members(mask: int) -> list[int]:
@@ -418,15 +477,21 @@ class LiteralDelimiters(CallDelimiters):
         ``text`` ends too early.
         """
         if self.open:
-            if not starts_with(self.open.strip(), text, pos):
+            opening = self.open.strip()
+            if not starts_with(opening, text, pos):
                 return CallHead()
-            pos = skip_blanks(text, pos + len(self.open.strip()))
-        found = _NAME.match(text, pos)
-        end = found.end() if found is not None else pos
+            pos = skip_blanks(text, pos + len(opening))
+        match = _NAME.match(text, pos)
+        end = match.end() if match is not None else pos
         if end == len(text) and end - pos < 256:
             raise NeedMoreInput
+        name = ""
+        if match is not None and text[end] == self.around[0]:
+            name = match[0]
         return CallHead(
-            found[0] if found is not None and text[end] == self.around[0] else "", "", end
+            name=name,
+            call_id="",
+            pos=end,
         )
 
     @property
@@ -444,15 +509,16 @@ class LiteralDelimiters(CallDelimiters):
         comma = grammar.text(", " if self.round else ",")
         body = _in_order(grammar, pairs, comma)
         if not pairs and tool.parameters.get("additionalProperties") not in (None, False):
-            pair = (
-                f"/[A-Za-z_][A-Za-z0-9_]{{0,63}}/ {grammar.text(self.separator)} "
-                f"{self._any(grammar)}"
-            )
+            name = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"
+            separator = grammar.text(self.separator)
+            value = self._any(grammar)
+            pair = f"{name} {separator} {value}"
             body = f"({pair} ({comma} {pair})*)?"
-        head = (
-            f"{grammar.text(self.open)} {grammar.quoted(tool.name)} {grammar.text(self.around[0])}"
-        )
-        return grammar.rule(f"{head} {body} {grammar.text(self.around[1] + self.close)}")
+        opening = grammar.text(self.open)
+        tool_name = grammar.quoted(tool.name)
+        before = grammar.text(self.around[0])
+        after = grammar.text(self.around[1] + self.close)
+        return grammar.rule(f"{opening} {tool_name} {before} {body} {after}")
 
     def _pair(self, grammar: GrammarBuilder, tool: Tool, key: str) -> str:
         """Return the rule for the argument ``key`` and its value.
@@ -463,13 +529,14 @@ class LiteralDelimiters(CallDelimiters):
         types = tool.types(key)
         if words := tool.words(key):
             strings = [word for word in words if word is not None]
-            written = [
-                _escaped(word, self.quotes[0]) if self.has_escapes else word for word in strings
-            ]
+            if self.has_escapes:
+                strings = [_escaped(word, self.quotes[0]) for word in strings]
             quote = grammar.text(self.quotes[0])
-            value = f"{quote} {_one_of(grammar, written)} {quote}"
+            either = _one_of(grammar, strings)
+            value = f"{quote} {either} {quote}"
             if None in words:
-                value = f"({value} | {grammar.quoted('None' if self.round else 'null')})"
+                null = grammar.quoted("None" if self.round else "null")
+                value = f"({value} | {null})"
         elif types <= {"integer", "number", "boolean", "null"}:
             value = grammar.json(tool.properties[key], tool.parameters)
             if self.round and not types.isdisjoint({"boolean", "null"}):
@@ -478,7 +545,9 @@ class LiteralDelimiters(CallDelimiters):
             value = self._string(grammar, is_argument=True)
             if types != {"string"}:
                 value = f"({value} | {self._any(grammar)})"
-        return grammar.rule(f"{grammar.quoted(key)} {grammar.text(self.separator)} {value}")
+        name = grammar.quoted(key)
+        separator = grammar.text(self.separator)
+        return grammar.rule(f"{name} {separator} {value}")
 
     @property
     def after_arguments(self) -> tuple[str, ...]:
@@ -498,7 +567,10 @@ class LiteralDelimiters(CallDelimiters):
         end it are allowed: see `LiteralReader`.
         """
         if not self.has_escapes:
-            return f"{grammar.text(self.quotes[0])} {grammar.until(self.quotes[0])}"
+            tag = self.quotes[0]
+            opening = grammar.text(tag)
+            rest = grammar.until(tag)
+            return f"{opening} {rest}"
         strings = []
         for quote in self.quotes:
             inner = rf"[^{quote}\\\n]|\\."
@@ -517,27 +589,30 @@ class LiteralDelimiters(CallDelimiters):
 
         def value(itself: str) -> str:
             pair = f'{key} ":" " "? {itself}'
-            members = f'"{{" ({pair} ("," " "? {pair})*)? "}}"'
-            return f'{string} | {scalar} | {members} | "[" ({itself} ("," " "? {itself})*)? "]"'
+            mapping = f'"{{" ({pair} ("," " "? {pair})*)? "}}"'
+            sequence = f'"[" ({itself} ("," " "? {itself})*)? "]"'
+            return f"{string} | {scalar} | {mapping} | {sequence}"
 
         return grammar.recursive(value)
 
 
 def _escaped(text: str, quote: str) -> str:
     """Return ``text`` as a string between such quotes has it."""
-    return (
-        json.dumps(text, ensure_ascii=False)[1:-1].replace('\\"', '"').replace(quote, f"\\{quote}")
-    )
+    inner = json.dumps(text, ensure_ascii=False)[1:-1]
+    return inner.replace('\\"', '"').replace(quote, f"\\{quote}")
 
 
 def _in_order(grammar: GrammarBuilder, pairs: Sequence[tuple[str, bool]], comma: str) -> str:
     """Return the expression for the members in this order, with commas between them. Those that are
     not required may be missing.
     """
-    first = following = ""
+    # `first` has no member before it, `following` has one.
+    first = ""
+    following = ""
     for pair, required in reversed(pairs):
-        begun = f"{pair} {following}".strip()
-        later = grammar.rule(f"{begun} | {first}") if first else f"({begun})?"
-        first = begun if required else later
-        following = grammar.rule(f"({comma} {pair}){'' if required else '?'} {following}".strip())
+        start = f"{pair} {following}".strip()
+        mark = "" if required else "?"
+        without = grammar.rule(f"{start} | {first}") if first else f"({start})?"
+        first = start if required else without
+        following = grammar.rule(f"({comma} {pair}){mark} {following}".strip())
     return first

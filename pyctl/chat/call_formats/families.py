@@ -129,10 +129,15 @@ _SOLAR = NameDelimiters(
     end="<|calls|>",
 )
 _MISTRAL = NameDelimiters(
-    open="[TOOL_CALLS]", parts=(None, ("[CALL_ID]", _ID), "[ARGS]"), ids="pattern"
+    open="[TOOL_CALLS]",
+    parts=(None, ("[CALL_ID]", _ID), "[ARGS]"),
+    ids="pattern",
 )
 _LIST = ObjectDelimiters(
-    begin="<tool_calls>", brackets=("[", "]"), between=", ", end="</tool_calls>"
+    begin="<tool_calls>",
+    brackets=("[", "]"),
+    between=", ",
+    end="</tool_calls>",
 )
 _MISTRAL_LIST = replace(_LIST, begin="[TOOL_CALLS]", end="", id_after="id")
 _COHERE = replace(
@@ -155,7 +160,11 @@ _LFM2 = LiteralDelimiters(
     quotes=("'", '"'),
 )
 _GEMMA = LiteralDelimiters(
-    open="<|tool_call>call:", close="<tool_call|>", between="", quotes=('<|"|>',), is_sorted=True
+    open="<|tool_call>call:",
+    close="<tool_call|>",
+    between="",
+    quotes=('<|"|>',),
+    is_sorted=True,
 )
 
 _ACTION = replace(
@@ -167,7 +176,12 @@ _ACTION = replace(
 )
 _GIGACHAT = ObjectDelimiters(open="<|function_call|>", between="")
 _GIGACHAT_3 = ObjectDelimiters(open="<|message_sep|>\n\nfunction call<|role_sep|>\n", between="")
-_FUNCTIONARY = NameDelimiters(open="<function=", parts=(None, ">"), close="</function>", between="")
+_FUNCTIONARY = NameDelimiters(
+    open="<function=",
+    parts=(None, ">"),
+    close="</function>",
+    between="",
+)
 _MINICPM = TagDelimiters(
     open='<function name="',
     name_end='">',
@@ -182,13 +196,21 @@ _HERMES_REASONING = (
     replace(SEED, forced_close=f"\n{SEED.close}"),
     BRACKETS,
 )
-HERMES = DelimitedFormat("Hermes (JSON between tags)", _OBJECT, _QWEN, reasoning=_HERMES_REASONING)
+HERMES = DelimitedFormat(
+    "Hermes (JSON between tags)",
+    _OBJECT,
+    _QWEN,
+    reasoning=_HERMES_REASONING,
+)
 """Hermes, Qwen 2.5 and 3, Granite 4, MiMo, Bielik: most models with no better form were taught this
 one.
 """
 
 FALLBACK = DelimitedFormat(
-    "unknown (JSON between <tool_call> tags is read)", _OBJECT, _QWEN, reasoning=_HERMES_REASONING
+    "unknown (JSON between <tool_call> tags is read)",
+    _OBJECT,
+    _QWEN,
+    reasoning=_HERMES_REASONING,
 )
 """The format for templates that write no calls, or in a form that none recognizes."""
 
@@ -209,8 +231,16 @@ _BRACKETS_FIRST = _reasoning(_MISTRAL.opener, tags=(BRACKETS, THINK, SEED))
 FAMILIES: tuple[DelimitedFormat, ...] = (
     QWEN,
     HERMES,
-    DelimitedFormat("Seed", _SEED, reasoning=_reasoning(_SEED.opener, tags=(SEED, THINK))),
-    DelimitedFormat("GLM, Ling, Laguna", _GLM, reasoning=_reasoning(_TOOL_CALL)),
+    DelimitedFormat(
+        "Seed",
+        _SEED,
+        reasoning=_reasoning(_SEED.opener, tags=(SEED, THINK)),
+    ),
+    DelimitedFormat(
+        "GLM, Ling, Laguna",
+        _GLM,
+        reasoning=_reasoning(_TOOL_CALL),
+    ),
     DelimitedFormat(
         "Hunyuan 3",
         _HUNYUAN,
@@ -218,16 +248,43 @@ FAMILIES: tuple[DelimitedFormat, ...] = (
             _HUNYUAN.opener, tags=(ReasoningTags("<think:opensource>", "</think:opensource>"),)
         ),
     ),
-    DelimitedFormat("MiniMax M2", _INVOKE, reasoning=_reasoning(_INVOKE.opener)),
-    DelimitedFormat("DeepSeek 4", _DSML, reasoning=_reasoning(_DSML.opener)),
-    DelimitedFormat("DeepSeek 3.2", _DSML_OLD, reasoning=_reasoning(_DSML_OLD.opener)),
     DelimitedFormat(
-        "DeepSeek 3.1", _DEEPSEEK, _DEEPSEEK_R1, reasoning=_reasoning(_DEEPSEEK.opener)
+        "MiniMax M2",
+        _INVOKE,
+        reasoning=_reasoning(_INVOKE.opener),
     ),
-    DelimitedFormat("DeepSeek R1", _DEEPSEEK_R1, _DEEPSEEK, reasoning=_reasoning(_DEEPSEEK.opener)),
-    DelimitedFormat("Kimi K2", _KIMI, reasoning=_reasoning(_KIMI.opener, _KIMI.open)),
     DelimitedFormat(
-        "Solar", _SOLAR, reasoning=_reasoning(_SOLAR.opener), around_content=("<|content|>",)
+        "DeepSeek 4",
+        _DSML,
+        reasoning=_reasoning(_DSML.opener),
+    ),
+    DelimitedFormat(
+        "DeepSeek 3.2",
+        _DSML_OLD,
+        reasoning=_reasoning(_DSML_OLD.opener),
+    ),
+    DelimitedFormat(
+        "DeepSeek 3.1",
+        _DEEPSEEK,
+        _DEEPSEEK_R1,
+        reasoning=_reasoning(_DEEPSEEK.opener),
+    ),
+    DelimitedFormat(
+        "DeepSeek R1",
+        _DEEPSEEK_R1,
+        _DEEPSEEK,
+        reasoning=_reasoning(_DEEPSEEK.opener),
+    ),
+    DelimitedFormat(
+        "Kimi K2",
+        _KIMI,
+        reasoning=_reasoning(_KIMI.opener, _KIMI.open),
+    ),
+    DelimitedFormat(
+        "Solar",
+        _SOLAR,
+        reasoning=_reasoning(_SOLAR.opener),
+        around_content=("<|content|>",),
     ),
     DelimitedFormat(
         "Mistral (name and arguments)",
@@ -237,7 +294,11 @@ FAMILIES: tuple[DelimitedFormat, ...] = (
         id_size=9,
     ),
     DelimitedFormat(
-        "Mistral (list)", _MISTRAL_LIST, _MISTRAL, reasoning=_BRACKETS_FIRST, id_size=9
+        "Mistral (list)",
+        _MISTRAL_LIST,
+        _MISTRAL,
+        reasoning=_BRACKETS_FIRST,
+        id_size=9,
     ),
     DelimitedFormat(
         "Command-R",
@@ -267,7 +328,12 @@ FAMILIES: tuple[DelimitedFormat, ...] = (
     ),
     DelimitedFormat(
         "MiniMax M1",
-        ObjectDelimiters(begin="<tool_calls>\n", close="\n", between="", end="</tool_calls>"),
+        ObjectDelimiters(
+            begin="<tool_calls>\n",
+            close="\n",
+            between="",
+            end="</tool_calls>",
+        ),
         reasoning=_reasoning("<tool_calls>"),
     ),
     DelimitedFormat(
@@ -276,17 +342,34 @@ FAMILIES: tuple[DelimitedFormat, ...] = (
         reasoning=_reasoning("<|tool_call|>"),
         named_in=("respond only with <|tool_call|>",),
     ),
-    DelimitedFormat("GigaChat 3.1", _GIGACHAT, reasoning=_reasoning(_GIGACHAT.opener)),
-    DelimitedFormat("GigaChat 3", _GIGACHAT_3, reasoning=_reasoning(_GIGACHAT_3.opener)),
+    DelimitedFormat(
+        "GigaChat 3.1",
+        _GIGACHAT,
+        reasoning=_reasoning(_GIGACHAT.opener),
+    ),
+    DelimitedFormat(
+        "GigaChat 3",
+        _GIGACHAT_3,
+        reasoning=_reasoning(_GIGACHAT_3.opener),
+    ),
     DelimitedFormat(
         "Apertus",
         replace(_LIST, begin="<|tools_prefix|>", end="<|tools_suffix|>", name_key=""),
         reasoning=_reasoning("<|tools_prefix|>"),
     ),
-    DelimitedFormat("Functionary 3.1", _FUNCTIONARY, reasoning=_reasoning(_FUNCTIONARY.opener)),
+    DelimitedFormat(
+        "Functionary 3.1",
+        _FUNCTIONARY,
+        reasoning=_reasoning(_FUNCTIONARY.opener),
+    ),
     DelimitedFormat(
         "Functionary 3.2",
-        NameDelimiters(open=">>>", parts=(None, "\n"), between="", is_known=True),
+        NameDelimiters(
+            open=">>>",
+            parts=(None, "\n"),
+            between="",
+            is_known=True,
+        ),
         reasoning=_reasoning(">>>"),
         around_content=(">>>all\n",),
         opening=">>>",
@@ -302,9 +385,16 @@ FAMILIES: tuple[DelimitedFormat, ...] = (
         replace(_ACTION, begin="Action: ```json\n"),
         reasoning=_reasoning(_ACTION.opener),
     ),
-    DelimitedFormat("MiniCPM 5", _MINICPM, reasoning=_reasoning(_MINICPM.opener)),
     DelimitedFormat(
-        "LFM2", _LFM2, reasoning=_reasoning(_LFM2.opener), named_in=("List of tools: ",)
+        "MiniCPM 5",
+        _MINICPM,
+        reasoning=_reasoning(_MINICPM.opener),
+    ),
+    DelimitedFormat(
+        "LFM2",
+        _LFM2,
+        reasoning=_reasoning(_LFM2.opener),
+        named_in=("List of tools: ",),
     ),
     DelimitedFormat(
         "Gemma 4",

@@ -105,7 +105,11 @@ class _Parser:
     def _run(self, final: bool) -> ReplyDelta:
         while self._state(final):
             pass
-        delta = ReplyDelta("".join(self._reasoning), "".join(self._content), joined(self._calls))
+        delta = ReplyDelta(
+            reasoning="".join(self._reasoning),
+            content="".join(self._content),
+            calls=joined(self._calls),
+        )
         self._reasoning = []
         self._content = []
         self._calls = []
@@ -138,7 +142,13 @@ class _Parser:
             and self._tools is not None
             and (self._tools.parallel or not self._n_calls)
         ):
-            self._calls.append(CallDelta(self._n_calls, random_id(), function[1]))
+            self._calls.append(
+                CallDelta(
+                    index=self._n_calls,
+                    id=random_id(),
+                    name=function[1],
+                )
+            )
             self._n_calls += 1
             self._kind = "call"
             self._has_arguments = False

@@ -119,7 +119,11 @@ class CallScanner(ABC):
     def _run(self, final: bool) -> ReplyDelta:
         while self._state(final):
             pass
-        delta = ReplyDelta("", "".join(self._content), joined(self._calls))
+        delta = ReplyDelta(
+            reasoning="",
+            content="".join(self._content),
+            calls=joined(self._calls),
+        )
         self._content = []
         self._calls = []
         return delta
@@ -206,12 +210,22 @@ class CallScanner(ABC):
         return False
 
     def _start(
-        self, name: str, size: int, state: Callable[[bool], bool], call_id: str = ""
+        self,
+        name: str,
+        size: int,
+        state: Callable[[bool], bool],
+        call_id: str = "",
     ) -> bool:
         """Start a call of ``name`` whose head takes ``size`` characters; ``state`` reads the
         rest.
         """
-        self._calls.append(CallDelta(self._n_calls, call_id or random_id()[: self._id_size], name))
+        self._calls.append(
+            CallDelta(
+                index=self._n_calls,
+                id=call_id or random_id()[: self._id_size],
+                name=name,
+            )
+        )
         self._name = name
         self._depth = 0
         self._in_string = False
@@ -314,7 +328,10 @@ def tag_name(text: str, pos: int, end_mark: str = ">") -> tuple[str, int]:
 
 
 def json_head(
-    text: str, pos: int, key: str = "arguments", name_key: str = "name"
+    text: str,
+    pos: int,
+    key: str = "arguments",
+    name_key: str = "name",
 ) -> tuple[str, int]:
     """Return the name, and the position of the arguments, whose key is ``key``; an empty name if
     the text is something else.

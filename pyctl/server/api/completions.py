@@ -81,6 +81,12 @@ class NativeReply(Reply):
         """
         n_prompt = done.stats.n_prompt
         n_predicted = done.timings.n_predicted
+        settings = settings_json(
+            self.request,
+            self.options,
+            self.service.info.draft_types,
+            self._generation_prompt(),
+        )
         return {
             "index": self.index,
             "content": content,
@@ -90,10 +96,7 @@ class NativeReply(Reply):
             "model": self.service.model,
             "tokens_predicted": n_predicted,
             "tokens_evaluated": n_prompt,
-            "generation_settings": settings_json(
-                *(self.request, self.options, self.service.info.draft_types),
-                self._generation_prompt(),
-            ),
+            "generation_settings": settings,
             "prompt": self.prepared.prompt_text,
             "has_new_line": has_new_line,
             "truncated": n_prompt + n_predicted >= self.service.info.n_ctx,
@@ -110,14 +113,15 @@ class NativeReply(Reply):
         prompt = self.request.prompt
         if self.prepared.chat is None:
             return None
-        return (
-            self.service.text_of(prompt.tokens[prompt.boundaries[-1] :].tolist())
-            if prompt.boundaries
-            else ""
-        )
+        if not prompt.boundaries:
+            return ""
+        tokens = prompt.tokens[prompt.boundaries[-1] :]
+        return self.service.text_of(tokens.tolist())
 
     def _chosen(self, body: dict[str, Any]) -> dict[str, Any]:
-        return _pick(body, self.options.response_fields) if self.options.response_fields else body
+        if not self.options.response_fields:
+            return body
+        return _pick(body, self.options.response_fields)
 
 
 def _pick(body: dict[str, Any], paths: tuple[str, ...]) -> dict[str, Any]:
