@@ -51,8 +51,8 @@ def temp_pid(name: str) -> int | None:
     """Return the id of the process that created the temp file ``name``; None if ``name`` is not a
     temp name.
     """
-    found = _TEMP.fullmatch(name)
-    return int(found[1]) if found else None
+    match = _TEMP.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def make_private(directory: Path) -> None:

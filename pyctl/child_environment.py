@@ -36,10 +36,10 @@ def child_environment(
     All others stay out, since no rule identifies keys and tokens by their names; so does a proxy
     with a password.
     """
-    kept = {
+    variables = {
         name: value
         for name, value in environ.items()
         if (name.upper() in _KEPT or name.startswith(_BEGINNINGS))
         and not ("PROXY" in name.upper() and "@" in value)
     }
-    return {**kept, **(more or {})}
+    return {**variables, **(more or {})}

@@ -53,12 +53,12 @@ class ImageFile:
 
         Other damage shows only when the image is decoded.
         """
-        found = next(
+        reader = next(
             ((kind, read) for magic, kind, read in _READERS if data.startswith(magic)), None
         )
-        if found is None or (found[0] == "webp" and data[8:12] != b"WEBP"):
+        if reader is None or (reader[0] == "webp" and data[8:12] != b"WEBP"):
             raise RequestError("only PNG, JPEG, GIF, BMP and WebP images can be read")
-        kind, read = found
+        kind, read = reader
         try:
             width, height, cost = read(data)
         except (struct.error, IndexError, ValueError):

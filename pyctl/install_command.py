@@ -17,10 +17,10 @@ def install_command(requirement: str, prefix: Path = Path(sys.prefix)) -> str:
     """Return the shell command that installs ``requirement`` into the environment at ``prefix``,
     this interpreter's.
     """
-    wanted = shlex.quote(requirement)
+    quoted = shlex.quote(requirement)
     python = shlex.quote(sys.executable)
     if (prefix / "pipx_metadata.json").exists():
-        return f"pipx inject {prefix.name} {wanted}"
+        return f"pipx inject {prefix.name} {quoted}"
     if (prefix / "uv-receipt.toml").exists():
         noted = {}
         with suppress(PackageNotFoundError, ValueError):  # a tree that nothing has installed
@@ -28,9 +28,9 @@ def install_command(requirement: str, prefix: Path = Path(sys.prefix)) -> str:
         source = (
             f"pyctl-llama @ {noted['url']}" if "url" in noted else "pyctl-llama"
         )  # PyPI's pyctl is another project
-        return f"uv tool install --with {wanted} {shlex.quote(source)}"
+        return f"uv tool install --with {quoted} {shlex.quote(source)}"
     return (
-        f"{python} -m pip install {wanted}"
+        f"{python} -m pip install {quoted}"
         if find_spec("pip")
-        else f"uv pip install --python {python} {wanted}"
+        else f"uv pip install --python {python} {quoted}"
     )

@@ -35,11 +35,11 @@ def answer_of_module(name: str, data: bytes, seconds: float) -> bytes:
     """
     with start_module(name) as process:
         try:
-            said, _ = process.communicate(data, seconds)
+            output, _ = process.communicate(data, seconds)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-    return said
+    return output
 
 
 def end_with_parent(number: signal.Signals) -> None:

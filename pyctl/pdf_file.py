@@ -32,16 +32,16 @@ def pdf_text(data: bytes) -> str:
     if len(data) > MAX_PDF_BYTES:
         raise RequestError(f"a PDF file may have {MAX_PDF_BYTES:,} bytes, not {len(data):,}")
     try:
-        said = answer_of_module(__name__, data, _SECONDS)
+        output = answer_of_module(__name__, data, _SECONDS)
     except subprocess.TimeoutExpired as error:
         raise RequestError(f"reading this PDF file takes more than {_SECONDS:g} seconds") from error
     try:
-        found = json.loads(said)
+        answer = json.loads(output)
     except ValueError as error:
         raise RequestError("reading this PDF file takes too much time or memory") from error
-    if "error" in found:
-        raise RequestError(f"cannot read this PDF file: {found['error']}")
-    return str(found["text"])
+    if "error" in answer:
+        raise RequestError(f"cannot read this PDF file: {answer['error']}")
+    return str(answer["text"])
 
 
 def _read(data: bytes) -> str:

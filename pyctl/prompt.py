@@ -168,8 +168,8 @@ class Prompt:
 
     def image_at(self, n: int) -> ImageSpan | None:
         """Return the image that contains token ``n``, if any."""
-        at = bisect.bisect_right(self.pictures, n, key=lambda picture: picture.start)
-        picture = self.pictures[at - 1] if at else None
+        index = bisect.bisect_right(self.pictures, n, key=lambda picture: picture.start)
+        picture = self.pictures[index - 1] if index else None
         return picture if picture is not None and n < picture.end else None
 
     def is_inside(self, n: int) -> bool:

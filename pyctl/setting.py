@@ -99,10 +99,10 @@ class Section:
         """
         text = _shown(default, convert) if shown is None else shown
         first = Flag(names, help, convert, env, metavar, off, const, bare, many, default=text)
-        kept = {"section": self, "flags": (first, *also), **facts}
+        metadata = {"section": self, "flags": (first, *also), **facts}
         if default.__hash__ is None:
-            return field(default_factory=lambda: default, metadata=kept)
-        return field(default=default, metadata=kept)
+            return field(default_factory=lambda: default, metadata=metadata)
+        return field(default=default, metadata=metadata)
 
 
 def _shown(default: object, convert: Convert | None) -> str:

@@ -122,17 +122,17 @@ def with_whole_characters(body: bytes) -> bytes:
     """
     if body.count(b"\\ud") + body.count(b"\\uD") > _MAX_SURROGATES:
         raise ValueError(f"more than {_MAX_SURROGATES} escaped surrogates")
-    kept: list[bytes] = []
+    pieces: list[bytes] = []
     start = 0
-    for found in _SURROGATE.finditer(body):
-        if _n_backslashes_before(body, found.start()) % 2:
-            half = found.span(1)  # the first half is the text "\\ud83d"
+    for match in _SURROGATE.finditer(body):
+        if _n_backslashes_before(body, match.start()) % 2:
+            half = match.span(1)  # the first half is the text "\\ud83d"
         else:
-            half = found.span() if found[1] is None else (-1, -1)
+            half = match.span() if match[1] is None else (-1, -1)
         if half[0] >= 0:
-            kept += [body[start : half[0]], b"\\ufffd"]
+            pieces += [body[start : half[0]], b"\\ufffd"]
             start = half[1]
-    return b"".join([*kept, body[start:]])
+    return b"".join([*pieces, body[start:]])
 
 
 def _n_backslashes_before(body: bytes, end: int) -> int:

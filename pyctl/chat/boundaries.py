@@ -201,9 +201,9 @@ def _result_start(
     gaps = _Gaps(template, tokenizer, starts)
     if not template.capabilities.tool_calls:
         return ()
-    said, called, result = _samples(template.capabilities)
+    messages, called, result = _samples(template.capabilities)
     result_start = gaps.last_start([*called, result], 2)
-    user_start = gaps.last_start(said, 2)
+    user_start = gaps.last_start(messages, 2)
     if user_start[: len(result_start)] == result_start:
         return ()
     return result_start
@@ -235,7 +235,7 @@ def _samples(
 ) -> tuple[list[JsonDict], list[JsonDict], JsonDict]:
     """Return three messages, two that end with a call, and the result of that."""
     as_text = capabilities.text
-    said = [
+    messages = [
         sample_message("user", _MARKS[0], as_text=as_text),
         sample_message("assistant", _MARKS[1], as_text=as_text),
         sample_message("user", _MARKS[2], as_text=as_text),
@@ -246,15 +246,15 @@ def _samples(
     result = sample_message("tool", _MARKS[2], as_text=as_text)
     result["tool_call_id"] = SAMPLE_CALL_ID
     result["name"] = SAMPLE_TOOL
-    return said, [said[0], call], result
+    return messages, [messages[0], call], result
 
 
 def _starts(gaps: _Gaps, capabilities: TemplateCapabilities) -> list[int | None]:
-    said, called, result = _samples(capabilities)
+    messages, called, result = _samples(capabilities)
     starts = [
-        gaps.first(said[:1]),
-        gaps.start(said[:1], said[:1], 1, header=True),
-        gaps.start(said[:2], said, 2),
+        gaps.first(messages[:1]),
+        gaps.start(messages[:1], messages[:1], 1, header=True),
+        gaps.start(messages[:2], messages, 2),
     ]
     if capabilities.tool_calls:
         starts.append(gaps.start(called, [*called, result], 2))
@@ -288,7 +288,7 @@ class _Gaps:
         token on that starts a message. Tokens that depend on the text of the message are left out.
         """
         text = self._text(messages, gap, header) or ""
-        tokens, *others = (self._tokenizer.tokenize(text + said) for said in _TEXTS)
+        tokens, *others = (self._tokenizer.tokenize(text + beginning) for beginning in _TEXTS)
         n_certain = min(n_common(tokens, other) for other in others)
         tokens = tokens[:n_certain]
         while tokens and not self._tokenizer.piece(tokens[-1]).strip():

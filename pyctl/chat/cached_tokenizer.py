@@ -121,21 +121,22 @@ class CachedTokenizer:
     def tokenize(self, text: str) -> Tokens:
         """Return the token ids of ``text``, shape (n,), without BOS."""
         pieces = self._split.split(text) if self._split is not None else [text]
-        found: list[Tokens | None] = []
+        remembered: list[Tokens | None] = []
         with self._lock:
             memo = self._memo
             for index, piece in enumerate(pieces):
                 if index % 2:  # every second piece is a separator
-                    found.append(self._separators[piece])
+                    remembered.append(self._separators[piece])
                 elif piece:
                     tokens = memo.get(piece)
                     if tokens is not None:
                         memo.move_to_end(piece)
-                    found.append(tokens)
+                    remembered.append(tokens)
                 else:
-                    found.append(_NOTHING)
+                    remembered.append(_NOTHING)
         parts = [
-            self._add(pieces[i]) if tokens is None else tokens for i, tokens in enumerate(found)
+            self._add(pieces[i]) if tokens is None else tokens
+            for i, tokens in enumerate(remembered)
         ]
         return np.concatenate(parts)
 
@@ -184,12 +185,12 @@ def _overlapping(texts: Mapping[str, int]) -> set[str]:
             starts.setdefault(text[:size], set()).add(text)
     overlapping: set[str] = set()
     for text in texts:
-        for at in range(len(text)):
-            for size in range(1, len(text) - at + 1):
-                part = text[at : at + size]
+        for start in range(len(text)):
+            for size in range(1, len(text) - start + 1):
+                part = text[start : start + size]
                 if part in texts and part != text:
                     overlapping |= {part, text}
-            others = starts.get(text[at:], set()) - {text} if at else set()
+            others = starts.get(text[start:], set()) - {text} if start else set()
             if others:
                 overlapping |= {text, *others}
     return overlapping

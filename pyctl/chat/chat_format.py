@@ -549,11 +549,11 @@ def _of_call(call: Any) -> JsonDict:
     """Return the members of a result that name its ``call``."""
     call = call if isinstance(call, dict) else {}
     function = call.get("function")
-    known = {
+    members = {
         "tool_call_id": call.get("id"),
         "name": function.get("name") if isinstance(function, dict) else None,
     }
-    return {name: value for name, value in known.items() if isinstance(value, str)}
+    return {name: value for name, value in members.items() if isinstance(value, str)}
 
 
 def _ids(values: Sequence[str | int]) -> Tokens:

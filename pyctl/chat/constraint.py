@@ -230,8 +230,8 @@ _PLACE = re.compile(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?")
 def _reason(error: str) -> str:
     """Return the line of the library's message that has the reason."""
     lines = [line.strip() for line in error.splitlines() if line.strip()]
-    said = next(
+    reason = next(
         (line for line in lines if line.startswith("error:")),
         lines[0] if lines else "it is refused",
     )
-    return _PLACE.sub("", said)[:300]
+    return _PLACE.sub("", reason)[:300]

@@ -57,8 +57,10 @@ def check_messages(messages: object, images: dict[str, ImageFile] | None = None)
         raise RequestError(
             f"'messages' must have at most {_MAX_MESSAGES} entries, not {len(messages)}"
         )
-    found: dict[str, ImageFile] = {} if images is None else images
-    return [_check(message, f"messages[{index}]", found) for index, message in enumerate(messages)]
+    collected: dict[str, ImageFile] = {} if images is None else images
+    return [
+        _check(message, f"messages[{index}]", collected) for index, message in enumerate(messages)
+    ]
 
 
 def fit_messages(messages: Sequence[Message], capabilities: TemplateCapabilities) -> list[Message]:
@@ -360,11 +362,13 @@ class Renderer:
         """
         images: dict[str, ImageFile] = {}
         checked = check_messages(messages, images)
-        given = {**self._variables, **(variables or {})}
-        given = {name: value for name, value in given.items() if name not in _RESERVED}
-        effort = given.get("reasoning_effort")
-        if "reasoning_effort" in given:
-            given["reasoning_effort"] = self._template.capabilities.effort(effort)
+        template_variables = {**self._variables, **(variables or {})}
+        template_variables = {
+            name: value for name, value in template_variables.items() if name not in _RESERVED
+        }
+        effort = template_variables.get("reasoning_effort")
+        if "reasoning_effort" in template_variables:
+            template_variables["reasoning_effort"] = self._template.capabilities.effort(effort)
         if prefill and checked[-1]["role"] == "assistant":
             if len(checked) > 1 and checked[-2]["role"] == "assistant":
                 raise RequestError("'messages' must not end in two assistant messages")
@@ -379,7 +383,9 @@ class Renderer:
             if not attempt:
                 continue
             try:
-                rendered = self._render(attempt, continues, tools, given, add_generation_prompt)
+                rendered = self._render(
+                    attempt, continues, tools, template_variables, add_generation_prompt
+                )
             except RequestError:  # the template needs all messages
                 continue
             parts = self.marks.parts(rendered.text, replayed)
@@ -393,7 +399,9 @@ class Renderer:
                 place=place,
                 images=images,
             )
-        rendered = self._render(checked, continues, tools, given, add_generation_prompt)
+        rendered = self._render(
+            checked, continues, tools, template_variables, add_generation_prompt
+        )
         n_missing = sum(mark not in rendered.text for mark in images)
         if n_missing:
             raise RequestError(f"the chat template leaves out {n_missing} of {len(images)} images")

@@ -132,10 +132,10 @@ class ReplayLog:
             descriptor = open_regular(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-                found = os.fstat(descriptor)
-                if inode(self._path) == found.st_ino:
-                    self._note(found.st_ino)
-                    if found.st_size + n_bytes <= self._half:
+                status = os.fstat(descriptor)
+                if inode(self._path) == status.st_ino:
+                    self._note(status.st_ino)
+                    if status.st_size + n_bytes <= self._half:
                         return descriptor
                     os.replace(self._path, self._older)
             except BaseException:

@@ -160,15 +160,15 @@ class ReasoningSplitter:
         )
 
     def _begin(self, tags: ReasoningTags) -> ReplyDelta:
-        begun = self._held.lstrip()
-        if begun.startswith(tags.open):
-            self._held = begun[len(tags.open) :]
+        stripped = self._held.lstrip()
+        if stripped.startswith(tags.open):
+            self._held = stripped[len(tags.open) :]
             self._inside = True
             self._trim = True
             return self._reason(tags)
-        if tags.open.startswith(begun):
+        if tags.open.startswith(stripped):
             return ReplyDelta()
-        content = begun if tags.is_known else self._held
+        content = stripped if tags.is_known else self._held
         self._held = ""
         self._tags = None
         return ReplyDelta(content=content)

@@ -308,10 +308,8 @@ class TemplateCapabilities:
             or requested not in _SCALE
         ):
             return requested
-        place = _SCALE.index(requested)
-        return min(
-            reversed(self.reasoning_effort), key=lambda word: abs(_SCALE.index(word) - place)
-        )
+        rank = _SCALE.index(requested)
+        return min(reversed(self.reasoning_effort), key=lambda word: abs(_SCALE.index(word) - rank))
 
     @classmethod
     def of(cls, template: Template) -> TemplateCapabilities:

@@ -173,24 +173,24 @@ def read_tools(
     Without ``parse`` the reply is not searched for calls. Raises RequestError for an impossible
     choice, or with a grammar.
     """
-    known = template_tools(tools)
+    listed = template_tools(tools)
     mode, names = _chosen(choice or "auto")
-    if known and names is not None:
+    if listed and names is not None:
         unknown = names - {tool["function"]["name"] for tool in tools}
         if unknown:
             raise RequestError(f"'tool_choice' names {min(unknown)!r}, which is none of the tools")
         tools = [tool for tool in tools if tool["function"]["name"] in names]
-    if mode == "required" and not known:
+    if mode == "required" and not listed:
         raise RequestError("'tool_choice' requires a call, and the request has no 'tools'")
-    if known and mode == "required" and not tools:
+    if listed and mode == "required" and not tools:
         raise RequestError("'tool_choice' requires a call and allows no tool")
     if mode == "none" or not tools:
-        return known, None
+        return listed, None
     if has_grammar:
         raise RequestError("Cannot use custom grammar constraints with tools.")
     if not parse:
-        return known, None
-    return known, Tools.of(tools, parallel, forced=mode == "required")
+        return listed, None
+    return listed, Tools.of(tools, parallel, forced=mode == "required")
 
 
 _MODES = {"auto": "auto", "none": "none", "required": "required", "any": "required"}

@@ -109,7 +109,7 @@ def read_flags(
     Raises ConfigError for any other name, and for a value that is missing or wrong.
     """
     flags = tuple(flags)
-    known = {name: flag for flag in flags for name in flag.spellings()}
+    by_spelling = {name: flag for flag in flags for name in flag.spellings()}
     values: dict[str, Any] = {}
     typed: dict[str, str] = {}
     ignored: dict[str, None] = {}
@@ -124,7 +124,7 @@ def read_flags(
             name = name.replace("_", "-")
         if equals:
             rest.insert(0, attached)
-        if (flag := known.get(name)) is not None:
+        if (flag := by_spelling.get(name)) is not None:
             value = _typed_value(name, flag, rest, bool(equals))
             joined = flag.many and flag.dest in typed
             values[flag.dest] = values[flag.dest] + value if joined else value
@@ -139,7 +139,7 @@ def read_flags(
             hint = f"; did you mean -m {word}?" if word.endswith(".gguf") else ""
             raise ConfigError(f"unexpected argument {word!r}{hint}")
         else:
-            raise ConfigError(f"unknown flag {name}{_hint(name, known)}")
+            raise ConfigError(f"unknown flag {name}{_hint(name, by_spelling)}")
         words.append((dest, before[: len(before) - len(rest)]))
     for flag in flags:
         if flag.env and flag.dest not in typed:
@@ -302,8 +302,8 @@ def parse_launch(
     usage = f"{program} [--url URL | flags of a server] [-- arguments of {program}]"
     parsed = _read("launch", usage, argv, environ, {LAUNCH: own, **_OF_SERVE})
     # The address and the key of a running server.
-    known = {flag.dest for flag in own} | {"hosts", "api_keys", "key_file", "api_prefix", "path"}
-    others = tuple(name for dest, name in parsed.typed.items() if dest not in known)
+    allowed = {flag.dest for flag in own} | {"hosts", "api_keys", "key_file", "api_prefix", "path"}
+    others = tuple(name for dest, name in parsed.typed.items() if dest not in allowed)
     return _settings(parsed, environ, SERVED_SEQS), fill(
         LaunchSettings, parsed.values, server_flags=others
     )
@@ -362,37 +362,37 @@ def _read(
         name: int(flag.convert is not None) for flag in FLAGS[SERVER] for name in flag.spellings()
     }
     flags = [flag for group in sections.values() for flag in group]
-    found = read_flags(argv, environ, flags, {**_UNUSED, **server_only})
-    if "help" in found.values:
+    parsed = read_flags(argv, environ, flags, {**_UNUSED, **server_only})
+    if "help" in parsed.values:
         print(
-            help_text(command, f"pyctl {command} {usage}", sections, found.values["help"]), end=""
+            help_text(command, f"pyctl {command} {usage}", sections, parsed.values["help"]), end=""
         )
         raise SystemExit(0)
-    if "version" in found.values:
+    if "version" in parsed.values:
         print_version()
         raise SystemExit(0)
     if (
         SERVER in sections
         and environ.get("LLAMA_API_KEY") == ""
-        and not {"api_keys", "key_file"} & found.values.keys()
+        and not {"api_keys", "key_file"} & parsed.values.keys()
     ):
         raise ConfigError("LLAMA_API_KEY is set but empty: unset it to serve without a key")
-    refused = [name for name in found.unused if name in REJECTED]
+    refused = [name for name in parsed.unused if name in REJECTED]
     refused += [
         name for name in OF_TOOLS if (environ.get(name) or "off").lower() not in FALSE_WORDS
     ]
     refused += [name for name in REMOVED if environ.get(name)]
     if refused:
         raise ConfigError(f"{refused[0]} is not supported: {INSTEAD[refused[0]]}")
-    known = {flag.env for flag in (*flags, *FLAGS[SERVER])}
+    variables_read = {flag.env for flag in (*flags, *FLAGS[SERVER])}
     variables = (
         variable
         for variable in sorted(environ)
         if variable.startswith("LLAMA_ARG_")
-        and not {variable, variable.replace("_NO_", "_", 1)} & known
+        and not {variable, variable.replace("_NO_", "_", 1)} & variables_read
     )
-    unused = (*(name for name in found.unused if name not in NO_OP), *variables)
-    return ParsedFlags(found.values, found.typed, unused)
+    unused = (*(name for name in parsed.unused if name not in NO_OP), *variables)
+    return ParsedFlags(parsed.values, parsed.typed, unused)
 
 
 def _settings(

@@ -98,7 +98,7 @@ def run_bench(argv: Sequence[str]) -> int:
         cards = [state.name for state in card_states() or ()]
         header = _header(flags, cards)
         if options.json:
-            found = {
+            report = {
                 "pyctl": __version__,
                 "began": began,
                 "seconds": run.seconds,
@@ -106,7 +106,7 @@ def run_bench(argv: Sequence[str]) -> int:
                 "cards": cards,
             }
             shared = ("-m", Path(flags[1]).name, *flags[2:])  # without the user's directories
-            print(json.dumps({**found, "flags": shared, "records": run.records}, indent=1))
+            print(json.dumps({**report, "flags": shared, "records": run.records}, indent=1))
         else:
             print("\n".join(table_lines(run.records, header)))
         return int(is_wrong(run.records))
@@ -153,19 +153,19 @@ def _server_flags(settings: CommandSettings, rest: Sequence[str]) -> tuple[str, 
     """Return the flags of the servers under test; the first two are -m and the model's file, which
     is fetched if need be.
     """
-    kept = kept_flags(
+    server_flags = kept_flags(
         rest, {*DROPPED, "path", "hf_repo", "hf_file", "hf_token", "model_url", "offline"}
     )
     if not (settings.model.path or settings.hub.hf_repo or settings.hub.model_url):
         context = () if settings.model.n_ctx else ("-c", BUILTIN_CONTEXT)
-        return "-m", str(builtin_model()), *context, *kept
+        return "-m", str(builtin_model()), *context, *server_flags
     # Only now: the import loads llama.cpp.
     from pyctl.cli.assemble import found
 
     path = Path(found(settings).model.path).expanduser()
     if not path.is_file():
         raise ConfigError(f"no model at {path}")
-    return "-m", str(path), *kept
+    return "-m", str(path), *server_flags
 
 
 def _peer(path: str, flags: Sequence[str]) -> tuple[str, ...]:
@@ -176,9 +176,12 @@ def _peer(path: str, flags: Sequence[str]) -> tuple[str, ...]:
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigError(f"cannot run --llama-server {path}: {error}") from error
-    known = set(re.findall(r"(?<![\w-])--?[a-z][a-z0-9-]*", text))
+    spellings = set(re.findall(r"(?<![\w-])--?[a-z][a-z0-9-]*", text))
     unknown = {
-        flag.dest for group in FLAGS.values() for flag in group if not known & set(flag.spellings())
+        flag.dest
+        for group in FLAGS.values()
+        for flag in group
+        if not spellings & set(flag.spellings())
     }
     return path, *kept_flags(flags, unknown)
 
@@ -213,16 +216,16 @@ def _work_directory(settings: CommandSettings) -> Iterator[Path]:
     """Provide a temporary directory on the disk of the given cache directory or of the default one,
     which need not exist.
     """
-    given = settings.disk.cache_dir and not settings.disk.is_default
-    cache = Path(settings.disk.cache_dir) if given else default_directory(os.environ)
-    place = cache.expanduser().absolute().parent
+    is_given = settings.disk.cache_dir and not settings.disk.is_default
+    cache = Path(settings.disk.cache_dir) if is_given else default_directory(os.environ)
+    parent = cache.expanduser().absolute().parent
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        parent.mkdir(parents=True, exist_ok=True)
         work = tempfile.TemporaryDirectory(
-            prefix="pyctl-bench-", dir=place, ignore_cleanup_errors=True
+            prefix="pyctl-bench-", dir=parent, ignore_cleanup_errors=True
         )
     except OSError as error:
-        raise ConfigError(f"cannot write to {place}: {error.strerror}") from error
+        raise ConfigError(f"cannot write to {parent}: {error.strerror}") from error
     with work as name:
         yield Path(name)
 
@@ -251,11 +254,11 @@ def _header(flags: Sequence[str], cards: Sequence[str]) -> list[str]:
     )
     size = sum(path.with_name(name).stat().st_size for name in split_names(path.name))
     model = f"{one_line(path.name)}, {size / MIB:,.0f} MiB"
-    found = [
+    facts = [
         f"pyctl {__version__}, {build_version()}",
         f"{cpu}, {len(os.sched_getaffinity(0))} cores",
         *cards,
         model,
     ]
-    found += [" ".join(map(one_line, flags[2:]))] if flags[2:] else []
-    return [line if len(line) <= 80 else f"{line[:79]}…" for line in found]
+    facts += [" ".join(map(one_line, flags[2:]))] if flags[2:] else []
+    return [line if len(line) <= 80 else f"{line[:79]}…" for line in facts]

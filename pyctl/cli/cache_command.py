@@ -132,12 +132,12 @@ def _list(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
         )
         return 0
     for home, name in models.items():
-        found = [entry for entry in entries if entry.fingerprint == home]
+        of_model = [entry for entry in entries if entry.fingerprint == home]
         print(
-            f"{one_line(name)}: {_count(len(found), 'snapshot')}, "
-            f"{sum(e.n_bytes for e in found) / MIB:.1f} MiB"
+            f"{one_line(name)}: {_count(len(of_model), 'snapshot')}, "
+            f"{sum(e.n_bytes for e in of_model) / MIB:.1f} MiB"
         )
-        _print_lines([_line(entry, time.time()) for entry in found])
+        _print_lines([_line(entry, time.time()) for entry in of_model])
         print()
     print(
         f"{_count(len(entries), 'snapshot')} of {_count(len(models), 'model')}, "
@@ -242,20 +242,23 @@ def _each(
     """Apply ``function`` to each snapshot that the ids name; do nothing if one id names none, or
     several.
     """
-    known = {
+    names_in_cache = {
         name
         for entry in directory.entries()
         for name in (entry.name, f"{entry.fingerprint}/{entry.name}")
     }
-    found = {text: [text] if text in known else _meant(text, known) for text in arguments.id}
-    for text, names in found.items():
+    by_text = {
+        text: [text] if text in names_in_cache else _meant(text, names_in_cache)
+        for text in arguments.id
+    }
+    for text, names in by_text.items():
         if not names:
             print(f"no snapshot {one_line(text)}", file=sys.stderr)
         elif len(names) > 1:
             print(f"{one_line(text)} may be any of {', '.join(names)}", file=sys.stderr)
-    if any(len(names) != 1 for names in found.values()):
+    if any(len(names) != 1 for names in by_text.values()):
         return 1
-    missing = [names[0] for names in found.values() if not function(directory, names[0])]
+    missing = [names[0] for names in by_text.values() if not function(directory, names[0])]
     return 1 if missing else 0
 
 

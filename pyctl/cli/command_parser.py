@@ -26,8 +26,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     A flag that is the beginning of others means the shortest of them.
     """
     names = sorted(known, key=len)
-    begun = [name for name in names if word.startswith("--") and name.startswith(f"{word}-")]
-    near = begun[0] if begun else closest(word, names)
+    longer = [name for name in names if word.startswith("--") and name.startswith(f"{word}-")]
+    near = longer[0] if longer else closest(word, names)
     return f"; did you mean {near}?" if near else ""
 
 

@@ -35,9 +35,9 @@ def run_completion(argv: Sequence[str]) -> int:
     Raises ConfigError for another shell.
     """
     if argv[:1] == ["words"]:
-        found = candidates(argv[1:] or [""])
-        print("\n".join(found or ()))
-        return 0 if found is not None else 1
+        words = candidates(argv[1:] or [""])
+        print("\n".join(words or ()))
+        return 0 if words is not None else 1
     shell = " ".join(argv)
     if argv and shell not in (*SHELLS, "-h", "--help"):
         raise ConfigError(f"completion for {shell!r} does not exist: name {' or '.join(SHELLS)}")

@@ -86,10 +86,10 @@ def log_findings(settings: CommandSettings, root: Path = Path("/")) -> None:
     from pyctl.doctor.examine import CHECKS, examine
     from pyctl.doctor.facts import Facts
 
-    found = examine(
+    report = examine(
         Facts(root, requested=_requested(settings)), [check for check in CHECKS if check.is_quick]
     )
-    for finding in [each for each in found.findings if each.level != "unknown"][:N_LOGGED]:
+    for finding in [each for each in report.findings if each.level != "unknown"][:N_LOGGED]:
         log.warning("%s; what would help: %s", finding.text, finding.fix)
 
 
@@ -175,8 +175,8 @@ def cuda_version(library: Path) -> int:
     if not library.is_file() or not library.stat().st_size:
         return 0
     with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        found = re.search(rb"libcudart\.so\.(\d+)", data)
-        return int(found[1]) if found is not None else 0  # while the file is mapped
+        match = re.search(rb"libcudart\.so\.(\d+)", data)
+        return int(match[1]) if match is not None else 0  # while the file is mapped
 
 
 def cuda_can_pin(n_bytes: int = 2**26) -> str:

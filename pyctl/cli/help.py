@@ -54,10 +54,10 @@ def help_text(
     if topic != "all":
         chosen = {section: flags for section, flags in shown.items() if topic in section.title}
         shown = chosen or {
-            section: found
+            section: matching
             for section, flags in shown.items()
             if (
-                found := [
+                matching := [
                     each
                     for each in flags
                     if any(topic.lstrip("-") in name for name in each.spellings())
@@ -78,10 +78,10 @@ def help_text(
 
 def _essentials(command: str, usage: str, sections: Mapping[Section, Iterable[Flag]]) -> str:
     """Return the text of --help without a topic: usage, examples and the most important flags."""
-    known = {
+    by_spelling = {
         name: flag for flags in sections.values() for flag in flags for name in flag.spellings()
     }
-    flags = (known[name] for name in _ESSENTIAL[command].split() if name in known)
+    flags = (by_spelling[name] for name in _ESSENTIAL[command].split() if name in by_spelling)
     lines = [
         f"usage: {usage}",
         "",

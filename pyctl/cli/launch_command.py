@@ -84,9 +84,9 @@ def _endpoint(
     if found is None and own.url:
         raise ConfigError(f"neither pyctl nor llama-server answers at {url}")
     if found is not None:
-        wanted = settings.model.path
+        model_path = settings.model.path
         served = found.model_path
-        if wanted and served and os.path.realpath(wanted) != os.path.realpath(served):
+        if model_path and served and os.path.realpath(model_path) != os.path.realpath(served):
             message = "leave -m out to use it, stop it, or choose another --port"
             raise ConfigError(f"{url} serves {one_line(served)}; {message}")
         if idle := [
@@ -129,8 +129,8 @@ def invocation_of(
             for each in ("NO_PROXY", "no_proxy")
         }
     removed = tuple(each for each in environ if each.startswith(program.unset))
-    kept = {each: value for each, value in environ.items() if each not in removed}
-    return Invocation((*command, *arguments), {**kept, **added}, added, removed)
+    inherited = {each: value for each, value in environ.items() if each not in removed}
+    return Invocation((*command, *arguments), {**inherited, **added}, added, removed)
 
 
 def _show(invocation: Invocation, program: ClientProgram, to: Endpoint, directory: Path) -> None:

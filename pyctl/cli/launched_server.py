@@ -103,20 +103,20 @@ def started_server(
     print(f"pyctl: starting the server, log: {log}", file=sys.stderr)
     began = time.monotonic()
     with _child([*pyctl_command(), "serve", *flags, "--port", str(port)], log) as process:
-        while (found := find_server(url, key)) is None:
+        while (server := find_server(url, key)) is None:
             if process.poll() is not None:
                 raise ConfigError(
                     f"the server ended with exit code {process.returncode}: {_end_of(log)}"
                 )
             time.sleep(POLL_SECONDS)
-        shown = f"{one_line(found.model)} at {url}, {found.n_ctx:,} tokens of context"
+        shown = f"{one_line(server.model)} at {url}, {server.n_ctx:,} tokens of context"
         print(f"pyctl: {shown}, after {time.monotonic() - began:.0f} s", file=sys.stderr)
         print(
             f"pyctl: {FIRST_PROMPT}; its progress: tail -f {shlex.quote(str(log))}", file=sys.stderr
         )
         try:
             with _progress_of_prompts(log):
-                yield found
+                yield server
         finally:
             if process.poll() is not None:
                 print(
@@ -154,8 +154,8 @@ def follow(log: Path, closed: threading.Event) -> None:
             *lines, rest = (rest + file.read(FOLLOW_BYTES)).split(b"\n")
             rest = rest[-FOLLOW_BYTES:]
             for line in lines:
-                _, found, progress = line.decode("utf-8", "replace").partition("prefill ")
-                if found:
+                _, mark, progress = line.decode("utf-8", "replace").partition("prefill ")
+                if mark:
                     print(f"pyctl: prompt: {one_line(' '.join(progress.split()))}", file=sys.stderr)
 
 

@@ -100,7 +100,7 @@ def _row(name: str, origin: str, settings: CommandSettings) -> dict[str, Any]:
             resolved, notes = planned(settings)
             plan = resolved.memory
             row["note"] = "; ".join(notes[:1])
-        row["n_ctx"] = 0 if any(place.shortage() for place in plan.places) else plan.n_ctx
+        row["n_ctx"] = 0 if any(device.shortage() for device in plan.places) else plan.n_ctx
     except (ConfigError, OSError) as error:
         row["note"] = str(error)
     return row

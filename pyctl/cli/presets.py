@@ -109,10 +109,10 @@ def find_models(
     section, a wrong value, a model without a file, and no model at all.
     """
     fetched = cached_files(environ)
-    found = {name: _Known("cache", ["-hf", name, "--offline"]) for name in fetched}
+    models = {name: _Known("cache", ["-hf", name, "--offline"]) for name in fetched}
     if router.models_dir:
         for name, files in models_in(Path(router.models_dir).expanduser()).items():
-            found[name] = _Known("models_dir", files)
+            models[name] = _Known("models_dir", files)
     sections = read_presets(Path(router.preset_path).expanduser()) if router.preset_path else {}
     for name, section in sections.items():
         for key in section:
@@ -128,32 +128,32 @@ def find_models(
         )
     general = sections.pop(EVERY, {})
     for name, section in sections.items():
-        known = found.setdefault(name, _Known("preset"))
-        known.section = section
+        model = models.setdefault(name, _Known("preset"))
+        model.section = section
         if {"path", "hf_repo"} & set(map(_dest, section)):
-            known.argv = []
-            known.origin = "preset"
-        elif not known.argv:
+            model.argv = []
+            model.origin = "preset"
+        elif not model.argv:
             where = f"{router.preset_path}: [{name}]"
             if unknown := [key for key in section if not _is_known(key)]:
                 raise ConfigError(
                     f"{where}: unknown key {unknown[0]}{did_you_mean(unknown[0], _keys())}"
                 )
             raise ConfigError(f"{where} needs the key model or hf-repo: no such model is here")
-    if not found:
+    if not models:
         raise ConfigError(
             "no models: --models-dir has no GGUF file, and no section of --models-preset names one"
         )
-    if len(found) > MAX_MODELS:
-        raise ConfigError(f"{len(found)} models are more than {MAX_MODELS}")
+    if len(models) > MAX_MODELS:
+        raise ConfigError(f"{len(models)} models are more than {MAX_MODELS}")
     presets = [
-        _preset(router, name, known, general, argv, environ)
-        for name, known in sorted(found.items())
+        _preset(router, name, model, general, argv, environ)
+        for name, model in sorted(models.items())
     ]
     _log_warnings(router, presets, parse_serve(argv, environ).warnings)
     used = {path for each in presets if each.hides for path in _fetched_by(each.settings, environ)}
     hidden = {
-        name for name, path in fetched.items() if path in used and found[name].origin == "cache"
+        name for name, path in fetched.items() if path in used and models[name].origin == "cache"
     }
     return [
         replace(each, card=replace(each.card, is_hidden=each.card.name in hidden))
@@ -185,7 +185,7 @@ def read_presets(path: Path) -> dict[str, dict[str, str]]:
         ) from error
     section: dict[str, str] = {}
     sections = {TOP: section}
-    for at, line in enumerate((line.strip(" \t") for line in lines), 1):
+    for line_number, line in enumerate((line.strip(" \t") for line in lines), 1):
         if header := _HEADER.fullmatch(line):
             if (name := header[1].rstrip()) in sections:
                 raise ConfigError(f"{path}: two models are called {name!r}")
@@ -194,7 +194,9 @@ def read_presets(path: Path) -> dict[str, dict[str, str]]:
             section.pop(pair[1], None)  # the last of several spellings also wins
             section[pair[1]] = pair[2].strip(" \t")
         elif _NOTE.sub("", line):
-            raise ConfigError(f"{path} is no INI file: line {at} is neither [NAME] nor KEY = VALUE")
+            raise ConfigError(
+                f"{path} is no INI file: line {line_number} is neither [NAME] nor KEY = VALUE"
+            )
     for section in sections.values():
         section.pop("version", None)
     return sections
@@ -381,12 +383,12 @@ def _flag(key: str) -> tuple[str, Flag | int]:
 @cache
 def _by_key() -> dict[str, tuple[str, Flag | int]]:
     """Return `_flag` of every key of a preset."""
-    found: dict[str, tuple[str, Flag | int]] = {}
+    by_key: dict[str, tuple[str, Flag | int]] = {}
     for names in (NO_OP, IGNORED, REJECTED):
-        found |= {name.lstrip("-"): (name, n) for name, n in names.items()}
+        by_key |= {name.lstrip("-"): (name, n) for name, n in names.items()}
     for flag in (flag for flags in FLAGS.values() for flag in flags):
         for name in flag.spellings():
-            found[name.lstrip("-")] = name, flag
+            by_key[name.lstrip("-")] = name, flag
         if flag.env:
-            found[flag.env] = flag.names.split()[-1], flag
-    return found
+            by_key[flag.env] = flag.names.split()[-1], flag
+    return by_key

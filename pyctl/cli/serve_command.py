@@ -123,13 +123,13 @@ def _tenant(settings: CommandSettings) -> str:
     """
     from pyctl.cli.launched_server import address_of, find_server  # only now: most ports are free
 
-    found = None
+    server = None
     with suppress(ConfigError):  # it has another key or no model yet
-        found = find_server(
+        server = find_server(
             address_of(settings), next(iter(settings.server.api_keys), ""), waits=False
         )
     return (
-        f"{f'; a server of {one_line(found.model)} answers there' if found else ''}; --port 0 "
+        f"{f'; a server of {one_line(server.model)} answers there' if server else ''}; --port 0 "
         "takes a free port"
     )
 
@@ -315,13 +315,13 @@ class _Serving:
         saved.
         """
         services = self._models.services if self._models is not None else ()
-        found = [n for service in services if (n := service.admin.n_saved) is not None]
+        saved = [n for service in services if (n := service.admin.n_saved) is not None]
         prefixes = (
             ""
-            if not found
+            if not saved
             else ", 1 prefix saved"
-            if sum(found) == 1
-            else f", {sum(found):,} prefixes saved"
+            if sum(saved) == 1
+            else f", {sum(saved):,} prefixes saved"
         )
         return prefixes + _time_saved(self._shared.saved.since_start)
 

@@ -29,12 +29,12 @@ def run_service(argv: Sequence[str], environ: Mapping[str, str] = os.environ) ->
         return 0
     # A unit has none of the variables of this shell, so none may count here.
     warnings = list(parse_serve(argv, {}).warnings)
-    if left := [
+    if names := [
         name
         for name in environ
         if name.startswith(("LLAMA_ARG_", "PYCTL_")) or name == "LLAMA_API_KEY"
     ]:
-        warnings.append(f"not set in the service: {', '.join(sorted(left))}")
+        warnings.append(f"not set in the service: {', '.join(sorted(names))}")
     for warning in warnings:
         print(f"pyctl: warning: {warning}", file=sys.stderr)
     print(unit_text([*pyctl_command(), "serve", *argv], Path.cwd()), end="")

@@ -70,9 +70,11 @@ def run_setup(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     architectures = parse_architectures(arguments.arch) if arguments.arch else ()
     if arguments.jobs is not None and arguments.jobs < 1:
         raise ConfigError("--jobs must be at least 1")
-    given = Path(arguments.dir).expanduser().resolve() if arguments.dir else None
+    directory = Path(arguments.dir).expanduser().resolve() if arguments.dir else None
     home, work = (
-        (given, given / "setup") if given is not None else (data_home(environ), build_home(environ))
+        (directory, directory / "setup")
+        if directory is not None
+        else (data_home(environ), build_home(environ))
     )
     if arguments.pinned:
         choose(home, "")
@@ -101,8 +103,8 @@ def run_setup(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     except OSError as error:
         raise ConfigError(f"{error.filename or work}: {error.strerror or error}") from error
     finally:
-        if given is not None and (given / "llama").is_dir():
-            print(f"pyctl uses these libraries where PYCTL_LIBS={given} is set")
+        if directory is not None and (directory / "llama").is_dir():
+            print(f"pyctl uses these libraries where PYCTL_LIBS={directory} is set")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -153,11 +155,11 @@ def _ready_file(
     plan: BuildPlan, arguments: argparse.Namespace, environ: Mapping[str, str]
 ) -> ReleaseFile | None:
     """Return the compiled file of the release that was named, or that pyctl was installed from."""
-    place = arguments.release or release_place(environ)
-    if not place or place == "none" or not plan.architectures or arguments.llama_cpp:
+    release = arguments.release or release_place(environ)
+    if not release or release == "none" or not plan.architectures or arguments.llama_cpp:
         return None
     try:
-        return find_cuda_file(place)
+        return find_cuda_file(release)
     except ConfigError as error:
         if arguments.release or "PYCTL_RELEASE" in environ:
             raise ConfigError(f"{error}; to compile instead: pyctl setup --release none") from error
@@ -220,8 +222,8 @@ def _agreed(
         print(f"take:  {file.url}, and CUDA from PyPI")
     else:
         print(describe_build(check_compiler(machine), plan, jobs_for(machine, arguments.jobs or 0)))
-    found = (path.lstat() for path in work.rglob("*") if not path.is_dir())
-    check_room(plan, free_bytes(work) + sum(entry.st_size for entry in found), work)
+    entries = (path.lstat() for path in work.rglob("*") if not path.is_dir())
+    check_room(plan, free_bytes(work) + sum(entry.st_size for entry in entries), work)
     if arguments.dry_run:
         print("dry run: nothing was changed")
         return False
@@ -269,10 +271,12 @@ def _existing(plan: BuildPlan, home: Path) -> BuiltLibraries | None:
     """Return a build for the purpose of ``plan``."""
     release = read_pin().release
     features = cpu_features()
-    wanted = [*map(capability, plan.architectures)]
+    capabilities = [*map(capability, plan.architectures)]
     fitting = (
         built
         for built in libraries_at(home)
-        if not built.digests and fits(built, release, wanted, features)
+        if not built.digests and fits(built, release, capabilities, features)
     )
-    return next((built for built in fitting if bool(built.architectures) == bool(wanted)), None)
+    return next(
+        (built for built in fitting if bool(built.architectures) == bool(capabilities)), None
+    )

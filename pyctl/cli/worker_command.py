@@ -101,10 +101,10 @@ def _chosen(names: Sequence[str]) -> list[Device]:
     """
     from pyctl.llama import devices
 
-    found = {device.name: device for device in devices()}
-    if unknown := [name for name in names if name not in found]:
-        raise ConfigError(f"--device: no device {unknown[0]}; found {', '.join(found)}")
-    own = [found[name] for name in dict.fromkeys(names)] or [
-        device for device in found.values() if device.is_gpu
+    by_name = {device.name: device for device in devices()}
+    if unknown := [name for name in names if name not in by_name]:
+        raise ConfigError(f"--device: no device {unknown[0]}; found {', '.join(by_name)}")
+    own = [by_name[name] for name in dict.fromkeys(names)] or [
+        device for device in by_name.values() if device.is_gpu
     ]
-    return own or list(found.values())
+    return own or list(by_name.values())

@@ -50,19 +50,19 @@ def driver(facts: Facts) -> list[Finding] | None:
         if facts.is_container
         else f"sudo apt install nvidia-driver-{MIN_DRIVER}, then reboot"
     )
-    found = facts.driver
-    if found is None:
+    driver_facts = facts.driver
+    if driver_facts is None:
         return [wrong("an NVIDIA card is here, but no driver (libcuda.so.1)", fix)]
-    if found.error:
+    if driver_facts.error:
         text, _, fix = CUINIT.get(
-            found.error, "the driver fails; look at nvidia-smi and dmesg"
+            driver_facts.error, "the driver fails; look at nvidia-smi and dmesg"
         ).partition("; ")
-        return [wrong(f"{text} (cuInit {found.error})", fix)]
+        return [wrong(f"{text} (cuInit {driver_facts.error})", fix)]
     needed = facts.llama.cuda()
-    if needed > found.cuda[0] > 0:
-        speaks = ".".join(map(str, found.cuda))
+    if needed > driver_facts.cuda[0] > 0:
+        speaks = ".".join(map(str, driver_facts.cuda))
         version = DRIVER_OF.get(needed, "a newer one")
-        text = f"driver {found.release} speaks CUDA {speaks}, this build needs CUDA {needed}"
+        text = f"driver {driver_facts.release} speaks CUDA {speaks}, this build needs CUDA {needed}"
         return [wrong(text, f"install driver {version} or newer, or {SETUP}")]
     return []
 
@@ -98,7 +98,7 @@ def link(facts: Facts) -> list[Finding] | None:
     """Check that each card has all its PCIe lanes, at its own generation."""
     if not facts.has_nvidia or facts.is_wsl:
         return None
-    found = []
+    findings = []
     for card in facts.cards:
         (lanes, maximum), (generation, newest) = card.lanes, card.generations
         # Lanes add up, and each generation doubles the last one's speed. What is unknown counts as
@@ -112,10 +112,10 @@ def link(facts: Facts) -> list[Finding] | None:
                 f"of {newest}"
             )
             effect = f"copies between RAM and card take {slower:.0f} times as long"
-            found.append(
+            findings.append(
                 slow(
                     f"{text}: {effect}",
                     "use the mainboard's slot for graphics cards, without a riser",
                 )
             )
-    return found
+    return findings

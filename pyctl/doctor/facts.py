@@ -147,7 +147,7 @@ class Facts:
         UnknownError if none is found.
         """
         path = existing(path)
-        found = None
+        mount = None
         for line in self.text("proc/self/mountinfo").splitlines():
             before, _, after = line.partition(" - ")
             if len(before.split()) < 5 or len(after.split()) < 2:
@@ -155,12 +155,12 @@ class Facts:
             point, (kind, source) = before.split()[4].replace("\\040", " "), after.split()[:2]
             is_above = path.is_relative_to(point)
             if is_above and (
-                found is None or len(point) >= len(found.point)
+                mount is None or len(point) >= len(mount.point)
             ):  # the last of equal ones is on top
-                found = Mount(point, kind, source)
-        if found is None:
+                mount = Mount(point, kind, source)
+        if mount is None:
             raise UnknownError(f"/proc/self/mountinfo does not name the file system of {path}")
-        return found
+        return mount
 
 
 def existing(path: Path) -> Path:

@@ -48,10 +48,10 @@ def model_files(facts: Facts) -> list[Finding] | None:
     """Check that the model's files are whole: each tensor lies within its file."""
     if not facts.requested.model_files:
         return None
-    found = []
+    findings = []
     for path in facts.requested.model_files:
         if not path.is_file():
-            found.append(
+            findings.append(
                 wrong(f"no file {path}", "give the model's path (-m), or load all of its parts")
             )
             continue
@@ -62,12 +62,12 @@ def model_files(facts: Facts) -> list[Finding] | None:
         except ModelError as error:
             text = str(error)
         if text:
-            found.append(
+            findings.append(
                 wrong(
                     text, "give -m a GGUF file; download this one again (-hf) if it should be one"
                 )
             )
-    return found
+    return findings
 
 
 def chat_template(facts: Facts) -> list[Finding] | None:
@@ -100,35 +100,36 @@ def cache_place(facts: Facts) -> list[Finding] | None:
     """Check that the cache directory is on a disk of this machine, which keeps files over a
     restart.
     """
-    place = facts.requested.cache_dir
-    if place is None:
+    directory = facts.requested.cache_dir
+    if directory is None:
         return None
-    mount = facts.mount_of(place)
+    mount = facts.mount_of(directory)
     if mount.kind in IN_MEMORY:
-        text = (
-            f"{existing(place)} is in RAM ({mount.kind}): a cache there does not outlive a reboot"
-        )
+        path = existing(directory)
+        text = f"{path} is in RAM ({mount.kind}): a cache there does not outlive a reboot"
         return [wrong(text, "--kv-cache-dir on an SSD")]
-    return _network(facts, place, "restores from there are slow", "--kv-cache-dir on a local SSD")
+    return _network(
+        facts, directory, "restores from there are slow", "--kv-cache-dir on a local SSD"
+    )
 
 
 def cache_space(facts: Facts) -> list[Finding] | None:
     """Check that the disk has room for the cache."""
     if facts.requested.cache_dir is None:
         return None
-    place = existing(facts.requested.cache_dir)
-    free = shutil.disk_usage(place).free
-    wanted = facts.requested.cache_bytes
-    if wanted is None and free < SMALL:
+    directory = existing(facts.requested.cache_dir)
+    free = shutil.disk_usage(directory).free
+    n_bytes = facts.requested.cache_bytes
+    if n_bytes is None and free < SMALL:
         return [
             slow(
-                f"{place} has {free / GIB:.1f} GiB free: the disk cache is small or off",
+                f"{directory} has {free / GIB:.1f} GiB free: the disk cache is small or off",
                 "remove files",
             )
         ]
-    if wanted is None or free >= wanted:
+    if n_bytes is None or free >= n_bytes:
         return []
-    text = f"{place} has {free / GIB:.1f} GiB free, the cache may take {wanted / GIB:.1f} GiB"
+    text = f"{directory} has {free / GIB:.1f} GiB free, the cache may take {n_bytes / GIB:.1f} GiB"
     return [slow(text, f"--kv-cache-budget {free // 2**21}, or remove files")]
 
 

@@ -41,8 +41,8 @@ def container_memory(facts: Facts) -> list[Finding] | None:
     """Check that the memory limit of the container or service is above --cache-ram. Raises
     UnknownError if none can be read.
     """
-    wanted = facts.requested.ram_bytes
-    if wanted is None:
+    ram_bytes = facts.requested.ram_bytes
+    if ram_bytes is None:
         return None
     limits = [group.limit for group in memory_groups(facts.root)]
     if not limits:
@@ -50,9 +50,9 @@ def container_memory(facts: Facts) -> list[Finding] | None:
     minimum = min(limits)
     if not (ram := meminfo("MemTotal", facts.root)):
         raise UnknownError("/proc/meminfo has no MemTotal")
-    if minimum >= ram or minimum >= wanted + OTHERS:
+    if minimum >= ram or minimum >= ram_bytes + OTHERS:
         return []
-    text = f"this container may use {_gib(minimum)}, the cache in RAM alone {_gib(wanted)}"
+    text = f"this container may use {_gib(minimum)}, the cache in RAM alone {_gib(ram_bytes)}"
     return [wrong(text, f"--cache-ram {minimum // 2 // 2**20}, or give the container more memory")]
 
 

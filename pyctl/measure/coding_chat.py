@@ -56,7 +56,7 @@ def turn(messages: Messages, reply: str, question: str) -> Messages:
 
 def _parts(name: str, n_chars: int) -> Iterator[str]:
     text = source_text()
-    at = sum(name.encode()) * 7919 % len(text)
-    endless = itertools.islice(itertools.cycle(text), at, None)
+    start = sum(name.encode()) * 7919 % len(text)
+    endless = itertools.islice(itertools.cycle(text), start, None)
     for first in range(0, max(n_chars, 1), FILE_CHARS):
         yield "".join(itertools.islice(endless, min(FILE_CHARS, n_chars - first)))

@@ -34,8 +34,8 @@ def clean_environment() -> dict[str, str]:
     """
     settings = ("LLAMA_ARG_", "LLAMA_API_KEY", "PYCTL_")
     hidden = {name for name in os.environ if name.startswith(settings)} - {LIBRARY_CHOICE}
-    kept = {name: value for name, value in os.environ.items() if name not in hidden}
-    return {**kept, "PYCTL_KV_CACHE": "off"}
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    return {**environment, "PYCTL_KV_CACHE": "off"}
 
 
 class ServerProcess:

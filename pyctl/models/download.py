@@ -266,10 +266,10 @@ def _receive(
 
 def _continues(headers: httpx.Headers, part: _Part) -> bool:
     """Return whether an answer of status 206 continues at the end of ``part``, in the same file."""
-    found = re.fullmatch(r"bytes (\d+)-\d+/(?:\d+|\*)", headers.get("Content-Range", ""))
+    match = re.fullmatch(r"bytes (\d+)-\d+/(?:\d+|\*)", headers.get("Content-Range", ""))
     return (
-        found is not None
-        and int(found[1]) == part.n_bytes
+        match is not None
+        and int(match[1]) == part.n_bytes
         and _validator(headers) in ("", part.validator)
     )
 
@@ -283,9 +283,9 @@ def _validator(headers: httpx.Headers) -> str:
 def _check_space(url: httpx.URL, part: _Part, needed: int) -> None:
     free = shutil.disk_usage(part.path.parent).free - SPARE_BYTES
     if needed > free or free < 0:
-        wanted = f"{needed / 2**20:,.0f} MiB more" if needed else "more room"
+        amount = f"{needed / 2**20:,.0f} MiB more" if needed else "more room"
         raise ConfigError(
-            f"{_shown(url)} needs {wanted}; {max(free, 0) / 2**20:,.0f} MiB are free in "
+            f"{_shown(url)} needs {amount}; {max(free, 0) / 2**20:,.0f} MiB are free in "
             f"{part.path.parent} "
             f"in addition to {SPARE_BYTES / 2**20:.0f} MiB that stay free"
         )

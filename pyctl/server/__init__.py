@@ -39,9 +39,9 @@ def addresses(text: str) -> tuple[str, ...]:
     """Return one address or several; an IPv6 address may be in brackets. Raises ValueError for
     none.
     """
-    if not (found := words(text)):
+    if not (listed := words(text)):
         raise ValueError(f"{text!r} is not an address")
-    return tuple(_without_brackets(address) for address in found)
+    return tuple(_without_brackets(address) for address in listed)
 
 
 def _without_brackets(address: str) -> str:
@@ -54,9 +54,9 @@ def keys(text: str) -> tuple[str, ...]:
     """Return one key or several. Raises ValueError for an empty text, which must not open the
     server.
     """
-    if not (found := words(text)):
+    if not (listed := words(text)):
         raise ValueError("no key given; omit the flag to serve without a key")
-    return found
+    return listed
 
 
 def key_lines(text: str) -> tuple[str, ...]:
@@ -64,10 +64,10 @@ def key_lines(text: str) -> tuple[str, ...]:
     it has none.
     """
     lines = (line.strip() for line in file_text(text).splitlines())
-    found = tuple(line for line in lines if line and not line.startswith("#"))
-    if not found:
+    key_texts = tuple(line for line in lines if line and not line.startswith("#"))
+    if not key_texts:
         raise ValueError(f"no key in {text!r}")
-    return found
+    return key_texts
 
 
 def existing_or_new(text: str) -> Path:

@@ -442,20 +442,20 @@ async def _page_file(request: Request) -> Response:
     """Answer GET /page/{name}: the file, packed if the browser takes gzip, or 304 if it has that
     version.
     """
-    found = asset(**request.path_params)
-    if found is None:
+    file = asset(**request.path_params)
+    if file is None:
         return error_response(NotFoundError("File Not Found"))
     headers = {
         "cache-control": "no-cache",  # revalidated, and mostly not sent again
         "content-security-policy": POLICY,
-        "etag": found.tag,
+        "etag": file.tag,
         "referrer-policy": "no-referrer",
         "vary": "Accept-Encoding",
         "x-content-type-options": "nosniff",
     }
-    if request.headers.get("if-none-match") == found.tag:
+    if request.headers.get("if-none-match") == file.tag:
         return Response(status_code=304, headers=headers)
     if "gzip" in request.headers.get("accept-encoding", ""):
         headers["content-encoding"] = "gzip"
-        return Response(found.compressed, headers=headers, media_type=found.media_type)
-    return Response(found.body, headers=headers, media_type=found.media_type)
+        return Response(file.compressed, headers=headers, media_type=file.media_type)
+    return Response(file.body, headers=headers, media_type=file.media_type)

@@ -223,17 +223,17 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls: type[B], values: Mapping[str, Any]) -> B:
         """Return the body of ``values``. Raises RequestError."""
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         for field, (names, read) in _fields(cls).items():
             if isinstance(read, Flattened):
-                found[field] = read.read(values)
+                fields[field] = read.read(values)
                 continue
             for name in names:
                 value = _member(values, name) if "." in name else values.get(name)
                 if value is not None:
-                    found[field] = read(value, name)
+                    fields[field] = read(value, name)
                     break
-        return cls(**found)
+        return cls(**fields)
 
     @classmethod
     def parse(cls: type[B], body: bytes) -> B:
@@ -248,8 +248,8 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
 
 def _member(values: Mapping[str, Any], path: str) -> Any:
     outer, _, inner = path.partition(".")
-    found = values.get(outer)
-    return found.get(inner) if isinstance(found, dict) else None
+    member = values.get(outer)
+    return member.get(inner) if isinstance(member, dict) else None
 
 
 @cache

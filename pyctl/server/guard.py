@@ -72,10 +72,10 @@ def raise_file_limit(max_connections: int) -> int:
     allows.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    n_files = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < n_files:
         with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (n_files, hard))
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     possible = max_connections if soft == resource.RLIM_INFINITY else max(soft - OWN_FILES, 8)
     if possible < max_connections:

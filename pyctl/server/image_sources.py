@@ -66,10 +66,10 @@ def fetch_image(url: str) -> bytes:
     """Return the bytes at ``url``, http or https, if they may be an image. Raises RequestError."""
     end = time.monotonic() + _MAX_SECONDS
     for _ in range(_MAX_REDIRECTS + 1):
-        found = _fetch_one(url, end)
-        if isinstance(found, bytes):
-            return found
-        url = urljoin(url, found)
+        answer = _fetch_one(url, end)
+        if isinstance(answer, bytes):
+            return answer
+        url = urljoin(url, answer)
     raise RequestError(f"the address of the image redirects more than {_MAX_REDIRECTS} times")
 
 
@@ -167,14 +167,14 @@ class _PublicNetwork(httpcore.NetworkBackend):
         All addresses are checked before, so that a name with one private address is refused as a
         whole. Raises RequestError.
         """
-        found = [
+        addresses = [
             str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         ]
-        if not all(is_public(ipaddress.ip_address(each.partition("%")[0])) for each in found):
+        if not all(is_public(ipaddress.ip_address(each.partition("%")[0])) for each in addresses):
             raise RequestError("the address of the image is not in the public network")
-        left = _left(self._end, httpcore.ConnectTimeout)
+        seconds = _left(self._end, httpcore.ConnectTimeout)
         return _TimedStream(
-            self._network.connect_tcp(found[0], port, left, local_address, socket_options),
+            self._network.connect_tcp(addresses[0], port, seconds, local_address, socket_options),
             self._end,
         )
 
@@ -201,8 +201,10 @@ class _TimedStream(httpcore.NetworkStream):
         server_hostname: str | None = None,
         timeout: float | None = None,
     ) -> httpcore.NetworkStream:
-        left = _left(self._end, httpcore.ConnectTimeout)
-        return _TimedStream(self._stream.start_tls(ssl_context, server_hostname, left), self._end)
+        seconds = _left(self._end, httpcore.ConnectTimeout)
+        return _TimedStream(
+            self._stream.start_tls(ssl_context, server_hostname, seconds), self._end
+        )
 
     def get_extra_info(self, info: str) -> Any:
         return self._stream.get_extra_info(info)
@@ -210,10 +212,10 @@ class _TimedStream(httpcore.NetworkStream):
 
 def _left(end: float, timeout: type[Exception]) -> float:
     """Return the seconds until ``end``. Raises ``timeout`` if there are none."""
-    left = end - time.monotonic()
-    if left <= 0:
+    seconds = end - time.monotonic()
+    if seconds <= 0:
         raise timeout
-    return left
+    return seconds
 
 
 # -- images of a request
@@ -365,14 +367,14 @@ def _decoded(text: str) -> bytes:
     if any(blank in text for blank in " \n\r\t"):
         text = "".join(text.split())
     text = text.rstrip("=")
-    found = bytearray()
+    data = bytearray()
     try:
         for start in range(0, len(text), _STEP_CHARS):
             part = text[start : start + _STEP_CHARS]
-            found += base64.b64decode(part + "=" * (-len(part) % 4), validate=True)
+            data += base64.b64decode(part + "=" * (-len(part) % 4), validate=True)
     except ValueError:  # also of other characters than ASCII
         raise RequestError("the image must be base64 or a data, http, https or file URL") from None
-    return bytes(found)
+    return bytes(data)
 
 
 def _file(name: str, media_path: str) -> bytes:
@@ -398,10 +400,10 @@ def _file(name: str, media_path: str) -> bytes:
 
 
 def _fetch_all(addresses: Mapping[str, str]) -> dict[str, bytes]:
-    found = {}
+    fetched = {}
     for address, where in addresses.items():
         try:
-            found[address] = fetch_image(address)
+            fetched[address] = fetch_image(address)
         except RequestError as error:
             raise RequestError(f"{where}: {error}") from error
-    return found
+    return fetched

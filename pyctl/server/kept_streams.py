@@ -183,8 +183,8 @@ class KeptStreams:
 
     def drop(self, key: Key) -> None:
         """Forget the stream of ``key`` and end its work, if it is there."""
-        if (found := self._streams.pop(key, None)) is not None:
-            found.cancelled.set()
+        if (stream := self._streams.pop(key, None)) is not None:
+            stream.cancelled.set()
 
     def end(self, key: Key, stream: KeptStream) -> None:
         """Complete ``stream``. One that never started is forgotten, as llama-server does with

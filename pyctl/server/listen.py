@@ -94,8 +94,8 @@ def _is_alive(path: str) -> bool:
 
 
 def _identity(path: str) -> tuple[int, int]:
-    found = os.lstat(path)
-    return found.st_dev, found.st_ino
+    status = os.lstat(path)
+    return status.st_dev, status.st_ino
 
 
 def _unlink(path: str, identity: tuple[int, int]) -> None:

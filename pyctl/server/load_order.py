@@ -65,13 +65,13 @@ class LoadOrder:
         """Return the requests that may run now; each has to `end`."""
         if self.next_model is None:
             self._leaving = ""
-        found = [
+        admitted_tickets = [
             each for each in self._waiting if each.name in self._loaded and self._is_open(each.name)
         ]
-        for ticket in found:
+        for ticket in admitted_tickets:
             self._waiting.remove(ticket)
             self._loaded[ticket.name].n_running += 1
-        return found
+        return admitted_tickets
 
     def end(self, ticket: Ticket, now: float) -> None:
         """End a request that ran, at ``now`` seconds of the caller's clock."""
@@ -86,9 +86,9 @@ class LoadOrder:
 
     def refuse(self, name: str) -> list[Ticket]:
         """Remove and return all requests that wait for the model."""
-        found = [ticket for ticket in self._waiting if ticket.name == name]
+        refused = [ticket for ticket in self._waiting if ticket.name == name]
         self._waiting = [ticket for ticket in self._waiting if ticket.name != name]
-        return found
+        return refused
 
     # -- models
     # ----------------------------------------------------------------------------------

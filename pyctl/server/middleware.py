@@ -137,7 +137,7 @@ class KeyMiddleware:
 
     def _known(self, headers: Headers) -> bool:
         key = given_key(headers).encode("latin-1")
-        return any(hmac.compare_digest(key, known) for known in self._keys)
+        return any(hmac.compare_digest(key, accepted) for accepted in self._keys)
 
 
 _EXPOSED = "x-pyctl-cache"

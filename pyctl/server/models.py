@@ -198,8 +198,8 @@ class Models:
     @property
     def last_used(self) -> ServedModel | None:
         """The model that served a request last, of those that have been loaded."""
-        known = [model for model in self._models.values() if model.service is not None]
-        return max(known, key=lambda model: model.used, default=None)
+        with_service = [model for model in self._models.values() if model.service is not None]
+        return max(with_service, key=lambda model: model.used, default=None)
 
     @property
     def services(self) -> list[Service]:
@@ -210,8 +210,8 @@ class Models:
 
     def find(self, name: str) -> ServedModel | None:
         """Return the model called ``name``, or with that alias; Ollama's clients add a tag."""
-        known = self._names.get(name) or self._names.get(name.removesuffix(":latest"), "")
-        return self._models.get(known)
+        own_name = self._names.get(name) or self._names.get(name.removesuffix(":latest"), "")
+        return self._models.get(own_name)
 
     def named(self, name: str) -> ServedModel:
         """Return the model called ``name``. Raises RequestError in llama-server's words."""
@@ -237,12 +237,12 @@ class Models:
             if self.closing.is_set():
                 future.set_exception(UnavailableError("the server is shutting down"))
                 return future
-            if (known := self._models.get(model.name)) is None:
+            if (current := self._models.get(model.name)) is None:
                 future.set_exception(
                     RequestError(f"model '{model.name}' not found")
                 )  # a reload has removed it
                 return future
-            model = known
+            model = current
             if len(self._futures) >= MAX_HELD:
                 future.set_exception(BusyError(len(self._futures)))
                 return future
@@ -288,15 +288,15 @@ class Models:
         """
         done: Future[None] = Future()
         with self._reading:
-            wanted = {source.card.name: source for source in self._find()}
-            _by_name(map(ServedModel, wanted.values()))
+            sources = {source.card.name: source for source in self._find()}
+            _by_name(map(ServedModel, sources.values()))
             outdated = [
                 model
                 for model in self
                 if model.service is not None and not model.source.loader.is_current()
             ]
             with self.lock:
-                self._wanted = wanted
+                self._wanted = sources
                 for model in outdated:
                     model.is_outdated = True
                 if self.closing.is_set():
@@ -388,9 +388,12 @@ class Models:
                 self._let_go(model)
             if loaded:
                 return None
-            kept = {name: model for name, model in self._models.items() if model not in outdated}
+            unchanged = {
+                name: model for name, model in self._models.items() if model not in outdated
+            }
             self._models = {
-                name: kept.get(name) or ServedModel(self._wanted[name]) for name in self._wanted
+                name: unchanged.get(name) or ServedModel(self._wanted[name])
+                for name in self._wanted
             }
             self._names = _by_name(self._models.values())
             for model in outdated:

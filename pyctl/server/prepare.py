@@ -385,8 +385,8 @@ def sampling_of(
     """Return ``defaults`` with the changes of ``body``. Raises RequestError."""
     changes = dict(body.sampling)
     if "logit_bias" in changes:
-        found = _logit_bias(changes["logit_bias"], tokenizer, n_vocab)
-        biases = changes["logit_bias"] = tuple(islice(found, MAX_BIASES + 1))
+        all_biases = _logit_bias(changes["logit_bias"], tokenizer, n_vocab)
+        biases = changes["logit_bias"] = tuple(islice(all_biases, MAX_BIASES + 1))
         at_most(MAX_BIASES, len(biases), "logit_bias", "tokens")
     return replace(defaults, **changes)
 
@@ -434,9 +434,12 @@ def keep_scales(info: EngineInfo, scales: Iterable[tuple[int, float]]) -> None:
     if asked and any(
         asked.get(number, 0.0) != scale for number, (_, scale) in enumerate(info.lora)
     ):
-        kept = ", ".join(f"{number} has {scale:g}" for number, (_, scale) in enumerate(info.lora))
+        scales_text = ", ".join(
+            f"{number} has {scale:g}" for number, (_, scale) in enumerate(info.lora)
+        )
         raise NotSupportedError(
-            f"adapters keep their scales while the server runs ({kept}): 'lora' must list them so"
+            f"adapters keep their scales while the server runs ({scales_text}): 'lora' must list "
+            "them so"
         )
 
 

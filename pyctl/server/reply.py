@@ -152,7 +152,7 @@ def progress_json(progress: Progress, options: ReplyOptions) -> dict[str, Any]:
     also ``left_ms``, the estimate for the rest.
     """
     waiting = {"waiting": progress.place} if progress.place else {}
-    left = (
+    estimate = (
         {"left_ms": round(progress.seconds_left * 1e3)}
         if options.return_cache and progress.seconds_left
         else {}
@@ -163,7 +163,7 @@ def progress_json(progress: Progress, options: ReplyOptions) -> dict[str, Any]:
         "processed": progress.n_processed,
         "time_ms": int(progress.ms),
         **waiting,
-        **left,
+        **estimate,
     }
 
 

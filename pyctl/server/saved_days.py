@@ -131,20 +131,20 @@ class SavedDays:
     def keep_in(self, directory: Path) -> None:
         """Read the file in ``directory``, and write to it from now on."""
         with self._writing:
-            kept = self._read(directory)
+            content = self._read(directory)
             for path in files_in(directory):
                 is_abandoned(path, remove=True)  # a process that was killed while it wrote
             with self._lock:
                 self._directory = directory
-                self._kept = kept or _File()
+                self._kept = content or _File()
 
     def account(self, fingerprint: str) -> SavedTime:
         """Return the account of the model with this fingerprint; it starts with the speed of an
         earlier run.
         """
         with self._lock:
-            known = self._speed_of(fingerprint)
-        return SavedTime(known, partial(self.add, fingerprint))
+            speed = self._speed_of(fingerprint)
+        return SavedTime(speed, partial(self.add, fingerprint))
 
     def add(self, fingerprint: str, saved: Saved, speed: float) -> None:
         """Count a request of this moment; ``speed`` is its model's in tokens per second, 0 for
@@ -203,21 +203,21 @@ class SavedDays:
                 self._leaving = self._pending
                 self._pending = _File()
             try:
-                kept = self._merge(directory)
+                content = self._merge(directory)
             except OSError as error:
                 self._postpone(error)
                 return
             with self._lock:
-                self._kept = kept
+                self._kept = content
                 self._leaving = _File()
 
     def _merge(self, directory: Path) -> _File:
         """Add `_leaving` to the file, while no other process does."""
         make_private(directory)
         with _locked(directory / f"{FILE}.lock"):
-            kept = (self._read(directory) or self._kept) + self._leaving
-            write_atomic(directory / FILE, msgspec.json.encode(kept))
-        return kept
+            content = (self._read(directory) or self._kept) + self._leaving
+            write_atomic(directory / FILE, msgspec.json.encode(content))
+        return content
 
     def _postpone(self, error: OSError) -> None:
         with self._lock:
@@ -237,9 +237,9 @@ class SavedDays:
         except OSError:
             return None
         with suppress(msgspec.MsgspecError, RecursionError):
-            found = msgspec.json.decode(raw, type=_File)
-            if found.is_sound():
-                return found
+            content = msgspec.json.decode(raw, type=_File)
+            if content.is_sound():
+                return content
         log.warning("time saved: %s is damaged and will be replaced", directory / FILE)
         return None
 

@@ -46,21 +46,21 @@ async def merged(handles: Sequence[RequestHandle]) -> AsyncGenerator[tuple[int, 
         async for event in handles[0]:
             yield 0, [event, *handles[0].drain()]
         return
-    found: asyncio.Queue[tuple[int, list[Event]] | Exception | None] = asyncio.Queue()
+    arrivals: asyncio.Queue[tuple[int, list[Event]] | Exception | None] = asyncio.Queue()
 
     async def take(number: int, handle: RequestHandle) -> None:
         try:
             async for event in handle:
-                found.put_nowait((number, [event, *handle.drain()]))
-            found.put_nowait(None)
+                arrivals.put_nowait((number, [event, *handle.drain()]))
+            arrivals.put_nowait(None)
         except Exception as error:
-            found.put_nowait(error)
+            arrivals.put_nowait(error)
 
     tasks = [asyncio.ensure_future(take(number, handle)) for number, handle in enumerate(handles)]
     n_running = len(tasks)
     try:
         while n_running:
-            item = await found.get()
+            item = await arrivals.get()
             if isinstance(item, Exception):
                 raise item
             if item is None:
@@ -162,8 +162,8 @@ class ReplyResponse:
         """Yield frames as they come; frames of events that wait together are joined. Raises the
         error of a Failed.
         """
-        async with aclosing(merged(self._handles)) as found:
-            async for number, events in found:
+        async with aclosing(merged(self._handles)) as batches:
+            async for number, events in batches:
                 frames: list[bytes] = []
                 reply = self._replies[number]
                 for event in events:

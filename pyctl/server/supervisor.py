@@ -113,9 +113,9 @@ class Supervisor:
 
     def _adopt(self) -> None:
         """Finish reloads, once the models that they replace or remove are unloaded."""
-        if (found := self._models.adopt()) is None:
+        if (adopted := self._models.adopt()) is None:
             return
-        outdated, done = found
+        outdated, done = adopted
         names = {model.name for model in self._models}
         while outdated:
             model = outdated.pop(0)
@@ -190,7 +190,7 @@ class Supervisor:
         now = self._models.clock()
         model.load_seconds = now - began
         model.error = None
-        left = self._left
+        unloaded = self._left
         self._left = {}
         n_kept = model.service.admin.n_kept().result()
         with self._models.lock:
@@ -198,9 +198,9 @@ class Supervisor:
             self._models.set_status(model, "loaded")
         self._models.admit()
         text = "switched to %s in %.1f s (weights %.1f s, %d conversations kept)"
-        seconds = now - min([began, *left.values()])
+        seconds = now - min([began, *unloaded.values()])
         log.info(
-            text if left else text.replace("switched to", "loaded"),
+            text if unloaded else text.replace("switched to", "loaded"),
             model.name,
             seconds,
             now - began,
@@ -239,25 +239,25 @@ class Supervisor:
         """
         if self._models.closing.is_set():
             return
-        known = (
+        reason = (
             error
             if isinstance(error, PyctlError)
             else ModelError(f"cannot load {model.name}: internal error")
         )
-        if known is not error:
+        if reason is not error:
             log.error("cannot load %s", model.name, exc_info=error)
         else:
             log.error("cannot load %s: %s", model.name, error)
             if (shown := without_addresses(str(error))) != str(error):  # clients get all else of it
-                known = ModelError(shown)
+                reason = ModelError(shown)
         with self._models.lock:
-            model.error, model.failed_at = known, self._models.clock()
+            model.error, model.failed_at = reason, self._models.clock()
             self._models.set_status(model, "unloaded")
-            self._models.refuse(model.name, known)
-        left = self._left
+            self._models.refuse(model.name, reason)
+        unloaded = self._left
         self._left = {}
         for each in self._models:
-            if each.name in left and not self._models.order.is_loaded(each.name):
+            if each.name in unloaded and not self._models.order.is_loaded(each.name):
                 self._load(each)
 
     def _progress(self, model: ServedModel) -> Progress:

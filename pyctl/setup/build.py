@@ -137,8 +137,8 @@ def compile_extension(build: Build, release: Release) -> dict[str, str]:
 
     Returns the reason of each that does not compile; there is one for each module if cmake fails.
     """
-    place = build.directory / EXTENSION
-    shutil.rmtree(place, ignore_errors=True)
+    directory = build.directory / EXTENSION
+    shutil.rmtree(directory, ignore_errors=True)
     values = {
         "CMAKE_BUILD_TYPE": "Release",
         "CMAKE_MAKE_PROGRAM": build.tools.ninja,
@@ -148,19 +148,19 @@ def compile_extension(build: Build, release: Release) -> dict[str, str]:
         "BINDINGS_VERSION": release.version,
     }
     print("compiling the extension", flush=True)
-    place.mkdir(parents=True)
-    with (place / LOG).open("w", encoding="utf-8") as log:
-        _compile(build, place, extension_source(), values, log)
-    text = (place / LOG).read_text(encoding="utf-8", errors="replace")
+    directory.mkdir(parents=True)
+    with (directory / LOG).open("w", encoding="utf-8") as log:
+        _compile(build, directory, extension_source(), values, log)
+    text = (directory / LOG).read_text(encoding="utf-8", errors="replace")
     missing = {}
     for name in MODULES:
-        if not any(place.glob(f"{name}.*so")):
-            found = re.search(
+        if not any(directory.glob(f"{name}.*so")):
+            match = re.search(
                 rf"^FAILED: [^\n]*\b{name}\.dir.*?\b(error: [^\n]+)", text, re.MULTILINE | re.DOTALL
             )
-            found = found or re.search(r"^CMake (Error[^\n]*\n[^\n]*)", text, re.MULTILINE)
+            match = match or re.search(r"^CMake (Error[^\n]*\n[^\n]*)", text, re.MULTILINE)
             reason = f"it needs {MODULES[0]}" if MODULES[0] in missing else "it does not compile"
-            missing[name] = " ".join(found[1].split()) if found is not None else reason
+            missing[name] = " ".join(match[1].split()) if match is not None else reason
     return missing
 
 
@@ -266,7 +266,7 @@ def new_stage(directory: Path, places: Iterable[Path], others: Iterable[Path]) -
     """
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    for path in sorted(path for place in places for path in place.glob(LIBRARY_NAMES)):
+    for path in sorted(path for source in places for path in source.glob(LIBRARY_NAMES)):
         shutil.copy2(path, directory / path.name, follow_symlinks=False)
     for path in others:
         shutil.copy2(path, directory / path.name)

@@ -28,7 +28,7 @@ def memory_groups(root: Path = Path("/")) -> list[MemoryGroup]:
     directories = (
         (each, kind) for line in lines for each, kind in _directories(root / "sys/fs/cgroup", line)
     )
-    return [found for each, kind in directories if (found := _read(each, kind)) is not None]
+    return [group for each, kind in directories if (group := _read(each, kind)) is not None]
 
 
 V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
@@ -49,9 +49,9 @@ def _directories(groups: Path, line: str) -> Iterator[tuple[Path, tuple[str, str
     else:
         return
     group = Path(path.strip("/") if ".." not in path else "")
-    for place in places:
+    for parent in places:
         for each in (group, *group.parents):
-            yield place / each, names
+            yield parent / each, names
 
 
 def _read(directory: Path, names: tuple[str, str]) -> MemoryGroup | None:

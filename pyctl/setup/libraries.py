@@ -138,16 +138,16 @@ def write_built(built: BuiltLibraries) -> BuiltLibraries:
     """Write built.json into the directory of ``built``, for all users, as the libraries are; return
     it with its existing files.
     """
-    place = built.directory
+    directory = built.directory
     files = {
-        str(path.relative_to(place)): path.stat().st_size
-        for path in place.rglob("*")
+        str(path.relative_to(directory)): path.stat().st_size
+        for path in directory.rglob("*")
         if path.is_file()
     }
     built = replace(built, files=files)
     fields = {name: value for name, value in asdict(built).items() if name != "directory"}
-    write_atomic(place / BUILT, json.dumps(fields, indent=1).encode() + b"\n")
-    (place / BUILT).chmod(0o644)
+    write_atomic(directory / BUILT, json.dumps(fields, indent=1).encode() + b"\n")
+    (directory / BUILT).chmod(0o644)
     return built
 
 
@@ -174,9 +174,11 @@ def libraries_at(home: Path) -> list[BuiltLibraries]:
     """Return all complete builds below ``home``, the newest first; not those in hidden directories,
     which are not checked.
     """
-    found = map(_read_built, sorted((home / "llama").glob("[!.]*")))
+    builds = map(_read_built, sorted((home / "llama").glob("[!.]*")))
     return sorted(
-        (built for built in found if built is not None), key=lambda built: built.built, reverse=True
+        (built for built in builds if built is not None),
+        key=lambda built: built.built,
+        reverse=True,
     )
 
 
@@ -184,10 +186,10 @@ def _read_built(directory: Path) -> BuiltLibraries | None:
     """Return the complete build in ``directory``; None if there is none."""
     try:
         values = json.loads((directory / BUILT).read_text(encoding="utf-8"))
-        known = BuiltLibraries.__dataclass_fields__.keys() & values.keys()
+        names = BuiltLibraries.__dataclass_fields__.keys() & values.keys()
         values = {
             name: tuple(values[name]) if isinstance(values[name], list) else values[name]
-            for name in known
+            for name in names
         }
         built = BuiltLibraries(**values, directory=directory)
         return built if built.is_whole else None
@@ -201,8 +203,8 @@ def cpu_features() -> tuple[str, ...]:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         return ()
-    found = re.search(r"^(?:flags|Features)\s*: (.*)$", text, re.MULTILINE)
-    return tuple(sorted(filter(FEATURES.match, found[1].split()))) if found else ()
+    match = re.search(r"^(?:flags|Features)\s*: (.*)$", text, re.MULTILINE)
+    return tuple(sorted(filter(FEATURES.match, match[1].split()))) if match else ()
 
 
 def capability(architecture: str) -> tuple[int, int]:
@@ -255,10 +257,10 @@ def use_libraries(
     ):
         return None
     release = read_pin().release
-    found = libraries_at(data_home(environ))
+    builds = libraries_at(data_home(environ))
     name = chosen_name(data_home(environ))
-    candidates = [built for built in found if built.directory.name == name and built.is_tried]
-    candidates += [built for built in found if built.release == release and not built.digests]
+    candidates = [built for built in builds if built.directory.name == name and built.is_tried]
+    candidates += [built for built in builds if built.release == release and not built.digests]
     driver = look() if any(built.architectures for built in candidates) else None
     cards = [card.capability for card in driver.cards] if driver is not None else []
     chosen = next(

@@ -155,9 +155,9 @@ def look_at_machine(environ: Mapping[str, str] = os.environ, root: Path = Path("
 
 def find_driver(places: Sequence[str] = DRIVER_PLACES, root: Path = Path("/")) -> Driver | None:
     """Return the driver from the first libcuda.so.1 of ``places`` that loads; None without one."""
-    for place in places:
+    for name in places:
         try:
-            library = ctypes.CDLL(place)
+            library = ctypes.CDLL(name)
         except OSError:
             continue
         return _ask(library, text_of(root / "sys/module/nvidia/version"))
@@ -197,12 +197,12 @@ def find_pci_cards(root: Path = Path("/")) -> tuple[str, ...]:
     """Return the vendor ids of NVIDIA's and AMD's cards on the PCI bus, in the order of their
     addresses.
     """
-    found = []
+    vendors = []
     for device in sorted((root / "sys/bus/pci/devices").glob("*")):
         vendor = text_of(device / "vendor")
         if vendor in (NVIDIA, AMD) and text_of(device / "class").startswith(DISPLAY_CLASSES):
-            found.append(vendor)
-    return tuple(found)
+            vendors.append(vendor)
+    return tuple(vendors)
 
 
 # -- programs
@@ -269,8 +269,8 @@ def meminfo(name: str, root: Path = Path("/")) -> int:
     """Return the bytes that the kernel has under ``name``, such as MemTotal; 0 if it does not
     report it.
     """
-    found = re.search(rf"^{name}: +(\d+) kB", text_of(root / "proc/meminfo"), re.MULTILINE)
-    return int(found[1]) * 1024 if found else 0
+    match = re.search(rf"^{name}: +(\d+) kB", text_of(root / "proc/meminfo"), re.MULTILINE)
+    return int(match[1]) * 1024 if match else 0
 
 
 def free_bytes(path: Path) -> int:

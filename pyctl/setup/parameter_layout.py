@@ -62,13 +62,13 @@ def lay_out(bindings: Path, tree: Path, cxx: str) -> list[str]:
     Returns their names. Raises ConfigError if ``cxx`` does not compile the headers.
     """
     changed = []
-    for module, (place, header) in HEADERS.items():
+    for module, (directory, header) in HEADERS.items():
         file = bindings / module
-        if not file.exists() or not (tree / place / header).exists():
+        if not file.exists() or not (tree / directory / header).exists():
             continue
         source = file.read_text(encoding="utf-8")
         declared = list(_declared(source))
-        sizes = _ask_compiler(declared, tree, (place, *INCLUDED), header, cxx)
+        sizes = _ask_compiler(declared, tree, (directory, *INCLUDED), header, cxx)
         for structure in reversed(declared):  # from the end, so that places before stay valid
             if structure.name not in sizes:
                 continue  # the tree has none of this name
@@ -114,23 +114,23 @@ def place_fields(
 
     Returns None if the bindings have the ``known`` fields at the same places.
     """
-    found: list[tuple[str, str]] = []
+    placed: list[tuple[str, str]] = []
     end = 0
     alignment = 1
 
     def skip(to: int) -> None:
         if to > end:
-            found.append((f"unknown_{end}", f"__import__('ctypes').c_uint8 * {to - end}"))
+            placed.append((f"unknown_{end}", f"__import__('ctypes').c_uint8 * {to - end}"))
 
     for field in sorted(fields, key=lambda each: each.offset):
         if field.offset != _aligned(end, field.alignment):
             skip(field.offset)
-        found.append((field.name, ""))
+        placed.append((field.name, ""))
         end = field.offset + field.size
         alignment = max(alignment, field.alignment)
     if size != _aligned(end, alignment):
         skip(size)
-    return found if [name for name, _ in found] != list(known) else None
+    return placed if [name for name, _ in placed] != list(known) else None
 
 
 def _aligned(offset: int, alignment: int) -> int:
@@ -195,7 +195,9 @@ def _ask_compiler(
         fields="".join(FIELD.format(name=name) for name in names),
         calls="\n".join(calls),
     )
-    return dict(map(_parsed, _run(text, [tree / place for place in places], cxx).splitlines()))
+    return dict(
+        map(_parsed, _run(text, [tree / directory for directory in places], cxx).splitlines())
+    )
 
 
 def _parsed(line: str) -> tuple[str, tuple[int, list[Field]]]:

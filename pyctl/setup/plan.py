@@ -80,7 +80,7 @@ MAX_MAJOR = 19
 
 def parse_architectures(text: str) -> tuple[str, ...]:
     """Return ``86,9.0`` or ``86-real;90-real`` as (``86``, ``90``). Raises ConfigError."""
-    found = []
+    architectures = []
     for word in re.split(r"[,;\s]+", text.strip()):
         match = re.fullmatch(r"(?:sm_)?(\d{1,2})\.?(\d)([af]?)(?:-real)?", word)
         if match is None:
@@ -91,8 +91,8 @@ def parse_architectures(text: str) -> tuple[str, ...]:
             raise ConfigError(
                 f"--arch: no card has the compute capability {match[1]}.{match[2]}; a 3090 has 86"
             )
-        found.append("".join(match.groups()))
-    return tuple(dict.fromkeys(found))
+        architectures.append("".join(match.groups()))
+    return tuple(dict.fromkeys(architectures))
 
 
 def make_plan(
@@ -118,11 +118,13 @@ def make_plan(
         hint = DRIVER_ERRORS.get(machine.driver.error, "see the system's log (dmesg)")
         raise ConfigError(f"the NVIDIA driver reports error {machine.driver.error}: {hint}")
     if not machine.cards:
-        found = "no NVIDIA card"
+        cards_text = "no NVIDIA card"
         if AMD in machine.pci_cards:
-            found = "an AMD card, which takes a build by hand (docs/install.md), and no NVIDIA card"
+            cards_text = (
+                "an AMD card, which takes a build by hand (docs/install.md), and no NVIDIA card"
+            )
         return BuildPlan(
-            f"nothing to do: this machine has {found}; pyctl runs on the CPU", is_needed=False
+            f"nothing to do: this machine has {cards_text}; pyctl runs on the CPU", is_needed=False
         )
     architectures = tuple(dict.fromkeys(card.architecture for card in machine.cards))
     why = f"for {', '.join(dict.fromkeys(card.name for card in machine.cards))}"

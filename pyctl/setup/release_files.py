@@ -131,7 +131,7 @@ def release_place(environ: Mapping[str, str] = os.environ, prefix: Path = Path(s
     if noted.endswith(".whl"):
         return str(noted.rpartition("/")[0])
     notes = [text_of(prefix / name) for name in ("uv-receipt.toml", "pipx_metadata.json")]
-    return next((found[1] for found in map(LINKS.search, notes) if found is not None), "")
+    return next((match[1] for match in map(LINKS.search, notes) if match is not None), "")
 
 
 def wheel_libraries() -> Path:
@@ -141,16 +141,16 @@ def wheel_libraries() -> Path:
     Raises UnfitError if pip compiled them: ggml then has no place for a library that is added.
     """
     spec = importlib.util.find_spec("llama_cpp")
-    place = (
+    directory = (
         Path(spec.origin).with_name("lib")
         if spec is not None and spec.origin is not None
         else Path()
     )
-    if not any(place.glob("libggml-cpu-*.so")) or (place / "libggml-cpu.so").exists():
+    if not any(directory.glob("libggml-cpu-*.so")) or (directory / "libggml-cpu.so").exists():
         raise UnfitError(
             "llama-cpp-python is not from a release, to which the compiled file belongs"
         )
-    return place
+    return directory
 
 
 def find_cuda_file(place: str) -> ReleaseFile | None:
@@ -163,8 +163,8 @@ def find_cuda_file(place: str) -> ReleaseFile | None:
     with _reading(f"{base}/{SUMS}") as source:
         text = source.read(MAX_TEXT).decode("utf-8", "replace")
     name = rf"pyctl-cuda-{re.escape(read_pin().release)}-cuda[\w.]+-{platform.machine()}\.tar\.zst"
-    found = re.search(rf"^([0-9a-f]{{64}}) [ *]({name})$", text, re.MULTILINE)
-    return ReleaseFile(f"{base}/{found[2]}", found[1]) if found is not None else None
+    match = re.search(rf"^([0-9a-f]{{64}}) [ *]({name})$", text, re.MULTILINE)
+    return ReleaseFile(f"{base}/{match[2]}", match[1]) if match is not None else None
 
 
 def fetch(file: ReleaseFile, directory: Path) -> Path:

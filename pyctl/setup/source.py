@@ -113,9 +113,9 @@ def extension_source() -> Path:
 
 def extension_digest() -> str:
     """Return the sha256 of the extension's sources."""
-    place = extension_source()
+    directory = extension_source()
     digest = hashlib.sha256()
-    for path in [place / "CMakeLists.txt", *sorted((place / "csrc").rglob("*.*"))]:
+    for path in [directory / "CMakeLists.txt", *sorted((directory / "csrc").rglob("*.*"))]:
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -229,8 +229,8 @@ def open_release(pip: list[str], wanted: str, work: Path) -> Release:
     root = Path(wanted).expanduser().absolute()
     pin = read_pin()
     if not wanted or re.fullmatch(r"\d+(\.\w+)+", wanted):
-        place = work / f"archive-{wanted or pin.release}"
-        root = next(place.glob("*.tar.gz"), None) or download_source(pip, place, wanted)
+        directory = work / f"archive-{wanted or pin.release}"
+        root = next(directory.glob("*.tar.gz"), None) or download_source(pip, directory, wanted)
     if root.is_file():
         digest = hashlib.sha256(root.read_bytes()).hexdigest()
         if not wanted and digest != pin.digest:
@@ -286,9 +286,9 @@ def new_directory(target: Path) -> Iterator[Path]:
 def _version(path: Path, pattern: str) -> str:
     """Return the groups of ``pattern`` in a file, with dots between. Raises ConfigError."""
     try:
-        found = re.search(pattern, path.read_text(encoding="utf-8", errors="replace"))
+        match = re.search(pattern, path.read_text(encoding="utf-8", errors="replace"))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
-    if found is None:
+    if match is None:
         raise ConfigError(f"{path} does not state its version")
-    return ".".join(found.groups())
+    return ".".join(match.groups())

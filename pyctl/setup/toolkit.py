@@ -91,12 +91,12 @@ class BuildTools:
 
 def install_toolkit(pip: Sequence[str], work: Path, compiler: Compiler) -> Toolkit:
     """Install PyPI's toolkit below ``work`` unless it is there. Raises ConfigError."""
-    place = work / f"cuda-{TOOLKIT_RELEASE}"
-    root = place / "nvidia" / "cu13"
+    directory = work / f"cuda-{TOOLKIT_RELEASE}"
+    root = directory / "nvidia" / "cu13"
     cudart = root / "lib" / "libcudart.so.13"
     cublas = root / "lib" / "libcublas.so.13"
     libraries = (cudart, cublas, root / "lib" / "libcublasLt.so.13")
-    install_wheels(pip, TOOLKIT_WHEELS, place, (root / "bin" / "nvcc", *libraries))
+    install_wheels(pip, TOOLKIT_WHEELS, directory, (root / "bin" / "nvcc", *libraries))
     stub = make_stub(work, compiler)
     return Toolkit(TOOLKIT_RELEASE, root / "bin" / "nvcc", root, cudart, cublas, stub, libraries)
 
@@ -105,12 +105,12 @@ def install_tools(pip: Sequence[str], work: Path) -> BuildTools:
     """Return PyPI's cmake, ninja and pybind11 below ``work``, installed unless they exist. Raises
     ConfigError.
     """
-    place = work / "tools"
-    cmake = place / "cmake" / "data" / "bin" / "cmake"
-    ninja = place / "bin" / "ninja"
-    install_wheels(pip, TOOL_WHEELS, place, (cmake, ninja))
+    directory = work / "tools"
+    cmake = directory / "cmake" / "data" / "bin" / "cmake"
+    ninja = directory / "bin" / "ninja"
+    install_wheels(pip, TOOL_WHEELS, directory, (cmake, ninja))
     return BuildTools(
-        str(cmake), str(ninja), str(place / "pybind11" / "share" / "cmake" / "pybind11")
+        str(cmake), str(ninja), str(directory / "pybind11" / "share" / "cmake" / "pybind11")
     )
 
 

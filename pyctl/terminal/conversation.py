@@ -227,11 +227,11 @@ def _content(content: object) -> tuple[str | None, tuple[str, ...]]:
         return content if isinstance(content, str) else None, ()
     parts = [part for part in content if isinstance(part, Mapping)]
     texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
-    found = [
+    images = [
         part["image_url"].get("url") for part in parts if isinstance(part.get("image_url"), Mapping)
     ]
     return "\n".join(texts) if texts else None, tuple(
-        _encodable(url) for url in found if isinstance(url, str)
+        _encodable(url) for url in images if isinstance(url, str)
     )
 
 

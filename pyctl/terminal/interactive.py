@@ -319,15 +319,14 @@ class Chat:
         if not argument:
             lines = [f"{'*' if name == current else ' '} {name}" for name in models]
             return self._view.info("\n".join(lines or [f"* {current}"]))
-        found = [name for name in models if name.startswith(argument)]
+        matching = [name for name in models if name.startswith(argument)]
         if argument in models:
-            found = [argument]
-        if len(found) != 1:
-            raise RequestError(
-                f"{'several' if found else 'no'} models start with {argument!r}; /model lists them"
-            )
-        self._backend.use(found[0])
-        self._view.info(f"model: {found[0]}")
+            matching = [argument]
+        if len(matching) != 1:
+            n_models = "several" if matching else "no"
+            raise RequestError(f"{n_models} models start with {argument!r}; /model lists them")
+        self._backend.use(matching[0])
+        self._view.info(f"model: {matching[0]}")
 
     def _save(self, argument: str) -> None:
         transcript.save(_path(argument), self.conversation)
@@ -449,8 +448,8 @@ def run_chat(
             if typing
             else PipeReader(sys.stdin)
         )
-        kept = last if typing or settings.resumes else None
-        chat = Chat(backend, reader, view, conversation, interactive=typing, last=kept)
+        last_file = last if typing or settings.resumes else None
+        chat = Chat(backend, reader, view, conversation, interactive=typing, last=last_file)
         chat.tools = ToolCalls(tools, reader.ask, last.with_name("allowed-tools.json"))
         if typing or (settings.lines and settings.prompt is None):
             return chat.run()

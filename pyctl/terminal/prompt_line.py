@@ -70,5 +70,9 @@ def progress_text(progress: PromptProgress, seconds: float = 0.0) -> str:
     text = f"prompt: {n_read:,} of {n_prompt:,} tokens ({n_read / max(n_prompt, 1):.0%})"
     if not progress.seconds_left:
         return text
-    left = max(math.ceil(progress.seconds_left - seconds), 1)
-    return f"{text}, {left} s to go" if left < 120 else f"{text}, {left / 60.0:.0f} min to go"
+    remaining = max(math.ceil(progress.seconds_left - seconds), 1)
+    return (
+        f"{text}, {remaining} s to go"
+        if remaining < 120
+        else f"{text}, {remaining / 60.0:.0f} min to go"
+    )

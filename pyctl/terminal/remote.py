@@ -235,10 +235,12 @@ class _Reply:
             self._timings = dict(chunk.get("timings") or self._timings)
             choice = (chunk.get("choices") or [{}])[0]
             self._finish_reason = choice.get("finish_reason") or self._finish_reason
-            said = choice.get("delta") or {}
-            calls = tuple(_call(call) for call in said.get("tool_calls") or ())
+            message = choice.get("delta") or {}
+            calls = tuple(_call(call) for call in message.get("tool_calls") or ())
             delta = ReplyDelta(
-                str(said.get("reasoning_content") or ""), str(said.get("content") or ""), calls
+                str(message.get("reasoning_content") or ""),
+                str(message.get("content") or ""),
+                calls,
             )
             progress = _progress(chunk["prompt_progress"]) if chunk.get("prompt_progress") else None
         except (ValueError, TypeError, AttributeError, LookupError, OverflowError) as error:
@@ -286,8 +288,8 @@ def _progress(told: Mapping[str, Any]) -> PromptProgress:
     )
     if not left_ms and n_read > n_cached:
         left_ms = ms * (n_prompt - n_read) // (n_read - n_cached)
-    place = min(max(int(told.get("waiting") or 0), 0), INT32_MAX)
-    return PromptProgress(n_prompt, n_read, left_ms / 1000.0, place)
+    position = min(max(int(told.get("waiting") or 0), 0), INT32_MAX)
+    return PromptProgress(n_prompt, n_read, left_ms / 1000.0, position)
 
 
 def _call(call: Mapping[str, Any]) -> CallDelta:
@@ -354,7 +356,7 @@ def _listed(response: httpx.Response) -> dict[str, tuple[bool, bool]]:
     try:
         body = response.json()
         first: dict[str, Any] = next(iter(body.get("models") or ()), {})
-        found = {}
+        models = {}
         for model in body["data"][:_MAX_MODELS]:
             kinds = model.get("architecture", {}).get("input_modalities")
             sees = (
@@ -362,7 +364,7 @@ def _listed(response: httpx.Response) -> dict[str, tuple[bool, bool]]:
                 if kinds
                 else "multimodal" in first.get("capabilities", ["multimodal"])
             )
-            found[str(model["id"])] = sees, model.get("owned_by") == "llamacpp"
-        return found
+            models[str(model["id"])] = sees, model.get("owned_by") == "llamacpp"
+        return models
     except (ValueError, TypeError, LookupError, AttributeError):
         return {}

@@ -243,13 +243,13 @@ class GrowingText:
     def feed(self, text: str) -> None:
         """Show more."""
         self._pending += text
-        if (begun := self._clock()) >= self._next_draw or len(self._pending) >= _MAX_BLOCK:
+        if (now := self._clock()) >= self._next_draw or len(self._pending) >= _MAX_BLOCK:
             for block in self._blocks.feed(self._pending):
                 self._complete(block)
             self._pending = ""
             self._draw()
             ended = self._clock()
-            self._next_draw = ended + _PAUSE * (ended - begun)
+            self._next_draw = ended + _PAUSE * (ended - now)
 
     def finish(self) -> None:
         """Show the rest, and end the region."""

@@ -138,10 +138,10 @@ class ToolCalls:
 
     def _always(self) -> set[str]:
         try:
-            found = json.loads(self._kept.read_bytes()) if self._kept is not None else []
+            names = json.loads(self._kept.read_bytes()) if self._kept is not None else []
         except (OSError, ValueError, RecursionError):
-            found = []
-        return {key for key in found if isinstance(key, str)} if isinstance(found, list) else set()
+            names = []
+        return {key for key in names if isinstance(key, str)} if isinstance(names, list) else set()
 
 
 def _arguments(call: Call) -> Mapping[str, Any] | None:
@@ -149,7 +149,7 @@ def _arguments(call: Call) -> Mapping[str, Any] | None:
     cut off.
     """
     try:
-        found = json.loads(call.arguments or "{}")
+        value = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None

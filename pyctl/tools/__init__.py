@@ -50,7 +50,7 @@ def mcp_servers(text: str) -> tuple[McpServer, ...]:
     listed = json_object(text).get("mcpServers")
     if not isinstance(listed, dict):
         raise ValueError('no object "mcpServers"')
-    return tuple(_mcp_server(name, given) for name, given in listed.items())
+    return tuple(_mcp_server(name, entry) for name, entry in listed.items())
 
 
 def _mcp_server(name: str, given: Any) -> McpServer:
@@ -123,7 +123,7 @@ class ToolSettings:
     @property
     def mcp_servers(self) -> tuple[McpServer, ...]:
         """The servers of both flags, each name once."""
-        found: dict[str, McpServer] = {}
+        servers: dict[str, McpServer] = {}
         for server in (*self.mcp_config, *self.mcp_json):
-            found.setdefault(server.name, server)
-        return tuple(found.values())
+            servers.setdefault(server.name, server)
+        return tuple(servers.values())

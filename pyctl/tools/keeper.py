@@ -42,13 +42,13 @@ def _descendants() -> list[int]:
             state, parent = file.read().rpartition(b")")[2].split()[:2]
             if state != b"Z":
                 children.setdefault(int(parent), []).append(int(name))
-    found = list[int]()
+    descendants = list[int]()
     waiting = [os.getpid()]
     while waiting:
         below = children.pop(waiting.pop(), [])
-        found += below
+        descendants += below
         waiting += below
-    return found
+    return descendants
 
 
 def _end(number: int = 0, frame: object = None) -> NoReturn:

@@ -102,18 +102,18 @@ class McpConnection:
         if not self._server.command:
             log.warning("MCP server %s left out: it has no command", name)
             return []
-        found: list[McpTool] = []
+        tools: list[McpTool] = []
         with tempfile.TemporaryFile() as errors, self._task():
             process = _Process(self._server, errors)
             try:
                 with anyio.fail_after(_LIST_SECONDS):
-                    await self._list(await process.session(), found)
-                log.info("MCP server %s: %d tools", name, len(found))
+                    await self._list(await process.session(), tools)
+                log.info("MCP server %s: %d tools", name, len(tools))
             except (Exception, asyncio.CancelledError) as error:
-                found.clear()
+                tools.clear()
                 log.warning("MCP server %s left out: %s%s", name, _reason(error), _tail(errors))
             await process.end()
-        return found[:_MAX_TOOLS]
+        return tools[:_MAX_TOOLS]
 
     async def _list(self, session: ClientSession, found: list[McpTool]) -> None:
         """Append the tools of all pages of the server's list to ``found``, at most _MAX_TOOLS and

@@ -58,15 +58,15 @@ class ToolBox:
         """
         _, late = concurrent.futures.wait(self._found, seconds)
         self._take()
-        for found in late:
-            found.add_done_callback(lambda _: self._take())
+        for listing in late:
+            listing.add_done_callback(lambda _: self._take())
 
     def _take(self) -> None:
         """Collect the tools of the servers that have answered."""
         tools: dict[str, McpTool] = {}
-        for found in self._found:
-            if found.done() and not found.cancelled():
-                for tool in found.result():
+        for listing in self._found:
+            if listing.done() and not listing.cancelled():
+                for tool in listing.result():
                     tools.setdefault(tool.name, tool)
         self._tools = tools  # at once: other threads read it
 

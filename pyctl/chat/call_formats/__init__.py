@@ -172,10 +172,10 @@ def _key(*parts: object) -> bytes:
     have no key.
     """
     try:
-        said = msgspec.json.encode(parts)
+        encoded = msgspec.json.encode(parts)
     except (ValueError, TypeError, OverflowError, RecursionError):
         return b""
-    return hashlib.blake2b(said, digest_size=16).digest()
+    return hashlib.blake2b(encoded, digest_size=16).digest()
 
 
 FORMATS: tuple[CallFormat, ...] = (*FAMILIES, LlamaFormat(), HARMONY)
@@ -199,10 +199,12 @@ def find_call_format(template: Template) -> CallFormat:
         )
     except RequestError:
         sample = ""
-    found = next((form for form in FORMATS if form.recognizes(sample)), None)
-    found = found or next((form for form in FAMILIES if form.is_named_in(template.source)), None)
-    if found is not None:
-        log.debug("tool calls: format of %s, parsed and constrained", found.name)
+    form_of_sample = next((form for form in FORMATS if form.recognizes(sample)), None)
+    form_of_sample = form_of_sample or next(
+        (form for form in FAMILIES if form.is_named_in(template.source)), None
+    )
+    if form_of_sample is not None:
+        log.debug("tool calls: format of %s, parsed and constrained", form_of_sample.name)
     elif capabilities.tool_calls:
         log.warning(
             "tool calls: unknown format of the chat template; replies may contain calls as text"
@@ -211,4 +213,4 @@ def find_call_format(template: Template) -> CallFormat:
         log.warning(
             "tool calls: no format in the chat template; JSON in <tool_call> tags is parsed"
         )
-    return found or FALLBACK
+    return form_of_sample or FALLBACK

@@ -137,21 +137,21 @@ class Chain:
         delta = self._reasoning.feed(text)
         if not delta.content:
             return delta
-        found = self._calls.feed(delta.content)
+        parsed = self._calls.feed(delta.content)
         return ReplyDelta(
             reasoning=delta.reasoning,
-            content=found.content,
-            calls=found.calls,
+            content=parsed.content,
+            calls=parsed.calls,
         )
 
     def finish(self) -> ReplyDelta:
         delta = self._reasoning.finish()
-        found = self._calls.feed(delta.content)
+        parsed = self._calls.feed(delta.content)
         rest = self._calls.finish()
         return ReplyDelta(
             reasoning=delta.reasoning,
-            content=found.content + rest.content,
-            calls=found.calls + rest.calls,
+            content=parsed.content + rest.content,
+            calls=parsed.calls + rest.calls,
         )
 
 

@@ -208,10 +208,10 @@ def _parts_in(content: Any, where: str, kinds: tuple[str, ...] = ()) -> list[Par
     if not isinstance(content, list):
         raise RequestError(f"{where} must be a string or a list of blocks")
     parts: list[Part] = []
-    for place, block in blocks_of(content, where):
+    for block_where, block in blocks_of(content, where):
         if kinds and block.type not in kinds:
-            raise RequestError(f"{place} must be of type {' or '.join(kinds)}")
-        parts += parts_of(block, place)
+            raise RequestError(f"{block_where} must be of type {' or '.join(kinds)}")
+        parts += parts_of(block, block_where)
     return parts
 
 

@@ -245,7 +245,7 @@ def _tool_choice(choice: _ToolChoice) -> Any:
     kind = choice.type
     if kind == "tool" and choice.name:
         return {"type": "function", "function": {"name": choice.name}}
-    known = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
-    if not isinstance(kind, str) or kind not in known:
+    modes = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
+    if not isinstance(kind, str) or kind not in modes:
         raise RequestError("'tool_choice.type' must be auto, any, tool or none")
-    return known[kind]
+    return modes[kind]

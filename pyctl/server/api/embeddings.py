@@ -259,8 +259,10 @@ async def rank(service: Service, request: Request) -> Response:
     check_chars(body.query, service.info.n_ctx)
     label = "score" if is_tei else "relevance_score"
     ranked: list[dict[str, Any]] = []
-    found, n_tokens = await _vectors(service, request, texts, partial(_prompt, query=body.query))
-    for index, scores in enumerate(found):
+    all_scores, n_tokens = await _vectors(
+        service, request, texts, partial(_prompt, query=body.query)
+    )
+    for index, scores in enumerate(all_scores):
         result: dict[str, Any] = {"index": index, label: float(scores[0, 0])}
         if is_tei and body.return_text:
             result["text"] = texts[index]

@@ -47,7 +47,7 @@ async def show(service: Service, request: Request) -> Response:
 async def show_all(models: Models, request: Request) -> Response:
     """Answer GET /metrics of all models that have been loaded, each with the label ``model``."""
     _check(models.shared)
-    found: dict[str, Metric] = {}
+    merged: dict[str, Metric] = {}
     for model in models:
         loaded = _gauge(
             "pyctl_model_loaded",
@@ -58,11 +58,11 @@ async def show_all(models: Models, request: Request) -> Response:
             loaded,
             *(await _metrics_of(model.service) if model.service is not None else ()),
         ):
-            values = {**found[metric.name].values} if metric.name in found else {}
-            found[metric.name] = metric._replace(
+            values = {**merged[metric.name].values} if metric.name in merged else {}
+            merged[metric.name] = metric._replace(
                 values={**values, **_labelled(model.name, metric.values)}
             )
-    return _response(found.values())
+    return _response(merged.values())
 
 
 def _check(shared: AppState) -> None:
@@ -105,11 +105,11 @@ def _metrics(stats: EngineStats, memory: Mapping[str, int]) -> list[Metric]:
 def _labelled(model: str, values: Mapping[str, float]) -> dict[str, float]:
     """Return ``values`` with the label ``model`` first in their braces."""
     name = model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
-    found = {}
+    labelled = {}
     for rest, value in values.items():
         suffix, _, labels = rest.removesuffix("}").partition("{")
-        found[suffix + "{" + ",".join(filter(None, (f'model="{name}"', labels))) + "}"] = value
-    return found
+        labelled[suffix + "{" + ",".join(filter(None, (f'model="{name}"', labels))) + "}"] = value
+    return labelled
 
 
 def _lines(metric: Metric) -> str:

@@ -218,14 +218,14 @@ def _generation(values: Mapping[str, Any], body: OllamaBody) -> dict[str, Any]:
 
 
 def _options(options: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: value for name, value in options.items() if name in _SAMPLING or name == "stop"}
+    fields = {name: value for name, value in options.items() if name in _SAMPLING or name == "stop"}
     n_predict = options.get("num_predict")
     if n_predict is not None:
         n = Integer(is_limit=True)(n_predict, "options.num_predict")
-        found["max_tokens"] = n if n > 0 else -1
-    if ignored := sorted(options.keys() - found.keys() - {"num_predict"}):
+        fields["max_tokens"] = n if n > 0 else -1
+    if ignored := sorted(options.keys() - fields.keys() - {"num_predict"}):
         log.debug("options without effect, since the model is loaded: %.200s", ", ".join(ignored))
-    return found
+    return fields
 
 
 def _messages(values: list[Any]) -> list[dict[str, Any]]:
@@ -241,14 +241,14 @@ def _messages(values: list[Any]) -> list[dict[str, Any]]:
             raise RequestError(f"{where} must be an object")
         message = _Message.of(value)
         role = message.role.lower() if isinstance(message.role, str) else message.role
-        found = {
+        converted = {
             "role": role,
             "content": _content(message.content, message.images, f"{where}.images"),
         }
         if message.thinking:
-            found["reasoning_content"] = message.thinking
+            converted["reasoning_content"] = message.thinking
         if message.tool_calls:
-            found["tool_calls"] = calls = [
+            converted["tool_calls"] = calls = [
                 _call(call, n_calls + n, f"{where}.tool_calls[{n}]")
                 for n, call in enumerate(message.tool_calls)
             ]
@@ -256,9 +256,11 @@ def _messages(values: list[Any]) -> list[dict[str, Any]]:
             open_calls = [(call["function"]["name"], str(call["id"])) for call in calls]
         if role == "tool":
             if message.tool_name is not None:
-                found["name"] = message.tool_name
-            found["tool_call_id"] = message.tool_call_id or _answered(open_calls, message.tool_name)
-        messages.append(found)
+                converted["name"] = message.tool_name
+            converted["tool_call_id"] = message.tool_call_id or _answered(
+                open_calls, message.tool_name
+            )
+        messages.append(converted)
     return messages
 
 
@@ -340,8 +342,8 @@ class OllamaReply(EventReply):
         return self.sent([self.error_form(error)])
 
     def more(self, delta: ReplyDelta) -> list[dict[str, Any]]:
-        said = delta.reasoning or delta.content
-        return [self._chunk(delta.reasoning, delta.content, [])] if said else []
+        text = delta.reasoning or delta.content
+        return [self._chunk(delta.reasoning, delta.content, [])] if text else []
 
     def close(self, done: Done) -> list[dict[str, Any]]:
         calls = self._calls(done)
@@ -351,12 +353,12 @@ class OllamaReply(EventReply):
         ]
 
     def body(self, done: Done) -> dict[str, Any]:
-        said = self.prepared.splitter.reply
-        return {**self._chunk(said.reasoning, said.content, self._calls(done)), **self._end(done)}
+        reply = self.prepared.splitter.reply
+        return {**self._chunk(reply.reasoning, reply.content, self._calls(done)), **self._end(done)}
 
     def _chunk(self, thinking: str, content: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
-        said = self.said(thinking, content, calls)
-        return {"model": self.service.model, "created_at": _now(), **said, "done": False}
+        members = self.said(thinking, content, calls)
+        return {"model": self.service.model, "created_at": _now(), **members, "done": False}
 
     def _end(self, done: Done) -> dict[str, Any]:
         timings = done.timings
@@ -374,21 +376,21 @@ class OllamaReply(EventReply):
 
     def _calls(self, done: Done) -> list[dict[str, Any]]:
         """Return the calls of the reply, without one that was cut off."""
-        found = []
+        calls = []
         for call in self.prepared.splitter.reply.calls:
             try:
                 arguments = parse_json(call.arguments)
             except ValueError:
                 arguments = None
             if isinstance(arguments, dict) or done.stop_type != "limit":
-                known = arguments if isinstance(arguments, dict) else {}
-                found.append(
+                members = arguments if isinstance(arguments, dict) else {}
+                calls.append(
                     {
                         "id": call.id,
-                        "function": {"index": call.index, "name": call.name, "arguments": known},
+                        "function": {"index": call.index, "name": call.name, "arguments": members},
                     }
                 )
-        return found
+        return calls
 
 
 class OllamaTextReply(OllamaReply):
@@ -503,7 +505,7 @@ async def show(service: Service, request: Request) -> Response:
 
 def _capabilities(service: Service) -> list[str]:
     chat = service.chat
-    found = {
+    capabilities = {
         "completion": True,
         "tools": chat.capabilities.tools,
         "insert": {"pre", "suf", "mid"} <= service.tokenizer.fim_tokens().keys(),
@@ -511,7 +513,7 @@ def _capabilities(service: Service) -> list[str]:
         "thinking": chat.dialect.tags.is_known,
         "embedding": service.settings.embeddings,
     }
-    return [name for name, has in found.items() if has]
+    return [name for name, has in capabilities.items() if has]
 
 
 def _model(service: Service) -> dict[str, Any]:

@@ -152,8 +152,8 @@ class ResponseReply(EventReply):
 
     def _place(self, *, part: bool = True) -> dict[str, Any]:
         """Return the place of an event: the last item, and its only part."""
-        place = {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
-        return {**place, "content_index": 0} if part else place
+        indices = {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
+        return {**indices, "content_index": 0} if part else indices
 
     def _reason(self, text: str) -> list[dict[str, Any]]:
         events = []
@@ -198,9 +198,11 @@ class ResponseReply(EventReply):
             events = self._add({**item, "call_id": f"call_{name}", "name": tool["name"]})
         self._texts.append(call.arguments)
         if call.arguments and self._is_open("function_call"):
-            place = self._place(part=False)
+            indices = self._place(part=False)
             events.append(
-                self._event("response.function_call_arguments.delta", **place, delta=call.arguments)
+                self._event(
+                    "response.function_call_arguments.delta", **indices, delta=call.arguments
+                )
             )
         return events
 

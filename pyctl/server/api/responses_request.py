@@ -212,18 +212,18 @@ def _tools(body: ResponsesBody) -> dict[str, tuple[str | None, dict[str, Any]]]:
     """Return the tools that can be called, those in the input included, each with its namespace;
     the last of a name counts.
     """
-    given = list(_callable(body.tools, "tools"))
+    callables = list(_callable(body.tools, "tools"))
     for index, more in _tools_within(body.input).items():
-        given += _callable(more, f"input[{index}].tools")
-    return {spaced_name(space, tool["name"]): (space, tool) for space, tool in given}
+        callables += _callable(more, f"input[{index}].tools")
+    return {spaced_name(space, tool["name"]): (space, tool) for space, tool in callables}
 
 
 def _tools_within(items: Any) -> dict[int, Any]:
     """Return the tools that items of type additional_tools bring, by their place."""
-    found = enumerate(items) if isinstance(items, list) else ()
+    numbered = enumerate(items) if isinstance(items, list) else ()
     return {
         n: item.get("tools")
-        for n, item in found
+        for n, item in numbered
         if isinstance(item, dict) and item.get("type") == "additional_tools"
     }
 
@@ -418,8 +418,8 @@ def _joined(messages: list[Any]) -> list[Any]:
             continue
         one = dict(parts[0])
         for name in ("reasoning_content", "content"):
-            if found := [part[name] for part in parts if name in part]:
-                one[name] = "".join(found)
+            if texts := [part[name] for part in parts if name in part]:
+                one[name] = "".join(texts)
         if calls := [call for part in parts for call in part.get("tool_calls", ())]:
             one["tool_calls"] = calls
         joined.append(one)

@@ -62,7 +62,9 @@ async def find(models: Models, request: Request) -> Response:
         else []
     )
     at_most(_MAX_IDS, len(names), "conversation_ids", "ids")
-    found = [each for name in names for each in models.shared.streams.named(key_of(request, name))]
+    kept_streams = [
+        each for name in names for each in models.shared.streams.named(key_of(request, name))
+    ]
     return JsonResponse(
         [
             {
@@ -72,6 +74,6 @@ async def find(models: Models, request: Request) -> Response:
                 "started_at": int(stream.started),
                 "completed_at": int(stream.ended),
             }
-            for name, stream in found
+            for name, stream in kept_streams
         ]
     )
