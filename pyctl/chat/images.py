@@ -30,8 +30,9 @@ MEDIA_MARKER = os.environ.get("LLAMA_MEDIA_MARKER") or f"<__media_{secrets.token
 """The text in place of an image in the prompt of a completion, and in prompts as text."""
 
 BEGIN = f"<__image_{secrets.token_hex(16)}_"
+"""The start of a mark; of this process only, so that no text of a client contains one."""
 _END = "__>"
-"""The characters around a mark; of this process only, so that no text of a client contains one."""
+"""The end of a mark."""
 _DIGITS = 32
 
 

@@ -50,10 +50,9 @@ __all__ = [
 ]
 
 BUILT = "built.json"
+"""The file with the content of a build, in its directory."""
 CHOSEN = "chosen"
-"""Files: the content of a build, in its directory; the name of the build that a user chose, next to
-all of them.
-"""
+"""The file with the name of the build that a user chose, next to all builds."""
 
 BINDINGS = "bindings"
 EXTENSION = "extension"
@@ -65,8 +64,9 @@ TRIAL = "PYCTL_TRIAL"
 """Variable of a process that tries a native module: the path of its file."""
 
 LIBRARY_PATH = "LLAMA_CPP_LIB_PATH"
+"""The variable by which llama-cpp-python finds libllama."""
 MTMD_PATH = "MTMD_CPP_LIB"
-"""Variables by which llama-cpp-python finds libllama and libmtmd."""
+"""The variable by which llama-cpp-python finds libmtmd."""
 
 CHOICE = "PYCTL_LIBS"
 """``package`` for the libraries of llama-cpp-python, or the directory that `pyctl setup --dir` was
@@ -76,8 +76,9 @@ given.
 PACKAGE = "package"
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""The variable that names the cards of a process."""
 HIDDEN = ("", "-1")
-"""The variable that names the cards of a process, and its values that name none."""
+"""The values of that variable that name no card."""
 
 FEATURES = re.compile(r"avx|amx|fma|f16c|bmi|sse|ssse|sve|sme|asimd|i8mm|bf16")
 """CPU features that GGML_NATIVE uses; others come and go with kernels."""

@@ -48,8 +48,9 @@ own search.
 """
 
 NVIDIA = "0x10de"
+"""The PCI vendor id of NVIDIA."""
 AMD = "0x1002"
-"""PCI vendor ids."""
+"""The PCI vendor id of AMD."""
 
 DISPLAY_CLASSES = ("0x03", "0x12")
 """PCI classes of cards: display controllers, and processing accelerators, which some AMD cards are.
@@ -58,8 +59,9 @@ DISPLAY_CLASSES = ("0x03", "0x12")
 PROBE_SECONDS = 30.0
 
 MAJOR = 75
+"""CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR."""
 MINOR = 76
-"""CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR."""
+"""CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR."""
 
 
 @dataclass(frozen=True)

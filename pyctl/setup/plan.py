@@ -30,20 +30,24 @@ __all__ = [
 GIB = 2**30
 
 MIN_DRIVER = "580"
+"""The first driver that supports CUDA 13."""
 MIN_CUDA = (13, 0)
+"""The CUDA version that the driver has to support."""
 MIN_CAPABILITY = (7, 5)
-"""The minimum that CUDA 13 supports: drivers from 580 on, cards from Turing on."""
+"""The lowest compute capability that CUDA 13 supports: Turing."""
 
 JOB_BYTES = int(1.2 * GIB)
 """Memory of one compilation; the largest kernels take 0.9 GiB."""
 
 CUDA_SECONDS = 2712.0
+"""CPU seconds to compile the kernels for one architecture."""
 CPU_SECONDS = 500.0
-"""CPU seconds to compile the kernels for one architecture, and all C++ files."""
+"""CPU seconds to compile all C++ files."""
 
 CUDA_BYTES = int(2.6 * GIB)
+"""Disk that a build for cards needs at most; after it about 0.7 GiB remain."""
 CPU_BYTES = int(0.7 * GIB)
-"""Disk that a build needs at most; after it about 0.7 GiB and 20 MiB remain."""
+"""Disk that a build for the CPU needs at most; after it about 20 MiB remain."""
 
 DRIVER_ERRORS = {
     34: (

@@ -46,10 +46,13 @@ MANIFEST = "manifest.json"
 FORMAT = 1
 
 MAX_TEXT = 2**20
+"""Bytes of SHA256SUMS or manifest.json."""
 MAX_FILE = 2**31
+"""Bytes of the compiled file."""
 MAX_UNPACKED = 2**32
+"""Bytes of all files in it."""
 MAX_WINDOW = 2**27
-"""Bytes of SHA256SUMS or manifest.json, of the file, of all that is in it, and of zstd's window."""
+"""Bytes of zstd's window."""
 
 _ODD_CONTENT = (
     *(OSError, EOFError, ValueError, TypeError, KeyError, tarfile.TarError),
