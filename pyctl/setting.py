@@ -97,7 +97,7 @@ class Section:
         one with ``secret`` is or may hold a secret, such as a key in an address, and is shown to no
         client.
         """
-        text = _shown(default, convert) if shown is None else shown
+        text = _default_text(default, convert) if shown is None else shown
         first = Flag(names, help, convert, env, metavar, off, const, bare, many, default=text)
         metadata = {"section": self, "flags": (first, *also), **facts}
         if default.__hash__ is None:
@@ -105,7 +105,7 @@ class Section:
         return field(default=default, metadata=metadata)
 
 
-def _shown(default: object, convert: Convert | None) -> str:
+def _default_text(default: object, convert: Convert | None) -> str:
     """Return the default as users type it; empty if it has no textual form."""
     if isinstance(default, bool):
         return "on" if default else "off"

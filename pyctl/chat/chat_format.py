@@ -390,7 +390,11 @@ class PreparedChat:
         prefill = rendered.prefill if rendered.reply_part == "content" else ""
         try:
             alone = reply_constraint(
-                request.schema, self._dialect.tags, self._begins(), prefill, self._dialect.controls
+                request.schema,
+                self._dialect.tags,
+                self._reply_start(),
+                prefill,
+                self._dialect.controls,
             )
         except RequestError as error:
             raise RequestError(
@@ -441,7 +445,7 @@ class PreparedChat:
         """
         request = self._request
         assert isinstance(request.messages, list)
-        before = request.messages[: len(request.messages) - self._goes_on]
+        before = request.messages[: len(request.messages) - self._is_continuation]
         if not any(
             each["role"] == "assistant" and each.get("reasoning_content") for each in before
         ):
@@ -454,7 +458,7 @@ class PreparedChat:
             return None
 
     @property
-    def _goes_on(self) -> bool:
+    def _is_continuation(self) -> bool:
         """True if the reply continues the last message."""
         request = self._request
         assert isinstance(request.messages, list)
@@ -500,7 +504,7 @@ class PreparedChat:
             on_end=ended,
         )
 
-    def _begins(self) -> ReplyPart:
+    def _reply_start(self) -> ReplyPart:
         """Return the part in which the reply starts: ``start`` only if the template leaves it a
         reasoning block to open.
         """
@@ -520,7 +524,7 @@ class PreparedChat:
         tools = self._tools
         if tools is None:
             return None
-        return self._dialect.bound_calls.constraint(tools, self._begins(), schema, prefill)
+        return self._dialect.bound_calls.constraint(tools, self._reply_start(), schema, prefill)
 
     def _tokens_of(self, text: str, tokens: list[int]) -> Tokens | None:
         """Return ``tokens`` without the tokens of a character that is cut at the end; None if their

@@ -83,10 +83,8 @@ def resolve(reference: Any, root: Any) -> Any:
     found as well.
     """
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
-        raise RequestError(
-            f"unsupported $ref {_shown(reference)}: only references into the same document are "
-            "supported"
-        )
+        fault = "only references into the same document are supported"
+        raise RequestError(f"unsupported $ref {_abbreviate(reference)}: {fault}")
     target = root
     for part in reference.split("/")[1:]:
         encoded = _unescape(part)
@@ -98,8 +96,8 @@ def resolve(reference: Any, root: Any) -> Any:
         elif isinstance(target, list) and _is_index(name, target):
             target = target[int(name)]
         else:
-            fault = f"there is no {_shown(name)}"
-            raise RequestError(f"cannot resolve $ref {_shown(reference)}: {fault}")
+            fault = f"there is no {_abbreviate(name)}"
+            raise RequestError(f"cannot resolve $ref {_abbreviate(reference)}: {fault}")
     return target
 
 
@@ -158,7 +156,7 @@ class _Reader:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
-            raise RequestError(f"a JSON schema must be an object, not {_shown(schema)}")
+            raise RequestError(f"a JSON schema must be an object, not {_abbreviate(schema)}")
         binding = schema.keys() & _BINDING
         if "$ref" in schema:
             if not binding:
@@ -244,7 +242,7 @@ class _Reader:
         if depth > _MAX_DEPTH or isinstance(schema, bool):
             return False
         if not isinstance(schema, dict):
-            raise RequestError(f"a JSON schema must be an object, not {_shown(schema)}")
+            raise RequestError(f"a JSON schema must be an object, not {_abbreviate(schema)}")
         more: Any = False
         if "$ref" in schema:
             reference = schema["$ref"]
@@ -308,7 +306,7 @@ class _Reader:
         elif more is False:
             unknown = [name for name in required if name not in properties]
             if unknown and schema.get("additionalProperties") is False:
-                name = _shown(unknown[0])
+                name = _abbreviate(unknown[0])
                 raise RequestError(f"the JSON schema requires {name}, which it does not allow")
             properties = {**properties, **dict.fromkeys(unknown, True)}
         n_optional = len(properties) - len(required)
@@ -399,7 +397,7 @@ class _Reader:
         elif isinstance(value, str) and len(value) > _MAX_LITERAL:
             raise RequestError(f"a text in the JSON schema has more than {_MAX_LITERAL} characters")
         elif isinstance(value, int | float) and not abs(value) < 1e300:
-            raise RequestError(f"the number {_shown(value)} in the JSON schema is too large")
+            raise RequestError(f"the number {_abbreviate(value)} in the JSON schema is too large")
         return value
 
 
@@ -442,7 +440,7 @@ def _kinds(schema: JsonObject) -> list[str]:
         kinds = named if isinstance(named, list) and named else [named]
         for kind in kinds:
             if not isinstance(kind, str) or kind not in (*_TYPES, "value"):
-                raise RequestError(f"unknown type {_shown(kind)} in the JSON schema")
+                raise RequestError(f"unknown type {_abbreviate(kind)} in the JSON schema")
         if "value" in kinds:
             return []
         return list(dict.fromkeys(kinds))
@@ -589,7 +587,7 @@ def _highest_integer(bounds: Mapping[str, float]) -> int | None:
     return min(highs, default=None)
 
 
-def _shown(value: Any) -> str:
+def _abbreviate(value: Any) -> str:
     """Return the beginning of a value, for an error."""
     try:
         text = json.dumps(value, ensure_ascii=False)

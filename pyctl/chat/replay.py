@@ -438,7 +438,7 @@ _MAX_TAGS = 4
 """Tags of reasoning between the start of a message and the sampled text."""
 
 
-def _calling(message: JsonDict, marked: JsonDict) -> JsonDict:
+def _as_call(message: JsonDict, marked: JsonDict) -> JsonDict:
     """Return ``marked`` as a call of the same tools, with the mark as an argument of the first;
     itself if it calls nothing.
 
@@ -512,7 +512,7 @@ class ReplayMarks:
         if not self._call_end:
             return None
         pairs = zip(messages, marked, strict=True)
-        return [_calling(message, replacement) for message, replacement in pairs]
+        return [_as_call(message, replacement) for message, replacement in pairs]
 
     def parts(self, text: str, replayed: Mapping[str, SampledReply]) -> tuple[Part, ...] | None:
         """Return ``text`` with each mark, and the header before it, replaced; None if a mark is not

@@ -248,7 +248,7 @@ def _each(
         for name in (entry.name, f"{entry.fingerprint}/{entry.name}")
     }
     by_text = {
-        text: [text] if text in names_in_cache else _meant(text, names_in_cache)
+        text: [text] if text in names_in_cache else _resolve_ids(text, names_in_cache)
         for text in arguments.id
     }
     for text, names in by_text.items():
@@ -262,7 +262,7 @@ def _each(
     return 1 if missing else 0
 
 
-def _meant(text: str, known: Collection[str]) -> list[str]:
+def _resolve_ids(text: str, known: Collection[str]) -> list[str]:
     """Return the names that start with ``text``, or whose digest does; one name may belong to
     snapshots of several models.
     """

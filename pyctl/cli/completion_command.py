@@ -59,18 +59,18 @@ def candidates(words: Sequence[str]) -> list[str] | None:
 
     *before, last = words
     if not before:
-        return _begun(last, COMMANDS)
+        return _with_prefix(last, COMMANDS)
     flags = _flags(before)
     first = {"launch": [*PROGRAMS], "completion": [*SHELLS]}
     if before[-1] in flags and (values := _values(flags[before[-1]])) is not None:
-        return _begun(last, values) if values else None
+        return _with_prefix(last, values) if values else None
     if last.startswith("-"):
-        return _begun(last, (name for name in flags if name.startswith("-")))
+        return _with_prefix(last, (name for name in flags if name.startswith("-")))
     words_here = first.get(before[0]) or [name for name in flags if not name.startswith("-")]
-    return _begun(last, words_here) if len(before) == 1 and words_here else None
+    return _with_prefix(last, words_here) if len(before) == 1 and words_here else None
 
 
-def _begun(last: str, words: Iterable[str]) -> list[str]:
+def _with_prefix(last: str, words: Iterable[str]) -> list[str]:
     return sorted(word for word in words if word.startswith(last))
 
 

@@ -128,9 +128,9 @@ class LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         shown = logging.makeLogRecord(record.__dict__)
         if isinstance(record.args, tuple):
-            shown.args = tuple(map(_shown, record.args))
+            shown.args = tuple(map(_escaped_argument, record.args))
         elif record.args:
-            shown.args = {name: _shown(value) for name, value in record.args.items()}
+            shown.args = {name: _escaped_argument(value) for name, value in record.args.items()}
         first, *more = clean(super().format(shown)).splitlines() or [""]
         text = "\n".join([first, *(f"  {line}" for line in more)])
         if strong := getattr(record, "strong", ""):
@@ -150,7 +150,7 @@ _YELLOW = 33
 _DIM = 2
 
 
-def _shown(value: object) -> object:
+def _escaped_argument(value: object) -> object:
     return value if value is None or isinstance(value, int | float) else one_line(str(value))
 
 

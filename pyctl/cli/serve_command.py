@@ -92,10 +92,10 @@ def run_serve(
                 and reason.errno == errno.EADDRINUSE
                 and reason.filename is None
             )
-            raise ConfigError(f"{error}{_tenant(settings) if is_busy else ''}") from error
+            raise ConfigError(f"{error}{_port_owner(settings) if is_busy else ''}") from error
         # Before requests are taken: Ctrl-C must end a download.
         settings = with_directory(settings)
-        if _chooses(settings):
+        if _is_router(settings):
             settings = with_shared_budget(settings)
         tools = ToolBox(settings.tools)
         one = found(settings)
@@ -117,7 +117,7 @@ def run_serve(
     return exit_process(code if complete else 1)
 
 
-def _tenant(settings: CommandSettings) -> str:
+def _port_owner(settings: CommandSettings) -> str:
     """Return the end of an error: the server that answers at a port that is taken, and a way
     out.
     """
@@ -134,7 +134,7 @@ def _tenant(settings: CommandSettings) -> str:
     )
 
 
-def _chooses(settings: CommandSettings) -> bool:
+def _is_router(settings: CommandSettings) -> bool:
     """Return whether requests choose among several models: flags give some, and name none."""
     hub = settings.hub
     return settings.router.is_wanted and not (settings.model.path or hub.hf_repo or hub.model_url)
@@ -152,7 +152,7 @@ def several(
     --models-max.
     """
     router = settings.router
-    if not _chooses(settings):
+    if not _is_router(settings):
         if router.is_wanted:
             log.warning("--models-dir and --models-preset have no effect: a model is named")
         return None

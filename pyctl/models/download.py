@@ -120,7 +120,7 @@ def fetch_url(address: str, offline: bool) -> Path:
     folder, _, last = url.raw_path.partition(b"?")[0].decode("ascii").rpartition("/")
     name = unquote(last).rpartition("/")[2]
     if not name.endswith(".gguf") or not name.isprintable():
-        raise ConfigError(f"{_shown(url)} does not end in the name of a GGUF file")
+        raise ConfigError(f"{_without_secrets(url)} does not end in the name of a GGUF file")
     whole = f"{url.scheme}://{url.netloc.decode('ascii')}{folder}?{url.query.decode('ascii')}"
     directory = user_directory("cache", os.environ) / "models"
     directory /= hashlib.blake2b(whole.encode(), digest_size=8).hexdigest()
@@ -210,7 +210,7 @@ def download(
                 raise _refusal(url, reason) from reason
             log.warning(
                 "%s interrupted after %d bytes (%s); resuming",
-                _shown(url),
+                _without_secrets(url),
                 part.n_bytes,
                 reason_of(reason),
             )
@@ -236,10 +236,10 @@ def _receive(
             part.begin("")
             raise _Broken("it is another file now")
         if status not in (200, 206):
-            raise ConfigError(f"{_shown(url)} answers with status {status}")
+            raise ConfigError(f"{_without_secrets(url)} answers with status {status}")
         length = headers.get("Content-Length", "")
         if not length.isdecimal() and "chunked" not in headers.get("Transfer-Encoding", ""):
-            raise ConfigError(f"{_shown(url)} sends no length of the file")
+            raise ConfigError(f"{_without_secrets(url)} sends no length of the file")
         if status == 206:
             if not resume or not _continues(headers, part):
                 part.begin("")
@@ -259,7 +259,7 @@ def _receive(
     if part.head != MAGIC:
         begin = part.head
         part.begin("")
-        raise ConfigError(f"{_shown(url)} is not a GGUF file: it starts with {begin!r}")
+        raise ConfigError(f"{_without_secrets(url)} is not a GGUF file: it starts with {begin!r}")
     if size is not None and part.n_bytes != size:
         raise _Broken(f"{part.n_bytes} of {size} bytes came")
 
@@ -285,7 +285,7 @@ def _check_space(url: httpx.URL, part: _Part, needed: int) -> None:
     if needed > free or free < 0:
         amount = f"{needed / 2**20:,.0f} MiB more" if needed else "more room"
         raise ConfigError(
-            f"{_shown(url)} needs {amount}; {max(free, 0) / 2**20:,.0f} MiB are free in "
+            f"{_without_secrets(url)} needs {amount}; {max(free, 0) / 2**20:,.0f} MiB are free in "
             f"{part.path.parent} "
             f"in addition to {SPARE_BYTES / 2**20:.0f} MiB that stay free"
         )
@@ -386,9 +386,9 @@ def _locked(path: Path) -> FileIO:
 
 
 def _refusal(url: httpx.URL, error: Exception) -> ConfigError:
-    return ConfigError(f"cannot fetch {_shown(url)}: {reason_of(error)}")
+    return ConfigError(f"cannot fetch {_without_secrets(url)}: {reason_of(error)}")
 
 
-def _shown(url: httpx.URL) -> str:
+def _without_secrets(url: httpx.URL) -> str:
     """Return ``url`` without the parts that may be secret."""
     return one_line(str(url.copy_with(userinfo=b"", query=None, fragment=None)))

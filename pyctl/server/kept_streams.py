@@ -203,7 +203,7 @@ class KeptStreams:
                 del self._streams[key]
 
 
-class _Wish(msgspec.Struct, frozen=True):
+class _StreamLookup(msgspec.Struct, frozen=True):
     stream: object = False
 
 
@@ -216,7 +216,7 @@ async def outlive(streams: KeptStreams, answer: Answer, request: Request) -> ASG
     """
     body = await request.body()
     try:
-        streams_wanted = decode(body, _Wish).stream is True
+        streams_wanted = decode(body, _StreamLookup).stream is True
     except (msgspec.ValidationError, RequestError):
         streams_wanted = False
     key = key_of(request, request.headers[HEADER])

@@ -227,7 +227,7 @@ def _binding(service: Service, body: ChatBody) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _PromptSpec:
     """A prompt of a request, with the constraints and limits of the replies to it."""
 
     prompt: Prompt
@@ -237,7 +237,7 @@ class _Asked:
     chat: PreparedChat | None = None
 
 
-def _prompts(service: Service, body: AnyBody, fetched: Fetched) -> Iterator[_Asked]:
+def _prompts(service: Service, body: AnyBody, fetched: Fetched) -> Iterator[_PromptSpec]:
     """Yield the prompts of ``body`` with their constraints: one of a chat, each one of a
     completion.
 
@@ -251,7 +251,7 @@ def _prompts(service: Service, body: AnyBody, fetched: Fetched) -> Iterator[_Ask
         is_bound = bool(
             service.settings.sampling.grammar and not body.grammar and schema_of(body) is None
         )
-        yield _Asked(
+        yield _PromptSpec(
             chat.prompt, chat.text, None if is_bound else chat.constraint, chat.reasoning, chat
         )
         return
@@ -266,7 +266,7 @@ def _prompts(service: Service, body: AnyBody, fetched: Fetched) -> Iterator[_Ask
             _refuse_long(service, part)
     for prompt, text in prompts_of(value, service, MAX_REPLIES // body.n, fetched):
         text = bos + text if text is not None else service.text_of(prompt.tokens.tolist())
-        yield _Asked(prompt, text, constraint, reasoning)
+        yield _PromptSpec(prompt, text, constraint, reasoning)
 
 
 def _refuse_long(service: Service, text: str) -> None:

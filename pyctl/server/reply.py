@@ -202,7 +202,7 @@ def settings_json(
     form = "deepseek" if options.reasoning_format in (None, "auto") else options.reasoning_format
     return {
         **{
-            item.name: _shown(getattr(sampling, item.name))
+            item.name: _single_precision(getattr(sampling, item.name))
             for item in fields(Sampling)
             if item.name not in _ELSEWHERE
         },
@@ -230,10 +230,10 @@ def settings_json(
     }
 
 
-def _shown(value: Any) -> Any:
-    return (
-        ctypes.c_float(value).value if isinstance(value, float) else value
-    )  # llama-server has no doubles
+def _single_precision(value: Any) -> Any:
+    if not isinstance(value, float):
+        return value
+    return ctypes.c_float(value).value  # llama-server has no doubles
 
 
 def without_long(settings: Mapping[str, Any]) -> dict[str, Any]:

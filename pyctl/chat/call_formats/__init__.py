@@ -102,7 +102,7 @@ class BoundCalls:
         """
         probes = iter(range(_MAX_PROBES))
         error: RequestError | None = None
-        for loosen in (_as_it_is, self._loosened, _loose):
+        for loosen in (_unchanged, self._relax_failing, _relax_all):
             loosened = replace(
                 tools, tools=tuple(t if t.strict else loosen(t, probes) for t in tools.tools)
             )
@@ -117,7 +117,7 @@ class BoundCalls:
         log.warning("tool calls are not constrained to their schemas: %s", error)
         return None
 
-    def _loosened(self, tool: Tool, probes: Iterator[int]) -> Tool:
+    def _relax_failing(self, tool: Tool, probes: Iterator[int]) -> Tool:
         """Return ``tool`` with any JSON for each argument of which no grammar can be made."""
         if self._fits(tool.parameters, tool, probes):
             return tool
@@ -159,11 +159,11 @@ class BoundCalls:
         return True
 
 
-def _as_it_is(tool: Tool, probes: Iterator[int]) -> Tool:
+def _unchanged(tool: Tool, probes: Iterator[int]) -> Tool:
     return tool
 
 
-def _loose(tool: Tool, probes: Iterator[int]) -> Tool:
+def _relax_all(tool: Tool, probes: Iterator[int]) -> Tool:
     return replace(tool, parameters=_ANYTHING)
 
 

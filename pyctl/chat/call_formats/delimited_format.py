@@ -96,10 +96,14 @@ class DelimitedFormat(TaggedFormat):
         opening = self._opening if reply_part == "start" else ""
         parser: ReplyParser = ReasoningSplitter(tags, reply_part)
         if opening:
-            parser = _Opened(parser, opening)
+            parser = _OpeningPrepender(parser, opening)
         if tools is not None:
             parser = Chain(parser, self.call_parser(tools))
-        return _Unwrapped(parser, self.around_content, opening) if self.around_content else parser
+        return (
+            _DelimiterStripper(parser, self.around_content, opening)
+            if self.around_content
+            else parser
+        )
 
     def recognizes(self, sample: str) -> bool:
         """Return whether the reader finds the sample call."""
@@ -134,7 +138,7 @@ class DelimitedFormat(TaggedFormat):
         return self.delimiters[0].calls(grammar, call, parallel)
 
 
-class _Opened:
+class _OpeningPrepender:
     """A parser that puts ``opening`` before the first content that ``parser`` finds."""
 
     def __init__(self, parser: ReplyParser, opening: str) -> None:
@@ -142,12 +146,12 @@ class _Opened:
         self._opening = opening
 
     def feed(self, text: str) -> ReplyDelta:
-        return self._behind(self._parser.feed(text))
+        return self._with_opening(self._parser.feed(text))
 
     def finish(self) -> ReplyDelta:
-        return self._behind(self._parser.finish())
+        return self._with_opening(self._parser.finish())
 
-    def _behind(self, delta: ReplyDelta) -> ReplyDelta:
+    def _with_opening(self, delta: ReplyDelta) -> ReplyDelta:
         if not delta.content:
             return delta
         opening = self._opening
@@ -155,7 +159,7 @@ class _Opened:
         return delta._replace(content=opening + delta.content)
 
 
-class _Unwrapped:
+class _DelimiterStripper:
     """A parser that removes these ``delimiters`` from the content that ``parser`` finds, and
     ``opening`` from its start.
     """
@@ -168,12 +172,12 @@ class _Unwrapped:
         self._held = ""
 
     def feed(self, text: str) -> ReplyDelta:
-        return self._without(self._parser.feed(text))
+        return self._stripped(self._parser.feed(text))
 
     def finish(self) -> ReplyDelta:
-        return self._without(self._parser.finish(), final=True)
+        return self._stripped(self._parser.finish(), final=True)
 
-    def _without(self, delta: ReplyDelta, *, final: bool = False) -> ReplyDelta:
+    def _stripped(self, delta: ReplyDelta, *, final: bool = False) -> ReplyDelta:
         text = self._held + delta.content
         is_begun = any(
             delimiter.startswith(text) and delimiter != text for delimiter in self._texts
