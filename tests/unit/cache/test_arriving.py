@@ -64,7 +64,7 @@ class Reads:
             self._start(-1),
             done=lambda: None,
             failed=self.failures.append,
-            later=later,
+            deferred_reads=later,
         )
         disk: Any = SimpleNamespace(count_hit=self.hits.append, refuse=self.refused.append)
         self.candidate = ArrivingCandidate(
