@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 
 from bench.common import parser_of
-from pyctl.module_command import module_command
+from pyctl.processes.module_command import module_command
 
 SCRIPTS = (
     "exact",

@@ -26,11 +26,11 @@ from bench.draft_length import MACHINES, REWRITING, Machine
 from bench.gpu.given_reply import is_known
 from pyctl.cache.sequence import LiveSequence
 from pyctl.engine.draft.cache_drafts import CacheDrafts
-from pyctl.engine.draft.draft_settings import LONGEST
 from pyctl.engine.draft.source import DraftJob, DraftSource
 from pyctl.engine.draft.speculation import Speculation
-from pyctl.llama.llama_tokenizer import LlamaTokenizer
-from pyctl.models import builtin_model
+from pyctl.llama.library.llama_tokenizer import LlamaTokenizer
+from pyctl.llama.settings.draft_settings import LONGEST
+from pyctl.model_files import builtin_model
 from pyctl.prompt import Tokens, as_tokens
 
 RECORDED = Path(__file__).parent / "recorded"

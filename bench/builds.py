@@ -28,11 +28,11 @@ import numpy as np
 from bench.common import parse, parser_of, show, shown
 from bench.gpu.machine import vram_mib
 from pyctl.engine.backend import SequenceTokens
-from pyctl.engine.model_settings import ModelSettings
-from pyctl.llama import load
-from pyctl.llama.library import api, library_file
-from pyctl.models import builtin_model
-from pyctl.module_command import module_command
+from pyctl.llama.library.native import api, library_file
+from pyctl.llama.loader import load
+from pyctl.llama.settings.model_settings import ModelSettings
+from pyctl.model_files import builtin_model
+from pyctl.processes.module_command import module_command
 from pyctl.prompt import as_tokens
 
 N_REPLIES = 4

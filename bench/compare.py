@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import show, shown
-from pyctl.module_command import module_command
+from pyctl.processes.module_command import module_command
 
 __all__ = ["MeasurementError", "add_comparison", "compare", "measured"]
 

@@ -22,16 +22,18 @@ from pathlib import Path
 import numpy as np
 
 from bench.common import add_model, parse, parser_of, show, tell
-from pyctl.cache.disk.directory import CacheDirectory
-from pyctl.cache.disk.model_folder import ModelFolder
-from pyctl.cache.disk.reader import StoreReader
-from pyctl.cache.disk.writer import StoreWriter
 from pyctl.cache.plan import batch_ends
 from pyctl.cache.reads import finish
 from pyctl.cache.snapshot import PromptMatch, Segment, Snapshot
-from pyctl.engine.model_settings import ModelSettings
-from pyctl.llama import LlamaBackend, Loaded, load, reserve_pinned
-from pyctl.models import builtin_model
+from pyctl.disk.directory import CacheDirectory
+from pyctl.disk.model_folder import ModelFolder
+from pyctl.disk.reader import StoreReader
+from pyctl.disk.writer import StoreWriter
+from pyctl.llama.library.native import reserve_pinned
+from pyctl.llama.llama_backend import LlamaBackend
+from pyctl.llama.loader import Loaded, load
+from pyctl.llama.settings.model_settings import ModelSettings
+from pyctl.model_files import builtin_model
 from pyctl.prompt import Prompt, Tokens
 
 Logits = dict[int, np.ndarray]

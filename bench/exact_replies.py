@@ -32,7 +32,7 @@ from typing import Any
 from bench.common import add_model, parse, parser_of, show, words
 from pyctl.measure.client import AskedServer, Messages, TimedReply
 from pyctl.measure.server_process import PYCTL_SERVE
-from pyctl.models import builtin_model
+from pyctl.model_files import builtin_model
 
 N_PREDICT = 40
 """Tokens of a reply, so that one differing bit has room to change a token."""

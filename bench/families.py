@@ -32,25 +32,26 @@ import msgspec
 import numpy as np
 
 from bench.common import parse, parser_of, show, tell
-from pyctl.cache.disk.directory import CacheDirectory
-from pyctl.cache.disk.disk import Disk, WriteLimits
-from pyctl.cache.disk.model_folder import ModelFolder
-from pyctl.cache.disk.reader import StoreReader
-from pyctl.cache.disk.writer import StoreWriter
 from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Snapshot
+from pyctl.disk.directory import CacheDirectory
+from pyctl.disk.disk import Disk, WriteLimits
+from pyctl.disk.model_folder import ModelFolder
+from pyctl.disk.reader import StoreReader
+from pyctl.disk.writer import StoreWriter
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.request import Done, Failed, Piece, Request
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import PyctlError
-from pyctl.llama import LlamaBackend, load
-from pyctl.module_command import module_command
+from pyctl.llama.llama_backend import LlamaBackend
+from pyctl.llama.loader import load
+from pyctl.llama.settings.model_settings import ModelSettings
+from pyctl.machine.libraries import BUILT, LIBRARY_PATH, MTMD_PATH
+from pyctl.processes.module_command import module_command
 from pyctl.prompt import Prompt, common_prefix
-from pyctl.setup.libraries import BUILT, LIBRARY_PATH, MTMD_PATH
 from tools.generator.families import FAMILIES, cached_family
 from tools.generator.zoo import ZOO
 

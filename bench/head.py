@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 HEAD = ("commit", "date", "machine", "command", "weights")
 HASH = re.compile(r"\b[0-9a-f]{7,40}\b")
 
-ENGINE = ("pyctl/engine", "pyctl/cache", "pyctl/llama/draft", "csrc")
+ENGINE = ("pyctl/engine", "pyctl/cache", "pyctl/disk", "pyctl/llama/draft", "csrc")
 """What chooses batch ends, takes snapshots and drafts."""
 
 RENAMES = ": name "

@@ -22,8 +22,10 @@ import numpy as np
 
 from bench.common import add_model, parse, parser_of, show, tell
 from pyctl.cache.snapshot import Block, HeldRows, Rows, State
-from pyctl.engine.model_settings import ModelSettings
-from pyctl.llama import LlamaBackend, load, reserve_pinned
+from pyctl.llama.library.native import reserve_pinned
+from pyctl.llama.llama_backend import LlamaBackend
+from pyctl.llama.loader import load
+from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.prompt import Tokens, as_tokens
 from tools.generator import TINY_HYBRID, write_model
 

@@ -20,8 +20,10 @@ import numpy as np
 from bench.common import WIDE_DENSE, add_model, median_seconds, parse, parser_of, show, tell
 from bench.cuda import open_device
 from pyctl.cache.snapshot import Rows, Span
-from pyctl.engine.model_settings import ModelSettings
-from pyctl.llama import LlamaBackend, load, reserve_pinned
+from pyctl.llama.library.native import reserve_pinned
+from pyctl.llama.llama_backend import LlamaBackend
+from pyctl.llama.loader import load
+from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.prompt import as_tokens
 from tools.generator import TINY_HYBRID, write_model
 

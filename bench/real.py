@@ -37,14 +37,14 @@ import httpx
 import pyctl
 from bench.common import parse, parser_of, show, shown, words
 from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
-from pyctl.models import builtin_model
+from pyctl.model_files import builtin_model
 from tools.real_models import MODELS, path_of
 
 BUSY = "while True: pass"
 Commands: TypeAlias = dict[str, tuple[Sequence[str], str]]
 """By name: a server's command, and its GOMP_SPINCOUNT, empty for its own."""
 
-FILE = Path(pyctl.__file__).parent / "user_directory.py"
+FILE = Path(pyctl.__file__).parent / "files" / "user_directory.py"
 LOW = os.sched_param(0)
 HIGH = os.sched_param(10)
 

@@ -1,6 +1,6 @@
 """The compiled extension: moves rows and state of one sequence in and out of a llama_context.
 
-`pyctl.llama.extension` alone imports it, and `_drafts` and `_pool` with it: after llama.cpp's libraries, and only if all fit.
+`pyctl.llama.library.extension` alone imports it, and `_drafts` and `_pool` with it: after llama.cpp's libraries, and only if all fit.
 Tokens of a sequence, and their rows, are counted from 0; sizes are bytes. Every call checks its ranges and sizes before llama.cpp gets them and raises
 ValueError with the reason; the sequence is unchanged then. Copies release the GIL. None of this is thread-safe: the
 thread that owns the context makes the calls.

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pyctl.image_file import ImageFile
+from pyctl.files.image_file import ImageFile
 
 __all__ = ["ImageSpan", "Prompt", "Tokens", "as_tokens", "common_prefix"]
 

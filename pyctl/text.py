@@ -8,7 +8,7 @@ import string
 from collections.abc import Sequence
 from typing import Any
 
-from pyctl.limit import limit
+from pyctl.settings.limit import limit
 
 __all__ = [
     "clean",

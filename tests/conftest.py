@@ -12,11 +12,11 @@ import hypothesis
 import pytest
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
 
-from pyctl.engine.draft.draft_settings import DraftSettings
-from pyctl.engine.model_settings import ModelSettings
-from pyctl.engine.pool_settings import PoolSettings
-from pyctl.engine.vision_settings import VisionSettings
-from pyctl.llama import Loaded, load
+from pyctl.llama.loader import Loaded, load
+from pyctl.llama.settings.draft_settings import DraftSettings
+from pyctl.llama.settings.model_settings import ModelSettings
+from pyctl.llama.settings.pool_settings import PoolSettings
+from pyctl.llama.settings.vision_settings import VisionSettings
 from tests import ownership
 from tests.effort import examples
 from tests.unit.engine.drive import empty

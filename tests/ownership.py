@@ -23,8 +23,8 @@ from pyctl.cache.sequence import LiveSequence
 from pyctl.engine.engine import Engine
 from pyctl.engine.jobs import StateReads
 from pyctl.engine.worker import Worker
-from pyctl.llama import LlamaBackend
-from pyctl.llama.context_memory import ContextMemory
+from pyctl.llama.llama_backend import LlamaBackend
+from pyctl.llama.memory.context_memory import ContextMemory
 from tests.fake import FakeBackend
 from tests.fake.fake_memory import FakeMemory
 

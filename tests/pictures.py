@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from pyctl.image_file import ImageFile
+from pyctl.files.image_file import ImageFile
 from pyctl.prompt import ImageSpan
 
 

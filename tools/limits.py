@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 import pyctl
-from pyctl.limit import LIMITS, LimitUnit, SetLimit
+from pyctl.settings.limit import LIMITS, LimitUnit, SetLimit
 
 __all__ = ["main", "table"]
 

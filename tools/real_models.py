@@ -22,10 +22,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyctl.atomic_file import replacing
-from pyctl.module_command import module_command
+from pyctl.files.atomic_file import replacing
+from pyctl.files.user_directory import user_directory
+from pyctl.processes.module_command import module_command
 from pyctl.text import one_line
-from pyctl.user_directory import user_directory
 
 SECONDS = 900.0
 """The time that pip has for one package."""

@@ -1,5 +1,5 @@
-"""python -m tools.trial_models: write pyctl/models/trial, on which `pyctl setup --llama-cpp` tries
-a release.
+"""python -m tools.trial_models: write pyctl/model_files/trial, on which `pyctl setup --llama-cpp`
+tries a release.
 
 At least one for each class of memory that `library::parts_of` takes apart, and one with a head for
 drafts. Every weight of a matrix is one of two values, so that a file takes a bit for each.
@@ -19,7 +19,7 @@ from tools.generator.families import write_family
 from tools.generator.generate import write_model
 from tools.generator.zoo import ZOO
 
-OUTPUT = Path(__file__).resolve().parents[1] / "pyctl" / "models" / "trial"
+OUTPUT = Path(__file__).resolve().parents[1] / "pyctl" / "model_files" / "trial"
 
 OPTIONAL = (".scale", ".input_scale", "attn_q.bias", "attn_k.bias", "attn_v.bias")
 """Ends of the names of tensors that a release may lack."""

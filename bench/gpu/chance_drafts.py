@@ -18,7 +18,7 @@ from bench.gpu.speculative_report import acceptance_rates
 from pyctl.cli import main as pyctl_main
 from pyctl.engine.backend import SequenceTokens
 from pyctl.llama.llama_backend import LlamaBackend
-from pyctl.llama.sampler import LlamaVocabulary
+from pyctl.llama.sampling.sampler import LlamaVocabulary
 
 __all__ = ["accept_by_chance"]
 

@@ -22,8 +22,8 @@ import numpy as np
 from pyctl.cli import main as pyctl_main
 from pyctl.engine.backend import SequenceTokens
 from pyctl.llama.llama_backend import LlamaBackend
-from pyctl.llama.sampler import LlamaVocabulary
-from pyctl.setup.machine import find_compiler
+from pyctl.llama.sampling.sampler import LlamaVocabulary
+from pyctl.machine.probe import find_compiler
 
 __all__ = ["give", "is_known", "preloaded", "read", "write"]
 

@@ -29,11 +29,12 @@ from numpy.typing import NDArray
 
 from bench.gpu.machine import describe
 from bench.gpu.servers import Server, llama_server, pyctl, weights_of
-from pyctl.engine.model_settings import ModelSettings
-from pyctl.engine.vision_settings import VisionSettings
-from pyctl.image_file import ImageFile
-from pyctl.llama import LlamaBackend, load
-from pyctl.llama.image_encoder import ImageRows
+from pyctl.files.image_file import ImageFile
+from pyctl.llama.images.image_encoder import ImageRows
+from pyctl.llama.llama_backend import LlamaBackend
+from pyctl.llama.loader import load
+from pyctl.llama.settings.model_settings import ModelSettings
+from pyctl.llama.settings.vision_settings import VisionSettings
 from pyctl.prompt import ImageSpan, Tokens, as_tokens
 from tools.generator import VISION_SHAPES, write_encoder
 

@@ -40,10 +40,10 @@ from bench.gpu.run import N_DECODE, N_FIRST, QUESTION, Clock, Results, Run, Visi
 from bench.gpu.servers import Server, llama_server, options_of, prepared_in, pyctl, weights_of
 from bench.gpu.speculative import CHANCE_DRAFTS
 from bench.gpu.workloads import Conversation, alternate, cut, edited, grow, once, restarted
-from pyctl.engine.draft.draft_settings import AUTOMATIC_LENGTH
+from pyctl.llama.settings.draft_settings import AUTOMATIC_LENGTH
 from pyctl.measure.process_stats import evict
 from pyctl.measure.server_process import PYCTL_SERVE
-from pyctl.module_command import module_command
+from pyctl.processes.module_command import module_command
 from tools.generator import SHAPES
 
 REPOSITORY = Path(__file__).resolve().parents[2]

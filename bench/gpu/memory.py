@@ -16,12 +16,14 @@ from pathlib import Path
 
 from bench.gpu.machine import describe
 from bench.gpu.servers import weights_of
-from pyctl.engine.draft.draft_settings import DraftSettings
-from pyctl.engine.model_settings import ModelSettings
-from pyctl.engine.placements import experts_on_cpu
-from pyctl.engine.vision_settings import VisionSettings
-from pyctl.llama import breakdown, devices, load
 from pyctl.llama.draft.draft_file import count_heads
+from pyctl.llama.fit import breakdown
+from pyctl.llama.library.devices import devices
+from pyctl.llama.loader import load
+from pyctl.llama.settings.draft_settings import DraftSettings
+from pyctl.llama.settings.model_settings import ModelSettings
+from pyctl.llama.settings.placements import experts_on_cpu
+from pyctl.llama.settings.vision_settings import VisionSettings
 
 SLACK = 512 * 2**20
 """Bytes that a device's library takes for kernels and handles, which no plan counts."""

@@ -32,27 +32,28 @@ from numpy.typing import NDArray
 
 from bench.common import answered
 from bench.gpu.machine import describe, vram_mib
-from pyctl.cache.disk.directory import CacheDirectory
-from pyctl.cache.disk.disk import Disk
-from pyctl.cache.disk.model_folder import ModelFolder
-from pyctl.cache.disk.reader import StoreReader
-from pyctl.cache.disk.writer import StoreWriter
 from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Rows, State
+from pyctl.disk.directory import CacheDirectory
+from pyctl.disk.disk import Disk
+from pyctl.disk.model_folder import ModelFolder
+from pyctl.disk.reader import StoreReader
+from pyctl.disk.writer import StoreWriter
 from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.model_settings import ModelSettings
-from pyctl.engine.placements import experts_on_cpu
-from pyctl.engine.pool_settings import PoolSettings
 from pyctl.engine.request import Done, Request
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, ModelError, PyctlError
-from pyctl.llama import LlamaBackend, load, reserve_pinned
-from pyctl.llama.library import api
+from pyctl.llama.library.native import api, reserve_pinned
+from pyctl.llama.llama_backend import LlamaBackend
+from pyctl.llama.loader import load
+from pyctl.llama.settings.model_settings import ModelSettings
+from pyctl.llama.settings.placements import experts_on_cpu
+from pyctl.llama.settings.pool_settings import PoolSettings
 from pyctl.measure.process_stats import evict
-from pyctl.module_command import module_command
+from pyctl.processes.module_command import module_command
 from pyctl.prompt import ImageSpan, Prompt, Tokens, as_tokens
 from tools.generator import SHAPES, cached_model
 

@@ -31,7 +31,7 @@ from pathlib import Path
 
 from bench.gpu.machine import Cuda, compilers, find_cuda
 from pyctl.errors import ConfigError
-from pyctl.module_command import module_command
+from pyctl.processes.module_command import module_command
 from pyctl.setup.source import Release, open_release, pip_command, read_pin
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -293,7 +293,7 @@ def finish(
 ) -> None:
     """Check that both programs start, or SystemExit, and write `python` and prepared.json."""
     environment = {**os.environ, **variables}
-    check = "import pyctl.cli; from pyctl.llama.library import HostBuffer, build_version"
+    check = "import pyctl.cli; from pyctl.llama.library.native import HostBuffer, build_version"
     check += "; print(build_version(), 'pinned', HostBuffer.open(2**28, 2**26)); HostBuffer.stop()"
     command = [sys.executable, "-c", check]
     shown = subprocess.run(

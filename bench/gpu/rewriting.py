@@ -33,8 +33,8 @@ from bench.gpu.machine import vram_mib
 from bench.gpu.report import OURS, PEER
 from bench.gpu.servers import Server, llama_server, pyctl
 from pyctl.measure.process_stats import resident_mib
-from pyctl.models import builtin_model
-from pyctl.module_command import module_command
+from pyctl.model_files import builtin_model
+from pyctl.processes.module_command import module_command
 from tools.generator import SHAPES
 
 __all__ = ["rewriting"]

@@ -50,7 +50,7 @@ from bench.gpu.speculative_report import WITHOUT, document
 from bench.head import continued
 from pyctl.measure.process_stats import resident_mib
 from pyctl.measure.server_process import PYCTL_SERVE
-from pyctl.module_command import module_command
+from pyctl.processes.module_command import module_command
 from tools.generator import SHAPES
 
 PARTS = ("lengths", "rewriting")

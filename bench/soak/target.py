@@ -22,9 +22,9 @@ import httpx
 
 from bench.common import show
 from bench.soak.findings import Findings
-from pyctl.cache.disk.directory import THREADS
+from pyctl.disk.directory import THREADS
 from pyctl.measure.server_process import ServerProcess
-from pyctl.module_command import module_command
+from pyctl.processes.module_command import module_command
 
 KINDS_OF_DEATH = {"stop": signal.SIGTERM, "kill": signal.SIGKILL}
 

@@ -165,7 +165,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     for module in _MODULES if name in __all__ else ():
-        home = importlib.import_module(f"{__name__}.{module}")
+        home = importlib.import_module(f".{module}", __name__)
         if hasattr(home, name):
             return getattr(home, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyctl.convert import directory, integer, tokens
 from pyctl.errors import ConfigError, RequestError
-from pyctl.limit import SetLimit
-from pyctl.setting import CACHE, DISK
-from pyctl.user_directory import user_directory
+from pyctl.files.user_directory import user_directory
+from pyctl.settings.convert import directory, integer, tokens
+from pyctl.settings.limit import SetLimit
+from pyctl.settings.setting import CACHE, DISK
 
 __all__ = ["DEFAULT_DAILY_MIB", "FREE_PART", "CacheSettings", "DiskSettings", "default_directory"]
 

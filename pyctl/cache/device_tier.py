@@ -16,8 +16,8 @@ from pyctl.cache.ram import RamCache
 from pyctl.cache.sequence import Coverage, LiveSequence
 from pyctl.cache.snapshot import NOTHING, Block, Segment, Snapshot, needed_by
 from pyctl.errors import StateError
-from pyctl.limit import limit
 from pyctl.prompt import as_tokens
+from pyctl.settings.limit import limit
 
 __all__ = ["DeviceCounts", "DeviceTier", "MakeRoom", "max_unwritten"]
 

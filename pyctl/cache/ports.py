@@ -28,8 +28,8 @@ from pyctl.cache.snapshot import (
     Span,
     State,
 )
-from pyctl.limit import limit
 from pyctl.prompt import Prompt
+from pyctl.settings.limit import limit
 
 __all__ = [
     "AGAIN_SECONDS",

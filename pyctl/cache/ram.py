@@ -16,7 +16,7 @@ from pyctl.cache.prefix_tree import PrefixTree
 from pyctl.cache.ram_budget import RamBudget
 from pyctl.cache.segment_pool import SegmentPool
 from pyctl.cache.snapshot import Block, Prefix, PromptMatch, Segment, Snapshot, needed_by
-from pyctl.limit import limit
+from pyctl.settings.limit import limit
 
 __all__ = ["MAX_ENDS", "RamCache"]
 

@@ -9,8 +9,8 @@ from itertools import islice
 
 import numpy as np
 
-from pyctl.limit import limit
 from pyctl.prompt import Prompt, Tokens, common_prefix
+from pyctl.settings.limit import limit
 
 __all__ = ["Nearest", "Recent", "RecentMatches", "RecentPrompts", "last_boundary"]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pyctl.convert import choice, json_object
-from pyctl.setting import FORMAT
+from pyctl.settings.convert import choice, json_object
+from pyctl.settings.setting import FORMAT
 
 __all__ = ["CHATML", "FormatSettings", "keep_reasoning"]
 

@@ -14,8 +14,8 @@ from typing import Protocol
 
 import numpy as np
 
-from pyctl.limit import limit
 from pyctl.prompt import Tokens, as_tokens
+from pyctl.settings.limit import limit
 
 __all__ = ["CachedTokenizer", "Tokenizer", "readable"]
 

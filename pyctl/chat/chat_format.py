@@ -20,6 +20,7 @@ from pyctl.chat.call_formats.bare_call import BareCallParser
 from pyctl.chat.constraint import Constraint, reply_constraint
 from pyctl.chat.images import ImageReader, shown, split_marked, split_marker
 from pyctl.chat.json_object import JsonDict, JsonObject
+from pyctl.chat.reasoning import ReasoningLimit
 from pyctl.chat.rendering import Continue, RenderedChat, Renderer, unreadable
 from pyctl.chat.replay import Replay, ReplayMarks
 from pyctl.chat.reply import (
@@ -31,11 +32,10 @@ from pyctl.chat.reply import (
     reasoning_limit,
 )
 from pyctl.chat.template import Template, TemplateCapabilities
-from pyctl.chat.tools import Tools, read_tools, template_tools
+from pyctl.chat.tool_definitions import Tools, read_tools, template_tools
 from pyctl.errors import RequestError
-from pyctl.image_file import ImageFile
+from pyctl.files.image_file import ImageFile
 from pyctl.prompt import ImageSpan, Prompt, Tokens, as_tokens, common_prefix
-from pyctl.reasoning import ReasoningLimit
 
 __all__ = ["ChatFormat", "ChatRequest", "PreparedChat", "ReasoningFormat"]
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from pyctl.errors import RequestError
-from pyctl.image_file import ImageFile
+from pyctl.files.image_file import ImageFile
 from pyctl.prompt import ImageSpan, Tokens
 
 __all__ = [

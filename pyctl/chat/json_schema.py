@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 from pyctl.chat.json_object import JsonDict, JsonObject
 from pyctl.errors import RequestError
-from pyctl.limit import limit
+from pyctl.settings.limit import limit
 
 __all__ = ["has_type", "ready_schema", "resolve"]
 

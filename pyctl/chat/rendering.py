@@ -17,8 +17,8 @@ from pyctl.chat.replay import Part, Replay, ReplayMarks
 from pyctl.chat.reply import ReasoningTags, ReplyPart
 from pyctl.chat.template import Template, TemplateCapabilities
 from pyctl.errors import RequestError
-from pyctl.image_file import ImageFile
-from pyctl.limit import limit
+from pyctl.files.image_file import ImageFile
+from pyctl.settings.limit import limit
 from pyctl.text import n_common, with_whole_characters
 
 __all__ = ["Continue", "RenderedChat", "Renderer", "check_messages", "fit_messages", "unreadable"]

@@ -20,12 +20,12 @@ from weakref import WeakSet
 
 import msgspec
 
-from pyctl.atomic_file import inode, open_regular
 from pyctl.chat.call_formats.scan import parse_json
 from pyctl.chat.images import BEGIN
 from pyctl.chat.json_object import JsonDict
-from pyctl.limit import limit
+from pyctl.files.atomic_file import inode, open_regular
 from pyctl.prompt import Tokens, as_tokens
+from pyctl.settings.limit import limit
 
 __all__ = ["DEFAULT_REPLAY_BYTES", "Part", "Replay", "ReplayMarks", "places"]
 

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.json_object import JsonDict
-from pyctl.reasoning import ReasoningLimit
+from pyctl.chat.reasoning import ReasoningLimit
 from pyctl.text import overlap
 
 __all__ = [

@@ -114,8 +114,8 @@ def _run(command: str, argv: Sequence[str]) -> int:
     from pyctl.cli.arguments import parse_chat, parse_serve
 
     settings = parse_serve(argv) if command == "serve" else parse_chat(argv)
-    from pyctl.engine.model_settings import EXTENSION
     from pyctl.engine.openmp import limit_spinning
+    from pyctl.llama.settings.model_settings import EXTENSION
 
     # Before the libraries load, which read it. Parts of layers on the CPU wait for the others on a
     # GPU.
@@ -138,13 +138,14 @@ def _run(command: str, argv: Sequence[str]) -> int:
 def _answer(action: str, workers: Sequence[str]) -> int:
     """Print the requested list: of devices, with the ``workers``'."""
     if action == "models":
-        from pyctl.models.hub_cache import cached_files
+        from pyctl.model_files.hub_cache import cached_files
         from pyctl.text import one_line
 
         for name in cached_files():
             print(one_line(name))
         return 0
-    from pyctl.llama import connect_workers, devices
+    from pyctl.llama.library.devices import devices
+    from pyctl.llama.library.rpc import connect_workers
 
     connect_workers(workers)
     for device in devices():

@@ -33,23 +33,24 @@ from pyctl.cli.help import help_text
 from pyctl.cli.logs import VERBOSE, LogSettings
 from pyctl.cli.programs import LAUNCH, LaunchSettings
 from pyctl.cli.version import print_version
-from pyctl.convert import FALSE_WORDS, Convert, on_off
-from pyctl.engine.draft.draft_settings import (
+from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.sampling import RANDOM_SEED, Sampling
+from pyctl.errors import ConfigError, RequestError
+from pyctl.llama.settings.draft_settings import (
     AUTOMATIC,
     AUTOMATIC_LENGTH,
     PRIVATE,
     DraftSettings,
     NgramSettings,
 )
-from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.model_settings import SERVED_SEQS, ModelSettings
-from pyctl.engine.pool_settings import PoolSettings
-from pyctl.engine.sampling import RANDOM_SEED, Sampling
-from pyctl.engine.vision_settings import VisionSettings
-from pyctl.errors import ConfigError, RequestError
-from pyctl.models import HubSettings
+from pyctl.llama.settings.model_settings import SERVED_SEQS, ModelSettings
+from pyctl.llama.settings.pool_settings import PoolSettings
+from pyctl.llama.settings.vision_settings import VisionSettings
+from pyctl.mcp import ToolSettings
+from pyctl.model_files import HubSettings
 from pyctl.server import Cors, ListenSettings, ReplySettings, RouterSettings, ServerSettings
-from pyctl.setting import (
+from pyctl.settings.convert import FALSE_WORDS, Convert, on_off
+from pyctl.settings.setting import (
     CACHE,
     CHAT,
     CONTEXT,
@@ -69,7 +70,6 @@ from pyctl.setting import (
     flags_of,
 )
 from pyctl.terminal import TerminalSettings
-from pyctl.tools import ToolSettings
 
 __all__ = [
     "FLAGS",

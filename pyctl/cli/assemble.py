@@ -22,13 +22,6 @@ from pyctl.cache import (
     RamCache,
     max_unwritten,
 )
-from pyctl.cache.disk.directory import CacheDirectory, note_model
-from pyctl.cache.disk.disk import Disk, WriteLimits
-from pyctl.cache.disk.file_format import REPLIES
-from pyctl.cache.disk.model_folder import ModelFolder
-from pyctl.cache.disk.reader import StoreReader
-from pyctl.cache.disk.remote_store import RemoteStore, connect
-from pyctl.cache.disk.writer import StoreWriter
 from pyctl.chat.cached_tokenizer import readable
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.constraint import json_constraint
@@ -37,6 +30,13 @@ from pyctl.chat.template import Template
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.defaults import cache_budget, is_full, stored_bytes
 from pyctl.cli.logs import LoadProgress
+from pyctl.disk.directory import CacheDirectory, note_model
+from pyctl.disk.disk import Disk, WriteLimits
+from pyctl.disk.file_format import REPLIES
+from pyctl.disk.model_folder import ModelFolder
+from pyctl.disk.reader import StoreReader
+from pyctl.disk.remote_store import RemoteStore, connect
+from pyctl.disk.writer import StoreWriter
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.backend import EngineInfo
 from pyctl.engine.draft.cache_drafts import CacheDrafts
@@ -47,15 +47,17 @@ from pyctl.engine.evictable_cache import EvictableEngineCache
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.worker import Worker
 from pyctl.errors import ConfigError, ModelError, PyctlError
-from pyctl.llama import Loaded, MemoryPlan, allocate, load, reserve_pinned
-from pyctl.llama.devices import check_gguf, file_head, model_files
-from pyctl.llama.image_encoder import MAX_ROWS_BYTES
-from pyctl.llama.memory_fit import has_room, wanted_memory
+from pyctl.llama.fit.memory_fit import has_room, wanted_memory
+from pyctl.llama.fit.memory_plan import MemoryPlan
+from pyctl.llama.images.image_encoder import MAX_ROWS_BYTES
+from pyctl.llama.library.devices import check_gguf, file_head, model_files
+from pyctl.llama.library.native import allocate, reserve_pinned
+from pyctl.llama.loader import Loaded, load
 from pyctl.llama.settings.resolved import Resolved
-from pyctl.models import HubSettings, builtin_model
+from pyctl.model_files import HubSettings, builtin_model
+from pyctl.requests.service import AppState, Service
 from pyctl.server import ReplySettings
 from pyctl.server.models import Progress
-from pyctl.server.service import AppState, Service
 
 __all__ = [
     "LoadContext",
@@ -90,7 +92,7 @@ def found(settings: CommandSettings) -> CommandSettings:
     if not (is_fetched or hub.draft_repo or hub.mmproj_url):
         return settings
     # Only now: the import takes a while, and most models are files.
-    from pyctl.models.hub import fetch, fetch_companion
+    from pyctl.model_files.hub import fetch, fetch_companion
 
     if is_fetched:
         alias = model.alias or ((hub.hf_repo,) if hub.hf_repo else ())

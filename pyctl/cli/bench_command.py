@@ -27,8 +27,8 @@ from pyctl.doctor.nvidia_smi import card_states, used_bytes
 from pyctl.errors import ConfigError, ModelError
 from pyctl.measure.bench_report import is_wrong, table_lines
 from pyctl.measure.bench_run import BenchOptions, BenchRun
-from pyctl.models import builtin_model, split_names
-from pyctl.setting import DISK, GENERAL, LOG, SERVER
+from pyctl.model_files import builtin_model, split_names
+from pyctl.settings.setting import DISK, GENERAL, LOG, SERVER
 from pyctl.text import one_line
 
 __all__ = ["run_bench"]
@@ -244,7 +244,7 @@ def _cache_mib(work: Path) -> int:
 
 def _header(flags: Sequence[str], cards: Sequence[str]) -> list[str]:
     """Return the model, the machine with its ``cards``, and the flags, in lines of 80 columns."""
-    from pyctl.llama.library import build_version
+    from pyctl.llama.library.native import build_version
 
     path = Path(flags[1])
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 from pyctl.cache import DiskSettings, default_directory
 from pyctl.cli.command_parser import CommandParser
 from pyctl.errors import ConfigError
-from pyctl.setting import flags_of
+from pyctl.settings.setting import flags_of
 from pyctl.text import one_line, plain
 
 if TYPE_CHECKING:
     from pyctl.cache import Entry
-    from pyctl.cache.disk.directory import CacheDirectory
+    from pyctl.disk.directory import CacheDirectory
 
 __all__ = ["run_cache"]
 
@@ -54,8 +54,8 @@ def run_cache(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     if not path.is_dir():
         raise ConfigError(f"{path} is not a directory")
     # Only now: --help needs none of it.
-    from pyctl.cache.disk.directory import CacheDirectory
-    from pyctl.cache.disk.file_format import INDEX
+    from pyctl.disk.directory import CacheDirectory
+    from pyctl.disk.file_format import INDEX
 
     if arguments.run is not _verify and not (path / INDEX).exists():
         raise ConfigError(f"no prefix cache in {path}")
@@ -117,7 +117,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
 
 def _list(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
     """Print the snapshots by model, or as JSON; return 0."""
-    from pyctl.cache.disk.directory import model_in
+    from pyctl.disk.directory import model_in
 
     entries = directory.entries()
     names = {entry.fingerprint: model_in(directory.path, entry.fingerprint) for entry in entries}
@@ -218,7 +218,7 @@ def _prune(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
     """
     if arguments.kv_cache_budget < 0:
         raise ConfigError("prune needs --kv-cache-budget MiB, at least 0")
-    from pyctl.cache.disk.directory import users_of
+    from pyctl.disk.directory import users_of
 
     if users := users_of(directory.path):
         print(

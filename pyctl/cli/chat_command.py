@@ -13,11 +13,11 @@ from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.logs import start_log
 from pyctl.cli.signals import ending_by_signal
 from pyctl.errors import ConfigError, UnavailableError
+from pyctl.mcp.toolbox import ToolBox
 from pyctl.terminal.conversation import ChatBackend
 from pyctl.terminal.interactive import run_chat
-from pyctl.terminal.tool_calls import OwnTools, ToolSource
+from pyctl.terminal.mcp_calls import OwnTools, ToolSource
 from pyctl.text import reason_of
-from pyctl.tools.toolbox import ToolBox
 
 __all__ = ["chat"]
 
@@ -60,7 +60,7 @@ def chat_backend(settings: CommandSettings) -> Iterator[ChatBackend]:
     # Only now: a running server needs no engine here.
     from pyctl.cli.assemble import assemble, found
     from pyctl.cli.defaults import log_cache_dir, with_directory
-    from pyctl.llama.extension import losses
+    from pyctl.llama.library.extension import losses
     from pyctl.terminal.local import LocalBackend
 
     for line in losses():

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 
 from pyctl.errors import ConfigError
-from pyctl.setting import Flag
+from pyctl.settings.setting import Flag
 
 __all__ = ["candidates", "run_completion"]
 

@@ -13,13 +13,14 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from pyctl.atomic_file import temp_path
 from pyctl.cache import CacheSettings, DiskSettings
-from pyctl.cache.disk.directory import CacheDirectory
-from pyctl.cache.disk.remote_store import connect
 from pyctl.cli.arguments import CommandSettings
+from pyctl.disk.directory import CacheDirectory
+from pyctl.disk.remote_store import connect
 from pyctl.errors import ConfigError
-from pyctl.llama import MemoryPlan, host_available
+from pyctl.files.atomic_file import temp_path
+from pyctl.llama.fit.memory_plan import MemoryPlan
+from pyctl.llama.library.devices import host_available
 
 __all__ = [
     "cache_budget",

@@ -21,7 +21,7 @@ from pyctl.cache import default_directory
 from pyctl.cli.arguments import CommandSettings, parse_serve
 from pyctl.cli.command_parser import CommandParser
 from pyctl.errors import ConfigError
-from pyctl.models import split_names
+from pyctl.model_files import split_names
 
 if TYPE_CHECKING:
     from pyctl.doctor.facts import LlamaFacts, RequestedSettings
@@ -142,13 +142,12 @@ def _requested(settings: CommandSettings) -> RequestedSettings:
 
 def _llama_facts(plan: Plan) -> LlamaFacts:
     from pyctl.doctor.facts import LlamaFacts
-    from pyctl.setup.libraries import unused_card, unused_choice
+    from pyctl.machine.libraries import unused_card, unused_choice
 
     try:
-        from pyctl.llama import devices
-        from pyctl.llama.devices import file_head
-        from pyctl.llama.extension import losses
-        from pyctl.llama.library import library_file
+        from pyctl.llama.library.devices import devices, file_head
+        from pyctl.llama.library.extension import losses
+        from pyctl.llama.library.native import library_file
     except Exception as error:  # whatever a broken library raises at its import
         return LlamaFacts(error=" ".join(str(error).split()))
 
@@ -206,7 +205,7 @@ def planned(settings: CommandSettings) -> tuple[Resolved, list[str]]:
     """
     from pyctl.cli.assemble import check_files
     from pyctl.cli.defaults import cache_budget
-    from pyctl.llama import load
+    from pyctl.llama.loader import load
 
     check_files(settings)
     heard = BufferingHandler(capacity=1000)

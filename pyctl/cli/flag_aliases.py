@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pyctl.convert import file_text, number, on_off_auto
 from pyctl.engine.sampling import GrammarKind
 from pyctl.errors import RequestError
-from pyctl.setting import CONTEXT, FORMAT, GENERAL, MODEL, SAMPLING, SERVER, Flag, Section
+from pyctl.settings.convert import file_text, number, on_off_auto
+from pyctl.settings.setting import CONTEXT, FORMAT, GENERAL, MODEL, SAMPLING, SERVER, Flag, Section
 
 __all__ = [
     "FURTHER",

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Mapping
 
 from pyctl.errors import ConfigError
-from pyctl.setting import Flag, Section
+from pyctl.settings.setting import Flag, Section
 
 __all__ = ["help_text"]
 

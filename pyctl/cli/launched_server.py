@@ -16,16 +16,16 @@ from pathlib import Path
 
 import httpx
 
-from pyctl.atomic_file import make_private, open_private
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.programs import NO_KEY, Endpoint, LaunchSettings
 from pyctl.cli.service_command import pyctl_command
 from pyctl.cli.signals import ending_by_signal, handled
 from pyctl.errors import ConfigError
-from pyctl.module_process import end_with_parent
+from pyctl.files.atomic_file import make_private, open_private
+from pyctl.files.user_directory import user_directory
+from pyctl.processes.module_process import end_with_parent
 from pyctl.server.listen import bind
 from pyctl.text import one_line
-from pyctl.user_directory import user_directory
 
 __all__ = ["address_of", "find_server", "follow", "started_server"]
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyctl.atomic_file import open_private
-from pyctl.convert import integer
 from pyctl.errors import ConfigError
-from pyctl.setting import LOG, Flag
+from pyctl.files.atomic_file import open_private
+from pyctl.settings.convert import integer
+from pyctl.settings.setting import LOG, Flag
 from pyctl.text import clean, one_line
 
 __all__ = ["VERBOSE", "LoadProgress", "LogSettings", "start_log"]

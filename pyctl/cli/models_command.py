@@ -12,10 +12,10 @@ from typing import Any
 from pyctl.cli.arguments import CommandSettings, parse_serve
 from pyctl.cli.command_parser import CommandParser
 from pyctl.errors import ConfigError
-from pyctl.models import builtin_model, is_model_file
-from pyctl.models.hub_cache import cached_files
+from pyctl.files.user_directory import user_directory
+from pyctl.model_files import builtin_model, is_model_file
+from pyctl.model_files.hub_cache import cached_files
 from pyctl.text import one_line
-from pyctl.user_directory import user_directory
 
 __all__ = ["run_models"]
 
@@ -77,8 +77,8 @@ def _row(name: str, origin: str, settings: CommandSettings) -> dict[str, Any]:
     """
     from pyctl.cli.assemble import check_files, found
     from pyctl.cli.doctor_command import planned
-    from pyctl.llama.devices import model_files
-    from pyctl.llama.memory_fit import has_room, wanted_memory
+    from pyctl.llama.fit.memory_fit import has_room, wanted_memory
+    from pyctl.llama.library.devices import model_files
 
     row = {
         "name": one_line(name),

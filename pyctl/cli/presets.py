@@ -16,16 +16,16 @@ from pyctl.cli.arguments import FLAGS, OWNERS, CommandSettings, converted, parse
 from pyctl.cli.command_parser import did_you_mean
 from pyctl.cli.flag_aliases import IGNORED, NO_OP, REJECTED, InfoFlags
 from pyctl.cli.logs import LogSettings
-from pyctl.convert import INT32_MAX, TRUE_WORDS, Convert, number, on_off
 from pyctl.errors import ConfigError
-from pyctl.limit import limit
-from pyctl.models import SPLIT_NAME, is_model_file
-from pyctl.models.hub_cache import cached_files, choose, newest
+from pyctl.mcp import ToolSettings
+from pyctl.model_files import SPLIT_NAME, is_model_file
+from pyctl.model_files.hub_cache import cached_files, choose, newest
 from pyctl.server import Cors, ListenSettings, RouterSettings, ServerSettings
 from pyctl.server.models import ModelCard
-from pyctl.setting import Flag
+from pyctl.settings.convert import INT32_MAX, TRUE_WORDS, Convert, number, on_off
+from pyctl.settings.limit import limit
+from pyctl.settings.setting import Flag
 from pyctl.terminal import TerminalSettings
-from pyctl.tools import ToolSettings
 
 __all__ = ["SHARED_DISK", "Preset", "find_models", "models_in", "read_presets"]
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyctl.convert import web_address
-from pyctl.setting import Section
+from pyctl.settings.convert import web_address
+from pyctl.settings.setting import Section
 
 __all__ = ["LAUNCH", "NO_KEY", "PROGRAMS", "ClientProgram", "Endpoint", "LaunchSettings"]
 

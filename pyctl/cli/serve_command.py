@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 
 from pyctl.cache import DiskSettings, RamBudget, Saved
-from pyctl.cache.disk.remote_store import connect
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.assemble import LoadContext, ModelLoader, assemble, check_files, found
 from pyctl.cli.defaults import cache_budget, log_cache_dir, with_directory, with_shared_budget
@@ -23,22 +22,25 @@ from pyctl.cli.doctor_command import log_findings
 from pyctl.cli.logs import start_log
 from pyctl.cli.presets import SHARED_DISK, Preset, find_models
 from pyctl.cli.startup_banner import Addresses, cache_text, device_text, ready_text
+from pyctl.disk.remote_store import connect
 from pyctl.errors import ConfigError, EngineError
-from pyctl.llama import connect_workers, devices, gpus
-from pyctl.llama.extension import build_line, losses
+from pyctl.llama.library.devices import devices
+from pyctl.llama.library.extension import build_line, losses
+from pyctl.llama.library.rpc import connect_workers
+from pyctl.llama.settings.resolved import gpus
+from pyctl.machine.libraries import unused_card, unused_choice
+from pyctl.mcp.toolbox import ToolBox
+from pyctl.processes.process_memory import share_heaps
+from pyctl.requests.request_pool import PostReplyQueue, RequestPool
+from pyctl.requests.service import AppState
 from pyctl.server.app import create_app, create_loading_app, early_paths
 from pyctl.server.listen import bind
 from pyctl.server.load_order import LoadOrder
 from pyctl.server.middleware import LoadingApp
 from pyctl.server.models import Models, ModelSource
-from pyctl.server.process_memory import share_heaps
-from pyctl.server.request_pool import PostReplyQueue, RequestPool
 from pyctl.server.run import exit_process, serve
-from pyctl.server.service import AppState
 from pyctl.server.supervisor import Supervisor
-from pyctl.setup.libraries import unused_card, unused_choice
 from pyctl.text import duration, one_line
-from pyctl.tools.toolbox import ToolBox
 
 __all__ = ["open_in_browser", "run_serve", "several"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pyctl.cli.arguments import parse_serve
 from pyctl.errors import ConfigError
-from pyctl.module_command import module_command
+from pyctl.processes.module_command import module_command
 
 __all__ = ["pyctl_command", "run_service", "unit_text"]
 

@@ -12,8 +12,8 @@ import subprocess
 from pathlib import Path
 
 from pyctl.errors import ConfigError
-from pyctl.module_command import module_command
-from pyctl.setup.libraries import EXTENSION, BuiltLibraries
+from pyctl.machine.libraries import EXTENSION, BuiltLibraries
+from pyctl.processes.module_command import module_command
 
 __all__ = ["check_libraries"]
 
@@ -93,9 +93,9 @@ def _run(directory: Path, module: str, *arguments: str) -> str:
 
 def main() -> None:
     """Print the facts of this process's libraries, and the devices that they find, as JSON."""
-    from pyctl.llama import devices
-    from pyctl.llama.extension import core, losses
-    from pyctl.llama.library import HostBuffer, build_version
+    from pyctl.llama.library.devices import devices
+    from pyctl.llama.library.extension import core, losses
+    from pyctl.llama.library.native import HostBuffer, build_version
 
     gpus = [device.description for device in devices() if device.is_gpu]
     # Without the extension nothing pins memory.

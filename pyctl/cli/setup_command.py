@@ -15,16 +15,7 @@ from pathlib import Path
 from pyctl.cli.command_parser import CommandParser
 from pyctl.cli.setup_check import check_libraries
 from pyctl.errors import ConfigError
-from pyctl.setup.build import (
-    Build,
-    build_lock,
-    compile_extension,
-    compile_libraries,
-    place_libraries,
-    stage_libraries,
-    stage_release,
-)
-from pyctl.setup.libraries import (
+from pyctl.machine.libraries import (
     BuiltLibraries,
     build_home,
     capability,
@@ -34,7 +25,16 @@ from pyctl.setup.libraries import (
     fits,
     libraries_at,
 )
-from pyctl.setup.machine import Machine, free_bytes, look_at_machine
+from pyctl.machine.probe import Machine, free_bytes, look_at_machine
+from pyctl.setup.build import (
+    Build,
+    build_lock,
+    compile_extension,
+    compile_libraries,
+    place_libraries,
+    stage_libraries,
+    stage_release,
+)
 from pyctl.setup.plan import (
     BuildPlan,
     check_compiler,
@@ -90,7 +90,7 @@ def run_setup(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
             "for the CPU, as this machine has no card that llama.cpp uses through CUDA"
         )
     if not plan.is_needed:
-        from pyctl.llama.extension import (
+        from pyctl.llama.library.extension import (
             losses,
         )  # tries the modules, so that no start waits for that
 

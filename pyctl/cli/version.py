@@ -12,10 +12,10 @@ def print_version() -> None:
     """Print the releases of pyctl and llama.cpp's bindings, a line for each native module that is
     missing, and why a chosen release is not in use.
     """
-    from pyctl.setup.libraries import unused_choice
+    from pyctl.machine.libraries import unused_choice
 
     try:
-        from pyctl.llama.extension import library_versions, losses
+        from pyctl.llama.library.extension import library_versions, losses
 
         release = library_versions()["llama-cpp-python"]
         lines = [*losses(), *filter(None, [unused_choice()])]

@@ -17,7 +17,7 @@ from pyctl.cli.command_parser import CommandParser
 from pyctl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pyctl.llama import Device
+    from pyctl.llama.library.devices import Device
 
 __all__ = ["run_worker"]
 
@@ -43,7 +43,7 @@ def run_worker(argv: Sequence[str]) -> int:
             f"--host {arguments.host}: {error.strerror or error}; an IPv4 address is needed"
         ) from error
     # Flags are read before what takes a while to import.
-    from pyctl.llama import serve_devices
+    from pyctl.llama.library.rpc import serve_devices
 
     devices = _chosen(arguments.device.split(",") if arguments.device else [])
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -99,7 +99,7 @@ def _chosen(names: Sequence[str]) -> list[Device]:
     """Return the devices called ``names``, by default all GPUs, else the CPU. Raises ConfigError
     for an unknown one.
     """
-    from pyctl.llama import devices
+    from pyctl.llama.library.devices import devices
 
     by_name = {device.name: device for device in devices()}
     if unknown := [name for name in names if name not in by_name]:

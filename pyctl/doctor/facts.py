@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from pyctl.doctor.finding import UnknownError
 from pyctl.doctor.nvidia_smi import CardState, card_states
-from pyctl.setup.machine import NVIDIA, Driver, find_driver, find_pci_cards
+from pyctl.machine.probe import NVIDIA, Driver, find_driver, find_pci_cards
 
 __all__ = ["Facts", "LlamaFacts", "Mount", "RequestedSettings", "existing"]
 

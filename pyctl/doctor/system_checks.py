@@ -6,8 +6,8 @@ import resource
 
 from pyctl.doctor.facts import Facts
 from pyctl.doctor.finding import Finding, UnknownError, wrong
-from pyctl.setup.control_groups import memory_groups
-from pyctl.setup.machine import meminfo
+from pyctl.machine.control_groups import memory_groups
+from pyctl.machine.probe import meminfo
 
 __all__ = ["container_memory", "memory_lock", "overcommit"]
 

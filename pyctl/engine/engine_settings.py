@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from pyctl.cache import DEFAULT_STEP
-from pyctl.convert import integer, tokens
-from pyctl.limit import SetLimit, limit
-from pyctl.setting import CACHE, SERVER
+from pyctl.settings.convert import integer, tokens
+from pyctl.settings.limit import SetLimit, limit
+from pyctl.settings.setting import CACHE, SERVER
 
 __all__ = ["MAX_PREWARMS", "Clock", "EngineSettings"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pyctl.cache import BlockBytes, CacheView, Costs, DeviceCounts
 from pyctl.engine.engine_settings import Clock
 from pyctl.engine.request import DraftCounts, Request, Timings
-from pyctl.limit import limit
+from pyctl.settings.limit import limit
 
 __all__ = [
     "FIRST_TOKEN_SECONDS",

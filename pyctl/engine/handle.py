@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 
 from pyctl.engine.request import Done, DraftCounts, Event, Failed, Piece, Request
 from pyctl.errors import EngineError
-from pyctl.limit import limit
+from pyctl.settings.limit import limit
 
 __all__ = ["RequestHandle"]
 

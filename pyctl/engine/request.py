@@ -9,9 +9,9 @@ from itertools import zip_longest
 from typing import Literal, NamedTuple, TypeAlias
 
 from pyctl.cache import CacheRequest, RequestStats, Source
+from pyctl.chat.reasoning import ReasoningLimit
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, PyctlError
-from pyctl.reasoning import ReasoningLimit
 
 __all__ = [
     "Done",

@@ -7,9 +7,9 @@ import re
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from pyctl.convert import INT32_MAX, integer, number, tokens
 from pyctl.errors import RequestError
-from pyctl.setting import SAMPLING, Flag
+from pyctl.settings.convert import INT32_MAX, integer, number, tokens
+from pyctl.settings.setting import SAMPLING, Flag
 
 __all__ = [
     "DEFAULT_SAMPLERS",

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyctl.atomic_file import make_private, open_regular, replacing
 from pyctl.cache import NOTHING, NOWHERE, Block, LiveSequence, Rows, SequenceMemory, Span, State
 from pyctl.errors import RequestError, StateError
+from pyctl.files.atomic_file import make_private, open_regular, replacing
 from pyctl.prompt import Tokens, as_tokens
 
 __all__ = ["SPAN", "SavedSequence", "load_file", "save_file"]

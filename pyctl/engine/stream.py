@@ -7,7 +7,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 
-from pyctl.reasoning import ReasoningLimit
+from pyctl.chat.reasoning import ReasoningLimit
 
 __all__ = ["LineLimits", "ReasoningBudget", "TextStream"]
 

@@ -30,8 +30,8 @@ from pyctl.errors import (
     RequestError,
     UnavailableError,
 )
-from pyctl.limit import limit
 from pyctl.prompt import Prompt
+from pyctl.settings.limit import limit
 
 __all__ = ["Worker"]
 

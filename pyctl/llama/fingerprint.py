@@ -7,12 +7,10 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from llama_cpp import llama_cpp as api
-
 from pyctl.cache import RULES
-from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import ModelError
-from pyctl.llama.devices import (
+from pyctl.llama.library.bindings import api
+from pyctl.llama.library.devices import (
     Device,
     FileTensor,
     file_head,
@@ -20,10 +18,11 @@ from pyctl.llama.devices import (
     model_files,
     tensor_bytes,
 )
-from pyctl.llama.library import build_version
+from pyctl.llama.library.native import build_version
 from pyctl.llama.llama_backend import LlamaBackend
+from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.llama.settings.resolved import Resolved
-from pyctl.setup.libraries import libraries_in_use
+from pyctl.machine.libraries import libraries_in_use
 
 __all__ = ["file_digest", "fingerprint", "shared_split"]
 

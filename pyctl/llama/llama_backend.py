@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
 from pyctl.cache import NOWHERE, Block
@@ -16,14 +15,15 @@ from pyctl.engine.backend import BackendFacts, SequenceTokens, TopTokens
 from pyctl.engine.openmp import end_threads
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, ModelError, NotSupportedError
-from pyctl.llama.batch import Batch, Embedder, Outputs, RowBatch
-from pyctl.llama.context_memory import ContextMemory
 from pyctl.llama.draft.draft_mirror import DraftMirror
 from pyctl.llama.draft.draft_model import Attach, DraftModel
-from pyctl.llama.image_encoder import ImageEncoder
-from pyctl.llama.library import EvaluationControl, build_version, checked
-from pyctl.llama.llama_tokenizer import LlamaTokenizer
-from pyctl.llama.memory_check import (
+from pyctl.llama.images.image_encoder import ImageEncoder
+from pyctl.llama.library.batch import Batch, Embedder, Outputs, RowBatch
+from pyctl.llama.library.bindings import api
+from pyctl.llama.library.llama_tokenizer import LlamaTokenizer
+from pyctl.llama.library.native import EvaluationControl, build_version, checked
+from pyctl.llama.memory.context_memory import ContextMemory
+from pyctl.llama.memory.memory_check import (
     TRIAL_TOKENS,
     describe,
     is_tested,
@@ -31,7 +31,7 @@ from pyctl.llama.memory_check import (
     restores,
     same_bits,
 )
-from pyctl.llama.sampler import LlamaSampler, LlamaVocabulary, top_logprobs
+from pyctl.llama.sampling.sampler import LlamaSampler, LlamaVocabulary, top_logprobs
 from pyctl.prompt import ImageSpan, Tokens, as_tokens
 
 __all__ = ["ContextLimits", "LlamaBackend", "ModelOpener", "OpenModel"]

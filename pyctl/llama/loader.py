@@ -9,32 +9,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from llama_cpp import llama_cpp as api
-
 from pyctl.engine.backend import EngineInfo
-from pyctl.engine.draft.draft_settings import DraftSettings
-from pyctl.engine.model_settings import NUMA, ModelSettings
-from pyctl.engine.pool_settings import PoolSettings
-from pyctl.engine.vision_settings import VisionSettings
-from pyctl.llama import extension
-from pyctl.llama.batch import Embedder
-from pyctl.llama.context_memory import ContextMemory
-from pyctl.llama.devices import check_gguf, start_backends
 from pyctl.llama.draft.draft_model import Attach, DraftModel
 from pyctl.llama.draft.open_draft import open_draft
 from pyctl.llama.fingerprint import fingerprint, shared_split
-from pyctl.llama.image_encoder import ImageEncoder
-from pyctl.llama.library import lose, when_aborted
+from pyctl.llama.fit.memory_plan import MemoryPlan
+from pyctl.llama.fit.pool_fit import fit_all
+from pyctl.llama.images.image_encoder import ImageEncoder
+from pyctl.llama.images.make_encoder import make_encoder
+from pyctl.llama.library import extension
+from pyctl.llama.library.batch import Embedder
+from pyctl.llama.library.bindings import api
+from pyctl.llama.library.devices import check_gguf, start_backends
+from pyctl.llama.library.llama_tokenizer import LlamaTokenizer
+from pyctl.llama.library.native import lose, when_aborted
 from pyctl.llama.llama_backend import ContextLimits, LlamaBackend, ModelOpener, OpenModel
-from pyctl.llama.llama_tokenizer import LlamaTokenizer
-from pyctl.llama.make_encoder import make_encoder
-from pyctl.llama.memory_plan import MemoryPlan
+from pyctl.llama.memory.context_memory import ContextMemory
 from pyctl.llama.model_info import describe_model
 from pyctl.llama.open_model import load_model, make_context, open_embedder, read_vocabulary
-from pyctl.llama.params import ModelParams, context_params
-from pyctl.llama.pool_fit import fit_all
+from pyctl.llama.settings.draft_settings import DraftSettings
+from pyctl.llama.settings.model_settings import NUMA, ModelSettings
+from pyctl.llama.settings.params import ModelParams, context_params
+from pyctl.llama.settings.pool_settings import PoolSettings
 from pyctl.llama.settings.resolve import resolve
 from pyctl.llama.settings.resolved import NO_DRAFTS, Resolved
+from pyctl.llama.settings.vision_settings import VisionSettings
 
 __all__ = ["Loaded", "load"]
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from llama_cpp import llama_cpp as api
-
 from pyctl.engine.backend import EngineInfo, ModelTemplates, Placement
-from pyctl.llama import extension
-from pyctl.llama.devices import metadata_text
-from pyctl.llama.file_sampling import recommended_sampling
+from pyctl.llama.library import extension
+from pyctl.llama.library.bindings import api
+from pyctl.llama.library.devices import metadata_text
+from pyctl.llama.library.llama_tokenizer import LlamaTokenizer
 from pyctl.llama.llama_backend import LlamaBackend
-from pyctl.llama.llama_tokenizer import LlamaTokenizer
+from pyctl.llama.sampling.file_sampling import recommended_sampling
 from pyctl.llama.settings.resolved import Resolved
 
 __all__ = ["describe_model"]

@@ -8,17 +8,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from llama_cpp import llama_cpp as api
-
-from pyctl.engine.model_settings import POOLING, ModelSettings
 from pyctl.errors import ModelError, UnavailableError
-from pyctl.limit import limit
-from pyctl.llama.batch import Embedder
-from pyctl.llama.devices import metadata_text
-from pyctl.llama.library import forget_log_errors, last_log_error
-from pyctl.llama.llama_tokenizer import LlamaTokenizer
-from pyctl.llama.params import ModelParams, context_params
+from pyctl.llama.library.batch import Embedder
+from pyctl.llama.library.bindings import api
+from pyctl.llama.library.devices import metadata_text
+from pyctl.llama.library.llama_tokenizer import LlamaTokenizer
+from pyctl.llama.library.native import forget_log_errors, last_log_error
+from pyctl.llama.settings.model_settings import POOLING, ModelSettings
+from pyctl.llama.settings.params import ModelParams, context_params
 from pyctl.llama.settings.resolved import Resolved
+from pyctl.settings.limit import limit
 
 __all__ = ["load_model", "make_context", "open_embedder", "read_vocabulary"]
 

@@ -18,15 +18,15 @@ from pathlib import Path
 
 from pyctl.cache import NOWHERE
 from pyctl.engine.backend import SequenceTokens
-from pyctl.engine.draft.draft_settings import DraftSettings
-from pyctl.engine.model_settings import ModelSettings
-from pyctl.engine.pool_settings import PoolSettings
+from pyctl.llama.library.module_trial import NOT_TRIED
+from pyctl.llama.library.trial_models import models_of, models_with_drafts
 from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.loader import load
-from pyctl.llama.memory_check import made_up_text
-from pyctl.llama.module_trial import NOT_TRIED
-from pyctl.llama.trial_models import models_of, models_with_drafts
-from pyctl.setup.libraries import TRIAL
+from pyctl.llama.memory.memory_check import made_up_text
+from pyctl.llama.settings.draft_settings import DraftSettings
+from pyctl.llama.settings.model_settings import ModelSettings
+from pyctl.llama.settings.pool_settings import PoolSettings
+from pyctl.machine.libraries import TRIAL
 
 __all__ = ["try_module", "try_settings"]
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from pyctl.module_command import module_command
-from pyctl.module_process import end_with_parent
+from pyctl.processes.module_command import module_command
+from pyctl.processes.module_process import end_with_parent
 
 __all__ = ["PYCTL_SERVE", "ServerProcess", "clean_environment"]
 

@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from html import escape
 
-from pyctl.limit import limit
-from pyctl.module_process import start_module
+from pyctl.processes.module_process import start_module
+from pyctl.settings.limit import limit
 
 __all__ = ["MAX_TEXTS", "MAX_TEXT_BYTES", "MarkdownProcess"]
 

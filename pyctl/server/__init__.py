@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Literal
 
 from pyctl.cache import DiskSettings
-from pyctl.convert import choice, directory, file_text, integer, number, tokens, words
-from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import ConfigError
-from pyctl.limit import SetLimit
-from pyctl.setting import CACHE, FORMAT, SAMPLING, SERVER
+from pyctl.llama.settings.model_settings import ModelSettings
+from pyctl.settings.convert import choice, directory, file_text, integer, number, tokens, words
+from pyctl.settings.limit import SetLimit
+from pyctl.settings.setting import CACHE, FORMAT, SAMPLING, SERVER
 
 __all__ = [
     "REASONING_FORMATS",

@@ -18,9 +18,11 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from pyctl.errors import LoadingError, NotFoundError, RequestError
+from pyctl.files.pdf_file import pdf_text
 from pyctl.page import POLICY, asset, names
 from pyctl.page.markdown_process import MAX_TEXTS
-from pyctl.pdf_file import pdf_text
+from pyctl.requests.body import at_most, decode, parse_object
+from pyctl.requests.service import AppState, Service
 from pyctl.server import ServerSettings
 from pyctl.server.api import (
     anthropic,
@@ -35,9 +37,8 @@ from pyctl.server.api import (
     sequences,
     streams,
     token_counts,
-    tool_routes,
 )
-from pyctl.server.body import at_most, decode, parse_object
+from pyctl.server.api import mcp_routes as tool_routes
 from pyctl.server.content_coding import ContentCodingMiddleware
 from pyctl.server.http import (
     ErrorForm,
@@ -62,7 +63,6 @@ from pyctl.server.middleware import (
 from pyctl.server.models import Models
 from pyctl.server.request_log import log_error
 from pyctl.server.request_target import AbsoluteFormMiddleware
-from pyctl.server.service import AppState, Service
 
 __all__ = ["create_app", "create_loading_app", "early_paths"]
 

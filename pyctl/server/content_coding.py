@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyctl.errors import ContentCodingError, RequestError, TooLargeError
-from pyctl.limit import limit
+from pyctl.settings.limit import limit
 
 __all__ = ["ContentCodingMiddleware", "decoder_of"]
 

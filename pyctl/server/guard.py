@@ -17,7 +17,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from pyctl.limit import limit
+from pyctl.settings.limit import limit
 
 __all__ = ["ConnectionGuard", "GuardedProtocol", "raise_file_limit"]
 

@@ -16,10 +16,10 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyctl.errors import NotFoundError, RequestError
-from pyctl.limit import limit
-from pyctl.server.body import decode
+from pyctl.requests.body import decode
+from pyctl.requests.request_pool import until_left
 from pyctl.server.http import error_response, given_key
-from pyctl.server.request_pool import until_left
+from pyctl.settings.limit import limit
 
 __all__ = [
     "HEADER",

@@ -7,7 +7,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 
-from pyctl.limit import limit
+from pyctl.settings.limit import limit
 
 __all__ = ["MAX_HELD_SECONDS", "LoadOrder", "Ticket"]
 

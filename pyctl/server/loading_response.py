@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pyctl.requests.request_pool import client_left
+from pyctl.requests.service import Service
 from pyctl.server.http import PING, frame, stream_head
 from pyctl.server.models import Lease, Models, ServedModel, give_back_lease
-from pyctl.server.request_pool import client_left
-from pyctl.server.service import Service
 
 __all__ = ["LoadingResponse"]
 

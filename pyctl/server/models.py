@@ -15,9 +15,9 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from pyctl.engine.engine_settings import Clock
 from pyctl.errors import BusyError, ConfigError, PyctlError, RequestError, UnavailableError
-from pyctl.limit import limit
+from pyctl.requests.service import AppState, Service
 from pyctl.server.load_order import LoadOrder, Ticket
-from pyctl.server.service import AppState, Service
+from pyctl.settings.limit import limit
 
 __all__ = [
     "Lease",

@@ -18,9 +18,9 @@ from pyctl.engine.backend import TopTokens
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, DraftCounts, Piece, Progress, Request, Timings
 from pyctl.engine.sampling import Sampling
-from pyctl.server.body import ReplyOptions
+from pyctl.requests.body import ReplyOptions
+from pyctl.requests.service import Service
 from pyctl.server.http import PING, ErrorForm, encode, error_body, frame, named_frames
-from pyctl.server.service import Service
 from pyctl.text import random_id
 
 __all__ = [

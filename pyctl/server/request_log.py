@@ -8,7 +8,7 @@ from functools import partial
 from pyctl.cache import Divergence
 from pyctl.engine.request import Done, Progress
 from pyctl.errors import NotFoundError, PyctlError
-from pyctl.server.service import Service
+from pyctl.requests.service import Service
 
 __all__ = ["log_disconnect", "log_done", "log_error"]
 

@@ -21,9 +21,9 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from pyctl.errors import ConfigError
-from pyctl.limit import limit
 from pyctl.server import ListenSettings
 from pyctl.server.guard import ConnectionGuard, GuardedProtocol, raise_file_limit
+from pyctl.settings.limit import limit
 
 __all__ = ["exit_process", "serve"]
 

@@ -17,7 +17,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from pyctl.atomic_file import (
+from pyctl.cache import Saved, SavedTime
+from pyctl.engine.engine_settings import Clock
+from pyctl.files.atomic_file import (
     files_in,
     is_abandoned,
     make_private,
@@ -25,9 +27,7 @@ from pyctl.atomic_file import (
     read_regular,
     write_atomic,
 )
-from pyctl.cache import Saved, SavedTime
-from pyctl.engine.engine_settings import Clock
-from pyctl.limit import limit
+from pyctl.settings.limit import limit
 
 __all__ = ["FILE", "MAX_DAYS", "SavedDays", "start_timer"]
 

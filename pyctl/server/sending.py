@@ -15,12 +15,12 @@ from starlette.types import Receive, Scope, Send
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Event, Failed, Piece, Progress
 from pyctl.errors import EngineError
+from pyctl.requests.request_pool import until_left
+from pyctl.requests.service import Service
 from pyctl.server.http import JsonResponse, error_response, stream_head
 from pyctl.server.middleware import sees_texts
 from pyctl.server.reply import Reply
 from pyctl.server.request_log import log_disconnect, log_done, log_error
-from pyctl.server.request_pool import until_left
-from pyctl.server.service import Service
 
 __all__ = ["ReplyResponse", "merged", "respond"]
 

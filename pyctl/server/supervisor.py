@@ -9,8 +9,8 @@ import threading
 
 from pyctl.engine.watchdog import WATCH_SECONDS
 from pyctl.errors import EngineError, ModelError, PyctlError, UnavailableError
+from pyctl.processes.process_memory import collect_all
 from pyctl.server.models import Models, Progress, ServedModel, Status
-from pyctl.server.process_memory import collect_all
 from pyctl.text import without_addresses
 
 __all__ = ["Supervisor"]

@@ -23,8 +23,7 @@ from types import MappingProxyType
 from typing import TextIO
 
 from pyctl.errors import ConfigError
-from pyctl.module_process import end_with_parent
-from pyctl.setup.libraries import (
+from pyctl.machine.libraries import (
     BINDINGS,
     EXTENSION,
     MODULES,
@@ -32,7 +31,8 @@ from pyctl.setup.libraries import (
     cpu_features,
     write_built,
 )
-from pyctl.setup.machine import Compiler
+from pyctl.machine.probe import Compiler
+from pyctl.processes.module_process import end_with_parent
 from pyctl.setup.parameter_layout import lay_out
 from pyctl.setup.release_files import Manifest
 from pyctl.setup.source import Release, extension_digest, extension_source, read_pin

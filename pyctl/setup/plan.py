@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyctl.errors import ConfigError
-from pyctl.setup.libraries import capability
-from pyctl.setup.machine import AMD, Compiler, Machine
+from pyctl.machine.libraries import capability
+from pyctl.machine.probe import AMD, Compiler, Machine
 from pyctl.setup.toolkit import TOOLKIT_RELEASE
 
 __all__ = [

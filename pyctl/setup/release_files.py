@@ -25,8 +25,8 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 from pyctl.errors import ConfigError
-from pyctl.setup.control_groups import text_of
-from pyctl.setup.libraries import capability, covers
+from pyctl.machine.control_groups import text_of
+from pyctl.machine.libraries import capability, covers
 from pyctl.setup.source import new_directory, read_pin
 
 __all__ = [

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyctl.errors import ConfigError
-from pyctl.module_command import module_command
+from pyctl.processes.module_command import module_command
 
 __all__ = [
     "Pin",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyctl.errors import ConfigError
-from pyctl.setup.machine import Compiler
+from pyctl.machine.probe import Compiler
 from pyctl.setup.source import new_directory, pip_environment
 
 __all__ = [

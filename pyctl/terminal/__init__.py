@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyctl.convert import printable, server_address
-from pyctl.setting import CHAT
+from pyctl.settings.convert import printable, server_address
+from pyctl.settings.setting import CHAT
 
 __all__ = ["TerminalSettings"]
 

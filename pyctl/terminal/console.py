@@ -24,10 +24,10 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from rich.console import Console
 from rich.text import Text
 
-from pyctl.atomic_file import make_private, open_private, write_atomic
 from pyctl.chat.reply import ReplyDelta
 from pyctl.errors import RequestError
-from pyctl.limit import limit
+from pyctl.files.atomic_file import make_private, open_private, write_atomic
+from pyctl.settings.limit import limit
 from pyctl.terminal.conversation import MAX_TEXT_BYTES, ReplyStats
 from pyctl.terminal.rendering import GrowingText
 from pyctl.text import clean

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
-from pyctl.atomic_file import replacing
 from pyctl.chat.reply import CallDelta, ReplyDelta
 from pyctl.errors import RequestError
-from pyctl.image_file import ImageFile
-from pyctl.limit import limit
-from pyctl.pdf_file import MAX_PDF_BYTES, is_pdf, pdf_text
+from pyctl.files.atomic_file import replacing
+from pyctl.files.image_file import ImageFile
+from pyctl.files.pdf_file import MAX_PDF_BYTES, is_pdf, pdf_text
+from pyctl.settings.limit import limit
 from pyctl.text import one_line
 
 __all__ = [

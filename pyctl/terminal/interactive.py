@@ -17,11 +17,12 @@ from typing import Any
 
 from rich.console import Console
 
-from pyctl.atomic_file import make_private
 from pyctl.chat.reply import CallDelta
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import PyctlError, RequestError
-from pyctl.server.body import ChatBody
+from pyctl.files.atomic_file import make_private
+from pyctl.files.user_directory import user_directory
+from pyctl.requests.body import ChatBody
 from pyctl.terminal import TerminalSettings
 from pyctl.terminal import conversation as transcript
 from pyctl.terminal.console import PipeReader, PlainView, RichView, TerminalReader, View
@@ -33,11 +34,10 @@ from pyctl.terminal.conversation import (
     ReplyEvent,
     ReplyStats,
 )
+from pyctl.terminal.mcp_calls import MAX_ROUNDS, STOPPED, ToolCalls, ToolSource
 from pyctl.terminal.prompt_line import PromptLine
 from pyctl.terminal.rendering import THEME
-from pyctl.terminal.tool_calls import MAX_ROUNDS, STOPPED, ToolCalls, ToolSource
 from pyctl.text import reason_of
-from pyctl.user_directory import user_directory
 
 __all__ = ["Chat", "run_chat"]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from pyctl.engine.request import Done, Failed, Piece, Progress
 from pyctl.errors import EngineError, PyctlError
-from pyctl.server.body import ChatBody
-from pyctl.server.prepare import prepare
-from pyctl.server.service import Service
+from pyctl.requests.body import ChatBody
+from pyctl.requests.prepare import prepare
+from pyctl.requests.service import Service
 from pyctl.terminal.conversation import PromptProgress, ReplyEvent, ReplyStats
 
 __all__ = ["LocalBackend"]

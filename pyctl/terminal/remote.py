@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 
 from pyctl.chat.reply import CallDelta, ReplyDelta
-from pyctl.convert import INT32_MAX
 from pyctl.errors import (
     AuthenticationError,
     EngineError,
@@ -23,9 +22,10 @@ from pyctl.errors import (
     UnavailableError,
 )
 from pyctl.http_client import http_client
-from pyctl.limit import limit
+from pyctl.settings.convert import INT32_MAX
+from pyctl.settings.limit import limit
 from pyctl.terminal.conversation import PromptProgress, ReplyEvent, ReplyStats
-from pyctl.terminal.tool_calls import OfferedTool, text_of
+from pyctl.terminal.mcp_calls import OfferedTool, text_of
 
 __all__ = ["RemoteBackend"]
 

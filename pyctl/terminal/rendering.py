@@ -24,7 +24,7 @@ from rich.syntax import Syntax
 from rich.text import Text
 from rich.theme import Theme
 
-from pyctl.limit import limit
+from pyctl.settings.limit import limit
 
 __all__ = ["THEME", "Block", "GrowingText", "MarkdownBlocks", "formatted"]
 

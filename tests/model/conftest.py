@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pyctl.llama import Loaded
+from pyctl.llama.loader import Loaded
 
 
 @pytest.fixture

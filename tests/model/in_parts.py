@@ -15,10 +15,11 @@ from llama_cpp import llama_cpp as api
 
 from pyctl.cache.snapshot import Rows, State
 from pyctl.engine.backend import SequenceTokens
-from pyctl.engine.draft.draft_settings import DraftSettings
-from pyctl.engine.model_settings import ModelSettings
-from pyctl.llama import LlamaBackend, load
-from pyctl.llama.dry_runs import dry_run
+from pyctl.llama.fit.dry_runs import dry_run
+from pyctl.llama.llama_backend import LlamaBackend
+from pyctl.llama.loader import load
+from pyctl.llama.settings.draft_settings import DraftSettings
+from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.llama.settings.resolved import Resolved
 from pyctl.prompt import as_tokens
 

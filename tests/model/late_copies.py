@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pyctl.llama import library
+from pyctl.llama.library import native as library
 
 LAG = 3
 """Calls by which the extension treats a copy as under way."""

@@ -21,14 +21,14 @@ from pyctl.engine import idle
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.schedule import prewarm
 from pyctl.engine.worker import Worker
-from pyctl.llama import load
+from pyctl.llama.loader import load
+from pyctl.llama.settings.model_settings import ModelSettings
+from pyctl.requests.service import AppState, Service
 from pyctl.server import ReplySettings, ServerSettings
 from pyctl.server.app import create_app
 from pyctl.server.models import Models
-from pyctl.server.service import AppState, Service
 from pyctl.terminal.conversation import ReplyDelta
 from pyctl.terminal.local import LocalBackend
 from tests.functions import function

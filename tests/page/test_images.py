@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pyctl.image_file import ImageFile
+from pyctl.files.image_file import ImageFile
 from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
 from tests.page.browser import Tab
 from tests.page.conftest import OpenTab

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.page.browser import Tab, saying
-from tests.unit.test_pdf_file import pdf, says
+from tests.unit.files.test_pdf_file import pdf, says
 
 FACTS = "My name is Ada and the code of the north door is 4711."
 

@@ -14,7 +14,7 @@ from pyctl.measure.server_process import ServerProcess
 from tests.page.browser import Tab
 from tests.page.conftest import SERVE, OpenTab
 from tests.page.test_looks import findings, load_axe
-from tests.unit.tools import test_mcp_client
+from tests.unit.mcp import test_mcp_client
 
 if TYPE_CHECKING:  # it may be missing
     from playwright.sync_api import Browser

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from pyctl import measure
-from pyctl.llama.extension import core
+from pyctl.llama.library.extension import core
 from pyctl.measure.server_process import clean_environment
 from tests.unit.engine.single_precision import F32_ROWS
 from tests.waiting import until

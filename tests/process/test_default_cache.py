@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pyctl.install_command import install_command
 from pyctl.measure.server_process import clean_environment
+from pyctl.processes.install_command import install_command
 from tests.process.conftest import Server, n_on_disk, pyctl, source_of
 from tests.waiting import until
 

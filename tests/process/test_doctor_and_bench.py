@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pyctl.doctor.examine import CHECKS
 from pyctl.measure.server_process import clean_environment
-from pyctl.models import builtin_model
+from pyctl.model_files import builtin_model
 from tests.waiting import until
 
 SMALL = (

@@ -33,7 +33,8 @@ LONG |= {"stream": True, "return_progress": True}
 
 ENDLESS = """
 import sys, time
-from pyctl.llama import LlamaBackend, library
+from pyctl.llama.llama_backend import LlamaBackend
+from pyctl.llama.library import native as library
 from pyctl.measure.server_process import clean_environment
 
 decode = LlamaBackend._decode
@@ -107,7 +108,7 @@ def test_sigterm_in_a_long_batch_stops_it_and_keeps_the_other_conversations(
 
 TELLING = """
 import sys
-from pyctl.llama import llama_tokenizer
+from pyctl.llama.library import llama_tokenizer
 tokenize = llama_tokenizer.LlamaTokenizer.tokenize
 
 def told(self, text, **flags):
@@ -212,7 +213,7 @@ def test_a_second_signal_ends_at_once(start: Start) -> None:
 
 FAULTY = """
 import time
-from pyctl.llama import LlamaBackend
+from pyctl.llama.llama_backend import LlamaBackend
 
 def fault(self, items):
     {fault}
@@ -242,7 +243,8 @@ def test_lost_engine_ends_streams_with_an_error_and_exit_code_1(start: Start, fa
 
 FULL = """
 import ctypes
-from pyctl.llama import LlamaBackend, library
+from pyctl.llama.llama_backend import LlamaBackend
+from pyctl.llama.library import native as library
 
 decode, calls = LlamaBackend.decode, iter(range(9, -1, -1))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pyctl.llama.extension import LIBRARIES, library_file, library_versions
+from pyctl.llama.library.extension import LIBRARIES, library_file, library_versions
 from tests.process.conftest import Server, package_copy, source_of
 from tests.process.conftest import pyctl as run
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from pyctl.measure.server_process import ServerProcess, clean_environment
-from tests.unit.test_pdf_file import pdf, says
+from tests.unit.files.test_pdf_file import pdf, says
 
 PYCTL = str(Path(sys.executable).with_name("pyctl"))
 
@@ -84,7 +84,7 @@ def test_a_child_has_the_packages_of_its_parent(hostile: Callable[[], list[str]]
         "import package_given, pyctl.text, sys; print(sys.argv[1:])"
     )
     Path("added/parent.py").write_text(
-        "import subprocess; from pyctl.module_command import module_command\n"
+        "import subprocess; from pyctl.processes.module_command import module_command\n"
         "subprocess.run([*module_command('package_added.child'), 'a b', '-m'])"
     )
     environment = {**os.environ, "PYTHONPATH": os.path.abspath("given")}

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from pyctl.models import builtin_model
+from pyctl.model_files import builtin_model
 from tests.process.conftest import clean_environment
 from tools.generator import TINY_HYBRID, read_vocab, write_model
 

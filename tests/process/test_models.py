@@ -331,7 +331,7 @@ def test_files_that_are_gone_or_cut_are_errors_of_their_requests_alone(
 FULL = """
 import ctypes
 from pyctl.engine.engine import Engine
-from pyctl.llama import library
+from pyctl.llama.library import native as library
 
 def full(self):
     if self.asleep:

@@ -40,7 +40,7 @@ TEXTS = [[SYSTEM, user(name, 900)] for name in ("store", "gate", "river", "stone
 
 SETTINGS = """
 import time
-from pyctl.cache.disk import remote_store
+from pyctl.disk import remote_store
 from pyctl.llama.llama_backend import LlamaBackend
 remote_store.PATIENCE_SECONDS = {patience}
 remote_store.LOOK_SECONDS = 0.1

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
-from tests.unit.tools import test_mcp_client
-from tests.unit.tools.test_mcp_client import are_gone, working
+from tests.unit.mcp import test_mcp_client
+from tests.unit.mcp.test_mcp_client import are_gone, working
 from tests.waiting import until
 
 N_CALLS = 10

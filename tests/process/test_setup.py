@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pyctl.llama.extension import core
-from pyctl.llama.module_trial import run_trial
-from pyctl.setup.libraries import MODULES, libraries_at
+from pyctl.llama.library.extension import core
+from pyctl.llama.library.module_trial import run_trial
+from pyctl.machine.libraries import MODULES, libraries_at
 from tests.process.conftest import Server, pyctl
 from tests.unit.setup.machines import build_libcuda
 from tests.unit.setup.test_release_files import release

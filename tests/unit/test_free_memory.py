@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from pyctl.setup.control_groups import memory_groups
+from pyctl.machine.control_groups import memory_groups
 
 devices = importlib.import_module(
-    "pyctl.llama.devices"
+    "pyctl.llama.library.devices"
 )  # whose package has a function of this name
 
 GIB = 2**30

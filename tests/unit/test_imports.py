@@ -12,93 +12,59 @@ import pytest
 from tools.house import ROOT, module_graph, modules, tree_of
 
 LAYERS = {
-    "errors": set(),
-    "limit": set(),
-    "convert": set(),
-    "setting": {"convert"},
-    "prompt": {"image_file"},
-    "image_file": {"errors", "limit"},
-    "pdf_file": {"errors", "limit", "module_process"},
-    "child_environment": set(),
-    "http_client": {"errors"},
-    "module_command": set(),
-    "install_command": set(),
-    "module_process": {"child_environment", "module_command"},
-    "text": {"limit"},
-    "reasoning": set(),
-    "atomic_file": set(),
-    "user_directory": set(),
-    "models": {"errors", "text", "atomic_file"},
-    "setup": {"errors", "text", "atomic_file", "module_command", "module_process"},
-    "cache": {"prompt", "errors", "atomic_file", "install_command"},
-    "chat": {"prompt", "reasoning", "text", "errors", "atomic_file"},
-    "engine": {"cache", "models", "prompt", "reasoning", "text", "errors", "atomic_file"},
-    "llama": {
-        "engine",
-        "cache",
-        "models",
-        "setup",
-        "prompt",
-        "text",
-        "errors",
-        "atomic_file",
-        "user_directory",
-    }
-    | {"module_command", "module_process"},
-    "doctor": {"setup", "text", "errors"},
-    "measure": {"module_command", "module_process"},
-    "page": {"module_process"},
-    "tools": {"text", "errors", "child_environment", "install_command"},
-    "server": {
-        "chat",
-        "engine",
-        "cache",
-        "page",
-        "tools",
-        "prompt",
-        "reasoning",
-        "text",
-        "errors",
-        "atomic_file",
-    },
-    "terminal": {"chat", "engine", "tools", "prompt", "text", "errors", "atomic_file"},
+    # words of the whole house
+    "errors": "",  # one tree of exceptions
+    "processes": "settings",  # commands of child processes, and the memory of this one
+    "settings": "",  # flags, conversions, bounds
+    "text": "settings",  # lines, whole characters, ids
+    "files": "errors processes settings",  # atomic writes, the user's directories, images, PDFs
+    "prompt": "files",  # tokens with images between them
+    "http_client": "errors",  # clients that use proxies, but not to this machine
+    # outside of a request
+    "page": "processes settings",  # the web page
+    "mcp": "errors processes settings text",  # tools of MCP servers
+    "model_files": "errors files http_client settings text",  # downloads, the built-in model
+    "setup": "errors machine processes",  # builds of llama.cpp
+    "machine": "files setup",  # cards, compilers, libraries in use
+    "doctor": "errors machine setup text",  # checks of the machine
+    "measure": "processes",  # `pyctl bench`, through HTTP
+    # decisions
+    "cache": "disk errors files prompt settings",  # which snapshots, and where
+    "disk": "cache errors files processes prompt settings",  # snapshots in files
+    "chat": "errors files prompt settings text",  # conversations as text and tokens
+    "engine": "cache chat errors files llama.settings prompt settings",  # requests on one thread
+    # llama.cpp
+    "llama.library": (  # the libraries, the extension, devices
+        "cache engine errors files llama.settings machine model_files processes prompt settings"
+    ),
+    "llama.settings": "errors llama.library machine settings",  # a model's settings, parameters
+    "llama.sampling": "engine errors llama.library prompt settings",  # samplers, grammars
+    "llama.images": "errors files llama llama.library llama.settings prompt settings",  # encoder
+    "llama.draft": "cache engine errors llama.library llama.settings settings",  # draft models
+    "llama.memory": (  # rows and states of a context
+        "cache engine errors llama.draft llama.library llama.settings prompt"
+    ),
+    "llama.fit": (  # settings that fit the memory
+        "errors llama.draft llama.images llama.library llama.settings settings"
+    ),
+    "llama": (  # backend, loader, fingerprint
+        "cache engine errors llama.draft llama.fit llama.images llama.library llama.memory "
+        "llama.sampling llama.settings machine prompt settings"
+    ),
+    # requests
+    "requests": (  # from a body to the engine
+        "cache chat engine errors files mcp page processes prompt server settings text"
+    ),
+    "server": (  # HTTP
+        "cache chat engine errors files llama.settings mcp page processes prompt requests settings "
+        "text"
+    ),
+    "terminal": "chat engine errors files http_client mcp requests settings text",  # `pyctl chat`
 }
-"""What each part may import besides itself; `cli` and `__main__` may import everything."""
-
-for _layer in ("chat", "engine", "llama", "server", "terminal"):
-    LAYERS[_layer] |= {"image_file"}
-
-for _layer in (
-    "models",
-    "setup",
-    "doctor",
-    "cache",
-    "chat",
-    "engine",
-    "llama",
-    "page",
-    "tools",
-    "server",
-    "terminal",
-):
-    LAYERS[_layer] |= {"convert", "setting", "limit"}
-
-for _layer in ("models", "terminal"):
-    LAYERS[_layer] |= {"http_client"}
-
-for _layer in ("server", "terminal"):
-    LAYERS[_layer] |= {"pdf_file"}
-
-for _layer in ("models", "setup", "cache", "terminal"):
-    LAYERS[_layer] |= {"user_directory"}
+"""Packages, and what each may import besides itself; `cli` and `__main__` may import everything."""
 
 NAME = re.compile(r"\b(?:(?:llama|llm|ggml|LLAMA|LLM|GGML|get)_\w+|(?:llama|ggml)[\w-]*\.h)")
 """What names of llama.cpp, and its headers, look like."""
-
-REQUEST_PATH = ("pyctl.server.prepare", "pyctl.server.body", "pyctl.server.service")
-"""What `terminal` may import of `server`, besides what is listed above: both ask the engine in one
-way.
-"""
 
 NATIVE = {"_core", "_drafts", "_pool"}
 
@@ -106,35 +72,29 @@ CONCRETE = {"Disk", "Engine", "EngineAdmin", "LlamaBackend", "RamCache", "Worker
 """Classes whose objects only `cli` builds."""
 
 
+def layer_of(name: str) -> str:
+    """The package of `LAYERS` that a module is in; `cli` for the command itself."""
+    parts = name.split(".")[1:]
+    inner = ".".join(parts[:2])
+    return inner if inner in LAYERS else parts[0] if parts else "cli"
+
+
 def test_layers() -> None:
     for name, targets in module_graph().items():
-        layer = name.split(".")[1] if "." in name else "cli"
+        layer = layer_of(name)
         if layer in ("cli", "__main__"):
             continue
+        allowed = {*LAYERS[layer].split(), *NATIVE, layer, "cli"}
         for target in targets:
-            if target.startswith("pyctl.") and not (
-                layer == "terminal" and target.startswith(REQUEST_PATH)
-            ):
-                assert target.split(".")[1] in LAYERS[layer] | NATIVE | {layer}, (
-                    f"{name} imports {target}"
-                )
-
-
-def test_the_cache_does_not_import_its_disk() -> None:
-    """The disk implements a port of the cache, and only the disk and `cli` import it."""
-    for name, targets in module_graph().items():
-        if name.startswith("pyctl.cache") and not name.startswith("pyctl.cache.disk."):
-            disk = {each for each in targets if each.startswith("pyctl.cache.disk.")}
-            assert not disk, f"{name} imports {disk}"
+            if target.startswith("pyctl."):
+                assert layer_of(target) in allowed, f"{name} imports {target}"
 
 
 def test_the_extension_is_imported_in_one_place() -> None:
-    """`pyctl.llama.extension` imports its modules by their names, `pyctl.llama.library` only their
-    types.
-    """
+    """`extension` imports its modules by their names, `native` only their types."""
     names = ("pyctl._core", "pyctl._drafts", "pyctl._pool")
     assert {name for name, targets in module_graph().items() if targets & {*names}} == {
-        "pyctl.llama.library"
+        "pyctl.llama.library.native"
     }
 
 
@@ -162,8 +122,8 @@ def test_one_place_talks_to_llama_cpp() -> None:
     }
     assert speakers
     assert all(name.startswith("pyctl.llama.") for name in speakers)
-    # pyctl.llama loads the C++ runtime first: a library with a runtime of its own must not take its
-    # place.
+    # pyctl.llama.library loads the C++ runtime first: a library with a runtime of its own must not
+    # take its place.
     bindings = re.compile(r"^\s*(?:from|import) llama_cpp\b", re.MULTILINE)
     files = [path for package in ("bench", "tools") for path in (ROOT / package).rglob("*.py")]
     assert [path for path in files if bindings.search(path.read_text("utf-8"))] == []
@@ -262,7 +222,10 @@ def test_only_the_command_builds_concrete_objects() -> None:
     for name, path in known.items():
         if name.startswith(("pyctl.server", "pyctl.terminal", "pyctl.chat")):
             assert not calls(path) & CONCRETE, name
-            assert not any(target.startswith("pyctl.llama") for target in graph[name])
+            assert not any(
+                target.startswith("pyctl.llama") and ".settings." not in target
+                for target in graph[name]
+            )
 
 
 def test_one_place_starts_python() -> None:

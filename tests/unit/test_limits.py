@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from pyctl.limit import LIMITS, limit
+from pyctl.settings.limit import LIMITS, limit
 from tools.limits import PAGE, table
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pyctl.image_file import ImageFile
+from pyctl.files.image_file import ImageFile
 from pyctl.prompt import ImageSpan, Prompt
 from tests.pictures import image_bytes
 

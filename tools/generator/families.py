@@ -25,8 +25,8 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 from numpy.typing import NDArray
 
-from pyctl.atomic_file import temp_path
-from pyctl.llama.library import api, open_library
+from pyctl.files.atomic_file import temp_path
+from pyctl.llama.library.native import api, open_library
 from tools.generator.generate import add_tokenizer, source_digest, write_tensors
 from tools.generator.shapes import F32, Q4_K, Q8_0, Tensor
 from tools.generator.vocab import InitParams, byte_vocab, ggml

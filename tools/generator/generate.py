@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from gguf import GGML_QUANT_VERSION, GGUFWriter, LlamaFileType, PoolingType
 
-from pyctl.atomic_file import temp_path
+from pyctl.files.atomic_file import temp_path
 from tools.generator.shapes import F32, GROUP, I64, KERNEL, Shape, Tensor, tensors
 from tools.generator.vision import VisionShape, write_encoder
 from tools.generator.vocab import CHATML_TEMPLATE, Vocab, byte_vocab

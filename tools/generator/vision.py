@@ -18,7 +18,7 @@ import numpy as np
 from gguf import GGUFWriter, LlamaFileType
 from numpy.typing import NDArray
 
-from pyctl.atomic_file import temp_path
+from pyctl.files.atomic_file import temp_path
 from tools.generator.shapes import QWEN36_27B, QWEN36_35B_A3B, TINY_HYBRID
 
 __all__ = ["VISION_SHAPES", "VisionShape", "finish", "write_encoder"]

@@ -29,9 +29,9 @@ from pyctl.chat.template import (
     sample_message,
     sample_tool,
 )
-from pyctl.chat.tools import Tool, Tools
+from pyctl.chat.tool_definitions import Tool, Tools
 from pyctl.errors import RequestError
-from pyctl.limit import limit
+from pyctl.settings.limit import limit
 
 __all__ = ["FALLBACK", "FORMATS", "BoundCalls", "find_call_format"]
 

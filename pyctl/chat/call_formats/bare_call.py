@@ -16,8 +16,8 @@ from pyctl.chat.call_formats.scan import (
     string_at,
 )
 from pyctl.chat.reply import CallDelta, ReplyDelta, ReplyParser
-from pyctl.chat.tools import Tools
-from pyctl.limit import limit
+from pyctl.chat.tool_definitions import Tools
+from pyctl.settings.limit import limit
 from pyctl.text import random_id
 
 __all__ = ["BareCallParser"]

@@ -20,7 +20,7 @@ from pyctl.chat.reply import (
     ReplyParser,
     ReplyPart,
 )
-from pyctl.chat.tools import Tool, Tools
+from pyctl.chat.tool_definitions import Tool, Tools
 
 __all__ = ["CallFormat", "Chain", "TaggedFormat", "json_arguments"]
 

@@ -42,7 +42,7 @@ from pyctl.chat.reply import (
     ReplyPart,
 )
 from pyctl.chat.template import SAMPLE_KEY, SAMPLE_TOOL, SAMPLE_VALUE
-from pyctl.chat.tools import ALL_TYPES, Tool, Tools
+from pyctl.chat.tool_definitions import ALL_TYPES, Tool, Tools
 from pyctl.text import overlap
 
 __all__ = ["DelimitedFormat", "DelimitedScanner"]

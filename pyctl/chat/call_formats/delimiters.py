@@ -23,7 +23,7 @@ from pyctl.chat.call_formats.scan import (
     tag_name,
 )
 from pyctl.chat.constraint import GrammarBuilder
-from pyctl.chat.tools import Tool, Tools
+from pyctl.chat.tool_definitions import Tool, Tools
 
 __all__ = [
     "CallDelimiters",

@@ -24,7 +24,7 @@ from pyctl.chat.call_formats.scan import (
 )
 from pyctl.chat.constraint import GrammarBuilder
 from pyctl.chat.template import SAMPLE_TOOL
-from pyctl.chat.tools import Tool, Tools
+from pyctl.chat.tool_definitions import Tool, Tools
 
 __all__ = ["LlamaFormat"]
 

@@ -19,7 +19,7 @@ from pyctl.chat.call_formats.scan import joined
 from pyctl.chat.constraint import GrammarBuilder
 from pyctl.chat.reply import CallDelta, ReasoningTags, ReplyDelta, ReplyParser, ReplyPart
 from pyctl.chat.template import SAMPLE_TOOL
-from pyctl.chat.tools import Tool, Tools
+from pyctl.chat.tool_definitions import Tool, Tools
 from pyctl.text import overlap, random_id
 
 __all__ = ["HARMONY", "MessageFormat"]

@@ -16,7 +16,7 @@ from itertools import groupby
 from typing import Any, NoReturn
 
 from pyctl.chat.reply import CallDelta, ReplyDelta
-from pyctl.chat.tools import Tools
+from pyctl.chat.tool_definitions import Tools
 from pyctl.text import overlap, random_id
 
 __all__ = [

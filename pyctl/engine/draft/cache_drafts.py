@@ -23,9 +23,9 @@ from threading import Event, Thread
 from typing import TypeAlias
 
 from pyctl.engine.draft.alignment import Alignment
-from pyctl.engine.draft.draft_settings import LONGEST
 from pyctl.engine.draft.source import NO_MATCH, DraftJob, Match
 from pyctl.engine.draft.token_index import CONTEXT, MAX_TOKENS, TokenIndex
+from pyctl.llama.settings.draft_settings import LONGEST
 from pyctl.prompt import Tokens, as_tokens
 
 __all__ = ["CacheDrafts"]

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from pyctl.limit import limit
 from pyctl.prompt import Tokens, as_tokens, common_prefix
+from pyctl.settings.limit import limit
 
 __all__ = ["AHEAD", "CONTEXT", "GAP", "MAX_TOKENS", "TokenIndex"]
 

@@ -15,7 +15,7 @@ from pyctl.cache import LiveSequence, Reads, RequestStats, Snapshot
 from pyctl.engine.backend import Verify
 from pyctl.engine.handle import RequestHandle
 from pyctl.errors import OutOfCellsError
-from pyctl.limit import limit
+from pyctl.settings.limit import limit
 
 __all__ = ["ActiveRequest", "Admission", "Occupancy", "Step", "Steps", "TurnState"]
 

@@ -7,19 +7,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from llama_cpp import llama_cpp as api
-from llama_cpp import llama_cpp_ext as ext
 from numpy.typing import NDArray
 
 from pyctl.cache import NOTHING, Block
 from pyctl.engine.backend import SequenceTokens
 from pyctl.errors import ModelError
-from pyctl.llama.batch import RowBatch
 from pyctl.llama.draft.draft_file import BlockShape
 from pyctl.llama.draft.draft_model import SIGNATURE_BYTES, BlockSpan
 from pyctl.llama.draft.greedy import Greedy
 from pyctl.llama.draft.head_rows import HeadRows
-from pyctl.llama.library import allocate
+from pyctl.llama.library.batch import RowBatch
+from pyctl.llama.library.bindings import api, ext
+from pyctl.llama.library.native import allocate
 
 __all__ = ["BlockModel"]
 

@@ -7,12 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from llama_cpp import llama_cpp as api
-
-from pyctl.engine.draft.draft_settings import BLOCK_TYPES, FEATURE_TYPES, MODEL_TYPES, DraftSettings
 from pyctl.errors import ModelError
-from pyctl.llama import extension
-from pyctl.llama.devices import check_gguf, file_head, model_files, tensor_bytes
+from pyctl.llama.library import extension
+from pyctl.llama.library.bindings import api
+from pyctl.llama.library.devices import check_gguf, file_head, model_files, tensor_bytes
+from pyctl.llama.settings.draft_settings import (
+    BLOCK_TYPES,
+    FEATURE_TYPES,
+    MODEL_TYPES,
+    DraftSettings,
+)
 
 __all__ = [
     "BlockShape",

@@ -12,7 +12,7 @@ from pyctl.cache import NOTHING, Block
 from pyctl.engine.backend import SequenceTokens
 from pyctl.errors import ModelError
 from pyctl.llama.draft.draft_model import SIGNATURE_BYTES, DraftModel
-from pyctl.llama.library import HiddenRows, allocate
+from pyctl.llama.library.native import HiddenRows, allocate
 
 __all__ = ["DraftMirror", "LayerRows"]
 

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
-from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
 from pyctl.cache import NOTHING, Block
 from pyctl.engine.backend import SequenceTokens
 from pyctl.errors import ModelError
-from pyctl.llama.library import KVState, allocate, unfit
+from pyctl.llama.library.bindings import api
+from pyctl.llama.library.native import KVState, allocate, unfit
 
 __all__ = [
     "SIGNATURE_BYTES",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llama_cpp import llama_cpp as api
 
-from pyctl.llama.batch import Batch
+from pyctl.llama.library.batch import Batch
+from pyctl.llama.library.bindings import api
 
 __all__ = ["Greedy"]
 

@@ -10,13 +10,13 @@ from itertools import takewhile
 from typing import Any
 
 import numpy as np
-from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
 from pyctl.cache import NOTHING, Block
 from pyctl.engine.backend import SequenceTokens
-from pyctl.limit import limit
 from pyctl.llama.draft.draft_model import SIGNATURE_BYTES, BlockSpan, DraftModel
+from pyctl.llama.library.bindings import api
+from pyctl.settings.limit import limit
 
 __all__ = ["DraftSequence", "HeadRows"]
 

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from llama_cpp import llama_cpp as api
-from llama_cpp import llama_cpp_ext as ext
 from numpy.typing import NDArray
 
 from pyctl.engine.backend import SequenceTokens
 from pyctl.errors import ModelError
-from pyctl.llama.batch import RowBatch
 from pyctl.llama.draft.head_rows import HeadRows
-from pyctl.llama.library import NextnHead
+from pyctl.llama.library.batch import RowBatch
+from pyctl.llama.library.bindings import api, ext
+from pyctl.llama.library.native import NextnHead
 
 __all__ = ["Eagle3", "MtpHead"]
 

@@ -6,17 +6,16 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from llama_cpp import llama_cpp as api
-
-from pyctl.engine.draft.draft_settings import FEATURE_TYPES
 from pyctl.llama.draft.block_model import BlockModel
 from pyctl.llama.draft.draft_file import block_shape, check_target, vocabulary_difference
 from pyctl.llama.draft.draft_model import Attach, DraftModel
 from pyctl.llama.draft.mtp import Eagle3, MtpHead
 from pyctl.llama.draft.separate_model import SeparateModel
 from pyctl.llama.fingerprint import file_digest
+from pyctl.llama.library.bindings import api
 from pyctl.llama.open_model import load_model, make_context
-from pyctl.llama.params import (
+from pyctl.llama.settings.draft_settings import FEATURE_TYPES
+from pyctl.llama.settings.params import (
     ModelParams,
     check_head,
     context_params,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 
-from pyctl.engine.draft.draft_settings import DraftSettings
-from pyctl.engine.model_settings import ModelSettings
-from pyctl.llama import extension
-from pyctl.llama.devices import file_head
 from pyctl.llama.draft.draft_file import with_inferred_type
+from pyctl.llama.fit.split import with_split
+from pyctl.llama.library import extension
+from pyctl.llama.library.devices import file_head
+from pyctl.llama.settings.draft_settings import DraftSettings
+from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.llama.settings.resolved import NO_DRAFTS, Resolved
-from pyctl.llama.split import with_split
 
 __all__ = ["resolve"]
 
@@ -24,7 +24,7 @@ def resolve(model: ModelSettings, drafts: DraftSettings = NO_DRAFTS) -> Resolved
     """Return the settings with the values that follow from the machine and the model's files.
 
     The context, the layers on GPUs and the automatic drafts follow from free memory: see
-    `pyctl.llama.fit`. Raises ModelError if a file cannot be read, or is no draft model of the type
+    `pyctl.llama.fit.fitting`. Raises ModelError if a file cannot be read, or is no draft model of the type
     that ``drafts`` name.
     """
     inferred = with_inferred_type(drafts)

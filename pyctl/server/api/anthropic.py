@@ -24,14 +24,14 @@ from starlette.types import ASGIApp
 
 from pyctl.chat.reply import ReplyDelta
 from pyctl.engine.request import Done
+from pyctl.requests.body import ChatBody, parse_object
+from pyctl.requests.prepare import prepare
+from pyctl.requests.service import Service
 from pyctl.server.api.anthropic_request import chat_fields
 from pyctl.server.api.token_counts import n_input_tokens
-from pyctl.server.body import ChatBody, parse_object
 from pyctl.server.http import JsonResponse, anthropic_error, named_frames
-from pyctl.server.prepare import prepare
 from pyctl.server.reply import EventReply, PreparedReply, identity
 from pyctl.server.sending import respond
-from pyctl.server.service import Service
 
 __all__ = ["count_tokens", "messages"]
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 from pyctl.errors import RequestError
-from pyctl.server.body import Body, Names, json_object
-from pyctl.server.image_sources import ImagePart
+from pyctl.requests.body import Body, Names, json_object
+from pyctl.requests.image_sources import ImagePart
 
 __all__ = [
     "MessageBlock",

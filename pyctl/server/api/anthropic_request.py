@@ -27,6 +27,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pyctl.errors import NotSupportedError, RequestError, ThreadError
+from pyctl.requests.body import ONE_REPLY, Body, Names, items, others, refuse
 from pyctl.server.api.anthropic_blocks import (
     MessageBlock,
     Part,
@@ -37,7 +38,6 @@ from pyctl.server.api.anthropic_blocks import (
     result_of,
     server_result_of,
 )
-from pyctl.server.body import ONE_REPLY, Body, Names, items, others, refuse
 from pyctl.server.http import encode
 
 __all__ = ["chat_fields"]

@@ -14,13 +14,13 @@ from starlette.responses import Response
 from pyctl.cache import CacheStats, CacheView, Entry, LiveView
 from pyctl.engine.request import Done, Failed, Timings
 from pyctl.errors import EngineError, NotFoundError, RequestError
-from pyctl.limit import limit
-from pyctl.server.body import Body, ChatBody
+from pyctl.processes.process_memory import resident_bytes
+from pyctl.requests.body import Body, ChatBody
+from pyctl.requests.prepare import prepare_prewarm
+from pyctl.requests.service import Service
 from pyctl.server.http import JsonResponse
 from pyctl.server.middleware import sees_texts
-from pyctl.server.prepare import prepare_prewarm
-from pyctl.server.process_memory import resident_bytes
-from pyctl.server.service import Service
+from pyctl.settings.limit import limit
 
 __all__ = ["check", "clear", "drop", "pin", "prewarm", "show", "stop"]
 

@@ -16,13 +16,13 @@ from pyctl.engine.backend import TopTokens
 from pyctl.engine.request import Done, Piece, Progress
 from pyctl.errors import NotSupportedError, RequestError
 from pyctl.prompt import Prompt
-from pyctl.server.body import Body, ChatBody, CompletionBody, InfillBody
+from pyctl.requests.body import Body, ChatBody, CompletionBody, InfillBody
+from pyctl.requests.prepare import prepare
+from pyctl.requests.service import Service
 from pyctl.server.http import JsonResponse, encode, frame
 from pyctl.server.models import Models
-from pyctl.server.prepare import prepare
 from pyctl.server.reply import PreparedReply, Reply, identity, settings_json, usage_json
 from pyctl.server.sending import ReplyResponse, respond
-from pyctl.server.service import Service
 
 __all__ = ["chat_completions", "completions", "control", "infill", "native_completion"]
 

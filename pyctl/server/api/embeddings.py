@@ -17,12 +17,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pyctl.errors import NotSupportedError, RequestError
-from pyctl.limit import limit
 from pyctl.prompt import Tokens, as_tokens
-from pyctl.server.body import Body, Integer, at_most, check_chars, parse_object
+from pyctl.requests.body import Body, Integer, at_most, check_chars, parse_object
+from pyctl.requests.prepare import mixed
+from pyctl.requests.service import Service
 from pyctl.server.http import JsonResponse
-from pyctl.server.prepare import mixed
-from pyctl.server.service import Service
+from pyctl.settings.limit import limit
 
 __all__ = ["native", "normalised", "openai", "rank", "vectors_of"]
 

@@ -10,16 +10,16 @@ from starlette.responses import Response
 
 from pyctl.chat.images import MEDIA_MARKER
 from pyctl.chat.template import TemplateCapabilities
-from pyctl.engine.pool_settings import PoolPlan
 from pyctl.engine.request import Request as EngineRequest
 from pyctl.errors import NotSupportedError, RequestError
+from pyctl.llama.settings.pool_settings import PoolPlan
 from pyctl.prompt import Prompt
-from pyctl.server.body import ReplyOptions, parse_json, scales_of
+from pyctl.requests.body import ReplyOptions, parse_json, scales_of
+from pyctl.requests.prepare import keep_scales
+from pyctl.requests.service import Service
 from pyctl.server.http import JsonResponse
 from pyctl.server.models import Models
-from pyctl.server.prepare import keep_scales
 from pyctl.server.reply import settings_json, without_long
-from pyctl.server.service import Service
 
 __all__ = [
     "adapters",

@@ -16,9 +16,9 @@ from pyctl.cache import CacheView
 from pyctl.cache.ports import DiskView
 from pyctl.engine.engine_stats import FIRST_TOKEN_SECONDS, EngineStats, Histogram
 from pyctl.errors import NotSupportedError
+from pyctl.processes.process_memory import resident_bytes
+from pyctl.requests.service import AppState, Service
 from pyctl.server.models import Models
-from pyctl.server.process_memory import resident_bytes
-from pyctl.server.service import AppState, Service
 
 __all__ = ["prometheus_text", "show", "show_all"]
 

@@ -12,12 +12,12 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from pyctl.errors import NotFoundError, RequestError, UnavailableError
-from pyctl.limit import limit
-from pyctl.server.body import Body
+from pyctl.requests.body import Body
+from pyctl.requests.service import Service
 from pyctl.server.http import PING, JsonResponse, encode, error_response, frame
 from pyctl.server.middleware import check_origin, is_own
 from pyctl.server.models import Models, ServedModel
-from pyctl.server.service import Service
+from pyctl.settings.limit import limit
 
 __all__ = ["events", "health", "load", "retrieve", "show", "unload"]
 

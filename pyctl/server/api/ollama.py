@@ -42,8 +42,7 @@ from pyctl.chat.reply import ReplyDelta
 from pyctl.engine.request import Done
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import NotSupportedError, RequestError
-from pyctl.server.api.embeddings import normalised, vectors_of
-from pyctl.server.body import (
+from pyctl.requests.body import (
     AnyBody,
     Body,
     ChatBody,
@@ -54,14 +53,15 @@ from pyctl.server.body import (
     others,
     parse_object,
 )
-from pyctl.server.body import refuse as refuse_fields
+from pyctl.requests.body import refuse as refuse_fields
+from pyctl.requests.image_sources import ImagePart
+from pyctl.requests.prepare import prepare
+from pyctl.requests.service import Service
+from pyctl.server.api.embeddings import normalised, vectors_of
 from pyctl.server.http import JsonResponse, encode, json_lines, ollama_error
-from pyctl.server.image_sources import ImagePart
 from pyctl.server.models import Models
-from pyctl.server.prepare import prepare
 from pyctl.server.reply import EventReply, PreparedReply
 from pyctl.server.sending import respond
-from pyctl.server.service import Service
 
 __all__ = [
     "chat",

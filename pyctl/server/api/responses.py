@@ -33,16 +33,16 @@ from pyctl.engine.backend import TopTokens
 from pyctl.engine.request import Done, Piece, Progress
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import RequestError
+from pyctl.requests.body import ChatBody, decode, parse_object
+from pyctl.requests.prepare import parallel_calls, prepare
+from pyctl.requests.request_pool import Fetched
+from pyctl.requests.service import Service
 from pyctl.server.api.custom_tool import input_of
 from pyctl.server.api.responses_request import ResponseRequest, ResponsesBody, seal
 from pyctl.server.api.token_counts import n_input_tokens
-from pyctl.server.body import ChatBody, decode, parse_object
 from pyctl.server.http import JsonResponse, error_body, named_frames
-from pyctl.server.prepare import parallel_calls, prepare
 from pyctl.server.reply import EventReply, PreparedReply, progress_json, timings_json
-from pyctl.server.request_pool import Fetched
 from pyctl.server.sending import respond
-from pyctl.server.service import Service
 from pyctl.text import random_id
 
 __all__ = ["create", "input_tokens"]

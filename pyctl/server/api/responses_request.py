@@ -33,10 +33,10 @@ from msgspec import field
 
 from pyctl.chat.rendering import unreadable
 from pyctl.errors import RequestError
-from pyctl.limit import limit
+from pyctl.requests.body import ONE_REPLY, Body, others, refuse
+from pyctl.requests.image_sources import ImagePart
 from pyctl.server.api.custom_tool import arguments_of, function_of
-from pyctl.server.body import ONE_REPLY, Body, others, refuse
-from pyctl.server.image_sources import ImagePart
+from pyctl.settings.limit import limit
 
 __all__ = ["ResponseRequest", "ResponsesBody", "seal", "spaced_name"]
 

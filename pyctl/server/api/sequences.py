@@ -16,11 +16,11 @@ from starlette.responses import Response
 from pyctl.cache import MIN_BATCH
 from pyctl.engine.engine_stats import SequenceView
 from pyctl.errors import NotSupportedError, RequestError, UnavailableError
-from pyctl.server.body import ReplyOptions, parse_object
+from pyctl.requests.body import ReplyOptions, parse_object
+from pyctl.requests.service import Service
 from pyctl.server.http import JsonResponse
 from pyctl.server.middleware import sees_texts
 from pyctl.server.reply import settings_json, without_long
-from pyctl.server.service import Service
 
 __all__ = ["act", "sequence_json", "show"]
 

@@ -7,12 +7,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pyctl.errors import LoadingError, RequestError
-from pyctl.limit import limit
-from pyctl.server.body import at_most, parse_object
+from pyctl.requests.body import at_most, parse_object
+from pyctl.requests.request_pool import until_left
 from pyctl.server.http import JsonResponse
 from pyctl.server.kept_streams import key_of, send_stream
 from pyctl.server.models import Models
-from pyctl.server.request_pool import until_left
+from pyctl.settings.limit import limit
 
 __all__ = ["end", "find", "resume"]
 

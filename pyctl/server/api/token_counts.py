@@ -9,11 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pyctl.errors import RequestError
-from pyctl.server.body import Body, ConversationBody, check_chars, parse_object
+from pyctl.requests.body import Body, ConversationBody, check_chars, parse_object
+from pyctl.requests.prepare import mixed, prepare_chat
+from pyctl.requests.request_pool import Fetched
+from pyctl.requests.service import Service
 from pyctl.server.http import JsonResponse
-from pyctl.server.prepare import mixed, prepare_chat
-from pyctl.server.request_pool import Fetched
-from pyctl.server.service import Service
 
 __all__ = ["apply_template", "chat_input_tokens", "detokenize", "n_input_tokens", "tokenize"]
 

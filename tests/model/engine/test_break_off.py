@@ -19,8 +19,9 @@ from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Request
 from pyctl.engine.worker import Worker
 from pyctl.errors import PreemptedError
-from pyctl.llama import LlamaBackend, Loaded
-from pyctl.llama.library import Pulse, api
+from pyctl.llama.library.native import Pulse, api
+from pyctl.llama.llama_backend import LlamaBackend
+from pyctl.llama.loader import Loaded
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import check_invariants

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.llama import Loaded
+from pyctl.llama.loader import Loaded
 from tests.unit.cache.checks import check_invariants
 from tests.unit.engine.drive import ask, chat
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from pyctl.cache.ram import RamCache
-from pyctl.engine.draft.draft_settings import DraftSettings, NgramSettings
 from pyctl.engine.draft.ngram import ngram_sources
 from pyctl.engine.draft.source import DraftJob, Match
 from pyctl.engine.draft.speculation import ModelDrafts, Speculation
@@ -20,11 +19,12 @@ from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.sampling import Sampling
-from pyctl.engine.vision_settings import VisionSettings
 from pyctl.errors import EngineError, RequestError
-from pyctl.image_file import ImageFile
-from pyctl.llama import Loaded
-from pyctl.llama.image_encoder import ImageEncoder, ImageRows
+from pyctl.files.image_file import ImageFile
+from pyctl.llama.images.image_encoder import ImageEncoder, ImageRows
+from pyctl.llama.loader import Loaded
+from pyctl.llama.settings.draft_settings import DraftSettings, NgramSettings
+from pyctl.llama.settings.vision_settings import VisionSettings
 from pyctl.prompt import ImageSpan, Prompt, as_tokens
 from tests.pictures import image_bytes
 from tests.unit.engine.drive import Reply, ask, cold, collect, empty, request, run_all, tier_on

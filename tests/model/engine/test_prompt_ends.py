@@ -15,7 +15,7 @@ from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.sampling import Sampling
-from pyctl.llama import Loaded
+from pyctl.llama.loader import Loaded
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
 from tests.unit.engine.drive import AtOnce, Reply, ask, cold, collect, empty, request, run_all

@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 
 from pyctl.cache.ram import RamCache
-from pyctl.engine.draft.draft_settings import DraftSettings
+from pyctl.chat.reasoning import ReasoningLimit
 from pyctl.engine.draft.speculation import ModelDrafts, Speculation
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Failed, Piece
 from pyctl.engine.sampling import Sampling
-from pyctl.llama import LlamaBackend, Loaded
+from pyctl.llama.llama_backend import LlamaBackend
+from pyctl.llama.loader import Loaded
+from pyctl.llama.settings.draft_settings import DraftSettings
 from pyctl.prompt import Prompt
-from pyctl.reasoning import ReasoningLimit
 from tests.unit.engine.draft.guesses import Continuing, Guesses
 from tests.unit.engine.drive import request, run_all
 from tests.unit.engine.single_precision import F32_ROWS

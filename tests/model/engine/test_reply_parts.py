@@ -13,7 +13,7 @@ from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.sampling import Sampling
-from pyctl.llama import Loaded
+from pyctl.llama.loader import Loaded
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
 from tests.unit.engine.drive import Reply, ask, empty

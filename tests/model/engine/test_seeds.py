@@ -15,7 +15,8 @@ from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import PromptMatch
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.llama import LlamaBackend, Loaded
+from pyctl.llama.llama_backend import LlamaBackend
+from pyctl.llama.loader import Loaded
 from pyctl.prompt import Prompt
 from tests.unit.cache.checks import check_invariants
 from tests.unit.engine.drive import ask, chat, cold

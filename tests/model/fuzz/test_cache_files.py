@@ -16,18 +16,18 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from pyctl.cache.disk.disk import Disk
-from pyctl.cache.disk.file_format import INDEX, parse
 from pyctl.cache.ram import RamCache
-from pyctl.engine.draft.draft_settings import DraftSettings
+from pyctl.disk.disk import Disk
+from pyctl.disk.file_format import INDEX, parse
 from pyctl.engine.draft.speculation import Speculation
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.model_settings import ModelSettings
-from pyctl.llama import Loaded, load
+from pyctl.llama.loader import Loaded, load
+from pyctl.llama.settings.draft_settings import DraftSettings
+from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.prompt import Prompt, as_tokens
 from tests.model.fuzz.cases import fuzzed
-from tests.unit.cache.disk.lies import RawFile
+from tests.unit.disk.lies import RawFile
 from tests.unit.engine.draft_server import RememberedDrafts
 from tests.unit.engine.drive import ask, tier_on
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyctl.errors import RequestError
-from pyctl.llama import Loaded
-from pyctl.llama.grammar import GrammarCompiler
+from pyctl.llama.loader import Loaded
+from pyctl.llama.sampling.grammar import GrammarCompiler
 from tests.model.fuzz.cases import fuzzed
 from tests.model.fuzz.grammars import any_grammars, safe_grammars
-from tests.model.llama.test_gbnf import allowed_by, compare
+from tests.model.llama.sampling.test_gbnf import allowed_by, compare
 
 _COMPILERS: dict[int, GrammarCompiler] = {}
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pyctl.engine.model_settings import ModelSettings
-from pyctl.engine.vision_settings import VisionSettings
 from pyctl.errors import RequestError
-from pyctl.image_file import ImageFile
-from pyctl.llama import load
-from pyctl.llama.image_encoder import ImageEncoder
+from pyctl.files.image_file import ImageFile
+from pyctl.llama.images.image_encoder import ImageEncoder
+from pyctl.llama.loader import load
+from pyctl.llama.settings.model_settings import ModelSettings
+from pyctl.llama.settings.vision_settings import VisionSettings
 from tests.effort import examples
 from tests.pictures import image_bytes
 

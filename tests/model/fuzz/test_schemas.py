@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from pyctl.chat.constraint import json_constraint
 from pyctl.errors import RequestError
-from pyctl.llama import Loaded
+from pyctl.llama.loader import Loaded
 from tests.model.fuzz.cases import fuzzed
 from tests.model.fuzz.test_grammars import compiler_of
-from tests.model.llama.test_gbnf import allowed_by
+from tests.model.llama.sampling.test_gbnf import allowed_by
 
 TYPES = (
     "object",

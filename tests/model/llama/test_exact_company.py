@@ -19,7 +19,8 @@ from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Failed, Piece
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.schedule.turns import TURN_SECONDS
-from pyctl.llama import LlamaBackend, Loaded
+from pyctl.llama.llama_backend import LlamaBackend
+from pyctl.llama.loader import Loaded
 from pyctl.prompt import Prompt
 from tests.unit.engine.drive import AtOnce, chat, empty, request, run_all, tier_on
 from tools.generator.families import FAMILIES

@@ -15,16 +15,19 @@ import numpy as np
 import pytest
 
 from bench.families import Answer, answers, cold_answer, empty_engine
-from pyctl.cache.disk.disk import Disk
 from pyctl.cache.resume_points import ANYWHERE, NOWHERE, ResumePoints
 from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import Rows, State
+from pyctl.disk.disk import Disk
 from pyctl.engine.engine import Engine
-from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.sequence_file import load_file, save_file
 from pyctl.errors import StateError
-from pyctl.llama import LlamaBackend, Loaded, context_memory, floor, load, memory_check
-from pyctl.llama.context_memory import ContextMemory
+from pyctl.llama.library import floor
+from pyctl.llama.llama_backend import LlamaBackend
+from pyctl.llama.loader import Loaded, load
+from pyctl.llama.memory import context_memory, memory_check
+from pyctl.llama.memory.context_memory import ContextMemory
+from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.prompt import Prompt, as_tokens
 from tests.model.late_copies import LateKVState
 from tests.unit.engine.drive import chat

@@ -15,9 +15,9 @@ from gguf import GGMLQuantizationType, GGUFWriter, quants
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.model_settings import ModelSettings
-from pyctl.llama import fit, load
-from pyctl.llama.loader import Loaded
+from pyctl.llama.fit import fitting as fit
+from pyctl.llama.loader import Loaded, load
+from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.llama.settings.resolved import Resolved
 from pyctl.prompt import Prompt, as_tokens
 from tests.unit.engine.drive import Reply, ask, tier_on

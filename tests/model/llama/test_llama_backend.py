@@ -17,10 +17,11 @@ from pyctl.cache.ram import RamCache
 from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, ModelError, OutOfCellsError, RequestError, UnavailableError
-from pyctl.llama import LlamaBackend, Loaded, load
+from pyctl.llama.llama_backend import LlamaBackend
+from pyctl.llama.loader import Loaded, load
+from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.prompt import Prompt, as_tokens
 from tests.model.given_model import GivenModel
 from tests.unit.engine.drive import ask, cold

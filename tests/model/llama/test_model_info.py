@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from pyctl.engine.model_settings import ModelSettings
-from pyctl.llama import load
+from pyctl.llama.loader import load
+from pyctl.llama.settings.model_settings import ModelSettings
 
 
 def test_a_model_is_described_by_its_file_and_its_settings(

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from llama_cpp import llama_cpp as api
 
-from pyctl.engine.draft.draft_settings import DraftSettings
-from pyctl.engine.model_settings import ModelSettings
 from pyctl.llama.draft.draft_model import DraftModel
 from pyctl.llama.draft.open_draft import open_draft
 from pyctl.llama.open_model import load_model, make_context
-from pyctl.llama.params import ModelParams, context_params
+from pyctl.llama.settings.draft_settings import DraftSettings
+from pyctl.llama.settings.model_settings import ModelSettings
+from pyctl.llama.settings.params import ModelParams, context_params
 from pyctl.llama.settings.resolved import Resolved
 
 Opened = Callable[..., tuple[DraftModel | None, list[int]]]

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from llama_cpp import llama_cpp as api
 
-from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import ModelError, UnavailableError
 from pyctl.llama.open_model import load_model, make_context, open_embedder, read_vocabulary
-from pyctl.llama.params import ModelParams, context_params
+from pyctl.llama.settings.model_settings import ModelSettings
+from pyctl.llama.settings.params import ModelParams, context_params
 from pyctl.llama.settings.resolved import Resolved
 from pyctl.prompt import as_tokens
 

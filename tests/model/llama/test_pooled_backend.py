@@ -15,13 +15,15 @@ from hypothesis import strategies as st
 from pyctl.cache import device_tier
 from pyctl.cache.ram import RamCache
 from pyctl.engine.backend import SequenceTokens
-from pyctl.engine.draft.draft_settings import FEATURE_TYPES, DraftSettings
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.model_settings import ModelSettings
-from pyctl.engine.pool_settings import PoolSettings
 from pyctl.errors import ModelError, PreemptedError, StateError
-from pyctl.llama import LlamaBackend, Loaded, llama_backend, load
+from pyctl.llama import llama_backend
+from pyctl.llama.llama_backend import LlamaBackend
+from pyctl.llama.loader import Loaded, load
+from pyctl.llama.settings.draft_settings import FEATURE_TYPES, DraftSettings
+from pyctl.llama.settings.model_settings import ModelSettings
+from pyctl.llama.settings.pool_settings import PoolSettings
 from pyctl.prompt import as_tokens
 from tests.effort import examples
 from tests.unit.cache.checks import check_invariants

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import ContextSizeError, RequestError
-from pyctl.llama import load
+from pyctl.llama.loader import load
+from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.prompt import as_tokens
 from tests.contract.tiny_bert import write_tiny_bert
 from tools.generator import TINY_RERANK, cached_model

@@ -13,10 +13,11 @@ import pytest
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import OutOfCellsError
-from pyctl.llama import LlamaBackend, Loaded, load
+from pyctl.llama.llama_backend import LlamaBackend
+from pyctl.llama.loader import Loaded, load
+from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.prompt import Prompt, as_tokens
 from tests.unit.cache.checks import check_invariants
 from tests.unit.engine.drive import Reply, cold, collect, empty, run_all

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pyctl.engine.model_settings import ModelSettings
-from pyctl.llama import LlamaBackend, Loaded, load
-from pyctl.llama.library import KVState, RowStore
+from pyctl.llama.library.native import KVState, RowStore
+from pyctl.llama.llama_backend import LlamaBackend
+from pyctl.llama.loader import Loaded, load
+from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.prompt import as_tokens
 from tests.model.native.stores import UBATCH, Store
 

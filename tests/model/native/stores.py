@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pyctl.cache.snapshot import Block
-from pyctl.llama import LlamaBackend
-from pyctl.llama.library import KVState, RowStore, checked
+from pyctl.llama.library.native import KVState, RowStore, checked
+from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.prompt import Tokens, as_tokens
 
 UBATCH = 96

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from llama_cpp import llama_cpp as api
 
 from pyctl.cache.snapshot import Block, Rows, State
-from pyctl.engine.pool_settings import PoolSettings
 from pyctl.errors import OutOfCellsError, StateError
-from pyctl.llama import LlamaBackend, Loaded
-from pyctl.llama.library import checked
+from pyctl.llama.library.native import checked
+from pyctl.llama.llama_backend import LlamaBackend
+from pyctl.llama.loader import Loaded
+from pyctl.llama.settings.pool_settings import PoolSettings
 from pyctl.prompt import as_tokens
 from tests.effort import examples
 from tests.model.given_model import GivenModel

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from pyctl.cache.snapshot import Block, Rows, State
 from pyctl.engine.backend import SequenceTokens
 from pyctl.errors import OutOfCellsError, StateError, UnavailableError
-from pyctl.llama import LlamaBackend, Loaded
-from pyctl.llama.context_memory import DeviceRows
+from pyctl.llama.llama_backend import LlamaBackend
+from pyctl.llama.loader import Loaded
+from pyctl.llama.memory.context_memory import DeviceRows
 from pyctl.prompt import Tokens, as_tokens
 from tests.effort import examples
 from tests.model.native.test_kv_state import library_state

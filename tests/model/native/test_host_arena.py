@@ -16,8 +16,8 @@ LIMIT = 512 * MIB
 
 BEGIN = f"""
 import random, time
-from pyctl.llama.library import HostBuffer
-from pyctl.server.process_memory import resident_bytes
+from pyctl.llama.library.native import HostBuffer
+from pyctl.processes.process_memory import resident_bytes
 
 MIB, SLAB, LIMIT = {MIB}, 64 * {MIB}, {LIMIT}
 

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from pyctl.cache.snapshot import Rows
 from pyctl.engine.backend import SequenceTokens
-from pyctl.engine.draft.draft_settings import DraftSettings
-from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import StateError
-from pyctl.llama import LlamaBackend, Loaded, load
+from pyctl.llama.llama_backend import LlamaBackend
+from pyctl.llama.loader import Loaded, load
+from pyctl.llama.settings.draft_settings import DraftSettings
+from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.prompt import as_tokens
 from tests.effort import examples
 from tests.model.native.stores import assert_same

@@ -20,9 +20,11 @@ from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Rows
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import StateError
-from pyctl.llama import LlamaBackend, context_memory, load
+from pyctl.llama.llama_backend import LlamaBackend
+from pyctl.llama.loader import load
+from pyctl.llama.memory import context_memory
+from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.prompt import Prompt, as_tokens
 from tests.unit.cache.checks import check_invariants
 from tests.unit.engine.drive import ask

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from pyctl.llama.split import IN_TRIAL
-from pyctl.setup.machine import find_compiler
+from pyctl.llama.fit.split import IN_TRIAL
+from pyctl.machine.probe import find_compiler
 from tools.generator import SHAPES, cached_model
 from tools.generator.families import FAMILIES
 

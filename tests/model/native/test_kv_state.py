@@ -15,9 +15,10 @@ from llama_cpp import llama_cpp as api
 
 from pyctl.cache.snapshot import Rows, State
 from pyctl.errors import OutOfCellsError, StateError
-from pyctl.llama import LlamaBackend, Loaded
-from pyctl.llama.library import checked
-from pyctl.llama.shared_windows import WindowForm, WindowPiece, WindowRows
+from pyctl.llama.library.native import checked
+from pyctl.llama.llama_backend import LlamaBackend
+from pyctl.llama.loader import Loaded
+from pyctl.llama.memory.shared_windows import WindowForm, WindowPiece, WindowRows
 from pyctl.prompt import Tokens, as_tokens
 from tests.effort import examples
 from tests.model.native.stores import assert_same

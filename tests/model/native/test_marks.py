@@ -10,9 +10,10 @@ import pytest
 
 from pyctl.cache.snapshot import Rows
 from pyctl.engine.backend import SequenceTokens
-from pyctl.engine.draft.draft_settings import DraftSettings
-from pyctl.engine.model_settings import ModelSettings
-from pyctl.llama import LlamaBackend, Loaded, load
+from pyctl.llama.llama_backend import LlamaBackend
+from pyctl.llama.loader import Loaded, load
+from pyctl.llama.settings.draft_settings import DraftSettings
+from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.prompt import as_tokens
 
 N = 150

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pyctl.llama.extension import library_file
+from pyctl.llama.library.extension import library_file
 
 ROOT = Path(__file__).resolve().parents[3]
 HEADERS = [ROOT / "vendor/llama.cpp" / place for place in ("src", "include", "ggml/include")]
@@ -20,8 +20,8 @@ HEADERS = [ROOT / "vendor/llama.cpp" / place for place in ("src", "include", "gg
 ASK = """
 import ctypes, sys
 ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)  # its functions come before llama.cpp's
-from pyctl.engine.model_settings import ModelSettings
-from pyctl.llama import load
+from pyctl.llama.settings.model_settings import ModelSettings
+from pyctl.llama.loader import load
 backend = load(ModelSettings(path=sys.argv[2], n_ctx=1024, n_ubatch=64, n_threads=1)).backend
 backend.check_restoring(in_depth=True)
 kv = backend.memory.kv

@@ -14,8 +14,8 @@ from llama_cpp import llama_cpp as api
 from pyctl.cache.snapshot import Block
 from pyctl.engine.backend import SequenceTokens
 from pyctl.errors import OutOfCellsError, StateError
-from pyctl.llama import LlamaBackend
-from pyctl.llama.library import KVState, RowStore, checked
+from pyctl.llama.library.native import KVState, RowStore, checked
+from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.prompt import Tokens, as_tokens
 from tests.model.given_model import GivenModel
 from tests.model.native.stores import ENDS, N, Store, assert_same, evaluate_on, run, tokens_of

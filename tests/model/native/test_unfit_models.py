@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFWriter, RopeScalingType
 
-from pyctl.engine.model_settings import ModelSettings
-from pyctl.engine.pool_settings import PoolSettings
 from pyctl.errors import ModelError
-from pyctl.llama import load
-from pyctl.llama.pool_fit import fit_pool
+from pyctl.llama.fit.pool_fit import fit_pool
+from pyctl.llama.loader import load
+from pyctl.llama.settings.model_settings import ModelSettings
+from pyctl.llama.settings.pool_settings import PoolSettings
 from pyctl.llama.settings.resolved import Resolved
 from tests.model.native.stores import Store
 from tools.generator import finish

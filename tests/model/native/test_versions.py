@@ -14,7 +14,8 @@ from llama_cpp import llama_cpp as api
 
 from pyctl import __version__, _core
 from pyctl.errors import LibraryMismatchError
-from pyctl.llama import extension, library
+from pyctl.llama.library import extension
+from pyctl.llama.library import native as library
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -74,7 +75,7 @@ def before(event, names):
 
 loaded = []
 sys.addaudithook(before)
-from pyctl.llama.library import HostBuffer
+from pyctl.llama.library.native import HostBuffer
 assert loaded
 HostBuffer(0)
 """

@@ -13,7 +13,7 @@ import pytest
 from gguf import GGUFReader
 
 from pyctl.chat.template import Template
-from pyctl.models import builtin_model
+from pyctl.model_files import builtin_model
 from tests.model.tools.conftest import Load, Loaded
 from tools.generator import TINY_DENSE, byte_vocab, cached_model, read_vocab
 

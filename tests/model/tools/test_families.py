@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader
 
-from pyctl.engine.model_settings import ModelSettings
-from pyctl.llama import load
+from pyctl.llama.loader import load
+from pyctl.llama.settings.model_settings import ModelSettings
 from tools.generator.families import LARGE, write_family
 
 N_LAYERS = 6

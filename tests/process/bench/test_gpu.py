@@ -25,7 +25,7 @@ from bench.gpu.servers import Completion, pyctl
 from bench.gpu.speculative import CHANCE_DRAFTS, Findings, counts, planned, window_rate
 from bench.gpu.speculative_report import WITHOUT, acceptance_rates, at_wanted
 from bench.gpu.workloads import EDITED, Conversation, cut, edited, grow
-from pyctl.llama.image_encoder import ImageEncoder
+from pyctl.llama.images.image_encoder import ImageEncoder
 
 HEAD_OF_PAGE = {
     "commit": "abcdef01",

@@ -17,7 +17,7 @@ import pytest
 from bench.gpu.given_reply import is_known, preloaded, read, write
 from bench.gpu.rewriting import TYPES, texts_of
 from bench.gpu.speculative_report import document
-from pyctl.models import builtin_model
+from pyctl.model_files import builtin_model
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 
-from pyctl.module_command import module_command
+from pyctl.processes.module_command import module_command
 
 STAYS = 91
 MODULES = 27

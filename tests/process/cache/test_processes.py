@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from pyctl.cache.disk.file_format import PROMPTS, RULES
-from pyctl.cache.disk.recent_files import RecentFiles
 from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.snapshot import PromptMatch, Snapshot
+from pyctl.disk.file_format import PROMPTS, RULES
+from pyctl.disk.recent_files import RecentFiles
 from pyctl.prompt import Prompt
-from tests.unit.cache.disk.making import DirectStore, check_directory, check_read, conversation
+from tests.unit.disk.making import DirectStore, check_directory, check_read, conversation
 from tests.unit.engine.drive import tier_on
 from tests.waiting import until
 
@@ -74,8 +74,8 @@ def check_all(store: DirectStore) -> int:
 IN_A_CONTAINER = """
 import os, sys, time
 from pathlib import Path
-from tests.unit.cache.disk.making import DirectStore
-from tests.unit.cache.disk.making import conversation
+from tests.unit.disk.making import DirectStore
+from tests.unit.disk.making import conversation
 
 def slow(descriptor):
     while not Path(sys.argv[2]).exists():
@@ -247,7 +247,7 @@ def test_a_killed_tier_leaves_nothing_that_stays(tmp_path: Path) -> None:
 LOOK = """
 import sys
 from pathlib import Path
-from pyctl.cache.disk.directory import CacheDirectory
+from pyctl.disk.directory import CacheDirectory
 
 directory = CacheDirectory(Path(sys.argv[1]))
 if sys.argv[2] == "verify":

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from pyctl.server.process_memory import share_heaps
+from pyctl.processes.process_memory import share_heaps
 from tests.unit.server.fake import Bench
 
 THREADS = 12
@@ -16,8 +16,8 @@ MIB = 2**20
 
 PROGRAM = f"""
 import ctypes, sys, threading
-from pyctl.server.process_memory import give_back, share_heaps
-from pyctl.server.process_memory import resident_bytes
+from pyctl.processes.process_memory import give_back, share_heaps
+from pyctl.processes.process_memory import resident_bytes
 
 if not share_heaps({{}}):
     sys.exit("no such heaps")
@@ -67,8 +67,8 @@ def test_the_environment_is_asked_first() -> None:
 
 
 def test_what_was_freed_goes_back_when_no_request_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyctl.server.request_pool._IDLE_SECONDS", 0.05)
+    monkeypatch.setattr("pyctl.requests.request_pool._IDLE_SECONDS", 0.05)
     given = threading.Event()
-    monkeypatch.setattr("pyctl.server.service.give_back", given.set)
+    monkeypatch.setattr("pyctl.requests.service.give_back", given.set)
     Bench().post("/apply-template", {"messages": [{"role": "user", "content": "Hi"}]})
     assert given.wait(30)

@@ -26,7 +26,7 @@ from pyctl.cli.arguments import CommandSettings, parse_chat
 from pyctl.errors import EngineError, UnavailableError
 from pyctl.terminal.conversation import PromptProgress, ReplyEvent, ReplyStats
 from pyctl.terminal.interactive import run_chat
-from pyctl.terminal.tool_calls import OfferedTool
+from pyctl.terminal.mcp_calls import OfferedTool
 from tests.waiting import until
 
 

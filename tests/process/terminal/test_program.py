@@ -19,7 +19,7 @@ from typing import IO
 import pytest
 
 import pyctl
-from pyctl.terminal.tool_calls import REFUSED
+from pyctl.terminal.mcp_calls import REFUSED
 
 CHILD = str(Path(__file__).with_name("child.py"))
 ROOT = str(Path(pyctl.__file__).parents[1])

@@ -13,10 +13,10 @@ import pytest
 
 from pyctl.cache.arriving import ArrivingCandidate
 from pyctl.cache.cache_stats import RequestStats
-from pyctl.cache.disk.readers import DiskReads, Readers
 from pyctl.cache.pending_snapshot import PendingSnapshot
 from pyctl.cache.reads import finish
 from pyctl.cache.snapshot import Segment, Snapshot
+from pyctl.disk.readers import DiskReads, Readers
 from pyctl.errors import StateError
 from tests.unit.cache.checks import check_invariants
 from tests.unit.cache.steps import Steps, prompt_of

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pyctl.cache.disk.file_format import SegmentName, StateName
-from pyctl.cache.disk.graph import FileGraph
-from pyctl.cache.disk.index import Key, Record
 from pyctl.cache.eviction import CostAwareEviction, Likelihoods
 from pyctl.cache.prefix_tree import PrefixTree
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import NOTHING, PromptMatch, Segment, Snapshot, State
+from pyctl.disk.file_format import SegmentName, StateName
+from pyctl.disk.graph import FileGraph
+from pyctl.disk.index import Key, Record
 from pyctl.prompt import as_tokens
 from tests.effort import examples
 from tests.unit.cache.checks import check_invariants

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pyctl.cache.plan import DEFAULT_STEP, batch_ends, choose_cuts
 from pyctl.cache.positions import last_common_end
 from pyctl.chat.boundaries import boundaries, headers
-from pyctl.image_file import ImageFile
+from pyctl.files.image_file import ImageFile
 from pyctl.prompt import ImageSpan, Prompt, as_tokens
 
 

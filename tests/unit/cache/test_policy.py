@@ -18,9 +18,9 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyctl.cache.disk.recent_files import RecentFiles
 from pyctl.cache.disk_policy import DiskPolicy, Selection
 from pyctl.cache.recent import Recent, RecentMatches, RecentPrompts
+from pyctl.disk.recent_files import RecentFiles
 from pyctl.errors import RequestError
 from pyctl.prompt import Prompt, common_prefix
 from tools.disk_simulation import ROW_BYTES, STATE_BYTES, WORKLOADS, Writer, prompt_of, simulate

@@ -9,8 +9,8 @@ from unittest.mock import Mock
 import pytest
 
 from pyctl.cache.cache_stats import RequestStats
-from pyctl.cache.disk.readers import DiskReads, Readers
 from pyctl.cache.reads import finished
+from pyctl.disk.readers import DiskReads, Readers
 from pyctl.errors import OutOfCellsError, StateError
 from tests.unit.cache.checks import check_invariants
 from tests.unit.cache.steps import Steps, TickingStats, cold_digest, longer, prompt_of

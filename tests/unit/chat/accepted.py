@@ -18,7 +18,7 @@ def engine_parts() -> tuple[Any, Any, Any]:
     tokenizer = tokenizer_of("qwen35")
     from llama_cpp import llama_cpp as api
 
-    from pyctl.llama.grammar import GrammarCompiler
+    from pyctl.llama.sampling.grammar import GrammarCompiler
 
     return api.llama_model_get_vocab(model), tokenizer, GrammarCompiler(tokenizer)
 
@@ -27,7 +27,7 @@ def accepts(constraint: Constraint, text: str) -> bool:
     """Whether a reply may be ``text`` and end there; special tokens in it are tokens."""
     vocab, tokenizer, compiler = engine_parts()
     from pyctl.engine.sampling import Sampling
-    from pyctl.llama.grammar import Grammar
+    from pyctl.llama.sampling.grammar import Grammar
 
     bound = Grammar(
         vocab, Sampling(grammar=constraint.grammar, grammar_kind=constraint.kind), compiler

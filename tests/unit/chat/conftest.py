@@ -45,6 +45,6 @@ def vocabulary_of(name: str) -> Any:
 @cache
 def tokenizer_of(name: str) -> Tokenizer:
     """The tokenizer of one of llama.cpp's vocabularies."""
-    from pyctl.llama.llama_tokenizer import LlamaTokenizer
+    from pyctl.llama.library.llama_tokenizer import LlamaTokenizer
 
     return LlamaTokenizer(vocabulary_of(name))

@@ -6,7 +6,7 @@ from typing import Any
 
 from pyctl.chat.call_formats.call_format import CallFormat
 from pyctl.chat.reply import ParsedReply, ReplyPart, ReplySplitter
-from pyctl.chat.tools import Tools
+from pyctl.chat.tool_definitions import Tools
 from tests.functions import function
 
 PROPERTIES: dict[str, Any] = {

@@ -14,7 +14,7 @@ from pyctl.chat.call_formats.families import HERMES
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.reply import ParsedReply, ReplyDelta
 from pyctl.chat.template import Template
-from pyctl.chat.tools import Tools
+from pyctl.chat.tool_definitions import Tools
 from tests.effort import examples, work
 from tests.unit.chat import toy
 from tests.unit.chat.conftest import unpacked

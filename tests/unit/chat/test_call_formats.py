@@ -23,7 +23,7 @@ from pyctl.chat.constraint import reply_constraint
 from pyctl.chat.replay import Replay
 from pyctl.chat.reply import ParsedReply, ReplyPart
 from pyctl.chat.template import Template
-from pyctl.chat.tools import Tools
+from pyctl.chat.tool_definitions import Tools
 from tests.effort import examples
 from tests.unit.chat import toy
 from tests.unit.chat.accepted import accepts

@@ -14,7 +14,7 @@ from pyctl.chat.constraint import Constraint
 from pyctl.chat.replay import Replay
 from pyctl.chat.reply import BRACKETS, THINK, ReplyPart
 from pyctl.chat.template import Template
-from pyctl.chat.tools import Tools
+from pyctl.chat.tool_definitions import Tools
 from pyctl.errors import RequestError
 from tests.unit.chat import toy
 from tests.unit.chat.accepted import accepts

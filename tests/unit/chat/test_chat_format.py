@@ -8,10 +8,10 @@ import pytest
 from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.constraint import Constraint
+from pyctl.chat.reasoning import ReasoningLimit
 from pyctl.chat.reply import ReplyDelta
 from pyctl.chat.template import Template
 from pyctl.errors import RequestError
-from pyctl.reasoning import ReasoningLimit
 from tests.unit.chat import toy
 from tests.unit.chat.conftest import unpacked
 from tests.unit.chat.toy import ByteTokenizer, prepare

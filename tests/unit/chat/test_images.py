@@ -13,7 +13,7 @@ from pyctl.chat.images import MEDIA_MARKER, joined_parts, mark_of
 from pyctl.chat.replay import Replay, places
 from pyctl.chat.template import Template
 from pyctl.errors import RequestError
-from pyctl.image_file import ImageFile
+from pyctl.files.image_file import ImageFile
 from tests.pictures import GridReader, image_bytes
 from tests.unit.chat import toy
 

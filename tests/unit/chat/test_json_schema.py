@@ -1,5 +1,5 @@
-"""JSON schemas as grammars: the text of the rules. tests/model/llama/test_grammar.py tests replies
-under them.
+"""JSON schemas as grammars: the text of the rules. tests/model/llama/sampling/test_grammar.py tests
+replies under them.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from pyctl.chat import keep_reasoning
 from pyctl.cli.arguments import FLAGS, CommandSettings, parse_chat, parse_serve
 from pyctl.cli.flag_aliases import IGNORED, NO_OP, REJECTED
 from pyctl.errors import ConfigError
-from pyctl.setting import CHAT, GENERAL
+from pyctl.settings.setting import CHAT, GENERAL
 
 WITHOUT_USE = {**NO_OP, **IGNORED, **REJECTED}
 

@@ -14,15 +14,15 @@ from pyctl.chat.template import Template
 from pyctl.cli.arguments import FLAGS, OWNERS, parse_chat, parse_serve
 from pyctl.cli.flag_aliases import IGNORED, NO_OP, REJECTED
 from pyctl.cli.logs import LogSettings
-from pyctl.engine.draft.draft_settings import AUTOMATIC, PRIVATE, DraftSettings
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.errors import ConfigError, RequestError
+from pyctl.llama.settings.draft_settings import AUTOMATIC, PRIVATE, DraftSettings
+from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.llama.settings.resolved import Resolved
-from pyctl.models import HubSettings
+from pyctl.model_files import HubSettings
 from pyctl.server import ListenSettings, ReplySettings, ServerSettings
-from pyctl.setting import GENERAL
+from pyctl.settings.setting import GENERAL
 from pyctl.terminal import TerminalSettings
 from tests.unit.cli.given import PRESERVED, SERVE_FLAGS, WITHOUT_USE, chat, refused, serve
 

@@ -24,8 +24,8 @@ from pyctl.cli.assemble import (
 )
 from pyctl.engine.worker import Worker
 from pyctl.errors import ConfigError, ModelError
-from pyctl.llama.devices import missing_text
-from pyctl.models import HubSettings, hub
+from pyctl.llama.library.devices import missing_text
+from pyctl.model_files import HubSettings, hub
 
 MIB = 2**20
 

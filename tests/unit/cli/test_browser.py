@@ -9,7 +9,7 @@ from queue import SimpleQueue
 import pytest
 
 from pyctl.cli.serve_command import open_in_browser
-from pyctl.server.request_pool import RequestPool
+from pyctl.requests.request_pool import RequestPool
 
 
 def test_only_a_screen_gets_a_browser(

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from pyctl.cache.disk.directory import note_model
-from pyctl.cache.disk.file_format import INDEX, RULES
 from pyctl.cli.cache_command import run_cache
+from pyctl.disk.directory import note_model
+from pyctl.disk.file_format import INDEX, RULES
 from pyctl.errors import ConfigError
-from tests.unit.cache.disk.making import DirectStore, conversation
+from tests.unit.disk.making import DirectStore, conversation
 
 LABEL = (
     "<|im_start|>system\nYou are terse.<|im_end|>\n<|im_start|>user\n" + "What is a cache? " * 20

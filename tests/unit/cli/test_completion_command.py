@@ -13,7 +13,7 @@ import pytest
 from pyctl.cli import COMMANDS
 from pyctl.cli.arguments import FLAGS
 from pyctl.cli.completion_command import candidates
-from pyctl.setting import CHAT
+from pyctl.settings.setting import CHAT
 
 
 @pytest.mark.parametrize(

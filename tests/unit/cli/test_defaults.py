@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from pyctl.cache import CacheSettings, DiskSettings
-from pyctl.cache.disk.directory import CacheDirectory
 from pyctl.cli import defaults
 from pyctl.cli.arguments import CommandSettings, parse_serve
 from pyctl.cli.defaults import cache_budget, log_cache_dir, with_directory
+from pyctl.disk.directory import CacheDirectory
 from pyctl.errors import ConfigError
-from pyctl.llama.memory_plan import MemoryPlan, Place, Usage
+from pyctl.llama.fit.memory_plan import MemoryPlan, Place, Usage
 
 MIB = 2**20
 GIB = 2**30

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import pytest
 
 from pyctl.cli.arguments import OWNERS
-from pyctl.setting import flags_of
+from pyctl.settings.setting import flags_of
 from tools.house import modules, tree_of
 
 SETTLED = {"InfoFlags", "FlagAliases", "key_file"}

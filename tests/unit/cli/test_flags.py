@@ -12,10 +12,10 @@ import pytest
 
 from pyctl.chat import keep_reasoning
 from pyctl.cli.arguments import FLAGS, CommandSettings, parse_chat, parse_serve
-from pyctl.engine.draft.draft_settings import MODEL_TYPES
-from pyctl.engine.placements import CPU_EXPERTS
-from pyctl.setting import SAMPLING, Flag
-from pyctl.tools import McpServer
+from pyctl.llama.settings.draft_settings import MODEL_TYPES
+from pyctl.llama.settings.placements import CPU_EXPERTS
+from pyctl.mcp import McpServer
+from pyctl.settings.setting import SAMPLING, Flag
 from tests.unit.cli.given import PRESERVED, SERVE_FLAGS, at, refused, serve
 
 # Per destination whose value is not simply what its flag reads: what is typed, where it ends up,

@@ -12,9 +12,9 @@ from pyctl.cli.logs import LogSettings
 from pyctl.cli.presets import Preset, find_models, models_in
 from pyctl.cli.serve_command import several
 from pyctl.errors import ConfigError
+from pyctl.mcp import ToolSettings
 from pyctl.server import Cors, ListenSettings, RouterSettings, ServerSettings
-from pyctl.setting import flags_of
-from pyctl.tools import ToolSettings
+from pyctl.settings.setting import flags_of
 from tests.unit.cli.given import at
 
 

@@ -8,7 +8,7 @@ import pytest
 from pyctl.cli.arguments import FLAGS, parse_serve
 from pyctl.cli.flag_aliases import INSTEAD, NO_OP, PRESETS, REJECTED, REMOVED
 from pyctl.errors import ConfigError
-from pyctl.setting import GENERAL
+from pyctl.settings.setting import GENERAL
 from tests.unit.cli.given import SERVE_FLAGS, WITHOUT_USE, refused, serve
 
 CONTRACT = Path(__file__).resolve().parents[3] / "vendor/llama.cpp/tools/server/README.md"

@@ -7,7 +7,7 @@ from typing import Any
 
 from pyctl.doctor.facts import Facts, LlamaFacts, RequestedSettings
 from pyctl.doctor.nvidia_smi import CardState
-from pyctl.setup.machine import Card, Driver
+from pyctl.machine.probe import Card, Driver
 
 GIB = 2**30
 

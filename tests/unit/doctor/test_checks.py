@@ -10,8 +10,8 @@ import pytest
 
 from pyctl.doctor.examine import CHECKS, examine, screen
 from pyctl.errors import ModelError
-from pyctl.setup.libraries import unused_card
-from pyctl.setup.machine import Driver
+from pyctl.machine.libraries import unused_card
+from pyctl.machine.probe import Driver
 from tests.unit.doctor.machines import AT_REST, GIB, PCI_CARD, QUIET, RTX_3090, desktop
 
 MOUNTS = "22 1 8:1 / / rw - {} {} rw\n"

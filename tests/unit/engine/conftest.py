@@ -14,5 +14,5 @@ def disk_that_is_only_slow() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         for module in ("readers", "write_queue"):
-            patch.setattr(f"pyctl.cache.disk.{module}.STALL_SECONDS", 240.0)
+            patch.setattr(f"pyctl.disk.{module}.STALL_SECONDS", 240.0)
         yield

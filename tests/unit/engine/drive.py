@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 
 from pyctl.cache.block_sizes import BlockSizes
-from pyctl.cache.disk.directory import CacheDirectory
-from pyctl.cache.disk.disk import Disk, WriteLimits
-from pyctl.cache.disk.model_folder import ModelFolder
-from pyctl.cache.disk.reader import StoreReader
-from pyctl.cache.disk.remote_store import RemoteStore
-from pyctl.cache.disk.write_job import Writing
-from pyctl.cache.disk.writer import StoreWriter
 from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Block, Snapshot
+from pyctl.disk.directory import CacheDirectory
+from pyctl.disk.disk import Disk, WriteLimits
+from pyctl.disk.model_folder import ModelFolder
+from pyctl.disk.reader import StoreReader
+from pyctl.disk.remote_store import RemoteStore
+from pyctl.disk.write_job import Writing
+from pyctl.disk.writer import StoreWriter
 from pyctl.engine.backend import Backend
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from pyctl.cache import device_tier
-from pyctl.cache.disk.index import Index
-from pyctl.cache.disk.write_job import Writing
 from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Snapshot
+from pyctl.disk.index import Index
+from pyctl.disk.write_job import Writing
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.worker import Worker

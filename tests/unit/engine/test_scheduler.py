@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from pyctl.cache.costs import Costs
-from pyctl.cache.disk.readers import DiskReads, Readers
 from pyctl.cache.lookup import CacheLookup
 from pyctl.cache.ram import RamCache
 from pyctl.cache.reads import Reading, finished
 from pyctl.cache.sequence import LiveSequence
+from pyctl.disk.readers import DiskReads, Readers
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from pyctl.cache.disk.disk import Disk
 from pyctl.cache.ram import RamCache
+from pyctl.disk.disk import Disk
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
@@ -136,7 +136,7 @@ def test_stalled_read_is_a_miss_and_pauses_the_disk(
     tier = engine.prefix_cache.disk
     expected = cold(FakeBackend(kind), STORED).tokens
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pyctl.cache.disk.readers.STALL_SECONDS", 0.2)
+        patch.setattr("pyctl.disk.readers.STALL_SECONDS", 0.2)
         drive.hang(call)
         reply = within(60, lambda: ask(engine, STORED))
         assert (reply.tokens, reply.done.stats.source) == (expected, "none")

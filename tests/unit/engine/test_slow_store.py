@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from pyctl.cache.disk.remote_store import PATIENCE_SECONDS, Fetch, RemoteStore
 from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import PromptMatch
+from pyctl.disk.remote_store import PATIENCE_SECONDS, Fetch, RemoteStore
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import check_invariants
-from tests.unit.cache.disk.test_remote_store import Faulty
+from tests.unit.disk.test_remote_store import Faulty
 from tests.unit.engine.drive import ManualClock, Reply, ask, chat, cold, collect, request, tier_on
 from tests.waiting import until
 

@@ -21,8 +21,8 @@ from pyctl.cache.snapshot import Block, HeldRows
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.pool_settings import PoolPlan
 from pyctl.errors import StateError
+from pyctl.llama.settings.pool_settings import PoolPlan
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import check_invariants
@@ -206,7 +206,7 @@ def test_any_order_on_any_disk_gives_right_replies_within_all_budgets(
     budget = choice.choice([20_000, 60_000])
     daily = choice.choice([None, 100_000])
     drive = RefusingDrive(random.Random(seed))  # of its own: another thread asks it
-    monkeypatch.setattr("pyctl.cache.disk.write_queue.RETRY_SECONDS", 0.02)
+    monkeypatch.setattr("pyctl.disk.write_queue.RETRY_SECONDS", 0.02)
     expected: dict[bytes, list[int]] = {}
     conversations = [[(number % 3, 300)] for number in range(5)]
     written = 0

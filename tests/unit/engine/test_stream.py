@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyctl.chat.reasoning import ReasoningLimit
 from pyctl.engine.stream import LineLimits, ReasoningBudget, TextStream
 from pyctl.prompt import Prompt
-from pyctl.reasoning import ReasoningLimit
 from tests.fake import FakeBackend
 from tests.unit.engine.drive import ask, cold, engine_of
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pyctl.llama.breakdown import AttentionShape, StateShape, compute_bytes, layer_of
+from pyctl.llama.fit.breakdown import AttentionShape, StateShape, compute_bytes, layer_of
 
 ATTENTION = AttentionShape(n_layers=3, n_heads=8, n_kv_heads=2, key_length=16, value_length=8)
 STATES = StateShape(n_layers=5, inner=32, depth=4, n_groups=2, taps=3)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from pyctl.engine.draft.draft_settings import DraftSettings
-from pyctl.engine.model_settings import ModelSettings
-from pyctl.llama.devices import Device
-from pyctl.llama.memory_plan import MIB, MemoryPlan, Place, Usage
+from pyctl.llama.fit.memory_plan import MIB, MemoryPlan, Place, Usage
+from pyctl.llama.library.devices import Device
 from pyctl.llama.settings import resolved as module
+from pyctl.llama.settings.draft_settings import DraftSettings
+from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.llama.settings.resolved import Resolved
 
 GPU = Device("CUDA0", "a GPU", True, 0, "CUDA0", 0, 24_000 * MIB, 24_000 * MIB)

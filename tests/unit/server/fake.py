@@ -16,7 +16,6 @@ import msgspec
 from starlette.types import ASGIApp
 
 from pyctl.cache.cache_stats import RequestStats
-from pyctl.cache.disk.disk import Disk
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Source
 from pyctl.chat.cached_tokenizer import Tokenizer
@@ -24,6 +23,7 @@ from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.images import ImageReader
 from pyctl.chat.replay import Replay
 from pyctl.chat.template import Template
+from pyctl.disk.disk import Disk
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.backend import EngineInfo, ModelTemplates
 from pyctl.engine.engine import Engine
@@ -31,10 +31,10 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Event, Failed, Piece, Progress, Request, StopType, Timings
 from pyctl.engine.worker import Worker
+from pyctl.requests.service import AppState, Service
 from pyctl.server import ReplySettings, ServerSettings
 from pyctl.server.app import create_app
 from pyctl.server.models import Models
-from pyctl.server.service import AppState, Service
 from tests.fake import FakeBackend
 from tests.unit.chat.toy import CHATML, chatml_tokenizer
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pyctl.errors import ModelError, PyctlError, RequestError
+from pyctl.requests.service import AppState, Service
 from pyctl.server.load_order import MAX_HELD_SECONDS, LoadOrder
 from pyctl.server.models import RETRY_SECONDS, Lease, ModelCard, Models, ModelSource, Progress
-from pyctl.server.service import AppState, Service
 from pyctl.server.supervisor import Supervisor
 from tests.effort import examples
 

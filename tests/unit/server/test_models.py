@@ -24,11 +24,11 @@ from pyctl.errors import (
     RequestError,
     UnavailableError,
 )
+from pyctl.requests.service import AppState, Service
 from pyctl.server import ServerSettings
 from pyctl.server.app import create_app
 from pyctl.server.load_order import LoadOrder
 from pyctl.server.models import Lease, ModelCard, Models, ModelSource, give_back_lease
-from pyctl.server.service import AppState, Service
 from tests.unit.server.fake import HI, Bench, Client
 from tests.unit.server.parts import Caller, in_loop, supervised
 from tests.waiting import until

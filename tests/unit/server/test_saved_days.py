@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pyctl.atomic_file import temp_path
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.saved_time import Saved
+from pyctl.files.atomic_file import temp_path
 from pyctl.server.saved_days import (
     FILE,
     MAX_DAYS,

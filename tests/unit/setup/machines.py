@@ -7,7 +7,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
-from pyctl.setup.machine import NVIDIA, Card, Compiler, Driver, Machine
+from pyctl.machine.probe import NVIDIA, Card, Compiler, Driver, Machine
 
 GIB = 2**30
 

@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from pyctl.errors import ConfigError
-from pyctl.module_command import module_command
+from pyctl.machine.libraries import libraries_at
+from pyctl.machine.probe import Compiler
+from pyctl.processes.module_command import module_command
 from pyctl.setup.build import (
     Build,
     build_lock,
@@ -24,8 +26,6 @@ from pyctl.setup.build import (
     place_libraries,
     stage_libraries,
 )
-from pyctl.setup.libraries import libraries_at
-from pyctl.setup.machine import Compiler
 from pyctl.setup.source import open_release, pip_command, read_pin
 from pyctl.setup.toolkit import BuildTools, install_toolkit, install_tools
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pyctl.errors import ConfigError
-from pyctl.setup.machine import find_compiler
+from pyctl.machine.probe import find_compiler
 from pyctl.setup.parameter_layout import Field, lay_out, place_fields
 
 BINDINGS = """

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pyctl.errors import ConfigError
-from pyctl.setup.machine import AMD, Compiler, Driver, Machine
+from pyctl.machine.probe import AMD, Compiler, Driver, Machine
 from pyctl.setup.plan import (
     BuildPlan,
     check_compiler,

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from pyctl.errors import ConfigError
-from pyctl.setup.build import Build, compile_extension, place_libraries, stage_libraries
-from pyctl.setup.libraries import (
+from pyctl.machine.libraries import (
     MODULES,
     choose,
     libraries_in_use,
@@ -23,7 +22,8 @@ from pyctl.setup.libraries import (
     use_libraries,
     use_release,
 )
-from pyctl.setup.machine import Compiler
+from pyctl.machine.probe import Compiler
+from pyctl.setup.build import Build, compile_extension, place_libraries, stage_libraries
 from pyctl.setup.source import Release, open_release, read_pin, unpack_source
 from pyctl.setup.toolkit import BuildTools
 

@@ -30,8 +30,8 @@ from pyctl.errors import (
     UnavailableError,
 )
 from pyctl.terminal.conversation import Call, PromptProgress, ReplyStats
+from pyctl.terminal.mcp_calls import OfferedTool, ToolCalls
 from pyctl.terminal.remote import RemoteBackend
-from pyctl.terminal.tool_calls import OfferedTool, ToolCalls
 
 TIMINGS: dict[str, Any] = {
     "cache_n": 90,

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyctl.cache.ram import RamCache
+from pyctl.chat.reasoning import ReasoningLimit
 from pyctl.engine.draft.draft_length import DraftLengthController
 from pyctl.engine.draft.speculation import ModelDrafts, Speculation
 from pyctl.engine.engine import Engine
@@ -19,7 +20,6 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.sampling import Sampling
 from pyctl.prompt import Prompt
-from pyctl.reasoning import ReasoningLimit
 from tests.effort import examples
 from tests.unit.engine.draft.guesses import Continuing, Guesses, RememberingBackend
 from tests.unit.engine.drive import Reply, ask, cold, collect, run_all

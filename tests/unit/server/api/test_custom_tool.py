@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pyctl.chat.call_formats.families import HERMES, QWEN
 from pyctl.chat.reply import THINK
-from pyctl.chat.tools import Tools
+from pyctl.chat.tool_definitions import Tools
 from pyctl.errors import RequestError
 from pyctl.server.api.custom_tool import arguments_of, function_of, input_of
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from pyctl.requests.body import MAX_CHARS
 from pyctl.server import ReplySettings
 from pyctl.server.api import embeddings
 from pyctl.server.api.embeddings import normalised
-from pyctl.server.body import MAX_CHARS
 from tests.unit.server.fake import Bench
 
 

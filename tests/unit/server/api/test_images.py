@@ -10,8 +10,8 @@ import pytest
 
 from pyctl.chat.images import MEDIA_MARKER
 from pyctl.prompt import Prompt
+from pyctl.requests.request_pool import Lane
 from pyctl.server import ReplySettings
-from pyctl.server.request_pool import Lane
 from tests.pictures import GridReader, image_bytes
 from tests.unit.server.fake import HI, Bench, play
 
@@ -307,7 +307,7 @@ def test_an_address_is_fetched_beside_the_pool(
         )
         return PNG
 
-    monkeypatch.setattr("pyctl.server.image_sources.fetch_image", fetch)
+    monkeypatch.setattr("pyctl.requests.image_sources.fetch_image", fetch)
     url = "http://host.example/a.png"
     expected = prompt_of(
         bench, "/v1/chat/completions", {"messages": [openai("a", URL)]}

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from pyctl.errors import EngineError
+from pyctl.requests.body import ChatBody
+from pyctl.requests.prepare import schema_of
 from pyctl.server import ReplySettings
 from pyctl.server.api.ollama import chat_body
-from pyctl.server.body import ChatBody
-from pyctl.server.prepare import schema_of
 from tests.pictures import GridReader
 from tests.unit.chat import toy
 from tests.unit.server.api.test_images import URL, openai, prompt_of

@@ -20,8 +20,8 @@ from pyctl.page.markdown import html_of
 from pyctl.page.markdown_process import MAX_TEXT_BYTES, MarkdownProcess, plain_html
 from pyctl.server import ServerSettings
 from tests.effort import examples
+from tests.unit.files.test_pdf_file import pdf, says
 from tests.unit.server.fake import Bench, play
-from tests.unit.test_pdf_file import pdf, says
 
 TAGS = re.compile(
     "p|h[1-6]|ul|ol|li|blockquote|pre|code|span|em|strong|s|a|br|hr|table|thead|tbody|tr|th|td|div|button|img"

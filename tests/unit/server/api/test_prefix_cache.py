@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from pyctl.cache.disk import writer
 from pyctl.cache.saved_time import SavedTime
 from pyctl.chat.cached_tokenizer import readable
+from pyctl.disk import writer
 from pyctl.engine.engine_stats import MAX_REPLIES
 from pyctl.engine.request import Timings
 from pyctl.server import Cors, ReplySettings, ServerSettings

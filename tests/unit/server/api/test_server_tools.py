@@ -14,13 +14,13 @@ import pytest
 
 from pyctl.cli.arguments import parse_chat, parse_serve
 from pyctl.errors import ConfigError
+from pyctl.mcp import McpServer, ToolSettings
+from pyctl.mcp.mcp_client import McpTool
+from pyctl.mcp.toolbox import ToolBox
+from pyctl.requests.service import AppState
 from pyctl.server import Cors, ServerSettings
 from pyctl.server.app import create_app
 from pyctl.server.models import Models
-from pyctl.server.service import AppState
-from pyctl.tools import McpServer, ToolSettings
-from pyctl.tools.mcp_client import McpTool
-from pyctl.tools.toolbox import ToolBox
 from tests.unit.server.fake import Bench, Client, play
 from tests.unit.server.parts import Caller, in_loop
 

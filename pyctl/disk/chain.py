@@ -1,0 +1,266 @@
+"""A snapshot as a chain of files: naming, lookup and reading."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeAlias
+
+import numpy as np
+from isal.isal_zlib import crc32
+
+from pyctl.cache.block_sizes import BlockSizes
+from pyctl.cache.snapshot import (
+    DIGEST_BYTES,
+    NOTHING,
+    Block,
+    Segment,
+    Snapshot,
+    State,
+    StoredFileRef,
+)
+from pyctl.disk.file_format import (
+    TAG_BYTES,
+    CorruptFileError,
+    Header,
+    Name,
+    PartKind,
+    SegmentName,
+    StateName,
+    fits_draft_model,
+    parent_text,
+)
+from pyctl.disk.segment_files import read_header, read_jobs
+from pyctl.errors import NotWrittenError
+from pyctl.prompt import Tokens, as_tokens
+
+__all__ = ["ChainNames", "Runner", "StoredFile", "blocks_of", "open_chain"]
+
+Runner: TypeAlias = Callable[[Iterable[Callable[[], None]]], object]
+"""Runs jobs and raises their first error."""
+
+SMALL = (PartKind.TOKENS, PartKind.ENDS)
+
+DRAFTS = (PartKind.DRAFT_ROWS, PartKind.DRAFT_STATE)
+
+
+def blocks_of(segment: Segment) -> dict[PartKind, Block]:
+    """The parts of the file of ``segment``, as bytes."""
+    blocks = {
+        PartKind.TOKENS: np.ascontiguousarray(segment.tokens, "<i4").view(np.uint8),
+        PartKind.ENDS: np.array(segment.ends, "<u4").view(np.uint8),
+        PartKind.ROWS: segment.rows,
+    }
+    return (
+        {**blocks, PartKind.DRAFT_ROWS: segment.draft_rows} if segment.draft_rows.size else blocks
+    )
+
+
+class ChainNames:
+    """Names the files of a chain: ``missing`` are the segments of ``snapshot`` above the deepest
+    one that is on disk with all that it depends on, the first one first. ``chain`` are the names of
+    that one and of those named since.
+
+    ``is_there`` is asked about names that segments have got before.
+    """
+
+    def __init__(self, snapshot: Snapshot, is_there: Callable[[SegmentName], bool]) -> None:
+        self.chain: list[SegmentName] = []
+        above: list[tuple[Segment, int]] = []
+        for segment, last in snapshot.chain.items():
+            name = segment.file.name
+            segment.file.is_there = isinstance(name, SegmentName) and is_there(name)
+            if segment.file.is_there:
+                assert isinstance(name, SegmentName)
+                self.chain.append(name)
+                break
+            above.append((segment, last))
+        self.missing = [segment for segment, _ in reversed(above)]
+        self._reach = dict(above)
+        self._running = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        for segment, last in reversed(snapshot.chain.items()):
+            if segment not in self._reach:
+                self._running.update(_bytes(segment.tokens[: last - segment.start]))
+
+    def name(self, segment: Segment) -> tuple[SegmentName, SegmentName | None]:
+        """Name the next one of ``missing``, which has its rows, and its parent; NotWrittenError if
+        they were dropped. Rows are looked through once, since they never change. The draft model's
+        are no part of the name: a server without one uses the same file.
+        """
+        if segment.dropped:
+            raise NotWrittenError(f"the rows before {segment.end} were dropped")
+        whole = self._running.copy()
+        whole.update(_bytes(segment.tokens))
+        name = segment.file.name
+        parent = self.chain[-1] if self.chain else None
+        if not isinstance(name, SegmentName) or segment.file.parent != parent:
+            tag = hashlib.blake2b(parent_text(parent) + b"\0", digest_size=TAG_BYTES)
+            crc = crc32(np.ascontiguousarray(segment.rows).data)
+            tag.update(
+                np.array(segment.ends, "<u4").tobytes()
+                + struct.pack("<QI", segment.rows.nbytes, crc)
+            )
+            name = SegmentName(segment.start, segment.end, whole.digest(), tag.digest())
+        self._running.update(_bytes(segment.tokens[: self._reach[segment] - segment.start]))
+        segment.file.name = name
+        segment.file.parent = parent
+        self.chain.append(name)
+        return name, parent
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file of a chain on disk and the bytes that are read into place; ``last`` is up to where it
+    counts.
+
+    ``outs`` has space for small parts; `make_space` gives it to rows or a state when they are to be
+    read.
+    """
+
+    path: Path
+    header: Header
+    last: int
+    outs: dict[PartKind, Block]
+
+    @property
+    def name(self) -> SegmentName:
+        """Of a segment only."""
+        assert isinstance(self.header.name, SegmentName)
+        return self.header.name
+
+    @property
+    def start(self) -> int:
+        """Where the segment starts, 0 for a state."""
+        return self.header.name.start if isinstance(self.header.name, SegmentName) else 0
+
+    @property
+    def tokens(self) -> Tokens:
+        """The tokens of the segment, once they are read."""
+        return self.outs[PartKind.TOKENS].view("<i4").astype(np.int32, copy=False)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The exact batch ends in the segment, once they are read."""
+        return tuple(int(end) for end in self.outs[PartKind.ENDS].view("<u4"))
+
+    def make_space(
+        self, space: Callable[[int], Block], sizes: BlockSizes | None
+    ) -> list[Callable[[], None]]:
+        """Allocate memory for large parts, and return the jobs that fill it.
+
+        Parts of a draft model are read if they fit the model with ``sizes``, and skipped otherwise.
+        """
+        name = self.header.name
+        large = [part for part in self.header.parts if part.what not in SMALL]
+        for part in large:
+            if part.what not in DRAFTS or sizes is None or fits_draft_model(name, part, sizes):
+                self.outs[part.what] = space(part.size)
+        return self.jobs(*(part.what for part in large))
+
+    def jobs(self, *parts: PartKind) -> list[Callable[[], None]]:
+        """Jobs for any thread that fill ``parts``."""
+        return list(
+            read_jobs(
+                self.path,
+                self.header,
+                {what: self.outs[what] for what in parts if what in self.outs},
+            )
+        )
+
+    def segment(self, parent: Segment | None) -> Segment:
+        """The segment in RAM; its rows are what `make_space` took, if that was called."""
+        draft_rows = self.outs.get(PartKind.DRAFT_ROWS, NOTHING)
+        rows = self.outs.get(PartKind.ROWS, NOTHING)
+        tokens = as_tokens(self.tokens)
+        mark = StoredFileRef(self.name, self.header.parent, True)
+        return Segment(
+            self.start, tokens, rows, parent, self.ends, draft_rows=draft_rows, file=mark
+        )
+
+    def fill(
+        self, segment: Segment, space: Callable[[int], Block], sizes: BlockSizes | None
+    ) -> list[Callable[[], None]]:
+        """`make_space` for a ``segment`` that was made before."""
+        jobs = self.make_space(space, sizes)
+        segment.rows, segment.draft_rows = (
+            self.outs.pop(PartKind.ROWS),
+            self.outs.pop(PartKind.DRAFT_ROWS, NOTHING),
+        )
+        return jobs
+
+    @property
+    def large_bytes(self) -> int:
+        """Bytes of what `make_space` takes memory for."""
+        return sum(part.size for part in self.header.parts if part.what not in SMALL)
+
+    def state(self) -> State:
+        """The state in RAM; its parts are what `make_space` took."""
+        return State.of(self.outs[PartKind.STATE], self.outs.get(PartKind.DRAFT_STATE, NOTHING))
+
+
+def open_chain(
+    directory: Path,
+    state: StateName,
+    sizes: BlockSizes | None,
+    run: Runner,
+    paths: Mapping[Name, Path] = MappingProxyType({}),
+) -> tuple[StoredFile, list[StoredFile], Tokens]:
+    """The headers of a state and of its chain over [0, n), the segment at 0 first, and the tokens
+    of all.
+
+    ``run`` runs the jobs that read tokens. ``paths`` are the paths of files without their names
+    yet. Raises FileNotFoundError or CorruptFileError.
+    """
+    path = paths.get(state, directory / str(state))
+    header = read_header(path, sizes, str(state))
+    top = StoredFile(path, header, state.n, _space(header))
+    chain: list[StoredFile] = []
+    parent = header.parent
+    n = state.n
+    while parent is not None:
+        path = paths.get(parent, directory / str(parent))
+        header = read_header(path, sizes, str(parent))
+        chain.append(StoredFile(path, header, n, _space(header)))
+        parent = header.parent
+        n = chain[-1].start
+    chain.reverse()
+    run(job for found in chain for job in found.jobs(PartKind.TOKENS, PartKind.ENDS))
+    return top, chain, _tokens(chain, state)
+
+
+def _tokens(chain: list[StoredFile], state: StateName) -> Tokens:
+    """The tokens of a chain whose tokens and ends were read, shape (state.n,).
+
+    Raises CorruptFileError unless they match every name on it, and the ends ascend within each
+    segment.
+    """
+    running = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    pieces = []
+    for found in chain:
+        whole = running.copy()
+        whole.update(_bytes(found.tokens))
+        if whole.digest() != found.header.name.digest:
+            raise CorruptFileError(str(found.name), "its tokens do not match its name")
+        if any(
+            not first < last <= found.name.end
+            for first, last in pairwise((found.start, *found.ends))
+        ):
+            raise CorruptFileError(str(found.name), "ends that are none of its positions")
+        pieces.append(found.tokens[: found.last - found.start])
+        running.update(_bytes(pieces[-1]))
+    if running.digest() != state.digest:
+        raise CorruptFileError(str(state), "the tokens it depends on do not match its name")
+    return as_tokens(np.concatenate(pieces))
+
+
+def _space(header: Header) -> dict[PartKind, Block]:
+    return {part.what: np.empty(part.size, np.uint8) for part in header.parts if part.what in SMALL}
+
+
+def _bytes(tokens: Tokens) -> bytes:
+    return tokens.astype("<i4", copy=False).tobytes()

@@ -1,0 +1,458 @@
+"""The header of a cache file and the names of all files in a cache directory
+(docs/internals/disk-format.md).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple, TypeAlias
+
+from pyctl.cache import plan
+from pyctl.cache.block_sizes import BlockSizes
+from pyctl.cache.snapshot import Prefix
+from pyctl.errors import StateError
+from pyctl.settings.limit import limit
+
+__all__ = [
+    "CHUNK",
+    "INDEX",
+    "MAX_NAME_BYTES",
+    "MAX_TOKENS",
+    "MODEL",
+    "OLDER",
+    "PROMPTS",
+    "REPLIES",
+    "RULES",
+    "SIZES",
+    "TAG_BYTES",
+    "CorruptFileError",
+    "Header",
+    "Name",
+    "Part",
+    "PartKind",
+    "PromptName",
+    "SegmentName",
+    "StateName",
+    "check_fingerprint",
+    "check_sizes",
+    "fits_draft_model",
+    "header_size",
+    "is_fingerprint",
+    "is_obsolete",
+    "pack",
+    "parent_text",
+    "parse",
+    "parse_sizes",
+    "rules_id",
+    "sizes_text",
+    "unpack",
+]
+
+INDEX = "index.sqlite3"
+
+REPLIES = "replies"
+"""Replies as they were sampled; the older half of them has OLDER after the name."""
+
+OLDER = ".older"
+
+TAG_BYTES = 8
+
+PROMPTS = "prompts"
+
+RULES = "rules"
+"""The file with the rules of batch ends of a fingerprint: `rules_id`."""
+
+MODEL = "model"
+"""The file with the name of a fingerprint's model, for people."""
+
+MAX_NAME_BYTES = 256
+
+SIZES = "sizes"
+"""How large the parts of a fingerprint's files have to be."""
+
+MAX_TOKENS = limit(2**24, "tokens of a prefix on disk", "neither written nor read", "disk")
+
+MAX_YEARS = 2.0**40
+"""Seconds since the epoch beyond which no file was made."""
+
+_PROMPT = re.compile(r"([0-9a-f]{16})-([0-9a-f]{8})\.prompt")
+
+_OBSOLETE = re.compile(r"recent|words|(recent|words|replies)\.\d{1,10}\.tmp")
+
+_FINGERPRINT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+
+_SEGMENT = re.compile(r"(0|[1-9]\d{0,9})-([1-9]\d{0,9})-([0-9a-f]{32})-([0-9a-f]{16})\.rows")
+
+_STATE = re.compile(r"([1-9]\d{0,9})-([0-9a-f]{32})\.state")
+
+
+_SIZES = re.compile(r"rows (\d{1,12}) \+ n \* (\d{1,12}), state (-1|\d{1,15})\n")
+
+
+class SegmentName(NamedTuple):
+    """Positions [start, end), the digest of the tokens [0, end), and a tag over the rows, ends and
+    parents.
+
+    Two runs can compute other rows for equal tokens (decoded, not prefilled); the tag keeps them
+    apart.
+    """
+
+    start: int
+    end: int
+    digest: bytes
+    tag: bytes
+
+    def __str__(self) -> str:
+        return f"{self.start}-{self.end}-{self.digest.hex()}-{self.tag.hex()}.rows"
+
+
+class StateName(NamedTuple):
+    """The prefix at which a state can be resumed."""
+
+    n: int
+    digest: bytes
+
+    @classmethod
+    def of(cls, prefix: Prefix) -> StateName:
+        """The file for the state at the end of ``prefix``."""
+        return cls(prefix.n, prefix.digest)
+
+    @property
+    def prefix(self) -> Prefix:
+        """The prefix whose state the file holds."""
+        return Prefix(self.digest, self.n)
+
+    def __str__(self) -> str:
+        return f"{self.n}-{self.digest.hex()}.state"
+
+
+@dataclass(frozen=True)
+class PromptName:
+    """A recent prompt, in the folder PROMPTS of its fingerprint; as text, names sort by age."""
+
+    made_ns: int
+    tag: bytes
+
+    @classmethod
+    def new(cls, made_ns: int) -> PromptName:
+        """A name that no other process makes at the same time."""
+        return cls(made_ns, secrets.token_bytes(4))
+
+    @classmethod
+    def parse(cls, file: str) -> PromptName | None:
+        """The name in ``file``; None for others."""
+        found = _PROMPT.fullmatch(file)
+        return cls(int(found[1], 16), bytes.fromhex(found[2])) if found else None
+
+    def __str__(self) -> str:
+        return f"{self.made_ns:016x}-{self.tag.hex()}.prompt"
+
+
+Name: TypeAlias = SegmentName | StateName
+"""The name of a file of a snapshot."""
+
+
+@lru_cache(maxsize=2**14)
+def parse(file: str) -> Name | None:
+    """The name in ``file``; None for temp files and whatever else lies in the directory."""
+    if found := _STATE.fullmatch(file):
+        return StateName(int(found[1]), bytes.fromhex(found[2]))
+    if (found := _SEGMENT.fullmatch(file)) and int(found[1]) < int(found[2]):
+        return SegmentName(
+            int(found[1]), int(found[2]), bytes.fromhex(found[3]), bytes.fromhex(found[4])
+        )
+    return None
+
+
+def is_obsolete(file: str) -> bool:
+    """Whether older versions of this program made ``file``, which is no longer read, or left it
+    when killed.
+    """
+    return _OBSOLETE.fullmatch(file) is not None
+
+
+def check_fingerprint(fingerprint: str) -> str:
+    """``fingerprint`` if it can be a directory's name, else ValueError."""
+    if not _FINGERPRINT.fullmatch(fingerprint):
+        raise ValueError(
+            f"a fingerprint is 1 to 128 letters, digits, '.', '_' or '-', not {fingerprint!r}"
+        )
+    return fingerprint
+
+
+def is_fingerprint(name: str) -> bool:
+    """Whether a fingerprint's folder can be called ``name``."""
+    return _FINGERPRINT.fullmatch(name) is not None
+
+
+MAGIC = b"pyctlKV\0"
+VERSION = 1
+
+SEGMENT = 1
+STATE = 2
+
+EXACT = 1
+
+_PRELUDE = struct.Struct("<8sHBBIQ")
+
+_FIELDS = struct.Struct("<QQd16s8sHHH")
+
+_PART = struct.Struct("<BBBIQ")
+
+_CHUNK = struct.Struct("<II")
+
+CHUNK = 34 * 4 * 30_840
+"""Bytes with one checksum, just under 4 MiB, so that threads share the reading."""
+
+_DIGEST_BYTES = 8
+
+
+def rules_id() -> str:
+    """A name for the rules of batch ends: snapshots of other rules are never resumed."""
+    return hashlib.blake2b(repr(plan.RULES).encode(), digest_size=8).hexdigest()
+
+
+class CorruptFileError(StateError):
+    """A stored file whose content does not match its name, ``file``."""
+
+    def __init__(self, file: str, what: str) -> None:
+        super().__init__(f"{file}: {what}")
+        self.file = file
+
+
+class PartKind(IntEnum):
+    """The kinds of parts; the numbers are part of the file format."""
+
+    TOKENS = 1
+    ENDS = 2
+    ROWS = 3
+    STATE = 4
+    DRAFT_ROWS = 5
+    DRAFT_STATE = 6
+
+
+PARTS_OF_SEGMENT = [PartKind.TOKENS, PartKind.ENDS, PartKind.ROWS]
+
+PARTS_OF_STATE = [PartKind.STATE]
+
+
+@dataclass
+class Part:
+    """``size`` bytes in chunks of ``chunk`` bytes, each with one of ``crcs``."""
+
+    what: PartKind
+    size: int
+    crcs: list[int]
+    chunk: int = CHUNK
+
+    @property
+    def chunks(self) -> list[tuple[int, int]]:
+        """The ranges [first, last) of its chunks."""
+        return [
+            (first, min(first + self.chunk, self.size)) for first in range(0, self.size, self.chunk)
+        ]
+
+
+@dataclass
+class Header:
+    """The header of a file. ``parent`` is the segment that the file needs; ``created`` is in epoch
+    seconds.
+    """
+
+    fingerprint: str
+    name: Name
+    parent: SegmentName | None
+    exact: bool
+    created: float
+    parts: list[Part]
+
+    @property
+    def offsets(self) -> list[int]:
+        """Where each chunk of each part starts in the file, and then where the file ends."""
+        sizes = [last - first for part in self.parts for first, last in part.chunks]
+        return list(accumulate(sizes, initial=header_size(self)))
+
+
+def sizes_text(sizes: BlockSizes) -> str:
+    """Return the content of the file SIZES: sizes of the model's blocks, as `verify` has no draft
+    model.
+    """
+    return f"rows {sizes.base} + n * {sizes.row}, state {sizes.state}\n"
+
+
+def parse_sizes(text: str) -> BlockSizes | None:
+    """Return the sizes in ``text`` as `sizes_text` writes them; None for anything else."""
+    found = _SIZES.fullmatch(text)
+    return BlockSizes(*map(int, found.groups())) if found else None
+
+
+def check_sizes(header: Header, sizes: BlockSizes) -> None:
+    """Raise CorruptFileError unless the parts of a file are as large as they have to be."""
+    name = header.name
+    for part in header.parts:
+        if part.what == PartKind.ROWS and isinstance(name, SegmentName):
+            is_right = part.size == sizes.base + (name.end - name.start) * sizes.row
+        else:
+            is_right = part.what != PartKind.STATE or sizes.state in (part.size, -1)
+        if not is_right:
+            raise CorruptFileError(str(name), f"{part.size} bytes of {part.what.name.lower()}")
+
+
+def fits_draft_model(name: Name, part: Part, sizes: BlockSizes) -> bool:
+    """Whether a draft part of the file ``name`` can be this draft model's: another's is not even
+    read.
+    """
+    if isinstance(name, SegmentName):
+        return sizes.draft_row > 0 and part.size == sizes.draft_rows(name.start, name.end)
+    return sizes.draft_state > 0 and part.size == sizes.draft_state
+
+
+def header_size(header: Header) -> int:
+    """Bytes of the packed header; known before anything is encoded."""
+    size = (
+        _PRELUDE.size
+        + _FIELDS.size
+        + len(header.fingerprint.encode())
+        + len(parent_text(header.parent))
+    )
+    return (
+        size
+        + sum(_PART.size + len(part.chunks) * _CHUNK.size for part in header.parts)
+        + _DIGEST_BYTES
+    )
+
+
+def pack(header: Header) -> bytes:
+    """The header's bytes; every part's chunks must be known."""
+    name = header.name
+    fingerprint = header.fingerprint.encode()
+    parent = parent_text(header.parent)
+    if isinstance(name, SegmentName):
+        kind = SEGMENT
+        start = name.start
+        end = name.end
+        tag = name.tag
+    else:
+        kind = STATE
+        start = 0
+        end = name.n
+        tag = bytes(TAG_BYTES)
+    flags = EXACT if header.exact else 0
+    pieces = [_PRELUDE.pack(MAGIC, VERSION, kind, flags, header_size(header), header.offsets[-1])]
+    counts = len(fingerprint), len(parent), len(header.parts)
+    pieces += [
+        _FIELDS.pack(start, end, header.created, name.digest, tag, *counts),
+        fingerprint,
+        parent,
+    ]
+    for part in header.parts:
+        pieces.append(_PART.pack(part.what, 0, 0, part.chunk, part.size))
+        pieces += [
+            _CHUNK.pack(end - at, crc)
+            for (at, end), crc in zip(part.chunks, part.crcs, strict=True)
+        ]
+    data = b"".join(pieces)
+    return data + _digest(data)
+
+
+def unpack(data: bytes, file: str, file_size: int) -> Header | int:
+    """The header at the start of ``data``, or how many bytes it has if ``data`` is shorter than
+    that.
+
+    ``file`` is the name of the file. Raises CorruptFileError unless all is whole and ``file_size``
+    matches.
+    """
+    if len(data) < _PRELUDE.size:
+        raise CorruptFileError(file, "shorter than a header")
+    magic, version, kind, flags, size, total = _PRELUDE.unpack_from(data)
+    if magic != MAGIC or version != VERSION:
+        raise CorruptFileError(file, "another format")
+    if total != file_size or not _PRELUDE.size + _FIELDS.size + _DIGEST_BYTES <= size <= total:
+        raise CorruptFileError(file, f"{file_size} bytes instead of {total}")
+    if len(data) < size:
+        return int(size)
+    if _digest(data[: size - _DIGEST_BYTES]) != data[size - _DIGEST_BYTES : size]:
+        raise CorruptFileError(file, "a header with a wrong checksum")
+    try:
+        header = _unpack_fields(data[: size - _DIGEST_BYTES], kind, bool(flags & EXACT))
+    except (struct.error, ValueError, ZeroDivisionError) as error:
+        raise CorruptFileError(file, f"a header that makes no sense ({error})") from None
+    if header_size(header) != size or header.offsets[-1] != total or not _is_possible(header):
+        raise CorruptFileError(file, "a header with wrong sizes")
+    if str(header.name) != file:
+        raise CorruptFileError(file, f"the content of {header.name}")
+    return header
+
+
+def _unpack_fields(data: bytes, kind: int, exact: bool) -> Header:
+    start, end, created, digest, tag, n_fingerprint, n_parent, n_parts = _FIELDS.unpack_from(
+        data, _PRELUDE.size
+    )
+    at = _PRELUDE.size + _FIELDS.size
+    fingerprint = data[at : at + n_fingerprint].decode()
+    parent = data[at + n_fingerprint :][:n_parent].decode()
+    at += n_fingerprint + n_parent
+    parts = []
+    for _ in range(n_parts):
+        what, codec, phase, chunk, size = _PART.unpack_from(data, at)
+        if codec or phase:
+            raise ValueError("compressed by an earlier version")
+        part = Part(PartKind(what), size, [], chunk)
+        at += _PART.size
+        for first in range(0, size, chunk):  # a list of them might be larger than the file
+            stored, crc = _CHUNK.unpack_from(data, at)
+            if stored != min(chunk, size - first):
+                raise ValueError("a chunk of another size")
+            part.crcs.append(crc)
+            at += _CHUNK.size
+        parts.append(part)
+    name = SegmentName(start, end, digest, tag) if kind == SEGMENT else StateName(end, digest)
+    own, draft = (
+        (PARTS_OF_SEGMENT, PartKind.DRAFT_ROWS)
+        if kind == SEGMENT
+        else (PARTS_OF_STATE, PartKind.DRAFT_STATE)
+    )
+    if [part.what for part in parts] not in (own, [*own, draft]):
+        raise ValueError("other parts")
+    first = name.start if isinstance(name, SegmentName) else name.n
+    below = parse(parent) if parent else None
+    if not isinstance(below, SegmentName):
+        below = None
+    if (parent or first) and not (below is not None and below.start < first <= below.end):
+        raise ValueError("parent segment ends before this one starts")
+    if isinstance(name, SegmentName) and parts[0].size != 4 * (name.end - name.start):
+        raise ValueError("another number of tokens")
+    return Header(fingerprint, name, below, exact, created, parts)
+
+
+def _is_possible(header: Header) -> bool:
+    """Whether all numbers are such as are written, so that nothing else is taken of memory."""
+    name = header.name
+    if name.prefix.n > MAX_TOKENS if isinstance(name, StateName) else name.end > MAX_TOKENS:
+        return False
+    if not 0 <= header.created < MAX_YEARS or any(
+        not 0 < part.chunk <= CHUNK for part in header.parts
+    ):
+        return False
+    for part in header.parts:
+        if part.what == PartKind.ENDS and isinstance(name, SegmentName):
+            n_ends, rest = divmod(part.size, 4)
+            if rest or n_ends > name.end - name.start:
+                return False
+    return True
+
+
+def parent_text(parent: SegmentName | None) -> bytes:
+    """How ``parent`` stands in headers, and in what names are made of; empty for none."""
+    return b"" if parent is None else str(parent).encode()
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()

@@ -1,0 +1,211 @@
+"""Dependencies between the files of a directory, and the order of their eviction."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from functools import cached_property
+
+from pyctl.cache.eviction import CostAwareEviction
+from pyctl.cache.prefix_tree import PrefixTree
+from pyctl.disk.file_format import SegmentName
+from pyctl.disk.index import Key, Record
+
+__all__ = ["FileGraph"]
+
+
+class FileGraph:
+    """All files of a directory, every fingerprint. Removing here removes nothing on disk: the
+    caller does.
+
+    A segment stays while a state needs it, directly or through a child. Files of the fingerprints
+    ``older`` are of no further use.
+    """
+
+    def __init__(self, records: Iterable[Record], older: frozenset[str] = frozenset()) -> None:
+        self.older = older
+        self.records = {record.key: record for record in records}
+        self.n_bytes = sum(record.n_bytes for record in self.records.values())
+        self._children: defaultdict[Key, set[Key]] = defaultdict(set)
+        for record in self.records.values():
+            if record.parent_key is not None:
+                self._children[record.parent_key].add(record.key)
+
+    def add(self, record: Record) -> None:
+        """Put in a file, in the place of one of its name."""
+        old = self.records.get(record.key)
+        if old is not None:
+            self._take_out(old)
+        self.records[record.key] = record
+        self.n_bytes += record.n_bytes
+        if record.parent_key is not None:
+            self._children[record.parent_key].add(record.key)
+        if record.is_state and "_tree" in self.__dict__:
+            self._tree.add(
+                record.key, record.n, self._reach(record).items(), record.used, record.hits
+            )
+
+    def prepare(self) -> None:
+        """Compute now what choosing needs."""
+        _ = self._tree
+
+    def touch(self, key: Key, used: float) -> None:
+        """Note that a state was used, at ``used`` seconds since the epoch."""
+        if (record := self.records.get(key)) is not None:
+            self.records[key] = replace(record, hits=record.hits + 1, used=used)
+            if "_tree" in self.__dict__:
+                self._tree.touch(key, used)
+
+    def invalid_keys(self) -> set[Key]:
+        """Unusable files: on an incomplete chain, or segments without a state."""
+        sound: set[Key] = set()
+        broken: set[Key] = set()
+        for record in self.records.values():
+            chain = [record.key]
+            while chain[-1] in self.records and chain[-1] not in sound:
+                parent = self.records[chain[-1]].parent_key
+                if parent is None:
+                    break
+                chain.append(parent)
+            (sound if chain[-1] in self.records and chain[-1] not in broken else broken).update(
+                chain
+            )
+        needed: set[Key] = set()
+        for record in self.records.values():
+            if record.is_state and record.key in sound:
+                needed.update([record.key, *self.chain(record.key)])
+        return self.records.keys() - needed
+
+    def chain(self, key: Key) -> list[Key]:
+        """The segments that the file ``key`` depends on, nearest first."""
+        found: list[Key] = []
+        record = self.records.get(key)
+        while record is not None and record.parent_key is not None:
+            found.append(record.parent_key)
+            record = self.records.get(record.parent_key)
+        return found
+
+    def remove(self, key: Key) -> list[Record]:
+        """Remove a file with its dependents and the segments that nothing else needs."""
+        removed: list[Record] = []
+        waiting = [key]
+        while waiting:
+            at = waiting.pop()
+            waiting += self._children.pop(at, ())
+            record = self.records.get(at)
+            if record is None:
+                continue
+            removed.append(record)
+            self._take_out(record)
+            if record.parent_key is not None and not self._children.get(record.parent_key):
+                waiting.append(record.parent_key)
+        return removed
+
+    def _take_out(self, record: Record) -> None:
+        del self.records[record.key]
+        self.n_bytes -= record.n_bytes
+        if record.is_state and "_tree" in self.__dict__:
+            self._tree.remove(record.key)
+        if record.parent_key is not None:
+            self._children.get(record.parent_key, set()).discard(record.key)
+
+    def shrink(self, budget: int, protected: Collection[Key] = ()) -> list[Record]:
+        """Take out older files and then what costs least, until there are ``budget`` bytes or
+        nothing else may go; what fits with the rest after all stays. A segment in ``protected``
+        keeps no state from going.
+        """
+
+        def is_evictable(key: Key) -> bool:
+            return not self.records[key].pinned and key not in protected
+
+        going: list[Record] = []
+        for older in [
+            key for key, record in self.records.items() if key[0] in self.older and record.is_state
+        ]:
+            if self.n_bytes > budget and older in self.records and is_evictable(older):
+                going += self.remove(older)
+        gone: dict[Key, Record] = {}
+        while (
+            self.n_bytes > budget and (key := self._policy.choose_victim(is_evictable)) is not None
+        ):
+            gone |= {record.key: record for record in self.remove(key)}
+        self._put_back(gone, budget)
+        return [*going, *gone.values()]
+
+    def _put_back(self, gone: dict[Key, Record], budget: int) -> None:
+        """Put in again the states that fit with all that they need, the last that had ``gone``
+        first.
+        """
+        states = [key for key, record in reversed(gone.items()) if record.is_state]
+        n_before = 0
+        while n_before != len(gone):  # a returned file may be all that another one lacked
+            n_before = len(gone)
+            for key in states:
+                missing = list[Record]()
+                at = gone.get(key)
+                while at is not None:
+                    missing.append(at)
+                    at = gone.get(at.parent_key) if at.parent_key is not None else None
+                if missing and self.n_bytes + sum(record.n_bytes for record in missing) <= budget:
+                    for record in reversed(missing):
+                        self.add(gone.pop(record.key))
+
+    def added(self) -> dict[Key, int]:
+        """Bytes of each state with the segments of its chain that no shallower or older one has;
+        they add up.
+        """
+        found: dict[Key, int] = {}
+        known: set[Key] = set()
+        for state in sorted(
+            (r for r in self.records.values() if r.is_state), key=lambda r: (r.n, r.created)
+        ):
+            own = {
+                key for key in (state.key, *self.chain(state.key)) if key in self.records
+            } - known
+            found[state.key] = sum(self.records[key].n_bytes for key in own)
+            known |= own
+        return found
+
+    def ancestor(self, record: Record) -> Record | None:
+        """The deepest shallower state on the chain of the state ``record``, None if there is
+        none.
+        """
+        parent = self._tree[record.key].parent
+        return self.records[parent.key] if parent is not None else None
+
+    @cached_property
+    def _tree(self) -> PrefixTree[Key]:
+        tree: PrefixTree[Key] = PrefixTree()
+        for record in self.records.values():
+            if record.is_state:
+                tree.add(
+                    record.key, record.n, self._reach(record).items(), record.used, record.hits
+                )
+        return tree
+
+    @cached_property
+    def _policy(self) -> CostAwareEviction[Key]:
+        return CostAwareEviction(self._tree, self._freed)
+
+    def _reach(self, record: Record) -> dict[Key, int]:
+        """The segments of a state, the deepest first, each with the position up to which it
+        counts.
+        """
+        reach = {}
+        n = record.n
+        for key in self.chain(record.key):
+            reach[key] = n
+            n = key[1].start if isinstance(key[1], SegmentName) else 0
+        return reach or {
+            record.key: n
+        }  # without a parent: verify removes it, but eviction may be earlier
+
+    def _freed(self, key: Key) -> int:
+        """Bytes that go with a state: its own, and of segments that only it needs."""
+        freed = self.records[key].n_bytes
+        for segment in self.chain(key):
+            if len(self._children[segment]) > 1 or segment not in self.records:
+                break
+            freed += self.records[segment].n_bytes
+        return freed

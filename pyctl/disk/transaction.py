@@ -1,0 +1,79 @@
+"""A transaction on a cache directory: files and their rows in the index change together."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from pyctl.disk.graph import FileGraph
+from pyctl.disk.index import Index, Key, Record, file_path
+from pyctl.disk.index_mirror import FileChange, IndexMirror
+from pyctl.disk.segment_files import remove_file
+
+__all__ = ["Transaction"]
+
+
+class Transaction:
+    """Changes of the directory at ``path``, which are one change to all other processes.
+
+    Made by `CacheDirectory.changing`. A caller that changes `graph` also changes the index and the
+    files, or calls `discard_graph`. ``connection`` is for the statements of `Index` that concern no
+    file.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, mirror: IndexMirror, path: Path) -> None:
+        self.connection = connection
+        self.changes: list[FileChange] = []
+        self._mirror = mirror
+        self._path = path
+
+    @property
+    def graph(self) -> FileGraph:
+        """All files of the directory, of every fingerprint."""
+        return self._mirror.load_graph(self.connection)
+
+    def discard_graph(self) -> None:
+        """Have the graph read again: it has changes that the index has not got, or lacks some."""
+        self._mirror.graph = None
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of all files of snapshots, after the changes so far."""
+        graph = self._mirror.graph
+        return graph.n_bytes if graph is not None else Index.n_bytes(self.connection)
+
+    def insert(self, record: Record, label: str = "") -> None:
+        """Add a file, which has its name already, to the index; ``label`` describes it to users."""
+        Index.insert(self.connection, record, label)
+        self.changes.append((record, True))
+
+    def delete(self, records: Iterable[Record]) -> None:
+        """Remove files, which the graph has dropped already, and their rows of the index."""
+        for record in records:
+            Index.delete(self.connection, record.key)
+            remove_file(file_path(self._path, record.key))
+            self.changes.append((record, False))
+
+    def shrink(self, file_budget: int) -> int:
+        """Remove the least valuable files until ``file_budget`` bytes of snapshots or only pinned
+        ones are left; return the bytes freed.
+        """
+        if self.file_bytes <= file_budget:
+            return 0
+        evicted = self.graph.shrink(file_budget)
+        self.delete(evicted)
+        return sum(record.n_bytes for record in evicted)
+
+    def touch(self, key: Key) -> None:
+        """Count a hit of a state, now."""
+        now = time.time()
+        Index.touch(self.connection, key, now)
+        if self._mirror.graph is not None:
+            self._mirror.graph.touch(key, now)
+
+    def pin(self, key: Key, pinned: bool) -> None:
+        """Keep a file from being evicted, or let it be."""
+        Index.pin(self.connection, key, pinned)
+        self.discard_graph()

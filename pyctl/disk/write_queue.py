@@ -1,0 +1,515 @@
+"""The queue of snapshots to write, and the thread that writes them.
+
+Threads and what they own:
+
+  engine      offers snapshots (`write`, `evict`), supplies rows of the device (`supply_rows`) and
+              drops jobs that take too much RAM. It alone calls the device and changes the cache,
+              and never waits for the disk: under the lock it only keeps books.
+  pyctl-disk  runs one turn of one job at a time, and calls (`run_soon`). It alone runs the
+              generators of `StoreWriter.write`, so all temp files are its own. It never calls the
+              device: a turn ends where rows are missing, and others have theirs meanwhile.
+  any thread  `remove`, `run_soon`, `flush`, and the counters.
+
+One lock, `_changed`, guards the jobs, their states and the counters. No thread holds it during a
+turn, a call or a copy from the device. A job has copies of the cache's segments that share their
+bytes: an eviction drops the cache's references, and the bytes live until they are written.
+
+Order of one snapshot, from the shallowest segment on:
+
+  1. rows -> RAM       `supply_rows` follows `synchronize`: no turn reads bytes that a copy from the
+                       device still writes. COPYING and NEEDS_ROWS wait for this.
+  2. RAM -> temp file  a locked temp file for each missing segment and then for the state, each with
+                       fsync: all bytes are durable before any of them has a name.
+  3. names and index   one transaction, exclusive among processes: remove evicted files with their
+                       rows of the index, rename the temp files, the state last, insert their rows.
+  4. fsync of the folder, so that the names are durable.
+
+What a kill -9 leaves:
+
+  in 1 or 2         temp files without a lock, which the next recovery removes.
+  in 3, uncommitted SQLite rolls back. Renamed files have no row: recovery adopts those that make a
+                    whole snapshot and removes the rest. Evicted files have a row again: recovery
+                    removes it, and a restore that comes earlier is a miss.
+  after 3           everything is there; a power loss before 4 may take names back, which leaves
+                    rows without files, as above.
+
+So no state exists in which a lookup finds a snapshot with missing or wrong bytes: readers verify
+every byte, and a missing file is a miss.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from pyctl.cache.ports import AGAIN_SECONDS, MAX_UNWRITTEN_BYTES, FlushCopies, RowsOf, Written
+from pyctl.cache.snapshot import NOTHING, Segment, Snapshot
+from pyctl.disk.readers import STALL_SECONDS
+from pyctl.disk.write_job import JobState, WriteJob, Writing, copy_of
+from pyctl.errors import NotWrittenError, StateError
+from pyctl.settings.limit import limit
+
+__all__ = ["WriteQueue"]
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 60.0
+"""Pause after the disk refused a write, and between two warnings of lost snapshots."""
+
+LAST_SECONDS = 1.0
+"""Time at the end of closing in which no further segment is written, for the one that runs."""
+
+MAX_SPILLED = limit(
+    256, "evicted snapshots that wait to be written", "the least worth are dropped", "memory"
+)
+
+MAX_CALLS = limit(
+    4096, "queued disk operations, such as counting a hit", "the oldest are dropped", "memory"
+)
+
+
+class WriteQueue:
+    """Jobs, and the thread that runs them: chosen ones first, then by worth, a segment in a turn.
+
+    ``write`` gets a snapshot, and whether it was evicted without having been chosen. `start`
+    starts the thread.
+
+    A job whose snapshot is in the cache costs no RAM. When it needs rows that only the device has,
+    ``on_rows_needed`` is called on the writing thread, and other jobs have their turns until
+    `supply_rows` brings them. Evicted snapshots that no policy chose are limited to MAX_SPILLED and
+    ``max_bytes``: the least worth per byte are lost, with a warning once a minute. OSError (a
+    full or read-only disk) is a warning; jobs stay queued for the next attempt, RETRY_SECONDS
+    later, and the server goes on from RAM. ``clock`` gives monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[Snapshot, bool], Writing],
+        max_bytes: int = MAX_UNWRITTEN_BYTES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.on_rows_needed: FlushCopies = lambda: None
+        self.written = Written()
+        self.spilled = Written()
+        self.n_failed = 0
+        self.n_dropped = 0
+        self._write_one = write
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._jobs: dict[WriteJob, None] = {}  # a set that keeps the order
+        self._calls: deque[Callable[[], object]] = deque(maxlen=MAX_CALLS)
+        self._order = itertools.count(1)
+        self._changed = threading.Condition()
+        self._current: object = None  # the job or call that runs
+        self._progress_at = 0.0
+        self._warn_at = 0.0  # no warning of a lost snapshot before this time
+        self._resume_at = 0.0
+        self._failure = ""  # the last reason of the disk, for one warning each
+        self._is_closing = False
+        self._is_last_try = False
+        self._thread = threading.Thread(target=self._run, name="pyctl-disk", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread that writes."""
+        self._thread.start()
+
+    # -- for the engine's thread
+    # ----------------------------------------------------------------------------------
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Queue a ``snapshot`` of the cache, whose rows in RAM are complete; they live until they
+        are written.
+        """
+        job = WriteJob(copy_of(snapshot), weakref.ref(snapshot), True, next(self._order))
+        with self._changed:
+            known = self._find(snapshot)
+            if known is not None:
+                known.is_chosen = True
+            elif not self._is_closing:
+                self._jobs[job] = None
+                self._progress_at = self._clock()
+                self._changed.notify_all()
+
+    def evict(
+        self, snapshot: Snapshot, rows_of: RowsOf, worth: float, n_bytes: int, *, spills: bool
+    ) -> None:
+        """Take over ``snapshot``, which the cache evicts, with ``n_bytes`` that are to be written.
+
+        A queued one takes all its rows. One that is not queued is, if it ``spills`` and what waits
+        is not above its ``worth``, the seconds that it saves.
+        """
+        with self._changed:
+            job = self._find(snapshot)
+            if job is None:
+                if not spills or self._is_closing:
+                    return
+                copy = copy_of(snapshot)
+                job = WriteJob(copy, weakref.ref(snapshot), False, worth, JobState.COPYING)
+                self._jobs[job] = None
+            elif job.n_bytes:
+                return  # it has all rows already
+            elif job.needs_device_rows:
+                job.change(JobState.COPYING)
+            job.n_bytes = n_bytes
+            self._make_room()
+            if job not in self._jobs or job.original() is not snapshot:
+                return
+        try:
+            job.take_rows(snapshot, rows_of)
+        except (StateError, MemoryError) as error:
+            with self._changed:
+                self._lose(job, str(error))
+
+    @property
+    def awaits_rows(self) -> bool:
+        """Whether a job waits for `supply_rows`."""
+        waiting = (JobState.NEEDS_ROWS, JobState.COPYING)
+        with self._changed:
+            return any(job.state in waiting for job in self._jobs)
+
+    def supply_rows(self, rows_of: RowsOf) -> None:
+        """Bring the rows that one job needs, if RAM has room for them; ``rows_of`` returns complete
+        ones.
+
+        The caller has waited for all copies before, so evicted snapshots are complete.
+        """
+        with self._changed:
+            for job in self._jobs:
+                if job.state is JobState.COPYING:
+                    job.change(JobState.READY)
+            self._changed.notify_all()
+            waiting = [each for each in self._jobs if each.state is JobState.NEEDS_ROWS]
+            if not waiting:
+                return
+            job = max(waiting, key=lambda each: each.rank)
+            segment = job.next_segment
+        assert segment is not None
+        try:
+            rows = job.rows_from_cache(segment, rows_of)
+        except MemoryError:
+            return  # a later call may find room
+        except (NotWrittenError, StateError) as error:
+            self._settle(job, error)
+        else:
+            segment.rows = rows
+            self._settle(job, None)
+
+    @property
+    def is_draining_device(self) -> bool:
+        """Whether rows that only the device has are being written, and the disk takes them."""
+        with self._changed:
+            pending = (job for job in self._jobs if job.state is not JobState.REFUSED)
+            is_pending = any(job.needs_device_rows for job in pending)
+            return is_pending and self._clock() - self._progress_at < STALL_SECONDS
+
+    def drop_lowest_value(self) -> bool:
+        """Lose the snapshot of lowest rank among those that take RAM; False if there is none."""
+        with self._changed:
+            jobs = [job for job in self._jobs if not job.is_cancelled and job.has_bytes]
+            if not jobs:
+                return False
+            self._lose(min(jobs, key=lambda job: job.rank), "the disk is too slow")
+            return True
+
+    # -- for any thread
+    # ----------------------------------------------------------------------------------
+
+    def remove(self, name: str) -> bool:
+        """Cancel the jobs of the prefix called ``name``; False if there is none.
+
+        One that is being written is not published, unless it has been already. The cache offers it
+        again once it was used.
+        """
+        with self._changed:
+            jobs = [job for job in self._jobs if job.snapshot.prefix.name == name]
+            jobs = [job for job in jobs if not job.is_cancelled]
+            for job in jobs:
+                job.mark_handled()
+                self._cancel(job, "it was dropped")
+            return bool(jobs)
+
+    @property
+    def jobs(self) -> list[WriteJob]:
+        """The jobs of the queue, in the order of their arrival."""
+        with self._changed:
+            return list(self._jobs)
+
+    @property
+    def n_waiting(self) -> int:
+        """Snapshots in the queue, with those that are being written."""
+        with self._changed:
+            return sum(not job.is_cancelled for job in self._jobs)
+
+    def run_soon(self, function: Callable[[], object]) -> None:
+        """Have the writing thread call ``function``, which may wait for the disk."""
+        with self._changed:
+            self._calls.append(function)
+            self._changed.notify_all()
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until nothing more can be written now, ``timeout`` seconds at most; False if
+        something is left.
+
+        Jobs that need rows of the device, or were refused without them, do not count.
+        """
+        waiting = (JobState.NEEDS_ROWS, JobState.REFUSED)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._has_work(), timeout)
+            is_left = any(job.state not in waiting for job in self._jobs)
+            return not (is_left or self._calls or self._current)
+
+    def retry(self) -> None:
+        """End the pause after the disk refused a write."""
+        with self._changed:
+            self._resume_at = 0.0
+            self._changed.notify_all()
+
+    def close(self, timeout: float, flush_copies: FlushCopies = lambda: None) -> bool:
+        """Write all, then stop the thread; False if a chosen snapshot is left, or the thread still
+        runs after ``timeout`` seconds.
+
+        ``flush_copies`` calls `supply_rows`. Refused snapshots are tried once more. A running write
+        ends with its segment, or the process leaves its temp file.
+        """
+        deadline = time.monotonic() + timeout
+        self._begin_last_try()
+        while self._is_busy() and time.monotonic() < deadline - LAST_SECONDS:
+            flush_copies()
+            with self._changed:
+                self._changed.wait(AGAIN_SECONDS)
+        with self._changed:
+            self._is_closing = True
+            n_left = sum(job.is_chosen for job in self._jobs)
+            n_calls = len(self._calls)
+            self.n_dropped += n_left
+            for job in self._jobs.copy():
+                if not job.is_cancelled:
+                    self._cancel(job, "there is no time")
+            self._calls.clear()
+            self._changed.notify_all()
+        self._thread.join(max(deadline - time.monotonic(), 0.1))
+        return not (n_left or n_calls or self._thread.is_alive())
+
+    # -- under the lock
+    # ----------------------------------------------------------------------------------
+
+    def _find(self, snapshot: Snapshot) -> WriteJob | None:
+        """Return the job that writes ``snapshot``, or another one as good."""
+        for job in self._jobs:
+            if job.is_cancelled or job.snapshot.prefix != snapshot.prefix:
+                continue
+            if job.original() is not snapshot and job.needs_device_rows:
+                continue  # the rows of another snapshot may never come
+            if job.snapshot.exact >= snapshot.exact:
+                return job
+        return None
+
+    def _make_room(self) -> None:
+        """Lose evicted snapshots that no policy chose, the least worth first, until the others
+        fit.
+        """
+        n_left = MAX_SPILLED
+        room = self._max_bytes
+        spilled = [job for job in self._jobs if not job.is_chosen and not job.is_cancelled]
+        for job in sorted(spilled, key=lambda job: job.rank, reverse=True):
+            if n_left and job.n_bytes <= room:
+                n_left -= 1
+                room -= job.n_bytes
+            else:
+                self._lose(job, "the disk is too slow")
+
+    def _lose(self, job: WriteJob, reason: str) -> None:
+        """Cancel ``job``, count it, and log that once a minute."""
+        self._cancel(job, reason)
+        self.n_dropped += 1
+        if self._clock() >= self._warn_at:
+            self._warn_at = self._clock() + RETRY_SECONDS
+            log.warning("%d snapshots are not written: %s", self.n_dropped, reason)
+
+    def _cancel(self, job: WriteJob, reason: str) -> None:
+        """End ``job``: now, or in its next turn if it has temp files."""
+        job.deselect()
+        if job.writing is None:
+            self._end(job)
+        else:
+            job.error = NotWrittenError(reason)
+            job.change(JobState.CANCELLED)
+        self._changed.notify_all()
+
+    def _end(self, job: WriteJob) -> None:
+        """Take ``job`` out of the queue."""
+        self._jobs.pop(job, None)
+        job.change(JobState.ENDED)
+
+    def _has_work(self) -> bool:
+        """Whether a call or a turn runs or could run now."""
+        return bool(self._calls or self._current) or self._next_job() is not None
+
+    def _next_job(self) -> WriteJob | None:
+        """Return the job whose turn it is, None if none can have one now."""
+        is_pausing = self._clock() < self._resume_at
+        states = {JobState.CANCELLED} if is_pausing else {JobState.CANCELLED, JobState.READY}
+        jobs = [job for job in self._jobs if job.state in states]
+        return max(jobs, key=lambda job: job.rank, default=None)
+
+    # -- short sections with the lock
+    # ----------------------------------------------------------------------------------
+
+    def _settle(self, job: WriteJob, error: Exception | None) -> None:
+        """End the wait of ``job`` for rows: it has them, or they never come because of
+        ``error``.
+        """
+        with self._changed:
+            if job.state is JobState.NEEDS_ROWS:  # else it was cancelled meanwhile
+                if error is not None:
+                    job.error = error.with_traceback(None)  # which would keep the snapshot alive
+                job.change(JobState.READY if error is None else JobState.CANCELLED)
+            self._changed.notify_all()
+
+    def _begin_last_try(self) -> None:
+        """Try refused jobs once more, and from now on refuse none."""
+        with self._changed:
+            self._is_last_try = True
+            for job in self._jobs:
+                if job.state is JobState.REFUSED:
+                    job.change(JobState.READY)
+        self.retry()
+
+    def _is_busy(self) -> bool:
+        with self._changed:
+            return bool(self._jobs or self._calls or self._current)
+
+    # -- the writing thread
+    # ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while self.run_next() or self._wait_for_work():
+            continue
+
+    def _wait_for_work(self) -> bool:
+        """Wait until there is something to run; False for the end."""
+        with self._changed:
+            while not self._has_work():
+                if self._is_closing:
+                    return False
+                pause = self._resume_at - self._clock()
+                self._changed.wait(pause if pause > 0 and self._jobs else None)
+            return True
+
+    def run_next(self) -> bool:
+        """Run the next call or turn on this thread, which is the only one; False if none can run
+        now.
+        """
+        step = self._take_next()
+        if step is None:
+            return False
+        try:
+            step()
+        except Exception:
+            log.exception("disk cache: a write job failed")
+        finally:
+            del step  # which may hold memory while this thread waits
+            with self._changed:
+                self._current = None
+                self._changed.notify_all()
+        return True
+
+    def _take_next(self) -> Callable[[], object] | None:
+        with self._changed:
+            if self._calls:
+                call = self._calls.popleft()
+                self._current = call
+                return call
+            job = self._next_job()
+            if job is None:
+                return None
+            if job.writing is None:
+                job.writing = self._write_one(job.snapshot, not job.is_chosen)
+            self._current = job
+            return partial(self._turn, job)
+
+    def _turn(self, job: WriteJob) -> None:
+        """Write the segment whose rows are here, and find which is next."""
+        assert job.writing is not None
+        if job.error is not None:
+            self._fail(job, job.error)
+            return
+        written = job.next_segment
+        try:
+            next_segment = next(job.writing)
+        except StopIteration as end:
+            self._finish(job, end.value)
+        except Exception as error:
+            self._fail(job, error)
+        else:
+            self._advance(job, written, next_segment)
+        with self._changed:
+            needs_rows = any(each.state is JobState.NEEDS_ROWS for each in self._jobs)
+        if needs_rows:
+            self.on_rows_needed()
+
+    def _advance(self, job: WriteJob, written: Segment | None, next_segment: Segment) -> None:
+        """Record the end of a turn that wrote ``written`` and needs ``next_segment`` next."""
+        with self._changed:
+            if written is not None and written.held is not None:
+                written.rows = NOTHING  # a copy of rows that the device has
+            job.next_segment = next_segment
+            self._progress_at = self._clock()
+            if job.state is JobState.READY and next_segment.only_held_bytes:
+                job.change(JobState.NEEDS_ROWS)
+
+    def _finish(self, job: WriteJob, n_bytes: int) -> None:
+        """Count a job whose write returned; 0 bytes if there was nothing to write."""
+        with self._changed:
+            self._end(job)
+            self._failure = ""
+            self._progress_at = self._clock()
+            if not n_bytes:
+                return
+            self.written = self.written.plus(n_bytes)
+            if not job.is_chosen:
+                self.spilled = self.spilled.plus(n_bytes)
+
+    def _fail(self, job: WriteJob, error: Exception) -> None:
+        """Leave ``job`` in the queue if the disk may take it later, or else give it up."""
+        assert job.writing is not None
+        with suppress(OSError):
+            job.writing.close()
+        if isinstance(error, OSError):
+            self._back_off(error)
+        elif not isinstance(error, (NotWrittenError, StateError)):
+            self.n_failed += 1
+            log.error("cannot write the snapshot at %d tokens", job.snapshot.n, exc_info=error)
+        with self._changed:
+            job.drop_copied_rows()
+            job.writing = None
+            job.next_segment = None
+            is_selected = job.snapshot.facts.for_disk
+            if isinstance(error, OSError) and is_selected and not self._is_last_try:
+                if job.state is JobState.READY and job.needs_device_rows:
+                    job.change(JobState.REFUSED)
+                return
+            if is_selected and job.needs_device_rows:
+                self.n_dropped += 1
+                if isinstance(error, (NotWrittenError, StateError)):
+                    log.warning("prefix of %d tokens not written: %s", job.snapshot.n, error)
+                    job.mark_handled()
+            self._end(job)
+
+    def _back_off(self, error: OSError) -> None:
+        """Write nothing for a while, since the disk refused."""
+        self.n_failed += 1
+        reason = error.strerror or str(error)
+        with self._changed:
+            if reason != self._failure:  # one warning, not one for each snapshot
+                log.warning("cannot write the disk cache, serving from RAM: %s", reason)
+            self._failure = reason
+            if not self._is_last_try:
+                self._resume_at = self._clock() + RETRY_SECONDS

@@ -1,0 +1,3 @@
+"""Files on the machine: atomic writes, the user's directories, and the headers and texts of images
+and PDFs.
+"""

@@ -1,0 +1,1 @@
+"""Fitting a model into memory: dry runs, memory plans, and settings that fit the free memory."""

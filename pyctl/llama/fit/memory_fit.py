@@ -1,0 +1,45 @@
+"""Whether a model has room next to those that are loaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pyctl.llama.draft.draft_file import with_inferred_type
+from pyctl.llama.fit.dry_runs import dry_run, plan_whole
+from pyctl.llama.fit.memory_plan import MemoryPlan
+from pyctl.llama.images.make_encoder import make_encoder
+from pyctl.llama.library.devices import devices, host_available
+from pyctl.llama.settings.draft_settings import DraftSettings
+from pyctl.llama.settings.model_settings import ModelSettings
+from pyctl.llama.settings.resolved import Resolved
+from pyctl.llama.settings.vision_settings import VisionSettings
+
+__all__ = ["has_room", "wanted_memory"]
+
+
+def wanted_memory(
+    settings: ModelSettings, drafts: DraftSettings, vision: VisionSettings
+) -> MemoryPlan:
+    """Return the memory of a model with all its layers where they belong and the whole context that
+    it requests.
+
+    Loads nothing. Raises ModelError for a file that cannot be loaded, and for a context that no
+    memory of the machine could hold.
+    """
+    resolved = Resolved.of(settings, with_inferred_type(drafts))
+    usage = None
+    if vision.mmproj_path and not vision.is_optional:
+        usage = make_encoder(resolved, vision).usage
+    with dry_run(resolved, usage) as run:
+        return plan_whole(run, resolved.model, [device.total for device in devices()])
+
+
+def has_room(plan: MemoryPlan, *, is_known: bool) -> bool:
+    """Whether ``plan`` fits into the memory that is free now; with the margins of --fit-target
+    unless it ``is_known`` from an earlier load.
+    """
+    free = {device.name: device.free for device in devices() if device.is_gpu}
+    gpus = [replace(place, free=free.get(place.name)) for place in plan.gpus]
+    host = replace(plan.host, free=host_available())
+    gpus_missing = [place.shortage() if is_known else place.missing for place in gpus]
+    return not (any(gpus_missing) or host.missing)

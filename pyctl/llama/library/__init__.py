@@ -1,0 +1,27 @@
+"""llama.cpp's libraries and the extension: how they are loaded, what they report, how they are
+called. Importing the package prepares this process for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+
+from pyctl.engine.openmp import SPIN, limit_spinning
+from pyctl.llama.settings.model_settings import ModelSettings
+from pyctl.machine.libraries import TRIAL, use_libraries, use_release
+
+if SPIN not in os.environ:  # must precede the libraries; the command line may have set it
+    limit_spinning(ModelSettings.poll)
+
+if "LLAMA_CPP_LIB_PATH" not in os.environ:  # so must the choice of the libraries
+    use_libraries()
+if {"LLAMA_CPP_LIB_PATH", TRIAL} & os.environ.keys():
+    use_release()
+
+# A library that was linked with -static-libstdc++ exports a part of its C++ runtime, and would take
+# the place of that part for all that is loaded after it. An exception that two runtimes share is
+# lost. So the system's comes first.
+with contextlib.suppress(OSError):
+    ctypes.CDLL("libstdc++.so.6", mode=ctypes.RTLD_GLOBAL)

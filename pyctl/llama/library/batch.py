@@ -1,0 +1,236 @@
+"""Batches for llama_decode, their outputs, and embeddings."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyctl.engine.backend import SequenceTokens
+from pyctl.errors import ContextSizeError, EngineError, RequestError
+from pyctl.llama.library.bindings import api
+from pyctl.llama.settings.model_settings import POOLING
+from pyctl.prompt import Tokens
+
+__all__ = ["Batch", "Embedder", "Outputs", "RowBatch"]
+
+
+class Batch:
+    """A llama_batch over numpy arrays, filled by a few copies."""
+
+    def __init__(self, capacity: int) -> None:
+        self.tokens = np.zeros(capacity, np.int32)
+        self.positions = np.zeros(capacity, np.int32)
+        self.seqs = np.zeros(capacity, np.int32)
+        self.outputs = np.zeros(capacity, np.int8)
+        self._n_seqs = np.ones(capacity, np.int32)
+        # One pointer per token to the one sequence id that it belongs to.
+        self._pointers = (
+            self.seqs.ctypes.data + np.arange(capacity, dtype=np.uint64) * self.seqs.itemsize
+        )
+        self.struct = api.llama_batch()
+        for name, array in (
+            ("token", self.tokens),
+            ("pos", self.positions),
+            ("n_seq_id", self._n_seqs),
+            ("seq_id", self._pointers),
+            ("logits", self.outputs),
+        ):
+            setattr(
+                self.struct, name, ctypes.cast(array.ctypes.data, type(getattr(self.struct, name)))
+            )
+
+    def put(
+        self, n: int, seq: int, tokens: Sequence[int] | Tokens, start: int, *, n_outputs: int = 1
+    ) -> int:
+        """Put ``tokens`` of ``seq`` after the first ``n``, from position ``start`` on, with outputs
+        of the last ones.
+
+        Returns the new number of tokens.
+        """
+        end = n + len(tokens)
+        self.tokens[n:end] = tokens
+        self.positions[n:end] = np.arange(start, start + len(tokens))
+        self.seqs[n:end] = seq
+        self.outputs[n:end] = 0
+        self.outputs[end - n_outputs : end] = 1
+        self.struct.n_tokens = end
+        return end
+
+    def fill_all(self, items: Sequence[SequenceTokens]) -> tuple[int, list[int]]:
+        """Fill in the tokens of ``items``, with outputs from the last sure token of each on.
+
+        Returns the number of tokens, and the indices of those with outputs."""
+        n = 0
+        outputs = list[int]()
+        for seq, tokens, position, n_sure in items:
+            first_output = n + n_sure - 1
+            n = self.put(n, seq, tokens, position, n_outputs=len(tokens) - n_sure + 1)
+            outputs += range(first_output, n)
+        return n, outputs
+
+    def fill(
+        self, seq: int, tokens: Tokens, start: int, *, every: bool = False, last: bool = True
+    ) -> None:
+        """Fill in ``tokens`` of ``seq`` from position ``start`` on, with output of ``every`` or the
+        ``last`` one.
+        """
+        self.put(0, seq, tokens, start, n_outputs=len(tokens) if every else int(last))
+
+
+class RowBatch:
+    """A llama_batch of embeddings of images or of other models' rows, ``width`` floats each."""
+
+    def __init__(self, capacity: int, width: int) -> None:
+        self._rows = np.zeros((capacity, width), np.float32)
+        self._positions = np.zeros(4 * capacity, np.int32)
+        self._batch = Batch(capacity)  # the arrays common to both kinds
+        self.struct: Any = self._batch.struct
+        self.struct.token = None  # type: ignore[assignment]
+        for name, array in (("embd", self._rows), ("pos", self._positions)):
+            setattr(
+                self.struct, name, ctypes.cast(array.ctypes.data, type(getattr(self.struct, name)))
+            )
+
+    def fill(
+        self,
+        seq: int,
+        rows: NDArray[np.float32],
+        position: int,
+        first: int,
+        columns: int,
+        *,
+        last: bool,
+    ) -> None:
+        """Fill in rows from ``first`` on, (n, n_embd), of an image at ``position``; with ``last``,
+        output the last.
+        """
+        at = np.arange(first, first + len(rows))
+        # M-RoPE sections: the image's position, line, column, and an unused one.
+        self._fill(seq, rows, (position, position + at // columns, position + at % columns, 0))
+        self._batch.outputs[len(rows) - 1] = last
+
+    def fill_text(self, seq: int, rows: NDArray[np.float32], start: int) -> None:
+        """Fill in ``rows``, (n, n_embd), of tokens of text from position ``start`` on, without
+        outputs.
+        """
+        at = np.arange(start, start + len(rows))
+        self._fill(seq, rows, (at, at, at, 0))
+
+    def _fill(
+        self, seq: int, rows: NDArray[np.float32], sections: Sequence[NDArray[np.int64] | int]
+    ) -> None:
+        n = len(rows)
+        self._rows[:n] = rows
+        for i, positions in enumerate(sections):
+            self._positions[i * n : (i + 1) * n] = positions
+        self._batch.seqs[:n] = seq
+        self._batch.outputs[:n] = 0
+        self.struct.n_tokens = n
+
+
+class Outputs:
+    """The outputs of the last evaluation of ``ctx``: a row of ``n_vocab`` logits each, numbered
+    from 0.
+    """
+
+    def __init__(self, ctx: Any, n_vocab: int) -> None:
+        self.ctx = ctx
+        self.n_vocab = n_vocab
+        self._places: Sequence[int] = ()
+        self._rows: NDArray[np.float32] | None = None
+        self.is_recalled = False
+
+    def set(self, places: Sequence[int]) -> None:
+        """Take the outputs of the evaluation that has started, which belong to tokens ``places`` of
+        its batch.
+        """
+        self._places = places
+        self._rows = None
+        self.is_recalled = False
+
+    def recall(self, logits: NDArray[np.float32]) -> None:
+        """Take ``logits``, shape (n_vocab,), as the only output."""
+        self._places = (0,)
+        self._rows = logits[None]
+        self.is_recalled = True
+
+    def place(self, index: int) -> int:
+        """Return the place of output ``index`` in the batch, for llama.cpp; none of its outputs is
+        `recall`ed.
+        """
+        return self._places[index]
+
+    def row(self, index: int) -> NDArray[np.float32]:
+        """Return the logits of output ``index``, shape (n_vocab,), which the next evaluation
+        overwrites. Waits for the device.
+        """
+        if self._rows is None:
+            shape = (len(self._places), self.n_vocab)
+            self._rows = np.ctypeslib.as_array(api.llama_get_logits(self.ctx), shape)
+        row: NDArray[np.float32] = self._rows[index]
+        return row
+
+
+class Embedder:
+    """Embeds one text at a time on ``ctx``, a context with embeddings, which it owns."""
+
+    def __init__(self, model: Any, ctx: Any) -> None:
+        self._ctx = ctx
+        self._memory = api.llama_get_memory(ctx)
+        kind = int(api.llama_pooling_type(ctx))
+        self.pooling = next((name for name, value in POOLING.items() if value == kind), "")
+        n_classes = api.llama_model_n_cls_out(model)
+        n_embd = api.llama_model_n_embd_out(model)
+        self._width = int(n_classes if self.pooling == "rank" else n_embd)
+        self._n_batch = int(api.llama_n_ubatch(ctx))
+        # If only the last token counts and attention is causal, a text may span several batches.
+        is_causal = hasattr(api, "llama_get_causal_attn") and api.llama_get_causal_attn(
+            ctx
+        )  # since 0.3.35
+        is_long = self.pooling in ("last", "rank") and bool(self._memory) and is_causal
+        self.n_max = int(api.llama_n_ctx(ctx)) if is_long else self._n_batch
+        self._batch = Batch(self._n_batch)
+
+    def embed(self, tokens: Tokens) -> NDArray[np.float32]:
+        """Return embeddings of ``tokens``, shape (1, width), or (n, width) without pooling; for
+        "rank" (1, classes).
+
+        Raises ContextSizeError or RequestError if they exceed the context or a batch, EngineError
+        if llama.cpp fails.
+        """
+        n = int(tokens.size)
+        if n > self.n_max > self._n_batch:
+            raise ContextSizeError(n, self.n_max)
+        if n > self.n_max:
+            raise RequestError(
+                f"input ({n} tokens) is too large to process. increase the physical batch size "
+                f"(current batch size: {self.n_max})"
+            )
+        if self._memory:
+            api.llama_memory_clear(self._memory, True)
+        for start in range(0, n, self._n_batch):
+            self._batch.fill(0, tokens[start : start + self._n_batch], start, every=True)
+            code = api.llama_decode(self._ctx, self._batch.struct)
+            if code != 0:
+                raise EngineError(f"evaluation failed: llama_decode returned {code}")
+        if self.pooling == "none":
+            return np.stack(
+                [self._vector(api.llama_get_embeddings_ith(self._ctx, i)) for i in range(n)]
+            )
+        return self._vector(api.llama_get_embeddings_seq(self._ctx, 0))[None]
+
+    def close(self) -> None:
+        """Free the context."""
+        api.llama_free(self._ctx)
+
+    def _vector(self, pointer: Any) -> NDArray[np.float32]:
+        if not pointer:
+            raise EngineError("llama.cpp returned no embeddings")
+        values = np.ctypeslib.as_array(
+            ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float)), (self._width,)
+        )
+        return np.array(values, np.float32)

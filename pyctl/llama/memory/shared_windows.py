@@ -1,0 +1,159 @@
+"""Rows of sliding windows: each is kept once for all states of a sequence that see it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+from weakref import ref
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyctl.cache import Block
+from pyctl.llama.library.native import allocate
+
+__all__ = ["SharedWindows", "WindowForm", "WindowRows"]
+
+
+@dataclass(frozen=True)
+class WindowForm:
+    """Where a state's block has the rows of a window: after ``head`` bytes, plane after plane.
+
+    A plane of n rows is ``planes[i][0]`` runs of n pieces of ``planes[i][1]`` bytes.
+    """
+
+    head: int
+    planes: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, layout: str) -> WindowForm:
+        """Parse the layout's text (csrc/core/layout.cpp); there are no planes without a window."""
+        text, _, state = layout.partition(" state=")
+        _, _, window = text.partition(" window=")
+        planes = tuple(
+            (int(runs), int(row)) for row, runs in re.findall(r"\d+:(\d+)x(\d+),", window)
+        )
+        return cls(64 + sum(map(int, re.findall(r"\d+", state))), planes)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return sum(runs * row for runs, row in self.planes)
+
+    def n_rows(self, rows: Block) -> int:
+        """How many rows ``rows`` has, a block without a head."""
+        return int(rows.size) // self.row_bytes
+
+    def views(self, rows: Block) -> Iterator[NDArray[np.uint8]]:
+        """The planes of ``rows``, each of shape (runs, rows, bytes)."""
+        at = 0
+        n = self.n_rows(rows)
+        for runs, row in self.planes:
+            end = at + runs * n * row
+            yield rows[at:end].reshape(runs, n, row)
+            at = end
+
+
+class WindowPiece(NamedTuple):
+    """A block that ends with row ``last`` - 1, and of which rows [first, last) count."""
+
+    block: Block
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, eq=False)
+class WindowRows:
+    """The rows of a window in pieces, one after the other."""
+
+    form: WindowForm
+    pieces: tuple[WindowPiece, ...]
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """The blocks, some of which other states also hold."""
+        return tuple(piece.block for piece in self.pieces)
+
+    def joined(self, head: Block) -> Block:
+        """The state's block that starts with ``head``, in one."""
+        first = self.pieces[0].first
+        last = self.pieces[-1].last
+        block = np.empty(head.size + (last - first) * self.form.row_bytes, np.uint8)
+        block[: head.size] = head
+        wholes = list(self.form.views(block[head.size :]))
+        for piece in self.pieces:
+            for whole, part in zip(wholes, self.form.views(piece.block), strict=True):
+                whole[:, piece.first - first : piece.last - first] = part[
+                    :, piece.first - piece.last :
+                ]
+        return block
+
+
+class SharedWindows:
+    """Saves of a window only the rows that no living state of the sequence has.
+
+    A block lives as long as some state holds it. Its rows belong to the sequence until that is cut,
+    which the owner announces by `forget`. They need not be there yet.
+    """
+
+    def __init__(self, form: WindowForm) -> None:
+        self.form = form
+        self._known: dict[
+            int, list[tuple[ref[Block], int, int]]
+        ] = {}  # by sequence: blocks, first and last row
+
+    def save(
+        self, seq: int, first: int, n: int, copy: Callable[[int, int, Block], None]
+    ) -> WindowRows:
+        """The window [first, n) of ``seq``, which ends at ``n``; ``copy`` has rows [start, end)
+        copied into a block.
+        """
+        pieces: list[WindowPiece] = []
+        for block, start, end in self._parts(seq, first, n):
+            if block is None:
+                block = allocate((end - start) * self.form.row_bytes)
+                copy(start, end, block)
+            pieces.append(WindowPiece(block, start, end))
+        window = WindowRows(self.form, tuple(pieces))
+        self.keep(seq, window)
+        return window
+
+    def n_new(self, seq: int, windows: Sequence[tuple[int, int]]) -> int:
+        """How many rows `save` would copy of these windows of ``seq``, one after the other: (first,
+        n), ascending.
+        """
+        n_new = 0
+        saved = -1
+        for first, n in windows:
+            parts = self._parts(seq, first, n) if saved < 0 else [(None, max(first, saved), n)]
+            n_new += sum(end - start for block, start, end in parts if block is None)
+            saved = n
+        return n_new
+
+    def _parts(self, seq: int, first: int, n: int) -> Iterator[tuple[Block | None, int, int]]:
+        """The window [first, n) of ``seq`` in parts [start, end): with the block that has their
+        rows, or None.
+        """
+        at = first
+        for known, start, end in self._known.get(seq, ()):
+            shared = known()
+            if shared is not None and at < end <= n:
+                if at < start:
+                    yield None, at, start
+                yield shared, max(start, at), end
+                at = end
+        if at < n:
+            yield None, at, n
+
+    def keep(self, seq: int, window: WindowRows) -> None:
+        """``seq`` has these rows: they were loaded."""
+        n_rows = self.form.n_rows
+        self._known[seq] = [
+            (ref(block), last - n_rows(block), last) for block, _, last in window.pieces
+        ]
+
+    def forget(self, seq: int) -> None:
+        """``seq`` was cut: what it gets next may have other rows."""
+        self._known.pop(seq, None)

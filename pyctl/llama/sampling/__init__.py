@@ -1,0 +1,1 @@
+"""Sampling: samplers with their grammars, and GBNF as llguidance reads it."""

@@ -1,0 +1,1 @@
+"""Child processes of pyctl: commands, environments, ends; and the memory of this process."""

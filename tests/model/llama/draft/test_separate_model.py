@@ -1,0 +1,403 @@
+"""A separate draft model drafts its own likeliest tokens, also after other tokens, rollbacks and
+restores.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from llama_cpp import llama_cpp as api
+
+from pyctl.cache.snapshot import NOTHING, Block
+from pyctl.engine.backend import SequenceTokens
+from pyctl.errors import ModelError
+from pyctl.llama.draft.separate_model import SeparateModel
+from pyctl.llama.llama_backend import LlamaBackend
+from pyctl.llama.loader import Loaded
+from pyctl.llama.settings.model_settings import ModelSettings
+from pyctl.llama.settings.params import ModelParams, context_params
+from pyctl.llama.settings.resolved import Resolved
+from pyctl.prompt import as_tokens
+
+N = 3
+N_VOCAB = 282
+SHAPES = ["tiny-draft", "tiny-hybrid-draft"]
+TIE = 0.05
+"""Logits that are this close may come out in another order by batches of another width."""
+
+
+def tokens_of(text: str) -> list[int]:
+    return [69 + ord(char) - ord("a") if char.isalpha() else 188 for char in text.lower()]
+
+
+PROMPT = tokens_of("once upon a time there was a sea and on the sea there was a ship") * 3
+
+
+class PlainModel:
+    """The same file on a backend: what it says after any tokens, evaluated from the start."""
+
+    def __init__(self, backend: LlamaBackend) -> None:
+        self._backend = backend
+
+    def check(self, tokens: Sequence[int], draft: Sequence[int], n: int = N) -> None:
+        """Fail unless ``draft`` is what follows ``tokens``, greedily, except where two tokens are
+        equally likely.
+        """
+        backend = self._backend
+        backend.memory.clear(0)
+        for first in range(0, len(tokens), 64):
+            backend.evaluate(0, as_tokens(tokens[first : first + 64]), first)
+        position = len(tokens)
+        assert len(draft) == n
+        for token in draft:
+            logits = backend.logits(0)
+            assert logits[token] > logits.max() - TIE
+            backend.evaluate(0, as_tokens([token]), position)
+            position += 1
+
+
+def open_draft(
+    path: Path, n_seqs: int = 1, n_ctx: int = 1024, p_min: float = 0.0, **more: object
+) -> SeparateModel:
+    settings = ModelSettings(path=str(path), n_seqs=n_seqs, n_threads=1, n_ubatch=64, n_batch=64)
+    params = ModelParams(settings)
+    model = api.llama_model_load_from_file(str(path).encode(), params.struct)
+    context = api.llama_init_from_model(model, context_params(Resolved.of(settings), n_ctx))
+    return SeparateModel(model, context, N_VOCAB, p_min=p_min, **more)
+
+
+@pytest.fixture(params=SHAPES)
+def shape(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def opened(shape: str, model_path: Callable[[str], Path]) -> Iterator[Callable[..., SeparateModel]]:
+    models: list[SeparateModel] = []
+
+    def get(**given: object) -> SeparateModel:
+        models.append(open_draft(model_path(shape), **given))
+        return models[-1]
+
+    yield get
+    for model in models:
+        model.close()
+
+
+@pytest.fixture
+def reference(shape: str, open_model: Callable[..., Loaded]) -> PlainModel:
+    return PlainModel(open_model(shape).backend)
+
+
+def feed(
+    model: SeparateModel, tokens: Sequence[int], seq: int = 0, start: int = 0, width: int = 50
+) -> None:
+    for first in range(start, len(tokens), width):
+        model.follow(seq, tokens[first : first + width], first, None)
+
+
+def guess(model: SeparateModel, tokens: Sequence[int], *sure: int, seq: int = 0) -> tuple[int, ...]:
+    """The draft behind ``tokens``, which are followed already, and ``sure`` ones."""
+    return model.draft([SequenceTokens(seq, sure, len(tokens), len(sure))], N)[0]
+
+
+def test_drafts_are_what_the_model_would_say(
+    opened: Callable[..., SeparateModel], reference: PlainModel
+) -> None:
+    model = opened()
+    feed(model, PROMPT)
+    text = PROMPT
+    for n_sure in (1, 2, 5, 70):
+        sure = PROMPT[:n_sure]
+        draft = guess(model, text, *sure)
+        reference.check([*text, *sure], draft)
+        assert draft == guess(model, text, *sure), (
+            "the same again, without anything evaluated in between"
+        )
+        n = len(text)
+        text = [*text, *sure]
+        feed(model, text, start=n)
+    assert model.draft([], N) == []
+
+
+def test_drafts_with_a_least_probability_end_where_it_is_less(
+    opened: Callable[..., SeparateModel], reference: PlainModel
+) -> None:
+    lengths = []
+    for p_min in (0.0, 1e-9, 0.5, 1.1):
+        model = opened(p_min=p_min)
+        feed(model, PROMPT)
+        draft = guess(model, PROMPT, 80)
+        reference.check([*PROMPT, 80], draft, len(draft))
+        lengths.append(len(draft))
+    assert lengths[:2] == [N, N]
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[-1] == 0
+
+
+def test_tokens_that_the_other_model_does_not_have_are_not_drafted(
+    opened: Callable[..., SeparateModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = opened()
+    feed(model, PROMPT)
+    draft = guess(model, PROMPT, 80)
+    smaller = opened()
+    monkeypatch.setattr(smaller._greedy, "_n_vocab", max(draft))
+    feed(smaller, PROMPT)
+    assert guess(smaller, PROMPT, 80) == draft[: draft.index(max(draft))]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_stays_of_its_drafts_the_next_are_right(
+    opened: Callable[..., SeparateModel], reference: PlainModel, seed: int
+) -> None:
+    """Always right, always wrong, partly right; steps without it, with drafts of others, and of all
+    lengths.
+    """
+    model = opened()
+    choice = random.Random(seed)
+    text = PROMPT[:90]
+    feed(model, text)
+    sure = 80
+    for step in range(25):
+        kind = choice.choice(["own", "own", "own", "plain", "others", "prompt"])
+        if kind == "plain":
+            model.follow(0, [sure], len(text), None)
+            text = [*text, sure]
+            sure = choice.choice(PROMPT)
+            continue
+        if kind == "prompt" and step % 5 == 0:
+            more = [sure, *PROMPT[: choice.randrange(1, 60)]]
+            model.follow(0, more, len(text), None)
+            text = [*text, *more]
+            sure = choice.choice(PROMPT)
+            continue
+        draft = tuple(choice.choices(PROMPT, k=choice.randrange(1, 40)))
+        if kind != "others":
+            draft = guess(model, text, sure)
+            reference.check([*text, sure], draft)
+        # What is verified may be shorter than the draft, or longer: filled up with anything.
+        verified = [
+            sure,
+            *draft[: choice.randrange(len(draft) + 1)],
+            *choice.choice([(), (), (70, 70)]),
+        ]
+        model.follow(0, verified, len(text), None)
+        n_kept = choice.choice([1, len(verified), choice.randrange(1, len(verified) + 1)])
+        model.keep(0, len(text) + n_kept)
+        text = [*text, *verified[:n_kept]]
+        sure = choice.choice(PROMPT)
+    reference.check([*text, sure], guess(model, text, sure))
+
+
+def test_sequences_of_one_batch_do_not_disturb_each_other(
+    opened: Callable[..., SeparateModel], reference: PlainModel
+) -> None:
+    model = opened(n_seqs=3)
+    texts = [PROMPT[:70], PROMPT[5:50], PROMPT[9:]]
+    for seq, text in enumerate(texts):
+        feed(model, text, seq)
+    for step in range(4):
+        items = [
+            SequenceTokens(seq, (80 + step,) * (seq + 1), len(text), 1)
+            for seq, text in enumerate(texts)
+        ]
+        for seq, draft in enumerate(model.draft(items, N)):
+            reference.check([*texts[seq], *items[seq].tokens], draft)
+            verified = [*items[seq].tokens, *draft]
+            model.follow(seq, verified, len(texts[seq]), None)
+            n_kept = len(items[seq].tokens) + (seq + step) % (N + 1)
+            texts[seq] = [*texts[seq], *verified[:n_kept]]
+            model.keep(seq, len(texts[seq]))
+    model.clear(1)
+    reference.check([*texts[2], 80], guess(model, texts[2], 80, seq=2))
+
+
+def saved(model: SeparateModel, n: int, seq: int = 0, first: int = 0) -> tuple[Block, Block]:
+    rows = model.save_rows(seq, first, n)
+    state = model.save_state(seq, n)
+    model.synchronize()
+    assert (rows.size, state.size) == (model.rows_size(first, n), model.state_size(seq))
+    return rows, state
+
+
+@pytest.mark.parametrize("pending", ["nothing", "a token", "a draft", "half a draft"])
+def test_a_restored_sequence_drafts_as_before(
+    opened: Callable[..., SeparateModel], reference: PlainModel, pending: str
+) -> None:
+    model = opened(n_seqs=2)
+    text = PROMPT[:100]
+    feed(model, text)
+    if pending != "nothing":
+        model.follow(0, [80], len(text), None)
+        text = [*text, 80]
+    if "draft" in pending:
+        verified = [81, *guess(model, text, 81)]
+        model.follow(0, verified, len(text), None)
+        text = [*text, *verified[: 4 if pending == "a draft" else 2]]
+        model.keep(0, len(text))
+    middle = 60
+    rows, state = saved(model, len(text), first=middle)
+    before = model.save_rows(0, 0, middle)
+    expected = guess(model, text, 82)
+    reference.check([*text, 82], expected)
+    for seq in (1, 0):
+        model.clear(seq)
+        model.load_rows(seq, 0, [(before, 0, middle), (rows, middle, len(text))])
+        model.load_state(seq, len(text), state)
+        assert guess(model, text, 82, seq=seq) == expected
+    other = opened(n_seqs=1)
+    other.load_rows(0, 0, [(before, 0, middle)])
+    other.load_rows(0, middle, [(rows, middle, len(text))])
+    other.load_state(0, len(text), state)
+    assert saved(other, len(text))[0].size > 0
+    assert guess(other, text, 82) == expected
+
+
+def test_going_back_and_on_another_way(
+    opened: Callable[..., SeparateModel], reference: PlainModel
+) -> None:
+    model = opened()
+    text = PROMPT[:100]
+    feed(model, text[:50])
+    _, state = saved(model, 50)
+    feed(model, text, start=50)
+    guess(model, text, 80)
+    model.rewind(0, 50)
+    model.load_state(0, 50, state)
+    other = [*text[:50], *reversed(text[50:])]
+    feed(model, other, start=50)
+    fresh = opened()
+    feed(fresh, other)
+    for mine, its in zip(saved(model, 100), saved(fresh, 100), strict=True):
+        assert mine.tobytes() == its.tobytes()
+    reference.check([*other, 80], guess(model, other, 80))
+
+
+def test_what_it_drafted_from_may_turn_out_to_be_wrong(
+    opened: Callable[..., SeparateModel], reference: PlainModel, shape: str
+) -> None:
+    """Then a hybrid has no state of before, and begins anew; nothing that is saved is of other
+    tokens.
+    """
+    model = opened()
+    text = PROMPT[:100]
+    feed(model, text)
+    guess(model, text, 80, 81)
+    model.follow(0, [80, 90], 100, None)
+    text = [*text, 80, 90]
+    rows = model.save_rows(0, 0, 102)
+    assert (rows.size == 0) == (shape == "tiny-hybrid-draft")
+    draft = guess(model, text, 82)
+    reference.check([*text, 82] if rows.size else [90, 82], draft)
+
+
+def test_blocks_of_another_draft_model_are_ignored(
+    opened: Callable[..., SeparateModel], reference: PlainModel
+) -> None:
+    model = opened(identity="one")
+    text = PROMPT[:100]
+    feed(model, text)
+    blocks = saved(model, len(text))
+    foreign = opened(identity="another")
+    for rows, state in (blocks, (NOTHING, NOTHING), (blocks[0][:70], blocks[1][:70])):
+        foreign.clear(0)
+        foreign.load_rows(0, 0, [(rows, 0, len(text))])
+        foreign.load_state(0, len(text), state)
+        # It drafts without them, and says that it has no rows.
+        assert foreign.save_rows(0, 0, len(text)).size == foreign.save_state(0, len(text)).size == 0
+        reference.check([80], guess(foreign, text, 80))
+
+
+def test_what_was_missed_costs_guesses_and_nothing_else(
+    opened: Callable[..., SeparateModel], reference: PlainModel
+) -> None:
+    model = opened()
+    text = PROMPT[:100]
+    feed(model, text[:40])
+    feed(model, text, start=60)
+    assert model.save_rows(0, 0, 100).size == model.save_state(0, 100).size == 0
+    assert model.save_rows(0, 60, 100).size == model.rows_size(60, 100)
+    assert len(guess(model, text, 80)) == N
+    model.keep(0, 50)
+    assert len(guess(model, text[:50], 80)) == N
+    model.clear(0)
+    feed(model, text)
+    reference.check([*text, 80], guess(model, text, 80))
+
+
+def test_without_the_state_of_its_rows_a_hybrid_begins_anew(
+    opened: Callable[..., SeparateModel], reference: PlainModel, shape: str
+) -> None:
+    model = opened()
+    text = PROMPT[:100]
+    feed(model, text)
+    rows, _ = saved(model, 100)
+    model.clear(0)
+    model.load_rows(0, 0, [(rows, 0, 100)])
+    draft = guess(model, text, 80)
+    reference.check([*text, 80] if shape == "tiny-draft" else [80], draft)
+
+
+def test_a_full_context_ends_drafts_and_loses_nothing(
+    opened: Callable[..., SeparateModel], reference: PlainModel
+) -> None:
+    model = opened(n_ctx=256)
+    text = (PROMPT * 2)[:254]
+    feed(model, text)
+    assert len(guess(model, text, 80)) == 2, (
+        "the last two cells: the sure token, and the first draft"
+    )
+    model.follow(0, [80], 254, None)
+    model.follow(0, [81], 255, None)
+    assert guess(model, [*text, 80, 81], 82) == ()
+    model.keep(0, 200)
+    if not model._is_hybrid:
+        reference.check([*text[:200], 80], guess(model, text[:200], 80))
+
+
+def test_an_evaluation_that_is_stopped_or_fails(
+    opened: Callable[..., SeparateModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for code, at in [(2, 1), (2, 2), (-3, 1), (-3, 2)]:
+        model = opened()
+        feed(model, PROMPT[:100])
+        codes = iter([0] * at + [code])
+        monkeypatch.setattr(
+            model._greedy,
+            "decode",
+            lambda n, codes=codes, decode=model._greedy.decode: next(codes) or decode(n),
+        )
+        assert len(guess(model, PROMPT[:100], 80)) == at - 1
+        monkeypatch.undo()
+        assert len(guess(model, [*PROMPT[:100], 80, 81], 82)) == N, "and then it goes on"
+
+
+def test_an_interruption_holds_up_no_saving(
+    opened: Callable[..., SeparateModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server ends, and writes what it has: the trunk's parts are worth it without the draft
+    model's.
+    """
+    model = opened()
+    feed(model, PROMPT[:100])
+    monkeypatch.setattr(model._greedy, "decode", lambda n: 2)
+    assert model.save_rows(0, 0, 100).size == 0
+    assert model.save_state(0, 100).size == 0
+    model.synchronize()
+
+
+def test_a_model_whose_memory_cannot_be_cut_is_refused(model_path: Callable[[str], Path]) -> None:
+    settings = ModelSettings(path=str(model_path("tiny-draft")), n_seqs=2, n_threads=1)
+    params = ModelParams(settings)
+    model = api.llama_model_load_from_file(settings.path.encode(), params.struct)
+    given = context_params(Resolved.of(settings), 512)
+    given.kv_unified = False
+    context = api.llama_init_from_model(model, given)
+    with pytest.raises(ModelError, match="no rollback"):
+        SeparateModel(model, context, N_VOCAB)
+    api.llama_free(context)
+    api.llama_model_free(model)

@@ -1,0 +1,557 @@
+"""The memory plan before a model is loaded equals the memory that llama.cpp then takes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pyctl.errors import ModelError
+from pyctl.llama.fit import breakdown, dry_runs
+from pyctl.llama.fit import fitting as fit
+from pyctl.llama.fit.dry_runs import dry_run
+from pyctl.llama.fit.fitting import fit_settings
+from pyctl.llama.fit.memory_plan import MIB, MemoryPlan, Place, Usage
+from pyctl.llama.library.devices import Device
+from pyctl.llama.loader import Loaded, load
+from pyctl.llama.settings.draft_settings import DraftSettings
+from pyctl.llama.settings.model_settings import ModelSettings
+from pyctl.llama.settings.placements import experts_on_cpu
+from pyctl.llama.settings.resolved import NO_DRAFTS, Resolved
+from tools.generator import SHAPES, Shape, generate
+from tools.generator.families import FAMILIES, cached_family
+from tools.generator.shapes import tensors
+
+CORE = breakdown.core
+
+
+def taken_by(loaded: Loaded) -> dict[str, float]:
+    """Bytes that the context took on the host, which llama.cpp counts in its buffers."""
+    parts = CORE.breakdown(loaded.backend.ctx)[""]
+    return dict(zip(("weights", "kv", "states", "compute"), parts, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("tiny-hybrid", {"n_ctx": 8192, "n_ubatch": 512}),
+        (
+            "tiny-hybrid",
+            {"n_ctx": 65536, "n_seqs": 3, "type_k": "q8_0", "type_v": "q8_0", "n_ubatch": 64},
+        ),
+        ("tiny-moe", {"n_ctx": 16384, "flash_attn": "off", "n_ubatch": 256}),
+        ("tiny-dense", {"n_ctx": 16384, "type_k": "f32", "n_ubatch": 128}),
+        *((name, {"n_ctx": 4096, "n_seqs": 2, "n_ubatch": 64}) for name in FAMILIES),
+    ],
+)
+def test_the_plan_is_what_llama_cpp_takes(
+    model_path: Callable[[str], Path], name: str, settings: dict[str, Any]
+) -> None:
+    announced: list[Resolved] = []
+    of_model = ModelSettings(path=str(model_path(name)), n_threads=1, load_mode="none", **settings)
+    loaded = load(of_model, announce=announced.append)
+    taken = taken_by(loaded)
+    loaded.backend.unload()
+    (plan,) = [resolved.memory for resolved in announced]
+    usage = plan.host.usage
+    assert plan.gpus == ()
+    assert {part: getattr(usage, part) for part in taken} == taken
+    assert min(usage.weights, usage.kv + usage.states, usage.compute) > 0
+    if shape := SHAPES.get(name):
+        assert plan.row_bytes == shape.row_bytes(
+            settings.get("type_k", "f16"), settings.get("type_v", "f16")
+        )
+        assert plan.state_bytes == shape.state_bytes
+
+
+@pytest.fixture(scope="module")
+def family_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    directory = tmp_path_factory.mktemp("families")
+    return lambda name: cached_family(FAMILIES[name], directory)
+
+
+def plans(
+    settings: ModelSettings, drafts: DraftSettings = NO_DRAFTS
+) -> list[tuple[MemoryPlan, dict[str, int]]]:
+    """Plans for two contexts without what is free now, and the tensors that they count."""
+    found = []
+    with dry_run(Resolved.of(settings, drafts)) as run:
+        for n_ctx in (4096, 16_384):
+            plan = run.plan(n_ctx)
+            places = tuple(replace(place, free=None) for place in plan.places)
+            found.append((replace(plan, places=places), dict(run.tensors)))
+    return found
+
+
+def with_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have dry runs read the texts of tokens, as loading does."""
+    params = dry_runs.ModelParams
+    monkeypatch.setattr(
+        dry_runs, "ModelParams", lambda *args, with_vocabulary, **more: params(*args, **more)
+    )
+
+
+@pytest.mark.parametrize("name", ["tiny-hybrid-nextn", "tiny-moe", "tiny-dense", *FAMILIES])
+def test_a_plan_needs_no_texts_of_tokens(
+    model_path: Callable[[str], Path],
+    family_path: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    path = family_path(name) if name in FAMILIES else model_path(name)
+    settings = ModelSettings(path=str(path), n_seqs=2, n_ubatch=128, n_threads=1)
+    drafts = DraftSettings(draft_types=("draft-mtp",)) if name.endswith("-nextn") else NO_DRAFTS
+    quick = plans(settings, drafts)
+    with_vocabulary(monkeypatch)
+    assert quick == plans(settings, drafts)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [("qwen3.vocab_size", 5), ("tokenizer.ggml.model", "gpt2"), ("tokenizer.ggml.pre", "llama3")],
+)
+def test_a_plan_needs_no_texts_of_tokens_whatever_else_is_said_of_them(
+    model_path: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    metadata: tuple[str, int | str],
+) -> None:
+    settings = ModelSettings(path=str(model_path("tiny-dense")), n_threads=1, metadata=(metadata,))
+    quick = plans(settings)
+    with_vocabulary(monkeypatch)
+    assert quick == plans(settings)
+
+
+def hollow_model(path: Path, shape: Shape, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of the full size with the right head and nothing in it, which takes no space on
+    disk.
+    """
+    monkeypatch.setattr(generate, "_content", lambda *_: lambda tensor: iter(()))
+    generate.write_model(path, shape)
+    os.truncate(path, path.stat().st_size + sum(tensor.num_bytes for tensor in tensors(shape)))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "types", "row_bytes", "state_bytes"),
+    [
+        ("27b", "f16", 65_536, 156_893_184),
+        ("27b", "q8_0", 34_816, 156_893_184),
+        ("27b", "q4_0", 18_432, 156_893_184),
+        ("35b-a3b", "f16", 20_480, 65_863_680),
+        ("35b-a3b", "q8_0", 10_880, 65_863_680),
+        ("35b-a3b", "q4_0", 5_760, 65_863_680),
+    ],
+)
+def test_full_size_models_are_planned_from_their_heads(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    types: str,
+    row_bytes: int,
+    state_bytes: int,
+) -> None:
+    path = hollow_model(tmp_path / "m.gguf", SHAPES[name], monkeypatch)
+    n_ctx = 102_400
+    settings = ModelSettings(path=str(path), type_k=types, type_v=types, repack=False)
+    with dry_run(Resolved.of(settings)) as run:
+        plan = run.plan(n_ctx)
+    assert plan.row_bytes == row_bytes
+    assert plan.host.usage.kv == row_bytes * n_ctx
+    assert plan.state_bytes == state_bytes
+    assert plan.host.usage.weights == pytest.approx(path.stat().st_size, rel=0.01)
+    # Logits of one output a batch are small: it is the activations of 512 tokens that count.
+    assert 100 * MIB < plan.host.usage.compute < 400 * MIB
+
+
+def on_gpus(monkeypatch: pytest.MonkeyPatch, gpus: tuple[Device, ...], *names: str) -> None:
+    """As if there were ``gpus``: each of ``names`` has an equal part of what llama.cpp counts on
+    the host.
+
+    Without names there is no extension.
+    """
+
+    def moved(ctx: int) -> dict[str, list[int]]:
+        return {name: [size // len(names) for size in CORE.breakdown(ctx)[""]] for name in names}
+
+    def row_places(ctx: int) -> list[str]:
+        return [names[0] for _ in CORE.row_places(ctx)]
+
+    extension = SimpleNamespace(
+        breakdown=moved, row_places=row_places, layer_devices=CORE.layer_devices
+    )
+    monkeypatch.setattr(breakdown, "core", extension if names else None)
+    monkeypatch.setattr(dry_runs, "devices", lambda: gpus)
+
+
+TWO_GPUS = tuple(
+    Device(f"CUDA{i}", "a GPU", True, i, f"CUDA{i}", i, 24_000 * MIB, 24_576 * MIB)
+    for i in range(2)
+)
+
+
+@pytest.mark.parametrize("names", [("CUDA0",), ("CUDA0", ""), ("CUDA0", "CUDA1")])
+def test_each_part_counts_where_llama_cpp_puts_it(
+    model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
+) -> None:
+    settings, n_ctx = ModelSettings(path=str(model_path("tiny-hybrid"))), 16_384
+    with dry_run(Resolved.of(settings)) as run:
+        host = run.plan(n_ctx).host.usage
+    on_gpus(monkeypatch, TWO_GPUS, *names)
+    with dry_run(Resolved.of(settings)) as run:
+        plan = run.plan(n_ctx)
+    assert [place.name for place in plan.places] == [*filter(None, names), "host"]
+    # Another state of each sequence is for copies within the GPUs, which need everything there.
+    states = host.states if "" in names else 2 * host.states
+    wanted = Usage(host.weights, host.kv, states, host.compute)
+    for place in plan.places[: len(names)]:
+        parts = [getattr(place.usage, part) for part in ("weights", "kv", "states", "compute")]
+        assert [len(names) * part for part in parts] == pytest.approx(
+            [wanted.weights, wanted.kv, wanted.states, wanted.compute], abs=4
+        )
+    assert plan.gpus[0].free == 24_000 * MIB
+
+
+@pytest.mark.parametrize("name", ["tiny-dense", "tiny-hybrid-nextn", "tiny-moe", *FAMILIES])
+@pytest.mark.parametrize("flash_attn", ["auto", "off"])
+def test_an_estimate_is_rather_too_large(
+    model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, name: str, flash_attn: str
+) -> None:
+    settings = ModelSettings(path=str(model_path(name)), n_ubatch=128, flash_attn=flash_attn)
+    with dry_run(Resolved.of(settings)) as run:
+        counted = run.plan(4096)
+    on_gpus(monkeypatch, ())
+    with dry_run(Resolved.of(settings)) as run:
+        plan = run.plan(4096)
+        with pytest.raises(ModelError, match="the extension"):
+            run.pooled_layers()
+    maximum = (
+        1.5 if name in SHAPES else 20.0
+    )  # as if there were no windows and nothing were compressed
+    assert counted.host.usage.total <= plan.host.usage.total <= maximum * counted.host.usage.total
+    assert plan.host.usage.weights == pytest.approx(counted.host.usage.weights, rel=0.01)
+    assert next(plan.warnings(0)).startswith("without the extension, this memory is an estimate")
+    assert list(counted.warnings(0)) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "blocks"),
+    [({}, 8), ({"n_gpu_layers": 5}, 4), ({"placements": experts_on_cpu(3)}, 8)],
+)
+def test_an_estimate_follows_the_placements(
+    model_path: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    fields: dict[str, Any],
+    blocks: int,
+) -> None:
+    settings = ModelSettings(path=str(model_path("tiny-moe")), **fields)
+    on_gpus(monkeypatch, TWO_GPUS)
+    with dry_run(replace(Resolved.of(settings), gpus=TWO_GPUS)) as run:
+        plan, sizes = run.plan(4096), run.tensors
+    there = (
+        [name for name in sizes if not re.match(rf"blk\.[0-{7 - blocks}]\.", name)]
+        if blocks < 8
+        else [*sizes]
+    )
+    if settings.placements:
+        there = [
+            name for name in there if not re.match(r"blk\.[0-2]\.ffn_(up|down|gate)_exps", name)
+        ]
+    assert sum(place.usage.weights for place in plan.gpus) == pytest.approx(
+        sum(map(sizes.get, there)), abs=1
+    )
+    assert sum(place.usage.kv for place in plan.gpus) == pytest.approx(
+        4096 * plan.row_bytes * blocks / 8, abs=1
+    )
+
+
+def test_nothing_reads_what_llama_cpp_says() -> None:
+    sources = {
+        path.name: path.read_text("utf-8")
+        for path in Path(dry_runs.__file__).parents[1].rglob("*.py")
+    }
+    assert [name for name, text in sources.items() if "captured_log() as" in text] == [
+        "native.py"
+    ], "to log it"
+    assert [name for name in ("dry_runs.py", "fitting.py") if "re.compile(r" in sources[name]] == []
+
+
+GPU_LAYERS = 33
+
+
+class Run:
+    """A model of 32 layers with 100 MiB of experts and 20 MiB of others in each, 0.1 MiB of KV a
+    token, on one GPU.
+    """
+
+    n_ctx_train = 65_536
+    n_layers = 32
+
+    def __init__(self, settings: ModelSettings, free: int, host: int) -> None:
+        self.settings = settings
+        self.free = free
+        self.host = host
+        self.tensors = {f"blk.{i}.ffn_up_exps.weight": 100 * MIB for i in range(32)}
+        self.tensors |= {f"blk.{i}.attn_q.weight": 20 * MIB for i in range(32)}
+
+    def plan(self, n_ctx: int) -> MemoryPlan:
+        on_gpu = min(self.settings.n_gpu_layers - 1, 32) if self.settings.n_gpu_layers >= 0 else 32
+        experts = max(on_gpu - len(self.settings.placements), 0)
+        weights = (on_gpu * 20 + experts * 100) * MIB
+        kv = n_ctx * MIB // 10
+        gpu = Usage(weights, kv * on_gpu // 32, 0, 500 * MIB)
+        host = Usage(32 * 120 * MIB - weights, kv - kv * on_gpu // 32, 0, 10 * MIB)
+        margin = self.settings.fit_target[0] * MIB
+        places = (
+            Place("CUDA0", True, gpu, self.free, margin=margin),
+            Place("host", False, host, self.host, is_mapped=True),
+        )
+        return MemoryPlan(n_ctx, 1, MIB / 10, 0, places)
+
+
+@pytest.fixture
+def fitting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[ModelSettings, MemoryPlan]]:
+    """fitting(free MiB, field=...) -> settings and plan for a GPU with that much free memory."""
+
+    def run_with(free: int, host: int = 64_000, **fields: Any) -> tuple[ModelSettings, MemoryPlan]:
+        @contextmanager
+        def stub(resolved: Resolved, *_: object) -> Iterator[Run]:
+            yield Run(resolved.model, free * MIB, host * MIB)
+
+        monkeypatch.setattr(fit, "dry_run", stub)
+        fitted = fit_settings(Resolved(ModelSettings(path="m.gguf", **fields)))
+        return fitted.model, fitted.memory
+
+    return run_with
+
+
+def test_what_fits_stays_as_it_is(fitting: Callable[..., tuple[ModelSettings, MemoryPlan]]) -> None:
+    settings, plan = fitting(24_000)
+    assert settings == ModelSettings(path="m.gguf", n_ctx=65_536)
+    assert list(plan.warnings(8192 * MIB)) == []
+
+
+def test_an_open_context_shrinks_first(
+    fitting: Callable[..., tuple[ModelSettings, MemoryPlan]],
+) -> None:
+    settings, plan = fitting(8_000)
+    assert settings.n_gpu_layers == -1
+    assert settings.placements == ()
+    # 8000 free - 1024 margin - 3840 weights - 500 computing, at 0.1 a token
+    assert 26_360 - 512 < settings.n_ctx <= 26_360
+    assert settings.n_ctx % 256 == 0
+    assert plan.n_ctx == settings.n_ctx
+    assert fitting(8_000, fit_target=(2048,))[0].n_ctx < settings.n_ctx - 10_000
+    assert fitting(8_000, fit=False)[0].n_ctx == 65_536
+
+
+def test_then_experts_leave_the_gpu(
+    fitting: Callable[..., tuple[ModelSettings, MemoryPlan]],
+) -> None:
+    settings, plan = fitting(5_000, n_ctx=8192)
+    assert settings.placements == experts_on_cpu(12)  # 1183 MiB too much
+    assert plan.gpus[0].shortage(1024 * MIB) == 0
+    assert 4096 <= fitting(5_000)[0].n_ctx < 8192
+
+
+def test_then_layers_leave_the_gpu(
+    fitting: Callable[..., tuple[ModelSettings, MemoryPlan]],
+) -> None:
+    settings, plan = fitting(2_000, n_ctx=8192)
+    assert 0 < settings.n_gpu_layers < GPU_LAYERS
+    assert plan.gpus[0].shortage(1024 * MIB) == 0
+
+
+@pytest.mark.parametrize("fields", [{"n_gpu_layers": 99}, {"fit": False}, {"tensor_split": (1.0,)}])
+def test_what_the_user_has_placed_stays_with_a_warning(
+    fitting: Callable[..., tuple[ModelSettings, MemoryPlan]], fields: dict[str, Any]
+) -> None:
+    settings, plan = fitting(4_000, n_ctx=8192, **fields)
+    assert settings == ModelSettings(path="m.gguf", n_ctx=8192, **fields)
+    (warning,) = plan.warnings(8192 * MIB)
+    assert warning.startswith("CUDA0 has 1,160 MiB too little; what would help: a smaller -c")
+
+
+def test_a_context_that_the_host_cannot_hold_is_refused(
+    fitting: Callable[..., tuple[ModelSettings, MemoryPlan]],
+) -> None:
+    with pytest.raises(
+        ModelError, match=r"65536 tokens need about .* MiB; try a smaller --ctx-size"
+    ):
+        fitting(4_000, 1_000, n_ctx=65_536, n_gpu_layers=1)
+
+
+def test_warnings_about_the_host() -> None:
+    place = Place("host", False, Usage(1000 * MIB, 500 * MIB), 2000 * MIB)
+    plan = MemoryPlan(4096, 1, 1.0, 0, (place,))
+    assert list(plan.warnings(400 * MIB)) == []
+    (large,) = plan.warnings(800 * MIB)
+    assert large.startswith(
+        "the prefix cache may grow to 800 MiB, 500 MiB are left; what would help: --cache-ram 250"
+    )
+    assert "no limit" in next(plan.warnings(None))
+    (short,) = replace(plan, places=(replace(place, free=1400 * MIB),)).warnings(0)
+    assert short.startswith("the host has 100 MiB of memory too little")
+
+
+USAGE = Usage(15_000 * MIB, 3_400 * MIB, 300 * MIB, 500 * MIB)
+DRAFTING = replace(USAGE, states=600 * MIB, planes=1_800 * MIB, drafts=700 * MIB)
+HOST = Usage(680 * MIB, 0, 0, 30 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("usage", "n_planes", "gpu", "host"),
+    [
+        (USAGE, 0, "15,000 3,400 300 500 - 19,200 24,000", "680 - - 30 8,192 8,902 ?"),
+        (
+            DRAFTING,
+            3,
+            "15,000 3,400 600 1,800 700 500 - 22,000 24,000",
+            "680 - - - - 30 8,192 8,902 ?",
+        ),
+    ],
+)
+def test_the_table_adds_up_with_and_without_drafts(
+    usage: Usage, n_planes: int, gpu: str, host: str
+) -> None:
+    places = Place("CUDA0", True, usage, 24_000 * MIB), Place("host", False, HOST, None)
+    plan = MemoryPlan(102_400, 1, 34_816.0, 150 * MIB, places, (), n_planes)
+    lines = list(plan.lines(8192 * MIB))
+    assert [line.split()[-2] for line in lines] == ["CUDA0", *gpu.split()]
+    assert [line.split()[-1] for line in lines] == ["host", *host.split()]
+    assert len({len(line) for line in lines}) == 1
+    titles = [re.split(r"\s{2,}", line)[0] for line in lines]
+    assert titles[-4:] == [
+        "compute buffers",
+        "prefix cache, at most (--cache-ram)",
+        "total",
+        "free now",
+    ]
+    assert any(line.startswith("3 earlier states of each") for line in lines) == bool(n_planes)
+    short = replace(plan, places=(replace(places[0], free=usage.total - 1_000 * MIB), places[1]))
+    helps = "--spec-type none, " if n_planes else ""
+    (warning,) = short.warnings(0)
+    assert warning.startswith(f"CUDA0 has 1,000 MiB too little; what would help: {helps}")
+
+
+MTP = DraftSettings(draft_types=("draft-mtp",))
+
+
+@pytest.mark.parametrize("name", ["tiny-hybrid-nextn", "tiny-moe-nextn"])
+@pytest.mark.parametrize("n_draft", [1, 3])
+def test_a_head_and_its_planes_are_in_the_plan(
+    model_path: Callable[[str], Path], caplog: pytest.LogCaptureFixture, name: str, n_draft: int
+) -> None:
+    caplog.set_level(logging.INFO)
+    settings = ModelSettings(
+        path=str(model_path(name)),
+        n_threads=1,
+        n_ctx=16384,
+        n_seqs=2,
+        n_ubatch=256,
+        load_mode="none",
+    )
+    drafts = replace(MTP, n_draft=n_draft, draft_type_k="f32")
+    announced: list[Resolved] = []
+    loaded = load(settings, None, announced.append, drafts)
+    layout = loaded.backend.memory.layout
+    taken = taken_by(loaded)
+    loaded.backend.unload()
+    (plan,) = [resolved.memory for resolved in announced]
+    usage, shape = plan.host.usage, SHAPES[name]
+    assert (plan.n_planes, plan.state_bytes) == (n_draft, shape.state_bytes)
+    assert usage.planes == n_draft * usage.states
+    assert usage.states + usage.planes == taken["states"]
+    assert (usage.weights, usage.kv, usage.compute) == (
+        taken["weights"],
+        taken["kv"],
+        taken["compute"],
+    )
+    assert "a draft head" not in caplog.text
+    assert usage.drafts > 0.9 * 16384 * shape.head_size * shape.num_kv_heads * (2 + 4)
+    with dry_run(Resolved.of(settings)) as run:
+        without = run.plan(16384)
+        plain = load(settings)
+    assert (without.n_planes, without.host.usage.planes, without.host.usage.drafts) == (0, 0, 0)
+    assert without.host.usage.weights < usage.weights, "the head's"
+    assert (without.layers, without.row_bytes) == (plan.layers, plan.row_bytes)
+    assert caplog.text.count("the model has a draft head: --spec-type draft-mtp") == 1
+    plain.backend.unload()
+    plain.backend.load()
+    assert caplog.text.count("a draft head") == 1, "once, and not again after a sleep"
+    assert plain.backend.memory.layout == layout
+    assert plain.info.fingerprint == loaded.info.fingerprint, (
+        "what is stored stays of use, with and without"
+    )
+    plain.backend.unload()
+
+
+def test_long_drafts_need_one_more_state(model_path: Callable[[str], Path]) -> None:
+    settings = ModelSettings(path=str(model_path("tiny-hybrid")), n_seqs=3)
+    with dry_run(Resolved.of(settings, DraftSettings(draft_types=("ngram-mod",)))) as run:
+        plan = run.plan(4096)
+    assert plan.n_planes == 1
+    assert plan.host.usage.planes == plan.host.usage.states
+    dense = replace(settings, path=str(model_path("tiny-dense")))
+    with dry_run(Resolved.of(dense, DraftSettings(draft_types=("cache",)))) as run:
+        assert run.plan(4096).n_planes == 0, "no states, no marks"
+
+
+@pytest.mark.parametrize(
+    ("name", "draft_type"),
+    [
+        ("tiny-dense", "draft-simple"),
+        ("tiny-hybrid-head", "draft-mtp"),
+        ("tiny-hybrid-eagle3", "draft-eagle3"),
+        ("tiny-hybrid-dflash", "draft-dflash"),
+        ("tiny-hybrid-dspark", "draft-dspark"),
+    ],
+)
+def test_a_draft_file_is_in_the_plan(
+    model_path: Callable[[str], Path], name: str, draft_type: str
+) -> None:
+    settings = ModelSettings(path=str(model_path("tiny-hybrid")), n_seqs=2)
+    drafts = DraftSettings(draft_types=(draft_type,), draft_path=str(model_path(name)))
+    with dry_run(Resolved.of(settings, drafts)) as run:
+        small, large = run.plan(4096).host.usage, run.plan(8192).host.usage
+    weights = Path(drafts.draft_path).stat().st_size
+    rows = 4096 * SHAPES[name].row_bytes("f16", "f16")
+    assert small.drafts > 0.9 * weights + rows
+    assert rows <= large.drafts - small.drafts <= 3 * rows, "the mask of its attention grows, too"
+    with dry_run(Resolved.of(settings)) as run:
+        assert small.kv == run.plan(4096).host.usage.kv
+
+
+def fitted_ctx(settings: ModelSettings, drafts: DraftSettings = NO_DRAFTS) -> int:
+    return fit_settings(Resolved.of(settings, drafts)).model.n_ctx
+
+
+def test_a_context_that_is_left_open_leaves_room_for_drafting(
+    model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(model_path("tiny-hybrid-nextn"))
+    with dry_run(Resolved.of(ModelSettings(path=path), MTP)) as run:
+        free = run.plan(run.n_ctx_train // 2).host.usage.total
+        maximum = run.n_ctx_train
+    monkeypatch.setattr(dry_runs, "host_available", lambda: free)
+    settings = ModelSettings(path=path, load_mode="none", fit_ctx=512)
+    found = {n: fitted_ctx(replace(settings, n_seqs=n), MTP) for n in (1, 8)}
+    assert maximum // 2 - 512 <= found[1] <= maximum // 2
+    assert found[8] < found[1], "planes for each sequence"
+    assert fitted_ctx(settings) > found[1]
+
+
+def test_a_model_without_a_head_is_refused_before_it_is_loaded(
+    model_path: Callable[[str], Path],
+) -> None:
+    with pytest.raises(
+        ModelError, match=r"has no head for --spec-type draft-mtp: it needs one nextn block"
+    ):
+        load(ModelSettings(path=str(model_path("tiny-hybrid"))), drafts=MTP)

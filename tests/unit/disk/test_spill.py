@@ -1,0 +1,207 @@
+"""Spilling writes only missing files and evicts no snapshot of higher value; restores read only
+missing parts.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pyctl.cache.block_sizes import BlockSizes
+from pyctl.cache.reads import finish
+from pyctl.cache.snapshot import NOTHING, Snapshot, State
+from pyctl.disk.file_format import SegmentName
+from pyctl.disk.write_job import WriteJob, copy_of
+from pyctl.disk.writer import SPILLED_PER_DAY
+from pyctl.prompt import as_tokens
+from tests.unit.disk.making import (
+    ROW,
+    DirectStore,
+    check_directory,
+    check_equal,
+    check_read,
+    conversation,
+    segment,
+    snapshot,
+)
+
+Opener = Callable[..., DirectStore]
+
+
+def leaving(made: Snapshot) -> Snapshot:
+    """What is to be written of a snapshot that leaves RAM."""
+    job = WriteJob(copy_of(made), weakref.ref(made), False, 0.0)
+    job.take_rows(made, list)
+    return job.snapshot
+
+
+def test_a_state_whose_rows_are_on_disk_is_written_without_them(
+    open_store: Opener, tmp_path: Path
+) -> None:
+    store, (first, second, third) = open_store(), conversation(1)
+    store.write(third)
+    inner = snapshot(second.segment, 30)
+    for made in (first, second, inner):
+        lean = leaving(made)
+        assert all(not link.rows.size for link in lean.chain)
+        before = set(tmp_path.rglob("*.rows"))
+        assert 0 < store.write(lean, spilled=True) < 2 * made.state.n_bytes
+        assert set(tmp_path.rglob("*.rows")) == before
+        check_read(store, made)
+    check_directory(store)
+
+
+def test_rows_that_have_gone_from_disk_meanwhile_are_a_loss_and_no_damage(
+    open_store: Opener,
+) -> None:
+    store, (first, second, _) = open_store(), conversation(1)
+    store.write(first)
+    lean = leaving(second)
+    assert [bool(link.rows.size) for link in lean.chain] == [True, False]
+    store.directory.remove(first.prefix.name)
+    assert store.write(lean, spilled=True) == 0
+    assert not first.segment.file.is_there, "now it is known"
+    assert store.write(leaving(second), spilled=True) > 0
+    check_read(store, second)
+    check_directory(store)
+
+
+def test_names_are_those_of_a_process_that_knows_nothing(
+    open_store: Opener, tmp_path: Path
+) -> None:
+    store = open_store()
+    other = open_store(directory=tmp_path / "other")
+    made = conversation(2, turns=4)
+    for each in made:
+        store.write(each)
+    other.write(conversation(2, turns=4)[-1])
+    names = [
+        sorted(path.name for path in at.rglob("*.rows"))
+        for at in (tmp_path / "cache", tmp_path / "other")
+    ]
+    assert names[0] == names[1]
+    assert all(
+        link.file.is_there and isinstance(link.file.name, SegmentName) for link in made[-1].chain
+    )
+
+
+def opened(store: DirectStore, expected: Snapshot, base: Snapshot | None) -> Snapshot:
+    pending = finish(
+        store.reader.open(
+            expected.prefix, as_tokens([*expected.last_tokens(expected.n), 5, 6]), base
+        )
+    )
+    return finish(pending.complete())
+
+
+def test_rows_in_memory_are_not_read(open_store: Opener, tmp_path: Path) -> None:
+    made = conversation(3, turns=4)
+    open_store().write(made[3])
+    store = open_store()
+    read: list[tuple[int, float]] = []
+    store.reader.record_read = lambda n_bytes, seconds: read.append((n_bytes, seconds))
+    again = conversation(3, turns=4)  # evaluated anew in this process
+    for n_turns in (1, 3, 4):
+        base = again[n_turns - 1]
+        found = opened(store, made[3], Snapshot(base.prefix, base.segment, State()))
+        check_equal(found, made[3])
+        assert list(found.chain)[4 - n_turns :] == list(base.chain)
+        store.reader._shared.clear()
+    fresh = [500 + n * (20 * ROW + 20 * 4) for n in (3, 1, 0)]
+    assert [n_bytes for n_bytes, _ in read] == fresh, (
+        "the state, and the rows behind those in memory"
+    )
+    assert all(seconds > 0 for _, seconds in read)
+
+
+def test_rows_of_another_way_to_the_same_tokens_stay_apart(open_store: Opener) -> None:
+    """A reply's rows were evaluated token by token: a state depends on them and not on those of a
+    prompt.
+    """
+    first = segment(range(20))
+    reply = segment(range(100, 120), first)
+    reply.ends = ()
+    made = snapshot(reply, exact=False)
+    store = open_store()
+    store.write(made)
+    prompt = segment(range(100, 120), segment(range(20)))
+    base = Snapshot(made.prefix, prompt, State())
+    found = opened(open_store(), made, base)
+    check_equal(found, made)
+    links = list(found.chain)
+    assert links[0] is not prompt
+    assert links[1] is prompt.parent, "but what both began with is shared"
+
+
+def test_what_was_read_hangs_on_its_file_when_it_is_written_again(
+    open_store: Opener, tmp_path: Path
+) -> None:
+    made = conversation(4, turns=3)
+    store = open_store()
+    store.write(made[2])
+    base = conversation(4, turns=1)[0]
+    found = opened(open_store(), made[2], base)
+    deeper = snapshot(segment(range(7), found.segment))
+    before = set(tmp_path.rglob("*.rows"))
+    store.write(deeper)
+    assert len(set(tmp_path.rglob("*.rows")) - before) == 1
+    check_read(store, deeper)
+    check_directory(store)
+
+
+def test_what_leaves_ram_takes_no_place_from_what_is_worth_more(open_store: Opener) -> None:
+    store = open_store()
+    valuable, (cheap,) = conversation(1, turns=1)[0], conversation(2, turns=1)
+    store.write(valuable)
+    for _ in range(5):
+        store.touch(valuable.prefix)
+    store.directory.budget = store.directory.n_bytes + 100
+    cheap.used -= 1e6
+    assert store.write(cheap, spilled=True) == 0
+    assert store.contains(valuable.prefix)
+    assert store.write(cheap) > 0, "as what was chosen does"
+    assert not store.contains(valuable.prefix)
+    store.directory.remove(cheap.prefix.name)
+    store.write(valuable)
+    with store.directory.changing() as transaction:
+        transaction.connection.execute("UPDATE files SET used = used - 1e7, hits = 0")
+        transaction.discard_graph()
+    cheap.used += 1e6
+    assert store.write(cheap, spilled=True) > 0, (
+        "what was used lately is worth more than what was not for long"
+    )
+    assert not store.contains(valuable.prefix)
+    check_directory(store)
+
+
+@pytest.mark.parametrize("daily", [None, 6000])
+@pytest.mark.usefixtures("clock")
+def test_a_day_has_room_for_some_only(open_store: Opener, daily: int | None) -> None:
+    store = open_store(budget=None, daily_bytes=daily)
+    budget = 4_000
+    store.directory.budget = budget
+    written = 0
+    for seed in range(200):
+        made = conversation(seed, turns=1)[0]
+        written += store.write(made, spilled=True)
+        check_directory(store)
+    maximum = SPILLED_PER_DAY * budget if daily is None else daily // 2
+    assert maximum - 3000 < written <= maximum + 200, "raw and stored bytes differ a little"
+    assert store.write(conversation(999, turns=1)[0]) > 0, "what was chosen is still written"
+
+
+def test_reading_is_estimated_from_sizes() -> None:
+    assert BlockSizes(64, 10, 500).n_bytes(100, 40) == 1100
+    assert BlockSizes(0, 0, -1).n_bytes(100, 40) == 0, "a state of no certain size"
+
+
+def test_a_dropped_segment_is_not_written_as_empty(open_store: Opener) -> None:
+    store = open_store()
+    made = conversation(5)
+    made[1].segment.rows = NOTHING
+    made[1].segment.dropped = True
+    assert store.write(made[2], spilled=True) == 0
+    assert store.lengths() == set()

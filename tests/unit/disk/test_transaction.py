@@ -1,0 +1,58 @@
+"""Transactions: files, rows of the index and the graph change together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pyctl.disk.file_format import StateName
+from pyctl.disk.index import Index, file_path
+from tests.unit.disk.making import DirectStore, check_directory, conversation
+from tests.unit.engine.drive import ManualClock
+
+Opener = Callable[..., DirectStore]
+
+
+def test_shrinking_removes_files_and_rows(open_store: Opener) -> None:
+    store = open_store()
+    for made in conversation(1):
+        store.write(made)
+    with store.directory.changing() as transaction:
+        n_before = transaction.file_bytes
+        paths = [file_path(store.directory.path, key) for key in transaction.graph.records]
+        freed = transaction.shrink(n_before - 1)
+        assert transaction.file_bytes == n_before - freed
+        assert Index.n_bytes(transaction.connection) == n_before - freed
+        assert transaction.shrink(n_before) == 0
+    assert 0 < freed < n_before
+    assert sum(path.exists() for path in paths) < len(paths)
+    check_directory(store)
+
+
+def test_hits_and_pins_are_in_the_index_and_the_graph(
+    open_store: Opener, clock: ManualClock
+) -> None:
+    store = open_store()
+    made = conversation(1)[0]
+    store.write(made)
+    key = store.folder.key(StateName.of(made.prefix))
+    clock.advance(60)
+    with store.directory.changing() as transaction:
+        assert transaction.graph.records[key].hits == 0
+        transaction.touch(key)
+        transaction.pin(key, True)
+    with store.directory.changing() as transaction:
+        record = Index.record(transaction.connection, key)
+        assert transaction.graph.records[key] == record
+    assert record is not None
+    assert (record.hits, record.pinned, record.used) == (1, True, clock.now)
+
+
+def test_a_discarded_graph_is_read_again(open_store: Opener) -> None:
+    store = open_store()
+    made = conversation(1)[0]
+    store.write(made)
+    with store.directory.changing() as transaction:
+        transaction.graph.remove(store.folder.key(StateName.of(made.prefix)))
+        transaction.discard_graph()
+        assert len(transaction.graph.records) == 2
+    check_directory(store)

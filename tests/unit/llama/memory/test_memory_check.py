@@ -1,0 +1,34 @@
+"""Where sequences of each kind of memory may be saved."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pyctl.cache import ANYWHERE, ResumePoints
+from pyctl.llama.memory.memory_check import describe, resume_points_of
+
+N_CELLS = 4096
+
+
+@pytest.mark.parametrize(
+    ("kind", "window", "places"),
+    [
+        ("attention", (0, 0), ANYWHERE),
+        ("hybrid", (0, 0), ANYWHERE),
+        ("hybrid", (64, 256), ANYWHERE),
+        ("opaque", (64, 256), ResumePoints(64, 256)),
+        ("opaque", (64, N_CELLS), ResumePoints(64, 0)),
+        ("opaque", (0, 0), ANYWHERE),
+    ],
+)
+def test_only_windows_of_whole_sequences_have_places(
+    kind: str, window: tuple[int, int], places: ResumePoints
+) -> None:
+    memory: Any = SimpleNamespace(
+        kind=kind, window=window, can_hold=kind != "opaque", type="llama_kv_cache_iswa", reason=""
+    )
+    assert resume_points_of(memory, N_CELLS) == places
+    assert ("resumed within 64 tokens" in describe(memory, places)) == (places != ANYWHERE)
