@@ -26,11 +26,11 @@ import numpy as np
 from bench.common import SIMULATED, parse, parser_of, show, tell
 from bench.compare import add_comparison, compare
 from pyctl.cache import LiveSequence
+from pyctl.engine.draft.cache_drafts import LONGEST
 from pyctl.engine.draft.draft_length import LENGTHS, DraftLengthController
 from pyctl.engine.draft.source import DraftJob, Match
 from pyctl.engine.draft.speculation import Draft, Speculation
 from pyctl.engine.draft.step_costs import GRAPH_MS
-from pyctl.llama.settings.draft_settings import LONGEST
 from pyctl.prompt import Tokens, as_tokens
 
 SEEDS = range(5)

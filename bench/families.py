@@ -49,7 +49,8 @@ from pyctl.errors import PyctlError
 from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.loader import load
 from pyctl.llama.settings.model_settings import ModelSettings
-from pyctl.machine.libraries import BUILT, LIBRARY_PATH, MTMD_PATH
+from pyctl.machine.environment import LIBRARY_PATH, MTMD_PATH
+from pyctl.machine.libraries import BUILT
 from pyctl.processes.module_command import module_command
 from pyctl.prompt import Prompt, common_prefix
 from tools.generator.families import FAMILIES, cached_family

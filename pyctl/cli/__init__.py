@@ -115,11 +115,11 @@ def _run(command: str, argv: Sequence[str]) -> int:
 
     settings = parse_serve(argv) if command == "serve" else parse_chat(argv)
     from pyctl.engine.openmp import limit_spinning
-    from pyctl.llama.settings.model_settings import EXTENSION
+    from pyctl.machine.environment import USE_EXTENSION
 
     # Before the libraries load, which read it. Parts of layers on the CPU wait for the others on a
     # GPU.
-    os.environ[EXTENSION] = "on" if settings.model.extension else "off"
+    os.environ[USE_EXTENSION] = "on" if settings.model.extension else "off"
     limit_spinning(settings.model.poll, waits_for_gpu=bool(settings.model.placements))
     if settings.action != "run":
         return _answer(settings.action, settings.model.workers)

@@ -33,16 +33,11 @@ from pyctl.cli.help import help_text
 from pyctl.cli.logs import VERBOSE, LogSettings
 from pyctl.cli.programs import LAUNCH, LaunchSettings
 from pyctl.cli.version import print_version
+from pyctl.engine.draft.ngram_settings import NgramSettings
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.errors import ConfigError, RequestError
-from pyctl.llama.settings.draft_settings import (
-    AUTOMATIC,
-    AUTOMATIC_LENGTH,
-    PRIVATE,
-    DraftSettings,
-    NgramSettings,
-)
+from pyctl.llama.settings.draft_settings import AUTOMATIC, AUTOMATIC_LENGTH, PRIVATE, DraftSettings
 from pyctl.llama.settings.model_settings import SERVED_SEQS, ModelSettings
 from pyctl.llama.settings.pool_settings import PoolSettings
 from pyctl.llama.settings.vision_settings import VisionSettings

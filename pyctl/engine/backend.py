@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyctl.cache import Block, SequenceMemory
+from pyctl.engine.pool_plan import PoolPlan
 from pyctl.engine.sampling import Sampling
-from pyctl.llama.settings.pool_settings import PoolPlan
 from pyctl.prompt import ImageSpan, Tokens
 
 __all__ = [

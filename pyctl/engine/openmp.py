@@ -7,9 +7,12 @@ from __future__ import annotations
 import ctypes
 import os
 
-__all__ = ["SPIN", "end_threads", "limit_spinning"]
+__all__ = ["SPIN", "SPIN_LEVEL", "end_threads", "limit_spinning"]
 
 SPIN = "GOMP_SPINCOUNT"
+SPIN_LEVEL = 50
+"""The level of a process without --poll."""
+
 SPIN_PER_LEVEL = 40
 """At level 50 a thread spins for about 0.1 ms: a little slower than longer on an idle machine,
 faster on a busy one.
@@ -23,7 +26,7 @@ PAUSE_SOFT = 1
 _spin_is_given = SPIN in os.environ or "OMP_WAIT_POLICY" in os.environ
 
 
-def limit_spinning(level: int, *, waits_for_gpu: bool = False) -> None:
+def limit_spinning(level: int = SPIN_LEVEL, *, waits_for_gpu: bool = False) -> None:
     """Set how long OpenMP threads spin (0 to 100), unless the environment does; call it before
     libraries load.
     """

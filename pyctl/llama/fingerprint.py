@@ -4,34 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from pyctl.cache import RULES
-from pyctl.errors import ModelError
 from pyctl.llama.library.bindings import api
-from pyctl.llama.library.devices import (
-    Device,
-    FileTensor,
-    file_head,
-    metadata_text,
-    model_files,
-    tensor_bytes,
-)
+from pyctl.llama.library.devices import Device, metadata_text, tensor_bytes
+from pyctl.llama.library.file_digest import file_digest
 from pyctl.llama.library.native import build_version
 from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.llama.settings.resolved import Resolved
 from pyctl.machine.libraries import libraries_in_use
 
-__all__ = ["file_digest", "fingerprint", "shared_split"]
-
-SAMPLE_BYTES = 4096
-
-SAMPLE_STEP = 2**23
-"""SAMPLE_BYTES of each tensor are read at its end and every SAMPLE_STEP bytes from its start: about
-10 MB of a 17 GB model. Changes between the samples are not detected.
-"""
+__all__ = ["fingerprint", "shared_split"]
 
 ROPE_FIELDS = ("rope_scaling", "rope_freq_base", "rope_freq_scale")
 YARN_FIELDS = (
@@ -77,22 +63,6 @@ def shared_split(resolved: Resolved) -> str:
     if not (are_equal and have_all):
         return ""
     return f" {settings.split_mode} {layers} {settings.tensor_split} {os.environ.get(SUMS)}"
-
-
-def file_digest(path: Path, facts: Iterable[object] = ()) -> str:
-    """Return the BLAKE2b-128 of ``facts`` and of a model's sizes, metadata and weight samples.
-    ModelError if a file cannot be read.
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    try:
-        for fact in facts:
-            digest.update(f"{fact}\0".encode())
-        for file in model_files(path):
-            for piece in _content(file, file_head(file).tensors):
-                digest.update(piece)
-    except OSError as error:
-        raise ModelError(f"cannot read {error.filename or path}: {error.strerror}") from error
-    return digest.hexdigest()
 
 
 def _facts(backend: LlamaBackend, resolved: Resolved, rope_factors: str) -> Iterator[object]:
@@ -156,18 +126,3 @@ def _rope_factors(backend: LlamaBackend, settings: ModelSettings) -> str:
     given = dict(settings.metadata).get(key) or metadata_text(backend.model, key)
     original = int(given or api.llama_model_n_ctx_train(backend.model))
     return "long" if backend.facts.n_ctx > original else "short"
-
-
-def _content(file: Path, tensors: Sequence[FileTensor]) -> Iterator[bytes]:
-    """Yield the size of a GGUF file, its bytes before the tensors, and samples of each tensor."""
-    with file.open("rb") as stream:
-        size = os.fstat(stream.fileno()).st_size
-        yield size.to_bytes(8, "little")
-        yield stream.read(min((tensor.first for tensor in tensors), default=size))
-        for tensor in tensors:
-            for at in (
-                *range(0, tensor.n_bytes, SAMPLE_STEP),
-                max(tensor.n_bytes - SAMPLE_BYTES, 0),
-            ):
-                stream.seek(tensor.first + at)
-                yield stream.read(min(SAMPLE_BYTES, tensor.n_bytes - at))

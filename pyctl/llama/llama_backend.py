@@ -17,8 +17,9 @@ from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, ModelError, NotSupportedError
 from pyctl.llama.draft.draft_mirror import DraftMirror
 from pyctl.llama.draft.draft_model import Attach, DraftModel
+from pyctl.llama.embedder import Embedder
 from pyctl.llama.images.image_encoder import ImageEncoder
-from pyctl.llama.library.batch import Batch, Embedder, Outputs, RowBatch
+from pyctl.llama.library.batch import Batch, Outputs, RowBatch
 from pyctl.llama.library.bindings import api
 from pyctl.llama.library.llama_tokenizer import LlamaTokenizer
 from pyctl.llama.library.native import EvaluationControl, build_version, checked

@@ -12,13 +12,13 @@ from typing import Any, TypeGuard
 from pyctl.engine.backend import EngineInfo
 from pyctl.llama.draft.draft_model import Attach, DraftModel
 from pyctl.llama.draft.open_draft import open_draft
+from pyctl.llama.embedder import Embedder
 from pyctl.llama.fingerprint import fingerprint, shared_split
 from pyctl.llama.fit.memory_plan import MemoryPlan
 from pyctl.llama.fit.pool_fit import fit_all
 from pyctl.llama.images.image_encoder import ImageEncoder
 from pyctl.llama.images.make_encoder import make_encoder
 from pyctl.llama.library import extension
-from pyctl.llama.library.batch import Embedder
 from pyctl.llama.library.bindings import api
 from pyctl.llama.library.devices import check_gguf, start_backends
 from pyctl.llama.library.llama_tokenizer import LlamaTokenizer

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pyctl.errors import ModelError, UnavailableError
-from pyctl.llama.library.batch import Embedder
+from pyctl.llama.embedder import Embedder
 from pyctl.llama.library.bindings import api
 from pyctl.llama.library.devices import metadata_text
 from pyctl.llama.library.llama_tokenizer import LlamaTokenizer

@@ -26,7 +26,7 @@ from pyctl.llama.memory.memory_check import made_up_text
 from pyctl.llama.settings.draft_settings import DraftSettings
 from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.llama.settings.pool_settings import PoolSettings
-from pyctl.machine.libraries import TRIAL
+from pyctl.machine.environment import TRIAL
 
 __all__ = ["try_module", "try_settings"]
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from pyctl.files.atomic_file import write_atomic
 from pyctl.files.user_directory import user_directory
+from pyctl.machine.environment import CHOICE, LIBRARY_PATH, MTMD_PATH, PACKAGE, TRIAL
 from pyctl.machine.probe import NVIDIA, Driver, find_driver, find_pci_cards
 from pyctl.setup.source import extension_digest, read_pin
 
@@ -28,10 +29,7 @@ __all__ = [
     "BINDINGS",
     "BUILT",
     "EXTENSION",
-    "LIBRARY_PATH",
     "MODULES",
-    "MTMD_PATH",
-    "TRIAL",
     "BuiltLibraries",
     "build_home",
     "capability",
@@ -59,21 +57,6 @@ EXTENSION = "extension"
 
 MODULES = ("_core", "_drafts", "_pool")
 """Native modules of the extension; the others need the first."""
-
-TRIAL = "PYCTL_TRIAL"
-"""Variable of a process that tries a native module: the path of its file."""
-
-LIBRARY_PATH = "LLAMA_CPP_LIB_PATH"
-"""The variable by which llama-cpp-python finds libllama."""
-MTMD_PATH = "MTMD_CPP_LIB"
-"""The variable by which llama-cpp-python finds libmtmd."""
-
-CHOICE = "PYCTL_LIBS"
-"""``package`` for the libraries of llama-cpp-python, or the directory that `pyctl setup --dir` was
-given.
-"""
-
-PACKAGE = "package"
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 """The variable that names the cards of a process."""

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from pyctl.cache.snapshot import Block
 from pyctl.engine.backend import BackendFacts, SequenceTokens, TopTokens
+from pyctl.engine.pool_plan import PoolPlan
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, PreemptedError, RequestError, StateError
-from pyctl.llama.settings.pool_settings import PoolPlan
 from pyctl.prompt import ImageSpan, Tokens
 from tests.fake.fake_memory import FakeMemory, FakeSequence, hash_of
 

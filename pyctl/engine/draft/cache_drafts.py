@@ -25,10 +25,15 @@ from typing import TypeAlias
 from pyctl.engine.draft.alignment import Alignment
 from pyctl.engine.draft.source import NO_MATCH, DraftJob, Match
 from pyctl.engine.draft.token_index import CONTEXT, MAX_TOKENS, TokenIndex
-from pyctl.llama.settings.draft_settings import LONGEST
 from pyctl.prompt import Tokens, as_tokens
+from pyctl.settings.limit import limit
 
-__all__ = ["CacheDrafts"]
+__all__ = ["LONGEST", "CacheDrafts"]
+
+LONGEST = limit(128, "tokens of a draft from `cache`", "cut", "request")
+"""Longer ones gain nothing in a rewriting: its edits end them
+(docs/decisions/009-composed-drafts.md of 1323d1c8).
+"""
 
 BLOCK = 512
 """Tokens of a block. Prompts are added by block, identified by the digest of its prefix; known

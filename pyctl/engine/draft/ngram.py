@@ -17,8 +17,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from pyctl.engine.draft.ngram_settings import NgramSettings
 from pyctl.engine.draft.source import NO_MATCH, DraftJob, Match
-from pyctl.llama.settings.draft_settings import NgramSettings
 from pyctl.prompt import Tokens
 
 __all__ = ["NgramSource", "ngram_sources"]

@@ -11,8 +11,8 @@ from pyctl.llama.draft.draft_file import block_shape, check_target, vocabulary_d
 from pyctl.llama.draft.draft_model import Attach, DraftModel
 from pyctl.llama.draft.mtp import Eagle3, MtpHead
 from pyctl.llama.draft.separate_model import SeparateModel
-from pyctl.llama.fingerprint import file_digest
 from pyctl.llama.library.bindings import api
+from pyctl.llama.library.file_digest import file_digest
 from pyctl.llama.open_model import load_model, make_context
 from pyctl.llama.settings.draft_settings import FEATURE_TYPES
 from pyctl.llama.settings.params import (

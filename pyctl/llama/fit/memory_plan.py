@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
-from pyctl.llama.settings.pool_settings import PoolPlan
+from pyctl.engine.pool_plan import PoolPlan
 
 __all__ = ["MemoryPlan", "Place", "Usage"]
 

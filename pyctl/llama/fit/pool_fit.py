@@ -6,12 +6,13 @@ import logging
 import re
 from dataclasses import replace
 
+from pyctl.engine.pool_plan import PoolPlan
 from pyctl.errors import ModelError
 from pyctl.llama.fit.dry_runs import CTX_STEP, DryRun, dry_run, refusal
 from pyctl.llama.fit.fitting import fit_drafts, fit_settings
 from pyctl.llama.fit.memory_plan import MemoryPlan, Place, Usage
 from pyctl.llama.library.devices import element_bytes
-from pyctl.llama.settings.pool_settings import PoolPlan, PoolSettings
+from pyctl.llama.settings.pool_settings import PoolSettings
 from pyctl.llama.settings.resolved import Resolved, padded
 
 __all__ = ["fit_all", "fit_pool"]

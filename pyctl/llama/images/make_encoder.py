@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from pyctl.errors import ModelError
-from pyctl.llama.fingerprint import file_digest
 from pyctl.llama.images.image_encoder import ImageEncoder
 from pyctl.llama.images.image_grid import ImageGrid
 from pyctl.llama.library.devices import Device, check_gguf, devices
+from pyctl.llama.library.file_digest import file_digest
 from pyctl.llama.settings.model_settings import FLASH_MODES
 from pyctl.llama.settings.resolved import Resolved
 from pyctl.llama.settings.vision_settings import VisionSettings

@@ -9,15 +9,15 @@ import ctypes
 import os
 
 from pyctl.engine.openmp import SPIN, limit_spinning
-from pyctl.llama.settings.model_settings import ModelSettings
-from pyctl.machine.libraries import TRIAL, use_libraries, use_release
+from pyctl.machine.environment import LIBRARY_PATH, TRIAL
+from pyctl.machine.libraries import use_libraries, use_release
 
 if SPIN not in os.environ:  # must precede the libraries; the command line may have set it
-    limit_spinning(ModelSettings.poll)
+    limit_spinning()
 
-if "LLAMA_CPP_LIB_PATH" not in os.environ:  # so must the choice of the libraries
+if LIBRARY_PATH not in os.environ:  # so must the choice of the libraries
     use_libraries()
-if {"LLAMA_CPP_LIB_PATH", TRIAL} & os.environ.keys():
+if {LIBRARY_PATH, TRIAL} & os.environ.keys():
     use_release()
 
 # A library that was linked with -static-libstdc++ exports a part of its C++ runtime, and would take

@@ -19,8 +19,8 @@ from types import ModuleType
 from pyctl.errors import LibraryMismatchError
 from pyctl.llama.library.bindings import api, llama_cpp
 from pyctl.llama.library.module_trial import try_modules
-from pyctl.llama.settings.model_settings import EXTENSION
-from pyctl.machine.libraries import MODULES, TRIAL
+from pyctl.machine.environment import TRIAL, USE_EXTENSION
+from pyctl.machine.libraries import MODULES
 from pyctl.settings.convert import FALSE_WORDS
 
 __all__ = [
@@ -175,7 +175,7 @@ def _import_core(loaded: dict[str, str]) -> ModuleType:
     """Return `_core`, whose import checks symbols, sizes and limits. Raises ImportError or
     LibraryMismatchError.
     """
-    if os.environ.get(EXTENSION, "").lower() in FALSE_WORDS:
+    if os.environ.get(USE_EXTENSION, "").lower() in FALSE_WORDS:
         raise ImportError("--no-extension")
     spec = find_spec("pyctl._core")
     if spec is not None and spec.origin is not None and not _tried:

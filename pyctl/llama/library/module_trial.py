@@ -22,7 +22,8 @@ from typing import NamedTuple
 from pyctl.files.atomic_file import make_private, read_regular, write_atomic
 from pyctl.files.user_directory import user_directory
 from pyctl.llama.library.trial_models import memory_classes
-from pyctl.machine.libraries import MODULES, TRIAL
+from pyctl.machine.environment import TRIAL
+from pyctl.machine.libraries import MODULES
 from pyctl.processes.module_command import module_command
 from pyctl.processes.module_process import end_with_parent
 from pyctl.settings.limit import limit

@@ -22,13 +22,13 @@ from pyctl.cache import (
     State,
 )
 from pyctl.engine.backend import BackendFacts, SequenceTokens
+from pyctl.engine.pool_plan import PoolPlan
 from pyctl.errors import OutOfCellsError, StateError
 from pyctl.llama.draft.draft_mirror import DraftMirror
 from pyctl.llama.library.bindings import api
 from pyctl.llama.library.native import HostBuffer, KVState, RowStore, allocate, checked, unfit
 from pyctl.llama.memory.memory_check import resume_points_of
 from pyctl.llama.memory.shared_windows import SharedWindows, WindowForm, WindowRows
-from pyctl.llama.settings.pool_settings import PoolPlan
 
 __all__ = ["ContextMemory", "DeviceRows"]
 

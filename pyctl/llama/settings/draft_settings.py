@@ -1,4 +1,4 @@
-"""Settings of draft sources."""
+"""Settings of drafts: which sources draft, and the draft model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pyctl.llama.settings.model_settings import KV_TYPES, ModelSettings
 from pyctl.llama.settings.placements import CPU_EXPERTS, as_placements, cpu_experts
 from pyctl.settings.convert import choice, integer, number, words
-from pyctl.settings.limit import limit
 from pyctl.settings.setting import SPECULATION, Flag
 
 __all__ = [
@@ -16,11 +15,9 @@ __all__ = [
     "BLOCK_TYPES",
     "DRAFT_TYPES",
     "FEATURE_TYPES",
-    "LONGEST",
     "MODEL_TYPES",
     "PRIVATE",
     "DraftSettings",
-    "NgramSettings",
 ]
 
 BLOCK_TYPES = ("draft-dflash", "draft-dspark")
@@ -35,11 +32,6 @@ MODEL_TYPES = ("draft-simple", "draft-mtp", *FEATURE_TYPES)
 
 DRAFT_TYPES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "cache", *MODEL_TYPES)
 """Draft sources in the order of their use: llama-server's, and pyctl's own `cache`."""
-
-LONGEST = limit(128, "tokens of a draft from `cache`", "cut", "request")
-"""Longer ones gain nothing in a rewriting: its edits end them
-(docs/decisions/009-composed-drafts.md of 1323d1c8).
-"""
 
 AUTOMATIC = ("auto",)
 """The types of a model for which no flag names a source; loading replaces them."""
@@ -268,39 +260,3 @@ class DraftSettings:
             devices=self.draft_devices or model.devices,
             placements=self.draft_placements,
         )
-
-
-_SIZE = integer(1, 1024)
-_LENGTH = integer(0, 1024)
-
-
-@dataclass(frozen=True)
-class NgramSettings:
-    """Settings of n-gram sources: ``size_n`` and ``match`` are matching tokens, ``size_m`` and
-    ``max`` draft tokens.
-    """
-
-    simple_size_n: int = SPECULATION.flag(
-        12, "--spec-ngram-simple-size-n", "ngram-simple: tokens looked up", _SIZE
-    )
-    simple_size_m: int = SPECULATION.flag(
-        48, "--spec-ngram-simple-size-m", "ngram-simple: tokens of a draft", _SIZE
-    )
-    map_k_size_n: int = SPECULATION.flag(
-        12, "--spec-ngram-map-k-size-n", "ngram-map-k: tokens looked up", _SIZE
-    )
-    map_k_size_m: int = SPECULATION.flag(
-        48, "--spec-ngram-map-k-size-m", "ngram-map-k: tokens of a draft", _SIZE
-    )
-    map_k4v_size_n: int = SPECULATION.flag(
-        12, "--spec-ngram-map-k4v-size-n", "ngram-map-k4v: tokens looked up", _SIZE
-    )
-    map_k4v_size_m: int = SPECULATION.flag(
-        48, "--spec-ngram-map-k4v-size-m", "ngram-map-k4v: tokens of a draft", _SIZE
-    )
-    mod_match: int = SPECULATION.flag(
-        24, "--spec-ngram-mod-n-match", "ngram-mod: tokens looked up", _SIZE
-    )
-    mod_max: int = SPECULATION.flag(
-        64, "--spec-ngram-mod-n-max", "ngram-mod: maximum tokens per draft", _LENGTH
-    )

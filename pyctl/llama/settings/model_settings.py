@@ -6,8 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from pyctl.engine.openmp import SPIN_LEVEL
 from pyctl.errors import ConfigError
 from pyctl.llama.settings.placements import CPU_EXPERTS, as_placements, cpu_experts, cpu_ffn
+from pyctl.machine.environment import USE_EXTENSION
 from pyctl.settings.convert import (
     choice,
     integer,
@@ -22,7 +24,6 @@ from pyctl.settings.limit import SetLimit, limit
 from pyctl.settings.setting import CONTEXT, MODEL, SERVER, Flag
 
 __all__ = [
-    "EXTENSION",
     "FLASH_MODES",
     "KV_TYPES",
     "LAZY_MODES",
@@ -37,11 +38,6 @@ __all__ = [
 
 SERVED_SEQS = 4
 """Sequences of a server without ``--parallel``, as in llama-server."""
-
-EXTENSION = "PYCTL_EXTENSION"
-"""The variable for whether this process uses the extension; read when llama.cpp's libraries are
-loaded.
-"""
 
 MAX_SEQS = 255
 """llama.cpp's 256 less the one used to restore rows."""
@@ -167,7 +163,7 @@ class ModelSettings:
         "--extension",
         "use pyctl's extension; off: only llama.cpp's API",
         None,
-        EXTENSION,
+        USE_EXTENSION,
         off="--no-extension",
     )
     n_gpu_layers: int = MODEL.flag(
@@ -386,7 +382,7 @@ class ModelSettings:
         integer(),
     )
     poll: int = CONTEXT.flag(
-        50,
+        SPIN_LEVEL,
         "--poll",
         "how long CPU threads spin before they sleep, 0 = none, 100 = longest",
         integer(0, 100),

@@ -10,9 +10,9 @@ from starlette.responses import Response
 
 from pyctl.chat.images import MEDIA_MARKER
 from pyctl.chat.template import TemplateCapabilities
+from pyctl.engine.pool_plan import PoolPlan
 from pyctl.engine.request import Request as EngineRequest
 from pyctl.errors import NotSupportedError, RequestError
-from pyctl.llama.settings.pool_settings import PoolPlan
 from pyctl.prompt import Prompt
 from pyctl.requests.body import ReplyOptions, parse_json, scales_of
 from pyctl.requests.prepare import keep_scales

@@ -13,6 +13,7 @@ import pytest
 
 from pyctl.cache.ram import RamCache
 from pyctl.engine.draft.ngram import ngram_sources
+from pyctl.engine.draft.ngram_settings import NgramSettings
 from pyctl.engine.draft.source import DraftJob, Match
 from pyctl.engine.draft.speculation import ModelDrafts, Speculation
 from pyctl.engine.engine import Engine
@@ -23,7 +24,7 @@ from pyctl.errors import EngineError, RequestError
 from pyctl.files.image_file import ImageFile
 from pyctl.llama.images.image_encoder import ImageEncoder, ImageRows
 from pyctl.llama.loader import Loaded
-from pyctl.llama.settings.draft_settings import DraftSettings, NgramSettings
+from pyctl.llama.settings.draft_settings import DraftSettings
 from pyctl.llama.settings.vision_settings import VisionSettings
 from pyctl.prompt import ImageSpan, Prompt, as_tokens
 from tests.pictures import image_bytes

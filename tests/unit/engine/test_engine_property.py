@@ -22,10 +22,10 @@ from pyctl.chat.boundaries import boundaries, headers
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
+from pyctl.engine.pool_plan import PoolPlan
 from pyctl.engine.request import Request
 from pyctl.engine.schedule import prewarm
 from pyctl.files.image_file import ImageFile
-from pyctl.llama.settings.pool_settings import PoolPlan
 from pyctl.prompt import ImageSpan, Prompt, Tokens, as_tokens, common_prefix
 from tests.effort import examples
 from tests.fake import FakeBackend

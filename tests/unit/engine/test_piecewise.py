@@ -21,9 +21,9 @@ from pyctl.cache import device_tier
 from pyctl.cache.snapshot import Block, BlockBytes, State
 from pyctl.disk.index import Index
 from pyctl.engine.engine import Engine
+from pyctl.engine.pool_plan import PoolPlan
 from pyctl.engine.worker import Worker
 from pyctl.errors import StateError
-from pyctl.llama.settings.pool_settings import PoolPlan
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import check_invariants

@@ -15,10 +15,10 @@ from pyctl.cache.ram import RamCache
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.pool_plan import PoolPlan
 from pyctl.engine.request import Done
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.worker import Worker
-from pyctl.llama.settings.pool_settings import PoolPlan
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
 from tests.unit.engine.drive import ask, cold, request, tier_on

@@ -21,8 +21,8 @@ from pyctl.cache.snapshot import Block, HeldRows
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
+from pyctl.engine.pool_plan import PoolPlan
 from pyctl.errors import StateError
-from pyctl.llama.settings.pool_settings import PoolPlan
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import check_invariants

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from pyctl.cache.ram import RamCache
 from pyctl.engine.backend import SequenceTokens
-from pyctl.engine.draft.ngram import NgramSettings, ngram_sources
+from pyctl.engine.draft.ngram import ngram_sources
+from pyctl.engine.draft.ngram_settings import NgramSettings
 from pyctl.engine.draft.speculation import ModelDrafts, Speculation
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings

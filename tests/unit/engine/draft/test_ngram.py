@@ -10,8 +10,8 @@ import pytest
 from pyctl.cache.sequence import LiveSequence
 from pyctl.engine.draft import ngram
 from pyctl.engine.draft.ngram import NgramSource, ngram_sources
+from pyctl.engine.draft.ngram_settings import NgramSettings
 from pyctl.engine.draft.source import DraftJob
-from pyctl.llama.settings.draft_settings import NgramSettings
 from pyctl.prompt import as_tokens
 
 NAMES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod")

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from pyctl.llama.settings.draft_settings import LONGEST, DraftSettings
+from pyctl.engine.draft.cache_drafts import LONGEST
+from pyctl.llama.settings.draft_settings import DraftSettings
 from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.llama.settings.resolved import LONG_DRAFT, Resolved
 

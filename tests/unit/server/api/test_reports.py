@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pyctl.cache.cache_stats import RequestStats
+from pyctl.engine.pool_plan import PoolPlan
 from pyctl.engine.request import MAX_POSITIONS, Done, DraftCounts, Event, Piece, Request, Timings
-from pyctl.llama.settings.pool_settings import PoolPlan
 from pyctl.server import ServerSettings
 from tests.unit.server.fake import HI, Bench
 
