@@ -43,7 +43,8 @@ from pyctl.llama.settings.pool_settings import PoolSettings
 from pyctl.llama.settings.vision_settings import VisionSettings
 from pyctl.mcp import ToolSettings
 from pyctl.model_files import HubSettings
-from pyctl.server import Cors, ListenSettings, ReplySettings, RouterSettings, ServerSettings
+from pyctl.requests.reply_settings import ReplySettings
+from pyctl.server.server_settings import Cors, ListenSettings, RouterSettings, ServerSettings
 from pyctl.settings.convert import FALSE_WORDS, Convert, on_off
 from pyctl.settings.setting import (
     CACHE,

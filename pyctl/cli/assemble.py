@@ -55,8 +55,8 @@ from pyctl.llama.library.native import allocate, reserve_pinned
 from pyctl.llama.loader import Loaded, load
 from pyctl.llama.settings.resolved import Resolved
 from pyctl.model_files import HubSettings, builtin_model
-from pyctl.requests.service import AppState, Service
-from pyctl.server import ReplySettings
+from pyctl.requests.reply_settings import ReplySettings
+from pyctl.server.app_state import AppState, HttpService
 from pyctl.server.models import Progress
 
 __all__ = [
@@ -170,7 +170,7 @@ def assemble(
     settings: CommandSettings,
     report: Progress = lambda fraction: True,
     context: LoadContext | None = None,
-) -> Service:
+) -> HttpService:
     """Load the model and start the engine on it; UnavailableError when ``report`` said not to go
     on.
 
@@ -216,7 +216,7 @@ def assemble(
     if context.ram is not None:
         context.ram.add(cache, EvictableEngineCache(worker, engine))
     replies = _with_recommended(settings.replies, info.sampling)
-    service = Service(worker, chat_format, EngineAdmin(worker, engine), replies, context.shared)
+    service = HttpService(worker, chat_format, EngineAdmin(worker, engine), replies, context.shared)
     if chat_format.capabilities.tools:
         service.post_reply.add(partial(prepare_vocabulary, worker))
     return service
@@ -245,7 +245,7 @@ class ModelLoader:
         self._is_loaded = False
         self._loaded: list[tuple[int, int, int]] = []
 
-    def load(self, report: Progress) -> Service:
+    def load(self, report: Progress) -> HttpService:
         """A new service of the model."""
         settings = self._find()
         self._loaded = _files(settings)

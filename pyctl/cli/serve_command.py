@@ -32,8 +32,8 @@ from pyctl.machine.libraries import unused_card, unused_choice
 from pyctl.mcp.toolbox import ToolBox
 from pyctl.processes.process_memory import share_heaps
 from pyctl.requests.request_pool import PostReplyQueue, RequestPool
-from pyctl.requests.service import AppState
 from pyctl.server.app import create_app, create_loading_app, early_paths
+from pyctl.server.app_state import AppState
 from pyctl.server.listen import bind
 from pyctl.server.load_order import LoadOrder
 from pyctl.server.middleware import LoadingApp

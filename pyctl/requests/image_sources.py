@@ -298,7 +298,7 @@ class _Sources:
     """The images of one request. None is decoded before all are known to fit into a prompt."""
 
     def __init__(self, service: Service, reader: ImageReader, fetched: Fetched) -> None:
-        self._media_path = service.shared.settings.media_path
+        self._media_path = service.shared.media_path
         self._n_ctx = service.info.n_ctx
         self._reader = reader
         self._fetched = fetched

@@ -39,10 +39,10 @@ from pyctl.requests.body import (
     number,
 )
 from pyctl.requests.image_sources import data_images, load_images
+from pyctl.requests.prepared_reply import PreparedReply
+from pyctl.requests.reply_settings import REASONING_FORMATS
 from pyctl.requests.request_pool import NOTHING, Fetched
 from pyctl.requests.service import Service
-from pyctl.server import REASONING_FORMATS
-from pyctl.server.reply import PreparedReply
 from pyctl.settings.convert import INT32_MAX
 
 __all__ = [

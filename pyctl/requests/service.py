@@ -1,14 +1,10 @@
-"""The objects that endpoints use: a `Service` for each model, and `AppState` for all models of a
-process.
-"""
+"""A model as requests reach it, in the server and in a chat at a terminal."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from pyctl.cache import DiskPolicy
 from pyctl.chat.cached_tokenizer import Tokenizer, readable
@@ -16,51 +12,35 @@ from pyctl.chat.chat_format import ChatFormat
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.backend import EngineInfo
 from pyctl.engine.engine_stats import EngineMemory
-from pyctl.engine.handle import RequestHandle
 from pyctl.engine.worker import Worker
-from pyctl.mcp.toolbox import ToolBox
-from pyctl.page.markdown_process import MarkdownProcess
 from pyctl.processes.process_memory import give_back
+from pyctl.requests.reply_settings import ReplySettings
 from pyctl.requests.request_pool import PostReplyQueue, RequestPool
-from pyctl.server import ReplySettings, ServerSettings
-from pyctl.server.kept_streams import KeptStreams
-from pyctl.server.saved_days import SavedDays
 
-__all__ = ["AppState", "Service"]
+__all__ = ["Service", "SharedState"]
 
 
-@dataclass(frozen=True)
-class AppState:
-    """The state that all models of a process share: settings of the server, kept streams, threads.
+@dataclass(frozen=True, kw_only=True)
+class SharedState:
+    """The parts of a process that requests to all of its models share."""
 
-    ``running`` are the handles of replies that are being sent, by their id, without those that may
-    not be controlled; only the event loop uses it, ``streams``, and ``calls``, the calls of tools.
-    """
-
-    settings: ServerSettings = field(default_factory=ServerSettings)
-    build: str = ""
-    """The build of llama.cpp, and which modules of the extension do not fit it."""
-    streams: KeptStreams = field(default_factory=KeptStreams)
-    running: dict[str, tuple[RequestHandle, ...]] = field(default_factory=dict)
     pool: RequestPool = field(default_factory=lambda: RequestPool(give_back))
-    markdown: MarkdownProcess = field(default_factory=MarkdownProcess)
-    tools: ToolBox = field(default_factory=ToolBox)
-    calls: set[asyncio.Future[dict[str, Any]]] = field(default_factory=set)
-    saved: SavedDays = field(default_factory=SavedDays)
-    """The time that the cache saved all clients."""
+
+    @property
+    def media_path(self) -> str:
+        """The directory of the images that requests may name, empty for none."""
+        return ""
 
 
 @dataclass(frozen=True)
 class Service:
-    """A model, as the endpoints and a chat in this process use it. The creator of its worker
-    closes that.
-    """
+    """One model with its engine; the maker of the worker closes that."""
 
     worker: Worker
     chat: ChatFormat
     admin: EngineAdmin
     settings: ReplySettings = field(default_factory=ReplySettings)
-    shared: AppState = field(default_factory=AppState)
+    shared: SharedState = field(default_factory=SharedState)
 
     def __post_init__(self) -> None:
         self.worker.before_close(self.post_reply.close)

@@ -22,8 +22,6 @@ from pyctl.files.pdf_file import pdf_text
 from pyctl.page import POLICY, asset, names
 from pyctl.page.markdown_process import MAX_TEXTS
 from pyctl.requests.body import at_most, decode, parse_object
-from pyctl.requests.service import AppState, Service
-from pyctl.server import ServerSettings
 from pyctl.server.api import (
     anthropic,
     cache_routes,
@@ -39,6 +37,7 @@ from pyctl.server.api import (
     token_counts,
 )
 from pyctl.server.api import mcp_routes as tool_routes
+from pyctl.server.app_state import AppState, HttpService
 from pyctl.server.content_coding import ContentCodingMiddleware
 from pyctl.server.http import (
     ErrorForm,
@@ -63,6 +62,7 @@ from pyctl.server.middleware import (
 from pyctl.server.models import Models
 from pyctl.server.request_log import log_error
 from pyctl.server.request_target import AbsoluteFormMiddleware
+from pyctl.server.server_settings import ServerSettings
 
 __all__ = ["create_app", "create_loading_app", "early_paths"]
 
@@ -96,7 +96,7 @@ async def _read_pdf(models: Models, request: Request) -> Response:
 
 Answer: TypeAlias = Callable[[Request], Awaitable[ASGIApp]]
 
-S = TypeVar("S", Service, Models)
+S = TypeVar("S", HttpService, Models)
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Operation(Generic[S]):
     unnamed: Callable[[Models, Request], Awaitable[ASGIApp]] | None = None
 
 
-_OF_MODEL: tuple[Operation[Service], ...] = (
+_OF_MODEL: tuple[Operation[HttpService], ...] = (
     Operation("GET", info.props, ("/props",), is_light=True, unnamed=info.router_props),
     Operation(
         "GET", metrics.show, ("/metrics",), is_own=True, is_light=True, unnamed=metrics.show_all
@@ -236,7 +236,7 @@ def create_app(models: Models) -> Starlette:
     their threads.
     """
     settings = models.shared.settings
-    paths: dict[str, dict[str, tuple[Operation[Service] | Operation[Models], Answer]]] = {}
+    paths: dict[str, dict[str, tuple[Operation[HttpService] | Operation[Models], Answer]]] = {}
     for endpoint in _OF_MODEL:
         for path in endpoint.paths:
             answer = partial(_answer, models, endpoint, form_of(path))
@@ -327,7 +327,7 @@ def _early_routes(shared: AppState) -> list[Route]:
 
 def _checked(
     models: Models,
-    answers: Mapping[str, tuple[Operation[Service] | Operation[Models], Answer]],
+    answers: Mapping[str, tuple[Operation[HttpService] | Operation[Models], Answer]],
     form: ErrorForm,
 ) -> Answer:
     """Return the answer for all methods of a path, after the check of origins. A separate route of
@@ -376,7 +376,7 @@ class _RoutedBody(msgspec.Struct, frozen=True):
 
 
 async def _answer(
-    models: Models, endpoint: Operation[Service], form: ErrorForm, request: Request
+    models: Models, endpoint: Operation[HttpService], form: ErrorForm, request: Request
 ) -> ASGIApp:
     """Return the answer of ``endpoint`` with the model of ``request``. Only this function chooses
     the model.

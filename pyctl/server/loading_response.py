@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyctl.requests.request_pool import client_left
-from pyctl.requests.service import Service
+from pyctl.server.app_state import HttpService
 from pyctl.server.http import PING, frame, stream_head
 from pyctl.server.models import Lease, Models, ServedModel, give_back_lease
 
@@ -29,7 +29,7 @@ class LoadingResponse:
         self,
         models: Models,
         model: ServedModel,
-        answer: Callable[[Service], Awaitable[ASGIApp]],
+        answer: Callable[[HttpService], Awaitable[ASGIApp]],
         as_response: Callable[[Exception], Response],
         *,
         ping_seconds: float = 0.0,

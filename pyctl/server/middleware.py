@@ -18,8 +18,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyctl.errors import AuthenticationError, BusyError, ForbiddenError, RequestError, TooLargeError
-from pyctl.server import Cors, ServerSettings
 from pyctl.server.http import error_response, form_of, given_key
+from pyctl.server.server_settings import Cors, ServerSettings
 from pyctl.settings.limit import limit
 
 __all__ = [

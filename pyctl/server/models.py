@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from pyctl.engine.engine_settings import Clock
 from pyctl.errors import BusyError, ConfigError, PyctlError, RequestError, UnavailableError
-from pyctl.requests.service import AppState, Service
+from pyctl.server.app_state import AppState, HttpService
 from pyctl.server.load_order import LoadOrder, Ticket
 from pyctl.settings.limit import limit
 
@@ -73,7 +73,7 @@ class ModelCard:
 class ServiceLoader(Protocol):
     """The loader of one model's service; the thread that loads models calls it."""
 
-    def load(self, report: Progress) -> Service:
+    def load(self, report: Progress) -> HttpService:
         """Return a new service; ``report`` gets fractions and returns whether to continue."""
 
     def is_current(self) -> bool:
@@ -112,7 +112,7 @@ class ServedModel:
     """
 
     source: ModelSource
-    service: Service | None = None
+    service: HttpService | None = None
     status: Status = "unloaded"
     error: PyctlError | None = None
     failed_at: float = 0.0
@@ -131,7 +131,7 @@ class ServedModel:
 class Lease:
     """A loaded model, which stays loaded until `close`."""
 
-    service: Service
+    service: HttpService
     close: Callable[[], None]
 
 
@@ -154,7 +154,7 @@ class Models:
         """Find the models. None is loaded yet."""
         self.shared = shared
         self.autoload = autoload
-        self.only: Service | None = None
+        self.only: HttpService | None = None
         """The one model of a process that serves no other."""
         self.order = order or LoadOrder(0, 0.0)
         self.clock = clock
@@ -172,7 +172,7 @@ class Models:
         self._trouble: PyctlError | None = None
 
     @classmethod
-    def of(cls, service: Service) -> Models:
+    def of(cls, service: HttpService) -> Models:
         """Return the models of a process with one, which is loaded."""
         models = cls(service.shared)
         models.only = service
@@ -202,7 +202,7 @@ class Models:
         return max(with_service, key=lambda model: model.used, default=None)
 
     @property
-    def services(self) -> list[Service]:
+    def services(self) -> list[HttpService]:
         """The models that have been loaded, in memory or not."""
         if self.only is not None:
             return [self.only]

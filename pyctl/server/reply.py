@@ -7,25 +7,24 @@ import ctypes
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, TypeAlias
 
 from pyctl.cache import RequestStats
 from pyctl.chat.cached_tokenizer import Tokenizer
-from pyctl.chat.chat_format import PreparedChat
-from pyctl.chat.reply import ReplyDelta, ReplySplitter
+from pyctl.chat.reply import ReplyDelta
 from pyctl.engine.backend import TopTokens
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, DraftCounts, Piece, Progress, Request, Timings
 from pyctl.engine.sampling import Sampling
 from pyctl.requests.body import ReplyOptions
-from pyctl.requests.service import Service
+from pyctl.requests.prepared_reply import PreparedReply
+from pyctl.server.app_state import HttpService
 from pyctl.server.http import PING, ErrorForm, encode, error_body, frame, named_frames
 from pyctl.text import random_id
 
 __all__ = [
     "EventReply",
-    "PreparedReply",
     "Reply",
     "identity",
     "progress_json",
@@ -245,24 +244,7 @@ def without_long(settings: Mapping[str, Any]) -> dict[str, Any]:
 # ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class PreparedReply:
-    """A reply to prepare: number ``index`` of a request, with the engine's request, the client's
-    format, and the prompt as text.
-
-    ``splitter`` takes the reply apart; of a raw prompt's, everything is content. ``chat`` is the
-    conversation that the reply continues, None for a raw prompt.
-    """
-
-    request: Request
-    options: ReplyOptions
-    prompt_text: str
-    splitter: ReplySplitter
-    index: int = 0
-    chat: PreparedChat | None = None
-
-
-def identity(service: Service) -> dict[str, Any]:
+def identity(service: HttpService) -> dict[str, Any]:
     """Return the members that all events of one answer share."""
     return {
         "created": int(time.time()),
@@ -292,7 +274,7 @@ class Reply(ABC):
     id: str = ""
     """The id by which clients may control the reply while it runs; empty for none."""
 
-    def __init__(self, service: Service, prepared: PreparedReply) -> None:
+    def __init__(self, service: HttpService, prepared: PreparedReply) -> None:
         self.service = service
         self.prepared = prepared
         self.request = prepared.request
@@ -400,7 +382,7 @@ class Reply(ABC):
 class EventReply(Reply):
     """A reply of events, which are objects: `begin`, then `more` for each part, then `close`."""
 
-    def __init__(self, service: Service, prepared: PreparedReply) -> None:
+    def __init__(self, service: HttpService, prepared: PreparedReply) -> None:
         super().__init__(service, prepared)
         self.begun = False
         self._splitter = prepared.splitter

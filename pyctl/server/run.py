@@ -21,8 +21,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from pyctl.errors import ConfigError
-from pyctl.server import ListenSettings
 from pyctl.server.guard import ConnectionGuard, GuardedProtocol, raise_file_limit
+from pyctl.server.server_settings import ListenSettings
 from pyctl.settings.limit import limit
 
 __all__ = ["exit_process", "serve"]

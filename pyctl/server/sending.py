@@ -16,7 +16,7 @@ from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Event, Failed, Piece, Progress
 from pyctl.errors import EngineError
 from pyctl.requests.request_pool import until_left
-from pyctl.requests.service import Service
+from pyctl.server.app_state import HttpService
 from pyctl.server.http import JsonResponse, error_response, stream_head
 from pyctl.server.middleware import sees_texts
 from pyctl.server.reply import Reply
@@ -84,7 +84,7 @@ class ReplyResponse:
 
     def __init__(
         self,
-        service: Service,
+        service: HttpService,
         replies: Sequence[Reply],
         handles: Sequence[RequestHandle],
         combine: Callable[[list[dict[str, Any]]], Any],
@@ -225,7 +225,7 @@ async def _finished(handle: RequestHandle, reply: Reply) -> Done:
 
 
 def respond(
-    service: Service,
+    service: HttpService,
     request: HttpRequest,
     replies: Sequence[Reply],
     combine: Callable[[list[dict[str, Any]]], Any] = lambda bodies: bodies[0],

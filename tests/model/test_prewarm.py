@@ -25,10 +25,11 @@ from pyctl.engine.schedule import prewarm
 from pyctl.engine.worker import Worker
 from pyctl.llama.loader import load
 from pyctl.llama.settings.model_settings import ModelSettings
-from pyctl.requests.service import AppState, Service
-from pyctl.server import ReplySettings, ServerSettings
+from pyctl.requests.reply_settings import ReplySettings
 from pyctl.server.app import create_app
+from pyctl.server.app_state import AppState, HttpService
 from pyctl.server.models import Models
+from pyctl.server.server_settings import ServerSettings
 from pyctl.terminal.conversation import ReplyDelta
 from pyctl.terminal.local import LocalBackend
 from tests.functions import function
@@ -89,7 +90,7 @@ class Served:
             Template(STRIPS, eos_token="<|im_end|>"), loaded.tokenizer, replay=Replay()
         )
         shared = AppState(ServerSettings(show_metrics=True))
-        self.service = Service(
+        self.service = HttpService(
             self.worker, chat, EngineAdmin(self.worker, engine), ReplySettings(**settings), shared
         )
         self.client = Client(create_app(Models.of(self.service)))

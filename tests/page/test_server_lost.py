@@ -12,10 +12,10 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from pyctl.measure.server_process import ServerProcess
-from pyctl.requests.service import AppState
-from pyctl.server import ServerSettings
 from pyctl.server.app import create_loading_app, early_paths
+from pyctl.server.app_state import AppState
 from pyctl.server.middleware import LoadingApp
+from pyctl.server.server_settings import ServerSettings
 from tests.page.browser import Tab, saying
 from tests.page.conftest import SERVE, OpenTab
 from tests.page.test_cache_view import nodes, shown

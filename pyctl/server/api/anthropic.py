@@ -26,11 +26,12 @@ from pyctl.chat.reply import ReplyDelta
 from pyctl.engine.request import Done
 from pyctl.requests.body import ChatBody, parse_object
 from pyctl.requests.prepare import prepare
-from pyctl.requests.service import Service
+from pyctl.requests.prepared_reply import PreparedReply
 from pyctl.server.api.anthropic_request import chat_fields
 from pyctl.server.api.token_counts import n_input_tokens
+from pyctl.server.app_state import HttpService
 from pyctl.server.http import JsonResponse, anthropic_error, named_frames
-from pyctl.server.reply import EventReply, PreparedReply, identity
+from pyctl.server.reply import EventReply, identity
 from pyctl.server.sending import respond
 
 __all__ = ["count_tokens", "messages"]
@@ -45,7 +46,7 @@ class MessageReply(EventReply):
 
     error_form = staticmethod(anthropic_error)
 
-    def __init__(self, service: Service, prepared: PreparedReply) -> None:
+    def __init__(self, service: HttpService, prepared: PreparedReply) -> None:
         super().__init__(service, prepared)
         self._blocks: list[dict[str, Any]] = []
         self._parts: list[str] = []  # texts sent for the last block
@@ -181,7 +182,7 @@ def _usage(n_prompt: int, n_cached: int, n_predicted: int) -> dict[str, int]:
     }
 
 
-async def messages(service: Service, request: Request) -> ASGIApp:
+async def messages(service: HttpService, request: Request) -> ASGIApp:
     """Answer POST /v1/messages."""
     body = await request.body()
     (prepared,) = await service.shared.pool.read(
@@ -191,6 +192,6 @@ async def messages(service: Service, request: Request) -> ASGIApp:
     return respond(service, request, [MessageReply(service, prepared)])
 
 
-async def count_tokens(service: Service, request: Request) -> ASGIApp:
+async def count_tokens(service: HttpService, request: Request) -> ASGIApp:
     """Answer POST /v1/messages/count_tokens."""
     return JsonResponse({"input_tokens": await n_input_tokens(service, request, chat_fields)})

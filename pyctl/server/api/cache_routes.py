@@ -17,7 +17,7 @@ from pyctl.errors import EngineError, NotFoundError, RequestError
 from pyctl.processes.process_memory import resident_bytes
 from pyctl.requests.body import Body, ChatBody
 from pyctl.requests.prepare import prepare_prewarm
-from pyctl.requests.service import Service
+from pyctl.server.app_state import HttpService
 from pyctl.server.http import JsonResponse
 from pyctl.server.middleware import sees_texts
 from pyctl.settings.limit import limit
@@ -36,7 +36,7 @@ class _PinBody(Body, frozen=True):
     pinned: bool = True
 
 
-async def show(service: Service, request: Request) -> Response:
+async def show(service: HttpService, request: Request) -> Response:
     """Answer GET /cache: the tree of prefixes, with sizes in bytes, ages in seconds and hits, and
     sums since the start.
 
@@ -65,14 +65,14 @@ async def show(service: Service, request: Request) -> Response:
     )
 
 
-async def check(service: Service, request: Request) -> Response:
+async def check(service: HttpService, request: Request) -> Response:
     """Answer GET /cache/check: ``faults`` of the cache in RAM, a line each; [] if it is
     consistent.
     """
     return JsonResponse({"faults": await asyncio.wrap_future(service.admin.check())})
 
 
-async def pin(service: Service, request: Request) -> Response:
+async def pin(service: HttpService, request: Request) -> Response:
     """Answer POST /cache/pin {"id": ..., "pinned": true}, which protects a prefix from eviction.
     Raises RequestError, NotFoundError if unknown.
     """
@@ -85,7 +85,7 @@ async def pin(service: Service, request: Request) -> Response:
     return JsonResponse({"id": name, "pinned": body.pinned})
 
 
-async def prewarm(service: Service, request: Request) -> Response:
+async def prewarm(service: HttpService, request: Request) -> Response:
     """Answer POST /cache/prewarm: evaluate the certain part of the prompt of a chat request while
     the engine is idle.
 
@@ -108,7 +108,7 @@ async def prewarm(service: Service, request: Request) -> Response:
     raise EngineError("the prompt ended without a result")
 
 
-async def drop(service: Service, request: Request) -> Response:
+async def drop(service: HttpService, request: Request) -> Response:
     """Answer DELETE /cache/{id}: drop one prefix that is not pinned, in RAM and on disk. Raises
     NotFoundError if none has the id.
     """
@@ -118,7 +118,7 @@ async def drop(service: Service, request: Request) -> Response:
     return JsonResponse({"dropped": 1})
 
 
-async def stop(service: Service, request: Request) -> Response:
+async def stop(service: HttpService, request: Request) -> Response:
     """Answer DELETE /cache/requests/{id}: end a running request, as ``task`` of ``sequences`` in
     GET /cache names it.
 
@@ -130,12 +130,12 @@ async def stop(service: Service, request: Request) -> Response:
     return JsonResponse({"stopped": task})
 
 
-async def clear(service: Service, request: Request) -> Response:
+async def clear(service: HttpService, request: Request) -> Response:
     """Answer DELETE /cache: drop every prefix that is not pinned."""
     return JsonResponse({"dropped": await asyncio.wrap_future(service.admin.clear())})
 
 
-def _stored(service: Service) -> list[Entry]:
+def _stored(service: HttpService) -> list[Entry]:
     try:
         return service.admin.stored()
     except OSError:  # the view leaves out a failing disk
@@ -143,7 +143,7 @@ def _stored(service: Service) -> list[Entry]:
 
 
 def _tree(
-    service: Service, view: CacheView, entries: list[Entry], *, with_text: bool
+    service: HttpService, view: CacheView, entries: list[Entry], *, with_text: bool
 ) -> dict[str, Any]:
     """Return the answer to GET /cache.
 
@@ -193,7 +193,7 @@ def _reply(age: float, timings: Timings) -> dict[str, Any]:
     }
 
 
-def _sequence(service: Service, seq: LiveView, *, with_text: bool) -> dict[str, Any]:
+def _sequence(service: HttpService, seq: LiveView, *, with_text: bool) -> dict[str, Any]:
     node: dict[str, Any] = {
         "id": seq.id,
         "n": seq.n,

@@ -18,10 +18,11 @@ from pyctl.errors import NotSupportedError, RequestError
 from pyctl.prompt import Prompt
 from pyctl.requests.body import Body, ChatBody, CompletionBody, InfillBody
 from pyctl.requests.prepare import prepare
-from pyctl.requests.service import Service
+from pyctl.requests.prepared_reply import PreparedReply
+from pyctl.server.app_state import HttpService
 from pyctl.server.http import JsonResponse, encode, frame
 from pyctl.server.models import Models
-from pyctl.server.reply import PreparedReply, Reply, identity, settings_json, usage_json
+from pyctl.server.reply import Reply, identity, settings_json, usage_json
 from pyctl.server.sending import ReplyResponse, respond
 
 __all__ = ["chat_completions", "completions", "control", "infill", "native_completion"]
@@ -37,7 +38,7 @@ class _ControlBody(Body, frozen=True):
 class NativeReply(Reply):
     """The reply of /completion."""
 
-    def __init__(self, service: Service, prepared: PreparedReply) -> None:
+    def __init__(self, service: HttpService, prepared: PreparedReply) -> None:
         super().__init__(service, prepared)
         self._has_new_line = False
 
@@ -145,7 +146,7 @@ class _Answer:
     far.
     """
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: HttpService) -> None:
         self.fields = identity(service)
         self.usages: list[dict[str, Any]] = []
         self.prompts: list[Prompt] = []
@@ -163,7 +164,7 @@ class _OpenAIReply(Reply):
         """The tokens of reasoning, None if they are not counted."""
         return None
 
-    def __init__(self, service: Service, prepared: PreparedReply, answer: _Answer) -> None:
+    def __init__(self, service: HttpService, prepared: PreparedReply, answer: _Answer) -> None:
         super().__init__(service, prepared)
         self._answer = answer
         self._repeats = any(prompt is self.request.prompt for prompt in answer.prompts[-1:])
@@ -218,7 +219,7 @@ class ChatReply(_OpenAIReply):
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
-    def __init__(self, service: Service, prepared: PreparedReply, answer: _Answer) -> None:
+    def __init__(self, service: HttpService, prepared: PreparedReply, answer: _Answer) -> None:
         super().__init__(service, prepared, answer)
         self._splitter = prepared.splitter
         chat = prepared.chat
@@ -333,7 +334,7 @@ class TextReply(_OpenAIReply):
     kind = "text_completion"
     chunk_kind = "text_completion"
 
-    def __init__(self, service: Service, prepared: PreparedReply, answer: _Answer) -> None:
+    def __init__(self, service: HttpService, prepared: PreparedReply, answer: _Answer) -> None:
         super().__init__(service, prepared, answer)
         bos = service.info.bos_token if service.tokenizer.add_bos else ""
         self._echo = prepared.prompt_text.removeprefix(bos) if self.options.echo else ""
@@ -394,7 +395,7 @@ def _finish(done: Done) -> str:
     return "length" if done.stop_type == "limit" else "stop"
 
 
-async def chat_completions(service: Service, request: Request) -> ReplyResponse:
+async def chat_completions(service: HttpService, request: Request) -> ReplyResponse:
     """Answer POST /v1/chat/completions."""
     form = partial(ChatReply, service, answer=_Answer(service))
     return await _answer(service, request, ChatBody, form)
@@ -421,24 +422,24 @@ async def control(models: Models, request: Request) -> Response:
     return JsonResponse({"success": True})
 
 
-async def completions(service: Service, request: Request) -> ReplyResponse:
+async def completions(service: HttpService, request: Request) -> ReplyResponse:
     """Answer POST /v1/completions."""
     form = partial(TextReply, service, answer=_Answer(service))
     return await _answer(service, request, CompletionBody, form)
 
 
-async def native_completion(service: Service, request: Request) -> ReplyResponse:
+async def native_completion(service: HttpService, request: Request) -> ReplyResponse:
     """Answer POST /completion."""
     return await _answer(service, request, CompletionBody, partial(NativeReply, service))
 
 
-async def infill(service: Service, request: Request) -> ReplyResponse:
+async def infill(service: HttpService, request: Request) -> ReplyResponse:
     """Answer POST /infill."""
     return await _answer(service, request, InfillBody, partial(NativeReply, service))
 
 
 async def _answer(
-    service: Service,
+    service: HttpService,
     request: Request,
     kind: type[ChatBody | CompletionBody],
     form: Callable[[PreparedReply], Reply],

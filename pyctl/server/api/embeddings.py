@@ -20,7 +20,7 @@ from pyctl.errors import NotSupportedError, RequestError
 from pyctl.prompt import Tokens, as_tokens
 from pyctl.requests.body import Body, Integer, at_most, check_chars, parse_object
 from pyctl.requests.prepare import mixed
-from pyctl.requests.service import Service
+from pyctl.server.app_state import HttpService
 from pyctl.server.http import JsonResponse
 from pyctl.settings.limit import limit
 
@@ -60,19 +60,19 @@ class _RerankBody(Body, frozen=True):
     model: str | None = None
 
 
-async def native(service: Service, request: Request) -> Response:
+async def native(service: HttpService, request: Request) -> Response:
     """Answer POST /embeddings: a list of {"index", "embedding": one vector per pooled text, or one
     per token}.
     """
     return await _answer(service, request, oai=False)
 
 
-async def openai(service: Service, request: Request) -> Response:
+async def openai(service: HttpService, request: Request) -> Response:
     """Answer POST /v1/embeddings; with "content" in place of "input" in the native form."""
     return await _answer(service, request, oai=True)
 
 
-async def _answer(service: Service, request: Request, *, oai: bool) -> Response:
+async def _answer(service: HttpService, request: Request, *, oai: bool) -> Response:
     """Return the embeddings of the request in OpenAI's form, or in llama-server's. Raises
     RequestError.
     """
@@ -113,7 +113,7 @@ def _cut(rows: NDArray[np.float32], dimensions: int | None) -> NDArray[np.float3
     return rows[:, :dimensions]
 
 
-def _check(service: Service, *, pooled: bool) -> None:
+def _check(service: HttpService, *, pooled: bool) -> None:
     """Raise an error if there are no embeddings, or with ``pooled`` none of whole texts."""
     if not service.settings.embeddings:
         raise NotSupportedError(
@@ -126,7 +126,7 @@ def _check(service: Service, *, pooled: bool) -> None:
 
 
 async def vectors_of(
-    service: Service, request: Request, texts: list[str], *, cut: bool
+    service: HttpService, request: Request, texts: list[str], *, cut: bool
 ) -> tuple[list[NDArray[np.float32]], int]:
     """Return the unnormalised embedding of each text, shape (1, width), and the number of tokens;
     ``cut`` truncates texts.
@@ -139,7 +139,10 @@ async def vectors_of(
 
 
 async def _vectors(
-    service: Service, request: Request, items: list[Any], read: Callable[[Service, Any], Tokens]
+    service: HttpService,
+    request: Request,
+    items: list[Any],
+    read: Callable[[HttpService, Any], Tokens],
 ) -> tuple[list[NDArray[np.float32]], int]:
     """Return the model's outputs for the tokens that ``read`` makes of each item, and the number of
     tokens.
@@ -191,7 +194,7 @@ def _items(value: Any) -> list[Any]:
     return items
 
 
-def _tokens(service: Service, item: Any, maximum: int | None = None) -> Tokens:
+def _tokens(service: HttpService, item: Any, maximum: int | None = None) -> Tokens:
     """Return the tokens of an input, at most ``maximum`` of them."""
     if isinstance(item, dict):
         item = _content(item)
@@ -236,7 +239,7 @@ def _content(item: dict[str, Any]) -> Any:
 _MAX_DOCUMENTS = limit(1024, "documents to rank", "400", "request")
 
 
-async def rank(service: Service, request: Request) -> Response:
+async def rank(service: HttpService, request: Request) -> Response:
     """Answer POST /rerank {"query", "documents", "top_n"}: documents by score. Raises
     NotSupportedError or RequestError.
     """
@@ -293,7 +296,7 @@ def _document_text(document: Any) -> str:
     return text
 
 
-def _prompt(service: Service, document: str, query: str) -> Tokens:
+def _prompt(service: HttpService, document: str, query: str) -> Tokens:
     check_chars(document, service.info.n_ctx)
     tokens = as_tokens(list(_pair(service, query, document)))
     if not tokens.size:
@@ -301,7 +304,7 @@ def _prompt(service: Service, document: str, query: str) -> Tokens:
     return tokens
 
 
-def _pair(service: Service, query: str, document: str) -> Iterator[int]:
+def _pair(service: HttpService, query: str, document: str) -> Iterator[int]:
     """Yield the tokens of one pair, by the model's own template, or else by its tokenizer's
     settings.
     """

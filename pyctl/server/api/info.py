@@ -16,7 +16,7 @@ from pyctl.errors import NotSupportedError, RequestError
 from pyctl.prompt import Prompt
 from pyctl.requests.body import ReplyOptions, parse_json, scales_of
 from pyctl.requests.prepare import keep_scales
-from pyctl.requests.service import Service
+from pyctl.server.app_state import HttpService
 from pyctl.server.http import JsonResponse
 from pyctl.server.models import Models
 from pyctl.server.reply import settings_json, without_long
@@ -51,7 +51,7 @@ async def router_props(models: Models, request: Request) -> Response:
     )
 
 
-async def props(service: Service, request: Request) -> Response:
+async def props(service: HttpService, request: Request) -> Response:
     """Answer GET /props."""
     info = service.info
     settings = service.settings
@@ -147,7 +147,7 @@ def _pool_json(pool: PoolPlan) -> dict[str, Any]:
     }
 
 
-async def change_props(service: Service, request: Request) -> Response:
+async def change_props(service: HttpService, request: Request) -> Response:
     """Answer POST /props: change nothing, as in llama-server, and succeed. Raises NotSupportedError
     without --props.
     """
@@ -158,7 +158,7 @@ async def change_props(service: Service, request: Request) -> Response:
     return JsonResponse({"success": True})
 
 
-async def adapters(service: Service, request: Request) -> Response:
+async def adapters(service: HttpService, request: Request) -> Response:
     """Answer GET /lora-adapters."""
     return JsonResponse(
         [
@@ -168,7 +168,7 @@ async def adapters(service: Service, request: Request) -> Response:
     )
 
 
-async def change_adapters(service: Service, request: Request) -> Response:
+async def change_adapters(service: HttpService, request: Request) -> Response:
     """Answer POST /lora-adapters [{"id", "scale"}]: adapters that are not listed get 0, unknown ids
     are ignored. Raises RequestError.
     """

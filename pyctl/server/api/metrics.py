@@ -17,7 +17,7 @@ from pyctl.cache.ports import DiskView
 from pyctl.engine.engine_stats import FIRST_TOKEN_SECONDS, EngineStats, Histogram
 from pyctl.errors import NotSupportedError
 from pyctl.processes.process_memory import resident_bytes
-from pyctl.requests.service import AppState, Service
+from pyctl.server.app_state import AppState, HttpService
 from pyctl.server.models import Models
 
 __all__ = ["prometheus_text", "show", "show_all"]
@@ -36,7 +36,7 @@ class Metric(NamedTuple):
     values: Mapping[str, float]
 
 
-async def show(service: Service, request: Request) -> Response:
+async def show(service: HttpService, request: Request) -> Response:
     """Answer GET /metrics in Prometheus' text format 0.0.4; rates are those since the previous
     scrape.
     """
@@ -72,7 +72,7 @@ def _check(shared: AppState) -> None:
         )
 
 
-async def _metrics_of(service: Service) -> list[Metric]:
+async def _metrics_of(service: HttpService) -> list[Metric]:
     stats = await asyncio.wrap_future(service.admin.stats())
     return _metrics(stats, {"resident": resident_bytes(), **service.counted_bytes(stats.memory)})
 

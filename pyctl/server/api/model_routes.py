@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 
 from pyctl.errors import NotFoundError, RequestError, UnavailableError
 from pyctl.requests.body import Body
-from pyctl.requests.service import Service
+from pyctl.server.app_state import HttpService
 from pyctl.server.http import PING, JsonResponse, encode, error_response, frame
 from pyctl.server.middleware import check_origin, is_own
 from pyctl.server.models import Models, ServedModel
@@ -186,7 +186,7 @@ def _file_bytes(path: str) -> int:
         return 0
 
 
-def _named(service: Service) -> dict[str, Any]:
+def _named(service: HttpService) -> dict[str, Any]:
     """Return a model as Ollama's list in llama-server has it."""
     details = {
         "parent_model": "",
@@ -211,7 +211,7 @@ def _named(service: Service) -> dict[str, Any]:
     }
 
 
-def _described(service: Service) -> dict[str, Any]:
+def _described(service: HttpService) -> dict[str, Any]:
     """Return a model as OpenAI's list has it, with llama-server's facts."""
     info = service.info
     return {

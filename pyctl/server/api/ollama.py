@@ -56,11 +56,12 @@ from pyctl.requests.body import (
 from pyctl.requests.body import refuse as refuse_fields
 from pyctl.requests.image_sources import ImagePart
 from pyctl.requests.prepare import prepare
-from pyctl.requests.service import Service
+from pyctl.requests.prepared_reply import PreparedReply
 from pyctl.server.api.embeddings import normalised, vectors_of
+from pyctl.server.app_state import HttpService
 from pyctl.server.http import JsonResponse, encode, json_lines, ollama_error
 from pyctl.server.models import Models
-from pyctl.server.reply import EventReply, PreparedReply
+from pyctl.server.reply import EventReply
 from pyctl.server.sending import respond
 
 __all__ = [
@@ -407,17 +408,17 @@ class OllamaTextReply(OllamaReply):
 # ----------------------------------------------------------------------------------
 
 
-async def chat(service: Service, request: Request) -> ASGIApp:
+async def chat(service: HttpService, request: Request) -> ASGIApp:
     """Answer POST /api/chat."""
     return await _answer(service, request, OllamaReply)
 
 
-async def generate(service: Service, request: Request) -> ASGIApp:
+async def generate(service: HttpService, request: Request) -> ASGIApp:
     """Answer POST /api/generate."""
     return await _answer(service, request, OllamaTextReply)
 
 
-async def _answer(service: Service, request: Request, form: type[OllamaReply]) -> ASGIApp:
+async def _answer(service: HttpService, request: Request, form: type[OllamaReply]) -> ASGIApp:
     body = await request.body()
 
     def prepared(fetched: Mapping[str, bytes]) -> list[PreparedReply]:
@@ -432,7 +433,7 @@ async def _answer(service: Service, request: Request, form: type[OllamaReply]) -
     return respond(service, request, [form(service, replies[0])])
 
 
-async def embed(service: Service, request: Request) -> Response:
+async def embed(service: HttpService, request: Request) -> Response:
     """Answer POST /api/embed: vectors of length 1. Raises RequestError unless the input is text."""
     body = _EmbedBody.parse(await request.body())
     texts = [body.input] if isinstance(body.input, str) else items(body.input, "input")
@@ -480,7 +481,7 @@ async def loaded_models(models: Models, request: Request) -> Response:
 _NEVER = "2318-01-01T00:00:00Z"
 
 
-async def show(service: Service, request: Request) -> Response:
+async def show(service: HttpService, request: Request) -> Response:
     """Answer POST /api/show: the model, for any name."""
     parse_object(await request.body())
     info = service.info
@@ -503,7 +504,7 @@ async def show(service: Service, request: Request) -> Response:
     )
 
 
-def _capabilities(service: Service) -> list[str]:
+def _capabilities(service: HttpService) -> list[str]:
     chat = service.chat
     capabilities = {
         "completion": True,
@@ -516,7 +517,7 @@ def _capabilities(service: Service) -> list[str]:
     return [name for name, has in capabilities.items() if has]
 
 
-def _model(service: Service) -> dict[str, Any]:
+def _model(service: HttpService) -> dict[str, Any]:
     """Return the model as lists have it. ``digest`` identifies it, and how it is evaluated; it is
     not the file's.
     """

@@ -35,13 +35,14 @@ from pyctl.engine.sampling import Sampling
 from pyctl.errors import RequestError
 from pyctl.requests.body import ChatBody, decode, parse_object
 from pyctl.requests.prepare import parallel_calls, prepare
+from pyctl.requests.prepared_reply import PreparedReply
 from pyctl.requests.request_pool import Fetched
-from pyctl.requests.service import Service
 from pyctl.server.api.custom_tool import input_of
 from pyctl.server.api.responses_request import ResponseRequest, ResponsesBody, seal
 from pyctl.server.api.token_counts import n_input_tokens
+from pyctl.server.app_state import HttpService
 from pyctl.server.http import JsonResponse, error_body, named_frames
-from pyctl.server.reply import EventReply, PreparedReply, progress_json, timings_json
+from pyctl.server.reply import EventReply, progress_json, timings_json
 from pyctl.server.sending import respond
 from pyctl.text import random_id
 
@@ -53,7 +54,9 @@ class ResponseReply(EventReply):
     them.
     """
 
-    def __init__(self, service: Service, prepared: PreparedReply, asked: ResponseRequest) -> None:
+    def __init__(
+        self, service: HttpService, prepared: PreparedReply, asked: ResponseRequest
+    ) -> None:
         super().__init__(service, prepared)
         self._asked = asked
         self._seals = "reasoning.encrypted_content" in asked.body.include
@@ -284,7 +287,7 @@ class ResponseReply(EventReply):
         }
 
 
-def _settings(body: ResponsesBody, sampling: Sampling, service: Service) -> dict[str, Any]:
+def _settings(body: ResponsesBody, sampling: Sampling, service: HttpService) -> dict[str, Any]:
     """Return the settings of its request that a response repeats."""
     return {
         "created_at": int(time.time()),
@@ -328,7 +331,7 @@ def _text_part(text: str, probs: Sequence[dict[str, Any]] = ()) -> dict[str, Any
     return {"type": "output_text", "annotations": [], "logprobs": list(probs), "text": text}
 
 
-async def create(service: Service, request: Request) -> ASGIApp:
+async def create(service: HttpService, request: Request) -> ASGIApp:
     """Answer POST /v1/responses."""
     values = parse_object(await request.body())
     reply = await service.shared.pool.read(
@@ -337,13 +340,13 @@ async def create(service: Service, request: Request) -> ASGIApp:
     return respond(service, request, [reply])
 
 
-async def input_tokens(service: Service, request: Request) -> Response:
+async def input_tokens(service: HttpService, request: Request) -> Response:
     """Answer POST /v1/responses/input_tokens."""
     n = await n_input_tokens(service, request, lambda values: ResponseRequest.of(values).chat)
     return JsonResponse({"input_tokens": n, "object": "response.input_tokens"})
 
 
-def _reply(service: Service, values: dict[str, Any], fetched: Fetched) -> ResponseReply:
+def _reply(service: HttpService, values: dict[str, Any], fetched: Fetched) -> ResponseReply:
     asked = ResponseRequest.of(values)
     (prepared,) = prepare(service, ChatBody.of(asked.chat), fetched)
     return ResponseReply(service, prepared, asked)

@@ -17,7 +17,7 @@ from pyctl.cache import MIN_BATCH
 from pyctl.engine.engine_stats import SequenceView
 from pyctl.errors import NotSupportedError, RequestError, UnavailableError
 from pyctl.requests.body import ReplyOptions, parse_object
-from pyctl.requests.service import Service
+from pyctl.server.app_state import HttpService
 from pyctl.server.http import JsonResponse
 from pyctl.server.middleware import sees_texts
 from pyctl.server.reply import settings_json, without_long
@@ -28,7 +28,7 @@ _FORBIDDEN = frozenset('/\\:*?"<>|\uff0e\u2215\u2216\ufffd\ufeff')
 """Characters that some system takes for a separator, a wildcard or a full stop, or strips."""
 
 
-async def show(service: Service, request: Request) -> Response:
+async def show(service: HttpService, request: Request) -> Response:
     """Answer GET /slots. Raises NotSupportedError without --slots; UnavailableError if all are busy
     and fail_on_no_slot=1.
     """
@@ -47,7 +47,7 @@ async def show(service: Service, request: Request) -> Response:
     )
 
 
-async def act(service: Service, request: Request) -> Response:
+async def act(service: HttpService, request: Request) -> Response:
     """Answer POST /slots/{id}?action=save|restore|erase, {"filename": ...}. Raises
     NotSupportedError or RequestError.
     """
@@ -83,7 +83,7 @@ async def act(service: Service, request: Request) -> Response:
     return JsonResponse({"id_slot": seq, "filename": name, **counts})
 
 
-def sequence_json(service: Service, view: SequenceView) -> dict[str, Any]:
+def sequence_json(service: HttpService, view: SequenceView) -> dict[str, Any]:
     """Return one sequence in the answer to GET /slots."""
     types = service.info.draft_types
     shown: dict[str, Any] = {"id": view.id, "n_ctx": view.n_ctx, "speculative": bool(types)}

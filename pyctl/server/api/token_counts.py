@@ -12,7 +12,7 @@ from pyctl.errors import RequestError
 from pyctl.requests.body import Body, ConversationBody, check_chars, parse_object
 from pyctl.requests.prepare import mixed, prepare_chat
 from pyctl.requests.request_pool import Fetched
-from pyctl.requests.service import Service
+from pyctl.server.app_state import HttpService
 from pyctl.server.http import JsonResponse
 
 __all__ = ["apply_template", "chat_input_tokens", "detokenize", "n_input_tokens", "tokenize"]
@@ -27,7 +27,7 @@ class _TokenizeBody(Body, frozen=True):
     with_pieces: bool = False
 
 
-async def tokenize(service: Service, request: Request) -> Response:
+async def tokenize(service: HttpService, request: Request) -> Response:
     """Answer POST /tokenize."""
     body = await request.body()
     lane = service.shared.pool.reading
@@ -36,14 +36,14 @@ async def tokenize(service: Service, request: Request) -> Response:
     )
 
 
-async def detokenize(service: Service, request: Request) -> Response:
+async def detokenize(service: HttpService, request: Request) -> Response:
     """Answer POST /detokenize."""
     body = await request.body()
     lane = service.shared.pool.reading
     return JsonResponse(await lane.run(request, lambda: _detokenize(service, parse_object(body))))
 
 
-async def apply_template(service: Service, request: Request) -> Response:
+async def apply_template(service: HttpService, request: Request) -> Response:
     """Answer POST /apply-template."""
     body = await request.body()
     chat = await service.shared.pool.read(
@@ -53,7 +53,7 @@ async def apply_template(service: Service, request: Request) -> Response:
     return JsonResponse({"prompt": chat.text})
 
 
-def _tokenize(service: Service, body: _TokenizeBody) -> dict[str, Any]:
+def _tokenize(service: HttpService, body: _TokenizeBody) -> dict[str, Any]:
     """Return the tokens of ``body``, with their text if it requests pieces. Special tokens of the
     start are added only before the first part.
     """
@@ -77,7 +77,7 @@ def _tokenize(service: Service, body: _TokenizeBody) -> dict[str, Any]:
     return {"tokens": [pieces[token] for token in tokens]}
 
 
-def _detokenize(service: Service, values: Mapping[str, Any]) -> dict[str, Any]:
+def _detokenize(service: HttpService, values: Mapping[str, Any]) -> dict[str, Any]:
     tokens = mixed(values.get("tokens") or [], "tokens", service.info.n_vocab)
     ids = [token for token in tokens if isinstance(token, int)]
     if len(ids) != len(tokens):
@@ -94,7 +94,7 @@ def _readable(piece: bytes) -> str | list[int]:
 
 
 async def n_input_tokens(
-    service: Service,
+    service: HttpService,
     request: Request,
     chat_of: Callable[[dict[str, Any]], Mapping[str, Any]] = lambda values: values,
 ) -> int:
@@ -113,7 +113,7 @@ async def n_input_tokens(
     return await service.shared.pool.read(request, count)
 
 
-async def chat_input_tokens(service: Service, request: Request) -> Response:
+async def chat_input_tokens(service: HttpService, request: Request) -> Response:
     """Answer POST /v1/chat/completions/input_tokens."""
     n = await n_input_tokens(service, request)
     return JsonResponse({"input_tokens": n, "object": "response.input_tokens"})

@@ -21,11 +21,11 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from pyctl.errors import ConfigError
-from pyctl.requests.service import AppState
-from pyctl.server import ServerSettings
 from pyctl.server.app import create_loading_app
+from pyctl.server.app_state import AppState
 from pyctl.server.guard import KEPT_SECONDS, ConnectionGuard, GuardedProtocol
 from pyctl.server.listen import bind
+from pyctl.server.server_settings import ServerSettings
 from tests.process.server.test_run import line, server
 
 BODY = b'{"prompt": "a", "n_predict": 1}'

@@ -13,11 +13,11 @@ import httpx
 import pytest
 
 from pyctl.errors import ConfigError
-from pyctl.requests.service import AppState
-from pyctl.server import ListenSettings, ServerSettings
 from pyctl.server.app import create_loading_app, early_paths
+from pyctl.server.app_state import AppState
 from pyctl.server.middleware import MAX_BODY_BYTES, LoadingApp
 from pyctl.server.run import serve
+from pyctl.server.server_settings import ListenSettings, ServerSettings
 from tests.unit.server.fake import HI, Bench, Client, events, play
 from tests.waiting import until
 

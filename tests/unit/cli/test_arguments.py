@@ -21,7 +21,8 @@ from pyctl.llama.settings.draft_settings import AUTOMATIC, PRIVATE, DraftSetting
 from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.llama.settings.resolved import Resolved
 from pyctl.model_files import HubSettings
-from pyctl.server import ListenSettings, ReplySettings, ServerSettings
+from pyctl.requests.reply_settings import ReplySettings
+from pyctl.server.server_settings import ListenSettings, ServerSettings
 from pyctl.settings.setting import GENERAL
 from pyctl.terminal import TerminalSettings
 from tests.unit.cli.given import PRESERVED, SERVE_FLAGS, WITHOUT_USE, chat, refused, serve

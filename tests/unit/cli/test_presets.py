@@ -13,7 +13,7 @@ from pyctl.cli.presets import Preset, find_models, models_in
 from pyctl.cli.serve_command import several
 from pyctl.errors import ConfigError
 from pyctl.mcp import ToolSettings
-from pyctl.server import Cors, ListenSettings, RouterSettings, ServerSettings
+from pyctl.server.server_settings import Cors, ListenSettings, RouterSettings, ServerSettings
 from pyctl.settings.setting import flags_of
 from tests.unit.cli.given import at
 

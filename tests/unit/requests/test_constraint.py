@@ -9,7 +9,7 @@ import pytest
 from pyctl.chat.constraint import json_constraint, reply_constraint
 from pyctl.chat.reply import THINK
 from pyctl.engine.sampling import Sampling
-from pyctl.server import ReplySettings
+from pyctl.requests.reply_settings import ReplySettings
 from tests.unit.chat import toy
 from tests.unit.server.fake import HI, Bench, play
 from tests.unit.server.parts import OPENED

@@ -14,7 +14,7 @@ from pyctl.errors import ContextSizeError, RequestError
 from pyctl.files.image_file import ImageFile
 from pyctl.requests.image_sources import ImagePart, data_images, load_images
 from pyctl.requests.request_pool import FilesMissing
-from pyctl.server import ServerSettings
+from pyctl.server.server_settings import ServerSettings
 from tests.effort import examples
 from tests.pictures import GridReader, image_bytes
 from tests.unit.server.fake import Bench, play

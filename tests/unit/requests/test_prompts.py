@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pyctl.server import ReplySettings
+from pyctl.requests.reply_settings import ReplySettings
 from tests.unit.chat.toy import CHATML_SPECIALS, ByteTokenizer
 from tests.unit.server.fake import N_CTX, Bench, play
 

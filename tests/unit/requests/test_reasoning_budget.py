@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pyctl.chat.reasoning import ReasoningLimit
-from pyctl.server import ReplySettings
+from pyctl.requests.reply_settings import ReplySettings
 from tests.unit.chat.toy import chatml_tokenizer
 from tests.unit.server.fake import HI, Bench, play
 from tests.unit.server.parts import OPENED

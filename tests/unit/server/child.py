@@ -13,12 +13,13 @@ import time
 
 from pyctl.engine.request import Request
 from pyctl.errors import ConfigError
-from pyctl.requests.service import AppState
-from pyctl.server import ListenSettings, ServerSettings, guard, run
+from pyctl.server import guard, run
 from pyctl.server.app import create_loading_app
+from pyctl.server.app_state import AppState
 from pyctl.server.listen import bind
 from pyctl.server.middleware import LoadingApp
 from pyctl.server.run import serve
+from pyctl.server.server_settings import ListenSettings, ServerSettings
 from tests.unit.server.fake import Bench, Pause, Script, play
 
 

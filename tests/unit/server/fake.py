@@ -31,10 +31,11 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Event, Failed, Piece, Progress, Request, StopType, Timings
 from pyctl.engine.worker import Worker
-from pyctl.requests.service import AppState, Service
-from pyctl.server import ReplySettings, ServerSettings
+from pyctl.requests.reply_settings import ReplySettings
 from pyctl.server.app import create_app
+from pyctl.server.app_state import AppState, HttpService
 from pyctl.server.models import Models
+from pyctl.server.server_settings import ServerSettings
 from tests.fake import FakeBackend
 from tests.unit.chat.toy import CHATML, chatml_tokenizer
 
@@ -283,7 +284,7 @@ class Bench:
         replies = replies or ReplySettings()
         # A script has no answer to a background request.
         replies = replace(replies, warm_next=replies.warm_next and not played)
-        self.service = Service(self.worker, chat, admin, replies, shared)
+        self.service = HttpService(self.worker, chat, admin, replies, shared)
         self.app = create_app(Models.of(self.service))
         self.client = Client(self.app)
 

@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from pyctl.engine.request import Request
-from pyctl.server import ServerSettings, kept_streams
+from pyctl.server import kept_streams
+from pyctl.server.server_settings import ServerSettings
 from tests.unit.engine.drive import ManualClock
 from tests.unit.server.fake import HI, Bench, Gate, Pause, Script, events, play
 from tests.unit.server.parts import Caller, in_loop

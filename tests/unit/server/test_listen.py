@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from pyctl.errors import ConfigError
-from pyctl.server import addresses
 from pyctl.server.listen import bind
+from pyctl.server.server_settings import addresses
 
 
 def test_addresses_may_have_the_brackets_that_they_have_before_a_port() -> None:

@@ -13,9 +13,10 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from pyctl.errors import PyctlError, TooLargeError
-from pyctl.server import Cors, ServerSettings, middleware
+from pyctl.server import middleware
 from pyctl.server.http import JsonResponse, error_response
 from pyctl.server.middleware import BodyLimitMiddleware
+from pyctl.server.server_settings import Cors, ServerSettings
 from tests.unit.server.fake import HI, Bench, Client, play
 from tests.unit.server.parts import in_loop
 

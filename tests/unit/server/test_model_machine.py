@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pyctl.errors import ModelError, PyctlError, RequestError
-from pyctl.requests.service import AppState, Service
+from pyctl.server.app_state import AppState, HttpService
 from pyctl.server.load_order import MAX_HELD_SECONDS, LoadOrder
 from pyctl.server.models import RETRY_SECONDS, Lease, ModelCard, Models, ModelSource, Progress
 from pyctl.server.supervisor import Supervisor
@@ -100,11 +100,11 @@ class FakeLoader:
         self.fleet = fleet
         self.name = name
 
-    def load(self, report: Progress) -> Service:
+    def load(self, report: Progress) -> HttpService:
         service = FakeService(self.fleet, self.name)
         service.worker.take()
         self.fleet.replaced.discard(self.name)
-        return cast(Service, service)
+        return cast(HttpService, service)
 
     def fits(self) -> bool:
         return self.fleet.sizes[self.name] <= self.fleet.free()

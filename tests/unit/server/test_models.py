@@ -24,11 +24,11 @@ from pyctl.errors import (
     RequestError,
     UnavailableError,
 )
-from pyctl.requests.service import AppState, Service
-from pyctl.server import ServerSettings
 from pyctl.server.app import create_app
+from pyctl.server.app_state import AppState, HttpService
 from pyctl.server.load_order import LoadOrder
 from pyctl.server.models import Lease, ModelCard, Models, ModelSource, give_back_lease
+from pyctl.server.server_settings import ServerSettings
 from tests.unit.server.fake import HI, Bench, Client
 from tests.unit.server.parts import Caller, in_loop, supervised
 from tests.waiting import until
@@ -48,7 +48,7 @@ class Loader:
         if is_open:
             self.opened.set()
 
-    def load(self, report: Callable[[float], bool]) -> Service:
+    def load(self, report: Callable[[float], bool]) -> HttpService:
         self.n_loads += 1
         assert report(0.5)
         assert self.opened.wait(60)

@@ -13,7 +13,7 @@ from pyctl.cache.snapshot import BlockBytes
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Request
 from pyctl.prompt import Prompt
-from pyctl.server import ServerSettings
+from pyctl.server.server_settings import ServerSettings
 from tests.unit.engine.drive import request, tier_on
 from tests.unit.engine.test_slow_disk import HangingDrive
 from tests.unit.server.fake import Bench

@@ -10,7 +10,7 @@ from pyctl.chat.reply import ReplyDelta
 from pyctl.engine.request import Done, DraftCounts, Event, Failed, Piece, Progress, Timings
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, UnavailableError
-from pyctl.server import ReplySettings
+from pyctl.requests.reply_settings import ReplySettings
 from pyctl.terminal.conversation import PromptProgress, ReplyStats
 from pyctl.terminal.local import LocalBackend
 from tests.unit.server.fake import HI, Bench, Pause, close_workers

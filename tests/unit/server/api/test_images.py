@@ -10,8 +10,8 @@ import pytest
 
 from pyctl.chat.images import MEDIA_MARKER
 from pyctl.prompt import Prompt
+from pyctl.requests.reply_settings import ReplySettings
 from pyctl.requests.request_pool import Lane
-from pyctl.server import ReplySettings
 from tests.pictures import GridReader, image_bytes
 from tests.unit.server.fake import HI, Bench, play
 

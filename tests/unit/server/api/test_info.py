@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from pyctl.engine.sampling import Sampling
-from pyctl.server import ReplySettings
+from pyctl.requests.reply_settings import ReplySettings
 from tests.unit.chat import toy
 from tests.unit.server.fake import N_CTX, Bench, play
 

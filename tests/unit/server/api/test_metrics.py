@@ -12,8 +12,9 @@ from pyctl.cache.ports import DiskView, Written
 from pyctl.cache.snapshot import BlockBytes
 from pyctl.engine.engine_stats import EngineCounters, EngineMemory, EngineStats
 from pyctl.engine.request import DraftCounts, Timings
-from pyctl.server import ReplySettings, ServerSettings
+from pyctl.requests.reply_settings import ReplySettings
 from pyctl.server.api.metrics import prometheus_text
+from pyctl.server.server_settings import ServerSettings
 from tests.unit.server.fake import Bench
 
 LLAMA = {

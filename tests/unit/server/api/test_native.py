@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pyctl.server import ReplySettings
+from pyctl.requests.reply_settings import ReplySettings
 from tests.unit.chat.toy import chatml_tokenizer
 from tests.unit.server.fake import INFO, N_CTX, Bench, play
 

@@ -8,7 +8,7 @@ import pytest
 from pyctl.errors import EngineError
 from pyctl.requests.body import ChatBody
 from pyctl.requests.prepare import schema_of
-from pyctl.server import ReplySettings
+from pyctl.requests.reply_settings import ReplySettings
 from pyctl.server.api.ollama import chat_body
 from tests.pictures import GridReader
 from tests.unit.chat import toy

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from pyctl.server import ReplySettings, ServerSettings
+from pyctl.requests.reply_settings import ReplySettings
+from pyctl.server.server_settings import ServerSettings
 from tests.unit.chat import toy
 from tests.unit.server.fake import HI, Bench, play
 

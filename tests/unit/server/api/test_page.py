@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pyctl import page as assets
 from pyctl.page.markdown import html_of
 from pyctl.page.markdown_process import MAX_TEXT_BYTES, MarkdownProcess, plain_html
-from pyctl.server import ServerSettings
+from pyctl.server.server_settings import ServerSettings
 from tests.effort import examples
 from tests.unit.files.test_pdf_file import pdf, says
 from tests.unit.server.fake import Bench, play

@@ -18,7 +18,8 @@ from pyctl.chat.cached_tokenizer import readable
 from pyctl.disk import writer
 from pyctl.engine.engine_stats import MAX_REPLIES
 from pyctl.engine.request import Timings
-from pyctl.server import Cors, ReplySettings, ServerSettings
+from pyctl.requests.reply_settings import ReplySettings
+from pyctl.server.server_settings import Cors, ServerSettings
 from tests.unit.chat.toy import chatml_tokenizer
 from tests.unit.engine.drive import tier_on
 from tests.unit.server.fake import Bench, Client

@@ -11,7 +11,7 @@ import pytest
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.engine.pool_plan import PoolPlan
 from pyctl.engine.request import MAX_POSITIONS, Done, DraftCounts, Event, Piece, Request, Timings
-from pyctl.server import ServerSettings
+from pyctl.server.server_settings import ServerSettings
 from tests.unit.server.fake import HI, Bench
 
 COUNTS = DraftCounts.of(3, 2) + DraftCounts.of(3, 0) + DraftCounts.of(2, 1)

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 
 from pyctl.engine.backend import ModelTemplates
 from pyctl.requests.body import MAX_CHARS
-from pyctl.server import ReplySettings
+from pyctl.requests.reply_settings import ReplySettings
 from tests.unit.server.fake import Bench
 from tests.unit.server.parts import Caller
 

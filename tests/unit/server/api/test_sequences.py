@@ -14,8 +14,8 @@ from pyctl.engine.request import Request
 from pyctl.engine.schedule.admission import ActiveRequest
 from pyctl.errors import RequestError
 from pyctl.prompt import Prompt
-from pyctl.server import ServerSettings
 from pyctl.server.api.sequences import _filename, sequence_json
+from pyctl.server.server_settings import ServerSettings
 from tests.fake import FakeBackend
 from tests.unit.engine.drive import AtOnce, engine_of, request
 from tests.unit.engine.test_scheduler import ENDLESS

@@ -17,10 +17,10 @@ from pyctl.errors import ConfigError
 from pyctl.mcp import McpServer, ToolSettings
 from pyctl.mcp.mcp_client import McpTool
 from pyctl.mcp.toolbox import ToolBox
-from pyctl.requests.service import AppState
-from pyctl.server import Cors, ServerSettings
 from pyctl.server.app import create_app
+from pyctl.server.app_state import AppState
 from pyctl.server.models import Models
+from pyctl.server.server_settings import Cors, ServerSettings
 from tests.unit.server.fake import Bench, Client, play
 from tests.unit.server.parts import Caller, in_loop
 

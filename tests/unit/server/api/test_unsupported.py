@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pyctl.server import ServerSettings
+from pyctl.server.server_settings import ServerSettings
 from tests.unit.server.fake import HI, Bench, Client, play
 
 
