@@ -34,11 +34,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyctl.errors import ConfigError
+from pyctl.machine.pin import read_pin
 from pyctl.machine.probe import find_compiler
 from pyctl.processes.module_command import module_command
 from pyctl.setup.build import SETTINGS
 from pyctl.setup.plan import MIN_DRIVER
-from pyctl.setup.source import Release, open_release, pip_command, read_pin
+from pyctl.setup.source import Release, open_release, pip_command
 from pyctl.setup.toolkit import BuildTools, install_toolkit, install_tools
 from tools import matrix
 

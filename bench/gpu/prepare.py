@@ -31,8 +31,9 @@ from pathlib import Path
 
 from bench.gpu.machine import Cuda, compilers, find_cuda
 from pyctl.errors import ConfigError
+from pyctl.machine.pin import read_pin
 from pyctl.processes.module_command import module_command
-from pyctl.setup.source import Release, open_release, pip_command, read_pin
+from pyctl.setup.source import Release, open_release, pip_command
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 VENDOR = REPOSITORY / "vendor" / "llama.cpp"

@@ -25,6 +25,7 @@ from pyctl.machine.libraries import (
     fits,
     libraries_at,
 )
+from pyctl.machine.pin import read_pin
 from pyctl.machine.probe import Machine, free_bytes, look_at_machine
 from pyctl.setup.build import (
     Build,
@@ -54,7 +55,7 @@ from pyctl.setup.release_files import (
     unpack,
     wheel_libraries,
 )
-from pyctl.setup.source import open_release, pip_command, read_pin
+from pyctl.setup.source import open_release, pip_command
 from pyctl.setup.toolkit import install_toolkit, install_tools, install_wheels
 
 __all__ = ["run_setup"]

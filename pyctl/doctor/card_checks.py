@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pyctl.doctor.facts import Facts
 from pyctl.doctor.finding import Finding, slow, wrong
+from pyctl.machine.pin import read_pin
 from pyctl.setup.plan import DRIVER_ERRORS, MIN_DRIVER
-from pyctl.setup.source import read_pin
 
 __all__ = ["build", "driver", "libraries", "link", "pinned"]
 

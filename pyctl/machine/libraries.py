@@ -22,8 +22,8 @@ from typing import Any
 from pyctl.files.atomic_file import write_atomic
 from pyctl.files.user_directory import user_directory
 from pyctl.machine.environment import CHOICE, LIBRARY_PATH, MTMD_PATH, PACKAGE, TRIAL
+from pyctl.machine.pin import extension_digest, read_pin
 from pyctl.machine.probe import NVIDIA, Driver, find_driver, find_pci_cards
-from pyctl.setup.source import extension_digest, read_pin
 
 __all__ = [
     "BINDINGS",

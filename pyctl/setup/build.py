@@ -31,11 +31,12 @@ from pyctl.machine.libraries import (
     cpu_features,
     write_built,
 )
+from pyctl.machine.pin import extension_digest, extension_source, read_pin
 from pyctl.machine.probe import Compiler
 from pyctl.processes.module_process import end_with_parent
 from pyctl.setup.parameter_layout import lay_out
 from pyctl.setup.release_files import Manifest
-from pyctl.setup.source import Release, extension_digest, extension_source, read_pin
+from pyctl.setup.source import Release
 from pyctl.setup.toolkit import BuildTools, Toolkit
 
 __all__ = [

@@ -27,7 +27,8 @@ from urllib.parse import urlsplit
 from pyctl.errors import ConfigError
 from pyctl.machine.control_groups import text_of
 from pyctl.machine.libraries import capability, covers
-from pyctl.setup.source import new_directory, read_pin
+from pyctl.machine.pin import read_pin
+from pyctl.setup.source import new_directory
 
 __all__ = [
     "Manifest",

@@ -21,23 +21,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyctl.errors import ConfigError
+from pyctl.machine.pin import read_pin
 from pyctl.processes.module_command import module_command
 
 __all__ = [
-    "Pin",
     "Release",
     "download_source",
-    "extension_digest",
-    "extension_source",
     "new_directory",
     "open_release",
     "pip_command",
     "pip_environment",
-    "read_pin",
     "unpack_source",
 ]
-
-HERE = Path(__file__).resolve().parent
 
 MAX_MEMBERS = 2**17
 """Members of an archive; llama-cpp-python's has 3,000."""
@@ -48,22 +43,6 @@ BINDINGS_VERSION = r'__version__ = "([\w.]+)"'
 LIBRARY_VERSION = r"\s+".join(
     rf"set\(LLAMA_VERSION_{part} +(\d+)\)" for part in ("MAJOR", "MINOR", "PATCH")
 )
-
-
-@dataclass(frozen=True)
-class Pin:
-    """The release of llama-cpp-python that this pyctl is built for, and the sha256 of its source
-    distribution.
-    """
-
-    requirement: str
-    digest: str
-    path: Path
-
-    @property
-    def release(self) -> str:
-        """Only the version, such as ``0.3.36``."""
-        return self.requirement.partition("==")[2]
 
 
 @dataclass(frozen=True)
@@ -85,40 +64,6 @@ class Release:
     def has_bindings(self) -> bool:
         """True if the bindings are those of this source, not of the installed release."""
         return self.name == self.version
-
-
-def read_pin() -> Pin:
-    """Read pin.txt: the installed one next to this module, else the one of the source tree. Raises
-    ConfigError.
-    """
-    path = HERE / "pin.txt"
-    if not path.exists():
-        path = HERE.parents[1] / "vendor" / "llama.cpp" / "pin.txt"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; reinstall pyctl") from error
-    match = re.search(r"^(\S+==\S+) --hash=sha256:([0-9a-f]{64})$", text, re.MULTILINE)
-    if match is None:
-        raise ConfigError(f"{path}: no line of the form 'name==version --hash=sha256:...'")
-    return Pin(match[1], match[2], path)
-
-
-def extension_source() -> Path:
-    """Return the directory with the extension's CMakeLists.txt and csrc: installed next to this
-    module, or the source tree.
-    """
-    installed = HERE / "extension"
-    return installed if installed.exists() else HERE.parents[1]
-
-
-def extension_digest() -> str:
-    """Return the sha256 of the extension's sources."""
-    directory = extension_source()
-    digest = hashlib.sha256()
-    for path in [directory / "CMakeLists.txt", *sorted((directory / "csrc").rglob("*.*"))]:
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 def pip_command(work: Path) -> list[str]:

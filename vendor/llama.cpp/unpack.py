@@ -16,7 +16,8 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
 from pyctl.errors import ConfigError  # noqa: E402
-from pyctl.setup.source import download_source, pip_command, read_pin, unpack_source  # noqa: E402
+from pyctl.machine.pin import read_pin  # noqa: E402
+from pyctl.setup.source import download_source, pip_command, unpack_source  # noqa: E402
 
 STAMP = HERE / "unpacked.txt"
 

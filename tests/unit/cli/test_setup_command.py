@@ -12,8 +12,8 @@ from pyctl.cli import setup_check, setup_command
 from pyctl.cli.setup_command import run_setup
 from pyctl.errors import ConfigError
 from pyctl.machine.libraries import BuiltLibraries, choose, write_built
+from pyctl.machine.pin import read_pin
 from pyctl.machine.probe import Machine
-from pyctl.setup.source import read_pin
 from tests.unit.setup.machines import BARE, ON_BUS, WITH_CARD
 from tests.unit.setup.test_release_files import release
 

@@ -18,8 +18,8 @@ from pyctl.machine.libraries import (
     use_libraries,
     write_built,
 )
+from pyctl.machine.pin import read_pin
 from pyctl.machine.probe import Driver
-from pyctl.setup.source import read_pin
 from tests.unit.setup.machines import CARD, DRIVER, ON_BUS
 
 RELEASE = read_pin().release

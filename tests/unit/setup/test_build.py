@@ -16,6 +16,7 @@ import pytest
 
 from pyctl.errors import ConfigError
 from pyctl.machine.libraries import libraries_at
+from pyctl.machine.pin import read_pin
 from pyctl.machine.probe import Compiler
 from pyctl.processes.module_command import module_command
 from pyctl.setup.build import (
@@ -26,7 +27,7 @@ from pyctl.setup.build import (
     place_libraries,
     stage_libraries,
 )
-from pyctl.setup.source import open_release, pip_command, read_pin
+from pyctl.setup.source import open_release, pip_command
 from pyctl.setup.toolkit import BuildTools, install_toolkit, install_tools
 
 PIP = """

@@ -22,9 +22,10 @@ from pyctl.machine.libraries import (
     use_libraries,
     use_release,
 )
+from pyctl.machine.pin import read_pin
 from pyctl.machine.probe import Compiler
 from pyctl.setup.build import Build, compile_extension, place_libraries, stage_libraries
-from pyctl.setup.source import Release, open_release, read_pin, unpack_source
+from pyctl.setup.source import Release, open_release, unpack_source
 from pyctl.setup.toolkit import BuildTools
 
 VERSIONS = "".join(

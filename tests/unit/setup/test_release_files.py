@@ -14,6 +14,7 @@ import pytest
 import zstandard
 
 from pyctl.errors import ConfigError
+from pyctl.machine.pin import read_pin
 from pyctl.setup.release_files import (
     UnfitError,
     check_address,
@@ -22,7 +23,6 @@ from pyctl.setup.release_files import (
     release_place,
     unpack,
 )
-from pyctl.setup.source import read_pin
 from tests.web_server import Handler, web_server
 
 LIBRARY = b"library" * 1000
