@@ -9,59 +9,60 @@ from pathlib import Path
 
 import pytest
 
-from tools.house import ROOT, module_graph, modules, tree_of
+from tools.house import ROOT, longest_chain, module_graph, modules, tree_of
 
 LAYERS = {
     # words of the whole house
     "errors": "",  # one tree of exceptions
-    "processes": "settings",  # commands of child processes, and the memory of this one
-    "settings": "",  # flags, conversions, bounds
+    "settings": "",  # flags, conversions of texts, bounds
     "text": "settings",  # lines, whole characters, ids
-    "files": "errors processes settings",  # atomic writes, the user's directories, images, PDFs
-    "prompt": "files",  # tokens with images between them
+    "processes": "settings",  # child processes, the memory of this one
+    "files": "errors processes settings",  # atomic writes, images, PDFs
+    "prompt": "files",  # token ids, boundaries, images between them
     "http_client": "errors",  # clients that use proxies, but not to this machine
-    # outside of a request
-    "page": "processes settings",  # the web page
-    "mcp": "errors processes settings text",  # tools of MCP servers
-    "model_files": "errors files http_client settings text",  # downloads, the built-in model
+    # this machine, and what stands beside a request
+    "machine": "errors files",  # cards, compilers, the libraries in use
     "setup": "errors machine processes",  # builds of llama.cpp
-    "machine": "files setup",  # cards, compilers, libraries in use
     "doctor": "errors machine setup text",  # checks of the machine
     "measure": "processes",  # `pyctl bench`, through HTTP
-    # decisions
-    "cache": "disk errors files prompt settings",  # which snapshots, and where
+    "model_files": "errors files http_client settings text",  # downloads, the built-in model
+    "mcp": "errors processes settings text",  # tools of MCP servers
+    "page": "processes settings",  # the web page
+    # decisions, without llama.cpp
+    "cache": "errors files prompt settings",  # which snapshots, and where
     "disk": "cache errors files processes prompt settings",  # snapshots in files
     "chat": "errors files prompt settings text",  # conversations as text and tokens
-    "engine": "cache chat errors files llama.settings prompt settings",  # requests on one thread
+    "engine": "cache chat errors files prompt settings",  # requests, on one thread
     # llama.cpp
-    "llama.library": (  # the libraries, the extension, devices
-        "cache engine errors files llama.settings machine model_files processes prompt settings"
-    ),
-    "llama.settings": "errors llama.library machine settings",  # a model's settings, parameters
+    # the libraries, the extension, devices, batches
+    "llama.library": "cache engine errors files machine model_files processes prompt settings",
+    # a model's settings, llama.cpp's parameters
+    "llama.settings": "engine errors llama.library machine settings",
     "llama.sampling": "engine errors llama.library prompt settings",  # samplers, grammars
-    "llama.images": "errors files llama llama.library llama.settings prompt settings",  # encoder
+    "llama.images": "errors files llama.library llama.settings prompt settings",  # the encoder
     "llama.draft": "cache engine errors llama.library llama.settings settings",  # draft models
-    "llama.memory": (  # rows and states of a context
-        "cache engine errors llama.draft llama.library llama.settings prompt"
-    ),
-    "llama.fit": (  # settings that fit the memory
-        "errors llama.draft llama.images llama.library llama.settings settings"
-    ),
-    "llama": (  # backend, loader, fingerprint
-        "cache engine errors llama.draft llama.fit llama.images llama.library llama.memory "
-        "llama.sampling llama.settings machine prompt settings"
+    "llama.memory": "cache engine errors llama.draft llama.library prompt",  # rows and states
+    # settings that fit the free memory
+    "llama.fit": "engine errors llama.draft llama.images llama.library llama.settings settings",
+    # the loader, and the backend of the engine
+    "llama": (
+        "cache engine errors llama.draft llama.fit llama.images llama.library "
+        "llama.memory llama.sampling llama.settings machine prompt settings"
     ),
     # requests
-    "requests": (  # from a body to the engine
-        "cache chat engine errors files mcp page processes prompt server settings text"
-    ),
-    "server": (  # HTTP
-        "cache chat engine errors files llama.settings mcp page processes prompt requests settings "
-        "text"
-    ),
+    # from a body to the engine
+    "requests": "cache chat engine errors files processes prompt settings text",
+    # HTTP
+    "server": "cache chat engine errors files mcp page processes prompt requests settings text",
     "terminal": "chat engine errors files http_client mcp requests settings text",  # `pyctl chat`
 }
-"""Packages, and what each may import besides itself; `cli` and `__main__` may import everything."""
+"""The packages from the ground up, and those that each may import, all of which are above its line.
+
+`cli` and `__main__` may import everything.
+"""
+
+LONGEST_CHAIN = 27
+"""Modules in the longest chain of imports; may only be lowered."""
 
 NAME = re.compile(r"\b(?:(?:llama|llm|ggml|LLAMA|LLM|GGML|get)_\w+|(?:llama|ggml)[\w-]*\.h)")
 """What names of llama.cpp, and its headers, look like."""
@@ -84,10 +85,32 @@ def test_layers() -> None:
         layer = layer_of(name)
         if layer in ("cli", "__main__"):
             continue
-        allowed = {*LAYERS[layer].split(), *NATIVE, layer, "cli"}
+        allowed = {*LAYERS[layer].split(), *NATIVE, layer}
         for target in targets:
             if target.startswith("pyctl."):
                 assert layer_of(target) in allowed, f"{name} imports {target}"
+
+
+def test_no_arrow_runs_up() -> None:
+    below = set[str]()
+    for layer, targets in LAYERS.items():
+        assert {*targets.split()} <= below, layer
+        below.add(layer)
+
+
+def test_the_map_has_each_package_and_each_arrow() -> None:
+    """What the map allows is used, and every package is on it."""
+    used: dict[str, set[str]] = {}
+    for name, targets in module_graph().items():
+        layers = {layer_of(target) for target in targets if target.startswith("pyctl.")}
+        used.setdefault(layer_of(name), set()).update(layers)
+    assert used.keys() - {"cli", "__main__"} == LAYERS.keys()
+    for layer, targets in LAYERS.items():
+        assert {*targets.split()} == used[layer] - {layer, *NATIVE}, layer
+
+
+def test_chains_of_imports_grow_no_longer() -> None:
+    assert longest_chain(module_graph()) <= LONGEST_CHAIN
 
 
 def test_the_extension_is_imported_in_one_place() -> None:
@@ -120,8 +143,13 @@ def test_one_place_talks_to_llama_cpp() -> None:
         for name, targets in module_graph().items()
         if any(t.split(".")[0] == "llama_cpp" for t in targets)
     }
-    assert speakers
-    assert all(name.startswith("pyctl.llama.") for name in speakers)
+    assert speakers == {"pyctl.llama.library.bindings"}
+    importers = {
+        name
+        for name, targets in module_graph().items()
+        if "pyctl.llama.library.bindings" in targets
+    }
+    assert all(name.startswith("pyctl.llama.") for name in importers)
     # pyctl.llama.library loads the C++ runtime first: a library with a runtime of its own must not
     # take its place.
     bindings = re.compile(r"^\s*(?:from|import) llama_cpp\b", re.MULTILINE)
@@ -220,12 +248,9 @@ def test_only_the_command_builds_concrete_objects() -> None:
     graph = module_graph()
     assert calls(known["pyctl.cli.assemble"]) & CONCRETE
     for name, path in known.items():
-        if name.startswith(("pyctl.server", "pyctl.terminal", "pyctl.chat")):
+        if name.startswith(("pyctl.server", "pyctl.requests", "pyctl.terminal", "pyctl.chat")):
             assert not calls(path) & CONCRETE, name
-            assert not any(
-                target.startswith("pyctl.llama") and ".settings." not in target
-                for target in graph[name]
-            )
+            assert not any(target.startswith("pyctl.llama") for target in graph[name])
 
 
 def test_one_place_starts_python() -> None:
