@@ -1,7 +1,7 @@
 """A soak on a full card: two models in turn, kills, images, drafts, and another program that takes
 the memory.
 
-    DIR/python -m bench.gpu.soak DIR --models tiny-hybrid-nextn tiny-dense  # DIR of prepare.py
+    DIR/python -m bench.gpu.soak DIR --models tiny-hybrid-nextn tiny-dense  # DIR: see prepare.py
     DIR/python -m bench.gpu.soak DIR --models 27b-nextn 35b-a3b --seed 7
     python -m bench.gpu.soak DIR --no-card --minutes 2                       # on a CPU
 

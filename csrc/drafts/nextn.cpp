@@ -2,7 +2,7 @@
 // NextnHead, the head (its "nextn" block, in a separate context) that predicts further tokens from
 // them. They evaluate and copy only.
 //
-// The loop of `draft` needs exported functions alone, but releases the interpreter's lock once for
+// The loop of `draft` needs only exported functions, but releases the interpreter's lock once for
 // all steps. In Python a step would cost 0.02 to 0.1 ms more, and about 1 ms more while another
 // thread runs Python, since each step would have to get the lock again.
 #include "device/handles.h"

@@ -48,11 +48,11 @@ from pyctl.engine.sampling import Sampling
 from pyctl.engine.worker import Worker
 from pyctl.errors import ConfigError, ModelError, PyctlError
 from pyctl.llama.fit.memory_fit import has_room, wanted_memory
-from pyctl.llama.fit.memory_plan import MemoryPlan
 from pyctl.llama.images.image_encoder import MAX_ROWS_BYTES
 from pyctl.llama.library.devices import check_gguf, file_head, model_files
 from pyctl.llama.library.native import allocate, reserve_pinned
 from pyctl.llama.loader import Loaded, load
+from pyctl.llama.settings.memory_plan import MemoryPlan
 from pyctl.llama.settings.resolved import Resolved
 from pyctl.model_files import HubSettings, builtin_model
 from pyctl.requests.reply_settings import ReplySettings

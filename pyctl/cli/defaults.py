@@ -19,8 +19,8 @@ from pyctl.disk.directory import CacheDirectory
 from pyctl.disk.remote_store import connect
 from pyctl.errors import ConfigError
 from pyctl.files.atomic_file import temp_path
-from pyctl.llama.fit.memory_plan import MemoryPlan
 from pyctl.llama.library.devices import host_available
+from pyctl.llama.settings.memory_plan import MemoryPlan
 
 __all__ = [
     "cache_budget",

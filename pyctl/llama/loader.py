@@ -11,11 +11,10 @@ from typing import Any, TypeGuard
 
 from pyctl.engine.backend import EngineInfo
 from pyctl.llama.draft.draft_model import Attach, DraftModel
-from pyctl.llama.draft.open_draft import open_draft
 from pyctl.llama.embedder import Embedder
 from pyctl.llama.fingerprint import fingerprint, shared_split
-from pyctl.llama.fit.memory_plan import MemoryPlan
 from pyctl.llama.fit.pool_fit import fit_all
+from pyctl.llama.fit.resolve import resolve
 from pyctl.llama.images.image_encoder import ImageEncoder
 from pyctl.llama.images.make_encoder import make_encoder
 from pyctl.llama.library import extension
@@ -26,12 +25,13 @@ from pyctl.llama.library.native import lose, when_aborted
 from pyctl.llama.llama_backend import ContextLimits, LlamaBackend, ModelOpener, OpenModel
 from pyctl.llama.memory.context_memory import ContextMemory
 from pyctl.llama.model_info import describe_model
+from pyctl.llama.open_draft import open_draft
 from pyctl.llama.open_model import load_model, make_context, open_embedder, read_vocabulary
 from pyctl.llama.settings.draft_settings import DraftSettings
+from pyctl.llama.settings.memory_plan import MemoryPlan
 from pyctl.llama.settings.model_settings import NUMA, ModelSettings
 from pyctl.llama.settings.params import ModelParams, context_params
 from pyctl.llama.settings.pool_settings import PoolSettings
-from pyctl.llama.settings.resolve import resolve
 from pyctl.llama.settings.resolved import NO_DRAFTS, Resolved
 from pyctl.llama.settings.vision_settings import VisionSettings
 

@@ -12,9 +12,9 @@ from pyctl.errors import ModelError
 from pyctl.llama.draft.draft_file import count_heads
 from pyctl.llama.fit.breakdown import layer_of
 from pyctl.llama.fit.dry_runs import DryRun, dry_run, plan_fitting, refusal
-from pyctl.llama.fit.memory_plan import MemoryPlan
 from pyctl.llama.library.devices import devices
 from pyctl.llama.settings.draft_settings import PRIVATE, DraftSettings
+from pyctl.llama.settings.memory_plan import MemoryPlan
 from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.llama.settings.placements import CPU_EXPERTS, experts_on_cpu
 from pyctl.llama.settings.resolved import Resolved

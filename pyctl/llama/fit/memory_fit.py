@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from pyctl.llama.draft.draft_file import with_inferred_type
 from pyctl.llama.fit.dry_runs import dry_run, plan_whole
-from pyctl.llama.fit.memory_plan import MemoryPlan
 from pyctl.llama.images.make_encoder import make_encoder
 from pyctl.llama.library.devices import devices, host_available
 from pyctl.llama.settings.draft_settings import DraftSettings
+from pyctl.llama.settings.memory_plan import MemoryPlan
 from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.llama.settings.resolved import Resolved
 from pyctl.llama.settings.vision_settings import VisionSettings

@@ -10,8 +10,8 @@ from pyctl.engine.pool_plan import PoolPlan
 from pyctl.errors import ModelError
 from pyctl.llama.fit.dry_runs import CTX_STEP, DryRun, dry_run, refusal
 from pyctl.llama.fit.fitting import fit_drafts, fit_settings
-from pyctl.llama.fit.memory_plan import MemoryPlan, Place, Usage
 from pyctl.llama.library.devices import element_bytes
+from pyctl.llama.settings.memory_plan import MemoryPlan, Place, Usage
 from pyctl.llama.settings.pool_settings import PoolSettings
 from pyctl.llama.settings.resolved import Resolved, padded
 

@@ -1,6 +1,6 @@
 """Every automatic value of a model's settings, chosen once, each with the reason for it.
 
-`Resolved.of` chooses the values that follow from the machine, `pyctl.llama.settings.resolve` those
+`Resolved.of` chooses the values that follow from the machine, `pyctl.llama.fit.resolve` those
 that follow from the model's files, and `pyctl.llama.fit.fitting` those that follow from free
 memory. Loader, dry runs, parameters of llama.cpp and fingerprint read the result: none of them
 chooses a value.
@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pyctl.engine.draft.cache_drafts import LONGEST
-from pyctl.llama.fit.memory_plan import MemoryPlan
 from pyctl.llama.library.bindings import api
 from pyctl.llama.library.devices import Device, devices, tensor_bytes
 from pyctl.llama.settings.draft_settings import MODEL_TYPES, DraftSettings
+from pyctl.llama.settings.memory_plan import MemoryPlan
 from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.machine.control_groups import text_of
 from pyctl.settings.limit import limit

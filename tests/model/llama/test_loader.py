@@ -16,9 +16,9 @@ from pyctl.engine.backend import Placement
 from pyctl.errors import ModelError
 from pyctl.llama import loader
 from pyctl.llama.fit.dry_runs import dry_run
-from pyctl.llama.fit.memory_plan import MemoryPlan, Place, Usage
 from pyctl.llama.library.devices import check_gguf
 from pyctl.llama.loader import Loaded, load
+from pyctl.llama.settings.memory_plan import MemoryPlan, Place, Usage
 from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.llama.settings.resolved import Resolved
 from pyctl.prompt import as_tokens

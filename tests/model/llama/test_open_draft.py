@@ -10,7 +10,7 @@ import pytest
 from llama_cpp import llama_cpp as api
 
 from pyctl.llama.draft.draft_model import DraftModel
-from pyctl.llama.draft.open_draft import open_draft
+from pyctl.llama.open_draft import open_draft
 from pyctl.llama.open_model import load_model, make_context
 from pyctl.llama.settings.draft_settings import DraftSettings
 from pyctl.llama.settings.model_settings import ModelSettings

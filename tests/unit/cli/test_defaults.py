@@ -16,7 +16,7 @@ from pyctl.cli.arguments import CommandSettings, parse_serve
 from pyctl.cli.defaults import cache_budget, log_cache_dir, with_directory
 from pyctl.disk.directory import CacheDirectory
 from pyctl.errors import ConfigError
-from pyctl.llama.fit.memory_plan import MemoryPlan, Place, Usage
+from pyctl.llama.settings.memory_plan import MemoryPlan, Place, Usage
 
 MIB = 2**20
 GIB = 2**30

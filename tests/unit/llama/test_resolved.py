@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from pyctl.llama.fit.memory_plan import MIB, MemoryPlan, Place, Usage
 from pyctl.llama.library.devices import Device
 from pyctl.llama.settings import resolved as module
 from pyctl.llama.settings.draft_settings import DraftSettings
+from pyctl.llama.settings.memory_plan import MIB, MemoryPlan, Place, Usage
 from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.llama.settings.resolved import Resolved
 

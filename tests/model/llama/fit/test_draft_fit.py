@@ -14,10 +14,10 @@ import pytest
 from pyctl.errors import ModelError
 from pyctl.llama.fit import fitting as fit
 from pyctl.llama.fit import pool_fit
-from pyctl.llama.fit.memory_plan import MIB, MemoryPlan, Place, Usage
 from pyctl.llama.library.devices import Device
 from pyctl.llama.loader import load
 from pyctl.llama.settings.draft_settings import AUTOMATIC, PRIVATE, DraftSettings
+from pyctl.llama.settings.memory_plan import MIB, MemoryPlan, Place, Usage
 from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.llama.settings.resolved import Resolved
 

@@ -19,10 +19,10 @@ from pyctl.llama.fit import breakdown, dry_runs
 from pyctl.llama.fit import fitting as fit
 from pyctl.llama.fit.dry_runs import dry_run
 from pyctl.llama.fit.fitting import fit_settings
-from pyctl.llama.fit.memory_plan import MIB, MemoryPlan, Place, Usage
 from pyctl.llama.library.devices import Device
 from pyctl.llama.loader import Loaded, load
 from pyctl.llama.settings.draft_settings import DraftSettings
+from pyctl.llama.settings.memory_plan import MIB, MemoryPlan, Place, Usage
 from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.llama.settings.placements import experts_on_cpu
 from pyctl.llama.settings.resolved import NO_DRAFTS, Resolved

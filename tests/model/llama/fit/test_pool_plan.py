@@ -14,9 +14,9 @@ import pytest
 from pyctl.engine.pool_plan import PoolPlan
 from pyctl.errors import ModelError
 from pyctl.llama.fit import breakdown, dry_runs
-from pyctl.llama.fit.memory_plan import MIB, MemoryPlan
 from pyctl.llama.fit.pool_fit import fit_pool
 from pyctl.llama.library.devices import Device
+from pyctl.llama.settings.memory_plan import MIB, MemoryPlan
 from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.llama.settings.pool_settings import PoolSettings
 from pyctl.llama.settings.resolved import Resolved
