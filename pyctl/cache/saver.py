@@ -29,8 +29,8 @@ class Saver:
     """Saves what sequences of ``memory`` hold to ``cache``; ``write_back`` takes what it evicts.
 
     Saved rows never change, so a sequence saves only those after its `Coverage`. With ``exact``
-    only rows of a cold run's batches are saved. A failure is a snapshot less: logged, and raised by
-    `suspend` and `resume` alone. The engine's thread calls everything.
+    only rows of a cold run's batches are saved. A failure is a snapshot less: logged, and raised
+    only by `suspend` and `resume`. The engine's thread calls everything.
     """
 
     def __init__(

@@ -78,6 +78,10 @@ class Classes:
             for item in node.body:
                 if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
                     self.members[node.name][item.target.id] = self.annotated(item.annotation)
+        self.bases = {
+            node.name: [base.id for base in node.bases if isinstance(base, ast.Name)]
+            for node in nodes
+        }
         for owner, function in functions():
             of_owner = self.members[owner] if owner else self.results
             of_owner[function.name] = self.annotated(function.returns)
@@ -105,12 +109,17 @@ class Classes:
                 names[target.id] = found
         return names
 
+    def member(self, owner: str, name: str) -> str:
+        """The class of a member, be it one of a base class."""
+        inherited = (self.member(base, name) for base in self.bases.get(owner, ()))
+        return self.members.get(owner, {}).get(name, "") or next(filter(None, inherited), "")
+
     def of(self, node: ast.expr, names: dict[str, str]) -> str:
         match node:
             case ast.Name(id=name):
                 return name if name in self.members else names.get(name, "")
             case ast.Attribute(value=value, attr=name):
-                return self.members.get(self.of(value, names), {}).get(name, "")
+                return self.member(self.of(value, names), name)
             case ast.Call(func=ast.Name(id="replace"), args=[value, *_]):
                 return self.of(value, names)
             case ast.Call(func=ast.Name(id=name)) if name in self.results:
