@@ -187,10 +187,8 @@ class StoredFile:
     ) -> list[Callable[[], None]]:
         """`make_space` for a ``segment`` that was made before."""
         jobs = self.make_space(space, sizes)
-        segment.rows, segment.draft_rows = (
-            self.outs.pop(PartKind.ROWS),
-            self.outs.pop(PartKind.DRAFT_ROWS, NOTHING),
-        )
+        segment.rows = self.outs.pop(PartKind.ROWS)
+        segment.draft_rows = self.outs.pop(PartKind.DRAFT_ROWS, NOTHING)
         return jobs
 
     @property

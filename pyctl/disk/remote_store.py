@@ -219,9 +219,11 @@ class RemoteStore:
         self._costs.note_read(2**28, 2.0)  # a link of 1 Gbit/s, until something else was measured
         self._useless: deque[StateName] = deque(maxlen=MAX_USELESS)
         self._fetches: dict[StateName, Fetch] = {}
-        self._reading, self._writing = _Health("read"), _Health("written")
+        self._reading = _Health("read")
+        self._writing = _Health("written")
         self._fetched = self._sent = Written()
-        self._looked, self._seen = -math.inf, object()
+        self._looked = -math.inf
+        self._seen = object()
         self._asked = self._closing = False
         self.wake = threading.Event()  # set when the directory has something new
         self._pool = Readers(MAX_FETCHES, "store-fetch")

@@ -100,7 +100,8 @@ def link(facts: Facts) -> list[Finding] | None:
         return None
     findings = []
     for card in facts.cards:
-        (lanes, maximum), (generation, newest) = card.lanes, card.generations
+        lanes, maximum = card.lanes
+        generation, newest = card.generations
         # Lanes add up, and each generation doubles the last one's speed. What is unknown counts as
         # the best.
         slower = (maximum / lanes if lanes and maximum else 1.0) * 2.0 ** (

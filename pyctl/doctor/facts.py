@@ -152,7 +152,8 @@ class Facts:
             before, _, after = line.partition(" - ")
             if len(before.split()) < 5 or len(after.split()) < 2:
                 continue
-            point, (kind, source) = before.split()[4].replace("\\040", " "), after.split()[:2]
+            point = before.split()[4].replace("\\040", " ")
+            kind, source = after.split()[:2]
             is_above = path.is_relative_to(point)
             if is_above and (
                 mount is None or len(point) >= len(mount.point)

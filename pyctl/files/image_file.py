@@ -232,7 +232,8 @@ def _bmp(data: bytes) -> tuple[int, int, int]:
 
 def _webp(data: bytes) -> tuple[int, int, int]:
     """Return width, height, and 2: the decoder holds the pixels twice."""
-    (size,), kind = struct.unpack_from("<I", data, 4), data[12:16]
+    (size,) = struct.unpack_from("<I", data, 4)
+    kind = data[12:16]
     if 8 + size > len(data):
         raise IndexError
     if kind == b"VP8X":

@@ -19,8 +19,10 @@ __all__ = ["describe_model"]
 
 def describe_model(backend: LlamaBackend, resolved: Resolved) -> EngineInfo:
     """Return the facts about the model of ``backend`` and its context."""
-    model, tokenizer = backend.model, backend.tokenizer
-    settings, plan = resolved.model, resolved.memory
+    model = backend.model
+    tokenizer = backend.tokenizer
+    settings = resolved.model
+    plan = resolved.memory
     path = Path(settings.path)
     return EngineInfo(
         model_path=str(path),

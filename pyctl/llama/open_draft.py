@@ -42,7 +42,8 @@ def open_draft(resolved: Resolved, trunk: Any, trunk_ctx: Any, attach: Attach) -
 
 def _open_own_head(resolved: Resolved, trunk: Any, trunk_ctx: Any, attach: Attach) -> DraftModel:
     """Open the head in the file of the model ``trunk``."""
-    head, drafts = resolved.head, resolved.drafts
+    head = resolved.head
+    drafts = resolved.drafts
     params = head_params(head, trunk_ctx, resolved.model.n_ctx)
     ctx = make_context(trunk, head.model, params)
     try:
@@ -56,7 +57,8 @@ def _open_file(resolved: Resolved, trunk: Any, trunk_ctx: Any, attach: Attach) -
     """Open the draft model or head in the file of ``resolved``; log and return None if its
     vocabulary differs.
     """
-    draft, drafts = resolved.draft_file, resolved.drafts
+    draft = resolved.draft_file
+    drafts = resolved.drafts
     path = Path(drafts.draft_path)
     layers = check_target(path, trunk) if drafts.has(*FEATURE_TYPES) else ()
     model = load_model(path, ModelParams(draft.model, with_head=drafts.has("draft-mtp")))

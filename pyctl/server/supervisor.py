@@ -251,7 +251,8 @@ class Supervisor:
             if (shown := without_addresses(str(error))) != str(error):  # clients get all else of it
                 reason = ModelError(shown)
         with self._models.lock:
-            model.error, model.failed_at = reason, self._models.clock()
+            model.error = reason
+            model.failed_at = self._models.clock()
             self._models.set_status(model, "unloaded")
             self._models.refuse(model.name, reason)
         unloaded = self._left

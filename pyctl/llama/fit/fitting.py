@@ -45,7 +45,8 @@ def fit_settings(resolved: Resolved, vision: tuple[str, int] | None = None) -> R
     ``vision`` is the device of the vision encoder, empty for the CPU, and its bytes. A plan that
     `fit_drafts` has found to fit is used. Raises ModelError if the context cannot fit.
     """
-    settings, plan = resolved.model, resolved.plan
+    settings = resolved.model
+    plan = resolved.plan
     if plan is None:
         settings, plan = _fit_layers(resolved, vision)
     if plan.n_ctx < (settings.n_ctx or plan.n_ctx_train):

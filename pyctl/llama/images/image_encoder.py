@@ -220,11 +220,9 @@ class ImageEncoder:
             raise ModelError(
                 f"cannot load the vision encoder {self._path}: {last_log_error('it does not fit')}"
             )
-        self._ctx, self._width, self._graphs = (
-            ctx,
-            int(api.llama_model_n_embd_inp(model)),
-            _Graphs(),
-        )
+        self._ctx = ctx
+        self._width = int(api.llama_model_n_embd_inp(model))
+        self._graphs = _Graphs()
         before, after = self._texts_around()
         self.around = as_tokens(before), as_tokens(after)
         try:

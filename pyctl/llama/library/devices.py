@@ -102,7 +102,8 @@ def devices() -> tuple[Device, ...]:
         total = ctypes.c_size_t()
         ggml.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
         if kind == CPU:
-            free.value, total.value = host_available() or 0, host_total()
+            free.value = host_available() or 0
+            total.value = host_total()
         buffer_type = ggml.ggml_backend_dev_buffer_type(handle)
         found.append(
             Device(

@@ -64,7 +64,9 @@ class KVState:
         unfit: Mapping[str, str] = NONE_UNFIT,
     ) -> None:
         del seq, marks, defers, unfit  # of the extension
-        self._ctx, self._memory, model = ctx, api.llama_get_memory(ctx), api.llama_get_model(ctx)
+        self._ctx = ctx
+        self._memory = api.llama_get_memory(ctx)
+        model = api.llama_get_model(ctx)
         if not self._memory:
             self.type = ""
         has_state = bool(api.llama_model_is_recurrent(model) or api.llama_model_is_hybrid(model))

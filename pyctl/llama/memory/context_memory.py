@@ -77,7 +77,8 @@ class ContextMemory:
         address = ctypes.cast(ctx, ctypes.c_void_p).value or 0
         self._facts = facts
         self._n_planes = int(api.llama_n_rs_seq(ctx))
-        self._handles, self._rollback_floors = set(), {}
+        self._handles = set()
+        self._rollback_floors = {}
         self.kv = KVState(address, 0, marks=self._marks, defers=self.pool is None, unfit=unfit)
         self.store = None
         if (plan := self.pool) is not None:
@@ -130,7 +131,8 @@ class ContextMemory:
         """
         if is_lost:
             self._lost = self.kv, self.store, self.drafts
-            self.drafts, self.shape = DraftMirror(None, 0), replace(self.shape, can_hold=False)
+            self.drafts = DraftMirror(None, 0)
+            self.shape = replace(self.shape, can_hold=False)
         self.drafts.close()
         self.kv = self.store = None
 
@@ -297,7 +299,8 @@ class ContextMemory:
         }
 
     def rollback(self, seq: int, n: int) -> int:
-        end, (minimum, marked) = self.n_tokens(seq), self._rollback_floors.pop(seq, (-1, -1))
+        end = self.n_tokens(seq)
+        minimum, marked = self._rollback_floors.pop(seq, (-1, -1))
         if n == end:
             return n
         held = n

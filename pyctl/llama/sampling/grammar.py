@@ -170,10 +170,8 @@ class GrammarCompiler:
             if self._vocabulary is None:
                 if self._tokenizer is None:
                     raise UnavailableError("the model is not loaded")
-                self._markers, self._end_tokens = (
-                    _markers_of(self._tokenizer),
-                    self._tokenizer.end_tokens(),
-                )
+                self._markers = _markers_of(self._tokenizer)
+                self._end_tokens = self._tokenizer.end_tokens()
                 self._vocabulary = _vocabulary_of(self._tokenizer)
             return self._vocabulary
 

@@ -140,9 +140,11 @@ class Resolved:
         if self.model.n_ubatch:
             return self
         if self.gpus:
-            default, reason = GPU_UBATCH, "the default on a GPU"
+            default = GPU_UBATCH
+            reason = "the default on a GPU"
         else:
-            default, reason = CPU_UBATCH, "the default without a GPU"
+            default = CPU_UBATCH
+            reason = "the default without a GPU"
         n_ubatch = min(default, self.model.n_batch)
         if n_ubatch < default:
             reason = "as many as --batch-size allows"
@@ -279,7 +281,8 @@ class Resolved:
         return tuple(self._rows())
 
     def _rows(self) -> Iterator[ResolvedValue]:
-        model, drafts = self.model, self.drafts
+        model = self.model
+        drafts = self.drafts
         cards = ",".join(gpu.name for gpu in self.gpus) or "none"
         yield self._row("--device", cards, "devices", "every GPU" if self.gpus else "no GPU")
         yield self._row("--gpu-layers", self._layers, "n_gpu_layers", "as llama.cpp places them")
