@@ -26,12 +26,11 @@ __all__ = ["NgramSource", "ngram_sources"]
 
 def ngram_sources(types: Sequence[str], settings: NgramSettings) -> list[NgramSource]:
     """Return the n-gram sources in ``types``, always in llama-server's order."""
-    s = settings
     known = [
-        NgramSource("ngram-simple", s.simple_size_n, s.simple_size_m),
-        NgramSource("ngram-map-k", s.map_k_size_n, s.map_k_size_m),
-        NgramSource("ngram-map-k4v", s.map_k4v_size_n, s.map_k4v_size_m),
-        NgramSource("ngram-mod", s.mod_match, s.mod_max),
+        NgramSource("ngram-simple", settings.simple_size_n, settings.simple_size_m),
+        NgramSource("ngram-map-k", settings.map_k_size_n, settings.map_k_size_m),
+        NgramSource("ngram-map-k4v", settings.map_k4v_size_n, settings.map_k4v_size_m),
+        NgramSource("ngram-mod", settings.mod_match, settings.mod_max),
     ]
     return [source for source in known if source.name in types]
 
@@ -52,10 +51,14 @@ class NgramSource:
         self._running: dict[int, tuple[_Text, _Places]] = {}
 
     def begin(self, key: int, prompt: Tokens) -> None:
-        self._running[key] = _Text(prompt), _Places(self._n_match)
+        text = _Text(prompt)
+        places = _Places(self._n_match)
+        self._running[key] = text, places
 
     def match(self, job: DraftJob, draft: tuple[int, ...] = ()) -> Match:
-        return NO_MATCH if draft else Match(self._n_match, partial(self._draft, job))
+        if draft:  # of another source, which this one does not continue
+            return NO_MATCH
+        return Match(self._n_match, partial(self._draft, job))
 
     def end(self, key: int) -> None:
         self._running.pop(key, None)
@@ -65,26 +68,25 @@ class NgramSource:
         an earlier place.
         """
         text, places = self._running[job.key]
-        n_held = job.seq.n
-        if text.n < n_held:
-            text.append(job.seq.tokens[text.n :])
-        if text.n < n_held + len(job.sure):
-            text.append(job.sure[text.n - n_held :])
+        _append_new(text, job)
         n = self._n_match
-        if text.n <= n:
+        if text.n <= n:  # too short for an earlier n-gram
             return ()
-        places.put(text, text.n - n)
-        tokens = list(text.part(text.n - n, n))
-        value = text.hash(text.n - n, n, places.top)
+        first = text.n - n
+        places.put(text, first)
+        tokens = list(text.part(first, n))
+        value = text.hash(first, n, places.top)
         n_tokens = n + min(self.maximum, maximum)
         while len(tokens) < n_tokens:
             place = places.find(value)
             if place < 0:
                 break
-            tokens.append(text[place + n])
+            oldest = tokens[-n]
+            token = text[place + n]
+            tokens.append(token)
             # The hash of the next n-gram: without the first token of this one, with the new one.
-            without_first = value - tokens[-n - 1] * self._drop
-            value = (without_first * _FACTOR + tokens[-1]) & _MASK
+            without_oldest = value - oldest * self._drop
+            value = (without_oldest * _FACTOR + token) & _MASK
         return tuple(tokens[n:])
 
 
@@ -93,6 +95,9 @@ _MASK = 2**64 - 1
 _STEP = 4096
 _PLACE = 2**24 - 1
 _MIX = 0x9E3779B97F4A7C15
+
+_FEW = 8
+"""Tokens up to which a loop is faster than array operations."""
 
 
 def _powers(factor: int) -> NDArray[np.uint64]:
@@ -114,17 +119,17 @@ class _Text:
 
     def __init__(self, tokens: Tokens) -> None:
         self.n = 0
-        self._tokens = np.empty(tokens.size + 1024, np.int32)
-        self._hashes = np.zeros(tokens.size + 1025, np.uint64)
+        capacity = tokens.size + 1024
+        self._tokens = np.empty(capacity, np.int32)
+        self._hashes = np.zeros(capacity + 1, np.uint64)
         self.append(tokens)
 
     def append(self, tokens: Tokens | tuple[int, ...]) -> None:
         """Append tokens, and the hashes of all tokens up to each of them."""
         n = self.n + len(tokens)
         if n > self._tokens.size:
-            self._tokens = np.concatenate([self._tokens[: self.n], np.empty(n, np.int32)])
-            self._hashes = np.concatenate([self._hashes[: self.n + 1], np.empty(n, np.uint64)])
-        if len(tokens) <= 8:
+            self._grow(n)
+        if len(tokens) <= _FEW:
             value = int(self._hashes[self.n])
             for i, token in enumerate(tokens, self.n):
                 value = (value * _FACTOR + int(token)) & _MASK
@@ -132,19 +137,37 @@ class _Text:
                 self._hashes[i + 1] = value
         else:
             self._tokens[self.n : n] = tokens
-            for start in range(self.n, n, _STEP):  # hash(prefix i) / F^i is a running sum
-                part = self._tokens[start : min(start + _STEP, n)].astype(np.uint64)
-                m = part.size
-                sums = np.add.accumulate(part * _INVERSES[1 : m + 1]) + self._hashes[start]
-                self._hashes[start + 1 : start + 1 + m] = sums * _POWERS[1 : m + 1]
+            self._hash_up_to(n)
         self.n = n
+
+    def _grow(self, n_more: int) -> None:
+        """Make room for ``n_more`` tokens after those that are here."""
+        tokens = self._tokens[: self.n]
+        hashes = self._hashes[: self.n + 1]
+        more_tokens = np.empty(n_more, np.int32)
+        more_hashes = np.empty(n_more, np.uint64)
+        self._tokens = np.concatenate([tokens, more_tokens])
+        self._hashes = np.concatenate([hashes, more_hashes])
+
+    def _hash_up_to(self, n: int) -> None:
+        """Compute the hashes of all prefixes up to ``n`` tokens that are not computed yet."""
+        for start in range(self.n, n, _STEP):
+            end = min(start + _STEP, n)
+            part = self._tokens[start:end].astype(np.uint64)
+            inverses = _INVERSES[1 : part.size + 1]
+            powers = _POWERS[1 : part.size + 1]
+            # hash(prefix i) / F^i is a running sum.
+            sums = np.add.accumulate(part * inverses)
+            sums += self._hashes[start]
+            self._hashes[start + 1 : end + 1] = sums * powers
 
     def __getitem__(self, i: int) -> int:
         return int(self._tokens[i])
 
     def part(self, first: int, n: int) -> tuple[int, ...]:
         """Return ``n`` tokens from ``first`` on."""
-        return tuple(self._tokens[first : first + n].tolist())
+        part = self._tokens[first : first + n]
+        return tuple(part.tolist())
 
     def hash(self, first: int, n: int, top: int) -> int:
         """Return the hash of ``n`` tokens from ``first`` on; ``top`` is F^n."""
@@ -158,6 +181,17 @@ class _Text:
         after = self._hashes[first + n : last + n]
         hashes: NDArray[np.uint64] = after - before * np.uint64(top)
         return hashes
+
+
+def _append_new(text: _Text, job: DraftJob) -> None:
+    """Append the tokens of ``job`` that ``text`` lacks, the sure ones included."""
+    n_held = job.seq.n
+    if text.n < n_held:
+        evaluated = job.seq.tokens[text.n :]
+        text.append(evaluated)
+    if text.n < n_held + len(job.sure):
+        sure = job.sure[text.n - n_held :]
+        text.append(sure)
 
 
 class _Places:
@@ -179,7 +213,8 @@ class _Places:
         """Add the n-grams that start before ``last`` and are not added yet."""
         first = self._n_put
         self._n_put = last
-        if last - first > _STEP // 16:
+        n_new = last - first
+        if n_new > _STEP // 16:
             self._merge_latest()
             hashes = text.hashes(first, last, self.n, self.top)
             places = np.arange(first, last, dtype=np.uint64)
@@ -201,7 +236,8 @@ class _Places:
 
     def _merge(self, hashes: NDArray[np.uint64], places: NDArray[np.uint64]) -> None:
         mixed = hashes * np.uint64(_MIX)
-        items = (mixed & ~np.uint64(_PLACE)) | places
+        without_place = mixed & ~np.uint64(_PLACE)
+        items = without_place | places
         self._sorted = np.concatenate([self._sorted, items])
         self._sorted.sort()
 
@@ -213,9 +249,11 @@ class _Places:
         mixed = value * _MIX & _MASK
         last = mixed | _PLACE  # the last item that the hash may have
         # A Python int would become a float.
-        i = int(np.searchsorted(self._sorted, np.uint64(last), side="right")) - 1
-        if i < 0:
+        key = np.uint64(last)
+        n_items = int(np.searchsorted(self._sorted, key, side="right"))
+        if n_items == 0:
             return -1
-        item = int(self._sorted[i])
-        has_hash = item | _PLACE == last
-        return item & _PLACE if has_hash else -1
+        item = int(self._sorted[n_items - 1])
+        if item | _PLACE != last:  # of another hash
+            return -1
+        return item & _PLACE

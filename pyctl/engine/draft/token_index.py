@@ -77,7 +77,10 @@ class TokenIndex:
     def n_bytes(self) -> int:
         """Bytes in use by tokens and tables. Each token may touch a page of each hash table."""
         n = min(self.n_added, self.capacity)
-        return 4 * n * (1 + len(GRAMS)) + min(PAGE * n, 4 * self.capacity) * len(GRAMS)
+        ring_bytes = 4 * n
+        newest_bytes = min(PAGE * n, 4 * self.capacity)
+        before_bytes = 4 * n
+        return ring_bytes + len(GRAMS) * (newest_bytes + before_bytes)
 
     def _make_tables(self) -> None:
         self._newest = [np.zeros(self.capacity, np.int32) for _ in GRAMS]
@@ -114,31 +117,35 @@ class TokenIndex:
         if tokens.size > room:
             if room:
                 self._add(tokens[:room])
-            self.ring[self.capacity - 1] = self.ring[1] = GAP  # texts do not wrap around
+            # Texts do not wrap around.
+            self.ring[self.capacity - 1] = GAP
+            self.ring[1] = GAP
             self.tail = 1
             self._run = 0
             return self._add(tokens[room:])
         n = int(tokens.size)
         first = self.tail
+        end = first + n
         context = min(self._run, GRAMS[-1] - 1)
-        self.ring[first + n] = GAP
-        self.ring[first : first + n] = tokens
-        places = np.arange(first, first + n, dtype=np.int32)
+        self.ring[end] = GAP
+        self.ring[first:end] = tokens
+        places = np.arange(first, end, dtype=np.int32)
         # Hashes of the n-gram ending at each token; doubling n combines two adjacent n-grams.
-        hashes = self.ring[first - context : first + n].astype(np.uint64) + np.uint64(1)
+        hashes = self.ring[first - context : end].astype(np.uint64)
+        hashes += np.uint64(1)
         length = 1
         for level, gram in enumerate(GRAMS):
             while length < gram:
-                hashes[length:] += hashes[:-length] * np.uint64(pow(_FACTOR, length, 2**64))
+                power = np.uint64(pow(_FACTOR, length, 2**64))
+                hashes[length:] += hashes[:-length] * power
                 length *= 2
             # The first n-grams would start before the text.
             skipped = max(gram - 1 - context, 0)
             if skipped < n:
-                buckets = (hashes[context + skipped :] * np.uint64(_SPREAD)) >> np.uint64(
-                    self._shift
-                )
+                spread = hashes[context + skipped :] * np.uint64(_SPREAD)
+                buckets = spread >> np.uint64(self._shift)
                 self._enter(level, buckets.astype(np.int64), places[skipped:])
-        self.tail = first + n
+        self.tail = end
         self._run += n
         self.n_added += n
 
@@ -165,7 +172,7 @@ class TokenIndex:
         Compares the last CONTEXT tokens. Of equal matches it prefers one within NEAR after
         ``near``, then the newest.
         """
-        if len(text) < GRAMS[0]:
+        if len(text) < GRAMS[0]:  # no n-gram is that short
             return 0, 0
         end = text[: -CONTEXT - 1 : -1]
         ring = self._ring_of
@@ -181,15 +188,18 @@ class TokenIndex:
                 if place not in seen and ring[place + 1] != GAP:
                     seen.add(place)
                     length = self._match(place, end)
-                    if length > longest or (
-                        length == longest and 0 <= place - near < NEAR and near
-                    ):
+                    is_better = length > longest
+                    if length == longest and near:
+                        is_better = 0 <= place - near < NEAR
+                    if is_better:
                         found = place + 1
                         longest = length
                 place = before[place]
             if longest < GRAMS[level]:
                 break
-        return (found, longest) if found else (0, 0)
+        if not found:
+            return 0, 0
+        return found, longest
 
     def near(self, place: int, tokens: list[int]) -> tuple[int, int]:
         """Find the last of ``tokens``, 1 to 4, in a window around ``place``, the nearest; returns
@@ -202,25 +212,38 @@ class TokenIndex:
             return 0, 0
         found: list[tuple[int, int]] = []
         for i, token in enumerate(window):
-            if token == wanted[0]:
-                pairs = enumerate(zip(wanted, window[i::-1], strict=False))
-                n = next((n for n, (a, b) in pairs if a != b), min(len(wanted), i + 1))
-                found.append((first + i + 1, n))
+            if token != wanted[0]:
+                continue
+            n_equal = 0
+            for one, other in zip(wanted, window[i::-1], strict=False):
+                if one != other:
+                    break
+                n_equal += 1
+            found.append((first + i + 1, n_equal))
         for length in range(len(wanted), 0, -1):
-            if ends := [end for end, n in found if n >= length]:
-                end = next((end for end in ends if end >= place + (length == 1)), ends[-1])
-                if length > 1 or place < end <= place + NEXT:
-                    return end, length
+            ends = [end for end, n in found if n >= length]
+            if not ends:
+                continue
+            earliest = place
+            if length == 1:  # a single token counts only after the place
+                earliest += 1
+            end = next((end for end in ends if end >= earliest), ends[-1])
+            if length > 1 or place < end <= place + NEXT:
+                return end, length
         return 0, 0
 
     def follow(self, place: int, tokens: list[int]) -> int:
         """Return how many of ``tokens`` match the ring from ``place`` on."""
-        return common_prefix(self.ring[place : place + len(tokens)], as_tokens(tokens))
+        there = self.ring[place : place + len(tokens)]
+        return common_prefix(there, as_tokens(tokens))
 
     def read(self, place: int, n: int) -> list[int]:
         """Return up to ``n`` tokens from ``place`` on, at most to the end of the text."""
         tokens: list[int] = self.ring[place : place + n].tolist()
-        return tokens[: tokens.index(GAP)] if GAP in tokens else tokens
+        if GAP not in tokens:
+            return tokens
+        end = tokens.index(GAP)
+        return tokens[:end]
 
     def _buckets(self, backwards: list[int]) -> Iterator[tuple[int, int]]:
         """Yield (level, bucket) for each n-gram length, shortest first: most texts occur
@@ -229,11 +252,14 @@ class TokenIndex:
         value = 0
         n = 0
         for level, gram in enumerate(GRAMS):
-            for token, power in zip(backwards[n:gram], self._powers[n:gram], strict=False):
+            tokens = backwards[n:gram]
+            powers = self._powers[n:gram]
+            for token, power in zip(tokens, powers, strict=False):
                 value += (token + 1) * power
             n = gram
             if gram <= len(backwards):
-                yield level, (((value & _MASK) * _SPREAD) & _MASK) >> self._shift
+                spread = ((value & _MASK) * _SPREAD) & _MASK
+                yield level, spread >> self._shift
 
     def _match(self, place: int, backwards: list[int]) -> int:
         """Return how many tokens from ``place`` back match ``backwards``; a loop, since most differ
