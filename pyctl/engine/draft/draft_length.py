@@ -152,8 +152,13 @@ class DraftLengthController:
         state = self._requests[key][origin]
         if limit <= 0 or costs.needs_plain() or state.pause_left:
             return 0
-        age = costs.n_steps // DECISION_STEPS
-        inputs = _Inputs(limit, n_before, n_seqs, age, self._last_width)
+        inputs = _Inputs(
+            limit=limit,
+            n_before=n_before,
+            n_seqs=n_seqs,
+            costs_age=costs.n_steps // DECISION_STEPS,
+            last_width=self._last_width,
+        )
         if state.inputs != inputs or not state.length:
             state.inputs = inputs
             state.length = self._choose(key, origin, costs, limit, n_before)
@@ -164,9 +169,10 @@ class DraftLengthController:
         without.
         """
         costs = self.costs(n_seqs)
-        if not costs.plain_ms:
+        if not costs.plain_ms:  # no step is measured yet
             return 1.0
-        return self._gain(self._offer(key, origin, n, n_seqs), costs).speed
+        offer = self._offer(key, origin, n, n_seqs)
+        return self._gain(offer, costs).speed
 
     def model_beats_text(
         self, key: int, model: Origin, n: int, text: Origin, n_text: int, n_seqs: int = 1
@@ -186,9 +192,11 @@ class DraftLengthController:
         # The text's request goes without the model for this step, and if a token of the text is
         # wrong, for the step that evaluates the accepted ones again.
         n_steps = 2 - by_text.p_right**n_text
-        lost = n_steps * (expected_tokens(by_model.p_right, n) - 1)
-        gained = expected_tokens(by_text.p_right, n_text) - 1 - lost
-        return n_seqs * speed * self._gain(by_text, costs).cost > gained
+        n_by_model = expected_tokens(by_model.p_right, n) - 1
+        n_by_text = expected_tokens(by_text.p_right, n_text) - 1
+        gained = n_by_text - n_steps * n_by_model
+        cost = self._gain(by_text, costs).cost
+        return n_seqs * speed * cost > gained
 
     def _choose(self, key: int, origin: Origin, costs: StepCosts, limit: int, n_before: int) -> int:
         """Return the length with the best gain, the length of a probe, or 0 if no draft pays."""
@@ -205,7 +213,9 @@ class DraftLengthController:
         else:
             self._pause(state, origin, costs)
             return 0
-        return n if best.cost <= costs.budget else 0
+        if best.cost > costs.budget:
+            return 0
+        return n
 
     def _best(self, key: int, origin: Origin, costs: StepCosts, limit: int, n_before: int) -> Gain:
         """Return the best gain of the lengths up to ``limit`` within the budget, or of the
@@ -213,7 +223,9 @@ class DraftLengthController:
         """
         offer = self._offer(key, origin, 0, costs.n_seqs, n_before)
         best = Gain(0.0, 0.0, 0)
-        for n in (*(length for length in LENGTHS if length < limit), limit):
+        lengths = [length for length in LENGTHS if length < limit]
+        lengths.append(limit)
+        for n in lengths:
             gain = self._gain(offer._replace(n=n), costs)
             if best.n and gain.cost > costs.budget:
                 break
@@ -223,7 +235,8 @@ class DraftLengthController:
     def _pause(self, state: _DraftState, origin: Origin, costs: StepCosts) -> None:
         """Pause a draft model, longer each time, and longer if its probe needs a CUDA graph."""
         n_tokens = self._next_pause[origin]
-        state.pause(round(min(n_tokens * (1 + GRAPH_STEPS * costs.graph), MAX_PAUSE)))
+        n_with_graph = n_tokens * (1 + GRAPH_STEPS * costs.graph)
+        state.pause(round(min(n_with_graph, MAX_PAUSE)))
         self._next_pause[origin] = min(2 * n_tokens, LONGEST_DOUBLED_PAUSE)
 
     def _offer(
@@ -234,20 +247,29 @@ class DraftLengthController:
         is_copy = origin.matched > 0
         if not n_before:
             return DraftOffer(n, p_right, is_copy)
-        p_before = self._share(key, origin._replace(is_before=True), n_seqs)
+        before = origin._replace(is_before=True)
+        p_before = self._share(key, before, n_seqs)
         return DraftOffer(n, p_right, is_copy, n_before, p_before)
 
     def _share(self, key: int, origin: Origin, n_seqs: int) -> float:
         """Return the estimated share of right tokens of ``origin`` for ``key``."""
-        doubt = 0.0 if origin.matched else DOUBT
+        doubt = 0.0
+        if not origin.matched:
+            doubt = DOUBT
         in_all = self._shares[origin].estimate(origin.prior, doubt)
         if not origin.matched and n_seqs > 1:
             return in_all  # the model drafts for all requests
-        return self._requests[key][origin].share.estimate(in_all, doubt)
+        in_request = self._requests[key][origin].share
+        return in_request.estimate(in_all, doubt)
 
     def _gain(self, offer: DraftOffer, costs: StepCosts) -> Gain:
-        proposal_ms = self.proposal_ms[costs.n_seqs]
-        return DraftedStep(offer, costs, proposal_ms, self._rollback).gain(self._last_width)
+        step = DraftedStep(
+            offer=offer,
+            costs=costs,
+            proposal_ms=self.proposal_ms[costs.n_seqs],
+            rollback=self._rollback,
+        )
+        return step.gain(self._last_width)
 
     # -- results
     # ----------------------------------------------------------------------------------
@@ -287,8 +309,12 @@ class DraftLengthController:
         n_seqs = len(accepted)
         costs = self.costs(n_seqs)
         width = StepWidth(n_seqs, n_tokens)
-        self._n_same_width = self._n_same_width + 1 if width == self._last_width else 0
-        graph_share = GRAPH_SHARES[min(self._n_same_width, len(GRAPH_SHARES) - 1)]
+        if width == self._last_width:
+            self._n_same_width += 1
+        else:
+            self._n_same_width = 0
+        at = min(self._n_same_width, len(GRAPH_SHARES) - 1)
+        graph_share = GRAPH_SHARES[at]
         lost = self._expected_loss(costs, n_tokens, graph_share)
         if ms is not None:
             self._measure(costs, n_tokens, ms, graph_share)
@@ -298,7 +324,8 @@ class DraftLengthController:
         for key, n_accepted in accepted.items():
             self._shorten_pauses(key, 1 + n_accepted)
             lost -= n_accepted / n_seqs
-        costs.budget = max(min(costs.budget + LOSS - lost, 2 * BUDGET), 0.0)
+        budget = min(costs.budget + LOSS - lost, 2 * BUDGET)
+        costs.budget = max(budget, 0.0)
 
     def _expected_loss(self, costs: StepCosts, n_tokens: int, graph_share: float) -> float:
         """Return the plain steps that the step took beyond one, by the costs known before it."""
@@ -313,12 +340,15 @@ class DraftLengthController:
         """Add the time of a step to ``costs``, unless most of it may be a graph."""
         captures_graph = graph_share == 1 and costs.graph_ms > 0
         if not captures_graph or self._n_second:
-            costs.add(n_tokens, ms - graph_share * costs.graph_ms, self._n_second)
+            without_graph = ms - graph_share * costs.graph_ms
+            costs.add(n_tokens, without_graph, self._n_second)
 
     def _measure_proposal(self, costs: StepCosts, n: int, ms: float) -> float:
         """Add the time in which a model drafted ``n`` tokens for each; return it in plain steps."""
         self.proposal_ms[costs.n_seqs].add(n, ms)
-        return ms / costs.plain_ms if costs.plain_ms else 0.0
+        if not costs.plain_ms:  # no step is measured yet
+            return 0.0
+        return ms / costs.plain_ms
 
     def _shorten_pauses(self, key: int, n_tokens: int) -> None:
         """Count ``n_tokens`` of a reply that may have ended, which has no state then."""

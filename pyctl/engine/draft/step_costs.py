@@ -47,7 +47,11 @@ class CostCurve:
     """
 
     def __init__(
-        self, start: int = 0, cost: float = 0.0, slope: float = 0.0, steepest: float = math.inf
+        self,
+        start: int = 0,
+        cost: float = 0.0,
+        slope: float = 0.0,
+        steepest: float = math.inf,
     ) -> None:
         self._steepest = steepest
         self._samples: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=SAMPLES))
@@ -65,28 +69,36 @@ class CostCurve:
             if len(samples) > 1:
                 points[n_tokens] = _quartile(samples)
         if len(points) > 1:
-            self._fit(list(points), list(points.values()))
+            tokens = list(points)
+            costs = list(points.values())
+            self._fit(tokens, costs)
 
     def _fit(self, tokens: list[int], costs: list[float]) -> None:
         """Lay the curve through two or more points, in order of their ``tokens``."""
         # More tokens cost no less: where measurements disagree, the earlier ones are lowered.
         costs = list(accumulate(reversed(costs), min))
         costs.reverse()
-        slope = (costs[-1] - costs[-2]) / (tokens[-1] - tokens[-2])
-        slope = min(slope, self._steepest)
-        self._tokens = [*tokens, tokens[-1] + EXTENSION]
-        self._costs = [*costs, costs[-1] + EXTENSION * slope]
+        cost_of_last = costs[-1] - costs[-2]
+        n_last = tokens[-1] - tokens[-2]
+        slope = min(cost_of_last / n_last, self._steepest)
+        end = tokens[-1] + EXTENSION
+        cost_at_end = costs[-1] + EXTENSION * slope
+        self._tokens = [*tokens, end]
+        self._costs = [*costs, cost_at_end]
         self._computed.clear()
 
     def __call__(self, n: int) -> float:
-        if n not in self._computed:
-            self._computed[n] = float(np.interp(n, self._tokens, self._costs))
-        return self._computed[n]
+        cost = self._computed.get(n)
+        if cost is None:
+            cost = float(np.interp(n, self._tokens, self._costs))
+            self._computed[n] = cost
+        return cost
 
 
 def _quartile(samples: deque[float]) -> float:
     """Return the lower quartile: other processes delay steps, and none makes one faster."""
-    return sorted(samples)[(len(samples) - 1) // 4]
+    quarter = (len(samples) - 1) // 4
+    return sorted(samples)[quarter]
 
 
 class StepCosts:
@@ -98,8 +110,10 @@ class StepCosts:
 
     def __init__(self, n_seqs: int, graph_ms: float) -> None:
         slope = SLOPE / n_seqs
-        # On a GPU the first tokens beyond a plain step cost more each than in wide steps.
-        steepest = slope if graph_ms else math.inf
+        steepest = math.inf
+        if graph_ms:
+            # On a GPU the first tokens beyond a plain step cost more each than in wide steps.
+            steepest = slope
         self.shared = CostCurve(n_seqs, 1.0, slope, steepest)
         self.second = CostCurve(n_seqs, 1.0, SLOPE / 2)
         self.n_seqs = n_seqs
@@ -113,14 +127,17 @@ class StepCosts:
     @property
     def graph(self) -> float:
         """Plain steps that a new CUDA graph takes; the second step of a width captures it."""
-        return self.graph_ms / self.plain_ms if self.plain_ms else 0.0
+        if not self.plain_ms:  # not measured yet
+            return 0.0
+        return self.graph_ms / self.plain_ms
 
     def needs_plain(self) -> bool:
         """Return whether the next step should have no drafts."""
         if len(self._plain) < 2:
             return True
         n_since = self.n_steps - self._plain_measured_at
-        return n_since >= REMEASURE * (1 + self.graph)
+        n_between = REMEASURE * (1 + self.graph)
+        return n_since >= n_between
 
     def add(self, n_tokens: int, ms: float, n_second: int = 0) -> None:
         """Count a step of ``n_tokens`` that took ``ms``, ``n_second`` of them in a second
@@ -134,10 +151,13 @@ class StepCosts:
             self.plain_ms = _quartile(self._plain)
             self._plain_measured_at = self.n_steps
         elif self.plain_ms:
-            self.shared.add(n_tokens, max(ms / self.plain_ms, 1.0))
+            cost = max(ms / self.plain_ms, 1.0)
+            self.shared.add(n_tokens, cost)
 
     def _add_second(self, n_tokens: int, ms: float, n_second: int) -> None:
         first_ms = self.plain_ms * self.shared(n_tokens - n_second)
-        cost = max(ms - first_ms, 0.0) / (self.plain_ms or ms)
+        second_ms = max(ms - first_ms, 0.0)
+        plain_ms = self.plain_ms or ms
         n_units = math.ceil(n_second / SECOND_BATCH_UNIT)
-        self.second.add(n_units * SECOND_BATCH_UNIT, cost)
+        n_rounded = n_units * SECOND_BATCH_UNIT
+        self.second.add(n_rounded, second_ms / plain_ms)
