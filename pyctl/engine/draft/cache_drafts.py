@@ -77,30 +77,34 @@ class _IndexWriter:
         digest = hashlib.blake2b(digest_size=16)
         data = memoryview(prompt.astype("<i4", copy=False).tobytes())
         for start in range(0, prompt.size, BLOCK):
-            digest.update(data[4 * start : 4 * (start + BLOCK)])
+            end = start + BLOCK
+            digest.update(data[4 * start : 4 * end])
             name = digest.digest()
             if not self._has_block(name):
-                self.add(prompt, start, prompt[start : start + BLOCK])
+                self.add(prompt, start, prompt[start:end])
                 self._record_block(name)
 
     def _has_block(self, name: bytes) -> bool:
         """Return whether the index has the block, and will not overwrite it soon."""
         n_added = self._n_added_by_block.get(name)
-        if n_added is None:
+        if n_added is None:  # never added, or forgotten since
             return False
-        return self._index.n_added - n_added < self._index.capacity - 2 * BLOCK
+        n_since = self._index.n_added - n_added
+        return n_since < self._index.capacity - 2 * BLOCK
 
     def _record_block(self, name: bytes) -> None:
         self._n_added_by_block[name] = self._index.n_added
         self._n_added_by_block.move_to_end(name)
-        while len(self._n_added_by_block) > self._index.capacity // BLOCK:
+        max_blocks = self._index.capacity // BLOCK
+        while len(self._n_added_by_block) > max_blocks:
             self._n_added_by_block.popitem(last=False)
 
     def add(self, prompt: Tokens, start: int, tokens: Tokens) -> None:
         """Add ``tokens`` at position ``start`` of the text that starts with ``prompt``."""
         if self._last_prompt is not prompt or self._last_end != start:
+            overlap = max(start - OVERLAP, 0)
             self._index.begin()
-            self._index.add(prompt[max(start - OVERLAP, 0) : start])
+            self._index.add(prompt[overlap:start])
         self._index.add(tokens)
         self._last_prompt = prompt
         self._last_end = start + tokens.size
@@ -134,9 +138,13 @@ class CacheDrafts:
         self._replies: dict[int, _Reply] = {}
         self._writer = _IndexWriter(self.index)
         self._queue: SimpleQueue[_Job | None] = SimpleQueue()
-        Thread(
-            target=_IndexWriter.run, args=(self._queue,), name="pyctl-drafts", daemon=True
-        ).start()
+        thread = Thread(
+            target=_IndexWriter.run,
+            args=(self._queue,),
+            name="pyctl-drafts",
+            daemon=True,
+        )
+        thread.start()
         weakref.finalize(self, self._queue.put, None)
 
     @property
@@ -146,11 +154,12 @@ class CacheDrafts:
 
     def remember_all(self, newest_first: Iterable[Tokens]) -> None:
         """Add the newest of these prompts, up to half of the index."""
+        max_tokens = self.index.capacity // 2
         newest: list[Tokens] = []
         n_tokens = 0
         for tokens in newest_first:
             n_tokens += tokens.size
-            if n_tokens > self.index.capacity // 2:
+            if n_tokens > max_tokens:
                 break
             newest.append(tokens)
         for tokens in reversed(newest):
@@ -190,9 +199,18 @@ class CacheDrafts:
             return match
         if not draft:  # the index was searched for the text alone
             return NO_MATCH
-        end = [*text, *draft][-CONTEXT:]
-        place, length = self.index.find(end, reply.alignment.preferred_place)
-        return Match(length, lambda n: tuple(self.index.read(place, min(n, self.maximum))))
+        return self._indexed_match([*text, *draft], reply.alignment.preferred_place)
+
+    def _indexed_match(self, text: list[int], preferred_place: int) -> Match:
+        """Return the longest match of the end of ``text`` in the whole index."""
+        end = text[-CONTEXT:]
+        place, length = self.index.find(end, preferred_place)
+
+        def read(n: int) -> tuple[int, ...]:
+            n_read = min(n, self.maximum)
+            return tuple(self.index.read(place, n_read))
+
+        return Match(length, read)
 
     def _aligned_match(self, alignment: Alignment, draft: tuple[int, ...]) -> Match | None:
         """Return the match at the place of the reply, None if it has none or another text is
@@ -200,12 +218,16 @@ class CacheDrafts:
         """
         if not alignment.place:
             return None
-        expected = (each.token for each in alignment.expect(len(draft) + self.maximum))
-        if tuple(islice(expected, len(draft))) != draft:
+        n_drafted = len(draft)
+        expected = (each.token for each in alignment.expect(n_drafted + self.maximum))
+        if tuple(islice(expected, n_drafted)) != draft:
             return None
-        return Match(
-            alignment.length + len(draft), lambda n: tuple(islice(expected, min(n, self.maximum)))
-        )
+
+        def read(n: int) -> tuple[int, ...]:
+            n_read = min(n, self.maximum)
+            return tuple(islice(expected, n_read))
+
+        return Match(alignment.length + n_drafted, read)
 
     def _follow(self, reply: _Reply, job: DraftJob, text: list[int]) -> None:
         """Compare the reply with its source up to the last sure token; ``text`` ends with that."""
@@ -220,17 +242,21 @@ class CacheDrafts:
             n_fresh = 0
         reply.n_compared = n
         self._pass_to_index(reply, job)
-        reply.alignment.advance(text[len(text) - n_fresh :], text)
+        fresh = text[len(text) - n_fresh :]
+        reply.alignment.advance(fresh, text)
 
     def _pass_to_index(self, reply: _Reply, job: DraftJob) -> None:
         """Pass generated tokens to the index's thread, INDEX_STEP or more at a time."""
-        if job.seq.n - reply.n_indexed >= INDEX_STEP:
-            tokens = as_tokens(job.seq.tokens[reply.n_indexed :])
-            self._queue.put(partial(self._writer.add, reply.prompt, reply.n_indexed, tokens))
-            reply.n_indexed = job.seq.n
+        first = reply.n_indexed
+        if job.seq.n - first < INDEX_STEP:  # too few to be worth a call
+            return
+        tokens = as_tokens(job.seq.tokens[first:])
+        self._queue.put(partial(self._writer.add, reply.prompt, first, tokens))
+        reply.n_indexed = job.seq.n
 
 
 def _last_tokens(job: DraftJob) -> list[int]:
     """Return the last CONTEXT evaluated tokens, and the sure ones."""
-    evaluated = job.seq.tokens[max(job.seq.n - CONTEXT, 0) :]
+    first = max(job.seq.n - CONTEXT, 0)
+    evaluated = job.seq.tokens[first:]
     return [*evaluated.tolist(), *job.sure]

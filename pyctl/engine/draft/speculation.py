@@ -77,8 +77,11 @@ class ModelDrafts:
         """Return up to ``n`` tokens, or ``n_max``, for each of ``jobs``."""
         items = [SequenceTokens(job.seq.id, job.sure, job.seq.n, len(job.sure)) for job in jobs]
         n = n or self.n_max
-        minimum = self._n_min if self._n_min > self.n_max else min(self._n_min, n)
-        return [draft if len(draft) >= minimum else () for draft in self._evaluator.draft(items, n)]
+        minimum = self._n_min
+        if minimum <= self.n_max:  # else no draft is long enough
+            minimum = min(minimum, n)
+        drafts = self._evaluator.draft(items, n)
+        return [draft if len(draft) >= minimum else () for draft in drafts]
 
 
 class Speculation:
@@ -104,7 +107,10 @@ class Speculation:
         self._model = model
         self.lengths = lengths
         self.width = width
-        self.names = tuple(source.name for source in (*sources, model) if source is not None)
+        names = [source.name for source in sources]
+        if model is not None:
+            names.append(model.name)
+        self.names = tuple(names)
         self.seconds = time.perf_counter
         # By request, those that its reply has not reached yet.
         self._proposals: defaultdict[int, list[_Proposal]] = defaultdict(list)
@@ -132,16 +138,22 @@ class Speculation:
         cost: a reply must not depend on the drafts that others have.
         """
         has_drafts = any(source.maximum for source in sources)
-        has_drafts = has_drafts or (model is not None and model.n_max > 0)
-        width = min(n_draft, facts.n_rollback) if exact else 0
+        if model is not None and model.n_max > 0:
+            has_drafts = True
+        width = 0
+        if exact:
+            width = min(n_draft, facts.n_rollback)
         reason = _why_off(facts, width, exact=exact)
         if has_drafts and reason:
             return cls(), reason
         if exact:
             return cls(sources, model, width=width), ""
+        graph_ms = 0.0
+        if facts.is_async:
+            graph_ms = GRAPH_MS
         lengths = DraftLengthController(
             n_free=facts.n_rollback,
-            graph_ms=GRAPH_MS if facts.is_async else 0.0,
+            graph_ms=graph_ms,
             has_planes=facts.has_planes,
         )
         return cls(sources, model, lengths=lengths), ""
@@ -153,7 +165,11 @@ class Speculation:
     @property
     def n_bytes(self) -> int:
         """Approximate bytes of the texts that sources keep across requests."""
-        return sum(source.n_bytes for source in self._sources if isinstance(source, CacheDrafts))
+        n_bytes = 0
+        for source in self._sources:
+            if isinstance(source, CacheDrafts):
+                n_bytes += source.n_bytes
+        return n_bytes
 
     def forget(self) -> None:
         """Drop the texts that sources keep across requests."""
@@ -192,19 +208,20 @@ class Speculation:
         found: list[tuple[int, ...]] = [()] * len(jobs)
         asked = [i for i, job in enumerate(jobs) if self._is_asked(job)]
         for source in self._sources:
-            self._copy(source, found, [i for i in asked if not found[i]])
+            without_draft = [i for i in asked if not found[i]]
+            self._copy(source, found, without_draft)
         if self._model is not None:
             self._ask_model(self._model, found)
         for source in self._sources:
-            self._copy(source, found, [i for i in asked if found[i]])
+            with_draft = [i for i in asked if found[i]]
+            self._copy(source, found, with_draft)
         for job in jobs:
-            origin = self._origins.get(job.key)
-            copies = origin is not None and origin.matched > 0
-            self._idle[job.key] = 0 if copies else self._idle[job.key] + 1
+            self._count_idle(job)
+        pairs = list(zip(jobs, found, strict=True))
         if self.lengths is not None:
-            pairs = zip(jobs, found, strict=True)
-            self.lengths.record_batches([(len(job.sure), len(tokens)) for job, tokens in pairs])
-        return [self._draft(job, tokens) for job, tokens in zip(jobs, found, strict=True)]
+            sizes = [(len(job.sure), len(tokens)) for job, tokens in pairs]
+            self.lengths.record_batches(sizes)
+        return [self._draft(job, tokens) for job, tokens in pairs]
 
     def record(self, accepted: Mapping[int, int], n_tokens: int, decode_ms: float | None) -> None:
         """Record that the step evaluated ``n_tokens`` in ``decode_ms``, None if the step also did
@@ -215,8 +232,18 @@ class Speculation:
 
     def _is_asked(self, job: DraftJob) -> bool:
         """Return whether texts are asked what follows in ``job``."""
+        if self.lengths is None:
+            return True
         idle = self._idle[job.key]
-        return self.lengths is None or idle < PATIENCE or idle % STRIDE == 0
+        return idle < PATIENCE or idle % STRIDE == 0
+
+    def _count_idle(self, job: DraftJob) -> None:
+        """Count the step if no draft of ``job`` comes from a text."""
+        origin = self._origins.get(job.key)
+        if origin is not None and origin.matched > 0:
+            self._idle[job.key] = 0
+        else:
+            self._idle[job.key] += 1
 
     def _n_allowed(self, job: DraftJob, origin: Origin, limit: int, n_before: int = 0) -> int:
         """Return how many drafts follow ``n_before`` others, within ``limit`` for all."""
@@ -237,7 +264,8 @@ class Speculation:
         multiple are only evaluated as the first token of a batch, never as a draft.
         """
         first = job.seq.n + len(job.sure)
-        return min(max(ROW_PADDING - self.width - first % ROW_PADDING, 0), self.width)
+        n_left = ROW_PADDING - first % ROW_PADDING
+        return min(max(n_left - self.width, 0), self.width)
 
     def _ask_model(self, model: ModelDrafts, found: list[tuple[int, ...]]) -> None:
         """Draft with the model, in one evaluation, for all jobs for which no source promises more.
@@ -252,19 +280,22 @@ class Speculation:
         for i, job in enumerate(self._jobs):
             if job.maximum <= 0 or len(job.sure) > 1 + model.n_max:
                 continue
-            n = self._n_allowed(job, own, min(job.maximum, model.n_max))
+            limit = min(job.maximum, model.n_max)
+            n = self._n_allowed(job, own, limit)
             if self._leads(own, n, job, found[i]):
                 leading.append((i, job, n))
         n = max((n for _, _, n in leading), default=0)
-        if not n:
+        if not n:  # sources promise more everywhere, or the model pauses
             return
         wanted = [(i, job) for i, job, _ in leading if job.maximum >= n]
+        jobs = [job for _, job in wanted]
         try:
-            drafts = model.propose([job for _, job in wanted], n)
+            drafts = model.propose(jobs, n)
         except EngineError as error:  # decoding continues without drafts
             log.warning("draft source %s failed: %s", model.name, error)
             return
-        self._proposing = n, (self.seconds() - began) * 1e3
+        ms = (self.seconds() - began) * 1e3
+        self._proposing = n, ms
         for (i, job), proposed in zip(wanted, drafts, strict=True):
             draft = tuple(takewhile(_is_text, proposed[:n]))
             if draft:
@@ -282,7 +313,14 @@ class Speculation:
         n_seqs = len(self._jobs)
         if not n or self.lengths is None:
             return n > 0 and own.prior >= origin.prior
-        return self.lengths.model_beats_text(job.key, own, n, origin, len(found), n_seqs)
+        return self.lengths.model_beats_text(
+            key=job.key,
+            model=own,
+            n=n,
+            text=origin,
+            n_text=len(found),
+            n_seqs=n_seqs,
+        )
 
     def _copy(
         self, source: DraftSource, found: list[tuple[int, ...]], wanted: Sequence[int]
@@ -293,13 +331,16 @@ class Speculation:
         for i in wanted:
             job = self._jobs[i]
             draft = found[i]
-            names = self._origins[job.key].source.split("+") if draft else []
+            names: list[str] = []
+            if draft:
+                names = self._origins[job.key].source.split("+")
             if source.name in names:
                 continue
             match = source.match(job, draft)
             if not match.n:
                 continue
-            origin = Origin.of("+".join((*names, source.name)), match.n)
+            name = "+".join((*names, source.name))
+            origin = Origin.of(name, match.n)
             n = self._n_allowed(job, origin, job.maximum, len(draft))
             if not n and self.lengths is None:
                 continue
@@ -318,7 +359,8 @@ class Speculation:
         if self.lengths is None or not tokens:
             return
         place = job.seq.n + len(job.sure)
-        self._proposals[job.key].append(_Proposal(place, before, tokens, origin))
+        proposal = _Proposal(place, before, tokens, origin)
+        self._proposals[job.key].append(proposal)
 
     def _compare(self, job: DraftJob) -> None:
         """Learn from earlier proposals for where the reply of ``job`` is now, evaluated or not."""
@@ -343,20 +385,23 @@ class Speculation:
             first = origin._replace(is_before=True)
             self.lengths.learn(key, first, n_before, min(n_right, n_before))
         if n_right >= n_before:
-            self.lengths.learn(key, origin, len(proposal.tokens), n_right - n_before)
+            n_tokens = len(proposal.tokens)
+            self.lengths.learn(key, origin, n_tokens, n_right - n_before)
 
     def _draft(self, job: DraftJob, tokens: tuple[int, ...]) -> Draft:
         n = len(tokens)
         width = min(self.width, job.maximum)
         if n == 0 and width == 0:
             return NO_DRAFT
-        return Draft((*tokens, *job.sure[-1:] * (width - n)), n)
+        padding = job.sure[-1:] * (width - n)
+        return Draft((*tokens, *padding), n)
 
 
 def _tokens_from(job: DraftJob, place: int) -> tuple[int, ...]:
     """Return the tokens of ``job`` from ``place`` on, the sure ones included."""
     evaluated = job.seq.tokens[place:].tolist()
-    sure = job.sure[max(place - job.seq.n, 0) :]
+    n_skipped = max(place - job.seq.n, 0)
+    sure = job.sure[n_skipped:]
     return (*evaluated, *sure)
 
 

@@ -35,62 +35,75 @@ def verify_batches(
     ``n_free`` cells are available for drafts; ``make_room`` is called once with the total number of
     tokens.
     """
-    if not speculation or not requests:
-        return [[_item(active, NO_DRAFT) for active in requests]] if requests else []
+    if not requests:
+        return []
+    if not speculation:  # one token each
+        return [[_item(active, NO_DRAFT) for active in requests]]
     jobs = _jobs(requests, facts, n_free)
     drafts = speculation.propose(jobs)
     if facts.has_planes and len(jobs) > 1:
         drafts = _widened(jobs, drafts, facts.n_rollback)
-    make_room(
-        sum(len(job.sure) + len(draft.tokens) for job, draft in zip(jobs, drafts, strict=True))
-    )
+    n_sure = sum(len(job.sure) for job in jobs)
+    n_drafted = sum(len(draft.tokens) for draft in drafts)
+    make_room(n_sure + n_drafted)
     groups: dict[int, list[BatchItem]] = {}
     for active, draft in zip(requests, drafts, strict=True):
         item = _item(active, draft)
         # Rollback to a plane requires equal token counts in the batch; other items use marks or
         # have no drafts.
-        needs_planes = facts.has_planes and 0 < len(draft.tokens) <= facts.n_rollback
-        groups.setdefault(len(item.tokens.tokens) if needs_planes else 0, []).append(item)
+        n_tokens = 0
+        if facts.has_planes and 0 < len(draft.tokens) <= facts.n_rollback:
+            n_tokens = len(item.tokens.tokens)
+        groups.setdefault(n_tokens, []).append(item)
     maximum = max(facts.n_ubatch, facts.n_seqs)
-    return [batch for group in groups.values() for batch in _filled(group, maximum)]
+    batches: list[list[BatchItem]] = []
+    for group in groups.values():
+        batches += _filled(group, maximum)
+    return batches
 
 
 def _jobs(requests: Sequence[ActiveRequest], facts: BackendFacts, n_free: int) -> list[DraftJob]:
     """Return a draft job for each request: all get the same share of outputs, tokens and cells."""
     n = len(requests)
-    share = min(facts.n_outputs // n - 1, n_free // n, facts.max_drafts)
+    share = min(
+        facts.n_outputs // n - 1,
+        n_free // n,
+        facts.max_drafts,
+    )
     jobs = []
     for active in requests:
         assert active.seq is not None
         assert active.pending is not None
         sure = active.pending
+        n_positions = facts.n_ctx - active.seq.n
+        n_in_batch = facts.n_ubatch // n
         maximum = min(
-            share, facts.n_ctx - active.seq.n - len(sure), facts.n_ubatch // n - len(sure)
+            share,
+            n_positions - len(sure),
+            n_in_batch - len(sure),
         )
-        if (
-            len(sure) > 1
-        ):  # these follow a rollback to a mark: another mark there could repeat forever
+        if len(sure) > 1:
+            # These follow a rollback to a mark: another mark there could repeat forever.
             maximum = min(maximum, facts.n_rollback)
-        jobs.append(DraftJob(active.id, active.seq, sure, max(maximum, 0)))
+        job = DraftJob(active.id, active.seq, sure, max(maximum, 0))
+        jobs.append(job)
     return jobs
 
 
 def _widened(jobs: Sequence[DraftJob], drafts: Sequence[Draft], n_rollback: int) -> list[Draft]:
     """Pad shorter drafts to equal length, so that one evaluation serves all requests."""
-    width = max(
-        (
-            len(draft.tokens)
-            for job, draft in zip(jobs, drafts, strict=True)
-            if _is_short(job, draft, n_rollback)
-        ),
-        default=0,
-    )
-    return [
-        draft._replace(tokens=draft.tokens + job.sure * (width - len(draft.tokens)))
-        if _is_short(job, draft, n_rollback) and job.maximum >= width
-        else draft
-        for job, draft in zip(jobs, drafts, strict=True)
-    ]
+    pairs = list(zip(jobs, drafts, strict=True))
+    width = 0
+    for job, draft in pairs:
+        if _is_short(job, draft, n_rollback):
+            width = max(width, len(draft.tokens))
+    widened: list[Draft] = []
+    for job, draft in pairs:
+        if _is_short(job, draft, n_rollback) and job.maximum >= width:
+            padding = job.sure * (width - len(draft.tokens))
+            draft = draft._replace(tokens=draft.tokens + padding)
+        widened.append(draft)
+    return widened
 
 
 def _is_short(job: DraftJob, draft: Draft, n_rollback: int) -> bool:
@@ -102,7 +115,8 @@ def _item(active: ActiveRequest, draft: Draft) -> BatchItem:
     assert active.pending is not None
     sure = active.pending
     seq = active.seq
-    return BatchItem(active, SequenceTokens(seq.id, sure + draft.tokens, seq.n, len(sure)), draft)
+    tokens = SequenceTokens(seq.id, sure + draft.tokens, seq.n, len(sure))
+    return BatchItem(active, tokens, draft)
 
 
 def _filled(items: list[BatchItem], maximum: int) -> list[list[BatchItem]]:
