@@ -35,13 +35,22 @@ class SequenceWorth:
         """Return the expected seconds lost if ``seq`` keeps only its first ``n`` tokens."""
         if n >= seq.n:
             return 0.0
-        seconds = self._cache.costs.evaluate(n if self._memory.shape.cut_anywhere else 0, seq.n)
+        n_kept = 0
+        if self._memory.shape.cut_anywhere:
+            n_kept = n
+        seconds = self._cache.costs.evaluate(n_kept, seq.n)
         if self._cache.enabled and seq.facts.cached:
-            seconds = min(seconds, self._load(seq, n, seq.n))
+            load_seconds = self._load(seq, n, seq.n)
+            seconds = min(seconds, load_seconds)
         return self.likely(seq) * seconds
 
     def best(
-        self, idle: Iterable[LiveSequence], prompt: Prompt, *, clears: bool, in_blocks: bool = False
+        self,
+        idle: Iterable[LiveSequence],
+        prompt: Prompt,
+        *,
+        clears: bool,
+        in_blocks: bool = False,
     ) -> LiveSequence:
         """Return the sequence of ``idle`` for ``prompt`` with the highest gain minus the worth of
         the replaced tokens.
@@ -71,13 +80,20 @@ class SequenceWorth:
 
         Sequences assigned to a request go last.
         """
-        used = self._occupancy.used
-        loss = self.loss_if_truncated
+
+        def rank(seq: LiveSequence) -> tuple[float, int]:
+            loss = self.loss_if_truncated(seq)
+            return loss, self._occupancy.used(seq)
+
+        def rank_per_cell(seq: LiveSequence) -> tuple[float, int]:
+            loss = self.loss_if_truncated(seq)
+            return loss / seq.n, self._occupancy.used(seq)
+
         free = [seq for seq in idle if self._occupancy.owner(seq) is None] or idle
         enough = [seq for seq in free if seq.n >= n]
         if enough:
-            return min(enough, key=lambda seq: (loss(seq), used(seq)))
-        return min(free, key=lambda seq: (loss(seq) / seq.n, used(seq)))
+            return min(enough, key=rank)
+        return min(free, key=rank_per_cell)
 
     def _gained(self, seq: LiveSequence, prompt: Prompt, shared: int) -> float:
         """Return the seconds saved for ``prompt`` compared with an empty sequence.
@@ -89,18 +105,23 @@ class SequenceWorth:
         goes_on = shared == seq.n
         n_only = 0  # tokens that no snapshot covers
         if goes_on or self._memory.shape.cut_anywhere:
-            n_only = max(shared - seq.covered.alive().n, 0)
+            n_covered = seq.covered.alive().n
+            n_only = max(shared - n_covered, 0)
         seconds = self._cache.costs.evaluate(shared - n_only, shared)
         if goes_on:
             return seconds + self._load(seq, 0, shared)
-        in_common = prompt.boundaries[1] if len(prompt.boundaries) > 1 else seq.n // 2
-        if shared < in_common:
+        n_common = seq.n // 2
+        if len(prompt.boundaries) > 1:
+            n_common = prompt.boundaries[1]
+        if shared < n_common:
             return seconds
-        return seconds + self._cache.costs.load(self._memory.shape.sizes.rows(0, shared))
+        n_row_bytes = self._memory.shape.sizes.rows(0, shared)
+        return seconds + self._cache.costs.load(n_row_bytes)
 
     def _load(self, seq: LiveSequence, first: int, last: int) -> float:
-        n_bytes = self._memory.shape.sizes.rows(first, last) + self._memory.state_size(seq.id)
-        return self._cache.costs.load(n_bytes)
+        n_row_bytes = self._memory.shape.sizes.rows(first, last)
+        n_state_bytes = self._memory.state_size(seq.id)
+        return self._cache.costs.load(n_row_bytes + n_state_bytes)
 
 
 class CellPool:
@@ -119,7 +140,10 @@ class CellPool:
     @property
     def n_used(self) -> int:
         """Cells that sequences use, including restores in progress."""
-        return sum(max(seq.n, seq.n_expected) for seq in self._occupancy.sequences)
+        n_used = 0
+        for seq in self._occupancy.sequences:
+            n_used += max(seq.n, seq.n_expected)
+        return n_used
 
     def make_room(self, n: int, n_ready: int = 0) -> bool:
         """Free ``n`` cells for a sequence, of which ``n_ready`` already hold its rows.
@@ -133,19 +157,25 @@ class CellPool:
             return self.n_used + n <= self.n_cells
         # llama.cpp may split a batch of several sequences, and allocates the cells of each part
         # separately.
-        extra = min(n, MIN_FREE) if len(self._occupancy.sequences) > 1 else 0
+        n_extra = 0
+        if len(self._occupancy.sequences) > 1:
+            n_extra = min(n, MIN_FREE)
         while True:
             idle = self._occupancy.to_park()
             n_left = self.n_cells - self.n_used - n
             if n_left < 0:
                 if not idle:
                     return False
-                self._park(self.worth.pick_to_park(idle, -n_left))
+                least = self.worth.pick_to_park(idle, -n_left)
+                self._park(least)
                 continue
-            n_held = max(n_left + n_ready - extra, 0)  # held rows that may stay
+            n_held = max(n_left + n_ready - n_extra, 0)  # held rows that may stay
             free = (seq for seq in idle if self._occupancy.owner(seq) is None)
             coldest = min(free, key=self.worth.likely, default=None)
-            if coldest is None or self._device.can_shrink(n_held, self.worth.likely(coldest)):
+            if coldest is None:
+                return self._device.shrink(n_held)
+            likely = self.worth.likely(coldest)
+            if self._device.can_shrink(n_held, likely):
                 return self._device.shrink(n_held)
             self._park(coldest)
 
@@ -160,9 +190,9 @@ class CellPool:
         """Park all idle sequences, those that clients named only with ``named``; return whether any
         had tokens.
         """
-        idle = [
-            seq for seq in self._occupancy.to_park() if named or seq.id not in self._occupancy.named
-        ]
+        idle = self._occupancy.to_park()
+        if not named:
+            idle = [seq for seq in idle if seq.id not in self._occupancy.named]
         for seq in idle:
             self._park(seq)
         return bool(idle)

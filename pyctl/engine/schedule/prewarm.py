@@ -88,7 +88,9 @@ class Prewarms:
             active.quiet = self._quiet_before(handle.request, sequences)
         self._queue.append(active)
         if len(self._queue) > MAX_PREWARMS:
-            self._queue.pop(0).handle.put(Failed(BusyError(MAX_PREWARMS)))
+            oldest = self._queue.pop(0)
+            error = BusyError(MAX_PREWARMS)
+            oldest.handle.put(Failed(error))
 
     def _has_continued(self, request: Request, after: CacheRequest) -> bool:
         """Return whether a client's prompt since ``after`` starts as ``request`` expects."""
@@ -97,15 +99,17 @@ class Prewarms:
         # client.
         before = after.prompt.tokens
         place = next((i for i, tokens in enumerate(prompts) if tokens is before), -1)
-        return any(_goes_on(tokens, request) for tokens in prompts[place + 1 :])
+        later = prompts[place + 1 :]
+        return any(_goes_on(tokens, request) for tokens in later)
 
     def _quiet_before(self, request: Request, sequences: Sequence[LiveSequence]) -> float:
         """Return the seconds without a client's request before ``request`` starts: more if a live
         sequence has most of its prompt, or if many before it were of no use.
         """
         tokens = request.prompt.tokens
-        is_exact = self._prefix_cache.settings.exact
-        is_live = not is_exact and any(0 < seq.n == seq.shared(tokens) for seq in sequences)
+        is_live = False
+        if not self._prefix_cache.settings.exact:
+            is_live = any(0 < seq.n == seq.shared(tokens) for seq in sequences)
         if not is_live and self._n_unused < MAX_UNUSED:
             return AT_ONCE_SECONDS
         first = max(len(tokens) - self._n_ubatch, 0)
@@ -117,8 +121,11 @@ class Prewarms:
         tokens = request.prompt.tokens
         self._lately.append(tokens)
         self._queue = [each for each in self._queue if not _goes_on(tokens, each.handle.request)]
-        if self._now is not None and _goes_on(tokens, self._now.handle.request):
-            self._now.handle.cancel()
+        if self._now is None:  # none runs that could be redundant
+            return
+        handle = self._now.handle
+        if _goes_on(tokens, handle.request):
+            handle.cancel()
 
     def ended(self) -> None:
         """Restart the quiet time after the end of a client's request."""
@@ -130,8 +137,9 @@ class Prewarms:
         now = self._clock()
         due = (each for each in self._queue if self._quiet_since + each.quiet <= now)
         self._now = next(due, None)
-        if self._now is not None:
-            self._queue.remove(self._now)
+        if self._now is None:  # none is due
+            return None
+        self._queue.remove(self._now)
         return self._now
 
     def put_back(self, active: ActiveRequest) -> None:
@@ -146,7 +154,8 @@ class Prewarms:
         if not self._queue:
             return None
         quiet = min(each.quiet for each in self._queue)
-        return max(self._quiet_since + quiet - self._clock(), 0.0)
+        start = self._quiet_since + quiet
+        return max(start - self._clock(), 0.0)
 
     def clear(self) -> list[ActiveRequest]:
         """Empty the queue and return its requests."""
@@ -156,8 +165,10 @@ class Prewarms:
 
     def forget(self) -> None:
         """Drop the requests without a client and the record of client prompts."""
-        if self._now is not None and self._now.handle.request.after is not None:
-            self._now.handle.cancel()
+        if self._now is not None:
+            handle = self._now.handle
+            if handle.request.after is not None:
+                handle.cancel()
         self._queue = [each for each in self._queue if each.handle.request.after is None]
         self._lately.clear()
 
@@ -169,38 +180,48 @@ class Prewarms:
         the last of them.
         """
         points = self._prefix_cache.memory.shape.resume_points
-        last = last_end(snapshot_ends(request.prompt, ends, points), len(request.prompt))
+        snapshots = snapshot_ends(request.prompt, ends, points)
+        last = last_end(snapshots, len(request.prompt))
         goal = max(last, self._rest(request, last))
-        return list(ends_within(ends, 0, last)), goal  # including ends inside images
+        within = ends_within(ends, 0, last)  # including ends inside images
+        return list(within), goal
 
     def is_worth_it(self, lookup: CacheLookup, seq: LiveSequence, goal: int) -> bool:
         """Return whether the warm-up gains a snapshot after all that the next turn finds, and does
         not merely refill a cache that is too small.
         """
         request = lookup.request
-        nearest = lookup.candidates[0].n if lookup.candidates else 0
+        nearest = 0
+        if lookup.candidates:
+            nearest = lookup.candidates[0].n
         last = max(lookup.ends, default=0)
         if nearest >= last and (goal == last or self._is_cached(lookup.match, goal)):
             return False
-        if request.after is None:
+        if request.after is None:  # a client sent it ahead
             return True
         # From a live end it is a batch. What is elsewhere has to be loaded, so that it takes more
         # than one to pay.
-        is_live = 0 < seq.n == seq.shared(request.prompt.tokens)
         if not self._prefix_cache.settings.exact:
-            gains_nothing = seq.n >= last if is_live else goal - nearest < MIN_BATCH
+            is_live = 0 < seq.n == seq.shared(request.prompt.tokens)
+            gains_nothing = goal - nearest < MIN_BATCH
+            if is_live:
+                gains_nothing = seq.n >= last
             if gains_nothing:
                 return False
-        return nearest >= _shared(request.after, request) - MAX_AGAIN
+        n_shared = _shared(request.after, request)
+        return nearest >= n_shared - MAX_AGAIN
 
     def _is_cached(self, match: PromptMatch, n: int) -> bool:
-        return self._prefix_cache.cache.get(match.prefix(n)) is not None
+        prefix = match.prefix(n)
+        return self._prefix_cache.cache.get(prefix) is not None
 
     def replaced_end(self, lookup: CacheLookup, seq: LiveSequence) -> Prefix | None:
         """Return the live end of ``seq`` if the warm-up goes beyond it."""
         is_live = 0 < seq.n == seq.shared(lookup.match.tokens)
         goes_beyond = seq.n < max(lookup.ends, default=0)
-        return lookup.match.prefix(seq.n) if is_live and goes_beyond else None
+        if not is_live or not goes_beyond:  # the live end stays of use
+            return None
+        return lookup.match.prefix(seq.n)
 
     def note(self, active: ActiveRequest, match: PromptMatch, first: int, n: int) -> None:
         """Record that a background request evaluated tokens ``first`` to ``n`` before it ended or
@@ -208,21 +229,27 @@ class Prewarms:
         """
         if n <= first:
             return
-        before = self._ready.pop(match.prefix(first), 0) if first else 0
-        self._ready[match.prefix(n)] = before + n - first
+        n_evaluated = n - first
+        n_before = 0
+        if first:
+            n_before = self._ready.pop(match.prefix(first), 0)
+        self._ready[match.prefix(n)] = n_before + n_evaluated
         if len(self._ready) > MAX_READY:
             self._ready.popitem(last=False)
-        active.n_prewarmed += n - first
-        self._prefix_cache.totals.n_prewarmed += n - first
+        active.n_prewarmed += n_evaluated
+        self._prefix_cache.totals.n_prewarmed += n_evaluated
 
     def evaluated(self, lookup: CacheLookup, replaced: Prefix | None) -> None:
         """Count a finished warm-up, and drop the unused parked snapshot of the live end that it
         ``replaced``.
         """
-        snapshot = self._prefix_cache.cache.get(replaced) if replaced is not None else None
-        if snapshot is not None and not snapshot.exact and not snapshot.hits:
-            self._prefix_cache.cache.drop(snapshot)
-        self._n_unused += lookup.request.after is not None
+        cache = self._prefix_cache.cache
+        if replaced is not None:
+            snapshot = cache.get(replaced)
+            if snapshot is not None and not snapshot.exact and not snapshot.hits:
+                cache.drop(snapshot)
+        if lookup.request.after is not None:
+            self._n_unused += 1
 
     def _rest(self, request: Request, last: int) -> int:
         """Return the boundary after the reply, to evaluate up to after the ``last`` batch end; 0
@@ -233,20 +260,26 @@ class Prewarms:
         if not request.prompt.boundaries:
             return 0
         next_message = request.prompt.boundaries[-1]
-        if next_message - last < MIN_BATCH or next_message <= _shared(request.after, request):
+        if next_message - last < MIN_BATCH:
             return 0
-        can_resume = self._prefix_cache.memory.shape.resume_points.allow(next_message)
-        return next_message if can_resume else 0
+        if next_message <= _shared(request.after, request):  # it lies before the reply
+            return 0
+        points = self._prefix_cache.memory.shape.resume_points
+        if not points.allow(next_message):
+            return 0
+        return next_message
 
     def used(self, match: PromptMatch, n: int) -> int:
         """Return how many of a request's ``n`` restored tokens warm-ups evaluated. Each counts for
         one request only.
         """
-        found = self._ready.pop(match.prefix(n), 0) if n and self._ready else 0
-        if found:
+        if not n or not self._ready:  # nothing restored, or no warm-up finished
+            return 0
+        n_found = self._ready.pop(match.prefix(n), 0)
+        if n_found:
             self._n_unused = 0
-            self._prefix_cache.totals.n_prewarmed_used += found
-        return found
+            self._prefix_cache.totals.n_prewarmed_used += n_found
+        return n_found
 
 
 def _shared(one: CacheRequest, other: CacheRequest) -> int:
@@ -258,5 +291,8 @@ def _goes_on(tokens: Tokens, prewarm: Request) -> bool:
     False without one.
     """
     before = prewarm.after
+    if before is None:  # a client sent it ahead
+        return False
     n_common = common_prefix(tokens, prewarm.prompt.tokens)
-    return before is not None and n_common >= max(_shared(before, prewarm), 1)
+    n_shared = _shared(before, prewarm)
+    return n_common >= max(n_shared, 1)
