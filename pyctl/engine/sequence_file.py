@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyctl.cache import NOTHING, NOWHERE, Block, LiveSequence, Rows, SequenceMemory, Span, State
+from pyctl.cache import NOWHERE, Block, LiveSequence, Rows, SequenceMemory, Span, State
 from pyctl.errors import RequestError, StateError
 from pyctl.files.atomic_file import make_private, open_regular, replacing
 from pyctl.prompt import Tokens, as_tokens
@@ -26,6 +26,10 @@ from pyctl.prompt import Tokens, as_tokens
 __all__ = ["SPAN", "SavedSequence", "load_file", "save_file"]
 
 MAGIC = b"pyctlsq2"
+
+DIGEST_SIZE = 16
+"""Bytes of a BLAKE2b-128 digest."""
+
 TAIL = struct.Struct("<16sIII8s16s")
 """BLAKE2b-128 of the fingerprint; tokens, ends and blocks; MAGIC; BLAKE2b-128 of all before."""
 
@@ -50,7 +54,11 @@ class SavedSequence:
 
 
 def save_file(
-    memory: SequenceMemory, seq: LiveSequence, ends: Sequence[int], path: Path, identity: str
+    memory: SequenceMemory,
+    seq: LiveSequence,
+    ends: Sequence[int],
+    path: Path,
+    identity: str,
 ) -> int:
     """Write ``seq`` and return the bytes written.
 
@@ -65,24 +73,17 @@ def save_file(
         )
     digest = _digest()
     sizes: list[int] = []
-    ends = ends if memory.shape.resume_points.allow(seq.n) else ()
+    if not memory.shape.resume_points.allow(seq.n):
+        ends = ()
     try:
         make_private(path.parent)
-        with replacing(
-            path, sync=False
-        ) as file:  # the digest detects files truncated by a power failure
+        # No sync: the digest detects files truncated by a power failure.
+        with replacing(path, sync=False) as file:
             for block in _blocks(memory, seq):
                 sizes.append(block.nbytes)
                 digest.update(block.data)
                 file.write(block.data)
-            tail = (
-                seq.tokens.tobytes()
-                + np.array(ends, np.int32).tobytes()
-                + np.array(sizes, np.int64).tobytes()
-            )
-            tail += TAIL.pack(
-                _digest(identity.encode()).digest(), seq.n, len(ends), len(sizes), MAGIC, b""
-            )[:-16]
+            tail = _tail(seq, ends, sizes, identity)
             digest.update(tail)
             file.write(tail + digest.digest())
             return file.tell()
@@ -92,10 +93,27 @@ def save_file(
         raise StateError(f"Unable to save slot: {error.strerror}") from error
 
 
+def _tail(seq: LiveSequence, ends: Sequence[int], sizes: list[int], identity: str) -> bytes:
+    """Return all that follows the blocks, without the digest at the end."""
+    numbers = seq.tokens.tobytes()
+    numbers += np.array(ends, np.int32).tobytes()
+    numbers += np.array(sizes, np.int64).tobytes()
+    tail = TAIL.pack(
+        _digest(identity.encode()).digest(),
+        seq.n,
+        len(ends),
+        len(sizes),
+        MAGIC,
+        b"",
+    )
+    return numbers + tail[:-DIGEST_SIZE]
+
+
 def _blocks(memory: SequenceMemory, seq: LiveSequence) -> Iterator[Block]:
     """Yield the own and the draft model's rows of each span, then both parts of the state."""
     for first in range(0, seq.n, SPAN):
-        rows = memory.save_rows(seq.id, first, min(first + SPAN, seq.n))
+        last = min(first + SPAN, seq.n)
+        rows = memory.save_rows(seq.id, first, last)
         memory.synchronize()
         yield from (rows.block, rows.draft)
     if seq.n:
@@ -110,7 +128,8 @@ def load_file(path: Path, identity: str) -> SavedSequence:
     The digest finds damage. A crafted file has a right one, so counts, sizes and ends are checked.
     """
     try:
-        with os.fdopen(open_regular(Path(os.path.realpath(path))), "rb") as file:
+        real_path = Path(os.path.realpath(path))
+        with os.fdopen(open_regular(real_path), "rb") as file:
             data: NDArray[np.uint8] = np.memmap(file, np.uint8, "c")
     except (OSError, ValueError) as error:  # ValueError for an empty file
         raise StateError(INVALID) from error
@@ -118,34 +137,53 @@ def load_file(path: Path, identity: str) -> SavedSequence:
     if end < 0:
         raise StateError(INVALID)
     owner, n, n_ends, n_sizes, magic, digest = TAIL.unpack(data[end:].tobytes())
-    if magic != MAGIC or _digest(data[:-16]).digest() != digest:
+    if magic != MAGIC:
+        raise StateError(INVALID)
+    if _digest(data[:-DIGEST_SIZE]).digest() != digest:
         raise StateError(INVALID)
     if owner != _digest(identity.encode()).digest():
         raise StateError("the file is of another model or other settings")
-    first = end - 4 * (n + n_ends) - 8 * n_sizes
+    n_number_bytes = 4 * (n + n_ends)
+    first = end - n_number_bytes - 8 * n_sizes
     starts = range(0, n, SPAN)
-    if first < 0 or n_sizes != (2 * len(starts) + 2 if n else 0):
+    n_blocks = 0
+    if n:
+        n_blocks = 2 * len(starts) + 2
+    if first < 0 or n_sizes != n_blocks:
         raise StateError(INVALID)
     numbers = data[first:end].tobytes()
-    tokens, ends = np.split(np.frombuffer(numbers, np.int32, n + n_ends), [n])
-    sizes = np.frombuffer(numbers, np.int64, n_sizes, 4 * (n + n_ends)).tolist()
-    has_all = min(sizes, default=0) >= 0 and sum(sizes) == first
-    if not has_all or not _are_ends(ends, n) or int(tokens.min(initial=0)) < 0:
+    tokens_and_ends = np.frombuffer(numbers, np.int32, n + n_ends)
+    tokens, ends = np.split(tokens_and_ends, [n])
+    sizes = np.frombuffer(numbers, np.int64, n_sizes, n_number_bytes).tolist()
+    if min(sizes, default=0) < 0 or sum(sizes) != first:
         raise StateError(INVALID)
-    *rows, recurrent, draft = (
-        np.split(data[:first], np.cumsum(sizes)[:-1]) if n else (NOTHING, NOTHING)
+    if not _are_ends(ends, n) or int(tokens.min(initial=0)) < 0:
+        raise StateError(INVALID)
+    spans: list[Span] = []
+    state: State | None = None
+    if n:
+        blocks = np.split(data[:first], np.cumsum(sizes)[:-1])
+        for i, start in enumerate(starts):
+            rows = Rows(blocks[2 * i], blocks[2 * i + 1])
+            spans.append((rows, start, min(start + SPAN, n)))
+        state = State.of(blocks[-2], blocks[-1])
+    return SavedSequence(
+        tokens=as_tokens(tokens),
+        ends=tuple(ends.tolist()),
+        spans=tuple(spans),
+        state=state,
+        n_bytes=int(data.size),
     )
-    spans = tuple(
-        (Rows(rows[2 * i], rows[2 * i + 1]), at, min(at + SPAN, n)) for i, at in enumerate(starts)
-    )
-    state = State.of(recurrent, draft) if n else None
-    return SavedSequence(as_tokens(tokens), tuple(ends.tolist()), spans, state, int(data.size))
 
 
 def _are_ends(ends: NDArray[np.int32], n: int) -> bool:
     """Return whether ``ends`` are ends of batches of ``n`` tokens: ascending, from 1 to n."""
-    return not ends.size or bool(ends[0] > 0 and ends[-1] <= n and np.all(np.diff(ends) > 0))
+    if not ends.size:
+        return True
+    if ends[0] <= 0 or ends[-1] > n:
+        return False
+    return bool(np.all(np.diff(ends) > 0))
 
 
 def _digest(data: Any = b"") -> hashlib.blake2b:
-    return hashlib.blake2b(data, digest_size=16)
+    return hashlib.blake2b(data, digest_size=DIGEST_SIZE)
