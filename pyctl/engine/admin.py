@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import fields, replace
 from pathlib import Path
@@ -65,7 +65,8 @@ class EngineAdmin:
         self._contents: object = None
         self._stored: tuple[object, list[Entry]] = None, []
         self._revision = time.time_ns() // 10**6  # differs from all revisions before a restart
-        self._device = 0, BlockBytes(0, 0, 0)
+        no_blocks = BlockBytes(0, 0, 0)
+        self._device = 0, no_blocks
         worker.call(self._look_at_device, is_read=True)
 
     # -- the engine
@@ -77,7 +78,12 @@ class EngineAdmin:
 
     def memory(self) -> Future[EngineMemory]:
         """Return the engine's memory use apart from the model, without waking a sleeping engine."""
-        return self._worker.call(lambda: self._memory(self._look_at_device()[1]), is_read=True)
+
+        def run() -> EngineMemory:
+            _, blocks = self._look_at_device()
+            return self._memory(blocks)
+
+        return self._worker.call(run, is_read=True)
 
     def embed(self, tokens: Tokens) -> Future[NDArray[np.float32]]:
         """Return the embeddings of ``tokens``, shape (1 or n, width); errors as
@@ -87,9 +93,12 @@ class EngineAdmin:
 
     def n_kept(self) -> Future[int]:
         """Return how many conversations have a snapshot in RAM."""
-        return self._worker.call(
-            lambda: len(self._engine.prefix_cache.cache.conversation_ends()), is_read=True
-        )
+
+        def run() -> int:
+            ends = self._engine.prefix_cache.cache.conversation_ends()
+            return len(ends)
+
+        return self._worker.call(run, is_read=True)
 
     @property
     def n_embed(self) -> int:
@@ -148,10 +157,15 @@ class EngineAdmin:
         engine and the disk.
         """
         disk = self._engine.prefix_cache.disk
-        if disk is not None and any(each.pinned and each.name == name for each in disk.entries()):
-            raise RequestError(f"{name} is pinned: unpin it first")
-        in_memory = self._worker.call(lambda: self._drop(name)).result()
-        return (disk is not None and disk.remove(name)) or in_memory
+        if disk is not None:
+            for each in disk.entries():
+                if each.pinned and each.name == name:
+                    raise RequestError(f"{name} is pinned: unpin it first")
+        was_in_memory = self._worker.call(lambda: self._drop(name)).result()
+        was_on_disk = False
+        if disk is not None:
+            was_on_disk = disk.remove(name)
+        return was_on_disk or was_in_memory
 
     def stored(self) -> list[Entry]:
         """Return the entries on disk for this model, last used first. Blocks the caller's thread on
@@ -162,15 +176,20 @@ class EngineAdmin:
         disk = self._engine.prefix_cache.disk
         if disk is None:
             return []
-        if self._stored[0] is not disk.contents:
-            self._stored = disk.contents, disk.entries()
-        return self._stored[1]
+        contents, entries = self._stored
+        if contents is not disk.contents:
+            contents = disk.contents
+            entries = disk.entries()
+            self._stored = contents, entries
+        return entries
 
     @property
     def n_saved(self) -> int | None:
         """Snapshots that this process wrote to disk, None without one; also after the end."""
         disk = self._engine.prefix_cache.disk
-        return None if disk is None else disk.view().written.n
+        if disk is None:  # the cache is in memory only
+            return None
+        return disk.view().written.n
 
     def clear(self) -> Future[int]:
         """Drop all unpinned snapshots and all draft texts; return the number of snapshots. Live
@@ -217,7 +236,8 @@ class EngineAdmin:
             active = next((each for each in self._engine.running if each.id == task), None)
             if active is None:
                 return False
-            active.handle.put(Failed(RequestError("the request was stopped from the cache view")))
+            error = RequestError("the request was stopped from the cache view")
+            active.handle.put(Failed(error))
             active.handle.cancel()
             return True
 
@@ -234,12 +254,22 @@ class EngineAdmin:
         return replace(view, live=live, revision=self._revise())
 
     def _live(self, seq: LiveSequence) -> LiveView:
+        """Return the view of one live sequence, with the deepest snapshot of its tokens."""
         found = self._engine.prefix_cache.cache.lookup(PromptMatch(seq.tokens), seq.n)
-        at = found[0].prefix.name if found else ""
+        at = ""
+        if found:
+            at = found[0].prefix.name
         owner = self._engine.scheduler.occupancy.owner(seq)
-        task = -1 if owner is None else owner.id
+        task = -1
+        if owner is not None:
+            task = owner.id
         return LiveView(
-            seq.id, seq.n, owner is not None, at, tuple(seq.tokens[-SHOWN:].tolist()), task
+            id=seq.id,
+            n=seq.n,
+            busy=owner is not None,
+            at=at,
+            tail=tuple(seq.tokens[-SHOWN:].tolist()),
+            task=task,
         )
 
     def _is_busy(self, seq: LiveSequence) -> bool:
@@ -248,22 +278,26 @@ class EngineAdmin:
     def _revise(self) -> int:
         """Increment the revision if anything has changed since the last call."""
         engine = self._engine
-        cache = self._engine.prefix_cache.cache
-        disk = self._engine.prefix_cache.disk
+        cache = engine.prefix_cache.cache
+        disk = engine.prefix_cache.disk
         totals = engine.prefix_cache.totals
-        seen = [
-            *(
-                self._n_changes,
-                cache.turn,
-                cache.n_bytes,
-                cache.n_evicted,
-                cache.pool.n_shed,
-                cache.n_lost,
-            ),
-            *(totals.requests, totals.n_saved, engine.counters.n_calls, len(engine.running)),
-            *((seq.n, self._is_busy(seq)) for seq in engine.sequences),
+        seen: list[object] = [
+            self._n_changes,
+            cache.turn,
+            cache.n_bytes,
+            cache.n_evicted,
+            cache.pool.n_shed,
+            cache.n_lost,
+            totals.requests,
+            totals.n_saved,
+            engine.counters.n_calls,
+            len(engine.running),
         ]
-        contents = disk.contents if disk is not None else None  # a new object after each change
+        for seq in engine.sequences:
+            seen.append((seq.n, self._is_busy(seq)))
+        contents: object = None
+        if disk is not None:
+            contents = disk.contents  # a new object after each change
         if seen != self._seen or contents is not self._contents:
             self._seen = seen
             self._contents = contents
@@ -292,21 +326,16 @@ class EngineAdmin:
         total = replace(engine.counters)
         before = self._last
         self._last = total
-        names = [
-            each.name
-            for each in fields(EngineCounters)
-            if each.name not in ("drafts", "first_tokens")
-        ]
-        recent = EngineCounters(*(getattr(total, name) - getattr(before, name) for name in names))
+        names = [each.name for each in fields(EngineCounters)]
+        counts = [name for name in names if name not in ("drafts", "first_tokens")]
+        recent = EngineCounters(*(getattr(total, name) - getattr(before, name) for name in counts))
         suspended = [active.kept for active in engine.waiting.suspended]
         return EngineStats(
-            *(
-                total,
-                recent,
-                len(engine.running),
-                len(engine.waiting.queue) + len(suspended),
-                len(suspended),
-            ),
+            total=total,
+            recent=recent,
+            n_processing=len(engine.running),
+            n_waiting=len(engine.waiting.queue) + len(suspended),
+            n_suspended=len(suspended),
             suspended_bytes=sum(kept.n_bytes for kept in suspended if kept is not None),
             n_cells=engine.cells.n_cells,
             n_cells_used=engine.cells.n_used,
@@ -320,14 +349,18 @@ class EngineAdmin:
         began = time.perf_counter()
         with self._engine.state_reads.allowed():
             rows = self._engine.backend.embed(tokens)
-        self._engine.counters.count_embedded(int(tokens.size), (time.perf_counter() - began) * 1e3)
+        ms = (time.perf_counter() - began) * 1e3
+        self._engine.counters.count_embedded(int(tokens.size), ms)
         return rows
 
     def _memory(self, blocks: BlockBytes) -> EngineMemory:
         prefix_cache = self._engine.prefix_cache
-        remembered = self._engine.speculation.n_bytes, self._engine.backend.image_bytes
         return EngineMemory(
-            prefix_cache.cache.n_bytes, blocks, prefix_cache.recent.n_bytes, *remembered
+            snapshots=prefix_cache.cache.n_bytes,
+            blocks=blocks,
+            recent_prompts=prefix_cache.recent.n_bytes,
+            draft_texts=self._engine.speculation.n_bytes,
+            images=self._engine.backend.image_bytes,
         )
 
     def _look_at_device(self) -> tuple[int, BlockBytes]:
@@ -338,8 +371,11 @@ class EngineAdmin:
         if engine.state_reads.is_evaluating:
             self._worker.call(self._look_at_device)
         else:
-            n_held = 0 if engine.asleep else engine.prefix_cache.device.n_cells
-            self._device = n_held, engine.backend.memory.block_bytes()
+            n_held = 0
+            if not engine.asleep:
+                n_held = engine.prefix_cache.device.n_cells
+            blocks = engine.backend.memory.block_bytes()
+            self._device = n_held, blocks
         return self._device
 
     def _sequence(self, seq: LiveSequence, with_tokens: bool) -> SequenceView:
@@ -350,16 +386,28 @@ class EngineAdmin:
             return SequenceView(seq.id, seq.capacity, is_busy)
         request = active.handle.request
         stats = active.stats
-        view = SequenceView(seq.id, seq.capacity, is_busy, active.id, request, seq.n)
+        view = SequenceView(
+            id=seq.id,
+            n_ctx=seq.capacity,
+            busy=is_busy,
+            task=active.id,
+            request=request,
+            n_tokens=seq.n,
+        )
         if not is_busy or stats is None:
             return view
         n_prompt = len(request.prompt)
-        shown = tuple(seq.tokens.tolist()) if with_tokens else ()
+        shown: tuple[int, ...] = ()
+        if with_tokens:
+            shown = tuple(seq.tokens.tolist())
+        n_predicted = 0
+        if seq.n >= n_prompt:
+            n_predicted = seq.n - n_prompt + 1
         return replace(
             view,
             n_cached=stats.n_cached,
             n_evaluated=min(seq.n, n_prompt) - stats.n_cached,
-            n_predicted=seq.n - n_prompt + 1 if seq.n >= n_prompt else 0,
+            n_predicted=n_predicted,
             has_new_line=active.handle.has_new_line,
             prompt=shown[:n_prompt],
             reply=shown[n_prompt:],
@@ -370,10 +418,18 @@ class EngineAdmin:
         # Without --exact the engine does not record which batches ran while other sequences had
         # cells.
         is_known = self._engine.settings.exact or len(self._engine.sequences) == 1
-        ends = seq.ends if is_known else ()
-        memory = self._engine.backend.memory
-        n_bytes = save_file(memory, seq, ends, path, self._worker.info.fingerprint)
-        return SequenceFile(seq.n, n_bytes, (time.perf_counter() - began) * 1e3)
+        ends: Sequence[int] = ()
+        if is_known:
+            ends = seq.ends
+        n_bytes = save_file(
+            memory=self._engine.backend.memory,
+            seq=seq,
+            ends=ends,
+            path=path,
+            identity=self._worker.info.fingerprint,
+        )
+        ms = (time.perf_counter() - began) * 1e3
+        return SequenceFile(seq.n, n_bytes, ms)
 
     def _restore(self, seq: LiveSequence, path: Path) -> SequenceFile:
         """Read a file into ``seq``, which is empty if that fails with RequestError."""
@@ -382,7 +438,8 @@ class EngineAdmin:
         engine.prefix_cache.park(seq)
         try:
             saved = load_file(path, self._worker.info.fingerprint)
-            if (n := int(saved.tokens.size)) > seq.capacity:
+            n = int(saved.tokens.size)
+            if n > seq.capacity:
                 raise StateError("Restored prompt does not fit in the slot context")
             if n and int(saved.tokens.max()) >= self._worker.info.n_vocab:
                 raise StateError("its tokens are not of this model")
@@ -399,7 +456,8 @@ class EngineAdmin:
         for_disk = disk is not None and disk.policy.kind != "off"
         seq.facts = PromptFacts(engine.prefix_cache.cache.turn, for_disk=for_disk, n_header=seq.n)
         engine.scheduler.occupancy.named.add(seq.id)
-        return SequenceFile(seq.n, saved.n_bytes, (time.perf_counter() - began) * 1e3)
+        ms = (time.perf_counter() - began) * 1e3
+        return SequenceFile(seq.n, saved.n_bytes, ms)
 
     def _erase(self, seq: LiveSequence) -> int:
         n = seq.n
@@ -408,6 +466,9 @@ class EngineAdmin:
 
     def _when_idle(self, seq: int, function: Callable[[LiveSequence], R]) -> Future[R]:
         number = seq % len(self._engine.sequences)
-        return self._worker.call(
-            lambda: function(self._engine.sequences[number]), needs_model=True, seq=number
-        )
+
+        def run() -> R:
+            live = self._engine.sequences[number]
+            return function(live)
+
+        return self._worker.call(run, needs_model=True, seq=number)

@@ -31,7 +31,9 @@ class TextStream:
         data = self._rest + data
         text, used = codecs.utf_8_decode(data, "replace", False)
         self._rest = data[used:]
-        return self._release(text) if self._stop else text
+        if not self._stop:  # nothing to withhold
+            return text
+        return self._release(text)
 
     @property
     def n_held(self) -> int:
@@ -54,8 +56,9 @@ class TextStream:
             self.stopping_word = word
             self._held = ""
             return text[:at]
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+        end = len(text) - keep
+        self._held = text[end:]
+        return text[:end]
 
 
 class _Stops:
@@ -73,15 +76,21 @@ class _Stops:
         """Find the first word in ``text``: (its start, the word, 0). If there is none: (-1, "", the
         length of the longest end of ``text`` that starts a word).
         """
-        if (found := self._pattern.search(text)) is not None:
+        found = self._pattern.search(text)
+        if found is not None:
             return found.start(), found[0], 0
-        lengths = range(min(self._longest - 1, len(text)), 0, -1)
-        return -1, "", next((n for n in lengths if self._begins(text[-n:])), 0)
+        longest = min(self._longest - 1, len(text))
+        for n in range(longest, 0, -1):
+            if self._begins(text[-n:]):
+                return -1, "", n
+        return -1, "", 0
 
     def _begins(self, end: str) -> bool:
         """Return whether a word starts with ``end``: it is the one at its place in their order."""
         at = bisect_left(self._words, end)
-        return any(word.startswith(end) for word in self._words[at : at + 1])
+        if at == len(self._words):  # after all words
+            return False
+        return self._words[at].startswith(end)
 
 
 class LineLimits:
@@ -143,7 +152,9 @@ class ReasoningBudget:
         """Return the token to force now, None for any."""
         if self._left == 0 and not self._forced and not self._rest:
             self._forced = list(self._limit.forced)
-        return self._forced[0] if self._forced else None
+        if not self._forced:
+            return None
+        return self._forced[0]
 
     def observe_token(self, token: int) -> None:
         """Record the generated ``token``."""
@@ -154,19 +165,26 @@ class ReasoningBudget:
             if not self._forced:
                 self._leave("")
             return
-        data = self._rest + (self._limit.texts.get(token) or self._piece(token))
+        piece = self._limit.texts.get(token) or self._piece(token)
+        data = self._rest + piece
         text, used = codecs.utf_8_decode(data, "replace", False)
         self._text += text
         self._rest = data[used:]
         if self._left < 0 and not self._enters():
             return
-        ends = ((at, end) for end in self._limit.ends if (at := self._text.find(end)) >= 0)
-        at, end = min(ends, default=(-1, ""))
+        found: list[tuple[int, str]] = []
+        for end in self._limit.ends:
+            at = self._text.find(end)
+            if at >= 0:
+                found.append((at, end))
+        at, end = min(found, default=(-1, ""))
         if end:
-            self._leave(self._text[at + len(end) :])
+            behind = at + len(end)
+            self._leave(self._text[behind:])
         else:
             self._left = max(self._left - 1, 0)
-            self._text = self._text[max(len(self._text) - self._n_chars, 0) :]
+            n_dropped = max(len(self._text) - self._n_chars, 0)
+            self._text = self._text[n_dropped:]
 
     def _enters(self) -> bool:
         """Find the start of a block; return whether the last token also has text of the block."""
@@ -174,7 +192,11 @@ class ReasoningBudget:
         if self._limit.recurs:
             _, tag, behind = self._text.partition(start)
             found = bool(tag)
-            self._text = behind if found else self._text[max(len(self._text) - len(start) + 1, 0) :]
+            if found:
+                self._text = behind
+            else:
+                n_dropped = max(len(self._text) - len(start) + 1, 0)
+                self._text = self._text[n_dropped:]
         else:
             self._text = self._text.lstrip()
             found = self._text.startswith(start)
