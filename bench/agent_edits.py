@@ -198,7 +198,7 @@ FORMS: dict[str, Callable[[Edit], Conversation]] = {
 
 @dataclass
 class Count:
-    """Of replies: tokens and steps."""
+    """Counts of the tokens and the steps of replies."""
 
     n_tokens: int = 0
     n_steps: int = 0

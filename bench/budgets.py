@@ -44,7 +44,7 @@ N_UBATCH = 1024
 
 
 def is_late(turn: Turn) -> bool:
-    """Whether the turn evaluated more than twice its floor and 64 tokens."""
+    """Return whether the turn evaluated more than twice its floor and 64 tokens."""
     return turn.n_evaluated > 2 * turn.floor + 64
 
 

@@ -57,7 +57,7 @@ class Machine:
         return float(np.interp(n_tokens, list(self.step_ms), list(self.step_ms.values())))
 
     def controller(self) -> DraftLengthController:
-        """One as a server has it at its start."""
+        """Return a controller in the state that it has when a server starts."""
         graph_ms = GRAPH_MS if any(self.graph_ms) else 0.0
         return DraftLengthController(
             n_free=self.n_free, graph_ms=graph_ms, has_planes=self.n_free < 1024
@@ -160,7 +160,8 @@ REWRITING = (
 
 
 Known = tuple[tuple[bool, bool], ...]
-"""Of one token, for each source: whether it is predicted, and whether anything is proposed there.
+"""Flags of one token, for each source: whether it is predicted, and whether anything is proposed
+there.
 """
 
 
@@ -285,7 +286,7 @@ class Source:
         return [self._known(job, 0, n or self.n_max) for job in jobs]
 
     def match(self, job: DraftJob, draft: tuple[int, ...] = ()) -> Match:
-        """As many tokens as the text was copied for, and `MIN_MATCH` before."""
+        """Return a match as long as the text that was copied, and `MIN_MATCH` tokens before it."""
         known = self._simulation.known[job.key]
         end = self._simulation.at[job.key] + len(draft)
         first = end
@@ -336,7 +337,7 @@ class Simulation:
         self._speculation.seconds = lambda: self.head_ms / 1e3
 
     def ms(self) -> float:
-        """What a token of all replies takes."""
+        """Return milliseconds for each token, over all replies."""
         ms = sum(map(self._reply, range(self.text.n_replies)))
         return ms / self._n_said
 

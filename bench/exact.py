@@ -100,7 +100,9 @@ def measure(loaded: Loaded, prompt: Prompt) -> list[float]:
     }
 
     def resumed(snapshot: Snapshot, keep: int) -> float:
-        """From ``snapshot`` on, with ``keep`` of the live rows."""
+        """Return the difference of a run that resumes at ``snapshot`` and keeps ``keep`` live
+        rows.
+        """
         backend.memory.rewind(0, keep)
         backend.memory.restore(0, keep, snapshot.spans(keep, snapshot.n), snapshot.state)
         return difference(run(backend, tokens, ends, snapshot.n), cold)

@@ -1,5 +1,5 @@
-"""Whether every architecture of llama.cpp comes back from the cache with the bits of a cold run,
-and what it costs.
+"""Compare what the cache returns with a cold run, bit for bit, in every architecture of llama.cpp,
+and measure the cost.
 
     python -m bench.families --keep                  # the whole zoo, to bench/results/families.md
     python -m bench.families --only tiny-gemma3      # some of it
@@ -72,7 +72,9 @@ Message: TypeAlias = "tuple[int, int] | str"
 
 @dataclass(frozen=True)
 class Step:
-    """One request: the conversation that it sends, by a name for its relation to those before."""
+    """A request: the conversation that it sends, and a name for its relation to the requests before
+    it.
+    """
 
     name: str
     messages: tuple[Message, ...]
@@ -259,7 +261,7 @@ def cold_answer(backend: LlamaBackend, prompt: Prompt) -> Answer:
 
 @dataclass
 class Tally:
-    """Of ``n`` replies, the names of those that differ from the cold ones, and the largest
+    """Comparison of ``n`` replies with cold ones: the names of those that differ, and the largest
     difference.
     """
 
@@ -280,7 +282,7 @@ class Tally:
 
     @property
     def share(self) -> float:
-        """How much of the prompts was cached."""
+        """The fraction of the prompts' tokens that was cached."""
         return self.n_cached / max(self.n_prompt, 1)
 
 
@@ -300,8 +302,8 @@ class Sizes:
 
 @dataclass
 class Record:
-    """What was found out about one model; ``tallies`` by "KV mode" and what of llama.cpp
-    ``refused``, by KV.
+    """Results of one model; ``tallies`` by "KV mode", and the options that llama.cpp ``refused``,
+    by KV.
     """
 
     name: str
@@ -395,8 +397,8 @@ def _measure_further(
 
 
 def sizes_of(engine: Engine) -> Sizes:
-    """What the snapshots of ``engine`` take; evaluates a text to find out what a row and a state
-    are.
+    """Return the sizes of the snapshots of ``engine``. The sizes of a row and of a state are
+    measured on a text that it evaluates.
     """
     cache = engine.prefix_cache.cache
     snapshots: list[Snapshot] = [*cache.snapshots(), *cache.ends]
@@ -421,8 +423,8 @@ def sizes_of(engine: Engine) -> Sizes:
 
 
 def distinct(texts: Iterable[np.ndarray]) -> int:
-    """How many tokens ``texts``, each (n,) int32, have, where a beginning that several share counts
-    once.
+    """Return the number of different tokens of ``texts``, each (n,) int32; a beginning that several
+    share counts once.
     """
     ordered = sorted(
         (text.astype(np.int32) for text in texts), key=lambda text: text.astype(">i4").tobytes()
@@ -488,7 +490,7 @@ COLUMNS = (
 
 
 def row_of(record: Record) -> list[object]:
-    """One line of the table."""
+    """Return the cells of a model's line in the table."""
     if record.failure:
         return [record.name, record.failure, *[""] * (len(COLUMNS) - 2)]
     shares = " / ".join(
@@ -509,7 +511,7 @@ def row_of(record: Record) -> list[object]:
 
 
 def cell(record: Record, key: str) -> str:
-    """How many replies differ, of how many, and by how much at most."""
+    """Return "differing/all" replies, and the largest difference if some differ."""
     tally = record.tallies.get(key)
     if tally is None:
         return "refused" if key.split(" ")[0] in " ".join(record.refused) else ""
@@ -517,7 +519,7 @@ def cell(record: Record, key: str) -> str:
 
 
 def summary(records: Sequence[Record]) -> list[str]:
-    """What the table comes to, below it."""
+    """Return the lines below the table: the number of models with equal replies, by mode."""
     whole = [record for record in records if not record.failure]
     lines = []
     for name, key in CELLS.items():

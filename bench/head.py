@@ -51,8 +51,8 @@ def continued(old: dict[str, str], new: dict[str, str]) -> dict[str, str] | None
 
 
 def age(commit: str, root: Path = ROOT) -> str:
-    """How many commits are newer than ``commit``, marked if some of these changed batch ends,
-    snapshots or drafts.
+    """Return the number of commits newer than ``commit``, in words, marked if some of them changed
+    batch ends, snapshots or drafts.
     """
     n = _count(root, f"{commit}..HEAD")
     n_engine = _count(root, "--invert-grep", f"--grep={RENAMES}", f"{commit}..HEAD", "--", *ENGINE)

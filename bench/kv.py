@@ -1,5 +1,5 @@
-"""How fast rows and state leave and enter a context, against a copy of as many bytes in the same
-run.
+"""Measure the speed of rows and state leaving and entering a context, against a plain copy of as
+many bytes in the same run.
 
 On a GPU that is one copy between pinned and device memory, elsewhere one from memory to memory.
 
@@ -89,7 +89,7 @@ class Rate:
     copy_in: float
 
     def cells(self) -> list[object]:
-        """As a row of the table."""
+        """Return the figures as the cells of a table row."""
         moved = ((self.out, self.copy_out), (self.back, self.copy_in))
         shares = [f"{rate:.2f} ({rate / copy:.0%})" for rate, copy in moved]
         return [

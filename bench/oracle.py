@@ -108,7 +108,9 @@ def min_evaluated(
 
 
 def _paths(prompts: Sequence[int], known: Sequence[Tokens]) -> list[list[_Node]]:
-    """Of each request the prefixes that it or others share, the shortest first."""
+    """Return for each request the nodes of the prefixes that it shares with other requests, the
+    shortest first.
+    """
     shared = [[common_prefix(a, b) for b in known] for a in known]
     nodes: dict[tuple[int, int], _Node] = {}
     paths: list[list[_Node]] = []

@@ -31,8 +31,8 @@ Message: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class Reply:
-    """How many characters the model thinks, replies, and writes into a call; a real model just goes
-    on for so long.
+    """Lengths of a model's reasoning, reply and call, in characters. A real model writes as many in
+    one go.
     """
 
     said: int = 100
@@ -56,7 +56,7 @@ class Answers(Protocol):
         """The assistant's message, with what it thought as ``reasoning_content``."""
 
     def complete(self, prompt: str, reply: Reply = ...) -> str:
-        """What follows a raw prompt."""
+        """Return the continuation of a raw prompt."""
 
     def restart(self) -> None:
         """End the server in good order and start it again."""
@@ -116,7 +116,7 @@ def named(*workloads: Workload) -> dict[str, Workload]:
 def turn(
     server: Answers, conversation: list[Message], message: Message, reply: Reply = PLAIN
 ) -> None:
-    """One message and the reply to it, at the end of ``conversation``."""
+    """Append ``message`` and the reply to it to ``conversation``."""
     conversation.append(message)
     conversation.append(server.chat(conversation, reply))
 
@@ -259,7 +259,7 @@ def visits(server: Answers) -> None:
 
 
 def long_and_short(server: Answers) -> None:
-    """One long conversation with documents in it is shortened and resumed among short questions."""
+    """Shorten and resume a long conversation with documents among short questions."""
     main: list[Message] = [system("reader", 2000)]
     for i in range(6):
         turn(server, main, user(("document", i), 6000), Reply(said=200))
@@ -282,7 +282,9 @@ LONG = named(long_agents)
 
 @dataclass(frozen=True)
 class Place:
-    """What differs between two sessions of a program: the day, the folder and git's view of it."""
+    """Parts of the prompt that differ between two sessions of a program: day, folder and git's
+    state.
+    """
 
     day: str
     folder: str

@@ -46,7 +46,7 @@ _SPECIAL = re.compile("|".join(map(re.escape, _IDS)))
 
 
 def tokens_of(plain: str) -> Tokens:
-    """One token for each byte and each special token."""
+    """Return the tokens of ``plain``: one for each byte and each special token."""
     parts: list[np.ndarray[Any, Any]] = []
     at = 0
     for match in _SPECIAL.finditer(plain):
@@ -324,8 +324,8 @@ def _block(n_bytes: int) -> Block:
 
 @dataclass(frozen=True)
 class Turn:
-    """One request: its length, where others before it had parted from it, what was evaluated, and
-    the ``seconds`` of that, of what was restored and of the states saved, on each device.
+    """A request: its length, the tokens that it shares with earlier ones, the tokens evaluated, and
+    the ``seconds`` of evaluation, restores and saved states on each device.
     """
 
     n: int
@@ -346,7 +346,7 @@ class Known:
         self.all: list[Tokens] = []
 
     def shared(self, tokens: Tokens) -> int:
-        """How many leading tokens were there before."""
+        """Return the number of leading tokens that an earlier request had as well."""
         return max((common_prefix(other, tokens) for other in self.all), default=0)
 
     def add(self, tokens: Tokens) -> None:

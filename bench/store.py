@@ -1,5 +1,5 @@
-"""What an object store gives: the first token cold, from the directory, from the store, and if it
-hangs.
+"""Measure the gain of an object store: the first token cold, from the directory, from the store,
+and while the store hangs.
 
     python -m bench.store                          # the built-in model
     python -m bench.store --model FILE --links 0 10 1    # Gbit/s; 0 is loopback as it is

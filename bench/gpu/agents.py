@@ -103,7 +103,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Asked:
-    """One request that was answered, after so many refusals."""
+    """An answered request, and the number of its refusals before."""
 
     agent: int
     turn: int
@@ -249,7 +249,7 @@ class Subject:
 
 @dataclass
 class Run:
-    """One model, its findings, and the time until which cases may start."""
+    """The run of one model: its findings, and the time until which cases may start."""
 
     shape: str
     model: Path

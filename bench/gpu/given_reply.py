@@ -47,7 +47,7 @@ def read(file: Path) -> Texts:
 
 
 def is_known(position: int, share: float) -> bool:
-    """Whether the head drafts the given token at ``position``; as in given_reply.c."""
+    """Return whether the head drafts the given token at ``position``; as in given_reply.c."""
     drawn = position * 2654435761 & 0xFFFFFFFF
     return (drawn ^ drawn >> 15) % 10007 < share * 10007
 

@@ -293,7 +293,7 @@ def find_cuda(architectures: str | None, *, build: bool) -> Cuda | None:
 
 
 def _root(nvcc: Path) -> Path:
-    """Where the toolkit lies; the nvcc on the path may be a script that calls another."""
+    """Return the root of the toolkit; the nvcc on the path may be a script that calls another."""
     with tempfile.NamedTemporaryFile(suffix=".cu") as empty:
         command = [str(nvcc), "--dryrun", "-c", empty.name, "-o", os.devnull]
         shown = subprocess.run(command, capture_output=True, text=True, check=False).stderr

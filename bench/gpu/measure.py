@@ -334,8 +334,8 @@ def small_card(left_mib: int = CARD_MIB) -> Iterator[None]:
 
 
 def card_lines(shape: str) -> dict[str, tuple[list[str], tuple[str, ...]]]:
-    """By name, the flags after `-m FILE` on a card of 24 GB (docs/24gb.md), and the program: heads
-    have random weights here, so `CARD_SHARE` of their drafts are accepted by chance.
+    """Return by name the flags after `-m FILE` on a card of 24 GB (docs/24gb.md), and the program:
+    heads have random weights here, so `CARD_SHARE` of their drafts are accepted by chance.
     """
     quantised = ["-c", "131072", "-ctk", "q8_0", "-ctv", "q8_0"]
     lines: dict[str, tuple[list[str], tuple[str, ...]]] = {"defaults": ([], PYCTL_SERVE)}

@@ -69,9 +69,7 @@ def preset(path: Path, models: dict[str, Path], options: argparse.Namespace) -> 
 
 
 class Switching:
-    """One server, and the conversations that it has with each model until ``end``, monotonic
-    seconds.
-    """
+    """A server, and its conversations with each model until ``end``, monotonic seconds."""
 
     def __init__(
         self,
@@ -189,7 +187,7 @@ def line(record: Record) -> str:
 
 
 def flatness(switches: Sequence[Record]) -> str:
-    """How far memory went up and down while the same model was there."""
+    """Return in words the range and the growth of memory while the same model was loaded."""
     said = []
     for name, what in (("vram_mib", "MiB of the GPU"), ("resident_mib", "MiB resident")):
         sizes = [each[name] for each in switches[SETTLED:] if each[name] is not None]

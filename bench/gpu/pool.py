@@ -79,7 +79,7 @@ HEAD += "| waited ms | GPU MiB |"
 
 
 class Bench:
-    """One model in one mode. Raises ModelError for an unknown mode."""
+    """The measurement of one model in one mode. Raises ModelError for an unknown mode."""
 
     def __init__(self, options: argparse.Namespace, shape: str, mode: str) -> None:
         path = model_file(options.directory, shape)
@@ -326,7 +326,9 @@ class Bench:
         self.backend.logits(0)
 
     def _singles(self, n: int) -> tuple[int, float]:
-        """How many tokens were evaluated one by one from n on, and milliseconds for each."""
+        """Return the number of tokens evaluated one by one from ``n`` on, and milliseconds for
+        each.
+        """
         done = 0
         spent = 0.0
         while done < N_SINGLE and spent < SLOWEST_S * 1e3:

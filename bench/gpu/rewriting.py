@@ -75,7 +75,7 @@ Text = tuple[list[int], list[int]]
 
 
 class Run(Protocol):
-    """What is needed of `bench.gpu.speculative.Run`."""
+    """The members of `bench.gpu.speculative.Run` that these cases use."""
 
     shape: str
     model: Path

@@ -1,4 +1,4 @@
-"""One model under measurement: the remaining time, the findings, and a server that runs a
+"""The measurement of a model: the remaining time, the findings, and a server that runs a
 workload.
 """
 
@@ -81,7 +81,7 @@ class Results:
         return [record for record in self.records if record["kind"] == kind]
 
     def begin(self, section: str) -> None:
-        """From the next finding on, forget what an earlier run had in this section."""
+        """Begin a section: its next finding replaces the findings of an earlier run."""
         mine = [record for record in self.records if record["section"] == section]
         self._old[section] = [record for record in mine if record["kind"] != "skipped"]
         self.data["records"] = [
@@ -122,7 +122,7 @@ QUESTION = {"role": "user", "content": "tell me more about that"}
 
 @dataclass
 class Run:
-    """One model, its tables, and the time that is left."""
+    """The run of one model: its tables, and the time that is left."""
 
     shape: str
     model: Path
@@ -162,7 +162,7 @@ class Run:
 
 
 class Visit:
-    """One server with the conversations it is asked about; every answer becomes a record."""
+    """A server with the conversations it is asked about; every answer becomes a record."""
 
     def __init__(self, run: Run, section: str, server: Server, kind: str = FIRST_TOKEN) -> None:
         self.run = run
@@ -190,8 +190,8 @@ class Visit:
         return True
 
     def expected(self, step: Step) -> int:
-        """How many tokens the server may have to evaluate: llama-server has no cache after a
-        restart, and what is larger than its cache in RAM is lost to it when another conversation
+        """Return the most tokens that the server may have to evaluate. llama-server has no cache
+        after a restart, and loses a prompt larger than its cache in RAM when another conversation
         comes.
         """
         if self.server.name == PEER and (
@@ -234,7 +234,9 @@ class Visit:
             self._kept(step)
 
     def _kept(self, step: Step) -> None:
-        """What the cache grew by in this turn, against the new rows and states."""
+        """Record the growth of the cache in this turn, against the bytes of the new rows and
+        states.
+        """
         seen = self.server.get("/cache")
         flat = list(_walk(seen["prefixes"]))
         now = {

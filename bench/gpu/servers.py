@@ -39,8 +39,8 @@ BUDGET_MIB = "1048576"
 
 @dataclass(frozen=True)
 class Completion:
-    """One streamed completion of a text; ``first_ms`` and ``arrivals``, (seconds, tokens), by the
-    client's clock.
+    """A streamed completion of a text; ``first_ms`` and ``arrivals``, (seconds, tokens), are
+    measured by the client's clock.
     """
 
     first_ms: float
@@ -61,7 +61,9 @@ class Server(AskedServer):
     """A server that also completes texts, and counts its drafts."""
 
     def drafts(self) -> int:
-        """How many drafts were verified so far, of all replies that have ended; needs --metrics."""
+        """Return the number of drafts verified so far, in replies that have ended; needs
+        --metrics.
+        """
         name = "llamacpp:spec_decode_num_drafts_total "
         with self._response("GET", "/metrics", None) as response:
             lines = response.read().decode().splitlines()
@@ -136,7 +138,9 @@ def options_of(description: str | None, budget: float) -> argparse.ArgumentParse
 
 
 def prepared_in(directory: Path) -> dict[str, Any]:
-    """What prepare.py wrote there; SystemExit if this process runs outside of its environment."""
+    """Return the settings that prepare.py wrote; SystemExit if this process runs outside of its
+    environment.
+    """
     found: dict[str, Any] = json.loads((directory / "prepared.json").read_text(encoding="utf-8"))
     if any(os.environ.get(name) != value for name, value in found["environment"].items()):
         raise SystemExit(f"run this with {directory}/python")

@@ -73,7 +73,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """One server to be measured. ``length`` is the mean number of tokens that a step yields, by
+    """A server to be measured. ``length`` is the mean number of tokens that a step yields, by
     chance.
     """
 
@@ -128,7 +128,7 @@ BEGAN = time.monotonic()
 
 @dataclass
 class Run:
-    """One model, and the time until which things may be started."""
+    """The run of one model, and the time until which cases may be started."""
 
     shape: str
     model: Path
@@ -139,7 +139,7 @@ class Run:
     work: Path
 
     def flags(self, case: Case) -> list[str]:
-        """What both servers get."""
+        """Return the flags that both servers get."""
         drafting = ["--spec-type", "none"]
         if case.n_max:
             drafting = ["--spec-type", self.options.type, "--spec-draft-n-max", str(case.n_max)]
@@ -155,7 +155,7 @@ class Run:
 
     @property
     def need_mib(self) -> float:
-        """What a server may take on the device; of a shape that is not known, for a short
+        """The device memory that a server may take, in MiB; for an unlisted shape, with a short
         context.
         """
         files = [self.model, *([Path(self.options.draft)] if self.options.draft else [])]
@@ -300,7 +300,7 @@ def counts(reply: Completion) -> dict[str, int]:
 
 
 def groups(run: Run, subjects: Sequence[Subject]) -> Iterator[Sequence[Subject]]:
-    """As many at a time as fit on the device."""
+    """Yield groups of as many subjects as fit on the device at once."""
     n = run.options.together
     if not n:
         free = free_vram_mib()

@@ -20,8 +20,8 @@ COLUMNS = ("length", "step ms", "steps with drafts", "tokens a draft")
 
 
 def acceptance_rates(length: float, n_max: int) -> tuple[float, ...]:
-    """How often each of ``n_max`` drafts is right, together with all before it: powers of one
-    number whose sum is ``length`` - 1, with ``length`` in tokens per step.
+    """Return the rates at which each of ``n_max`` drafts is right, together with all before it:
+    powers of one number whose sum is ``length`` - 1, with ``length`` in tokens per step.
     """
     low = 0.0
     high = 1.0
@@ -54,7 +54,7 @@ def at_wanted(record: Record) -> float:
 
 
 def measured(records: Sequence[Record]) -> dict[Measured, dict[str, Record]]:
-    """By case and tokens of the prompt and of the reply, the record of each server."""
+    """Return the record of each server, by case and tokens of the prompt and of the reply."""
     found: dict[Measured, dict[str, Record]] = {}
     for record in records:
         if record["kind"] == "speed":
@@ -64,8 +64,8 @@ def measured(records: Sequence[Record]) -> dict[Measured, dict[str, Record]]:
 
 
 def speed_rows(records: Sequence[Record]) -> list[list[str]]:
-    """By case, prompt and reply: both speeds, their ratio, the lengths that chance made, and
-    milliseconds of a step.
+    """Return a row for each case, prompt and reply: both speeds, their ratio, the lengths that
+    chance made, and milliseconds of a step.
     """
     rows = []
     for (case, prompt, reply), both in measured(records).items():
@@ -94,8 +94,8 @@ def speed_rows(records: Sequence[Record]) -> list[list[str]]:
 
 
 def prefill_rows(records: Sequence[Record]) -> list[list[str]]:
-    """By case and prompt: tokens of the prompt per second, and how much of the speed without drafts
-    that is.
+    """Return a row for each case and prompt: tokens of the prompt per second, and their ratio to
+    the speed without drafts.
     """
     cold = [record for record in records if record.get("prefill")]
     rows = []
@@ -111,7 +111,7 @@ def prefill_rows(records: Sequence[Record]) -> list[list[str]]:
 
 
 def memory_rows(records: Sequence[Record]) -> list[list[str]]:
-    """By case: MiB on the device and resident in RAM, of both."""
+    """Return a row for each case: MiB on the device and resident in RAM, of both servers."""
     rows = []
     for case in dict.fromkeys(record["case"] for record in records if record["kind"] == "speed"):
         key = {"kind": "speed", "case": case}
@@ -124,8 +124,8 @@ def memory_rows(records: Sequence[Record]) -> list[list[str]]:
 
 
 def rewriting_rows(records: Sequence[Record]) -> list[list[str]]:
-    """By text, replies at once, server and way of drafting: speed, relative to llama-server, tokens
-    a step, memory.
+    """Return a row for each text, number of replies at once, server and way of drafting: speed,
+    ratio to llama-server, tokens per step, memory.
     """
     found = [record for record in records if record["kind"] == "rewriting"]
     rows = []

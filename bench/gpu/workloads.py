@@ -40,8 +40,8 @@ EDITED = "edited at once"
 
 @dataclass(frozen=True)
 class Step:
-    """One request: how it comes about, in which conversation (by its size), and how many new tokens
-    it brings.
+    """A request: its relation to the one before, its conversation (by size), and the number of its
+    new tokens.
     """
 
     way: str
@@ -92,7 +92,7 @@ class Conversation:
         self.messages.append({"role": "assistant", "content": reply})
 
     def turn(self, way: str) -> Steps:
-        """One more message."""
+        """Append a user's message, send it, and remember the reply."""
         self.messages.append(self._message("user", USER))
         yield from self.ask(way, USER)
 
@@ -113,7 +113,7 @@ class Conversation:
 
 
 def grow(conversation: Conversation) -> Steps:
-    """From nothing through its first turns."""
+    """Send a new conversation and its first turns."""
     yield from conversation.ask("cold", conversation.size)
     yield from conversation.turn("append")
     yield from conversation.turn("append")
@@ -128,7 +128,7 @@ def edited(conversation: Conversation) -> Steps:
 
 
 def once(conversation: Conversation, way: str) -> Steps:
-    """One request without a sequel."""
+    """Send a single request without a sequel."""
     yield conversation.step(way, conversation.size)
 
 

@@ -303,7 +303,7 @@ class Attacker:
         self._lock = threading.Lock()
 
     def send_bodies(self, bodies: Sequence[Hostile]) -> None:
-        """One hostile body after the other, in random order, again and again."""
+        """Send the hostile bodies one after the other, in random order, again and again."""
         while bodies:
             with self._lock:
                 order = self._random.sample(bodies, len(bodies))

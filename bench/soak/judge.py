@@ -61,8 +61,8 @@ class Judge:
             return self._known[key]
 
     def gap(self, body: dict[str, Any], text: str, *, whole: bool) -> float:
-        """How much likelier the right reply's token was than the one with which ``text`` leaves it,
-        as a logarithm.
+        """Return the logarithm by which the right reply's token was likelier than the token with
+        which ``text`` leaves it.
 
         With reasoning or calls, when ``text`` is not the ``whole`` reply, the least of all tokens
         and others.

@@ -79,7 +79,7 @@ class LostError(Exception):
 
 @dataclass
 class Talk:
-    """One conversation, and its next messages."""
+    """A conversation, and its next messages."""
 
     seed: int
     max_tokens: int
@@ -103,7 +103,7 @@ class Talk:
 
     @property
     def full(self) -> bool:
-        """Whether another turn could exceed the limit of its length."""
+        """True if another turn could exceed the limit of its length."""
         n_chars = sum(
             len(json.dumps(message))
             for message in self.messages
@@ -353,7 +353,7 @@ class Talker:
         ] or [("", [])]
 
     def _is_exact(self, life: int) -> bool:
-        """Whether a reply of that life must be the judge's to the bit."""
+        """Return whether a reply of that life must equal the judge's to the bit."""
         return self.judge.is_exact and life in self.target.exact_lives
 
     def _compare(

@@ -55,7 +55,7 @@ MAX_REST = 0.4
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample of the process from /proc, and its own figures."""
+    """A sample of the process from /proc, and its own figures."""
 
     resident_mib: float
     n_threads: int
@@ -131,17 +131,19 @@ class Target:
         return 0
 
     def lives(self, life: int) -> bool:
-        """Whether that life goes on: the server was not stopped or killed since it started."""
+        """Return whether that life goes on: the server was not stopped or killed since it
+        started.
+        """
         running = self._up.is_set() and self._process.is_running
         return running and self.life == life and not self.over.is_set()
 
     @property
     def is_resting(self) -> bool:
-        """Whether no client has a request, so that memory can be compared."""
+        """True if no client has a request, so that memory can be compared."""
         return self._up.is_set() and not self._may_ask.is_set()
 
     def is_excused(self, text: str = "") -> bool:
-        """Whether ``text``, by default this life's log, has words of `excuse`."""
+        """Return whether ``text``, by default this life's log, has words of `excuse`."""
         return self.excuse is not None and bool(self.excuse.search(text or self._text()))
 
     def _text(self) -> str:
@@ -301,7 +303,9 @@ class Target:
                 self.findings.violate(f"{name}: grew by {grown:.1f} {what}, {bound} are allowed")
 
     def ends(self, life: int) -> bool:
-        """Whether that life is over, or, with an excuse, will be soon."""
+        """Return whether that life is over. With an excuse, wait up to `END_SECONDS` for its
+        end.
+        """
         end = time.monotonic() + END_SECONDS * (self.excuse is not None)
         while self.lives(life) and time.monotonic() < end:
             time.sleep(0.2)
@@ -325,13 +329,13 @@ class Target:
 
 
 def _growth(values: list[float]) -> float:
-    """How much the last third lies above the first, by their medians."""
+    """Return the difference between the medians of the last third and of the first."""
     third = max(1, len(values) // 3)
     return statistics.median(values[-third:]) - statistics.median(values[:third])
 
 
 def sample_of(pid: int) -> Sample | None:
-    """None if the process is gone."""
+    """Read a sample of the process ``pid``; None if the process is gone."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
         files = len(os.listdir(f"/proc/{pid}/fd"))
