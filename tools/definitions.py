@@ -65,7 +65,7 @@ class Function:
 
     @property
     def has_body(self) -> bool:
-        """Whether there is more than a docstring and `...`, as in the methods of a port."""
+        """True if there is more than a docstring and `...`, as in the methods of a port."""
         for statement in self.node.body:
             if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Constant):
                 return True

@@ -42,8 +42,8 @@ RESTARTS = (2, 4)
 
 
 def turn(client: openai.OpenAI, messages: Any, **extra: Any) -> tuple[str, dict[str, Any], float]:
-    """One streamed reply: its text, its timings and where it came from, and milliseconds to the
-    first token here.
+    """Stream a reply. Return its text, its timings and its source, and milliseconds to the first
+    token at the client.
     """
     began = time.perf_counter()
     first = 0.0
@@ -67,8 +67,8 @@ def turn(client: openai.OpenAI, messages: Any, **extra: Any) -> tuple[str, dict[
 
 
 def sooner(n_cached: int, warm_ms: float, cold_ms: float) -> str:
-    """How many times sooner the first token came; "" if nothing was restored: both runs were cold
-    then.
+    """Return the ratio by which the first token came sooner; "" if nothing was restored: both runs
+    were cold then.
     """
     return f"{cold_ms / warm_ms:.1f}x" if n_cached else ""
 

@@ -95,8 +95,8 @@ def task_state(w: Writer) -> Iterator[list[Message]]:
 
 
 def recent_turns(w: Writer) -> Iterator[list[Message]]:
-    """One conversation of which the client sends the newest turns, shortened to half when they are
-    too many.
+    """Yield a conversation of which the client sends the newest turns, shortened to half when they
+    are too many.
     """
     head = w.exact(869)
     turns = [[w.message(80)]]

@@ -82,7 +82,7 @@ def _digits(random: Random) -> str:
 
 @dataclass(frozen=True)
 class Kind:
-    """One sort of fact: its sentences, with ``{o}`` for the owner and ``{v}`` for the value, and
+    """A sort of fact: its sentences, with ``{o}`` for the owner and ``{v}`` for the value, and
     makers of both.
     """
 
@@ -149,7 +149,7 @@ _KINDS = (
 
 @dataclass(frozen=True)
 class Fact:
-    """One kind, one owner, one value."""
+    """A fact: its kind, its owner and its value."""
 
     kind: Kind
     owner: str

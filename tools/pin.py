@@ -39,8 +39,8 @@ _DERIVED = re.compile(r"\bclass\s+(\w+)\s*:\s*public\s+(\w+)")
 
 @dataclass(frozen=True)
 class Changes:
-    """Of the names that the extension uses: those that are ``gone``, the ``changed`` with their
-    differences, and how many are ``same``; and classes of memories that are new.
+    """Changes of the names that the extension uses: those that are ``gone``, the ``changed`` with
+    their differences, and the number of the ``same``; and classes of memories that are new.
     """
 
     gone: tuple[str, ...]
@@ -50,7 +50,7 @@ class Changes:
 
     @property
     def is_none(self) -> bool:
-        """Whether nothing has to be looked at."""
+        """True if no change needs a review."""
         return not (self.gone or self.changed or self.new_memories)
 
 
@@ -72,7 +72,9 @@ def declarations(header: str) -> dict[str, str]:
 
 
 def _closing(text: str, at: int) -> int:
-    """Where the block ends whose brace stands there."""
+    """Return the end of the block whose opening brace is at ``at``; the end of ``text`` if it is
+    open.
+    """
     depth = 0
     for brace in re.compile(r"[{}]").finditer(text, at):
         depth += 1 if brace[0] == "{" else -1
@@ -102,7 +104,9 @@ def memory_classes(tree: Path) -> set[str]:
 
 
 def changes(old: Path, new: Path, csrc: Path = CSRC) -> Changes:
-    """What the source tree ``new`` changes of ``old`` for the extension at ``csrc``."""
+    """Return the differences of the source tree ``new`` to ``old`` that concern the extension at
+    ``csrc``.
+    """
     sources = [
         path.read_text("utf-8") for pattern in ("*.h", "*.cpp") for path in csrc.rglob(pattern)
     ]

@@ -44,7 +44,7 @@ WINDOW = 64
 
 @dataclass(frozen=True)
 class Family:
-    """One model: llama.cpp's name of its architecture, the class of its memory if a test relies on
+    """A model: llama.cpp's name of its architecture, the class of its memory if a test relies on
     it, and its keys without the prefix.
 
     Large models, whose matrices are quantised, have a ``pattern``: kinds of layers, counted from 0,

@@ -136,7 +136,7 @@ class Shape:
         return replace(self.with_nextn(), name=f"{self.name}-head", has_trunk=False)
 
     def is_recurrent(self, layer: int) -> bool:
-        """Whether `layer` (from 0) is a Gated-DeltaNet layer."""
+        """Return whether `layer` (from 0) is a Gated-DeltaNet layer."""
         return layer < self.num_layers and (layer + 1) % self.attention_interval != 0
 
     @property
@@ -334,8 +334,8 @@ _Q6_MATRICES = {"output", "attn_v", "ffn_down", "ffn_down_exps", "ffn_down_shexp
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor: `role` is its name without block number and suffix, `dims` are slowest first, as
-    in numpy.
+    """A tensor: `role` is its name without block number and suffix, `dims` are slowest first, as in
+    numpy.
     """
 
     name: str

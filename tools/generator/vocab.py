@@ -142,8 +142,8 @@ def token_bytes(token: str) -> bytes:
 
 
 def byte_vocab() -> Vocab:
-    """One token per byte, with the ids that the real vocabulary gives them, then the special
-    tokens.
+    """Return a vocabulary of one token per byte, with the ids that the real vocabulary gives them,
+    then the special tokens.
     """
     tokens = sorted(BYTE_ALPHABET)
     # llama.cpp needs at least one merge; single bytes never spell these two words.

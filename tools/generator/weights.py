@@ -254,8 +254,8 @@ def predict(vocab: Vocab) -> npt.NDArray[np.float32]:
 
 
 def _habits(shape: Shape, vocab: Vocab, seed: int) -> FloatArray:
-    """What makes each letter and space suggest another one, all in one circle: added to the output
-    matrix.
+    """Return the part of the output matrix by which each letter and space makes another one
+    likelier, all in one circle.
     """
     embedding = Tensor("token_embd.weight", "token_embd", (shape.vocab_size, shape.embedding), F32)
     tokens = np.flatnonzero(
