@@ -1,4 +1,4 @@
-"""How many examples a property test tries, and a count of the work that code does.
+"""The number of examples that a property test tries, and a count of the work that code does.
 
 `make check` sets PYCTL_QUICK, and property tests try a tenth of their examples.
 """

@@ -53,8 +53,8 @@ WITH_HEAD = frozenset({"drafting"})
 
 @dataclass(frozen=True)
 class Probe:
-    """One request. ``endpoint`` and ``what`` name it in the table; ``body`` is sent as JSON unless
-    it is bytes.
+    """A request. ``endpoint`` and ``what`` name it in the table; ``body`` is sent as JSON unless it
+    is bytes.
 
     ``show`` names members whose values are compared as well, wherever they are in the reply; "*" is
     all of them.

@@ -274,7 +274,9 @@ def judge(probe: Probe, theirs: Reduced, ours: Reduced) -> Verdict:
 
 
 def summary(verdicts: Sequence[Verdict]) -> str:
-    """How many requests are answered alike, and how the answers to the others differ."""
+    """Return in words the number of requests answered alike, and the kinds of differences of the
+    others.
+    """
     counted = Counter(verdict.kind for verdict in verdicts)
     kinds = (f"{counted[kind]} {kind}" for kind in ("same", *(kind for _, kind in reversed(KINDS))))
     n_new = sum(bool(verdict.new) for verdict in verdicts)

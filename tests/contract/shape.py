@@ -179,8 +179,8 @@ def shape(value: Any, show: tuple[str, ...] = (), shown: bool = False) -> str:
 
 
 def _distance(compared: tuple[Sequence[str], bool, object]) -> tuple[int, bool, int]:
-    """Of events: members that are missing or of another value; whether ours is like one of theirs;
-    added members.
+    """Return the sort key of a comparison of events: the number of members that are missing or of
+    another value; whether ours is like one of theirs; the number of added members.
     """
     lines, is_only_ours, _ = compared
     return sum(not line.startswith("extra ") for line in lines), not is_only_ours, len(lines)

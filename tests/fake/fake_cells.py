@@ -31,7 +31,7 @@ class FakeHeldRows:
 
     @property
     def n_cells(self) -> int:
-        """How many rows, each in a cell."""
+        """The number of rows, each in a cell."""
         return len(self.cells)
 
     @property

@@ -53,7 +53,9 @@ def put(backend: LlamaBackend, n: int, rows: Rows, state: State) -> None:
 
 
 def check_returns(backend: LlamaBackend) -> None:
-    """From every cut, however its rows were kept, all goes on as in a cold run."""
+    """Check that the backend goes on from every cut as in a cold run, however the cut's rows were
+    kept.
+    """
     kept = {}
     for n in CUTS:
         read(backend, n - UBATCH, n)

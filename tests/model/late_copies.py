@@ -14,8 +14,8 @@ LAG = 3
 
 
 class LateKVState(library.KVState):
-    """What is saved arrives when something waits for it, or just before the next load: until then
-    it is nonsense.
+    """KV state whose saved bytes arrive when something waits for them, or just before the next
+    load; until then they are nonsense.
     """
 
     def __init__(self, *given: Any, **named: Any) -> None:

@@ -142,7 +142,9 @@ def chat(server: Served, *turns: Any, **fields: Any) -> Any:
 
 
 def openai(server: Served, question: str, before: Any) -> Any:
-    """One turn; what ``before`` says is what the client sends with the next."""
+    """Hold one turn. Return the messages that the client sends with the next turn, after those in
+    ``before``.
+    """
     before = before or []
     body = chat(server, *before, question)
     said = body["choices"][0]["message"]

@@ -172,7 +172,9 @@ class Tab:
         return self.timings(asked.value)
 
     def timings(self, response: Response) -> dict[str, Any]:
-        """What the stream of ``response`` says in its end; the page has drawn it, too."""
+        """Return the timings at the end of the stream of ``response``, when the page has drawn it
+        as well.
+        """
         response.finished()
         self.until_idle()
         events = [

@@ -1,4 +1,4 @@
-"""One browser and one server for all tests here. Without a browser they are skipped, unless
+"""A browser and a server that all tests here share. Without a browser they are skipped, unless
 CHROMIUM names one.
 """
 

@@ -100,7 +100,7 @@ def own_server(
 
 @pytest.fixture
 def empty_server(browser: object, tmp_path: Path) -> Iterator[ServerProcess]:
-    """One of its own for a test that drops what is there."""
+    """Yield a separate server for a test that drops the cache."""
     with serving(tmp_path) as server:
         yield server
 
@@ -182,7 +182,7 @@ REVISIONS = itertools.count(1001)
 
 
 def counting(tab: Tab, saved: object) -> None:
-    """From now on GET /cache has this field `saved`, or none; each answer is a new one."""
+    """Answer GET /cache with this field `saved`, or without it; each answer has a new revision."""
 
     def answer(route: Route) -> None:
         response = route.fetch(url=tab.url + "cache")

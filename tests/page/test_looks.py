@@ -276,7 +276,7 @@ def test_the_look_is_chosen(open_tab: OpenTab, server: ServerProcess) -> None:
 def test_the_first_answer_is_enough_to_see_the_page(
     open_tab: OpenTab, server: ServerProcess
 ) -> None:
-    """With every other request held back the page is painted, styled, and says what it is."""
+    """The page is painted, styled and readable while every other request is held back."""
     tab = open_tab(server.url, ready=False)
     held: list[Any] = []
     holding = [True]

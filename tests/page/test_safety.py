@@ -52,7 +52,7 @@ def test_a_hostile_reply_runs_nothing_and_asks_for_nothing(tab: Tab, reply: str)
 
 
 def test_the_policy_stops_what_the_renderer_would_let_through(tab: Tab) -> None:
-    """As if harmless HTML had not been harmless: the second wall stands by itself."""
+    """The policy stops a script that the renderer let through: the second wall stands by itself."""
     tab.expected += [
         "policy: ",
         "Content Security Policy",

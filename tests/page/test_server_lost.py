@@ -86,7 +86,7 @@ def test_the_server_is_restarted_under_the_page(open_tab: OpenTab, tmp_path: Pat
 
 
 def test_the_last_words_are_shown_though_nobody_renders_them(tab: Tab) -> None:
-    """What comes between the last frame and the end of the server."""
+    """The text that comes between the last frame and the end of the server is shown."""
     tab.expected.append(UNREACHABLE)
     tab.page.route("**/page/markdown", lambda route: route.abort())
     tab.page.evaluate(

@@ -190,7 +190,9 @@ def test_columns_of_an_array_have_their_sides(tab: Tab) -> None:
 
 
 def test_brackets_grow_with_a_matrix(tab: Tab) -> None:
-    """In a font for formulas: of those that the page names, where one is there."""
+    """Brackets grow with a matrix in a font for formulas, if one of those that the page names is
+    installed.
+    """
     body = begin(tab, "$$\\begin{pmatrix} 1 \\\\ 2 \\\\ 3 \\\\ 4 \\end{pmatrix}$$\n")
     finish(tab)
     math = body.locator("math")

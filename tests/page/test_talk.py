@@ -247,9 +247,7 @@ def test_code_is_copied(tab: Tab) -> None:
 
 
 def test_two_tabs_of_one_browser_lose_nothing(tab: Tab) -> None:
-    """What one tab wrote is there in the other one after a reload, and neither overwrites the
-    other's.
-    """
+    """A reload shows in one tab the text that another wrote, and neither overwrites the other's."""
     tab.say("First tab.", saying("One."))
     other = tab.context.new_page()
     other.goto(tab.url)

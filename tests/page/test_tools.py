@@ -125,8 +125,8 @@ def test_what_is_always_allowed_runs_after_a_reload_and_in_other_chats(tab: Tab)
 
 
 def test_nothing_comes_between_a_reply_and_its_calls(tab: Tab) -> None:
-    """Not what the page asks of the cache after each reply: Escape would find nothing to stop, and
-    Enter would send.
+    """The page's request to the cache after each reply comes between no reply and its calls: Escape
+    would find nothing to stop, and Enter would send.
     """
     tab.page.evaluate("localStorage.setItem('tools', JSON.stringify({ child_place: 'always' }))")
     tab.reload()
@@ -216,7 +216,7 @@ def test_a_tool_that_runs_says_so_and_is_stopped_by_escape(tab: Tab) -> None:
 def test_calls_can_be_read_by_everybody(
     open_tab: OpenTab, with_tools: ServerProcess, scheme: str
 ) -> None:
-    """What axe-core looks for, on a wide screen and a phone, and of the dialog."""
+    """Calls and their dialog pass axe-core's checks on a wide screen and a phone."""
     tab = open_tab(with_tools.url, {"color_scheme": scheme})
     load_axe(tab)
     tab.say("Where are we?", forced("child_place"))

@@ -87,8 +87,8 @@ def free_port() -> int:
 
 
 def lengths_on_disk(server: Server) -> list[int]:
-    """Of the snapshots that the index has, also after a kill; their files were there a moment
-    before.
+    """Return the lengths of the snapshots in the index, also after a kill; their files were there a
+    moment before.
     """
     body = httpx.get(f"{server.url}/cache").json()
     found = [entry["n"] for entry in body["stored"]]
@@ -104,7 +104,7 @@ def n_on_disk(server: Server) -> int:
 
 
 def source_of(response: httpx.Response) -> str:
-    """Where the prompt of a reply was restored from."""
+    """Return the tier from which the prompt of a reply was restored."""
     return response.headers["x-pyctl-cache"].partition(";")[0].removeprefix("source=")
 
 

@@ -32,7 +32,7 @@ def at_home(home: Path) -> str:
 
 
 def ask(server: Server) -> str:
-    """Where the prompt of a reply came from."""
+    """Send the request. Return the tier from which its prompt was restored."""
     return source_of(
         httpx.post(f"{server.url}/v1/chat/completions", json=ASKED, timeout=60).raise_for_status()
     )

@@ -1,4 +1,4 @@
-"""With --exact a reply depends on its request alone: four clients at once get the replies of a
+"""A reply with --exact depends on its request alone: four clients at once get the replies of a
 cold, idle server.
 """
 

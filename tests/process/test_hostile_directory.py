@@ -1,4 +1,4 @@
-"""No command runs Python code of the directory that it is started in, which may be a stranger's."""
+"""Commands that start in a stranger's directory run no Python code of it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,9 @@ def test_a_command_runs_nothing_of_it(
 
 
 def test_a_child_has_the_packages_of_its_parent(hostile: Callable[[], list[str]]) -> None:
-    """Those of PYTHONPATH, and those of a directory that the parent added itself."""
+    """A child can import the packages of PYTHONPATH, and of a directory that the parent added
+    itself.
+    """
     for package in (Path("given", "package_given"), Path("added", "package_added")):
         package.mkdir(parents=True)
         (package / "__init__.py").touch()

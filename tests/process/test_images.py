@@ -71,7 +71,9 @@ def evaluated(response: httpx.Response) -> int:
 
 
 def test_a_second_question_about_an_image_does_not_see_it_again(server: Server) -> None:
-    """What llama-server evaluates anew each time (its issue 26994)."""
+    """A second question about an image evaluates no image; llama-server evaluates it each time (its
+    issue 26994).
+    """
     first = ask(server, shown("What is this?", PNG))
     n_image = 10 * 8
     assert evaluated(first) > n_image

@@ -194,7 +194,7 @@ def test_an_installation_waits_for_the_one_that_runs(place: Path, tmp_path: Path
 
 
 def is_waited_for(directory: Path) -> bool:
-    """Whether a process waits for the lock of ``directory``."""
+    """Return whether a process waits for the lock of ``directory``."""
     waiting = re.compile(rf"-> FLOCK .*:{directory.stat().st_ino} ", re.MULTILINE)
     return waiting.search(Path("/proc/locks").read_text(encoding="utf-8")) is not None
 

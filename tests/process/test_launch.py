@@ -42,7 +42,7 @@ FACTS = [{"role": "user", "content": "Facts to remember. " * 120}]
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """With `claude` in the PATH; what it saw lies in RECORD."""
+    """Return an environment with `claude` in the PATH; the program writes its input into RECORD."""
     program = tmp_path / "bin" / "claude"
     program.parent.mkdir()
     program.write_text(PROGRAM)

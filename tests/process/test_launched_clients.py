@@ -64,7 +64,9 @@ class Turn:
 
 @pytest.fixture(scope="module")
 def words_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As fast as a model can be at 40,000 tokens: one recurrent layer, one of attention."""
+    """Write the fastest model with a vocabulary of 40,000 tokens: one recurrent layer, one of
+    attention.
+    """
     path = tmp_path_factory.mktemp("models") / "words.gguf"
     vocab = read_vocab(builtin_model())
     n_tokens = (len(vocab.tokens) // 64 + 2) * 64

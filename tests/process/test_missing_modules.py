@@ -34,7 +34,7 @@ def no_library(native: Path) -> str:
 
 
 def of_another_build(native: Path) -> str:
-    """As if it was compiled with other headers than `_core`."""
+    """Make ``native`` look as if it was compiled with other headers than `_core`."""
     (build,) = set(re.findall(rb"\0([0-9a-f]{64})\0", content := native.read_bytes()))
     native.write_bytes(content.replace(build, build[::-1]))
     return "built with another _core"

@@ -179,7 +179,9 @@ def test_nothing_is_known_at_first(server: Server, question: str) -> None:
 
 
 def test_its_head_drafts_unless_told_otherwise(start: Callable[..., Server]) -> None:
-    """With --exact, which drafts whether it pays on a busy machine or not."""
+    """The model's head drafts by default. --exact drafts whether it pays on a busy machine or
+    not.
+    """
     prompt = [{"role": "user", "content": "What is a prefix cache?"}]
     reply, timings = ask(start("", *FLAGS, "--exact"), prompt)
     assert 0 < timings["draft_n_accepted"] <= timings["draft_n"]

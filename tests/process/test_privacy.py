@@ -227,7 +227,7 @@ def test_a_hostile_server_does_not_reach_the_terminal_of_a_chat(
 
 
 def on_terminal(command: list[str], stdin_is_terminal: bool) -> str:
-    """What ``command`` shows on a terminal of its own."""
+    """Return the output of ``command`` on its own terminal."""
     ours, theirs = pty.openpty()
     stdin = theirs if stdin_is_terminal else subprocess.DEVNULL
     child = subprocess.Popen(

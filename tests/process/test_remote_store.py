@@ -135,7 +135,7 @@ def filled(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Iterator[F
 
 @pytest.fixture
 def proxy(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
-    """In front of the store; servers that start now use it."""
+    """Yield a proxy in front of the store; servers that start now use it."""
     with faulty_proxy(filled.port) as proxy:
         for name, value in {**ENVIRONMENT, "AWS_ENDPOINT_URL": proxy.url}.items():
             monkeypatch.setenv(name, value)

@@ -81,7 +81,7 @@ class Router:
             assert "in use" in text, text
 
     def has_begun(self) -> bool:
-        """Whether it has ended or is ready."""
+        """Return whether the router has ended or is ready."""
         if self.process is not None and self.process.poll() is not None:
             return True
         with suppress(httpx.HTTPError):
@@ -89,7 +89,7 @@ class Router:
         return False
 
     def waits(self, server: Server) -> bool:
-        """Whether ``server`` waits in the middle of a reply."""
+        """Return whether ``server`` waits in the middle of a reply."""
         return (self.directory / f"open{server.process.pid}").exists()
 
     def stop(self) -> None:
@@ -117,7 +117,7 @@ class Router:
 
 
 class HAProxy(Router):
-    """As in deploy/haproxy.cfg."""
+    """HAProxy with deploy/haproxy.cfg."""
 
     program = "haproxy"
 
@@ -158,13 +158,13 @@ class HAProxy(Router):
 
 
 class HashingHAProxy(HAProxy):
-    """With the page's other way to choose a server."""
+    """HAProxy with the page's other way to choose a server."""
 
     replaced = command_on_the_page(r"```haproxy\n((?:.*\n)+?)```")
 
 
 class SglangRouter(Router):
-    """As in deploy/sglang-router.sh."""
+    """The router of deploy/sglang-router.sh."""
 
     program = "sglang-router"
 
@@ -231,7 +231,7 @@ def conversation(name: str) -> list[dict[str, Any]]:
 
 
 def has(server: Server, messages: list[dict[str, Any]]) -> bool:
-    """Whether the cache of a server has the conversation, by the texts of its snapshots."""
+    """Return whether the cache of a server has the conversation, by the texts of its snapshots."""
     return messages[1]["content"].partition(".")[0] in httpx.get(f"{server.url}/cache").text
 
 

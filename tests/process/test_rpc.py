@@ -1,5 +1,5 @@
-"""One model on two workers of this machine: the same bits as in one process, the cache, and the
-loss of a worker.
+"""A model on two workers of this machine: the same bits as in one process, the cache, and the loss
+of a worker.
 """
 
 from __future__ import annotations

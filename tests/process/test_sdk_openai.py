@@ -23,7 +23,7 @@ TOOL["function"] |= {
 
 
 class Colour(BaseModel):
-    """What a structured reply holds."""
+    """The content of a structured reply."""
 
     name: Literal["red", "green"]
     bright: bool
@@ -163,7 +163,7 @@ def test_errors_of_responses(client: openai.OpenAI) -> None:
 
 
 def test_a_custom_tool_of_responses(client: openai.OpenAI) -> None:
-    """In an item of the input, as Codex sends its tools."""
+    """A custom tool is offered in an item of the input, as Codex sends its tools."""
     grammar = (
         'start: "put " NAME LF line LF?\nline: "+" /[a-c\\"]{3,9}/\nNAME: /[xy]/\n%import common.LF'
     )

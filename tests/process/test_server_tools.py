@@ -84,7 +84,9 @@ def test_a_loop_of_ten_calls_evaluates_each_token_once(server: ServerProcess) ->
 def test_a_call_ends_with_its_client_and_with_the_server(
     server: ServerProcess, tmp_path: Path
 ) -> None:
-    """With all that it has started; and the server of the tools sees no secret of this one."""
+    """A call and every process that it started end with its client and with the server; the server
+    of the tools gets no secret of this one.
+    """
     found = json.loads(post(server, "tools", {"tool": "child_variables"})["plain_text_response"])
     assert SECRET not in str(found)
     for end in ("client", "server"):

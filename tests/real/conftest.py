@@ -72,8 +72,8 @@ class Reply:
         return [token for token, *_ in self.tokens]
 
     def near_tie(self, other: Reply) -> float | None:
-        """Where ``other`` first has another token, how much likelier this one's was than the next;
-        None if nowhere.
+        """Return how much likelier this reply's token was than the next where ``other`` first has
+        another token; None if it has the same tokens.
         """
         for (ours, _, top), (theirs, *_) in zip(self.tokens, other.tokens, strict=False):
             if ours != theirs:
@@ -81,8 +81,8 @@ class Reply:
         return None if len(self.tokens) == len(other.tokens) else float("inf")
 
     def margin_change(self, other: Reply) -> float:
-        """How much the distance of the two best tokens changes in ``other`` at most, up to where
-        the two part.
+        """Return the largest change in ``other`` of the distance of the two best tokens, up to the
+        place where the two part.
 
         Distances are those of log-probabilities. A place is left out if ``other`` does not list
         both tokens.

@@ -1,4 +1,4 @@
-"""What is restored is what a cold run computes: with --exact to the bit, by default but for near
+"""A restored prompt is computed as in a cold run: with --exact to the bit, by default but for near
 ties.
 """
 
@@ -32,7 +32,7 @@ def user(content: str) -> dict[str, str]:
 
 
 class Conversations:
-    """What a server with a cache on disk answered, in order."""
+    """The requests to a server with a cache on disk and its answers, in order."""
 
     def __init__(self, restart: Callable[[signal.Signals | None], Server]) -> None:
         self._restart = restart

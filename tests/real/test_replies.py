@@ -83,7 +83,9 @@ def fits(text: str, schema: dict[str, Any]) -> bool:
 
 
 def is_call(message: dict[str, Any], names: set[str]) -> bool:
-    """Whether it is one call or more, of tools in ``names`` and with arguments that fit."""
+    """Return whether the message has calls, all of tools in ``names`` and with arguments that
+    fit.
+    """
     called = [call["function"] for call in message.get("tool_calls") or ()]
     return bool(called) and all(
         c["name"] in names and fits(c["arguments"], SCHEMAS[c["name"]]) for c in called
@@ -114,7 +116,7 @@ def test_replies_fit_their_schemas_as_often_as_those_of_llama_server(pair: Pair)
     asked = [(question, schema) for schema in (CITY, SUM, LIST) for question in QUESTIONS[:2]]
 
     def shares(server: Server | ServerProcess) -> tuple[int, int]:
-        """How many ended, and how many of those fit."""
+        """Return the number of replies that ended, and the number of those that fit."""
         replies = []
         for question, schema in asked:
             form = {

@@ -216,7 +216,9 @@ def references() -> Iterator[tuple[str, str, str]]:
 
 
 def is_in_commit(path: str, commit: str) -> bool:
-    """Whether ``commit`` has the file; True if this copy of the repository lacks the commit."""
+    """Return whether ``commit`` has the file; True if this copy of the repository lacks the
+    commit.
+    """
     if git("cat-file", "-e", commit).returncode:
         return True
     return git("cat-file", "-e", f"{commit}:{path}").returncode == 0

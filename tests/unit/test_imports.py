@@ -99,7 +99,7 @@ def test_no_arrow_runs_up() -> None:
 
 
 def test_the_map_has_each_package_and_each_arrow() -> None:
-    """What the map allows is used, and every package is on it."""
+    """Every arrow of the map is used, and every package is on it."""
     used: dict[str, set[str]] = {}
     for name, targets in module_graph().items():
         layers = {layer_of(target) for target in targets if target.startswith("pyctl.")}
@@ -158,7 +158,7 @@ def test_one_place_talks_to_llama_cpp() -> None:
 
 
 def test_packages_of_the_extension() -> None:
-    """What copies bytes stands below what knows sequences: see the table of
+    """The packages that copy bytes include none that handles sequences: see the table of
     docs/internals/native.md.
     """
     packages = {
@@ -192,8 +192,8 @@ STANDARD = {
 
 
 def test_sources_include_the_standard_headers_that_they_use() -> None:
-    """One release of GCC declares by chance, in headers of others, names that the next leaves
-    out.
+    """Each source includes the header of each name that it uses: one release of GCC declares by
+    chance, in headers of others, names that the next leaves out.
     """
     csrc = ROOT / "csrc"
 

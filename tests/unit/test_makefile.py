@@ -1,4 +1,6 @@
-"""What `make` and CI install: what is used, and the versions that the pages name."""
+"""The packages that `make` and CI install: they are used, and their versions are those on the
+pages.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def commands_for(target: str, *variables: str) -> str:
-    """What `make` would run for ``target`` in a fresh checkout."""
+    """Return the commands that `make` would run for ``target`` in a fresh checkout."""
     command = ["make", "--dry-run", "--always-make", "--directory", str(ROOT), target, *variables]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 

@@ -1,4 +1,4 @@
-"""What counts as code, as a node, as a fragment: tiny sources, and the counts that they have."""
+"""The counts of code lines, nodes and fragments of tiny sources."""
 
 from __future__ import annotations
 

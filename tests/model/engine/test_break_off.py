@@ -152,7 +152,9 @@ def test_logits_are_those_of_a_cold_run(
 def test_a_device_that_asks_nobody_is_looked_at_between_its_layers(
     shape: str, open_model: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where a GPU holds everything; and it goes on as if it had not been."""
+    """A device that holds everything and takes no callback, such as a GPU, is interrupted between
+    its layers; afterwards it goes on as if it had not been.
+    """
     backend = open_model(shape, n_ubatch=N, flash_attn="on").backend
     assert isinstance(backend, LlamaBackend)
     prompt = prompt_of(400, n_ids=250)

@@ -131,8 +131,8 @@ def assert_same(warm: Reply, cold: Reply) -> None:
 def test_what_is_restored_is_what_a_cold_run_says(
     opened: Open, tmp_path: Path, name: str, kv: str
 ) -> None:
-    """From the live sequence, from RAM and from disk after a restart, by tokens and by the bits of
-    the logits.
+    """A conversation resumed from the live sequence, from RAM, or from disk after a restart has the
+    tokens and the logits' bits of a cold run.
     """
     reference = opened(name, kv)
     expected = {}

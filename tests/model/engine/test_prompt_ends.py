@@ -90,8 +90,8 @@ def test_raw_text_that_grows_evaluates_what_is_new(
 
 
 def test_another_prompt_of_the_same_tokens_has_other_batches() -> None:
-    """With boundaries elsewhere a cold run evaluates other batches, so nothing of the end is taken
-    for exact.
+    """The end of the same tokens with other boundaries is not taken for exact, since a cold run
+    evaluates other batches.
     """
     backend = FakeBackend()
     plain = prompt_of(3, 200)
@@ -139,7 +139,9 @@ def test_a_full_cache_gives_up_nothing_for_an_end_that_nobody_may_want() -> None
 
 
 def test_an_end_far_behind_the_last_batch_takes_room_that_others_have() -> None:
-    """As those of raw prompts are, which are asked again for another reply."""
+    """The end of a raw prompt, which is asked again for another reply, evicts others when it is
+    added.
+    """
     backend = FakeBackend(n_ctx=4096, n_ubatch=256, batch_cost=480)
     cache = RamCache(0, None)
     engine = Engine(backend, cache, EngineSettings(min_step=0))
@@ -197,8 +199,8 @@ def test_a_look_at_what_matches_changes_no_order_and_a_use_does() -> None:
 
 
 def test_rows_that_leave_the_device_take_the_ends_with_them() -> None:
-    """No budget for copies: what needs the cells of a conversation loses it, and all that builds on
-    its rows.
+    """Without a budget for copies, a conversation whose cells are needed loses its rows, and every
+    end that builds on them is dropped.
     """
     backend = FakeBackend(n_ctx=700, can_hold=True)
     cache = RamCache(0, 40_000)
@@ -231,7 +233,9 @@ def test_rows_that_leave_the_device_take_the_ends_with_them() -> None:
 def test_a_model_samples_as_it_did(
     name: str, sampling: Sampling, open_model: Callable[..., Loaded]
 ) -> None:
-    """From the outputs that were kept, by the same random numbers, with the same probabilities."""
+    """A repeated request samples from the kept outputs by the same random numbers, with the same
+    probabilities.
+    """
     loaded = open_model(name)
     backend = loaded.backend
     prompt = Prompt(

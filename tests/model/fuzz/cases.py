@@ -1,5 +1,5 @@
-"""How many cases the fuzzers try, and from which seed: PYCTL_FUZZ=10000 PYCTL_FUZZ_SEED=7 pytest -s
-tests/model/fuzz
+"""The number of cases that the fuzzers try, and their seed: PYCTL_FUZZ=10000 PYCTL_FUZZ_SEED=7
+pytest -s tests/model/fuzz
 
 Without PYCTL_FUZZ the cases are the same ones each time.
 """
@@ -26,7 +26,7 @@ _SEED = int(os.environ.get("PYCTL_FUZZ_SEED") or (secrets.randbits(32) if _CHOSE
 
 
 def fuzzed(test: F) -> F:
-    """As many cases as wished, and the seed in the output."""
+    """Decorate ``test`` to try `N_CASES` cases, and print the seed."""
     print(f"PYCTL_FUZZ_SEED={_SEED} for {test.__module__}.{test.__name__}, {N_CASES} cases")
     chosen = settings(
         max_examples=N_CASES,

@@ -29,7 +29,7 @@ _TIMES = st.sampled_from(["", "", "", "*", "+", "?", "{2}", "{1,3}", "{0,2}", "{
 
 @st.composite
 def safe_grammars(draw: st.DrawFn) -> str:
-    """Those that llama.cpp takes without harm: no rule begins with itself."""
+    """Draw a grammar that llama.cpp takes without harm: no rule begins with itself."""
     n_rules = draw(st.integers(1, 4))
 
     def atom(rule: int, depth: int) -> str:

@@ -58,7 +58,7 @@ ODD = st.sampled_from(
 
 @st.composite
 def changes(draw: st.DrawFn, n_files: int) -> list[tuple[Any, ...]]:
-    """What to do to which file; half of the time one thing."""
+    """Draw changes of files, each with the index of its file; half of the time a single one."""
     count = draw(st.sampled_from([1, 1, 1, 2, 3]))
     made: list[tuple[Any, ...]] = []
     for _ in range(count):
@@ -155,8 +155,8 @@ class FuzzedCache:
     expected: list[int]
 
     def engine(self, recovers: bool = True) -> Engine:
-        """As after a restart. The thread that looks through the directory may come late, so that
-        lies are read.
+        """Return an engine as after a restart. The thread that looks through the directory may come
+        late, so that lies are read.
         """
         with pytest.MonkeyPatch.context() as patch:
             if not recovers:

@@ -1,4 +1,4 @@
-"""With --exact a reply depends on its request alone, and has the bits of a cold run on an idle
+"""A reply with --exact depends on its request alone, and has the bits of a cold run on an idle
 server.
 """
 
@@ -179,7 +179,9 @@ def test_a_conversation_that_another_joins(
 
 @SHAPES
 def test_replies_that_take_turns(backend_of: Callable[..., LlamaBackend], shape: str) -> None:
-    """In prompts and in replies, beyond what the context holds of all of them."""
+    """Requests take turns in prompts and in replies when the context cannot hold all of them, and
+    each gets the reply of a cold run.
+    """
     engine = engine_on(backend_of(shape, n_ctx=1024, n_ubatch=64))
     prompts = (FIRST, OTHERS[0], OTHERS[1])
     expected = [

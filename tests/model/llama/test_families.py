@@ -299,7 +299,9 @@ def test_cells_behind_a_window_may_be_overwritten(
 
 @pytest.fixture(params=["at once", "late"])
 def copies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Whether what is saved is there at once, or on its way as from a device that computes on."""
+    """Return the time at which saved bytes arrive: at once, or late, as from a device that computes
+    on.
+    """
     if request.param == "late":
         monkeypatch.setattr(context_memory, "KVState", LateKVState)
     return str(request.param)

@@ -248,7 +248,7 @@ def test_a_context_may_be_smaller_than_the_trial(model_path: Callable[[str], Pat
 def test_another_release_of_llama_cpp_is_found_out(
     model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One bit of one logit is enough."""
+    """A difference in a single bit of one logit refuses the pool."""
     trial = llama_backend.pool_trial
     n_trials = 0
 

@@ -62,7 +62,7 @@ def hybrid(open_model: Callable[..., Loaded]) -> LlamaBackend:
 
 @pytest.fixture
 def recurrent(open_model: Callable[..., Loaded]) -> LlamaBackend:
-    """No rows."""
+    """Return a backend whose memory has no rows."""
     return open_model("tiny-mamba2", n_ctx=256).backend
 
 
@@ -79,7 +79,7 @@ def pooled(open_model: Callable[..., Loaded]) -> LlamaBackend:
 
 @pytest.fixture(scope="module")
 def opaque(model_path: Callable[[str], Path]) -> Iterator[LlamaBackend]:
-    """One stream of cells per sequence: every state is llama.cpp's own."""
+    """Yield a backend with a stream of cells for each sequence: every state is llama.cpp's own."""
     model = api.llama_model_load_from_file(
         str(model_path("tiny-hybrid")).encode(), api.llama_model_default_params()
     )

@@ -212,8 +212,8 @@ def test_a_few_free_cells_are_enough(backend: LlamaBackend) -> None:
 
 @one_hybrid
 def test_what_is_evaluated_finds_its_cells_ready(backend: LlamaBackend) -> None:
-    """One relocation serves many steps: the held rows lie above all that is evaluated until the
-    cells run out.
+    """A single relocation serves many steps: the held rows lie above all that is evaluated until
+    the cells run out.
     """
     n = 300
     run(backend, tokens_of(1, n))
@@ -444,9 +444,8 @@ def block_of(backend: LlamaBackend, first: int, last: int, seed: int) -> Block:
 def test_rows_from_ram_find_the_cells_that_later_rows_leave(
     open_model: Callable[..., Loaded],
 ) -> None:
-    """So many rows that their cells are taken in several steps. Those of the first ones have rows
-    that are held, for which there is only the place of the rest, which is on the device, and leaves
-    it.
+    """Many rows take their cells in several steps. The cells of the first steps have held rows,
+    which move to the only free place, the one of the rest; the rest is on the device and leaves it.
     """
     n = 8192
     backend = open_model(

@@ -300,7 +300,7 @@ def test_two_sequences_in_cells_of_each_others(backend: LlamaBackend) -> None:
 
 @each_layout
 def test_cells_of_what_was_dropped_are_taken_over(backend: LlamaBackend) -> None:
-    """What is loaded into a sequence that was just emptied lies where it would have lain
+    """Rows loaded into a sequence that was just emptied get the cells that they would have had
     otherwise.
     """
     before = talk_of(5)
@@ -330,8 +330,8 @@ def drafting(model_path: Callable[[str], Path]) -> Iterator[LlamaBackend]:
 
 
 def test_drafts_behind_an_image_are_taken_back(drafting: LlamaBackend) -> None:
-    """With planes and with marks: what was drafted wrong leaves nothing, and positions go on behind
-    the image.
+    """A wrong draft leaves nothing, with planes and with marks, and positions go on behind the
+    image.
     """
     backend = drafting
     talk = MixedText(8, 20, (6, 4), 10)

@@ -183,7 +183,9 @@ def test_a_ring_of_any_size(planner: Planner, size: int) -> None:
 def test_any_moves_end_where_they_should(
     planner: Planner, n_cells: int, seed: int, share: float, part_shuffled: float
 ) -> None:
-    """From rotated ranges, whose rows follow each other, to random moves."""
+    """Every pair of a plan reaches its target, from rotated ranges, whose rows follow each other,
+    to random moves.
+    """
     random = np.random.default_rng(seed)
     sources = np.arange(n_cells)[: int(share * n_cells)]
     targets = np.roll(np.arange(n_cells), random.integers(n_cells))[: sources.size]

@@ -106,7 +106,9 @@ def test_conversations_take_turns_and_go_back(
 
 
 def test_drafts_are_taken_back(store: Callable[..., Store]) -> None:
-    """By cutting, where attention is all there is, and by going back to a mark."""
+    """Drafts are taken back by a cut if the model has attention only, and else by a return to a
+    mark.
+    """
     tokens = tokens_of(3, 300)
     dense = store("tiny-dense", resident=[1])
     wanted = dense.run(tokens, ends=[96, 192, 258, 300])
@@ -356,7 +358,7 @@ def test_contexts_that_it_cannot_serve_are_refused(
 
 
 def test_a_memory_without_rows_is_refused(model_path: Callable[[str], object]) -> None:
-    """With a stream of cells for each sequence."""
+    """A memory with a stream of cells for each sequence is refused."""
     model = api.llama_model_load_from_file(
         str(model_path("tiny-dense")).encode(), api.llama_model_default_params()
     )

@@ -20,8 +20,8 @@ from tools.generator import finish
 
 
 def of_another_family(path: Path, source: Path, arch: str) -> Path:
-    """One layer with random weights at ``path``: "bloom", or "llama" whose positions differ in long
-    contexts.
+    """Write a model of one layer with random weights at ``path``: "bloom", or "llama" whose
+    positions differ in long contexts.
     """
     width = 64
     n_vocab = 0

@@ -82,8 +82,8 @@ HostBuffer(0)
 
 
 def test_errors_arrive_where_a_library_has_its_own_cpp_runtime(tmp_path: Path) -> None:
-    """One that was linked with -static-libstdc++ exports a part of it, to all that is loaded after
-    it.
+    """A library linked with -static-libstdc++ exports a part of its runtime to all that is loaded
+    after it; errors of the extension still arrive.
     """
     other = tmp_path / "other.so"
     source = 'extern "C" int f() { try { throw 1; } catch (int one) { return one; } }'

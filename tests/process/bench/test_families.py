@@ -1,4 +1,4 @@
-"""What `bench.families` says of replies and of processes that end."""
+"""The lines of `bench.families` about replies and about processes that end."""
 
 from __future__ import annotations
 

@@ -183,8 +183,8 @@ def test_reads_while_recovering_and_writing(open_store: Opener) -> None:
 
 
 def serve_for_ever(directory: str, first: int, served: ctypes.c_int) -> None:
-    """What a server's disk tier does for one conversation after the other, and a reply beside it,
-    until killed; ``served`` says for how many prompts, and is -1 before.
+    """Store one conversation after the other in the disk tier, with replies beside it, until
+    killed; ``served`` counts the prompts, and is -1 before.
     """
     tier = tier_on(
         Path(directory),

@@ -45,7 +45,9 @@ class Handler(web_server.Handler):
 
 
 def whole(body: bytes = MODEL, tag: str = '"1"', stop: int | None = None) -> Answer:
-    """As a good server does, ranges included; it breaks off before byte ``stop`` of the file."""
+    """Return an answer like a good server's, ranges included; it breaks off before byte ``stop`` of
+    the file.
+    """
 
     def answer(handler: Handler, _: int) -> None:
         asked = handler.headers.get("Range", "")

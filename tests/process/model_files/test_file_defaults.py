@@ -1,4 +1,4 @@
-"""What a GGUF file says about sampling and about conversations with tools, on a running server."""
+"""Sampling and conversations with tools by the metadata of a GGUF file, on a running server."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_requests_with_tools_are_written_by_the_template_for_tools(server: Serve
 def test_a_file_with_a_template_for_tools_alone(
     start: Callable[..., Server], model_path: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """That template writes all conversations, and `pyctl doctor` has nothing to say."""
+    """A template for tools alone writes all conversations, and `pyctl doctor` has no warning."""
     target = tmp_path / "tools.gguf"
     more = {"tokenizer.chat_template.tool_use": TOOL_USE}
     less = ("tokenizer.chat_template",)

@@ -39,7 +39,7 @@ def connect(address: str) -> socket.socket:
 
 @contextlib.contextmanager
 def silent(address: str, count: int) -> Iterator[list[socket.socket]]:
-    """So many connections that say nothing."""
+    """Open ``count`` connections that send nothing."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(connect(address)) for _ in range(count)]
 
@@ -123,7 +123,9 @@ def test_a_request_with_two_lengths_is_the_last_of_its_connection() -> None:
 
 
 def closed_after(connection: socket.socket, drip: bytes = b"") -> bytes:
-    """What comes until the connection is closed, while ``drip`` is sent again and again."""
+    """Return the bytes received until the connection is closed, while ``drip`` is sent again and
+    again.
+    """
     received = b""
     end = time.monotonic() + 60
     connection.settimeout(0.1)
@@ -203,8 +205,8 @@ def test_who_was_answered_may_take_longer_to_ask_again() -> None:
 
 
 def test_a_new_connection_has_all_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What passed between two looks began before it, and a process that was held up still has to
-    read what it says.
+    """A new connection is not charged for the time that passed before it, and a process that was
+    held up still has to read its bytes.
     """
     monkeypatch.setattr("pyctl.server.guard.HEAD_SECONDS", 4.0)
 

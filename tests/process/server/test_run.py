@@ -198,8 +198,8 @@ def test_the_page_gets_its_markdown_before_the_model_is_loaded() -> None:
 def test_a_request_is_held_while_the_model_is_loaded(
     monkeypatch: pytest.MonkeyPatch, is_loaded: bool
 ) -> None:
-    """One that is held gets its reply; one that is too many, or is there when loading ends in
-    another way, 503.
+    """A held request gets its reply; a request above the limit, or held when loading ends in
+    another way, gets 503.
     """
     monkeypatch.setattr("pyctl.server.middleware.MAX_HELD", 1)
     bench = Bench(play("x"))

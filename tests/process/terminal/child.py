@@ -70,7 +70,7 @@ class Echo:
 
 
 class Tools:
-    """One that reads and one that writes."""
+    """A source of two tools, a reader and a writer."""
 
     place = "here"
 

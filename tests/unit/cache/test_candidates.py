@@ -1,4 +1,4 @@
-"""Where a prompt can resume, which position comes first, and what the search costs."""
+"""The positions at which a prompt can resume, their order, and the cost of the search."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ N = 300
 
 @given(data=st.data())
 def test_batches_are_compared_as_lists_of_their_ends_are(data: st.DataObject) -> None:
-    """On a tree of segments whose ends are mostly, but not always, those of the prompt."""
+    """Batches are compared alike on a tree of segments whose ends are mostly, but not always, those
+    of the prompt.
+    """
     places = st.sets(st.integers(1, 60), max_size=8)
     ends = sorted(data.draw(places) | {60})
     finder = ResumeCandidates(
@@ -52,7 +54,7 @@ def test_batches_are_compared_as_lists_of_their_ends_are(data: st.DataObject) ->
 
 
 def filled(tokens: Tokens, cache: RamCache | None = None) -> tuple[RamCache, list[int]]:
-    """One conversation with a snapshot every ten tokens, and where they are."""
+    """Return a cache with a conversation and a snapshot every ten tokens, and their positions."""
     cache = cache or RamCache(0, None)
     match = PromptMatch(tokens)
     segment = None

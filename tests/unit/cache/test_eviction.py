@@ -212,8 +212,8 @@ def test_the_policy_chooses_what_the_plain_rule_chooses(
 def test_late_in_an_opening_others_are_expected_to_leave_it(
     opening: int, ranked: list[int]
 ) -> None:
-    """Of snapshots at even distances in an opening the last is worth most; without one, the first
-    of all.
+    """The last of snapshots at even distances in an opening is worth most; without an opening, the
+    first of all.
     """
     tree: PrefixTree[int] = PrefixTree()
     policy = CostAwareEviction(tree, lambda key: 1, lambda: 1.0)
@@ -237,8 +237,8 @@ class OnDevice:
 
 
 class RamHistories(RuleBasedStateMachine):
-    """What is locked, pinned or retained never leaves, the budget holds, rows are always somewhere,
-    and the books agree with what is there.
+    """A state machine of the RAM cache: a locked, pinned or retained snapshot never leaves, the
+    budget holds, rows are always somewhere, and the books agree with the contents.
     """
 
     @initialize(n_slots=st.integers(0, 8), budget=st.sampled_from([None, 700, 2000]))
@@ -356,7 +356,7 @@ class RamHistories(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def leave_device(self, data: st.DataObject) -> None:
-        """As the engine does when cells run short."""
+        """Release rows on the device, as the engine does when cells run short."""
         held = self.held()
         protected = data.draw(st.sets(st.sampled_from(held))) if held else set()
         blocked = {
@@ -431,7 +431,7 @@ TestRamHistories.settings = settings(stateful_step_count=40)
 
 @pytest.mark.parametrize(("budget", "fits"), [(4200, True), (4100, False)])
 def test_a_copy_that_is_shed_makes_room_once(budget: int, fits: bool) -> None:
-    """Not once more with the snapshot that has it."""
+    """A copy that is shed makes room once, and not once more with the snapshot that has it."""
     cache = RamCache(0, budget)
     for seed, n, rows in ((1, 20, np.zeros(2000, np.uint8)), (2, 40, NOTHING)):
         tokens = as_tokens(np.random.default_rng(seed).integers(0, 1000, n))
@@ -450,7 +450,7 @@ def test_a_copy_that_is_shed_makes_room_once(budget: int, fits: bool) -> None:
 
 
 def records_of(held: list[Held], data: st.DataObject) -> list[Record]:
-    """One file per segment and one per state."""
+    """Return a record of each segment's file and of each state's."""
     found = []
     rows: dict[int, SegmentName] = {}
     for key, one in enumerate(held):

@@ -1,4 +1,4 @@
-"""Whether a request may use the disk, and which snapshots its lookup keeps from eviction."""
+"""The requests that may use the disk, and the snapshots that a lookup keeps from eviction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a waiting request could resume with, and when a fetch pays."""
+"""The snapshots with which a waiting request could resume, and the fetches that pay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One budget over several caches: bytes stay within it, and the snapshot of least value in any
+"""A budget shared by several caches: bytes stay within it, and the snapshot of least value in any
 cache is evicted.
 """
 

@@ -1,5 +1,5 @@
-"""Whether a constraint accepts a text, by the grammar engine on the real vocabulary of the Qwen3.5
-family.
+"""A check that a constraint accepts a text, by the grammar engine on the real vocabulary of the
+Qwen3.5 family.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def engine_parts() -> tuple[Any, Any, Any]:
 
 
 def accepts(constraint: Constraint, text: str) -> bool:
-    """Whether a reply may be ``text`` and end there; special tokens in it are tokens."""
+    """Return whether a reply may be ``text`` and end there; special tokens in it are tokens."""
     vocab, tokenizer, compiler = engine_parts()
     from pyctl.engine.sampling import Sampling
     from pyctl.llama.sampling.grammar import Grammar

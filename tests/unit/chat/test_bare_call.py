@@ -88,7 +88,7 @@ def read(pieces: list[str], tools: Tools = TOOLS) -> tuple[str, list[tuple[str, 
 def test_only_a_reply_that_is_one_call_is_a_call_however_it_is_cut(
     text: str, data: st.DataObject
 ) -> None:
-    """What is none stays as it was written."""
+    """A reply that is not a single call stays as it was written."""
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=40)))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     arguments = LONG[LONG.index('{"c') : -1] if text == LONG else ARGUMENTS

@@ -436,7 +436,9 @@ QUOTED = (
 def test_quotes_within_a_value_are_a_part_of_it(
     family: Family, text: str, others: dict[str, Any]
 ) -> None:
-    """As the template writes them, also where that escapes nothing."""
+    """Quotes within a value are read as the template writes them, also where the template escapes
+    nothing.
+    """
     if family.name == "CohereForAI-c4ai-command-r-plus-tool_use" and '"' in text:
         pytest.skip("its template writes JSON without escapes, which no reader can understand")
     arguments = {"text": text, **others}

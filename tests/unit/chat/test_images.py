@@ -69,7 +69,9 @@ def test_an_image_is_where_its_part_was() -> None:
     ],
 )
 def test_lines_are_llama_servers(parts: tuple[str | ImageFile, ...], text: str) -> None:
-    """As `common_chat_msg` of llama.cpp joins parts when there is an image among them."""
+    """Parts are joined as `common_chat_msg` of llama.cpp joins them when there is an image among
+    them.
+    """
     assert joined_parts(parts).replace(mark_of(ONE), "I") == text
 
 

@@ -52,7 +52,9 @@ def used_up(chat: ChatFormat, read: list[int], tokens: list[int], n: int) -> int
 
 
 def limited(chat: ChatFormat, n: int, tokens: list[int]) -> list[int]:
-    """What comes out when the model would say ``tokens``, also after what is forced."""
+    """Return the tokens that come out when the model would write ``tokens``, forced ones
+    included.
+    """
     limit = prepare(chat, HI, reasoning_budget=n).reasoning
     budget = ReasoningBudget(limit, lambda token: chat.tokenizer.piece(token, special=False))
     out: list[int] = []
@@ -115,7 +117,9 @@ def test_the_result_of_a_tool_is_none_of_the_users_messages(template: str, text:
 
 
 def test_the_tag_of_reasoning_begins_no_message() -> None:
-    """Where a vocabulary has no tokens of the template but those of the tags."""
+    """The tag of reasoning begins no message of a vocabulary whose only tokens of the template are
+    the tags.
+    """
     source = unpacked("templates/MiniMax-M2.jinja").read_text()
     chat = ChatFormat(Template(source), ByteTokenizer(("<think>", "</think>")))
     for question in ("Hi", "What is <think>", "<think>\n"):

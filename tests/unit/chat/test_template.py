@@ -169,6 +169,6 @@ def test_no_template_means_chatml(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_byte_order_mark_is_no_part_of_a_prompt() -> None:
-    """Of a file, or of metadata that were made from one."""
+    """A byte order mark of a file, or of metadata made from one, is no part of a prompt."""
     template = Template("\ufeff{{ messages[0].content }}")
     assert template.render([{"role": "user", "content": "\ufeffhi"}]) == "\ufeffhi"

@@ -10,8 +10,8 @@ from pyctl.chat.chat_format import ChatFormat, ChatRequest, PreparedChat
 
 
 class ByteTokenizer:
-    """One token per byte (its value), then ``specials`` from 256 on; counts how much text it was
-    given.
+    """A tokenizer with one token per byte (its value), then ``specials`` from 256 on; it counts the
+    text that it was given.
     """
 
     def __init__(

@@ -50,7 +50,9 @@ def test_rows_of_images_count_within_the_cache(
 def fetched(
     monkeypatch: pytest.MonkeyPatch, model_path: Callable[[str], Path]
 ) -> list[HubSettings]:
-    """What was asked of a hub that has the tiny model, and beside it an encoder that is none."""
+    """Return the settings of the requests to a hub that has the tiny model, and beside it a file
+    that is no encoder.
+    """
     asked: list[HubSettings] = []
     model = model_path("tiny-hybrid")
 

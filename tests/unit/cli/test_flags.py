@@ -112,7 +112,7 @@ def typed(flag: Flag) -> str:
 
 
 def takes(settings: CommandSettings, flag: Flag) -> bool:
-    """Whether ``settings`` hold what was typed for ``flag``."""
+    """Return whether ``settings`` hold the value typed for ``flag``."""
     if flag.dest in CONVERTED:
         _, path, value = CONVERTED[flag.dest]
         return bool(at(settings, path) == value)
@@ -153,8 +153,8 @@ def test_every_variable_sets_its_value_and_a_flag_wins_over_it(flag: Flag) -> No
 
 
 def is_default_of_help(flag: Flag, value: Any) -> bool:
-    """Whether ``value`` is the default that --help shows for ``flag``; also where that text cannot
-    be read as one.
+    """Return whether ``value`` is the default that --help shows for ``flag``; also where that text
+    cannot be read as one.
     """
     if flag.convert is None:
         return flag.default == ("on" if value else "off")

@@ -71,7 +71,7 @@ def test_mistakes_name_the_next_step(
 
 
 def test_the_version_needs_no_metadata_of_pyctl_and_its_bindings() -> None:
-    """As in a tree that nothing has installed."""
+    """The version is printed in a tree that nothing has installed."""
     code = """
 import importlib.metadata as metadata
 found = metadata.distribution

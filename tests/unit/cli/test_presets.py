@@ -19,7 +19,7 @@ from tests.unit.cli.given import at
 
 
 def fetch(tmp_path: Path, repo: str, *names: str) -> None:
-    """As if files of ``repo`` had been fetched from the hub before."""
+    """Write files of ``repo`` as if they had been fetched from the hub before."""
     home = tmp_path / "hub" / f"models--{repo.replace('/', '--')}"
     (home / "snapshots" / "1a").mkdir(parents=True, exist_ok=True)
     (home / "refs").mkdir(exist_ok=True)

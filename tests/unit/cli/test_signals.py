@@ -32,7 +32,7 @@ def test_a_signal_leaves_the_block_once(number: signal.Signals) -> None:
 
 
 def test_what_is_ignored_stays_so() -> None:
-    """As SIGHUP below nohup."""
+    """An ignored signal stays ignored, as SIGHUP below nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     seen = list[int]()
     try:

@@ -58,7 +58,7 @@ def write(store: DirectStore, snapshots: list[Snapshot]) -> None:
 
 
 def chunks_of(path: Path, what: PartKind) -> tuple[int, int]:
-    """Where the bytes of a part lie in a file."""
+    """Return the span of bytes of a part in a file."""
     header = read_header(path)
     n_before = sum(len(part.chunks) for part in header.parts if part.what < what)
     n_with = sum(len(part.chunks) for part in header.parts if part.what <= what)

@@ -32,7 +32,7 @@ Opener = Callable[..., DirectStore]
 
 
 def leaving(made: Snapshot) -> Snapshot:
-    """What is to be written of a snapshot that leaves RAM."""
+    """Return the part of a snapshot to be written when it leaves RAM."""
     job = WriteJob(copy_of(made), weakref.ref(made), False, 0.0)
     job.take_rows(made, list)
     return job.snapshot

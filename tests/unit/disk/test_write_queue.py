@@ -53,7 +53,7 @@ class SlowWriter:
 
     @property
     def seeds(self) -> list[int]:
-        """What `snapshot` made."""
+        """The seeds of the snapshots that were written."""
         return [rows[0] for _, rows in self.written]
 
 
@@ -78,7 +78,7 @@ class Cells:
 
 
 def snapshot(seed: int, n_held: int = 0, n: int = 50) -> Snapshot:
-    """One segment, or so many that the device holds."""
+    """Return a snapshot of one segment, or of ``n_held`` segments that the device holds."""
     tokens = as_tokens(np.random.default_rng(seed).integers(0, 100, n * max(n_held, 1)))
     segment: Segment | None = None
     for start in range(0, tokens.size, n):
@@ -93,7 +93,9 @@ def snapshot(seed: int, n_held: int = 0, n: int = 50) -> Snapshot:
 
 
 def rows_of(segments: Sequence[Segment]) -> list[Block]:
-    """Of the device: each its place in the chain."""
+    """Return for each segment a block as from the device, whose values are its place in the
+    chain.
+    """
     return [np.full(50, 100 + each.start // 50, np.uint8) for each in segments]
 
 

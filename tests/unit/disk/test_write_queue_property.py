@@ -242,8 +242,8 @@ class QueueMachine(RuleBasedStateMachine):
         assert self.disk.n_open == sum(job.writing is not None for job in jobs if job.next_segment)
 
     def teardown(self) -> None:
-        """With a disk and a device that work, all ends, and each chosen one that the cache still
-        has is written.
+        """Check that with a working disk and device every task ends, and each chosen snapshot that
+        the cache still has is written.
         """
         self.disk.error = None
         self.device_error = None

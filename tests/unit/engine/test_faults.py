@@ -232,7 +232,9 @@ def test_a_long_evaluation_that_makes_progress_is_left_alone(
 def test_close_interrupts_a_long_evaluation_or_reports_it(
     faulty: Any, monkeypatch: pytest.MonkeyPatch, stops: bool
 ) -> None:
-    """Not every device can be interrupted."""
+    """A call of close interrupts a long evaluation, or reports that the device could not be
+    interrupted.
+    """
     monkeypatch.setattr("pyctl.engine.worker.FINISH_SECONDS", 0.1)
     backend, worker, _ = faulty(is_held=True)
     if not stops:
@@ -259,7 +261,7 @@ class Remote(Faulty):
 
     @heartbeat.setter
     def heartbeat(self, _: int) -> None:
-        """What the class before sets stays unused."""
+        """Ignore the heartbeat: the value that the class before sets stays unused."""
 
     def _maybe(self) -> None:
         if self.held:
@@ -282,7 +284,7 @@ class Remote(Faulty):
 def test_the_loss_of_a_device_ends_the_service_with_the_cache_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What RAM has is written, whether the engine's thread is idle or in a call that never
+    """The cache in RAM is written, whether the engine's thread is idle or in a call that never
     returns.
     """
     monkeypatch.setattr("pyctl.engine.watchdog.STILL_SECONDS", 0.2)

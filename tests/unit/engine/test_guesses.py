@@ -39,8 +39,8 @@ class Told:
 def told(
     kind: Literal["attention", "hybrid"], n_right: int, *, clear_idle: bool, sees_texts: bool
 ) -> Told:
-    """What is told to a client whose prompt has the first ``n_right`` tokens of another client's
-    conversation.
+    """Return the figures that a client gets whose prompt has the first ``n_right`` tokens of
+    another client's conversation.
     """
     backend = FakeBackend(kind, n_seqs=2)
     engine = engine_of(backend, clear_idle=clear_idle)

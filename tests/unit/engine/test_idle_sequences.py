@@ -46,7 +46,7 @@ class Clients:
         return ask(self.engine, chat((1000 + seed, n)), 4)
 
     def live(self, who: int) -> bool:
-        """Whether all that was evaluated of a conversation is in a sequence."""
+        """Return whether all that was evaluated of a conversation is in a sequence."""
         prompt = chat(*self.messages[who])
         return any(seq.shared(prompt.tokens) == len(prompt) for seq in self.engine.sequences)
 
@@ -86,8 +86,8 @@ def test_request_spares_a_numbered_sequence_if_it_fits_elsewhere() -> None:
 
 
 def test_beside_a_long_reply_titles_leave_conversations_where_they_are() -> None:
-    """With the default, idle sequences are parked for a request that runs alone; here no request
-    does.
+    """A title beside a long reply leaves conversations in their sequences. With the default, idle
+    sequences are parked for a request that runs alone; here no request does.
     """
     engine = engine_of(clear_idle=True)
     clients = Clients(engine)
@@ -120,7 +120,7 @@ def test_beside_a_long_reply_titles_leave_conversations_where_they_are() -> None
 
 
 def held_of(engine: Engine, prompt: Prompt) -> set[bool]:
-    """Whether the device still holds the rows of the snapshots of a prompt."""
+    """Return whether the device still holds the rows of each snapshot of a prompt, as a set."""
     match = PromptMatch(prompt.tokens)
     found = engine.prefix_cache.cache.lookup(match, len(prompt))
     return {segment.held is not None for snapshot in found for segment in snapshot.chain}
@@ -203,8 +203,8 @@ ACTIONS = st.lists(
 def test_side_requests_leave_conversations_where_they_are(
     kind: str, n_seqs: int, actions: list[tuple[str, int, int]], exact: bool
 ) -> None:
-    """As long as there is a sequence for each conversation and one more, nothing that others ask
-    takes one from it.
+    """A side request takes no conversation's sequence as long as there is a sequence for each
+    conversation and one more.
 
     What is ``exact`` has all to itself, and replies as if it were alone.
     """

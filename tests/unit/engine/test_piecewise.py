@@ -97,8 +97,8 @@ def refuse_the_fourth_part(engine: Engine) -> None:
 
 
 class Space:
-    """How much of what is read from disk by ``engine`` is in RAM, besides the few bytes of a state,
-    and was.
+    """A count of the bytes in RAM that ``engine`` has read from disk, now and at the peak, besides
+    the few bytes of a state.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -263,7 +263,7 @@ def test_a_small_budget_ends_it(tmp_path: Path) -> None:
 
 
 def test_nothing_of_a_part_that_the_disk_refused_stays_in_ram(tmp_path: Path) -> None:
-    """Not even until the collector comes."""
+    """A part that the disk refused is freed at once, not when the collector comes."""
     engine = engine_of(tmp_path)
     parts: list[weakref.ref[Block]] = []
 

@@ -64,7 +64,7 @@ def submit(engine: Engine, prompt: Prompt, n: int = 8, **fields: object) -> Requ
 
 
 def check_at_rest(engine: Engine, backend: FakeBackend) -> None:
-    """No request is left, and no bytes of one."""
+    """Check that no request is left, and no bytes of one."""
     cache = engine.prefix_cache.cache
     assert not engine.running
     assert not engine.waiting
@@ -221,7 +221,7 @@ def test_a_suspended_reply_that_is_cancelled_frees_everything() -> None:
 
 
 def test_closing_ends_every_request() -> None:
-    """Those that run, wait, and are suspended."""
+    """Closing ends requests that run, that wait, and that are suspended."""
     engine = engine_of(FakeBackend(n_ctx=1024, n_seqs=2))
     handles = [submit(engine, prompt_of(seed, 100), -1, sampling=ENDLESS) for seed in (1, 2, 3)]
     while not engine.waiting.suspended:
@@ -260,8 +260,8 @@ def test_a_state_that_cannot_be_given_back_fails_its_reply_only() -> None:
 
 
 def test_who_is_served_alone_has_the_context_to_itself() -> None:
-    """What a model computes depends on where in the context its rows lie, and on what lies beside
-    them.
+    """A request served alone has the context to itself: a model's results depend on the places of
+    its rows in the context, and on the rows beside them.
     """
     backend = FakeBackend(n_ctx=1024, n_seqs=4)
     engine = engine_of(backend, exact=True)

@@ -39,7 +39,7 @@ class HangingDrive:
         self._patch = patch
 
     def hang(self, call: str, *, only: str = "") -> None:
-        """From now on, of the files whose names contain ``only``."""
+        """Make ``call`` hang from now on, for the files whose names contain ``only``."""
         real: Callable[..., Any] = getattr(os, call)
 
         def slow(*args: Any) -> Any:

@@ -85,7 +85,7 @@ def measured(engine: Engine, seconds: float) -> None:
 
 
 def waits(engine: Engine) -> bool:
-    """Whether some steps more evaluate nothing."""
+    """Return whether twenty more steps evaluate nothing."""
     before = engine.backend.n_evaluated
     for _ in range(20):
         engine.step()

@@ -123,7 +123,7 @@ def test_a_stream_of_short_requests_does_not_keep_a_long_one_away() -> None:
 
 @pytest.mark.parametrize("n_seqs", [1, 2, 4])
 def test_no_more_requests_have_begun_than_np_allows(n_seqs: int) -> None:
-    """Those that gave way take memory."""
+    """Requests that gave way take memory, so that they count among those that have begun."""
     turned = Turned(n_seqs=n_seqs)
     for seed in range(8):
         turned.submit(seed, 100, sampling=ENDLESS)

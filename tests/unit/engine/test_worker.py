@@ -293,7 +293,9 @@ def test_an_empty_prompt_gets_an_empty_reply(make: Any) -> None:
 
 
 def test_an_idle_moment_copies_what_only_the_device_has(make: Any) -> None:
-    """As far as there is room, so that it costs nothing to give its cells to others."""
+    """An idle moment copies rows as far as there is room, so that giving their cells to others
+    costs nothing.
+    """
     bench = make()
     cache = bench.engine.prefix_cache.cache
 
@@ -316,7 +318,9 @@ def test_an_idle_moment_copies_what_only_the_device_has(make: Any) -> None:
 
 
 def test_going_ahead_does_not_keep_rows_from_being_copied(make: Any) -> None:
-    """As long as one prompt after the other is made ready, there is no moment without work."""
+    """Rows are copied even while prompts are made ready one after the other, without an idle moment
+    between them.
+    """
     bench = make()
     write_back = bench.engine.prefix_cache.write_back
     write_back.copy_next = copied = Mock(wraps=write_back.copy_next)

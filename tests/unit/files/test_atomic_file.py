@@ -122,7 +122,9 @@ def test_a_killed_writer_leaves_what_is_found(tmp_path: Path) -> None:
 def test_file_being_written_is_not_abandoned_whatever_its_pid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In another container, the number of a living process is that of none here."""
+    """A file written in another container is not abandoned, though the number of a living process
+    there is that of none here.
+    """
     dead = subprocess.Popen(["true"])
     dead.wait()
     monkeypatch.setattr(os, "getpid", lambda: dead.pid)

@@ -46,7 +46,9 @@ def child(name: str = "child", **more: Any) -> McpServer:
 
 @pytest.fixture(scope="module")
 def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ToolBox]:
-    """One server that works, between one that is no program and one that says nothing."""
+    """Yield a box with a server that works, between one that is no program and one that is
+    silent.
+    """
     where = str(tmp_path_factory.mktemp("cwd"))
     servers = (
         McpServer("missing", "no-such-program-anywhere"),
@@ -125,7 +127,7 @@ def working(path: Path) -> list[int]:
 
 
 def are_gone(pids: list[int]) -> bool:
-    """Whether all have ended."""
+    """Return whether all processes have ended."""
     for pid in pids:
         with suppress(OSError):
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":

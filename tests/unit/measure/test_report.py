@@ -81,8 +81,8 @@ def test_a_restore_from_another_place_is_no_figure() -> None:
 
 
 def test_a_head_that_drafted_nothing_has_one_figure() -> None:
-    """That of the row of replies: its own is the same without drafts, and differs by the machine's
-    noise alone.
+    """A head that drafted nothing has the figure of the row of replies: its own is the same without
+    drafts, and differs by the machine's noise alone.
     """
     drafts = {"kind": "drafts", "depth": 2048, "rate": 411.0, "drafted": 0, "accepted": 0}
     plain = {

@@ -52,7 +52,7 @@ def test_it_is_that_of_the_tool_that_made_the_environment(
 
 
 def test_a_tree_that_is_not_installed_names_the_package(tmp_path: Path) -> None:
-    """In an environment of uv without the metadata of pyctl."""
+    """A tree without the metadata of pyctl, in an environment of uv, names the package."""
     (tmp_path / "uv-receipt.toml").touch()
     code = (
         "import importlib.metadata as m\n"

@@ -26,7 +26,7 @@ from tests.waiting import until
 
 
 def request(left: asyncio.Event | None = None) -> Request:
-    """One whose client leaves with ``left``."""
+    """Return a request whose client leaves with ``left``."""
 
     async def receive() -> dict[str, str]:
         await (left or asyncio.Event()).wait()

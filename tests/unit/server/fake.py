@@ -111,7 +111,7 @@ class ScriptedEngine(Engine):
 
 
 def _after(seconds: float | None) -> Callable[[], bool] | None:
-    """Whether so many seconds have passed since now."""
+    """Return a check whether ``seconds`` have passed since now; None without ``seconds``."""
     if seconds is None:
         return None
     due = time.monotonic() + seconds

@@ -152,8 +152,8 @@ class Caller:
 
 
 def sent_in_silence(path: str, body: dict[str, Any], until: Callable[[bytes], bool]) -> bytes:
-    """What the client of a stream gets whose reply "a" is late: it comes when ``until`` holds of
-    what came before.
+    """Return the bytes that the client of a stream gets whose reply "a" is late: it comes when
+    ``until`` holds of the bytes before.
     """
     silence = Gate(threading.Event())
 

@@ -180,7 +180,7 @@ def test_a_body_of_the_limit_passes_and_one_byte_more_does_not(size: int) -> Non
 
 @in_loop
 async def test_large_bodies_share_what_they_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that does not fit beside those that are still being answered comes again later; small
+    """A body that does not fit beside those that are still being answered comes again later; small
     ones always pass.
     """
     monkeypatch.setattr(middleware, "MAX_BODY_BYTES", 100)

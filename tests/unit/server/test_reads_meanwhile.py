@@ -1,4 +1,4 @@
-"""What only looks at the engine answers while a step takes its time."""
+"""The routes that only read from the engine answer while a step takes its time."""
 
 from __future__ import annotations
 

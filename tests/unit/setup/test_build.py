@@ -66,7 +66,7 @@ exit 0
 
 @dataclass
 class Programs:
-    """Where the scripts are; ``broken`` makes them fail with its text while it exists."""
+    """The scripts and their directory; ``broken`` makes them fail with its text while it exists."""
 
     directory: Path
 

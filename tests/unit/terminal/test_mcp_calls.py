@@ -29,7 +29,7 @@ DEFINITION = {"type": "function", "function": {"name": "look"}}
 
 
 class Source:
-    """One tool that reads and one that writes."""
+    """A source of two tools, a reader and a writer."""
 
     place = "there"
 

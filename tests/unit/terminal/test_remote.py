@@ -396,7 +396,7 @@ def test_what_a_list_says_about_images(
 
 @contextmanager
 def answering(listener: socket.socket, answer: bytes) -> Iterator[None]:
-    """One request for the models gets this answer, then its connection ends."""
+    """Answer one request for the models with ``answer``, then end its connection."""
 
     def serve() -> None:
         connection, _ = listener.accept()

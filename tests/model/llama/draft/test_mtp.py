@@ -564,8 +564,8 @@ def test_a_gpu_evaluates_as_many_rows_in_each_call(
 def test_a_cut_does_not_wait_for_the_head(
     opened: Callable[..., LlamaBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is saved between two batches of a prompt is evaluated when the second is on its way, or
-    when asked for.
+    """The head evaluates rows that were saved between two batches of a prompt while the second
+    batch runs, or when the copy is read.
     """
     backend = opened(as_on_gpu=True)
     tokens = prompt(160)

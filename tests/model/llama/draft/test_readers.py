@@ -171,8 +171,8 @@ class PlainEagle3:
 def test_eagle3_drafts_what_it_was_trained_to(
     opened: Callable[..., LlamaBackend], as_on_gpu: bool
 ) -> None:
-    """From the token after a place and the target's rows at it; nothing stands for the first
-    token.
+    """A head drafts from the token after a position and the target's rows at it; nothing stands for
+    the first token.
     """
     backend = opened("eagle3", as_on_gpu=as_on_gpu)
     head = backend.memory.drafts.model

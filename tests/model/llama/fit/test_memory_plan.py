@@ -172,8 +172,8 @@ def test_full_size_models_are_planned_from_their_heads(
 
 
 def on_gpus(monkeypatch: pytest.MonkeyPatch, gpus: tuple[Device, ...], *names: str) -> None:
-    """As if there were ``gpus``: each of ``names`` has an equal part of what llama.cpp counts on
-    the host.
+    """Replace the extension by one with ``gpus``: each of ``names`` has an equal part of the bytes
+    that llama.cpp counts on the host.
 
     Without names there is no extension.
     """

@@ -50,7 +50,7 @@ def loaded(model: ModelSettings, tiny_mmproj: Path) -> Iterator[Loaded]:
 
 @pytest.fixture(scope="module")
 def bounded(model: ModelSettings, tiny_mmproj: Path) -> Iterator[ImageEncoder]:
-    """With bounds of its own."""
+    """Yield an encoder with its own bounds on the tokens of an image."""
     limits = VisionSettings(str(tiny_mmproj), image_min_tokens=100, image_max_tokens=200)
     found = load(model, vision=limits)
     yield images_of(found)
@@ -200,7 +200,7 @@ def webp(*frames: NDArray[np.uint8], mode: str = "RGB") -> ImageFile:
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA"])
 def test_webp_is_seen_as_the_same_pixels_in_a_bmp(loaded: Loaded, mode: str) -> None:
-    """Of an animation the first frame, as of a GIF."""
+    """The first frame of an animation is seen, as in a GIF."""
     images = images_of(loaded)
     first, second = (
         np.random.default_rng(seed).integers(0, 256, (70, 100, 3), np.uint8) for seed in (1, 2)
@@ -312,8 +312,8 @@ def test_the_largest_image_is_encoded_at_the_start(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """On a device of its own, so that a full one shows at the start and not in the middle of a
-    prompt.
+    """The largest image is encoded on the encoder's own device at the start, so that a full one is
+    found there and not in the middle of a prompt.
     """
     vision = VisionSettings(str(tiny_mmproj), image_max_tokens=64)
     monkeypatch.setattr("pyctl.llama.images.make_encoder._device_of", lambda *_: devices()[-1])
@@ -366,8 +366,8 @@ def test_no_graph_is_replaced_by_one_of_another_size(sizes: list[int]) -> None:
 def test_images_of_several_sizes_one_after_another(
     model: ModelSettings, loaded: Loaded, tiny_mmproj: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU a small one is encoded between two of a size where a graph of another size was
-    captured.
+    """A small image on a GPU is encoded between two of a size for which a graph was captured, and
+    all have the right rows.
     """
     monkeypatch.setattr("pyctl.llama.images.make_encoder._device_of", lambda *_: devices()[-1])
     found = load(model, vision=VisionSettings(str(tiny_mmproj), image_max_tokens=64))

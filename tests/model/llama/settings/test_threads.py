@@ -59,7 +59,7 @@ def test_the_built_in_model_decodes_with_one_thread(cores: int) -> None:
 
 
 def openmp_says(code: str, **environ: str) -> str:
-    """How long libgomp lets threads spin, as it says itself when it is loaded."""
+    """Return the spinning time of threads that libgomp prints when it is loaded."""
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))
     }

@@ -118,7 +118,7 @@ class Told:
 
 
 class RememberingBackend(FakeBackend):
-    """What its samplers choose depends on all that they chose before, as with penalties, grammars
+    """A backend whose samplers choose by all that they chose before, as with penalties, grammars
     and seeds.
     """
 

@@ -37,7 +37,9 @@ def test_a_share_starts_at_its_prior_and_follows_the_drafts() -> None:
 
 
 def test_only_the_first_wrong_token_is_evidence() -> None:
-    """What follows a wrong token would have been drafted differently."""
+    """A wrong token is the last evidence: the tokens after it would have been drafted
+    differently.
+    """
     short, long = AcceptedShare(0.1), AcceptedShare(0.1)
     short.add(2, 1)
     long.add(64, 1)

@@ -1,5 +1,5 @@
-"""One draft from several sources: what is asked of each, what is counted of each, and when it
-pays.
+"""Drafts composed of several sources: the tokens requested and counted of each, and the cases in
+which it pays.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def measured(
 
 
 def step(speculation: Speculation, slope: float, reply: Sequence[int]) -> tuple[int, ...]:
-    """One step of a request whose reply goes on with ``reply``; returns the draft."""
+    """Record one step of a request whose reply goes on with ``reply``; return the draft."""
     seq = LiveSequence(0, 4096)
     (draft,) = speculation.propose([DraftJob(0, seq, (5,), 64)])
     n = next(

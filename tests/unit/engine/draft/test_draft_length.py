@@ -230,8 +230,8 @@ def test_a_copy_that_goes_on_shares_the_cost_of_a_new_graph(
 
 
 def beside_others(*, has_planes: bool, apart: float = 1.5) -> DraftLengthController:
-    """Of 4 requests: wide drafts, and what is evaluated again, take ``apart`` plain steps where
-    they are separate.
+    """Return a controller of 4 requests: wide drafts, and tokens evaluated again, take ``apart``
+    plain steps where they are separate.
     """
     controller = measured(line(0.05), limit=9, n_seqs=4, n_free=3, has_planes=has_planes)
     for n in 3 * (8, 16, 24) if has_planes else ():

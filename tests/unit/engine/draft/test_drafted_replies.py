@@ -38,8 +38,8 @@ def without(number: int, n: int, kind: str, **fields: Any) -> Reply:
 
 
 def known(kind: str, **fields: Any) -> dict[Prompt, list[int]]:
-    """What follows each prompt in a reply that goes on and on; an ending reply is known up to its
-    end.
+    """Return for each prompt the tokens of a reply that goes on and on; an ending reply is known up
+    to its end.
     """
     return {prompt: without(i, -1, kind, **fields).tokens for i, prompt in enumerate(PROMPTS)}
 

@@ -92,7 +92,9 @@ def test_drafts_are_cut_to_what_may_follow() -> None:
 
 
 def plain_draft(text: list[int], n: int, maximum: int) -> tuple[int, ...]:
-    """What followed the last place of the last ``n`` tokens, and so on with what was found."""
+    """Return the tokens that followed the last place of the last ``n`` tokens, and so on with the
+    tokens found.
+    """
     latest = {tuple(text[i : i + n]): i for i in range(len(text) - n)}
     found = text[-n:]
     while len(found) < n + maximum and (at := latest.get(tuple(found[-n:]))) is not None:

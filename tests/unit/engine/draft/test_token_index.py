@@ -30,8 +30,8 @@ def filled(texts: list[Tokens], capacity: int = 2**14) -> TokenIndex:
 
 
 def matches(texts: list[Tokens], end: list[int]) -> list[int]:
-    """How long the end of ``end`` is found before each token of each text but the first, by looking
-    everywhere.
+    """Return for each token of each text but the first the length of the end of ``end`` before it,
+    by looking everywhere.
     """
     found = []
     for text in (text.tolist() for text in texts):

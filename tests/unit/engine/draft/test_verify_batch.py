@@ -201,7 +201,9 @@ def test_a_model_drafts_for_all_at_once_or_for_nobody(n_max: int, kind: str) -> 
 
 
 def test_with_a_width_all_batches_have_it() -> None:
-    """Whether anybody drafts, or much or little: what is computed is the same."""
+    """All batches have the given width whether anybody drafts, or much or little, so that the
+    computation is the same.
+    """
     prompt = prompt_of(1, 150)
     known = alone(prompt, 320, sampling=ENDLESS).tokens
     for longest, silent in ((1, 0.5), (40, 0.5), (3, 0.0), (3, 1.0)):

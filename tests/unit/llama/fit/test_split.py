@@ -1,5 +1,5 @@
-"""What llama.cpp cannot evaluate with --split-mode tensor is found once, in another process, and
-gets layers.
+"""The models that llama.cpp cannot evaluate with --split-mode tensor: each is found once, in
+another process, and gets layers.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Trials:
         return self.reasons.get(memory, self.reasons["_core"])
 
     def start(self) -> tuple[dict[str, str], list[str]]:
-        """What a start finds, and what it tries."""
+        """Return the modules that a start finds, and those that it tries."""
         self.tried = []
         environ = {"XDG_CACHE_HOME": str(self.cache)}
         found = try_modules(

@@ -1,4 +1,4 @@
-"""Where sequences of each kind of memory may be saved."""
+"""The positions at which sequences of each kind of memory may be saved."""
 
 from __future__ import annotations
 

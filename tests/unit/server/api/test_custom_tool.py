@@ -89,8 +89,8 @@ def tools_of(definition: str, syntax: str = "lark") -> Tools:
 
 
 def may_be(tools: Tools, text: str) -> bool:
-    """Whether a model whose tokens are bytes may call the tool with the input ``text``, between
-    tags.
+    """Return whether a model whose tokens are bytes may call the tool with the input ``text``,
+    between tags.
     """
     matcher = llguidance.LLMatcher(BYTES, QWEN.constraint(tools, THINK, "content").grammar)
     call = (

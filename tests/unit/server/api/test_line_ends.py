@@ -32,7 +32,7 @@ def test_each_line_of_a_stream_is_whole(path: str) -> None:
 
 
 def has_reply(value: Any) -> bool:
-    """Whether the reply is in ``value``, however deep."""
+    """Return whether the reply is in ``value``, at any depth."""
     if isinstance(value, dict | list):
         return any(
             has_reply(item) for item in (value.values() if isinstance(value, dict) else value)

@@ -63,8 +63,8 @@ def test_the_tree_of_prefixes(bench: Bench) -> None:
 
 
 def test_the_time_saved_is_that_of_all_clients() -> None:
-    """No browser has to be open: the server counts, by the day, and for Prometheus since its
-    start.
+    """The server counts the time saved for all clients without a browser open: by the day, and for
+    Prometheus since its start.
     """
     bench = Bench(settings=ServerSettings(show_metrics=True))
     saved = bench.service.shared.saved

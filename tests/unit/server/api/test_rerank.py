@@ -111,7 +111,7 @@ def test_what_cannot_be_ranked(body: dict[str, Any], message: str) -> None:
 def test_texts_are_read_one_at_a_time_and_no_more_once_the_client_has_left(
     path: str, name: str
 ) -> None:
-    """Of a hundred texts, those are tokenised whose turn it was when the client left."""
+    """A hundred texts are tokenised one at a time, and none after the client has left."""
     bench = (
         ranker()
         if name == "documents"
