@@ -15,7 +15,7 @@ HEAD = ("commit", "date", "machine", "command", "weights")
 HASH = re.compile(r"\b[0-9a-f]{7,40}\b")
 
 ENGINE = ("pyctl/engine", "pyctl/cache", "pyctl/disk", "pyctl/llama/draft", "csrc")
-"""What chooses batch ends, takes snapshots and drafts."""
+"""Paths of the code that chooses batch ends, takes snapshots and drafts."""
 
 RENAMES = ": name "
 """Subjects of commits that rename, and so change no figure."""

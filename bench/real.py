@@ -42,7 +42,7 @@ from tools.real_models import MODELS, path_of
 
 BUSY = "while True: pass"
 Commands: TypeAlias = dict[str, tuple[Sequence[str], str]]
-"""By name: a server's command, and its GOMP_SPINCOUNT, empty for its own."""
+"""Commands of servers by name, each with its GOMP_SPINCOUNT, empty for the server's own."""
 
 FILE = Path(pyctl.__file__).parent / "files" / "user_directory.py"
 LOW = os.sched_param(0)
@@ -125,7 +125,7 @@ def file_of(seed: object, size: int) -> str:
 
 
 WORK = {"text": (words, ()), "rewriting": (file_of, ("--spec-type", "ngram-map-k"))}
-"""By name: the prompt of a seed and a size, and flags."""
+"""Work by name: the prompt of a seed and a size, and flags."""
 
 COLUMNS = ("start s", "memory MiB", "prefill tokens/s", "decode tokens/s")
 

@@ -34,7 +34,7 @@ from tools.generator import QWEN36_27B, TINY_FAT, cached_model
 
 N_CTX = 65536
 N_SEQS = 4
-"""As many sequences as both servers have by default."""
+"""Sequences that both servers have by default."""
 
 CARD = next(device for device in DEVICES if device.name.endswith("RTX 3090"))
 

@@ -22,7 +22,7 @@ UNKNOWN = "I don't know. You have not told me that."
 CHARS_PER_TOKEN = 3.0
 
 _HELD_OUT = 10
-"""One value in so many was held out of the training."""
+"""The ratio of all values to those held out of the training."""
 
 
 def _words(text: str) -> list[str]:

@@ -17,8 +17,8 @@ __all__ = ["ROOM", "Numbers", "Rise", "changes", "keep", "load", "lowered", "ris
 FILE = Path(__file__).with_name("house.json")
 
 ROOM = 0.02
-"""By which share of the kept number a measure may rise, so that one change of a file, which makes
-it clearer, does not have to be paid for in another.
+"""The share of the kept number by which a measure may rise, so that one change of a file, which
+makes it clearer, does not have to be paid for in another.
 """
 
 Numbers: TypeAlias = dict[str, dict[str, float]]
@@ -32,7 +32,7 @@ class Rise:
     measure: str
     place: str
     kept: float | None
-    """None for a place without a kept number, such as a new package."""
+    """The kept number; None for a place without one, such as a new package."""
     number: float
 
     def __str__(self) -> str:

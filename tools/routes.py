@@ -186,7 +186,7 @@ class _Reader(ast.NodeVisitor):
         self._names = dict(arguments)
         self._returned: list[Value] = []
         self.has_read = False
-        """Whether an attribute that holds the value was read."""
+        """True if an attribute that holds the value was read."""
         for each in function.parameters():
             value = self._names.setdefault(each.arg, Value())
             kind = function.owner if each.arg == "self" else self._class_named_in(each.annotation)

@@ -57,14 +57,14 @@ N_DECODE = 64
 """Tokens of each reply with which the speed of a full batch is measured."""
 
 OVER = 0.6
-"""What ``-c`` holds of all contexts together if they do not fit."""
+"""The part of all contexts together that ``-c`` holds if they do not fit."""
 
 EXACT = "pyctl --exact"
 """The name of pyctl with that flag in the tables."""
 
 TRIES = 5
 PAUSE = 0.5
-"""Of one request that is refused, and seconds between them."""
+"""Tries of a request that is refused, and seconds between them."""
 
 LETTERS = [[letter, 100.0] for letter in "aeioubdfgklmnprst "]
 """Replies of these are the same tokens when they come back as text."""

@@ -56,13 +56,15 @@ LOADING = {"27b": 10.0, "35b-a3b": 12.0}
 CARD_MIB = 24_000
 CARD_PROMPT = 60_000
 CARD_SHARE = 0.7
-"""What a card of 24 GB has left besides the driver's, a prompt that fits into every context there,
-and the share of drafts that are accepted.
+"""MiB that a card of 24 GB has left besides the driver's, a prompt that fits into every context
+there, and the share of drafts that are accepted.
 """
 
 N_PROMPTS = 60
 PROMPT_TOKENS = 2000
-"""Of the section memory: with 27B, more than the default cache holds."""
+"""Prompts of the section memory, and tokens of each: with 27B, more than the default cache
+holds.
+"""
 
 STREAMS = (1, 4, 16)
 """Blocks read at a time when only the drive is measured."""
@@ -420,7 +422,7 @@ WORK: dict[str, Callable[[Run], None]] = {
     "exact": exact,
     "card": card,
 }
-"""By section, the most telling first."""
+"""Functions by section, the most telling first."""
 
 
 def jobs(runs: Sequence[Run], only: Sequence[str]) -> list[tuple[str, Run, Callable[[Run], None]]]:

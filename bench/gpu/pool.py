@@ -60,7 +60,7 @@ from tools.generator import SHAPES, cached_model
 HEADER_BYTES = 64
 FIRST = slice(16, 24)
 LAST = slice(24, 32)
-"""Of a saved block, and where its positions are (csrc/core/block.h)."""
+"""Bytes of a saved block's header, and the places of its positions (csrc/core/block.h)."""
 
 CELL_BYTES = 12
 

@@ -69,8 +69,8 @@ PICTURES = ((64, 64), (320, 256), (256, 320))
 """Pixels of images."""
 
 GPU_TIE = 0.3
-"""As `TIE`, on a GPU: cold replies of tiny-hybrid-nextn alone, in company and with --exact differ
-by up to 0.26.
+"""`TIE` on a GPU: cold replies of tiny-hybrid-nextn alone, in company and with --exact differ by up
+to 0.26.
 """
 
 ONCE_MIB = 448

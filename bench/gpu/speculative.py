@@ -66,7 +66,7 @@ CHANCE_DRAFTS = module_command("bench.gpu.chance_drafts")
 _ALONE = threading.Lock()
 
 BESIDE_MIB = 4500
-"""What a server may take on the device besides its weights, rows and states."""
+"""MiB that a server may take on the device besides its weights, rows and states."""
 
 Record = dict[str, Any]
 

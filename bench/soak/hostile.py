@@ -34,7 +34,7 @@ class Hostile(NamedTuple):
     body: bytes
     method: str = "POST"
     waits: bool = False
-    """Whether it may have to wait for its turn at the engine before it is refused."""
+    """True if the request may have to wait for its turn at the engine before it is refused."""
 
 
 def _chat(kind: str, name: str, **fields: Any) -> Hostile:

@@ -38,7 +38,9 @@ needs.
 """
 
 BUSY_SECONDS = 5.0
-"""So long they try again after the last rest: a life ends in the middle of requests."""
+"""Seconds for which clients try again after the last rest: a life ends in the middle of
+requests.
+"""
 
 END_SECONDS = 60.0
 """Longest end of a server that has said why it ends."""
@@ -47,7 +49,7 @@ LONG = 0.3
 """The part of all the time that each long life has."""
 
 SHORT_SECONDS = (5.0, 40.0)
-"""Of the lives in between."""
+"""The shortest and the longest of the lives in between."""
 
 MAX_REST = 0.4
 """The part of a life that rests may take; a shorter life has none."""
@@ -106,7 +108,7 @@ class Target:
         self.rows: list[list[object]] = []
         self.peak_mib = 0.0
         self.hint = ""
-        """What was sent last that might be to blame."""
+        """The last request sent, which might be to blame."""
         self.excuse: re.Pattern[str] | None = None
         """Words of errors, and of a life's log, for which requests may fail and the server may end
         with code 1.

@@ -29,7 +29,7 @@ __all__ = ["add_tokenizer", "cached_model", "source_digest", "write_model", "wri
 RERANK_TEMPLATE = (
     "<|im_start|>user\nasked: {query}\ntext: {document}<|im_end|>\n<|im_start|>assistant\n"
 )
-"""How a reranker is asked; the chat template of that name is no Jinja."""
+"""The template of a reranker's prompts; the chat template of that name is no Jinja."""
 
 
 def write_model(

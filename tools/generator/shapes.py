@@ -444,7 +444,7 @@ _Part = tuple[str, str, tuple[int, ...]]
 
 KERNEL = 2
 GROUP = 16
-"""Of the convolutions of a draft model that weighs candidates."""
+"""Width and channels per group of the convolutions of a draft model that weighs candidates."""
 
 
 def _reader(shape: Shape) -> Iterator[_Part]:
