@@ -43,7 +43,7 @@ ANY_THREAD = frozenset({"preempt", "check", "interrupt", "prepare", "_freed"})
 """Methods that any thread may call; who lets go of a block last frees it."""
 
 READ: tuple[type, ...] = (Engine, PrefixCache, RamCache, LiveSequence)
-"""What a read may touch while the backend evaluates."""
+"""Classes whose attributes a read may touch while the backend evaluates."""
 
 violations: list[str] = []
 """Accesses by a thread that is not the owner, since the last check."""

@@ -167,7 +167,7 @@ def _drafts(group: str, prompt: str, grammar: str) -> Iterator[Probe]:
 
 
 MARKER = "<__media__>"
-"""What both servers are told to take for an image in a text."""
+"""The mark of an image in a text, set for both servers."""
 
 
 def _images() -> Iterator[Probe]:

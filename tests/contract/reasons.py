@@ -229,7 +229,7 @@ KINDS = (
     (r"^(?!(event[^:]*: )?extra |header access-control-)", "show another value"),
     ("", "add members"),
 )
-"""What the lines of a difference amount to, the gravest first."""
+"""Kinds of differences by the pattern of a line, the gravest first."""
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ CONTENT = {
     "meetkai-functionary-medium-v3.2": ("all\n", ""),
     "openai-gpt-oss-120b": ("<|channel|>final<|message|>", ""),
 }
-"""What stands around content; such a reply has content or calls."""
+"""Text around content, by template; such a reply has content or calls."""
 WORDS = ("a", "Paris", "x y", "two\nlines", "é", "a < b", "3", "true", "")
 
 

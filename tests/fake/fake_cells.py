@@ -16,7 +16,7 @@ ROW = 16
 """Bytes of a row."""
 
 HEADER = struct.Struct("<4sqq")
-"""What each block begins with: its kind and two positions."""
+"""The header of each block: its kind and two positions."""
 
 GONE = b"gone"
 """The content of a free cell: a sequence that still reads it gets other outputs."""

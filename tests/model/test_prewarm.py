@@ -59,7 +59,7 @@ STRIPS = """\
 {{- '<|im_start|>assistant\\n' + ('<think>\\n' if enable_thinking else '<think>\\n\\n</think>\\n\\n') -}}
 {%- endif -%}
 """
-"""As Qwen3.6's does: the reasoning of turns before the last question is left out."""
+"""A template like Qwen3.6's: the reasoning of turns before the last question is left out."""
 
 SYSTEM = "You are an assistant. " * 6
 QUESTIONS = [

@@ -17,7 +17,9 @@ if TYPE_CHECKING:  # it may be missing
     from playwright.sync_api import Browser
 
 SERVE = (*PYCTL_SERVE, "-t", "1", "-c", "16384", "--temp", "0", "-n", "256")
-"""On the built-in model, whose replies to some texts would go on until the context is full."""
+"""The command of a server on the built-in model. Its replies to some texts would go on until the
+context is full, so ``-n`` ends them.
+"""
 
 
 @pytest.fixture(scope="package")

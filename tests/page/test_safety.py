@@ -20,7 +20,7 @@ STOPPED = {
     *("script-src-attr", "script-src-elem", "style-src-attr", "style-src-elem"),
     *("img-src", "frame-src", "form-action", "base-uri"),
 }
-"""What the policy has to stop below."""
+"""Directives of the policy that have to stop the attempts below."""
 
 RAN = "() => { window.alert = () => { document.body.dataset.ran = '1'; }; }"
 

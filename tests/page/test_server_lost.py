@@ -21,7 +21,7 @@ from tests.page.conftest import SERVE, OpenTab
 from tests.page.test_cache_view import nodes, shown
 
 UNREACHABLE = "net::ERR_"
-"""How the browser's own message begins when no server answers."""
+"""The beginning of the browser's own message when no server answers."""
 
 
 def written(tab: Tab) -> set[str]:

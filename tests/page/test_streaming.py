@@ -158,7 +158,9 @@ PLACES = """(math, mark) => {
     .map((mo) => mo.getBoundingClientRect());
   return boxes.map(({ left, height }) => [left, height]);
 }"""
-"""Where each of these signs starts in a formula, and its height, in pixels."""
+"""A function that returns the left edge of each of these signs in a formula, and its height, in
+pixels.
+"""
 
 
 @pytest.mark.parametrize("name", EQUATIONS)

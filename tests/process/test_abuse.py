@@ -28,8 +28,8 @@ QUESTION = {
 }
 REFUSED = range(400, 500)
 GROWTH_MIB = 24
-"""What the server may grow by in the second half of the disconnects; a leak of 16 KiB each would be
-more.
+"""Maximum growth of the server in the second half of the disconnects; a leak of 16 KiB each would
+be more.
 """
 
 

@@ -55,7 +55,7 @@ matter.
 """
 
 DEAF = ENDLESS + "library.EvaluationControl.interrupt = lambda self: None"
-"""As ENDLESS, and interrupts have no effect."""
+"""ENDLESS, and interrupts have no effect."""
 
 
 def asked(server: Server, question: str) -> Any:

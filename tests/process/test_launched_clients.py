@@ -47,7 +47,7 @@ QUIET = {
     "AIDER_ANALYTICS": "false",
     "AIDER_CHECK_UPDATE": "false",
 }
-"""What keeps programs from asking other servers."""
+"""Variables that keep programs from requests to other servers."""
 
 REQUEST = re.compile(
     r"^[\d:]{8} (?:messages|responses|chat) +(\d+) tokens +(\d+) (from disk|\w+)", re.MULTILINE
@@ -144,7 +144,7 @@ TURNS = {
     "qwen": ("-p", "--continue -p"),
     "aider": (AIDER, f"--restore-chat-history {AIDER}"),
 }
-"""How each program is asked something, and asked on in the same session."""
+"""Flags of each program for a first question, and for the next in the same session."""
 
 
 @pytest.mark.timeout(2 * SECONDS + 60)

@@ -206,7 +206,9 @@ def hostile() -> Iterator[str]:
 
 
 DRAWN = re.compile(r"\r?\x1b\[(?:[0-9;]*m|\?25[lh]|2K|1A)")
-"""What a chat itself says to a terminal: styles, and how its last rows are drawn again."""
+"""Output of the chat itself on a terminal: styles, and the sequences that draw its last rows
+again.
+"""
 
 
 @pytest.mark.parametrize("question", ["hello", "fail"])

@@ -18,7 +18,7 @@ Start = Callable[..., Server]
 TEXTS = 'pyctl_memory_bytes{part="draft_texts"} '
 
 FLAGS = ("--spec-type", "cache", "--exact", "--metrics", "-np", "1", "--kv-cache-min-tokens", "16")
-"""With --exact neither length nor pauses depend on how long steps take."""
+"""Flags of the server. With --exact neither length nor pauses depend on how long steps take."""
 
 
 def reply(

@@ -16,7 +16,7 @@ from tests.process.conftest import Server, lengths_on_disk, n_on_disk, source_of
 from tests.waiting import until
 
 KILL_ROUNDS = int(os.environ.get("PYCTL_KILL_ROUNDS", "8"))
-"""How often the server is killed; 200 make a stress test of it."""
+"""Kills of the server; 200 make a stress test of it."""
 
 HEADER = 1 + len("assistant\n")
 """Tokens of the generation header: one marker, and a token per byte."""

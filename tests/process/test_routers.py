@@ -43,8 +43,8 @@ def gated(*args, **options):
     return decode(*args, **options)
 LlamaBackend.decode = gated
 """
-"""From the 21st token on, a server waits for a file, and says so by another one: its engine answers
-nothing then.
+"""Code by which a server waits for a file from the 21st token on, and writes another file to report
+it: its engine answers nothing then.
 """
 
 

@@ -24,7 +24,7 @@ __all__ = ["start"]
 
 NAMES = tuple(MODELS) if "PYCTL_REAL" in os.environ else ("smollm2",)
 TALKERS = [name for name in NAMES if name != "gemma3"]
-"""Those that were trained to answer; Gemma is a base model without a template."""
+"""Models that were trained to answer; Gemma is a base model without a template."""
 
 LLAMA_SERVER = os.environ.get("LLAMA_SERVER", "")
 

@@ -13,7 +13,7 @@ from tests.unit.test_names import promised
 from tools.house import ROOT, tree_of
 
 CEILINGS = {"errors": 0, "shapes": 0, "units": 0, "formats": 0}
-"""How many functions, or modules that read a format, miss a rule today. A number may only fall."""
+"""Functions, or modules that read a format, that miss a rule today. A number may only fall."""
 
 Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 CONSTRUCTORS = ("__init__", "__post_init__")

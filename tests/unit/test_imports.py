@@ -65,7 +65,7 @@ LONGEST_CHAIN = 28
 """Modules in the longest chain of imports; may only be lowered."""
 
 NAME = re.compile(r"\b(?:(?:llama|llm|ggml|LLAMA|LLM|GGML|get)_\w+|(?:llama|ggml)[\w-]*\.h)")
-"""What names of llama.cpp, and its headers, look like."""
+"""Names of llama.cpp and of its headers."""
 
 NATIVE = {"_core", "_drafts", "_pool"}
 

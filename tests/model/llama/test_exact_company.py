@@ -41,7 +41,7 @@ CHOOSING = (
 """Families whose indexer chooses among cells."""
 
 OTHERS = [chat((seed, 150), (seed + 1, 180)) for seed in (50, 60)]
-"""What keeps the other sequence busy."""
+"""Prompts that keep the other sequence busy."""
 
 TURNS = [(1, 90), (2, 210), (3, 40), (4, 310), (5, 60), (6, 200)]
 FIRST = chat(*TURNS[:2])

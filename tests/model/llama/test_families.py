@@ -37,7 +37,7 @@ RING = 256
 """Cells of a ring for one window and one batch of 128 tokens, padded as llama.cpp does."""
 
 PLACES = {"tiny-deepseek4": ResumePoints(WINDOW, RING)}
-"""Of those that do not resume anywhere."""
+"""Resume points of the models that do not resume anywhere."""
 
 OPENING = (1, 90)
 CONVERSATION = [OPENING, (2, 150), (3, 40), (4, 300), (5, 60), (6, 200)]
@@ -254,7 +254,7 @@ KINDS = {
     "tiny-deepseek4": "opaque",
     "tiny-mamba2": "hybrid",
 }
-"""What a memory of several parts counts as."""
+"""The kind that a memory of several parts counts as, by model."""
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -28,7 +28,7 @@ from tests.model.given_model import GivenModel
 N = 48
 POSITIONS = struct.Struct("<qq")
 P0 = 16
-"""Where a block's header has its positions."""
+"""The place of the positions in a block's header."""
 
 ODD = (
     *(

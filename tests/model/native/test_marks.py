@@ -36,7 +36,7 @@ def opened(path: Path, **options: object) -> Loaded:
 TWO = pytest.mark.parametrize(
     "backend", OPTIONS[:3], ids=("tiny-hybrid", "tiny-moe", "q8_0"), indirect=True
 )
-"""Where a model runs two sequences."""
+"""Models that run two sequences."""
 
 
 @pytest.fixture(

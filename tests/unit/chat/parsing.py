@@ -20,7 +20,7 @@ PROPERTIES: dict[str, Any] = {
     "free": {},
 }
 CALL_ID = "Ab3dEf7hI"
-"""Of calls that bring their own."""
+"""The id of calls that bring their own."""
 
 STOP_TOOL = {"name": "stop", "description": "", "parameters": {"type": "object", "properties": {}}}
 LOOK_UP = function("look_up", **PROPERTIES)

@@ -74,8 +74,8 @@ def equal(one: Sequence[NDArray[np.float32]], other: Sequence[NDArray[np.float32
 
 
 HYBRIDS = [name for name in MODELS if name != "dense"]
-"""Where logits may differ by roundings, models with experts are in f32: in f16 they choose other
-experts at times.
+"""Models whose logits may differ by roundings. Those with experts are in f32: in f16 they choose
+other experts at times.
 """
 
 

@@ -20,7 +20,7 @@ SOME = Origin("some")
 TEXT = Origin("some", 4)
 
 Cost = Callable[[int], float]
-"""Of a step, by tokens."""
+"""The cost of a step, by tokens."""
 
 
 @dataclass

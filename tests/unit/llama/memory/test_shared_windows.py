@@ -26,7 +26,7 @@ LAYOUTS = {
     ),
 }
 SIZES = {"rows": (64, 20), "transposed": (64, 40), "recurrent": (81, 8)}
-"""By layout: bytes of the head, and of a row."""
+"""Bytes of the head and of a row, by layout."""
 
 
 class Sequence:

@@ -238,7 +238,7 @@ def test_a_failure_in_the_middle_is_a_line() -> None:
 
 CALL = "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>\n"
 CALLS = (CALL[:20], CALL[20:], CALL[:40])
-"""One whole call, and the beginning of a second one."""
+"""Pieces of a stream: a whole call, and the beginning of a second one."""
 
 
 @pytest.mark.parametrize("stream", [False, True])
