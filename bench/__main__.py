@@ -36,6 +36,9 @@ SCRIPTS = (
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Run the scripts in separate processes, and print the seconds of each. SystemExit with the
+    names of those that failed, after all have run.
+    """
     parser = parser_of(__doc__)
     parser.add_argument(
         "scripts", nargs="*", metavar="SCRIPT", help=f"of {', '.join(SCRIPTS)}; default: all"

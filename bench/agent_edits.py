@@ -334,6 +334,10 @@ def beside_head(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Print two tables of tokens per step and speed, with a head alone and with the cache's drafts:
+    one for each way to edit, one for a whole file written again. Without --vocab the vocabulary is
+    `VOCABULARY` if that file is there, and else the built-in model's.
+    """
     parser = parser_of(__doc__)
     parser.add_argument("--vocab", metavar="FILE", help="a GGUF file with the vocabulary to use")
     parser.add_argument("--edits", type=int, metavar="N", help="number of edits; default: all")

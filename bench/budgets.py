@@ -88,6 +88,9 @@ def minimum(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Print a row per workload and budget: turns, floor, tokens evaluated per token of the floor,
+    the bound of `minimum`, late turns, and the sum and maximum of the seconds on each device.
+    """
     parser = parser_of(__doc__)
     names = [*WORKLOADS, *BUDGETED, *AGENTS]
     parser.add_argument(

@@ -104,6 +104,10 @@ def row_of(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Print a row per build with its bits and speeds. A process can load a single build, so each
+    measurement is a child with --json; rounds run the builds forwards and backwards in turn, so
+    that a drift of the machine does not favour one of them.
+    """
     parser = parser_of(__doc__)
     parser.add_argument("-m", "--model", default=str(builtin_model()))
     parser.add_argument(

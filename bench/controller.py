@@ -154,6 +154,9 @@ def chat_format(vocabulary: Path) -> ChatFormat:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Print milliseconds of each part of a warm turn, a row per length of history. With --against,
+    compare with another commit instead.
+    """
     parser = parser_of(__doc__)
     parser.add_argument(
         "-m", "--model", type=Path, default=VOCABULARY, help="source of vocabulary and template"

@@ -156,6 +156,9 @@ def differences(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Print the largest difference of logits of each way to resume, a row per kind of KV and flash
+    attention. SystemExit if any but the last column is not 0.
+    """
     parser = parser_of(__doc__)
     add_model(parser, str(builtin_model()))
     parser.add_argument("--tokens", type=int, default=3000)

@@ -216,6 +216,9 @@ def measure(mode: Mode, options: argparse.Namespace, n_clients: int, work: Path)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Print a row per mode and number of clients, with the error's text if a server failed.
+    SystemExit if a reply with --exact differs from a cold run's.
+    """
     parser = parser_of(__doc__)
     add_model(parser, str(builtin_model()))
     parser.add_argument("--llama-server", default="", metavar="COMMAND")

@@ -81,6 +81,9 @@ class Step:
 
 
 def _steps() -> list[Step]:
+    """Return the requests of a model's client, in order. A message is (seed, length), or the name
+    of a request, whose reply it is.
+    """
     found: list[Step] = []
 
     def step(name: str, *messages: Message) -> tuple[Message, ...]:
@@ -607,6 +610,9 @@ def compare(options: Any) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Print a line per model as it is measured, then the table. With --json, print the records of
+    this process; with --other, compare two builds. SystemExit with the names of models that failed.
+    """
     parser = parser_of(__doc__)
     parser.add_argument("--only", nargs="+", choices=list(ZOO), metavar="NAME")
     parser.add_argument(

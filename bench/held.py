@@ -104,6 +104,9 @@ def answer(backend: LlamaBackend, n: int, message: Tokens) -> np.ndarray:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Print a row per number of tokens: milliseconds to the first logits after an append, after a
+    return to rows on the device, and after one from RAM, and whether the bits are equal.
+    """
     parser = parser_of(__doc__)
     add_model(parser, None)
     parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 4096])

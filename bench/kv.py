@@ -121,6 +121,9 @@ def copies(size: int) -> tuple[float, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Print GB/s of plain copies and of bytes out of the context and into it, a row per model, kind
+    of bytes and number of tokens. Without -m, models of two shapes are generated.
+    """
     parser = parser_of(__doc__)
     add_model(parser, None)
     parser.add_argument("--tokens", type=int, nargs="+", default=[8192, 16384])

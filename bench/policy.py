@@ -86,6 +86,9 @@ def weights(only: Sequence[str], gibs: Sequence[float], *, keep: bool) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Print a row per workload and disk policy: hits, tokens per hit, the share of the cacheable
+    tokens, and MiB written. With --weights, measure eviction from RAM and the device instead.
+    """
     parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument(

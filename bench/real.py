@@ -131,6 +131,9 @@ COLUMNS = ("start s", "memory MiB", "prefill tokens/s", "decode tokens/s")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Print a row per model, number of threads, work, number of other processes and server. The
+    models are the real ones if their files are there, and else the built-in one.
+    """
     parser = parser_of(__doc__)
     real = [str(path_of(name)) for name in MODELS if path_of(name).is_file()]
     parser.add_argument("-m", "--models", nargs="+", default=real or [str(builtin_model())])

@@ -59,6 +59,9 @@ class Served:
     def chat(
         self, messages: Sequence[Message], reply: Reply = PLAIN, tools: Sequence[Message] = ()
     ) -> Message:
+        """Send a conversation and return the reply as the message that a client sends back. The
+        prompt is tokenised by the server itself, and compared with earlier ones to count the turn.
+        """
         how = {
             "messages": messages,
             "tools": list(tools),
@@ -128,6 +131,9 @@ def replayed(command: Sequence[str], log: Path, workload: str) -> list[Turn]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Print a row per workload and budget, then sums: for each server the ratio of evaluated tokens
+    to the floor, late requests, the worst one, and seconds on a GPU.
+    """
     parser = parser_of(__doc__)
     parser.add_argument("--llama-server", metavar="BINARY")
     parser.add_argument(

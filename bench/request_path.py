@@ -52,6 +52,11 @@ class Trace:
         self._names: dict[CodeType, str] = {}
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        """Record a call between two modules of the package; a profile function as `sys.setprofile`
+        takes it. Frames of other code are skipped, so that a call through a library counts as one
+        of its caller. Until the request is submitted, the modules that prepare it are recorded in
+        order.
+        """
         if (
             not self.on
             or event not in ("call", "return")

@@ -117,6 +117,10 @@ class SizedBackend:
         batch_cost: int = 0,
         scale: int = 1,
     ) -> None:
+        """Prepare ``n_seqs`` empty sequences in ``n_cells`` cells. ``row_bytes`` and
+        ``state_bytes`` are those that the cache counts; copies take the time of ``scale`` times as
+        many.
+        """
         self.n_cells = n_cells
         self._scale = scale
         n_outputs = max(n_ubatch, n_seqs)
@@ -281,6 +285,10 @@ class SizedBackend:
             self._load_state(seq, spans[-1][2] if spans else first, state)
 
     def _load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
+        """Append the rows of ``spans`` to a sequence. Held rows whose cells no sequence has are
+        used without a copy; others are copied to new cells. OutOfCellsError does not change the
+        sequence; StateError means a gap between its rows and ``spans``.
+        """
         at = self._seqs[seq]
         if at.cells.size != first or spans[0][1] != first:
             raise StateError(f"rows end at {at.cells.size}, not {first}")
@@ -364,6 +372,9 @@ class Scripted:
     def chat(
         self, messages: Sequence[Message], reply: Reply = PLAIN, tools: Sequence[Message] = ()
     ) -> Message:
+        """Return a reply made up from the end of the rendered prompt, so that equal requests get
+        equal replies. Text, reasoning and call have the lengths of ``reply``, in characters.
+        """
         rendered = self._template.render(
             messages, tools=list(tools) or None, enable_thinking=reply.thought > 0
         )

@@ -281,6 +281,10 @@ class Run:
         return names
 
     def _serve(self, name: str, cases: Sequence[Case], log: Path) -> None:
+        """Start a server with a context for the largest of ``cases``, or `OVER` of it if they must
+        not fit, and keep a record of each case, with MiB on the device and resident. An error
+        becomes a record as well, and skips the cases that are left.
+        """
         whole = max(sum(agent.size for agent in self._agents(case)) for case in cases)
         n_seqs = max(case.n_agents for case in cases)
         n_ctx = int(1.1 * whole) if cases[0].fits else int(OVER * whole)
@@ -404,6 +408,7 @@ def document(data: dict[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Run the cases on each model until the budget ends, and print the records as a document."""
     parser = options_of(__doc__, 180)
     parser.add_argument(
         "directory", type=Path, nargs="?", help="what prepare.py was given; else name the files"

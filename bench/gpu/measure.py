@@ -109,6 +109,9 @@ def side_by_side(run: Run, section: str, sizes: Sequence[int], *, thorough: bool
 def one_server(
     run: Run, section: str, server: Server, sizes: Sequence[int], cache: Path, *, thorough: bool
 ) -> None:
+    """Measure a server with conversations of ``sizes`` tokens: growth, alternation, cuts, memory,
+    and a restart; ``thorough`` adds decoding, a single long message and prompts without the cache.
+    """
     vram = vram_mib()
     available = available_mib()
     server.start()
@@ -444,6 +447,9 @@ def wait_for(model: Path, clock: Clock) -> bool:
 
 
 def main() -> None:
+    """Measure each section on all models, the most telling section first, until the budget ends.
+    Each finding is written at once.
+    """
     parser = options_of(__doc__, 3600)
     parser.add_argument("directory", type=Path, help="the directory of prepare.py")
     parser.add_argument("--only", nargs="+", choices=WORK, default=list(WORK))

@@ -62,6 +62,9 @@ def measured(
 
 
 def main() -> None:
+    """Print MiB planned, counted by llama.cpp and held on the device, a row per model, setting and
+    device. Exit with 1 if a plan was wrong.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

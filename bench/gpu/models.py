@@ -79,6 +79,9 @@ class Switching:
         end: float,
         found: list[Record],
     ) -> None:
+        """Prepare a conversation of each of ``sizes`` tokens with each model. ``end`` is in
+        monotonic seconds; records are appended to ``found``.
+        """
         self.server = server
         self.models = models
         self._found = found
@@ -138,6 +141,10 @@ class Switching:
         print(line(self._found[-1]), flush=True)
 
     def _note(self, way: str, shape: str, size: int, reply: Reply) -> None:
+        """Record and print one reply: seconds to the first token, of the load and of the prompt,
+        and GB/s of the load. A server that does not report its load is charged with the time before
+        the prompt.
+        """
         prompt_ms = float(reply.timings["prompt_ms"])
         load_s = self._load_seconds(shape) or max(reply.first_ms - prompt_ms, 0.0) / 1e3
         record = {
@@ -251,6 +258,9 @@ def keep(path: Path, found: list[Record]) -> None:
 
 
 def main() -> None:
+    """Measure switches between two models on each server; print a row per request, and keep them in
+    the results. SystemExit if a model's file does not arrive in the time.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -79,9 +79,12 @@ HEAD += "| waited ms | GPU MiB |"
 
 
 class Bench:
-    """The measurement of one model in one mode. Raises ModelError for an unknown mode."""
+    """The measurement of one model in one mode."""
 
     def __init__(self, options: argparse.Namespace, shape: str, mode: str) -> None:
+        """Load the model with the options of ``mode``, such as "full", "pool:auto" or
+        "ngl:20+nkvo". Raises ModelError for an unknown mode.
+        """
         path = model_file(options.directory, shape)
         self.shape = shape
         self.mode = mode
@@ -194,6 +197,9 @@ class Bench:
         setattr(backend, "evaluate", evaluate)  # noqa: B010
 
     def _restore(self, n: int) -> None:
+        """Print milliseconds of restoring ``n`` tokens from RAM, from files that are out of the
+        page cache, and from files in it. The first pass writes the files that the other two read.
+        """
         prompt = Prompt.of(tokens_of(2, n))
         other = Prompt.of(tokens_of(3, min(n // 2, 3000)))
         told = ""
@@ -380,6 +386,7 @@ def one(options: argparse.Namespace) -> None:
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the parsed options; --one is the child's, which measures one model in one mode."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -409,6 +416,9 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
+    """Print a row per model, mode and depth. Each mode runs in a child, so that it starts with an
+    empty device; with --card another child holds the rest of the device's memory.
+    """
     options = arguments()
     if options.one:
         return one(options)

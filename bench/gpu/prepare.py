@@ -327,6 +327,10 @@ def finish(
 
 
 def main() -> None:
+    """Build everything that bench.gpu needs into the directory: packages, libraries, extension,
+    models, and a `python` that runs in its environment. Libraries and extension are built at the
+    same time.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

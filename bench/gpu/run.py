@@ -201,6 +201,10 @@ class Visit:
         return step.n_new
 
     def keep(self, step: Step, reply: Reply) -> None:
+        """Record and print a reply: milliseconds to the first token, and its cached and evaluated
+        tokens. A cold reply also corrects the clock's speed of prefill, by which later steps are
+        planned.
+        """
         timings = reply.timings
         name = self.server.name
         if step.way == COLD:
@@ -268,6 +272,9 @@ class Visit:
         )
 
     def memory(self, when: str, before: float | None, available: float) -> None:
+        """Record the server's memory ``when`` in MiB: resident, on the device above ``before``, and
+        the fall of the host's memory below ``available``. pyctl adds the parts of its cache.
+        """
         vram = vram_mib()
         counted = {}
         if self.server.name == OURS:

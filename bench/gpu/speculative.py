@@ -329,6 +329,7 @@ def side_by_side(run: Run) -> None:
 
 
 def main() -> None:
+    """Measure the parts on each model, and print the records as a document."""
     parser = options_of(__doc__, 3600)
     parser.add_argument(
         "directory", type=Path, nargs="?", help="what prepare.py was given; else name the files"

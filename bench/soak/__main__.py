@@ -102,6 +102,9 @@ def soak(options: argparse.Namespace, directory: Path) -> Target:
 
 
 def _lives(target: Target, rng: random.Random, options: argparse.Namespace, cache: Path) -> None:
+    """Run four kinds of lives in turn: long ones in memory, short ones that are killed, and long
+    ones on disk, without and with --exact. Only long lives are judged by their growth.
+    """
     seconds = options.minutes * 60
     disk = [
         "--kv-cache-dir",
@@ -124,6 +127,7 @@ def _lives(target: Target, rng: random.Random, options: argparse.Namespace, cach
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Run the soak and report it; --quick takes seconds, with a larger limit of growth."""
     parser = parser_of(__doc__)
     add_model(parser, None)
     parser.set_defaults(threads=1)

@@ -314,6 +314,9 @@ class Attacker:
                 time.sleep(0.05)
 
     def _send(self, hostile: Hostile, life: int) -> None:
+        """Send a hostile request and judge its answer. A violation is a 500, a refusal that takes
+        longer than ``patience`` seconds, or a lost connection while the life goes on.
+        """
         self.findings.count("requests")
         name = self.target.hint = f"{hostile.kind}: {hostile.name}"
         began = time.monotonic()

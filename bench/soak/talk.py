@@ -192,6 +192,9 @@ class Talker:
         return talk
 
     def _turn(self, client: httpx.Client, life: int, talk: Talk, way: str) -> None:
+        """Request a reply in the form of ``way``, compare it with the judge's, and append it to
+        ``talk``. A sampled reply is not compared.
+        """
         self.latest = list(talk.messages)
         n_predict = self.random.choice((8, 24, 48))
         body: dict[str, Any] = {
@@ -318,6 +321,9 @@ class Talker:
     def _streamed(
         self, life: int, way: str, response: httpx.Response
     ) -> list[tuple[str, list[Any]]]:
+        """Return text and calls of each choice of a stream, of any of the APIs. Raises LostError
+        for an error event and for a stream without an end, after `_lost` has recorded it.
+        """
         replies: dict[int, tuple[list[str], dict[int, dict[str, Any]]]] = {}
         ended = False
         for data in _events(response):
@@ -359,6 +365,10 @@ class Talker:
     def _compare(
         self, way: str, body: dict[str, Any], content: str, calls: list[Any], *, is_exact: bool
     ) -> None:
+        """Compare a reply with the judge's. Without ``is_exact``, a reply may differ at a near tie
+        of two tokens, since batches in company round otherwise. A violation leaves its request in a
+        file.
+        """
         choice = self.judge.choice(body)
         right = choice["message"]
         if right.get("reasoning_content") and way == "completion":

@@ -91,6 +91,9 @@ class Target:
     def __init__(
         self, command: Sequence[str], directory: Path, findings: Findings, bounds: Bounds
     ) -> None:
+        """Prepare a server of ``command`` that logs into ``directory``. It is started by its first
+        life, and clients wait until then.
+        """
         self.directory = directory
         self.findings = findings
         self.bounds = bounds
@@ -163,6 +166,9 @@ class Target:
             self._live(name, left, death, flags)
 
     def _live(self, name: str, seconds: float, death: str, flags: Sequence[str]) -> None:
+        """Run a single life of at most ``seconds``, and judge its log and its end. A life that ends
+        by itself is not judged by its growth.
+        """
         self._log_from = self.log.stat().st_size if self.log.exists() else 0
         sent = self.findings.counts["requests"]
         self._process = ServerProcess([*self._command, *flags], self.log, timeout=300)
@@ -267,6 +273,10 @@ class Target:
         samples: list[Sample],
         rests: list[Sample],
     ) -> None:
+        """Append the row of a life, and judge its peak and its growth after the warm-up. Growth is
+        that between two rests if the life had both, since a request at work hides it; only long
+        lives are bound.
+        """
         warm = samples[int(len(samples) * WARM_UP) :]
         if not warm:
             return

@@ -53,6 +53,9 @@ class Operator:
                 time.sleep(self.random.uniform(0.2, 1.8))
 
     def _do(self, client: httpx.Client, what: str) -> httpx.Response:
+        """Send a request of the kind ``what`` with random parameters, and return the response. A
+        file that was not saved is saved instead of restored.
+        """
         url = self.target.url
         if what == "look":
             return client.get(f"{url}{self.random.choice(LOOKS)}")
