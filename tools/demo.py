@@ -121,6 +121,9 @@ def converse(console: Console, cache: str) -> list[list[object]]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Print the conversation and a table of tokens and milliseconds per turn. SystemExit if a reply
+    is not a cold run's.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

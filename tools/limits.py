@@ -59,6 +59,9 @@ def _amount(value: object, unit: LimitUnit) -> str:
 
 
 def _set_limits(module: ModuleType) -> Iterator[_Row]:
+    """Yield a row for each limit that a flag sets: the fields of the module's dataclasses with a
+    `SetLimit` in their metadata. Imported classes are left out, so that each is listed once.
+    """
     for owner in vars(module).values():
         if (
             not (isinstance(owner, type) and is_dataclass(owner))

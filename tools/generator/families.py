@@ -490,6 +490,9 @@ _WIDE = {"layer_multipliers", "head_offsets", "head_vocab_sizes"}
 
 
 def _add(writer: GGUFWriter, name: str, value: Value) -> None:
+    """Write a key with the type that llama.cpp reads: 32 bits, and 64 bits for the arrays named in
+    `_WIDE`.
+    """
     if isinstance(value, bool):
         writer.add_bool(name, value)
     elif isinstance(value, int):

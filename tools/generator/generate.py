@@ -61,6 +61,9 @@ def write_model(
 
 
 def _add_shape(writer: GGUFWriter, shape: Shape, seed: int) -> None:
+    """Write the keys of ``shape``: always those for attention, and those for recurrent layers,
+    experts, classes and heads for drafts if it has them.
+    """
     writer.add_name(f"{shape.name} (random weights, seed {seed})")
     writer.add_file_type(LlamaFileType.MOSTLY_Q4_K_M if shape.quantised else LlamaFileType.ALL_F32)
     writer.add_quantization_version(GGML_QUANT_VERSION)
@@ -100,6 +103,9 @@ def _add_shape(writer: GGUFWriter, shape: Shape, seed: int) -> None:
 
 
 def _add_reader(writer: GGUFWriter, shape: Shape, vocab: Vocab) -> None:
+    """Write the keys of a draft model that reads layers of its target: for EAGLE-3 only the
+    target's layers and width, for a model that drafts blocks more.
+    """
     arch = shape.arch
     writer.add_array(f"{arch}.target_layers", list(shape.target_layers))
     if not shape.block:

@@ -472,6 +472,9 @@ def _reader(shape: Shape) -> Iterator[_Part]:
 
 
 def _reading_layer(shape: Shape, layer: int) -> Iterator[_Part]:
+    """Yield name, role and dimensions of the tensors of a draft model's layer, slowest dimension
+    first.
+    """
     width = shape.embedding
     # EAGLE-3 gets the token with what it read.
     seen = width if shape.block else 2 * width

@@ -75,6 +75,7 @@ def finish(writer: GGUFWriter) -> None:
 
 
 def _add_metadata(writer: GGUFWriter, shape: VisionShape, seed: int) -> None:
+    """Write the keys of an image encoder of llama.cpp's projector "qwen3vl_merger"."""
     writer.add_name(f"{shape.name} (random weights, seed {seed})")
     writer.add_file_type(LlamaFileType.MOSTLY_F16)
     writer.add_clip_has_vision_encoder(True)

@@ -171,6 +171,9 @@ _LOOK = 0.6
 
 
 def _reserve(values: FloatArray, tensor: Tensor, vocab: Vocab) -> None:
+    """Set the reserved channels of a tensor's ``values`` in place: the embedding writes them, the
+    output matrix reads them, and no layer changes them.
+    """
     reserved = slice(NUM_RESERVED)
     if tensor.role == "token_embd":
         values[:, reserved] = embed(vocab)
