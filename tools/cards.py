@@ -25,7 +25,7 @@ SHOWN = (("prefill", "rate"), ("decode", "rate"), ("next turn", "first_ms"), ("m
 
 
 def row(path: Path) -> list[str]:
-    """The cells of a run: its figures at the deepest prompt, "" for one that it lacks."""
+    """Return the cells of a run: its figures at the deepest prompt, "" for one that it lacks."""
     run = json.loads(path.read_text(encoding="utf-8"))
     depth = max(record.get("depth", 0) for record in run["records"])
     ours = [
@@ -42,7 +42,7 @@ def row(path: Path) -> list[str]:
 
 
 def written(text: str) -> str:
-    """``text`` of the page with its table, the last part of it, written anew."""
+    """Return ``text`` of the page with its last part, the table, written anew."""
     lines = table(COLUMNS, map(row, sorted(ROOT.glob("bench/cards/*.json"))))
     return text.partition(f"| {COLUMNS[0]} |")[0] + "\n".join([*lines, ""])
 

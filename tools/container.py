@@ -26,7 +26,7 @@ class Instruction:
 
 
 def stages(text: str) -> list[list[Instruction]]:
-    """The instructions before the first stage, then each stage's, FROM first."""
+    """Return the instructions before the first stage, then each stage's, FROM first."""
     found: list[list[Instruction]] = [[]]
     lines = "\n".join(line for line in text.splitlines() if not line.startswith("#")).replace(
         "\\\n", " "
@@ -44,8 +44,8 @@ def stages(text: str) -> list[list[Instruction]]:
 
 
 def words_of(instruction: Instruction) -> list[str]:
-    """The words of an instruction in JSON's form (ENTRYPOINT, HEALTHCHECK CMD, VOLUME) or separated
-    by blanks.
+    """Return the words of an instruction in JSON's form (ENTRYPOINT, HEALTHCHECK CMD, VOLUME) or
+    separated by blanks.
     """
     text = instruction.text.removeprefix("CMD ")
     return list(json.loads(text)) if text.startswith("[") else shlex.split(text)

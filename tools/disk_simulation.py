@@ -36,7 +36,7 @@ class Writer:
         self.random = random.Random(seed)
 
     def message(self, n: int, spread: float = 0.3) -> Message:
-        """About ``n`` tokens: a header of 3, the content and an end of 2."""
+        """Return a message of about ``n`` tokens: a header of 3, the content and an end of 2."""
         length = round(n * self.random.uniform(1 - spread, 1 + spread))
         return [
             1,
@@ -51,12 +51,12 @@ class Writer:
         return self.message(n, 0)
 
     def turn(self) -> list[Message]:
-        """A reply and what follows it."""
+        """Return a reply and the message after it."""
         return [self.message(120), self.message(80)]
 
 
 def prompt_of(messages: Sequence[Message]) -> Prompt:
-    """The messages and the generation header."""
+    """Return the prompt of the messages and the generation header."""
     parts = [*messages, [1, 6, 2, 7]]
     starts = np.cumsum([len(part) for part in parts])[:-1]
     return Prompt.of([token for part in parts for token in part], starts)
@@ -69,8 +69,8 @@ def stable_head(w: Writer) -> Iterator[list[Message]]:
 
 
 def drifting_middle(w: Writer) -> Iterator[list[Message]]:
-    """Notes between head and question: mostly a new one at their end, every fourth time an old one
-    rewritten.
+    """Yield conversations with notes between head and question: mostly a new one at their end,
+    every fourth time an old one rewritten.
     """
     head = w.exact(1452)
     notes = [w.message(90) for _ in range(6)]
@@ -83,8 +83,8 @@ def drifting_middle(w: Writer) -> Iterator[list[Message]]:
 
 
 def task_state(w: Writer) -> Iterator[list[Message]]:
-    """Tasks of five tool calls; the state of the task is the last message, another one in each
-    request.
+    """Yield conversations with tasks of five tool calls; the state of the task is the last message,
+    another one in each request.
     """
     head = w.exact(1049)
     for _ in range(4):
@@ -108,7 +108,7 @@ def recent_turns(w: Writer) -> Iterator[list[Message]]:
 
 
 def conversations(w: Writer) -> Iterator[list[Message]]:
-    """Four conversations on one head, a random one goes on."""
+    """Yield four conversations on one head, of which a random one goes on."""
     head = w.exact(900)
     opened = [[head, w.message(100)] for _ in range(4)]
     for _ in range(30):
@@ -118,7 +118,9 @@ def conversations(w: Writer) -> Iterator[list[Message]]:
 
 
 def rewritten_middle(w: Writer) -> Iterator[list[Message]]:
-    """Eight notes between head and question, in each request another one of them rewritten."""
+    """Yield conversations with eight notes between head and question, in each request another one
+    of them rewritten.
+    """
     head = w.exact(1452)
     notes = [w.exact(135) for _ in range(8)]
     for _ in range(30):

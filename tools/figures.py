@@ -39,7 +39,7 @@ DRAFTS = {name: f"gpu-decode-{shape}-nextn.md" for name, shape in SHAPES.items()
 
 
 def rows(page: str, heading: str, where: Path = RESULTS) -> list[Cells]:
-    """The cells of the first table below ``heading`` of a page, its columns first.
+    """Return the cells of the first table below ``heading`` of a page, its columns first.
 
     ValueError if a page of results lacks its head, or the page this heading.
     """
@@ -61,13 +61,13 @@ def rows(page: str, heading: str, where: Path = RESULTS) -> list[Cells]:
 
 
 def row(page: str, heading: str, *keys: str) -> Cells:
-    """The cells of the one row that starts with ``keys``, without them."""
+    """Return the cells of the one row that starts with ``keys``, without them."""
     (found,) = (cells for cells in rows(page, heading) if cells[: len(keys)] == list(keys))
     return found[len(keys) :]
 
 
 def table(head: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
-    """Lines of a table: its first column to the left, the others to the right."""
+    """Return the lines of a table: its first column to the left, the others to the right."""
     rule = ["---", *["---:"] * (len(head) - 1)]
     return ["| " + " | ".join(cells) + " |" for cells in (head, rule, *body)]
 
@@ -87,7 +87,7 @@ WAYS = {
 
 
 def first_token(shape: str, way: str) -> tuple[str, str]:
-    """Milliseconds of llama-server and of pyctl at 32,768 tokens of history."""
+    """Return milliseconds of llama-server and of pyctl at 32,768 tokens of history."""
     _, ours, _, peer, _ = row(SIDE_BY_SIDE[shape], "Time to first token", "32,768", way)
     return peer, ours
 
@@ -124,10 +124,12 @@ DEFAULTS = {
 
 
 def default_flags() -> list[str]:
-    """First tokens, replies and memory of both servers with the flags that they need."""
+    """Return the table of first tokens, replies and memory of both servers with the flags that they
+    need.
+    """
 
     def pairs(heading: str, *keys: str, at: tuple[int, int]) -> list[str]:
-        """The cells of llama-server and of pyctl, of each shape."""
+        """Return the cells of llama-server and of pyctl, of each shape."""
         return [
             row(page, heading, *keys)[column] for page in SIDE_BY_SIDE.values() for column in at
         ]
@@ -172,8 +174,8 @@ def evaluated_tokens() -> list[str]:
 
 
 def drafts() -> list[str]:
-    """Tokens per second of pyctl and of llama-server after 10,240 tokens, by the tokens that a step
-    yields.
+    """Return the table of tokens per second of pyctl and of llama-server after 10,240 tokens, by
+    the tokens that a step yields.
     """
     lengths = {"2": "length 2", "3": "length 3", "4": "all accepted"}
     cases = {
@@ -199,8 +201,8 @@ TEXTS = ("plain text", "a file", "search and replace", "JSON calls")
 
 
 def texts() -> list[str]:
-    """Tokens per second of the default, of the head alone and of llama-server's best, by text,
-    shape and replies.
+    """Return the table of tokens per second of the default, of the head alone and of llama-server's
+    best, by text, shape and replies.
     """
     cases = (
         ("pyctl", "draft-mtp,cache"),
@@ -236,7 +238,7 @@ def images() -> list[str]:
 
 
 def models() -> list[str]:
-    """Contexts of docs/24gb.md, which the planner computed."""
+    """Return the table of contexts of docs/24gb.md, which the planner computed."""
     context = {name: n for name, n, *_ in rows("24gb.md", "A 24 GB card", DOCS)}
     shown = {
         "Qwen3.6-27B, Qwen3.8-27B": ("27B", "27B, q8_0"),
@@ -255,7 +257,7 @@ CARD = {
 
 
 def card(shape: str) -> list[str]:
-    """The defaults on 24,000 MiB next to the flags of an expert."""
+    """Return the table of the defaults on 24,000 MiB next to the flags of an expert."""
     body = []
     for name, _, context, vram, ram, start, _, cold, turn, speed in rows(
         CARDS[shape], "On a card of 24 GB"
@@ -276,7 +278,9 @@ SWITCHES = {
 
 
 def switches() -> list[str]:
-    """Seconds to the first token of a request that switches the model, and of loading."""
+    """Return the table of seconds to the first token of a request that switches the model, and of
+    loading.
+    """
     found = json.loads((RESULTS / "gpu-models.json").read_text(encoding="utf-8"))["found"]
     by_way: dict[tuple[str, int], dict[tuple[str, str], str]] = {}
     for record in found:
@@ -296,7 +300,7 @@ def switches() -> list[str]:
 
 
 def claims() -> list[str]:
-    """The claims of README and docs, and what shows each."""
+    """Return the table of the claims of README and docs, and the evidence for each."""
     lines = CLAIMS.read_text(encoding="utf-8").splitlines()
     body = [f"| {claim} | `{shown}` |" for claim, shown in (line.split("\t") for line in lines)]
     return ["| claim | shown by |", "| --- | --- |", *body]
@@ -309,7 +313,7 @@ class Figure(NamedTuple):
     sources: tuple[str, ...] = ()
 
     def caption(self) -> list[str]:
-        """Weights, device, commit and date of the sources, above the table."""
+        """Return weights, device, commit and date of the sources, above the table."""
         heads = [head(RESULTS / source) for source in self.sources]
         parts = [f"{each['weights']} weights" for each in heads]
         parts += [re.split("[,;]", each["machine"])[0] for each in heads]
@@ -335,8 +339,8 @@ FIGURES = {
 
 
 def filled(text: str) -> str:
-    """``text`` with each table that a comment names written anew; ValueError if a source lacks its
-    head.
+    """Return ``text`` with each table that a comment names written anew; ValueError if a source
+    lacks its head.
     """
 
     def made(found: re.Match[str]) -> str:
@@ -349,7 +353,7 @@ def filled(text: str) -> str:
 
 
 def pages() -> list[Path]:
-    """README and the pages of docs that show tables."""
+    """Return README and the pages of docs that show tables."""
     found = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
     return [page for page in found if "<!-- figures: " in page.read_text(encoding="utf-8")]
 

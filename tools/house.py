@@ -69,7 +69,7 @@ COLUMNS = {
 
 
 def modules() -> dict[str, Path]:
-    """All modules of the package by their full names."""
+    """Return the files of all modules of the package by their full names."""
     names = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = ["pyctl", *path.relative_to(PACKAGE).with_suffix("").parts]
@@ -79,7 +79,7 @@ def modules() -> dict[str, Path]:
 
 @cache
 def tree_of(path: Path) -> ast.Module:
-    """The file parsed."""
+    """Return the syntax tree of the file."""
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
@@ -111,7 +111,7 @@ def n_lines(paths: Iterable[Path]) -> int:
 
 
 def longest_chain(graph: dict[str, set[str]]) -> int:
-    """Modules in the longest chain of imports."""
+    """Return the number of modules in the longest chain of imports."""
 
     @cache
     def depth(name: str) -> int:
@@ -121,7 +121,9 @@ def longest_chain(graph: dict[str, set[str]]) -> int:
 
 
 def n_arrows(graph: dict[str, set[str]], package: str, of: str) -> int:
-    """Imports of modules of ``package`` by modules of another one; each pair of modules is one."""
+    """Return the number of imports of modules of ``package`` by modules of another one; each pair
+    of modules counts once.
+    """
     inside = f"pyctl.{package}"
     importers = (
         targets for name, targets in graph.items() if f"{name}.".startswith(f"pyctl.{of}.")
@@ -130,7 +132,7 @@ def n_arrows(graph: dict[str, set[str]], package: str, of: str) -> int:
 
 
 def n_fields(name: str) -> int:
-    """Annotated fields of the class. Raises KeyError if there is none."""
+    """Return the number of annotated fields of the class. Raises KeyError if there is none."""
     for path in modules().values():
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ClassDef) and node.name == name:
@@ -148,7 +150,7 @@ def n_port_methods() -> int:
 
 
 def n_callables(*packages: str) -> int:
-    """Parameters and fields that are functions, by their annotations."""
+    """Return the number of parameters and fields that are functions, by their annotations."""
     found = 0
     for name, path in modules().items():
         if not name.startswith(tuple(f"pyctl.{package}" for package in packages)):
@@ -160,7 +162,7 @@ def n_callables(*packages: str) -> int:
 
 
 def n_glossary() -> int:
-    """Rows of the first table of the glossary."""
+    """Return the number of rows of the first table of the glossary."""
     text = (ROOT / "docs/internals/glossary.md").read_text(encoding="utf-8")
     rows = re.search(r"\| word \| meaning \|\n\|[-|]+\|\n((?:\|.*\n)+)", text)
     return rows[1].count("\n") if rows is not None else 0

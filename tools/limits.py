@@ -38,7 +38,7 @@ class _Row(NamedTuple):
 
 
 def modules() -> Iterator[ModuleType]:
-    """All modules of the package that are Python, imported."""
+    """Yield each module of the package that is Python, imported."""
     for found in pkgutil.walk_packages(pyctl.__path__, "pyctl."):
         if not found.name.rpartition(".")[2].startswith("_"):
             yield importlib.import_module(found.name)
@@ -87,7 +87,7 @@ def _section(title: str, head: tuple[str, ...], rows: Iterable[tuple[str, ...]])
 
 
 def table() -> str:
-    """The page."""
+    """Return the text of the page."""
     by_flag = [row for module in modules() for row in _set_limits(module)]
     parts = [HEAD, _section("Set by a flag", ("limit", "default", "flag", "beyond it"), by_flag)]
     by_status: dict[str, list[tuple[str, ...]]] = {}

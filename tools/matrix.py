@@ -38,8 +38,8 @@ RESULT = re.compile(
 
 
 def interpreter(version: str) -> str | None:
-    """A Python of that minor version, such as "3.13", that passes CHECK: pyenv has commands that do
-    not even start.
+    """Return a Python of that minor version, such as "3.13", that passes CHECK: pyenv has commands
+    that do not even start.
     """
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
     found = [
@@ -72,7 +72,9 @@ def run(target: str, version: str, python: str) -> str:
 
 
 def row(version: str, stages: Sequence[str], missing: str) -> list[str]:
-    """The cells of one Python; ``missing`` is the first one if there is no such interpreter."""
+    """Return the cells of one Python; ``missing`` is the first one if there is no such
+    interpreter.
+    """
     python = interpreter(version)
     if python is None:
         print(f"Python {version}: none with venv and headers, neither on PATH nor in pyenv")
@@ -85,7 +87,7 @@ def row(version: str, stages: Sequence[str], missing: str) -> list[str]:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their widest cell."""
+    """Return the lines of a table whose columns are as wide as their widest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(" | ".join(map(str.ljust, each, widths)).rstrip() for each in rows)
 

@@ -156,11 +156,11 @@ class Fact:
     value: str
 
     def told(self, random: Random) -> str:
-        """A sentence with it."""
+        """Return a sentence that states the fact."""
         return self._sentence(random.choice(self.kind.tell)) + "."
 
     def asked(self, random: Random) -> str:
-        """A question about it."""
+        """Return a question about the fact."""
         return self._sentence(random.choice(self.kind.ask))
 
     @property
@@ -175,7 +175,7 @@ class Fact:
 
 
 def new_fact(random: Random, *, unseen: bool = False) -> Fact:
-    """A random fact, whose value was held out of the training if ``unseen``, and was not
+    """Return a random fact, whose value was held out of the training if ``unseen``, and was not
     otherwise.
     """
     kind = random.choice(_KINDS)
@@ -185,7 +185,7 @@ def new_fact(random: Random, *, unseen: bool = False) -> Fact:
 
 
 def filler(random: Random) -> tuple[str, str]:
-    """A message of the user without a fact, and its reply: small talk or a document."""
+    """Return a message of the user without a fact, and its reply: small talk or a document."""
 
     def filled(template: str, number: int = 0) -> str:
         words = {
@@ -244,8 +244,8 @@ class Told:
 
 
 def told(seed: int, tokens: int, count: int) -> Told:
-    """About ``tokens`` tokens, with ``count`` facts strewn in from the first to nearly the last,
-    among others.
+    """Return a conversation of about ``tokens`` tokens, with ``count`` facts strewn in from the
+    first to nearly the last, among others.
     """
     random = Random(f"{seed} needles {tokens}")
     facts: dict[tuple[Kind, str], Fact] = {}

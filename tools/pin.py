@@ -55,8 +55,8 @@ class Changes:
 
 
 def declarations(header: str) -> dict[str, str]:
-    """The text of each class, structure, enumeration and function that ``header`` declares, without
-    comments.
+    """Return the text of each class, structure, enumeration and function that ``header`` declares,
+    without comments.
     """
     text = _COMMENT.sub("", header)
     found: dict[str, str] = {}
@@ -89,7 +89,7 @@ def _tidy(text: str) -> str:
 
 
 def memory_classes(tree: Path) -> set[str]:
-    """The classes of memories of the source tree at ``tree``, those that derive from others
+    """Return the classes of memories of the source tree at ``tree``, those that derive from others
     included.
     """
     headers = [path.read_text("utf-8", "replace") for path in (tree / "src").glob("*.h")]
@@ -141,7 +141,7 @@ def _difference(before: str, after: str) -> str:
 
 
 def report(found: Changes) -> Iterator[str]:
-    """The lines to print."""
+    """Yield the lines to print."""
     for name in found.gone:
         yield f"gone: {name}"
     for name, difference in found.changed.items():

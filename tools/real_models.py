@@ -74,12 +74,16 @@ class CannotFetchError(Exception):
 
 
 def path_of(name: str) -> Path:
-    """The file of a model of MODELS, whether it is there or not; a file with this name is whole."""
+    """Return the file of a model of MODELS, whether it is there or not; a file with this name is
+    whole.
+    """
     return user_directory("cache", os.environ) / "real-models" / f"{name}.gguf"
 
 
 def fetch(name: str) -> Path:
-    """The file of a model of MODELS, fetched if it is not there. Raises CannotFetchError."""
+    """Return the file of a model of MODELS; fetch it if it is not there. Raises
+    CannotFetchError.
+    """
     path = path_of(name)
     if path.is_file():
         return path

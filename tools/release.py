@@ -102,7 +102,7 @@ class Work:
     n_jobs: int
 
     def compile(self, name: str, values: Mapping[str, str], targets: Sequence[str]) -> Path:
-        """The directory in which cmake and ninja have made ``targets``."""
+        """Compile ``targets`` with cmake and ninja, and return the directory of the build."""
         build = self.place / name
         values = {"CMAKE_MAKE_PROGRAM": self.tools.ninja, **values}
         defined = [f"-D{key}={value}" for key, value in values.items()]
@@ -133,8 +133,8 @@ def run(
 
 
 def compilers(sysroot: Path | None, place: Path) -> dict[str, str]:
-    """The environment with CC and CXX, compilers for the libraries of ``sysroot``; SystemExit if
-    there is none.
+    """Return the environment with CC and CXX, compilers for the libraries of ``sysroot``;
+    SystemExit if there is none.
     """
     environment = {
         name: value for name, value in os.environ.items() if name not in ("CMAKE_ARGS", "LDFLAGS")
@@ -204,7 +204,7 @@ def write_old_libraries(places: Sequence[Path], place: Path, cc: str) -> None:
 
 
 def required_glibc(path: Path) -> str:
-    """The newest glibc whose symbols the ELF file ``path`` names, such as ``2.29``."""
+    """Return the newest glibc whose symbols the ELF file ``path`` names, such as ``2.29``."""
     found = re.findall(rb"\0GLIBC_(\d+)\.(\d+)(?:\.\d+)?(?=\0)", path.read_bytes())
     return "{}.{}".format(*max((int(major), int(minor)) for major, minor in found))
 
@@ -231,8 +231,8 @@ def _hash(content: bytes) -> str:
 
 
 def make_bindings(work: Work) -> Path:
-    """The bindings' wheel: their Python files, and llama.cpp with a variant of ggml-cpu for each
-    kind of CPU.
+    """Build the bindings' wheel and return its path: their Python files, and llama.cpp with a
+    variant of ggml-cpu for each kind of CPU.
     """
     built = work.compile("bindings", {**COMMON, "GGML_CPU_ALL_VARIANTS": "ON"}, ("llama", "mtmd"))
     libraries = sorted(built.glob("lib*.so"))
@@ -264,8 +264,8 @@ def make_bindings(work: Work) -> Path:
 
 
 def make_pyctl(work: Work, python: str) -> Path:
-    """pyctl's wheel for ``python``. pybind11 does not use the stable ABI, so each Python has its
-    own.
+    """Build pyctl's wheel for ``python`` and return its path. pybind11 does not use the stable ABI,
+    so each Python has its own.
     """
     run(
         [
@@ -306,7 +306,9 @@ def _tagged(wheel: Path, work: Work) -> Path:
 
 
 def make_cuda(work: Work, architectures: Sequence[str]) -> Path:
-    """The archive with libggml-cuda, a module that ggml loads next to the variants for the CPU."""
+    """Build the archive with libggml-cuda and return its path: a module that ggml loads next to the
+    variants for the CPU.
+    """
     compiler = find_compiler(work.environment)
     assert compiler is not None
     toolkit = install_toolkit(pip_command(work.place), work.place, compiler)
@@ -342,8 +344,8 @@ def make_cuda(work: Work, architectures: Sequence[str]) -> Path:
 
 
 def cuda_archive(manifest: Mapping[str, object], files: Mapping[str, bytes]) -> bytes:
-    """A tar of ``files`` after manifest.json, to which their sizes and hashes are added, compressed
-    by zstd.
+    """Return a tar of ``files`` after manifest.json, to which their sizes and hashes are added,
+    compressed by zstd.
     """
     import zstandard
 
@@ -365,7 +367,7 @@ def cuda_archive(manifest: Mapping[str, object], files: Mapping[str, bytes]) -> 
 
 
 def write_sums(target: Path) -> None:
-    """SHA256SUMS of all files in ``target``, in sha256sum's format."""
+    """Write SHA256SUMS of all files in ``target``, in sha256sum's format."""
     rows = [
         f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n"
         for path in sorted(target.iterdir())

@@ -63,7 +63,7 @@ class Family:
         return {**COMMON, **self.keys}
 
     def of_layers(self, layers: Sequence[int]) -> Family:
-        """A family of only these layers."""
+        """Return a family of only these layers."""
         n_all = self.all_keys["block_count"]
         keys = dict(self.keys)
         for key, value in self.keys.items():
@@ -220,7 +220,7 @@ INDEXED = "llama_memory_hybrid_idx"
 
 
 def _tiny(arch: str, memory: str, *groups: Mapping[str, Value], more: str = "") -> Family:
-    """A family with the keys of all ``groups``; ``more`` is the rest of its name."""
+    """Return a family with the keys of all ``groups``; ``more`` is the rest of its name."""
     keys = {key: value for group in groups for key, value in group.items()}
     return Family(f"tiny-{arch.replace('_', '-')}{more}", arch, memory, keys)
 
@@ -398,7 +398,7 @@ _SCALE = re.compile(r"(?<!ffn_gate_inp)\.(input_)?scale$")
 
 
 def cached_family(family: Family, directory: str | PathLike[str], *, seed: int = 0) -> Path:
-    """The model of ``family`` in ``directory``, written there if it is missing."""
+    """Return the model of ``family`` in ``directory``; write it there if it is missing."""
     digest = hashlib.blake2b(f"{source_digest()} {family!r}".encode(), digest_size=6).hexdigest()
     path = Path(directory) / f"{family.name}-{seed}-{digest}.gguf"
     if not path.exists():
@@ -439,12 +439,12 @@ def write_family(path: str | PathLike[str], family: Family, *, seed: int = 0) ->
 
 
 def _examples(family: Family) -> list[int]:
-    """A layer of each kind."""
+    """Return a layer of each kind."""
     return [family.pattern.index(kind) for kind in range(max(family.pattern) + 1)]
 
 
 def _repeated(family: Family, found: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """``found``, with every layer like its kind, and without scales of matrices."""
+    """Return ``found``, with every layer like its kind, and without scales of matrices."""
     if not family.pattern:
         return dict(found)
     n_all = family.all_keys["block_count"]
@@ -471,7 +471,7 @@ def _type(family: Family, name: str, dims: tuple[int, ...]) -> GGMLQuantizationT
 
 @contextlib.contextmanager
 def _begun(path: Path, family: Family) -> Iterator[GGUFWriter]:
-    """A writer that has the metadata."""
+    """Yield a writer of a file at ``path`` that has the metadata."""
     writer = GGUFWriter(path, family.arch)
     keys = family.all_keys
     for name, value in keys.items():  # one group of keys has no prefix
@@ -524,8 +524,8 @@ class _TensorHead(ctypes.Structure):
 
 
 def _tensors(metadata: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes (slowest dimension first) of the tensors that llama.cpp needs for this
-    metadata.
+    """Return names and shapes (slowest dimension first) of the tensors that llama.cpp needs for
+    this metadata.
     """
     library = ggml()
     found = {}
@@ -553,7 +553,7 @@ def _tensors(metadata: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _values(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.float32]:
-    """Random weights with which the next token depends on all of the text: layers drown the
+    """Return random weights with which the next token depends on all of the text: layers drown the
     embedding that they add to, attention is sharp, and states decay slowly. Factors of norms are
     one.
     """
@@ -568,7 +568,7 @@ def _values(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.float32]
 
 
 def _spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Mean and standard deviation of a tensor's values."""
+    """Return mean and standard deviation of a tensor's values."""
     if re.search(r"norm[^.]*\.weight$", name):
         return 1.0, 0.1
     if "time_mix_w0" in name or "time_mix_decay.weight" in name:

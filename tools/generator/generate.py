@@ -189,7 +189,8 @@ def write_tensors(
 def cached_model(
     shape: Shape | VisionShape, directory: str | PathLike[str], *, seed: int = 0
 ) -> Path:
-    """The model or encoder of `shape` and `seed` in `directory`, generated there if it is missing.
+    """Return the model or encoder of `shape` and `seed` in `directory`; generate it there if it is
+    missing.
 
     The file name carries a digest of the shape and of this package's source, so another generator
     makes another file. Any number of threads and processes may call this at once: each gets a whole

@@ -78,15 +78,15 @@ class Shape:
     draft_vocab: int = 0
 
     def eagle3(self) -> Shape:
-        """A draft model that reads three layers of `with_nextn`, with its own embeddings and output
-        matrix.
+        """Return a draft model that reads three layers of `with_nextn`, with its own embeddings and
+        output matrix.
         """
         return self._reader("eagle3", 1, (1, self.num_layers // 2, self.num_layers))
 
     def dflash(self, kind: str = "dflash") -> Shape:
-        """A draft model of blocks of 8 that reads two layers and takes embeddings and output matrix
-        from its target; `kind` is dflash, dflash2, dspark, or dflash-window as for the Qwen3.6
-        models.
+        """Return a draft model of blocks of 8 that reads two layers and takes embeddings and output
+        matrix from its target; `kind` is dflash, dflash2, dspark, or dflash-window as for the
+        Qwen3.6 models.
         """
         layers = (1, self.num_layers - 1)
         shape = replace(
@@ -100,8 +100,8 @@ class Shape:
         )
 
     def _reader(self, arch: Arch, num_layers: int, layers: tuple[int, ...]) -> Shape:
-        """Two heads or more of the target's size, which look near by; full attention and no
-        experts.
+        """Return a draft model that reads ``layers`` of its target: two heads or more of the
+        target's size, which look near by, full attention and no experts.
         """
         return replace(
             self.with_nextn(),
@@ -130,8 +130,8 @@ class Shape:
         )
 
     def only_nextn(self) -> Shape:
-        """The head of `with_nextn` in a separate file, with the embeddings and the output matrix
-        that it needs.
+        """Return the head of `with_nextn` in a separate file, with the embeddings and the output
+        matrix that it needs.
         """
         return replace(self.with_nextn(), name=f"{self.name}-head", has_trunk=False)
 
@@ -174,8 +174,8 @@ class Shape:
         return self.num_recurrent_layers * (matrices + conv) * F32_BYTES
 
     def row_bytes(self, type_k: str = "f16", type_v: str = "f16") -> int:
-        """Bytes of K and V of one token over all attention layers, with llama.cpp's names of the
-        cache types.
+        """Return bytes of K and V of one token over all attention layers, with llama.cpp's names of
+        the cache types.
 
             QWEN36_27B.row_bytes()                # 65536
             QWEN36_27B.row_bytes("q8_0", "q8_0")  # 34816
@@ -355,7 +355,7 @@ class Tensor:
 
 
 def tensors(shape: Shape) -> list[Tensor]:
-    """All tensors of a model of this shape."""
+    """Return all tensors of a model of this shape."""
     if shape.target_layers:
         found = [
             *_reader(shape),
@@ -448,7 +448,7 @@ GROUP = 16
 
 
 def _reader(shape: Shape) -> Iterator[_Part]:
-    """Name, role and dimensions of a draft model's tensors outside its layers."""
+    """Yield name, role and dimensions of a draft model's tensors outside its layers."""
     width = shape.embedding
     vocab = shape.vocab_size
     yield "fc.weight", "fc", (width, width * len(shape.target_layers))

@@ -96,7 +96,7 @@ def _add_metadata(writer: GGUFWriter, shape: VisionShape, seed: int) -> None:
 
 
 def _tensors(shape: VisionShape) -> dict[str, tuple[int, ...]]:
-    """Name and dimensions of each tensor, as numpy has them."""
+    """Return name and dimensions of each tensor, as numpy has them."""
     width = shape.embedding
     merged = shape.embedding * MERGE**2
     found: dict[str, tuple[int, ...]] = {
@@ -121,8 +121,8 @@ def _tensors(shape: VisionShape) -> dict[str, tuple[int, ...]]:
 
 
 def _values(name: str, dims: tuple[int, ...], seed: int) -> NDArray[Any]:
-    """Random values by which activations stay of order one; matrices in half precision, vectors and
-    positions not.
+    """Return random values by which activations stay of order one; matrices in half precision,
+    vectors and positions not.
     """
     values = np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(
         dims, np.float32

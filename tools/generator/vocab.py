@@ -90,7 +90,7 @@ class Vocab:
         return {token: i for i, token in enumerate(self.tokens)}
 
     def fitted(self, size: int) -> Vocab:
-        """This vocabulary with all special tokens, filled up to `size` tokens.
+        """Return this vocabulary with all special tokens, filled up to `size` tokens.
 
         Trailing placeholders give way first. The filling are words that no text is tokenised to, so
         that a random model with more rows than known tokens still prints something. Raises
@@ -132,8 +132,8 @@ _BYTE_OF = {char: byte for byte, char in enumerate(BYTE_ALPHABET)}
 
 
 def token_bytes(token: str) -> bytes:
-    """The bytes that a token in the byte alphabet stands for; plain UTF-8 if it is not written in
-    that alphabet.
+    """Return the bytes that a token in the byte alphabet stands for; plain UTF-8 if it is not
+    written in that alphabet.
     """
     try:
         return bytes(_BYTE_OF[char] for char in token)
@@ -160,7 +160,7 @@ class InitParams(ctypes.Structure):
 
 @cache
 def ggml() -> ctypes.CDLL:
-    """ggml's own reader of GGUF files: gguf's takes seconds for a large vocabulary."""
+    """Return ggml's own reader of GGUF files: gguf's takes seconds for a large vocabulary."""
     library = open_library("libggml-base.so")
     library.gguf_init_from_file.argtypes = [ctypes.c_char_p, InitParams]
     library.gguf_find_key.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
@@ -179,8 +179,8 @@ def ggml() -> ctypes.CDLL:
 
 
 def read_vocab(path: str | PathLike[str]) -> Vocab:
-    """The vocabulary of an existing GGUF file, which may hold no tensors. Raises `ValueError` if it
-    is not "gpt2".
+    """Return the vocabulary of an existing GGUF file, which may hold no tensors. Raises
+    `ValueError` if it is not "gpt2".
     """
     file = ggml().gguf_init_from_file(os.fsencode(path), InitParams(True, None))
     if not file:

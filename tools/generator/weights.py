@@ -69,7 +69,7 @@ _WRITE = (0.5, 0.01)
 
 
 def deviation(shape: Shape, tensor: Tensor) -> float:
-    """Standard deviation of the random values of `tensor`."""
+    """Return the standard deviation of the random values of `tensor`."""
     if tensor.role == "token_embd":
         return _EMBEDDING
     if tensor.role == "ssm_conv1d":
@@ -86,7 +86,7 @@ def deviation(shape: Shape, tensor: Tensor) -> float:
 
 
 def fill(shape: Shape, tensor: Tensor, vocab: Vocab, seed: int) -> FloatArray:
-    """Values of an f32 tensor, the same for the same shape, vocabulary and seed."""
+    """Return the values of an f32 tensor, the same for the same shape, vocabulary and seed."""
     if shape.target_layers and tensor.role not in ("token_embd", "output"):
         return _reader(shape, tensor, vocab, seed)
     if shape.draft_vocab and tensor.role == "output":
@@ -112,12 +112,12 @@ def fill(shape: Shape, tensor: Tensor, vocab: Vocab, seed: int) -> FloatArray:
 
 
 def proposed(shape: Shape) -> npt.NDArray[np.int64]:
-    """The tokens that a draft model proposes, evenly spread, shape (draft_vocab,)."""
+    """Return the tokens that a draft model proposes, evenly spread, shape (draft_vocab,)."""
     return np.arange(shape.draft_vocab) * shape.vocab_size // shape.draft_vocab
 
 
 def _reader(shape: Shape, tensor: Tensor, vocab: Vocab, seed: int) -> FloatArray:
-    """Values of a draft model that reads layers of its target.
+    """Return the values of a tensor of a draft model that reads layers of its target.
 
     The first head of each layer looks at the token itself, or in a block at the place before, and
     passes the token on: so the habits of the target are found. All else is random, and weak.
@@ -237,7 +237,7 @@ _NORMED = 1.35
 
 
 def embed(vocab: Vocab) -> npt.NDArray[np.float32]:
-    """The reserved channels of the token embedding, shape (tokens, NUM_RESERVED)."""
+    """Return the reserved channels of the token embedding, shape (tokens, NUM_RESERVED)."""
     channels = np.zeros((len(vocab), NUM_RESERVED), np.float32)
     channels[:, CONSTANT] = _LEVEL
     for row, (token, kind) in enumerate(zip(vocab.tokens, vocab.types, strict=True)):
@@ -247,7 +247,7 @@ def embed(vocab: Vocab) -> npt.NDArray[np.float32]:
 
 
 def predict(vocab: Vocab) -> npt.NDArray[np.float32]:
-    """The reserved columns of the output matrix, shape (tokens, NUM_RESERVED)."""
+    """Return the reserved columns of the output matrix, shape (tokens, NUM_RESERVED)."""
     first = np.array(
         [_first(token, kind) for token, kind in zip(vocab.tokens, vocab.types, strict=True)]
     )
@@ -274,7 +274,7 @@ def _habits(shape: Shape, vocab: Vocab, seed: int) -> FloatArray:
 
 
 def bias(value: Any) -> Any:
-    """Weight in the `CONSTANT` column that adds about `value` to a product with a normed
+    """Return the weight in the `CONSTANT` column that adds about `value` to a product with a normed
     activation.
     """
     return np.asarray(value) / _NORMED
@@ -330,8 +330,8 @@ class Tiles:
         self._tiles: dict[GGMLQuantizationType, np.ndarray[Any, Any]] = {}
 
     def fill(self, tensor: Tensor, deviation: float) -> Iterator[memoryview]:
-        """The bytes of `tensor`, in pieces of at most one tile, with values of the given standard
-        deviation.
+        """Yield the bytes of `tensor`, in pieces of at most one tile, with values of the given
+        standard deviation.
 
         A piece is valid until the next one is asked for.
         """

@@ -119,7 +119,7 @@ OWN_KEYS: Mapping[str, Mapping[str, Value]] = {
 
 
 def published(name: str, window: int, head: int) -> Family:
-    """A family with a window and heads of the sizes that published models have."""
+    """Return a family with a window and heads of the sizes that published models have."""
     keys = {
         **FAMILIES[name].keys,
         "embedding_length": 256,
