@@ -54,7 +54,7 @@ class Edit:
     after: str
 
     def hunks(self, context: int) -> Iterator[tuple[str, str]]:
-        """The old and the new text of the change, with lines around."""
+        """Yield the old and the new text of each change, with lines around."""
         old = self.before.splitlines(True)
         new = self.after.splitlines(True)
         for group in difflib.SequenceMatcher(None, old, new).get_grouped_opcodes(context):
@@ -62,7 +62,7 @@ class Edit:
 
 
 def recorded() -> list[Edit]:
-    """All edits of the folder."""
+    """Return all edits of the folder."""
     edits = []
     for file in sorted(RECORDED.glob("*.ndiff")):
         head, *lines = file.read_text(encoding="utf-8").splitlines(True)
@@ -88,7 +88,7 @@ def turn(role: str, text: str) -> str:
 
 
 def asked(edit: Edit, read: str) -> str:
-    """The conversation up to the reply; ``read`` is the tool's result."""
+    """Return the conversation up to the reply; ``read`` is the tool's result."""
     call = json.dumps({"name": "read_file", "arguments": {"path": edit.path}})
     return (
         turn("system", SYSTEM)
@@ -113,7 +113,7 @@ def fenced(edit: Edit) -> str:
 
 
 def conversation(file: Path, n_file: int, n_edits: int) -> tuple[list[int], list[int]]:
-    """Prompt and reply in the tokens of the model or vocabulary at ``file``."""
+    """Return prompt and reply in the tokens of the model or vocabulary at ``file``."""
     tokenize = tokenizer_of(file).tokenize
     pieces: list[tuple[str, str]] = []
     n = 0
@@ -181,7 +181,9 @@ def unified_diff(edit: Edit) -> Conversation:
 
 
 def read_elsewhere(edit: Edit) -> Conversation:
-    """The file was read in another conversation only, which the cache remembers."""
+    """Return the conversation of an edit whose file was read in another conversation only, which
+    the cache remembers.
+    """
     return asked(edit, "The file is as in the conversation before.\n"), fenced(edit)
 
 
@@ -249,8 +251,8 @@ class Beside:
         return self.count.n_tokens / self.ms * 1e3
 
     def reply(self, key: int, prompt: Tokens, reply: Tokens) -> None:
-        """A request whose model replies ``reply``; right tokens after a mark are sure in the next
-        step.
+        """Serve a request whose model replies ``reply``; right tokens after a mark are sure in the
+        next step.
         """
         seq = LiveSequence(0, prompt.size + reply.size)
         tokens = tuple(reply.tolist())
@@ -292,8 +294,8 @@ class Beside:
 
 
 def rewriting(machine: Machine, prompt: Tokens, reply: Tokens) -> list[object]:
-    """Tokens a second with the head alone and with both, and tokens a step, of a server that has
-    drafted before.
+    """Return tokens a second with the head alone and with both, and tokens a step, of a server that
+    has drafted before.
     """
     cells: list[object] = [machine.name]
     for cache in (None, CacheDrafts()):
@@ -311,8 +313,8 @@ def rewriting(machine: Machine, prompt: Tokens, reply: Tokens) -> list[object]:
 def beside_head(
     form: Callable[[Edit], Conversation], edits: Sequence[Edit], vocab: LlamaTokenizer
 ) -> list[str]:
-    """Tokens a step with the head alone and with both, and how much faster both are, on each
-    machine.
+    """Return for each machine tokens a step with the head alone and with both, and the ratio of the
+    speeds.
     """
     cells = []
     for machine in MACHINES[:2]:

@@ -79,8 +79,8 @@ def simulated(
 def minimum(
     simulation: Simulation, gib: float, n_cells: int = N_CELLS, row_bytes: int = ROW_BYTES
 ) -> float:
-    """The fewest tokens that its requests need with ``gib`` of RAM, all cells, and one state on the
-    device.
+    """Return the fewest tokens that its requests need with ``gib`` of RAM, all cells, and one state
+    on the device.
     """
     n_bytes = gib * 2**30 / SCALE + n_cells * row_bytes + STATE_BYTES
     prompts = [turn.n for turn in simulation.turns]

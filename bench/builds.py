@@ -39,7 +39,9 @@ N_REPLIES = 4
 
 
 def measure(model: str, n_prompt: int, n_reply: int, *, gpu: bool) -> dict[str, Any]:
-    """The findings about the build of this process: rates in tokens per second, memory in MiB."""
+    """Return the findings about the build of this process: rates in tokens per second, memory in
+    MiB.
+    """
     n_ctx = n_prompt + N_REPLIES * (64 + n_reply)
     n_threads = -1 if gpu else 1
     backend = load(
@@ -91,8 +93,8 @@ def measure(model: str, n_prompt: int, n_reply: int, *, gpu: bool) -> dict[str, 
 def row_of(
     build: Path, runs: Sequence[dict[str, Any]], first: Sequence[dict[str, Any]]
 ) -> list[str]:
-    """The row of ``build``: medians, and medians of the ratios to ``first``'s run of the same
-    round.
+    """Return the row of ``build``: medians, and medians of the ratios to ``first``'s run of the
+    same round.
     """
     is_same = {run["bits"] for run in (*runs, *first)} == {first[0]["bits"]}
     row = [build.name, runs[0]["features"], "same" if is_same else "other"]

@@ -36,7 +36,7 @@ WIDE_DENSE = replace(
 
 
 def parser_of(description: str | None, *, keep: bool = True) -> argparse.ArgumentParser:
-    """The options of every script, for `parse`."""
+    """Return a parser with the options of every script, for `parse`."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -49,7 +49,7 @@ def parser_of(description: str | None, *, keep: bool = True) -> argparse.Argumen
 
 
 def add_model(parser: argparse.ArgumentParser, default: str | None) -> None:
-    """The options for the model and the threads."""
+    """Add the options for the model and the threads."""
     parser.add_argument("-m", "--model", default=default)
     parser.add_argument(
         "-t", "--threads", type=int, default=-1, help="threads of llama.cpp; default: one per core"
@@ -59,7 +59,7 @@ def add_model(parser: argparse.ArgumentParser, default: str | None) -> None:
 def parse(
     parser: argparse.ArgumentParser, argv: Sequence[str] | None, **quick: object
 ) -> argparse.Namespace:
-    """The options in ``argv``; ``quick`` are other defaults for --quick."""
+    """Return the options in ``argv``; ``quick`` are other defaults for --quick."""
     options = parser.parse_args(argv)
     if not options.quick:
         return options
@@ -79,7 +79,7 @@ def answered(engine: Engine, request: Request) -> Done:
 
 
 def finished(events: Iterable[Event]) -> Done:
-    """The end of a reply; raises its error, or RuntimeError if it has no end."""
+    """Return the end of a reply; raises its error, or RuntimeError if it has no end."""
     last: Event | None = None
     for last in events:
         if isinstance(last, Failed):
@@ -90,8 +90,8 @@ def finished(events: Iterable[Event]) -> Done:
 
 
 def tokenizer_of(file: Path | str) -> LlamaTokenizer:
-    """The vocabulary of the model or vocabulary at ``file``, without its weights; SystemExit if it
-    does not load.
+    """Return the vocabulary of the model or vocabulary at ``file``, without its weights; SystemExit
+    if it does not load.
     """
     params = api.llama_model_default_params()
     params.vocab_only = True
@@ -102,7 +102,7 @@ def tokenizer_of(file: Path | str) -> LlamaTokenizer:
 
 
 def median_seconds(function: Callable[[], object], repeat: int) -> float:
-    """The median time of ``repeat`` calls after one that does not count."""
+    """Return the median time of ``repeat`` calls after one that does not count."""
     function()
     times = []
     for _ in range(repeat):
@@ -113,7 +113,7 @@ def median_seconds(function: Callable[[], object], repeat: int) -> float:
 
 
 def words(seed: object, n: int) -> str:
-    """``n`` characters of text that starts differently for each seed."""
+    """Return ``n`` characters of text that starts differently for each seed."""
     rng = random.Random(str(seed))
     text = ""
     while len(text) < n:
@@ -122,7 +122,7 @@ def words(seed: object, n: int) -> str:
 
 
 def shown(number: float) -> str:
-    """Numbers of 100 and more without a fraction, others with three digits."""
+    """Return ``number`` as text: without a fraction from 100 on, else with three digits."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 

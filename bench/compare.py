@@ -32,7 +32,7 @@ class MeasurementError(Exception):
 
 
 def add_comparison(parser: argparse.ArgumentParser) -> None:
-    """The options of a script that can be compared."""
+    """Add the options of a script that can be compared."""
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
     parser.add_argument(
         "--against",
@@ -77,8 +77,8 @@ def compare(module: str, arguments: Sequence[str], other: Path, rounds: int) -> 
 
 
 def measured(module: str, arguments: Sequence[str], tree: Path) -> list[Record]:
-    """The findings of ``python -m module --json`` in ``tree``; MeasurementError on failure or of
-    another package.
+    """Return the findings of ``python -m module --json`` in ``tree``; MeasurementError on failure
+    or of another package.
     """
     own = tree / ".venv" / "bin" / "python"
     command = [

@@ -77,7 +77,7 @@ class NullBackend(FakeBackend):
 
 
 def history(n_messages: int, words_each: int) -> list[dict[str, object]]:
-    """A conversation with tool calls and results, as an agent's client sends it."""
+    """Return a conversation with tool calls and results, as an agent's client sends it."""
     rng = random.Random(7)
     vocabulary = [
         "".join(rng.choice("abcdefghijklmnoprstuvw") for _ in range(rng.randint(2, 9)))
@@ -110,8 +110,8 @@ def history(n_messages: int, words_each: int) -> list[dict[str, object]]:
 
 
 def measure(chat: ChatFormat, n_messages: int, words_each: int, turns: int) -> dict[str, Any]:
-    """Median milliseconds of the parts of a turn; also on the processor's clock, which a busy
-    machine hardly moves.
+    """Return median milliseconds of the parts of a turn; also on the processor's clock, which a
+    busy machine hardly moves.
     """
     backend = NullBackend(n_ctx=1 << 19, n_ubatch=512, n_vocab=1 << 18, can_hold=False)
     engine = Engine(backend, RamCache(32, None), EngineSettings(exact=True))
@@ -144,8 +144,8 @@ def measure(chat: ChatFormat, n_messages: int, words_each: int, turns: int) -> d
 
 
 def chat_format(vocabulary: Path) -> ChatFormat:
-    """The chat format of ``vocabulary``, with the template that the pinned release keeps next to
-    its own.
+    """Return the chat format of ``vocabulary``, with the template that the pinned release keeps
+    next to its own.
     """
     redirect_log()
     template = vocabulary.parent / TEMPLATE

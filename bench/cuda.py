@@ -35,7 +35,7 @@ class Device:
             raise OSError(f"{name} failed with CUDA error {code}")
 
     def free(self) -> int:
-        """Bytes of free device memory."""
+        """Return bytes of free device memory."""
         free = ctypes.c_size_t()
         total = ctypes.c_size_t()
         self._call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
@@ -43,7 +43,7 @@ class Device:
 
     @contextmanager
     def memory(self, size: int) -> Iterator[ctypes.c_uint64]:
-        """``size`` bytes on the device."""
+        """Yield ``size`` bytes on the device."""
         pointer = ctypes.c_uint64()
         self._call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
         try:
@@ -52,8 +52,8 @@ class Device:
             self._call("cuMemFree_v2", pointer)
 
     def copy_rates(self, size: int, repeat: int = 5) -> tuple[float, float]:
-        """GB/s of one copy of ``size`` bytes out of the device and into it, from and to pinned
-        memory; medians.
+        """Return GB/s of one copy of ``size`` bytes out of the device and into it, from and to
+        pinned memory; medians.
         """
         host = ctypes.c_void_p()
         self._call("cuMemAllocHost_v2", ctypes.byref(host), ctypes.c_size_t(size))
@@ -75,7 +75,7 @@ class Device:
 
 
 def open_device() -> Device | None:
-    """The GPU, or None on a machine without one."""
+    """Return the GPU, or None on a machine without one."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -181,15 +181,17 @@ class Text:
 
 
 def steady(*shares: float, stretch: int = 200) -> Callable[[random.Random, int], Iterator[Known]]:
-    """A head that is right with these chances, one after the other."""
+    """Return a function that draws the predictions of a head that is right with these chances, one
+    after the other.
+    """
     return lambda rng, n: (
         ((rng.random() < shares[i // stretch % len(shares)], True),) for i in range(n)
     )
 
 
 def copies(n_own: float, n_copied: float) -> Callable[[random.Random, int], Iterator[Known]]:
-    """Stretches of so many tokens on average: its own, where a source proposes some wrong tokens,
-    and copied ones.
+    """Return a function that draws stretches of so many tokens on average: own ones, where a source
+    proposes some wrong tokens, and copied ones.
     """
 
     def drawn(rng: random.Random, n: int) -> Iterator[Known]:
@@ -205,8 +207,9 @@ def copies(n_own: float, n_copied: float) -> Callable[[random.Random, int], Iter
 def beside(
     share: float, of_cache: Callable[[random.Random, int], Iterator[Known]], late: int = 0
 ) -> Callable[[random.Random, int], Iterator[Known]]:
-    """A head that is right with this chance, and the cache's guesses, of which it proposes the
-    first ``late`` tokens of a stretch only after the head's.
+    """Return a function that draws the predictions of a head that is right with this chance, and
+    the cache's guesses, of which it proposes the first ``late`` tokens of a stretch only after the
+    head's.
     """
 
     def drawn(rng: random.Random, n: int) -> Iterator[Known]:
@@ -389,8 +392,8 @@ class Simulation:
         )
 
     def _evaluations(self, jobs: Sequence[DraftJob], drafts: Sequence[Draft]) -> tuple[int, ...]:
-        """Tokens of each evaluation: free rollback needs equal numbers of all replies in it, as in
-        `verify_batches`.
+        """Return tokens of each evaluation: free rollback needs equal numbers of all replies in it,
+        as in `verify_batches`.
         """
         n_each = [len(draft.tokens) for draft in drafts]
         shorts = [
@@ -407,7 +410,9 @@ class Simulation:
         return tuple(groups.values())
 
     def _step_ms(self, widths: Sequence[int], place: int) -> float:
-        """Milliseconds of a step that evaluates so many tokens, one evaluation after the other."""
+        """Return milliseconds of a step that evaluates so many tokens, one evaluation after the
+        other.
+        """
         machine = self.machine
         text = self.text
         rng = self._noise
@@ -423,7 +428,7 @@ def _n_right(draft: Sequence[int]) -> int:
 
 
 def record(machine: Machine, text: Text, seeds: Sequence[int]) -> dict[str, Any]:
-    """Speeds of one text on one machine, from the start of a server on."""
+    """Return the speeds of one text on one machine, from the start of a server on."""
     longest = max(LIMITS[source] for source in text.sources)
     lengths: list[int | None] = (
         [n for n in LENGTHS if n <= longest] if len(text.sources) == 1 else []

@@ -54,7 +54,7 @@ def run(backend: LlamaBackend, tokens: Tokens, ends: list[int], start: int = 0) 
 
 
 def difference(warm: Logits, cold: Logits) -> float:
-    """The largest difference; nan if any logit is no number."""
+    """Return the largest difference; nan if any logit is no number."""
     return float(np.max([np.abs(logits - cold[end]).max() for end, logits in warm.items()]))
 
 
@@ -70,8 +70,8 @@ COLUMNS = [
 
 
 def measure(loaded: Loaded, prompt: Prompt) -> list[float]:
-    """Differences, by COLUMNS: of a second cold run, of one that saved at each boundary, and of
-    those that resumed.
+    """Return differences, by COLUMNS: of a second cold run, of one that saved at each boundary, and
+    of those that resumed.
     """
     backend = loaded.backend
     tokens = prompt.tokens
@@ -120,7 +120,7 @@ def measure(loaded: Loaded, prompt: Prompt) -> list[float]:
 
 
 def through_disk(snapshot: Snapshot, fingerprint: str, tokens: Tokens) -> Snapshot:
-    """``snapshot``, read back from disk as in another process."""
+    """Return ``snapshot``, read back from disk as in another process."""
     with tempfile.TemporaryDirectory() as name:
         with closing(CacheDirectory(Path(name))) as directory:
             for _ in StoreWriter(ModelFolder(directory, fingerprint)).write(snapshot):
@@ -135,8 +135,8 @@ def through_disk(snapshot: Snapshot, fingerprint: str, tokens: Tokens) -> Snapsh
 def differences(
     model: str, n: int, n_ubatch: int, n_threads: int
 ) -> Iterator[tuple[tuple[str, str], list[float]]]:
-    """The findings of `measure` in each of SETTINGS, for a prompt of ``n`` tokens. SystemExit for
-    too few.
+    """Yield the findings of `measure` in each of SETTINGS, for a prompt of ``n`` tokens. SystemExit
+    for too few.
     """
     tokens = np.random.default_rng(5).integers(0, 200, n)
     prompt = Prompt.of(tokens, [n // 10, n // 4, n // 2, n * 9 // 10])

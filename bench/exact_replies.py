@@ -82,7 +82,7 @@ class Answered:
 
 
 def modes_of(options: argparse.Namespace) -> list[Mode]:
-    """The servers to compare: pyctl by default, with --exact, with --exact and drafts,
+    """Return the servers to compare: pyctl by default, with --exact, with --exact and drafts,
     llama-server.
     """
     flags = tuple(options.flags)
@@ -120,7 +120,9 @@ class Conversations:
         return self.answered
 
     def _alone(self, number: int) -> None:
-        """Three turns, then what a person does in between: repeat, branch, edit, restart."""
+        """Send three turns, then the requests of a person in between: repeat, branch, edit,
+        restart.
+        """
         messages = self._turns(number)
         self._ask(messages[:3])
         self._ask([*messages[:3], _user(OTHER_QUESTION)])
@@ -132,7 +134,7 @@ class Conversations:
             self._ask([*messages, _user("Thank you. Why?")])
 
     def _turns(self, number: int) -> Messages:
-        """Three turns of conversation ``number``; all its messages."""
+        """Send three turns of conversation ``number``; return all its messages."""
         text = words(f"conversation {number}", N_DOCUMENT)
         messages: Messages = []
         for turn, question in enumerate(QUESTIONS):
@@ -151,12 +153,14 @@ def _user(text: str) -> dict[str, str]:
 
 
 def ask(server: AskedServer, messages: Messages, **fields: Any) -> TimedReply:
-    """The reply, with the log-probability of each token."""
+    """Send ``messages`` and return the reply, with the log-probability of each token."""
     return server.ask(messages, N_PREDICT, logprobs=True, top_logprobs=1, **fields)
 
 
 def cold(server: AskedServer, answered: Answered) -> list[TimedReply]:
-    """The replies of a server that is alone and reuses nothing, each different prompt once."""
+    """Return the replies of a server that is alone and reuses nothing, each different prompt
+    once.
+    """
     known: dict[str, TimedReply] = {}
     for messages, _ in answered.replies:
         key = repr(messages)
@@ -168,7 +172,7 @@ def cold(server: AskedServer, answered: Answered) -> list[TimedReply]:
 def row_of(
     mode: Mode, n_clients: int, answered: Answered, expected: Sequence[TimedReply]
 ) -> list[object]:
-    """The cells of one run."""
+    """Return the cells of one run."""
     warm = [reply for _, reply in answered.replies]
     pairs = list(zip(warm, expected, strict=True))
     n_same_bits = sum(one.probs == other.probs and one.text == other.text for one, other in pairs)
@@ -194,7 +198,7 @@ def row_of(
 
 
 def _tokens(reply: TimedReply) -> list[str]:
-    """The likeliest token of each place, which a greedy reply has."""
+    """Return the likeliest token of each place, which a greedy reply has."""
     return [max(probs, key=lambda token: probs[token]) for probs in reply.probs]
 
 

@@ -156,7 +156,9 @@ FEWER = (
 
 
 def prompt_of(messages: Iterable[Message], replies: Mapping[str, Answer]) -> Prompt:
-    """The tokens of ``messages`` and a generation header; ``replies`` come from earlier steps."""
+    """Return the tokens of ``messages`` and a generation header; ``replies`` come from earlier
+    steps.
+    """
     tokens: list[int] = []
     for message in messages:
         if isinstance(message, str):
@@ -180,8 +182,8 @@ class Answer:
     n_prompt: int
 
     def difference(self, other: Answer) -> float:
-        """The largest difference of a log probability, up to the first token that differs; of one
-        that is not among the best of both, what it is at least.
+        """Return the largest difference of a log probability, up to the first token that differs;
+        for a token that is not among the best of both, its least possible difference.
         """
         found = 0.0
         for one, two in zip(self.best, other.best, strict=False):
@@ -204,7 +206,9 @@ class Answer:
 
 
 def answers(engine: Engine, prompts: Sequence[Prompt], **fields: object) -> list[Answer]:
-    """Replies to ``prompts``, asked at the same time; raises what a request failed with."""
+    """Return replies to ``prompts``, sent at the same time; raises the error of a request that
+    failed.
+    """
     made: Any = {
         "sampling": Sampling(temperature=0.0),
         "max_tokens": N_REPLY,
@@ -235,7 +239,7 @@ def _answer(events: Sequence[object], prompt: Prompt) -> Answer:
 
 
 def empty_engine(backend: LlamaBackend, directory: Path | None, *, exact: bool) -> Engine:
-    """An engine whose sequences are empty, with a cache in RAM and, if asked for, in
+    """Return an engine whose sequences are empty, with a cache in RAM and, if asked for, in
     ``directory``.
     """
     tier = None
@@ -251,7 +255,7 @@ def empty_engine(backend: LlamaBackend, directory: Path | None, *, exact: bool) 
 
 
 def cold_answer(backend: LlamaBackend, prompt: Prompt) -> Answer:
-    """The reply of an engine without a cache, on a backend that holds nothing afterwards."""
+    """Return the reply of an engine without a cache, on a backend that holds nothing afterwards."""
     for seq in range(backend.facts.n_seqs):
         backend.memory.clear(seq)
     engine = Engine(backend, RamCache(0, 0), EngineSettings(exact=True))
@@ -327,7 +331,7 @@ MODES = {"default": False, "--exact": True}
 
 
 def measure(name: str, path: Path) -> Record:
-    """All of one model: each kind of KV, with and without --exact. The first kind defines the
+    """Measure a model: each kind of KV, with and without --exact. The first kind defines the
     prompts.
     """
     record = Record(name)
@@ -352,8 +356,8 @@ def measure(name: str, path: Path) -> Record:
 def _measure_first(
     record: Record, kind: str, backend: LlamaBackend, prompts: dict[str, Prompt]
 ) -> None:
-    """Everything, and what is found on disk after a restart; fills in ``prompts``, which hold
-    replies of cold runs.
+    """Measure everything, and the part found on disk after a restart; fill in ``prompts``, which
+    hold replies of cold runs.
     """
     cold: dict[str, Answer] = {}
     for step in STEPS:
@@ -379,8 +383,8 @@ def _measure_first(
 def _measure_further(
     record: Record, kind: str, backend: LlamaBackend, prompts: Mapping[str, Prompt]
 ) -> None:
-    """Fewer prompts, only from RAM; with several sequences first so many at a time, then one by
-    one.
+    """Measure fewer prompts, only from RAM; with several sequences first so many at a time, then
+    one by one.
     """
     n_seqs = backend.facts.n_seqs
     cold = {name: cold_answer(backend, prompts[name]) for name in FEWER}
@@ -441,8 +445,8 @@ def distinct(texts: Iterable[np.ndarray]) -> int:
 
 
 def in_own_process(name: str, libraries: Path | None = None) -> Record:
-    """The measurements of a separate process with ``libraries``, by default this one's; a failure
-    names the assertion or the last line.
+    """Return the measurements of a separate process with ``libraries``, by default this one's; a
+    failure names the assertion or the last line.
     """
     command = [*module_command("bench.families"), "--json", "--only", name]
     chosen = (
@@ -544,8 +548,8 @@ RELEASE_COLUMNS = ("model", "memory", "release", *CELLS, "cached / from disk")
 
 
 def version_with(libraries: Path | None) -> str:
-    """llama.cpp's version as a process with ``libraries`` loads it, and what of the extension does
-    not fit it.
+    """Return llama.cpp's version as a process with ``libraries`` loads it, and the parts of the
+    extension that do not fit it.
     """
     chosen = (
         {variable: str(libraries) for variable in (LIBRARY_PATH, MTMD_PATH)}
@@ -565,7 +569,7 @@ def version_with(libraries: Path | None) -> str:
 def rows_of_pairs(
     pairs: Iterable[tuple[Record, Record]], names: Sequence[str]
 ) -> list[list[object]]:
-    """Two lines for each model: on the release of this environment, and on the other."""
+    """Return two lines for each model: on the release of this environment, and on the other."""
     rows: list[list[object]] = []
     for pair in pairs:
         for record, name in zip(pair, names, strict=True):

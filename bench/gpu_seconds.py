@@ -35,7 +35,7 @@ class Device:
     bandwidth: float
 
     def batch(self, n: int, n_before: int) -> float:
-        """Seconds for ``n`` tokens after ``n_before``."""
+        """Return seconds for ``n`` tokens after ``n_before``."""
         maximum = self.sizes[-1]
         alone = (
             self.seconds[-1] * n / maximum
@@ -45,15 +45,15 @@ class Device:
         return alone + self.per_row * n * (n_before + n / 2)
 
     def prompt(self, first: int, last: int) -> float:
-        """Seconds for the tokens of a prompt from position ``first`` to ``last``, in batches of
-        BATCH.
+        """Return seconds for the tokens of a prompt from position ``first`` to ``last``, in batches
+        of BATCH.
         """
         whole = sum(self.batch(BATCH, at) for at in range(first, last - BATCH + 1, BATCH))
         rest = (last - first) % BATCH
         return whole + (self.batch(rest, last - rest) if rest else 0.0)
 
     def copy(self, n_bytes: int) -> float:
-        """Seconds for ``n_bytes`` in either direction."""
+        """Return seconds for ``n_bytes`` in either direction."""
         return n_bytes / self.bandwidth
 
 

@@ -22,8 +22,8 @@ RENAMES = ": name "
 
 
 def head(source: Path) -> dict[str, str]:
-    """Commit, date, machine, command and weights of a page of results; ValueError if it lacks
-    one.
+    """Return commit, date, machine, command and weights of a page of results; ValueError if it
+    lacks one.
     """
     text = source.read_text(encoding="utf-8")
     lines = re.findall(r"^- (\w+): (.+)$", text.partition("\n|")[0], re.MULTILINE)
@@ -41,8 +41,8 @@ def head(source: Path) -> dict[str, str]:
 
 
 def continued(old: dict[str, str], new: dict[str, str]) -> dict[str, str] | None:
-    """The head of a page that another command adds to; None if its commit, machine or weights are
-    others.
+    """Return the head of a page that another command adds to; None if its commit, machine or
+    weights are others.
     """
     if any(old.get(name) != new[name] for name in ("commit", "machine", "weights")):
         return None
@@ -62,7 +62,9 @@ def age(commit: str, root: Path = ROOT) -> str:
 
 
 def _count(root: Path, *arguments: str) -> int | None:
-    """Commits that `git rev-list` counts; None without git, or if this copy lacks the history."""
+    """Return the number of commits that `git rev-list` counts; None without git, or if this copy
+    lacks the history.
+    """
     command = ("git", "rev-list", "--count", *arguments)
     try:
         done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)

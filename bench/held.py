@@ -47,8 +47,8 @@ class Returns:
 
 
 def returns(backend: LlamaBackend, n: int) -> Returns:
-    """Two conversations of ``n`` tokens are on the device; the first time of each way is left
-    out.
+    """Return the times of two conversations of ``n`` tokens on the device; the first time of each
+    way is left out.
     """
     tokens = as_tokens(np.random.default_rng(n).integers(3, 200, n + N_MESSAGE))
     backend.memory.clear(0)
@@ -98,7 +98,7 @@ def go_to(backend: LlamaBackend, n: int, state: State | None, source: Block | He
 
 
 def answer(backend: LlamaBackend, n: int, message: Tokens) -> np.ndarray:
-    """The logits after ``message`` at position ``n``, shape (n_vocab,)."""
+    """Return the logits after ``message`` at position ``n``, shape (n_vocab,)."""
     backend.evaluate(0, message, n)
     return backend.logits(0)
 

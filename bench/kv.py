@@ -31,8 +31,8 @@ REPEAT = 5
 
 
 def rates(backend: LlamaBackend, n: int) -> list[Rate]:
-    """GB/s out and in for the rows of ``n`` tokens in one block and in 32 segments, and for the
-    state.
+    """Return GB/s out and in for the rows of ``n`` tokens in one block and in 32 segments, and for
+    the state.
     """
     tokens = as_tokens(np.random.default_rng(0).integers(0, 200, n))
     backend.memory.clear(0)
@@ -110,7 +110,7 @@ def rate(
 
 
 def copies(size: int) -> tuple[float, float]:
-    """GB/s of a plain copy of ``size`` bytes out and in."""
+    """Return GB/s of a plain copy of ``size`` bytes out and in."""
     device = open_device()
     if device is not None:
         return device.copy_rates(size, REPEAT)

@@ -32,8 +32,8 @@ class _Node:
 def min_evaluated(
     prompts: Sequence[int], known: Sequence[Tokens], budget: float, row: float, state: float
 ) -> float:
-    """Tokens that have to be evaluated for requests of ``prompts`` tokens, which with their replies
-    are ``known``.
+    """Return the minimum of tokens to evaluate for requests of ``prompts`` tokens, which with their
+    replies are ``known``.
 
     ``budget`` is in bytes, for rows of ``row`` bytes each and states of ``state``.
     """
@@ -59,8 +59,8 @@ def min_evaluated(
     kept: dict[tuple[_Node, int, str], int] = {}
 
     def keeping(node: _Node, until: int, kind: str, n_bytes: float) -> int | None:
-        """The variable of keeping a state or rows from the last request before ``until`` that
-        contains ``node``.
+        """Return the variable of keeping a state or rows from the last request before ``until``
+        that contains ``node``.
         """
         since = max((time for time in node.times if time < until), default=None)
         if since is None:

@@ -51,8 +51,8 @@ HIGH = os.sched_param(10)
 
 @contextlib.contextmanager
 def busy(n: int) -> Iterator[list[int]]:
-    """The ids of ``n`` other processes that take what they get; they stand still but for
-    `ahead`.
+    """Yield the ids of ``n`` other processes that use all the time they get; they stand still but
+    for `ahead`.
     """
     others = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(n)]
     try:
@@ -93,8 +93,8 @@ def _schedule(pids: Sequence[int], *, quiet: bool, is_ahead: bool) -> None:
 
 
 def measured(server: ServerProcess, prompt: str, n_predict: int) -> tuple[float, float]:
-    """Tokens per second of prefill and of decoding: one streamed reply to ``prompt``, greedy, of
-    ``n_predict``.
+    """Return tokens per second of prefill and of decoding: one streamed reply to ``prompt``,
+    greedy, of ``n_predict``.
     """
     body = {
         "prompt": prompt,
@@ -111,13 +111,15 @@ def measured(server: ServerProcess, prompt: str, n_predict: int) -> tuple[float,
 
 
 def memory(pid: int) -> float:
-    """MiB that the process holds."""
+    """Return MiB that the process holds."""
     status = Path(f"/proc/{pid}/status").read_text()
     return float(status.partition("VmRSS:")[2].split()[0]) / 1024
 
 
 def file_of(seed: object, size: int) -> str:
-    """Asks for a file again, of about ``size`` characters, that starts otherwise for each seed."""
+    """Return a request to repeat a file of about ``size`` characters, that starts otherwise for
+    each seed.
+    """
     file = f"# {words(seed, 24)}\n{FILE.read_text(encoding='utf-8')[:size]}"
     return (
         f"```python\n{file}\n```\n\nThe same file, with `environ` named `variables`:\n\n```python\n"
@@ -210,7 +212,7 @@ def compared(
     work: str,
     case: list[object],
 ) -> list[Sequence[object]]:
-    """A row for each of ``commands``, by the number of other processes."""
+    """Return a row for each of ``commands``, by the number of other processes."""
     rows: list[Sequence[object]] = []
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -111,7 +111,7 @@ class Served:
 def command_of(
     program: Sequence[str], model: Path, gib: float, more: Sequence[str], *, counts_all: bool
 ) -> list[str]:
-    """``program`` within ``gib`` of the 27B, with all that lies in RAM counted."""
+    """Return ``program`` within ``gib`` of the 27B, with all that lies in RAM counted."""
     mib = int(gib * 1024 / SCALE)
     flags = ["-m", str(model), "-c", str(N_CTX), "-t", "1", "--jinja", *more]
     if TEMPLATE.is_file():
@@ -123,7 +123,7 @@ def command_of(
 
 
 def replayed(command: Sequence[str], log: Path, workload: str) -> list[Turn]:
-    """The turns of ``workload`` with a server that is started for it."""
+    """Return the turns of ``workload`` with a server that is started for it."""
     with ServerProcess(command, log) as server:
         served = Served(server)
         GROUPS[workload](served)
@@ -189,7 +189,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def cells_of(turns: Sequence[Turn]) -> list[object]:
-    """Evaluated by floor, late requests, the worst (tokens evaluated by its floor), and seconds."""
+    """Return the ratio of evaluated tokens to the floor, late requests, the worst (tokens evaluated
+    by its floor), and seconds.
+    """
     evaluated = sum(turn.n_evaluated for turn in turns)
     floor = sum(turn.floor for turn in turns)
     worst = max(turns, key=lambda turn: turn.n_evaluated - 2 * turn.floor)

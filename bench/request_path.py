@@ -94,7 +94,7 @@ class Trace:
 
 
 def ask(port: int, trace: Trace) -> None:
-    """Two requests, the second of which is followed; then the server is stopped. SystemExit without
+    """Send two requests, the second of which is followed; then stop the server. SystemExit without
     a whole reply.
     """
     url = f"http://127.0.0.1:{port}"

@@ -53,7 +53,9 @@ class Answers(Protocol):
     def chat(
         self, messages: Sequence[Message], reply: Reply = ..., tools: Sequence[Message] = ...
     ) -> Message:
-        """The assistant's message, with what it thought as ``reasoning_content``."""
+        """Send ``messages`` and return the assistant's message, with its reasoning as
+        ``reasoning_content``.
+        """
 
     def complete(self, prompt: str, reply: Reply = ...) -> str:
         """Return the continuation of a raw prompt."""
@@ -67,7 +69,7 @@ Workload: TypeAlias = Callable[[Answers], None]
 
 @cache
 def text(seed: object, n: int) -> str:
-    """``n`` characters in lines, another text for each seed."""
+    """Return ``n`` characters in lines, another text for each seed."""
     rng = random.Random(repr((seed, n)))
     plain = words(repr(seed), n)
     lines = []
@@ -95,7 +97,7 @@ def result(seed: object, n: int) -> Message:
 
 
 def tools(program: str, n: int, n_each: int) -> list[Message]:
-    """``n`` functions of one program with descriptions of ``n_each`` characters."""
+    """Return ``n`` functions of one program with descriptions of ``n_each`` characters."""
     return [
         {
             "type": "function",
@@ -122,7 +124,7 @@ def turn(
 
 
 def talked(server: Answers, n: int) -> list[Message]:
-    """A conversation of ``n`` short turns."""
+    """Return a conversation of ``n`` short turns."""
     conversation = [system("a")]
     for i in range(n):
         turn(server, conversation, user(i))
@@ -219,8 +221,8 @@ WORKLOADS = named(
 
 
 def three_agents(server: Answers, n_steps: int = 48, *, in_turn: bool = False) -> None:
-    """Three agents on one head take turns as they please; now and then one exchange is undone and
-    asked again.
+    """Run three agents on one head that take turns as they please; now and then one exchange is
+    undone and sent again.
     """
     rng = random.Random(3)
     agents = [[system("head", 6000), user(("task", i), 400)] for i in range(3)]
@@ -239,12 +241,12 @@ def three_agents(server: Answers, n_steps: int = 48, *, in_turn: bool = False) -
 
 
 def long_agents(server: Answers) -> None:
-    """Runs them one after the other, until each has 90,000 tokens."""
+    """Run three agents one after the other, until each has 90,000 tokens."""
     three_agents(server, 64, in_turn=True)
 
 
 def visits(server: Answers) -> None:
-    """Eight conversations of some length on separate heads; people come back to one of them and
+    """Hold eight conversations of some length on separate heads; people return to one of them and
     stay a while.
     """
     rng = random.Random(5)
@@ -303,8 +305,8 @@ class Place:
 
 
 def places() -> Iterator[Place]:
-    """Sessions as they come: two in one folder on one day, the next day, another folder, the first
-    again.
+    """Yield sessions in their order: two in one folder on one day, the next day, another folder,
+    the first again.
     """
     yield Place("2026-03-02", "parser", "clean")
     yield Place("2026-03-02", "parser", "two files")
@@ -324,7 +326,7 @@ def loop(
     keeps: bool = True,
     results: tuple[int, int] = (300, 2500),
 ) -> None:
-    """The model calls until it is done; ``keeps``: its reasoning comes back."""
+    """Have the model call tools until it is done; with ``keeps`` its reasoning is sent back."""
     rng = random.Random(repr(seed))
     for i in range(steps):
         last = i == steps - 1
@@ -337,7 +339,7 @@ def loop(
 
 
 def claude_code(server: Answers) -> None:
-    """A title, a long head with the environment late in it, reminders in the first message, a
+    """Send a title, a long head with the environment late in it, reminders in the first message, a
     sub-agent.
     """
     listed = tools("claude", 16, 700)
@@ -369,7 +371,7 @@ def claude_code(server: Answers) -> None:
 
 
 def codex(server: Answers) -> None:
-    """Instructions, then what the folder is like as a separate message; all reasoning comes
+    """Send instructions, then a separate message that describes the folder; all reasoning is sent
     back.
     """
     listed = tools("codex", 7, 600)
@@ -392,8 +394,8 @@ def codex(server: Answers) -> None:
 
 
 def opencode(server: Answers) -> None:
-    """A title with its own head; the environment in the middle of the head, rules of the folder
-    after it.
+    """Send a title with its own head; the environment in the middle of the head, rules of the
+    folder after it.
     """
     listed = tools("opencode", 10, 1000)
     for i, place in enumerate(places()):
@@ -413,8 +415,8 @@ def opencode(server: Answers) -> None:
 
 
 def cline(server: Answers) -> None:
-    """The folder is named in the middle of the head, and each message ends in what the editor shows
-    just now.
+    """Send heads with the folder in the middle, and messages that end with the editor's present
+    state.
     """
     for i, place in enumerate(places()):
         folder = f"(the current working directory /home/someone/{place.folder})"
@@ -435,7 +437,7 @@ def cline(server: Answers) -> None:
 
 
 def qwen_code(server: Answers) -> None:
-    """A long head without places in it; the folder and the day come as a first exchange."""
+    """Send a long head without places in it; the folder and the day are a first exchange."""
     listed = tools("qwen", 15, 500)
     for i, place in enumerate(places()):
         messages = [{"role": "system", "content": text("qwen", 8000)}]
@@ -453,7 +455,7 @@ def qwen_code(server: Answers) -> None:
 
 
 def aider(server: Answers) -> None:
-    """Files and reminders stand after the history, so new messages go into the middle."""
+    """Send files and reminders after the history, so that new messages go into the middle."""
     for i, place in enumerate(places()):
         head = [
             system("aider", 2500),
@@ -487,8 +489,8 @@ def aider(server: Answers) -> None:
 
 
 def continue_(server: Answers) -> None:
-    """Chats in an editor, and completions whose prompts have what is before and after a cursor that
-    moves.
+    """Send chats in an editor, and completions whose prompts have the text before and after a
+    cursor that moves.
     """
     listed = tools("continue", 8, 400)
     for i, place in enumerate(places()):
@@ -507,8 +509,8 @@ def continue_(server: Answers) -> None:
 
 
 def mini_swe(server: Answers) -> None:
-    """A short head, the task with the rules in one long message, then command and output, all as
-    plain text.
+    """Send a short head, the task with the rules in one long message, then command and output, all
+    as plain text.
     """
     for i, place in enumerate(places()):
         task = (
@@ -528,8 +530,8 @@ def mini_swe(server: Answers) -> None:
 
 
 def open_webui(server: Answers) -> None:
-    """A chat; after each reply follow-ups, a title and tags are asked for, with the conversation so
-    far inside.
+    """Send a chat; after each reply follow-ups, a title and tags are requested, with the
+    conversation so far inside.
     """
     for i in range(5):
         messages = [system("webui", 400), user((i, 0), 300)]
@@ -553,7 +555,9 @@ def open_webui(server: Answers) -> None:
 
 
 def short_requests(server: Answers) -> None:
-    """Titles, tags and follow-ups of 250 tokens each, on three short instructions."""
+    """Send requests for titles, tags and follow-ups of 250 tokens each, on three short
+    instructions.
+    """
     for i in range(12):
         for task, n in (("title", 170), ("tags", 150), ("follow-ups", 190)):
             content = (
@@ -563,8 +567,8 @@ def short_requests(server: Answers) -> None:
 
 
 def sillytavern(server: Answers) -> None:
-    """Raw prompts: a card, lore that comes and goes in the middle, the last lines of the chat;
-    swipes and new turns.
+    """Send raw prompts: a card, lore that appears and disappears in the middle, the last lines of
+    the chat; swipes and new turns.
     """
     card = text("card", 2600)
     story = text("story", 1500)

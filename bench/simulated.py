@@ -58,7 +58,7 @@ def tokens_of(plain: str) -> Tokens:
 
 
 def prompt_of(plain: str) -> Prompt:
-    """Returns a prompt with the server's boundaries and line ends."""
+    """Return a prompt with the server's boundaries and line ends."""
     tokens = tokens_of(plain)
     starts = np.flatnonzero(tokens == _START)
     inner = tuple(int(at) for at in starts if at)

@@ -49,7 +49,7 @@ class Link:
             handler.wfile.write(data[first : first + PIECE])
 
     def listing(self, prefix: str) -> bytes:
-        """All objects below ``prefix``, in one page."""
+        """Return all objects below ``prefix``, in one page."""
         head = '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
         facts = '<ETag>"1"</ETag>'
         facts += "<LastModified>2026-01-01T00:00:00.000Z</LastModified>"
@@ -100,7 +100,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(folder: Path) -> Iterator[tuple[Link, dict[str, str]]]:
-    """A link to ``folder``, and the environment of servers that use it."""
+    """Yield a link to ``folder``, and the environment of servers that use it."""
     link = Link(folder)
     with ThreadingHTTPServer(
         ("127.0.0.1", 0), type("Handler", (_Handler,), {"link": link})
@@ -118,8 +118,8 @@ def serving(folder: Path) -> Iterator[tuple[Link, dict[str, str]]]:
 
 
 def asked(url: str, prompts: Sequence[str]) -> list[object]:
-    """Tokens of a prompt, median seconds to the first token, and the share of the tokens that was
-    restored.
+    """Return tokens of a prompt, median seconds to the first token, and the share of the tokens
+    that was restored.
     """
     seconds = []
     n_cached = 0
@@ -139,7 +139,7 @@ def asked(url: str, prompts: Sequence[str]) -> list[object]:
 def measure(
     model: Sequence[str], prompts: Sequence[str], links: Sequence[float], root: Path
 ) -> Iterator[list[object]]:
-    """A row for each way to the first token; ``links`` are in Gbit/s."""
+    """Yield a row for each way to the first token; ``links`` are in Gbit/s."""
 
     def command(directory: str, store: str) -> list[str]:
         flags = [

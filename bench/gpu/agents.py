@@ -175,12 +175,14 @@ class Agent:
 
 
 def _spread(minimum: int, maximum: int) -> list[int]:
-    """Sizes from ``minimum`` to ``maximum``, each the same multiple of the one before."""
+    """Return sizes from ``minimum`` to ``maximum``, each the same multiple of the one before."""
     return [round(minimum * (maximum / minimum) ** (i / (STEPS - 1))) for i in range(STEPS)]
 
 
 def floor_of(asked: Sequence[Asked], n_head: int) -> int:
-    """Tokens of prompts that no earlier request had, nor its reply; all agents share ``n_head``."""
+    """Return the number of tokens of prompts that no earlier request had, nor its reply; all agents
+    share ``n_head``.
+    """
     n = n_head
     before = dict[int, int]()
     for each in sorted(asked, key=lambda each: each.turn):
@@ -203,7 +205,7 @@ class Subject:
         self._decode: dict[int, float] = {}
 
     def decode(self, n_seqs: int) -> float:
-        """Tokens per second of ``n_seqs`` replies together, of which none waits."""
+        """Return tokens per second of ``n_seqs`` replies together, of which none waits."""
         if n_seqs not in self._decode:
             prompts = [words(f"decode {n_seqs} {i}", 200) for i in range(n_seqs)]
             with ThreadPoolExecutor(n_seqs) as pool:
@@ -214,7 +216,7 @@ class Subject:
         return self._decode[n_seqs]
 
     def run(self, case: Case, agents: Sequence[Agent], n_turns: int) -> Record:
-        """All turns of all agents."""
+        """Run all turns of all agents; return the record of the case."""
         is_batched = case.at_once and self.server.name != EXACT
         decode = self.decode(case.n_agents if is_batched else 1)
         n_head = len(self.server.post("/tokenize", {"content": agents[0].head})["tokens"])
@@ -260,7 +262,7 @@ class Run:
     end: float
 
     def all(self) -> None:
-        """Cases that fit on one server of each kind, then the others on another."""
+        """Run the cases that fit on one server of each kind, then the others on another."""
         cases = [case for case in CASES if case.name in self.options.cases]
         for number, group in enumerate(
             ([c for c in cases if c.fits], [c for c in cases if not c.fits])
@@ -274,7 +276,7 @@ class Run:
                     )
 
     def _names(self) -> list[str]:
-        """The servers to measure, in order."""
+        """Return the servers to measure, in order."""
         names = [OURS] * (OURS in self.options.servers)
         names += [EXACT] * self.options.exact
         names += [PEER] * (PEER in self.options.servers and self.peer is not None)
@@ -345,13 +347,13 @@ class Run:
 
 
 def waits(asked: Sequence[Record]) -> tuple[float, float]:
-    """The median and the 95th percentile of the waits for first tokens, ms."""
+    """Return the median and the 95th percentile of the waits for first tokens, ms."""
     first = sorted(each["first_ms"] for each in asked) or [float("nan")]
     return statistics.median(first), first[min(int(0.95 * len(first)), len(first) - 1)]
 
 
 def rows_by_turn(record: Record) -> Iterator[list[str]]:
-    """The first tokens of one case on one server, by turn."""
+    """Yield the first tokens of one case on one server, by turn."""
     asked = record.get("asked", [])
     for turn in sorted({each["turn"] for each in asked}):
         first, late = waits([each for each in asked if each["turn"] == turn])
@@ -366,7 +368,7 @@ def rows_by_turn(record: Record) -> Iterator[list[str]]:
 
 
 def row(record: Record) -> list[str]:
-    """The cells of one case on one server."""
+    """Return the cells of one case on one server."""
     if "why" in record:
         return [
             record["case"],
@@ -390,7 +392,7 @@ def row(record: Record) -> list[str]:
 
 
 def document(data: dict[str, Any]) -> str:
-    """The table of one model in Markdown."""
+    """Return the table of one model in Markdown."""
     lines = [f"# Agents on pyctl and llama-server, {data['shape']} shape", ""]
     lines += [f"- {name}: {value}" for name, value in data["machine"].items()]
     records = sorted(

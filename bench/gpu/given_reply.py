@@ -53,8 +53,8 @@ def is_known(position: int, share: float) -> bool:
 
 
 def preloaded(directory: Path, tokens: Path, share: float) -> list[str]:
-    """The beginning of a command that has llama-server reply with ``tokens``. OSError without a C
-    compiler.
+    """Return the beginning of a command that has llama-server reply with ``tokens``. OSError
+    without a C compiler.
     """
     library = directory / "given_reply.so"
     source = Path(__file__).with_suffix(".c")
@@ -93,7 +93,7 @@ class _Given:
         return self._at(last, place, sampled)
 
     def draft(self, item: SequenceTokens, drafted: Sequence[int]) -> tuple[int, ...]:
-        """``drafted``, with the tokens that the head has."""
+        """Return ``drafted``, with the tokens that the head has."""
         places = enumerate(drafted, item.position + len(item.tokens))
         return tuple(
             self._at(item.tokens[-1], place, token) if is_known(place, self.share) else token

@@ -48,7 +48,7 @@ N_TEXT = (700, 40)
 
 
 def bitmap(width: int, height: int, seed: int) -> bytes:
-    """A BMP file of smooth random colours."""
+    """Return a BMP file of smooth random colours."""
     random = np.random.default_rng(seed)
     coarse = random.integers(0, 256, (height // 40 + 1, width // 40 + 1, 3), np.uint8)
     pixels = np.repeat(np.repeat(coarse, 40, 0), 40, 1)[:height, :width]
@@ -64,7 +64,7 @@ def bitmap(width: int, height: int, seed: int) -> bytes:
 
 
 def encode(model: Path, encoder: Path) -> None:
-    """The lines of ``encode``."""
+    """Print the lines of ``encode``."""
     settings = ModelSettings(path=str(model), n_ctx=8192, flash_attn="on", fit=False)
     loaded = load(settings, vision=VisionSettings(str(encoder)))
     images = loaded.images
@@ -122,12 +122,12 @@ class Talk:
         self.end = self._picture.end
 
     def head(self) -> None:
-        """The text before the image, in an empty sequence."""
+        """Evaluate the text before the image, in an empty sequence."""
         self._backend.memory.clear(0)
         self._text(self._texts[0], 0)
 
     def image(self) -> None:
-        """The image, after it."""
+        """Evaluate the image, after it."""
         picture = self._picture
         step = self._backend.facts.n_ubatch
         for first in range(0, picture.n_tokens, step):
@@ -135,7 +135,7 @@ class Talk:
             self._backend.evaluate(0, tokens, self.start + first, output=False, picture=picture)
 
     def tail(self) -> NDArray[np.float32]:
-        """The logits of what follows the image, shape (n_vocab,)."""
+        """Evaluate the text after the image; return its logits, shape (n_vocab,)."""
         self._text(self._texts[1], self.end)
         return np.array(self._backend.logits(0))
 
@@ -147,7 +147,7 @@ class Talk:
 
 
 def bits(model: Path, encoder: Path, kv: str) -> None:
-    """The lines of ``bits`` for one type of K and V."""
+    """Print the lines of ``bits`` for one type of K and V."""
     settings = ModelSettings(
         path=str(model), n_ctx=8192, flash_attn="on", fit=False, type_k=kv, type_v=kv
     )
@@ -204,7 +204,7 @@ def bits(model: Path, encoder: Path, kv: str) -> None:
 
 
 def conversation(name: str, question: str, seed: int, n_words: int) -> list[dict[str, Any]]:
-    """Some text, an image, and a question about it."""
+    """Return a conversation of some text, an image, and a question about it."""
     random = np.random.default_rng(seed)
     text = " ".join(f"{name}{n}" for n in random.integers(0, 10**4, n_words))
     url = "data:image/bmp;base64," + base64.b64encode(bitmap(1920, 1080, seed)).decode()
@@ -213,7 +213,7 @@ def conversation(name: str, question: str, seed: int, n_words: int) -> list[dict
 
 
 def ask(server: Server, name: str, n_words: int) -> None:
-    """The lines of one server."""
+    """Print the lines of one server."""
     first = "What is in this picture?"
     other = "Which colours does it have?"
 

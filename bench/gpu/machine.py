@@ -53,8 +53,8 @@ def _output(*command: str) -> str:
 
 
 def describe(weights: str) -> dict[str, str]:
-    """The head of each page of results: commit, date (UTC), machine, command, and ``weights`` as
-    given.
+    """Return the head of each page of results: commit, date (UTC), machine, command, and
+    ``weights`` as given.
 
     Absolute paths in the command are shown by their last part.
     """
@@ -92,7 +92,9 @@ def _command() -> str:
 
 
 def _head() -> str:
-    """A copy of the tree without git may name its commit in HEAD.txt."""
+    """Return the commit that HEAD.txt names, as in a copy of the tree without git; "" without that
+    file.
+    """
     try:
         return (REPOSITORY / "HEAD.txt").read_text(encoding="utf-8").split()[0]
     except (OSError, IndexError):
@@ -100,13 +102,15 @@ def _head() -> str:
 
 
 def vram_mib() -> float | None:
-    """MiB in use on all GPUs that CUDA_VISIBLE_DEVICES leaves; None without one."""
+    """Return MiB in use on all GPUs that CUDA_VISIBLE_DEVICES leaves; None without one."""
     sizes = _memory("used")
     return sum(sizes) if sizes else None
 
 
 def free_vram_mib() -> float | None:
-    """MiB that are free on the first of them; None without one."""
+    """Return MiB that are free on the first of the GPUs that CUDA_VISIBLE_DEVICES leaves; None
+    without one.
+    """
     sizes = _memory("free")
     return sizes[0] if sizes else None
 
@@ -116,7 +120,7 @@ def _memory(what: str) -> list[float]:
 
 
 def _gpus(fields: str) -> list[list[str]]:
-    """nvidia-smi's fields of each GPU that CUDA_VISIBLE_DEVICES leaves, by field."""
+    """Return nvidia-smi's fields of each GPU that CUDA_VISIBLE_DEVICES leaves, by field."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     chosen = [f"--id={visible}"] if visible else []
     lines = _output(
@@ -126,13 +130,13 @@ def _gpus(fields: str) -> list[list[str]]:
 
 
 def available_mib() -> float:
-    """MiB that could be had without swapping."""
+    """Return MiB that could be had without swapping."""
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("MemAvailable:"))
 
 
 def storage_reads(pid: int) -> int:
-    """Bytes that the process had fetched from storage, not from the page cache."""
+    """Return bytes that the process had fetched from storage, not from the page cache."""
     lines = Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes:"))
 
@@ -164,7 +168,7 @@ def settle(directory: Path, quiet: float = 4.0, limit: float = 60.0) -> int:
 
 
 def cached_share(files: Sequence[Path]) -> float:
-    """Which share of the files' pages is in the page cache."""
+    """Return the share of the files' pages that is in the page cache."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [
@@ -197,8 +201,8 @@ def cached_share(files: Sequence[Path]) -> float:
 
 
 def direct_rate(files: Sequence[Path], streams: int) -> float | None:
-    """GB/s of reading the files in order past the page cache, ``streams`` blocks at a time; None if
-    that is refused.
+    """Return GB/s of reading the files in order past the page cache, ``streams`` blocks at a time;
+    None if that is refused.
     """
     spans = []
     for path in sorted(files, key=lambda path: path.stat().st_size, reverse=True):
@@ -247,7 +251,7 @@ class Cuda:
 
 
 def compilers() -> dict[str, str]:
-    """CC, CXX and CUDAHOSTCXX of a C++ compiler that links the C++ library as a shared one.
+    """Return CC, CXX and CUDAHOSTCXX of a C++ compiler that links the C++ library as a shared one.
     SystemExit without one.
     """
     compiler = find_compiler()
@@ -257,7 +261,7 @@ def compilers() -> dict[str, str]:
 
 
 def find_cuda(architectures: str | None, *, build: bool) -> Cuda | None:
-    """The toolkit of this machine, for its own GPU unless ``architectures`` names others.
+    """Return the toolkit of this machine, for its own GPU unless ``architectures`` names others.
 
     If nothing is to be built with it (``build``), None if there is none; else SystemExit.
     """

@@ -82,7 +82,7 @@ def tried(run: Run, section: str, what: str, server: Server) -> Iterator[None]:
 
 
 def side_by_side(run: Run, section: str, sizes: Sequence[int], *, thorough: bool) -> None:
-    """Both servers, one after the other, through the same conversations.
+    """Measure both servers, one after the other, with the same conversations.
 
     ``thorough`` adds a cold prompt of one message, prompts that pyctl does not cache, and
     llama-server after a restart, which then has no cache and evaluates everything.
@@ -214,7 +214,7 @@ def restart_ours(
 
 
 def defaults(run: Run) -> None:
-    """Both servers with the flags that they need, and four sequences."""
+    """Measure both servers with the flags that they need, and four sequences."""
     small = min(run.options.sizes)
     large = max(run.options.sizes)
     flags = ["-m", str(run.model), "-ngl", "99", "-fa", "on", "-np", "4", "--kv-unified"]
@@ -248,7 +248,7 @@ def defaults(run: Run) -> None:
 
 
 def held(run: Run) -> None:
-    """Returns to conversations on the device by `bench.held`, in a separate process."""
+    """Measure returns to conversations on the device by `bench.held`, in a separate process."""
     for record in alone(
         run, "held", 60, "bench.held", ["--tokens", *map(str, sorted(run.options.sizes))]
     ):
@@ -256,7 +256,7 @@ def held(run: Run) -> None:
 
 
 def copies(run: Run) -> None:
-    """Rows and state by `bench.kv`, in a separate process."""
+    """Measure rows and state by `bench.kv`, in a separate process."""
     sizes = [n // 512 * 512 for n in (min(run.options.sizes), max(run.options.sizes))]
     for rate in alone(run, "kv", 40, "bench.kv", ["--tokens", *map(str, sizes)]):
         run.results.add(
@@ -275,7 +275,7 @@ def copies(run: Run) -> None:
 
 
 def memory(run: Run) -> None:
-    """Memory of pyctl over many prompts, without writes to disk."""
+    """Measure the memory of pyctl over many prompts, without writes to disk."""
     server = pyctl(["-m", str(run.model), *run.flags()], None, run.work / f"{run.shape}-memory.log")
     vram = vram_mib()
     available = available_mib()
@@ -296,7 +296,7 @@ def memory(run: Run) -> None:
 
 
 def exact(run: Run) -> None:
-    """Logits by `bench.exact`, in a separate process."""
+    """Measure logits by `bench.exact`, in a separate process."""
     for record in alone(
         run, "exact", 60, "bench.exact", ["--tokens", str(run.options.exact_tokens)]
     ):
@@ -306,8 +306,8 @@ def exact(run: Run) -> None:
 def alone(
     run: Run, section: str, seconds: float, module: str, arguments: list[str]
 ) -> list[dict[str, Any]]:
-    """The results of a script with --json; none, and a record of that, if time runs out or the
-    script fails.
+    """Return the results of a script with --json; none, and a record of that, if time runs out or
+    the script fails.
     """
     if not run.clock.fits(seconds):
         run.results.skip(section, section, "no time left")
@@ -321,7 +321,7 @@ def alone(
 
 @contextmanager
 def small_card(left_mib: int = CARD_MIB) -> Iterator[None]:
-    """Leaves ``left_mib`` of device memory, by default as a card of 24 GB. Raises OSError if it
+    """Leave ``left_mib`` of device memory, by default as a card of 24 GB. Raises OSError if it
     cannot.
     """
     arguments = [*module_command("bench.cuda"), str(left_mib)]
@@ -361,8 +361,8 @@ def card_lines(shape: str) -> dict[str, tuple[list[str], tuple[str, ...]]]:
 
 
 def card(run: Run) -> None:
-    """The defaults and an expert's line on what a 24 GB card has: a long prompt, one more turn, and
-    a reply.
+    """Measure the defaults and an expert's line with the memory of a 24 GB card: a long prompt, one
+    more turn, and a reply.
     """
     n = min(run.options.long, CARD_PROMPT)
     if vram_mib() is None:
@@ -429,7 +429,7 @@ WORK: dict[str, Callable[[Run], None]] = {
 
 
 def jobs(runs: Sequence[Run], only: Sequence[str]) -> list[tuple[str, Run, Callable[[Run], None]]]:
-    """(section, model, what to do), the most telling first."""
+    """Return (section, model, function) of each job, the most telling first."""
     return [
         (section, run, work) for section, work in WORK.items() if section in only for run in runs
     ]

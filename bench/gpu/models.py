@@ -59,7 +59,7 @@ REST = 1.0
 
 
 def preset(path: Path, models: dict[str, Path], options: argparse.Namespace) -> Path:
-    """A preset file that both servers read."""
+    """Write a preset file that both servers read; return its path."""
     keys = {"c": options.ctx, "ngl": 99, "ctk": options.kv, "ctv": options.kv, "np": 1, "fa": "on"}
     keys["load-mode"] = options.load_mode
     general = "".join(f"{key} = {value}\n" for key, value in keys.items())
@@ -95,7 +95,9 @@ class Switching:
         self._loading = 15.0
 
     def turns(self, way: str, *, files: Sequence[Path] = ()) -> None:
-        """Another message in each conversation, each with another model than the one before."""
+        """Send another message in each conversation, each with another model than the one
+        before.
+        """
         for (shape, size), talk in self._talks.items():
             is_new = len(talk.messages) == talk.opened
             n_new = size if is_new or self.server.name == PEER else 2 * SHORT
@@ -116,7 +118,7 @@ class Switching:
                 continue
 
     def short(self, n: int) -> None:
-        """``n`` switches after a short text."""
+        """Send ``n`` requests that switch the model after a short text."""
         seen: list[Record] = []
         shapes = list(self.models)
         clock = self._clocks[shapes[0]]
@@ -171,7 +173,7 @@ class Switching:
 
 
 def family(pid: int) -> list[int]:
-    """The process and all below it: llama-server's router has one for each model."""
+    """Return the process and all below it: llama-server's router has one for each model."""
     found = [pid]
     for each in found:
         for task in Path(f"/proc/{each}/task").glob("*/children"):
@@ -180,7 +182,7 @@ def family(pid: int) -> list[int]:
 
 
 def line(record: Record) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
     head = f"{record['server']:12} {record['way']:22}"
     if "switches" in record:
         return f"{head} {flatness(record['switches'])}"
@@ -209,7 +211,7 @@ def flatness(switches: Sequence[Record]) -> str:
 
 @contextmanager
 def running(server: Server, *, small: bool) -> Iterator[None]:
-    """The server, on a card of 24 GB if ``small``."""
+    """Run the server, on a card of 24 GB if ``small``."""
     with ExitStack() as stack:
         if small:
             stack.enter_context(small_card())
@@ -223,7 +225,7 @@ def running(server: Server, *, small: bool) -> Iterator[None]:
 def measure(
     name: str, peer: str, models: dict[str, Path], options: argparse.Namespace, work: Path
 ) -> list[Record]:
-    """All findings of one server; those up to a failure if it fails."""
+    """Return all findings of one server; up to a failure if it fails."""
     found: list[Record] = []
     file = preset(work / "models.ini", models, options)
     flags = ["--models-preset", str(file), "--models-max", "1"]

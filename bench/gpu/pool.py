@@ -122,7 +122,7 @@ class Bench:
         self._block, self._state = self._sample()
 
     def depth_rows(self) -> None:
-        """A line for each depth."""
+        """Print a line for each depth."""
         backend = self.backend
         at = 0
         n = self.options.ubatch
@@ -164,13 +164,15 @@ class Bench:
         backend.memory.clear(0)
 
     def _read(self) -> tuple[int, float]:
-        """Bytes that attention has read from RAM, and milliseconds that it waited for them."""
+        """Return bytes that attention has read from RAM, and milliseconds that it waited for
+        them.
+        """
         store = self.backend.memory.store
         return (0, 0.0) if store is None else (store.streamed_bytes, store.wait_ms)
 
     def restores(self) -> None:
-        """The engine's figures for prompts, with made-up rows, that are new, in RAM, on disk and in
-        files in memory.
+        """Print the engine's figures for prompts, with made-up rows, that are new, in RAM, on disk
+        and in files in memory.
         """
         backend = self.backend
         step = self.options.ubatch
@@ -251,7 +253,7 @@ class Bench:
                     told = ""
 
     def cold(self) -> None:
-        """All of a prompt, with a line for each depth."""
+        """Evaluate all of a prompt; print a line for each depth."""
         step = self.options.ubatch
         begin = 0
         prompt = tokens_of(4, self.depths[-1])
@@ -294,7 +296,7 @@ class Bench:
         return block, state
 
     def _append(self, first: int, last: int) -> None:
-        """Rows [first, last), and the state there."""
+        """Restore rows [first, last), and the state at the end."""
         step = 2 * self.options.ubatch
         has_cells = "ext=1" in self.backend.memory.layout
         for at in range(first, last, step):
@@ -353,8 +355,8 @@ class Bench:
 
 
 def model_file(directory: Path, shape: str) -> Path:
-    """The file of ``shape``, which may have a head for drafts; a tiny one is written if it is not
-    there.
+    """Return the file of ``shape``, which may have a head for drafts; a tiny one is written if it
+    is not there.
     """
     path = directory / f"{shape}.gguf"
     if shape.startswith("tiny"):
@@ -371,7 +373,7 @@ def asked(engine: Engine, prompt: Prompt) -> Done:
 
 
 def one(options: argparse.Namespace) -> None:
-    """The mode of this process."""
+    """Measure the mode of this process."""
     try:
         bench = Bench(options, options.models[0], options.modes[0])
         parts = {"depth": bench.depth_rows, "restore": bench.restores, "cold": bench.cold}

@@ -69,7 +69,9 @@ def run(command: Sequence[str | Path], log: Path, environment: dict[str, str]) -
 
 
 def requirements() -> dict[str, str]:
-    """Import name to requirement of everything pyctl needs at run time, and of what builds it."""
+    """Return import name to requirement of everything pyctl needs at run time, and of what builds
+    it.
+    """
     text = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
     listed = re.findall(r'"([^"]+)"', text.partition("\ndependencies = [")[2].partition("\n]")[0])
     needed = [*listed, "pybind11>=2.13", "diskcache>=5.6", "typing-extensions>=4.5"]
@@ -119,7 +121,7 @@ def present(name: str, site: Path) -> bool:
 
 
 def open_source(place: Path, given: Path | None) -> Release:
-    """The release that pin.txt names: ``given``, or from pip. Its headers go to vendor/, its
+    """Return the release that pin.txt names: ``given``, or from pip. Its headers go to vendor/, its
     bindings to site/.
 
     SystemExit if it is another one.
@@ -145,7 +147,7 @@ def open_source(place: Path, given: Path | None) -> Release:
 def build_libraries(
     place: Path, source: Release | None, options: argparse.Namespace, cuda: Cuda | None
 ) -> None:
-    """libllama, libggml* and llama-server into lib/; with --libs only the server. SystemExit
+    """Build libllama, libggml* and llama-server into lib/; with --libs only the server. SystemExit
     without ``source``.
     """
     (place / "lib").mkdir(parents=True, exist_ok=True)
@@ -217,7 +219,7 @@ def copy(files: Sequence[Path], target: Path) -> None:
 
 
 def build_extension(place: Path, environment: dict[str, str]) -> None:
-    """pyctl/_*.so; cmake and ninja rebuild what changed."""
+    """Build pyctl/_*.so; cmake and ninja rebuild the changed parts."""
     query = [*module_command("pybind11"), "--cmakedir"]
     directory = subprocess.run(
         query, capture_output=True, text=True, env=environment, check=True
@@ -275,7 +277,7 @@ def write_models(
 
 
 def environment_of(place: Path, cuda: Cuda | None) -> dict[str, str]:
-    """The variables with which Python and llama-server find everything."""
+    """Return the variables with which Python and llama-server find everything."""
     libraries = [place / "lib", *(cuda.library_dirs if cuda is not None else ())]
     paths = {"PYTHONPATH": [place / "site", REPOSITORY], "LD_LIBRARY_PATH": libraries}
     joined = {}

@@ -55,8 +55,8 @@ WAYS = (
 
 
 def median_of(records: Iterable[Record], field: str, **wanted: object) -> float | None:
-    """The median of ``field`` over the records that have all of ``wanted``; None if there are
-    none.
+    """Return the median of ``field`` over the records that have all of ``wanted``; None if there
+    are none.
     """
     values = [
         record[field]
@@ -70,7 +70,7 @@ def median_of(records: Iterable[Record], field: str, **wanted: object) -> float 
 def first_tokens(
     records: Sequence[Record], kind: str = FIRST_TOKEN
 ) -> list[tuple[int, str, dict[str, tuple[float, float]]]]:
-    """(size, way, {server: (tokens evaluated, milliseconds)}) for everything measured, long
+    """Return (size, way, {server: (tokens evaluated, milliseconds)}) for everything measured, long
     conversations last.
 
     What a restart costs llama-server does not depend on the page cache, so it stands next to both
@@ -93,17 +93,17 @@ def first_tokens(
 
 
 def of_both(records: Sequence[Record], field: str, **wanted: object) -> list[float | None]:
-    """The median of each server."""
+    """Return the median of each server."""
     return [median_of(records, field, server=server, **wanted) for server in (OURS, PEER)]
 
 
 def ratio(a: float | None, b: float | None) -> float | None:
-    """The ratio of two numbers, None unless both are known."""
+    """Return the ratio of two numbers, None unless both are known."""
     return None if a is None or b is None or not b else a / b
 
 
 def speeds(records: Sequence[Record]) -> list[tuple[str, float | None, float | None]]:
-    """(what, pyctl's tokens per second, llama-server's) for prefill and decode."""
+    """Return (what, pyctl's tokens per second, llama-server's) for prefill and decode."""
     found = []
     for size, way, servers in sorted(first_tokens(records), key=lambda each: each[:2]):
         if way in (COLD, ONE_MESSAGE):
@@ -118,14 +118,14 @@ def speeds(records: Sequence[Record]) -> list[tuple[str, float | None, float | N
 
 
 def stream_rates(records: Sequence[Record]) -> list[tuple[int, float | None, float | None]]:
-    """(streams, pyctl's tokens per second of each, llama-server's)."""
+    """Return (streams, pyctl's tokens per second of each, llama-server's)."""
     streams = sorted({record["streams"] for record in records if record["kind"] == "streams"})
     return [(n, *of_both(records, "tokens_per_second", streams=n)) for n in streams]
 
 
 def cut_shares(records: Sequence[Record]) -> list[tuple[int, float, float | None]]:
-    """(size, share of the time to the first token reported for saving, share by the clock against
-    nothing cached).
+    """Return (size, share of the time to the first token reported for saving, share by the clock
+    against nothing cached).
     """
     found = []
     for size in sorted(
@@ -141,7 +141,7 @@ def cut_shares(records: Sequence[Record]) -> list[tuple[int, float, float | None
 
 
 def disk_rates(records: Sequence[Record]) -> list[tuple[str, int, float, float, float | None]]:
-    """(state of the page cache, size, share of bytes read from the drive, GB/s restored, the
+    """Return (state of the page cache, size, share of bytes read from the drive, GB/s restored, the
     drive's own GB/s).
     """
     found = []
@@ -165,7 +165,7 @@ def _show(value: float | None, form: str = "{:.1f}") -> str:
 
 
 def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table in Markdown."""
+    """Return a table in Markdown."""
     lines = ["| " + " | ".join(columns) + " |", "|" + "---:|" * len(columns)]
     return [*lines, *("| " + " | ".join(row) + " |" for row in rows), ""]
 
@@ -290,7 +290,7 @@ def exact_cells(record: Record) -> Row:
 
 
 def document(data: dict[str, Any]) -> str:
-    """All tables of one model as Markdown."""
+    """Return all tables of one model as Markdown."""
     records = data["records"]
     lines = [f"# pyctl and llama-server side by side, {data['shape']} shape", ""]
     lines += [f"- {name}: {value}" for name, value in data.get("machine", {}).items()]

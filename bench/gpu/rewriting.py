@@ -92,13 +92,13 @@ class Run(Protocol):
 
 
 def plain() -> Iterator[Conversation]:
-    """Documents, each of which is the reply to the one before."""
+    """Yield documents, each of which is the reply to the one before."""
     texts = [file.read_text(encoding="utf-8") for file in sorted(DOCS.glob("*.md"))]
     yield from pairwise(text for text in texts if len(text) > 4 * LONGEST)
 
 
 def edits(form: Callable[..., Conversation]) -> Iterator[Conversation]:
-    """Recorded edits, each made in this way."""
+    """Yield recorded edits, each made in this way."""
     return map(form, recorded())
 
 
@@ -111,8 +111,8 @@ KINDS: dict[str, Callable[[], Iterator[Conversation]]] = {
 
 
 def texts_of(n_vocab: int, file: Path, longest: int) -> dict[str, list[Text]]:
-    """Conversations of each kind in a generated vocabulary; one only, whose tokens may become the
-    same, if that is small. Replies have up to ``longest`` tokens.
+    """Return conversations of each kind in a generated vocabulary; one only, whose tokens may
+    become the same, if that is small. Replies have up to ``longest`` tokens.
     """
     tokenize = tokenizer_of(file).tokenize
     is_small = n_vocab < 2 * _FIRST
@@ -136,7 +136,7 @@ def texts_of(n_vocab: int, file: Path, longest: int) -> dict[str, list[Text]]:
 
 
 def rewriting(run: Run) -> None:
-    """All ways of drafting of both servers, one after the other."""
+    """Measure all ways of drafting of both servers, one after the other."""
     n_vocab = SHAPES[run.shape].vocab_size
     file = VOCABULARY if n_vocab > 2 * _FIRST else builtin_model()
     if (
@@ -171,7 +171,7 @@ def rewriting(run: Run) -> None:
 
 
 def _server(run: Run, name: str, types: str, file: Path) -> Server:
-    """A server with a context of a coding agent."""
+    """Return a server with a context of a coding agent."""
     flags = [
         "-m",
         str(run.model),
@@ -226,8 +226,8 @@ def _measure(run: Run, name: str, types: str, server: Server, kinds: dict[str, l
 
 
 def _asked(server: Server, texts: Sequence[Text], n_seqs: int) -> dict[str, Any]:
-    """The replies to all ``texts``, ``n_seqs`` at a time; the time starts with the first token of
-    each, or of all.
+    """Return the figures of the replies to all ``texts``, ``n_seqs`` at a time; the time starts
+    with the first token of each, or of all.
     """
     with ThreadPoolExecutor(n_seqs) as pool:
         replies = list(pool.map(lambda text: server.complete(text[0], len(text[1])), texts))

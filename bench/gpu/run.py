@@ -45,7 +45,7 @@ class Clock:
         return time.monotonic() + seconds <= self._end
 
     def prefill(self, n_tokens: int) -> float:
-        """Seconds that evaluating so many tokens takes, a little pessimistic."""
+        """Return an estimate of the seconds to evaluate so many tokens, a little pessimistic."""
         return 1.1 * n_tokens / self.tokens_per_second + 0.5
 
     def learn(self, n_tokens: int, seconds: float) -> None:
@@ -136,7 +136,7 @@ class Run:
     """Seconds until a server answers: a guess at first, then what the last one took."""
 
     def flags(self) -> list[str]:
-        """The flags of both servers; drafts and RAM are llama-server's defaults."""
+        """Return the flags of both servers; drafts and RAM are llama-server's defaults."""
         flags = [
             "--spec-type",
             "none",
@@ -298,7 +298,7 @@ class Visit:
         )
 
     def decode(self, conversation: Conversation) -> None:
-        """Tokens per second of a reply, by the client's clock, the first token left out."""
+        """Record tokens per second of a reply, by the client's clock, the first token left out."""
         if not self.run.clock.fits(8):
             return self.run.results.skip(
                 self.section, f"{self.server.name}: decode", "no time left"
@@ -316,8 +316,8 @@ class Visit:
         )
 
     def streams(self, n_streams: int) -> None:
-        """Tokens per second of each of so many replies at once, by the client's clock, while all of
-        them come.
+        """Record tokens per second of each of so many replies at once, by the client's clock, while
+        all of them arrive.
         """
         if not self.run.clock.fits(10):
             return self.run.results.skip(

@@ -104,7 +104,7 @@ class Server(AskedServer):
 def pyctl(
     flags: Sequence[str], cache_dir: Path | None, log: Path, program: Sequence[str] = PYCTL_SERVE
 ) -> Server:
-    """`pyctl serve`, with the ends of all prompts on disk if there is a directory."""
+    """Return `pyctl serve`, with the ends of all prompts on disk if there is a directory."""
     disk = [
         "--kv-cache-dir",
         str(cache_dir),
@@ -117,12 +117,14 @@ def pyctl(
 
 
 def llama_server(binary: str, flags: Sequence[str], log: Path) -> Server:
-    """llama-server with its defaults: checkpoints and its cache in RAM are on."""
+    """Return llama-server with its defaults: checkpoints and its cache in RAM are on."""
     return Server("llama-server", [binary, *flags], log)
 
 
 def options_of(description: str | None, budget: float) -> argparse.ArgumentParser:
-    """The options that all measurements of both servers have; ``budget`` is in seconds."""
+    """Return a parser with the options that all measurements of both servers have; ``budget`` is in
+    seconds.
+    """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -148,13 +150,13 @@ def prepared_in(directory: Path) -> dict[str, Any]:
 
 
 def weights_of(shape: str) -> str:
-    """The weights of a model: random in generated shapes."""
+    """Return the weights of a model: random in generated shapes."""
     return "random" if shape in SHAPES else f"real, {shape}"
 
 
 def models_of(options: argparse.Namespace) -> tuple[dict[str, Path], str | None]:
-    """The file of each of --models, SHAPE[=FILE], and llama-server if it is known; the directory
-    may be none.
+    """Return the file of each of --models, SHAPE[=FILE], and llama-server if it is known; the
+    directory may be none.
     """
     directory = options.directory
     found = {}

@@ -108,7 +108,7 @@ class Neighbour:
         self.rests: dict[int, list[float]] = {}
 
     def run(self) -> None:
-        """Until the soak is over."""
+        """Take memory of the device again and again until the soak is over."""
         device = open_device()
         while not self.target.over.wait(self.random.uniform(0.1, 4)):
             if self.target.is_resting:
@@ -117,7 +117,7 @@ class Neighbour:
                 self._take(device)
 
     def _take(self, device: Device) -> None:
-        """Some pieces, one after the other, the last of them almost all that is left."""
+        """Take some pieces, one after the other, the last of them almost all that is left."""
         with ExitStack() as held, suppress(OSError):  # another may have been faster
             for number in range(n := self.random.randint(1, 5)):
                 share = self.random.uniform(0.1, 0.9) if number < n - 1 else 1.0
@@ -150,7 +150,7 @@ class Neighbour:
 
 
 def served(options: argparse.Namespace) -> list[Served]:
-    """The models of the options, or the first two of the directory. SystemExit if one is not
+    """Return the models of the options, or the first two of the directory. SystemExit if one is not
     there.
     """
     prepared = json.loads((options.directory / "prepared.json").read_text(encoding="utf-8"))[
@@ -184,7 +184,7 @@ def served(options: argparse.Namespace) -> list[Served]:
 
 
 def preset(path: Path, models: Sequence[Served]) -> Path:
-    """The file of --models-preset."""
+    """Write the file of --models-preset; return its path."""
     sections = []
     for model in models:
         lines = [f"[{model.name}]", f"model = {model.file}", f"spec-type = {model.drafts}"]
@@ -196,7 +196,7 @@ def preset(path: Path, models: Sequence[Served]) -> Path:
 def talkers_of(
     target: Target, models: Sequence[Served], judges: Sequence[Judge], options: argparse.Namespace
 ) -> list[Talker]:
-    """Clients, each of one of the models."""
+    """Return clients, each of one of the models."""
     maximum = min(3 * options.context // (2 * options.clients), options.context // 4)
     rng = random.Random(options.seed)
     found = []
@@ -215,7 +215,7 @@ def talkers_of(
 
 
 def lives(target: Target, options: argparse.Namespace, cache: Path) -> None:
-    """Two long lives, and between them short ones that are killed or stopped."""
+    """Run two long lives, and between them short ones that are killed or stopped."""
     rng = random.Random(options.seed)
     seconds = options.minutes * 60
     disk = [

@@ -89,7 +89,7 @@ class Case:
 
 
 def planned(options: argparse.Namespace) -> list[Case]:
-    """The cases of one model, the most telling first: nothing accepted comes last."""
+    """Return the cases of one model, the most telling first: nothing accepted comes last."""
     lengths = sorted(options.lengths, key=lambda length: (length == 1, length))
     return [Case(), *(Case(options.n_max, length) for length in lengths)]
 
@@ -251,7 +251,9 @@ class Subject:
             self._note("skipped", why=f"no time left for {n_left} replies")
 
     def _continued(self, n: int) -> list[Record]:
-        """A prompt of ``n`` tokens, evaluated once, and each number of tokens after it."""
+        """Return a record of each number of tokens after a prompt of ``n`` tokens, which is
+        evaluated once.
+        """
         prompt = words(f"{self.run.shape} {self.case.name} {n}", n)
         cold = self.server.complete(prompt, N_QUIET)
         prefill = cold.timings["prompt_n"] / cold.first_ms * 1e3
@@ -284,7 +286,7 @@ class Subject:
 
 
 def window_rate(replies: Sequence[Completion]) -> float:
-    """Tokens per second of all replies together while all of them are being written, by the
+    """Return tokens per second of all replies together while all of them are being written, by the
     client's clock.
     """
     first = max(reply.arrivals[0][0] for reply in replies)
@@ -294,7 +296,7 @@ def window_rate(replies: Sequence[Completion]) -> float:
 
 
 def counts(reply: Completion) -> dict[str, int]:
-    """Tokens drafted and accepted, and steps: an accepted token came with another one."""
+    """Return tokens drafted and accepted, and steps: an accepted token came with another one."""
     steps = reply.n_predicted - 1 - reply.n_accepted
     return {"drafted": reply.n_drafted, "accepted": reply.n_accepted, "steps": steps}
 
@@ -310,7 +312,7 @@ def groups(run: Run, subjects: Sequence[Subject]) -> Iterator[Sequence[Subject]]
 
 
 def side_by_side(run: Run) -> None:
-    """The part ``lengths``."""
+    """Measure the part ``lengths``."""
     pairs = product(planned(run.options), run.names)
     subjects = [Subject(run, case, name, number) for number, (case, name) in enumerate(pairs)]
     # Servers end with the thread that starts them.

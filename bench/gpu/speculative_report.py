@@ -35,13 +35,13 @@ def acceptance_rates(length: float, n_max: int) -> tuple[float, ...]:
 
 
 def length(record: Record) -> float:
-    """Tokens per step."""
+    """Return tokens per step."""
     return float(1 + record["accepted"] / record["steps"])
 
 
 def at_wanted(record: Record) -> float:
-    """Tokens per second if drafts as long as these had yielded what chance yields on average: it
-    was more or less.
+    """Return tokens per second if drafts as long as these had yielded the average of their chances:
+    it was more or less.
     """
     if not record["wanted"] or not record["drafts"]:
         return float(record["rate"])
@@ -157,7 +157,7 @@ def rewriting_rows(records: Sequence[Record]) -> list[list[str]]:
 
 
 def document(data: dict[str, Any]) -> str:
-    """All tables of one model as Markdown."""
+    """Return all tables of one model as Markdown."""
     records = data["records"]
     lines = [
         f"# Speculative decoding, pyctl and llama-server side by side, {data['shape']} shape",

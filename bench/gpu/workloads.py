@@ -97,17 +97,17 @@ class Conversation:
         yield from self.ask(way, USER)
 
     def replace_last(self, way: str) -> Steps:
-        """Another message instead of the last exchange."""
+        """Send another message instead of the last exchange."""
         self.messages[-2:] = [self._message("user", USER)]
         yield from self.ask(way, USER)
 
     def regenerate(self, way: str) -> Steps:
-        """Repeats the request."""
+        """Repeat the request."""
         del self.messages[-1]
         yield from self.ask(way, 0)
 
     def shorten(self, way: str, keep: int, n_new: int) -> Steps:
-        """Only the first ``keep`` messages, and a new one."""
+        """Send only the first ``keep`` messages, and a new one."""
         self.messages[keep:] = [self._message("user", USER)]
         yield from self.ask(way, n_new)
 
@@ -122,7 +122,7 @@ def grow(conversation: Conversation) -> Steps:
 
 
 def edited(conversation: Conversation) -> Steps:
-    """The last message is another one as soon as the first reply is there."""
+    """Replace the last message as soon as the first reply is there."""
     yield from conversation.ask("cold", conversation.size)
     yield from conversation.replace_last(EDITED)
 
@@ -133,20 +133,20 @@ def once(conversation: Conversation, way: str) -> Steps:
 
 
 def alternate(conversations: Sequence[Conversation], rounds: int) -> Steps:
-    """A turn of each, in turn: each returns after the others."""
+    """Send a turn of each conversation, in turn: each returns after the others."""
     for _ in range(rounds):
         for conversation in conversations:
             yield from conversation.turn(RETURN)
 
 
 def restarted(conversations: Sequence[Conversation], way: str) -> Steps:
-    """The next turn of each in a new process."""
+    """Send the next turn of each in a new process."""
     for conversation in conversations:
         yield from conversation.turn(way)
 
 
 def cut(conversation: Conversation) -> Steps:
-    """Back to before the last message that was there when it was opened, then to half of that
+    """Shorten the conversation to before the last message of its opening, then to half of that
     history.
 
     The history arrived in one go, so the second place is none where a message was ever the last

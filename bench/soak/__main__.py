@@ -40,7 +40,7 @@ KINDS = ("grammars", "schemas", "counts", "json", "paths", "idle", "vanish", "op
 
 
 def command_of(options: argparse.Namespace) -> list[str]:
-    """The flags of a server, without those under test."""
+    """Return the flags of a server, without those under test."""
     model = ["-m", options.model] if options.model else []
     return [*PYCTL_SERVE, *model, "-t", str(options.threads), *shlex.split(options.flags)]
 

@@ -56,7 +56,7 @@ def _repeated(depth: int, make: Callable[[Any], Any], inner: Any) -> Any:
 
 
 def grammars() -> Iterator[Hostile]:
-    """Grammars that were found to kill or to hang a server, and simpler mistakes."""
+    """Yield grammars that were found to kill or to hang a server, and simpler mistakes."""
     doubled = (
         "root ::= a1 | a1\n"
         + "".join(f"a{i} ::= a{i + 1} | a{i + 1}\n" for i in range(1, 45))
@@ -96,7 +96,7 @@ def grammars() -> Iterator[Hostile]:
 
 
 def schemas() -> Iterator[Hostile]:
-    """Schemas that grow when they are read."""
+    """Yield schemas that grow when they are read."""
     both = ["object", "object"]
     yield _schema(
         "types twice",
@@ -129,7 +129,7 @@ def schemas() -> Iterator[Hostile]:
 
 
 def numbers() -> Iterator[Hostile]:
-    """Counts that cost without bound."""
+    """Yield counts that cost without bound."""
     yield _chat("counts", "n", n=10**9)
     yield Hostile(
         "counts",
@@ -174,7 +174,7 @@ def numbers() -> Iterator[Hostile]:
 
 
 def texts() -> Iterator[Hostile]:
-    """JSON that is none, too deep, or of other types."""
+    """Yield bodies that are no JSON, too deep, or of other types."""
     chat = json.dumps(QUESTION)[:-1]
     yield Hostile("json", "a brace", CHAT, b"{")
     yield Hostile("json", "garbage", CHAT, b"\xff" * 1000)
@@ -239,7 +239,7 @@ def texts() -> Iterator[Hostile]:
 
 
 def paths() -> Iterator[Hostile]:
-    """Addresses and names with control characters of terminals and logs."""
+    """Yield addresses and names with control characters of terminals and logs."""
     for path in (
         "/v1/models/%1b%5d0;owned%07",
         "/v1/models/a%0a12:00:00%20forged",
@@ -277,7 +277,7 @@ def paths() -> Iterator[Hostile]:
 
 
 def corpus(without: Sequence[str]) -> list[Hostile]:
-    """All of them but the kinds in ``without``."""
+    """Return the bodies of all kinds but those in ``without``."""
     every = (*grammars(), *schemas(), *numbers(), *texts(), *paths())
     return [hostile for hostile in every if hostile.kind not in without]
 
@@ -342,7 +342,7 @@ class Attacker:
                 self.findings.violate(f"{name}: {status} after {took:.1f} s")
 
     def _status(self, hostile: Hostile) -> int:
-        """OSError if there is no answer."""
+        """Send the request and return the status of its answer. OSError if there is no answer."""
         head = f"{hostile.method} {hostile.path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n"
         head += f"Content-Length: {len(hostile.body)}\r\n\r\n"
         with socket.create_connection(

@@ -36,8 +36,8 @@ class Judge:
         self._known: dict[str, dict[str, Any]] = {}
 
     def choice(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The first choice of /v1/chat/completions for ``body``, with the likeliest tokens. Raises
-        RuntimeError.
+        """Return the first choice of /v1/chat/completions for ``body``, with the likeliest tokens.
+        Raises RuntimeError.
         """
         asked = {
             **body,
@@ -79,8 +79,8 @@ class Judge:
         return _gap(self._end(body, len(tokens)), text[len(said) :])
 
     def _end(self, body: dict[str, Any], n: int) -> dict[str, Any]:
-        """The end token after ``n`` others, which the list of a reply lacks, with the likeliest
-        ones.
+        """Return the end token after ``n`` others, which the list of a reply lacks, with the
+        likeliest ones.
         """
         longer = self.choice({**body, "max_tokens": n + 1, "ignore_eos": True})
         others = longer["logprobs"]["content"][n]["top_logprobs"]
@@ -94,8 +94,8 @@ class Judge:
 
 
 def _gap(token: dict[str, Any], rest: str = "") -> float:
-    """The least difference to another token with which ``rest`` starts, which may be the end of a
-    reply.
+    """Return the least difference to another token with which ``rest`` starts, which may be the end
+    of a reply.
     """
     others = [other for other in token["top_logprobs"] if other["token"] != token["token"]]
     if rest:

@@ -96,8 +96,8 @@ class Talk:
         self.messages = [{"role": "system", "content": head}]
 
     def _head(self) -> int:
-        """Characters of filler in the system message, so that some conversations are long from the
-        beginning.
+        """Return the number of characters of filler in the system message, so that some
+        conversations are long at once.
         """
         return int(self.random.choice((0.0, 0.1, 0.4, 0.7)) * self.max_tokens * CHARS_PER_TOKEN)
 
@@ -164,7 +164,7 @@ class Talker:
         """Some conversation that was asked lately: vanishing clients request it as well."""
 
     def run(self) -> None:
-        """Until the soak is over."""
+        """Hold conversations until the soak is over."""
         with httpx.Client(timeout=240) as client:
             while life := self.target.ready():
                 talk = self._next()
@@ -234,7 +234,7 @@ class Talker:
     def _asked(
         self, client: httpx.Client, life: int, way: str, body: dict[str, Any]
     ) -> list[tuple[str, list[Any]]]:
-        """Content and calls of each choice."""
+        """Send ``body`` and return content and calls of each choice."""
         self.findings.count("requests")
         kind, _, stream = way.partition(" ")
         if kind in ("tools", "schema", "sampled"):
@@ -263,7 +263,7 @@ class Talker:
     def _request(
         self, client: httpx.Client, life: int, kind: str, body: dict[str, Any]
     ) -> tuple[str, dict[str, Any]]:
-        """Returns the prompt of ``body`` for another API."""
+        """Return the path and the prompt of ``body`` for another API."""
         if kind == "n":
             return CHAT, {**body, "n": 2}
         if kind not in PATHS:

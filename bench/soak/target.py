@@ -152,7 +152,7 @@ class Target:
         return self.excuse is not None and bool(self.excuse.search(text or self._text()))
 
     def _text(self) -> str:
-        """The log of this life."""
+        """Return the log of this life."""
         return self.log.read_bytes()[self._log_from :].decode("utf-8", "replace")
 
     def live(self, name: str, seconds: float, death: str, flags: Sequence[str]) -> None:
@@ -200,7 +200,7 @@ class Target:
             self._judge(name, seconds, code, n_requests, samples, rests)
 
     def _watch(self, seconds: float) -> tuple[list[Sample], list[Sample]]:
-        """Samples under load, and at the end of each pause."""
+        """Return samples under load, and at the end of each pause."""
         samples: list[Sample] = []
         rests: list[Sample] = []
         arena = 0.0
@@ -244,7 +244,7 @@ class Target:
                 self.findings.violate(f"the cache: {fault}")
 
     def _end(self, death: str) -> tuple[int | None, float]:
-        """The exit code, and how long it took."""
+        """End the life; return the exit code, and the seconds that it took."""
         process = self._process
         if not process.is_running:
             code = process.end(signal.SIGKILL)
@@ -362,7 +362,7 @@ def sample_of(pid: int) -> Sample | None:
 def add_soak(
     parser: argparse.ArgumentParser, kinds: Sequence[str], cache_ram: int, growth_limit: float
 ) -> None:
-    """The options that all soaks have; ``growth_limit`` is in MiB."""
+    """Add the options that all soaks have; ``growth_limit`` is in MiB."""
     parser.add_argument("--parallel", type=int, default=4, metavar="N", help="-np of the server")
     parser.add_argument(
         "--clients", type=int, default=6, metavar="N", help="clients, with two conversations each"
@@ -401,7 +401,7 @@ def beside(work: Sequence[Callable[[], None]], target: Target, lives: Callable[[
 
 
 def verify(cache: Path, findings: Findings) -> None:
-    """The directory is whole, and within its budget."""
+    """Check that `pyctl cache verify` accepts the directory; record its size in MiB."""
     command = [*module_command("pyctl"), "cache", "verify", "--kv-cache-dir", str(cache)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -418,7 +418,7 @@ def short_lives(
     seconds: float,
     choose: Callable[[], tuple[str, Sequence[str]]],
 ) -> None:
-    """Lives of ``seconds`` in all, each with the name and the flags that ``choose`` returns,
+    """Run lives of ``seconds`` in all, each with the name and the flags that ``choose`` returns,
     stopped or killed.
     """
     while seconds > 0:

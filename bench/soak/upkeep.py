@@ -25,7 +25,7 @@ class Operator:
         self._saved: set[str] = set()
 
     def run(self) -> None:
-        """Until the soak is over."""
+        """Send an operator's requests until the soak is over."""
         with httpx.Client(timeout=120) as client:
             while life := self.target.ready():
                 what = self.random.choice(
