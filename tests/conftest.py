@@ -89,7 +89,7 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 @pytest.fixture(scope="session")
 def tiny_mmproj(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An encoder of images for tiny-hybrid and tiny-moe."""
+    """Return an encoder of images for tiny-hybrid and tiny-moe."""
     return cached_model(VISION_SHAPES["tiny-vision"], tmp_path_factory.mktemp("encoders"))
 
 

@@ -16,7 +16,7 @@ IS_QUICK = bool(os.environ.get("PYCTL_QUICK"))
 
 
 def examples(n: int) -> int:
-    """``n`` examples of a property, in a quick run a tenth of them."""
+    """Return ``n`` examples of a property, in a quick run a tenth of them."""
     return max(n // 10, 5) if IS_QUICK else n
 
 

@@ -11,7 +11,7 @@ __all__ = ["function", "turned"]
 def function(
     name: str, *, required: Sequence[str] = (), description: str | None = None, **properties: Any
 ) -> Any:
-    """A tool of one function, whose arguments have the schemas ``properties``."""
+    """Return a tool of one function, whose arguments have the schemas ``properties``."""
     schema = {
         "type": "object",
         "properties": properties,

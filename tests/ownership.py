@@ -136,7 +136,7 @@ def _violated(text: str) -> None:
 
 
 def check() -> None:
-    """AssertionError if anything was touched by a foreign thread since the last call."""
+    """Raise AssertionError if anything was touched by a foreign thread since the last call."""
     found = list(violations)
     violations.clear()
     assert not found, "\n".join(found)

@@ -15,7 +15,7 @@ from pyctl.prompt import ImageSpan
 def image_bytes(
     width: int = 64, height: int = 48, kind: str = "png", *, seed: int = 0, **options: Any
 ) -> bytes:
-    """A file with random pixels; ``options`` are Pillow's."""
+    """Return a file with random pixels; ``options`` are Pillow's."""
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, kind, **options)

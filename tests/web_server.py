@@ -35,7 +35,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def web_server(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """The address of a server whose requests ``handler`` answers."""
+    """Yield the address of a server whose requests ``handler`` answers."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True
         thread = Thread(target=server.serve_forever, args=(0.01,))

@@ -71,7 +71,7 @@ class Probe:
 
 
 def probes() -> Iterator[Probe]:
-    """All of them, in the order in which they are asked."""
+    """Yield all probes, in the order in which they are sent."""
     yield from _facts()
     yield from _text()
     completion = {"prompt": "Once upon", "n_predict": 4, "temperature": 0, "seed": 1}
@@ -118,8 +118,8 @@ def probes() -> Iterator[Probe]:
 
 
 def _drafts(group: str, prompt: str, grammar: str) -> Iterator[Probe]:
-    """Fields about drafts, and replies that drafts must not change. Heads of both servers draft the
-    same.
+    """Yield fields about drafts, and replies that drafts must not change. Heads of both servers
+    draft the same.
     """
     yield Probe("/slots", f"{group}, nothing asked yet", "GET", group=group, show=("speculative",))
     messages = [{"role": "user", "content": prompt}]
@@ -171,7 +171,9 @@ MARKER = "<__media__>"
 
 
 def _images() -> Iterator[Probe]:
-    """Images of every kind, in every API, in results of tools, counted, and broken in every way."""
+    """Yield images of every kind, in every API, in results of tools, counted, and broken in every
+    way.
+    """
     files = {kind: image_bytes(200, 150, kind, seed=1) for kind in ("png", "jpeg", "gif", "bmp")}
     files |= {
         "1x1": image_bytes(1, 1),
@@ -344,7 +346,7 @@ def _images() -> Iterator[Probe]:
 
 
 def _part(part: str) -> dict[str, Any]:
-    """A part of a message: an image if it is an address, else text."""
+    """Return a part of a message: an image if it is an address, else text."""
     if part.startswith(("data:", "file:")):
         return {"type": "image_url", "image_url": {"url": part}}
     return {"type": "text", "text": part}
@@ -358,7 +360,7 @@ def _fields(
     stream: bool = True,
     show: tuple[str, ...] = (),
 ) -> Iterator[Probe]:
-    """The plain request, broken bodies, and each value of each field; the plain one and valid
+    """Yield the plain request, broken bodies, and each value of each field; the plain one and valid
     values streamed too.
     """
     yield Probe(endpoint, "plain", body=base, show=show)
@@ -654,7 +656,7 @@ def _slots() -> Iterator[Probe]:
 
 
 def _refused() -> Iterator[Probe]:
-    """Features that this model or build lacks."""
+    """Yield features that this model or build lacks."""
     for path in ("/embedding", "/embeddings", "/v1/embeddings"):
         yield Probe(
             path, "not an embedding server", body={"input": "a", "content": "a"}, show=("*",)

@@ -291,8 +291,8 @@ events are compared. With `KEEP=1` the test writes this file.
 
 
 def document(verdicts: Sequence[Verdict], head: str) -> str:
-    """All differences by their reasons, as Markdown; ``head`` says where, when and how they were
-    found.
+    """Return all differences by their reasons, as Markdown; ``head`` says where, when and how they
+    were found.
     """
     lines = [
         f"# Answers of llama-server and of pyctl\n{head}",
@@ -313,7 +313,9 @@ def document(verdicts: Sequence[Verdict], head: str) -> str:
 
 
 def _rows(verdicts: Sequence[Verdict], why: str) -> Iterator[str]:
-    """A row per endpoint: how many requests differ for this reason, and the first of them."""
+    """Yield a row per endpoint: the number of requests that differ for this reason, and the first
+    of them.
+    """
     found: dict[str, list[tuple[str, str]]] = {}
     for verdict in verdicts:
         matching = [line for line, reason in verdict.explained if reason == why]

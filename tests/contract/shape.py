@@ -55,7 +55,9 @@ CORS = tuple(
 
 
 def reduced(response: httpx.Response, body: bytes, *, cors: bool) -> Reduced:
-    """The parts of a reply that are compared; a JSON body or the data of events as they are."""
+    """Return the parts of a reply that are compared; a JSON body or the data of events as they
+    are.
+    """
     kind = response.headers.get("content-type", "").partition(";")[0]
     found: Reduced = {
         "status": response.status_code,
@@ -94,13 +96,13 @@ def _events(text: str) -> Iterator[tuple[str, Any]]:
 
 
 def _metrics(text: str) -> dict[str, str]:
-    """The type of each metric by name."""
+    """Return the type of each metric by name."""
     return dict(re.findall(r"^# TYPE (\S+) (\S+)", text, re.MULTILINE))
 
 
 def differences(theirs: Reduced, ours: Reduced, show: tuple[str, ...] = ()) -> list[str]:
-    """Differences that a client can see, each as one line; llama-server first. ``show`` as in
-    `Probe`.
+    """Return differences that a client can see, each as one line; llama-server first. ``show`` as
+    in `Probe`.
     """
     found = [
         f"{name}: {theirs[name]} / {ours[name]}"
@@ -159,13 +161,15 @@ def _short(value: Any) -> str:
 
 
 def _sequence(events: list[Any], show: tuple[str, ...]) -> list[tuple[str, Any]]:
-    """The shape of each event beside one event of that shape; a run of one shape counts once."""
+    """Return the shape of each event beside one event of that shape; a run of one shape counts
+    once.
+    """
     lines = ((f"{name} {shape(data, show)}".strip(), [name, data]) for name, data in events)
     return [next(run) for _, run in groupby(lines, lambda each: each[0])]
 
 
 def shape(value: Any, show: tuple[str, ...] = (), shown: bool = False) -> str:
-    """Keys and types, and the values that matter: {choices[{delta{content:str}}]}."""
+    """Return keys and types, and the values that matter: {choices[{delta{content:str}}]}."""
     if isinstance(value, dict):
         parts = []
         for name in sorted(value):
@@ -187,8 +191,8 @@ def _distance(compared: tuple[Sequence[str], bool, object]) -> tuple[int, bool, 
 
 
 def _stream_differences(theirs: list[Any], ours: list[Any], show: tuple[str, ...]) -> Iterator[str]:
-    """The events that only one of the two has, each of theirs beside the most alike of ours; else
-    their order.
+    """Yield the events that only one of the two has, each of theirs beside the most alike of ours;
+    else their order.
     """
     left = _sequence(theirs, show)
     right = _sequence(ours, show)

@@ -35,7 +35,7 @@ FLAGS = ("-c", "8192", "-t", "1", "-ub", "128")
 
 
 def head() -> str:
-    """The first lines of a page of results."""
+    """Return the first lines of a page of results."""
     commit = subprocess.check_output(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True
     ).strip()
@@ -62,7 +62,7 @@ class Subject:
         self._client = httpx.Client(timeout=30, headers={"accept-encoding": "identity"})
 
     def ask(self, probe: Probe) -> Reduced:
-        """The reduced reply; status 0 if the server ended or sent no whole reply."""
+        """Return the reduced reply; status 0 if the server ended or sent no whole reply."""
         content = (
             probe.body
             if isinstance(probe.body, bytes) or probe.body is None
@@ -89,7 +89,9 @@ class Subject:
 
 @pytest.fixture(scope="module")
 def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Verdict]]:
-    """Both servers asked everything, a pair of them for each group of flags."""
+    """Yield the verdicts on all probes, which are sent to a pair of servers for each group of
+    flags.
+    """
     if not LLAMA_SERVER:
         pytest.skip("LLAMA_SERVER does not name a llama-server to compare with")
     directory = tmp_path_factory.mktemp("contract")

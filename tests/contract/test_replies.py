@@ -109,7 +109,7 @@ WORDS = ("a", "Paris", "x y", "two\nlines", "é", "a < b", "3", "true", "")
 
 @pytest.fixture(scope="module")
 def parser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
-    """The program, which waits for a line."""
+    """Yield the program, which waits for a line."""
     if (
         not LLAMA_SERVER
         or shutil.which("c++") is None
@@ -137,7 +137,9 @@ def parser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Pope
 
 
 def family_of(name: str) -> Family:
-    """The family with this template: one of CASES, or what a rendered message says of it."""
+    """Return the family with this template: one of CASES, or the one that a rendered message
+    shows.
+    """
     if found := next((family for family in CASES if family.name == name), None):
         return found
     template = Template((TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8"), "<s>", "</s>")
@@ -155,8 +157,8 @@ def family_of(name: str) -> Family:
 
 
 def lender_of(family: Family) -> Family:
-    """The family itself, or where its template writes no calls another one that writes them in this
-    form.
+    """Return the family itself, or where its template writes no calls another one that writes them
+    in this form.
     """
     if family.template().capabilities.tool_calls:
         return family
@@ -164,7 +166,7 @@ def lender_of(family: Family) -> Family:
 
 
 def replies(family: Family) -> Iterator[tuple[str, str]]:
-    """(what it is, reply) of this family: calls as its template writes them, and what may stand
+    """Yield (kind, reply) of this family: calls as its template writes them, and what may stand
     around them.
     """
     chosen = random.Random(0)
@@ -274,7 +276,7 @@ UNREAD = {"Kimi-K3", "MiniMax-M3", "muse-glimmer"}
 
 
 def names() -> list[str]:
-    """Every template that llama.cpp has, but for those whose calls pyctl does not read."""
+    """Return every template that llama.cpp has, but for those whose calls pyctl does not read."""
     return sorted({path.stem for path in TEMPLATES.glob("*.jinja")} - UNREAD)
 
 

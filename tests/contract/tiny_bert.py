@@ -57,7 +57,7 @@ def write_tiny_bert(path: Path) -> None:
     writer.add_classifier_output_labels(["LABEL_0"])
 
     def add(name: str, *dims: int) -> None:
-        """A matrix, or a norm with gain 1, each with a bias where the name says so."""
+        """Add a matrix, or a norm with gain 1, each with a bias where the name says so."""
         if name.endswith("_norm"):
             writer.add_tensor(f"{name}.weight", np.ones(dims, np.float32))
         else:

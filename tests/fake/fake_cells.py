@@ -40,7 +40,7 @@ class FakeHeldRows:
         return HEADER.size + ROW * len(self.cells)
 
     def within(self, first: int, last: int) -> list[int]:
-        """The cells of rows [first, last); StateError if they are not held."""
+        """Return the cells of rows [first, last); StateError if they are not held."""
         if not self.first <= first <= last <= self.first + len(self.cells):
             raise StateError(f"rows [{first}, {last}) are not held")
         return self.cells[first - self.first : last - self.first]
@@ -60,7 +60,7 @@ class FakeCells:
         self._held: dict[FakeHeldRows, None] = {}
 
     def copy(self, n: int) -> FakeCells:
-        """The same rows in ``n`` more cells, all of them taken but the new ones."""
+        """Return the same rows in ``n`` more cells, all of them taken but the new ones."""
         other = FakeCells(self.n + n)
         other.rows[: self.n] = self.rows[: self.n]
         other._taken[: self.n] = True
@@ -94,7 +94,7 @@ class FakeCells:
         return cells
 
     def leave(self, cells: Sequence[int]) -> None:
-        """A sequence gives up ``cells``."""
+        """Free ``cells``, which a sequence gives up."""
         self._taken[list(cells)] = False
         self._forget(cells)
 
@@ -118,12 +118,14 @@ class FakeCells:
             self.release(held)
 
     def check(self, held: FakeHeldRows) -> None:
-        """StateError if these rows are not held."""
+        """Raise StateError if these rows are not held."""
         if held not in self._held:
             raise StateError("these rows are held no longer")
 
     def n_own(self, held: FakeHeldRows, first: int, last: int) -> int:
-        """Cells of held rows [first, last) that neither a sequence nor other held rows have."""
+        """Return cells of held rows [first, last) that neither a sequence nor other held rows
+        have.
+        """
         cells = held.within(first, last) if held in self._held else []
         return int(np.count_nonzero(~self._taken[cells] & (self._n_held[cells] == 1)))
 

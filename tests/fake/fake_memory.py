@@ -101,14 +101,16 @@ class FakeMemory:
         self._cells.n = n
 
     def digest(self, seq: int) -> bytes:
-        """The inputs of the logits at the end of ``seq``: all its rows and its state."""
+        """Return the inputs of the logits at the end of ``seq``: all its rows and its state."""
         return self._digest(self.seqs[seq].rows, self.seqs[seq].state)
 
     def _digest(self, rows: list[bytes], state: bytes) -> bytes:
         return hash_of(*rows, state if self.kind != "attention" else b"")
 
     def draft_digest(self, seq: int) -> bytes:
-        """The inputs of the drafts at the end of ``seq``: the draft model's rows and state."""
+        """Return the inputs of the drafts at the end of ``seq``: the draft model's rows and
+        state.
+        """
         held = self.seqs[seq]
         return hash_of(*held.draft_rows, held.hidden)
 
@@ -309,7 +311,7 @@ class FakeMemory:
             raise OutOfCellsError
 
     def _later(self, data: bytes) -> Block:
-        """A block that gets its bytes only at the first wait for them."""
+        """Return a block that gets its bytes only at the first wait for them."""
         block = np.zeros(len(data), np.uint8)
         self._used += block.nbytes
         weakref.finalize(block, self._freed, block.nbytes)

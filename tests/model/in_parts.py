@@ -30,7 +30,7 @@ TOKENS = as_tokens(np.random.default_rng(1).integers(5, 250, N))
 
 
 def read(backend: LlamaBackend, start: int = 0, end: int = N) -> np.ndarray:
-    """The logits at ``end`` of the text from ``start`` on."""
+    """Evaluate the text from ``start`` on; return the logits at ``end``."""
     for first in range(start, end, UBATCH):
         backend.evaluate(0, TOKENS[first : min(first + UBATCH, end)], first)
     return backend.logits(0).copy()
@@ -79,7 +79,9 @@ def check_returns(backend: LlamaBackend) -> None:
 
 
 def check_bytes(backend: LlamaBackend, whole: LlamaBackend) -> None:
-    """Blocks are those of ``whole``, where the library put together what it wrote itself."""
+    """Check that blocks are those of ``whole``, where the library put together what it wrote
+    itself.
+    """
     n = CUTS[-1]
     put(backend, n, *saved_at(backend, n))
     backend.memory.kv.reserve(0)

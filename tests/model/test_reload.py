@@ -22,7 +22,7 @@ N_RELOADS = 4
 
 @pytest.fixture
 def living(monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """The addresses of all llama_models that have been loaded and not freed."""
+    """Return the addresses of all llama_models that have been loaded and not freed."""
     found = set[int]()
     load = api.llama_model_load_from_file
     free = api.llama_model_free

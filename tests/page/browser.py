@@ -31,13 +31,13 @@ PATIENCE_MS = 60_000
 
 
 def browser_path() -> str | None:
-    """The chromium to use: $CHROMIUM, or what is found on the way."""
+    """Return the chromium to use: $CHROMIUM, or the first one on the path."""
     names = (os.environ.get("CHROMIUM") or "", "chromium", "chromium-browser", "google-chrome")
     return next((found for name in names if name and (found := shutil.which(name))), None)
 
 
 def saying(text: str) -> dict[str, object]:
-    """Fields of a request by which the model replies with ``text`` and nothing else."""
+    """Return fields of a request by which the model replies with ``text`` and nothing else."""
     return {"grammar": f"root ::= {json.dumps(text, ensure_ascii=False)}", "max_tokens": -1}
 
 
@@ -105,7 +105,7 @@ class Tab:
         page.on("popup", self._watch)
 
     def check(self) -> None:
-        """Nothing happened that should not, besides what was expected."""
+        """Check that nothing happened that should not, besides what was expected."""
         odd = [
             p for p in self.problems if not any(re.search(pattern, p) for pattern in self.expected)
         ]
@@ -225,21 +225,21 @@ class Tab:
         return self.page.locator("#messages .message.assistant")
 
     def legend(self) -> str:
-        """The unfolded figures of the last reply."""
+        """Return the unfolded figures of the last reply."""
         self.replies.last.locator(".costs").evaluate("details => { details.open = true }")
         return self.replies.last.locator(".legend").inner_text()
 
     def texts(self) -> list[str]:
-        """The text of each message that is shown."""
+        """Return the text of each message that is shown."""
         self.settle()
         return [text.strip() for text in self.messages.locator(".body").all_inner_texts()]
 
     def announced(self) -> str:
-        """The last announcement to screen readers."""
+        """Return the last announcement to screen readers."""
         return self.page.locator("#live").inner_text()
 
     def noticed(self) -> str:
-        """The last visible announcement, for as long as the page shows it."""
+        """Return the last visible announcement, for as long as the page shows it."""
         return str(self.page.evaluate("window.noticed ?? ''"))
 
     def until(self, found: Callable[[], object]) -> None:
@@ -253,7 +253,7 @@ class Tab:
                 self.page.wait_for_timeout(20)  # hears meanwhile what the browser tells by itself
 
     def server(self, path: str) -> Any:
-        """GET something of the server, as a program does."""
+        """Return the answer to a GET of ``path``, as a program gets it."""
         answer = httpx.get(self.url + path, timeout=PATIENCE_MS / 1000)
         answer.raise_for_status()
         return answer.json()

@@ -24,7 +24,7 @@ context is full, so ``-n`` ends them.
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    """Chromium without a window."""
+    """Yield Chromium without a window."""
     wanted = os.environ.get("CHROMIUM")
     try:
         from playwright.sync_api import sync_playwright
@@ -47,7 +47,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="package")
 def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server that all tests share; what they say to it differs."""
+    """Yield a server that all tests share; what they say to it differs."""
     with ServerProcess(SERVE, tmp_path_factory.mktemp("page") / "log") as server:
         yield server
 
@@ -75,5 +75,5 @@ def open_tab(browser: Browser) -> Iterator[OpenTab]:
 
 @pytest.fixture
 def tab(open_tab: OpenTab, server: ServerProcess) -> Tab:
-    """The page of the shared server, with nothing in it."""
+    """Return the page of the shared server, with nothing in it."""
     return open_tab(server.url)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # it may be missing
 
 
 def nodes(body: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """All prefixes of GET /cache by their ids."""
+    """Return all prefixes of GET /cache by their ids."""
     found: dict[str, dict[str, Any]] = {}
 
     def walk(node: dict[str, Any]) -> None:
@@ -34,7 +34,7 @@ def nodes(body: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def ending(node: dict[str, Any]) -> str:
-    """Words that stand at the end of a prefix, as the page shows them."""
+    """Return the words at the end of a prefix, as the page shows them."""
     tail = re.sub(
         r"^(system|user|assistant)\n", "", str(node["tail"])
     )  # a name of a role, whose mark was cut off
@@ -42,7 +42,7 @@ def ending(node: dict[str, Any]) -> str:
 
 
 def shown(tab: Tab) -> dict[str, list[str]]:
-    """The ids of the prefixes that the page shows, and where each of them lies."""
+    """Return the ids of the prefixes that the page shows, and where each of them lies."""
     rows: list[tuple[str, str]] = tab.page.evaluate(
         "[...document.querySelectorAll('#cache .node')].map((n) => [n.dataset.key, n.innerText])"
     )
@@ -93,7 +93,7 @@ def until_settled(tab: Tab) -> dict[str, dict[str, Any]]:
 def own_server(
     browser: object, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    """A server for the tests of this file, with a disk cache."""
+    """Yield a server for the tests of this file, with a disk cache."""
     with serving(tmp_path_factory.mktemp("cache-view")) as server:
         yield server
 
@@ -122,7 +122,7 @@ def serving(directory: Path) -> ServerProcess:
 
 @pytest.fixture
 def tab(open_tab: OpenTab, own_server: ServerProcess) -> Tab:
-    """The page of that server."""
+    """Return the page of that server."""
     return open_tab(own_server.url)
 
 

@@ -29,7 +29,7 @@ def seeing(
     tiny_mmproj: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[ServerProcess]:
-    """A server with an encoder."""
+    """Yield a server with an encoder."""
     flags = (
         "-m",
         str(model_path("tiny-hybrid")),
@@ -61,7 +61,7 @@ def of_kind(kind: str, width: int = 320, height: int = 256) -> dict[str, Any]:
 
 
 def sent(tab: Tab, text: str) -> tuple[list[Any], dict[str, Any]]:
-    """The messages of what is asked, and the timings of the reply."""
+    """Return the messages of the request, and the timings of the reply."""
     with tab.page.expect_request("**/v1/chat/completions") as asked:
         timings = tab.say(text)
     return json.loads(asked.value.post_data or "")["messages"], timings

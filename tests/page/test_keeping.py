@@ -14,7 +14,7 @@ from tests.page.browser import Tab, saying
 
 
 def trees(dump: str) -> list[dict[str, Any]]:
-    """The conversations of an export, in an order of their own."""
+    """Return the conversations of an export, in an order of their own."""
     found: list[dict[str, Any]] = json.loads(dump)["conversations"]
     return sorted(found, key=lambda each: str(each["id"]))
 
@@ -273,7 +273,7 @@ MANY = 500
 
 
 def many() -> str:
-    """An export with one conversation of many messages."""
+    """Return an export with one conversation of many messages."""
     messages = {}
     parent = None
     for i in range(MANY):
@@ -373,7 +373,7 @@ def test_search_rename_and_delete(tab: Tab) -> None:
 
 
 def groups(tab: Tab) -> dict[str, list[str]]:
-    """The titles at the left, by the headings over them."""
+    """Return the titles at the left, by the headings over them."""
     found = (
         "l => l.map((s) => [s.firstChild.innerText, [...s.querySelectorAll('.name')].map((n) "
         "=> n.innerText)])"
@@ -423,7 +423,7 @@ def test_a_pinned_conversation_stays_on_top(tab: Tab) -> None:
 
 
 def put_conversation(tab: Tab, title: str) -> None:
-    """A conversation of January 2020, the later in the alphabet the older."""
+    """Put a conversation of January 2020 into the page, the later in the alphabet the older."""
     message = {"id": "m", "parent": None, "role": "user", "content": title, "created": 1}
     updated = 1_578_000_000_000 - 1000 * ord(title[0])
     tree = {

@@ -23,7 +23,7 @@ RICH = (
 
 
 def fill(tab: Tab) -> None:
-    """A conversation that has one of everything."""
+    """Fill the page with a conversation that has one of everything."""
     tab.configure(thinking="on", system=manual("looks", 12))
     tab.page.get_by_role("button", name="New chat").click()
     tab.say("A first question, with some words.", saying(f"The clock says so.\n</think>\n\n{RICH}"))
@@ -39,7 +39,7 @@ def fill(tab: Tab) -> None:
 
 @pytest.fixture(params=["light", "dark"])
 def full(open_tab: OpenTab, server: ServerProcess, request: pytest.FixtureRequest) -> Tab:
-    """The page with something in it, by day and by night."""
+    """Return the page with something in it, by day and by night."""
     tab = open_tab(server.url, {"color_scheme": request.param})
     fill(tab)
     return tab
@@ -312,12 +312,12 @@ AXE = """async () => {
 
 
 def findings(tab: Tab, where: str) -> list[str]:
-    """The violations that axe-core finds on the current page."""
+    """Return the violations that axe-core finds on the current page."""
     return [f"{where}: {found}" for found in tab.page.evaluate(AXE)]
 
 
 def load_axe(tab: Tab) -> None:
-    """The script that `findings` needs in the page."""
+    """Load the script that `findings` needs into the page."""
     axe = importlib.util.find_spec("axe_playwright_python")
     assert axe is not None, "axe-playwright-python is part of '.[page]'"
     assert axe.origin is not None

@@ -25,7 +25,7 @@ UNREACHABLE = "net::ERR_"
 
 
 def written(tab: Tab) -> set[str]:
-    """The ids of what is on the disk of the server."""
+    """Return the ids of what is on the disk of the server."""
     body = tab.server("cache")
     kept = {key for key, node in nodes(body).items() if "disk" in node["tiers"]}
     return kept | {entry["id"] for entry in body["stored"]}
@@ -124,7 +124,7 @@ def test_the_page_comes_while_the_model_loads(
 
 @contextmanager
 def serving(app: ASGIApp) -> Iterator[str]:
-    """The address at which ``app`` answers."""
+    """Yield the address at which ``app`` answers."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
         thread = Thread(target=server.run, args=([sock],))

@@ -35,7 +35,7 @@ SAME = (
 
 
 def begin(tab: Tab, text: str) -> Any:
-    """A reply that has said ``text`` so far: its body."""
+    """Begin a reply with ``text`` so far; return its body."""
     tab.page.evaluate(STREAM)
     tab.begin("Go on.")
     tab.until(lambda: tab.page.evaluate("window.push !== undefined"))

@@ -14,7 +14,7 @@ FACTS = "My name is Ada and the code of the north door is 4711."
 
 
 def manual(of: str, n_rules: int = 80) -> str:
-    """A system prompt of some 1,000 tokens that shares nothing with those of other tests."""
+    """Return a system prompt of some 1,000 tokens that shares nothing with those of other tests."""
     return f"You are the keeper of the manual of {of}. " + " ".join(
         f"Rule {i}: valve {i * 7 % 97} of {of} opens at noon." for i in range(1, n_rules)
     )

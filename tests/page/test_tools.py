@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # it may be missing
 def with_tools(
     browser: Browser, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    """A server with two tools."""
+    """Yield a server with two tools."""
     child = {"command": sys.executable, "args": [test_mcp_client.CHILD, "place", "note"]}
     flags = ("--mcp-servers-json", json.dumps({"mcpServers": {"child": child}}))
     with ServerProcess((*SERVE, *flags), tmp_path_factory.mktemp("tools") / "log") as server:
@@ -33,7 +33,7 @@ def with_tools(
 
 @pytest.fixture
 def tab(open_tab: OpenTab, with_tools: ServerProcess) -> Tab:
-    """The page of that server."""
+    """Return the page of that server."""
     return open_tab(with_tools.url)
 
 
@@ -41,17 +41,17 @@ CALLED = {"reasoning_budget_tokens": 0, "parallel_tool_calls": False}
 
 
 def forced(name: str) -> dict[str, object]:
-    """Fields that make every reply a call of the tool ``name``, with no text before it."""
+    """Return fields that make every reply a call of the tool ``name``, with no text before it."""
     return {**CALLED, "tool_choice": {"type": "function", "function": {"name": name}}}
 
 
 def short() -> dict[str, object]:
-    """Fields that make every reply some words without a call."""
+    """Return fields that make every reply some words without a call."""
     return {**CALLED, "tool_choice": "none", "max_tokens": 8}
 
 
 def runs(tab: Tab) -> list[str]:
-    """The names of the tools that the page has had the server run."""
+    """Return the names of the tools that the page has had the server run."""
     asked = [each for each in tab.requests if each.url.endswith("/tools") and each.method == "POST"]
     return [json.loads(each.post_data or "")["tool"] for each in asked]
 

@@ -57,7 +57,7 @@ def open_first(tab: Tab) -> None:
 
 @pytest.fixture
 def other(tab: Tab) -> Tab:
-    """A second tab, which shows the conversation in which the first one has just asked."""
+    """Return a second tab, which shows the conversation in which the first one has just asked."""
     other = tab.beside()
     for each in (tab, other):
         each.page.evaluate(PLAY)

@@ -48,7 +48,7 @@ class Replied:
 
 
 def text(n: int, seed: object = 0) -> str:
-    """``n`` characters of a real prompt, made of our words."""
+    """Return ``n`` characters of a real prompt, made of our words."""
     rng = random.Random(f"{seed} {n}")
     words = " ".join(
         rng.choice(("stone", "river", "lamp", "seven", "walks", "under", "green"))
@@ -58,7 +58,7 @@ def text(n: int, seed: object = 0) -> str:
 
 
 def tool(name: str, n: int, **choices: Any) -> Json:
-    """A function whose arguments can have one value each, with a description of ``n``
+    """Return a function whose arguments can have one value each, with a description of ``n``
     characters.
     """
     properties = {key: {"enum": [value]} for key, value in choices.items()}
@@ -82,7 +82,7 @@ def tools(count: int, n: int) -> list[Json]:
 
 
 def forced(name: str) -> Json:
-    """Fields that make a model of random weights reason briefly and then call ``name``."""
+    """Return fields that make a model of random weights reason briefly and then call ``name``."""
     return {
         "tool_choice": name,
         "parallel_tool_calls": False,
@@ -92,7 +92,7 @@ def forced(name: str) -> Json:
 
 
 def said() -> Json:
-    """Fields that make it reason briefly and then answer."""
+    """Return fields that make it reason briefly and then answer."""
     return {
         "tool_choice": "none",
         "thinking_budget_tokens": 8,
@@ -106,7 +106,7 @@ def said() -> Json:
 
 
 def claude_code() -> Session:
-    """A session of Claude Code: a title in between, a sub-agent, a resumed session, a
+    """Yield a session of Claude Code: a title in between, a sub-agent, a resumed session, a
     compaction.
     """
     ephemeral = {"cache_control": {"type": "ephemeral"}}
@@ -207,7 +207,7 @@ def claude_code() -> Session:
 
 
 def codex() -> Session:
-    """A session of Codex: nothing is stored, all items come back, with the model's own words
+    """Yield a session of Codex: nothing is stored, all items come back, with the model's own words
     sealed.
     """
     names = itertools.count()
@@ -318,7 +318,9 @@ def chat_agent(
 
 
 def opencode() -> Session:
-    """Its title comes first, as two user messages and without tools."""
+    """Yield a session of OpenCode, whose title comes first, as two user messages and without
+    tools.
+    """
     messages = [{"role": "system", "content": text(2096)}, {"role": "user", "content": text(40)}]
     messages.append({"role": "user", "content": text(400, "user")})
     fields = {
@@ -334,7 +336,9 @@ def opencode() -> Session:
 
 
 def sillytavern() -> Session:
-    """Raw prompts without marks: a reply, a swipe, the next turn and a reply that goes on."""
+    """Yield raw prompts of SillyTavern without marks: a reply, a swipe, the next turn and a reply
+    that goes on.
+    """
     samplers = [
         *("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc"),
         *("temperature", "adaptive_p"),
@@ -402,8 +406,8 @@ def sillytavern() -> Session:
 
 
 def open_webui() -> Session:
-    """A chat, and after each reply a title, tags and follow-ups: one message each, which ends in
-    the conversation.
+    """Yield a chat, and after each reply a title, tags and follow-ups: one message each, which ends
+    in the conversation.
     """
     messages: list[Json] = [
         {"role": "system", "content": text(800)},

@@ -36,7 +36,7 @@ class Server:
         return self.log_path.read_text(encoding="utf-8")
 
     def stop(self) -> int:
-        """SIGTERM; the exit code."""
+        """Send SIGTERM; return the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         return self.process.wait(60)
@@ -47,8 +47,8 @@ class Server:
 
 
 def package_copy(directory: Path) -> tuple[Path, str]:
-    """A copy of pyctl with its native modules in ``directory``, and the statements that let a
-    process import it.
+    """Return a copy of pyctl with its native modules in ``directory``, and the statements that let
+    a process import it.
     """
     assert core is not None
     for place in (
@@ -80,7 +80,7 @@ def pyctl(*arguments: str, stdin: str = "", **variables: str) -> subprocess.Comp
 
 
 def free_port() -> int:
-    """A port of this machine that no process uses."""
+    """Return a port of this machine that no process uses."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])

@@ -54,7 +54,9 @@ class FaultyProxy:
     url: str = ""
 
     def fetch(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> Answer:
-        """The answer of the server behind the proxy; OSError or HTTPException without one."""
+        """Return the answer of the server behind the proxy; OSError or HTTPException without
+        one.
+        """
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request(method, path, body or None, headers)
@@ -109,7 +111,7 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def faulty_proxy(port: int) -> Iterator[FaultyProxy]:
-    """A proxy in front of the server at ``port`` of this machine, on a port of its own."""
+    """Yield a proxy in front of the server at ``port`` of this machine, on a port of its own."""
     proxy = FaultyProxy(port)
     with _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"proxy": proxy})) as server:
         proxy.url = f"http://127.0.0.1:{server.server_address[1]}"

@@ -61,7 +61,7 @@ def answers(server: Server) -> list[str]:
 
 
 async def post_all(server: Server, requests: list[tuple[str, Any]]) -> list[int]:
-    """The status of each request, by 64 clients."""
+    """Return the status of each request, by 64 clients."""
     limits = httpx.Limits(max_connections=64)
     async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as client:
 
@@ -110,8 +110,8 @@ def test_64_clients_at_once(server: Server) -> None:
 
 
 def heaps_of_threads(server: Server) -> int:
-    """Regions as glibc makes them for threads: 64 MiB at a multiple of that, of which the rest is
-    not yet in use.
+    """Return regions as glibc makes them for threads: 64 MiB at a multiple of that, of which the
+    rest is not yet in use.
     """
     maps = Path(f"/proc/{server.process.pid}/maps").read_text(encoding="utf-8")
     found = re.findall(r"^(\w+)-(\w+) rw-p 0+ 00:00 0 *\n(\w+)-(\w+) ---p", maps, re.MULTILINE)
@@ -324,8 +324,8 @@ def test_thousands_of_disconnects(server: Server) -> None:
 
 
 async def disconnects(server: Server, rng: random.Random, count: int) -> None:
-    """``count`` clients, 16 at a time, that leave somewhere between the connection and the middle
-    of the stream.
+    """Run ``count`` clients, 16 at a time, that leave somewhere between the connection and the
+    middle of the stream.
     """
     host, port = server.url.removeprefix("http://").split(":")
     limit = asyncio.Semaphore(16)

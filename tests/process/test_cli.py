@@ -17,7 +17,7 @@ from tests.process.conftest import Server, pyctl
 
 
 def only_line(stderr: str) -> str:
-    """The one line that is said: no address before the model is found."""
+    """Return the only line of ``stderr``: no address is printed before the model is found."""
     (line,) = stderr.splitlines()
     return line
 

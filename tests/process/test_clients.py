@@ -50,7 +50,7 @@ def events(response: httpx.Response) -> Iterator[Any]:
 
 
 def whole(reply: Any) -> Any:
-    """A chat completion that was not streamed, as the one event of a stream."""
+    """Return a chat completion that was not streamed, as the one event of a stream."""
     return {
         **reply,
         "choices": [{"index": 0, "delta": choice["message"]} for choice in reply["choices"]],
@@ -106,7 +106,7 @@ READERS = {CHAT: by_chat, MESSAGES: by_messages, RESPONSES: by_responses}
 
 
 def ask(client: httpx.Client, asked: Asked) -> tuple[Replied, int, int]:
-    """The reply, and how many tokens of its prompt were cached and evaluated."""
+    """Return the reply, and how many tokens of its prompt were cached and evaluated."""
     with client.stream("POST", asked.path, json=asked.body) as response:
         if response.status_code != 200:
             response.read()

@@ -25,7 +25,9 @@ Start = Callable[..., Server]
 
 
 def at_home(home: Path) -> str:
-    """Code that lets a server have the defaults of a user whose cache directory is ``home``."""
+    """Return code that lets a server have the defaults of a user whose cache directory is
+    ``home``.
+    """
     return (
         f"import os; del os.environ['PYCTL_KV_CACHE']; os.environ['XDG_CACHE_HOME'] = {str(home)!r}"
     )

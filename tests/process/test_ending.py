@@ -59,13 +59,15 @@ DEAF = ENDLESS + "library.EvaluationControl.interrupt = lambda self: None"
 
 
 def asked(server: Server, question: str) -> Any:
-    """The timings of a reply, and where its prompt came from."""
+    """Return the timings of a reply, and where its prompt came from."""
     return ask(server, question)["timings"]
 
 
 @contextlib.contextmanager
 def in_a_long_batch(server: Server) -> Iterator[list[str]]:
-    """The lines of a stream whose prompt is being evaluated, on a server that is `ENDLESS`."""
+    """Yield the lines of a stream whose prompt is being evaluated, on a server that is
+    `ENDLESS`.
+    """
     lines: list[str] = []
 
     def read() -> None:

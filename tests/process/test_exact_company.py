@@ -19,7 +19,7 @@ Messages = list[dict[str, str]]
 
 
 def ask(server: Server, messages: Messages, **fields: Any) -> dict[str, Any]:
-    """The whole answer, with the log-probability of each token."""
+    """Return the whole answer, with the log-probability of each token."""
     body = {
         "messages": messages,
         "max_tokens": 24,
@@ -35,12 +35,12 @@ def ask(server: Server, messages: Messages, **fields: Any) -> dict[str, Any]:
 
 
 def bits_of(answer: dict[str, Any]) -> Any:
-    """The tokens of a reply and their log-probabilities."""
+    """Return the tokens of a reply and their log-probabilities."""
     return answer["choices"][0]["logprobs"]
 
 
 def talk(server: Server, number: int) -> list[tuple[Messages, dict[str, Any]]]:
-    """Three turns of one client; what was asked, with the answers."""
+    """Return three turns of one client; what was asked, with the answers."""
     messages: Messages = []
     found = []
     for turn in range(3):

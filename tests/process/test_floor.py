@@ -18,7 +18,7 @@ FIRST, SECOND = ({"role": "user", "content": text * 30} for text in ("north? ", 
 
 
 def doctored(directory: Path, change: Callable[[bytes], bytes]) -> str:
-    """A copy of the package with a changed extension."""
+    """Return a copy of the package with a changed extension."""
     package, statements = package_copy(directory)
     (native,) = package.glob("_core*.so")
     native.write_bytes(change(native.read_bytes()))
@@ -63,7 +63,7 @@ def of_another_ggml(directory: Path) -> str:
 
 
 def turned_off(directory: Path) -> str:
-    """The variable of --no-extension."""
+    """Return the variable of --no-extension."""
     del directory
     return "import os; os.environ['PYCTL_EXTENSION'] = 'off'"
 

@@ -128,7 +128,7 @@ def test_what_it_cannot_do_is_one_line(place: Path, tmp_path: Path) -> None:
 
 
 def without_uv(directory: Path) -> str:
-    """A PATH with all programs but uv, so that venv and pip install."""
+    """Return a PATH with all programs but uv, so that venv and pip install."""
     directory.mkdir()
     for place in os.environ["PATH"].split(os.pathsep):
         for program in Path(place).glob("*"):

@@ -80,7 +80,7 @@ def words_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """A user's first day: no settings of any program."""
+    """Return the environment of a user's first day: no settings of any program."""
     places = os.pathsep.join(str(CLIENTS / place) for place in PLACES)
     home = {"HOME": str(tmp_path), "PATH": f"{places}{os.pathsep}{os.environ['PATH']}"}
     kept = {

@@ -49,7 +49,7 @@ def ask(
 
 
 def bits(response: httpx.Response) -> tuple[Any, ...]:
-    """A reply with its log-probabilities, which differ if one bit of the logits does."""
+    """Return a reply with its log-probabilities, which differ if one bit of the logits does."""
     (choice,) = response.json()["choices"]
     return choice["message"]["content"], choice["logprobs"]["content"]
 
@@ -91,7 +91,7 @@ EMBED = "embeddings = on\npooling = mean"
 
 @pytest.fixture(scope="module")
 def alone(start: Callable[..., Server]) -> dict[str, Server]:
-    """A server for each of the two models that generate."""
+    """Return a server for each of the two models that generate."""
     flags = ("--exact", "-ctk", "f32", "-ctv", "f32", "-fa", "off")
     return {name: start(f"tiny-{name}", *flags) for name in ("hybrid", "dense")}
 
@@ -199,7 +199,7 @@ def test_an_unload_ends_replies_that_take_longer_than_its_patience(
 
 
 def snapshot_bytes(server: Server) -> float:
-    """Bytes of the snapshots of all models."""
+    """Return bytes of the snapshots of all models."""
     lines = httpx.get(f"{server.url}/metrics").text.splitlines()
     return sum(
         float(line.rpartition(" ")[2])
@@ -209,8 +209,8 @@ def snapshot_bytes(server: Server) -> float:
 
 
 def settled_bytes(server: Server) -> float:
-    """`snapshot_bytes` at one moment: models tell one after the other, so they are asked until
-    nothing has moved.
+    """Return `snapshot_bytes` at one moment: models report one after the other, so they are polled
+    until nothing has moved.
     """
     seen = [-1.0, snapshot_bytes(server)]
 

@@ -25,7 +25,7 @@ LONG = 32_768
 
 
 def ask(server: Server, messages: Messages, **fields: Any) -> tuple[str, dict[str, Any]]:
-    """The greedy reply and its timings."""
+    """Return the greedy reply and its timings."""
     body = {"messages": messages, "max_tokens": 48, "temperature": 0, **fields}
     response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=900)
     assert response.status_code == 200, response.text

@@ -103,7 +103,7 @@ round.
 
 
 def evil(text: str) -> set[str]:
-    """Characters that do more than stand there."""
+    """Return characters that do more than stand there."""
     return {
         c
         for c in text

@@ -28,7 +28,7 @@ def reply(
     headers: dict[str, str] | None = None,
     **more: Any,
 ) -> tuple[list[int], int]:
-    """The greedy reply's tokens, and how many of them were drafted."""
+    """Return the greedy reply's tokens, and how many of them were drafted."""
     body = {
         "prompt": prompt,
         "n_predict": n,
@@ -47,7 +47,7 @@ def prompt_of(server: Server, text: str) -> list[int]:
 
 
 def n_bytes(server: Server) -> int:
-    """Bytes of the texts that drafts are copied from."""
+    """Return bytes of the texts that drafts are copied from."""
     lines = httpx.get(f"{server.url}/metrics").text.splitlines()
     (found,) = (line.removeprefix(TEXTS) for line in lines if line.startswith(TEXTS))
     return int(float(found))

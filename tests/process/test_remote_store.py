@@ -79,7 +79,7 @@ def flags(directory: Path, url: str = "s3://snapshots/team") -> list[str]:
 
 
 def ask(server: Server, messages: list[dict[str, str]], **fields: Any) -> tuple[str, str]:
-    """The reply, and where its prompt came from."""
+    """Return the reply, and where its prompt came from."""
     reply = test_restart.ask(server, messages, **fields)
     return text_of(reply), reply["timings"]["source"]
 
@@ -91,7 +91,7 @@ def store_of(server: Server) -> dict[str, Any]:
 
 
 def started(start: Start, directory: Path, *url: str, before: str = PATIENT) -> Server:
-    """A server that knows what the store has."""
+    """Return a started server that has found the contents of the store."""
     server = start("tiny-hybrid", *flags(directory, *url), before=before)
     until(lambda: store_of(server)["in_use"], every=0.1)
     return server
@@ -184,7 +184,7 @@ def resized(text: str) -> str:
 
 
 def strange(text: str) -> str:
-    """Names that lead elsewhere, that no file has, and of snapshots that are not there."""
+    """Return names that lead elsewhere, that no file has, and of snapshots that are not there."""
     names = (
         "../../etc/passwd",
         "x" * 900,

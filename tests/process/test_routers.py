@@ -49,7 +49,7 @@ it: its engine answers nothing then.
 
 
 def command_on_the_page(pattern: str) -> str:
-    """The only text of docs/deployment.md that matches."""
+    """Return the only text of docs/deployment.md that matches."""
     (found,) = re.findall(pattern, PAGE)
     return str(found)
 
@@ -178,7 +178,7 @@ class SglangRouter(Router):
         return {"SERVERS": servers, "PORT": port, "METRICS_PORT": metrics, "ADMIN_KEY": KEY}
 
     def workers(self) -> dict[str, str]:
-        """Address and id of those that are well."""
+        """Return address and id of those that are well."""
         found = httpx.get(f"{self.url}/workers", headers=ADMIN).json()["workers"]
         return {worker["url"]: worker["id"] for worker in found if worker["is_healthy"]}
 
@@ -221,7 +221,7 @@ def begin(start: Callable[..., Server], tmp_path: Path) -> Iterator[Begin]:
 
 @pytest.fixture(scope="module")
 def pair(start: Callable[..., Server]) -> list[Server]:
-    """Two servers that every test leaves running."""
+    """Return two servers that every test leaves running."""
     return [start(""), start("")]
 
 
@@ -236,7 +236,7 @@ def has(server: Server, messages: list[dict[str, Any]]) -> bool:
 
 
 def owner_of(router: Router, messages: list[dict[str, Any]]) -> Server:
-    """The server that has the conversation."""
+    """Return the server that has the conversation."""
     return next(server for server in router.servers if has(server, messages))
 
 

@@ -25,7 +25,7 @@ Workers = Callable[..., tuple[list[subprocess.Popen[str]], str]]
 
 @contextmanager
 def worker(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A worker process on a free port of this machine, and its host:port."""
+    """Yield a worker process on a free port of this machine, and its host:port."""
     command = [sys.executable, "-m", "pyctl", "worker", "--port", "0", "--threads", "1", *flags]
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
@@ -57,13 +57,13 @@ def workers() -> Iterator[Workers]:
 
 @pytest.fixture(scope="module")
 def lasting() -> Iterator[str]:
-    """The value of --rpc for two workers that serve one server after the other."""
+    """Yield the value of --rpc for two workers that serve one server after the other."""
     with worker() as (_, one), worker() as (_, other):
         yield f"{one},{other}"
 
 
 def refused(model: Path, *flags: str) -> str:
-    """The line with which `pyctl serve` does not start."""
+    """Return the line with which `pyctl serve` refuses to start."""
     done = pyctl("serve", "-m", str(model), "--port", "0", "-c", "8192", *flags)
     assert done.returncode == 2, done.stderr
     return done.stderr.splitlines()[-1]

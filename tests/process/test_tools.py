@@ -32,7 +32,9 @@ PLAIN: Any = {"chat_template_kwargs": {"enable_thinking": False}}
 
 
 def flags(form: str) -> list[str]:
-    """A template that writes calls in this form; the models' own writes JSON."""
+    """Return the flags of a template that writes calls in this form; the models' own writes
+    JSON.
+    """
     return (
         ["--chat-template-file", str(Path(unpacked("templates/Qwen3.5-4B.jinja")))]
         if form == "xml"
@@ -61,7 +63,7 @@ def connected(server: Server) -> Iterator[openai.OpenAI]:
 
 
 def called(client: openai.OpenAI, **fields: Any) -> Any:
-    """A reply that has to call, once."""
+    """Return a reply that has to call, once."""
     options = {
         "tools": [TOOL],
         "tool_choice": "required",

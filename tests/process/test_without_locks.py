@@ -25,7 +25,7 @@ ASKED = [SYSTEM, user(1)]
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library that makes locks fail in a process that preloads it."""
+    """Return a library that makes locks fail in a process that preloads it."""
     if (compiler := shutil.which("cc") or shutil.which("gcc")) is None:
         pytest.skip("no C compiler")
     path = tmp_path_factory.mktemp("library") / "without_locks.so"
@@ -36,7 +36,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory without locks, for processes that start now."""
+    """Return a directory without locks, for processes that start now."""
     place = tmp_path / "network"
     place.mkdir()
     monkeypatch.setenv("WITHOUT_LOCKS_AT", str(place))

@@ -112,7 +112,7 @@ Asked: TypeAlias = "Sequence[dict[str, Any]] | str"
 
 
 def ask(server: Server | ServerProcess, asked: Asked, n: int = 16, **fields: Any) -> Reply:
-    """A greedy reply of up to ``n`` tokens to messages, or to a raw prompt."""
+    """Return a greedy reply of up to ``n`` tokens to messages, or to a raw prompt."""
     if isinstance(asked, str):
         body = {"prompt": asked, "n_predict": n, "temperature": 0, "n_probs": 10, **fields}
         found = (response := post(server, "/completion", body)).json()
@@ -150,8 +150,8 @@ def margin_noise(
     cold: Collection[tuple[Asked, Reply]],
     n: int = 16,
 ) -> float:
-    """The largest change of a margin between cold replies to the same prompts in batches that end
-    elsewhere.
+    """Return the largest change of a margin between cold replies to the same prompts in batches
+    that end elsewhere.
 
     ``flags`` are the model and the flags of the server that gave the replies of ``cold``, each with
     what was asked. A reply may part from a cold one where the two best tokens are no further apart

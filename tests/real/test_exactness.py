@@ -40,7 +40,7 @@ class Conversations:
         self.said: list[tuple[Asked, Reply]] = []
 
     def ask(self, asked: Asked) -> list[dict[str, str]]:
-        """The reply, as the message that clients send back."""
+        """Return the reply, as the message that clients send back."""
         self.said.append((asked, reply := ask(self.server, asked)))
         return [{"role": "assistant", "content": reply.text}]
 

@@ -6,8 +6,8 @@ from tests.real.conftest import Reply
 
 
 def reply(*places: tuple[float, float]) -> Reply:
-    """A reply whose tokens at each place are 0 and 1, with these log-probabilities; the likelier
-    one is sampled.
+    """Return a reply whose tokens at each place are 0 and 1, with these log-probabilities; the
+    likelier one is sampled.
     """
     tokens = []
     for logprobs in places:

@@ -16,7 +16,7 @@ from tests.waiting import until
 
 
 def stored(server: Server, name: str) -> int:
-    """Bytes that the model ``name`` has on disk."""
+    """Return bytes that the model ``name`` has on disk."""
     return int(httpx.get(f"{server.url}/cache?model={name}").json()["disk"]["in_use"])
 
 

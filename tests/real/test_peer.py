@@ -44,8 +44,8 @@ LINES = (
 def pair(
     request: pytest.FixtureRequest, start: Callable[..., Any], start_peer: Callable[..., Any]
 ) -> Iterator[Pair]:
-    """pyctl and llama-server; without checkpoints, for which a batch of a model with windows would
-    end elsewhere.
+    """Yield pyctl and llama-server; without checkpoints, for which a batch of a model with windows
+    would end elsewhere.
     """
     ours = start(request.param, "-nr")
     theirs = start_peer(request.param, "--ctx-checkpoints", "0")
@@ -55,7 +55,7 @@ def pair(
 
 
 def both(pair: Pair, path: str, bodies: list[dict[str, Any]]) -> list[tuple[Any, Any]]:
-    """The answers of pyctl and of llama-server to each of ``bodies``."""
+    """Return the answers of pyctl and of llama-server to each of ``bodies``."""
     with httpx.Client(timeout=60) as client:
         return [
             tuple(
@@ -78,7 +78,7 @@ def test_tokens_of_2000_strings(pair: Pair) -> None:
 
 
 def messages_of(rng: random.Random) -> dict[str, Any]:
-    """A body with some turns, half of them with a tool, its calls and their results."""
+    """Return a body with some turns, half of them with a tool, its calls and their results."""
 
     def text() -> str:
         return rng.choice(

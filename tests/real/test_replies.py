@@ -15,7 +15,7 @@ from tests.real.conftest import CODE, LLAMA_SERVER, TALKERS, ask, margin_noise, 
 
 
 def strict(**properties: dict[str, Any]) -> dict[str, Any]:
-    """The schema of an object with all of ``properties`` and no others."""
+    """Return the schema of an object with all of ``properties`` and no others."""
     return {
         "type": "object",
         "properties": properties,
@@ -51,7 +51,7 @@ Pair = tuple[Server, ServerProcess | None]
 def pair(
     request: pytest.FixtureRequest, start: Callable[..., Any], start_peer: Callable[..., Any]
 ) -> Iterator[Pair]:
-    """pyctl, and llama-server if there is one."""
+    """Yield pyctl, and llama-server if there is one."""
     ours = start(request.param)
     theirs = start_peer(request.param) if LLAMA_SERVER else None
     yield ours, theirs
@@ -63,7 +63,7 @@ def pair(
 def answer(
     server: Server | ServerProcess, content: str, **fields: Any
 ) -> tuple[dict[str, Any], str]:
-    """The greedy reply's message, and why it ended."""
+    """Return the greedy reply's message, and why it ended."""
     body = {
         "messages": [{"role": "user", "content": content}],
         "temperature": 0,

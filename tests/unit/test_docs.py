@@ -114,7 +114,7 @@ def text_of(page: Path) -> str:
 
 
 def commands_of(page: Path) -> list[list[str]]:
-    """The commands of pyctl that take the flags of a server, in blocks of shell code."""
+    """Return the commands of pyctl that take the flags of a server, in blocks of shell code."""
     found = []
     for block in re.findall(r"```(?:sh|ini)\n(.*?)```", text_of(page), re.DOTALL):
         for line in re.split(r"\n| && | \| ", block.replace("\\\n", " ")):
@@ -204,7 +204,7 @@ still has it.
 
 
 def references() -> Iterator[tuple[str, str, str]]:
-    """Each file that a text of the repository names: where, its path, and its commit, "" for
+    """Yield each file that a text of the repository names: where, its path, and its commit, "" for
     today's.
     """
     files = (path for tree in TREES for path in sorted((ROOT / tree).rglob("*")) if path.is_file())
@@ -240,7 +240,7 @@ def test_files_that_texts_name_exist_today_or_in_the_commit_they_name() -> None:
 
 
 def printed() -> str:
-    """The texts of the package's code, one a line, an empty place for each value in them."""
+    """Return the texts of the package's code, one a line, an empty place for each value in them."""
     found = []
     for path in modules().values():
         for node in ast.walk(tree_of(path)):
@@ -270,7 +270,7 @@ def test_messages_that_troubleshooting_lists_are_printed_by_the_program() -> Non
 
 
 def endpoints() -> Iterator[list[str]]:
-    """The paths of each operation of the server, without parameters; none for a pattern of
+    """Yield the paths of each operation of the server, without parameters; none for a pattern of
     paths.
     """
     for node in ast.walk(tree_of(ROOT / "pyctl" / "server" / "app.py")):
@@ -316,7 +316,9 @@ def test_sentences_have_single_blanks_and_none_before_a_comma(page: Path) -> Non
 
 
 def threads() -> Iterator[tuple[str, str]]:
-    """Each place of the package that makes threads, and their name there, or "" without one."""
+    """Yield each place of the package that makes threads, and their name there, or "" without
+    one.
+    """
     for path in modules().values():
         for node in ast.walk(tree_of(path)):
             called = node.func if isinstance(node, ast.Call) else None

@@ -41,8 +41,8 @@ SOURCE = re.compile(
 def in_scope(
     node: ast.AST, caught: frozenset[str] = frozenset()
 ) -> Iterator[tuple[ast.AST, frozenset[str]]]:
-    """The nodes of a function, its inner functions aside, with the names of the errors that it
-    catches itself.
+    """Yield the nodes of a function, its inner functions aside, with the names of the errors that
+    it catches itself.
     """
     for name, value in ast.iter_fields(node):
         inside = caught
@@ -60,7 +60,7 @@ def in_scope(
 
 
 def raised(node: ast.AST) -> set[str]:
-    """The classes of the errors that a function raises itself."""
+    """Return the classes of the errors that a function raises itself."""
     found = set()
     for child, caught in in_scope(node):
         if isinstance(child, ast.Raise) and child.exc is not None:
@@ -70,7 +70,7 @@ def raised(node: ast.AST) -> set[str]:
 
 
 def misses(tree: ast.Module, explained: set[str]) -> Iterator[tuple[str, str]]:
-    """(rule, name) of each public function that misses a rule, and of each alias of an array.
+    """Yield (rule, name) of each public function that misses a rule, and of each alias of an array.
 
     A method may rely on the docstring of its class or of a protocol, Tokens and Block on that of
     the alias.

@@ -21,7 +21,9 @@ GIB = 2**30
 
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The root of control groups of a process on a machine of 64 GiB, of which 50 are available."""
+    """Return the root of control groups of a process on a machine of 64 GiB, of which 50 are
+    available.
+    """
     memory = {"MemAvailable": 50 * GIB, "MemTotal": 64 * GIB}
     monkeypatch.setattr(devices, "meminfo", memory.get)
     monkeypatch.setattr(devices, "memory_groups", partial(memory_groups, tmp_path))

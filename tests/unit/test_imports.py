@@ -74,7 +74,7 @@ CONCRETE = {"Disk", "Engine", "EngineAdmin", "LlamaBackend", "RamCache", "Worker
 
 
 def layer_of(name: str) -> str:
-    """The package of `LAYERS` that a module is in; `cli` for the command itself."""
+    """Return the package of `LAYERS` that a module is in; `cli` for the command itself."""
     parts = name.split(".")[1:]
     inner = ".".join(parts[:2])
     return inner if inner in LAYERS else parts[0] if parts else "cli"
@@ -283,7 +283,7 @@ def test_one_place_starts_python() -> None:
 
 
 def calls(path: Path) -> set[str]:
-    """Names that ``path`` calls."""
+    """Return names that ``path`` calls."""
     return {
         node.func.id
         for node in ast.walk(tree_of(path))

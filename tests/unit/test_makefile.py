@@ -47,7 +47,7 @@ def test_the_demo_installs_what_it_imports() -> None:
 
 
 def run_link(home: Path, path: str) -> list[str]:
-    """The lines of the link to a command of a checkout in ``home``, and whether it works
+    """Return the lines of the link to a command of a checkout in ``home``, and whether it works
     afterwards.
     """
     command = home / "checkout" / ".venv" / "bin" / "pyctl"

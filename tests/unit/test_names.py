@@ -25,7 +25,9 @@ def test_every_class_has_a_name_of_its_own() -> None:
 
 
 def public_members(module: Any) -> Iterator[tuple[str, Any, str]]:
-    """(owner, object, name) of each public function, class and method that ``module`` defines."""
+    """Yield (owner, object, name) of each public function, class and method that ``module``
+    defines.
+    """
     for name, value in vars(module).items():
         if name.startswith("_") or getattr(value, "__module__", None) != module.__name__:
             continue
@@ -47,8 +49,8 @@ def public_members(module: Any) -> Iterator[tuple[str, Any, str]]:
 
 
 def promised() -> set[str]:
-    """Names of methods that a protocol of the package explains; implementations need not repeat
-    it.
+    """Return names of methods that a protocol of the package explains; implementations need not
+    repeat it.
     """
     found = set()
     for path in modules().values():
@@ -108,7 +110,7 @@ SUFFIXES = (".py", ".pyi", ".js", ".c", ".cpp", ".h", ".cu", ".md")
 
 
 def sentences(path: Path) -> Iterator[str]:
-    """Comments, docstrings and messages of the file."""
+    """Yield comments, docstrings and messages of the file."""
     text = "".join(
         line for line in path.read_text("utf-8").splitlines(True) if not line.endswith("# quoted\n")
     )

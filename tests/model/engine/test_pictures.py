@@ -77,7 +77,7 @@ C = picture_file(160, 96, seed=3)
 
 
 def prompt_of(loaded: Loaded, *parts: str | ImageFile) -> Prompt:
-    """Text with images in it, and the boundaries of messages."""
+    """Return text with images in it, and the boundaries of messages."""
     images = encoder_of(loaded)
     ids = []
     pictures: list[ImageSpan] = []

@@ -85,7 +85,9 @@ def prompt_for(backend: LlamaBackend, seed: int, n: int = 90) -> Prompt:
 def reply_of(
     backend: LlamaBackend, prompt: Prompt, speculation: Speculation, fields: dict[str, Any]
 ) -> tuple[list[int], list[Any], str, str]:
-    """Tokens, their probabilities, text and end of a reply with all of a new context for itself."""
+    """Return tokens, their probabilities, text and end of a reply with all of a new context for
+    itself.
+    """
     backend.memory.clear(0)
     engine = Engine(backend, RamCache(8, None), EngineSettings(exact=True), speculation=speculation)
     handle = RequestHandle(request(prompt, **{"n": 60, **_named(fields)}))
@@ -168,8 +170,8 @@ def test_four_at_once_draft_in_one_evaluation(
 
 
 def check_chosen(backend: LlamaBackend, tokens: list[int], n_prompt: int, probs: list[Any]) -> None:
-    """Each token is the likeliest after those before, within what batches of another shape may
-    round otherwise.
+    """Check that each token is the likeliest after those before, within the roundings of batches of
+    another shape.
     """
     backend.memory.clear(0)
     ids = np.array(tokens, np.int32)

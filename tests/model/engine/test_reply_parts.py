@@ -47,8 +47,8 @@ def test_a_reply_goes_on_from_any_of_its_tokens_as_if_it_had_ended_there(
     backend = open_model(name).backend if name.startswith("tiny") else FakeBackend("attention")
 
     def after_reply(n: int) -> tuple[Engine, list[int]]:
-        """An engine whose sequence holds ``n`` tokens of the prompt, a reply and its continuation;
-        one token more.
+        """Return an engine whose sequence holds ``n`` tokens of the prompt, a reply and its
+        continuation; one token more.
         """
         empty(backend)
         engine = Engine(backend, RamCache(0, None), EngineSettings(exact=bool(exact)))

@@ -59,8 +59,8 @@ def engine_of(backend: LlamaBackend, n_slots: int) -> Engine:
 
 @cache
 def wrapped() -> dict[str, Prompt]:
-    """A short conversation, a tiny one, a big one, and follow-ups of the first, shorter and longer
-    than it was.
+    """Return a short conversation, a tiny one, a big one, and follow-ups of the first, shorter and
+    longer than it was.
     """
     short = [(1, 360), (2, 300)]
     return {

@@ -121,8 +121,8 @@ _PIECES = st.sampled_from(
 
 @st.composite
 def any_grammars(draw: st.DrawFn) -> str:
-    """Pieces of grammars in any order, sometimes many times over, and safe ones with pieces taken
-    out and put in.
+    """Return pieces of grammars in any order, sometimes many times over, and safe ones with pieces
+    taken out and put in.
     """
     if draw(st.booleans()):
         text = draw(safe_grammars())

@@ -44,8 +44,8 @@ def encoder(model_path: Callable[[str], Path], tiny_mmproj: Path) -> Iterator[Im
 
 
 def broken(data: bytes, changes: list[Change]) -> bytes:
-    """``data`` with pieces of it replaced: a place, how much of what stands there goes, and what
-    comes instead.
+    """Return ``data`` with pieces of it replaced: a place, how much of what stands there goes, and
+    what comes instead.
     """
     made = bytearray(data)
     for place, n, values in changes:

@@ -234,7 +234,7 @@ LENGTHS = {"max_tokens", "n_predict", "max_output_tokens", "max_completion_token
 
 @st.composite
 def requests(draw: st.DrawFn) -> tuple[str, bytes]:
-    """A path, and a body that is right but for some members, or bytes that are no JSON."""
+    """Return a path, and a body that is right but for some members, or bytes that are no JSON."""
     path = draw(st.sampled_from(sorted(BODIES)))
     known = BODIES[path]
     body = dict(known)

@@ -92,7 +92,9 @@ def submit(engine: Engine, prompt: Prompt, n: int = 6, **fields: object) -> Requ
 
 
 def finish(engine: Engine, handle: RequestHandle) -> tuple[list[object], int]:
-    """The five best log probabilities of each token, and how much of the prompt was cached."""
+    """Return the five best log probabilities of each token, and how much of the prompt was
+    cached.
+    """
     events: list[Any] = []
     while not (events and isinstance(events[-1], Done | Failed)):
         engine.step()
@@ -106,7 +108,9 @@ def asked(engine: Engine, prompt: Prompt, **fields: object) -> tuple[list[object
 
 
 def beside(engine: Engine, number: int = 0) -> RequestHandle:
-    """A reply that goes on until it is cancelled; some tokens of it are there."""
+    """Return the request of a reply that goes on until it is cancelled; some tokens of it are
+    there.
+    """
     handle = submit(engine, OTHERS[number], 1000, sampling=ENDLESS)
     for _ in range(20):
         engine.step()
@@ -121,7 +125,7 @@ def leave(engine: Engine, *handles: RequestHandle) -> None:
 
 
 def check_alone(engine: Engine, *prompts: Prompt) -> list[int]:
-    """Each prompt is answered as without a cache; how much of each was cached."""
+    """Check that each prompt is answered as without a cache; return how much of each was cached."""
     shares = []
     for prompt in prompts:
         found, share = asked(engine, prompt)
@@ -251,7 +255,7 @@ def test_two_clients_in_one_batch(backend_of: Callable[..., LlamaBackend], name:
 
 
 def best_of(reply: tuple[list[Any], int]) -> list[float]:
-    """The log probability of each token."""
+    """Return the log probability of each token."""
     return [token[0][1] for probs in reply[0] for token in probs]
 
 

@@ -199,7 +199,9 @@ def test_a_window_of_another_size_than_expected_is_not_saved(
 
 
 def check_replies(backend: LlamaBackend, directory: Path, places: ResumePoints) -> None:
-    """Each prompt is answered as by a cold run, whether it resumes in memory or after a restart."""
+    """Check that each prompt is answered as by a cold run, whether it resumes in memory or after a
+    restart.
+    """
     assert backend.memory.shape.resume_points == places
     expected = {each: cold_answer(backend, prompt).best for each, prompt in PROMPTS.items()}
     assert len({str(reply) for reply in expected.values()}) == len(expected) - 2, (

@@ -37,8 +37,8 @@ PROMPT = Prompt(as_tokens(np.random.default_rng(1).integers(0, 256, 700)), (320,
 def write(
     path: Path, arch: str, *, seed: int = 0, quantised: bool = False, last_scale: float = 1.0
 ) -> Path:
-    """A random model: llama, llama with two tables of rope factors, or cohere2 with its sliding
-    windows.
+    """Write a random model: llama, llama with two tables of rope factors, or cohere2 with its
+    sliding windows.
 
     It is split in two where the name says so, with nothing but metadata in the first file.
     ``last_scale`` changes the last layer's V alone, in values that keep their size.
@@ -112,8 +112,8 @@ def opened(path: Path, **fields: Any) -> Loaded:
 
 
 def asked(directory: Path, path: Path, **fields: Any) -> tuple[Reply, Reply]:
-    """The replies of a server that was just started: from what the cache holds, and evaluated from
-    the beginning.
+    """Return the replies of a server that was just started: from what the cache holds, and
+    evaluated from the beginning.
     """
     loaded = opened(path, **fields)
     tier = tier_on(directory, loaded.info.fingerprint, min_tokens=64, cold_max=0)

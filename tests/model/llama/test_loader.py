@@ -42,7 +42,7 @@ def logits(loaded: Loaded) -> NDArray[np.float32]:
 
 
 def adapter(path: Path, *, seed: int = 0) -> Path:
-    """A LoRA of rank 2 on the first layer's queries of tiny-dense."""
+    """Write a LoRA of rank 2 on the first layer's queries of tiny-dense."""
     shape = SHAPES["tiny-dense"]
     random = np.random.default_rng(seed)
     writer = GGUFWriter(path, "qwen3")

@@ -24,7 +24,7 @@ HEAD = np.random.default_rng(0).integers(1, 250, 130)
 
 
 def prompt_of(messages: list[int]) -> Prompt:
-    """A head that all conversations share, and messages of 60 to 140 tokens."""
+    """Return a head that all conversations share, and messages of 60 to 140 tokens."""
     parts = [np.random.default_rng(seed).integers(1, 250, 60 + seed % 81) for seed in messages]
     return Prompt.of(
         np.concatenate([HEAD, *parts]),
@@ -33,7 +33,7 @@ def prompt_of(messages: list[int]) -> Prompt:
 
 
 def bits(backend: LlamaBackend, engine: Engine | None, prompt: Prompt) -> NDArray[np.float32]:
-    """The logits at the end of a prompt, of a cold run without an engine."""
+    """Return the logits at the end of a prompt, of a cold run without an engine."""
     reply = cold(backend, prompt, 1) if engine is None else ask(engine, prompt, 1)
     assert reply.error is None
     return backend.logits(0)

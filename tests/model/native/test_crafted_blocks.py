@@ -73,7 +73,9 @@ def windowed(open_model: Callable[..., Loaded]) -> LlamaBackend:
 
 @pytest.fixture
 def pooled(open_model: Callable[..., Loaded]) -> LlamaBackend:
-    """Rows lie outside of the context, those of one of the layers on the host."""
+    """Return a backend whose rows lie outside of the context, those of one of the layers on the
+    host.
+    """
     return open_model("tiny-hybrid", n_ctx=512, pool=PoolSettings(256)).backend
 
 
@@ -113,7 +115,7 @@ def saved_state(backend: LlamaBackend) -> Block:
 
 
 def goes_on(backend: LlamaBackend) -> None:
-    """The sequence can be emptied and used as if nothing had been."""
+    """Check that the sequence can be emptied and used as if nothing had been."""
     filled(backend)
     assert np.isfinite(backend.logits(0)).all()
 
@@ -125,7 +127,7 @@ def claiming(block: Block, p0: int, p1: int) -> Block:
 
 
 def mutated(block: Block, data: st.DataObject) -> Block:
-    """``block`` with some bytes changed, odd numbers put in, or another end."""
+    """Return ``block`` with some bytes changed, odd numbers put in, or another end."""
     crafted = block.copy()
     # Sizes are not drawn from: a cell that a crafted state left behind makes the next one larger.
     places = st.one_of(

@@ -307,7 +307,7 @@ HEADER = 64
 
 
 def each_row(backend: LlamaBackend, block: Block, n: int) -> list[bytes]:
-    """The bytes of each of the ``n`` rows of a block: a slice of each plane."""
+    """Return the bytes of each of the ``n`` rows of a block: a slice of each plane."""
     parts = [np.frombuffer(b"", np.uint8).reshape(n, 0)] if n == 0 else []
     at = HEADER
     layout = backend.memory.layout
@@ -430,7 +430,7 @@ class Machine:
 
 
 def block_of(backend: LlamaBackend, first: int, last: int, seed: int) -> Block:
-    """A block of these rows of sequence 0, which has one at least, with any bytes
+    """Return a block of these rows of sequence 0, which has one at least, with any bytes
     (csrc/core/block.h).
     """
     header = saved_block(backend, 0, 0, 1)[:HEADER].copy()

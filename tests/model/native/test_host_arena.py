@@ -138,7 +138,7 @@ def test_threads_that_need_slabs_at_a_time_all_get_theirs() -> None:
 
 @pytest.fixture(scope="module")
 def pinning(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The library of pinning.cpp."""
+    """Return the library of pinning.cpp."""
     path = tmp_path_factory.mktemp("pinning") / "pinning.so"
     source = Path(__file__).with_name("pinning.cpp")
     command = ["c++", "-std=c++17", "-shared", "-fPIC", str(source), "-o", str(path)]

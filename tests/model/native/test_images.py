@@ -85,7 +85,7 @@ class MixedText:
             self.n = part.end
 
     def ends(self, cuts: list[int] | tuple[int, ...] = ()) -> list[int]:
-        """Batch ends: at both edges of each part, at ``cuts``, and every STEP rows."""
+        """Return batch ends: at both edges of each part, at ``cuts``, and every STEP rows."""
         ends = []
         last = 0
         for stop in sorted({*cuts, *(part.end for part in self.parts)}):
@@ -119,8 +119,8 @@ class MixedText:
 
 
 def talk_of(seed: int) -> MixedText:
-    """Two images with text between, a third right behind the second, one of a single line, and one
-    of a single row.
+    """Return two images with text between, a third right behind the second, one of a single line,
+    and one of a single row.
     """
     return MixedText(seed, 40, (11, 9), 13, (4, 3), (1, 9), 5, (8, 1), 9, (1, 1), 30)
 

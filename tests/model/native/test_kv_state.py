@@ -69,7 +69,7 @@ def tokens_of(seed: int, n: int = N) -> Tokens:
 
 
 def ends_of(cuts: list[int], n: int = N) -> list[int]:
-    """Batch ends that hit every cut: a grid, and the cuts."""
+    """Return batch ends that hit every cut: a grid, and the cuts."""
     ends = []
     last = 0
     for stop in [*sorted(set(cuts)), n]:

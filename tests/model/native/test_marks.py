@@ -192,8 +192,8 @@ def test_without_room_nothing_can_be_marked(
 
 
 def drafted(backend: LlamaBackend, seed: int, look: Callable[[], None]) -> list[np.ndarray]:
-    """Steps of a reply after N tokens, each with drafts of which some are wrong, up to long ones;
-    the logits of all.
+    """Return steps of a reply after N tokens, each with drafts of which some are wrong, up to long
+    ones; the logits of all.
     """
     rng = np.random.default_rng(seed)
     at = N

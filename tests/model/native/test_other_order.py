@@ -32,7 +32,7 @@ backend.unload()
 
 @pytest.fixture(scope="module")
 def other_order(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library that is loaded before llama.cpp's, see other_order.cpp."""
+    """Return the library that is loaded before llama.cpp's, see other_order.cpp."""
     path = tmp_path_factory.mktemp("order") / "other_order.so"
     command = ["c++", "-std=c++17", "-shared", "-fPIC", *(f"-I{place}" for place in HEADERS)]
     subprocess.run(
@@ -48,7 +48,7 @@ def other_order(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ask(library: Path, order: str, model: Path, tmp_path: Path) -> list[str]:
-    """Kind, values about the whole cache, and description of the memory of ``model``."""
+    """Return kind, values about the whole cache, and description of the memory of ``model``."""
     environ = {
         **os.environ,
         "OTHER_ORDER": order,

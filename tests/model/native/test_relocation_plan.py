@@ -35,7 +35,7 @@ class Step:
     runs: Numbers
 
     def moves(self) -> Numbers:
-        """The rows that it copies, one by one: (from, to)."""
+        """Return the rows that it copies, one by one: (from, to)."""
         return np.concatenate(
             [np.arange(count)[:, None] + [first, to] for first, to, count in self.runs]
         )
@@ -49,7 +49,7 @@ class Planner:
         self.n_scratch = int(library.scratch_rows())
 
     def out_of(self, empty: Flags, held: Flags, taken: Numbers) -> Numbers:
-        """Moves (from, to) after which no held row is in the cells ``taken``."""
+        """Return moves (from, to) after which no held row is in the cells ``taken``."""
         out = np.empty((empty.size, 2), np.int64)
         n = self._call("out_of", empty.size, empty, held, taken.size, taken, out)
         return out[:n]
@@ -57,8 +57,8 @@ class Planner:
     def into(
         self, empty: Flags, held: Flags, runs: Numbers, target_runs: Numbers
     ) -> Numbers | None:
-        """Moves (from, to) of held rows, runs of (cell, row, count), to their targets; None if
-        there are too few cells.
+        """Return moves (from, to) of held rows, runs of (cell, row, count), to their targets; None
+        if there are too few cells.
         """
         out = np.empty((empty.size, 2), np.int64)
         sizes = len(runs), len(target_runs)
@@ -66,7 +66,7 @@ class Planner:
         return out[:n] if n >= 0 else None
 
     def plan(self, moves: Numbers, n_cells: int) -> list[Step]:
-        """The steps of ``moves`` (from, to)."""
+        """Return the steps of ``moves`` (from, to)."""
         out = np.empty((2 * len(moves) + 2, 5), np.int64)
         n = self._call("plan", len(moves), moves, n_cells, out)
         steps = groupby(out[:n], key=lambda run: (int(run[0]), int(run[1])))
@@ -125,19 +125,19 @@ def execute(planner: Planner, moves: Numbers, n_cells: int) -> Numbers:
 
 
 def check(planner: Planner, moves: Numbers, n_cells: int) -> None:
-    """The plan of ``moves`` makes them, and leaves all other cells as they are."""
+    """Check that the plan of ``moves`` makes them, and leaves all other cells as they are."""
     wanted = np.arange(n_cells)
     wanted[moves[:, 1]] = moves[:, 0]
     assert (execute(planner, moves, n_cells) == wanted).all()
 
 
 def pairs(sources: Sequence[int] | Numbers, targets: Sequence[int] | Numbers) -> Numbers:
-    """Moves of each of ``sources`` to one of ``targets``."""
+    """Return moves of each of ``sources`` to one of ``targets``."""
     return np.stack([np.asarray(sources, np.int64), np.asarray(targets, np.int64)], axis=1)
 
 
 def runs_of(cells: Numbers, first_row: int) -> Numbers:
-    """Runs (cell, row, count) of ``cells``, which have rows from ``first_row`` on."""
+    """Return runs (cell, row, count) of ``cells``, which have rows from ``first_row`` on."""
     rows = np.arange(first_row, first_row + cells.size)
     return np.stack([cells, rows, np.ones_like(rows)], axis=1)
 
@@ -207,7 +207,7 @@ class Cells:
 
     @classmethod
     def random(cls, n_cells: int, seed: int, mean_run: int) -> Cells:
-        """Runs of live, held, shared and free cells."""
+        """Return runs of live, held, shared and free cells."""
         random = np.random.default_rng(seed)
         lengths = random.geometric(1 / mean_run, n_cells)
         kinds = np.repeat(random.integers(0, 4, n_cells), lengths)[:n_cells]

@@ -194,7 +194,7 @@ def test_large_restores_are_right(store: Callable[..., Store]) -> None:
 
 
 def made_header(made: Store, n: int) -> np.ndarray:
-    """The header of a block of rows [0, n)."""
+    """Return the header of a block of rows [0, n)."""
     made.evaluate(as_tokens([1]), 0)
     header = made.backend.memory.save_rows(0, 0, 1).block[:64].copy()
     header[24:32] = np.frombuffer(np.int64(n).tobytes(), np.uint8)

@@ -74,8 +74,8 @@ class Loaded:
         return np.ctypeslib.as_array(logits, (self.vocab_size,)).copy()
 
     def reply(self, prompt: str, limit: int, temperature: float = 0.0, seed: int = 0) -> list[int]:
-        """Token ids of a reply to `prompt` in an empty sequence, with the end token if it came
-        within `limit`.
+        """Return token ids of a reply to `prompt` in an empty sequence, with the end token if it
+        came within `limit`.
         """
         random = np.random.default_rng(seed)
         self.forget()
@@ -95,7 +95,7 @@ class Loaded:
         return tokens
 
     def state(self) -> bytes:
-        """The recurrent state alone, as llama.cpp serialises it."""
+        """Return the recurrent state alone, as llama.cpp serialises it."""
         only = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
         buffer = (ctypes.c_uint8 * llama_cpp.llama_state_seq_get_size_ext(self.context, 0, only))()
         assert llama_cpp.llama_state_seq_get_data_ext(
@@ -116,14 +116,16 @@ Load = Callable[..., Loaded]
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Directory of generated models."""
+    """Return the directory of generated models."""
     llama_cpp.llama_backend_init()
     return tmp_path_factory.mktemp("models")
 
 
 @pytest.fixture(scope="session")
 def loaded(models: Path) -> Iterator[Load]:
-    """Loads models, by the name of their shape, or by path, and closes them in the end."""
+    """Yield a function that loads models, by the name of their shape or by path; close them in the
+    end.
+    """
     opened: dict[tuple[str | Path, int], Loaded] = {}
 
     def load(which: str | Path, cache_type: int = llama_cpp.GGML_TYPE_F16) -> Loaded:
@@ -139,13 +141,13 @@ def loaded(models: Path) -> Iterator[Load]:
 
 @pytest.fixture(params=["tiny-hybrid", "tiny-moe", "tiny-dense"])
 def tiny(request: pytest.FixtureRequest, loaded: Load) -> Loaded:
-    """Each tiny model in turn."""
+    """Return each tiny model in turn."""
     return loaded(request.param)
 
 
 @pytest.fixture(scope="session")
 def real_vocab_file() -> Path:
-    """The vocabulary that comes with llama.cpp's sources."""
+    """Return the vocabulary that comes with llama.cpp's sources."""
     name = "ggml-vocab-qwen35.gguf"
     vendor = Path(__file__).parents[3] / "vendor" / "llama.cpp"
     if (path := next(vendor.rglob(name), None)) is None:

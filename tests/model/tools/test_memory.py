@@ -16,7 +16,7 @@ LENGTH = 2000
 
 
 def two_prompts(changed: int = 5) -> tuple[list[int], list[int]]:
-    """Two prompts of `LENGTH` tokens that differ in one."""
+    """Return two prompts of `LENGTH` tokens that differ in one."""
     one = np.random.default_rng(1).integers(0, 95, LENGTH).tolist()
     other = list(one)
     other[changed] = (one[changed] + 1) % 95
@@ -26,8 +26,8 @@ def two_prompts(changed: int = 5) -> tuple[list[int], list[int]]:
 def last_logits(
     model: Loaded, prompt: list[int], state: bytes | None = None
 ) -> tuple[np.ndarray, bytes]:
-    """Logits after the last token, which sees `state` instead of the prompt's own, and that own
-    state before it.
+    """Return logits after the last token, which sees `state` instead of the prompt's own, and that
+    own state before it.
     """
     model.forget()
     model.evaluate(prompt[:-1])

@@ -35,7 +35,7 @@ PROMPT = "<|im_start|>user\nTell me of the sea.<|im_end|>\n<|im_start|>assistant
 def evaluate(
     path: Path, tokens: Sequence[int], hidden: Matrix | None = None
 ) -> tuple[Matrix, Matrix]:
-    """Logits and hidden rows of all tokens: the trunk's, or with hidden rows the head's."""
+    """Return logits and hidden rows of all tokens: the trunk's, or with hidden rows the head's."""
     model_params = llama_cpp.llama_model_default_params()
     model_params.load_mtp = hidden is not None
     model_params.n_gpu_layers = 0

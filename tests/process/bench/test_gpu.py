@@ -49,7 +49,9 @@ def follow(steps: Any) -> list[Any]:
 
 
 def found() -> list[dict[str, Any]]:
-    """Two returns to a conversation on each server; llama-server takes four times as long."""
+    """Return the records of two returns to a conversation on each server; llama-server takes four
+    times as long.
+    """
     record = {
         "section": "base",
         "kind": "first token",

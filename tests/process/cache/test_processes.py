@@ -62,7 +62,7 @@ def write_for_ever(directory: str, seed: int, written: ctypes.c_int) -> None:
 
 
 def check_all(store: DirectStore) -> int:
-    """Every entry of the index reads back equal; returns their number."""
+    """Check that every entry of the index reads back equal; return their number."""
     there = [each for each in all_snapshots() if store.contains(each.prefix)]
     for each in there:
         check_read(store, each)
@@ -131,7 +131,9 @@ def start(
 
 
 def wait_until(done: ctypes.c_int, n: int) -> None:
-    """Until a child has done ``n``. It counts without a lock, which it could be killed with."""
+    """Wait until a child has done ``n``. It counts without a lock, which it could be killed
+    with.
+    """
     until(lambda: done.value >= n, every=0.001)
 
 
@@ -267,7 +269,7 @@ def look(directory: Path, what: str = "ls") -> list[str]:
 
 
 def lost_files() -> list[str]:
-    """Files that this process has open, and that are gone."""
+    """Return files that this process has open, and that are gone."""
     found = []
     for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):

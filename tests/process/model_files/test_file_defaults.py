@@ -33,7 +33,7 @@ TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {"ty
 
 @pytest.fixture(scope="module")
 def model(model_path: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file that recommends parameters, and has a template for tools."""
+    """Return a file that recommends parameters, and has a template for tools."""
     templates = {"tokenizer.chat_template": PLAIN, "tokenizer.chat_template.tool_use": TOOL_USE}
     target = tmp_path_factory.mktemp("models") / "both.gguf"
     return copy_with(model_path("tiny-dense"), target, {**RECOMMENDED, **templates})

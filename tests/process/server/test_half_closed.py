@@ -63,7 +63,7 @@ class App:
 
 @contextlib.asynccontextmanager
 async def served(app: App, path: str = "") -> AsyncIterator[Any]:
-    """Serves ``app`` at a UNIX socket, or else at a port; yields its address."""
+    """Serve ``app`` at a UNIX socket, or else at a port; yield its address."""
     guard = ConnectionGuard(8)
     state = ServerState()
     config = uvicorn.Config(app, log_config=None, lifespan="off", ws="none")

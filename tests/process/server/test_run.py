@@ -34,7 +34,7 @@ def server(
     constants: Sequence[str] = (),
     files: tuple[int, int] | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
-    """A process that serves; ``files`` are its limits of open files, soft and hard."""
+    """Yield a process that serves; ``files`` are its limits of open files, soft and hard."""
     command = [
         sys.executable,
         "-m",

@@ -92,7 +92,7 @@ if given.tty:
 
 @contextlib.contextmanager
 def loaded(_: CommandSettings) -> Iterator[Echo]:
-    """The backend, when its model has been loaded."""
+    """Yield the backend, when its model has been loaded."""
     print("loading", file=sys.stderr, flush=True)
     until(lambda: (Path(os.environ["XDG_STATE_HOME"]) / "go").exists())
     yield Echo(given.dead)

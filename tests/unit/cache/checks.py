@@ -8,7 +8,9 @@ from pyctl.cache.snapshot import PromptMatch
 
 
 def check_invariants(cache: RamCache) -> None:
-    """`faults` finds none, lookups find what begins a prompt, and prompt ends have an output."""
+    """Check that `faults` finds none, that lookups find what begins a prompt, and that prompt ends
+    have an output.
+    """
     assert faults(cache) == []
     for snapshot in cache.snapshots()[:3]:
         match = PromptMatch(snapshot.last_tokens(snapshot.n))

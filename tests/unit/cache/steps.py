@@ -43,7 +43,7 @@ def prompt_of(seed: int, n: int = 400, boundaries: Iterable[int] = (100, 250)) -
 
 
 def longer(prompt: Prompt, seed: int, n: int = 200) -> Prompt:
-    """``prompt`` with ``n`` tokens more."""
+    """Return ``prompt`` with ``n`` tokens more."""
     more = np.random.default_rng(seed).integers(1, 60, n)
     return Prompt.of(np.concatenate((prompt.tokens, more)), (*prompt.boundaries, len(prompt)))
 
@@ -120,16 +120,16 @@ class Steps:
         return stats
 
     def digest(self) -> bytes:
-        """Everything that the next output depends on."""
+        """Return a digest of everything that the next output depends on."""
         return self.memory.digest(self.seq.id)
 
     def plan_of(self, prompt: Prompt) -> CachePlan:
-        """A plan to save anywhere in ``prompt``."""
+        """Return a plan to save anywhere in ``prompt``."""
         return CachePlan(PromptMatch(prompt.tokens))
 
 
 def cold_digest(kind: Any, prompt: Prompt, n: int) -> bytes:
-    """The digest after ``n`` tokens of ``prompt`` in the batches of a cold run."""
+    """Return the digest after ``n`` tokens of ``prompt`` in the batches of a cold run."""
     steps = Steps(kind)
     for end in ends_of(prompt):
         if end <= n:

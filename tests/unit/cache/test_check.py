@@ -14,7 +14,7 @@ from pyctl.prompt import as_tokens
 
 
 def filled() -> RamCache:
-    """Two snapshots, one on the other's rows."""
+    """Return two snapshots, one on the other's rows."""
     cache = RamCache(4, 10_000)
     tokens = as_tokens(range(20))
     match = PromptMatch(tokens)

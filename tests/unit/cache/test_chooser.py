@@ -11,7 +11,7 @@ from tests.unit.cache.steps import Steps, longer, prompt_of
 
 
 def tried(steps: Steps, disk: FakeDisk, chooser: Chooser) -> list[int]:
-    """The positions in memory, after all reads from disk."""
+    """Return the positions in memory, after all reads from disk."""
     found = []
     while (candidate := finish(chooser.next_candidate(steps.seq))) is not None:
         assert not steps.ram.retained, "rows for the disk stay only as long as it is read"

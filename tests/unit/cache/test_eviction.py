@@ -116,7 +116,9 @@ def plain_worth(
     hits: int,
     above: list[Held],
 ) -> float:
-    """The rule of `CostAwareEviction` as it would be written without an index."""
+    """Return the worth by the rule of `CostAwareEviction`, as it would be written without an
+    index.
+    """
 
     def age(used: float) -> float:
         return half / (max(now - used, 0.0) + half)
@@ -333,7 +335,7 @@ class RamHistories(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def copy_to_ram(self, data: st.DataObject) -> None:
-        """Work of an idle moment."""
+        """Do the work of an idle moment."""
         only = self.cache.only_held()
         assert set(only) == {
             each for each in self.cache.segments() if each.held and not each.rows.size

@@ -97,8 +97,8 @@ TURN = (300, 300)
 
 
 def conversation(n: int, head: int, *turn: int) -> Prompt:
-    """A head, then messages of users and replies of the sizes ``turn``, again and again; headers
-    are known.
+    """Return a head, then messages of users and replies of the sizes ``turn``, again and again;
+    headers are known.
     """
     boundaries = []
     headers = []
@@ -192,7 +192,7 @@ def test_ends_in_common_are_those_up_to_which_all_are() -> None:
 
 
 def raw(n: int, line: int, n_raw: int | None = None) -> Prompt:
-    """Raw text in lines of so many tokens, 0 for none that ends; a message begins after
+    """Return raw text in lines of so many tokens, 0 for none that ends; a message begins after
     ``n_raw``.
     """
     n_raw = n if n_raw is None else n_raw

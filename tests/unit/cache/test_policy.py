@@ -41,8 +41,8 @@ def of_length(n: int, *boundaries: int) -> Prompt:
 
 
 def chat(*lengths: int, seed: str = "", upto: int = 0) -> Prompt:
-    """Messages of these lengths and a generation header of 4 tokens; those after ``upto`` depend on
-    ``seed``.
+    """Return messages of these lengths and a generation header of 4 tokens; those after ``upto``
+    depend on ``seed``.
     """
     texts = [f"{i}:{length}:{seed if i >= upto else ''}" for i, length in enumerate(lengths)]
     parts = [

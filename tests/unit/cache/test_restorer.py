@@ -20,7 +20,7 @@ KINDS = ("attention", "hybrid", "opaque")
 
 
 def at_rest(steps: Steps) -> None:
-    """Nothing of a restore stays behind but the sequence, which is what the memory holds."""
+    """Check that nothing of a restore stays but the sequence, which the memory holds."""
     check_invariants(steps.ram)
     assert not steps.ram.retained
     assert not +steps.ram.locks

@@ -11,7 +11,7 @@ RESTORE_MS = 200.0
 
 
 def request(n_cached: int, n_evaluated: int) -> RequestStats:
-    """A request whose lookup and restore took `RESTORE_MS` if it restored anything."""
+    """Return a request whose lookup and restore took `RESTORE_MS` if it restored anything."""
     source = "ram" if n_cached else "none"
     stats = RequestStats(n_cached + n_evaluated, source, n_cached, n_evaluated)  # type: ignore[arg-type]
     if n_cached:

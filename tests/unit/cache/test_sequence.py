@@ -11,7 +11,7 @@ from pyctl.prompt import as_tokens
 
 @pytest.fixture
 def seq() -> LiveSequence:
-    """A sequence with a batch of ten tokens of a prompt."""
+    """Return a sequence with a batch of ten tokens of a prompt."""
     sequence = LiveSequence(id=0, capacity=100)
     sequence.append(as_tokens(range(10)), exact=True)
     return sequence

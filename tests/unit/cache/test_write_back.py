@@ -13,7 +13,7 @@ from tests.unit.cache.steps import Steps, prompt_of
 
 
 def saved(steps: Steps, *lengths: int) -> list[Snapshot]:
-    """Snapshots of one prompt, whose bytes are still on their way."""
+    """Return snapshots of one prompt, whose bytes are still on their way."""
     prompt = prompt_of(1, 600)
     for n in lengths:
         steps.evaluate(prompt.tokens[steps.seq.n : n])

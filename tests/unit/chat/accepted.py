@@ -13,7 +13,7 @@ from tests.unit.chat.conftest import tokenizer_of, vocabulary_of
 
 @cache
 def engine_parts() -> tuple[Any, Any, Any]:
-    """The vocabulary as llama.cpp has it, its tokenizer, and the compiler of grammars."""
+    """Return the vocabulary as llama.cpp has it, its tokenizer, and the compiler of grammars."""
     model = vocabulary_of("qwen35")
     tokenizer = tokenizer_of("qwen35")
     from llama_cpp import llama_cpp as api

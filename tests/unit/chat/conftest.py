@@ -32,7 +32,7 @@ def qwen_tokenizer() -> Tokenizer:
 
 @cache
 def vocabulary_of(name: str) -> Any:
-    """A model of llama.cpp's that has a vocabulary alone."""
+    """Return a model of llama.cpp's that has a vocabulary alone."""
     path = unpacked(f"ggml-vocab-{name}.gguf")
     api = pytest.importorskip("llama_cpp.llama_cpp")
     params = api.llama_model_default_params()
@@ -44,7 +44,7 @@ def vocabulary_of(name: str) -> Any:
 
 @cache
 def tokenizer_of(name: str) -> Tokenizer:
-    """The tokenizer of one of llama.cpp's vocabularies."""
+    """Return the tokenizer of one of llama.cpp's vocabularies."""
     from pyctl.llama.library.llama_tokenizer import LlamaTokenizer
 
     return LlamaTokenizer(vocabulary_of(name))

@@ -33,7 +33,7 @@ Parsed = tuple[str, str, list[tuple[str, str]]]
 def parse_reply(
     form: CallFormat, pieces: list[str], tools: Tools | None, reply_part: ReplyPart
 ) -> Parsed:
-    """Reasoning, content and calls of a reply in pieces; holds the rules of the deltas."""
+    """Return reasoning, content and calls of a reply in pieces; check the rules of the deltas."""
     splitter = ReplySplitter(form.parser(tools, form.reasoning[0], reply_part))
     deltas = [*map(splitter.feed, pieces), splitter.finish()]
     reply = ParsedReply()

@@ -75,7 +75,7 @@ def parser(tools: Tools = TOOLS) -> BareCallParser:
 
 
 def read(pieces: list[str], tools: Tools = TOOLS) -> tuple[str, list[tuple[str, str]]]:
-    """Content and calls."""
+    """Return content and calls."""
     parts = parser(tools)
     reply = ParsedReply()
     for delta in (*map(parts.feed, pieces), parts.finish()):

@@ -78,8 +78,8 @@ def _template(name: str) -> Template:
 def marked(
     name: str, form: str, header: str, end: str, call: str, is_plain: bool = False
 ) -> Family:
-    """A family that marks describe: these are what leads astray, and each begun and ended once
-    more.
+    """Return a family that marks describe: these are what leads astray, and each begun and ended
+    once more.
     """
     found = next(each for each in FAMILIES if each.name == form)
     pieces = re.findall(r"<[^<>]*>|\[[A-Z_]+\]|[^<>\s]+", call)
@@ -311,7 +311,7 @@ NOISE = (
 def parse(
     form: CallFormat, text: str, tools: Tools | None = TOOLS, reply_part: ReplyPart = "start"
 ) -> Parsed:
-    """Whole and letter by letter, which gives the same."""
+    """Parse the reply whole and letter by letter, which gives the same; return it."""
     whole = parse_reply(form, [text], tools, reply_part)
     assert parse_reply(form, list(text), tools, reply_part) == whole
     return whole
@@ -366,7 +366,7 @@ KEYS = {False: st.text(max_size=4), True: PLAIN}
 
 
 def arguments_of(*, is_plain: bool) -> st.SearchStrategy[dict[str, Any]]:
-    """Arguments of a call; with ``is_plain`` nothing in them would need an escape."""
+    """Return arguments of a call; with ``is_plain`` nothing in them would need an escape."""
     others = st.booleans() | st.none()
     words = (
         PLAIN
@@ -387,7 +387,7 @@ def arguments_of(*, is_plain: bool) -> st.SearchStrategy[dict[str, Any]]:
 
 
 def reply_of(family: Family, arguments: dict[str, Any], n_calls: int) -> str:
-    """The reply with these calls, as the template renders it."""
+    """Return the reply with these calls, as the template renders it."""
     given = arguments if family.template().capabilities.object_arguments else json.dumps(arguments)
     call = {
         "type": "function",

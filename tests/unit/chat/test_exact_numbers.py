@@ -170,7 +170,7 @@ NUMBERS = (
 
 
 def pairs() -> st.SearchStrategy[tuple[dict[str, Any], Any]]:
-    """Schemas, and a value of each."""
+    """Return schemas, and a value of each."""
     alone = NUMBERS.map(lambda number: ({"const": number}, number)) | st.text(
         'ab"\\\n', max_size=3
     ).map(lambda text: ({"enum": [text, 1.0]}, text))

@@ -132,7 +132,7 @@ def test_anything_is_converted_or_refused(schema: Any) -> None:
 
 
 def said(value: Any, style: int = 0) -> str:
-    """``value`` as models write it: compact, with blanks, or over several lines."""
+    """Return ``value`` as models write it: compact, with blanks, or over several lines."""
     if style == 0:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return json.dumps(value, ensure_ascii=False, indent=2 if style == 2 else None)
@@ -363,7 +363,7 @@ def test_text_of_a_client_is_no_control_token() -> None:
 
 
 def chain(n: int, step: Callable[[Any], Any], last: Any) -> dict[str, Any]:
-    """Definitions that lead from one to the next."""
+    """Return definitions that lead from one to the next."""
     definitions = {f"d{i}": step({"$ref": f"#/$defs/d{i + 1}"}) for i in range(n)}
     return {"$ref": "#/$defs/d0", "$defs": {**definitions, f"d{n}": last}}
 
@@ -479,7 +479,7 @@ def simple(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 def instance(schema: Any, draw: Callable[[st.SearchStrategy[Any]], Any]) -> Any:
-    """A value that ``schema`` accepts, with the required properties first."""
+    """Return a value that ``schema`` accepts, with the required properties first."""
     if "anyOf" in schema:
         return instance(draw(st.sampled_from(schema["anyOf"])), draw)
     if "enum" in schema:

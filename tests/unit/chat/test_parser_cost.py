@@ -49,8 +49,8 @@ SIGNS = (
 
 
 def beginnings(family: Family) -> Iterator[str]:
-    """The marks of a family after each other, and the beginning of a call up to each place where a
-    sign ends.
+    """Yield the marks of a family after each other, and the beginning of a call up to each place
+    where a sign ends.
     """
     yield ""
     for first in family.marks[:4]:

@@ -79,7 +79,9 @@ class Dialogue:
 
 
 def rewritten(message: Message, **changes: Any) -> Message:
-    """The message as a client may send it back: without ids, arguments written in another way."""
+    """Return the message as a client may send it back: without ids, arguments written in another
+    way.
+    """
     calls = []
     for call in message.get("tool_calls", ()):
         arguments = json.loads(call["function"]["arguments"])

@@ -76,12 +76,12 @@ def chatml_tokenizer() -> ByteTokenizer:
 
 
 def prepare(chat: ChatFormat, messages: Any, **fields: Any) -> PreparedChat:
-    """The result of ``chat`` for a request with these members."""
+    """Return the result of ``chat`` for a request with these members."""
     return chat.prepare(ChatRequest(messages, **fields))
 
 
 def told(turn: PreparedChat, sampled: str) -> dict[str, Any]:
-    """The message that a reply is, which was sampled letter by letter."""
+    """Return the message of a reply that was sampled letter by letter."""
     messages: list[dict[str, Any]] = []
     splitter = turn.splitter(messages.append)
     splitter.feed(sampled, list(sampled.encode()))

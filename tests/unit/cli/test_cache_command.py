@@ -24,7 +24,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """Three snapshots of one model, the last used first: seeds 3, 2, 1."""
+    """Return three snapshots of one model, the last used first: seeds 3, 2, 1."""
     store = DirectStore(tmp_path, "model", None)
     note_model(tmp_path, "model", "Coder")
     for seed in (1, 2, 3):

@@ -33,7 +33,7 @@ def set_free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 def plan_of(free: float | None, used: float = 0.7) -> MemoryPlan:
-    """A model that takes ``used`` GiB of RAM where ``free`` GiB are available."""
+    """Return a model that takes ``used`` GiB of RAM where ``free`` GiB are available."""
     usage = Usage(weights=int(used * GIB))
     return MemoryPlan(
         65_536, 4, 65_536.0, 150 * MIB, (Place("host", False, usage, free and int(free * GIB)),)

@@ -25,7 +25,7 @@ Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def functions() -> Iterator[tuple[str, Function]]:
-    """Every function of the package, with its class or ""."""
+    """Yield every function of the package, with its class or ""."""
     for path in modules().values():
         for owner in ast.walk(tree_of(path)):
             if isinstance(owner, (ast.Module, ast.ClassDef)):
@@ -34,7 +34,7 @@ def functions() -> Iterator[tuple[str, Function]]:
 
 
 def assignments(function: Function) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Each target with its value, also those of ``a, b = x, y``."""
+    """Yield each target with its value, also those of ``a, b = x, y``."""
     found = (node for node in ast.walk(function) if isinstance(node, ast.Assign))
     for node in found:
         for target in node.targets:
@@ -45,8 +45,8 @@ def assignments(function: Function) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 
 def replaced(function: Function) -> Iterator[ast.AST]:
-    """Reads of a field for its own new value, as in ``replace(settings, n=min(settings.n, 5))``:
-    none to count.
+    """Yield reads of a field for its own new value, as in ``replace(settings, n=min(settings.n,
+    5))``: none to count.
     """
     for node in ast.walk(function):
         if (
@@ -101,7 +101,7 @@ class Classes:
         return next((name for name in named if name in self.members), "")
 
     def names(self, owner: str, function: Function) -> dict[str, str]:
-        """The classes of the names in ``function``."""
+        """Return the classes of the names in ``function``."""
         arguments = [node for node in ast.walk(function) if isinstance(node, ast.arg)]
         names = {node.arg: self.annotated(node.annotation) for node in arguments} | {"self": owner}
         for target, value in assignments(function):
@@ -110,7 +110,7 @@ class Classes:
         return names
 
     def member(self, owner: str, name: str) -> str:
-        """The class of a member, be it one of a base class."""
+        """Return the class of a member, be it one of a base class."""
         inherited = (self.member(base, name) for base in self.bases.get(owner, ()))
         return self.members.get(owner, {}).get(name, "") or next(filter(None, inherited), "")
 
@@ -132,8 +132,8 @@ class Classes:
 
 
 def read_fields() -> set[tuple[str, str]]:
-    """Class and name of each attribute that another class or a function reads, be it by a method of
-    its own class.
+    """Return class and name of each attribute that another class or a function reads, be it by a
+    method of its own class.
     """
     classes = Classes()
     readers: dict[tuple[str, str], set[tuple[str, str]]] = defaultdict(set)

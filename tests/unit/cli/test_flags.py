@@ -83,7 +83,7 @@ PLAIN_FLAGS = [flag for flag in SERVE_FLAGS if flag.dest not in SEVERAL]
 
 
 def field_of(settings: Any, name: str) -> Any:
-    """The value of the field ``name``, in whichever of the settings it is."""
+    """Return the value of the field ``name``, in whichever of the settings it is."""
     for item in dataclasses.fields(settings):
         value = getattr(settings, item.name)
         if item.name == name:
@@ -101,7 +101,7 @@ TEXTS = (
 
 
 def typed(flag: Flag) -> str:
-    """A text for ``flag`` whose value is not its default."""
+    """Return a text for ``flag`` whose value is not its default."""
     if flag.dest in CONVERTED:
         return CONVERTED[flag.dest][0]
     for text in TEXTS:

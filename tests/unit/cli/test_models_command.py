@@ -13,8 +13,8 @@ from pyctl.cli.models_command import run_models
 
 @pytest.fixture
 def environ(tmp_path: Path, model_path: Callable[[str], Path]) -> dict[str, str]:
-    """A home with a model in the hub's cache, one that was downloaded, and a directory with one and
-    with junk.
+    """Return the environment of a home with a model in the hub's cache, one that was downloaded,
+    and a directory with one and with junk.
     """
     model = model_path("tiny-hybrid")
     for place in (

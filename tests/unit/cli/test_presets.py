@@ -202,7 +202,7 @@ def test_what_is_wrong_is_said_at_the_start(tmp_path: Path, text: str, says: str
 
 
 def of_process() -> set[str]:
-    """Keys for settings that a server has once, under each of their names."""
+    """Return keys for settings that a server has once, under each of their names."""
     owners = (ServerSettings, Cors, ListenSettings, RouterSettings, ToolSettings, LogSettings)
     flags = [flag for owner in owners for _, flag in flags_of(owner)]
     names = {name.lstrip("-") for flag in flags for name in flag.spellings()}

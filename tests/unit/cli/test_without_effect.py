@@ -59,8 +59,8 @@ def test_copied_command_lines_start_with_one_line_about_what_has_no_effect(
 
 
 def contract() -> list[tuple[list[str], bool, str]]:
-    """The flags in the documentation of the pinned llama-server: names, whether a value follows,
-    the variable.
+    """Return the flags in the documentation of the pinned llama-server: names, whether a value
+    follows, the variable.
     """
     if not CONTRACT.exists():
         pytest.skip(

@@ -60,7 +60,7 @@ class DirectStore:
         return self.folder.lengths
 
     def write(self, snapshot: Snapshot, label: str = "", *, spilled: bool = False) -> int:
-        """Bytes written; 0 also if the rows were given up or there is no room."""
+        """Return bytes written; 0 also if the rows were given up or there is no room."""
         writing = self.writer.write(snapshot, label, spilled=spilled)
         try:
             while True:
@@ -71,7 +71,7 @@ class DirectStore:
             return 0
 
     def read(self, prefix: Prefix, tokens: Tokens) -> Snapshot | None:
-        """The snapshot once all of it is here; None for a miss."""
+        """Return the snapshot once all of it is here; None for a miss."""
         pending = finish(self.reader.open(prefix, tokens))
         try:
             return finish(pending.complete()) if pending is not None else None
@@ -87,7 +87,7 @@ class DirectStore:
 
 
 def rows_for(tokens: Tokens, start: int) -> Block:
-    """Rows that only these tokens at these positions have."""
+    """Return rows that only these tokens at these positions have."""
     values = np.repeat(
         tokens.astype(np.int64) * 7919 + np.arange(start, start + tokens.size) * 104_729, ROW
     )
@@ -100,8 +100,8 @@ def segment(
     start: int | None = None,
     rows: bool = True,
 ) -> Segment:
-    """The next segment after ``parent``, or from ``start`` on; an end in its middle and at its
-    end.
+    """Return the next segment after ``parent``, or from ``start`` on; an end in its middle and at
+    its end.
     """
     ids = as_tokens(tokens)
     if start is None:
@@ -113,7 +113,7 @@ def segment(
 def snapshot(
     at: Segment, n: int | None = None, exact: bool = True, state: int | None = 500
 ) -> Snapshot:
-    """A snapshot at the end of ``at``, or within it; ``state`` bytes."""
+    """Return a snapshot at the end of ``at``, or within it; ``state`` bytes."""
     n = at.end if n is None else n
     probe = Snapshot(Prefix(b"", n), at, State())
     prefix = PromptMatch(probe.last_tokens(probe.n)).prefix(n)
@@ -124,7 +124,7 @@ def snapshot(
 def conversation(
     seed: int, turns: int = 3, step: int = 20, parent: Segment | None = None
 ) -> list[Snapshot]:
-    """A snapshot after each turn."""
+    """Return a snapshot after each turn."""
     random = np.random.default_rng(seed)
     found = []
     for _ in range(turns):
@@ -138,7 +138,7 @@ def draft_block(size: int, seed: int) -> Block:
 
 
 def drafting(made: list[Snapshot]) -> list[Snapshot]:
-    """The same conversation, evaluated with a draft model beside the model."""
+    """Return the same conversation, evaluated with a draft model beside the model."""
     found: list[Snapshot] = []
     for each in made:
         link = each.segment
@@ -182,8 +182,8 @@ def check_read(store: DirectStore, expected: Snapshot) -> None:
 
 
 def on_disk(directory: Path) -> list[Path]:
-    """Every file of every fingerprint, but for the few bytes that say under which rules and how
-    large parts are.
+    """Return every file of every fingerprint, but for the few bytes that say under which rules and
+    how large parts are.
     """
     homes = [home for home in directory.iterdir() if home.is_dir()]
     return sorted(
@@ -192,7 +192,7 @@ def on_disk(directory: Path) -> list[Path]:
 
 
 def check_directory(store: DirectStore) -> None:
-    """Index and files agree, nothing is left over, and the budget holds."""
+    """Check that index and files agree, that nothing is left over, and that the budget holds."""
     report = store.directory.verify()
     assert report.is_consistent, report
     assert not report.foreign

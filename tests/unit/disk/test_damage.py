@@ -76,8 +76,8 @@ def file_of(store: DirectStore, start: str, suffix: str) -> Path:
 
 
 def check_lost(store: DirectStore, made: list[Snapshot], lost: list[bool]) -> None:
-    """Deepest first, as a lookup would: those in ``lost`` miss, the others come back; damage counts
-    once.
+    """Check, deepest first as a lookup would, that those in ``lost`` miss and the others come back;
+    damage counts once.
     """
     assert store.damaged == 0
     for each, gone in reversed(list(zip(made, lost, strict=True))):
@@ -95,7 +95,7 @@ def check_lost(store: DirectStore, made: list[Snapshot], lost: list[bool]) -> No
 
 
 def positions(path: Path) -> Iterator[int]:
-    """A byte of every class: prelude, fields, names, part table, header checksum, each part,
+    """Yield a byte of every class: prelude, fields, names, part table, header checksum, each part,
     tail.
     """
     header = read_header(path)

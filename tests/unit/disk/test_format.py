@@ -35,7 +35,7 @@ def file_bytes(
     needs: str,
     parts: list[tuple[int, bytes]],
 ) -> bytes:
-    """A file with raw parts of one chunk each."""
+    """Return a file with raw parts of one chunk each."""
     table = b""
     body = b""
     for what, data in parts:

@@ -80,7 +80,7 @@ def fetch(remote: RemoteStore, made: Snapshot) -> None:
 
 @pytest.fixture
 def filled(open_store: Opener, remote: Remote, client: Faulty, tmp_path: Path) -> list[Snapshot]:
-    """A conversation of which everything is in the store: the files as they are on disk."""
+    """Return a conversation of which everything is in the store: the files as they are on disk."""
     made = conversation(1)
     store = open_store(directory=tmp_path / "first")
     for each in made:
@@ -104,7 +104,7 @@ def second(open_store: Opener, tmp_path: Path) -> DirectStore:
 
 @pytest.fixture
 def store(filled: list[Snapshot], second: DirectStore, remote: Remote) -> RemoteStore:
-    """The store behind that directory, which has found the conversation there."""
+    """Return the store behind that directory, which has found the conversation there."""
     store = remote(second)
     until(lambda: found(store, filled[-1]) == [20, 40, 60])
     return store

@@ -39,8 +39,8 @@ Opener = Callable[..., DirectStore]
 
 @st.composite
 def trees(draw: st.DrawFn) -> list[Snapshot]:
-    """Snapshots on branching chains: clipped parents, positions within segments, states without new
-    rows.
+    """Return snapshots on branching chains: clipped parents, positions within segments, states
+    without new rows.
     """
     rows = draw(st.booleans())
     segments: list[Segment] = []

@@ -24,7 +24,7 @@ class Cells:
 
 
 def held(made: Snapshot) -> Snapshot:
-    """The snapshot after its rows have left RAM for the device."""
+    """Return the snapshot after its rows have left RAM for the device."""
     for segment in made.chain:
         segment.rows = NOTHING
         segment.held = Cells()
@@ -36,7 +36,7 @@ def job_of(made: Snapshot, state: JobState = JobState.READY) -> WriteJob:
 
 
 def from_device(segments: Sequence[Segment]) -> list[Block]:
-    """Rows that show which segment they are of."""
+    """Return rows that show which segment they are of."""
     return [np.full(8, each.start, np.uint8) for each in segments]
 
 

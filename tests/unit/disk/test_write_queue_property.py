@@ -43,7 +43,7 @@ class Cells:
 
 
 def rows_for(segment: Segment) -> bytes:
-    """The bytes that its file has to have: its tokens."""
+    """Return the bytes that its file has to have: its tokens."""
     return segment.tokens.astype(np.uint8).tobytes()
 
 

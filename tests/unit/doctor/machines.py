@@ -47,7 +47,7 @@ LIBRARIES = {
 
 
 def desktop(root: Path, files: dict[str, str | None] | None = None, **changes: Any) -> Facts:
-    """A desktop with a 3090, below ``root``; ``files`` are others, or gone if None.
+    """Return a desktop with a 3090, below ``root``; ``files`` are others, or gone if None.
 
     ``changes`` are fields of Facts, of RequestedSettings, or of LlamaFacts.
     """

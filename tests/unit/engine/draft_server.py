@@ -79,10 +79,10 @@ class DraftServer:
         )
 
     def go_on(self) -> None:
-        """Nothing happens to the conversation: it is still there."""
+        """Do nothing to the conversation: it is still there."""
 
     def leave(self) -> None:
-        """Another conversation takes the only sequence."""
+        """Have another conversation take the only sequence."""
         self.ask(self.other)
 
     def sleep(self) -> None:

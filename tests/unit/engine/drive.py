@@ -61,7 +61,7 @@ START = 257
 
 
 def chat(*messages: tuple[int, int]) -> Prompt:
-    """Messages (seed, length) and a generation header, as the tiny models' tokens."""
+    """Return messages (seed, length) and a generation header, as the tiny models' tokens."""
     parts = [[START, *np.random.default_rng(seed).integers(0, 250, n - 1)] for seed, n in messages]
     tokens = np.concatenate([*parts, [START, 97, 115]])
     return Prompt.of(tokens, np.flatnonzero(tokens == START))
@@ -73,7 +73,7 @@ def tier_of(engine: Engine) -> Disk:
 
 
 def flushed(engine: Engine) -> Disk:
-    """The disk once everything is written that left RAM or waits for rows."""
+    """Return the disk once everything that left RAM or waits for rows is written."""
     tier = tier_of(engine)
     done = tier.flush(60)
     while tier.awaits_rows:
@@ -85,7 +85,7 @@ def flushed(engine: Engine) -> Disk:
 
 @contextmanager
 def standing(tier: Disk) -> Iterator[None]:
-    """The thread that writes stands still meanwhile."""
+    """Hold the thread that writes until the end of the block."""
     is_over = threading.Event()
     tier.queue.run_soon(partial(is_over.wait, 60))
     try:
@@ -152,7 +152,9 @@ def tier_on(
     text_of: Callable[[Sequence[int]], str] | None = None,
     **limits: Any,
 ) -> Disk:
-    """A disk on a directory that may take a minute to close; ``limits`` are of `WriteLimits`."""
+    """Return a disk on a directory that may take a minute to close; ``limits`` are of
+    `WriteLimits`.
+    """
     folder = ModelFolder(CacheDirectory(path, budget), model, sizes)
     writer = StoreWriter(folder, daily_bytes)
     return Disk(
@@ -168,7 +170,7 @@ def tier_on(
 def engine_of(
     backend: Backend, n_slots: int = 32, budget: int | None = None, **options: object
 ) -> Engine:
-    """An engine with a cache in RAM alone; ``options`` are those of `EngineSettings`."""
+    """Return an engine with a cache in RAM alone; ``options`` are those of `EngineSettings`."""
     return Engine(backend, RamCache(n_slots, budget), EngineSettings(**options))
 
 
@@ -211,7 +213,9 @@ def cold(
     options: EngineSettings | None = None,
     **fields: object,
 ) -> Reply:
-    """The reply of a fresh engine without any cache, on a backend that holds nothing afterwards."""
+    """Return the reply of a fresh engine without any cache, on a backend that holds nothing
+    afterwards.
+    """
     empty(backend)
     reply = ask(
         Engine(backend, RamCache(0, 0), options or EngineSettings()),

@@ -26,7 +26,7 @@ from tests.unit.server.fake import INFO
 
 
 def steps_until_said(engine: Engine, handle: RequestHandle) -> int:
-    """The steps until a request has its first text."""
+    """Return the steps until a request has its first text."""
     steps = 0
     while not any(isinstance(event, Piece) for event in handle.drain()):
         engine.step()

@@ -33,12 +33,12 @@ PROMPT = Prompt.of(np.random.default_rng(5).integers(1, 60, 150), [100, 146])
 
 @cache
 def known(kind: str) -> list[int]:
-    """A reply without drafts that does not end."""
+    """Return a reply without drafts that does not end."""
     return cold(FakeBackend(kind), PROMPT, 80, sampling=ENDLESS).tokens
 
 
 def drafting(backend: FakeBackend, width: int) -> Engine:
-    """An engine that drafts ``width`` tokens of that reply."""
+    """Return an engine that drafts ``width`` tokens of that reply."""
     source = Guesses({PROMPT: known(backend.kind)}, width, shortest=width)
     return Engine(backend, RamCache(8, None), EngineSettings(), speculation=Speculation([source]))
 

@@ -32,7 +32,7 @@ from tests.unit.server.fake import INFO
 def engine_on(
     directory: Path, kind: str, policy: str = "full", n_slots: int = 32, **store: object
 ) -> Engine:
-    """A fresh engine and backend, as after a restart, on a cache directory."""
+    """Return a fresh engine and backend, as after a restart, on a cache directory."""
     tier = tier_on(directory, policy=policy, **store)
     return Engine(FakeBackend(kind), RamCache(n_slots, None), EngineSettings(exact=True), tier)
 

@@ -18,7 +18,7 @@ KINDS = ("hybrid", "attention", "opaque")
 
 
 def chat(*messages: tuple[int, int]) -> Prompt:
-    """A prompt of messages (seed, length), ended by a generation header of 4 tokens.
+    """Return a prompt of messages (seed, length), ended by a generation header of 4 tokens.
 
     Lengths in these tests leave 32 to 63 tokens in the last batch of 64, so that every boundary
     ends a batch.

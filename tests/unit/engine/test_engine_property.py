@@ -181,8 +181,8 @@ class Conversations(RuleBasedStateMachine):
 
     @rule(data=st.data(), steps=st.integers(0, 6), is_next=st.booleans())
     def make_ready(self, data: st.DataObject, steps: int, is_next: bool) -> None:
-        """A background request evaluates a prompt or a next turn; a client's request follows after
-        ``steps``.
+        """Submit a background request that evaluates a prompt or a next turn; a client's request
+        follows after ``steps``.
         """
         conversation = data.draw(st.sampled_from(self.conversations))
         asked = request(render(conversation), 6)
@@ -223,7 +223,7 @@ class Conversations(RuleBasedStateMachine):
 
     @rule()
     def sleep(self) -> None:
-        """Held rows without a copy move to RAM, as far as there is room."""
+        """Move held rows without a copy to RAM, as far as there is room."""
         cache = self.engine.prefix_cache.cache
         for seq in self.engine.sequences:
             self.engine.prefix_cache.park(
@@ -239,7 +239,7 @@ class Conversations(RuleBasedStateMachine):
 
     @rule()
     def copy(self) -> None:
-        """Work of an idle moment."""
+        """Do the work of an idle moment."""
         cache = self.engine.prefix_cache.cache
         before = cache.snapshots()
         while self.engine.prefix_cache.device.copy_one():
@@ -263,7 +263,7 @@ class Conversations(RuleBasedStateMachine):
             assert reply.tokens == cold(self.new(), prompt, 6).tokens
 
     def deepest(self, prompt: Prompt) -> int:
-        """The restorable position by a plain search over all stored snapshots."""
+        """Return the restorable position by a plain search over all stored snapshots."""
         ends = batch_ends(
             prompt, self.backend.facts.n_ubatch, batch_cost=self.backend.facts.batch_cost
         )

@@ -89,7 +89,7 @@ def faulty() -> Iterator[Callable[..., tuple[Faulty, Worker, Engine]]]:
 
 
 def end(handle: RequestHandle) -> Any:
-    """The last event of a reply, waiting a minute at most."""
+    """Return the last event of a reply, waiting a minute at most."""
     found: list[Any] = []
     reader = threading.Thread(target=lambda: found.extend(handle), daemon=True)
     reader.start()
@@ -99,7 +99,7 @@ def end(handle: RequestHandle) -> Any:
 
 
 def error_of(handle: RequestHandle) -> Exception:
-    """The error with which a request ends."""
+    """Return the error with which a request ends."""
     event = end(handle)
     assert isinstance(event, Failed)
     return event.error

@@ -24,7 +24,7 @@ class Bench:
         return self.schedule.seconds(facts)
 
     def after(self, seconds: float, facts: IdleFacts = LOADED) -> IdleTask | None:
-        """The task that is due after so many more seconds."""
+        """Return the task that is due after so many more seconds."""
         self.clock.advance(seconds)
         return self.schedule.due_task(facts)
 

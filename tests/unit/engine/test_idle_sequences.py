@@ -33,7 +33,7 @@ class Clients:
         self.messages: dict[int, list[tuple[int, int]]] = {}
 
     def prompt(self, who: int, n: int) -> Prompt:
-        """The next turn of conversation ``who``, longer by ``n`` tokens."""
+        """Return the next turn of conversation ``who``, longer by ``n`` tokens."""
         told = self.messages.setdefault(who, [HEAD])
         told.append((100 * who + len(told), n))
         return chat(*told)
@@ -42,7 +42,7 @@ class Clients:
         return ask(self.engine, self.prompt(who, n), 1, **fields)
 
     def title(self, seed: int, n: int = 6) -> Reply:
-        """A request that shares no more than how every prompt begins."""
+        """Return the reply to a request that shares no more than the beginning of every prompt."""
         return ask(self.engine, chat((1000 + seed, n)), 4)
 
     def live(self, who: int) -> bool:

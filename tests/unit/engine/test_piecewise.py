@@ -47,7 +47,7 @@ POOL = PoolPlan.of(2, 4096, 4, 1000)
 
 @pytest.fixture(autouse=True, params=[None, POOL], ids=["cells", "pool"])
 def small(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Each test with rows in cells of a context, and with those of a pool."""
+    """Run each test with rows in cells of a context, and with those of a pool."""
     monkeypatch.setattr(sys.modules[__name__], "POOL", request.param)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr(device_tier, "MAX_UNWRITTEN_BYTES", BEHIND)
@@ -86,7 +86,7 @@ def idle(engine: Engine, n: int = 10_000) -> int:
 
 
 def refuse_the_fourth_part(engine: Engine) -> None:
-    """The disk is full when the fourth part is to be written, and not after that."""
+    """Fill the disk when the fourth part is to be written, and not after that."""
     calls = itertools.count(1)
 
     def refuse(_: Block) -> None:

@@ -31,7 +31,7 @@ POOL = PoolPlan.of(11, LONG + 8192, 16, 1_000_000)
 
 
 def turns(*lengths: int) -> Prompt:
-    """A conversation of messages with random tokens."""
+    """Return a conversation of messages with random tokens."""
     tokens = [[63, *np.random.default_rng(i).integers(1, 60, n - 1)] for i, n in enumerate(lengths)]
     starts = np.cumsum([0, *lengths])[:-1]
     return Prompt.of(np.concatenate([*tokens, [63, 61, 62]]), [*starts, sum(lengths)])

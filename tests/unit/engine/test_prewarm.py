@@ -79,7 +79,7 @@ class Talk:
         return asked, reply
 
     def next_turn(self, after: Request) -> RequestHandle:
-        """A background request for what is certain of the next prompt."""
+        """Return the handle of a background request for the certain part of the next prompt."""
         policy = after.disk_policy
         handle = RequestHandle(
             Request(

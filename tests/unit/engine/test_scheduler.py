@@ -48,7 +48,7 @@ KINDS = ("hybrid", "attention", "opaque")
 
 
 def prompt_of(seed: int, n: int, head: int = 0) -> Prompt:
-    """``n`` tokens, of which the first ``head`` are those of every other prompt."""
+    """Return ``n`` tokens, of which the first ``head`` are those of every other prompt."""
     parts = [
         np.random.default_rng(100).integers(1, 60, head),
         np.random.default_rng(seed).integers(1, 60, n - head),
@@ -75,7 +75,9 @@ def check_at_rest(engine: Engine, backend: FakeBackend) -> None:
 
 
 def check_held(engine: Engine, backend: FakeBackend) -> None:
-    """The cache's bytes and rows are counted, and what the device holds is what the cache has."""
+    """Check that the cache's bytes and rows are counted, and that the device holds what the cache
+    has.
+    """
     cache = engine.prefix_cache.cache
     check_invariants(cache)
     held = [segment.held for segment in cache.segments() if segment.held is not None]

@@ -21,7 +21,7 @@ from tests.fake import FakeBackend
 
 
 def evaluated(n: int) -> tuple[FakeBackend, LiveSequence]:
-    """A backend that has evaluated ``n`` tokens of the sequence."""
+    """Return a backend that has evaluated ``n`` tokens of the sequence."""
     backend = FakeBackend("hybrid", n_ctx=2 * SPAN, n_ubatch=2 * SPAN)
     seq = LiveSequence(0, 2 * SPAN)
     if n:

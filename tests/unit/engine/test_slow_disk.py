@@ -65,7 +65,7 @@ def drive(monkeypatch: pytest.MonkeyPatch) -> Iterator[HangingDrive]:
 
 
 def quick_clock() -> float:
-    """A clock on which turns are short."""
+    """Return a clock on which turns are short."""
     return 100 * time.monotonic()
 
 
@@ -76,7 +76,7 @@ def engine_on(directory: Path, kind: str = "hybrid") -> Engine:
 
 
 def stored(directory: Path, kind: str = "hybrid") -> Engine:
-    """An engine after a restart, whose cache directory has STORED."""
+    """Return an engine after a restart, whose cache directory has STORED."""
     engine = engine_on(directory, kind)
     ask(engine, STORED)
     assert engine.prefix_cache.disk.flush(60)
@@ -85,7 +85,7 @@ def stored(directory: Path, kind: str = "hybrid") -> Engine:
 
 
 def within(seconds: float, work: Callable[[], Any]) -> Any:
-    """The result of ``work``, which must end in time."""
+    """Return the result of ``work``, which must end in time."""
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(work()), daemon=True)
     thread.start()

@@ -45,7 +45,7 @@ def clock() -> ManualClock:
 def second(
     client: Faulty, clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Engine]:
-    """An engine that has found what another one left in the store, and evaluates a token in a
+    """Yield an engine that has found what another one left in the store, and evaluates a token in a
     second.
     """
     monkeypatch.setattr(Fetch, "clock", clock)
@@ -99,7 +99,7 @@ def begin(engine: Engine, **fields: Any) -> RequestHandle:
 
 
 def finish(engine: Engine, handle: RequestHandle) -> Reply:
-    """The reply of a request that waits for nothing more."""
+    """Return the reply of a request that waits for nothing more."""
     until(lambda: not engine.step())
     reply = collect(handle)
     assert reply.error is None

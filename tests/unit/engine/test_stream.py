@@ -123,7 +123,7 @@ def letters(token: int) -> bytes:
 
 
 def spoken(budget: ReasoningBudget, says: list[int]) -> list[int]:
-    """The output when the model would say ``says``."""
+    """Return the output when the model would say ``says``."""
     out = []
     for token in says:
         forced = budget.next()

@@ -16,7 +16,7 @@ from pyctl.terminal.conversation import read_text
 
 
 def pdf(content: bytes, compress: bool = False, n_pages: int = 1) -> bytes:
-    """A PDF file whose pages show the stream ``content``."""
+    """Return a PDF file whose pages show the stream ``content``."""
     data = zlib.compress(content, 9) if compress else content
     kids = " ".join(f"{5 + i} 0 R" for i in range(n_pages))
     page = (

@@ -33,7 +33,7 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def shown(resolved: Resolved, flag: str) -> tuple[str, str]:
-    """The value of ``flag`` and the reason for it."""
+    """Return the value of ``flag`` and the reason for it."""
     (found,) = [(row.value, row.reason) for row in resolved.values if row.flag == flag]
     return found
 

@@ -44,7 +44,7 @@ def make(
 def used(
     home: Path, driver: Driver | None, features: tuple[str, ...] = FEATURES, **variables: str
 ) -> str:
-    """The name of the directory that a process uses; empty for the package's libraries."""
+    """Return the name of the directory that a process uses; empty for the package's libraries."""
     environ = {"XDG_DATA_HOME": str(home.parent), **variables}
     chosen = use_libraries(environ, lambda: driver, lambda: features)
     if chosen is None:

@@ -33,7 +33,7 @@ CHILD = str(Path(__file__).with_name("mcp_child.py"))
 
 
 def opened(*servers: McpServer) -> ToolBox:
-    """The tools of ``servers``, which have listed them."""
+    """Return the tools of ``servers``, which have listed them."""
     box = ToolBox(ToolSettings(servers))
     box.start()
     box.wait()
@@ -119,8 +119,8 @@ def test_why_a_server_is_left_out_is_logged(caplog: pytest.LogCaptureFixture) ->
 
 
 def working(path: Path) -> list[int]:
-    """The numbers of the processes that tool `work` has started, and of its server, when all are
-    there.
+    """Return the numbers of the processes that tool `work` has started, and of its server, when all
+    are there.
     """
     until(lambda: path.exists() and len(path.read_text().split()) == 3)
     return [int(text) for text in path.read_text().split()]

@@ -19,8 +19,8 @@ class Silent:
 
 
 def told_of(depth: int, speed: float) -> list[str]:
-    """The lines around one request of ``depth`` tokens when ``speed`` tokens a second have been
-    measured.
+    """Return the lines around one request of ``depth`` tokens when ``speed`` tokens a second have
+    been measured.
     """
     lines: list[str] = []
     run = BenchRun(BenchOptions((), (depth,), 900.0), Path(), lines.append, tokens_per_second=speed)

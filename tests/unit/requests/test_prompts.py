@@ -22,7 +22,7 @@ class Tokenizer(ByteTokenizer):
 def ask(
     tokens: set[str], fields: dict[str, Any], path: str = "/infill", **settings: Any
 ) -> tuple[Any, str]:
-    """The response, and the prompt's text."""
+    """Return the response, and the prompt's text."""
     tokenizer = Tokenizer([*CHATML_SPECIALS, *sorted(tokens)], eos="<|im_end|>")
     bench = Bench(play("x"), tokenizer=tokenizer, replies=ReplySettings(**settings))
     response = bench.post(path, fields)

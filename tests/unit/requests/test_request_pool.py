@@ -36,7 +36,7 @@ def request(left: asyncio.Event | None = None) -> Request:
 
 
 async def served(pool: Lane) -> str:
-    """The result of a function that takes no time, as soon as the pool calls it."""
+    """Return the result of a function that takes no time, as soon as the pool calls it."""
     while True:
         try:
             return await pool.run(request(), lambda: "served")

@@ -10,7 +10,7 @@ from tests.unit.server.fake import close_workers
 
 @pytest.fixture(autouse=True)
 def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Ends the threads that a test began. However long it takes, nothing moves from the device for
+    """End the threads that a test started. However long it takes, nothing moves from the device for
     want of work.
     """
     monkeypatch.setattr(idle, "IDLE_SECONDS", 3600.0)

@@ -180,9 +180,9 @@ def play(
     pause: float | None = 0.0,
     probs: Sequence[float] = (),
 ) -> Callable[[Request], Script]:
-    """A script that says ``texts``, one token each; ``pause`` lies before each but the first, which
-    waits with the progress. ``probs`` are logprobs of every sampled token and of the candidates
-    beside it.
+    """Return a script that sends ``texts``, one token each; ``pause`` lies before each but the
+    first, which waits with the progress. ``probs`` are logprobs of every sampled token and of the
+    candidates beside it.
     """
 
     def script(request: Request) -> Script:
@@ -206,7 +206,7 @@ def play(
 
 
 def fail(error: Exception, *texts: str) -> Callable[[Request], Script]:
-    """A script that says ``texts`` and then fails."""
+    """Return a script that sends ``texts`` and then fails."""
 
     def script(request: Request) -> Script:
         yield from [Piece(text, (1,)) for text in texts]
@@ -289,24 +289,24 @@ class Bench:
         self.client = Client(self.app)
 
     def post(self, path: str, body: Any, **kwargs: Any) -> Any:
-        """The response of a POST."""
+        """Send a POST and return its response."""
         return self.client.post(path, json=body, **kwargs)
 
     def chat(self, **fields: Any) -> Any:
-        """The body of a chat completion of one short message."""
+        """Return the body of a chat completion of one short message."""
         response = self.post("/v1/chat/completions", {"messages": HI, **fields})
         assert response.status_code == 200, response.text
         return response.json()
 
     def stream(self, path: str, body: Any) -> list[Any]:
-        """The events of a stream, decoded; [DONE] stays a string."""
+        """Return the events of a stream, decoded; [DONE] stays a string."""
         response = self.post(path, {**body, "stream": True})
         assert response.status_code == 200, response.text
         assert response.headers["content-type"] == "text/event-stream"
         return events(response.content)
 
     def chat_stream(self, **fields: Any) -> list[Any]:
-        """The events of a chat completion of one short message."""
+        """Return the events of a chat completion of one short message."""
         return self.stream("/v1/chat/completions", {"messages": HI, **fields})
 
 
@@ -314,7 +314,7 @@ HI = [{"role": "user", "content": "Hi"}]
 
 
 def events(body: bytes) -> list[Any]:
-    """Server-sent events, decoded."""
+    """Return server-sent events, decoded."""
     frames = [frame for frame in body.split(b"\n\n") if frame and frame != b":"]
     assert all(frame.startswith(b"data: ") for frame in frames)
     data = [frame.removeprefix(b"data: ") for frame in frames]

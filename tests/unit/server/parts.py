@@ -26,7 +26,7 @@ from tests.unit.server.fake import Bench, Gate, Script, play
 
 @contextmanager
 def supervised(models: Models) -> Iterator[Models]:
-    """They are served in a thread of their own, which ends with the context."""
+    """Serve ``models`` in a separate thread, which ends with the context."""
 
     def serve() -> None:
         with suppress(PyctlError):
@@ -82,7 +82,7 @@ def split_by_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def named_events(body: bytes) -> list[dict[str, Any]]:
-    """Server-sent events whose names are their types; comments are left out."""
+    """Return server-sent events whose names are their types; comments are left out."""
     events = []
     for frame in body.split(b"\n\n"):
         if frame and frame != b":":
@@ -94,7 +94,7 @@ def named_events(body: bytes) -> list[dict[str, Any]]:
 
 
 def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """A test that runs in an event loop of its own, for a minute at most."""
+    """Return ``test`` as a function that runs it in its own event loop, for a minute at most."""
 
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:

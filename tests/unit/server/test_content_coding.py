@@ -17,7 +17,7 @@ from tests.unit.server.fake import HI, Bench, Client, play
 
 
 def bare(data: bytes) -> bytes:
-    """Deflate without the header of zlib."""
+    """Return deflated ``data`` without the header of zlib."""
     deflate = zlib.compressobj(wbits=-15)
     return deflate.compress(data) + deflate.flush()
 
@@ -27,7 +27,7 @@ def zstd(data: bytes) -> bytes:
 
 
 def zstd_stream(data: bytes) -> bytes:
-    """A frame without its size, as of a stream."""
+    """Return a frame without its size, as of a stream."""
     encoder = zstandard.ZstdCompressor().compressobj()
     return encoder.compress(data) + encoder.flush()
 

@@ -396,7 +396,7 @@ def test_every_kind_as_anthropic_calls_it(error: Exception, code: int, kind: str
 
 @contextmanager
 def busy(n_queue: int) -> Iterator[Bench]:
-    """A server whose engine takes no step, and so many requests that wait."""
+    """Yield a server whose engine takes no step, and so many requests that wait."""
     bench = Bench()
     gate = threading.Event()
     begun = threading.Event()

@@ -51,7 +51,9 @@ class Talk:
 
 
 def gated(gate: Gate, *texts: str, pause: float | None = 0.0) -> Callable[[Request], Script]:
-    """A report of the prefill, and the rest once the gate opens, with pauses as `play` has them."""
+    """Return a report of the prefill, and the rest once the gate opens, with pauses as `play` has
+    them.
+    """
 
     def script(request: Request) -> Script:
         first, *rest = play(*texts, pause=pause)(request)

@@ -19,7 +19,7 @@ DONE = Done("eos", "", Timings(0, 1, 0.0, 0, 0.0, 0.0), RequestStats(1), 0)
 
 
 def played(*parts: str | None) -> RequestHandle:
-    """A handle that gets ``parts`` and its end from the running loop; None is a pause."""
+    """Return a handle that gets ``parts`` and its end from the running loop; None is a pause."""
     handle = RequestHandle(Request(Prompt.of([1])))
     delay = 0.0
     for part in (*parts, ""):

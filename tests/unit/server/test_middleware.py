@@ -148,7 +148,7 @@ LIMIT = 1000
 
 
 async def counting(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers with the size of the body."""
+    """Answer with the size of the body."""
     n_bytes = 0
     more = True
     try:

@@ -66,7 +66,7 @@ class Loader:
 
 @pytest.fixture
 def found() -> list[ModelSource]:
-    """The models that there are; a reload looks again."""
+    """Return the models that there are; a reload looks again."""
     return []
 
 
@@ -225,7 +225,7 @@ def test_an_engine_that_fails_ends_the_process(run: Callable[..., Models]) -> No
 
 
 async def answer(models: Models, loader: Loader, **fields: Any) -> bytes:
-    """The stream that the application sends; the model is loaded after its first bytes."""
+    """Return the stream that the application sends; the model is loaded after its first bytes."""
     caller = Caller(
         create_app(models), "/v1/chat/completions", {"messages": HI, "stream": True, **fields}
     )

@@ -49,7 +49,7 @@ class Machine:
             timer[1]()
 
     def start(self, directory: Path | None) -> SavedDays:
-        """A process of a server."""
+        """Return the saved days as a new process of a server has them."""
         days = SavedDays(self.clock, self.later)
         if directory is not None:
             days.keep_in(directory)

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[3]
 
 
 async def app(scope: object, receive: object, send: object) -> None:
-    """Answers nothing."""
+    """Answer nothing."""
 
 
 def parameters(function: object) -> list[str]:

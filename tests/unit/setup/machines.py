@@ -31,7 +31,7 @@ int cuDeviceTotalMem_v2(size_t * n, int device) { *n = (size_t) 24 << 30; return
 
 
 def build_libcuda(directory: Path) -> Path:
-    """A library that answers as its environment says."""
+    """Return a library that answers as its environment says."""
     source = directory / "libcuda.c"
     library = directory / "libcuda.so.1"
     source.write_text(LIBCUDA, encoding="utf-8")

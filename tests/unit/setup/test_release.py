@@ -76,7 +76,7 @@ def build(tmp_path: Path, release: Release) -> Build:
 
 
 def chosen(build: Build, home: Path) -> Path:
-    """The directory of a finished build of `release` that is chosen, with `_core` alone."""
+    """Return the directory of a finished build of `release` that is chosen, with `_core` alone."""
     write(
         build.directory / "extension", {"_core.cpython.so": "module", "_pool.cpython.so": "older"}
     )

@@ -57,7 +57,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.
 def release(
     directory: Path, manifest: dict[str, Any] | None = None, members: Members | None = None
 ) -> Path:
-    """A release in ``directory``, whose file has ``members`` behind its manifest."""
+    """Return a release in ``directory``, whose file has ``members`` behind its manifest."""
     tar_bytes = io.BytesIO()
     with tarfile.open(fileobj=tar_bytes, mode="w") as tar:
         given = {"libggml-cuda.so": LIBRARY} if members is None else members

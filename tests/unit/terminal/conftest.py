@@ -59,7 +59,7 @@ STATS = ReplyStats(
 def say(
     *texts: str, reasoning: str = "", stats: ReplyStats = STATS
 ) -> list[ReplyDelta | ReplyStats | BaseException]:
-    """A whole reply."""
+    """Return a whole reply."""
     return [*([ReplyDelta(reasoning=reasoning)] if reasoning else []), *map(_content, texts), stats]
 
 

@@ -34,7 +34,7 @@ class Screen(io.StringIO):
         return len(text)
 
     def rows(self) -> list[str]:
-        """The rows above the cursor, without blanks at their ends."""
+        """Return the rows above the cursor, without blanks at their ends."""
         assert not self._rows[self._row]
         return [row.rstrip() for row in self._rows[: self._row]]
 
@@ -51,7 +51,7 @@ class Screen(io.StringIO):
         self._rows = [piece for row in pieces for piece in row]
 
     def style(self, row: int) -> str:
-        """The style in which ``row`` begins."""
+        """Return the style in which ``row`` begins."""
         return self._styles[row]
 
     def _obey(self, text: str, numbers: str, letter: str) -> None:

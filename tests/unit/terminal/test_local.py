@@ -38,7 +38,7 @@ def workers() -> Iterator[None]:
 
 
 def bench_of(*events: Event | Pause, **settings: Any) -> Bench:
-    """Answers every request with the same events."""
+    """Return a server that answers every request with the same events."""
     return Bench(lambda request: events, TEMPLATE, replies=ReplySettings(**settings))
 
 

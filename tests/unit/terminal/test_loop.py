@@ -66,7 +66,7 @@ def start(
 
 
 def talk(backend: Any, *items: str | type[BaseException]) -> tuple[Chat, Recorder, Lines]:
-    """A chat that has read all of ``items`` and ended."""
+    """Return a chat that has read all of ``items`` and ended."""
     chat, view, reader = start(backend, *items)
     assert chat.run() == 0
     return chat, view, reader

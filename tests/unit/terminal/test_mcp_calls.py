@@ -46,7 +46,7 @@ class Source:
 
 
 def calls(script: Any, *names: str, reasoning: str = "hm") -> list[Any]:
-    """A reply that calls tools."""
+    """Return a reply that calls tools."""
     made = [
         ReplyDelta(calls=(CallDelta(at, f"id{at}", name, json.dumps({"at": at})),))
         for at, name in enumerate(names)
@@ -61,7 +61,7 @@ def talk(
     answers: Sequence[str] = (),
     kept: Path | None = None,
 ) -> Any:
-    """The backend, the view and the questions after one message."""
+    """Return the backend, the view and the questions after one message."""
     backend = script.backend(*replies)
     view = Recorder()
     asked = list[str]()

@@ -87,7 +87,7 @@ class Clock:
 def shown(
     text: str, *, width: int = 40, height: int = 12, size: int = 3, draws: bool = True
 ) -> Screen:
-    """The screen after ``text`` has grown by ``size`` characters at a time."""
+    """Return the screen after ``text`` has grown by ``size`` characters at a time."""
     screen = Screen()
     console = Console(
         file=screen,

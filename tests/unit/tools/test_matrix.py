@@ -30,7 +30,9 @@ def script(path: Path, text: str) -> None:
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine with 3.11 and 3.12, and with pyenv's 3.13, whose command on PATH does not start."""
+    """Return a machine with 3.11 and 3.12, and with pyenv's 3.13, whose command on PATH does not
+    start.
+    """
     for version in ("3.11", "3.12"):
         script(tmp_path / f"python{version}", f"#!/bin/sh\necho {version}")
     script(tmp_path / "python3.13", "#!/bin/sh\nexit 127")

@@ -43,7 +43,9 @@ def conversation() -> list[Prompt]:
 
 
 def kept(server: DraftServer) -> tuple[bytes, bytes]:
-    """The head's part of the live conversation: its rows, and the hidden row for the next one."""
+    """Return the head's part of the live conversation: its rows, and the hidden row for the next
+    one.
+    """
     backend = server.backend
     n = server.engine.sequences[0].n
     rows = backend.memory.save_rows(0, 0, n).draft
@@ -55,7 +57,7 @@ def kept(server: DraftServer) -> tuple[bytes, bytes]:
 def cold_and_kept(
     backend: Backend, prompt: Prompt, directory: Path
 ) -> tuple[Turn, tuple[bytes, bytes]]:
-    """The reply of a cold server, and the state of its head afterwards."""
+    """Return the reply of a cold server, and the state of its head afterwards."""
     server = DraftServer(backend, directory / f"cold {hash(prompt.tokens.tobytes())}", OTHER)
     found = server.ask(prompt, 40), kept(server)
     server.close()
@@ -63,8 +65,8 @@ def cold_and_kept(
 
 
 def ask_all(server: DraftServer, way: str) -> Iterator[tuple[int, Turn]]:
-    """The turns of the conversation; before each but the first happens what ``way`` names, and it
-    is restored.
+    """Yield the turns of the conversation; before each but the first happens what ``way`` names,
+    and it is restored.
     """
     for turn, prompt in enumerate(conversation()):
         if turn:
@@ -125,7 +127,7 @@ def test_drafts_are_those_of_the_cold_run(
 
 
 def at_tokens(turn: Turn) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Each draft with the number of the reply's token that it follows."""
+    """Yield each draft with the number of the reply's token that it follows."""
     first = min(turn.drafts)
     for position, draft in turn.drafts.items():
         yield position - first, draft

@@ -85,7 +85,7 @@ def prompt(n: int, seed: int = 0) -> list[int]:
 
 
 def prefill(backend: LlamaBackend, tokens: list[int], seq: int = 0, start: int = 0) -> int:
-    """Evaluates ``tokens``; the most likely next one."""
+    """Evaluate ``tokens``; return the most likely next one."""
     for first in range(start, len(tokens), UBATCH):
         backend.evaluate(seq, as_tokens(tokens[first : first + UBATCH]), first)
     return int(backend.logits(0).argmax())
@@ -94,8 +94,8 @@ def prefill(backend: LlamaBackend, tokens: list[int], seq: int = 0, start: int =
 def greedy(
     backend: LlamaBackend, tokens: list[int], n: int, draft: Draft, seq: int = 0
 ) -> tuple[list[int], list[NDArray[np.float32]], list[tuple[int, tuple[int, ...]]]]:
-    """``n`` tokens after the prompt, verified in batches; their logits, and which drafts were made
-    where.
+    """Return ``n`` tokens after the prompt, verified in batches; their logits, and which drafts
+    were made where.
     """
     reply = [prefill(backend, tokens, seq)]
     logits = [backend.logits(0)]
@@ -236,7 +236,7 @@ def near(one: NDArray[np.float32], other: NDArray[np.float32]) -> bool:
 
 
 def ready(backend: LlamaBackend, batches: Sequence[tuple[int, ...]], n_sure: int = 1) -> list[int]:
-    """A prompt of 100 tokens and further batches in sequence 0; all its tokens."""
+    """Evaluate a prompt of 100 tokens and further batches in sequence 0; return all its tokens."""
     tokens = prompt(100)
     prefill(backend, tokens)
     for batch in batches:

@@ -100,7 +100,7 @@ def feed(
 
 
 def guess(model: SeparateModel, tokens: Sequence[int], *sure: int, seq: int = 0) -> tuple[int, ...]:
-    """The draft behind ``tokens``, which are followed already, and ``sure`` ones."""
+    """Return the draft behind ``tokens``, which are followed already, and ``sure`` ones."""
     return model.draft([SequenceTokens(seq, sure, len(tokens), len(sure))], N)[0]
 
 

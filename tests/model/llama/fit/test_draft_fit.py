@@ -110,7 +110,7 @@ def fitted(monkeypatch: pytest.MonkeyPatch) -> Fit:
 
 
 def found(drafts: DraftSettings) -> str:
-    """The sources, with the tokens of a draft of the head."""
+    """Return the sources, with the tokens of a draft of the head."""
     assert replace(drafts, draft_types=AUTOMATIC, n_draft=2) == AUTO, "all else stays as it was"
     return ",".join(
         f"head {drafts.n_draft}" if name == "draft-mtp" else name for name in drafts.draft_types

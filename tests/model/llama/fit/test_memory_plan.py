@@ -34,7 +34,7 @@ CORE = breakdown.core
 
 
 def taken_by(loaded: Loaded) -> dict[str, float]:
-    """Bytes that the context took on the host, which llama.cpp counts in its buffers."""
+    """Return bytes that the context took on the host, which llama.cpp counts in its buffers."""
     parts = CORE.breakdown(loaded.backend.ctx)[""]
     return dict(zip(("weights", "kv", "states", "compute"), parts, strict=True))
 
@@ -81,7 +81,7 @@ def family_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
 def plans(
     settings: ModelSettings, drafts: DraftSettings = NO_DRAFTS
 ) -> list[tuple[MemoryPlan, dict[str, int]]]:
-    """Plans for two contexts without what is free now, and the tensors that they count."""
+    """Return plans for two contexts without what is free now, and the tensors that they count."""
     found = []
     with dry_run(Resolved.of(settings, drafts)) as run:
         for n_ctx in (4096, 16_384):
@@ -130,7 +130,7 @@ def test_a_plan_needs_no_texts_of_tokens_whatever_else_is_said_of_them(
 
 
 def hollow_model(path: Path, shape: Shape, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file of the full size with the right head and nothing in it, which takes no space on
+    """Write a file of the full size with the right head and nothing in it, which takes no space on
     disk.
     """
     monkeypatch.setattr(generate, "_content", lambda *_: lambda tensor: iter(()))

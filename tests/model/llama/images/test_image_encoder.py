@@ -191,7 +191,7 @@ def test_what_does_not_decode_is_refused_whoever_asks(loaded: Loaded) -> None:
 
 
 def webp(*frames: NDArray[np.uint8], mode: str = "RGB") -> ImageFile:
-    """A file of frames without loss."""
+    """Return a file of frames without loss."""
     out = io.BytesIO()
     images = [Image.fromarray(frame).convert(mode) for frame in frames]
     images[0].save(out, "webp", lossless=True, save_all=len(images) > 1, append_images=images[1:])

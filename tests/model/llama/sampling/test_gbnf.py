@@ -112,7 +112,7 @@ class LlamaGrammar:
 
 
 def comparable(model: Loaded) -> Any:
-    """Tokens of whole characters; how halves of characters match is left to each."""
+    """Return tokens of whole characters; how halves of characters match is left to each."""
     tokenizer = model.tokenizer
     controls = tokenizer.control_tokens()
     ends = tokenizer.end_tokens()
@@ -136,7 +136,7 @@ def comparable(model: Loaded) -> Any:
 def compare(
     model: Loaded, compiler: GrammarCompiler, grammar: str, seed: int, n_steps: int = 12
 ) -> None:
-    """Both allow the same tokens on a random walk."""
+    """Check that both allow the same tokens on a random walk."""
     tokenizer = model.tokenizer
     ends = tokenizer.end_tokens()
     known = comparable(model)

@@ -40,7 +40,7 @@ def said(model: Loaded, n: int = 400, **fields: Any) -> Reply:
 
 
 def bound(constraint: Constraint) -> dict[str, Any]:
-    """The fields of Sampling that carry ``constraint``."""
+    """Return the fields of Sampling that carry ``constraint``."""
     return {
         "grammar": constraint.grammar,
         "grammar_kind": constraint.kind,
@@ -202,7 +202,9 @@ def test_a_lazy_grammar_sleeps_on_where_it_does_not_allow_what_was_found(model: 
 
 
 def begun(text: str, prefill: str) -> tuple[dict[str, Any], ...]:
-    """A grammar and a schema of ``text`` and a digit, of which the prompt holds ``prefill``."""
+    """Return a grammar and a schema of ``text`` and a digit, of which the prompt holds
+    ``prefill``.
+    """
     constraint = reply_constraint(
         {"enum": [f"{text}1", f"{text}2"]}, THINK, "content", f'"{prefill}'
     )

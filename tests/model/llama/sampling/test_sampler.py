@@ -24,7 +24,7 @@ from tools.generator import TINY_HYBRID, cached_model
 
 @pytest.fixture(scope="module")
 def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaBackend]:
-    """A model with so many tokens that a few of them are fewer."""
+    """Yield a model with so many tokens that a few of them are fewer."""
     shape = replace(TINY_HYBRID, name="tiny-hybrid-20k", vocab_size=20_000)
     path = cached_model(shape, tmp_path_factory.mktemp("models"))
     loaded = load(
@@ -124,8 +124,8 @@ N_DRAFTS = 40
 
 
 def of_one_evaluation(backend: LlamaBackend, sampling: Sampling, kind: str) -> list[int]:
-    """The tokens sampled from the outputs of a long draft, whose logits are changed to a ``kind``
-    first.
+    """Return the tokens sampled from the outputs of a long draft, whose logits are changed to a
+    ``kind`` first.
     """
     prompt = as_tokens(list(range(100, 160)))
     backend.memory.clear(0)

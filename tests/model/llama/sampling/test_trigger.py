@@ -16,7 +16,9 @@ THOUGHT = ("<think>", "</think>")
 def woken(
     text: str, *patterns: str, hidden: tuple[str, str] | None = None, size: int = 1
 ) -> list[bytes]:
-    """The texts that activate the grammar while it reads ``text`` in pieces of ``size`` bytes."""
+    """Return the texts that activate the grammar while it reads ``text`` in pieces of ``size``
+    bytes.
+    """
     watch = TriggerWatch(patterns, hidden)
     data = text.encode()
     found = (watch.feed(data[at : at + size]) for at in range(0, len(data), size))

@@ -61,7 +61,7 @@ BASE = ModelSettings(n_ubatch=32, n_threads=5, n_threads_batch=5)
 
 
 def numbers(settings: ModelSettings) -> dict[str, int | float]:
-    """The members of both structures that are numbers."""
+    """Return the members of both structures that are numbers."""
     made = ModelParams(settings)
     structs = (made.struct, context_params(Resolved.of(settings), 512))
     kinds = [

@@ -155,7 +155,7 @@ def test_on_after_a_change(source: CacheDrafts, change: list[int], back: int) ->
 
 
 def rewritten(text: Sequence[int], change: Callable[[list[int]], list[int]]) -> list[int]:
-    """``text`` with a change in each line, which ends with 3."""
+    """Return ``text`` with a change in each line, which ends with 3."""
     lines: list[list[int]] = [[]]
     for token in text:
         lines[-1].append(int(token))

@@ -50,7 +50,9 @@ def test_the_model_does_not_draft_behind_many_sure_tokens() -> None:
 def measured(
     slope: float, *, n_seqs: int = 1, n_free: int = 1024, longest: int = 64
 ) -> DraftLengthController:
-    """Steps of 10 ms and ``slope`` of that for each more token."""
+    """Return a controller that has measured steps of 10 ms and ``slope`` of that for each more
+    token.
+    """
     controller = DraftLengthController(n_free=n_free)
     for _ in range(2):
         for n in range(longest + 1):

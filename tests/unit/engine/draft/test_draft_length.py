@@ -49,7 +49,9 @@ def measured(
     draft_ms: float = 0.0,
     has_planes: bool = False,
 ) -> DraftLengthController:
-    """A controller that knows what all widths cost, a plain step of one request being 10 ms."""
+    """Return a controller that has measured the costs of all widths, with 10 ms for a plain step of
+    one request.
+    """
     controller = DraftLengthController(n_free=n_free, has_planes=has_planes)
     for n in range(limit + 1):
         for _ in range(2):
@@ -71,8 +73,8 @@ def simulate(
     origin: Origin = TEXT,
     seed: int = 0,
 ) -> Run:
-    """Steps of a server; each stretch of 300 steps has the next of the ``shares`` of right
-    drafts.
+    """Return the run of a simulated server; each stretch of 300 steps has the next of the
+    ``shares`` of right drafts.
     """
     rng = random.Random(seed)
     run = Run()
@@ -104,7 +106,7 @@ def simulate(
 def took(
     controller: DraftLengthController, origin: Origin, n: int, n_right: int, ms: float | None
 ) -> None:
-    """A step of one request with ``n`` drafts."""
+    """Record a step of one request with ``n`` drafts."""
     controller.learn(0, origin, n, n_right)
     controller.record({0: n_right}, 1 + n, ms)
 

@@ -238,7 +238,9 @@ def test_replies_do_not_depend_on_other_drafting_requests(
 
 
 def check_sequences(engine: Engine) -> None:
-    """Between two steps each sequence holds what the engine says, and nothing of a draft."""
+    """Check that between two steps each sequence holds what the engine reports, and nothing of a
+    draft.
+    """
     for held, seq in zip(engine.backend.seqs, engine.sequences, strict=True):
         assert len(held.rows) == seq.n
         assert engine.backend.kind == "attention" or held.at == seq.n or not seq.n

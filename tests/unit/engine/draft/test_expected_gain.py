@@ -21,7 +21,7 @@ NEW_WIDTH = StepWidth(0, 0)
 
 
 def costs_of(n_seqs: int = 1, graph_ms: float = 0.0) -> StepCosts:
-    """Costs of a plain step, and a tenth of it for each further token by assumption."""
+    """Return costs of a plain step, and a tenth of it for each further token by assumption."""
     costs = StepCosts(n_seqs, graph_ms)
     for _ in range(2):
         costs.add(n_seqs, PLAIN_MS)

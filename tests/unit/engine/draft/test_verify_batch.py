@@ -60,7 +60,7 @@ def drafting(
 
 
 def waiting(key: int, n: int, sure: tuple[int, ...] = (5,)) -> ActiveRequest:
-    """A request whose sequence of the same number holds ``n`` tokens."""
+    """Return a request whose sequence of the same number holds ``n`` tokens."""
     seq = LiveSequence(key, 4096)
     seq.append(as_tokens([1] * n), exact=True)
     handle = RequestHandle(request(prompt_of(1, 60)))

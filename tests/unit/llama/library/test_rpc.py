@@ -34,7 +34,7 @@ except ConfigError as error:
 
 
 def said(endpoint: str, seconds: float = 60.0) -> str:
-    """The line of a process that connects, since ggml keeps a connection that has failed."""
+    """Return the line of a process that connects, since ggml keeps a connection that has failed."""
     command = [sys.executable, "-c", CONNECT, endpoint, str(seconds)]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
 

@@ -47,7 +47,7 @@ class Sequence:
         self.coming: list[tuple[int, int, Block]] = []
 
     def block(self, n: int) -> Block:
-        """The state at ``n``."""
+        """Return the state at ``n``."""
         return np.concatenate(
             [self.head, *(plane[:, max(n - WINDOW, 0) : n].ravel() for plane in self.rows)]
         )
@@ -58,13 +58,13 @@ class Sequence:
         self.coming.append((first, last, block))
 
     def arrive(self) -> None:
-        """All copies are complete."""
+        """Complete all copies."""
         for first, last, block in self.coming:
             np.concatenate([plane[:, first:last].ravel() for plane in self.rows], out=block)
         self.coming.clear()
 
     def state(self, n: int, seq: int = 0) -> State:
-        """The state at ``n``; it has to be the same again in one block."""
+        """Return the state at ``n``; it has to be the same again in one block."""
         window = self.windows.save(seq, max(n - WINDOW, 0), n, self.copy)
         state = State.of(self.head, window=window)
         self.arrive()
@@ -74,14 +74,14 @@ class Sequence:
 
 
 def ranges(state: State) -> list[tuple[int, int]]:
-    """The rows of its blocks, whether they count or not."""
+    """Return the ranges of the rows of the state's blocks, whether they count or not."""
     assert isinstance(state.window, WindowRows)
     form = state.window.form
     return [(piece.last - form.n_rows(piece.block), piece.last) for piece in state.window.pieces]
 
 
 def shared(one: State, two: State) -> list[tuple[int, int]]:
-    """The ranges of the blocks that both have."""
+    """Return the ranges of the blocks that both have."""
     return [
         at
         for block, at in zip(two.shared, ranges(two), strict=True)

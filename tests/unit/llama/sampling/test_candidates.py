@@ -14,7 +14,7 @@ N_GROUPS = 78  # which leave 8 tokens over
 
 
 def best(logits: NDArray[np.float32], n: int, also: list[int]) -> NDArray[np.int32]:
-    """The ids of `Candidates.fill_best`, whose logits are those of ``logits``."""
+    """Return the ids of `Candidates.fill_best`, whose logits are those of ``logits``."""
     candidates = Candidates(N_VOCAB)
     candidates.fill_best(logits, N_GROUPS, n, as_tokens(also))
     ids = candidates.left["id"].copy()

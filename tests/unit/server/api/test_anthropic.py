@@ -38,7 +38,9 @@ def stream(bench: Bench, **fields: Any) -> list[dict[str, Any]]:
 
 
 def built(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """The message that the events of a stream make, in the order that Anthropic's API promises."""
+    """Return the message that the events of a stream make, in the order that Anthropic's API
+    promises.
+    """
     start, *rest, delta, stop = events
     assert (start["type"], delta["type"], stop) == (
         "message_start",

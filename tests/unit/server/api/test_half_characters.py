@@ -16,7 +16,7 @@ WHOLE = "a \ufffd"
 
 
 def asked(text: str) -> dict[str, dict[str, Any]]:
-    """A body with ``text`` for each path that makes a prompt of it."""
+    """Return a body with ``text`` for each path that makes a prompt of it."""
     messages = [{"role": "user", "content": text}]
     return {
         "/v1/chat/completions": {"messages": messages},

@@ -28,7 +28,7 @@ def bench() -> Bench:
 
 
 def openai(*parts: str) -> dict[str, Any]:
-    """A message whose parts are texts, or images if they are addresses."""
+    """Return a message whose parts are texts, or images if they are addresses."""
     return {"role": "user", "content": [_openai(part) for part in parts]}
 
 

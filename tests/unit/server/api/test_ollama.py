@@ -26,7 +26,7 @@ BASE64 = URL.partition(",")[2]
 
 
 def lines(bench: Bench, path: str, body: dict[str, Any]) -> list[Any]:
-    """The chunks of a stream."""
+    """Return the chunks of a stream."""
     response = bench.post(path, body)
     assert response.status_code == 200, response.text
     assert response.headers["content-type"] == "application/x-ndjson"
@@ -34,7 +34,7 @@ def lines(bench: Bench, path: str, body: dict[str, Any]) -> list[Any]:
 
 
 def tokens(bench: Bench, path: str, body: dict[str, Any]) -> list[int]:
-    """The prompt of a request."""
+    """Return the prompt of a request."""
     return list(prompt_of(bench, path, body).tokens.tolist())
 
 

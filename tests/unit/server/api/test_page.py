@@ -77,7 +77,7 @@ class Seen(HTMLParser):
 
 
 def check(html: str) -> None:
-    """Nothing in ``html`` runs, is fetched, or looks as the page does not want it to."""
+    """Check that nothing in ``html`` runs, is fetched, or looks as the page must not look."""
     for tag, attributes in Seen(html).tags:
         assert TAGS.fullmatch(tag), tag
         for name, value in attributes.items():

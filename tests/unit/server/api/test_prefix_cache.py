@@ -38,7 +38,7 @@ def filled(**settings: object) -> Bench:
 
 @pytest.fixture
 def bench() -> Bench:
-    """Holds a prefix and one that continues it."""
+    """Return a server that holds a prefix and one that continues it."""
     return filled(show_prompts=True)
 
 
@@ -231,7 +231,7 @@ def test_a_reply_names_the_snapshots_it_resumed_from_and_took(bench: Bench) -> N
 
 
 def nodes(bench: Bench) -> list[dict[str, Any]]:
-    """All prefixes of GET /cache."""
+    """Return all prefixes of GET /cache."""
     found = []
     rest = bench.client.get("/cache").json()["prefixes"]
     while rest:

@@ -18,7 +18,7 @@ COUNTS = DraftCounts.of(3, 2) + DraftCounts.of(3, 0) + DraftCounts.of(2, 1)
 
 
 def drafting(counts: DraftCounts = COUNTS, **settings: Any) -> Bench:
-    """A server whose engine says of every reply that it was made of drafts with these counts."""
+    """Return a server whose engine reports for every reply drafts with these counts."""
 
     def script(_: Request) -> Iterable[Event]:
         bench.engine.handles[-1].drafts = counts

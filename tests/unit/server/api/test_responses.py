@@ -48,7 +48,7 @@ def prompt_of(bench: Bench) -> str:
 
 
 def anonymous(value: Any) -> Any:
-    """``value`` without what no two replies share."""
+    """Return ``value`` without the parts that no two replies share."""
     if isinstance(value, dict):
         hidden = ("id", "created_at", "completed_at", "timings")
         return {name: anonymous(member) for name, member in value.items() if name not in hidden}

@@ -46,7 +46,7 @@ def bench_with(
     settings: ServerSettings | None = None,
     servers: tuple[McpServer, ...] = (SERVER,),
 ) -> Bench:
-    """A server with tools; its cross-origin rule is that of the command line with them."""
+    """Return a server with tools; its cross-origin rule is that of the command line with them."""
     settings = settings or ServerSettings(cors=Cors("localhost"))
     bench = Bench(play("x"), settings=settings)
     box = ToolBox(ToolSettings(servers))

@@ -22,7 +22,7 @@ def lines_of(body: bytes) -> list[Any]:
 
 
 def parts(bench: Bench, path: str, stream: bool, **fields: Any) -> tuple[str, str]:
-    """The reasoning and the content of a reply."""
+    """Return the reasoning and the content of a reply."""
     body = {
         "input" if path == RESPONSES else "messages": HI,
         "max_tokens": 99,
@@ -84,7 +84,7 @@ def test_reasoning_that_the_header_opens_is_reasoning(
 
 
 def said(bench: Bench, path: str, stream: bool, **options: Any) -> tuple[str, int]:
-    """The text, and how many tokens have log-probabilities."""
+    """Return the text, and how many tokens have log-probabilities."""
     options |= {"max_tokens": 30, "temperature": 0}
     asked = {"messages": HI} if path == CHAT else {"prompt": "Hi"}
     body = bench.post(
