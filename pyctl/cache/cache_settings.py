@@ -27,14 +27,16 @@ rated for 120. These are 300 to 900 turns of agents (bench/results/spill.md of 1
 
 
 def default_directory(environ: Mapping[str, str]) -> Path:
-    """The default cache directory of the user. Raises RuntimeError if the user has no home
+    """Return the default cache directory of the user. Raises RuntimeError if the user has no home
     directory.
     """
     return user_directory("cache", environ) / "kv"
 
 
 def policy(text: str) -> str:
-    """In lower case, if it is a form that DiskPolicy.of_server takes, else ValueError."""
+    """Return ``text`` in lower case. Raises ValueError unless it is a form that
+    DiskPolicy.of_server takes.
+    """
     # Only now: the policy compares tokens, with numpy, which --help does not need.
     from pyctl.cache.disk_policy import MAX_COUNT, DiskPolicy
 
@@ -53,8 +55,8 @@ STORES = ("s3", "gs", "az", "file", "memory")
 
 
 def store_url(text: str) -> str:
-    """An address of a store. Raises ValueError for others, and for one that holds a key, without
-    quoting it.
+    """Return ``text`` if it is the address of a store. Raises ValueError for others, and for one
+    that holds a key, without quoting it.
     """
     scheme, _, rest = text.partition("://")
     if (

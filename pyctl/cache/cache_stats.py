@@ -36,11 +36,14 @@ CONTEXT = 12
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where the prompt leaves the nearest recent one, and what could be restored before that.
+    """The position where a prompt leaves the nearest recent one, and the position that was
+    restored.
 
-    ``position`` is the first token that differs, ``nearest`` the position that was resumed at
-    instead (0 for none). ``recent`` and ``given`` are the tokens around the difference, CONTEXT of
-    them on each side at most, as the recent prompt had them and as this one does.
+    Attributes:
+        position: The first token that differs.
+        nearest: The position that was resumed at instead, 0 for none.
+        recent: The tokens of the recent prompt around the difference, at most CONTEXT on each side.
+        given: The tokens of this prompt there.
     """
 
     position: int
@@ -50,27 +53,39 @@ class Divergence:
 
     @property
     def is_by_chance(self) -> bool:
-        """Whether no more was lost than prompts share that have nothing to do with each other, such
-        as a title's.
+        """True if the loss is no longer than what unrelated prompts share, such as the opening of a
+        request for a title.
         """
         return self.position - self.nearest < MIN_SHARED
 
     @classmethod
     def at(cls, position: int, nearest: int, recent: Tokens, given: Tokens) -> Divergence:
-        """A divergence with the tokens around ``position``."""
+        """Return a divergence with the tokens around ``position``; ``recent`` and ``given`` have
+        shape (n,).
+        """
         around = slice(max(position - CONTEXT, 0), position + CONTEXT)
         return cls(position, nearest, tuple(recent[around].tolist()), tuple(given[around].tolist()))
 
 
 @dataclass
 class RequestStats:
-    """One request's account. Counts are tokens, times are milliseconds.
+    """The account of one request.
 
-    ``n_prompt == n_cached + n_evaluated`` once the prefill has ended; ``n_saved`` counts snapshots
-    taken. ``save_ms`` includes the wait for the batch that the device was still computing. Of the
-    cached, ``n_prewarmed`` tokens had been evaluated for this request before it came. ``restored``
-    is the id of the snapshot that was resumed from, empty without one, ``saved`` are the ids of the
-    snapshots taken.
+    Attributes:
+        n_prompt: The tokens of the prompt; once the prefill has ended, ``n_cached + n_evaluated``.
+        source: The tier that the prefix came from.
+        n_cached: The tokens that were not evaluated.
+        n_evaluated: The tokens that were evaluated.
+        n_saved: The number of snapshots that were taken.
+        lookup_ms: The milliseconds of finding candidates.
+        restore_ms: The milliseconds of restoring.
+        save_ms: The milliseconds of saving, with the wait for the batch that the device was still
+            computing.
+        miss: The divergence from the nearest recent prompt, None if nothing was lost.
+        n_prewarmed: The tokens among ``n_cached`` that were evaluated for this request before it
+            came.
+        restored: The id of the snapshot that was resumed from, empty without one.
+        saved: The ids of the snapshots that were taken.
     """
 
     n_prompt: int
@@ -102,17 +117,31 @@ class RequestStats:
             setattr(self, name, getattr(self, name) + ms)
 
     def count_saved(self, name: str) -> None:
-        """A snapshot was taken, under this id."""
+        """Count a snapshot that was taken, under the id ``name``."""
         self.n_saved += 1
         self.saved.append(name)
 
 
 @dataclass
 class CacheStats:
-    """Sums over all requests since the start; counts of tokens unless the name shows another unit.
+    """Sums over all requests since the start; counts of tokens unless an attribute shows another
+    unit.
 
-    Background requests count only in ``n_prewarms`` (prompts) and ``n_prewarmed`` (evaluated
-    tokens); requests resumed from ``n_prewarmed_used`` of these tokens.
+    Background requests count only in ``n_prewarms`` and ``n_prewarmed``.
+
+    Attributes:
+        requests: The number of finished requests.
+        n_prompt: The tokens of all prompts.
+        n_evaluated: The tokens of prompts that were evaluated.
+        n_predicted: The tokens that were generated.
+        n_cached: The tokens that were restored, by tier.
+        hits: The number of requests that resumed, by tier.
+        n_saved: The number of snapshots that were taken.
+        failed_restores: The number of restores that failed.
+        n_prewarmed: The tokens that background requests evaluated.
+        n_prewarms: The number of prompts of background requests.
+        n_prewarmed_used: The tokens among ``n_prewarmed`` that requests resumed from.
+        saved_seconds: The estimated seconds of evaluation that restores saved.
     """
 
     requests: int = 0
@@ -153,15 +182,25 @@ Tier: TypeAlias = Literal["device", "ram", "disk"]
 
 @dataclass(frozen=True)
 class SnapshotView:
-    """One snapshot. ``id`` names its prefix; ``parent`` is the id of the deepest shorter prefix of
-    it, or empty.
+    """A snapshot as clients see it.
 
-    ``n`` is in tokens, ``row_bytes`` what it adds to its parent in RAM, ``device_bytes`` on the
-    device, ``age`` and ``idle`` seconds since it was made and since its last hit. ``tail`` are the
-    last tokens of the prefix, ``head`` the first that its parent has not. ``tiers`` are where it
-    lies: what it adds, or its state. ``shared`` are the tokens whose rows it shares with the one
-    before it of the same parent, at least the parent's, in an order in which those that share most
-    are neighbours (`view_of`): where branches part, whether or not there is a snapshot.
+    Attributes:
+        id: The name of its prefix.
+        parent: The id of the snapshot of its deepest shorter prefix, empty if there is none.
+        n: The number of tokens.
+        row_bytes: The bytes in RAM of the rows that it adds to its parent.
+        state_bytes: The bytes of its state.
+        hits: How many times it was used.
+        age: The seconds since it was made.
+        idle: The seconds since its last hit.
+        pinned: Whether it is pinned.
+        tail: The last tokens of its prefix.
+        head: The first tokens after its parent.
+        device_bytes: The bytes on the device of the rows that it adds to its parent.
+        tiers: The tiers that have its added rows or its state.
+        shared: The tokens whose rows it shares with the view before it, if both have the same
+            parent; else the parent's tokens. `view_of` places those that share most next to each
+            other, so the numbers show where branches part, even where there is no snapshot.
     """
 
     id: str
@@ -182,8 +221,15 @@ class SnapshotView:
 
 @dataclass(frozen=True)
 class LiveView:
-    """A live sequence that holds ``n`` tokens. ``at`` is the id of the deepest snapshot of these,
-    empty for none. ``task`` is the id of the request that runs on it, -1 for none.
+    """A live sequence as clients see it.
+
+    Attributes:
+        id: The sequence id.
+        n: The number of tokens.
+        busy: Whether a request runs on it.
+        at: The id of the deepest snapshot of its tokens, empty for none.
+        tail: The last tokens.
+        task: The id of the request that runs on it, -1 for none.
     """
 
     id: int
@@ -196,10 +242,20 @@ class LiveView:
 
 @dataclass(frozen=True)
 class CacheView:
-    """Everything at one moment. ``budget`` is in bytes, -1 for no limit; ``n_refused`` snapshots
-    were beyond it. Beside ``snapshots`` there are ``n_ends`` prompt ends.
+    """The contents of the cache at one moment.
 
-    ``revision`` is another, higher number as soon as anything of this is different.
+    Attributes:
+        n_slots: The maximum number of snapshots, 0 for no limit.
+        n_bytes: The bytes of all snapshots in RAM.
+        budget: The maximum of these bytes, -1 for no limit.
+        n_evicted: The snapshots that were evicted since the start.
+        totals: Sums over all requests.
+        snapshots: The snapshots in RAM.
+        disk: Sums of the disk, None without one.
+        n_refused: The snapshots that were too large for the budget.
+        live: The live sequences.
+        revision: A number that grows as soon as anything of the view is different.
+        n_ends: The number of prompt ends, which are not among ``snapshots``.
     """
 
     n_slots: int
@@ -221,8 +277,14 @@ _Steps: TypeAlias = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class SnapshotDelta:
-    """The part of a snapshot after its parent's ``n_parent`` tokens: segments with their positions,
-    ascending, and the tokens of its label.
+    """The part of a snapshot after the tokens of its parent.
+
+    Attributes:
+        n_parent: The number of the parent's tokens.
+        spans: The segments of the part, ascending, each with its first and last position.
+        steps: The ids of these segments with their last positions, to compare and sort by.
+        head: The first tokens of the part, at most SHOWN.
+        tail: The last tokens of the snapshot, at most SHOWN.
     """
 
     n_parent: int
@@ -252,7 +314,7 @@ class SnapshotDelta:
         return cls(n_parent, tuple(spans), steps, tuple(head), snapshot.tail(SHOWN))
 
     def n_bytes(self) -> tuple[int, int]:
-        """Bytes that the rows take in RAM, and on the device."""
+        """Return the bytes of the rows in RAM, and on the device."""
         ram = device = 0.0
         for segment, first, last in self.spans:
             share = (last - first) / segment.tokens.size
@@ -262,7 +324,7 @@ class SnapshotDelta:
         return round(ram), round(device)
 
     def shared(self, before: SnapshotDelta) -> int:
-        """How many tokens have the same rows as ``before``, which has the same parent."""
+        """Return how many tokens have the same rows in ``before``, which has the same parent."""
         n = self.n_parent
         for (one, last), (other, stop) in zip(self.steps, before.steps, strict=False):
             if one != other:
@@ -280,10 +342,11 @@ KnownParts: TypeAlias = WeakKeyDictionary[Snapshot, SnapshotDelta]
 def view_of(
     cache: RamCache, totals: CacheStats, known: KnownParts, disk: Store | None = None
 ) -> CacheView:
-    """The current contents: shallow parents first, and of one parent those that share most side by
-    side.
+    """Return the current contents: shallow parents first, and of one parent the snapshots that
+    share most side by side.
 
-    Called by the thread that owns the cache.
+    The thread that owns the cache calls this. ``known`` has the deltas of earlier views: only
+    snapshots that are new, or got another parent, are read again.
     """
     now = time.monotonic()
     held = []

@@ -42,8 +42,8 @@ class Candidate:
 
     @property
     def has_state(self) -> bool:
-        """Whether there is a state at ``n``: the model's or, where its rows suffice, what its draft
-        model adds.
+        """True if the snapshot has a state at ``n``: the model's or, where its rows suffice, its
+        draft model's.
         """
         if self.snapshot is None or self.snapshot.n != self.n:
             return False
@@ -91,7 +91,7 @@ class Candidate:
 
 
 class ResumeCandidates:
-    """Finds where ``prompt``, whose batches end at ``batch_ends``, can resume in ``live``.
+    """The places where ``prompt``, whose batches end at ``batch_ends``, can resume in ``live``.
 
     ``live`` may not change between the construction and the last call. With ``exact`` only
     positions and rows count that a cold run would have produced. Else a prompt also resumes at the
@@ -112,6 +112,7 @@ class ResumeCandidates:
         exact: bool,
         in_blocks: bool = False,
     ) -> None:
+        """Compare ``prompt``, whose batches end at ``batch_ends``, with the tokens of ``live``."""
         self._prompt = prompt
         self._batch_ends = tuple(batch_ends)
         self._live = live

@@ -1,6 +1,4 @@
-"""Whether the cache agrees with itself: names, chains, references and bytes, found anew from what
-it holds.
-"""
+"""Check of the cache: names, chains, references and bytes, computed anew from its contents."""
 
 from __future__ import annotations
 
@@ -14,8 +12,8 @@ __all__ = ["faults"]
 
 
 def faults(cache: RamCache) -> list[str]:
-    """The contradictions, a line each; [] for a sound cache. Takes the time of a hash of all
-    tokens.
+    """Return the contradictions in ``cache``, a line each; [] for a sound cache. Takes the time of
+    a hash of all tokens.
     """
     return [*_of_names(cache), *_of_sizes(cache)]
 
@@ -40,6 +38,11 @@ def _of_names(cache: RamCache) -> Iterator[str]:
 
 
 def _of_sizes(cache: RamCache) -> Iterator[str]:
+    """Yield the segments whose references are miscounted, and the errors in the count of bytes.
+
+    Segments and blocks are collected by their ids first: each counts once, however many snapshots
+    share it.
+    """
     holders = [*cache.snapshots(), *cache.retained, *cache.ends]
     segments: dict[int, Segment] = {
         id(each): each for snapshot in holders for each, _ in snapshot.chain.items()

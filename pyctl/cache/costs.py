@@ -49,20 +49,22 @@ class Costs:
         self._read = _Rate(_READ_RATE)
 
     def evaluate(self, first: int, last: int) -> float:
-        """To evaluate tokens [first, last)."""
+        """Return the seconds to evaluate tokens [first, last)."""
         base, slope = self._line
         return (last - first) * (base + slope * (first + last) / 2)
 
     def load(self, n_bytes: int) -> float:
-        """To copy bytes between RAM and the device."""
+        """Return the seconds to copy ``n_bytes`` between RAM and the device."""
         return n_bytes * _LOAD_SECONDS
 
     def read(self, n_bytes: int) -> float:
-        """To read bytes from disk into RAM, with what one read takes however short it is."""
+        """Return the seconds to read ``n_bytes`` from disk into RAM, including the latency of one
+        read.
+        """
         return _READ_LATENCY + n_bytes * self._read.seconds
 
     def note_evaluated(self, first: int, last: int, seconds: float) -> None:
-        """Tokens [first, last) took ``seconds``, with nothing else on the device."""
+        """Record that tokens [first, last) took ``seconds``, with nothing else on the device."""
         n = last - first
         middle = (first + last) / 2
         if n <= 0 or not seconds > 0:

@@ -1,4 +1,19 @@
-"""Held rows on the device: kept while cells are free, then moved to RAM or dropped."""
+"""Rows on the device that no sequence needs: held while cells are free, then moved to RAM or
+dropped.
+
+The engine's thread calls everything here; the disk's thread never touches the device.
+
+A segment leaves the device in three steps (`DeviceTier._evict`). First RAM makes room for its rows;
+if the victims are worth more, all snapshots that need the segment are evicted instead. Then the
+copy to RAM starts, and its block enters the pool. Last, the cells are released, although the copy
+may still run: later evaluations wait for it before they write to these cells
+(csrc/device/transfer.h). The memory may load such a block at once. Another thread may read it only
+after `synchronize`, which `DeviceTier.rows_now` and `WriteBack` call.
+
+An eviction may release more than its own segment: when the last snapshot that needs a segment goes,
+the pool calls `DeviceTier._release`. Loops over segments therefore test whether the device still
+holds each of them, and count free cells again after each eviction.
+"""
 
 from __future__ import annotations
 
@@ -52,15 +67,21 @@ PIECE_BYTES = limit(
 
 
 def max_unwritten(budget: int | None) -> int:
-    """Bytes on top of a cache of ``budget`` that may wait for the disk."""
+    """Return the maximum of bytes that may wait for the disk, on top of a cache of ``budget``
+    bytes.
+    """
     return max(MAX_UNWRITTEN_BYTES, (budget or 0) // UNWRITTEN_PART)
 
 
 @dataclass
 class DeviceCounts:
-    """Sums since the start, in rows: ``kept`` on the device for snapshots, ``returned`` to a
-    sequence from there, ``to_ram`` when cells ran short or there was time, and ``lost`` since RAM
-    had no room that was worth less.
+    """Sums since the start, in rows.
+
+    Attributes:
+        kept: Rows that stayed on the device for snapshots.
+        returned: Rows that a sequence took over from there.
+        to_ram: Rows that were copied to RAM when cells ran short or there was time.
+        lost: Rows that were dropped, since RAM had no room that was worth less.
     """
 
     kept: int = 0
@@ -70,11 +91,15 @@ class DeviceCounts:
 
 
 class DeviceTier:
-    """Keeps rows of the segments of ``cache`` on the device of ``memory``, until others need the
-    cells.
+    """The rows of the segments of ``cache`` that stay on the device of ``memory`` until others need
+    the cells.
 
-    What ``memory`` held before goes. One that cannot hold rows copies them to RAM at once. What
-    fails here is a snapshot less.
+    A new tier releases the rows that ``memory`` held before. A memory that cannot hold rows copies
+    them to RAM at once. A failed copy costs a snapshot, never a request.
+
+    Attributes:
+        counts: Sums of rows for the metrics.
+        locked: `RamCache.locked` of ``cache``.
     """
 
     def __init__(self, memory: SequenceMemory, cache: RamCache) -> None:
@@ -82,6 +107,7 @@ class DeviceTier:
         self._cache = cache
         self.counts = DeviceCounts()
         self.locked = cache.locked
+        # A block that was copied for the disk also serves the cache, as long as it is alive.
         self._fetched: weakref.WeakKeyDictionary[Segment, weakref.ref[Block]] = (
             weakref.WeakKeyDictionary()
         )
@@ -91,29 +117,31 @@ class DeviceTier:
 
     @property
     def is_pool(self) -> bool:
-        """Whether what needs a cell needs a certain one: `vacate` is for this, `shrink` for all
-        others.
+        """True if each position of the sequence has one certain cell, which `vacate` frees;
+        otherwise any free cell serves, and `shrink` frees some.
         """
         return self._memory.shape.is_pool
 
     @property
     def n_cells(self) -> int:
-        """Cells that nothing but these rows takes."""
+        """The number of cells that only these rows take."""
         return self._memory.n_held if self._memory.shape.can_hold else 0
 
     # -- keeping
     # ----------------------------------------------------------------------------------
 
     def rows_size(self, first: int, last: int) -> int:
-        """Bytes of RAM that a new segment of rows [first, last) takes."""
+        """Return the bytes of RAM that a new segment of rows [first, last) takes."""
         shape = self._memory.shape
         return shape.sizes.draft_rows(first, last) + (
             0 if shape.can_hold else shape.sizes.rows(first, last)
         )
 
     def segment(self, seq: LiveSequence, covered: Coverage) -> Segment:
-        """The rows of ``seq`` that are not ``covered``: the deepest segment, if they are more than
-        should leave the device at once. StateError or MemoryError leave no trace.
+        """Save the rows of ``seq`` that are not ``covered``, and return the deepest new segment.
+
+        There are several new segments if the rows have more than PIECE_BYTES: smaller ones can
+        leave the device one at a time. StateError or MemoryError leave no trace.
         """
         made: list[Segment] = []
         try:
@@ -144,10 +172,10 @@ class DeviceTier:
         )
 
     def _pieces(self, seq: LiveSequence, first: int) -> Iterator[tuple[int, int]]:
-        """The rows of ``seq`` from ``first`` on in parts of PIECE_BYTES at most, which end at batch
-        ends if they can.
+        """Yield the rows of ``seq`` from ``first`` on as ranges [first, last) of at most
+        PIECE_BYTES each, which end at batch ends where possible.
 
-        Rows that cannot be held are in RAM in any case.
+        A memory that cannot hold rows gets one range: all of its rows are in RAM in any case.
         """
         n_bytes = self._memory.shape.sizes.rows(first, seq.n) if self._memory.shape.can_hold else 0
         maximum = (
@@ -191,8 +219,9 @@ class DeviceTier:
                     segment.drop()
 
     def n_ready(self, snapshot: Snapshot, first: int, last: int) -> int:
-        """How many rows [first, last) of ``snapshot`` lie in their own cells, and need no further
-        ones.
+        """Return how many of rows [first, last) of ``snapshot`` lie in cells that neither a
+        sequence nor other held rows have (`SequenceMemory.n_own`): a sequence takes no further
+        cells for them.
         """
         n_ready = 0
         for segment, upto in snapshot.chain.items():
@@ -210,11 +239,12 @@ class DeviceTier:
         others: Collection[Snapshot],
         make_room: MakeRoom,
     ) -> int:
-        """Have cells for rows [first, last) of ``snapshot``, which a sequence lacks; return how
-        many lie on the device in their own.
+        """Free cells for rows [first, last) of ``snapshot``, which a sequence lacks; return the
+        result of `n_ready` for these rows.
 
-        Those that RAM also has may be evicted for it, and need other cells then. ``others`` are
-        evicted only if there is not enough room with them.
+        The first attempt spares the snapshots ``others``, but may evict rows of ``snapshot`` that
+        RAM also has: these need other cells then. If there is not enough room, the second attempt
+        spares only ``snapshot``.
         """
         if self.is_pool:
             with self.locked(*others):
@@ -231,8 +261,11 @@ class DeviceTier:
     def _free_cells(
         self, snapshot: Snapshot, first: int, last: int, make_room: MakeRoom
     ) -> tuple[int, bool]:
-        """Make room for the rows, again whenever that has evicted some of them; return how many
-        remain, and whether the room is enough.
+        """Call ``make_room`` until it evicts no row of ``snapshot``.
+
+        Each row of ``snapshot`` that was evicted needs one more cell, so the room that was made
+        before is too small. Returns `n_ready` for rows [first, last), and whether there is enough
+        room.
         """
         n_ready = self.n_ready(snapshot, first, last)
         while make_room(last - first, n_ready):
@@ -243,7 +276,7 @@ class DeviceTier:
         return n_ready, False
 
     def _release(self, segment: Segment) -> None:
-        """Let its rows go from the device."""
+        """Release the cells of ``segment``, if the device holds its rows."""
         if segment.held is not None:
             self._memory.release(segment.held)
             segment.held = None
@@ -254,7 +287,9 @@ class DeviceTier:
     def shrink(self, maximum: int) -> bool:
         """Reduce these rows to ``maximum`` cells; rows of least worth move to RAM or are dropped.
 
-        False if that would take rows that only the device has of locked snapshots.
+        Returns False if the cells cannot be freed without dropping rows of locked snapshots that
+        only the device has. A cell that two segments hold is free only when both are released, so
+        another pass follows as long as a pass has freed some.
         """
         while (n_before := self.n_cells) > maximum:
             for segment in self._cache.device_eviction_order(self._n_freed):
@@ -266,11 +301,11 @@ class DeviceTier:
         return True
 
     def vacate(self, first: int, last: int, coming: Snapshot | None = None) -> None:
-        """In a pool, have nothing held where rows [first, last) go but those that are ``coming``
-        and lie there already.
+        """Evict all held rows of a pool from the cells of rows [first, last), except rows of
+        ``coming``, which lie in their own cells already.
 
-        What is in the way goes to RAM, or away if that has no room for it that is worth less;
-        locked snapshots make no room.
+        The evicted rows move to RAM, or are dropped if RAM has no room for them that is worth less.
+        A locked snapshot is not evicted from RAM for them.
         """
         if not self.n_cells:
             return
@@ -286,8 +321,8 @@ class DeviceTier:
                 self._evict(segment)
 
     def can_shrink(self, maximum: int, likely: float) -> bool:
-        """Whether `shrink` takes only rows that RAM also has, or that fewer prompts than ``likely``
-        will need.
+        """Return whether `shrink` to ``maximum`` cells can do with rows that RAM also has, and rows
+        that fewer than ``likely`` prompts are expected to resume on.
         """
         n_over = self.n_cells - maximum
         if n_over <= 0:
@@ -304,7 +339,7 @@ class DeviceTier:
         return n_over <= 0
 
     def to_ram(self, snapshot: Snapshot) -> None:
-        """Have all rows of a retained ``snapshot`` in RAM and nowhere else; StateError or
+        """Move all rows of a retained ``snapshot`` from the device to RAM. Raises StateError or
         MemoryError if that fails.
         """
         for segment in snapshot.chain:
@@ -323,7 +358,7 @@ class DeviceTier:
 
     @property
     def _spare(self) -> int:
-        """Bytes on top of the cache that rows leave to states."""
+        """The bytes on top of the cache that copied rows leave free for states."""
         return min(
             SPARE_STATES * self._memory.state_size(0),
             max_unwritten(self._cache.budget) // SPARE_PART,
@@ -331,23 +366,26 @@ class DeviceTier:
 
     @property
     def max_read(self) -> int | None:
-        """Bytes of a snapshot from disk that may be in RAM at a time before the device has them;
-        None: no bound.
+        """The maximum of bytes in RAM of a snapshot that is read from disk, before the device has
+        its rows; None for no limit.
         """
         is_bounded = self._memory.shape.can_hold and self._cache.budget is not None
         return max_unwritten(self._cache.budget) if is_bounded else None
 
     def is_behind(self, n_more: int = 0) -> bool:
-        """Whether more bytes than may wait for the disk are neither counted by the cache nor on
-        their way.
+        """Return whether more bytes wait for the disk than may.
+
+        These are the bytes of complete blocks that the cache does not count, and ``n_more`` further
+        bytes.
         """
         blocks = self._memory.block_bytes()
         maximum = max_unwritten(self._cache.budget)
         return blocks.used - blocks.in_flight - self._cache.n_bytes + n_more > maximum
 
     def copy_one(self) -> bool:
-        """Copy the likeliest rows that RAM has not got and has room to spare for; False if there
-        are none.
+        """Start to copy the rows of one segment to RAM, if RAM has room to spare: of those that
+        only the device has, the ones on which the most prompts are expected to resume. Return False
+        if nothing was copied.
         """
         for segment in self._cache.only_held() if self._memory.shape.can_hold else ():
             try:
@@ -359,15 +397,15 @@ class DeviceTier:
         return False
 
     def is_large(self, snapshot: Snapshot) -> bool:
-        """Whether RAM and the disk lack more rows of it than may wait for the disk on top of the
-        cache.
+        """Return whether the rows of ``snapshot`` that are neither in RAM nor on disk have more
+        bytes than may wait for the disk on top of the cache.
         """
         n_bytes = sum(each.only_held_bytes for each in snapshot.chain if not each.file.is_there)
         return n_bytes > max_unwritten(self._cache.budget) - self._spare
 
     def rows_of(self, segments: Sequence[Segment]) -> list[Block]:
-        """Copies of their rows as bytes, there after `synchronize`; MemoryError if too much would
-        wait for the disk.
+        """Return the rows of ``segments`` as blocks in RAM, complete after `synchronize`. Raises
+        MemoryError if too many bytes would wait for the disk.
         """
         n_bytes = sum(each.only_held_bytes for each in segments)
         if n_bytes and self.is_behind(n_bytes + self._spare):
@@ -378,14 +416,19 @@ class DeviceTier:
         ]
 
     def rows_now(self, segments: Sequence[Segment]) -> list[Block]:
-        """Return the block once its bytes are there."""
+        """Return the rows of ``segments`` as blocks in RAM that are complete; MemoryError as in
+        `rows_of`.
+        """
         rows = self.rows_of(segments)
         self._memory.synchronize()
         return rows
 
     def evict_all(self) -> None:
-        """Take everything from the device, which is about to be freed; what RAM has no room for is
-        evicted.
+        """Evict everything from the device, which is about to be freed: to RAM, or away where RAM
+        has no room. Copies are complete on return.
+
+        Segments that RAM also has are released first. From then on their rows in RAM do not count
+        as copies of rows on the device, which `RamCache` drops to make room for the other segments.
         """
         for segment in self._cache.segments():
             if segment.rows.size:
@@ -400,7 +443,7 @@ class DeviceTier:
         return self._memory.n_own(segment.held, segment.start, segment.end)
 
     def _evict(self, segment: Segment) -> None:
-        """Take a segment from the device: to RAM, or away with whatever needs it."""
+        """Evict a segment from the device: to RAM, or away with all snapshots that need it."""
         if not segment.rows.size:
             try:
                 kept = self._memory.shape.can_hold and self._copy(segment)
@@ -412,14 +455,18 @@ class DeviceTier:
         self._release(segment)
 
     def _copy_if_spare(self, segment: Segment) -> bool:
-        """Start to copy rows to RAM; False if it has no room to spare for them."""
+        """Start to copy the rows of ``segment`` to RAM; return False if RAM has no room to spare
+        for them.
+        """
         if not self._cache.make_room_for_rows(segment, segment.only_held_bytes, only_if_free=True):
             return False
         self._cache.pool.add_rows(segment, self._fetch(segment))
         return True
 
     def _copy(self, segment: Segment) -> bool:
-        """Copy rows to RAM; False if there is no room for them."""
+        """Start to copy the rows of ``segment`` to RAM, evicting others; return False if there is
+        no room.
+        """
         assert segment.held is not None
         if not self._cache.make_room_for_rows(segment, segment.held.n_bytes):
             return False

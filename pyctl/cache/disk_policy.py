@@ -57,8 +57,9 @@ class Selection:
 
 @dataclass(frozen=True)
 class DiskPolicy:
-    """Chooses prefixes to persist. ``window`` counts prompts (``auto``), ``tokens`` is the length
-    of ``fixed``.
+    """The choice of prefixes to persist.
+
+    ``window`` counts prompts (``auto``), ``tokens`` is the length of ``fixed``. The kinds are:
 
     * ``off``: none.
     * ``full``: the deepest boundary, where the next turn of a conversation resumes. Past
@@ -89,8 +90,8 @@ class DiskPolicy:
 
     @classmethod
     def of_server(cls, text: str) -> DiskPolicy:
-        """From a form of `parse`, alone or before ``,spill``, or ``spill``. Raises RequestError for
-        ``off,spill``.
+        """Return the policy of a server's setting: a form of `parse`, alone or before ``,spill``,
+        or ``spill`` alone. Raises RequestError for ``off,spill``.
         """
         *kinds, word = text.lower().split(",")
         if word != SPILL or len(kinds) > 1:
@@ -102,8 +103,8 @@ class DiskPolicy:
 
     @classmethod
     def parse(cls, text: str) -> DiskPolicy:
-        """From ``off|none|disabled|full|full-prefix|auto|auto:N|N``, any case; RequestError for
-        anything else.
+        """Return the policy of ``off|none|disabled|full|full-prefix|auto|auto:N|N``, in any case.
+        Raises RequestError for anything else.
         """
         name, colon, window = text.lower().partition(":")
         if not colon and name in _WORDS:
@@ -116,11 +117,11 @@ class DiskPolicy:
 
     @classmethod
     def of_request(cls, value: object, default: DiskPolicy) -> DiskPolicy:
-        """The policy of a request whose field ``prefix_cache`` is ``value``; None, or what it
-        leaves open, is default.
+        """Return the policy of a request whose field ``prefix_cache`` is ``value``. ``default``
+        applies to None, and to the keys that ``value`` leaves out.
 
         A window changes ``auto`` only, and only ``off`` changes whether evicted snapshots are
-        written. RequestError if a value is not of the allowed form.
+        written. Raises RequestError if a value is not of the allowed form.
         """
         if value is None:
             return default
@@ -146,8 +147,8 @@ class DiskPolicy:
 
     @property
     def name(self) -> str:
-        """How it is shown: ``off``, ``full``, ``auto:N``, ``fixed:N`` or ``spill``, or one of these
-        and ``,spill``.
+        """The text for users: ``off``, ``full``, ``auto:N``, ``fixed:N`` or ``spill``, or one of
+        these and ``,spill``.
         """
         name = {"auto": f"auto:{self.window}", "fixed": f"fixed:{self.tokens}"}.get(
             self.kind, self.kind
@@ -185,14 +186,14 @@ class DiskPolicy:
 
 
 def _count(text: str) -> int:
-    """The number in [1, MAX_COUNT] that ``text`` is, or 0."""
+    """Return the number in [1, MAX_COUNT] that ``text`` is, or 0."""
     n = int(text) if re.fullmatch("[0-9]{1,9}", text) else 0
     return n if n <= MAX_COUNT else 0
 
 
 def _expected(prompt: Prompt, nearest: Nearest) -> set[int]:
-    """Where the prompts to come may leave ``prompt``: the head, the scope, and what the last ones
-    did.
+    """Return the positions where later prompts may leave ``prompt``: the head, the scope, and the
+    deepest boundary that the last departures predict (see `DiskPolicy`).
     """
     stops = prompt.boundaries or (len(prompt),)
     places = {

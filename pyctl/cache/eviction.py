@@ -91,6 +91,9 @@ class CostAwareEviction(Generic[K]):
         *,
         half_life: float = SAME_MOMENT_SECONDS,
     ) -> None:
+        """Rank the snapshots of ``tree``. ``clock`` and ``half_life`` have one unit, seconds by
+        default.
+        """
         self._tree = tree
         self._freed = freed
         self._clock = clock

@@ -12,13 +12,13 @@ __all__ = ["PendingSnapshot"]
 
 
 class PendingSnapshot:
-    """A snapshot that is being read. One reader may use ``snapshot``; it is whole only after
-    `complete`.
+    """A snapshot whose file is being read. It is whole only after `complete`, and has one reader.
 
-    ``pending_reads`` are the running reads of each segment, ``state`` the reads of the state.
-    ``done`` is called once when all have succeeded, ``failed`` with the first error; the reader
-    then gets StateError, and ``is_lost`` is set. A snapshot ``is_large`` if RAM should not hold all
-    of it: `free_rows` frees segments, and ``deferred_reads`` start in this order.
+    Attributes:
+        snapshot: The snapshot, whose segments fill as the reads end.
+        is_lost: Whether a read has failed; the reader then gets StateError.
+        is_large: Whether RAM should not hold all of it at once. The reads of some segments are then
+            deferred, and start one by one as `free_rows` makes room.
     """
 
     def __init__(
@@ -31,6 +31,11 @@ class PendingSnapshot:
         failed: Callable[[Exception], None],
         deferred_reads: Mapping[Segment, Callable[[], Reads]] | None = None,
     ) -> None:
+        """Wait for the reads of each segment, ``pending_reads``, and of the ``state``.
+
+        ``deferred_reads`` start later, in their order. ``done`` is called once when all reads have
+        succeeded, ``failed`` with the first error.
+        """
         self.snapshot = snapshot
         self.is_lost = False
         self.is_large = bool(deferred_reads)
@@ -46,19 +51,21 @@ class PendingSnapshot:
             reads.cancel()
 
     def rows(self, segment: Segment) -> Reading[None]:
-        """Wait until the rows of ``segment`` are here, verified."""
+        """Wait until the rows of ``segment`` are in RAM and verified. Deferred reads before it
+        start first.
+        """
         while segment in self._deferred_reads:
             self._start_next()
         if segment in self._pending_reads:
             yield from self._wait(self._pending_reads[segment])
 
     def has_begun(self, segment: Segment) -> bool:
-        """Whether `rows` has nothing to start."""
+        """Return whether the reads of ``segment`` have started."""
         return segment not in self._deferred_reads
 
     def free_rows(self, segment: Segment) -> None:
-        """The device has the rows of ``segment``, and RAM need not: the next may come in their
-        place.
+        """Drop the rows of ``segment`` from RAM, since the device has them, and start the next
+        deferred read in their place.
         """
         segment.rows = NOTHING
         if self._deferred_reads.pop(segment, None) is None and self._deferred_reads:
@@ -72,11 +79,11 @@ class PendingSnapshot:
             raise self._fail(error) from error
 
     def state(self) -> Reading[None]:
-        """Wait until the state is here, verified."""
+        """Wait until the state is in RAM and verified."""
         yield from self._wait(self._state)
 
     def complete(self) -> Reading[Snapshot]:
-        """The snapshot when all of it is here."""
+        """Wait for all reads, and return the snapshot."""
         while self._deferred_reads:
             self._start_next()
         for reads in [*self._pending_reads.values(), self._state]:
@@ -91,7 +98,7 @@ class PendingSnapshot:
             raise self._fail(error) from error
 
     def _fail(self, error: Exception) -> StateError:
-        """Give up the rest after ``error``; what the readers get."""
+        """Cancel the other reads after ``error``, and return the StateError for the reader."""
         self.cancel()
         self.is_lost = True
         self._failed(error)

@@ -98,8 +98,8 @@ def batch_ends(
 
 
 def inner_ends(prompt: Prompt, ends: Sequence[int]) -> list[int]:
-    """The batch ends at which a snapshot of ``prompt`` is of use: not at its very end, nor inside
-    an image.
+    """Return the batch ends at which a snapshot of ``prompt`` is of use: not at its very end, nor
+    inside an image.
     """
     inner = list(ends[: bisect.bisect_left(ends, len(prompt))])
     return [end for end in inner if not prompt.is_inside(end)] if prompt.pictures else inner
@@ -113,7 +113,9 @@ def snapshot_ends(prompt: Prompt, ends: Sequence[int], points: ResumePoints) -> 
 def choose_cuts(
     prompt: Prompt, ends: Sequence[int], start: int, min_step: int, also: Sequence[int] = ()
 ) -> list[int]:
-    """The batch ends after ``start`` that deserve a snapshot, ascending: the last ends at or before
+    """Return the batch ends after ``start`` that deserve a snapshot, ascending.
+
+    These are the last ends at or before
 
     * the first boundary (the head: system message and tools) and the two last ones (the last
       message, the generation header), or in raw text the last of its inner ends,
@@ -143,7 +145,7 @@ def choose_cuts(
 
 
 def next_turn(prompt: Prompt, n_common: int) -> int:
-    """The token count at which a rewritten and continued version of ``prompt`` resumes; 0 if
+    """Return the token count at which a rewritten and continued version of ``prompt`` resumes; 0 if
     unknown.
     """
     # A single message that shares ``n_common`` tokens with another prompt contains a conversation
@@ -153,8 +155,8 @@ def next_turn(prompt: Prompt, n_common: int) -> int:
 
 
 def _grid(inner: Sequence[int], cuts: Collection[int], step: int) -> set[int]:
-    """The last of ``inner`` at or before each multiple of ``step``, without one of ``cuts`` a
-    quarter of that away.
+    """Return the last of ``inner`` at or before each multiple of ``step``, unless one of ``cuts``
+    lies within a quarter of a step before the multiple.
     """
     known = sorted(cuts)
     places = range(step, inner[-1] + 1, step)
@@ -177,7 +179,7 @@ def _spread(inner: Sequence[int], cuts: Collection[int], start: int, step: int) 
 
 
 def _ladder(n: int) -> list[int]:
-    """LADDER, twice, four times as many tokens before ``n``, and so on."""
+    """Return the positions LADDER, twice, four times as many tokens before ``n``, and so on."""
     rungs = []
     distance = LADDER
     while distance < n:
@@ -187,8 +189,8 @@ def _ladder(n: int) -> list[int]:
 
 
 def _rung(prompt: Prompt, position: int) -> int:
-    """The last boundary before ``position``, where histories change, or ``position`` if that is
-    much closer.
+    """Return the last boundary before ``position``, where histories change, or ``position`` itself
+    if it is much closer.
     """
     at = bisect.bisect_right(prompt.boundaries, position)
     boundary = prompt.boundaries[at - 1] if at else 0

@@ -69,10 +69,11 @@ class CacheRequest:
 
 @dataclass(frozen=True)
 class CacheOptions:
-    """How prompts are evaluated and where snapshots are taken; see `plan`.
+    """The settings of evaluating prompts and taking snapshots; see `plan`.
 
-    ``min_step`` is the tokens between the snapshots of a long stretch, 0 for none there. With
-    ``exact`` nothing is reused that a cold run would not have computed the same way.
+    Attributes:
+        min_step: The tokens between the snapshots of a long stretch, 0 for no snapshots there.
+        exact: Whether nothing is reused that a cold run would not have computed the same way.
     """
 
     min_step: int = DEFAULT_STEP
@@ -98,14 +99,14 @@ class MemoryShape:
     is_pool: bool = False
 
     def kept(self, n: int) -> int:
-        """How many of the first ``n`` tokens of a sequence can stay where further rows or a state
-        are loaded.
+        """Return how many of the first ``n`` tokens of a sequence can stay where further rows or a
+        state are loaded.
         """
         return n if self.has_rows else 0
 
 
 class SequenceMemory(Protocol):
-    """Moves what sequences hold: rows, which can be cut anywhere, and the state at the end.
+    """The memory of sequences: their rows, which can be cut anywhere, and the state at the end.
 
     Rows and states have parts: the model's own, and a draft model's that follows it. Only drafts
     depend on the latter: if they are empty, or another draft model's, it goes on without them, and
@@ -127,19 +128,23 @@ class SequenceMemory(Protocol):
         """The capabilities of the memory."""
 
     def state_size(self, seq: int, ends: Sequence[int] = ()) -> int:
-        """Bytes of all parts of a state at the end of ``seq``. With ``ends``, ascending, at most
-        what states there add to those that are kept, together: of a window only rows that none has.
+        """Return the bytes of all parts of a state at the end of ``seq``.
+
+        With ``ends``, ascending, return the maximum that the states there add, together, to those
+        that are saved already: of a window only the rows that no state has.
         """
 
     def save_rows(self, seq: int, first: int, last: int, *, hold: bool = False) -> Rows:
-        """All parts of rows [first, last) of ``seq``, the own ones as `hold` gives them if it is
-        wanted.
+        """Save all parts of rows [first, last) of ``seq``, the model's own as `hold` does if
+        ``hold`` is set.
 
-        The bytes are there after `synchronize`.
+        The bytes are complete after `synchronize`.
         """
 
     def save_state(self, seq: int, n: int) -> State:
-        """All parts of the state of ``seq``, which ends at ``n``. There after `synchronize`."""
+        """Save all parts of the state of ``seq``, which ends at ``n``. The bytes are complete after
+        `synchronize`.
+        """
 
     def restore(
         self, seq: int, first: int, spans: Sequence[Span], state: State | None = None
@@ -156,7 +161,7 @@ class SequenceMemory(Protocol):
         """Wait until every block that was saved is complete. What loads blocks need not wait."""
 
     def block_bytes(self) -> BlockBytes:
-        """Bytes of all saved blocks."""
+        """Return the bytes of all saved blocks."""
 
     def hold(self, seq: int, first: int, last: int) -> HeldRows:
         """Have rows [first, last) of ``seq``, which has them, stay on the device until `release`;
@@ -170,13 +175,13 @@ class SequenceMemory(Protocol):
         """Let all held rows go: they belong to one cache, and another one starts."""
 
     def fetch(self, held: HeldRows, first: int, last: int) -> Block:
-        """A copy of held rows [first, last), there after `synchronize`; they may be released before
-        that.
+        """Copy held rows [first, last) into a block, complete after `synchronize`. The rows may be
+        released before that.
         """
 
     def n_own(self, held: HeldRows, first: int, last: int) -> int:
-        """Cells of held rows [first, last) that neither a sequence nor other held rows have: what
-        `release` frees.
+        """Return the number of cells of held rows [first, last) that neither a sequence nor other
+        held rows have: the cells that `release` frees.
         """
 
     @property
@@ -233,7 +238,7 @@ class Written:
     n_bytes: int = 0
 
     def plus(self, n_bytes: int) -> Written:
-        """One more, of ``n_bytes``."""
+        """Return the sums with one more snapshot of ``n_bytes``."""
         return Written(self.n + 1, self.n_bytes + n_bytes)
 
 
@@ -307,12 +312,15 @@ class Entry:
 
 
 class Store(Protocol):
-    """Keeps snapshots beyond RAM, across restarts. The engine's thread calls it and never waits for
-    the medium.
+    """A store of snapshots beyond RAM, which outlives the process. The engine's thread calls it and
+    never waits for the medium.
 
-    ``policy`` serves requests that name none; ``recent`` are the prompts by which it chooses. The
-    cache sets ``costs`` to its own. ``on_rows_needed`` is called, on any thread, when a write waits
-    for `supply_rows`.
+    Attributes:
+        policy: The policy for requests that name none.
+        recent: The recent prompts by which the policy chooses.
+        costs: The measured costs, which the cache replaces by its own.
+        close_seconds: The maximum seconds of `close`.
+        on_rows_needed: Called, on any thread, when a write waits for `supply_rows`.
     """
 
     policy: DiskPolicy
@@ -349,7 +357,7 @@ class Store(Protocol):
         """
 
     def contains(self, prefix: Prefix) -> bool:
-        """Whether the state of ``prefix`` is in the store."""
+        """Return whether the state of ``prefix`` is in the store."""
 
     def count_hit(self, snapshot: Snapshot) -> None:
         """Record that a snapshot from the store was of use."""
@@ -379,7 +387,7 @@ class Store(Protocol):
 
     @property
     def awaits_rows(self) -> bool:
-        """Whether a write waits for `supply_rows`."""
+        """True if a write waits for `supply_rows`."""
 
     def supply_rows(self, rows_of: RowsOf) -> None:
         """Bring the rows that a write needs, if RAM has room for them; ``rows_of`` returns complete
@@ -388,7 +396,7 @@ class Store(Protocol):
 
     @property
     def is_draining_device(self) -> bool:
-        """Whether rows that only the device has are being written, and the store takes them."""
+        """True if rows that only the device has are being written, and the store takes them."""
 
     def drop_lowest_value(self) -> bool:
         """Lose the snapshot of lowest value among those that wait and take RAM; False if there is
@@ -400,7 +408,7 @@ class Store(Protocol):
 
     @property
     def contents(self) -> object:
-        """Another object after each change."""
+        """An object that is replaced at each change of the stored snapshots."""
 
     def entries(self) -> list[Entry]:
         """Return the snapshots of this model, the last used first. Any thread; waits for the

@@ -1,4 +1,6 @@
-"""What a waiting request could resume with, and fetches from an object store while it waits."""
+"""Lookups for requests that wait: the tokens that they could resume with, fetched from an object
+store meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ BatchEndsOf: TypeAlias = Callable[[Prompt], Sequence[int]]
 
 
 class Prefetch:
-    """Looks ahead for requests that wait: how many tokens of their prompts are near, and whether a
+    """The outlook of requests that wait: how many tokens of their prompts are near, and whether a
     prefix that only an object store has is worth its transfer. Changes nothing in ``cache``.
     """
 

@@ -47,6 +47,9 @@ class PrefixCache:
     def __init__(
         self, memory: SequenceMemory, cache: RamCache, settings: CacheOptions, disk: Store | None
     ) -> None:
+        """Connect the parts of the cache. With a ``disk``, snapshots that ``cache`` evicts go to
+        it.
+        """
         self.memory = memory
         self.cache = cache
         self.device = DeviceTier(memory, cache)

@@ -33,17 +33,33 @@ MAX_ENDS = limit(8, "prompt ends", "the least recently used are evicted", "memor
 
 
 class RamCache:
-    """Up to ``n_slots`` snapshots (0: as many as there is room for) within ``budget`` bytes (None:
-    no limit).
+    """The snapshots in RAM, and the decisions on which of them stay.
 
-    A prefix has one snapshot at most, which holds exactly that. One that is `locked` or pinned is
-    never evicted; the policy chooses among the others. What would not fit with these, with all rows
-    that it builds on, is refused before anything goes. Rows that the device holds take no bytes
-    here, but rows that have to stay count as if they did, so that they can come. Several caches may
-    have one budget, ``shared``. Not thread-safe: the engine's thread owns it.
+    A prefix has at most one snapshot, which holds exactly that prefix. A snapshot that is `locked`
+    or pinned is never evicted; the policy chooses among the others. A new snapshot that would not
+    fit together with these, and all rows that it builds on, is refused before anything is evicted.
+    Rows that only the device holds take no bytes here. If they have to stay, they count as if they
+    were in RAM, so that there is room when they leave the device. Not thread-safe: the engine's
+    thread owns the cache.
 
-    ``on_evict``, which may not change the cache, is called with a snapshot that is evicted, all its
-    rows still there, and the seconds that it could be expected to save.
+    Attributes:
+        n_slots: The maximum number of snapshots, 0 for as many as there is room for.
+        budget: The maximum of bytes, None for no limit, 0 for no cache.
+        shared: The budget that this cache has together with the caches of other models.
+        costs: Measured seconds of evaluating and loading.
+        pool: The segments that the snapshots share, with the count of bytes.
+        on_evict: The function that gets each snapshot before its eviction, all its rows still
+            there, and the seconds that it was expected to save. It may not change the cache.
+        n_evicted: Snapshots that were evicted since the start.
+        n_refused: Snapshots that were refused since the start, being too large.
+        n_lost: Segments that left the device since the start without room in RAM.
+        tree: The snapshots by continuation.
+        turn: The clock of the policy, which counts requests of all models.
+        policy: The order of eviction.
+        pinned: The snapshots that a client has pinned.
+        retained: The snapshots of suspended sequences, which no lookup finds.
+        locks: How often each snapshot is locked now.
+        ends: The snapshots at the very ends of prompts.
     """
 
     def __init__(
@@ -53,6 +69,9 @@ class RamCache:
         costs: Costs | None = None,
         shared: RamBudget | None = None,
     ) -> None:
+        """Start an empty cache, with a new budget and new costs unless ``shared`` and ``costs`` are
+        given.
+        """
         self.n_slots = n_slots
         self.budget = budget
         self.shared = shared or RamBudget(budget)
@@ -75,38 +94,42 @@ class RamCache:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all snapshots in RAM."""
+        """The bytes of all snapshots in RAM."""
         return self.pool.n_bytes
 
     @property
     def enabled(self) -> bool:
-        """Whether anything is kept at all."""
+        """True if anything is kept at all."""
         return self.budget != 0
 
     def snapshots(self) -> list[Snapshot]:
-        """All snapshots that a lookup can find, the oldest first."""
+        """Return all snapshots that a lookup can find, the oldest first."""
         return list(self._snapshots.values())
 
     def segments(self) -> list[Segment]:
-        """All segments that some snapshot needs, published or kept."""
+        """Return all segments that some snapshot needs, whether a lookup can find it or not."""
         return list(self.pool)
 
     # -- lookup
     # ----------------------------------------------------------------------------------
 
     def next_turn(self) -> None:
-        """Another request starts: the policy's clock counts these."""
+        """Advance the policy's clock by one: another request starts."""
         self.turn = self.shared.next_turn()
 
     def lookup(self, prompt: PromptMatch, limit: int) -> list[Snapshot]:
-        """Snapshots that hold a prefix of ``prompt`` of at most ``limit`` tokens, deepest first."""
+        """Return the snapshots that hold a prefix of ``prompt`` of at most ``limit`` tokens,
+        deepest first.
+        """
         found = self.tree.matching(
             lambda snapshot: snapshot.n <= limit and prompt.shared(snapshot) == snapshot.n
         )
         return sorted(found, key=lambda snapshot: -snapshot.n)
 
     def overlap(self, prompt: PromptMatch) -> tuple[Snapshot | None, int]:
-        """The snapshot that shares the most leading tokens with ``prompt``, and how many."""
+        """Return the snapshot that shares the most leading tokens with ``prompt``, and their
+        number.
+        """
         best: tuple[Snapshot | None, int] = (None, 0)
         for snapshot in self.snapshots():
             shared = prompt.shared(snapshot)
@@ -115,16 +138,16 @@ class RamCache:
         return best
 
     def get(self, prefix: Prefix) -> Snapshot | None:
-        """The snapshot of exactly ``prefix``."""
+        """Return the snapshot of exactly ``prefix``, None if there is none."""
         return self._snapshots.get(prefix)
 
     def conversation_ends(self) -> list[Snapshot]:
-        """The snapshots that no deeper one builds on, the last used first."""
+        """Return the snapshots that no deeper one builds on, the last used first."""
         ends = [node.key for node in self.tree if not node.children]
         return sorted(ends, key=lambda snapshot: snapshot.used, reverse=True)
 
     def touch(self, snapshot: Snapshot) -> None:
-        """Count a hit; only the snapshot that was used, not its ancestors."""
+        """Count a hit of ``snapshot``, but not of its ancestors."""
         snapshot.hits += 1
         snapshot.used = time.monotonic()
         if (kept := self.get(snapshot.prefix)) is not None:
@@ -135,8 +158,8 @@ class RamCache:
 
     @contextmanager
     def locked(self, *snapshots: Snapshot) -> Iterator[None]:
-        """Evict none of ``snapshots`` meanwhile; one may be locked several times, also if it is no
-        entry.
+        """Evict none of ``snapshots`` within the block. A snapshot may be locked several times, and
+        need not be in the cache.
         """
         self.locks.update(snapshots)
         try:
@@ -206,7 +229,7 @@ class RamCache:
         self.ends.drop(snapshot)
 
     def retain(self, snapshot: Snapshot) -> None:
-        """Keep the bytes of ``snapshot`` until `release`, if need be beyond the budget; no lookup
+        """Keep the bytes of ``snapshot`` until `release`, beyond the budget if necessary; no lookup
         finds it.
         """
         self.pool.retain(snapshot)
@@ -214,7 +237,7 @@ class RamCache:
         self._shrink()
 
     def release(self, snapshot: Snapshot) -> None:
-        """Take back `retain`."""
+        """End `retain` of ``snapshot``."""
         self.retained.remove(snapshot)
         self.pool.release(snapshot)
 
@@ -283,9 +306,10 @@ class RamCache:
             return True
 
     def evict_dependents(self, segment: Segment) -> None:
-        """Evict whatever needs ``segment``, whose rows leave the device and find no room in RAM.
+        """Evict all snapshots that need ``segment``, whose rows leave the device and find no room
+        in RAM.
 
-        ValueError if something of it has to stay; no more than prompt ends have left then.
+        Raises ValueError if one of them has to stay; only prompt ends have been evicted then.
         """
         for end in self.ends.through(segment):
             self.ends.drop(end)
@@ -329,8 +353,8 @@ class RamCache:
 
     @property
     def _n_places(self) -> float:
-        """How many more snapshots may come before one has to leave, whatever they take; infinite
-        without `n_slots`.
+        """The number of further snapshots that may come before one is evicted, whatever their
+        bytes; infinite without `n_slots`.
         """
         return (self.n_slots or math.inf) - len(self._snapshots)
 
@@ -351,8 +375,11 @@ class RamCache:
     def _fits(
         self, prefix: Prefix, n_bytes: int, segment: Segment | None, blocks: Collection[Block] = ()
     ) -> bool:
-        """Whether ``n_bytes`` fit into the budget with ``segment``, those before it, ``blocks`` of
-        a window, and all that has to stay.
+        """Return whether ``n_bytes`` fit into the budget together with ``segment``, its ancestors,
+        ``blocks`` of a window, and all that has to stay.
+
+        The states alone often show that there is room. Otherwise the sum over all chains is needed,
+        which visits every segment of the snapshots that stay.
         """
         if self.budget is None:
             return True
@@ -378,7 +405,10 @@ class RamCache:
         return False
 
     def _frees(self, n_bytes: int) -> bool:
-        """Whether the states alone that may go give enough: mostly one look is enough."""
+        """Return whether evicting only the states of unlocked snapshots would free ``n_bytes``.
+
+        The loop ends as soon as it has enough, so it mostly looks at one snapshot.
+        """
         room = self._room(n_bytes)
         others = (each for each in (*self.ends, *self.snapshots()) if each not in self.locks)
         while room < 0 and (each := next(others, None)) is not None:
@@ -394,8 +424,11 @@ class RamCache:
         return self.budget - self.n_bytes - self.shared.used_by_others(self) - n_bytes
 
     def _shrink(self, n_bytes: int = 0) -> None:
-        """Have room for ``n_bytes``, as far as anything may go: first prompt ends and copies of
-        what the device has.
+        """Make room for ``n_bytes``, as far as anything may be evicted.
+
+        Prompt ends go first, then copies in RAM of rows that the device has: neither costs a
+        conversation. Then the snapshots of this cache and of other models' caches compete by worth
+        per byte.
         """
         self.ends.fit(n_bytes)
         if self._room(n_bytes) >= 0:
@@ -416,8 +449,8 @@ class RamCache:
             self._evict(victim)
 
     def evict_bytes(self, n_bytes: int, worth: float) -> bool:
-        """Evict snapshots of less ``worth`` per byte until ``n_bytes`` are free, for another cache
-        of the same budget; whether any left. Ends of prompts go first.
+        """Evict snapshots of less than ``worth``, seconds per byte, until ``n_bytes`` are free, for
+        another cache of the same budget; return whether any was evicted. Prompt ends go first.
         """
         before = self.n_bytes
         minimum = self.n_bytes - n_bytes
@@ -433,10 +466,11 @@ class RamCache:
         return self.n_bytes < before
 
     def _deserves(self, segment: Segment, n_bytes: float) -> bool:
-        """Whether the victims for ``n_bytes`` of ``segment`` are worth less than all that needs
-        these rows.
+        """Return whether the victims for ``n_bytes`` of ``segment`` are worth less than all
+        snapshots that need its rows.
 
-        All copies have been shed by then.
+        Copies of rows that the device has count as free: the caller drops them before it evicts
+        anything.
         """
         needing = self._needing(segment)
         lost = self.policy.combined_value(needing)
@@ -450,8 +484,8 @@ class RamCache:
         return n_bytes <= 0 and lost > 0
 
     def likely(self) -> dict[Segment, float]:
-        """How many prompts to expect that resume on the rows of each segment; once for each
-        turn.
+        """Return the number of prompts that are expected to resume on the rows of each segment,
+        computed once for each turn.
         """
         if self._likely[0] != self.turn:
             ends = {segment: 0.0 for end in self.ends for segment in end.chain}
@@ -471,11 +505,11 @@ class RamCache:
 
 
 class PromptEnds:
-    """Snapshots at the very ends of prompts, with states and the outputs there, for equal prompts
-    and longer raw ones.
+    """The snapshots at the very ends of prompts, each with a state and the output there, for equal
+    prompts and longer raw ones.
 
-    Conversations continue elsewhere, so these are the first that ``cache`` evicts, the least
-    recently used before others; none that is locked.
+    Conversations continue elsewhere. So ``cache`` evicts these before all others, the least
+    recently used first, but none that is locked.
     """
 
     def __init__(self, cache: RamCache) -> None:
@@ -494,29 +528,29 @@ class PromptEnds:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of their states, which become free at least when all of them leave."""
+        """The bytes of their states: the minimum that becomes free when all of them are evicted."""
         return sum(end.state.own_bytes for end in self)
 
     def touch(self, snapshot: Snapshot) -> None:
-        """Count one, if it is here, as the last used."""
+        """Make ``snapshot`` the most recently used, if it is here."""
         if self._ends.get(snapshot.prefix) is snapshot:
             self._ends.move_to_end(snapshot.prefix)
 
     def through(self, segment: Segment) -> list[Snapshot]:
-        """The snapshots that need ``segment``."""
+        """Return the prompt ends that need ``segment``."""
         return [end for end in self if segment in end.chain]
 
     def may_add(self, n_bytes: int, *, is_wanted: bool) -> bool:
-        """Whether one that adds ``n_bytes`` can stay. Unless it ``is_wanted``, it evicts only its
-        own kind.
+        """Return whether a prompt end that adds ``n_bytes`` can stay. Unless it ``is_wanted``, it
+        evicts only other prompt ends.
         """
         return self._n_places > 0 and (is_wanted or self._cache._room(n_bytes) + self.n_bytes >= 0)
 
     def add(self, snapshot: Snapshot, *, is_wanted: bool) -> bool:
-        """Keep one, locked by the caller, instead of an older one of its prompt; False if there is
-        no room for it.
+        """Add ``snapshot``, which the caller has locked, in place of an older one of its prompt;
+        return False if there is no room for it.
 
-        ValueError if it builds on rows that were dropped.
+        Raises ValueError if it builds on rows that were dropped.
         """
         if not self._cache.pool.is_whole(snapshot):
             raise ValueError("the snapshot builds on rows that were dropped")
@@ -533,14 +567,14 @@ class PromptEnds:
         return True
 
     def drop(self, snapshot: Snapshot) -> None:
-        """Give one up, if it is here."""
+        """Drop ``snapshot``, if it is here."""
         if self._ends.get(snapshot.prefix) is snapshot:
             del self._ends[snapshot.prefix]
             self._cache.pool.release(snapshot)
 
     def fit(self, n_bytes: int = 0) -> None:
-        """Have as many leave, none that is locked, as places and ``n_bytes`` more make
-        necessary.
+        """Drop unlocked prompt ends, the oldest first, until ``n_bytes`` more fit and no place is
+        exceeded.
         """
         for end in list(self):
             if self._cache._room(n_bytes) >= 0 and len(self) <= self._n_places:
@@ -549,7 +583,7 @@ class PromptEnds:
                 self.drop(end)
 
     def drop_descendants(self, snapshot: Snapshot) -> None:
-        """Give up outputs of prompts that start with what ``snapshot`` holds."""
+        """Drop the ends of all prompts that start with the tokens of ``snapshot``."""
         for end in list(self):
             if any(
                 each is snapshot.segment and last >= snapshot.n for each, last in end.chain.items()
@@ -557,6 +591,6 @@ class PromptEnds:
                 self.drop(end)
 
     def clear(self) -> None:
-        """Give up all."""
+        """Drop all prompt ends."""
         for end in list(self):
             self.drop(end)

@@ -1,4 +1,4 @@
-"""One budget of bytes for the RAM caches of several models."""
+"""A budget of bytes that the RAM caches of several models share."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class EvictableCache(Protocol):
         """
 
     def evict_bytes(self, n_bytes: int, worth: float) -> bool:
-        """Evict snapshots below ``worth``, seconds per byte, until ``n_bytes`` are free; whether
-        any was evicted.
+        """Evict snapshots below ``worth``, seconds per byte, until ``n_bytes`` are free; return
+        whether any was evicted.
 
         Waits for the engine of an unloaded model, which is idle. The engine of a loaded model may
         wait for this caller, so it evicts later, and the result is False.
@@ -31,10 +31,12 @@ class EvictableCache(Protocol):
 
 
 class RamBudget:
-    """``n_bytes`` for the snapshots of several caches together, None for no limit. Thread-safe.
+    """A budget of ``n_bytes`` for the snapshots of several caches together, None for no limit.
+    Thread-safe.
 
-    Requests of all models are the units of one clock, so that worth compares across models. A cache
-    that needs room evicts the least worth per byte over its own snapshots and unloaded models'.
+    Requests of all models are the units of one clock, ``turn``, so that worth compares across
+    models. A cache that needs room evicts the least worth per byte over its own snapshots and
+    unloaded models'.
     """
 
     def __init__(self, n_bytes: int | None) -> None:
@@ -54,22 +56,22 @@ class RamBudget:
             self._caches.pop(cache, None)
 
     def next_turn(self) -> int:
-        """Another request of any model starts; returns the clock."""
+        """Count another request of any model, and return the clock."""
         with self._lock:
             self.turn += 1
             return self.turn
 
     def used_by_others(self, cache: object) -> int:
-        """Bytes of all caches but ``cache``."""
+        """Return the bytes of all caches but ``cache``."""
         return sum(each.n_bytes for each in self._others(cache))
 
     def fixed_by_others(self, cache: object) -> int:
-        """Bytes that the other caches cannot evict now."""
+        """Return the bytes that the other caches cannot evict now."""
         return sum(each.n_fixed for each in self._others(cache))
 
     def take(self, cache: object, n_bytes: int, worth: float) -> bool:
-        """Evict ``n_bytes`` below ``worth``, seconds per byte, of other caches, largest first;
-        whether any went.
+        """Evict ``n_bytes`` of snapshots below ``worth``, seconds per byte, from the largest other
+        cache that has any; return whether any was evicted.
         """
         others = sorted(self._others(cache), key=lambda each: -each.n_bytes)
         return any(each.evict_bytes(n_bytes, worth) for each in others if each.n_bytes)

@@ -19,21 +19,23 @@ class Reads(ABC):
 
     @abstractmethod
     def ready(self) -> bool:
-        """Whether there is no use in waiting: all are here, one has failed, or the store hangs."""
+        """Return whether a wait would be of no use: all reads have ended, one has failed, or the
+        store hangs.
+        """
 
     @abstractmethod
     def wait(self, seconds: float) -> None:
-        """Wait until they are ready, ``seconds`` at most."""
+        """Wait until the reads are ready, at most ``seconds``."""
 
     @abstractmethod
     def check(self) -> None:
-        """Raise the error of the first failed read, or a StateError or TimeoutError if some are not
-        here.
+        """Raise the error of the first failed read. Raises StateError or TimeoutError if some reads
+        have not ended.
         """
 
     @abstractmethod
     def cancel(self) -> None:
-        """End those that have not started."""
+        """Cancel the reads that have not started."""
 
 
 Reading: TypeAlias = Generator[Reads, None, R]
@@ -41,7 +43,7 @@ Reading: TypeAlias = Generator[Reads, None, R]
 
 
 def finished(reads: Reads) -> Reading[None]:
-    """Wait for ``reads``, which are here then; raises as `Reads.check` does."""
+    """Wait until ``reads`` have ended. Raises the errors of `Reads.check`."""
     while not reads.ready():
         yield reads
     reads.check()

@@ -17,11 +17,14 @@ __all__ = ["Nearest", "Recent", "RecentMatches", "RecentPrompts", "last_boundary
 
 @dataclass(frozen=True, eq=False)
 class Recent:
-    """A prompt of late. It left the one nearest to it ``left`` boundaries before that one's end; 0
-    is unknown.
+    """A recent prompt.
 
-    Without ``for_disk`` its request wanted nothing on disk: it is never saved, and no policy
-    compares with it.
+    Attributes:
+        prompt: The prompt.
+        left: How many boundaries before the end of the prompt nearest to it, it left that one; 0 if
+            unknown.
+        for_disk: Whether its request wanted it on disk. Otherwise it is never saved, and no policy
+            compares with it.
     """
 
     prompt: Prompt
@@ -31,10 +34,14 @@ class Recent:
 
 @dataclass(frozen=True)
 class Nearest:
-    """The prompt of late that shares the most with a new one: ``common`` tokens, ``safe`` aligned
-    to a boundary.
+    """The recent prompt that shares the most with a new one.
 
-    ``left`` is how many boundaries before its end the new one leaves it, 0 if it has none to count.
+    Attributes:
+        recent: The recent prompt.
+        common: The number of leading tokens that both have.
+        safe: The last boundary of the new prompt within ``common``.
+        left: How many boundaries before the recent prompt's end the new one leaves it, 0 if it has
+            no boundary to count.
     """
 
     recent: Recent
@@ -44,14 +51,18 @@ class Nearest:
 
     @property
     def is_continued(self) -> bool:
-        """Whether the new prompt has all of this one, up to its generation header."""
+        """True if the new prompt has all of this one, up to its generation header."""
         return self.common >= self.recent.prompt.end
 
 
 @dataclass(frozen=True)
 class RecentMatches:
-    """``prompt`` against each of ``recent``, newest first: how many leading tokens it shares with
-    it.
+    """The comparison of a prompt with recent ones.
+
+    Attributes:
+        prompt: The new prompt.
+        recent: The recent prompts, newest first.
+        shared: How many leading tokens the prompt shares with each of them.
     """
 
     prompt: Prompt
@@ -60,7 +71,7 @@ class RecentMatches:
 
     @property
     def has_whole(self) -> bool:
-        """Whether an equal prompt came before."""
+        """True if an equal prompt came before."""
         n = len(self.prompt)
         return any(
             n == n_shared == len(each.prompt)
@@ -68,9 +79,10 @@ class RecentMatches:
         )
 
     def nearest(self, window: int | None = None, for_disk: bool = False) -> Nearest | None:
-        """The one that shares the most, the newest of equals; None if nothing is shared.
+        """Return the recent prompt that shares the most, the newest of equals; None if nothing is
+        shared.
 
-        Only the newest ``window`` count, and with ``for_disk`` only those that may be there.
+        Only the newest ``window`` count, and with ``for_disk`` only those that may be on disk.
         """
         pairs = zip(self.recent, self.shared, strict=True)
         best: Recent | None = None
@@ -94,7 +106,9 @@ class RecentMatches:
 
 
 def last_boundary(prompt: Prompt, n: int) -> int:
-    """The deepest boundary at or before ``n``, or 0; ``n`` itself if there are no boundaries."""
+    """Return the deepest boundary at or before ``n``, or 0; ``n`` itself if there are no
+    boundaries.
+    """
     if not prompt.boundaries:
         return n
     at = bisect.bisect_right(prompt.boundaries, n)
@@ -145,11 +159,11 @@ class RecentPrompts:
         )
 
     def newest_first(self) -> tuple[Recent, ...]:
-        """Every prompt that is remembered."""
+        """Return every remembered prompt."""
         return self._recent
 
     def compare(self, prompt: Prompt) -> RecentMatches:
-        """``prompt`` against all; costs about one comparison, however many there are."""
+        """Compare ``prompt`` with all; costs about one comparison, however many there are."""
         shared: list[int] = []
         maximum = -1
         row = [0]
@@ -192,7 +206,7 @@ class RecentPrompts:
             self.listener(prompt.tokens)
 
     def load(self, newest_first: Iterable[Recent]) -> None:
-        """Start with these, as far as there is room."""
+        """Start with ``newest_first``, as far as there is room."""
         self._recent = self._places = ()
         kept: list[Recent] = []
         n_tokens = 0
@@ -221,7 +235,9 @@ class RecentPrompts:
 
 
 def _common_from(n: int, a: Tokens, b: Tokens) -> int:
-    """How many leading tokens two prompts share that share at least ``n``."""
+    """Return how many leading tokens two prompts share, of which at least ``n`` are known to be
+    equal.
+    """
     if n >= a.size or n >= b.size or a[n] != b[n]:
         return n
     return n + common_prefix(a[n:], b[n:])

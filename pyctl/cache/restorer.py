@@ -33,13 +33,13 @@ Restored: TypeAlias = tuple[Snapshot, ...]
 
 
 class Restorer:
-    """Brings sequences of ``memory`` to prefixes of their prompts, from ``cache``, its ``device``
-    tier and ``disk``.
+    """The restore of sequences of ``memory`` to prefixes of their prompts, from ``cache``, its
+    ``device`` tier and ``disk``.
 
     A sequence always holds exactly the tokens that it records: an attempt that fails, or is closed
-    while it waits, empties it. Failures are misses: logged and counted in ``totals``, never
-    raised. With ``exact`` nothing is restored that a cold run would not have computed in the same
-    batches. The engine's thread calls everything; waits for the disk are yielded.
+    while it waits, empties it. Failures are misses: logged and counted in ``totals``, never raised.
+    With ``exact`` nothing is restored that a cold run would not have computed in the same batches.
+    The engine's thread calls everything; waits for the disk are yielded.
     """
 
     def __init__(
@@ -187,8 +187,9 @@ class Restorer:
 
 
 class Chooser:
-    """Chooses what to restore for ``lookup``: the quickest snapshot on ``disk``, as long as nothing
-    in memory has the prompt evaluated earlier, then the candidates in memory in their order.
+    """The choice of a candidate for ``lookup``: the quickest snapshot on ``disk``, as long as
+    nothing in memory has the prompt evaluated earlier, then the candidates in memory in their
+    order.
 
     A context manager: each candidate is closed before the next one, and on exit. Rows of the prompt
     that RAM has, the base, are not read from disk; they stay in RAM until it is the turn of memory.

@@ -1,4 +1,4 @@
-"""Where a saved sequence can be resumed without a bit of difference."""
+"""The positions where a saved sequence can be resumed without a bit of difference."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ResumePoints:
     step: int = 1
 
     def allow(self, n: int) -> bool:
-        """Whether a sequence of ``n`` tokens may be saved and resumed."""
+        """Return whether a sequence of ``n`` tokens may be saved and resumed."""
         return n <= self.window or (self.step > 0 and (n - self.window) % self.step == 0)
 
     def among(self, ends: Sequence[int]) -> list[int]:

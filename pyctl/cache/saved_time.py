@@ -81,7 +81,7 @@ class PrefillSpeed:
 
 
 class SavedTime:
-    """Estimates the time that the cache saved each request of one engine, for `Report`.
+    """An estimate of the time that the cache saved each request of one engine, for `Report`.
 
     A request that restored ``n`` tokens saved ``n / speed`` seconds, less the time of its lookup
     and its restore. Its speed is its own, from its start to its first token without lookup and

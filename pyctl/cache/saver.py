@@ -26,11 +26,11 @@ recur.
 
 
 class Saver:
-    """Saves what sequences of ``memory`` hold to ``cache``; ``write_back`` takes what it evicts.
+    """The saving of sequences of ``memory`` to ``cache``; evicted snapshots go to ``write_back``.
 
-    Saved rows never change, so a sequence saves only those after its `Coverage`. With ``exact``
-    only rows of a cold run's batches are saved. A failure is a snapshot less: logged, and raised
-    only by `suspend` and `resume`. The engine's thread calls everything.
+    Saved rows never change, so a sequence saves only the rows after its `Coverage`. With ``exact``
+    only rows of a cold run's batches are saved. A failure costs a snapshot: it is logged, and
+    raised only by `suspend` and `resume`. The engine's thread calls everything.
     """
 
     def __init__(
@@ -59,6 +59,13 @@ class Saver:
                 self._save(seq, plan, stats)
 
     def _save(self, seq: LiveSequence, plan: CachePlan, stats: RequestStats) -> None:
+        """Take a snapshot of ``seq``, and add it to the cache if there is room.
+
+        `RamCache.may_add` comes first, with the bytes that the snapshot would add: a refused
+        snapshot then costs no copy. `RamCache.add` may still refuse it, since other models share
+        the budget; then `DeviceTier.release_rejected` releases the cells that were held for it.
+        Evicted snapshots may wait for the disk by now, so the backlog is trimmed last.
+        """
         covered = self._coverage(seq, plan.match)
         prefix = plan.match.prefix(seq.n)
         new_bytes = self._device.rows_size(covered.n, seq.n) + seq.tokens[covered.n :].nbytes
@@ -130,8 +137,8 @@ class Saver:
         self._device.release_rejected(end)
 
     def suspend(self, seq: LiveSequence, *, frees_cells: bool = True) -> Snapshot:
-        """Take everything that ``seq`` holds out of it, for `resume`. Raises StateError or
-        MemoryError, with ``seq`` unchanged.
+        """Move everything that ``seq`` holds into a snapshot for `resume`, and clear ``seq``.
+        Raises StateError or MemoryError, with ``seq`` unchanged.
 
         The snapshot is no entry of the cache, which only counts its bytes until `RamCache.release`,
         and shares rows with it. Rows that the device can hold stay there unless ``frees_cells``.
@@ -148,8 +155,8 @@ class Saver:
         return kept
 
     def resume(self, seq: LiveSequence, kept: Snapshot) -> None:
-        """Put back what `suspend` took; ``seq`` may have another id now. Raises StateError or
-        OutOfCellsError, and keeps it.
+        """Restore the snapshot ``kept`` of `suspend` into ``seq``, which may have another id now.
+        Raises StateError or OutOfCellsError, and keeps the snapshot.
         """
         self._memory.restore(seq.id, 0, kept.spans(0, kept.n), kept.state)
         seq.covered = Coverage(kept.segment, kept.n)

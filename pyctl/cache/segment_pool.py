@@ -11,10 +11,15 @@ __all__ = ["SegmentPool"]
 
 
 class SegmentPool:
-    """Counts references to segments, and the bytes of all snapshots in RAM (``n_bytes``).
+    """The segments that the snapshots in RAM share, with the number of references to each.
 
-    A segment is alive from its first snapshot to its last. ``on_drop`` is called with it just
-    before its rows are dropped, and may not change the cache.
+    A segment is alive from its first snapshot to its last.
+
+    Attributes:
+        n_bytes: The bytes of all snapshots in RAM, each shared segment and block counted once.
+        n_shed: Copies in RAM that were dropped since the device holds the rows, since the start.
+        on_drop: Called with a segment just before its rows are dropped. It may not change the
+            cache.
     """
 
     def __init__(self) -> None:
@@ -30,8 +35,9 @@ class SegmentPool:
         return segment in self._alive
 
     def is_whole(self, snapshot: Snapshot) -> bool:
-        """Whether no segment that ``snapshot`` needs was dropped. An alive segment needs only alive
-        ones.
+        """Return whether no segment that ``snapshot`` needs was dropped.
+
+        The ancestors of an alive segment are alive too, so the search ends at the first one.
         """
         segment: Segment | None = snapshot.segment
         while segment is not None and segment not in self._alive:
@@ -41,8 +47,8 @@ class SegmentPool:
         return True
 
     def n_new(self, segment: Segment | None, blocks: Collection[Block] = ()) -> int:
-        """Bytes of ``segment`` and its parents that are not alive yet, and of ``blocks`` of a
-        window that are new.
+        """Return the bytes that a snapshot adds: of ``segment`` and its ancestors as far as they
+        are not alive yet, and of new ``blocks`` of a window.
         """
         n_bytes = sum(int(block.nbytes) for block in blocks if id(block) not in self._windows)
         while segment is not None and segment not in self._alive:
@@ -51,7 +57,7 @@ class SegmentPool:
         return n_bytes
 
     def retain(self, snapshot: Snapshot) -> None:
-        """``snapshot`` needs its segments from now on."""
+        """Count ``snapshot`` as a user of its segments and of the blocks of its window."""
         self.n_bytes += snapshot.state.own_bytes
         for block in snapshot.state.shared:
             self._windows[id(block)] += 1
@@ -66,7 +72,9 @@ class SegmentPool:
             segment = segment.parent
 
     def release(self, snapshot: Snapshot) -> None:
-        """``snapshot`` is gone; so are the segments that only it needed."""
+        """Count ``snapshot`` no longer, and drop the segments that only it needed, the deepest
+        first.
+        """
         self.n_bytes -= snapshot.state.own_bytes
         for block in snapshot.state.shared:
             self._windows[id(block)] -= 1
@@ -85,8 +93,9 @@ class SegmentPool:
             segment = segment.parent
 
     def add_rows(self, segment: Segment, rows: Block) -> None:
-        """Let ``segment`` also have its rows in RAM. Raises ValueError if it has some, or is not
-        alive.
+        """Enter ``rows`` as the copy in RAM of an alive ``segment``.
+
+        Raises ValueError if the segment has rows in RAM already, or is not alive.
         """
         if segment not in self._alive or segment.rows.size:
             raise ValueError(
@@ -96,8 +105,8 @@ class SegmentPool:
         self.n_bytes += int(rows.nbytes)
 
     def drop_ram_copy(self, segment: Segment) -> None:
-        """Give up the copy in RAM of rows that the device holds. Raises ValueError if it holds
-        none.
+        """Drop the copy in RAM of rows that the device holds. Raises ValueError if the device does
+        not hold them, or the segment is not alive.
         """
         if segment not in self._alive or segment.held is None:
             raise ValueError(
@@ -108,15 +117,17 @@ class SegmentPool:
         self.n_shed += 1
 
     def copies(self) -> list[Segment]:
-        """The segments that are in RAM and on the device."""
+        """Return the segments that are in RAM and on the device."""
         return [
             segment for segment in self._alive if segment.held is not None and segment.rows.size
         ]
 
     def n_freed(self, snapshot: Snapshot, *, without_copies: bool = False) -> int:
-        """Bytes that go with ``snapshot``: its state, and of segments that only it needs; with
-        ``without_copies`` as if `copies` had been shed before. What states share of windows counts
-        in equal parts: it goes with the last.
+        """Return the bytes that become free when ``snapshot`` is evicted: of its state, and of the
+        segments that only it needs.
+
+        With ``without_copies`` the result is the one after all `copies` were dropped. A block of a
+        window that several states share counts in equal parts, since it goes with the last of them.
         """
         n_bytes = snapshot.state.own_bytes
         segment = snapshot.segment
@@ -138,8 +149,11 @@ class SegmentPool:
         segment: Segment | None = None,
         blocks: Collection[Block] = (),
     ) -> int:
-        """Bytes of all of these, ``segment`` with its parents, and a window's ``blocks``: the rows
-        of ``fixed`` as if all were in RAM, the others' that the device holds as if none were.
+        """Return the bytes of all given snapshots, of ``segment`` with its ancestors, and of
+        ``blocks`` of a window.
+
+        Rows of ``fixed`` snapshots count as if all of them were in RAM. Of all others, rows that
+        the device holds do not count.
         """
         counted: dict[Segment, int] = {}
         for snapshot in fixed:

@@ -18,19 +18,22 @@ UNASKED = PromptFacts(turn=0)
 
 
 class Coverage(NamedTuple):
-    """The first ``n`` rows of a sequence are in ``segment`` and its parents; without a segment none
-    are.
+    """The saved rows of a sequence.
+
+    Attributes:
+        segment: The deepest segment that has some of them, None if nothing is saved.
+        n: The number of leading rows that ``segment`` and its ancestors have.
     """
 
     segment: Segment | None = None
     n: int = 0
 
     def within(self, n: int) -> Coverage:
-        """The prefix of the first ``n`` tokens."""
+        """Return the coverage of the first ``n`` tokens."""
         return Coverage(self.segment, min(self.n, n))
 
     def alive(self) -> Coverage:
-        """The part that is still kept."""
+        """Return the part whose rows the cache still has."""
         segment, n = self
         while segment is not None and not (segment.alive and n > segment.start):
             n = min(n, segment.start)
@@ -43,15 +46,25 @@ NOT_SAVED = Coverage()
 
 @dataclass(eq=False)
 class LiveSequence:
-    """Tokens [0, n) of sequence ``id`` are evaluated; the state stands at n.
+    """The record of a sequence in llama.cpp: its tokens [0, n) are evaluated, and its state is at
+    n.
 
-    ``ends`` are the batch ends of the exact part: batches that a cold run would evaluate.
-    Within ``reply_spans`` it generated, so that a reply could have ended there. ``facts`` are its
-    prompt's. Of the rows ``covered`` are saved; up to ``n_overlap`` some other snapshot may have
-    them. A restore that is under way takes up to ``n_expected`` tokens. ``in_image``: it ends
-    inside an image, where it can go on but nothing else can resume. ``shares``: other sequences
-    take cells as well, if that counts (`Scheduler.mark_shared`): no batch is one of a cold run
-    then, and loaded rows lie elsewhere.
+    Attributes:
+        id: The sequence id of llama.cpp.
+        capacity: The maximum number of tokens.
+        n: The number of evaluated tokens.
+        ends: The batch ends of the exact part, whose batches a cold run would also evaluate.
+        reply_spans: The ranges of positions whose tokens it generated. A reply could have ended
+            anywhere within them.
+        facts: The facts of its prompt.
+        covered: The rows that are saved.
+        n_overlap: The number of leading rows that some other snapshot may also have.
+        n_expected: The maximum number of tokens that a restore in progress takes.
+        in_image: Whether it ends inside an image, where it can continue but nothing else can
+            resume.
+        shares: Whether other sequences take cells as well, where that counts
+            (`Scheduler.mark_shared`). Then no batch is one of a cold run, and loaded rows lie in
+            other cells.
     """
 
     id: int
@@ -71,12 +84,14 @@ class LiveSequence:
 
     @property
     def n_exact(self) -> int:
-        """How many leading tokens came from batches that a cold run would evaluate."""
+        """The number of leading tokens from batches that a cold run would evaluate."""
         return self.ends[-1] if self.ends else 0
 
     @property
     def n_prompt(self) -> int:
-        """How many tokens arrived as a prompt; the rest was generated."""
+        """The number of tokens before the reply at the end, or of all tokens if it ends without
+        one.
+        """
         first, last = self.reply_spans[-1] if self.reply_spans else (0, 0)
         return first if last == self.n else self.n
 
@@ -86,18 +101,18 @@ class LiveSequence:
         return self._buffer[: self.n]
 
     def shared(self, tokens: Tokens) -> int:
-        """How many leading tokens it shares with ``tokens``."""
+        """Return how many leading tokens the sequence shares with ``tokens``, shape (n,)."""
         return common_prefix(self.tokens, tokens)
 
     def n_same_batches(self, batch_ends: Sequence[int], limit: int) -> int:
-        """Return how many of its first ``limit`` rows are of the batches that end at
+        """Return how many of the first ``limit`` rows came from the batches that end at
         ``batch_ends``.
         """
         return last_common_end(batch_ends, self.ends, limit)
 
     def append(self, tokens: Tokens, *, exact: bool) -> None:
-        """Record that ``tokens`` of a prompt were evaluated at the end; ``exact`` if as a batch of
-        a cold run.
+        """Record that ``tokens`` of a prompt, shape (n,), were evaluated at the end; ``exact`` if a
+        cold run would evaluate the same batch.
         """
         if exact and not self.shares and self.n_exact == self.n:
             self.ends.append(self.n + int(tokens.size))
@@ -124,8 +139,8 @@ class LiveSequence:
     def resume(
         self, tokens: Tokens, batch_ends: Sequence[int], snapshot: Snapshot | None = None
     ) -> None:
-        """Record that exactly ``tokens`` are evaluated now: the rows of before, then the rows of
-        ``snapshot``. A cold run of their prompt has ``batch_ends``.
+        """Record that exactly ``tokens``, shape (n,), are evaluated now: the rows that were kept,
+        then the rows of ``snapshot``. A cold run of their prompt has ``batch_ends``.
         """
         n = int(tokens.size)
         source = self if snapshot is None else snapshot

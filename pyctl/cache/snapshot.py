@@ -48,8 +48,11 @@ Source: TypeAlias = Literal["none", "live", "ram", "disk"]
 
 @dataclass(frozen=True)
 class Prefix:
-    """The first ``n`` tokens of a prompt; ``digest`` is BLAKE2b-128 over the ids as little-endian
-    int32.
+    """The first tokens of a prompt, by their digest.
+
+    Attributes:
+        digest: BLAKE2b-128 over the token ids as little-endian int32.
+        n: The number of tokens.
     """
 
     digest: bytes
@@ -57,7 +60,7 @@ class Prefix:
 
     @property
     def name(self) -> str:
-        """How people refer to it: ``<n>-<first 16 hex digits>``."""
+        """The name for users and URLs: ``<n>-<first 16 hex digits>``."""
         return f"{self.n}-{self.digest.hex()[:16]}"
 
     def __repr__(self) -> str:
@@ -71,8 +74,13 @@ NOTHING: Block = np.empty(0, np.uint8)
 
 
 class BlockBytes(NamedTuple):
-    """Bytes of saved blocks: ``used`` by all that live; ``held`` of the system for these and the
-    next; ``in_flight`` of those that are being copied."""
+    """The bytes of saved blocks.
+
+    Attributes:
+        used: Bytes of all blocks that are alive.
+        held: Bytes taken from the system, for these blocks and for the next ones.
+        in_flight: Bytes of the blocks that are still being copied.
+    """
 
     used: int
     held: int
@@ -80,24 +88,26 @@ class BlockBytes(NamedTuple):
 
 
 class HeldRows(Protocol):
-    """Rows that lie on the device in cells that no sequence needs to hold; its maker has the
-    places.
+    """Rows on the device, in cells that no sequence needs to hold. The memory that made the object
+    has their places.
     """
 
     @property
     def n_cells(self) -> int:
-        """How many rows, each in a cell."""
+        """The number of rows, each in a cell."""
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of a block that holds them."""
+        """The bytes that the rows would take as a block."""
 
 
 class Rows(NamedTuple):
-    """Rows in parts: the model's ``own``, in a block or held by the device, and a block of its
-    draft model.
+    """Rows in two parts: the model's and its draft model's.
 
-    ``own`` is empty for a model without own rows, ``draft`` if no draft model has followed.
+    Attributes:
+        own: The model's rows, as a block or held by the device; an empty block for a model without
+            own rows.
+        draft: The draft model's rows as a block, empty if no draft model has followed.
     """
 
     own: Block | HeldRows
@@ -121,8 +131,12 @@ Span: TypeAlias = tuple[Rows, int, int]
 
 @dataclass(eq=False)
 class StoredFileRef:
-    """The file of a segment, shared by its copies: its name and its parent's name, opaque outside
-    of the disk tier, and whether the file existed at the last look.
+    """The file of a segment, shared by all copies of the segment.
+
+    Attributes:
+        name: Its name, opaque outside of the disk tier; None if it has none yet.
+        parent: The name of the parent's file, opaque outside of the disk tier.
+        is_there: Whether the file existed when the disk tier looked last.
     """
 
     name: object = None
@@ -132,17 +146,28 @@ class StoredFileRef:
 
 @dataclass(eq=False)
 class Segment:
-    """The rows of tokens [start, start + len(tokens)), immutable, and the segment that covers the
-    tokens before.
+    """The rows of tokens [start, start + len(tokens)), and the segment that covers the tokens
+    before.
 
-    The parent may reach past ``start``; its rows from there on belong to another branch. ``ends``
-    are the batch ends in (start, end] that a cold run would also have, and ``reply_spans`` where
-    they were generated (not in files). ``references`` counts snapshots and
-    children; only the cache that counts the bytes changes it, and sets ``dropped`` when it gives
-    the rows up. They lie in RAM (``rows``), on the device (``held``), or both; a model without own
-    rows (whole-sequence states) has neither, and its segments still hold the tokens. ``draft_rows``
-    are the draft model's, NOTHING if there was none: only what it drafts depends on them, so a
-    segment is whole without. ``file`` is for the disk tier.
+    Tokens and rows never change, but the rows may move. They lie in RAM (``rows``), on the device
+    (``held``), or both. A model without own rows (whole-sequence states) has neither, and its
+    segments still hold the tokens.
+
+    Attributes:
+        start: The position of the first token.
+        tokens: The tokens, shape (end - start,).
+        rows: The model's rows in RAM, empty if RAM has none.
+        parent: The segment before, None at position 0. It may reach past ``start``: its rows from
+            there on belong to another branch.
+        ends: The batch ends in (start, end] that a cold run would also have.
+        reply_spans: The ranges of positions whose tokens were generated; not in files.
+        references: The number of snapshots and segments that need this one. Only the cache that
+            counts the bytes changes it.
+        dropped: Whether that cache has given up the rows.
+        draft_rows: The draft model's rows, empty if there was none. Only drafts depend on them, so
+            a segment is whole without.
+        held: The model's rows on the device, None if it holds none.
+        file: The file of the segment, for the disk tier.
     """
 
     start: int
@@ -163,26 +188,26 @@ class Segment:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes in RAM of all rows and tokens, without the parent's."""
+        """The bytes in RAM of all rows and tokens, without the parent's."""
         return int(self.rows.nbytes) + int(self.draft_rows.nbytes) + int(self.tokens.nbytes)
 
     @property
     def parts(self) -> Rows:
-        """Its rows as a memory loads them: from the device, if that has them."""
+        """The rows as a memory loads them: from the device, if it holds them."""
         return Rows(self.rows if self.held is None else self.held, self.draft_rows)
 
     @property
     def only_held_bytes(self) -> int:
-        """Bytes that its rows would take in RAM, where only the device has them; else 0."""
+        """The bytes that the rows would take in RAM, if only the device has them; else 0."""
         return self.held.n_bytes if self.held is not None and not self.rows.size else 0
 
     @property
     def alive(self) -> bool:
-        """Whether some snapshot still needs these rows."""
+        """True if some snapshot still needs these rows."""
         return self.references > 0
 
     def drop(self) -> None:
-        """Give the rows up: the memory goes now, references or not."""
+        """Drop the rows, and free their memory even if others still refer to the segment."""
         self.rows = self.draft_rows = NOTHING
         self.held = None
         self.dropped = True
@@ -199,8 +224,8 @@ OUTPUT = "output"
 
 
 class Window(Protocol):
-    """Rows that layers with a sliding window see, in blocks which states of neighbouring positions
-    share.
+    """The rows that layers with a sliding window see, in blocks that the states of neighbouring
+    positions share.
     """
 
     @property
@@ -208,16 +233,22 @@ class Window(Protocol):
         """The blocks; each counts once however many states have it."""
 
     def joined(self, head: Block) -> Block:
-        """The model's own part of a state, of which ``head`` is not shared."""
+        """Return the model's own part of a state as one block: ``head``, which no other state
+        shares, then the rows.
+        """
 
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """The state of a sequence at one position: named parts, each opaque bytes.
+    """The state of a sequence at one position.
 
-    A model has RECURRENT, or nothing if its rows suffice; a draft model adds DRAFT. All parts are
-    saved, loaded, counted and lost together. With a ``window``, what RECURRENT shares with
-    neighbours is there instead.
+    All parts are saved, loaded, counted and dropped together.
+
+    Attributes:
+        parts: Opaque bytes by name. A model has RECURRENT, or nothing if its rows suffice; a draft
+            model adds DRAFT.
+        window: The part of RECURRENT that states of neighbouring positions share, None if there is
+            none; RECURRENT then has only the rest.
     """
 
     parts: Mapping[str, Block] = field(default_factory=dict)
@@ -225,8 +256,8 @@ class State:
 
     @classmethod
     def of(cls, recurrent: Block, draft: Block = NOTHING, window: Window | None = None) -> State:
-        """The model's own part, without its ``window``, and the draft model's; no part for no
-        bytes.
+        """Return a state of the model's own part, without its ``window``, and the draft model's
+        part. An empty block becomes no part.
         """
         return cls(
             {name: part for name, part in ((RECURRENT, recurrent), (DRAFT, draft)) if part.size},
@@ -240,7 +271,7 @@ class State:
 
     @property
     def recurrent(self) -> Block:
-        """The model's own part, whole."""
+        """The model's own part with its ``window``, as one block."""
         return self.window.joined(self.head) if self.window is not None else self.head
 
     @property
@@ -264,12 +295,12 @@ class State:
 
     @property
     def own_bytes(self) -> int:
-        """Bytes of what no other state shares."""
+        """The bytes that no other state shares."""
         return sum(int(part.nbytes) for part in self.parts.values())
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all parts and the window, shared or not."""
+        """The bytes of all parts and the window, shared or not."""
         return self.own_bytes + sum(int(block.nbytes) for block in self.shared)
 
 
@@ -277,10 +308,14 @@ class State:
 class PromptFacts:
     """Facts for policies about the prompt of a sequence or a snapshot.
 
-    ``turn`` is the cache's (`RamCache.turn`) at which it came, None for now. ``cached``: its
-    request allows caching; without ``for_disk`` no request that used it wanted it on disk, and it
-    is never written. The next turn of its conversation is the same up to the header at
-    ``n_header``; ``n_opening`` tokens come before its first reply (`Prompt.opening`), 0 if unknown.
+    Attributes:
+        turn: The cache's clock (`RamCache.turn`) when the prompt came, None for now.
+        cached: Whether its request allows caching.
+        for_disk: Whether a request that used the prompt wanted it on disk; otherwise it is never
+            written.
+        n_header: The tokens before the generation header: up to there the next turn of the
+            conversation is the same.
+        n_opening: The tokens before the first reply (`Prompt.opening`), 0 if unknown.
     """
 
     turn: int | None = None
@@ -295,10 +330,19 @@ class Snapshot:
     """Everything needed to resume at ``prefix.n`` tokens: a chain of segments over [0, n) and the
     state at n.
 
-    ``is_turn``: a conversation is likely to go on from here when the user speaks again
-    (`Prompt.turn`). ``facts`` are its prompt's. ``state`` has no parts for models that need only
-    rows. ``exact``: all came from batches of a cold run. ``made`` and ``used`` are monotonic
-    seconds. Raises ValueError unless ``segment`` covers n.
+    Raises ValueError unless ``segment`` covers n.
+
+    Attributes:
+        prefix: The tokens that it holds, by their digest.
+        segment: The deepest segment of the chain.
+        state: The state at n, without parts for models that need only rows.
+        exact: Whether all of it came from batches of a cold run.
+        hits: How many times it was used.
+        is_turn: Whether a conversation is likely to continue here after the user's next message
+            (`Prompt.turn`).
+        facts: The facts of its prompt.
+        made: When it was made, in monotonic seconds.
+        used: When it was used last, in monotonic seconds.
     """
 
     prefix: Prefix
@@ -320,23 +364,27 @@ class Snapshot:
 
     @property
     def n(self) -> int:
-        """At how many tokens it resumes."""
+        """The number of tokens at which it resumes."""
         return self.prefix.n
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of the whole chain and the state, shared or not."""
+        """The bytes of the whole chain and the state, shared or not."""
         return sum(segment.n_bytes for segment in self.chain) + self.state.n_bytes
 
     @cached_property
     def chain(self) -> dict[Segment, int]:
-        """Each segment of the chain with the position up to which it counts, from the deepest to
-        the first.
+        """The segments of the chain from the deepest to the first, each with the position up to
+        which it counts.
         """
         return dict(self.links())
 
     def links(self) -> Iterator[tuple[Segment, int]]:
-        """Yield the pairs of `chain` one after the other."""
+        """Yield the pairs of `chain` one after the other.
+
+        A parent may reach past the start of its child, and counts only up to there. An ancestor
+        that starts at or after that position counts for nothing, and is left out.
+        """
         n = self.n
         segment = self.segment
         while True:
@@ -348,7 +396,9 @@ class Snapshot:
                 return
 
     def segment_at(self, n: int) -> Segment:
-        """The segment that holds the row before position ``n``; ValueError outside (0, self.n]."""
+        """Return the segment that holds the row before position ``n``. Raises ValueError outside
+        (0, self.n].
+        """
         for segment, last in self.chain.items():
             if segment.start < n <= last:
                 return segment
@@ -361,30 +411,30 @@ class Snapshot:
         return [end for segment, last in stems for end in segment.ends if end <= last]
 
     def n_same_batches(self, batch_ends: Sequence[int], limit: int) -> int:
-        """Return how many of its first ``limit`` rows are of the batches that end at
+        """Return how many of the first ``limit`` rows came from the batches that end at
         ``batch_ends``.
         """
         return last_common_end(batch_ends, self.ends, limit)
 
     @property
     def reply_spans(self) -> ReplySpans:
-        """Where its rows were generated, ascending."""
+        """The ranges of positions whose tokens were generated, ascending."""
         spans: list[tuple[int, int]] = []
         for segment, last in reversed(self.chain.items()):
             spans += clip_reply_spans(segment.reply_spans, 0, last)
         return tuple(spans)
 
     def head(self, n: int) -> tuple[int, ...]:
-        """The first ``n`` tokens, or fewer."""
+        """Return the first ``n`` tokens, or all if there are fewer."""
         first, last = list(self.chain.items())[-1]
         return tuple(first.tokens[: min(n, last)].tolist())
 
     def tail(self, n: int) -> tuple[int, ...]:
-        """The last ``n`` tokens, or fewer."""
+        """Return the last ``n`` tokens, or all if there are fewer."""
         return tuple(self.last_tokens(n).tolist())
 
     def last_tokens(self, n: int) -> Tokens:
-        """As `tail`, in an array: with ``n`` of the snapshot all that it covers."""
+        """Return the last ``n`` tokens, or all if there are fewer, as an array of shape (n,)."""
         parts: list[Tokens] = []
         for segment, last in self.chain.items():
             parts.append(segment.tokens[: last - segment.start])
@@ -393,7 +443,9 @@ class Snapshot:
         return np.concatenate(parts[::-1])[-n:]
 
     def spans(self, first: int, last: int) -> list[Span]:
-        """The rows [first, last) of the chain, in order; from the device if they are there."""
+        """Return the rows [first, last) of the chain in ascending order, from the device where it
+        holds them.
+        """
         found = (
             (each, max(first, each.start), min(stop, last))
             for each, stop in reversed(self.chain.items())
@@ -402,7 +454,9 @@ class Snapshot:
 
 
 def needed_by(snapshots: Iterable[Snapshot]) -> set[Segment]:
-    """The segments of their chains; what they share is looked at once."""
+    """Return all segments on the chains of ``snapshots``. The common part of two chains is visited
+    once.
+    """
     needed: set[Segment] = set()
     for snapshot in snapshots:
         for segment, _ in snapshot.links():
@@ -413,8 +467,8 @@ def needed_by(snapshots: Iterable[Snapshot]) -> set[Segment]:
 
 
 class PromptMatch:
-    """Digests and comparisons of ``tokens``, kept for the time of a request; ``is_raw`` as
-    `Prompt.is_raw`.
+    """The digests of the prefixes of ``tokens`` and its comparisons with segments, kept for the
+    time of a request. ``is_raw`` is `Prompt.is_raw`.
     """
 
     def __init__(self, tokens: Tokens, *, is_raw: bool = False) -> None:
@@ -427,8 +481,8 @@ class PromptMatch:
         self._agreed: dict[Segment, int] = {}
 
     def prefix(self, n: int) -> Prefix:
-        """The prefix of ``n`` tokens; ascending lengths cost one pass in all. ValueError outside
-        (0, len].
+        """Return the prefix of ``n`` tokens. Calls with ascending lengths cost one pass over the
+        tokens in all. Raises ValueError outside (0, len].
         """
         if not 0 < n <= self.tokens.size:
             raise ValueError(f"{n} is not a length within {self.tokens.size} tokens")
@@ -441,7 +495,7 @@ class PromptMatch:
         return Prefix(running.digest(), n)
 
     def among(self, names: Container[object], lengths: Iterable[int]) -> list[Prefix]:
-        """The prefixes of ascending ``lengths`` within (0, len] whose (n, digest) is among
+        """Return the prefixes of ascending ``lengths`` within (0, len] whose (n, digest) is among
         ``names``, in one pass.
         """
         found = list[Prefix]()
@@ -463,11 +517,17 @@ class PromptMatch:
         return found
 
     def shared(self, snapshot: Snapshot) -> int:
-        """How many leading tokens ``snapshot`` shares with the prompt, at most its n."""
+        """Return how many leading tokens ``snapshot`` shares with the prompt, at most
+        ``snapshot.n``.
+        """
         return min(self._agree(snapshot.segment), snapshot.n)
 
     def _agree(self, segment: Segment) -> int:
-        """Up to which position the prompt agrees with ``segment`` and its parents."""
+        """Return the position up to which the prompt agrees with ``segment`` and its ancestors.
+
+        The comparison starts at the nearest ancestor that an earlier call has compared. If the
+        prompt leaves a chain before a segment starts, no token of that segment is compared.
+        """
         chain: list[Segment] = []
         at: Segment | None = segment
         while at is not None and at not in self._agreed:

@@ -1,4 +1,18 @@
-"""Hands snapshots to the disk, and copies the rows that only the device has."""
+"""The supply of the disk with snapshots, and with copies of rows that only the device has.
+
+The disk's thread reads blocks in RAM and never touches the device; the engine's thread makes the
+blocks. Two orders keep a block from being read before it is complete:
+
+1. A snapshot enters the queue only after `synchronize`: its rows and its state may still be on
+   their way from the device when the cache has it already.
+2. A write stops at rows that only the device has, and other writes continue. The disk's thread
+   calls `Store.on_rows_needed`, by which the engine's thread calls `flush_copies` between two
+   steps. It synchronizes before it hands rows over, so that evicted snapshots, whose copies have
+   started before, become complete too.
+
+Rows are handed over one segment at a time, as the disk needs them: a copy takes RAM on top of the
+cache, and the disk's thread drops it when the segment is written.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +27,11 @@ __all__ = ["WriteBack"]
 
 
 class WriteBack:
-    """Feeds ``disk`` with snapshots of ``cache``; does nothing without a disk.
+    """The supply of ``disk`` with snapshots of ``cache``; does nothing without a disk.
 
-    The disk's thread writes from RAM and never touches the device. Whatever it needs from there is
-    copied by the engine's thread, which calls everything here between two steps: a copy takes a few
-    milliseconds. Snapshots that wait take RAM on top of the cache; beyond a bound the least worth
-    are dropped.
+    The engine's thread calls everything between two steps: a copy takes a few milliseconds.
+    Snapshots that wait take RAM on top of the cache; beyond a limit the snapshots of the lowest
+    value are dropped.
     """
 
     def __init__(
@@ -30,8 +43,8 @@ class WriteBack:
         self._disk = disk
 
     def write(self, snapshots: Sequence[Snapshot], *, has_last: bool = False) -> None:
-        """Queue ``snapshots`` and start to copy what only the device has of them. With ``has_last``
-        the last one is written however short it is.
+        """Queue ``snapshots`` and start to copy their rows that only the device has. With
+        ``has_last`` the last one is written however short it is.
         """
         if self._disk is not None and snapshots:
             self._memory.synchronize()  # the bytes of new snapshots may still be on their way
@@ -40,7 +53,9 @@ class WriteBack:
         self.flush_copies()
 
     def flush_copies(self) -> None:
-        """Complete the bytes that wait for the disk, and copy the segment that its thread needs."""
+        """Complete the blocks that wait for the disk, and copy the segment that the disk's thread
+        needs.
+        """
         if self._disk is not None and self._disk.awaits_rows:
             self._memory.synchronize()
             self._disk.supply_rows(self._device.rows_now)
@@ -51,9 +66,11 @@ class WriteBack:
         return self._disk is not None and snapshot.facts.for_disk
 
     def copy_next(self) -> bool:
-        """In an idle moment, copy some rows that only the device has to RAM. If there are none
-        left, write the conversations that are too large to be copied when the program ends. Return
-        whether something was copied.
+        """Copy some rows that only the device has to RAM, in an idle moment; return whether any
+        were copied.
+
+        If there are none left, write the conversations that are too large to be copied when the
+        program ends.
         """
         if self._device.copy_one():
             return True
