@@ -50,7 +50,7 @@ DRAFTS = (PartKind.DRAFT_ROWS, PartKind.DRAFT_STATE)
 
 
 def blocks_of(segment: Segment) -> dict[PartKind, Block]:
-    """The parts of the file of ``segment``, as bytes."""
+    """Return the parts of the file of ``segment``, as bytes."""
     blocks = {
         PartKind.TOKENS: np.ascontiguousarray(segment.tokens, "<i4").view(np.uint8),
         PartKind.ENDS: np.array(segment.ends, "<u4").view(np.uint8),
@@ -62,11 +62,14 @@ def blocks_of(segment: Segment) -> dict[PartKind, Block]:
 
 
 class ChainNames:
-    """Names the files of a chain: ``missing`` are the segments of ``snapshot`` above the deepest
-    one that is on disk with all that it depends on, the first one first. ``chain`` are the names of
-    that one and of those named since.
+    """The names of the files of a snapshot's chain, given from the first missing segment on.
 
-    ``is_there`` is asked about names that segments have got before.
+    ``is_there`` returns whether a name that a segment got before is on disk.
+
+    Attributes:
+        missing: The segments of ``snapshot`` above the deepest one that is on disk with all that it
+            depends on, the first one first.
+        chain: The names of that deepest one and of the segments named since.
     """
 
     def __init__(self, snapshot: Snapshot, is_there: Callable[[SegmentName], bool]) -> None:
@@ -115,11 +118,14 @@ class ChainNames:
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file of a chain on disk and the bytes that are read into place; ``last`` is up to where it
-    counts.
+    """A file of a chain on disk, and its bytes as far as they are read.
 
-    ``outs`` has space for small parts; `make_space` gives it to rows or a state when they are to be
-    read.
+    Attributes:
+        path: The path of the file.
+        header: Its header.
+        last: The position up to which the file counts in the chain.
+        outs: The memory of its parts. Small parts have theirs from the start; `make_space`
+            allocates it for rows or a state that are to be read.
     """
 
     path: Path
@@ -129,13 +135,13 @@ class StoredFile:
 
     @property
     def name(self) -> SegmentName:
-        """Of a segment only."""
+        """The name of a segment's file. A state's file fails an assertion."""
         assert isinstance(self.header.name, SegmentName)
         return self.header.name
 
     @property
     def start(self) -> int:
-        """Where the segment starts, 0 for a state."""
+        """The position where the segment starts, 0 for a state."""
         return self.header.name.start if isinstance(self.header.name, SegmentName) else 0
 
     @property
@@ -163,7 +169,7 @@ class StoredFile:
         return self.jobs(*(part.what for part in large))
 
     def jobs(self, *parts: PartKind) -> list[Callable[[], None]]:
-        """Jobs for any thread that fill ``parts``."""
+        """Return jobs for any thread that fill ``parts``."""
         return list(
             read_jobs(
                 self.path,
@@ -173,7 +179,7 @@ class StoredFile:
         )
 
     def segment(self, parent: Segment | None) -> Segment:
-        """The segment in RAM; its rows are what `make_space` took, if that was called."""
+        """Return the segment in RAM. Its rows are empty unless `make_space` was called."""
         draft_rows = self.outs.get(PartKind.DRAFT_ROWS, NOTHING)
         rows = self.outs.get(PartKind.ROWS, NOTHING)
         tokens = as_tokens(self.tokens)
@@ -185,7 +191,9 @@ class StoredFile:
     def fill(
         self, segment: Segment, space: Callable[[int], Block], sizes: BlockSizes | None
     ) -> list[Callable[[], None]]:
-        """`make_space` for a ``segment`` that was made before."""
+        """Allocate memory as `make_space` does, for a ``segment`` that was made before; return the
+        jobs that fill it.
+        """
         jobs = self.make_space(space, sizes)
         segment.rows = self.outs.pop(PartKind.ROWS)
         segment.draft_rows = self.outs.pop(PartKind.DRAFT_ROWS, NOTHING)
@@ -193,11 +201,11 @@ class StoredFile:
 
     @property
     def large_bytes(self) -> int:
-        """Bytes of what `make_space` takes memory for."""
+        """The bytes that `make_space` allocates."""
         return sum(part.size for part in self.header.parts if part.what not in SMALL)
 
     def state(self) -> State:
-        """The state in RAM; its parts are what `make_space` took."""
+        """Return the state in RAM, with the parts that `make_space` allocated."""
         return State.of(self.outs[PartKind.STATE], self.outs.get(PartKind.DRAFT_STATE, NOTHING))
 
 
@@ -208,11 +216,14 @@ def open_chain(
     run: Runner,
     paths: Mapping[Name, Path] = MappingProxyType({}),
 ) -> tuple[StoredFile, list[StoredFile], Tokens]:
-    """The headers of a state and of its chain over [0, n), the segment at 0 first, and the tokens
-    of all.
+    """Read the headers of a state and of its chain over [0, n), and return them with the tokens,
+    shape (n,). The segment at 0 is the first.
 
-    ``run`` runs the jobs that read tokens. ``paths`` are the paths of files without their names
-    yet. Raises FileNotFoundError or CorruptFileError.
+    ``run`` runs the jobs that read tokens. ``paths`` are the paths of files that do not have their
+    names yet. Raises FileNotFoundError or CorruptFileError.
+
+    Only headers name the parents, so they are read one after the other from the state down. Then
+    the tokens of all segments are read at once.
     """
     path = paths.get(state, directory / str(state))
     header = read_header(path, sizes, str(state))
@@ -232,7 +243,7 @@ def open_chain(
 
 
 def _tokens(chain: list[StoredFile], state: StateName) -> Tokens:
-    """The tokens of a chain whose tokens and ends were read, shape (state.n,).
+    """Return the tokens of a chain whose tokens and ends were read, shape (state.n,).
 
     Raises CorruptFileError unless they match every name on it, and the ends ascend within each
     segment.

@@ -90,6 +90,9 @@ class Disk:
         text_of: TextOf | None = None,
         remote: RemoteStore | None = None,
     ) -> None:
+        """Read the recent prompts, start the writing thread, and start to recover what a killed
+        process left. Opening does not wait for the recovery.
+        """
         self.folder = reader.folder
         self.directory = reader.folder.directory
         self.reader = reader
@@ -154,7 +157,7 @@ class Disk:
         return (yield from self.reader.open(prefix, prompt.tokens, base, max_bytes))
 
     def contains(self, prefix: Prefix) -> bool:
-        """Whether the state of ``prefix`` is on disk."""
+        """Return whether the state of ``prefix`` is on disk."""
         return self.folder.contains(prefix)
 
     def count_hit(self, snapshot: Snapshot) -> None:
@@ -216,7 +219,7 @@ class Disk:
 
     @property
     def awaits_rows(self) -> bool:
-        """Whether a write waits for `supply_rows`."""
+        """True if a write waits for `supply_rows`."""
         return self.queue.awaits_rows
 
     def supply_rows(self, rows_of: RowsOf) -> None:
@@ -225,7 +228,7 @@ class Disk:
 
     @property
     def is_draining_device(self) -> bool:
-        """Whether rows that only the device has are being written."""
+        """True if rows that only the device has are being written."""
         return self.queue.is_draining_device
 
     def drop_lowest_value(self) -> bool:
@@ -340,7 +343,7 @@ class Disk:
     # ----------------------------------------------------------------------------------
 
     def _should_store(self, snapshot: Snapshot, *, is_last: bool = False) -> bool:
-        """Whether the disk may have ``snapshot`` and lacks it, or has only one that is not
+        """Return whether the disk may have ``snapshot``, and lacks it or has only one that is not
         exact.
         """
         if not snapshot.facts.for_disk:

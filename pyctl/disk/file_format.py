@@ -121,7 +121,7 @@ class StateName(NamedTuple):
 
     @classmethod
     def of(cls, prefix: Prefix) -> StateName:
-        """The file for the state at the end of ``prefix``."""
+        """Return the name of the file for the state at the end of ``prefix``."""
         return cls(prefix.n, prefix.digest)
 
     @property
@@ -142,12 +142,12 @@ class PromptName:
 
     @classmethod
     def new(cls, made_ns: int) -> PromptName:
-        """A name that no other process makes at the same time."""
+        """Return a name that no other process makes at the same time."""
         return cls(made_ns, secrets.token_bytes(4))
 
     @classmethod
     def parse(cls, file: str) -> PromptName | None:
-        """The name in ``file``; None for others."""
+        """Return the name in ``file``; None for others."""
         found = _PROMPT.fullmatch(file)
         return cls(int(found[1], 16), bytes.fromhex(found[2])) if found else None
 
@@ -161,7 +161,7 @@ Name: TypeAlias = SegmentName | StateName
 
 @lru_cache(maxsize=2**14)
 def parse(file: str) -> Name | None:
-    """The name in ``file``; None for temp files and whatever else lies in the directory."""
+    """Return the name in ``file``; None for temp files and all other files in the directory."""
     if found := _STATE.fullmatch(file):
         return StateName(int(found[1]), bytes.fromhex(found[2]))
     if (found := _SEGMENT.fullmatch(file)) and int(found[1]) < int(found[2]):
@@ -172,14 +172,14 @@ def parse(file: str) -> Name | None:
 
 
 def is_obsolete(file: str) -> bool:
-    """Whether older versions of this program made ``file``, which is no longer read, or left it
-    when killed.
+    """Return whether an older version of this program made ``file``: it is no longer read, or was
+    left over when the program was killed.
     """
     return _OBSOLETE.fullmatch(file) is not None
 
 
 def check_fingerprint(fingerprint: str) -> str:
-    """``fingerprint`` if it can be a directory's name, else ValueError."""
+    """Return ``fingerprint`` if it can be a directory's name. Raises ValueError otherwise."""
     if not _FINGERPRINT.fullmatch(fingerprint):
         raise ValueError(
             f"a fingerprint is 1 to 128 letters, digits, '.', '_' or '-', not {fingerprint!r}"
@@ -188,7 +188,7 @@ def check_fingerprint(fingerprint: str) -> str:
 
 
 def is_fingerprint(name: str) -> bool:
-    """Whether a fingerprint's folder can be called ``name``."""
+    """Return whether the folder of a fingerprint can be called ``name``."""
     return _FINGERPRINT.fullmatch(name) is not None
 
 
@@ -215,7 +215,7 @@ _DIGEST_BYTES = 8
 
 
 def rules_id() -> str:
-    """A name for the rules of batch ends: snapshots of other rules are never resumed."""
+    """Return a name for the rules of batch ends: snapshots of other rules are never resumed."""
     return hashlib.blake2b(repr(plan.RULES).encode(), digest_size=8).hexdigest()
 
 
@@ -275,7 +275,9 @@ class Header:
 
     @property
     def offsets(self) -> list[int]:
-        """Where each chunk of each part starts in the file, and then where the file ends."""
+        """The position in the file where each chunk of each part starts, and then the end of the
+        file.
+        """
         sizes = [last - first for part in self.parts for first, last in part.chunks]
         return list(accumulate(sizes, initial=header_size(self)))
 
@@ -306,8 +308,8 @@ def check_sizes(header: Header, sizes: BlockSizes) -> None:
 
 
 def fits_draft_model(name: Name, part: Part, sizes: BlockSizes) -> bool:
-    """Whether a draft part of the file ``name`` can be this draft model's: another's is not even
-    read.
+    """Return whether a draft part of the file ``name`` has the size that this draft model has. A
+    part of another draft model is not read.
     """
     if isinstance(name, SegmentName):
         return sizes.draft_row > 0 and part.size == sizes.draft_rows(name.start, name.end)
@@ -315,7 +317,7 @@ def fits_draft_model(name: Name, part: Part, sizes: BlockSizes) -> bool:
 
 
 def header_size(header: Header) -> int:
-    """Bytes of the packed header; known before anything is encoded."""
+    """Return the bytes of the packed header. They are known before anything is encoded."""
     size = (
         _PRELUDE.size
         + _FIELDS.size
@@ -330,7 +332,7 @@ def header_size(header: Header) -> int:
 
 
 def pack(header: Header) -> bytes:
-    """The header's bytes; every part's chunks must be known."""
+    """Return the bytes of ``header``; the checksums of every part must be known."""
     name = header.name
     fingerprint = header.fingerprint.encode()
     parent = parent_text(header.parent)
@@ -363,11 +365,14 @@ def pack(header: Header) -> bytes:
 
 
 def unpack(data: bytes, file: str, file_size: int) -> Header | int:
-    """The header at the start of ``data``, or how many bytes it has if ``data`` is shorter than
-    that.
+    """Return the header at the start of ``data``, or its number of bytes if ``data`` is shorter
+    than that.
 
     ``file`` is the name of the file. Raises CorruptFileError unless all is whole and ``file_size``
     matches.
+
+    The order of the checks keeps each of them safe: the sizes bound the read, the checksum precedes
+    any use of the fields, and the name is compared last, with a header known to be whole.
     """
     if len(data) < _PRELUDE.size:
         raise CorruptFileError(file, "shorter than a header")
@@ -392,6 +397,12 @@ def unpack(data: bytes, file: str, file_size: int) -> Header | int:
 
 
 def _unpack_fields(data: bytes, kind: int, exact: bool) -> Header:
+    """Return the header in ``data``, which is whole. Raises ValueError if its fields contradict
+    each other.
+
+    The fields come first, since they have the lengths of the fingerprint, of the parent's name and
+    of the list of parts, which follow in this order.
+    """
     start, end, created, digest, tag, n_fingerprint, n_parent, n_parts = _FIELDS.unpack_from(
         data, _PRELUDE.size
     )
@@ -433,7 +444,9 @@ def _unpack_fields(data: bytes, kind: int, exact: bool) -> Header:
 
 
 def _is_possible(header: Header) -> bool:
-    """Whether all numbers are such as are written, so that nothing else is taken of memory."""
+    """Return whether all numbers in ``header`` are ones that `pack` writes. Memory for the parts is
+    allocated only after this check.
+    """
     name = header.name
     if name.prefix.n > MAX_TOKENS if isinstance(name, StateName) else name.end > MAX_TOKENS:
         return False
@@ -450,7 +463,7 @@ def _is_possible(header: Header) -> bool:
 
 
 def parent_text(parent: SegmentName | None) -> bytes:
-    """How ``parent`` stands in headers, and in what names are made of; empty for none."""
+    """Return the bytes of ``parent`` in headers and in the tags of names; empty for none."""
     return b"" if parent is None else str(parent).encode()
 
 

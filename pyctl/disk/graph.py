@@ -78,7 +78,7 @@ class FileGraph:
         return self.records.keys() - needed
 
     def chain(self, key: Key) -> list[Key]:
-        """The segments that the file ``key`` depends on, nearest first."""
+        """Return the segments that the file ``key`` depends on, nearest first."""
         found: list[Key] = []
         record = self.records.get(key)
         while record is not None and record.parent_key is not None:
@@ -152,8 +152,8 @@ class FileGraph:
                         self.add(gone.pop(record.key))
 
     def added(self) -> dict[Key, int]:
-        """Bytes of each state with the segments of its chain that no shallower or older one has;
-        they add up.
+        """Return the bytes of each state with the segments of its chain that no shallower or older
+        state has; they add up.
         """
         found: dict[Key, int] = {}
         known: set[Key] = set()
@@ -168,7 +168,7 @@ class FileGraph:
         return found
 
     def ancestor(self, record: Record) -> Record | None:
-        """The deepest shallower state on the chain of the state ``record``, None if there is
+        """Return the deepest shallower state on the chain of the state ``record``, None if there is
         none.
         """
         parent = self._tree[record.key].parent
@@ -189,7 +189,7 @@ class FileGraph:
         return CostAwareEviction(self._tree, self._freed)
 
     def _reach(self, record: Record) -> dict[Key, int]:
-        """The segments of a state, the deepest first, each with the position up to which it
+        """Return the segments of a state, the deepest first, each with the position up to which it
         counts.
         """
         reach = {}
@@ -202,7 +202,9 @@ class FileGraph:
         }  # without a parent: verify removes it, but eviction may be earlier
 
     def _freed(self, key: Key) -> int:
-        """Bytes that go with a state: its own, and of segments that only it needs."""
+        """Return the bytes that become free with a state: its file's, and the files' of segments
+        that only it needs.
+        """
         freed = self.records[key].n_bytes
         for segment in self.chain(key):
             if len(self._children[segment]) > 1 or segment not in self.records:

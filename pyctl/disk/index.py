@@ -52,7 +52,12 @@ Key: TypeAlias = tuple[str, Name]
 
 
 class IndexVersion(NamedTuple):
-    """How many connections were opened for writing, and the last one's `PRAGMA data_version`."""
+    """The version of an index from the view of one process.
+
+    Attributes:
+        n_opened: The number of connections that were opened for writing.
+        data_version: `PRAGMA data_version` of the last of them.
+    """
 
     n_opened: int
     data_version: int
@@ -83,12 +88,12 @@ class Record:
 
     @property
     def is_state(self) -> bool:
-        """Whether the file holds a state, not rows."""
+        """True if the file holds a state, not rows."""
         return isinstance(self.name, StateName)
 
     @property
     def n(self) -> int:
-        """Where a segment ends or a state is."""
+        """The position where a segment ends or a state is."""
         return self.name.n if isinstance(self.name, StateName) else self.name.end
 
     @property
@@ -108,8 +113,8 @@ _INSERT = f"INSERT OR REPLACE INTO files({_WRITTEN}) VALUES({_PLACEHOLDERS})"
 
 
 def is_corrupt(error: sqlite3.Error) -> bool:
-    """Whether ``error`` means that the index is lost, and not that it is busy or that the disk is
-    full.
+    """Return whether ``error`` means that the index is lost, and not that it is busy or that the
+    disk is full.
     """
     if isinstance(error, sqlite3.OperationalError):
         return any(text in str(error) for text in ("malformed", "no such", "has no column"))
@@ -268,8 +273,8 @@ class Index:
 
 
 class _Connection:
-    """One connection to the file that is at the index's path now, even after another process
-    replaced it. ``n_opened`` counts the files.
+    """A connection to the file that is at the index's path now, even after another process replaced
+    it. ``n_opened`` counts the files.
     """
 
     def __init__(self, index: Index) -> None:
@@ -343,6 +348,13 @@ class _Connection:
             os.close(open_private(self.path, os.O_RDWR | os.O_EXCL))
 
     def _connect(self) -> sqlite3.Connection:
+        """Open the file and return the connection. Raises OSError for a path that is no regular
+        file, and sqlite3.Error for an index of another version or without its columns.
+
+        The path is checked first, since SQLite would wait at a pipe. The journal mode is set before
+        the tables are made: it cannot change within a transaction. The last query names every
+        column that is written, so an index that lacks one fails here and not at its first use.
+        """
         for suffix in ("", "-wal", "-shm", "-journal"):
             path = f"{self.path}{suffix}"
             with suppress(FileNotFoundError):
@@ -372,7 +384,9 @@ class _Connection:
 
 
 def _add_labels(connection: sqlite3.Connection) -> None:
-    """The column came later, and earlier versions go on without it."""
+    """Add the column of labels, which earlier versions do without. Another process may add it at
+    the same time.
+    """
     if any(row[1] == "label" for row in connection.execute("PRAGMA table_info(files)")):
         return
     try:

@@ -1,4 +1,4 @@
-"""What this process has read of a directory's index, and when that has to be read again.
+"""The contents of a directory's index in memory, and the check whether they are still current.
 
 Two things are kept between transactions, so that neither a lookup nor a write reads the whole
 index: `Contents`, the stored states by fingerprint, for lookups on any thread, and the `FileGraph`,
@@ -161,7 +161,7 @@ def read_graph(connection: sqlite3.Connection, path: Path) -> FileGraph:
 
 
 def is_older(fingerprint_dir: Path) -> bool:
-    """Whether the files of a fingerprint were made under other rules of batch ends than this
+    """Return whether the files of a fingerprint were made under other rules of batch ends than this
     program's.
     """
     try:

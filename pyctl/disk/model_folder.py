@@ -67,7 +67,9 @@ class ModelFolder:
         return self.directory.contents.lengths.get(self.fingerprint, frozenset())
 
     def contains(self, prefix: Prefix) -> bool:
-        """Whether a state for ``prefix`` is stored; it may still turn out to be damaged."""
+        """Return whether a state for ``prefix`` is stored. Its file may still turn out to be
+        damaged.
+        """
         return StateName.of(prefix) in self.states
 
     def find(self, prompt: PromptMatch, limit: int) -> list[Prefix]:
@@ -83,7 +85,7 @@ class ModelFolder:
         return self.fingerprint, name
 
     def has_file(self, name: Name) -> bool:
-        """Whether the file exists on the drive now."""
+        """Return whether the file ``name`` exists on the drive now."""
         return (self.path / str(name)).is_file()
 
     def auxiliary_limit(self, n_bytes: int) -> int:

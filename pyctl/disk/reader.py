@@ -27,12 +27,12 @@ log = logging.getLogger(__name__)
 
 
 class StoreReader:
-    """Reads snapshots of the model of ``folder``, on the thread that drops snapshots.
+    """The reads of snapshots of the model of ``folder``, on the thread that drops snapshots.
 
     ``space`` allocates memory for blocks, shape (size,). `open` never waits for the drive: threads
     of the directory do. ``record_read`` gets the bytes and the seconds of each restore, and
     ``run_soon`` the removals of damaged files, to be called now or later; ``n_damaged`` counts
-    them.
+    these files.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class StoreReader:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether an abandoned read has not returned yet."""
+        """True if an abandoned read has not returned yet."""
         if self._has_stalled and not self._readers.is_busy:
             self._has_stalled = False
             log.warning("disk cache: reads work again")

@@ -69,14 +69,14 @@ class Readers:
         return futures
 
     def run(self, jobs: Iterable[Job]) -> None:
-        """Run ``jobs`` and wait for them; the first error."""
+        """Run ``jobs`` and wait for all of them; then raise the error of the first that failed."""
         errors = [error for read in self.start(jobs) if (error := read.exception()) is not None]
         if errors:
             raise errors[0]
 
     @property
     def is_busy(self) -> bool:
-        """Whether a read is under way, or waits for its thread."""
+        """True if a read runs, or waits for its thread."""
         return self._n_open > 0
 
     def close(self, timeout: float = 1.0) -> None:
@@ -90,6 +90,12 @@ class Readers:
             thread.join(max(deadline - time.monotonic(), 0.0))
 
     def _run(self) -> None:
+        """Run the jobs of the queue until it yields None.
+
+        The result is set last, when this thread has counted the job as done and dropped all
+        references to it: the waiting thread may free the memory that the job filled as soon as it
+        has the result.
+        """
         while (item := self._jobs.get()) is not None:
             future, job = item
             begins = future.set_running_or_notify_cancel()
@@ -122,12 +128,14 @@ class DiskReads(Reads):
         self._began = time.monotonic()
 
     def cancel(self) -> None:
-        """End those that have not started."""
+        """Cancel the reads that have not started."""
         for future in self.futures:
             future.cancel()
 
     def ready(self) -> bool:
-        """Whether there is no use in waiting: all are here, one has failed, or the disk hangs."""
+        """Return whether a wait would be of no use: all reads have ended, one has failed, or the
+        disk hangs.
+        """
         return (
             all(future.done() for future in self.futures)
             or self._failed() is not None

@@ -59,7 +59,9 @@ class RecentFiles:
         self._newest_ns = 0
 
     def load(self) -> list[Recent]:
-        """What is there, the newest first. What is damaged or of another kind is removed."""
+        """Return the prompts in the directory, the newest first. Files that are damaged or of
+        another kind are removed; files that cannot be read now stay.
+        """
         found = []
         names = [
             name for path in files_in(self._directory) if (name := PromptName.parse(path.name))
@@ -128,7 +130,7 @@ class RecentFiles:
 
 
 def pack_prompt(recent: Recent) -> bytes:
-    """The content of a file."""
+    """Return the content of a prompt's file."""
     prompt = recent.prompt
     numbers = [
         np.array([len(prompt), len(prompt.boundaries), recent.left], "<i4"),
@@ -140,7 +142,12 @@ def pack_prompt(recent: Recent) -> bytes:
 
 
 def read_prompt(data: bytes) -> Recent:
-    """What `pack_prompt` packed; ValueError for anything else."""
+    """Return the prompt in ``data``, the result of `pack_prompt`. Raises ValueError for anything
+    else.
+
+    The checksum comes first, and the size before decompressing, so that a damaged file takes no
+    memory.
+    """
     check = data[len(MAGIC) : len(MAGIC) + CHECK_BYTES]
     frame = data[len(MAGIC) + CHECK_BYTES :]
     if not data.startswith(MAGIC) or check != _check(frame):

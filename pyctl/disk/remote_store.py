@@ -102,8 +102,8 @@ CLIENT = {
 
 
 def connect(url: str) -> ObjectStore:
-    """The store at ``url``; keys come from the environment. Raises ConfigError, whose text leaves
-    out ``url``.
+    """Return the store at ``url``; keys come from the environment. Raises ConfigError, whose text
+    leaves out ``url``.
     """
     try:
         from obstore.store import from_url
@@ -119,14 +119,14 @@ def connect(url: str) -> ObjectStore:
 
 
 def _reason(error: BaseException) -> str:
-    """Why the store failed, without addresses and keys."""
+    """Return why the store failed, without addresses and keys."""
     text = str(error)[:4096].lower()
     return ", ".join([type(error).__name__, *(each for each in REASONS if each in text)])
 
 
 @dataclass
 class _Health:
-    """Whether the store lately did ``what``. Logs when that changes."""
+    """The health of one kind of operation, ``what``, on the store. Logs when it changes."""
 
     what: str
     n_failed: int = 0  # in a row
@@ -156,8 +156,14 @@ class _Health:
 class Fetch(Reads):
     """A snapshot on its way to the directory, which should take ``seconds``.
 
-    It is given up when nothing comes for PATIENCE_SECONDS, and after twice ``seconds`` and
-    PATIENCE_SECONDS in all. ``n_bytes`` have come of ``n_wanted`` that are known yet.
+    It is given up when no bytes come for PATIENCE_SECONDS, and after twice ``seconds`` and
+    PATIENCE_SECONDS in all.
+
+    Attributes:
+        future: The end of the job that fetches it.
+        n_bytes: The bytes that have come.
+        n_wanted: The bytes that are known to be needed so far.
+        is_late: Whether it was given up.
     """
 
     clock = staticmethod(time.monotonic)
@@ -170,31 +176,31 @@ class Fetch(Reads):
         self._until = self._moved + 2 * seconds + PATIENCE_SECONDS
 
     def move(self, n_bytes: int = 0) -> None:
-        """Note that ``n_bytes`` have come, or something was checked; TimeoutError if there is no
-        use in more.
+        """Record that ``n_bytes`` have come, or something was checked. Raises TimeoutError if the
+        fetch was given up.
         """
         self.check()
         self._moved = self.clock()
         self.n_bytes += n_bytes
 
     def ready(self) -> bool:
-        """Whether it is here, or there is no use in waiting."""
+        """Return whether the snapshot is here, or a wait would be of no use."""
         self.is_late = self.is_late or self.clock() >= min(
             self._moved + PATIENCE_SECONDS, self._until
         )
         return self.is_late or self.future.done()
 
     def wait(self, seconds: float) -> None:
-        """Wait until it is here, ``seconds`` at most."""
+        """Wait until the snapshot is here, at most ``seconds``."""
         wait([self.future], seconds)
 
     def check(self) -> None:
-        """Raise TimeoutError if it was given up before it was here."""
+        """Raise TimeoutError if the fetch was given up before the snapshot was here."""
         if self.ready() and not self.future.done():
             raise TimeoutError("timed out")
 
     def cancel(self) -> None:
-        """Give it up."""
+        """Give the fetch up."""
         self.is_late = True
 
 
@@ -207,6 +213,7 @@ class RemoteStore:
     """
 
     def __init__(self, client: ObjectStore, label: str, writer: StoreWriter) -> None:
+        """Start the thread that lists the store. Until it has, `find` returns nothing."""
         self._client = client
         self._label = label
         self._writer = writer
@@ -231,9 +238,9 @@ class RemoteStore:
         self._thread.start()
 
     def find(self, prompt: PromptMatch, limit: int, covered: int = 0) -> list[tuple[Prefix, float]]:
-        """The prefixes of ``prompt`` of ``limit`` tokens at most that the store has and the disk
-        has not, with the seconds to `fetch` each; the disk has the rows of the first ``covered``
-        tokens.
+        """Return the prefixes of ``prompt`` of at most ``limit`` tokens that the store has and the
+        disk has not, each with the seconds to `fetch` it. The disk has the rows of the first
+        ``covered`` tokens.
         """
         self._asked = True
         if self._reading.is_away:
@@ -253,8 +260,8 @@ class RemoteStore:
         return self._costs.read(self._listed.get(state, 0) + max(state.n - covered, 0) * row)
 
     def fetch(self, prefix: Prefix) -> Fetch | None:
-        """Start to bring ``prefix`` to the disk, which has it when this is ready and all went well;
-        None if not now.
+        """Start to fetch ``prefix`` to the disk, and return the fetch; None if it cannot start now.
+        The disk has the snapshot when the fetch has ended without an error.
         """
         state = StateName.of(prefix)
         fetch = self._fetches.get(state)
@@ -286,7 +293,7 @@ class RemoteStore:
             self._client.delete(f"{self._folder}{state}")
 
     def view(self) -> StoreView:
-        """Sums of the store."""
+        """Return sums of the store."""
         listed = self._listed.copy()
         is_away = self._reading.is_away or self._writing.is_away
         n_states = sum(isinstance(name, StateName) for name in listed)

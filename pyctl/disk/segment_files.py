@@ -56,13 +56,15 @@ FIRST_READ = 4096
 
 
 def parts_of(blocks: dict[PartKind, Block]) -> list[Part]:
-    """A part per block; the checksums are not known yet."""
+    """Return a part per block; the checksums are not known yet."""
     return [Part(what, int(block.size), []) for what, block in blocks.items()]
 
 
 def write_file(path: Path, header: Header, blocks: dict[PartKind, Block]) -> None:
-    """Fill and fsync the empty file at ``path``; ``header`` learns the checksums. OSError if the
-    disk refuses.
+    """Fill and fsync the empty file at ``path``, and enter the checksums into ``header``. Raises
+    OSError if the disk refuses.
+
+    The header is written last, at the start of the file, since it has the checksums of all parts.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
@@ -80,10 +82,11 @@ def write_file(path: Path, header: Header, blocks: dict[PartKind, Block]) -> Non
 
 
 def read_header(path: Path, sizes: BlockSizes | None = None, file: str = "") -> Header:
-    """The header of the file at ``path``, whose fingerprint is the directory's.
+    """Return the header of the file at ``path``, whose fingerprint is the directory's.
 
-    With ``sizes`` its parts have those, so that no more memory is taken for it. ``file`` is its
-    name, if ``path`` has another one. Raises FileNotFoundError or CorruptFileError.
+    With ``sizes`` the parts must have these sizes, so that no more memory is allocated for them.
+    ``file`` is the name of the file, if ``path`` has another one. Raises FileNotFoundError or
+    CorruptFileError.
     """
     file = file or path.name
     with _opened(path) as descriptor:
@@ -103,11 +106,11 @@ def read_header(path: Path, sizes: BlockSizes | None = None, file: str = "") -> 
 def read_jobs(
     path: Path, header: Header, outs: dict[PartKind, Block]
 ) -> Iterator[Callable[[], None]]:
-    """One job per chunk of the parts in ``outs``, to be run on any thread: each reads into place
-    and verifies.
+    """Yield a job per chunk of the parts in ``outs``, to be run on any thread: each reads into
+    place and verifies the checksum.
 
-    Reads and no mappings: on a mapping, a bad sector would be a signal and not an error. Jobs raise
-    FileNotFoundError or CorruptFileError.
+    They read and do not map the file: on a mapping, a bad sector would be a signal and not an
+    error. Jobs raise FileNotFoundError or CorruptFileError.
     """
     offsets = iter(header.offsets)
     for part in header.parts:
@@ -150,8 +153,8 @@ def _write(descriptor: int, data: bytes | memoryview[int], at: int) -> None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    """A descriptor to read from. Raises CorruptFileError if the disk refuses, FileNotFoundError, or
-    OSError.
+    """Yield a descriptor to read from. Raises CorruptFileError if the disk refuses,
+    FileNotFoundError, or OSError.
     """
     try:
         descriptor = open_regular(path)

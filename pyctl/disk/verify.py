@@ -62,7 +62,7 @@ class VerifyReport:
 
     @property
     def is_consistent(self) -> bool:
-        """Whether index and files agree, and every byte that was read is right."""
+        """True if index and files agree, and every byte that was read is right."""
         return not (self.missing or self.unknown or self.broken or self.useless or self.temps)
 
 
@@ -105,8 +105,8 @@ def verify(
 
 
 def is_fingerprint_dir(path: Path) -> bool:
-    """Whether ``path`` holds the files of a fingerprint; a link does not, since they may belong to
-    another directory.
+    """Return whether ``path`` is a directory of the files of a fingerprint. A link is not: its
+    files may belong to another directory.
     """
     return is_fingerprint(path.name) and path.is_dir() and not path.is_symlink()
 
@@ -150,6 +150,11 @@ def _apply(
     broken: list[Key],
     report: VerifyReport,
 ) -> None:
+    """Repair the index and the directory, and enter the differences into ``report``.
+
+    Files come before the graph: damaged and missing ones leave the index, and unknown ones enter
+    it. Only then does the graph show which files depend on something that is gone.
+    """
     for key in broken:
         Index.delete(connection, key)
         remove_file(file_path(directory, key))
@@ -178,8 +183,8 @@ def _apply(
 def _ours(
     directory: Path, report: VerifyReport, fix: bool, deep: bool
 ) -> Iterator[tuple[Path, Key]]:
-    """The files of snapshots; what else is wrong or left over is noted and, with ``fix``,
-    removed.
+    """Yield the files of snapshots, each with its key. Other files that are wrong or left over are
+    entered into ``report`` and, with ``fix``, removed.
     """
     for home in sorted(directory.iterdir()):
         if not is_fingerprint_dir(home):

@@ -82,13 +82,21 @@ CHANGES: Mapping[JobState, frozenset[JobState]] = {
 
 @dataclass(eq=False)
 class WriteJob:
-    """A write of ``snapshot``, a copy with its own segments, one segment in each turn.
+    """A write of ``snapshot``, one segment in each turn.
 
-    ``original`` is the snapshot in the cache. Rows that only the device has come from it when
-    ``next_segment`` needs them. Once the cache has evicted it, the job has all rows itself:
-    ``n_bytes`` of RAM. ``worth`` is in seconds; among snapshots that a policy chose
-    (``is_chosen``), later ones have more. ``writing`` is the running write, from the first turn
-    on. ``error`` is why the job was cancelled.
+    Rows that only the device has come from ``original`` when they are needed. Once the cache has
+    evicted it, the job has all rows itself.
+
+    Attributes:
+        snapshot: A copy of the snapshot, with new segments that share the bytes.
+        original: The snapshot in the cache.
+        is_chosen: Whether a policy chose it.
+        worth: The seconds that it saves; among chosen snapshots, later ones have more.
+        state: The state of the job; `CHANGES` has the allowed changes.
+        n_bytes: The bytes of RAM that the job takes after the eviction, 0 before.
+        writing: The running write, from the first turn on.
+        next_segment: The segment that the next turn writes.
+        error: The reason why the job was cancelled.
     """
 
     snapshot: Snapshot
@@ -110,17 +118,17 @@ class WriteJob:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether all that is left to do is to remove its temp files."""
+        """True if only the removal of its temp files is left to do."""
         return self.state is JobState.CANCELLED
 
     @property
     def needs_device_rows(self) -> bool:
-        """Whether it needs rows that only the device has, or had."""
+        """True if the job needs rows that only the device has, or had."""
         return any(segment.held is not None for segment in self.snapshot.chain)
 
     @property
     def has_bytes(self) -> bool:
-        """Whether RAM would be free without it."""
+        """True if some RAM would be free without the job."""
         return self.n_bytes > 0 or any(each.rows.size for each in self.snapshot.chain)
 
     @property

@@ -95,6 +95,9 @@ class WriteQueue:
         max_bytes: int = MAX_UNWRITTEN_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Make an empty queue. ``write`` starts the write of a snapshot, ``max_bytes`` limits
+        evicted ones, ``clock`` gives monotonic seconds.
+        """
         self.on_rows_needed: FlushCopies = lambda: None
         self.written = Written()
         self.spilled = Written()
@@ -169,7 +172,7 @@ class WriteQueue:
 
     @property
     def awaits_rows(self) -> bool:
-        """Whether a job waits for `supply_rows`."""
+        """True if a job waits for `supply_rows`."""
         waiting = (JobState.NEEDS_ROWS, JobState.COPYING)
         with self._changed:
             return any(job.state in waiting for job in self._jobs)
@@ -203,7 +206,7 @@ class WriteQueue:
 
     @property
     def is_draining_device(self) -> bool:
-        """Whether rows that only the device has are being written, and the disk takes them."""
+        """True if rows that only the device has are being written, and the disk takes them."""
         with self._changed:
             pending = (job for job in self._jobs if job.state is not JobState.REFUSED)
             is_pending = any(job.needs_device_rows for job in pending)
@@ -349,7 +352,7 @@ class WriteQueue:
         job.change(JobState.ENDED)
 
     def _has_work(self) -> bool:
-        """Whether a call or a turn runs or could run now."""
+        """Return whether a call or a turn runs or could run now."""
         return bool(self._calls or self._current) or self._next_job() is not None
 
     def _next_job(self) -> WriteJob | None:

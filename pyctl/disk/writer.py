@@ -84,8 +84,8 @@ class _SpilledToday:
 
 
 class StoreWriter:
-    """Writes snapshots of the model of ``folder``; ``daily_bytes`` bounds the bytes that all
-    processes write in a day (UTC), None is no limit.
+    """The writes of snapshots of the model of ``folder``; ``daily_bytes`` limits the bytes that all
+    processes write in a day (UTC), None for no limit.
     """
 
     def __init__(self, folder: ModelFolder, daily_bytes: int | None = None) -> None:
@@ -313,7 +313,7 @@ class StoreWriter:
         )
 
     def _may_spill(self, n_bytes: int, written_today: int) -> bool:
-        """Whether the day has room for an evicted snapshot of ``n_bytes``."""
+        """Return whether an evicted snapshot of ``n_bytes`` may still be written today."""
         budget = self.directory.budget
         spilled_today = self._spilled.on(_today())
         if budget is not None and spilled_today + n_bytes > SPILLED_PER_DAY * budget:
@@ -321,7 +321,11 @@ class StoreWriter:
         return self._within_daily_limit(SPILL_SHARE * n_bytes, SPILL_SHARE * written_today)
 
     def _would_stay(self, snapshot: Snapshot) -> bool:
-        """Whether the snapshots to evict for ``snapshot``, if any, are worth less."""
+        """Return whether the snapshots to evict for ``snapshot``, if any, are worth less.
+
+        The eviction is tried on the graph of a transaction, which is discarded: the trial evicts as
+        the real one would, and the index stays as it is.
+        """
         budget = self.directory.budget
         if budget is None:
             return True
@@ -388,7 +392,7 @@ class StoreWriter:
         return Record(fingerprint, name, header.offsets[-1], parent, exact, now, now)
 
     def _is_whole(self, connection: sqlite3.Connection, name: SegmentName) -> bool:
-        """Whether a segment is stored with all its ancestors."""
+        """Return whether a segment is stored with all its ancestors."""
         current: SegmentName | None = name
         while current is not None:
             record = Index.record(connection, self.folder.key(current))
@@ -398,11 +402,11 @@ class StoreWriter:
         return True
 
     def _is_stored(self, graph: FileGraph, key: Key) -> bool:
-        """Whether ``key`` is in the index and on the drive."""
+        """Return whether ``key`` is in the index and on the drive."""
         return key in graph.records and self.folder.has_file(key[1])
 
     def _satisfies(self, record: Record | None, exact: bool) -> bool:
-        """Whether ``record`` is a stored state that is as ``exact`` as that."""
+        """Return whether ``record`` is a stored state that is exact, if ``exact`` is required."""
         if record is None or (exact and not record.exact):
             return False
         return self.folder.has_file(record.name)
