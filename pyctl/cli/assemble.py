@@ -162,7 +162,9 @@ class LoadContext:
     """Memory, and threads for prompts and replies, of the model that was loaded last."""
 
     def image_bytes(self, budget: int) -> int:
-        """Bytes of --cache-ram that the rows of images may take of one model that has a part."""
+        """Return the bytes of --cache-ram that the rows of images may take of one model that has a
+        part.
+        """
         return min(MAX_ROWS_BYTES, budget // ROWS_PART // max(self.n_encoders, 1))
 
 
@@ -223,7 +225,7 @@ def assemble(
 
 
 def too_many_threads(threads: tuple[int, int], n_processors: int) -> str:
-    """A warning about more ``threads`` than processors; "" for none."""
+    """Return a warning about more ``threads`` than processors; "" for none."""
     if max(threads) <= n_processors:
         return ""
     return (
@@ -233,8 +235,8 @@ def too_many_threads(threads: tuple[int, int], n_processors: int) -> str:
 
 
 class ModelLoader:
-    """Loads one of several models; ``settings`` are its own. The thread that loads models calls
-    it.
+    """The loader of one of several models; ``settings`` are its own. The thread that loads models
+    calls it.
     """
 
     def __init__(self, settings: CommandSettings, context: LoadContext) -> None:
@@ -246,7 +248,7 @@ class ModelLoader:
         self._loaded: list[tuple[int, int, int]] = []
 
     def load(self, report: Progress) -> HttpService:
-        """A new service of the model."""
+        """Load the model and return a new service of it."""
         settings = self._find()
         self._loaded = _files(settings)
         service = assemble(settings, report, self._load_context)
@@ -255,15 +257,17 @@ class ModelLoader:
         return service
 
     def is_current(self) -> bool:
-        """Whether the files are the last `load`'s; so are files that cannot be read now."""
+        """Return whether the files have not changed since the last `load`. Files that cannot be
+        read now count as unchanged.
+        """
         found = _files(self._settings) if self._loaded else []
         return not found or found == self._loaded
 
     def fits(self) -> bool:
-        """Whether the model has room next to those that are loaded, with the whole context that it
-        requests.
+        """Return whether the model has room next to those that are loaded, with the whole context
+        that it requests.
 
-        Raises ConfigError if it cannot be loaded.
+        Raises ConfigError if the model cannot be loaded.
         """
         settings = self._find()
         check_files(settings)
@@ -330,7 +334,7 @@ def _with_recommended(replies: ReplySettings, recommended: Mapping[str, Any]) ->
 
 
 def _chat_format(settings: CommandSettings, loaded: Loaded) -> tuple[ChatFormat, Disk | None]:
-    """The model's chat format, and the disk whose directory keeps its replies."""
+    """Return the model's chat format, and the disk whose directory keeps its replies."""
     chat = settings.format
     info = loaded.info
     exact = settings.engine.exact
@@ -353,7 +357,7 @@ def _chat_format(settings: CommandSettings, loaded: Loaded) -> tuple[ChatFormat,
 
 
 def _template(given: str, info: EngineInfo) -> Template:
-    """The template that the user gave, or the model's own with the one for tools."""
+    """Return the template that the user gave, or the model's own with its template for tools."""
     own = info.templates
     tokens = (info.bos_token, info.eos_token)
     if given or not own.tool_use.strip():
@@ -371,13 +375,18 @@ def _template(given: str, info: EngineInfo) -> Template:
 def _load(
     settings: CommandSettings, report: Progress, context: LoadContext
 ) -> tuple[Loaded, int | None]:
-    """The model and the bytes of RAM for snapshots, None for no limit, with memory made ready for
-    them.
+    """Return the model and the bytes of RAM for snapshots, None for no limit, with memory made
+    ready for them.
     """
     disk = settings.disk
     budget = context.ram.n_bytes if context.ram is not None else cache_budget(settings.cache, None)
 
     def announce(resolved: Resolved) -> None:
+        """Log the plan of memory and its warnings, and start to pin memory for snapshots.
+
+        The budget of the cache follows from the plan, so it comes first: all later lines depend on
+        it.
+        """
         nonlocal budget
         plan = resolved.memory
         context.plan = plan
@@ -437,7 +446,7 @@ def _checked(settings: CommandSettings, loaded: Loaded) -> Loaded:
 def _speculation(
     settings: CommandSettings, loaded: Loaded, remembered: CacheDrafts | None
 ) -> Speculation:
-    """The speculation with the sources that the settings name; logs why it is off."""
+    """Return the speculation with the sources that the settings name; log why it is off."""
     drafts = loaded.drafts
     facts = loaded.backend.facts
     texts: list[NgramSource | CacheDrafts] = [*ngram_sources(drafts.ordered_types, settings.ngrams)]
@@ -475,6 +484,9 @@ def prepare_vocabulary(worker: Worker) -> None:
 
 
 def _open_disk(settings: DiskSettings, loaded: Loaded) -> Disk | None:
+    """Open the disk cache of the model, and its object store if there is one; return None without a
+    cache directory, or if the drive is full. Raises ConfigError if the directory cannot be used.
+    """
     if not settings.cache_dir:
         return None
     path = Path(settings.cache_dir).expanduser()

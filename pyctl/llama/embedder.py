@@ -18,7 +18,7 @@ __all__ = ["Embedder"]
 
 
 class Embedder:
-    """Embeds one text at a time on ``ctx``, a context with embeddings, which it owns."""
+    """The embedding of one text at a time on ``ctx``, a context with embeddings, which it owns."""
 
     def __init__(self, model: Any, ctx: Any) -> None:
         self._ctx = ctx

@@ -51,7 +51,7 @@ class OpenModel(NamedTuple):
 
 
 class ModelOpener(Protocol):
-    """Opens a model, and what belongs to it, at each load: the same each time."""
+    """The way to open a model, and what belongs to it, at each load: the same each time."""
 
     def open(self) -> OpenModel:
         """Return the model with a context. Raises ModelError if it cannot be loaded."""
@@ -296,6 +296,12 @@ class LlamaBackend:
         output: bool = True,
         picture: ImageSpan | None = None,
     ) -> None:
+        """Evaluate ``tokens``, shape (n,), at position ``start`` of sequence ``seq``; with
+        ``output`` the last token has an output.
+
+        With ``picture`` the tokens stand for a part of an image, and its rows are evaluated
+        instead. Outputs belong to the evaluation that started last, so they are set after it.
+        """
         n = int(tokens.size)
         if picture is not None:
             first = start - picture.start

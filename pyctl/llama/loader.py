@@ -108,7 +108,7 @@ def _start(settings: ModelSettings) -> None:
 
 
 def _can_see(vision: VisionSettings | None) -> TypeGuard[VisionSettings]:
-    """Whether a vision encoder is named, and can be used."""
+    """Return whether a vision encoder is named, and can be used."""
     if vision is None or not vision.mmproj_path:
         return False
     if extension.core is None:
@@ -117,7 +117,7 @@ def _can_see(vision: VisionSettings | None) -> TypeGuard[VisionSettings]:
 
 
 def _can_pool(pool: PoolSettings | None) -> bool:
-    """Whether a pool is wanted, and can be used."""
+    """Return whether a pool is requested, and can be used."""
     if pool is None or not pool.n_pooled:
         return False
     if extension.pool is None:

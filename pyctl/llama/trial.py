@@ -64,7 +64,7 @@ def try_module(directory: Path, memory: str = "") -> None:
 
 
 def _drafts_again(backend: LlamaBackend) -> bool:
-    """Whether the head has the same drafts after rows and states were saved and restored."""
+    """Return whether the head has the same drafts after rows and states were saved and restored."""
     memory = backend.memory
     tokens = made_up_text(N_DRAFTED, backend.tokenizer.n_vocab)
     n = N_DRAFTED

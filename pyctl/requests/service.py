@@ -34,7 +34,7 @@ class SharedState:
 
 @dataclass(frozen=True)
 class Service:
-    """One model with its engine; the maker of the worker closes that."""
+    """A model with its engine. The maker of the worker closes the worker."""
 
     worker: Worker
     chat: ChatFormat

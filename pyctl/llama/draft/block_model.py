@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 
 
 class BlockModel(HeadRows):
-    """Drafts ``n_max`` tokens at a time on ``ctx`` of a DFlash or DSpark model, from the inputs of
-    ``layers``.
+    """A draft model that drafts ``n_max`` tokens at a time on ``ctx`` of a DFlash or DSpark model,
+    from the inputs of ``layers``.
 
     Row p is computed only from the trunk's rows at p, so only rows are saved; windowed layers' as a
     state. A draft is one evaluation of the last token and of masks after it, whose rows are

@@ -48,7 +48,8 @@ def _hstack(parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
 
 
 class DraftMirror:
-    """Passes the evaluations of the context at address ``ctx`` to ``model``, if any, with a delay.
+    """The link that passes the evaluations of the context at address ``ctx`` to ``model``, if any,
+    with a delay.
 
     The best time is after the start of the next evaluation: the device then computes both without a
     wait. If hidden rows cannot be copied by then, it is before that start, or on the next use of

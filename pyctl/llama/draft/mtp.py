@@ -19,8 +19,8 @@ __all__ = ["Eagle3", "MtpHead"]
 
 
 class MtpHead(HeadRows):
-    """Drafts ``n_max`` tokens at a time on ``ctx``, a context of type MTP, one token after the
-    other.
+    """A head that drafts ``n_max`` tokens at a time on ``ctx``, a context of type MTP, one token
+    after the other.
 
     Row p is computed from the token at p and the trunk's hidden row before it. A draft evaluates
     pending rows with its first token. On a GPU each call evaluates ``n_max`` + 1 rows, some again,
@@ -95,8 +95,8 @@ class MtpHead(HeadRows):
 
 
 class Eagle3(MtpHead):
-    """Drafts on ``ctx`` of an EAGLE-3 model, which fuses its hidden rows from the inputs of the
-    trunk's ``layers``.
+    """A head that drafts on ``ctx`` of an EAGLE-3 model, which fuses its hidden rows from the
+    inputs of the trunk's ``layers``.
     """
 
     type = "draft-eagle3"

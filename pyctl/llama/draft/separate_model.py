@@ -50,8 +50,8 @@ class _SequenceState:
 
 
 class SeparateModel(DraftModel):
-    """Drafts on ``ctx``, a context of ``model`` with the trunk's number of sequences; owns both
-    once constructed.
+    """A draft model on ``ctx``, a context of ``model`` with the trunk's number of sequences; owns
+    both once constructed.
 
     `Greedy` decides where a draft ends, by the trunk's ``n_vocab`` and by ``p_min``. Raises
     ModelError for a model that cannot draft. Otherwise as `DraftModel`.

@@ -75,6 +75,9 @@ class DryRun:
         is_head: bool = False,
         vision: tuple[str, int] | None = None,
     ) -> None:
+        """Read the sizes of ``model``, which has no weights, and the free memory of all GPUs at
+        this moment.
+        """
         self._model = model
         self._resolved = resolved
         self._draft_file = draft_file
@@ -177,11 +180,13 @@ class DryRun:
 
     @property
     def _marks_states(self) -> bool:
-        """Whether the extension marks states, for drafts that are longer than the planes."""
+        """Return whether the extension marks states, for drafts that are longer than the planes."""
         return self._resolved.drafts.uses_texts and not self._resolved.is_draft
 
     def _copies_states_on_gpus(self, usage: ContextUsage) -> bool:
-        """Whether the extension copies a state within each GPU before it copies it to the host."""
+        """Return whether the extension copies a state within each GPU before it copies it to the
+        host.
+        """
         if breakdown.core is None:
             return False
         elsewhere = {HOST, *(device.name for device in self._gpus if device.is_remote)}

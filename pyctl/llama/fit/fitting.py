@@ -142,7 +142,7 @@ def _choose_drafts(
 
 
 def _has_room_for_drafts(tried: Resolved, plan: MemoryPlan, minimum: int) -> bool:
-    """Whether ``plan`` fits into memory with ``minimum`` tokens of context."""
+    """Return whether ``plan`` fits into memory with ``minimum`` tokens of context."""
     # `cache` alone takes outputs and no states, so that it may come with a reduced context.
     is_small = tried.drafts.draft_types == ("cache",) and not plan.n_planes
     has_context = plan.n_ctx >= minimum or (is_small and not tried.model.n_ctx)

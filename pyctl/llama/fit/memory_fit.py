@@ -1,4 +1,4 @@
-"""Whether a model has room next to those that are loaded."""
+"""The memory that a model needs, and the check whether it has room next to loaded models."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def wanted_memory(
 
 
 def has_room(plan: MemoryPlan, *, is_known: bool) -> bool:
-    """Whether ``plan`` fits into the memory that is free now; with the margins of --fit-target
-    unless it ``is_known`` from an earlier load.
+    """Return whether ``plan`` fits into the memory that is free now; with the margins of
+    --fit-target unless it ``is_known`` from an earlier load.
     """
     free = {device.name: device.free for device in devices() if device.is_gpu}
     gpus = [replace(place, free=free.get(place.name)) for place in plan.gpus]

@@ -93,11 +93,13 @@ class _PooledRows:
 
     @property
     def is_on_gpu(self) -> bool:
-        """Whether attention runs on a GPU."""
+        """True if attention runs on a GPU."""
         return self._place != self._run.plan(CTX_STEP).host.name
 
     def need_no_pool(self, n_rows: int) -> bool:
-        """Whether a pool gains nothing: all rows fit, or attention runs on the host."""
+        """Return whether a pool of ``n_rows`` would gain nothing: all rows fit, or attention runs
+        on the host.
+        """
         if not self.is_on_gpu:
             return True
         base = self._run.plan(CTX_STEP)

@@ -56,8 +56,8 @@ def _with_possible_sequences(found: Resolved) -> Resolved:
 
 
 def _has_shared_indexer(resolved: Resolved) -> bool:
-    """Whether an indexer of the model chooses among the cells of a context, so that a reply would
-    depend on others. Raises ModelError if the file cannot be read.
+    """Return whether an indexer of the model chooses among the cells of a context, so that a reply
+    would depend on other sequences. Raises ModelError if the file cannot be read.
     """
     has_indexer = any(".indexer" in name for name in resolved.tensors)
     return has_indexer and file_head(resolved.path).arch != CHOOSES_OWN_ROWS

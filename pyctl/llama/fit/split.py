@@ -1,5 +1,5 @@
-"""How several GPUs share a model: each has layers, or with --split-mode tensor a part of each
-tensor, if that works.
+"""The split of a model over several GPUs: layers for each or, with --split-mode tensor, a part of
+each tensor, if that works.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ Grid = tuple[int, int]
 
 
 class _Graphs:
-    """Predicts when llama.cpp would update the encoder's CUDA graph for another image size.
+    """A prediction of when llama.cpp would update the encoder's CUDA graph for another image size.
 
     llama.cpp captures a computation that repeats, launches the graph until the size changes, and
     updates the graph in place with the next capture. With cuBLAS 13.1 the updated graph aborts the
@@ -130,7 +130,7 @@ class _Graphs:
         self._is_captured = self._is_launched = False
 
     def would_replace(self, grid: Grid) -> bool:
-        """Whether encoding an image of ``grid`` now would update the graph."""
+        """Return whether encoding an image of ``grid`` now would update the graph."""
         return self._is_captured and not self._is_launched and grid == self._last
 
     def encoded(self, grid: Grid) -> None:
@@ -159,6 +159,7 @@ class ImageEncoder:
         n_threads: int = 1,
         flash_attn: int = -1,
     ) -> None:
+        """Prepare the encoder, which `open` loads."""
         self.grid = grid
         self.rows = ImageRows()
         self.n_encoded = 0
@@ -413,6 +414,11 @@ class ImageEncoder:
         return self.rows.get(picture.key)[first:last]
 
     def _encode(self, ready: _Ready, columns: int, lines: int) -> NDArray[np.float32]:
+        """Return the rows of an image of ``columns`` x ``lines`` rows, shape (columns * lines,
+        width). Raises EngineError if llama.cpp cannot encode it.
+
+        A small image of another size is encoded first if the graph would be updated (`_Graphs`).
+        """
         grid = columns, lines
         if self._device is not None and self._graphs.would_replace(grid):
             # After an image of another size, llama.cpp neither launches nor updates the graph.

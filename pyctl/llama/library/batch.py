@@ -20,6 +20,7 @@ class Batch:
     """A llama_batch over numpy arrays, filled by a few copies."""
 
     def __init__(self, capacity: int) -> None:
+        """Allocate the arrays for ``capacity`` tokens, and let the llama_batch point to them."""
         self.tokens = np.zeros(capacity, np.int32)
         self.positions = np.zeros(capacity, np.int32)
         self.seqs = np.zeros(capacity, np.int32)

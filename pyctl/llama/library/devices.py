@@ -242,7 +242,9 @@ MAX_NAMED = 5
 
 
 def _files_in(path: Path) -> str:
-    """The GGUF files of a directory that was named in place of one, for an error."""
+    """Return the GGUF files of a directory that was named in place of one, for an error; "" for
+    none.
+    """
     names = sorted(each.name for each in path.glob("*.gguf")) if path.is_dir() else []
     more = ", ..." if len(names) > MAX_NAMED else ""
     return f"; it holds {', '.join(names[:MAX_NAMED])}{more}" if names else ""
@@ -264,7 +266,7 @@ _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", re.ASCII)
 
 
 def _instead_of(path: Path) -> str:
-    """The way to a model when ``path`` names none, for the end of an error."""
+    """Return the way to a model when ``path`` names none, for the end of an error."""
     if path.is_dir():
         return f"; to serve all models below it: --models-dir {path}"
     if _REPOSITORY.fullmatch(str(path)) and path.suffix != ".gguf" and not path.parent.exists():
@@ -273,7 +275,9 @@ def _instead_of(path: Path) -> str:
 
 
 def _other_format(path: Path) -> str:
-    """The way out if ``path`` is a model in a format that llama.cpp does not read."""
+    """Return the way out if ``path`` is a model in a format that llama.cpp does not read, for the
+    end of an error; "" otherwise.
+    """
     if path.suffix not in (".safetensors", ".bin", ".pt", ".pth", ".onnx", ".mlx"):
         return ""
     return (
@@ -283,7 +287,8 @@ def _other_format(path: Path) -> str:
 
 
 def missing_text(path: Path) -> str:
-    """For the end of an error: how much of the model at ``path`` is missing; "" if nothing is.
+    """Return how much of the model at ``path`` is missing, for the end of an error; "" if nothing
+    is.
 
     The last tensor of a file ends at or before the end of the file.
     """
@@ -318,7 +323,7 @@ class FileHead:
     has_template: bool = False
 
     def has(self, tensor: str) -> bool:
-        """Whether the file has a tensor of this name."""
+        """Return whether the file has a tensor of this name."""
         return any(each.name == tensor for each in self.tensors)
 
 

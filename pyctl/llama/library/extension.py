@@ -64,7 +64,7 @@ saved whole.
 
 
 def library_file(name: str) -> Path:
-    """The path of a shared library of llama-cpp-python, which may not exist."""
+    """Return the path of a shared library of llama-cpp-python, which may not exist."""
     return Path(str(api._base_path)) / name
 
 

@@ -1,4 +1,4 @@
-"""What a server needs of the extension, in Python, only by llama.cpp's public functions.
+"""The parts of the extension that a server needs, in Python, only by llama.cpp's public functions.
 
 Classes have the names of those in `pyctl._core`, whose place they take if it is missing. They serve
 one context of one sequence: several would share its cells, whose order determines bits.
@@ -63,6 +63,11 @@ class KVState:
         defers: bool = False,
         unfit: Mapping[str, str] = NONE_UNFIT,
     ) -> None:
+        """Measure the memory of the context at address ``ctx``. The other parameters are the
+        extension's, and have no effect.
+
+        The state after the sequence's one token is saved before `_measure` evaluates another.
+        """
         del seq, marks, defers, unfit  # of the extension
         self._ctx = ctx
         self._memory = api.llama_get_memory(ctx)
@@ -176,8 +181,8 @@ class KVState:
         api.llama_memory_clear(self._memory, False)
 
     def _has_positions(self, seq: int, n: int) -> bool:
-        """Whether loaded cells are at the positions of ``n`` tokens, from 0 or from the start of a
-        window.
+        """Return whether loaded cells are at the positions of ``n`` tokens, from 0 or from the
+        start of a window.
 
         llama.cpp loads any positions. Of a memory with a recurrent state it returns only the last
         position: there the size shows whether cells are missing. `clear` removes cells at any
@@ -255,7 +260,7 @@ class HostBuffer(np.ndarray[Any, Any]):
 
 
 class Pulse:
-    """Stops evaluations by llama.cpp's abort callback, on devices that call it; any thread.
+    """The end of evaluations by llama.cpp's abort callback, on devices that call it; any thread.
 
     The callback is the C library's strlen over one byte, so that llama.cpp does not wait for the
     interpreter. Nothing counts the steps of an evaluation: ``count`` goes on by itself, and a
@@ -272,7 +277,7 @@ class Pulse:
 
     @property
     def count(self) -> int:
-        """Seconds."""
+        """The monotonic time in seconds."""
         return int(time.monotonic())
 
     def attach(self, ctx: int) -> None:
@@ -288,12 +293,14 @@ class Pulse:
         self._raise_flag()
 
     def ask(self, for_it: bool = True) -> None:
-        """Do so for an evaluation that is allowed to end so, until this is taken back."""
+        """Let evaluations end as `stop` does, while `allow` permits it; with ``for_it`` False, no
+        longer.
+        """
         self._is_asked = for_it
         self._raise_flag()
 
     def allow(self, is_so: bool) -> None:
-        """Whether `ask` ends evaluations from now on."""
+        """Let `ask` end evaluations from now on, or not."""
         self._is_allowed = is_so
         self._raise_flag()
 

@@ -198,7 +198,7 @@ def try_modules(
 
 
 def loaded_libraries(maps: Path = Path("/proc/self/maps")) -> list[Path]:
-    """The files of llama.cpp and ggml in this process."""
+    """Return the files of llama.cpp and ggml in this process."""
     mapped = {line.partition("/")[2] for line in os.fsdecode(maps.read_bytes()).splitlines()}
     return sorted(
         Path("/", path)
@@ -208,8 +208,8 @@ def loaded_libraries(maps: Path = Path("/proc/self/maps")) -> list[Path]:
 
 
 def _digest(files: list[Path]) -> str:
-    """A digest of names, sizes, times and build ids: not of directories and fractions of seconds,
-    which differ between an image of a container and its copies.
+    """Return a digest of names, sizes, times and build ids: not of directories and fractions of
+    seconds, which differ between an image of a container and its copies.
     """
     digest = hashlib.blake2b(digest_size=16)
     for path in files:
@@ -268,7 +268,7 @@ def remembered(
 
 
 def _results_in(place: Path) -> dict[str, dict[str, str]]:
-    """The results in a file; none if it is missing or damaged."""
+    """Return the results in a file; none if it is missing or damaged."""
     try:
         known = json.loads(read_regular(place, MAX_BYTES))
         is_whole = all(

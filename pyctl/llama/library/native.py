@@ -93,10 +93,11 @@ log = logging.getLogger("llama.cpp")
 
 
 class LibraryLog:
-    """Receives llama.cpp's messages for the logger ``llama.cpp``, or for a capture. Thread-safe.
+    """The receiver of llama.cpp's messages, for the logger ``llama.cpp`` or for a capture.
+    Thread-safe.
 
     llama.cpp calls back on the thread that called it, so captures and errors belong to the calling
-    thread: what one model's engine or the load of another reports is never taken for the other's.
+    thread: a message from one model's engine is never taken for one from the load of another.
     """
 
     def __init__(self) -> None:

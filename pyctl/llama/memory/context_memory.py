@@ -100,8 +100,8 @@ class ContextMemory:
 
     @property
     def _slides(self) -> bool:
-        """Whether the state has the rows that layers with a window still see, fewer in a short
-        sequence.
+        """Return whether the state has the rows that layers with a window still see, fewer in a
+        short sequence.
         """
         return self.kind == "hybrid" and self.kv.window[0] > 0
 

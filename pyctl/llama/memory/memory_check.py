@@ -57,7 +57,7 @@ for slow CPUs; how many follow one at a time, as in a reply.
 
 
 def is_tested(memory: KVState) -> bool:
-    """Whether tests cover this memory class, or the model has no memory to restore."""
+    """Return whether tests cover this memory class, or the model has no memory to restore."""
     return not memory.type or (memory.type in TESTED and not memory.reason)
 
 
@@ -96,10 +96,11 @@ def describe(memory: KVState, points: ResumePoints) -> str:
 
 
 def restores(backend: Backend, n: int, n_vocab: int, *, hold: bool = False) -> bool:
-    """Whether up to TRIAL_REST tokens have bit-identical outputs after ``n`` test tokens are saved
-    and restored, and where the sequence can be cut after them, also then.
+    """Return whether up to TRIAL_REST tokens have bit-identical outputs after ``n`` test tokens are
+    saved and restored and, where the sequence can be cut after them, after a cut.
 
-    Uses sequence 0, which is empty before and after, and with ``hold`` held rows.
+    Uses sequence 0, which is empty before and after, and with ``hold`` held rows. Other tokens are
+    evaluated before the restore, so that rows which it does not bring back are different ones.
     """
     tokens = made_up_text(min(n + TRIAL_REST, backend.facts.n_ctx), n_vocab)
     memory = backend.memory
@@ -140,7 +141,7 @@ def pool_trial(backend: Backend, n_vocab: int, *, on_gpu: bool) -> list[Block]:
 
 
 def same_bits(one: Sequence[Block], other: Sequence[Block]) -> bool:
-    """Whether both trials have identical bits."""
+    """Return whether both trials have identical bits."""
     return all(a.tobytes() == b.tobytes() for a, b in zip(one, other, strict=True))
 
 

@@ -19,7 +19,8 @@ __all__ = ["SharedWindows", "WindowForm", "WindowRows"]
 
 @dataclass(frozen=True)
 class WindowForm:
-    """Where a state's block has the rows of a window: after ``head`` bytes, plane after plane.
+    """The layout of the rows of a window in a state's block: after ``head`` bytes, plane after
+    plane.
 
     A plane of n rows is ``planes[i][0]`` runs of n pieces of ``planes[i][1]`` bytes.
     """
@@ -43,11 +44,11 @@ class WindowForm:
         return sum(runs * row for runs, row in self.planes)
 
     def n_rows(self, rows: Block) -> int:
-        """How many rows ``rows`` has, a block without a head."""
+        """Return the number of rows in ``rows``, a block without a head."""
         return int(rows.size) // self.row_bytes
 
     def views(self, rows: Block) -> Iterator[NDArray[np.uint8]]:
-        """The planes of ``rows``, each of shape (runs, rows, bytes)."""
+        """Yield the planes of ``rows`` as views of shape (runs, rows, bytes)."""
         at = 0
         n = self.n_rows(rows)
         for runs, row in self.planes:
@@ -77,7 +78,7 @@ class WindowRows:
         return tuple(piece.block for piece in self.pieces)
 
     def joined(self, head: Block) -> Block:
-        """The state's block that starts with ``head``, in one."""
+        """Return the state's block that starts with ``head``, shape (size,), as one array."""
         first = self.pieces[0].first
         last = self.pieces[-1].last
         block = np.empty(head.size + (last - first) * self.form.row_bytes, np.uint8)
@@ -92,10 +93,10 @@ class WindowRows:
 
 
 class SharedWindows:
-    """Saves of a window only the rows that no living state of the sequence has.
+    """The windows of all sequences, of which only the rows are saved that no living state has.
 
-    A block lives as long as some state holds it. Its rows belong to the sequence until that is cut,
-    which the owner announces by `forget`. They need not be there yet.
+    A block lives as long as some state holds it. Its rows belong to the sequence until the sequence
+    is cut, which the owner announces by `forget`. The copy of a block may still run.
     """
 
     def __init__(self, form: WindowForm) -> None:
@@ -107,8 +108,8 @@ class SharedWindows:
     def save(
         self, seq: int, first: int, n: int, copy: Callable[[int, int, Block], None]
     ) -> WindowRows:
-        """The window [first, n) of ``seq``, which ends at ``n``; ``copy`` has rows [start, end)
-        copied into a block.
+        """Return the window [first, n) of ``seq``, which ends at ``n``; ``copy`` starts to copy
+        rows [start, end) into a block.
         """
         pieces: list[WindowPiece] = []
         for block, start, end in self._parts(seq, first, n):
@@ -121,8 +122,8 @@ class SharedWindows:
         return window
 
     def n_new(self, seq: int, windows: Sequence[tuple[int, int]]) -> int:
-        """How many rows `save` would copy of these windows of ``seq``, one after the other: (first,
-        n), ascending.
+        """Return how many rows `save` would copy of the windows (first, n) of ``seq``, if they were
+        saved one after the other in ascending order.
         """
         n_new = 0
         saved = -1
@@ -133,8 +134,8 @@ class SharedWindows:
         return n_new
 
     def _parts(self, seq: int, first: int, n: int) -> Iterator[tuple[Block | None, int, int]]:
-        """The window [first, n) of ``seq`` in parts [start, end): with the block that has their
-        rows, or None.
+        """Yield the window [first, n) of ``seq`` in parts [start, end), each with the block that
+        has its rows, or None.
         """
         at = first
         for known, start, end in self._known.get(seq, ()):
@@ -148,12 +149,12 @@ class SharedWindows:
             yield None, at, n
 
     def keep(self, seq: int, window: WindowRows) -> None:
-        """``seq`` has these rows: they were loaded."""
+        """Record that ``seq`` has the rows of ``window``, which were loaded."""
         n_rows = self.form.n_rows
         self._known[seq] = [
             (ref(block), last - n_rows(block), last) for block, _, last in window.pieces
         ]
 
     def forget(self, seq: int) -> None:
-        """``seq`` was cut: what it gets next may have other rows."""
+        """Record that ``seq`` was cut: its next rows may be different ones."""
         self._known.pop(seq, None)

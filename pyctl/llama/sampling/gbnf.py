@@ -132,6 +132,13 @@ class _Parser:
         self._skip(_SPACE)
 
     def _alternatives(self, rule: int) -> list[Alternative]:
+        """Parse the alternatives of ``rule`` up to their end, and return them. Raises RequestError
+        for a text that is no grammar.
+
+        Open groups are on a list and not on Python's stack, so that deep nesting needs no
+        recursion. The rule of a group is complete when the group closes. Its reference then is one
+        item of the outer group, which a repetition may follow.
+        """
         open_groups = [_Group(rule, self._at)]
         while True:
             group = open_groups[-1]
@@ -196,6 +203,12 @@ class _Parser:
     # ----------------------------------------------------------------------------------
 
     def _repeat(self, group: _Group) -> None:
+        """Replace the last items of ``group`` by a repetition of them. Raises RequestError for an
+        impossible one, at the position of its sign.
+
+        A repetition of several items, or of a repetition, gets an extra rule, since `Repeat` has
+        one item.
+        """
         at = self._at
         low, high = self._times()
         items = group.items[group.begun :]
@@ -222,6 +235,9 @@ class _Parser:
         group.items.append(item if (low, high) == (1, 1) else Repeat(item, low, high))
 
     def _times(self) -> tuple[int, int | None]:
+        """Parse ``*``, ``+``, ``?`` or ``{low,high}``; return the minimum and the maximum, None for
+        no maximum. Raises RequestError for anything else.
+        """
         sign = self._text[self._at]
         self._at += 1
         if sign != "{":
@@ -250,6 +266,12 @@ class _Parser:
     # ----------------------------------------------------------------------------------
 
     def _string(self) -> Alternative:
+        """Parse a string and return its letters as items. Raises RequestError if it is never
+        closed.
+
+        The spelling of a control token becomes a rule of two alternatives, the token itself and its
+        letters. Escapes are resolved first, so that an escaped spelling counts too.
+        """
         start = self._at
         self._at += 1
         letters: list[str] = []
@@ -276,6 +298,11 @@ class _Parser:
         return items
 
     def _class(self) -> Characters | None:
+        """Parse a class in brackets; return its characters, None for an empty class. Raises
+        RequestError if it is never closed.
+
+        A hyphen before the closing bracket is a character and no range.
+        """
         start = self._at
         self._at += 1
         is_inverse = self._text.startswith("^", self._at)

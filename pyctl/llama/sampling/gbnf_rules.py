@@ -28,7 +28,9 @@ Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
 
 class Characters(NamedTuple):
-    """One code point of ``ranges``, or with ``other`` one that text may have outside of them."""
+    """A terminal for one code point of ``ranges``, or with ``other`` for one outside of them that
+    text may have.
+    """
 
     ranges: Ranges
     other: bool = False

@@ -60,7 +60,7 @@ def _letter_of(code: int) -> str:
 
 
 class _Writer:
-    """Writes rules with a terminal for each character."""
+    """A writer of rules with a terminal for each character."""
 
     def __init__(self, rules: Rules, end_tokens: frozenset[int]) -> None:
         self._rules = rules

@@ -123,7 +123,7 @@ class Candidates:
 
 
 class GrammarCompiler:
-    """Compiles grammars to llguidance matchers for the vocabulary of ``tokenizer``, used until
+    """A compiler of grammars to llguidance matchers for the vocabulary of ``tokenizer``, used until
     `close`. Thread-safe.
 
     The first call prepares the vocabulary (about 2 s for 250,000 tokens), and a grammar may take 1
@@ -320,7 +320,7 @@ class Grammar:
             )
 
     def allows(self, token: int) -> bool:
-        """Whether the grammar allows ``token`` next."""
+        """Return whether the grammar allows ``token`` next."""
         try:
             return self.is_asleep or self._allows(token)
         except RequestError as error:

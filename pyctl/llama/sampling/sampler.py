@@ -123,6 +123,12 @@ class LlamaSampler:
         prompt: Tokens,
         words: LlamaVocabulary,
     ) -> None:
+        """Build the chain of samplers, and let it accept the end of ``prompt``. Raises RequestError
+        if the grammar or a token of logit_bias is invalid.
+
+        The chain is allocated first, so an error after that frees it. The prompt comes last, when
+        the penalties that count its tokens are in the chain.
+        """
         self._dry_samplers = words.dry
         self._outputs = outputs
         self._vocab = vocab
@@ -232,6 +238,11 @@ class LlamaSampler:
         api.llama_sampler_chain_add(self._chain, sampler)
 
     def _build(self, sampling: Sampling, words: LlamaVocabulary) -> None:
+        """Add the samplers of ``sampling`` to the chain. Raises RequestError for a token of
+        logit_bias outside the vocabulary.
+
+        The bias is the first sampler, so that all others see the biased logits.
+        """
         bias = {**dict(sampling.logit_bias), **dict.fromkeys(self._suppressed(), float("-inf"))}
         if sampling.ignore_eos:
             bias.update(dict.fromkeys(words.end_tokens(), float("-inf")))

@@ -14,7 +14,7 @@ _WINDOW = 512
 
 
 class TriggerWatch:
-    """Searches the bytes of a reply, token by token, for triggers.
+    """The search for triggers in the bytes of a reply, token by token.
 
     ``patterns`` are regular expressions; ``^`` is the start of the searched text. If the reply
     starts with the opening of ``hidden`` (always, if that is empty), the search starts after its

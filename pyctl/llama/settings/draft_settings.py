@@ -208,17 +208,17 @@ class DraftSettings:
 
     @property
     def uses_texts(self) -> bool:
-        """Whether n-gram or cache sources draft, whose drafts may be longer than a model's."""
+        """True if n-gram or cache sources draft, whose drafts may be longer than a model's."""
         return any(name.startswith("ngram-") or name == "cache" for name in self.draft_types)
 
     @property
     def uses_own_head(self) -> bool:
-        """Whether the head in the model's own file drafts."""
+        """True if the head in the model's own file drafts."""
         return self.has("draft-mtp") and not self.draft_path and self.n_draft > 0
 
     @property
     def uses_file(self) -> bool:
-        """Whether the draft model or head of ``draft_path`` drafts."""
+        """True if the draft model or head of ``draft_path`` drafts."""
         return bool(self.draft_path) and self.n_draft > 0
 
     @property

@@ -112,12 +112,12 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether no place lacks bytes, with the margins."""
+        """True if no place lacks bytes, with the margins."""
         return not any(place.missing for place in self.places)
 
     @property
     def n_gpu_layers(self) -> int:
-        """How many of ``layers`` are on GPUs."""
+        """The number of ``layers`` that are on GPUs."""
         gpus = {place.name for place in self.gpus}
         return sum(name in gpus for name in self.layers)
 

@@ -49,6 +49,9 @@ class ModelParams:
     def __init__(
         self, settings: ModelSettings, *, with_head: bool = False, with_vocabulary: bool = True
     ) -> None:
+        """Fill ``struct`` from ``settings``. Raises ModelError for unknown devices and buffer
+        types, and for more shares of a tensor split than devices.
+        """
         self._kept: list[object] = []
         self.stopped = False
         self.struct = params = api.llama_model_default_params()

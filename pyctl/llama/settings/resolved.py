@@ -281,6 +281,7 @@ class Resolved:
         return tuple(self._rows())
 
     def _rows(self) -> Iterator[ResolvedValue]:
+        """Yield a value per flag: placement and context of the model, threads, then drafts."""
         model = self.model
         drafts = self.drafts
         cards = ",".join(gpu.name for gpu in self.gpus) or "none"
