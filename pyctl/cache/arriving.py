@@ -56,7 +56,8 @@ class ArrivingCandidate(Candidate):
         memory.restore(live.id, snapshot.n, (), snapshot.state)
 
     def enter(self, live: LiveSequence) -> Reading[bool]:
-        """Put the complete snapshot into RAM; False if there is no room or some of it never came.
+        """Put the complete snapshot into RAM; return False if there is no room, or if a read of it
+        failed.
 
         Rows that find no room stay only on the device, where ``live`` has them.
         """

@@ -78,7 +78,7 @@ class RequestStats:
         n_evaluated: The tokens that were evaluated.
         n_saved: The number of snapshots that were taken.
         lookup_ms: The milliseconds of finding candidates.
-        restore_ms: The milliseconds of restoring.
+        restore_ms: The milliseconds of restoring, with parking the previous conversation.
         save_ms: The milliseconds of saving, with the wait for the batch that the device was still
             computing.
         miss: The divergence from the nearest recent prompt, None if nothing was lost.

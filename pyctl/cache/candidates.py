@@ -23,11 +23,14 @@ SAME_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Candidate:
-    """A position to resume at: ``n`` tokens, of which [0, ``keep``) are live rows that stay, and
-    the rest comes from ``snapshot``, which is at ``origin``.
+    """A position to resume at.
 
-    Without a snapshot nothing is copied: the live sequence is continued, or cut where the model
-    allows it.
+    Attributes:
+        origin: The tier that the rows after ``keep`` come from.
+        n: The number of tokens at the position.
+        keep: The number of live rows that stay.
+        snapshot: The snapshot with the other rows. None if nothing is copied: the live sequence is
+            continued, or cut where the model allows it.
     """
 
     origin: Source
@@ -77,7 +80,9 @@ class Candidate:
         yield from ()
 
     def enter(self, live: LiveSequence) -> Reading[bool]:
-        """Have the snapshot in RAM, now that ``live`` holds it; False if that is impossible."""
+        """Put the snapshot into RAM, now that ``live`` has its rows; return False if that is
+        impossible.
+        """
         yield from ()
         return True
 

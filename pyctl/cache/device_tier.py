@@ -189,8 +189,8 @@ class DeviceTier:
         yield first, seq.n
 
     def hold(self, snapshot: Snapshot, seq: LiveSequence) -> None:
-        """Let rows of ``snapshot``, all of which ``seq`` holds, stay where it has them, even if RAM
-        has a copy.
+        """Hold the rows of ``snapshot`` in the cells where ``seq`` has them, even if RAM has a
+        copy. ``seq`` must have all of these rows.
         """
         for segment, last in snapshot.chain.items() if self._memory.shape.can_hold else ():
             if segment.held is None and not segment.dropped and last == segment.end:
@@ -198,8 +198,8 @@ class DeviceTier:
                     segment.held = self._memory.hold(seq.id, segment.start, last)
 
     def drop_ram_copies(self, snapshot: Snapshot) -> bool:
-        """Give up copies in RAM of rows that the device holds, of segments that the cache has not
-        taken yet; False if there are none.
+        """Drop the copies in RAM of rows that the device holds, of segments that the cache has not
+        taken yet; return False if there are none.
         """
         copies = [
             each
@@ -211,7 +211,7 @@ class DeviceTier:
         return bool(copies)
 
     def release_rejected(self, snapshot: Snapshot) -> None:
-        """Let go what the device holds for a snapshot that the cache did not take."""
+        """Release the cells that the device holds for a snapshot that the cache did not take."""
         for segment in snapshot.chain:
             if not segment.alive and segment.held is not None:
                 self._release(segment)

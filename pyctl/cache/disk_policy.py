@@ -44,10 +44,11 @@ _WORDS: Mapping[str, Kind] = {
 class Selection:
     """The choice of a policy for one prompt, in tokens from its start.
 
-    ``selected`` is the scope, 0 for none, and ``safe`` the same before the least length counts.
-    ``positions`` are the prefixes to persist, ascending; at most two are past the restored
-    position. Those at or before it cost no evaluation but can only be had if the snapshot is still
-    in memory.
+    Attributes:
+        safe: The scope before the minimum length is applied.
+        selected: The scope, 0 for none.
+        positions: The prefixes to persist, ascending; at most two are past the restored position.
+            Those at or before it cost no evaluation, but need a snapshot that is still in memory.
     """
 
     safe: int = 0

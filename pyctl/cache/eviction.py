@@ -144,11 +144,7 @@ class CostAwareEviction(Generic[K]):
         return self._value(self._tree[key], per_byte=per_byte)
 
     def combined_value(self, keys: Collection[K]) -> float:
-        """Return the seconds that would be lost if all of these were evicted.
-
-        Prompts of each would resume at the deepest snapshot that stays, so this is more than the
-        sum of the single values.
-        """
+        """Return the seconds that would be lost if all given snapshots were evicted."""
         self._rank(self._per_byte)
         seconds = 0.0
         resume_at = dict[K, int]()

@@ -15,11 +15,16 @@ __all__ = ["CacheLookup", "CachePlan", "may_use_disk"]
 
 @dataclass(frozen=True, eq=False)
 class CacheLookup:
-    """The result of a lookup: the ``candidates`` in memory, the preferred first, and the matches
-    with ``recent`` prompts, None for prompts that no client sent.
+    """The result of a lookup.
 
-    ``ends`` are the batch ends of the prompt, ``facts`` those for the sequence; ``finder`` makes
-    candidates of snapshots that come from disk. A request without the cache has no candidates.
+    Attributes:
+        request: The request.
+        match: Its prompt, for comparisons.
+        ends: The batch ends of the prompt.
+        facts: The facts that the sequence gets.
+        candidates: The candidates in memory, the preferred first; none without the cache.
+        finder: The maker of candidates from snapshots on disk.
+        recent: The matches with recent prompts, None for a prompt that no client sent.
     """
 
     request: CacheRequest
@@ -39,11 +44,14 @@ class CacheLookup:
 
 @dataclass(frozen=True)
 class CachePlan:
-    """The plan for a prompt: end batches and take snapshots at ``cuts``, write those at ``persist``
-    to disk.
+    """The plan for the rest of a prompt.
 
-    The prompt was ``restored`` from these snapshots, which stay locked meanwhile. The user's next
-    turn resumes at ``turn``.
+    Attributes:
+        match: The prompt, for comparisons.
+        cuts: The positions at which batches end and snapshots are taken.
+        persist: The positions whose snapshots are written to disk.
+        restored: The snapshots that the prompt was restored from, which saving must not evict.
+        turn: The position at which the user's next turn resumes.
     """
 
     match: PromptMatch

@@ -52,10 +52,14 @@ __all__ = [
 class CacheRequest:
     """The facts of a request that the cache needs.
 
-    ``cache_prompt``: its client allows caching. Without ``sees_texts`` the client must not learn
-    the texts of other clients, and it resumes in whole blocks of tokens. ``disk_policy`` replaces
-    the server's. A ``background`` request has no waiting client; ``after`` is the request whose
-    continuation it prepares.
+    Attributes:
+        prompt: The prompt.
+        cache_prompt: Whether its client allows caching.
+        sees_texts: Whether the client may learn the texts of other clients. Otherwise it resumes in
+            whole blocks of tokens.
+        disk_policy: The policy that replaces the server's, None for the server's.
+        background: Whether no client waits for it.
+        after: The request whose continuation it prepares, None for others.
     """
 
     prompt: Prompt
@@ -84,11 +88,16 @@ class CacheOptions:
 class MemoryShape:
     """Facts of a memory that do not change while its model is loaded.
 
-    A sequence may be saved at ``resume_points``, as it comes back to the same bits from there.
-    ``sizes`` describe saved blocks. With ``cut_anywhere`` a sequence goes on wherever it was cut;
-    else it also needs the state there. Without ``has_rows`` the state is everything: nothing of a
-    sequence can stay when another state is loaded. With ``can_hold`` the device holds rows for the
-    cache, and with ``is_pool`` the rows of the one sequence have a place each.
+    Attributes:
+        resume_points: The token counts at which a sequence may be saved, as it is restored to the
+            same bits there.
+        sizes: The sizes of saved blocks.
+        cut_anywhere: Whether a sequence continues wherever it was cut. Otherwise it also needs the
+            state there.
+        has_rows: Whether a sequence has rows as well as a state. Otherwise nothing of it can stay
+            when another state is loaded.
+        can_hold: Whether the device holds rows for the cache.
+        is_pool: Whether each row of the one sequence has a certain cell.
     """
 
     resume_points: ResumePoints
@@ -164,15 +173,15 @@ class SequenceMemory(Protocol):
         """Return the bytes of all saved blocks."""
 
     def hold(self, seq: int, first: int, last: int) -> HeldRows:
-        """Have rows [first, last) of ``seq``, which has them, stay on the device until `release`;
-        else StateError.
+        """Keep rows [first, last) of ``seq`` on the device until `release`. Raises StateError if
+        ``seq`` does not have them, or the device cannot hold them.
         """
 
     def release(self, held: HeldRows) -> None:
-        """Let held rows go; twice is harmless."""
+        """Release held rows; a second call is harmless."""
 
     def release_all(self) -> None:
-        """Let all held rows go: they belong to one cache, and another one starts."""
+        """Release all held rows: they belong to one cache, and another one starts."""
 
     def fetch(self, held: HeldRows, first: int, last: int) -> Block:
         """Copy held rows [first, last) into a block, complete after `synchronize`. The rows may be
@@ -259,10 +268,21 @@ class StoreView:
 
 @dataclass(frozen=True)
 class DiskView:
-    """Sums of the tier: lengths at which something is stored, bytes of the directory, its budget
-    (-1: none), restores that came from it, snapshots written by this process, files found damaged,
-    snapshots that wait to be written, and those that could not be. ``spilled`` are those written
-    because they left RAM; ``given_up`` were not, for lack of time. ``store`` is the object store's.
+    """Sums of the disk tier.
+
+    Attributes:
+        policy: The name of the policy.
+        in_use: The number of lengths at which a state is stored.
+        n_bytes: The bytes of the directory.
+        budget: The maximum of these bytes, -1 for no limit.
+        hits: The number of restores from disk.
+        written: The snapshots that this process wrote.
+        damaged: The files that were found damaged.
+        waiting: The snapshots that wait to be written.
+        failed: The writes that failed.
+        spilled: The snapshots among ``written`` that were written because RAM evicted them.
+        given_up: The snapshots that were dropped before they were written.
+        store: Sums of the object store, None without one.
     """
 
     policy: str
@@ -285,11 +305,22 @@ SHORT_DIGITS = 10
 
 @dataclass(frozen=True)
 class Entry:
-    """A snapshot in the store. ``n_bytes`` are its state and the rows that no shallower one has.
+    """A snapshot in the store. Times are in seconds since the epoch.
 
-    Times are epoch seconds. ``name`` is the Prefix's, ``parent`` the name of the deepest shallower
-    snapshot on its chain, "" for none. ``label`` shows users its start and end. ``is_older``: made
-    under older rules of batch ends, of use to none.
+    Attributes:
+        fingerprint: The fingerprint of its model.
+        name: The name of its prefix.
+        n: The number of tokens.
+        n_bytes: The bytes of its state and of the rows that no shallower snapshot has.
+        created: When it was written.
+        used: When it was used last.
+        hits: How many times it was used.
+        pinned: Whether it is pinned.
+        exact: Whether all of it came from batches of a cold run.
+        parent: The name of the deepest shallower snapshot on its chain, "" for none.
+        label: A text for users with the start and the end of the prefix.
+        is_older: Whether it was made under older rules of batch ends, so that no prompt resumes
+            there.
     """
 
     fingerprint: str
@@ -320,7 +351,7 @@ class Store(Protocol):
         recent: The recent prompts by which the policy chooses.
         costs: The measured costs, which the cache replaces by its own.
         close_seconds: The maximum seconds of `close`.
-        on_rows_needed: Called, on any thread, when a write waits for `supply_rows`.
+        on_rows_needed: The function to call, on any thread, when a write waits for `supply_rows`.
     """
 
     policy: DiskPolicy
@@ -338,8 +369,8 @@ class Store(Protocol):
         """
 
     def find_remote(self, prompt: PromptMatch, limit: int) -> list[tuple[Prefix, float]]:
-        """Return the prefixes of ``prompt`` of ``limit`` tokens at most that could be fetched to
-        where `find` finds them, and the seconds that takes.
+        """Return the prefixes of ``prompt`` of at most ``limit`` tokens that could be fetched to
+        the disk, each with the seconds of the transfer.
         """
 
     def fetch(self, prefix: Prefix) -> Reads | None:
@@ -376,8 +407,8 @@ class Store(Protocol):
         """
 
     def write(self, snapshot: Snapshot, *, is_last: bool = False) -> None:
-        """Queue a ``snapshot`` of the cache if it is wanted, the last one however short; its bytes
-        in RAM are complete.
+        """Queue a ``snapshot`` of the cache if the store may have it and lacks it, the last one
+        however short; its bytes in RAM are complete.
         """
 
     def evict(self, snapshot: Snapshot, worth: float, rows_of: RowsOf) -> None:
@@ -390,8 +421,8 @@ class Store(Protocol):
         """True if a write waits for `supply_rows`."""
 
     def supply_rows(self, rows_of: RowsOf) -> None:
-        """Bring the rows that a write needs, if RAM has room for them; ``rows_of`` returns complete
-        ones. All copies of evicted snapshots are complete before.
+        """Supply the rows that a write needs, if RAM has room for them. ``rows_of`` returns
+        complete blocks, and all copies of evicted snapshots are complete before the call.
         """
 
     @property
@@ -399,8 +430,8 @@ class Store(Protocol):
         """True if rows that only the device has are being written, and the store takes them."""
 
     def drop_lowest_value(self) -> bool:
-        """Lose the snapshot of lowest value among those that wait and take RAM; False if there is
-        none.
+        """Drop the snapshot of lowest value among those that wait and take RAM; return False if
+        there is none.
         """
 
     # -- managing

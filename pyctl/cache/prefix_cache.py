@@ -2,6 +2,17 @@
 
 It evaluates nothing (`engine` does), and decides nothing about eviction (`RamCache`) or files (the
 disk).
+
+The steps of a request have an order. `PrefixCache.lookup` compares the prompt with recent ones
+before it becomes recent itself, and finds candidates before anything changes.
+`PrefixCache.park_previous` saves the previous conversation before the restore replaces its rows; it
+locks the snapshots of the candidates, which saving could otherwise evict. `PrefixCache.plan`
+follows the restore, since cuts lie after the restored position. `PrefixCache.persist` comes last,
+when the snapshots that it writes exist.
+
+The restore is a generator that yields while the disk reads, and the scheduler runs other requests
+meanwhile. A snapshot may be evicted during such a wait, so each candidate is checked again when its
+turn comes (`Candidate.now`).
 """
 
 from __future__ import annotations
@@ -173,8 +184,8 @@ class PrefixCache:
         return n < n_common < len(request.prompt)
 
     def persist(self, plan: CachePlan) -> None:
-        """Send to disk what the policy chose of the prompt, as far as there are snapshots of it,
-        and what left RAM.
+        """Write to disk the prefixes that the policy chose of the prompt, as far as RAM has
+        snapshots of them, and supply rows to the writes that wait for some.
         """
         found = (self.cache.get(plan.match.prefix(n)) for n in plan.persist if n)
         self.write_back.write([snapshot for snapshot in found if snapshot is not None])

@@ -133,8 +133,10 @@ class Restorer:
     def _free_cells(
         self, candidate: Candidate, lookup: CacheLookup, seq: LiveSequence, make_room: MakeRoom
     ) -> int:
-        """Have cells for the rows of a snapshot that ``seq`` lacks; return how many lie in their
-        own already. Rows that are not kept are cut first, so that their cells are free.
+        """Free cells for the rows of a snapshot that ``seq`` lacks; return the result of
+        `DeviceTier.n_ready` for them.
+
+        Rows of ``seq`` that do not stay are cut first, so that their cells are free.
         """
         snapshot = candidate.snapshot
         if snapshot is None:
@@ -307,8 +309,8 @@ class Chooser:
             self._current = None
 
     def _retain_base(self) -> None:
-        """Keep what RAM has of the prompt, as far as it is of its batches: a snapshot without a
-        state.
+        """Retain the rows that RAM has of the prompt, as far as they came from its batches, as a
+        snapshot without a state.
         """
         match = self._lookup.match
         nearest, n_shared = self._cache.overlap(match)

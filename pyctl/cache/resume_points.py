@@ -28,8 +28,8 @@ class ResumePoints:
         return [end for end in ends if self.allow(end)]
 
     def added_to(self, ends: list[int]) -> list[int]:
-        """Batch ``ends`` with one at each place after the window, where there would seldom be one
-        by chance.
+        """Return batch ``ends`` with an additional end at each resume point after the window, where
+        a batch would seldom end by chance.
         """
         if self.step <= 1 or not ends:
             return ends

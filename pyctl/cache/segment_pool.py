@@ -18,8 +18,8 @@ class SegmentPool:
     Attributes:
         n_bytes: The bytes of all snapshots in RAM, each shared segment and block counted once.
         n_shed: Copies in RAM that were dropped since the device holds the rows, since the start.
-        on_drop: Called with a segment just before its rows are dropped. It may not change the
-            cache.
+        on_drop: The function that gets each segment just before its rows are dropped. It may not
+            change the cache.
     """
 
     def __init__(self) -> None:

@@ -290,8 +290,8 @@ class ModelLoader:
 
 
 def _files(settings: CommandSettings) -> list[tuple[int, int, int]]:
-    """Inode, size and time of each file of a model, which a new file does not share; empty if one
-    cannot be read.
+    """Return inode, size and time of each file of a model, which a new file does not share; empty
+    if one cannot be read.
     """
     model = settings.model
     others = (settings.vision.mmproj_path, settings.drafts.draft_path)
@@ -322,7 +322,7 @@ def _with_model(settings: CommandSettings) -> CommandSettings:
 
 
 def _with_recommended(replies: ReplySettings, recommended: Mapping[str, Any]) -> ReplySettings:
-    """Let the file's sampling parameters take the place of those that the user did not choose."""
+    """Replace sampling parameters that the user did not choose by the file's recommendations."""
     used = {name: value for name, value in recommended.items() if name not in replies.chosen}
     if not used:
         return replies
@@ -468,8 +468,8 @@ LOWEST_PRIORITY = 19
 
 
 def prepare_vocabulary(worker: Worker) -> None:
-    """Make ready what grammars of calls are compiled on: a second of work that no request without
-    one need wait for, on a thread that leaves the processors to all others.
+    """Prepare the vocabulary that grammars of calls need. It takes a second, for which no request
+    without a grammar need wait, on a thread of the lowest priority.
     """
 
     def prepare() -> None:

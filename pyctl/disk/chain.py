@@ -91,9 +91,12 @@ class ChainNames:
                 self._running.update(_bytes(segment.tokens[: last - segment.start]))
 
     def name(self, segment: Segment) -> tuple[SegmentName, SegmentName | None]:
-        """Name the next one of ``missing``, which has its rows, and its parent; NotWrittenError if
-        they were dropped. Rows are looked through once, since they never change. The draft model's
-        are no part of the name: a server without one uses the same file.
+        """Name ``segment``, the next of ``missing``, which has its rows; return its name and its
+        parent's. Raises NotWrittenError if the rows were dropped.
+
+        A name that the segment has got before is reused, since rows never change: their checksum is
+        computed once. The draft model's rows are no part of the name, so a server without a draft
+        model uses the same file.
         """
         if segment.dropped:
             raise NotWrittenError(f"the rows before {segment.end} were dropped")

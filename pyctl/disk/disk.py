@@ -141,7 +141,9 @@ class Disk:
         return self.remote.find(prompt, limit, n_covered)
 
     def fetch(self, prefix: Prefix) -> Reads | None:
-        """Start to bring here what only the object store has; None if that cannot be now."""
+        """Start to fetch ``prefix`` from the object store to the disk; return None if that is
+        impossible now.
+        """
         return self.remote.fetch(prefix) if self.remote is not None else None
 
     def open(
@@ -199,8 +201,8 @@ class Disk:
         return chosen.positions
 
     def write(self, snapshot: Snapshot, *, is_last: bool = False) -> None:
-        """Queue a ``snapshot`` of the cache if it is wanted, the last one however short; its bytes
-        in RAM are complete.
+        """Queue a ``snapshot`` of the cache if the disk may have it and lacks it, the last one
+        however short; its bytes in RAM are complete.
         """
         if self._should_store(snapshot, is_last=is_last):
             self.queue.write(snapshot)
@@ -232,8 +234,8 @@ class Disk:
         return self.queue.is_draining_device
 
     def drop_lowest_value(self) -> bool:
-        """Lose the snapshot of lowest value among those that wait and take RAM; False if there is
-        none.
+        """Drop the snapshot of lowest value among those that wait and take RAM; return False if
+        there is none.
         """
         return self.queue.drop_lowest_value()
 

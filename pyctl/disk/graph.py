@@ -47,7 +47,7 @@ class FileGraph:
             )
 
     def prepare(self) -> None:
-        """Compute now what choosing needs."""
+        """Build the tree of states now, which the first choice would otherwise build."""
         _ = self._tree
 
     def touch(self, key: Key, used: float) -> None:
@@ -111,9 +111,12 @@ class FileGraph:
             self._children.get(record.parent_key, set()).discard(record.key)
 
     def shrink(self, budget: int, protected: Collection[Key] = ()) -> list[Record]:
-        """Take out older files and then what costs least, until there are ``budget`` bytes or
-        nothing else may go; what fits with the rest after all stays. A segment in ``protected``
-        keeps no state from going.
+        """Remove files until there are ``budget`` bytes or nothing else may go, and return their
+        records.
+
+        Files of older rules go first, then the states of the lowest value. A removed state is put
+        back if it fits with the rest after all. A segment in ``protected`` does not keep the states
+        that need it.
         """
 
         def is_evictable(key: Key) -> bool:

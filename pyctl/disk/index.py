@@ -83,7 +83,7 @@ class Record:
 
     @property
     def key(self) -> Key:
-        """Identifies the file among all models."""
+        """The name of the file among the files of all models."""
         return self.fingerprint, self.name
 
     @property
@@ -98,7 +98,7 @@ class Record:
 
     @property
     def parent_key(self) -> Key | None:
-        """The key of the file that this one continues."""
+        """The key of the file that this file continues."""
         return None if self.parent is None else (self.fingerprint, self.parent)
 
 

@@ -198,10 +198,13 @@ class StoreReader:
 
 
 class _Chain:
-    """The ``files`` of a chain that have to be read, the first one first, and the segment before
-    them that ``base`` covers, None if there is none.
+    """The part of a chain that has to be read.
 
     Rows of exact batches are the same wherever they come from; others belong to their own state.
+
+    Attributes:
+        files: The files to read, the first one first.
+        covered: The segment before them that ``base`` covers, None if there is none.
     """
 
     def __init__(self, chain: list[StoredFile], base: Snapshot | None) -> None:

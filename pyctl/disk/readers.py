@@ -147,7 +147,9 @@ class DiskReads(Reads):
         wait(self.futures, seconds, FIRST_EXCEPTION)
 
     def check(self) -> None:
-        """Raise what the first failed read raised; StalledReadError if some are not here."""
+        """Raise the error of the first failed read. Raises StalledReadError if some reads have not
+        ended.
+        """
         if (error := self._failed()) is not None:
             raise error
         if any(future.cancelled() or not future.done() for future in self.futures):

@@ -125,7 +125,7 @@ def _broken_chains(
     sizes: Callable[[Path], BlockSizes | None],
     run: Runner,
 ) -> list[Key]:
-    """Take out of ``whole`` the files whose tokens or ends do not match their names, and return
+    """Remove from ``whole`` the files whose tokens or ends do not match their names, and return
     them.
     """
     broken = []

@@ -76,17 +76,25 @@ MAX_CALLS = limit(
 
 
 class WriteQueue:
-    """Jobs, and the thread that runs them: chosen ones first, then by worth, a segment in a turn.
+    """The queue of jobs, and the thread that runs them: chosen jobs first, then by worth, a segment
+    in a turn.
 
-    ``write`` gets a snapshot, and whether it was evicted without having been chosen. `start`
-    starts the thread.
+    ``write`` gets a snapshot, and whether it was evicted without having been chosen. `start` starts
+    the thread. ``clock`` gives monotonic seconds.
 
     A job whose snapshot is in the cache costs no RAM. When it needs rows that only the device has,
     ``on_rows_needed`` is called on the writing thread, and other jobs have their turns until
-    `supply_rows` brings them. Evicted snapshots that no policy chose are limited to MAX_SPILLED and
-    ``max_bytes``: the least worth per byte are lost, with a warning once a minute. OSError (a
-    full or read-only disk) is a warning; jobs stay queued for the next attempt, RETRY_SECONDS
-    later, and the server goes on from RAM. ``clock`` gives monotonic seconds.
+    `supply_rows` supplies them. Evicted snapshots that no policy chose are limited to MAX_SPILLED
+    and ``max_bytes``: those of the lowest worth per byte are dropped, with a warning once a minute.
+    An OSError (a full or read-only disk) is a warning: jobs stay queued for the next attempt,
+    RETRY_SECONDS later, and the server continues from RAM.
+
+    Attributes:
+        on_rows_needed: The function to call when a job needs rows of the device.
+        written: The snapshots that were written, and their bytes.
+        spilled: The evicted snapshots among them that no policy chose.
+        n_failed: The writes that failed.
+        n_dropped: The snapshots that were dropped before they were written.
     """
 
     def __init__(
@@ -178,8 +186,8 @@ class WriteQueue:
             return any(job.state in waiting for job in self._jobs)
 
     def supply_rows(self, rows_of: RowsOf) -> None:
-        """Bring the rows that one job needs, if RAM has room for them; ``rows_of`` returns complete
-        ones.
+        """Supply the rows that one job needs, if RAM has room for them; ``rows_of`` returns
+        complete blocks.
 
         The caller has waited for all copies before, so evicted snapshots are complete.
         """
@@ -213,7 +221,9 @@ class WriteQueue:
             return is_pending and self._clock() - self._progress_at < STALL_SECONDS
 
     def drop_lowest_value(self) -> bool:
-        """Lose the snapshot of lowest rank among those that take RAM; False if there is none."""
+        """Drop the snapshot of lowest rank among those that take RAM; return False if there is
+        none.
+        """
         with self._changed:
             jobs = [job for job in self._jobs if not job.is_cancelled and job.has_bytes]
             if not jobs:
@@ -246,7 +256,7 @@ class WriteQueue:
 
     @property
     def n_waiting(self) -> int:
-        """Snapshots in the queue, with those that are being written."""
+        """The number of snapshots in the queue, with those that are being written."""
         with self._changed:
             return sum(not job.is_cancelled for job in self._jobs)
 
@@ -356,7 +366,7 @@ class WriteQueue:
         return bool(self._calls or self._current) or self._next_job() is not None
 
     def _next_job(self) -> WriteJob | None:
-        """Return the job whose turn it is, None if none can have one now."""
+        """Return the job whose turn it is, None if no job can have one now."""
         is_pausing = self._clock() < self._resume_at
         states = {JobState.CANCELLED} if is_pausing else {JobState.CANCELLED, JobState.READY}
         jobs = [job for job in self._jobs if job.state in states]

@@ -202,10 +202,11 @@ class StoreWriter:
     # ----------------------------------------------------------------------------------
 
     def adopt(self, temps: dict[Path, Record], chain: list[Key]) -> bool:
-        """Let the directory have whole, checked files: a state, and those it lacks of the ``chain``
-        under it.
+        """Move whole, checked files into the directory: a state, and the files that the directory
+        lacks of the ``chain`` under it.
 
-        False if there is no room for them, or the day has none. OSError as `write`. Any thread.
+        Returns False if there is no room for them, or the day has none. OSError as `write`. Any
+        thread.
         """
         n_bytes = self._publish(None, temps, chain, "")
         if n_bytes:
