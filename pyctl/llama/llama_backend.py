@@ -39,10 +39,13 @@ __all__ = ["ContextLimits", "LlamaBackend", "ModelOpener", "OpenModel"]
 
 
 class OpenModel(NamedTuple):
-    """A loaded llama_model and a llama_context of it, both owned by who receives them.
+    """A loaded llama_model and a llama_context of it, both owned by the receiver.
 
-    ``tokenizer`` stays usable while the model is unloaded, and the model then needs no texts of
-    tokens; None for a tokenizer of the model itself.
+    Attributes:
+        model: The llama_model.
+        ctx: The llama_context.
+        tokenizer: A tokenizer that stays usable while the model is unloaded, so that the model
+            needs no texts of tokens; None for a tokenizer of the model itself.
     """
 
     model: Any
@@ -78,11 +81,12 @@ def _all_cells(n_cells: int) -> int:
 
 @dataclass(frozen=True)
 class ContextLimits:
-    """Limits of a context besides llama.cpp's.
+    """The limits of a context in addition to llama.cpp's.
 
-    ``n_outputs`` is the room for outputs, at least one per sequence. ``batch_cost`` is a field of
-    `BackendFacts`; 0 also means that the CPU evaluates. ``max_tokens`` maps the number of cells to
-    the limit of one sequence.
+    Attributes:
+        n_outputs: The maximum number of outputs, at least one per sequence.
+        batch_cost: `BackendFacts.batch_cost`; 0 also means that the CPU evaluates.
+        max_tokens: The function from the number of cells to the maximum tokens of one sequence.
     """
 
     n_outputs: int = 0

@@ -51,10 +51,15 @@ def type_of(path: Path) -> str:
 
 @dataclass(frozen=True)
 class BlockShape:
-    """The drafts of a DFlash or DSpark file of ``type``: ``maximum`` tokens at once, also at the
-    place of the known one if ``is_anchored``; from the ``top_k`` candidates of each place if that
-    is not 0; with later places if not ``is_causal``. ``is_sure`` where the file has probabilities,
-    or needs none.
+    """The form of the drafts of a DFlash or DSpark file.
+
+    Attributes:
+        type: The draft type of the file.
+        maximum: The maximum number of tokens that are drafted at once.
+        is_anchored: Whether the place of the known token also has a draft.
+        top_k: The number of candidates of each place that a draft is chosen from, 0 for all tokens.
+        is_causal: Whether a place depends only on earlier places.
+        is_sure: Whether the file has the probabilities that it needs, or needs none.
     """
 
     type: str

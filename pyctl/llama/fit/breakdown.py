@@ -72,8 +72,16 @@ def parts_of(ctx: Any, resolved: Resolved, tensors: Mapping[str, int]) -> Mappin
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """Numbers that determine K and V: lengths are of one head, ``n_layers`` the layers with K
-    and V. An indexer has ``n_indexer_heads``, and K of ``indexer_length``; both are 0 without one.
+    """The numbers that determine K and V.
+
+    Attributes:
+        n_layers: The layers with K and V.
+        n_heads: The heads of Q in a layer.
+        n_kv_heads: The heads of K and V in a layer.
+        key_length: The length of K of one head.
+        value_length: The length of V of one head.
+        n_indexer_heads: The heads of the indexer, 0 without one.
+        indexer_length: The length of the indexer's K, 0 without one.
     """
 
     n_layers: int
@@ -111,8 +119,14 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class StateShape:
-    """Numbers that determine recurrent states: ``n_layers`` have one of ``inner`` channels of
-    ``depth``, and a convolution of ``taps`` with ``n_groups``.
+    """The numbers that determine recurrent states.
+
+    Attributes:
+        n_layers: The layers with a state.
+        inner: The channels of a state.
+        depth: The numbers of a channel.
+        n_groups: The groups of the convolution.
+        taps: The taps of the convolution.
     """
 
     n_layers: int

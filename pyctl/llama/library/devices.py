@@ -55,10 +55,18 @@ IGPU = 2
 
 @dataclass(frozen=True)
 class Device:
-    """A device. ``free`` and ``total`` are bytes, None if unknown; ``handle`` is a
-    ggml_backend_dev_t.
+    """A device of ggml.
 
-    One that ``is_remote`` is a worker's: a GPU to llama.cpp, whatever it is there.
+    Attributes:
+        name: ggml's name of the device.
+        description: The name of the hardware.
+        is_gpu: Whether llama.cpp uses it as a GPU.
+        handle: A ggml_backend_dev_t.
+        buffer_name: The name of its buffer type.
+        buffer_type: A ggml_backend_buffer_type_t.
+        free: The free bytes, None if unknown.
+        total: All bytes, None if unknown.
+        is_remote: Whether it is a worker's: a GPU to llama.cpp, whatever its hardware.
     """
 
     name: str
@@ -307,12 +315,16 @@ def missing_text(path: Path) -> str:
 
 @dataclass(frozen=True)
 class FileHead:
-    """The metadata of one GGUF file: tensors in file order, architecture, and tokens of its
-    tokenizer.
+    """The metadata of one GGUF file.
 
-    ``arch`` is empty and ``n_vocab`` 0 where the file lacks them. ``numbers`` are the integers and
-    booleans under `NUMBERS`, keys after the architecture's name, of those that it has. ``kind``:
-    model, vision encoder or adapter.
+    Attributes:
+        tensors: The tensors in the order of the file.
+        arch: The architecture, empty if the file lacks it.
+        n_vocab: The tokens of the tokenizer, 0 if the file lacks them.
+        numbers: The integers and booleans under those keys of `NUMBERS` that the file has. The keys
+            follow the architecture's name.
+        kind: Model, vision encoder or adapter.
+        has_template: Whether the file has a chat template.
     """
 
     tensors: tuple[FileTensor, ...]
@@ -384,7 +396,10 @@ def file_head(file: Path) -> FileHead:
 
 @lru_cache(maxsize=16)
 def _read_head(file: str, _status: tuple[int, ...]) -> FileHead:
-    """A head has all texts of the vocabulary: reading one takes 35 ms with 250,000 tokens."""
+    """Return the metadata of ``file``. Raises ModelError if the file cannot be read.
+
+    The metadata have all texts of the vocabulary: reading them takes 35 ms with 250,000 tokens.
+    """
     ggml = ggml_library()
     redirect_log()
     forget_log_errors()

@@ -223,7 +223,12 @@ def _digest(files: list[Path]) -> str:
 
 
 class Kept(NamedTuple):
-    """Results of trials, and the file that keeps them; None if no file could be written."""
+    """The results of trials, and the file that keeps them.
+
+    Attributes:
+        results: The results.
+        file: The file, None if no file could be written.
+    """
 
     results: dict[str, str]
     file: Path | None

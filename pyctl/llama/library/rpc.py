@@ -105,10 +105,10 @@ def _connect(endpoint: str) -> None:
 def serve_devices(
     host: str, port: int, devices: Sequence[Device], n_threads: int
 ) -> tuple[int, threading.Thread]:
-    """Lend ``devices`` at the IPv4 address ``host`` to one server after the other; the port, and
-    the thread that does.
+    """Lend ``devices`` at the IPv4 address ``host`` to one server after the other; return the port,
+    and the thread that serves it.
 
-    Port 0 is any free one. Raises ConfigError if the address cannot be had.
+    Port 0 is any free one. Raises ConfigError if the address cannot be used.
     """
     try:
         with socket.create_server((host, port)) as free:

@@ -35,8 +35,12 @@ __all__ = ["ContextMemory", "DeviceRows"]
 
 @dataclass(frozen=True, eq=False)
 class DeviceRows:
-    """Held rows of ``n_cells`` tokens, ``n_bytes`` as a block; ``handle`` identifies them in the
-    extension.
+    """Held rows of a context.
+
+    Attributes:
+        handle: The number of the rows in the extension.
+        n_cells: The number of rows, each in a cell.
+        n_bytes: The bytes that the rows would take as a block.
     """
 
     handle: int

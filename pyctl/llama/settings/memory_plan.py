@@ -41,10 +41,15 @@ class Usage:
 
 @dataclass(frozen=True)
 class Place:
-    """A GPU's or the host's memory; ``free`` is bytes before allocation, None if unknown.
+    """The memory of a GPU or of the host.
 
-    ``margin`` are the bytes that are to stay free. The weights of a place that ``is_mapped`` are
-    pages of a file, which the system may drop.
+    Attributes:
+        name: The name of the device.
+        is_gpu: Whether it is a GPU.
+        usage: The bytes that the model takes there.
+        free: The free bytes before allocation, None if unknown.
+        margin: The bytes that are to stay free.
+        is_mapped: Whether the weights are pages of a file, which the system may drop.
     """
 
     name: str
@@ -72,14 +77,22 @@ class Place:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Memory by place, the host last; ``row_bytes`` is K and V of one token, ``state_bytes`` one
-    state of a sequence.
+    """The memory of a model by place.
 
-    ``layers`` are llama.cpp's names of the layers' devices, the output last. Each sequence has
-    ``n_planes`` states in addition to the last: planes, and a mark if drafts may be longer. A
-    ``pool`` divides K and V between a device and the host. ``n_ctx_train`` is the model's own
-    context. An ``is_estimate`` comes only from the model's file. ``n_layer_bytes`` are the average
-    bytes of the weights of a layer, ``n_draft_layer_bytes`` in a draft file, 0 without one.
+    Attributes:
+        n_ctx: The tokens of the context.
+        n_seqs: The number of sequences.
+        row_bytes: The bytes of K and V of one token.
+        state_bytes: The bytes of one state of a sequence.
+        places: The places, the host last.
+        layers: llama.cpp's names of the layers' devices, the output last.
+        n_planes: The states of each sequence in addition to the last: planes, and a mark if drafts
+            may be longer.
+        pool: The division of K and V between a device and the host, None without a pool.
+        n_ctx_train: The tokens of the model's own context.
+        is_estimate: Whether the plan comes only from the model's file.
+        n_layer_bytes: The average bytes of the weights of a layer.
+        n_draft_layer_bytes: The same in a draft file, 0 without one.
     """
 
     n_ctx: int

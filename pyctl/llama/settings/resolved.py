@@ -79,14 +79,17 @@ class ResolvedValue(NamedTuple):
 
 @dataclass(frozen=True)
 class Resolved:
-    """Settings of a model without automatic values, and everything that follows from them.
+    """The settings of a model without automatic values, and everything that follows from them.
 
-    ``model`` and ``drafts`` are the settings with values in place of "automatic". ``gpus`` are the
-    cards in use: even without layers they may compute large batches. ``n_cores`` are the physical
-    cores. ``plan`` is the memory of the model, None until the settings are fitted into memory; so
-    are ``model.n_ctx``, the layers and the automatic drafts. ``n_layer_bytes`` are the average
-    bytes of the weights of a layer, None if unknown. ``is_draft``: the settings belong to a
-    draft model or head. ``reasons`` are by flag, for values that were chosen.
+    Attributes:
+        model: The model's settings. Context and layers are automatic until there is a ``plan``.
+        drafts: The draft settings. Automatic drafts are chosen with the ``plan``.
+        gpus: The cards in use: even without layers they may compute large batches.
+        n_cores: The number of physical cores.
+        plan: The memory of the model, None until the settings are fitted into memory.
+        n_layer_bytes: The average bytes of the weights of a layer, None if unknown.
+        is_draft: Whether the settings belong to a draft model or head.
+        reasons: The reason for each value that was chosen, by flag.
     """
 
     model: ModelSettings
@@ -113,7 +116,7 @@ class Resolved:
         return replace(self, model=model, reasons={**self.reasons, flag: reason})
 
     def with_drafts(self, drafts: DraftSettings, reason: str) -> Resolved:
-        """Return the settings with ``drafts`` in place of those that were asked for."""
+        """Return the settings with ``drafts`` in place of the user's."""
         reasons = {**self.reasons, "--spec-type": reason}
         if self.drafts.is_automatic or drafts.n_draft != self.drafts.n_draft:
             reasons["--spec-draft-n-max"] = reason
@@ -219,8 +222,8 @@ class Resolved:
 
     @property
     def n_outputs(self) -> int:
-        """The maximum outputs of one evaluation. Those of a whole batch would take 0.5 GB with a
-        large vocabulary.
+        """The maximum number of outputs of one evaluation. The outputs of a whole batch would take
+        0.5 GB with a large vocabulary.
         """
         n_seqs = self.model.n_seqs
         if self.is_draft:
@@ -232,7 +235,7 @@ class Resolved:
 
     @property
     def n_cells(self) -> int:
-        """The cells of the context: all of it, or with a pool those for a batch."""
+        """The cells of the context: all tokens, or with a pool the cells for one batch."""
         return self.n_pool_cells if self.memory.pool is not None else self.model.n_ctx
 
     @property
