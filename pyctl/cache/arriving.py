@@ -25,11 +25,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class ArrivingCandidate(Candidate):
-    """A candidate at the end of the snapshot of ``arrival``, which comes from ``disk``.
+    """A candidate at the end of a snapshot that is being read from disk.
 
-    Its segments are not in ``cache`` until `enter`; ``device`` may hold them before that. A large
-    snapshot is never in RAM as a whole: what the sequence has moves to the device, and frees RAM
-    for the next reads.
+    Its segments are not in the cache until `enter`; the device may hold them before that. A large
+    snapshot is never in RAM as a whole: the rows that the sequence has move to the device, and free
+    RAM for the next reads.
+
+    Attributes:
+        arrival: The snapshot that is being read.
+        disk: The store that it comes from.
+        cache: The cache that it enters.
+        device: The tier that holds its rows.
     """
 
     arrival: PendingSnapshot

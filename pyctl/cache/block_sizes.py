@@ -9,10 +9,15 @@ __all__ = ["BlockSizes"]
 
 @dataclass(frozen=True)
 class BlockSizes:
-    """Bytes of a model's blocks: n rows have ``base`` + n * ``row``, a state has ``state``; -1 if
-    that differs.
+    """The bytes of a model's blocks.
 
-    The fields with ``draft_`` are the draft model's, 0 without one.
+    Attributes:
+        base: The bytes of a block of rows without its rows.
+        row: The bytes of a row.
+        state: The bytes of a state, -1 if states differ.
+        draft_base: As ``base``, of the draft model; 0 without one.
+        draft_row: As ``row``, of the draft model; 0 without one.
+        draft_state: As ``state``, of the draft model; 0 without one.
     """
 
     base: int

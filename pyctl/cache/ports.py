@@ -253,9 +253,15 @@ class Written:
 
 @dataclass(frozen=True)
 class StoreView:
-    """Sums of the object store: snapshots and bytes of this model there, snapshots that this
-    process ``fetched`` and ``sent``, and whether the store is left alone after failures
-    (``is_away``).
+    """Sums of the object store, of one model.
+
+    Attributes:
+        name: The store's label.
+        in_use: The number of snapshots in the store.
+        n_bytes: Their bytes.
+        fetched: The snapshots that this process fetched.
+        sent: The snapshots that this process sent.
+        is_away: Whether the store is left alone after failures.
     """
 
     name: str

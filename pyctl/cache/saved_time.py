@@ -22,7 +22,13 @@ MEMORY_TOKENS = 32_768
 
 @dataclass(frozen=True)
 class Saved:
-    """Seconds saved by ``tokens`` that the cache restored for ``requests``."""
+    """The saving of the cache.
+
+    Attributes:
+        seconds: The seconds that it saved.
+        tokens: The tokens that it restored.
+        requests: The number of requests that it restored them for.
+    """
 
     seconds: float = 0.0
     tokens: int = 0

@@ -60,9 +60,12 @@ TAIL_TOKENS = 24
 
 @dataclass(frozen=True)
 class WriteLimits:
-    """Bounds on writes: no prefix below ``min_tokens`` but a conversation's last, of a
-    long prompt under policy ``full`` also one of ``cold_max`` tokens, and in the end within
-    ``close_seconds``.
+    """Limits on writes.
+
+    Attributes:
+        min_tokens: The minimum tokens of a prefix, except at the end of a conversation.
+        cold_max: The maximum tokens of an additional prefix of a long prompt under policy ``full``.
+        close_seconds: The maximum seconds of writing when the disk is closed.
     """
 
     min_tokens: int = 512

@@ -97,11 +97,16 @@ _SIZES = re.compile(r"rows (\d{1,12}) \+ n \* (\d{1,12}), state (-1|\d{1,15})\n"
 
 
 class SegmentName(NamedTuple):
-    """Positions [start, end), the digest of the tokens [0, end), and a tag over the rows, ends and
-    parents.
+    """The name of a segment's file.
 
-    Two runs can compute other rows for equal tokens (decoded, not prefilled); the tag keeps them
+    Two runs can compute other rows for equal tokens (decoded, not prefilled). The tag keeps them
     apart.
+
+    Attributes:
+        start: The position of the first token.
+        end: The position after the last token.
+        digest: The digest of the tokens [0, end).
+        tag: A digest over the rows, the batch ends and the parent's name.
     """
 
     start: int
@@ -245,7 +250,14 @@ PARTS_OF_STATE = [PartKind.STATE]
 
 @dataclass
 class Part:
-    """``size`` bytes in chunks of ``chunk`` bytes, each with one of ``crcs``."""
+    """A part of a file, in chunks.
+
+    Attributes:
+        what: The kind of the part.
+        size: Its bytes.
+        crcs: The checksum of each chunk.
+        chunk: The bytes of a chunk; the last one may have fewer.
+    """
 
     what: PartKind
     size: int
@@ -262,8 +274,15 @@ class Part:
 
 @dataclass
 class Header:
-    """The header of a file. ``parent`` is the segment that the file needs; ``created`` is in epoch
-    seconds.
+    """The header of a file.
+
+    Attributes:
+        fingerprint: The fingerprint of the model.
+        name: The name of the file.
+        parent: The segment that the file needs, None for none.
+        exact: Whether all of it came from batches of a cold run.
+        created: When it was written, in seconds since the epoch.
+        parts: The parts in the order of the file.
     """
 
     fingerprint: str

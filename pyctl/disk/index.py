@@ -65,10 +65,18 @@ class IndexVersion(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """A file in the index, and its parent segment.
+    """A file in the index. Times are in seconds since the epoch.
 
-    ``created`` and ``used`` are epoch seconds; ``hits``, ``used`` and ``pinned`` mean something for
-    states only.
+    Attributes:
+        fingerprint: The fingerprint of the model.
+        name: The name of the file.
+        n_bytes: The bytes of the file.
+        parent: The segment that the file needs, None for none.
+        exact: Whether all of it came from batches of a cold run.
+        created: When it was written.
+        used: When it was used last; for states only.
+        hits: How many times it was used; for states only.
+        pinned: Whether it is pinned; for states only.
     """
 
     fingerprint: str

@@ -39,8 +39,11 @@ _NO_STATES: Mapping[StateName, bool] = MappingProxyType({})
 class Contents:
     """The contents of a directory at the last look, immutable, so that no reader waits.
 
-    ``file_bytes`` counts snapshots, ``auxiliary_bytes`` prompts and replies. ``states`` has the
-    stored states of each fingerprint and whether they are exact, ``lengths`` their positions.
+    Attributes:
+        file_bytes: The bytes of snapshots.
+        auxiliary_bytes: The bytes of prompts and replies.
+        states: The stored states of each fingerprint, and whether they are exact.
+        lengths: The positions of these states.
     """
 
     file_bytes: int = 0

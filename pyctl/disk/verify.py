@@ -42,13 +42,17 @@ Connect: TypeAlias = Callable[[], AbstractContextManager[sqlite3.Connection]]
 
 @dataclass
 class VerifyReport:
-    """The findings of a check, each as ``<fingerprint>/<file>``; ``files`` and ``n_bytes`` count
-    whole files.
+    """The findings of a check, each as ``<fingerprint>/<file>``.
 
-    ``missing``: in the index without a file; ``unknown``: whole files that were not in the index;
-    ``broken``: damaged files; ``useless``: segments that no state needs, and files on an incomplete
-    chain; ``temps``: files of ended processes and of older versions. ``foreign`` files belong to
-    other programs, and stay.
+    Attributes:
+        files: The number of whole files.
+        n_bytes: The bytes of whole files.
+        missing: Entries of the index without a file.
+        unknown: Whole files that were not in the index.
+        broken: Damaged files.
+        useless: Segments that no state needs, and files on an incomplete chain.
+        temps: Files of ended processes and of older versions.
+        foreign: Files of other programs, which stay.
     """
 
     files: int = 0

@@ -14,11 +14,16 @@ __all__ = ["PreparedReply"]
 
 @dataclass(frozen=True)
 class PreparedReply:
-    """A reply to prepare: number ``index`` of a request, with the engine's request, the client's
-    format, and the prompt as text.
+    """A reply to prepare.
 
-    ``splitter`` takes the reply apart; of a raw prompt's, everything is content. ``chat`` is the
-    conversation that the reply continues, None for a raw prompt.
+    Attributes:
+        request: The engine's request.
+        options: The form of the reply that the client requested.
+        prompt_text: The prompt as text.
+        splitter: The splitter of the reply into its parts; of the reply to a raw prompt, everything
+            is content.
+        index: The number of the reply within its request.
+        chat: The conversation that the reply continues, None for a raw prompt.
     """
 
     request: Request

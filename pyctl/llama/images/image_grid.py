@@ -19,10 +19,15 @@ MAX_TOKENS = 4096
 
 @dataclass(frozen=True)
 class ImageGrid:
-    """Resizing of images to multiples of ``cell`` pixels within `limits`, as in libmtmd.
+    """The sizes to which images are resized, as in libmtmd.
 
-    ``given_limits`` are the minimum and maximum tokens set by flags, -1 for none. The encoder's
-    layers have ``width``, ``feed_forward`` and ``n_heads`` attention heads.
+    Attributes:
+        cell: The pixels of which width and height are multiples.
+        given_limits: The minimum and maximum tokens set by flags, -1 for none.
+        merge: The patches on each side of the square that becomes one token.
+        width: The width of the encoder's layers.
+        feed_forward: The width of their feed-forward part.
+        n_heads: The attention heads of a layer.
     """
 
     cell: int

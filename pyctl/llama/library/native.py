@@ -175,10 +175,12 @@ SAVING_SECONDS = limit(
 
 @dataclass
 class Loss:
-    """The loss of a device as ``text`` for the log, "" while all are there; whether a thread
-    watches for it.
+    """The loss of a device.
 
-    ``workers`` names the workers of --rpc.
+    Attributes:
+        text: The text for the log, "" while all devices are there.
+        is_watched: Whether a thread watches for it.
+        workers: The names of the workers of --rpc.
     """
 
     text: str = ""

@@ -64,13 +64,13 @@ def as_draft_types(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class DraftSettings:
-    """``draft_types`` are names of `DRAFT_TYPES` as given, "none", or `AUTOMATIC`.
+    """The sources of drafts and their settings.
 
-    ``draft_path`` is the GGUF file of a draft model, of any of `MODEL_TYPES`. A draft ends after
-    ``n_draft`` tokens or at a token with probability below ``draft_p_min``; drafts of fewer than
-    ``n_draft_min`` tokens are dropped. Layers, devices, placements and threads apply to
-    ``draft_path``; devices and threads default to the model's. The types of K and V apply to any
-    draft model or head.
+    ``draft_types`` are names of `DRAFT_TYPES` as given, "none", or `AUTOMATIC`. ``draft_path`` is
+    the GGUF file of a draft model, of any of `MODEL_TYPES`. A draft ends after ``n_draft`` tokens
+    or at a token with probability below ``draft_p_min``; drafts of fewer than ``n_draft_min``
+    tokens are dropped. Layers, devices, placements and threads apply to ``draft_path``; devices and
+    threads default to the model's. The types of K and V apply to any draft model or head.
     """
 
     draft_types: tuple[str, ...] = SPECULATION.flag(

@@ -14,10 +14,16 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Usage:
-    """Bytes of weights, K and V of the whole context, recurrent states, and compute buffers.
+    """The bytes of a model at one place.
 
-    ``planes`` are states of earlier tokens and marks, ``drafts`` the draft model except the weights
-    of a head in the model's file, ``vision`` approximately the vision encoder.
+    Attributes:
+        weights: Bytes of weights.
+        kv: Bytes of K and V of the whole context.
+        states: Bytes of recurrent states.
+        compute: Bytes of compute buffers.
+        planes: Bytes of the states of earlier tokens, and of marks.
+        drafts: Bytes of the draft model, except the weights of a head in the model's file.
+        vision: Approximate bytes of the vision encoder.
     """
 
     weights: int = 0

@@ -20,12 +20,12 @@ def one_device(text: str) -> str:
 
 @dataclass(frozen=True)
 class VisionSettings:
-    """``mmproj_path`` is the GGUF file of the vision encoder, empty for none.
+    """The vision encoder and its settings.
 
-    With ``mmproj_offload`` it runs on ``mmproj_device``, empty for the model's first GPU, "none"
-    for the CPU. Images are resized to ``image_min_tokens`` .. ``image_max_tokens``; -1 is the
-    encoder's own limit. ``is_optional``: no flag requested the encoder. Raises ConfigError if the
-    minimum is above the maximum.
+    ``mmproj_path`` is the GGUF file of the encoder, empty for none. With ``mmproj_offload`` it runs
+    on ``mmproj_device``, empty for the model's first GPU, "none" for the CPU. Images are resized to
+    ``image_min_tokens`` .. ``image_max_tokens``; -1 is the encoder's own limit. ``is_optional``: no
+    flag requested the encoder. Raises ConfigError if the minimum is above the maximum.
     """
 
     mmproj_path: str = MODEL.flag(
