@@ -380,7 +380,7 @@ class Store(Protocol):
         """
 
     def fetch(self, prefix: Prefix) -> Reads | None:
-        """Start to fetch ``prefix``; None if that cannot be now."""
+        """Start to fetch ``prefix``; return None if that cannot be now."""
 
     def open(
         self,
@@ -389,7 +389,7 @@ class Store(Protocol):
         base: Snapshot | None,
         max_bytes: int | None = None,
     ) -> Reading[PendingSnapshot | None]:
-        """Start to read ``prefix`` without the rows of ``base``; None if it is gone. Beyond
+        """Start to read ``prefix`` without the rows of ``base``; return None if it is gone. Beyond
         ``max_bytes``, the rest is read when the first has left RAM.
         """
 
@@ -453,12 +453,12 @@ class Store(Protocol):
         """
 
     def remove(self, name: str) -> bool:
-        """Remove the snapshot called ``name``, also from the queue; False if there is none. Any
-        thread; waits.
+        """Remove the snapshot called ``name``, also from the queue; return False if there is none.
+        Any thread; waits.
         """
 
     def view(self) -> DiskView:
         """Return sums of the store."""
 
     def close(self, flush_copies: FlushCopies = lambda: None) -> bool:
-        """Write the queue, within ``close_seconds``; False if something is not written."""
+        """Write the queue, within ``close_seconds``; return False if something is not written."""

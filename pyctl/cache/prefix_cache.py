@@ -201,8 +201,8 @@ class PrefixCache:
         seq.reset(as_tokens([]))
 
     def close(self) -> bool:
-        """Send the ends of conversations to disk, the last however short; False if they are not
-        there in time.
+        """Send the ends of conversations to disk, the last however short; return False if they are
+        not there in time.
         """
         if self.disk is None:
             return True

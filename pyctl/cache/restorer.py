@@ -101,8 +101,8 @@ class Restorer:
         seq: LiveSequence,
         make_room: MakeRoom,
     ) -> Reading[bool]:
-        """Make ``seq`` hold the first ``candidate.n`` tokens of the prompt; False if that fails,
-        with ``seq`` empty.
+        """Make ``seq`` hold the first ``candidate.n`` tokens of the prompt; return False if that
+        fails, with ``seq`` empty.
 
         A snapshot that finds no cells stays, since it may be sound; one whose bytes do not fit the
         model is dropped.
@@ -278,7 +278,7 @@ class Chooser:
         return None
 
     def _open(self, prefix: Prefix, seq: LiveSequence) -> Reading[Candidate | None]:
-        """Start to read ``prefix``; None if it is gone or of no use to this prompt."""
+        """Start to read ``prefix``; return None if it is gone or of no use to this prompt."""
         assert self._disk is not None
         assert self._lookup.finder is not None
         arrival = yield from self._disk.open(

@@ -85,7 +85,8 @@ class CacheDirectory:
     # ----------------------------------------------------------------------------------
 
     def pin(self, name: str, pinned: bool) -> bool:
-        """Keep the snapshots called ``name`` from eviction, or stop to; False if there is none.
+        """Keep the snapshots called ``name`` from eviction, or stop to; return False if there is
+        none.
 
         A name is a Prefix's, in any fingerprint, or ``<fingerprint>/<name>``.
         """
@@ -97,8 +98,8 @@ class CacheDirectory:
         return bool(records)
 
     def remove(self, name: str) -> bool:
-        """Remove the snapshots called ``name`` (as in `pin`), pinned or not; False if there is
-        none.
+        """Remove the snapshots called ``name`` (as in `pin`), pinned or not; return False if there
+        is none.
         """
         self.restore_index()
         records = self._named(name)

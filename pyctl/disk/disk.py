@@ -156,7 +156,7 @@ class Disk:
         base: Snapshot | None,
         max_bytes: int | None = None,
     ) -> Reading[PendingSnapshot | None]:
-        """Start to read ``prefix`` without the rows of ``base``; None if it is gone. Beyond
+        """Start to read ``prefix`` without the rows of ``base``; return None if it is gone. Beyond
         ``max_bytes``, the rest is read when the first has left RAM.
         """
         return (yield from self.reader.open(prefix, prompt.tokens, base, max_bytes))
@@ -258,8 +258,8 @@ class Disk:
         return [each for each in entries if each.fingerprint == self.folder.fingerprint]
 
     def remove(self, name: str) -> bool:
-        """Remove the snapshot called ``name``, also if it waits to be written; False if there is
-        none.
+        """Remove the snapshot called ``name``, also if it waits to be written; return False if
+        there is none.
 
         Waits for the disk; any thread may call it.
         """
@@ -288,14 +288,14 @@ class Disk:
         )
 
     def flush(self, timeout: float) -> bool:
-        """Wait until the queue is written, ``timeout`` seconds at most; False if something is
-        left.
+        """Wait until the queue is written, ``timeout`` seconds at most; return False if something
+        is left.
         """
         return self.queue.flush(timeout)
 
     def close(self, flush_copies: FlushCopies = lambda: None) -> bool:
-        """Write the queue and close everything, within ``close_seconds``; False if something is not
-        written.
+        """Write the queue and close everything, within ``close_seconds``; return False if something
+        is not written.
         """
         n_failed = self.queue.n_failed
         deadline = time.monotonic() + self.close_seconds

@@ -275,7 +275,7 @@ class RemoteStore:
         self._useless.append(state)
 
     def remove(self, name: str) -> bool:
-        """Have the snapshot called ``name`` removed soon; False if there is none."""
+        """Have the snapshot called ``name`` removed soon; return False if there is none."""
         states = (
             each
             for each in self._listed.copy()
@@ -442,7 +442,7 @@ class RemoteStore:
         self._seen = contents
 
     def _put(self, record: Record) -> bool:
-        """Send a file; False if it was evicted."""
+        """Send a file; return False if it was evicted."""
         path = file_path(self._directory.path, record.key)
         if self._closing or path.is_symlink() or not path.is_file():
             return False

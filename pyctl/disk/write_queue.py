@@ -235,7 +235,7 @@ class WriteQueue:
     # ----------------------------------------------------------------------------------
 
     def remove(self, name: str) -> bool:
-        """Cancel the jobs of the prefix called ``name``; False if there is none.
+        """Cancel the jobs of the prefix called ``name``; return False if there is none.
 
         One that is being written is not published, unless it has been already. The cache offers it
         again once it was used.
@@ -267,7 +267,7 @@ class WriteQueue:
             self._changed.notify_all()
 
     def flush(self, timeout: float) -> bool:
-        """Wait until nothing more can be written now, ``timeout`` seconds at most; False if
+        """Wait until nothing more can be written now, ``timeout`` seconds at most; return False if
         something is left.
 
         Jobs that need rows of the device, or were refused without them, do not count.
@@ -285,8 +285,8 @@ class WriteQueue:
             self._changed.notify_all()
 
     def close(self, timeout: float, flush_copies: FlushCopies = lambda: None) -> bool:
-        """Write all, then stop the thread; False if a chosen snapshot is left, or the thread still
-        runs after ``timeout`` seconds.
+        """Write all, then stop the thread; return False if a chosen snapshot is left, or the thread
+        still runs after ``timeout`` seconds.
 
         ``flush_copies`` calls `supply_rows`. Refused snapshots are tried once more. A running write
         ends with its segment, or the process leaves its temp file.
@@ -407,7 +407,7 @@ class WriteQueue:
             continue
 
     def _wait_for_work(self) -> bool:
-        """Wait until there is something to run; False for the end."""
+        """Wait until there is something to run; return False for the end."""
         with self._changed:
             while not self._has_work():
                 if self._is_closing:
@@ -417,8 +417,8 @@ class WriteQueue:
             return True
 
     def run_next(self) -> bool:
-        """Run the next call or turn on this thread, which is the only one; False if none can run
-        now.
+        """Run the next call or turn on this thread, which is the only one; return False if none can
+        run now.
         """
         step = self._take_next()
         if step is None:

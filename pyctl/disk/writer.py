@@ -282,8 +282,8 @@ class StoreWriter:
         return True
 
     def reserve_write(self, n_bytes: int) -> bool:
-        """Make room for bytes of prompts or replies and count them; False if the day has none for
-        them.
+        """Make room for bytes of prompts or replies and count them; return False if the day has
+        none for them.
         """
         with self.directory.changing(is_shown=False) as transaction:
             written_today = Index.written_today(transaction.connection)

@@ -397,7 +397,9 @@ class ImageEncoder:
     # ----------------------------------------------------------------------------------
 
     def encode(self, picture: ImageSpan) -> bool:
-        """Encode ``picture``; False if its rows are cached. Raises RequestError or EngineError."""
+        """Encode ``picture``; return False if its rows are cached. Raises RequestError or
+        EngineError.
+        """
         if picture.key in self.rows:
             return False
         with self._books:

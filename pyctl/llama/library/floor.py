@@ -150,7 +150,7 @@ class KVState:
             raise ValueError("llama.cpp refused the state")
 
     def cut(self, seq: int, n: int) -> bool:
-        """Drop the tokens from ``n`` on; False if that is not possible."""
+        """Drop the tokens from ``n`` on; return False if that is not possible."""
         return (
             self.can_cut
             and bool(api.llama_memory_seq_rm(self._memory, seq, n, ALL))

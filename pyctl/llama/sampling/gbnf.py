@@ -169,7 +169,7 @@ class _Parser:
                 return [*group.done, group.items]
 
     def _item(self, group: _Group, sign: str) -> bool:
-        """Parse one item or repetition; False if there is none here."""
+        """Parse one item or repetition; return False if there is none here."""
         if sign == '"':
             self._add(group, self._string())
         elif sign == "[":
