@@ -75,7 +75,7 @@ after so long.
 LONG = 100_000
 
 HEAD = "| shape | mode | context | resident | behind | batch ms | tokens/s | token ms | tokens/s "
-HEAD += "| waited ms | GPU MiB |"
+HEAD += "| GB/s read | waited ms | GPU MiB |"
 
 
 class Bench:

@@ -141,6 +141,10 @@ def _requested(settings: CommandSettings) -> RequestedSettings:
 
 
 def _llama_facts(plan: Plan) -> LlamaFacts:
+    """Return the facts about llama.cpp's libraries, devices and the file of ``plan``.
+
+    llama.cpp is imported here: a library that does not load is a finding, not the end of `doctor`.
+    """
     from pyctl.doctor.facts import LlamaFacts
     from pyctl.machine.libraries import unused_card, unused_choice
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi, constants, hf_hub_download
-from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError is the one of its HTTP library
+# HTTPError is the class of its HTTP library.
+from huggingface_hub.errors import (  # type: ignore[attr-defined]
     EntryNotFoundError,
     GatedRepoError,
     HfHubHTTPError,

@@ -184,7 +184,8 @@ class GuardedProtocol(H11Protocol):
 
     def __init__(self, guard: ConnectionGuard, config: uvicorn.Config, state: ServerState) -> None:
         super().__init__(config, state, {})
-        self.timeout_keep_alive = KEPT_SECONDS  # type: ignore[assignment]  # uvicorn only adds it to a time
+        # uvicorn only adds it to a time.
+        self.timeout_keep_alive = KEPT_SECONDS  # type: ignore[assignment]
         self._guard = guard
         self._phase: Any = None
         self._since = 0.0
