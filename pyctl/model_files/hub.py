@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi, constants, hf_hub_download
+
 # HTTPError is the class of its HTTP library.
 from huggingface_hub.errors import (  # type: ignore[attr-defined]
     EntryNotFoundError,
