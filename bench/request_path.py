@@ -37,6 +37,9 @@ BODY = {
 }
 
 
+QUIET_SECONDS = 2.0
+
+
 class Trace:
     """Calls between modules of the package while `on` is true; installed before any thread
     starts.
@@ -45,9 +48,12 @@ class Trace:
     def __init__(self) -> None:
         self.on = False
         self.hops: dict[tuple[str, str, str], None] = {}
-        self.preparing: list[
-            str
-        ] = []  # modules in the order in which they are entered and returned to
+        self.preparing: list[str] = []
+        """Modules in the order in which they are entered and returned to."""
+
+        self.n_request_calls = 0
+        """Calls on the threads that read requests and prepare next prompts, also while off."""
+
         self._submitted = False
         self._names: dict[CodeType, str] = {}
 
@@ -57,11 +63,11 @@ class Trace:
         of its caller. Until the request is submitted, the modules that prepare it are recorded in
         order.
         """
-        if (
-            not self.on
-            or event not in ("call", "return")
-            or not frame.f_code.co_filename.startswith(PACKAGE)
-        ):
+        if event not in ("call", "return") or not frame.f_code.co_filename.startswith(PACKAGE):
+            return
+        if threading.current_thread().name.startswith("pyctl-request"):
+            self.n_request_calls += 1
+        if not self.on:
             return
         if not self._submitted and threading.current_thread().name != "pyctl-engine":
             self._submitted = frame.f_code.co_name == "submit"
@@ -93,6 +99,18 @@ class Trace:
         return name
 
 
+def wait_until_quiet(trace: Trace) -> None:
+    """Wait until the threads of requests have made no call for QUIET_SECONDS.
+
+    After a reply they prepare the next prompt. On a busy machine that takes a while, and would
+    count as a part of the second request.
+    """
+    n_calls = -1
+    while n_calls != trace.n_request_calls:
+        n_calls = trace.n_request_calls
+        time.sleep(QUIET_SECONDS)
+
+
 def ask(port: int, trace: Trace) -> None:
     """Send two requests, the second of which is followed; then stop the server. SystemExit without
     a whole reply.
@@ -115,9 +133,7 @@ def ask(port: int, trace: Trace) -> None:
                 if b"[DONE]" not in reply.read():
                     raise SystemExit("the reply was not complete")
             trace.on = False
-            time.sleep(
-                1
-            )  # else what follows the first reply, on other threads, would count as the second's
+            wait_until_quiet(trace)
     finally:
         os.kill(os.getpid(), signal.SIGINT)
 
