@@ -37,7 +37,7 @@ class Restorer:
     ``device`` tier and ``disk``.
 
     A sequence always holds exactly the tokens that it records: an attempt that fails, or is closed
-    while it waits, empties it. Failures are misses: logged and counted in ``totals``, never raised.
+    while it waits, empties it. Failures are misses, never raised; bytes that do not fit the model are counted in ``totals``.
     With ``exact`` nothing is restored that a cold run would not have computed in the same batches.
     The engine's thread calls everything; waits for the disk are yielded.
     """
