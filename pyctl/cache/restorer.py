@@ -37,9 +37,10 @@ class Restorer:
     ``device`` tier and ``disk``.
 
     A sequence always holds exactly the tokens that it records: an attempt that fails, or is closed
-    while it waits, empties it. Failures are misses, never raised; bytes that do not fit the model are counted in ``totals``.
-    With ``exact`` nothing is restored that a cold run would not have computed in the same batches.
-    The engine's thread calls everything; waits for the disk are yielded.
+    while it waits, empties it. Failures are misses, never raised; bytes that do not fit the model
+    are counted in ``totals``. With ``exact`` nothing is restored that a cold run would not have
+    computed in the same batches. The engine's thread calls everything; waits for the disk are
+    yielded.
     """
 
     def __init__(
@@ -189,9 +190,11 @@ class Restorer:
 
 
 class Chooser:
-    """The choice of a candidate for ``lookup``: the quickest snapshot on ``disk``, as long as
-    nothing in memory has the prompt evaluated earlier, then the candidates in memory in their
-    order.
+    """The choice of a candidate for ``lookup``.
+
+    Of all ways that have the prompt evaluated within SAME_SECONDS of the quickest one, the deepest
+    is taken, as long as that is a snapshot on ``disk``. Then the candidates in memory follow, in
+    their order.
 
     A context manager: each candidate is closed before the next one, and on exit. Rows of the prompt
     that RAM has, the base, are not read from disk; they stay in RAM until it is the turn of memory.

@@ -6,8 +6,9 @@ Threads and what they own:
               drops jobs that take too much RAM. It alone calls the device and changes the cache,
               and never waits for the disk: under the lock it only keeps books.
   pyctl-disk  runs one turn of one job at a time, and calls (`run_soon`). It alone runs the
-              generators of `StoreWriter.write`, so all temp files are its own. It never calls the
-              device: a turn ends where rows are missing, and others have theirs meanwhile.
+              generators of `StoreWriter.write`, so all temp files of writes are its own. It never
+              calls the device: a turn ends where rows are missing, and others have theirs
+              meanwhile.
   any thread  `remove`, `run_soon`, `flush`, and the counters.
 
 One lock, `_changed`, guards the jobs, their states and the counters. No thread holds it during a
