@@ -18,6 +18,7 @@ from pyctl.llama.settings.resolved import Resolved
 
 __all__ = [
     "ALL_GPUS",
+    "FLOAT_BYTES",
     "AttentionShape",
     "Estimate",
     "Parts",

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from pyctl.engine.pool_plan import PoolPlan
 from pyctl.errors import ModelError
+from pyctl.llama.fit.breakdown import FLOAT_BYTES
 from pyctl.llama.fit.dry_runs import CTX_STEP, DryRun, dry_run, refusal
 from pyctl.llama.fit.fitting import fit_drafts, fit_settings
 from pyctl.llama.library.devices import element_bytes
@@ -21,8 +22,6 @@ log = logging.getLogger(__name__)
 
 MASK_BYTES = 2
 """Bytes of a number in the mask of attention, and in rows that attention converts: f16."""
-
-FLOAT_BYTES = 4
 
 MASK_STEP = 64
 """llama.cpp pads the tokens of a mask up to a multiple of this."""
