@@ -39,11 +39,16 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ),
     ("/props", r"extra tool_call_format$", "says which tool calls are parsed"),
     (
+        "/props",
+        r"extra (cache_type_[kv]|n_gpu_layers|n_layers|n_placement_rules|resolved_settings)$",
+        "shows the settings in use, and the reason for each that was chosen automatically",
+    ),
+    (
         "^/props",
         r"value of bos_token",
         "the model has no such token; llama-server shows what its id would be",
     ),
-    ("^/metrics", r"extra pyctl:", "the cache's own metrics"),
+    ("^/metrics", r"extra pyctl_", "the cache's own metrics"),
     ("", r"^status: 500 / 200$", "taken, where llama-server fails with 500"),
     (
         (
@@ -131,10 +136,10 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "tool_choice=('required'|{'type': '(function|any|tool)')",
-        r"^status: 200 / 400$",
+        r"^(status: 200 / 400|type: text/event-stream / application/json)$",
         "a call cannot be required of no tool, as for OpenAI",
     ),
-    (r"^/v1/messages tools=\[{}\]", r"^status: 200 / 400$", "a tool has a name"),
+    (r"^/v1/messages(/count_tokens)? tools=\[{}\]", r"^status: 200 / 400$", "a tool has a name"),
     (
         "^/v1/completions logprobs=0",
         "logprobs",
